@@ -1,0 +1,72 @@
+"""The Transformer of "Attention Is All You Need" as a Hugging Face model; importing it registers the Auto classes."""
+
+import importlib
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+_EXPORTS = {
+    "VanillaTransformerConfig": "configuration_vanilla_transformer",
+    "VanillaTransformerDecoder": "modeling_vanilla_transformer",
+    "VanillaTransformerEncoder": "modeling_vanilla_transformer",
+    "VanillaTransformerForConditionalGeneration": "modeling_vanilla_transformer",
+    "VanillaTransformerModel": "modeling_vanilla_transformer",
+    "VanillaTransformerPreTrainedModel": "modeling_vanilla_transformer",
+    "VanillaTransformerTokenizer": "tokenization_vanilla_transformer",
+    "VanillaTransformerTokenizerFast": "tokenization_vanilla_transformer",
+}
+__all__ = ["__version__", "register", *_EXPORTS]
+
+if TYPE_CHECKING:
+    from .configuration_vanilla_transformer import VanillaTransformerConfig
+    from .modeling_vanilla_transformer import (
+        VanillaTransformerDecoder,
+        VanillaTransformerEncoder,
+        VanillaTransformerForConditionalGeneration,
+        VanillaTransformerModel,
+        VanillaTransformerPreTrainedModel,
+    )
+    from .tokenization_vanilla_transformer import VanillaTransformerTokenizer, VanillaTransformerTokenizerFast
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _EXPORTS:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_EXPORTS[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_EXPORTS})
+
+
+def register() -> None:
+    """Registers configuration, models and tokenizer with transformers' Auto classes; a second call changes nothing."""
+    from transformers import AutoConfig, AutoModel, AutoModelForSeq2SeqLM, AutoTokenizer
+
+    config_class = __getattr__("VanillaTransformerConfig")
+    model_class = __getattr__("VanillaTransformerModel")
+    head_class = __getattr__("VanillaTransformerForConditionalGeneration")
+    tokenizer_class = __getattr__("VanillaTransformerTokenizerFast")
+    AutoConfig.register(config_class.model_type, config_class, exist_ok=True)
+    AutoModel.register(config_class, model_class, exist_ok=True)
+    AutoModelForSeq2SeqLM.register(config_class, head_class, exist_ok=True)
+    AutoTokenizer.register(config_class, fast_tokenizer_class=tokenizer_class, exist_ok=True)
+    # Checkpoints carry their code (`trust_remote_code=True`): these say under which Auto class each is found there.
+    config_class.register_for_auto_class()
+    model_class.register_for_auto_class("AutoModel")
+    head_class.register_for_auto_class("AutoModelForSeq2SeqLM")
+    tokenizer_class.register_for_auto_class("AutoTokenizer")
+
+
+def _started_as_command() -> bool:
+    """Whether this import is the start of the command line, whose `--help` shall not wait for torch."""
+    if sys.argv[0] == "-m":  # `python -m hf_vanilla_transformer`, and no other module run with -m
+        module = sys.orig_argv[sys.orig_argv.index("-m") + 1 : sys.orig_argv.index("-m") + 2]
+        return module == [__name__]
+    return Path(sys.argv[0]).stem == "vanilla-transformer"
+
+
+if not _started_as_command():
+    register()

@@ -1,0 +1,277 @@
+"""Configuration of the Transformer of "Attention Is All You Need" (Vaswani et al. 2017, arXiv:1706.03762)."""
+
+import copy
+import dataclasses
+import math
+from typing import Any, ClassVar
+
+from huggingface_hub.dataclasses import strict
+from transformers import PreTrainedConfig
+from transformers.activations import ACT2FN
+
+POSITION_ENCODINGS = ("paper", "tensor2tensor", "fairseq", "marian", "learned")
+NORM_POSITIONS = ("post", "pre")
+
+
+@strict
+class VanillaTransformerConfig(PreTrainedConfig):
+    r"""The numbers that fix one Transformer; the defaults are the paper's base model.
+
+    Args:
+        vocab_size (`int`, defaults to 37000): Tokens in the source vocabulary (5.1), the target's too unless
+            `decoder_vocab_size` is given.
+        decoder_vocab_size (`int`, *optional*): Tokens in a target vocabulary of its own. Needs
+            `share_encoder_decoder_embeddings=False`.
+        d_model (`int`, defaults to 512): $d_{model}$, the width of every layer's output (3.1).
+        encoder_layers (`int`, defaults to 6): $N$ of the encoder (3.1).
+        decoder_layers (`int`, defaults to 6): $N$ of the decoder (3.1).
+        encoder_attention_heads (`int`, defaults to 8): $h$ of the encoder (3.2.2).
+        decoder_attention_heads (`int`, defaults to 8): $h$ of the decoder (3.2.2).
+        encoder_ffn_dim (`int`, defaults to 2048): $d_{ff}$ of the encoder (3.3).
+        decoder_ffn_dim (`int`, defaults to 2048): $d_{ff}$ of the decoder (3.3).
+        head_dim (`int`, *optional*): $d_k$, the width of one head's queries and keys (3.2.2); $d_{model} / h$ if None.
+        value_head_dim (`int`, *optional*): $d_v$, the width of one head's values (3.2.2); $d_{model} / h$ if None.
+        dropout (`float`, defaults to 0.1): $P_{drop}$ on each sub-layer's output and on the sum of embeddings and
+            positions (5.4).
+        attention_dropout (`float`, defaults to 0.0): Dropout on attention weights; the paper has none.
+        activation_dropout (`float`, defaults to 0.0): Dropout between the two feed-forward maps; the paper has none.
+        label_smoothing (`float`, defaults to 0.0): $\epsilon_{ls}$ (5.4) of the model's own loss while it trains,
+            spread over the whole vocabulary; in evaluation the loss is the plain cross-entropy. 0.0 as everywhere in
+            transformers; the presets carry the paper's 0.1. Leave it at 0.0 with the Trainer's
+            `label_smoothing_factor`, which computes the loss outside of the model.
+        activation_function (`str`, defaults to `"relu"`): The function between the two feed-forward maps (eq. 2).
+        max_position_embeddings (`int`, defaults to 1024): Rows of the positional table. Longer input is no error with
+            sinusoids, which are computed when needed (3.5); with `"learned"` positions it is.
+        position_encoding (`str`, defaults to `"paper"`): `"paper"`: sin and cos interleaved, exponent $2i/d_{model}$
+            (3.5); `"tensor2tensor"`: sin half and cos half, exponent $i/(d_{model}/2-1)$; `"fairseq"`: the same, first
+            position `pad_token_id + 1`; `"marian"` (Hugging Face's Marian): halves with the paper's exponent;
+            `"learned"`: a trained table (Table 3, row E).
+        scale_embedding (`bool`, defaults to True): Multiply embeddings by $\sqrt{d_{model}}$ (3.4).
+        norm_position (`str`, defaults to `"post"`): `"post"`: LayerNorm(x + Sublayer(x)) (3.1); `"pre"`:
+            x + Sublayer(LayerNorm(x)), as later checkpoints have it.
+        final_layer_norm (`bool`, defaults to False): One more LayerNorm at the end of both stacks, as pre-norm models
+            and `torch.nn.Transformer` have.
+        layer_norm_eps (`float`, defaults to 1e-6): $\epsilon$ of LayerNorm (tensor2tensor's value).
+        attention_bias (`bool`, defaults to False): Biases on $W^Q, W^K, W^V, W^O$; the paper writes none.
+        output_bias (`bool`, defaults to False): A bias on the pre-softmax projection.
+        share_encoder_decoder_embeddings (`bool`, defaults to True): One matrix for source and target embeddings (3.4).
+        tie_word_embeddings (`bool`, defaults to True): The same matrix for target embeddings and the pre-softmax
+            projection (3.4).
+        use_cache (`bool`, defaults to True): Keep keys and values between decoding steps.
+        pad_token_id (`int`, defaults to 0): Padding.
+        bos_token_id (`int`, defaults to 1): Start of sequence.
+        eos_token_id (`int`, defaults to 2): End of sequence.
+        decoder_start_token_id (`int`, defaults to 1): First decoder input: the target shifted right starts with it.
+
+    Raises:
+        StrictDataclassFieldValidationError: A field has the wrong type.
+        StrictDataclassClassValidationError: A value, or two fields together, make no model; it names the field and
+            the mend.
+
+    Example:
+        >>> config = VanillaTransformerConfig.from_preset("base")
+        >>> config.d_model
+        512
+    """
+
+    model_type = "vanilla_transformer"
+    keys_to_ignore_at_inference = ["past_key_values"]
+    attribute_map = {
+        "hidden_size": "d_model",
+        "num_attention_heads": "encoder_attention_heads",
+        "num_hidden_layers": "encoder_layers",
+    }
+    base_model_fsdp_plan: ClassVar[dict[Any, str]] = {}  # the stacks bring their own plans
+
+    vocab_size: int = 37000
+    decoder_vocab_size: int | None = None
+    d_model: int = 512
+    encoder_layers: int = 6
+    decoder_layers: int = 6
+    encoder_attention_heads: int = 8
+    decoder_attention_heads: int = 8
+    encoder_ffn_dim: int = 2048
+    decoder_ffn_dim: int = 2048
+    head_dim: int | None = None
+    value_head_dim: int | None = None
+    dropout: float | int = 0.1
+    attention_dropout: float | int = 0.0
+    activation_dropout: float | int = 0.0
+    label_smoothing: float | int = 0.0
+    activation_function: str = "relu"
+    max_position_embeddings: int = 1024
+    position_encoding: str = "paper"
+    scale_embedding: bool = True
+    norm_position: str = "post"
+    final_layer_norm: bool = False
+    layer_norm_eps: float = 1e-6
+    attention_bias: bool = False
+    output_bias: bool = False
+    share_encoder_decoder_embeddings: bool = True
+    tie_word_embeddings: bool = True
+    use_cache: bool = True
+    is_encoder_decoder: bool = True
+    is_decoder: bool = False
+    pad_token_id: int | None = 0
+    bos_token_id: int | None = 1
+    eos_token_id: int | list[int] | None = 2
+    decoder_start_token_id: int | None = 1
+
+    def __post_init__(self, **kwargs: Any) -> None:
+        if self.share_encoder_decoder_embeddings and self.decoder_vocab_size == self.vocab_size:
+            self.decoder_vocab_size = None  # so that None tells that there is one vocabulary
+        super().__post_init__(**kwargs)
+
+    @classmethod
+    def from_preset(cls, name: str, **overrides: Any) -> "VanillaTransformerConfig":
+        """Builds a configuration of the paper's Tables 2 and 3.
+
+        Args:
+            name: "base", "big", "tiny" (a small one of ours for a CPU) or a row of Table 3: "A-h1", "A-h4", "A-h16",
+                "A-h32", "B-dk16", "B-dk32", "C-N2", "C-N4", "C-N8", "C-dmodel256", "C-dmodel1024", "C-dff1024",
+                "C-dff4096", "D-dropout0.0", "D-dropout0.2", "D-ls0.0", "D-ls0.2", "E".
+            **overrides: Fields that replace the preset's, for instance `vocab_size=32000`.
+
+        Returns:
+            The configuration; its vocabulary is 37,000 unless overridden.
+
+        Raises:
+            ValueError: There is no preset of that name, or no field of an override's name.
+        """
+        if name not in PRESETS:
+            raise ValueError(f"There is no preset {name!r}. Choose one of: {', '.join(PRESETS)}.")
+        known = {field.name for field in dataclasses.fields(cls)} | {*cls.attribute_map, "attn_implementation"}
+        if unknown := overrides.keys() - known:
+            raise ValueError(f"{cls.__name__} has no field {', '.join(sorted(unknown))}; check the spelling.")
+        return cls(**{"label_smoothing": 0.1, **PRESETS[name], **overrides})
+
+    @property
+    def target_vocab_size(self) -> int:
+        """Tokens in the target vocabulary: `decoder_vocab_size`, or `vocab_size` where the two are one."""
+        return self.vocab_size if self.decoder_vocab_size is None else self.decoder_vocab_size
+
+    @property
+    def embedding_scale(self) -> float:
+        """What embeddings are multiplied by (3.4)."""
+        return math.sqrt(self.d_model) if self.scale_embedding else 1.0
+
+    @property
+    def decoding_tokens(self) -> dict[str, Any]:
+        """What a `GenerationConfig` takes over from here: the special tokens and `use_cache`."""
+        names = ("pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id", "use_cache")
+        return {name: getattr(self, name) for name in names}
+
+    def get_text_config(self, decoder: bool | None = None, encoder: bool | None = None) -> "VanillaTransformerConfig":
+        """The configuration as transformers reads one stack of it, where `decoder_` names lose their prefix."""
+        if decoder and not encoder and self.decoder_vocab_size is None:  # `vocab_size` there can't be None
+            config = copy.deepcopy(self)
+            config.decoder_vocab_size = self.vocab_size
+            return config.get_text_config(decoder=True)
+        return super().get_text_config(decoder=decoder, encoder=encoder)
+
+    def validate_architecture(self) -> None:
+        """Checks every field's range, and the fields together; called by `@strict`."""
+        self._validate_sizes()
+        self._validate_probabilities()
+        self._validate_names()
+        self._validate_heads()
+        self._validate_vocabularies()
+
+    def _validate_sizes(self) -> None:
+        for field in _POSITIVE_FIELDS:
+            value = getattr(self, field)
+            if value is not None and value <= 0:
+                raise ValueError(f"`{field}` is {value}; it has to be positive.")
+
+    def _validate_probabilities(self) -> None:
+        for field in ("dropout", "attention_dropout", "activation_dropout", "label_smoothing"):
+            if not 0 <= getattr(self, field) < 1:
+                raise ValueError(
+                    f"`{field}` is {getattr(self, field)}; it has to lie in [0, 1), for instance 0.1 as in the paper."
+                )
+
+    def _validate_names(self) -> None:
+        for field, known in (
+            ("position_encoding", POSITION_ENCODINGS),
+            ("norm_position", NORM_POSITIONS),
+            ("activation_function", tuple(ACT2FN)),
+        ):
+            if getattr(self, field) not in known:
+                raise ValueError(f"`{field}` is {getattr(self, field)!r}; choose one of: {', '.join(known)}.")
+
+    def _validate_heads(self) -> None:
+        for field in ("encoder_attention_heads", "decoder_attention_heads"):
+            heads = getattr(self, field)
+            if self.d_model % heads and (self.head_dim is None or self.value_head_dim is None):
+                raise ValueError(
+                    f"`{field}` is {heads}, which doesn't divide `d_model` {self.d_model}; choose a divisor, or set "
+                    "`head_dim` (d_k) and `value_head_dim` (d_v)."
+                )
+
+    def _validate_vocabularies(self) -> None:
+        if self.share_encoder_decoder_embeddings and self.target_vocab_size != self.vocab_size:
+            raise ValueError(
+                f"`decoder_vocab_size` is {self.decoder_vocab_size} and `vocab_size` {self.vocab_size}: two "
+                "vocabularies can't share one embedding matrix. Set `share_encoder_decoder_embeddings=False`, or leave "
+                "`decoder_vocab_size` None."
+            )
+        for field in ("pad_token_id", "bos_token_id", "decoder_start_token_id"):
+            value = getattr(self, field)
+            if value is not None and value < 0:
+                raise ValueError(f"`{field}` is {value}; a token id is 0 or more. Use None for a token that is absent.")
+
+
+_POSITIVE_FIELDS = (
+    "vocab_size",
+    "decoder_vocab_size",
+    "d_model",
+    "encoder_layers",
+    "decoder_layers",
+    "encoder_attention_heads",
+    "decoder_attention_heads",
+    "encoder_ffn_dim",
+    "decoder_ffn_dim",
+    "head_dim",
+    "value_head_dim",
+    "max_position_embeddings",
+    "layer_norm_eps",
+)
+
+
+def _both(attention_heads: int | None = None, layers: int | None = None, ffn_dim: int | None = None) -> dict[str, int]:
+    """The same number for the encoder and the decoder, as all of the paper's models have."""
+    values = {"attention_heads": attention_heads, "layers": layers, "ffn_dim": ffn_dim}
+    return {
+        f"{stack}_{field}": value
+        for field, value in values.items()
+        if value is not None
+        for stack in ("encoder", "decoder")
+    }
+
+
+# Tables 2 and 3 of the paper, each row as its difference from the base model.
+PRESETS: dict[str, dict[str, Any]] = {
+    "base": {},
+    "big": {"d_model": 1024, "dropout": 0.3, **_both(attention_heads=16, ffn_dim=4096)},
+    "A-h1": {"head_dim": 512, "value_head_dim": 512, **_both(attention_heads=1)},
+    "A-h4": {"head_dim": 128, "value_head_dim": 128, **_both(attention_heads=4)},
+    "A-h16": {"head_dim": 32, "value_head_dim": 32, **_both(attention_heads=16)},
+    "A-h32": {"head_dim": 16, "value_head_dim": 16, **_both(attention_heads=32)},
+    "B-dk16": {"head_dim": 16},
+    "B-dk32": {"head_dim": 32},
+    "C-N2": _both(layers=2),
+    "C-N4": _both(layers=4),
+    "C-N8": _both(layers=8),
+    "C-dmodel256": {"d_model": 256, "head_dim": 32, "value_head_dim": 32},
+    "C-dmodel1024": {"d_model": 1024, "head_dim": 128, "value_head_dim": 128},
+    "C-dff1024": _both(ffn_dim=1024),
+    "C-dff4096": _both(ffn_dim=4096),
+    "D-dropout0.0": {"dropout": 0.0},
+    "D-dropout0.2": {"dropout": 0.2},
+    "D-ls0.0": {"label_smoothing": 0.0},
+    "D-ls0.2": {"label_smoothing": 0.2},
+    "E": {"position_encoding": "learned"},
+    "tiny": {"d_model": 128, **_both(attention_heads=4, layers=2, ffn_dim=512)},
+}
+
+__all__ = ["PRESETS", "VanillaTransformerConfig"]

@@ -1,0 +1,499 @@
+"""The Transformer of "Attention Is All You Need" (Vaswani et al. 2017, arXiv:1706.03762), read top to bottom.
+
+Shapes: B sentences, T positions of the queries, S positions of the keys, h heads of width d_k (values: d_v), V tokens.
+"""
+
+import os
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import GenerationConfig, GenerationMixin, PreTrainedModel, initialization
+from transformers.activations import ACT2FN
+from transformers.cache_utils import Cache, DynamicCache, EncoderDecoderCache
+from transformers.masking_utils import create_bidirectional_mask, create_causal_mask
+from transformers.modeling_layers import GradientCheckpointingLayer
+from transformers.modeling_outputs import BaseModelOutput, Seq2SeqLMOutput, Seq2SeqModelOutput
+from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttentions as DecoderOutput
+from transformers.utils import can_return_tuple
+from transformers.utils.generic import merge_with_config_defaults
+from transformers.utils.output_capturing import OutputRecorder, capture_outputs
+
+from .configuration_vanilla_transformer import VanillaTransformerConfig
+from .generation_vanilla_transformer import PAPER_DECODING, DecodingMixin
+from .ops_vanilla_transformer import attention_kernel, label_smoothed_cross_entropy, look_up, positions_of, shift_right
+
+
+# ---- 3.5 Positional encoding ----
+def sinusoidal_table(length: int, d_model: int, encoding: str = "paper", first_position: int = 0) -> Tensor:
+    """Returns sinusoids for `length` positions, computed in float64: float32 of shape (length, d_model).
+
+    PE(pos, 2i) = sin(pos / 10000^(2i / d_model)), PE(pos, 2i + 1) = cos(same); `encoding` as in the configuration.
+    """
+    positions = torch.arange(first_position, first_position + length, dtype=torch.float64)[:, None]
+    if encoding in ("paper", "marian"):
+        exponent = torch.arange(0, d_model, 2, dtype=torch.float64) / d_model
+    else:
+        exponent = torch.arange(d_model // 2, dtype=torch.float64) / max(d_model // 2 - 1, 1)
+    angles = positions / 10000**exponent  # (length, d_model / 2)
+    sin, cos = angles.sin(), angles.cos()
+    table = torch.stack([sin, cos], dim=-1).flatten(1) if encoding == "paper" else torch.cat([sin, cos], dim=1)
+    # An odd width has one cosine less than sines; in tensor2tensor and fairseq a zero at the end.
+    return F.pad(table, (0, max(d_model - table.shape[1], 0)))[:, :d_model].float()
+
+
+class SinusoidalPositions(nn.Module):
+    """A table of sinusoids that grows when a longer sequence comes; nothing of it is saved."""
+
+    def __init__(self, config: VanillaTransformerConfig) -> None:
+        super().__init__()
+        # fairseq numbers positions from the one after its padding index.
+        first = (config.pad_token_id or 0) + 1 if config.position_encoding == "fairseq" else 0
+        self.layout = (config.d_model, config.position_encoding, first)
+        self.table = nn.Buffer(sinusoidal_table(config.max_position_embeddings, *self.layout), persistent=False)
+
+    def forward(self, position_ids: Tensor, length: int) -> Tensor:
+        """Looks up `position_ids`, all below `length`: (1 or B, T, d_model)."""
+        if length > self.table.shape[0]:
+            self.table = nn.Buffer(sinusoidal_table(2 * length, *self.layout).to(self.table), persistent=False)
+        return F.embedding(position_ids, self.table)
+
+
+class LearnedPositions(nn.Embedding):
+    """A trained table in place of the sinusoids (Table 3, row E)."""
+
+    def __init__(self, config: VanillaTransformerConfig) -> None:
+        super().__init__(config.max_position_embeddings, config.d_model)
+
+    def forward(self, position_ids: Tensor, length: int) -> Tensor:  # type: ignore[override]
+        """Looks up `position_ids`, all below `length`: (1 or B, T, d_model)."""
+        if length > self.num_embeddings:
+            raise ValueError(
+                f"{length} tokens are more than this model's {self.num_embeddings} learned positions "
+                "(`max_position_embeddings`). Truncate the text, generate less, or train with sinusoids."
+            )
+        return super().forward(position_ids)
+
+
+# ---- 3.2.1 Scaled dot-product attention ----
+def eager_attention(
+    module: Any,
+    query: Tensor,  # (B, h, T, d_k)
+    key: Tensor,  # (B, h, S, d_k)
+    value: Tensor,  # (B, h, S, d_v)
+    mask: Tensor | None,  # (B, 1, T, S), boolean, or added to the scores
+    scaling: float,
+    dropout: float = 0.0,
+    **kwargs: Any,
+) -> tuple[Tensor, Tensor]:
+    """softmax(Q K^T / sqrt(d_k)) V (eq. 1), and the weights; a query that may look at nothing gets zeros."""
+    scores = torch.matmul(query, key.transpose(-2, -1)) * scaling  # (B, h, T, S)
+    if mask is None:  # nothing is masked, or sdpa is told by `is_causal` what is
+        mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device)
+        mask = mask.tril() if module.is_causal and query.shape[-2] > 1 else mask
+    if mask.dtype != torch.bool:
+        scores, mask = scores + mask, mask > torch.finfo(mask.dtype).min
+    scores = scores.masked_fill(~mask, torch.finfo(scores.dtype).min)
+    weights = F.softmax(scores, dim=-1, dtype=torch.promote_types(scores.dtype, torch.float32)).to(query.dtype)
+    weights = F.dropout(weights.masked_fill(~mask, 0.0), p=dropout, training=module.training)
+    return torch.matmul(weights, value).transpose(1, 2), weights  # (B, T, h, d_v), (B, h, T, S)
+
+
+# ---- 3.2.2 Multi-head attention ----
+class VanillaTransformerAttention(nn.Module):
+    """Concat(head_1, ..., head_h) W^O with head_i = Attention(Q W^Q_i, K W^K_i, V W^V_i)."""
+
+    def __init__(self, config: VanillaTransformerConfig, num_heads: int, layer_idx: int, causal: bool = False) -> None:
+        super().__init__()
+        self.config, self.layer_idx, self.is_causal = config, layer_idx, causal
+        self.head_dim = config.head_dim or config.d_model // num_heads  # d_k
+        self.value_head_dim = config.value_head_dim or config.d_model // num_heads  # d_v
+        self.scaling = self.head_dim**-0.5
+        self.q_proj = nn.Linear(config.d_model, num_heads * self.head_dim, bias=config.attention_bias)
+        self.k_proj = nn.Linear(config.d_model, num_heads * self.head_dim, bias=config.attention_bias)
+        self.v_proj = nn.Linear(config.d_model, num_heads * self.value_head_dim, bias=config.attention_bias)
+        self.out_proj = nn.Linear(num_heads * self.value_head_dim, config.d_model, bias=config.attention_bias)
+
+    def forward(
+        self, x: Tensor, memory: Tensor | None, mask: Any, cache: EncoderDecoderCache | None = None, **kwargs: Any
+    ) -> tuple[Tensor, Tensor | None]:
+        """Attends from x, (B, T, d_model), to memory, (B, S, d_model), or without it to x; the weights may be None."""
+        query = self.split_heads(self.q_proj(x), self.head_dim)
+        key, value = self.keys_and_values(x, memory, cache)
+        attend, mask = attention_kernel(self, eager_attention, mask, is_cross=memory is not None, **kwargs)
+        kwargs["dropout"] = self.config.attention_dropout if self.training else 0.0
+        heads, weights = attend(self, query, key, value, mask, scaling=self.scaling, **kwargs)
+        return self.out_proj(heads.reshape(*x.shape[:-1], -1)), weights
+
+    def split_heads(self, projected: Tensor, head_dim: int) -> Tensor:
+        """Turns (B, T, h * head_dim) into (B, h, T, head_dim)."""
+        return projected.view(*projected.shape[:-1], -1, head_dim).transpose(1, 2)
+
+    def keys_and_values(
+        self, x: Tensor, memory: Tensor | None, cache: EncoderDecoderCache | None
+    ) -> tuple[Tensor, Tensor]:
+        """Returns (B, h, S, d_k) and (B, h, S, d_v); with a cache, those of the memory are computed once."""
+        if memory is not None and cache is not None and cache.is_updated.get(self.layer_idx):
+            layer = cache.cross_attention_cache.layers[self.layer_idx]
+            return layer.keys, layer.values
+        key = self.split_heads(self.k_proj(x if memory is None else memory), self.head_dim)
+        value = self.split_heads(self.v_proj(x if memory is None else memory), self.value_head_dim)
+        if cache is None:
+            return key, value
+        if memory is None:
+            return cache.self_attention_cache.update(key, value, self.layer_idx)
+        cache.is_updated[self.layer_idx] = True
+        return cache.cross_attention_cache.update(key, value, self.layer_idx)
+
+
+# ---- 3.3 Position-wise feed-forward networks ----
+class VanillaTransformerFeedForward(nn.Module):
+    """max(0, x W_1 + b_1) W_2 + b_2 (eq. 2)."""
+
+    def __init__(self, config: VanillaTransformerConfig, ffn_dim: int) -> None:
+        super().__init__()
+        self.fc1 = nn.Linear(config.d_model, ffn_dim)
+        self.fc2 = nn.Linear(ffn_dim, config.d_model)
+        self.activation = ACT2FN[config.activation_function]
+        self.dropout = nn.Dropout(config.activation_dropout)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Maps each position of (B, T, d_model) by itself."""
+        return self.fc2(self.dropout(self.activation(self.fc1(x))))
+
+
+# ---- 3.1 Encoder and decoder stacks ----
+class PostNormResidual(nn.LayerNorm):
+    """LayerNorm(x + Dropout(Sublayer(x))): section 3.1, with the dropout of 5.4."""
+
+    def __init__(self, config: VanillaTransformerConfig) -> None:
+        super().__init__(config.d_model, eps=config.layer_norm_eps)
+        self.dropout = nn.Dropout(config.dropout)
+
+    def forward(self, x: Tensor, sublayer: Callable[[Tensor], Tensor]) -> Tensor:  # type: ignore[override]
+        """Wraps `sublayer`, a map from (B, T, d_model) to the same shape, around x."""
+        return super().forward(x + self.dropout(sublayer(x)))
+
+
+class PreNormResidual(PostNormResidual):
+    """x + Dropout(Sublayer(LayerNorm(x))), as checkpoints after the paper have it."""
+
+    def forward(self, x: Tensor, sublayer: Callable[[Tensor], Tensor]) -> Tensor:  # type: ignore[override]
+        """Wraps `sublayer`, a map from (B, T, d_model) to the same shape, around x."""
+        return x + self.dropout(sublayer(nn.LayerNorm.forward(self, x)))
+
+
+class VanillaTransformerEncoderLayer(GradientCheckpointingLayer):
+    """Self-attention, then feed-forward."""
+
+    def __init__(self, config: VanillaTransformerConfig, layer_idx: int) -> None:
+        super().__init__()
+        residual = PreNormResidual if config.norm_position == "pre" else PostNormResidual
+        self.self_attn = VanillaTransformerAttention(config, config.encoder_attention_heads, layer_idx)
+        self.self_attn_layer_norm = residual(config)
+        self.feed_forward = VanillaTransformerFeedForward(config, config.encoder_ffn_dim)
+        self.final_layer_norm = residual(config)
+
+    def forward(self, x: Tensor, mask: Any, **kwargs: Any) -> Tensor:
+        """Maps (B, S, d_model) to the same shape."""
+        x = self.self_attn_layer_norm(x, lambda x: self.self_attn(x, None, mask, **kwargs)[0])
+        return self.final_layer_norm(x, self.feed_forward)
+
+
+class VanillaTransformerDecoderLayer(GradientCheckpointingLayer):
+    """Masked self-attention, attention to the encoder's output, then feed-forward."""
+
+    def __init__(self, config: VanillaTransformerConfig, layer_idx: int) -> None:
+        super().__init__()
+        residual = PreNormResidual if config.norm_position == "pre" else PostNormResidual
+        self.self_attn = VanillaTransformerAttention(config, config.decoder_attention_heads, layer_idx, causal=True)
+        self.self_attn_layer_norm = residual(config)
+        self.encoder_attn = VanillaTransformerAttention(config, config.decoder_attention_heads, layer_idx)
+        self.encoder_attn_layer_norm = residual(config)
+        self.feed_forward = VanillaTransformerFeedForward(config, config.decoder_ffn_dim)
+        self.final_layer_norm = residual(config)
+
+    def forward(
+        self, x: Tensor, memory: Tensor, mask: Any, memory_mask: Any, past_key_values: Any = None, **kwargs: Any
+    ) -> Tensor:
+        """Maps (B, T, d_model) to the same shape, looking at memory, (B, S, d_model)."""
+        cache = past_key_values
+        x = self.self_attn_layer_norm(x, lambda x: self.self_attn(x, None, mask, cache, **kwargs)[0])
+        x = self.encoder_attn_layer_norm(x, lambda x: self.encoder_attn(x, memory, memory_mask, cache, **kwargs)[0])
+        return self.final_layer_norm(x, self.feed_forward)
+
+
+class VanillaTransformerPreTrainedModel(PreTrainedModel):
+    """What all models here share: initialisation, and what transformers has to know of them."""
+
+    config: VanillaTransformerConfig
+    base_model_prefix = "model"
+    supports_gradient_checkpointing = True
+    _no_split_modules = ["VanillaTransformerEncoderLayer", "VanillaTransformerDecoderLayer"]
+    _skip_keys_device_placement = ["past_key_values"]
+    _supports_sdpa = _supports_flash_attn = _supports_flex_attn = _supports_attention_backend = True
+    _can_compile_fullgraph = True
+
+    @torch.no_grad()
+    def _init_weights(self, module: nn.Module) -> None:
+        """Embeddings N(0, 1 / d_model), projections Glorot uniform, as the paper's own code (tensor2tensor) has it."""
+        if isinstance(module, nn.Embedding) or module is getattr(self, "lm_head", None):
+            initialization.normal_(module.weight, std=self.config.d_model**-0.5)
+        elif isinstance(module, nn.Linear):
+            initialization.xavier_uniform_(module.weight)
+        elif isinstance(module, nn.LayerNorm):
+            initialization.ones_(module.weight)
+        elif isinstance(module, SinusoidalPositions):
+            initialization.copy_(module.table, sinusoidal_table(len(module.table), *module.layout))
+        if getattr(module, "bias", None) is not None:
+            initialization.zeros_(module.bias)
+
+    def get_expanded_tied_weights_keys(self, all_submodels: bool = False) -> dict[str, str]:
+        """Returns {alias: canonical name}: here `tie_word_embeddings` is about the output projection alone (3.4)."""
+        return super().get_expanded_tied_weights_keys(True) if all_submodels else dict(self._tied_weights_keys or {})
+
+    def _resize_token_embeddings(self, *size: Any) -> nn.Module:
+        stacks = [self.get_encoder(), self.get_decoder()]
+        return self._resize_vocabulary_of(stacks if self.config.decoder_vocab_size is None else stacks[:1], *size)
+
+    def resize_decoder_token_embeddings(self, *size: Any) -> nn.Module:
+        """Resizes a target vocabulary of its own; arguments as those of `resize_token_embeddings`."""
+        if self.config.decoder_vocab_size is None:
+            raise ValueError("Source and target have one vocabulary here: call `resize_token_embeddings` instead.")
+        embeddings = self._resize_vocabulary_of([self.get_decoder()], *size)
+        self.config.decoder_vocab_size = embeddings.num_embeddings
+        self.tie_weights()
+        return embeddings
+
+    def _resize_vocabulary_of(self, stacks: list["VanillaTransformerStack"], *size: Any) -> nn.Embedding:
+        for stack in stacks:
+            stack.embed_tokens = embeddings = self._get_resized_embeddings(stack.embed_tokens, *size)
+        if self.get_output_embeddings() is not None and self.get_decoder() in stacks:
+            self.set_output_embeddings(
+                self._get_resized_lm_head(self.get_output_embeddings(), embeddings.num_embeddings)
+            )
+        return stacks[0].embed_tokens
+
+    def save_pretrained(self, save_directory: str | os.PathLike[str], *args: Any, **kwargs: Any) -> None:
+        """Saves weights, configuration and the flat files of code, with an entry for every Auto class."""
+        if self._auto_class is not None:
+            models = {"AutoModel": "Model", "AutoModelForSeq2SeqLM": "ForConditionalGeneration"}
+            prefix = f"{__name__.rpartition('.')[2]}.VanillaTransformer"
+            self.config.auto_map = {auto: prefix + model for auto, model in models.items()}
+        super().save_pretrained(save_directory, *args, **kwargs)
+
+
+class VanillaTransformerStack(VanillaTransformerPreTrainedModel):
+    """What the two stacks share: embeddings with positions, N layers, an optional last LayerNorm."""
+
+    _fsdp_plan = {"layers.*": "free_full_weight"}
+    _tp_plan = {
+        **{f"layers.*.{attn}.{p}_proj": "colwise" for attn in ("self_attn", "encoder_attn") for p in "qkv"},
+        **{f"layers.*.{attn}.out_proj": "rowwise" for attn in ("self_attn", "encoder_attn")},
+        "layers.*.feed_forward.fc1": "colwise",
+        "layers.*.feed_forward.fc2": "rowwise",
+    }
+
+    def __init__(self, config: VanillaTransformerConfig, vocab_size: int, layers: Sequence[nn.Module]) -> None:
+        super().__init__(config)
+        self.embed_tokens = nn.Embedding(vocab_size, config.d_model)
+        learned = config.position_encoding == "learned"
+        self.embed_positions = LearnedPositions(config) if learned else SinusoidalPositions(config)
+        self.dropout = nn.Dropout(config.dropout)
+        self.layers = nn.ModuleList(layers)
+        last_norm = config.final_layer_norm
+        self.layer_norm = nn.LayerNorm(config.d_model, config.layer_norm_eps) if last_norm else nn.Identity()
+        self.gradient_checkpointing = False
+        self.post_init()
+
+    def embed(self, ids: Tensor | None, embeds: Tensor | None, mask: Tensor | None, cache: Any = None) -> Tensor:
+        """sqrt(d_model) times the tokens' embeddings (3.4), plus positions (3.5), with dropout (5.4)."""
+        x = look_up(self.embed_tokens, ids, embeds) * self.config.embedding_scale
+        past, length = 0, x.shape[1]
+        if cache is not None:
+            past, (length, _) = cache.get_seq_length(), cache.get_mask_sizes(length, 0)
+        return self.dropout(x + self.embed_positions(positions_of(mask, past, x), length).to(x.dtype))
+
+
+class VanillaTransformerEncoder(VanillaTransformerStack):
+    """N layers over the source (3.1)."""
+
+    _can_record_outputs = {"hidden_states": VanillaTransformerEncoderLayer, "attentions": VanillaTransformerAttention}
+
+    def __init__(self, config: VanillaTransformerConfig) -> None:
+        layers = [VanillaTransformerEncoderLayer(config, i) for i in range(config.encoder_layers)]
+        super().__init__(config, config.vocab_size, layers)
+
+    @merge_with_config_defaults
+    @capture_outputs
+    def forward(
+        self,
+        input_ids: Tensor | None = None,  # (B, S)
+        attention_mask: Tensor | None = None,  # (B, S), 0 for padding; or (B, 1, S, S), what each may look at
+        inputs_embeds: Tensor | None = None,  # (B, S, d_model), in place of input_ids, not yet scaled
+        **kwargs: Any,  # output_attentions, output_hidden_states, return_dict, what the kernel takes
+    ) -> BaseModelOutput:
+        """Encodes the source into (B, S, d_model)."""
+        padding = attention_mask if attention_mask is not None and attention_mask.ndim == 2 else None
+        x = self.embed(input_ids, inputs_embeds, padding)
+        mask = create_bidirectional_mask(config=self.config, inputs_embeds=x, attention_mask=attention_mask)
+        for layer in self.layers:
+            x = layer(x, mask, **kwargs)
+        return BaseModelOutput(last_hidden_state=self.layer_norm(x))
+
+
+class VanillaTransformerDecoder(VanillaTransformerStack):
+    """N layers over the target as far as it is known, each attending to the encoder's output (3.1)."""
+
+    _can_record_outputs = {
+        "hidden_states": VanillaTransformerDecoderLayer,
+        "attentions": OutputRecorder(VanillaTransformerAttention, index=1, layer_name="self_attn"),
+        "cross_attentions": OutputRecorder(VanillaTransformerAttention, index=1, layer_name="encoder_attn"),
+    }
+
+    def __init__(self, config: VanillaTransformerConfig) -> None:
+        layers = [VanillaTransformerDecoderLayer(config, i) for i in range(config.decoder_layers)]
+        super().__init__(config, config.target_vocab_size, layers)
+
+    @merge_with_config_defaults
+    @capture_outputs
+    def forward(
+        self,
+        input_ids: Tensor | None = None,  # (B, T), the target shifted right
+        attention_mask: Tensor | None = None,  # (B, past + T), 0 for padding; or causal, (B, 1, T, past + T)
+        encoder_hidden_states: Tensor | None = None,  # (B, S, d_model)
+        encoder_attention_mask: Tensor | None = None,  # (B, S), 0 for padding
+        past_key_values: Cache | None = None,  # of earlier positions and of the source; extended in place
+        inputs_embeds: Tensor | None = None,  # (B, T, d_model), in place of input_ids, not yet scaled
+        use_cache: bool | None = None,
+        **kwargs: Any,
+    ) -> DecoderOutput:
+        """Decodes T positions into (B, T, d_model), after those which `past_key_values` holds."""
+        memory, cache = encoder_hidden_states, past_key_values
+        if memory is None:
+            raise ValueError("The decoder attends to the encoder's output: pass `encoder_hidden_states`.")
+        if (use_cache or cache is not None) and not isinstance(cache, EncoderDecoderCache):
+            cache = EncoderDecoderCache(DynamicCache() if cache is None else cache, DynamicCache())
+        own = cache.self_attention_cache if cache is not None else None
+        x = self.embed(input_ids, inputs_embeds, attention_mask, own)
+        both = {"config": self.config, "inputs_embeds": x}
+        mask = create_causal_mask(**both, attention_mask=attention_mask, past_key_values=own)
+        memory_mask = create_bidirectional_mask(
+            **both, attention_mask=encoder_attention_mask, encoder_hidden_states=memory
+        )
+        for layer in self.layers:
+            x = layer(x, memory, mask, memory_mask, past_key_values=cache, **kwargs)
+        return DecoderOutput(last_hidden_state=self.layer_norm(x), past_key_values=cache)
+
+
+# ---- 3 Model architecture ----
+class VanillaTransformerModel(VanillaTransformerPreTrainedModel):
+    """Encoder and decoder, without the output projection."""
+
+    def __init__(self, config: VanillaTransformerConfig) -> None:
+        super().__init__(config)
+        if config.share_encoder_decoder_embeddings:
+            self._tied_weights_keys = {"decoder.embed_tokens.weight": "encoder.embed_tokens.weight"}
+        self.encoder = VanillaTransformerEncoder(config)
+        self.decoder = VanillaTransformerDecoder(config)
+        self.post_init()
+
+    def get_input_embeddings(self) -> nn.Module:
+        """Returns the source embeddings, which are the target's too if the two are shared."""
+        return self.encoder.embed_tokens
+
+    def set_input_embeddings(self, value: Any) -> None:
+        """Replaces the source embeddings, and the target's if the two are shared."""
+        self.encoder.embed_tokens = value
+        if self.config.share_encoder_decoder_embeddings:
+            self.decoder.embed_tokens = value
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        decoder_input_ids: Tensor | None = None,
+        decoder_attention_mask: Tensor | None = None,
+        encoder_outputs: BaseModelOutput | tuple[Tensor, ...] | None = None,
+        past_key_values: Cache | None = None,
+        inputs_embeds: Tensor | None = None,
+        decoder_inputs_embeds: Tensor | None = None,
+        use_cache: bool | None = None,
+        **kwargs: Any,
+    ) -> Seq2SeqModelOutput:
+        """Runs the encoder, unless `encoder_outputs` are given, and the decoder; arguments are theirs."""
+        if encoder_outputs is None:
+            encoder_outputs = self.encoder(input_ids, attention_mask, inputs_embeds, **kwargs)
+        is_output = isinstance(encoder_outputs, BaseModelOutput)
+        memory: Any = encoder_outputs if is_output else BaseModelOutput(*encoder_outputs[:3])
+        target, source = (decoder_input_ids, decoder_attention_mask), (memory.last_hidden_state, attention_mask)
+        outputs = self.decoder(*target, *source, past_key_values, decoder_inputs_embeds, use_cache=use_cache, **kwargs)
+        encoded = {f"encoder_{name}": value for name, value in memory.items()}
+        decoded = (outputs.last_hidden_state, outputs.past_key_values, outputs.hidden_states, outputs.attentions)
+        return Seq2SeqModelOutput(*decoded, cross_attentions=outputs.cross_attentions, **encoded)
+
+
+# ---- 3.4 Embeddings and softmax ----
+class VanillaTransformerForConditionalGeneration(VanillaTransformerPreTrainedModel, DecodingMixin, GenerationMixin):
+    """The whole model, with the projection to the vocabulary that shares the embeddings' matrix."""
+
+    _tp_plan = {"lm_head": "colwise_gather_output"}
+
+    def __init__(self, config: VanillaTransformerConfig) -> None:
+        super().__init__(config)
+        if config.tie_word_embeddings:
+            stack = "encoder" if config.share_encoder_decoder_embeddings else "decoder"
+            self._tied_weights_keys = {"lm_head.weight": f"model.{stack}.embed_tokens.weight"}
+        self.model = VanillaTransformerModel(config)
+        self.lm_head = nn.Linear(config.d_model, config.target_vocab_size, bias=config.output_bias)
+        self.loss_function = label_smoothed_cross_entropy
+        self.generation_config = GenerationConfig(**PAPER_DECODING, **config.decoding_tokens)
+        self.post_init()
+
+    def prepare_decoder_input_ids_from_labels(self, labels: Tensor) -> Tensor:
+        """Shifts labels, (B, T), right."""
+        return shift_right(labels, self.config.decoder_start_token_id, self.config.pad_token_id)
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor | None = None,  # (B, S), source tokens
+        attention_mask: Tensor | None = None,  # (B, S), 0 for padding
+        decoder_input_ids: Tensor | None = None,  # (B, T), the target shifted right; made of the labels where absent
+        decoder_attention_mask: Tensor | None = None,  # (B, past + T), 0 for padding
+        encoder_outputs: BaseModelOutput | tuple[Tensor, ...] | None = None,  # in place of the source
+        past_key_values: Cache | None = None,  # extended in place
+        inputs_embeds: Tensor | None = None,  # (B, S, d_model), in place of input_ids
+        decoder_inputs_embeds: Tensor | None = None,  # (B, T, d_model), in place of decoder_input_ids
+        labels: Tensor | None = None,  # (B, T), -100 where there is none; not shifted again
+        use_cache: bool | None = None,
+        logits_to_keep: int | Tensor = 0,  # only the last so many positions (0: all), or the positions of these indices
+        **kwargs: Any,  # output_attentions, output_hidden_states, return_dict; num_items_in_batch of the loss
+    ) -> Seq2SeqLMOutput:
+        """Predicts the token at each target position: `logits`, (B, T, V), and with labels `loss`.
+
+        Raises:
+            IndexError: A token id or a label is outside of its vocabulary (on a CPU).
+            ValueError: Source or target is missing or given twice, or too long for learned positions.
+        """
+        if labels is not None:
+            use_cache = False
+            if decoder_input_ids is None and decoder_inputs_embeds is None:
+                decoder_input_ids = self.prepare_decoder_input_ids_from_labels(labels)
+                if not torch.compiler.is_compiling() and (labels[:, 0] == -100).any():  # padded on the left
+                    decoder_attention_mask = (labels != -100).cumsum(dim=-1) > 0
+        source, target = (input_ids, attention_mask), (decoder_input_ids, decoder_attention_mask)
+        embeddings = (inputs_embeds, decoder_inputs_embeds)
+        outputs = self.model(*source, *target, encoder_outputs, past_key_values, *embeddings, use_cache, **kwargs)
+        kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
+        logits = self.lm_head(outputs.last_hidden_state[:, kept])
+        loss = None
+        if labels is not None:
+            smoothing = self.config.label_smoothing if self.training else 0.0
+            loss = self.loss_function(logits=logits, labels=labels[:, kept], label_smoothing=smoothing, **kwargs)
+        return Seq2SeqLMOutput(
+            loss=loss, logits=logits, **{k: v for k, v in outputs.items() if k != "last_hidden_state"}
+        )
