@@ -23,6 +23,10 @@ PAPER_DECODING: dict[str, Any] = {
     "max_extra_length": 50,
 }
 
+# transformers' last resort for `max_length`. Seq2SeqTrainer writes it into the model's generation config at the first
+# evaluation, so there it doesn't mean that anybody has asked for it.
+FILLED_IN_MAX_LENGTH = 20
+
 
 class GNMTLengthPenalty(float):
     """The alpha of Wu et al. 2016 (eq. 14), for which `length ** alpha` is ((5 + length) / 6) ** alpha.
@@ -69,6 +73,11 @@ class DecodingMixin:
             setattr(config, name, value)
         if given.get("length_penalty") is not None and given.get("gnmt_length_penalty") is None:
             config.gnmt_length_penalty = None
+        configured = self.generation_config.to_dict()  # type: ignore[attr-defined]
+        if _limits_length(given) or (
+            "max_extra_length" not in ours and _limits_length(configured, FILLED_IN_MAX_LENGTH)
+        ):
+            config.max_extra_length = None
         _validate(config)
         return config, model_kwargs
 
@@ -82,13 +91,14 @@ class DecodingMixin:
         inputs_tensor: torch.Tensor,
     ) -> GenerationConfig:
         extra = getattr(generation_config, "max_extra_length", None)
-        if extra is not None and has_default_max_length and generation_config.max_new_tokens is None:
+        if extra is not None:
             lengths = _source_lengths(inputs_tensor, self.config.pad_token_id)  # type: ignore[attr-defined]
             max_lengths = input_ids_length + lengths + extra
             if self.config.position_encoding == "learned":  # type: ignore[attr-defined]
                 max_lengths = max_lengths.clamp(max=self.config.max_position_embeddings)  # type: ignore[attr-defined]
             generation_config.max_new_tokens = max(int(max_lengths.max()) - input_ids_length, 1)
             generation_config._max_lengths = max_lengths  # for `_get_stopping_criteria`
+            has_default_max_length = True  # so that `max_new_tokens` is taken without a warning
         return super()._prepare_generated_length(  # type: ignore[misc]
             generation_config=generation_config,
             has_default_max_length=has_default_max_length,
@@ -129,6 +139,11 @@ class DecodingMixin:
             generation_config=generation_config,
             **kwargs,
         )
+
+
+def _limits_length(options: dict[str, Any], default: int | None = None) -> bool:
+    """Tells whether options of transformers' own limit the length, other than by `default`."""
+    return options.get("max_new_tokens") is not None or options.get("max_length") not in (None, default)
 
 
 def _source_lengths(inputs: torch.Tensor, pad_token_id: int | None) -> torch.Tensor:

@@ -1,0 +1,134 @@
+"""Trains a translation model on two text files, one sentence a line, with nothing but Hugging Face's own tools.
+
+    python scripts/fine_tune.py --train_source train.en --train_target train.de \
+        --validation_source val.en --validation_target val.de --output_dir outputs/en-de --max_steps 600
+
+With `--model_name_or_path` it goes on from a saved model instead of a new one. Every option of
+`Seq2SeqTrainingArguments` can be given as well; `--help` lists them.
+"""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from datasets import Dataset, load_dataset
+from transformers import (
+    AutoModelForSeq2SeqLM,
+    AutoTokenizer,
+    DataCollatorForSeq2Seq,
+    EvalPrediction,
+    HfArgumentParser,
+    Seq2SeqTrainer,
+    Seq2SeqTrainingArguments,
+    set_seed,
+)
+
+from hf_vanilla_transformer import (
+    VanillaTransformerConfig,
+    VanillaTransformerForConditionalGeneration,
+    VanillaTransformerTokenizerFast,
+)
+from hf_vanilla_transformer.metrics import corpus_bleu
+
+
+@dataclass
+class DataArguments:
+    """The files and the model."""
+
+    train_source: Path = field(metadata={"help": "Source sentences, one a line, UTF-8."})
+    train_target: Path = field(metadata={"help": "Their translations, line by line."})
+    validation_source: Path | None = field(default=None, metadata={"help": "Source sentences to evaluate on."})
+    validation_target: Path | None = field(default=None, metadata={"help": "Their translations."})
+    model_name_or_path: str | None = field(default=None, metadata={"help": "A saved model to go on from."})
+    preset: str = field(default="tiny", metadata={"help": "Size of a new model: tiny, base, big, ..."})
+    vocab_size: int = field(default=8000, metadata={"help": "Of a new model's joint vocabulary."})
+
+
+@dataclass
+class TrainingArguments(Seq2SeqTrainingArguments):
+    """Hugging Face's arguments with the paper's values (section 5) and sizes for a small machine as defaults."""
+
+    learning_rate: float = 1e-3
+    lr_scheduler_type: str = "inverse_sqrt"
+    warmup_steps: float = 200
+    adam_beta2: float = 0.98
+    adam_epsilon: float = 1e-9
+    label_smoothing_factor: float = 0.1
+    per_device_train_batch_size: int = 64
+    per_device_eval_batch_size: int = 64
+    train_sampling_strategy: str = "group_by_length"
+    predict_with_generate: bool = True
+    logging_steps: float = 50
+    report_to: str = "none"
+
+
+def main() -> None:
+    """Reads the files, trains, evaluates and saves."""
+    options, training = HfArgumentParser([DataArguments, TrainingArguments]).parse_args_into_dataclasses()
+    set_seed(training.seed)
+    if Path(training.output_dir).is_dir() and any(Path(training.output_dir).iterdir()):
+        raise SystemExit(f"--output_dir {training.output_dir} is not empty; name another folder.")
+    train = read_pairs(options.train_source, options.train_target)
+    validation = None
+    if options.validation_source:
+        validation = read_pairs(options.validation_source, options.validation_target)
+
+    if options.model_name_or_path:
+        tokenizer = AutoTokenizer.from_pretrained(options.model_name_or_path)
+        model = AutoModelForSeq2SeqLM.from_pretrained(options.model_name_or_path)
+    else:
+        texts = (text for column in ("source", "target") for text in train[column])
+        tokenizer = VanillaTransformerTokenizerFast.train_from_iterator(texts, vocab_size=options.vocab_size)
+        # The Trainer smooths the labels (`label_smoothing_factor`), so the model doesn't.
+        config = VanillaTransformerConfig.from_preset(options.preset, vocab_size=len(tokenizer), label_smoothing=0.0)
+        model = VanillaTransformerForConditionalGeneration(config)
+    print(f"{len(train):,} training pairs, {model.num_parameters():,} parameters, vocabulary of {len(tokenizer):,}")
+
+    def tokenize(batch: dict[str, list[str]]) -> Any:
+        return tokenizer(batch["source"], text_target=batch["target"], truncation=True, max_length=256)
+
+    def compute_metrics(predictions: EvalPrediction) -> dict[str, float]:
+        texts = []
+        for ids in (predictions.predictions, predictions.label_ids):
+            ids[ids == -100] = tokenizer.pad_token_id
+            texts.append(tokenizer.batch_decode(ids, skip_special_tokens=True))
+        hypotheses, references = texts
+        for source, hypothesis, reference in list(zip(validation["source"], hypotheses, references, strict=True))[:3]:
+            print(f"\n  source:      {source}\n  translation: {hypothesis}\n  reference:   {reference}")
+        return {"bleu": corpus_bleu(hypotheses, references).value}
+
+    trainer = Seq2SeqTrainer(
+        model=model,
+        args=training,
+        train_dataset=train.map(tokenize, batched=True),
+        eval_dataset=validation.map(tokenize, batched=True) if validation else None,
+        processing_class=tokenizer,
+        data_collator=DataCollatorForSeq2Seq(tokenizer, model=model),
+        compute_metrics=compute_metrics,
+    )
+    trainer.train()
+    if validation:
+        print(trainer.evaluate())
+    trainer.save_model()
+    print(f"Saved to {training.output_dir}")
+
+
+def read_pairs(source: Path, target: Path | None) -> Dataset:
+    """Reads two files of equally many lines into the columns "source" and "target"."""
+    if target is None:
+        raise SystemExit(f"{source} has no translations: give the matching --..._target file.")
+    columns = {}
+    for name, file in (("source", source), ("target", target)):
+        if not file.is_file():
+            raise SystemExit(f"There is no file {file}.")
+        columns[name] = load_dataset("text", data_files=str(file), split="train")["text"]
+    if len(columns["source"]) != len(columns["target"]):
+        raise SystemExit(
+            f"{source} has {len(columns['source']):,} lines and {target} {len(columns['target']):,}: they have to be "
+            "translations of each other, line by line."
+        )
+    return Dataset.from_dict(columns)
+
+
+if __name__ == "__main__":
+    main()

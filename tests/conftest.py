@@ -1,0 +1,83 @@
+"""What all tests share: no network, no writing into the user's caches, threads that don't fight, a tiny checkpoint."""
+
+import atexit
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+# The libraries read these once, when they are imported, so they are set before anything else is.
+os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ["HF_HUB_DISABLE_TELEMETRY"] = "1"
+os.environ["TOKENIZERS_PARALLELISM"] = "false"  # otherwise it warns in each process forked after its first use
+# Every process its own: two that copy remote code into one cache at a time would disturb each other.
+_HF_HOME = tempfile.mkdtemp(prefix="hf_vanilla_transformer_tests_")
+atexit.register(shutil.rmtree, _HF_HOME, ignore_errors=True)
+os.environ["HF_HOME"] = _HF_HOME
+for _variable in ("HF_HUB_CACHE", "HF_MODULES_CACHE", "HF_DATASETS_CACHE", "HF_XET_CACHE"):
+    os.environ.pop(_variable, None)
+# The tests' tensors are so small that threads cost more than they save, all the more beside other processes.
+# Subprocesses inherit this: a test that trains in one gives it an environment of its own.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import pytest  # noqa: E402
+from hypothesis import settings  # noqa: E402
+
+# Derandomized, so that a run says the same thing twice; no deadline, as shared machines stall.
+settings.register_profile("tests", deadline=None, derandomize=True)
+settings.load_profile("tests")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip what needs a GPU where there is none."""
+    gpu_items = [item for item in items if item.get_closest_marker("gpu")]
+    if not gpu_items:
+        return
+    import torch
+
+    if not torch.cuda.is_available():
+        for item in gpu_items:
+            item.add_marker(pytest.mark.skip(reason="needs CUDA"))
+
+
+@pytest.fixture(autouse=True)
+def _seeded() -> None:
+    """The same random numbers for a test whichever ran before it."""
+    import torch
+
+    torch.manual_seed(0)
+
+
+TINY_TEXTS = [
+    "twenty-one", "einundzwanzig", "half past nine", "halb zehn", "the fourth of May", "der vierte Mai",
+    "three euros and five cents", "drei Euro und fünf Cent", "it costs two hundred", "es kostet zweihundert",
+]  # fmt: skip
+
+
+@pytest.fixture(scope="session")
+def tiny_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with an untrained model of two layers and a tokenizer, as `save_pretrained` writes them."""
+    import torch
+
+    from hf_vanilla_transformer import (
+        VanillaTransformerConfig,
+        VanillaTransformerForConditionalGeneration,
+        VanillaTransformerTokenizerFast,
+    )
+
+    torch.manual_seed(0)
+    tokenizer = VanillaTransformerTokenizerFast.train_from_iterator(TINY_TEXTS, vocab_size=300)
+    config = VanillaTransformerConfig(
+        vocab_size=len(tokenizer),
+        d_model=32,
+        encoder_layers=2,
+        decoder_layers=2,
+        encoder_attention_heads=4,
+        decoder_attention_heads=4,
+        encoder_ffn_dim=64,
+        decoder_ffn_dim=64,
+    )
+    folder = tmp_path_factory.mktemp("tiny_checkpoint")
+    VanillaTransformerForConditionalGeneration(config).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder

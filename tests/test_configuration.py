@@ -1,0 +1,526 @@
+"""The configuration: the paper's numbers, errors that name the mend, round trips."""
+
+import copy
+import dataclasses
+import json
+import logging
+
+import pytest
+import torch
+from huggingface_hub.errors import (
+    StrictDataclassClassValidationError,
+    StrictDataclassError,
+    StrictDataclassFieldValidationError,
+)
+from transformers import AutoConfig
+
+from hf_vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
+from hf_vanilla_transformer.configuration_vanilla_transformer import PRESETS
+
+BASE = {
+    "vocab_size": 37000,
+    "decoder_vocab_size": None,
+    "d_model": 512,
+    "encoder_layers": 6,
+    "decoder_layers": 6,
+    "encoder_attention_heads": 8,
+    "decoder_attention_heads": 8,
+    "encoder_ffn_dim": 2048,
+    "decoder_ffn_dim": 2048,
+    "head_dim": None,
+    "value_head_dim": None,
+    "dropout": 0.1,
+    "attention_dropout": 0.0,
+    "activation_dropout": 0.0,
+    "label_smoothing": 0.0,
+    "activation_function": "relu",
+    "max_position_embeddings": 1024,
+    "position_encoding": "paper",
+    "scale_embedding": True,
+    "norm_position": "post",
+    "final_layer_norm": False,
+    "layer_norm_eps": 1e-6,
+    "attention_bias": False,
+    "output_bias": False,
+    "share_encoder_decoder_embeddings": True,
+    "tie_word_embeddings": True,
+    "use_cache": True,
+    "is_encoder_decoder": True,
+    "is_decoder": False,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "decoder_start_token_id": 1,
+}
+
+# Table 3: layers, d_model, d_ff, h, d_k, d_v, P_drop, eps_ls, positions, and millions of parameters where printed.
+TABLE_3 = {
+    "base": (6, 512, 2048, 8, 64, 64, 0.1, 0.1, "paper", 65),
+    "A-h1": (6, 512, 2048, 1, 512, 512, 0.1, 0.1, "paper", None),
+    "A-h4": (6, 512, 2048, 4, 128, 128, 0.1, 0.1, "paper", None),
+    "A-h16": (6, 512, 2048, 16, 32, 32, 0.1, 0.1, "paper", None),
+    "A-h32": (6, 512, 2048, 32, 16, 16, 0.1, 0.1, "paper", None),
+    "B-dk16": (6, 512, 2048, 8, 16, 64, 0.1, 0.1, "paper", 58),
+    "B-dk32": (6, 512, 2048, 8, 32, 64, 0.1, 0.1, "paper", 60),
+    "C-N2": (2, 512, 2048, 8, 64, 64, 0.1, 0.1, "paper", 36),
+    "C-N4": (4, 512, 2048, 8, 64, 64, 0.1, 0.1, "paper", 50),
+    "C-N8": (8, 512, 2048, 8, 64, 64, 0.1, 0.1, "paper", 80),
+    "C-dmodel256": (6, 256, 2048, 8, 32, 32, 0.1, 0.1, "paper", 28),
+    "C-dmodel1024": (6, 1024, 2048, 8, 128, 128, 0.1, 0.1, "paper", 168),
+    "C-dff1024": (6, 512, 1024, 8, 64, 64, 0.1, 0.1, "paper", 53),
+    "C-dff4096": (6, 512, 4096, 8, 64, 64, 0.1, 0.1, "paper", 90),
+    "D-dropout0.0": (6, 512, 2048, 8, 64, 64, 0.0, 0.1, "paper", None),
+    "D-dropout0.2": (6, 512, 2048, 8, 64, 64, 0.2, 0.1, "paper", None),
+    "D-ls0.0": (6, 512, 2048, 8, 64, 64, 0.1, 0.0, "paper", None),
+    "D-ls0.2": (6, 512, 2048, 8, 64, 64, 0.1, 0.2, "paper", None),
+    "E": (6, 512, 2048, 8, 64, 64, 0.1, 0.1, "learned", None),
+    "big": (6, 1024, 4096, 16, 64, 64, 0.3, 0.1, "paper", 213),
+}
+MILLIONS = {name: row[-1] for name, row in TABLE_3.items() if row[-1] is not None and name != "big"}
+
+
+def _count(name, **overrides):
+    with torch.device("meta"):
+        model = VanillaTransformerForConditionalGeneration(VanillaTransformerConfig.from_preset(name, **overrides))
+    return model.num_parameters()
+
+
+# ---- Defaults and presets ----
+def test_defaults_are_the_papers_base_model():
+    config = VanillaTransformerConfig()
+    assert {field: getattr(config, field) for field in BASE} == BASE
+    declared = {field.name for field in dataclasses.fields(VanillaTransformerConfig)}
+    inherited = {field.name for base in VanillaTransformerConfig.__mro__[1:-1] for field in _fields(base)}
+    assert declared - inherited <= BASE.keys()  # no field is missing above
+    assert VanillaTransformerConfig.model_type == "vanilla_transformer"
+
+
+def _fields(cls):
+    return dataclasses.fields(cls) if dataclasses.is_dataclass(cls) else ()
+
+
+def test_every_field_is_documented():
+    documented = VanillaTransformerConfig.__doc__
+    for field in BASE.keys() - {"is_encoder_decoder", "is_decoder"}:  # transformers' own
+        assert f"\n        {field} (`" in documented, field
+
+
+def test_attribute_map():
+    config = VanillaTransformerConfig(hidden_size=64, num_attention_heads=4, num_hidden_layers=3)
+    assert (config.d_model, config.encoder_attention_heads, config.encoder_layers) == (64, 4, 3)
+    assert (config.hidden_size, config.num_attention_heads, config.num_hidden_layers) == (64, 4, 3)
+    assert (config.decoder_attention_heads, config.decoder_layers) == (8, 6)
+    config.hidden_size = 32
+    assert config.d_model == 32
+
+
+@pytest.mark.parametrize("name", TABLE_3)
+def test_preset_is_its_row_of_table_3(name):
+    layers, d_model, d_ff, heads, d_k, d_v, dropout, smoothing, positions, _ = TABLE_3[name]
+    config = VanillaTransformerConfig.from_preset(name)
+    expected = {
+        **BASE,
+        "d_model": d_model,
+        "dropout": dropout,
+        "label_smoothing": smoothing,
+        "position_encoding": positions,
+    }
+    for stack in ("encoder", "decoder"):
+        expected |= {
+            f"{stack}_layers": layers,
+            f"{stack}_ffn_dim": d_ff,
+            f"{stack}_attention_heads": heads,
+        }
+    for field, value in expected.items():
+        if "head_dim" not in field:
+            assert getattr(config, field) == value, field
+    assert (config.head_dim or d_model // heads) == d_k
+    assert (config.value_head_dim or d_model // heads) == d_v
+
+
+def test_presets_are_table_3_and_a_tiny_one():
+    assert PRESETS.keys() == TABLE_3.keys() | {"tiny"}
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_preset_makes_a_model(name):
+    """Its number of parameters by a formula of its fields: Table 3's notation."""
+    config = VanillaTransformerConfig.from_preset(name)
+    d, d_ff, h, N = config.d_model, config.encoder_ffn_dim, config.encoder_attention_heads, config.encoder_layers
+    d_k, d_v = config.head_dim or d // h, config.value_head_dim or d // h
+    attention, feed_forward, norm = 2 * d * h * d_k + 2 * d * h * d_v, 2 * d * d_ff + d_ff + d, 2 * d
+    encoder_layer, decoder_layer = attention + feed_forward + 2 * norm, 2 * attention + feed_forward + 3 * norm
+    positions = 2 * 1024 * d if config.position_encoding == "learned" else 0
+    assert _count(name) == 37000 * d + positions + N * (encoder_layer + decoder_layer)
+
+
+# ---- Table 3's numbers of parameters ----
+VOCABULARY = 41_107
+
+
+@pytest.mark.parametrize("name", MILLIONS)
+def test_parameters_of_table_3(name):
+    """Every count but big's is the paper's, rounded to millions, with one vocabulary of 41,004 to 41,208 tokens.
+
+    The paper doesn't give that vocabulary; the differences between rows don't depend on it. 41,107 is where the
+    farthest row is nearest: C-N4 is 0.45 million above its figure and C-dff1024 0.45 million below, which is as good as
+    figures rounded to millions allow. With the 37,000 tokens of section 5.1, every row would be 1.2 to 4.2 million
+    too small.
+    """
+    millions = _count(name, vocab_size=VOCABULARY) / 1e6
+    assert round(millions) == MILLIONS[name]
+    assert millions == pytest.approx(MILLIONS[name], abs=0.45)
+
+
+def test_vocabulary_of_table_3():
+    """No vocabulary outside of 41,004 to 41,208 gives all ten rows, and none is nearer than 41,107."""
+    small = {name: _count(name, vocab_size=1000) for name in MILLIONS}
+    widths = {name: VanillaTransformerConfig.from_preset(name).d_model for name in small}
+
+    def farthest(vocab_size):
+        return max(abs(small[name] + (vocab_size - 1000) * widths[name] - MILLIONS[name] * 1e6) for name in small)
+
+    assert [v for v in range(36_000, 46_000) if farthest(v) < 0.5e6] == [*range(41_004, 41_209)]
+    assert min(range(41_004, 41_209), key=farthest) == VOCABULARY
+
+
+def test_parameters_of_big():
+    """Table 3's big model is of another vocabulary: 213 million are 35,368 to 36,344 tokens.
+
+    It differs from row C-dmodel1024 by 4096 in place of 2048 for d_ff, whatever the vocabulary: 12 layers * 2 * 1024 *
+    2048 weights and 12 * 2048 biases are 50.4 million. The paper's figures, 213 and 168, are 45 million apart. With
+    41,107 tokens the big model has 218.4 million, 5.4 more than printed.
+    """
+    other = _count("big", vocab_size=VOCABULARY) - _count("C-dmodel1024", vocab_size=VOCABULARY)
+    assert other == 12 * 2 * 1024 * 2048 + 12 * 2048 == 50_356_224
+    assert _count("big", vocab_size=VOCABULARY) / 1e6 == pytest.approx(213 + 5.38, abs=0.005)
+    assert round(_count("big", vocab_size=35_367) / 1e6) == 212
+    assert round(_count("big", vocab_size=35_368) / 1e6) == 213
+    assert round(_count("big", vocab_size=36_344) / 1e6) == 213
+    assert round(_count("big", vocab_size=36_345) / 1e6) == 214
+
+
+# ---- Presets by name ----
+def test_preset_with_overrides():
+    config = VanillaTransformerConfig.from_preset("big", vocab_size=32000, label_smoothing=0.0, dropout=0.1)
+    assert (config.vocab_size, config.label_smoothing, config.dropout, config.d_model) == (32000, 0.0, 0.1, 1024)
+    config = VanillaTransformerConfig.from_preset("big", hidden_size=256, attn_implementation="eager")
+    assert (config.d_model, config._attn_implementation) == (256, "eager")
+    assert VanillaTransformerConfig.from_preset("big").d_model == 1024  # the preset itself is as before
+
+
+def test_unknown_preset():
+    with pytest.raises(ValueError, match=r"no preset 'Base'.*Choose one of: base, big, A-h1.*tiny"):
+        VanillaTransformerConfig.from_preset("Base")
+
+
+def test_misspelt_override_of_a_preset():
+    with pytest.raises(ValueError, match=r"no field d_modle, dropuot; check the spelling"):
+        VanillaTransformerConfig.from_preset("base", dropuot=0.1, d_modle=64, dropout=0.1)
+
+
+def test_misspelt_keyword_of_the_class_is_kept():
+    """transformers keeps what it doesn't know, so that newer checkpoints load: the presets and the command check."""
+    config = VanillaTransformerConfig(dropuot=0.3)
+    assert (config.dropuot, config.dropout) == (0.3, 0.1)
+    assert config.to_dict()["dropuot"] == 0.3
+
+
+# ---- Wrong values ----
+SIZES = (
+    "vocab_size",
+    "d_model",
+    "encoder_layers",
+    "decoder_layers",
+    "encoder_attention_heads",
+    "decoder_attention_heads",
+    "encoder_ffn_dim",
+    "decoder_ffn_dim",
+    "head_dim",
+    "value_head_dim",
+    "max_position_embeddings",
+)
+PROBABILITIES = ("dropout", "attention_dropout", "activation_dropout", "label_smoothing")
+
+
+def _refused(match, **fields):
+    with pytest.raises(StrictDataclassClassValidationError, match=match):
+        VanillaTransformerConfig(**fields)
+
+
+@pytest.mark.parametrize("value", [0, -8])
+@pytest.mark.parametrize("field", SIZES)
+def test_size_that_is_not_positive(field, value):
+    _refused(f"`{field}` is {value}; it has to be positive", **{field: value})
+
+
+@pytest.mark.parametrize("value", [0, -8])
+def test_decoder_vocabulary_that_is_not_positive(value):
+    _refused(
+        f"`decoder_vocab_size` is {value}; it has to be positive",
+        decoder_vocab_size=value,
+        share_encoder_decoder_embeddings=False,
+    )
+
+
+@pytest.mark.parametrize("value", [0.0, -1e-6, float("nan")])
+def test_layer_norm_eps_that_is_not_positive(value):
+    _refused(f"`layer_norm_eps` is {value}; it has to be positive", layer_norm_eps=value)
+
+
+@pytest.mark.parametrize("value", [-0.1, 1, 1.0, 1.5, float("nan"), float("inf")])
+@pytest.mark.parametrize("field", PROBABILITIES)
+def test_probability_outside_its_range(field, value):
+    _refused(rf"`{field}` is {value}; it has to lie in \[0, 1\)", **{field: value})
+
+
+@pytest.mark.parametrize("value", [0, 0.0, 0.5, 0.999])
+@pytest.mark.parametrize("field", PROBABILITIES)
+def test_probability_in_its_range(field, value):
+    assert getattr(VanillaTransformerConfig(**{field: value}), field) == value
+
+
+@pytest.mark.parametrize("stack", ["encoder", "decoder"])
+@pytest.mark.parametrize("widths", [{}, {"head_dim": 64}, {"value_head_dim": 64}])
+def test_heads_that_do_not_divide_d_model(stack, widths):
+    field = f"{stack}_attention_heads"
+    mend = r"choose a divisor, or set `head_dim` \(d_k\) and `value_head_dim` \(d_v\)"
+    _refused(f"`{field}` is 7, which doesn't divide `d_model` 512; {mend}", **{field: 7}, **widths)
+
+
+def test_heads_of_their_own_width_need_no_divisor():
+    config = VanillaTransformerConfig(
+        encoder_attention_heads=7, decoder_attention_heads=3, head_dim=64, value_head_dim=5, d_model=31, vocab_size=9
+    )
+    with torch.device("meta"):
+        model = VanillaTransformerForConditionalGeneration(config)
+    attention = model.model.decoder.layers[0].encoder_attn
+    assert attention.k_proj.weight.shape == (3 * 64, 31)
+    assert attention.out_proj.weight.shape == (31, 3 * 5)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "choices"),
+    [
+        ("position_encoding", "rotary", "paper, tensor2tensor, fairseq, marian, learned"),
+        ("position_encoding", "Paper", "paper, tensor2tensor, fairseq, marian, learned"),
+        ("norm_position", "both", "post, pre"),
+        ("norm_position", "", "post, pre"),
+        ("activation_function", "reluu", ".*gelu, .*relu, .*silu"),
+    ],
+)
+def test_unknown_name(field, value, choices):
+    _refused(f"`{field}` is '{value}'; choose one of: {choices}", **{field: value})
+
+
+def test_two_vocabularies_cannot_share_a_matrix():
+    mend = "Set `share_encoder_decoder_embeddings=False`, or leave `decoder_vocab_size` None"
+    _refused(f"`decoder_vocab_size` is 100 and `vocab_size` 37000.*{mend}", decoder_vocab_size=100)
+    config = VanillaTransformerConfig(decoder_vocab_size=100, share_encoder_decoder_embeddings=False)
+    assert (config.vocab_size, config.target_vocab_size) == (37000, 100)
+
+
+@pytest.mark.parametrize("field", ["pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id"])
+def test_negative_token_id(field):
+    _refused(f"`{field}` is -1; a token id is 0 or more. Use None for a token that is absent", **{field: -1})
+
+
+def test_negative_token_id_in_a_list():
+    _refused("`eos_token_id` is .*-1.*; a token id is 0 or more", eos_token_id=[2, -1])
+
+
+def test_absent_tokens():
+    config = VanillaTransformerConfig(bos_token_id=None, eos_token_id=[2, 5])
+    assert (config.bos_token_id, config.eos_token_id) == (None, [2, 5])
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        *((field, value) for field in SIZES for value in ("512", 512.0, True)),
+        *((field, value) for field in PROBABILITIES for value in ("0.1", None, True)),
+        *((field, None) for field in SIZES if "head_dim" not in field),
+        ("decoder_vocab_size", "100"),
+        ("layer_norm_eps", "1e-6"),
+        ("position_encoding", None),
+        ("norm_position", 1),
+        ("activation_function", None),
+        ("scale_embedding", 1),
+        ("final_layer_norm", "no"),
+        ("attention_bias", None),
+        ("output_bias", 0),
+        ("share_encoder_decoder_embeddings", "yes"),
+        ("tie_word_embeddings", 1),
+        ("use_cache", 0),
+        ("pad_token_id", "0"),
+        ("eos_token_id", ["</s>"]),
+        ("decoder_start_token_id", 1.0),
+    ],
+)
+def test_wrong_type(field, value):
+    with pytest.raises(StrictDataclassFieldValidationError, match=f"'{field}'"):
+        VanillaTransformerConfig(**{field: value})
+
+
+def test_wrong_type_set_later():
+    config = VanillaTransformerConfig()
+    with pytest.raises(StrictDataclassFieldValidationError, match=r"'d_model'.*\n.*expected int, got str"):
+        config.d_model = "512"
+
+
+def test_wrong_value_in_a_file(tmp_path):
+    """What a checkpoint says is checked as well."""
+    VanillaTransformerConfig().save_pretrained(tmp_path)
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "norm_position": "middle"}))
+    with pytest.raises(StrictDataclassError, match="`norm_position` is 'middle'; choose one of: post, pre"):
+        VanillaTransformerConfig.from_pretrained(tmp_path)
+
+
+# ---- One vocabulary or two ----
+def test_equal_vocabularies_are_one():
+    config = VanillaTransformerConfig(vocab_size=100, decoder_vocab_size=100)
+    assert config.decoder_vocab_size is None
+    assert config.target_vocab_size == 100
+
+
+def test_equal_sizes_of_two_vocabularies_stay_two():
+    config = VanillaTransformerConfig(
+        vocab_size=100, decoder_vocab_size=100, share_encoder_decoder_embeddings=False, tie_word_embeddings=False
+    )
+    assert config.decoder_vocab_size == 100
+
+
+@pytest.mark.parametrize("target", [None, 100])
+def test_text_config_of_the_decoder(target):
+    config = VanillaTransformerConfig(
+        decoder_vocab_size=target,
+        share_encoder_decoder_embeddings=target is None,
+        decoder_layers=3,
+        decoder_attention_heads=4,
+    )
+    before = copy.deepcopy(config)
+    decoder = config.get_text_config(decoder=True)
+    assert decoder.vocab_size == (target or 37000)
+    assert (decoder.num_hidden_layers, decoder.num_attention_heads, decoder.hidden_size) == (3, 4, 512)
+    encoder = config.get_text_config(encoder=True)
+    assert (encoder.vocab_size, encoder.num_hidden_layers, encoder.num_attention_heads) == (37000, 6, 8)
+    assert config.get_text_config() is config
+    assert config == before
+
+
+# ---- Derived values ----
+def test_embedding_scale():
+    assert VanillaTransformerConfig(d_model=64).embedding_scale == 8.0
+    assert VanillaTransformerConfig(d_model=64, scale_embedding=False).embedding_scale == 1.0
+
+
+def test_decoding_tokens():
+    config = VanillaTransformerConfig(pad_token_id=3, bos_token_id=None, eos_token_id=[4, 5], decoder_start_token_id=6)
+    assert config.decoding_tokens == {
+        "pad_token_id": 3,
+        "bos_token_id": None,
+        "eos_token_id": [4, 5],
+        "decoder_start_token_id": 6,
+        "use_cache": True,
+    }
+
+
+# ---- Round trips ----
+# None of these is a default.
+OTHERS = {
+    "vocab_size": 100,
+    "decoder_vocab_size": 90,
+    "d_model": 24,
+    "encoder_layers": 2,
+    "decoder_layers": 3,
+    "encoder_attention_heads": 4,
+    "decoder_attention_heads": 5,
+    "encoder_ffn_dim": 40,
+    "decoder_ffn_dim": 50,
+    "head_dim": 7,
+    "value_head_dim": 9,
+    "dropout": 0.25,
+    "attention_dropout": 0.125,
+    "activation_dropout": 0.5,
+    "label_smoothing": 0.2,
+    "activation_function": "gelu",
+    "max_position_embeddings": 77,
+    "position_encoding": "fairseq",
+    "scale_embedding": False,
+    "norm_position": "pre",
+    "final_layer_norm": True,
+    "layer_norm_eps": 1e-5,
+    "attention_bias": True,
+    "output_bias": True,
+    "share_encoder_decoder_embeddings": False,
+    "tie_word_embeddings": False,
+    "use_cache": False,
+    "pad_token_id": 1,
+    "bos_token_id": None,
+    "eos_token_id": [3, 4],
+    "decoder_start_token_id": 5,
+}
+
+
+def _values(config):
+    return {field: getattr(config, field) for field in BASE}
+
+
+@pytest.mark.parametrize("fields", [{}, OTHERS], ids=["defaults", "others"])
+def test_round_trips(tmp_path, fields):
+    config = VanillaTransformerConfig(**fields)
+    expected = {**BASE, **fields}
+    config.save_pretrained(tmp_path)
+    loaded = VanillaTransformerConfig.from_pretrained(tmp_path)
+    for other in (loaded, VanillaTransformerConfig.from_dict(config.to_dict()), copy.deepcopy(config)):
+        assert type(other) is VanillaTransformerConfig
+        assert _values(other) == expected
+        assert other.to_dict() == config.to_dict()
+    # A file says which version of transformers wrote it; beyond that, what is loaded is equal to what was saved.
+    loaded.transformers_version = config.transformers_version
+    assert loaded == config
+    again = VanillaTransformerConfig.from_pretrained(tmp_path)
+    again.save_pretrained(tmp_path / "again")
+    assert (tmp_path / "again" / "config.json").read_bytes() == (tmp_path / "config.json").read_bytes()
+
+
+def test_others_are_no_defaults():
+    same = {field for field in OTHERS if OTHERS[field] == BASE[field]}
+    assert not same
+    assert BASE.keys() - OTHERS.keys() == {"is_encoder_decoder", "is_decoder"}
+
+
+def test_equality():
+    assert VanillaTransformerConfig() == VanillaTransformerConfig()
+    assert VanillaTransformerConfig() == VanillaTransformerConfig.from_preset("base", label_smoothing=0.0)
+    for field, value in OTHERS.items():
+        if field != "decoder_vocab_size":  # which needs another field
+            assert VanillaTransformerConfig(**{"head_dim": 64, "value_head_dim": 64, field: value}) != (
+                VanillaTransformerConfig(head_dim=64, value_head_dim=64)
+            ), field
+
+
+def test_copy_is_another():
+    config = VanillaTransformerConfig(eos_token_id=[2, 5])
+    other = copy.deepcopy(config)
+    other.d_model, other.eos_token_id[0] = 64, 7
+    assert (config.d_model, config.eos_token_id) == (512, [2, 5])
+
+
+def test_auto_config(tmp_path):
+    made = AutoConfig.for_model("vanilla_transformer", **OTHERS)
+    assert type(made) is VanillaTransformerConfig
+    made.save_pretrained(tmp_path)
+    loaded = AutoConfig.from_pretrained(tmp_path)
+    assert type(loaded) is VanillaTransformerConfig
+    assert _values(loaded) == {**BASE, **OTHERS}
+    changed, unused = AutoConfig.from_pretrained(tmp_path, dropout=0.3, nonsense=1, return_unused_kwargs=True)
+    assert (changed.dropout, unused) == (0.3, {"nonsense": 1})
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_presets_are_made_without_a_warning(name, caplog):
+    with caplog.at_level(logging.WARNING, logger="transformers"):
+        VanillaTransformerConfig.from_preset(name)
+    assert not caplog.records

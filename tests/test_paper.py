@@ -1,0 +1,875 @@
+"""The model against the paper, written down again in NumPy, and against other implementations with the same weights."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from transformers import MarianConfig, MarianMTModel
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+from transformers.models.fsmt.modeling_fsmt import SinusoidalPositionalEmbedding as FSMTPositions
+from transformers.models.m2m_100.modeling_m2m_100 import M2M100SinusoidalPositionalEmbedding as M2M100Positions
+from transformers.models.marian.modeling_marian import MarianSinusoidalPositionalEmbedding as MarianPositions
+from transformers.models.xlm.modeling_xlm import create_sinusoidal_embeddings as xlm_table
+from transformers.trainer_pt_utils import LabelSmoother
+
+from hf_vanilla_transformer import (
+    VanillaTransformerConfig,
+    VanillaTransformerForConditionalGeneration,
+    VanillaTransformerModel,
+)
+from hf_vanilla_transformer.generation_vanilla_transformer import GNMTLengthPenalty
+from hf_vanilla_transformer.modeling_vanilla_transformer import (
+    SinusoidalPositions,
+    VanillaTransformerAttention,
+    VanillaTransformerFeedForward,
+    eager_attention,
+    sinusoidal_table,
+)
+from hf_vanilla_transformer.ops_vanilla_transformer import positions_of
+
+SINUSOIDS = ("paper", "tensor2tensor", "fairseq", "marian")
+KERNELS = ("eager", "sdpa")
+# flex_attention compiles itself for every new shape.
+ALL_KERNELS = (*KERNELS, pytest.param("flex_attention", marks=pytest.mark.slow))
+# Rounding: a few float32 roundings of numbers around 1 stay far below 1e-5; in float64 only a wrong formula is above
+# 1e-10 (LayerNorm's eps of 1e-6 in place of 1e-5, for instance, is 5e-6 off and would pass the first).
+TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-10}
+
+PAD, BOS, EOS = 0, 1, 2
+SOURCE = torch.tensor([[5, 9, 7, 11, 3, EOS], [8, 4, EOS, PAD, PAD, PAD], [13, 12, 6, 10, EOS, PAD]])
+TARGET = torch.tensor([[BOS, 6, 12, 5, 9], [BOS, 14, 3, PAD, PAD], [BOS, 7, 8, 15, PAD]])
+LABELS = torch.tensor([[6, 12, 5, 9, EOS], [14, 3, EOS, -100, -100], [7, 8, 15, EOS, -100]])
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _one_thread():
+    """A second one costs more than it brings to tensors this small."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def _config(**overrides):
+    small = {
+        "vocab_size": 23,
+        "d_model": 12,
+        "encoder_layers": 2,
+        "decoder_layers": 3,
+        "encoder_attention_heads": 4,
+        "decoder_attention_heads": 4,
+        "encoder_ffn_dim": 20,
+        "decoder_ffn_dim": 20,
+        "dropout": 0.0,
+    }
+    return VanillaTransformerConfig(**{**small, **overrides})
+
+
+@torch.no_grad()
+def _shaken(module, dtype=torch.float32):
+    """Random numbers in every parameter: zero biases and unit norms would hide a wrong place."""
+    for name, parameter in module.named_parameters():
+        parameter.normal_(std=0.4)
+        if "norm" in name and name.endswith("weight"):
+            parameter.add_(1)
+    return module.to(dtype).eval()
+
+
+def _model(dtype=torch.float32, attn_implementation="eager", **overrides):
+    config = _config(attn_implementation=attn_implementation, **overrides)
+    return _shaken(VanillaTransformerForConditionalGeneration(config), dtype)
+
+
+def _close(ours, theirs, tolerance):
+    ours, theirs = torch.as_tensor(ours), torch.as_tensor(theirs)
+    torch.testing.assert_close(ours, theirs, atol=tolerance, rtol=tolerance, check_dtype=False)
+
+
+# ---- The paper in NumPy ----
+def numpy_positions(positions, d_model, encoding):
+    """Section 3.5, a column at a time; the other layouts by their toolkits' definitions."""
+    table = np.zeros((len(positions), d_model))
+    sines, half = (d_model + 1) // 2, d_model // 2
+    for column in range(d_model):
+        if encoding == "paper":  # 2i is the even column that it belongs to
+            exponent, function = (column - column % 2) / d_model, (np.sin, np.cos)[column % 2]
+        elif encoding == "marian":
+            exponent, function = 2 * (column % sines) / d_model, (np.sin, np.cos)[column // sines]
+        elif column < 2 * half:
+            exponent, function = (column % half) / max(half - 1, 1), (np.sin, np.cos)[column // half]
+        else:
+            continue  # zeros in the last of an odd number of columns
+        table[:, column] = function(np.asarray(positions, dtype=np.float64) / 10000.0**exponent)
+    return table
+
+
+def numpy_attention(Q, K, V, visible=None):
+    """Eq. 1."""
+    scores = Q @ np.swapaxes(K, -2, -1) / math.sqrt(Q.shape[-1])
+    if visible is not None:
+        scores = np.where(visible, scores, -np.inf)
+    weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
+    return weights / weights.sum(axis=-1, keepdims=True) @ V
+
+
+class NumpyTransformer:
+    """Section 3 with the weights of a model, one sentence pair at a time and without padding."""
+
+    def __init__(self, model, dropout=lambda x: x):
+        self.config, self.dropout = model.config, dropout
+        self.weights = {name: value.detach().double().numpy() for name, value in model.state_dict().items()}
+
+    def linear(self, name, x):
+        return x @ self.weights[f"{name}.weight"].T + self.weights.get(f"{name}.bias", 0.0)
+
+    def layer_norm(self, name, x):
+        centred = x - x.mean(axis=-1, keepdims=True)
+        deviation = np.sqrt((centred**2).mean(axis=-1, keepdims=True) + self.config.layer_norm_eps)
+        return centred / deviation * self.weights[f"{name}.weight"] + self.weights[f"{name}.bias"]
+
+    def multi_head(self, name, x, memory, heads, visible=None):
+        """Section 3.2.2, one head after the other."""
+        projected = [self.linear(f"{name}.{p}_proj", y) for p, y in (("q", x), ("k", memory), ("v", memory))]
+        by_head = zip(*(np.split(y, heads, axis=-1) for y in projected), strict=True)
+        outputs = [numpy_attention(query, key, value, visible) for query, key, value in by_head]
+        return self.linear(f"{name}.out_proj", np.concatenate(outputs, axis=-1))
+
+    def feed_forward(self, name, x):
+        """Eq. 2."""
+        return self.linear(f"{name}.fc2", np.maximum(0, self.linear(f"{name}.fc1", x)))
+
+    def residual(self, name, x, sublayer):
+        """Section 3.1, or the pre-norm variant."""
+        if self.config.norm_position == "post":
+            return self.layer_norm(name, x + self.dropout(sublayer(x)))
+        return x + self.dropout(sublayer(self.layer_norm(name, x)))
+
+    def embed(self, stack, ids):
+        first = self.config.pad_token_id + 1 if self.config.position_encoding == "fairseq" else 0
+        encoding, d_model = self.config.position_encoding, self.config.d_model
+        if encoding == "learned":
+            positions = self.weights[f"{stack}.embed_positions.weight"][: len(ids)]
+        else:  # our table is kept in float32
+            positions = numpy_positions(range(first, first + len(ids)), d_model, encoding).astype(np.float32)
+        scale = math.sqrt(d_model) if self.config.scale_embedding else 1.0
+        return self.dropout(scale * self.weights[f"{stack}.embed_tokens.weight"][ids] + positions)
+
+    def layer(self, name, x, heads, memory=None, visible=None):
+        def attend(y):
+            return self.multi_head(f"{name}.self_attn", y, y, heads, visible)
+
+        def attend_to_memory(y):
+            return self.multi_head(f"{name}.encoder_attn", y, memory, heads)
+
+        def feed_forward(y):
+            return self.feed_forward(f"{name}.feed_forward", y)
+
+        x = self.residual(f"{name}.self_attn_layer_norm", x, attend)
+        if memory is not None:
+            x = self.residual(f"{name}.encoder_attn_layer_norm", x, attend_to_memory)
+        return self.residual(f"{name}.final_layer_norm", x, feed_forward)
+
+    def finish(self, stack, x):
+        return self.layer_norm(f"{stack}.layer_norm", x) if self.config.final_layer_norm else x
+
+    def logits(self, source, target):
+        memory, config = self.embed("model.encoder", source), self.config
+        for i in range(config.encoder_layers):
+            memory = self.layer(f"model.encoder.layers.{i}", memory, config.encoder_attention_heads)
+        memory = self.finish("model.encoder", memory)
+        x, earlier = self.embed("model.decoder", target), np.tril(np.ones((len(target), len(target)), dtype=bool))
+        for i in range(config.decoder_layers):
+            x = self.layer(f"model.decoder.layers.{i}", x, config.decoder_attention_heads, memory, earlier)
+        return self.linear("lm_head", self.finish("model.decoder", x))
+
+
+VARIANTS = {
+    "paper": {},
+    "tensor2tensor": {"position_encoding": "tensor2tensor"},
+    "fairseq": {"position_encoding": "fairseq"},
+    "marian": {"position_encoding": "marian", "scale_embedding": False},
+    "learned": {"position_encoding": "learned"},
+    "pre-norm": {"norm_position": "pre", "final_layer_norm": True},
+    "pre-norm without last norms": {"norm_position": "pre"},
+    "last norms": {"final_layer_norm": True},
+    "biases": {"attention_bias": True, "output_bias": True},
+    "d_k and d_v": {"head_dim": 5, "value_head_dim": 2},
+    "wide d_v": {"head_dim": 2, "value_head_dim": 7},
+    "odd d_model": {"d_model": 13, "head_dim": 3, "value_head_dim": 4},
+    "one head, three heads": {"encoder_attention_heads": 1, "decoder_attention_heads": 3},
+    "two widths": {"encoder_ffn_dim": 9, "decoder_ffn_dim": 31},
+    "three matrices": {"share_encoder_decoder_embeddings": False, "tie_word_embeddings": False},
+    "two vocabularies": {"share_encoder_decoder_embeddings": False, "decoder_vocab_size": 19},
+    "eps": {"layer_norm_eps": 0.1},
+}
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_model_is_section_3(variant, kernel):
+    """Padded batches of the model against one sentence at a time in NumPy, every variant of the configuration."""
+    model = _model(torch.float64, kernel, **VARIANTS[variant])
+    reference = NumpyTransformer(model)
+    logits = model(SOURCE, SOURCE != PAD, TARGET).logits
+    for row, (source, target) in enumerate(zip(SOURCE, TARGET, strict=True)):
+        source, target = source[source != PAD].numpy(), target[target != PAD].numpy()
+        _close(logits[row, : len(target)], reference.logits(source, target), 1e-10)
+
+
+# ---- 3.5 Positional encoding ----
+@pytest.mark.parametrize("d_model", [2, 3, 16, 33, 512])
+@pytest.mark.parametrize("encoding", SINUSOIDS)
+def test_positional_table(encoding, d_model):
+    # The one rounding to float32 is at most 2^-25 = 2.98e-8 for numbers up to 1; float64's own are below 1e-11.
+    table = sinusoidal_table(3000, d_model, encoding)
+    assert table.dtype == torch.float32
+    np.testing.assert_allclose(table.numpy(), numpy_positions(range(3000), d_model, encoding), atol=3e-8, rtol=0)
+
+
+@pytest.mark.parametrize("pad", [0, 1, 5])
+@pytest.mark.parametrize("encoding", SINUSOIDS)
+def test_first_position(encoding, pad):
+    config = _config(position_encoding=encoding, pad_token_id=pad)
+    first = pad + 1 if encoding == "fairseq" else 0
+    expected = numpy_positions(range(first, first + config.max_position_embeddings), config.d_model, encoding)
+    np.testing.assert_allclose(SinusoidalPositions(config).table.numpy(), expected, atol=3e-8, rtol=0)
+
+
+@pytest.mark.parametrize("d_model", [16, 33])
+@pytest.mark.parametrize("encoding", SINUSOIDS)
+def test_positional_table_grows(encoding, d_model):
+    """Bitwise what it would have been from the start, whatever it grew through."""
+    config = _config(d_model=d_model, head_dim=4, value_head_dim=4, position_encoding=encoding)
+    config.max_position_embeddings = 4
+    positions = SinusoidalPositions(config)
+    first = 1 if encoding == "fairseq" else 0
+    for length in (3, 5, 200, 7):
+        expected = sinusoidal_table(length, d_model, encoding, first)
+        assert torch.equal(positions(torch.arange(length)[None], length), expected[None])
+    assert not positions.state_dict()
+
+
+def test_model_is_the_same_beyond_its_table():
+    short, long = (_model(max_position_embeddings=length) for length in (2, 64))
+    short.load_state_dict(long.state_dict())
+    assert torch.equal(short(SOURCE, SOURCE != PAD, TARGET).logits, long(SOURCE, SOURCE != PAD, TARGET).logits)
+
+
+@pytest.mark.parametrize("d_model", [16, 33])
+def test_paper_positions_are_xlms(d_model):
+    # Both are computed in float64 and rounded once, so that they are equal but for a rare last bit.
+    theirs = xlm_table(200, d_model, torch.empty(200, d_model))
+    _close(sinusoidal_table(200, d_model, "paper"), theirs, 6e-8)
+
+
+@pytest.mark.parametrize("d_model", [16, 33])
+def test_marian_positions_are_hugging_face_marians(d_model):
+    _close(sinusoidal_table(200, d_model, "marian"), MarianPositions(200, d_model).create_weight(), 6e-8)
+
+
+@pytest.mark.parametrize("d_model", [16, 33])
+def test_tensor2tensor_positions_are_fsmts_without_padding(d_model):
+    # FSMT computes in float32: an angle of up to 200 is known within 200 * 2^-24 = 1.2e-5, and its sine as well.
+    theirs = FSMTPositions.get_embedding(200, d_model, padding_idx=None)
+    _close(sinusoidal_table(200, d_model, "tensor2tensor"), theirs, 3e-5)
+
+
+@pytest.mark.parametrize("theirs", [FSMTPositions, M2M100Positions])
+def test_fairseq_positions_of_a_padded_batch(theirs):
+    pad = 1
+    ids = torch.tensor([[5, 6, 7, 8, 9], [5, 6, 7, pad, pad], [pad, pad, 5, 6, 7]])
+    config = _config(position_encoding="fairseq", pad_token_id=pad)
+    x = torch.zeros(*ids.shape, config.d_model)
+    ours = SinusoidalPositions(config)(positions_of(ids != pad, 0, x), ids.shape[1])
+    reference = theirs(20, config.d_model, pad)
+    if theirs is FSMTPositions:
+        reference.make_weight(20, config.d_model, pad)
+    # Angles up to 7 in float32: within 7 * 2^-24 = 4e-7. Rows of padding are zero there and arbitrary here.
+    _close(ours[ids != pad], reference(ids)[ids != pad], 1e-6)
+
+
+# ---- 3.2.1 Scaled dot-product attention ----
+X = torch.tensor([[1, 1, 1], [0, 0.3, 0.1], [0.3, 0, 0]])
+ATTENTION_OF_X = torch.tensor([[0.7417, 0.7444, 0.7133], [0.4699, 0.4753, 0.4115], [0.4642, 0.4593, 0.3976]])
+HALF_OF_LAST_DIGIT = 5e-5
+
+
+def _attention_module(kernel="eager", causal=False, **overrides):
+    config = _config(attn_implementation=kernel, **overrides)
+    return VanillaTransformerAttention(config, config.encoder_attention_heads, 0, causal=causal).eval()
+
+
+@pytest.mark.parametrize("kernel", ALL_KERNELS)
+def test_worked_example(kernel):
+    """Eq. 1 with Q = K = V = x, as a function and as an attention of one head with unit matrices."""
+    size = {"d_model": 3, "encoder_attention_heads": 1, "decoder_attention_heads": 1}
+    module = _attention_module(kernel, **size)
+    for parameter in module.parameters():
+        nn.init.eye_(parameter)
+    function = eager_attention if kernel == "eager" else ALL_ATTENTION_FUNCTIONS[kernel]
+    x = X[None, None]  # (B, h, T, d_k)
+    with torch.no_grad():
+        by_function = function(module, x, x, x, None, scaling=3**-0.5, dropout=0.0)[0]  # (B, T, h, d_v)
+        by_module = module(X[None], None, None)[0]
+    torch.testing.assert_close(by_function[0, :, 0], ATTENTION_OF_X, atol=HALF_OF_LAST_DIGIT, rtol=0)
+    torch.testing.assert_close(by_module[0], ATTENTION_OF_X, atol=HALF_OF_LAST_DIGIT, rtol=0)
+
+
+def test_worked_example_in_numpy():
+    x = X.double().numpy()
+    np.testing.assert_allclose(numpy_attention(x, x, x), ATTENTION_OF_X, atol=HALF_OF_LAST_DIGIT)
+
+
+@pytest.mark.parametrize("mask_kind", [None, "boolean", "added"])
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_attention_is_eq_1(kernel, causal, mask_kind):
+    """Heads, d_v other than d_k, and each form of mask, float64."""
+    function = eager_attention if kernel == "eager" else ALL_ATTENTION_FUNCTIONS[kernel]
+    query, key = torch.randn(2, 3, 5, 4).double(), torch.randn(2, 3, 5, 4).double()
+    value = torch.randn(2, 3, 5, 6).double()
+    visible = torch.ones(2, 1, 5, 5, dtype=torch.bool)
+    if mask_kind:
+        visible[1, :, :, 3:] = False
+    if causal:
+        visible = visible.tril()
+    mask = {
+        None: None,
+        "boolean": visible,
+        "added": torch.zeros(visible.shape).double().masked_fill(~visible, torch.finfo(torch.float64).min),
+    }[mask_kind]
+    ours = function(_attention_module(causal=causal), query, key, value, mask, scaling=0.5, dropout=0.0)[0]
+    expected = numpy_attention(query.numpy(), key.numpy(), value.numpy(), visible.numpy())
+    _close(ours.transpose(1, 2), expected, 1e-12)
+
+
+def test_attention_weights_are_those_of_eq_1():
+    """Attention to the unit matrix gives the weights themselves."""
+    query, key = torch.randn(2, 3, 5, 4).double(), torch.randn(2, 3, 7, 4).double()
+    unit = torch.eye(7).double().expand(2, 3, 7, 7)
+    heads, weights = eager_attention(_attention_module(), query, key, unit, None, scaling=0.5)
+    _close(weights, numpy_attention(query.numpy(), key.numpy(), unit.numpy()), 1e-12)
+    _close(heads.transpose(1, 2), weights, 1e-12)
+    _close(weights.sum(-1), torch.ones(2, 3, 5), 1e-12)
+
+
+# ---- 3.2.2 Multi-head attention ----
+@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize(("heads", "d_k", "d_v"), [(4, None, None), (4, 5, 2), (1, 12, 12), (5, 2, 3), (4, 5, None)])
+def test_d_k_and_d_v_are_independent_of_d_model(heads, d_k, d_v, bias, kernel):
+    overrides = {"head_dim": d_k, "value_head_dim": d_v, "attention_bias": bias}
+    module = _shaken(
+        _attention_module(kernel, encoder_attention_heads=heads, **overrides, decoder_attention_heads=heads),
+        torch.float64,
+    )
+    d_model = module.config.d_model
+    d_k, d_v = d_k or d_model // heads, d_v or d_model // heads
+    shapes = {name: tuple(parameter.shape) for name, parameter in module.named_parameters() if "weight" in name}
+    assert shapes == {
+        "q_proj.weight": (heads * d_k, d_model),
+        "k_proj.weight": (heads * d_k, d_model),
+        "v_proj.weight": (heads * d_v, d_model),
+        "out_proj.weight": (d_model, heads * d_v),
+    }
+    assert {name for name, _ in module.named_parameters() if "bias" in name} == (
+        {f"{p}_proj.bias" for p in ("q", "k", "v", "out")} if bias else set()
+    )
+
+    def head(i, x, memory):
+        """head_i = Attention(Q W^Q_i, K W^K_i, V W^V_i), by slices of the matrices."""
+
+        def project(linear, width, y):
+            rows = slice(i * width, (i + 1) * width)
+            return y @ linear.weight[rows].T + (linear.bias[rows] if bias else 0)
+
+        query, key = project(module.q_proj, d_k, x), project(module.k_proj, d_k, memory)
+        return torch.softmax(query @ key.mT / math.sqrt(d_k), dim=-1) @ project(module.v_proj, d_v, memory)
+
+    x, memory = torch.randn(2, 3, d_model).double(), torch.randn(2, 5, d_model).double()
+    for keys in (x, memory):
+        concatenated = torch.cat([head(i, x, keys) for i in range(heads)], dim=-1)
+        expected = concatenated @ module.out_proj.weight.T + (module.out_proj.bias if bias else 0)
+        _close(module(x, None if keys is x else memory, None)[0], expected, 1e-12)
+
+
+# ---- 3.3 Position-wise feed-forward networks ----
+def test_feed_forward_is_eq_2():
+    module = _shaken(VanillaTransformerFeedForward(_config(), 20), torch.float64)
+    x = torch.randn(2, 5, 12).double()
+    W1, b1, W2, b2 = (p.detach().numpy() for p in (*module.fc1.parameters(), *module.fc2.parameters()))
+    _close(module(x), np.maximum(0, x.numpy() @ W1.T + b1) @ W2.T + b2, 1e-12)
+
+
+# ---- 3.4 Embeddings and softmax ----
+def _first_input(layers, call):
+    """What reaches the first layer: the sum of embeddings and positions."""
+    seen = []
+    handle = layers[0].register_forward_pre_hook(lambda _, args: seen.append(args[0]))
+    call()
+    handle.remove()
+    return seen[0]
+
+
+@pytest.mark.parametrize("as_embeddings", [False, True])
+@pytest.mark.parametrize("scale", [False, True])
+def test_embeddings_are_scaled_by_the_root_of_d_model(scale, as_embeddings):
+    model = _model(torch.float64, scale_embedding=scale)
+    E, PE = model.get_input_embeddings().weight, sinusoidal_table(6, 12)
+    factor = math.sqrt(12) if scale else 1
+    if as_embeddings:
+        inputs = {"inputs_embeds": E[SOURCE], "decoder_inputs_embeds": E[TARGET]}
+    else:
+        inputs = {"input_ids": SOURCE, "decoder_input_ids": TARGET}
+    for stack, ids in ((model.model.encoder, SOURCE), (model.model.decoder, TARGET)):
+        x = _first_input(stack.layers, lambda: model(**inputs))
+        _close(x, factor * E[ids] + PE[: ids.shape[1]], 1e-12)
+
+
+def test_one_matrix_for_embeddings_and_projection():
+    model = _model()
+    encoder, decoder, projection = model.model.encoder.embed_tokens, model.model.decoder.embed_tokens, model.lm_head
+    assert encoder.weight is decoder.weight
+    assert encoder.weight is projection.weight
+    outputs = model.model(SOURCE, SOURCE != PAD, TARGET)
+    _close(model(SOURCE, SOURCE != PAD, TARGET).logits, outputs.last_hidden_state @ encoder.weight.T, 1e-5)
+
+
+# ---- 3.1 Stacks: what sees what ----
+@pytest.mark.parametrize("norm_position", ["post", "pre"])
+@pytest.mark.parametrize("kernel", ALL_KERNELS)
+def test_no_position_sees_a_later_target_token(kernel, norm_position):
+    model = _model(attn_implementation=kernel, norm_position=norm_position)
+    with torch.no_grad():
+        logits = model(SOURCE, SOURCE != PAD, TARGET).logits
+        for position in range(TARGET.shape[1]):
+            changed = TARGET.clone()
+            changed[:, position] = 20
+            others = model(SOURCE, SOURCE != PAD, changed).logits
+            # Bitwise: the weight of a masked position is exactly 0, whatever stands there.
+            assert torch.equal(others[:, :position], logits[:, :position])
+            assert (others[:, position:] != logits[:, position:]).any(dim=-1).all()  # and all that see it change
+
+
+@pytest.mark.parametrize("left", [False, True])
+@pytest.mark.parametrize("kernel", ALL_KERNELS)
+def test_padding_is_not_seen(kernel, left):
+    model = _model(attn_implementation=kernel)
+    source, target = (ids.flip(1) if left else ids for ids in (SOURCE, TARGET))
+    masks = {"attention_mask": (source != PAD).long(), "decoder_attention_mask": (target != PAD).long()}
+    changed_source, changed_target = source.masked_fill(source == PAD, 20), target.masked_fill(target == PAD, 21)
+    with torch.no_grad():
+        ours = model(source, decoder_input_ids=target, **masks).logits[target != PAD]
+        # Bitwise, as above.
+        assert torch.equal(model(changed_source, decoder_input_ids=changed_target, **masks).logits[target != PAD], ours)
+        masks["attention_mask"][1] = 1
+        assert not torch.equal(model(changed_source, decoder_input_ids=target, **masks).logits[target != PAD], ours)
+
+
+@pytest.mark.parametrize("kernel", ALL_KERNELS)
+def test_encoder_sees_both_ways(kernel):
+    encoder = _model(attn_implementation=kernel).model.encoder
+    with torch.no_grad():
+        x = encoder(SOURCE[:1]).last_hidden_state
+        for position in range(SOURCE.shape[1]):
+            changed = SOURCE[:1].clone()
+            changed[:, position] = 20
+            difference = (encoder(changed).last_hidden_state - x).abs().amax(dim=-1)
+            assert (difference > 1e-3).all()  # far above rounding, at every position before and after
+
+
+def test_decoder_positions_see_the_whole_source():
+    model = _model()
+    with torch.no_grad():
+        logits = model(SOURCE[:1], decoder_input_ids=TARGET[:1]).logits
+        for position in range(SOURCE.shape[1]):
+            changed = SOURCE[:1].clone()
+            changed[:, position] = 20
+            difference = model(changed, decoder_input_ids=TARGET[:1]).logits - logits
+            assert (difference.abs().amax(dim=-1) > 1e-3).all()
+
+
+# ---- 5.4 Dropout and label smoothing ----
+def _stand_in_for_dropout(monkeypatch, factor=3.0):
+    """Multiplies by a factor where torch would drop, so that its place can be seen; returns its calls, (p, shape)."""
+    calls = []
+
+    def scale(x, p=0.5, training=True, inplace=False):
+        if not training or p == 0.0:
+            return x
+        calls.append((p, tuple(x.shape)))
+        return factor * x
+
+    monkeypatch.setattr(F, "dropout", scale)
+    return calls
+
+
+@pytest.mark.parametrize("norm_position", ["post", "pre"])
+def test_dropout_is_on_embeddings_and_on_what_sublayers_add(monkeypatch, norm_position):
+    """Section 5.4: "to the output of each sub-layer, before it is added to the sub-layer input and normalized"."""
+    model = _model(torch.float64, norm_position=norm_position, dropout=0.3)
+    source, target = SOURCE[0], TARGET[0]
+    _stand_in_for_dropout(monkeypatch)
+    without = NumpyTransformer(model).logits(source.numpy(), target.numpy())
+    dropped = NumpyTransformer(model, dropout=lambda x: 3.0 * x).logits(source.numpy(), target.numpy())
+    assert np.abs(without - dropped).max() > 0.1
+    _close(model.eval()(source[None], decoder_input_ids=target[None]).logits[0], without, 1e-10)
+    _close(model.train()(source[None], decoder_input_ids=target[None]).logits[0], dropped, 1e-10)
+
+
+@pytest.mark.parametrize("attention_dropout", [0.0, 0.2])
+@pytest.mark.parametrize("activation_dropout", [0.0, 0.4])
+def test_every_dropout_of_a_training_step(monkeypatch, attention_dropout, activation_dropout):
+    rates = {"dropout": 0.3, "attention_dropout": attention_dropout, "activation_dropout": activation_dropout}
+    model = _model(encoder_layers=2, decoder_layers=1, **rates).train()
+    (B, S), (_, T), h = SOURCE.shape, TARGET.shape, 4
+
+    def attention(queries, keys):
+        return [(attention_dropout, (B, h, queries, keys)), (0.3, (B, queries, 12))]
+
+    def feed_forward(positions):
+        return [(activation_dropout, (B, positions, 20)), (0.3, (B, positions, 12))]
+
+    encoder = [(0.3, (B, S, 12)), *(2 * [*attention(S, S), *feed_forward(S)])]
+    decoder = [(0.3, (B, T, 12)), *attention(T, T), *attention(T, S), *feed_forward(T)]
+    calls = _stand_in_for_dropout(monkeypatch)
+    model(SOURCE, SOURCE != PAD, TARGET)
+    assert calls == [(p, shape) for p, shape in encoder + decoder if p > 0]
+    calls.clear()
+    model.eval()(SOURCE, SOURCE != PAD, TARGET)
+    assert not calls
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_attention_dropout_reaches_each_kernel(kernel):
+    torch.manual_seed(1)
+    model = _model(attn_implementation=kernel, attention_dropout=0.5)
+    inputs = (SOURCE, SOURCE != PAD, TARGET)
+    with torch.no_grad():
+        assert torch.equal(model(*inputs).logits, model(*inputs).logits)
+        model.train()
+        assert not torch.equal(model(*inputs).logits, model(*inputs).logits)
+
+
+def test_dropout_drops_p_and_keeps_the_mean():
+    encoder = _model(dropout=0.25, d_model=64).model.encoder
+    source = SOURCE.repeat(100, 1)
+    x = _first_input(encoder.layers, lambda: encoder(source))
+    encoder.train()
+    dropped = _first_input(encoder.layers, lambda: encoder(source))
+    # Of 115,200 numbers, the dropped share is 0.25 within 0.0013 (one standard deviation).
+    assert (dropped == 0).float().mean().item() == pytest.approx(0.25, abs=0.006)
+    torch.testing.assert_close(dropped, torch.where(dropped == 0, 0.0, x / 0.75))
+
+
+def _numpy_loss(logits, labels, smoothing):
+    """The mean over targets of -sum_k q(k) log p(k), with q = (1 - eps) [k is the label] + eps / V."""
+    logits = logits[labels != -100].detach().double().numpy()
+    labels = labels[labels != -100].numpy()
+    log_p = logits - np.log(np.exp(logits).sum(axis=-1, keepdims=True))
+    q = np.full_like(log_p, smoothing / log_p.shape[-1])
+    q[np.arange(len(labels)), labels] += 1 - smoothing
+    return -(q * log_p).sum(axis=-1).mean()
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1, 0.2])
+def test_label_smoothing(smoothing):
+    """eps_ls is spread over the whole vocabulary, in training alone."""
+    model = _model(torch.float64, label_smoothing=smoothing)
+    plain = model(SOURCE, SOURCE != PAD, labels=LABELS)
+    _close(plain.loss, _numpy_loss(plain.logits, LABELS, 0.0), 1e-12)
+    smoothed = model.train()(SOURCE, SOURCE != PAD, labels=LABELS)
+    _close(smoothed.logits, plain.logits, 1e-12)  # no dropout here
+    _close(smoothed.loss, _numpy_loss(smoothed.logits, LABELS, smoothing), 1e-12)
+    # The Trainer's adds the vocabulary up in float32, of which 1e-6 is the rounding.
+    _close(smoothed.loss, LabelSmoother(smoothing)(smoothed, LABELS), 1e-6)
+
+
+def test_label_smoothing_over_the_other_tokens():
+    """eps over the other V - 1 tokens, as tensor2tensor and fairseq spread it, is ours with eps V / (V - 1)."""
+    V, smoothing = 23, 0.1
+    model = _model(torch.float64, label_smoothing=smoothing * V / (V - 1)).train()
+    outputs = model(SOURCE, SOURCE != PAD, labels=LABELS)
+    log_p, labels = outputs.logits.log_softmax(-1)[LABELS != -100], LABELS[LABELS != -100]
+    q = torch.full_like(log_p, smoothing / (V - 1)).scatter(1, labels[:, None], 1 - smoothing)
+    _close(outputs.loss, -(q * log_p).sum(-1).mean(), 1e-12)
+
+
+def test_labels_are_shifted_right_by_the_model():
+    model = _model()
+    by_labels = model(SOURCE, SOURCE != PAD, labels=LABELS)
+    by_hand = model(SOURCE, SOURCE != PAD, TARGET, labels=LABELS)
+    real = LABELS != -100
+    assert torch.equal(by_labels.logits[real], by_hand.logits[real])
+    assert torch.equal(by_labels.loss, by_hand.loss)
+
+
+# ---- 6.1 Length penalty ----
+@pytest.mark.parametrize("alpha", [-0.5, 0.0, 0.6, 1, 2.5])
+def test_length_penalty_is_eq_14_of_wu_et_al(alpha):
+    for length in (1, 2, 7, 55, 1000):
+        expected = np.float64(5 + length) ** alpha / np.float64(5 + 1) ** alpha
+        assert length ** GNMTLengthPenalty(alpha) == pytest.approx(expected, rel=1e-14)
+
+
+@pytest.mark.parametrize("alpha", [0.0, 0.6, 1.5])
+def test_beam_scores_are_penalised_log_probabilities(alpha):
+    """sequences_scores against log P of each hypothesis, computed anew, over lp(|Y|) with </s> counted."""
+    model = _model(torch.float64, output_bias=True)
+    with torch.no_grad():
+        model.lm_head.bias[EOS] += 2  # so that hypotheses end, at different lengths
+        outputs = model.generate(
+            SOURCE,
+            attention_mask=SOURCE != PAD,
+            gnmt_length_penalty=alpha,
+            num_beams=4,
+            num_return_sequences=4,
+            max_new_tokens=9,
+            return_dict_in_generate=True,
+            output_scores=True,
+        )
+        sequences = outputs.sequences
+        source = SOURCE.repeat_interleave(4, dim=0)
+        log_p = model(source, source != PAD, sequences[:, :-1]).logits.log_softmax(-1)
+    log_p = log_p.gather(-1, sequences[:, 1:, None])[..., 0]
+    ended = (sequences[:, 1:] == EOS).cumsum(1) - (sequences[:, 1:] == EOS).int() > 0
+    lengths = (~ended).sum(1)
+    assert len(set(lengths.tolist())) > 2
+    expected = log_p.masked_fill(ended, 0.0).sum(1) / ((5 + lengths) / 6) ** alpha
+    # generate() keeps scores in float32: numbers around 10 within 1e-5.
+    _close(outputs.sequences_scores, expected, 1e-5)
+
+
+# ---- Initialisation, as in the paper's code ----
+@pytest.mark.parametrize(
+    "tying",
+    [
+        {},
+        {"tie_word_embeddings": False},
+        {"share_encoder_decoder_embeddings": False},
+        {"share_encoder_decoder_embeddings": False, "tie_word_embeddings": False},
+    ],
+    ids=["one matrix", "untied", "unshared", "three matrices"],
+)
+def test_embeddings_are_normal_with_variance_1_over_d_model(tying):
+    config = _config(vocab_size=3000, d_model=64, position_encoding="learned", **tying)
+    model = VanillaTransformerForConditionalGeneration(config)
+    matrices = {
+        id(weight): weight
+        for weight in (
+            model.model.encoder.embed_tokens.weight,
+            model.model.decoder.embed_tokens.weight,
+            model.lm_head.weight,
+            model.model.encoder.embed_positions.weight,
+            model.model.decoder.embed_positions.weight,
+        )
+    }
+    assert len(matrices) == 3 + len(tying)
+    for weight in matrices.values():
+        # At least 65,000 numbers: their deviation is known within 0.3%, the share within one of it within 0.2%.
+        assert weight.std().item() == pytest.approx(64**-0.5, rel=0.015)
+        assert weight.mean().item() == pytest.approx(0, abs=0.002)
+        within_one = (weight.abs() < 64**-0.5).float().mean().item()
+        assert within_one == pytest.approx(0.6827, abs=0.01)  # of a normal distribution
+
+
+@pytest.mark.parametrize("norm_position", ["post", "pre"])
+def test_projections_are_glorot_uniform(norm_position):
+    config = _config(
+        d_model=64,
+        head_dim=12,
+        value_head_dim=24,
+        encoder_ffn_dim=200,
+        decoder_ffn_dim=100,
+        attention_bias=True,
+        output_bias=True,
+        final_layer_norm=True,
+        norm_position=norm_position,
+    )
+    model = VanillaTransformerForConditionalGeneration(config)
+    kinds = {nn.Linear: 0, nn.LayerNorm: 0}
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Linear):
+            kinds[nn.Linear] += 1
+            assert not module.bias.any(), name
+            if module is not model.lm_head:
+                fan_out, fan_in = module.weight.shape
+                bound = math.sqrt(6 / (fan_in + fan_out))
+                # Of 3,000 uniform numbers and more, the largest is within 0.4% of the bound but once in 100,000 times.
+                assert 0.996 * bound < module.weight.abs().max().item() <= bound, name
+                assert module.weight.std().item() == pytest.approx(bound / math.sqrt(3), rel=0.05), name
+        elif isinstance(module, nn.LayerNorm):
+            kinds[nn.LayerNorm] += 1
+            assert (module.weight == 1).all(), name
+            assert not module.bias.any(), name
+            assert module.eps == 1e-6
+    # Two encoder layers of 4 + 2 and three decoder layers of 8 + 2 maps, and the projection to the vocabulary; two and
+    # three norms a layer, and the last ones.
+    assert kinds == {nn.Linear: 2 * 6 + 3 * 10 + 1, nn.LayerNorm: 2 * 2 + 3 * 3 + 2}
+
+
+# ---- torch.nn.Transformer with the same weights ----
+def _as_torch_nn(ours, config):
+    """Our tensors, weights or gradients, under torch.nn.Transformer's names."""
+    theirs = {}
+
+    def take(their_name, our_name):
+        for kind in ("weight", "bias"):
+            theirs[f"{their_name}.{kind}"] = ours[f"{our_name}.{kind}"]
+
+    for stack, layers, norms, attentions in (
+        ("encoder", config.encoder_layers, ["self_attn", "final"], {"self_attn": "self_attn"}),
+        (
+            "decoder",
+            config.decoder_layers,
+            ["self_attn", "encoder_attn", "final"],
+            {"self_attn": "self_attn", "encoder_attn": "multihead_attn"},
+        ),
+    ):
+        for layer in (f"{stack}.layers.{i}" for i in range(layers)):
+            for number, norm in enumerate(norms, start=1):
+                take(f"{layer}.norm{number}", f"{layer}.{norm}_layer_norm")
+            for number in (1, 2):
+                take(f"{layer}.linear{number}", f"{layer}.feed_forward.fc{number}")
+            for our_name, their_name in attentions.items():
+                take(f"{layer}.{their_name}.out_proj", f"{layer}.{our_name}.out_proj")
+                for kind in ("weight", "bias"):
+                    stacked = [ours[f"{layer}.{our_name}.{p}_proj.{kind}"] for p in "qkv"]
+                    theirs[f"{layer}.{their_name}.in_proj_{kind}"] = torch.cat(stacked)
+        take(f"{stack}.norm", f"{stack}.layer_norm")
+    return theirs
+
+
+@pytest.mark.filterwarnings("ignore:enable_nested_tensor")
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("norm_position", ["post", "pre"])
+def test_stacks_are_torch_nn_transformers(norm_position, kernel, dtype):
+    """Outputs of both stacks and all gradients, padded batches."""
+    tolerance = TOLERANCE[dtype]
+    config = _config(
+        norm_position=norm_position,
+        final_layer_norm=True,
+        attention_bias=True,
+        layer_norm_eps=1e-5,
+        scale_embedding=False,
+        attn_implementation=kernel,
+    )
+    ours = _shaken(VanillaTransformerModel(config), dtype)
+    sizes = (config.d_model, 4, config.encoder_layers, config.decoder_layers, config.encoder_ffn_dim)
+    theirs = nn.Transformer(*sizes, dropout=0.0, batch_first=True, norm_first=norm_position == "pre", dtype=dtype)
+    theirs.eval().load_state_dict(_as_torch_nn(ours.state_dict(), config))
+
+    x, y = (torch.randn(*ids.shape, config.d_model, dtype=dtype) for ids in (SOURCE, TARGET))
+    positions = ours.encoder.embed_positions.table
+    masks = {"attention_mask": SOURCE != PAD, "decoder_attention_mask": TARGET != PAD}
+    outputs = ours(inputs_embeds=x, decoder_inputs_embeds=y, **masks)
+    padding = {"src_key_padding_mask": SOURCE == PAD, "memory_key_padding_mask": SOURCE == PAD}
+    x, y = x + positions[: x.shape[1]], y + positions[: y.shape[1]]
+    later = torch.ones(y.shape[1], y.shape[1], dtype=torch.bool).triu(1)
+    memory = theirs.encoder(x, src_key_padding_mask=SOURCE == PAD)
+    z = theirs(x, y, tgt_mask=later, tgt_key_padding_mask=TARGET == PAD, **padding)
+
+    _close(outputs.encoder_last_hidden_state[SOURCE != PAD], memory[SOURCE != PAD], tolerance)
+    _close(outputs.last_hidden_state[TARGET != PAD], z[TARGET != PAD], tolerance)
+    direction = torch.randn(z.shape, dtype=dtype)[TARGET != PAD]
+    (outputs.last_hidden_state[TARGET != PAD] * direction).mean().backward()
+    (z[TARGET != PAD] * direction).mean().backward()
+    gradients = {name: p.grad for name, p in ours.named_parameters() if "embed_tokens" not in name}
+    expected = {name: p.grad for name, p in theirs.named_parameters()}
+    gradients = _as_torch_nn(gradients, config)
+    assert gradients.keys() == expected.keys()
+    for name, gradient in expected.items():
+        _close(gradients[name], gradient, tolerance)
+    assert min(g.abs().max() for name, g in expected.items() if "in_proj_bias" not in name) > 1e-4
+
+
+# ---- Hugging Face's Marian with the same weights ----
+def _with_marian(dtype=torch.float32, kernel="eager", **overrides):
+    """One of our models and the Marian with its weights: (ours, theirs, {their name: our name})."""
+    ours = _model(
+        dtype,
+        kernel,
+        position_encoding="marian",
+        attention_bias=True,
+        output_bias=True,
+        layer_norm_eps=1e-5,
+        decoder_start_token_id=PAD,
+        bos_token_id=None,
+        **overrides,
+    )
+    own = MarianConfig(forced_eos_token_id=None).to_dict().keys() - {"model_type", "transformers_version"}
+    shared = {field: value for field, value in ours.config.to_dict().items() if field in own}
+    config = MarianConfig(**shared, forced_eos_token_id=None)
+    config._attn_implementation = kernel
+    theirs = MarianMTModel(config).to(dtype).eval()
+    names = {
+        name: name.replace("shared", "encoder.embed_tokens").replace("fc", "feed_forward.fc")
+        for name, parameter in theirs.named_parameters()
+        if parameter.requires_grad
+    }
+    parameters = dict(ours.named_parameters())
+    assert {*names.values(), "lm_head.bias"} == parameters.keys()
+    with torch.no_grad():
+        for their_name, our_name in names.items():
+            theirs.get_parameter(their_name).copy_(parameters[our_name])
+        theirs.final_logits_bias.copy_(parameters["lm_head.bias"])
+    return ours, theirs, names
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        {"scale_embedding": True, "activation_function": "swish"},
+        {"scale_embedding": False, "activation_function": "relu"},
+        {"share_encoder_decoder_embeddings": False, "decoder_vocab_size": 19},
+        {"share_encoder_decoder_embeddings": False, "tie_word_embeddings": False},
+    ],
+    ids=["scaled, swish", "unscaled, relu", "two vocabularies", "untied"],
+)
+def test_model_is_marian(overrides, kernel, dtype):
+    """Logits, loss and all gradients of a padded batch."""
+    ours, theirs, names = _with_marian(dtype, kernel, **overrides)
+    theirs.final_logits_bias.requires_grad_()
+    batch = {"input_ids": SOURCE, "attention_mask": (SOURCE != PAD).long(), "labels": LABELS}
+    our_outputs, their_outputs = ours(**batch), theirs(**batch)
+    _close(our_outputs.logits, their_outputs.logits, TOLERANCE[dtype])
+    _close(our_outputs.loss, their_outputs.loss, TOLERANCE[dtype])
+    our_outputs.loss.backward()
+    their_outputs.loss.backward()
+    for their_name, our_name in names.items():
+        our_gradient, their_gradient = ours.get_parameter(our_name).grad, theirs.get_parameter(their_name).grad
+        if "embed" in our_name:  # Marian keeps the gradient of padding's embedding, its first decoder input, at zero
+            our_gradient, their_gradient = our_gradient[PAD + 1 :], their_gradient[PAD + 1 :]
+        assert their_gradient.abs().max() > 1e-4 or "k_proj.bias" in our_name  # of which softmax knows nothing
+        _close(our_gradient, their_gradient, TOLERANCE[dtype])
+    _close(ours.lm_head.bias.grad, theirs.final_logits_bias.grad[0], TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("length_penalty", [1.0, 0.3, -0.5])
+@pytest.mark.parametrize("early_stopping", [True, False, "never"])
+def test_beam_search_is_marians(length_penalty, early_stopping):
+    ours, theirs, _ = _with_marian(torch.float64)  # no near ties, which rounding could decide differently
+    for bias in (ours.lm_head.bias.data, theirs.final_logits_bias[0]):
+        bias[EOS] += 4  # so that hypotheses end, at different lengths
+    settings = {
+        "attention_mask": (SOURCE != PAD).long(),
+        "num_beams": 4,
+        "num_return_sequences": 3,
+        "max_new_tokens": 9,
+        "length_penalty": length_penalty,
+        "early_stopping": early_stopping,
+        "return_dict_in_generate": True,
+        "output_scores": True,
+    }
+    our_outputs = ours.generate(SOURCE, gnmt_length_penalty=None, **settings)
+    their_outputs = theirs.generate(SOURCE, **settings)
+    assert torch.equal(our_outputs.sequences, their_outputs.sequences)
+    assert len({(sequence == EOS).float().argmax().item() for sequence in our_outputs.sequences}) > 2
+    # generate() keeps scores in float32.
+    _close(our_outputs.sequences_scores, their_outputs.sequences_scores, 1e-6)
