@@ -7,17 +7,18 @@ from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
 
-_EXPORTS = {
-    "VanillaTransformerConfig": "configuration_vanilla_transformer",
-    "VanillaTransformerDecoder": "modeling_vanilla_transformer",
-    "VanillaTransformerEncoder": "modeling_vanilla_transformer",
-    "VanillaTransformerForConditionalGeneration": "modeling_vanilla_transformer",
-    "VanillaTransformerModel": "modeling_vanilla_transformer",
-    "VanillaTransformerPreTrainedModel": "modeling_vanilla_transformer",
-    "VanillaTransformerTokenizer": "tokenization_vanilla_transformer",
-    "VanillaTransformerTokenizerFast": "tokenization_vanilla_transformer",
-}
-__all__ = ["__version__", "register", *_EXPORTS]
+__all__ = [
+    "VanillaTransformerConfig",
+    "VanillaTransformerDecoder",
+    "VanillaTransformerEncoder",
+    "VanillaTransformerForConditionalGeneration",
+    "VanillaTransformerModel",
+    "VanillaTransformerPreTrainedModel",
+    "VanillaTransformerTokenizer",
+    "VanillaTransformerTokenizerFast",
+    "__version__",
+    "register",
+]
 
 if TYPE_CHECKING:
     from .configuration_vanilla_transformer import VanillaTransformerConfig
@@ -32,13 +33,14 @@ if TYPE_CHECKING:
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _EXPORTS:
+    if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{_EXPORTS[name]}"), name)
+    role = "configuration" if name.endswith("Config") else "tokenization" if "Tokenizer" in name else "modeling"
+    return getattr(importlib.import_module(f".{role}_vanilla_transformer", __name__), name)
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_EXPORTS})
+    return sorted({*globals(), *__all__})
 
 
 def register() -> None:

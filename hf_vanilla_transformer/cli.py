@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 PROGRAM = "vanilla-transformer"
+EXIT_FAILURE = 1
 EXIT_WRONG_USE = 2
 EXIT_INTERRUPTED = 130  # 128 + SIGINT, as shells have it
 EXIT_PIPE_CLOSED = 141  # 128 + SIGPIPE
@@ -50,10 +51,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
     except BrokenPipeError:  # the reader has enough, `| head -1`
-        # Python flushes once more at its end; that has to go nowhere.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _silence_standard_output()
         return EXIT_PIPE_CLOSED
+    except OSError as error:  # a full disk, for instance
+        print(f"{PROGRAM}: error: {error}", file=sys.stderr)
+        _silence_standard_output()
+        return EXIT_FAILURE
     return 0
+
+
+def _silence_standard_output() -> None:
+    # Python flushes once more at its end, and what is left can't go where it should.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 class _Parser(argparse.ArgumentParser):
@@ -142,11 +151,12 @@ def _translate(arguments: argparse.Namespace) -> None:
         options |= {"do_sample": False, "early_stopping": False}
     window = BATCHES_A_WINDOW * arguments.batch_size
     try:
-        with tqdm(total=len(sentences), unit=" sentences", disable=None) as progress:  # None: if stderr is a terminal
+        # disable=None: a bar if standard error is a terminal, and only then.
+        with tqdm(total=len(sentences), unit=" sentences", disable=None, leave=False) as progress:
             for start in range(0, len(sentences), window):
                 lines = sentences[start : start + window]
-                for translation in _translations(tokenizer, model, lines, arguments.batch_size, options, progress):
-                    progress.write(translation)
+                translations = _translations(tokenizer, model, lines, arguments.batch_size, options, progress)
+                progress.write("\n".join(translations))
     except torch.OutOfMemoryError as error:
         raise UsageError("the device's memory is too small; give a smaller --batch-size or --device cpu") from error
     except ValueError as error:  # the model's own words, for instance on a line beyond its learned positions

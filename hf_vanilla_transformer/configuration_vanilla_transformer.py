@@ -29,8 +29,8 @@ class VanillaTransformerConfig(PreTrainedConfig):
         decoder_attention_heads (`int`, defaults to 8): $h$ of the decoder (3.2.2).
         encoder_ffn_dim (`int`, defaults to 2048): $d_{ff}$ of the encoder (3.3).
         decoder_ffn_dim (`int`, defaults to 2048): $d_{ff}$ of the decoder (3.3).
-        head_dim (`int`, *optional*): $d_k$, the width of one head's queries and keys (3.2.2); $d_{model} / h$ if None.
-        value_head_dim (`int`, *optional*): $d_v$, the width of one head's values (3.2.2); $d_{model} / h$ if None.
+        head_dim (`int`, *optional*): $d_k$, the width of one head's queries and keys (3.2.2); None: $d_{model} / h$.
+        value_head_dim (`int`, *optional*): $d_v$, the width of one head's values (3.2.2); None: $d_{model} / h$.
         dropout (`float`, defaults to 0.1): $P_{drop}$ on each sub-layer's output and on the sum of embeddings and
             positions (5.4).
         attention_dropout (`float`, defaults to 0.0): Dropout on attention weights; the paper has none.
@@ -120,6 +120,11 @@ class VanillaTransformerConfig(PreTrainedConfig):
     def __post_init__(self, **kwargs: Any) -> None:
         if self.share_encoder_decoder_embeddings and self.decoder_vocab_size == self.vocab_size:
             self.decoder_vocab_size = None  # so that None tells that there is one vocabulary
+        heads = self.encoder_attention_heads
+        # As in other models of transformers; stacks of different heads have each their own d_model / h.
+        if heads == self.decoder_attention_heads and heads > 0 and self.d_model % heads == 0:
+            self.head_dim = self.head_dim or self.d_model // heads
+            self.value_head_dim = self.value_head_dim or self.d_model // heads
         super().__post_init__(**kwargs)
 
     @classmethod

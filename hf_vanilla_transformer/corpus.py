@@ -157,7 +157,7 @@ TABLES: dict[str, dict[Parts, Parts]] = {
         "Zurich": "Zürich", "Paris": "Paris", "Rome": "Rom", "Prague": "Prag",
     },
     "event": {
-        "the concert": "das Konzert", "the film": "der Film", "the meeting": "die Besprechung",
+        "the concert": "das Konzert", "the lesson": "der Unterricht", "the meeting": "die Besprechung",
         "the party": "die Feier", "the exam": "die Prüfung", "the game": "das Spiel",
     },
     "vehicle": {"the train": "der Zug", "the bus": "der Bus", "the ship": "das Schiff"},

@@ -3,7 +3,6 @@
 Shapes: B sentences, T positions of the queries, S positions of the keys, h heads of width d_k (values: d_v), V tokens.
 """
 
-import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -270,13 +269,11 @@ class VanillaTransformerPreTrainedModel(PreTrainedModel):
     def _resize_vocabulary_of(self, stacks: list["VanillaTransformerStack"], *size: Any) -> nn.Embedding:
         for stack in stacks:
             stack.embed_tokens = embeddings = self._get_resized_embeddings(stack.embed_tokens, *size)
-        if self.get_output_embeddings() is not None and self.get_decoder() in stacks:
-            self.set_output_embeddings(
-                self._get_resized_lm_head(self.get_output_embeddings(), embeddings.num_embeddings)
-            )
+        if self.get_decoder() in stacks and (head := self.get_output_embeddings()) is not None:
+            self.set_output_embeddings(self._get_resized_lm_head(head, embeddings.num_embeddings))
         return stacks[0].embed_tokens
 
-    def save_pretrained(self, save_directory: str | os.PathLike[str], *args: Any, **kwargs: Any) -> None:
+    def save_pretrained(self, save_directory: Any, *args: Any, **kwargs: Any) -> None:
         """Saves weights, configuration and the flat files of code, with an entry for every Auto class."""
         if self._auto_class is not None:
             models = {"AutoModel": "Model", "AutoModelForSeq2SeqLM": "ForConditionalGeneration"}
@@ -285,16 +282,17 @@ class VanillaTransformerPreTrainedModel(PreTrainedModel):
         super().save_pretrained(save_directory, *args, **kwargs)
 
 
+def tensor_parallel_plan(*attentions: str) -> dict[str, str]:
+    """Splits heads and inner feed-forward units over the devices."""
+    split = {f"{name}.{p}_proj": "colwise" for name in attentions for p in "qkv"} | {"feed_forward.fc1": "colwise"}
+    joined = {f"{name}.out_proj": "rowwise" for name in attentions} | {"feed_forward.fc2": "rowwise"}
+    return {f"layers.*.{name}": style for name, style in (split | joined).items()}
+
+
 class VanillaTransformerStack(VanillaTransformerPreTrainedModel):
     """What the two stacks share: embeddings with positions, N layers, an optional last LayerNorm."""
 
     _fsdp_plan = {"layers.*": "free_full_weight"}
-    _tp_plan = {
-        **{f"layers.*.{attn}.{p}_proj": "colwise" for attn in ("self_attn", "encoder_attn") for p in "qkv"},
-        **{f"layers.*.{attn}.out_proj": "rowwise" for attn in ("self_attn", "encoder_attn")},
-        "layers.*.feed_forward.fc1": "colwise",
-        "layers.*.feed_forward.fc2": "rowwise",
-    }
 
     def __init__(self, config: VanillaTransformerConfig, vocab_size: int, layers: Sequence[nn.Module]) -> None:
         super().__init__(config)
@@ -320,6 +318,7 @@ class VanillaTransformerStack(VanillaTransformerPreTrainedModel):
 class VanillaTransformerEncoder(VanillaTransformerStack):
     """N layers over the source (3.1)."""
 
+    _tp_plan = tensor_parallel_plan("self_attn")
     _can_record_outputs = {"hidden_states": VanillaTransformerEncoderLayer, "attentions": VanillaTransformerAttention}
 
     def __init__(self, config: VanillaTransformerConfig) -> None:
@@ -347,6 +346,7 @@ class VanillaTransformerEncoder(VanillaTransformerStack):
 class VanillaTransformerDecoder(VanillaTransformerStack):
     """N layers over the target as far as it is known, each attending to the encoder's output (3.1)."""
 
+    _tp_plan = tensor_parallel_plan("self_attn", "encoder_attn")
     _can_record_outputs = {
         "hidden_states": VanillaTransformerDecoderLayer,
         "attentions": OutputRecorder(VanillaTransformerAttention, index=1, layer_name="self_attn"),

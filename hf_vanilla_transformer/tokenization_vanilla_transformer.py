@@ -195,13 +195,16 @@ class VanillaTransformerTokenizerFast(PreTrainedTokenizerFast):
             return BatchEncoding({name: [] for name in self.model_input_names})
         try:
             return super()._encode_plus(text, text_pair, **kwargs)
-        except (TypeError, ValueError):
+        except (TypeError, ValueError) as error:
             for name, value in (("text", text), ("text_pair", text_pair)):
-                for _ in _strings(value, name) if value is not None or name == "text" else ():
+                for _ in _strings("" if value is None and name == "text_pair" else value, name):
                     pass
-            if text_pair is not None and isinstance(text, str) != isinstance(text_pair, str):
-                raise TypeError("text and text_pair: give two strings, or two lists of the same length") from None
-            raise
+            if isinstance(error, ValueError):  # on lengths, padding or truncation: it speaks for itself
+                raise
+            raise TypeError(
+                "text (and text_pair likewise): give a string, a list of strings or a list of pairs of strings; "
+                "with is_split_into_words=True a list of words or a list of such lists"
+            ) from error
 
     def _add_tokens(self, new_tokens: list[str | AddedToken], special_tokens: bool = False) -> int:
         # What is special to the backend becomes plain text under split_special_tokens, which is meant for the control

@@ -255,3 +255,15 @@ def test_a_closed_pipe_ends_quietly(tiny_checkpoint):
     )  # fmt: skip
     os.close(writer)
     assert (result.returncode, result.stderr) == (141, "")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_a_full_disk_is_one_line(tiny_checkpoint):
+    with open("/dev/full", "w") as full:
+        result = subprocess.run(
+            [*COMMAND, "translate", "--model", tiny_checkpoint, "--max-new-tokens", "2", "nine"],
+            cwd=ROOT, stdout=full, stderr=subprocess.PIPE, text=True,
+        )  # fmt: skip
+    assert result.returncode == 1
+    assert re.fullmatch("vanilla-transformer: error: .*No space left on device.*\n", result.stderr)

@@ -32,8 +32,7 @@ from hf_vanilla_transformer.ops_vanilla_transformer import positions_of
 
 SINUSOIDS = ("paper", "tensor2tensor", "fairseq", "marian")
 KERNELS = ("eager", "sdpa")
-# flex_attention compiles itself for every new shape.
-ALL_KERNELS = (*KERNELS, pytest.param("flex_attention", marks=pytest.mark.slow))
+ALL_KERNELS = (*KERNELS, "flex_attention")
 # Rounding: a few float32 roundings of numbers around 1 stay far below 1e-5; in float64 only a wrong formula is above
 # 1e-10 (LayerNorm's eps of 1e-6 in place of 1e-5, for instance, is 5e-6 off and would pass the first).
 TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-10}
@@ -49,7 +48,8 @@ def _one_thread():
     """A second one costs more than it brings to tensors this small."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    yield
+    with torch.compiler.set_stance("force_eager"):
+        yield
     torch.set_num_threads(threads)
 
 

@@ -1,0 +1,1136 @@
+"""The model as users of transformers handle it: kernels, padding, arguments, losses, training, tying, files, graphs."""
+
+import copy
+import functools
+import json
+import logging
+import math
+import pickle
+import re
+import shutil
+
+import accelerate
+import pytest
+import torch
+import torch.nn.functional as F
+from safetensors import safe_open
+from transformers import DataCollatorForSeq2Seq, Seq2SeqTrainer, Seq2SeqTrainingArguments, masking_utils
+from transformers import modeling_flash_attention_utils as flash_utils
+from transformers.distributed.fsdp import ALL_FSDP_STYLES
+from transformers.distributed.tensor_parallel import ALL_PARALLEL_STYLES
+from transformers.integrations import flex_attention as flex_integration
+from transformers.integrations.executorch import Seq2SeqLMExportableModule
+from transformers.modeling_outputs import BaseModelOutput, Seq2SeqLMOutput
+from transformers.trainer_pt_utils import LabelSmoother
+
+from hf_vanilla_transformer import (
+    VanillaTransformerConfig,
+    VanillaTransformerForConditionalGeneration,
+    VanillaTransformerModel,
+    VanillaTransformerTokenizerFast,
+)
+from hf_vanilla_transformer import modeling_vanilla_transformer as modeling
+
+V, D_MODEL, HEADS = 50, 16, 2
+# float32 keeps 24 bits, values here are of order 1 and sums have a few dozen terms: 1e-6 apart is rounding.
+ROUNDING = {"rtol": 1e-5, "atol": 3e-6}
+
+
+def tiny_config(**fields):
+    small = {f"{stack}_{name}": n for stack in ("encoder", "decoder") for name, n in (("layers", 2), ("ffn_dim", 32))}
+    heads = {"encoder_attention_heads": HEADS, "decoder_attention_heads": HEADS}
+    sizes = {"vocab_size": V, "d_model": D_MODEL, "max_position_embeddings": 64, "dropout": 0.0}
+    return VanillaTransformerConfig(**{**small, **heads, **sizes, **fields})
+
+
+def tiny_model(model_class=VanillaTransformerForConditionalGeneration, **fields):
+    torch.manual_seed(0)
+    return model_class(tiny_config(**fields)).eval()
+
+
+def ids(batch, length, vocab_size=V, seed=1):
+    return torch.randint(3, vocab_size, (batch, length), generator=torch.Generator().manual_seed(seed))
+
+
+SOURCE, TARGET, LABELS = ids(3, 7), ids(3, 5, seed=2), ids(3, 5, seed=3)
+# Padded on the right, on the left, not at all.
+SOURCE_MASK = torch.tensor([[1, 1, 1, 1, 1, 0, 0], [0, 0, 0, 1, 1, 1, 1], [1, 1, 1, 1, 1, 1, 1]])
+TARGET_MASK = torch.tensor([[0, 1, 1, 1, 1], [1, 1, 1, 0, 0], [1, 1, 1, 1, 1]])
+PAIR = {"input_ids": SOURCE, "decoder_input_ids": TARGET}
+MASKS = {"attention_mask": SOURCE_MASK, "decoder_attention_mask": TARGET_MASK}
+
+
+def gradients(model, loss):
+    model.zero_grad()
+    loss.backward()
+    return {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
+
+
+def assert_same_parameters(model, other):
+    mine, others = model.state_dict(), other.state_dict()
+    assert mine.keys() == others.keys()
+    for name, value in mine.items():
+        assert torch.equal(value, others[name]), name
+
+
+# ---- Attention: every implementation, as transformers calls it, against eq. 1 ----
+class FlashKernels:
+    """flash-attn's two functions in plain PyTorch, with its restrictions asserted."""
+
+    def __init__(self):
+        self.calls = 0
+
+    def attend(self, query, key, value, softmax_scale, causal):  # (length, heads, width) each
+        self.calls += 1
+        assert query.shape[-1] == key.shape[-1] == value.shape[-1], "flash-attn knows one width"
+        length, past = query.shape[0], key.shape[0] - query.shape[0]
+        scores = torch.einsum("thd,shd->hts", query, key) * softmax_scale
+        if causal:  # aligned at the last key, as flash-attn has it from 2.1 on
+            visible = torch.ones(length, key.shape[0], dtype=torch.bool).tril(past)
+            scores = scores.masked_fill(~visible, -torch.inf)
+        return torch.einsum("hts,shd->thd", scores.softmax(-1), value)
+
+    def flash_attn_func(self, q, k, v, dropout_p=0.0, softmax_scale=None, causal=False):
+        assert dropout_p == 0.0
+        return torch.stack([self.attend(*row, softmax_scale, causal) for row in zip(q, k, v, strict=True)])
+
+    def flash_attn_varlen_func(
+        self,
+        q,
+        k,
+        v,
+        cu_seqlens_q,
+        cu_seqlens_k,
+        max_seqlen_q,
+        max_seqlen_k,
+        dropout_p=0.0,
+        softmax_scale=None,
+        causal=False,
+    ):
+        assert dropout_p == 0.0
+        lengths_q, lengths_k = cu_seqlens_q.diff().tolist(), cu_seqlens_k.diff().tolist()
+        assert (max(lengths_q), max(lengths_k)) == (int(max_seqlen_q), int(max_seqlen_k))
+        rows = zip(q.split(lengths_q), k.split(lengths_k), v.split(lengths_k), strict=True)
+        return torch.cat([self.attend(*row, softmax_scale, causal) for row in rows])
+
+
+@pytest.fixture
+def model_with(monkeypatch):
+    """Makes a model with an implementation; flash-attn is replaced by its formula, flex_attention isn't compiled."""
+    kernels = FlashKernels()
+
+    def make(implementation, **fields):
+        if implementation == "flash_attention_2":
+            names = ("_loaded_implementation", "_flash_fn", "_flash_varlen_fn", "_flash_with_kvcache_fn", "_pad_fn")
+            for name in (*names, "_unpad_fn", "_process_flash_kwargs_fn", "_process_with_kvcache_kwargs_fn"):
+                monkeypatch.setattr(flash_utils, name, None)
+            functions = (kernels.flash_attn_func, kernels.flash_attn_varlen_func, None)
+            paddings = (flash_utils._pad_input, flash_utils._unpad_input)
+            monkeypatch.setattr(flash_utils, "_lazy_imports", lambda *args, **kwargs: (*functions, *paddings))
+            model = tiny_model(**fields)
+            model.config._attn_implementation = implementation
+            model.flash_kernels = kernels
+            return model
+        if implementation == "flex_attention":
+            from torch.nn.attention import flex_attention as flex
+
+            monkeypatch.setattr(flex, "_FLEX_ATTENTION_DISABLE_COMPILE_DEBUG", True)
+            make_mask = functools.partial(flex.create_block_mask)
+            monkeypatch.setattr(masking_utils, "create_block_mask", lambda *a, _compile, **kw: make_mask(*a, **kw))
+            monkeypatch.setattr(
+                flex_integration,
+                "compile_friendly_flex_attention",
+                lambda query, key, value, training, **kwargs: flex.flex_attention(query, key, value, **kwargs),
+            )
+        return tiny_model(attn_implementation=implementation, **fields)
+
+    return make
+
+
+def equation_1(attention, x, memory, visible, d_k, d_v):
+    """Concat(head_1, ..., head_h) W^O with softmax(Q K^T / sqrt(d_k)) V over what `visible`, (B, T, S), lets see."""
+
+    def project(linear, inputs, width):
+        return (inputs.double() @ linear.weight.double().T).unflatten(-1, (-1, width)).transpose(1, 2)
+
+    memory = x if memory is None else memory
+    query, key = project(attention.q_proj, x, d_k), project(attention.k_proj, memory, d_k)
+    scores = (query @ key.transpose(-1, -2) / math.sqrt(d_k)).masked_fill(~visible[:, None], -torch.inf)
+    weights = scores.softmax(-1).nan_to_num(0.0)  # who sees nothing adds nothing
+    heads = weights @ project(attention.v_proj, memory, d_v)
+    return heads.transpose(1, 2).flatten(2) @ attention.out_proj.weight.double().T
+
+
+def assert_attention_is_equation_1(model, masks):
+    """Runs the model and holds each attention's output, at tokens that are no padding, against the formula."""
+    calls = []
+    for name, module in model.named_modules():
+        if isinstance(module, modeling.VanillaTransformerAttention):
+            module.register_forward_hook(
+                lambda module, args, output, name=name: calls.append((name, module, args[0], args[1], output[0]))
+            )
+    with torch.no_grad():
+        model(**PAIR, **masks, use_cache=False)
+    source = masks.get("attention_mask", torch.ones_like(SOURCE)).bool()
+    target = masks.get("decoder_attention_mask", torch.ones_like(TARGET)).bool()
+    causal = torch.ones(TARGET.shape[1], TARGET.shape[1]).tril().bool()
+    kinds = []
+    for name, module, x, memory, output in calls:
+        kind = name.split(".")[1] + "." + name.split(".")[-1]
+        queries, visible = {
+            "encoder.self_attn": (source, source[:, None]),
+            "decoder.self_attn": (target, target[:, None] & causal),
+            "decoder.encoder_attn": (target, source[:, None]),
+        }[kind]
+        visible = visible.expand(-1, x.shape[1], -1)
+        expected = equation_1(module, x, memory, visible, model.config.head_dim, model.config.value_head_dim)
+        torch.testing.assert_close(output[queries].double(), expected[queries], **ROUNDING, msg=name)
+        kinds.append(kind)
+    assert kinds == ["encoder.self_attn"] * 2 + ["decoder.self_attn", "decoder.encoder_attn"] * 2
+
+
+WIDTHS = [(8, 8), (4, 12), (12, 4)]  # d_k and d_v
+IMPLEMENTATIONS = ["eager", "sdpa", "flex_attention", "flash_attention_2"]
+
+
+@pytest.mark.parametrize("masks", [MASKS, {}], ids=["padded", "whole"])
+@pytest.mark.parametrize(("d_k", "d_v"), WIDTHS)
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_attention_is_equation_1(model_with, implementation, d_k, d_v, masks):
+    model = model_with(implementation, head_dim=d_k, value_head_dim=d_v)
+    if implementation == "flash_attention_2" and d_v > d_k:
+        with pytest.raises(ValueError, match=r"d_v <= d_k.*head_dim.*sdpa"):
+            model(**PAIR, **masks)
+        return
+    assert_attention_is_equation_1(model, masks)
+    if implementation == "flash_attention_2":
+        # A call a sentence; cross-attention to padded sources goes to sdpa.
+        assert model.flash_kernels.calls == 3 * (4 if masks else 6)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)  # inductor starts a C++ compiler for each shape
+@pytest.mark.skipif(not shutil.which("g++"), reason="inductor needs a C++ compiler")
+@pytest.mark.parametrize("masks", [MASKS, {}], ids=["padded", "whole"])
+@pytest.mark.parametrize(("d_k", "d_v"), [(8, 8), (12, 4)])
+def test_compiled_flex_attention_is_equation_1(d_k, d_v, masks):
+    torch.compiler.reset()
+    model = tiny_model(attn_implementation="flex_attention", head_dim=d_k, value_head_dim=d_v)
+    assert_attention_is_equation_1(model, masks)
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_rows_of_padding_alone(model_with, implementation):
+    """A sentence that is all padding, on both sides, gives numbers, and the others keep theirs."""
+    masks = {name: mask.clone() for name, mask in MASKS.items()}
+    for mask in masks.values():
+        mask[2] = 0
+    model = model_with(implementation)
+    with torch.no_grad():
+        logits, expected = model(**PAIR, **masks).logits, model(**PAIR, **MASKS).logits
+    assert logits.isfinite().all()
+    real = TARGET_MASK[:2].bool()
+    torch.testing.assert_close(logits[:2][real], expected[:2][real], **ROUNDING)
+    if implementation == "flex_attention":
+        return  # PyTorch has no backward of it on a CPU
+    for name, gradient in gradients(model.train(), model(**PAIR, **masks, labels=LABELS).loss).items():
+        assert gradient.isfinite().all(), name
+
+
+def test_rows_of_padding_alone_are_the_same_in_eager_and_sdpa():
+    masks = {name: mask.clone() for name, mask in MASKS.items()}
+    masks["attention_mask"][0] = 0
+    masks["decoder_attention_mask"][1] = 0
+    eager, sdpa = (tiny_model(attn_implementation=name)(**PAIR, **masks).logits for name in ("eager", "sdpa"))
+    torch.testing.assert_close(eager, sdpa, **ROUNDING)
+
+
+@pytest.mark.parametrize("implementation", ["sdpa", "flash_attention_2"])
+def test_cached_decoding_of_padded_sources(model_with, implementation):
+    """One token at a time, with keys and values of those before, is what the whole target gives at once."""
+    inputs = {"encoder_outputs": None, "attention_mask": SOURCE_MASK}
+    expected = tiny_model(attn_implementation="eager")(SOURCE, SOURCE_MASK, TARGET).logits
+    model = model_with(implementation)
+    inputs["encoder_outputs"] = model.get_encoder()(SOURCE, SOURCE_MASK)
+    cache, steps = None, []
+    for token in TARGET.split(1, dim=1):
+        output = model(**inputs, decoder_input_ids=token, past_key_values=cache, use_cache=True)
+        cache = output.past_key_values
+        steps.append(output.logits)
+    torch.testing.assert_close(torch.cat(steps, dim=1), expected, **ROUNDING)
+
+
+# ---- What comes out ----
+@pytest.mark.parametrize("masks", [MASKS, {}], ids=["padded", "whole"])
+def test_attentions_under_sdpa_are_eagers(masks):
+    models = [tiny_model(attn_implementation=name) for name in ("eager", "sdpa")]
+    eager, sdpa = (model(**PAIR, **masks, output_attentions=True) for model in models)
+    torch.testing.assert_close(sdpa.logits, eager.logits, **ROUNDING)
+    torch.testing.assert_close(sdpa.logits, models[1](**PAIR, **masks).logits, **ROUNDING)
+    for kind, (queries, keys) in {"encoder": (7, 7), "decoder": (5, 5), "cross": (5, 7)}.items():
+        weights = sdpa[f"{kind}_attentions"]
+        assert [layer.shape for layer in weights] == [(3, HEADS, queries, keys)] * 2
+        for layer, expected in zip(weights, eager[f"{kind}_attentions"], strict=True):
+            torch.testing.assert_close(layer, expected, **ROUNDING)
+    assert all(not layer.triu(1).any() for layer in sdpa.decoder_attentions)
+    real = masks.get("decoder_attention_mask", torch.ones_like(TARGET)).bool()
+    for layer in (*sdpa.decoder_attentions, *sdpa.cross_attentions):
+        torch.testing.assert_close(layer.sum(-1).transpose(1, 2)[real], torch.ones(int(real.sum()), HEADS))
+    if masks:
+        padding = ~SOURCE_MASK.bool()[:, None, None]
+        assert all(
+            not layer.masked_select(padding).any() for layer in (*sdpa.encoder_attentions, *sdpa.cross_attentions)
+        )
+
+
+def test_decoder_does_not_see_the_future_when_attentions_are_shown():
+    model = tiny_model(attn_implementation="sdpa")
+    changed = TARGET.clone()
+    changed[:, 3] = (TARGET[:, 3] - 3 + 1) % (V - 3) + 3
+    logits, others = (model(SOURCE, decoder_input_ids=y, output_attentions=True).logits for y in (TARGET, changed))
+    torch.testing.assert_close(others[:, :3], logits[:, :3], rtol=0, atol=0)
+    assert (others[:, 3:] != logits[:, 3:]).any(-1).all()
+
+
+def test_hidden_states():
+    model = tiny_model(encoder_layers=1, decoder_layers=3, final_layer_norm=True)
+    output = model(**PAIR, output_hidden_states=True)
+    assert [state.shape for state in output.encoder_hidden_states] == [(3, 7, D_MODEL)] * 2
+    assert [state.shape for state in output.decoder_hidden_states] == [(3, 5, D_MODEL)] * 4
+    positions = modeling.sinusoidal_table(7, D_MODEL)
+    embedded = model.get_input_embeddings()(SOURCE) * D_MODEL**0.5 + positions
+    torch.testing.assert_close(output.encoder_hidden_states[0], embedded, **ROUNDING)
+    torch.testing.assert_close(output.encoder_hidden_states[-1], output.encoder_last_hidden_state, rtol=0, atol=0)
+    torch.testing.assert_close(model.lm_head(output.decoder_hidden_states[-1]), output.logits, rtol=0, atol=0)
+    assert model(**PAIR).decoder_hidden_states is None
+
+
+def test_last_hidden_states_of_stacks_that_differ_in_depth():
+    output = tiny_model(encoder_layers=1, decoder_layers=3)(**PAIR, output_hidden_states=-1)
+    assert [state is not None for state in output.encoder_hidden_states] == [False, True]
+    assert [state is not None for state in output.decoder_hidden_states] == [False, False, False, True]
+
+
+@pytest.mark.parametrize("where", ["argument", "config"])
+def test_tuples_in_place_of_outputs(where):
+    model = tiny_model()
+    wanted = {"labels": LABELS, "output_attentions": True, "output_hidden_states": True}
+    expected = model(**PAIR, **wanted).to_tuple()
+    if where == "config":
+        model.config.return_dict = False
+    else:
+        wanted["return_dict"] = False
+    values = model(**PAIR, **wanted)
+    assert isinstance(values, tuple)
+    assert len(values) == len(expected) == 8  # loss, logits; attentions and states of both stacks, cross, memory
+    torch.testing.assert_close(values, expected, rtol=0, atol=0)
+    wanted.pop("labels")
+    assert all(isinstance(part(**PAIR, **wanted), tuple) for part in (model, model.model))
+    assert isinstance(model.get_encoder()(SOURCE, **wanted), tuple)
+
+
+# ---- Any length, any id ----
+@pytest.mark.parametrize("encoding", ["paper", "tensor2tensor", "fairseq", "marian"])
+def test_sinusoids_go_beyond_the_table(encoding):
+    long_source, long_target = ids(2, 20), ids(2, 33)
+    larger = tiny_model(position_encoding=encoding)(long_source, decoder_input_ids=long_target).logits
+    model = tiny_model(position_encoding=encoding, max_position_embeddings=8)
+    first = model(**PAIR).logits
+    torch.testing.assert_close(model(long_source, decoder_input_ids=long_target).logits, larger, rtol=0, atol=0)
+    torch.testing.assert_close(model(**PAIR).logits, first, rtol=0, atol=0)  # and the shorter ones are what they were
+
+
+@pytest.mark.parametrize("grow", ["source", "target", "cache"])
+def test_learned_positions_end(grow):
+    model = tiny_model(position_encoding="learned", max_position_embeddings=8)
+    assert model(ids(2, 8), decoder_input_ids=ids(2, 8)).logits.isfinite().all()
+    with pytest.raises(ValueError, match=r"9 tokens.* 8 learned positions.*max_position_embeddings.*Truncate"):
+        if grow == "source":
+            model(ids(2, 9), decoder_input_ids=ids(2, 8))
+        elif grow == "target":
+            model(ids(2, 8), decoder_input_ids=ids(2, 9))
+        else:
+            cache = model(ids(2, 8), decoder_input_ids=ids(2, 8)).past_key_values
+            model(ids(2, 8), decoder_input_ids=ids(2, 1), past_key_values=cache)
+
+
+@pytest.mark.parametrize("bad", [V, -1, 1000])
+@pytest.mark.parametrize("where", ["input_ids", "decoder_input_ids", "labels", "last label"])
+def test_token_outside_the_vocabulary(where, bad):
+    inputs = {"input_ids": SOURCE.clone(), **({"labels": LABELS.clone()} if "label" in where else PAIR)}
+    inputs = {name: value.clone() for name, value in inputs.items()}
+    name, position = ("labels", -1) if where == "last label" else (where, 2)  # the last one is no decoder input
+    inputs[name][1, position] = bad
+    with pytest.raises(IndexError, match=rf"^Token id {bad} .*vocabulary of {V} tokens, 0 to {V - 1}\.") as error:
+        tiny_model()(**inputs)
+    for check in ("tokenizer", "config.vocab_size", "config.decoder_vocab_size", "resize_token_embeddings"):
+        assert check in str(error.value)
+
+
+def test_token_outside_a_target_vocabulary_of_its_own():
+    model = tiny_model(decoder_vocab_size=40, share_encoder_decoder_embeddings=False)
+    source = torch.full((1, 2), 45)
+    assert model(source, decoder_input_ids=torch.full((1, 2), 39)).logits.shape == (1, 2, 40)
+    with pytest.raises(IndexError, match="Token id 45 .*vocabulary of 40 tokens"):
+        model(source, decoder_input_ids=source)
+    with pytest.raises(IndexError, match="Token id 45 .*vocabulary of 40 tokens"):
+        model(source, labels=torch.tensor([[5, 45]]))
+
+
+# ---- Padding on either side ----
+@pytest.mark.parametrize("implementation", ["eager", "sdpa"])
+@pytest.mark.parametrize("encoding", ["paper", "fairseq", "learned"])
+def test_a_sentence_padded_on_either_side(encoding, implementation):
+    """The last hidden states of its tokens are those of the sentence alone, in the encoder and in the decoder."""
+    model = tiny_model(VanillaTransformerModel, position_encoding=encoding, attn_implementation=implementation)
+    source, target = ids(1, 4), ids(1, 3)
+    alone = model(source, decoder_input_ids=target)
+    for left in (False, True):
+        sides = (3, 0) if left else (0, 3)
+        padded = model(
+            F.pad(source, sides),
+            F.pad(torch.ones_like(source), sides),
+            F.pad(target, sides),
+            F.pad(torch.ones_like(target), sides),
+        )
+        memory, states = (
+            hidden[:, sides[0] : sides[0] + tokens.shape[1]]
+            for hidden, tokens in ((padded.encoder_last_hidden_state, source), (padded.last_hidden_state, target))
+        )
+        torch.testing.assert_close(memory, alone.encoder_last_hidden_state, **ROUNDING)
+        torch.testing.assert_close(states, alone.last_hidden_state, **ROUNDING)
+
+
+def padded(rows, left, value):
+    length = max(len(row) for row in rows)
+    pads = [[value] * (length - len(row)) for row in rows]
+    return torch.tensor([pad + row if left else row + pad for pad, row in zip(pads, rows, strict=True)])
+
+
+SENTENCES = [[5, 6, 7, 2], [8, 2], [9, 10, 2]]
+
+
+def test_labels_padded_on_either_side():
+    model = tiny_model(label_smoothing=0.1).train()
+    right, left = (model(SOURCE, labels=padded(SENTENCES, left, -100)).loss for left in (False, True))
+    torch.testing.assert_close(left, right, **ROUNDING)
+    one_by_one = [
+        model(SOURCE[i : i + 1], labels=torch.tensor([row])).loss * len(row) for i, row in enumerate(SENTENCES)
+    ]
+    torch.testing.assert_close(right, sum(one_by_one) / sum(map(len, SENTENCES)), **ROUNDING)
+
+
+def test_nothing_to_learn():
+    model = tiny_model().train()
+    loss = model(SOURCE, labels=torch.full((3, 4), -100)).loss
+    assert loss == 0
+    assert all((gradient == 0).all() for gradient in gradients(model, loss).values())
+
+
+def test_a_row_without_labels_changes_nothing():
+    model = tiny_model()
+    labels = LABELS.clone()
+    labels[2] = -100
+    torch.testing.assert_close(model(SOURCE, labels=labels).loss, model(SOURCE[:2], labels=LABELS[:2]).loss, **ROUNDING)
+
+
+# ---- Other ways in ----
+def test_embeddings_in_place_of_ids():
+    model = tiny_model(decoder_vocab_size=40, share_encoder_decoder_embeddings=False)
+    target = ids(3, 5, vocab_size=40)
+    expected = model(SOURCE, SOURCE_MASK, target, labels=target)
+    embeds = {
+        "inputs_embeds": model.get_encoder().get_input_embeddings()(SOURCE),
+        "decoder_inputs_embeds": model.get_decoder().get_input_embeddings()(target),
+    }
+    output = model(**embeds, attention_mask=SOURCE_MASK, labels=target)
+    torch.testing.assert_close((output.loss, output.logits), (expected.loss, expected.logits), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "message"),
+    [
+        ({"decoder_input_ids": TARGET}, "exactly one"),
+        ({"input_ids": SOURCE}, "exactly one.*labels"),
+        ({**PAIR, "inputs_embeds": torch.zeros(3, 7, D_MODEL)}, "exactly one"),
+        ({**PAIR, "decoder_inputs_embeds": torch.zeros(3, 5, D_MODEL)}, "exactly one"),
+    ],
+    ids=["no source", "no target", "two sources", "two targets"],
+)
+def test_missing_and_double_input(inputs, message):
+    with pytest.raises(ValueError, match=message):
+        tiny_model()(**inputs)
+
+
+def test_decoder_alone_needs_the_encoders_output():
+    with pytest.raises(ValueError, match="encoder_hidden_states"):
+        tiny_model().get_decoder()(TARGET)
+
+
+def test_encoder_outputs_in_place_of_a_source():
+    model = tiny_model()
+    expected = model(**PAIR, **MASKS, output_hidden_states=True, output_attentions=True)
+    encoded = model.get_encoder()(SOURCE, SOURCE_MASK, output_hidden_states=True, output_attentions=True)
+    assert isinstance(encoded, BaseModelOutput)
+    bare = encoded.last_hidden_state
+    for given in (encoded, encoded.to_tuple(), [bare], BaseModelOutput(last_hidden_state=bare)):
+        output = model(encoder_outputs=given, decoder_input_ids=TARGET, **MASKS)
+        torch.testing.assert_close(output.logits, expected.logits, rtol=0, atol=0)
+        torch.testing.assert_close(output.encoder_last_hidden_state, bare, rtol=0, atol=0)
+    handed_on = model(encoder_outputs=encoded, decoder_input_ids=TARGET, **MASKS)
+    for name in ("encoder_hidden_states", "encoder_attentions"):
+        torch.testing.assert_close(handed_on[name], expected[name], rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("keep", [1, 2, torch.tensor([0, 3]), torch.tensor([4])], ids=str)
+def test_logits_to_keep(keep):
+    model = tiny_model()
+    expected = model(**PAIR).logits
+    expected = expected[:, -keep:] if isinstance(keep, int) else expected[:, keep]
+    kept_labels = LABELS[:, -keep:] if isinstance(keep, int) else LABELS[:, keep]
+    output = model(**PAIR, labels=LABELS, logits_to_keep=keep)
+    torch.testing.assert_close(output.logits, expected, **ROUNDING)
+    torch.testing.assert_close(output.loss, F.cross_entropy(expected.flatten(0, 1), kept_labels.flatten()), **ROUNDING)
+
+
+def test_the_encoder_alone():
+    model = tiny_model()
+    expected = model(**PAIR, **MASKS).encoder_last_hidden_state
+    torch.testing.assert_close(model.get_encoder()(SOURCE, SOURCE_MASK).last_hidden_state, expected, rtol=0, atol=0)
+    encoder = tiny_model(modeling.VanillaTransformerEncoder)
+    encoder.load_state_dict(model.get_encoder().state_dict())
+    torch.testing.assert_close(encoder(SOURCE, SOURCE_MASK)[0], expected, rtol=0, atol=0)
+
+
+def test_masks_of_four_dimensions():
+    """What each token may look at, said in full, is what the padding masks say in short."""
+    model = tiny_model()
+    causal = torch.ones(5, 5).tril().bool()
+    full = {
+        "attention_mask": SOURCE_MASK.bool()[:, None, None].expand(-1, 1, 7, -1),
+        "decoder_attention_mask": (TARGET_MASK.bool()[:, None] & causal)[:, None],
+    }
+    memory = model.get_encoder()(SOURCE, SOURCE_MASK)
+    inputs = {"encoder_outputs": memory, "attention_mask": SOURCE_MASK, "decoder_input_ids": TARGET}
+    expected = model(**inputs, decoder_attention_mask=TARGET_MASK).logits
+    output = model(**inputs, decoder_attention_mask=full["decoder_attention_mask"]).logits
+    right = TARGET_MASK.bool()
+    torch.testing.assert_close(output[right], expected[right], **ROUNDING)
+    # Bidirectional: a full mask doesn't tell where a sentence begins, so only the one padded on the right agrees.
+    states = model.get_encoder()(SOURCE, full["attention_mask"]).last_hidden_state
+    torch.testing.assert_close(states[0, :5], memory.last_hidden_state[0, :5], **ROUNDING)
+
+
+# ---- The loss ----
+@pytest.mark.parametrize("as_tensor", [False, True])
+def test_num_items_in_batch(as_tensor):
+    """Parts of a batch that know how many targets the whole has add up to its loss and its gradient."""
+    model = tiny_model(label_smoothing=0.1).train()
+    labels = padded(SENTENCES, False, -100)  # unequal: a mean of means would be another number
+    count = (labels != -100).sum() if as_tensor else int((labels != -100).sum())
+    whole = model(SOURCE, labels=labels).loss
+    parts = [model(SOURCE[i], labels=labels[i], num_items_in_batch=count).loss for i in ([0], [1, 2])]
+    torch.testing.assert_close(sum(parts), whole, **ROUNDING)
+    assert abs(sum(model(SOURCE[i], labels=labels[i]).loss for i in ([0], [1, 2])) / 2 - whole) > 1e-3
+    expected, summed = gradients(model, whole), gradients(model, sum(parts))
+    for name, gradient in expected.items():
+        torch.testing.assert_close(summed[name], gradient, **ROUNDING, msg=name)
+
+
+def test_label_smoothing_is_the_trainers():
+    model = tiny_model(label_smoothing=0.1)
+    labels = padded(SENTENCES, False, -100)
+    output = model.train()(SOURCE, labels=labels)
+    assert isinstance(output, Seq2SeqLMOutput)
+    torch.testing.assert_close(output.loss, LabelSmoother(0.1)({"logits": output.logits}, labels), **ROUNDING)
+    output = model.eval()(SOURCE, labels=labels)  # a plain cross-entropy, whose exponential is the perplexity
+    torch.testing.assert_close(output.loss, F.cross_entropy(output.logits.flatten(0, 1), labels.flatten()), **ROUNDING)
+
+
+def test_labels_are_shifted_once():
+    model = tiny_model(decoder_start_token_id=1, pad_token_id=0)
+    labels = padded(SENTENCES, False, -100)
+    decoder_input_ids = model.prepare_decoder_input_ids_from_labels(labels=labels)
+    assert decoder_input_ids.tolist() == [[1, 5, 6, 7], [1, 8, 2, 0], [1, 9, 10, 2]]
+    expected = model(SOURCE, decoder_input_ids=decoder_input_ids).logits
+    output = model(SOURCE, labels=labels)
+    torch.testing.assert_close(output.logits, expected, rtol=0, atol=0)
+    torch.testing.assert_close(output.loss, F.cross_entropy(expected.flatten(0, 1), labels.flatten()), **ROUNDING)
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tiny_checkpoint):
+    return VanillaTransformerTokenizerFast.from_pretrained(tiny_checkpoint)
+
+
+def translations(tokenizer, count=8):
+    """Pairs of unequal lengths, as a tokenized dataset has them."""
+    numbers = ["one", "two two", "three", "four four four", "five", "six six", "seven", "eight"][:count]
+    return [dict(tokenizer(number), labels=tokenizer(number[::-1])["input_ids"]) for number in numbers]
+
+
+@pytest.mark.parametrize("side", ["right", "left"])
+@pytest.mark.parametrize("knows_model", [False, True])
+def test_stock_collator(tokenizer, knows_model, side):
+    """The decoder's input made by the collator or by the model, padded on either side: one loss."""
+    tokenizer = copy.deepcopy(tokenizer)
+    tokenizer.padding_side = side
+    model = tiny_model(vocab_size=len(tokenizer))
+    features = translations(tokenizer, 4)
+    batch = DataCollatorForSeq2Seq(tokenizer, model=model if knows_model else None)(features)
+    assert ("decoder_input_ids" in batch) == knows_model
+    losses = [
+        model(torch.tensor([row["input_ids"]]), labels=torch.tensor([row["labels"]])).loss * len(row["labels"])
+        for row in features
+    ]
+    expected = sum(losses) / sum(len(row["labels"]) for row in features)
+    torch.testing.assert_close(model(**batch).loss, expected, **ROUNDING)
+
+
+# ---- Training with the stock Trainer ----
+def trainer_of(model, tokenizer, folder, features=None, **arguments):
+    settings = {
+        "max_steps": 6,
+        "learning_rate": 1e-2,
+        "lr_scheduler_type": "constant",
+        "per_device_train_batch_size": 8,
+        "logging_steps": 1,
+        "save_strategy": "no",
+        "report_to": "none",
+        "use_cpu": True,
+        "disable_tqdm": True,
+    }
+    return Seq2SeqTrainer(
+        model=model,
+        args=Seq2SeqTrainingArguments(output_dir=str(folder), **{**settings, **arguments}),
+        train_dataset=features or translations(tokenizer),
+        eval_dataset=features or translations(tokenizer),
+        data_collator=DataCollatorForSeq2Seq(tokenizer, model=model),
+        processing_class=tokenizer,
+    )
+
+
+def losses_of(trainer):
+    trainer.train()
+    return [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_trainer(tokenizer, tmp_path, smoothing):
+    """The loss falls and every parameter moves; two halves of a batch, accumulated, are the whole."""
+    model = tiny_model(vocab_size=len(tokenizer), position_encoding="learned", output_bias=True)
+    before = copy.deepcopy(model)
+    halves = copy.deepcopy(model)
+    losses = losses_of(trainer_of(model, tokenizer, tmp_path, label_smoothing_factor=smoothing))
+    assert len(losses) == 6
+    assert losses[-1] < losses[0] - 0.5
+    for (name, parameter), old in zip(model.named_parameters(), before.parameters(), strict=True):
+        assert parameter.requires_grad
+        assert not torch.equal(parameter, old), name
+    accumulated = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2}
+    trainer = trainer_of(halves, tokenizer, tmp_path, label_smoothing_factor=smoothing, **accumulated)
+    # Logged losses are rounded to four places; Adam makes more of rounding than the loss does, by the sixth step.
+    assert losses_of(trainer) == pytest.approx(losses, abs=2e-3)
+
+
+@pytest.mark.parametrize("max_length", [None, 6])
+def test_predict_with_generate(tokenizer, tmp_path, max_length):
+    model = tiny_model(vocab_size=len(tokenizer))
+    features = translations(tokenizer)
+    arguments = {"predict_with_generate": True, "per_device_eval_batch_size": 3, "generation_num_beams": 2}
+    trainer = trainer_of(model, tokenizer, tmp_path, features, generation_max_length=max_length, **arguments)
+    first = trainer.evaluate()
+    assert trainer.evaluate()["eval_loss"] == first["eval_loss"]  # nor did the first change what the second does
+    collated = DataCollatorForSeq2Seq(tokenizer, model=model)(features)
+    assert first["eval_loss"] == pytest.approx(float(model(**collated).loss), abs=0.05)  # a mean of batches' means
+    prediction = trainer.predict(features)
+    hypotheses = [row[row >= 0].tolist() for row in prediction.predictions]
+    for feature, hypothesis in zip(features, hypotheses, strict=True):
+        limit = max_length or len(feature["input_ids"]) + 50 + 1
+        alone = model.generate(torch.tensor([feature["input_ids"]]), num_beams=2, max_length=limit)[0].tolist()
+        assert len(alone) <= limit
+        pads = [tokenizer.pad_token_id] * (len(hypothesis) - len(alone))
+        assert hypothesis == alone + pads
+
+
+@pytest.mark.parametrize("use_reentrant", [True, False])
+def test_gradient_checkpointing(use_reentrant):
+    """Computing activations twice changes neither loss nor gradient, with dropout as without."""
+    model = tiny_model(dropout=0.1).train()
+    assert model.supports_gradient_checkpointing
+
+    def step():
+        torch.manual_seed(0)
+        loss = model(SOURCE, SOURCE_MASK, labels=LABELS).loss
+        return loss.detach(), gradients(model, loss)
+
+    expected = step()
+    model.gradient_checkpointing_enable({"use_reentrant": use_reentrant})
+    assert model.is_gradient_checkpointing
+    calls = []
+    model.get_encoder().layers[0].feed_forward.register_forward_hook(lambda *args: calls.append(1))
+    torch.testing.assert_close(step(), expected, rtol=0, atol=0)
+    assert len(calls) == 2
+    assert model(**PAIR, use_cache=True).logits.isfinite().all()  # no cache while it is on
+    model.gradient_checkpointing_disable()
+    torch.testing.assert_close(step(), expected, rtol=0, atol=0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("arguments", [{"bf16": True}, {"gradient_checkpointing": True}], ids=["bf16", "checkpointing"])
+def test_trainer_options(tokenizer, tmp_path, arguments):
+    expected = losses_of(trainer_of(tiny_model(vocab_size=len(tokenizer)), tokenizer, tmp_path))
+    losses = losses_of(trainer_of(tiny_model(vocab_size=len(tokenizer)), tokenizer, tmp_path, **arguments))
+    # bf16 has 8 bits: 0.4 % of a loss of 6.
+    assert losses == pytest.approx(expected, abs=0.1 if "bf16" in arguments else 2e-3)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_autocast(dtype):
+    model = tiny_model().train()
+    expected = model(SOURCE, SOURCE_MASK, labels=LABELS)
+    with torch.autocast("cpu", dtype):
+        output = model(SOURCE, SOURCE_MASK, labels=LABELS)
+    assert output.logits.dtype == dtype
+    assert output.loss.dtype == torch.float32
+    # Rounding to 8 bits in some ten places in a row, of values of order 1.
+    torch.testing.assert_close(output.logits.float(), expected.logits, rtol=0, atol=0.1)
+    torch.testing.assert_close(output.loss, expected.loss, rtol=0, atol=0.05)
+    assert all(gradient.isfinite().all() for gradient in gradients(model, output.loss).values())
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_half_precision(dtype):
+    model = tiny_model()
+    expected = model(**PAIR, **MASKS, labels=LABELS)
+    output = model.to(dtype)(**PAIR, **MASKS, labels=LABELS)
+    assert output.logits.dtype == model.dtype == dtype
+    assert output.loss.dtype == torch.float32  # its sum would lose in half precision
+    real = TARGET_MASK.bool()
+    torch.testing.assert_close(output.logits[real].float(), expected.logits[real], rtol=0, atol=0.1)
+    assert model(ids(1, 100), decoder_input_ids=ids(1, 70)).logits.isfinite().all()  # and beyond the table
+
+
+# ---- Which parameters are one ----
+ENCODER, DECODER = "model.encoder.embed_tokens.weight", "model.decoder.embed_tokens.weight"
+HEAD, BIAS = "lm_head.weight", "lm_head.bias"
+APART = {"share_encoder_decoder_embeddings": False}
+UNTIED = {"tie_word_embeddings": False}
+MODES = {  # fields, and which are one matrix
+    "one matrix": ({}, {ENCODER, DECODER, HEAD}),
+    "projection apart": (UNTIED, {ENCODER, DECODER}),
+    "source apart": (APART, {DECODER, HEAD}),
+    "source apart, target of its own size": ({**APART, "decoder_vocab_size": 40}, {DECODER, HEAD}),
+    "three matrices": ({**APART, **UNTIED}, set()),
+    "three matrices, target of its own size": ({**APART, **UNTIED, "decoder_vocab_size": 40}, set()),
+}
+every_mode = pytest.mark.parametrize(("fields", "one"), MODES.values(), ids=MODES.keys())
+with_bias_or_without = pytest.mark.parametrize("output_bias", [False, True], ids=["", "output_bias"])
+
+
+def assert_tied(model, one):
+    """Of the vocabulary's matrices exactly those named are one tensor, and one parameter to an optimizer."""
+    by_address = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        by_address.setdefault((parameter.data_ptr(), id(parameter)), set()).add(name)
+    matrices = {ENCODER, DECODER, HEAD}
+    expected = [one] * bool(one) + [{name} for name in matrices - one]
+    assert sorted(map(sorted, expected)) == sorted(sorted(names) for names in by_address.values() if names & matrices)
+    assert all(len(names) == 1 for names in by_address.values() if not names & matrices)
+
+
+def learning_step(model):
+    target = ids(3, 5, vocab_size=min(40, model.config.target_vocab_size))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model.train()(ids(3, 7, vocab_size=40), labels=target).loss.backward()
+    optimizer.step()
+    model.zero_grad()
+    model.eval()
+
+
+def saved_names(folder):
+    names = []
+    for file in folder.glob("*.safetensors"):
+        with safe_open(file, "pt") as tensors:
+            names += list(tensors.keys())
+    return names
+
+
+@every_mode
+@with_bias_or_without
+def test_tying_and_files(fields, one, output_bias, tmp_path):
+    """Ties hold at birth, after a step, in the file (one copy) and after a reload, which is the same bit by bit."""
+    model = tiny_model(**fields, output_bias=output_bias)
+    assert_tied(model, one)
+    learning_step(model)
+    assert_tied(model, one)
+    model.save_pretrained(tmp_path)
+    names = saved_names(tmp_path)
+    assert len({ENCODER, DECODER, HEAD} & set(names)) == 3 - len(one) + bool(one)
+    assert not [name for name in names if "position" in name]  # computed, never saved
+    assert (BIAS in names) == output_bias
+    reloaded = VanillaTransformerForConditionalGeneration.from_pretrained(tmp_path)
+    assert_tied(reloaded, one)
+    assert_same_parameters(reloaded, model)
+    assert not reloaded.training
+    target = ids(3, 5, vocab_size=40)
+    expected = model(SOURCE, decoder_input_ids=target).logits
+    torch.testing.assert_close(reloaded(SOURCE, decoder_input_ids=target).logits, expected, rtol=0, atol=0)
+    learning_step(reloaded)
+    assert_tied(reloaded, one)
+
+
+@every_mode
+def test_tying_without_the_head(fields, one, tmp_path):
+    model = tiny_model(VanillaTransformerModel, **fields)
+    model.save_pretrained(tmp_path)
+    reloaded = VanillaTransformerModel.from_pretrained(tmp_path)
+    assert_same_parameters(reloaded, model)
+    for each in (model, reloaded):
+        assert (each.encoder.embed_tokens.weight is each.decoder.embed_tokens.weight) == (ENCODER in one)
+
+
+@every_mode
+@with_bias_or_without
+def test_gradient_reaches_every_parameter(fields, one, output_bias):
+    model = tiny_model(**fields, output_bias=output_bias, position_encoding="learned").train()
+    labels = ids(3, 5, vocab_size=40)
+    for name, gradient in gradients(model, model(SOURCE, SOURCE_MASK, labels=labels).loss).items():
+        assert gradient.abs().sum() > 0, name
+
+
+def test_number_of_parameters():
+    sizes = {name: tiny_model(**fields).num_parameters() for name, (fields, _) in MODES.items()}
+    whole = sizes["one matrix"]
+    assert sizes["projection apart"] == sizes["source apart"] == whole + V * D_MODEL
+    assert sizes["source apart, target of its own size"] == whole + 40 * D_MODEL
+    assert sizes["three matrices"] == whole + 2 * V * D_MODEL
+    assert sizes["three matrices, target of its own size"] == whole + 2 * 40 * D_MODEL
+    assert tiny_model(output_bias=True).num_parameters() == whole + V
+    assert tiny_model().num_parameters(exclude_embeddings=True) == whole - V * D_MODEL
+
+
+@every_mode
+def test_replaced_embeddings_stay_tied(fields, one):
+    model = tiny_model(**fields)
+    assert model.get_input_embeddings() is model.get_encoder().get_input_embeddings()
+    source = torch.nn.Embedding(V, D_MODEL)
+    model.set_input_embeddings(source)
+    model.tie_weights()
+    assert model.get_input_embeddings().weight is source.weight
+    assert_tied(model, one)
+    target_size = model.config.target_vocab_size
+    assert model(SOURCE, decoder_input_ids=ids(3, 5, vocab_size=40)).logits.shape == (3, 5, target_size)
+    head = torch.nn.Linear(D_MODEL, target_size, bias=False)
+    model.set_output_embeddings(head)
+    assert model.get_output_embeddings() is head
+    model.tie_weights()
+    assert_tied(model, one)
+
+
+@every_mode
+@with_bias_or_without
+@pytest.mark.parametrize(("size", "multiple", "rows"), [(57, None, 57), (45, None, 45), (51, 32, 64), (None, 32, 64)])
+def test_resized_vocabulary(fields, one, output_bias, size, multiple, rows, tmp_path):
+    """Old rows stay, ties stay, the configuration follows, and a file brings it all back."""
+    model = tiny_model(**fields, output_bias=output_bias)
+    learning_step(model)  # so that the bias isn't all zeros
+    old = {name: value.clone() for name, value in model.state_dict().items()}
+    returned = model.resize_token_embeddings(size, pad_to_multiple_of=multiple)
+    assert returned is model.get_input_embeddings()
+    own_target = "decoder_vocab_size" in fields
+    target_rows = 40 if own_target else rows
+    assert (model.config.vocab_size, model.config.target_vocab_size) == (rows, target_rows)
+    assert model.config.decoder_vocab_size == (40 if own_target else None)
+    assert_resized(model, old, {ENCODER: rows, DECODER: target_rows, HEAD: target_rows, BIAS: target_rows})
+    assert_tied(model, one)
+    top = torch.tensor([[rows - 1]])
+    assert model(top, decoder_input_ids=top.clamp(max=target_rows - 1)).logits.shape == (1, 1, target_rows)
+    learning_step(model)
+    assert_tied(model, one)
+    model.save_pretrained(tmp_path)
+    assert_same_parameters(VanillaTransformerForConditionalGeneration.from_pretrained(tmp_path), model)
+
+
+def assert_resized(model, old, rows):
+    new = model.state_dict()
+    assert new.keys() == old.keys()
+    for name, value in old.items():
+        assert len(new[name]) == rows.get(name, len(value)), name
+        kept = min(len(new[name]), len(value))
+        assert torch.equal(new[name][:kept], value[:kept]), name
+        assert new[name].isfinite().all()
+    assert model.get_encoder().embed_tokens.num_embeddings == rows[ENCODER]
+    assert model.get_decoder().embed_tokens.num_embeddings == rows[DECODER]
+    assert model.get_output_embeddings().out_features == rows[HEAD]
+
+
+@with_bias_or_without
+@pytest.mark.parametrize("fields", [{}, UNTIED], ids=["tied", "untied"])
+def test_resized_target_vocabulary(fields, output_bias, tmp_path):
+    model = tiny_model(**APART, **fields, decoder_vocab_size=40, output_bias=output_bias)
+    one = set() if fields else {DECODER, HEAD}
+    learning_step(model)
+    old = {name: value.clone() for name, value in model.state_dict().items()}
+    model.resize_decoder_token_embeddings(47)
+    assert (model.config.vocab_size, model.config.decoder_vocab_size) == (V, 47)
+    assert_resized(model, old, {ENCODER: V, DECODER: 47, HEAD: 47, BIAS: 47})
+    assert_tied(model, one)
+    learning_step(model)
+    model.save_pretrained(tmp_path)
+    reloaded = VanillaTransformerForConditionalGeneration.from_pretrained(tmp_path)
+    assert_same_parameters(reloaded, model)
+    assert_tied(reloaded, one)
+
+
+def test_one_vocabulary_has_no_target_of_its_own_to_resize():
+    with pytest.raises(ValueError, match="resize_token_embeddings"):
+        tiny_model().resize_decoder_token_embeddings(60)
+
+
+# ---- Files and copies ----
+@every_mode
+def test_sharded_files(fields, one, tmp_path):
+    model = tiny_model(**fields)
+    model.save_pretrained(tmp_path, max_shard_size="8KB")
+    assert len(list(tmp_path.glob("*.safetensors"))) > 2
+    reloaded = VanillaTransformerForConditionalGeneration.from_pretrained(tmp_path)
+    assert_same_parameters(reloaded, model)
+    assert_tied(reloaded, one)
+
+
+@pytest.mark.parametrize("device_map", ["cpu", "auto", {"": "cpu"}], ids=str)
+def test_device_map(device_map, tmp_path):
+    model = tiny_model()
+    model.save_pretrained(tmp_path)
+    reloaded = VanillaTransformerForConditionalGeneration.from_pretrained(tmp_path, device_map=device_map)
+    assert_same_parameters(reloaded, model)
+    assert_tied(reloaded, {ENCODER, DECODER, HEAD})
+    torch.testing.assert_close(reloaded(**PAIR).logits, model(**PAIR).logits, rtol=0, atol=0)
+
+
+def test_offloaded_weights(tmp_path):
+    """Weights that wait elsewhere come in layer by layer; the cache isn't moved with them."""
+    model = tiny_model()
+    expected = model.generate(SOURCE, attention_mask=SOURCE_MASK, max_new_tokens=5)
+    offloaded = accelerate.cpu_offload(copy.deepcopy(model), execution_device=torch.device("cpu"))
+    assert offloaded.lm_head.weight.device.type == "meta"
+    assert torch.equal(offloaded.generate(SOURCE, attention_mask=SOURCE_MASK, max_new_tokens=5), expected)
+
+
+def test_weights_on_disk(tmp_path):
+    model = tiny_model(**APART, **UNTIED)
+    model.save_pretrained(tmp_path / "model")
+    reloaded = VanillaTransformerForConditionalGeneration.from_pretrained(
+        tmp_path / "model",
+        device_map={"model.encoder": "cpu", "model.decoder": "disk", "lm_head": "cpu"},
+        offload_folder=tmp_path / "offload",
+    )
+    assert reloaded.get_decoder().layers[0].feed_forward.fc1.weight.device.type == "meta"
+    torch.testing.assert_close(reloaded(**PAIR).logits, model(**PAIR).logits, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("how", ["dtype", "torch_dtype", "auto", "_from_config"])
+def test_dtype_of_a_loaded_model(how, tmp_path):
+    """Weights take the type asked for; the positional table stays what it is in float32."""
+    model = tiny_model()
+    (model.to(torch.bfloat16) if how == "auto" else model).save_pretrained(tmp_path)
+    model_class = VanillaTransformerForConditionalGeneration
+    if how == "_from_config":
+        loaded = model_class._from_config(tiny_config(), dtype=torch.bfloat16)
+    elif how == "auto":
+        loaded = model_class.from_pretrained(tmp_path)
+        assert_same_parameters(loaded, model)
+    else:
+        loaded = model_class.from_pretrained(tmp_path, **{how: torch.bfloat16})
+    assert {parameter.dtype for parameter in loaded.parameters()} == {torch.bfloat16}
+    for stack in (loaded.get_encoder(), loaded.get_decoder()):
+        assert torch.equal(stack.embed_positions.table, modeling.sinusoidal_table(64, D_MODEL))
+        assert stack.embed_positions.table.dtype == torch.float32
+    assert loaded(**PAIR).logits.dtype == torch.bfloat16
+    assert_tied(loaded, {ENCODER, DECODER, HEAD})
+
+
+def test_mismatched_sizes(tmp_path):
+    model = tiny_model()
+    model.save_pretrained(tmp_path)
+    model_class = VanillaTransformerForConditionalGeneration
+    with pytest.raises(RuntimeError, match="ignore_mismatched_sizes"):
+        model_class.from_pretrained(tmp_path, vocab_size=60)
+    loaded, info = model_class.from_pretrained(
+        tmp_path, vocab_size=60, ignore_mismatched_sizes=True, output_loading_info=True
+    )
+    assert {name for name, *_ in info["mismatched_keys"]} == {ENCODER}
+    assert_tied(loaded, {ENCODER, DECODER, HEAD})
+    assert loaded.get_input_embeddings().weight.std() == pytest.approx(D_MODEL**-0.5, rel=0.1)  # initialised anew
+    kept = {name: value for name, value in loaded.state_dict().items() if name not in (ENCODER, DECODER, HEAD)}
+    assert all(torch.equal(value, model.state_dict()[name]) for name, value in kept.items())
+    assert len(kept) > 20
+
+
+@every_mode
+@pytest.mark.parametrize("how", ["deepcopy", "pickle", "state_dict"])
+def test_copies(fields, one, how):
+    model = tiny_model(**fields)
+    if how == "deepcopy":
+        other = copy.deepcopy(model)
+    elif how == "pickle":
+        other = pickle.loads(pickle.dumps(model))
+    else:
+        other = VanillaTransformerForConditionalGeneration(tiny_config(**fields)).eval()
+        other.load_state_dict(model.state_dict())
+    assert_same_parameters(other, model)
+    assert_tied(other, one)
+    target = ids(3, 5, vocab_size=40)
+    expected = model(SOURCE, SOURCE_MASK, target, output_attentions=True)
+    output = other(SOURCE, SOURCE_MASK, target, output_attentions=True)
+    torch.testing.assert_close(output.logits, expected.logits, rtol=0, atol=0)
+    assert len(output.cross_attentions) == 2
+    learning_step(other)
+    torch.testing.assert_close(model(SOURCE, SOURCE_MASK, target).logits, expected.logits, rtol=0, atol=0)
+
+
+def test_fields_that_a_caller_changes_on_loading(tmp_path):
+    tiny_model(dropout=0.1).save_pretrained(tmp_path)
+    loaded = VanillaTransformerForConditionalGeneration.from_pretrained(
+        tmp_path, dropout=0.3, attn_implementation="eager"
+    )
+    assert loaded.config.dropout == loaded.get_encoder().layers[0].final_layer_norm.dropout.p == 0.3
+    assert loaded.config._attn_implementation == "eager"
+    assert "_attn_implementation" not in json.loads((tmp_path / "config.json").read_text())
+
+
+# ---- Compiled and exported ----
+@pytest.fixture
+def _fresh_compiler():
+    torch.compiler.reset()
+    yield
+    torch.compiler.reset()
+
+
+def assert_compiled_is_eager(model, backend, inputs):
+    compiled = torch.compile(model, fullgraph=True, backend=backend)
+    for given in inputs:
+        output, expected = compiled(**given), model(**given)
+        torch.testing.assert_close(output.logits, expected.logits, **ROUNDING)
+        torch.testing.assert_close(output.loss, expected.loss, **ROUNDING)
+    compiled_gradients, expected_gradients = gradients(model, output.loss), gradients(model, expected.loss)
+    for name, gradient in expected_gradients.items():
+        torch.testing.assert_close(compiled_gradients[name], gradient, **ROUNDING, msg=name)
+
+
+@pytest.mark.usefixtures("_fresh_compiler")
+def test_forward_is_one_graph():
+    assert_compiled_is_eager(tiny_model(), "eager", [{**PAIR, **MASKS, "labels": LABELS}])
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+@pytest.mark.usefixtures("_fresh_compiler")
+@pytest.mark.parametrize("implementation", ["eager", "sdpa"])
+@pytest.mark.parametrize("encoding", ["paper", "learned"])
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+def test_compiled_forward(backend, encoding, implementation):
+    if backend == "inductor" and not shutil.which("g++"):
+        pytest.skip("inductor needs a C++ compiler")
+    shorter = {"input_ids": SOURCE[:, :4], "attention_mask": SOURCE_MASK[:, :4], "labels": LABELS[:, :3]}
+    inputs = [{"input_ids": SOURCE, "labels": LABELS}, {**PAIR, **MASKS, "labels": LABELS}, shorter]
+    model = tiny_model(position_encoding=encoding, attn_implementation=implementation)
+    assert_compiled_is_eager(model, backend, inputs)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("_fresh_compiler")
+def test_compiled_forward_that_shows_states_and_attentions():
+    model = tiny_model()
+    wanted = {**PAIR, **MASKS, "output_attentions": True, "output_hidden_states": True}
+    expected = model(**wanted)  # uncompiled first: transformers installs its hooks under a lock
+    output = torch.compile(model, fullgraph=True, backend="eager")(**wanted)
+    for name in ("encoder_attentions", "decoder_attentions", "cross_attentions", "decoder_hidden_states"):
+        torch.testing.assert_close(output[name], expected[name], **ROUNDING)
+
+
+LENGTH = torch.export.Dim("length", min=2, max=60)
+MEMORY = torch.export.Dim("memory", min=2, max=60)
+
+
+@pytest.mark.parametrize("strict", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_exported_encoder(strict):
+    encoder = tiny_model().get_encoder()
+    shapes = {"input_ids": {0: torch.export.Dim("batch"), 1: LENGTH}}
+    shapes["attention_mask"] = shapes["input_ids"]
+    program = torch.export.export(encoder, (SOURCE, SOURCE_MASK), dynamic_shapes=shapes, strict=strict).module()
+    for source in (SOURCE, ids(5, 11)):
+        mask = torch.ones_like(source)
+        mask[0, :2] = mask[1, 3:] = 0
+        torch.testing.assert_close(program(source, mask)[0], encoder(source, mask)[0], **ROUNDING)
+
+
+class DecoderLogits(torch.nn.Module):
+    def __init__(self, model):
+        super().__init__()
+        self.model = model
+
+    def forward(self, target, memory, mask):
+        source = {"encoder_outputs": (memory,), "attention_mask": mask}
+        return self.model(**source, decoder_input_ids=target, use_cache=False).logits
+
+
+@pytest.mark.parametrize("strict", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_exported_decoder(strict):
+    decode = DecoderLogits(tiny_model())
+    shapes = {"target": {1: LENGTH}, "memory": {1: MEMORY}, "mask": {1: MEMORY}}
+    example = (TARGET, torch.randn(3, 7, D_MODEL), SOURCE_MASK)
+    program = torch.export.export(decode, example, dynamic_shapes=shapes, strict=strict).module()
+    others = (ids(3, 9), torch.randn(3, 11, D_MODEL), F.pad(SOURCE_MASK, (0, 4), value=1))
+    for inputs in (example, others):
+        torch.testing.assert_close(program(*inputs), decode(*inputs), **ROUNDING)
+
+
+@pytest.mark.slow
+def test_exported_decoder_step_with_a_static_cache():
+    """transformers' own recipe (ExecuTorch): one program encodes, one decodes a token into a cache of fixed size."""
+    model = tiny_model().requires_grad_(False)
+    exportable = Seq2SeqLMExportableModule(model, batch_size=1, max_hidden_seq_length=60, max_cache_length=12)
+    exportable.export()
+    source, target = ids(1, 9), ids(1, 6)
+    memory = exportable.exported_encoder.module()(source)
+    torch.testing.assert_close(memory, model.get_encoder()(source).last_hidden_state, **ROUNDING)
+    decode = exportable.exported_decoder.module()
+    steps = [decode(target[:, i : i + 1], memory, torch.tensor([i])) for i in range(6)]
+    expected = model(source, decoder_input_ids=target).logits
+    torch.testing.assert_close(torch.cat(steps, dim=1), expected, **ROUNDING)
+
+
+# ---- What transformers is told about the model ----
+def test_plans_name_modules_that_exist():
+    model = tiny_model(**UNTIED)
+    names = {re.sub(r"\d+", "*", name) for name, _ in model.named_modules()}
+    for plan, styles in ((model.tp_plan, ALL_PARALLEL_STYLES), (model.fsdp_plan, ALL_FSDP_STYLES)):
+        assert plan.keys() <= names
+        assert all(style in styles for style in plan.values())
+    # All that is worth splitting: every linear map of the layers, and both ends of the vocabulary.
+    linear = {re.sub(r"\d+", "*", name) for name, part in model.named_modules() if isinstance(part, torch.nn.Linear)}
+    assert linear <= model.tp_plan.keys()
+    assert model.fsdp_plan.keys() == {"model.encoder.layers.*", "model.decoder.layers.*"}
+
+
+def test_classes_that_are_not_split():
+    model = tiny_model()
+    for name in model._no_split_modules:
+        assert any(type(part) is getattr(modeling, name) for part in model.modules())
+    memory = accelerate.utils.get_balanced_memory(model, {0: 2 * 10**4, "cpu": 10**9}, model._no_split_modules)
+    device_map = accelerate.infer_auto_device_map(model, memory, no_split_module_classes=model._no_split_modules)
+    assert len(set(device_map.values())) == 2
+    assert all(re.fullmatch(r"model\.(en|de)coder\.layers\.\d", name) for name in device_map if ".layers." in name)
+
+
+def test_nothing_is_said_while_a_model_is_made_saved_and_loaded(tmp_path, caplog):
+    logger = logging.getLogger("transformers")
+    logger.addHandler(caplog.handler)
+    try:
+        tiny_model().save_pretrained(tmp_path)
+        VanillaTransformerForConditionalGeneration.from_pretrained(tmp_path)(**PAIR, **MASKS, labels=LABELS)
+    finally:
+        logger.removeHandler(caplog.handler)
+    assert not [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
