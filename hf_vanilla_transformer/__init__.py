@@ -64,9 +64,8 @@ def register() -> None:
 
 def _started_as_command() -> bool:
     """Whether this import is the start of the command line, whose `--help` shall not wait for torch."""
-    if sys.argv[0] == "-m":  # `python -m hf_vanilla_transformer`, and no other module run with -m
-        module = sys.orig_argv[sys.orig_argv.index("-m") + 1 : sys.orig_argv.index("-m") + 2]
-        return module == [__name__]
+    if sys.argv[0] == "-m":  # Python is on its way to the module that -m names
+        return __name__ in sys.orig_argv or f"-m{__name__}" in sys.orig_argv
     return Path(sys.argv[0]).stem == "vanilla-transformer"
 
 

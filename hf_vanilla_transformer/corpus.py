@@ -209,6 +209,8 @@ MINUTES = (  # English, German, whether German names the coming hour
     ("five past", "fünf nach", False), ("ten past", "zehn nach", False), ("twenty past", "zwanzig nach", False),
     ("five to", "fünf vor", False), ("ten to", "zehn vor", False), ("twenty to", "zwanzig vor", False),
 )  # fmt: skip
+CENTS = (0, 10, 20, 25, 49, 50, 75, 80, 90, 95, 99)  # as prices in digits end
+
 CURRENCIES = (
     ("euros", "Euro", "cents", "Cent"), ("dollars", "Dollar", "cents", "Cent"), ("pounds", "Pfund", "pence", "Pence"),
 )  # fmt: skip
@@ -368,8 +370,11 @@ def _count(rng: random.Random, highest: int = 99) -> Pair:
 def _money(rng: random.Random) -> Pair:
     """Return an amount, in digits or in words, with or without hundredths."""
     if rng.random() < 0.5:
-        highest = rng.choice((9_999, 9_999, 9_999, 99_999, 999_999))  # hundredths; long amounts are the rarer ones
-        return _price(rng.randint(100, highest), rng.choice(("EUR", "USD", "GBP")))
+        highest, step = rng.choice(
+            ((99, 1), (99, 1), (99, 1), (999, 1), (9_999, 50))
+        )  # long amounts are rare and round
+        whole = rng.randrange(step, highest + 1, step)
+        return _price(100 * whole + rng.choice(CENTS), rng.choice(("EUR", "USD", "GBP")))
     english_unit, german_unit, english_cents, german_cents = rng.choice(CURRENCIES)
     (english, german), cents = _count(rng, rng.choice((99, 999))), _count(rng)
     if rng.random() < 0.5:

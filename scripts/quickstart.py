@@ -82,10 +82,10 @@ def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output_dir", type=Path, default=Path("outputs/quickstart"))
     parser.add_argument("--num_pairs", type=int, default=40_000, help="sentence pairs generated")
-    parser.add_argument("--vocab_size", type=int, default=1000)
+    parser.add_argument("--vocab_size", type=int, default=2000)
     parser.add_argument("--d_model", type=int, default=128)
     parser.add_argument("--dropout", type=float, default=0.0)
-    parser.add_argument("--max_steps", type=int, default=2000)
+    parser.add_argument("--max_steps", type=int, default=1800)
     parser.add_argument("--batch_size", type=int, default=64)
     parser.add_argument("--learning_rate", type=float, default=2e-3)
     return parser.parse_args()
@@ -132,6 +132,7 @@ def train(model: Any, tokenizer: Any, pairs: dict[str, list[tuple[str, str]]], r
             include_for_metrics=["inputs"],
             logging_steps=options.max_steps // 20,
             save_strategy="no",
+            dataloader_pin_memory=False,
             report_to="none",
             seed=SEED,
         ),

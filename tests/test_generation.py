@@ -1,0 +1,1157 @@
+"""Section 6.1 and all of `generate()`: decoding against references written out here, caches, batches, odd input."""
+
+import copy
+import functools
+import itertools
+import json
+import logging
+
+import pytest
+import torch
+from transformers import (
+    DynamicCache,
+    EncoderDecoderCache,
+    GenerationConfig,
+    LogitsProcessor,
+    LogitsProcessorList,
+    StaticCache,
+    StoppingCriteria,
+    StoppingCriteriaList,
+    TextIteratorStreamer,
+)
+from transformers.generation.streamers import BaseStreamer
+
+from hf_vanilla_transformer import (
+    VanillaTransformerConfig,
+    VanillaTransformerForConditionalGeneration,
+    VanillaTransformerTokenizerFast,
+)
+
+PAD, BOS, EOS = 0, 1, 2
+VOCABULARY = 24
+# Log-probabilities and logits of float32 have rounding errors of about 1e-6 here, as sums are taken in another order
+# when another number of positions or rows is computed at once. A wrong mask, position or cache moves them by 0.01 or
+# much more.
+FLOAT32 = {"atol": 1e-5, "rtol": 1e-5}
+
+SOURCES = [
+    [5, 9, 14, 6, 20, 8, 17, 11, EOS],
+    [7, 3, 19, EOS],
+    [12, 22, 4, 10, 16, EOS],
+    [21, EOS],
+    [13, 18, 15, 23, 5, EOS],
+]
+SHOWN = {"output_scores": True, "return_dict_in_generate": True}
+ENDLESS = {"suppress_tokens": [EOS]}  # then only the maximum length ends a sentence
+VARIANTS = {
+    "default": {},
+    "tied": {"tie_word_embeddings": True},
+    "two vocabularies": {"share_encoder_decoder_embeddings": False, "decoder_vocab_size": 31},
+    "d_k and d_v": {"head_dim": 4, "value_head_dim": 12},
+    "learned positions": {"position_encoding": "learned", "max_position_embeddings": 40},
+    "one layer and three": {"encoder_layers": 1, "decoder_layers": 3, "decoder_attention_heads": 2},
+    "pre-norm, biases": {
+        "norm_position": "pre",
+        "final_layer_norm": True,
+        "attention_bias": True,
+        "output_bias": True,
+        "position_encoding": "fairseq",
+    },
+}
+
+
+def lively_model(seed=3, **fields):
+    """An untrained model whose output depends on the source, changes from token to token and sometimes ends.
+
+    Embeddings and output are not tied, as tied ones repeat their input as long as they are untrained. The gains were
+    found by trying; they are far from where float32 gets inaccurate.
+    """
+    torch.manual_seed(seed)
+    config = {
+        "vocab_size": VOCABULARY,
+        "d_model": 32,
+        "encoder_layers": 2,
+        "decoder_layers": 2,
+        "encoder_attention_heads": 4,
+        "decoder_attention_heads": 4,
+        "encoder_ffn_dim": 48,
+        "decoder_ffn_dim": 48,
+        "tie_word_embeddings": False,
+        **fields,
+    }
+    model = VanillaTransformerForConditionalGeneration(VanillaTransformerConfig(**config)).eval()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.endswith(("q_proj.weight", "k_proj.weight")):
+                parameter *= 2
+            elif name.endswith("encoder_attn.out_proj.weight"):
+                parameter *= 0.3
+        if not model.config.tie_word_embeddings:
+            model.lm_head.weight *= 3
+            model.lm_head.weight[[PAD, BOS]] *= 0.1  # so that these two are hardly ever generated
+    return model
+
+
+@functools.cache
+def shared(variant="default"):
+    """A model that tests leave as it is."""
+    return lively_model(**VARIANTS[variant])
+
+
+@pytest.fixture
+def model():
+    """Shared: tests leave it as it is."""
+    return shared()
+
+
+def padded(rows, side="right", prefix=""):
+    """Rows of ids as a batch with its mask."""
+    width = max(len(row) for row in rows)
+
+    def fill(row, filling):
+        gap = [filling] * (width - len(row))
+        return gap + row if side == "left" else row + gap
+
+    return {
+        f"{prefix}input_ids": torch.tensor([fill(row, PAD) for row in rows]),
+        f"{prefix}attention_mask": torch.tensor([fill([1] * len(row), 0) for row in rows]),
+    }
+
+
+def new_tokens(sequence, limit=None, prompt=1):
+    """The tokens after the prompt, up to `</s>` or the sentence's limit; nothing but filling may follow."""
+    tokens = sequence.tolist()[prompt:]
+    end = tokens.index(EOS) + 1 if EOS in tokens else len(tokens)
+    end = end if limit is None else min(end, limit)
+    # Beam search fills up with </s> where the padding's id is 0, the other modes fill with padding.
+    assert set(tokens[end:]) <= {PAD, EOS}
+    return tokens[:end]
+
+
+def gnmt_divisor(length, alpha):
+    """lp(Y) of Wu et al. 2016, equation 14."""
+    return (5 + length) ** alpha / (5 + 1) ** alpha
+
+
+@torch.no_grad()
+def next_log_probs(model, source, prefixes):
+    """Log-probabilities of the token after each prefix (all of one length), computed without a cache: (N, V)."""
+    output = model(
+        input_ids=torch.tensor([source] * len(prefixes)), decoder_input_ids=torch.tensor(prefixes), use_cache=False
+    )
+    assert output.past_key_values is None
+    return output.logits[:, -1].double().log_softmax(dim=-1)
+
+
+def reference_beam_search(model, source, num_beams, max_new_tokens, divisor, early_stopping=True):
+    """Beam search in plain Python: [(tokens after the start, score)], best first.
+
+    Of the best 2 * num_beams continuations in each step, those that end are finished if they are among the first
+    num_beams, and the best others go on. `early_stopping` True: the search stops when num_beams are finished; else when
+    the best that goes on can't beat the worst of them, were it divided as at the present length (False) or at the
+    maximum length ("never").
+    """
+    live, finished = [((), 0.0)], []
+    for length in range(1, max_new_tokens + 1):
+        log_probs = next_log_probs(model, source, [[BOS, *tokens] for tokens, _ in live])
+        continuations = [
+            ((*tokens, token), score + log_prob)
+            for (tokens, score), row in zip(live, log_probs.tolist(), strict=True)
+            for token, log_prob in enumerate(row)
+        ]
+        continuations = sorted(continuations, key=lambda item: -item[1])[: 2 * num_beams]
+        ends = [tokens[-1] == EOS or length == max_new_tokens for tokens, _ in continuations]
+        finished += [
+            (tokens, score / divisor(length))
+            for (tokens, score), end in zip(continuations[:num_beams], ends, strict=False)
+            if end
+        ]
+        finished = sorted(finished, key=lambda item: -item[1])[:num_beams]
+        live = [item for item, end in zip(continuations, ends, strict=True) if not end][:num_beams]
+        if len(finished) == num_beams and live:
+            bound = live[0][1] / divisor(max_new_tokens if early_stopping == "never" else length)
+            if early_stopping is True or bound <= finished[-1][1]:
+                break
+    return finished
+
+
+def all_translations(model, source, max_new_tokens, divisor):
+    """Every sequence there is, up to a length: [(tokens after the start, score)], best first."""
+    live, finished = [((), 0.0)], []
+    for length in range(1, max_new_tokens + 1):
+        log_probs = next_log_probs(model, source, [[BOS, *tokens] for tokens, _ in live])
+        longer = [
+            ((*tokens, token), score + log_prob)
+            for (tokens, score), row in zip(live, log_probs.tolist(), strict=True)
+            for token, log_prob in enumerate(row)
+        ]
+        live = [item for item in longer if item[0][-1] != EOS and length < max_new_tokens]
+        finished += [(t, score / divisor(length)) for t, score in longer if t[-1] == EOS or length == max_new_tokens]
+    return sorted(finished, key=lambda item: -item[1])
+
+
+def beams(model, source, **options):
+    """All hypotheses that `generate` returns for one source, as the references give them."""
+    output = model.generate(
+        input_ids=torch.tensor([source]),
+        num_return_sequences=options.pop("num_return_sequences", options["num_beams"]),
+        **SHOWN,
+        **options,
+    )
+    return hypotheses(output)
+
+
+def hypotheses(output):
+    scores = output.sequences_scores.tolist()
+    return [(tuple(new_tokens(row)), score) for row, score in zip(output.sequences, scores, strict=True)]
+
+
+def assert_same_hypotheses(found, expected):
+    assert [tokens for tokens, _ in found] == [tokens for tokens, _ in expected]
+    # Sums of up to 10 log-probabilities in float32; two hypotheses that differ do so by more than 1e-4 here.
+    assert [score for _, score in found] == pytest.approx([score for _, score in expected], abs=1e-5, rel=1e-5)
+
+
+@pytest.fixture
+def said():
+    """What transformers logs as a warning or worse during the test, those warnings included that it gives but once."""
+    messages = []
+
+    class Recorder(logging.Handler):
+        def emit(self, record):
+            messages.append(record.getMessage())
+
+    logging.Logger.warning_once.cache_clear()  # transformers adds the method
+    recorder = Recorder(logging.WARNING)
+    logger = logging.getLogger("transformers")
+    logger.addHandler(recorder)
+    yield messages
+    logger.removeHandler(recorder)
+
+
+# ---- defaults ----
+
+
+def test_the_papers_decoding_is_the_default(model):
+    config = model.generation_config
+    assert (config.num_beams, config.early_stopping) == (4, True)
+    assert (config.gnmt_length_penalty, config.max_extra_length) == (0.6, 50)
+    assert (config.pad_token_id, config.bos_token_id, config.eos_token_id) == (PAD, BOS, EOS)
+    assert config.decoder_start_token_id == BOS
+    assert config.length_penalty in (None, 1.0)
+    assert config.max_length is None
+    assert config.max_new_tokens is None
+
+
+def test_special_tokens_are_the_configurations():
+    config = VanillaTransformerConfig(
+        vocab_size=9, d_model=8, encoder_layers=1, decoder_layers=1, encoder_attention_heads=1,
+        decoder_attention_heads=1, pad_token_id=3, bos_token_id=4, eos_token_id=5, decoder_start_token_id=3,
+    )  # fmt: skip
+    generation = VanillaTransformerForConditionalGeneration(config).generation_config
+    assert (generation.pad_token_id, generation.bos_token_id, generation.eos_token_id) == (3, 4, 5)
+    assert generation.decoder_start_token_id == 3
+
+
+def test_default_decoding_is_the_references(model):
+    """Beam of 4, alpha 0.6, at most 50 tokens more than the source has, without a single argument."""
+    source = SOURCES[1]
+    expected = reference_beam_search(model, source, 4, len(source) + 50, lambda n: gnmt_divisor(n, 0.6))
+    assert tuple(new_tokens(model.generate(torch.tensor([source]))[0])) == expected[0][0]
+
+
+@pytest.mark.parametrize("changed", [False, True])
+def test_options_are_saved_and_loaded(tmp_path, changed):
+    model = lively_model()
+    if changed:
+        model.generation_config.update(gnmt_length_penalty=1.5, max_extra_length=7, num_beams=3)
+    alpha, extra, num_beams = (1.5, 7, 3) if changed else (0.6, 50, 4)
+    model.save_pretrained(tmp_path)
+    saved = json.loads((tmp_path / "generation_config.json").read_text())
+    assert (saved["gnmt_length_penalty"], saved["max_extra_length"], saved["num_beams"]) == (alpha, extra, num_beams)
+    assert "gnmt_length_penalty" not in json.loads((tmp_path / "config.json").read_text())
+    assert GenerationConfig.from_pretrained(tmp_path).gnmt_length_penalty == alpha
+
+    loaded = VanillaTransformerForConditionalGeneration.from_pretrained(tmp_path)
+    assert loaded.generation_config.max_extra_length == extra
+    options = {"num_beams": num_beams, "max_new_tokens": 8}
+    assert beams(loaded, SOURCES[0], **options) == beams(model, SOURCES[0], **options)
+    assert len(loaded.generate(torch.tensor([SOURCES[1]]), **ENDLESS)[0]) == 1 + len(SOURCES[1]) + extra
+
+
+WAYS = ("argument", "own config", "model's config")
+
+
+def generate_with(model, way, options, source, **rest):
+    """Gives `options` as arguments, in a GenerationConfig of the caller's or as the model's defaults."""
+    if way == "argument":
+        return model.generate(source, **options, **rest)
+    if way == "own config":
+        return model.generate(source, generation_config=GenerationConfig(**options, **rest))
+    return with_defaults(model, **options).generate(source, **rest)
+
+
+def with_defaults(model, **options):
+    model = copy.deepcopy(model)
+    model.generation_config.update(**options)
+    return model
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_options_can_be_overridden(model, way):
+    ours, length = {"gnmt_length_penalty": 2.0, "max_extra_length": 2}, len(SOURCES[1]) + 2
+    rest = {"num_beams": 3, "num_return_sequences": 3, **SHOWN, **ENDLESS}
+    output = generate_with(model, way, ours, torch.tensor([SOURCES[1]]), **rest)
+    assert output.sequences.shape == (3, 1 + length)
+    log_probs = model.compute_transition_scores(output.sequences, output.scores, output.beam_indices).sum(dim=1)
+    torch.testing.assert_close(output.sequences_scores, log_probs / gnmt_divisor(length, 2.0), **FLOAT32)
+
+
+def test_a_config_without_our_fields_keeps_our_defaults(model):
+    options = {"num_beams": 3, "num_return_sequences": 3, **SHOWN}
+    source = torch.tensor([SOURCES[2]])
+    own = model.generate(source, generation_config=GenerationConfig(**options))
+    arguments = model.generate(source, **options)
+    assert torch.equal(own.sequences, arguments.sequences)
+    assert torch.equal(own.sequences_scores, arguments.sequences_scores)
+    endless = model.generate(source, generation_config=GenerationConfig(num_beams=1, **ENDLESS))
+    assert endless.shape[1] == 1 + source.shape[1] + 50
+
+
+def test_generating_leaves_the_models_defaults_alone(model):
+    before = model.generation_config.to_dict()
+    own = GenerationConfig(num_beams=2, max_extra_length=1)
+    given = own.to_dict()
+    model.generate(torch.tensor([SOURCES[0]]), gnmt_length_penalty=1.0, max_extra_length=0, num_beams=2)
+    model.generate(torch.tensor([SOURCES[0]]), generation_config=own)
+    model.generate(torch.tensor([SOURCES[0]]), length_penalty=2.0, max_new_tokens=2)
+    assert model.generation_config.to_dict() == before
+    assert own.to_dict() == given
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("value", ["0.6", True, [0.6], -1, float("nan"), float("inf")])
+def test_wrong_penalties_are_named_with_the_mend(model, value, way):
+    message = r"`gnmt_length_penalty` is .*number.*\(the paper: 0\.6\) or None"
+    with pytest.raises(ValueError, match=message):
+        generate_with(model, way, {"gnmt_length_penalty": value}, torch.tensor([SOURCES[0]]))
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("value", ["50", True, -1, 2.5])
+def test_wrong_lengths_are_named_with_the_mend(model, value, way):
+    message = r"`max_extra_length` is .*0 or more tokens \(the paper: 50\) or None"
+    with pytest.raises(ValueError, match=message):
+        generate_with(model, way, {"max_extra_length": value}, torch.tensor([SOURCES[0]]))
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_two_penalties_at_once_are_an_error(model, way):
+    both = {"length_penalty": 0.8, "gnmt_length_penalty": 0.6}
+    message = r"`gnmt_length_penalty` is 0\.6 and `length_penalty` 0\.8.*Set one .* None"
+    with pytest.raises(ValueError, match=message):
+        generate_with(model, way, both, torch.tensor([SOURCES[0]]))
+
+
+@pytest.mark.parametrize("penalty", [0.0, 1.0, 2.0])
+@pytest.mark.parametrize("way", WAYS)
+def test_transformers_length_penalty_takes_the_place_of_ours(model, way, penalty):
+    rest = {"num_beams": 4, "num_return_sequences": 4, "max_new_tokens": 8, **SHOWN}
+    if way == "model's config":  # where both stand there, ours has to be switched off
+        rest["gnmt_length_penalty"] = None
+    output = generate_with(model, way, {"length_penalty": penalty}, torch.tensor([SOURCES[0]]), **rest)
+    expected = reference_beam_search(model, SOURCES[0], 4, 8, lambda length: length**penalty)
+    assert_same_hypotheses(hypotheses(output), expected)
+
+
+# ---- beam search ----
+
+
+@pytest.mark.parametrize("alpha", [0, 0.6, 1.0, 2.0])
+@pytest.mark.parametrize("seed", [1, 3, 7])
+def test_beam_search_is_the_references(seed, alpha):
+    model = lively_model(seed)
+    for source in SOURCES[:2]:
+        found = beams(model, source, num_beams=4, gnmt_length_penalty=alpha, max_new_tokens=9)
+        assert_same_hypotheses(found, reference_beam_search(model, source, 4, 9, lambda n: gnmt_divisor(n, alpha)))
+
+
+def test_beam_search_stops_as_the_reference_does():
+    model, found = lively_model(7), []  # with this seed, alpha and beam all three rules lead to other translations
+    for early_stopping in (True, False, "never"):
+        options = {"num_beams": 2, "early_stopping": early_stopping, "gnmt_length_penalty": 2.0}
+        found.append([beams(model, source, **options, max_new_tokens=9) for source in SOURCES])
+        for source, hypotheses in zip(SOURCES, found[-1], strict=True):
+            rule = (lambda n: gnmt_divisor(n, 2.0), early_stopping)
+            assert_same_hypotheses(hypotheses, reference_beam_search(model, source, 2, 9, *rule))
+    assert found[0] != found[1] != found[2] != found[0]
+
+
+@pytest.mark.parametrize("alpha", [0, 0.6, 1.0, 2.0])
+def test_a_beam_that_holds_everything_finds_the_best_of_all(alpha):
+    """Five tokens, up to four in a row: 1 + 4 + 4**2 + 4**3 * 5 sequences, and a beam that never has to prune."""
+    model = lively_model(5, vocab_size=5)
+    for source in ([3, 4, EOS], [4, 4, 3, 3, EOS]):
+        expected = all_translations(model, source, 4, lambda length: gnmt_divisor(length, alpha))
+        assert len(expected) == 341
+        found = beams(model, source, num_beams=350, num_return_sequences=8, gnmt_length_penalty=alpha, max_new_tokens=4)
+        assert_same_hypotheses(found, expected[:8])
+
+
+def test_alpha_0_is_no_penalty_in_either_formula(model):
+    for source in SOURCES:
+        options = {"num_beams": 4, "max_new_tokens": 9}
+        assert beams(model, source, gnmt_length_penalty=0, **options) == beams(
+            model, source, length_penalty=0.0, **options
+        )
+
+
+def test_the_two_formulas_choose_differently(model):
+    ours = [beams(model, source, num_beams=4, max_extra_length=6)[0] for source in SOURCES]
+    theirs = [beams(model, source, num_beams=4, max_extra_length=6, length_penalty=0.6)[0] for source in SOURCES]
+    assert [tokens for tokens, _ in ours] != [tokens for tokens, _ in theirs]
+    for (tokens, score), (same, other) in zip(ours, theirs, strict=True):
+        if tokens == same:  # the same sum, divided by another number
+            n = len(tokens)
+            assert score * gnmt_divisor(n, 0.6) == pytest.approx(other * n**0.6, abs=1e-5)
+
+
+# ---- at most so many tokens more than the source ----
+
+
+@pytest.mark.parametrize("num_beams", [1, 4])
+@pytest.mark.parametrize("extra", [0, 3])
+def test_a_sentence_gets_its_sources_length_and_the_extra(model, extra, num_beams):
+    for source in SOURCES:
+        options = {"num_beams": num_beams, "max_extra_length": extra}
+        limit = len(source) + extra
+        assert model.generate(torch.tensor([source]), **options, **ENDLESS).shape == (1, 1 + limit)
+        assert model.generate(torch.tensor([source]), **options).shape[1] <= 1 + limit
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_padding_is_no_part_of_the_source(model, side):
+    inputs = {name: value[1:2] for name, value in padded(SOURCES, side).items()}
+    assert inputs["input_ids"].shape[1] > len(SOURCES[1])
+    found = model.generate(**inputs, num_beams=2, max_extra_length=2, **ENDLESS)
+    assert found.shape == (1, 1 + len(SOURCES[1]) + 2)
+
+
+def _kind_of_input(model, kind, inputs):
+    """The same source as ids, as embeddings or encoded."""
+    if kind == "ids":
+        return inputs
+    ids, mask = inputs["input_ids"], inputs["attention_mask"]
+    if kind == "embeddings":
+        return {"inputs_embeds": model.get_input_embeddings()(ids), "attention_mask": mask}
+    return {"encoder_outputs": model.get_encoder()(ids, mask), "attention_mask": mask}
+
+
+@functools.cache
+def _alone(i, num_beams, endless):
+    """Source i on its own: (new tokens, score), the score None where there is one beam."""
+    options = {"num_beams": num_beams, "max_extra_length": 3, **SHOWN, **(ENDLESS if endless else {})}
+    output = shared().generate(torch.tensor([SOURCES[i]]), **options)
+    return new_tokens(output.sequences[0]), output.sequences_scores[0] if num_beams > 1 else None
+
+
+@pytest.mark.parametrize("kind", ["ids", "embeddings", "encoded"])
+@pytest.mark.parametrize("num_beams", [1, 4])
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize("endless", [True, False])
+@torch.no_grad()
+def test_a_sentence_does_not_depend_on_its_batch(model, endless, side, num_beams, kind):
+    options = {"num_beams": num_beams, "max_extra_length": 3, **SHOWN, **(ENDLESS if endless else {})}
+    together = model.generate(**_kind_of_input(model, kind, padded(SOURCES, side)), **options)
+    assert len(together.sequences) == len(SOURCES)
+    for i, source in enumerate(SOURCES):
+        tokens, score = _alone(i, num_beams, endless)
+        assert new_tokens(together.sequences[i], len(source) + 3) == tokens
+        if score is not None:
+            torch.testing.assert_close(together.sequences_scores[i], score, **FLOAT32)
+
+
+def test_a_sentence_without_an_end_does_not_depend_on_its_batch():
+    """Where there is no end of sentence, nothing but the maximum length can end one."""
+    endless = lively_model(eos_token_id=None)
+    found = endless.generate(**padded(SOURCES), num_beams=1, max_extra_length=3)
+    for row, source in zip(found.tolist(), SOURCES, strict=True):
+        alone = endless.generate(torch.tensor([source]), num_beams=1, max_extra_length=3)[0].tolist()
+        assert row == alone + [PAD] * (len(row) - len(alone))
+
+
+def test_the_batch_has_sentences_of_every_kind(model):
+    """That the test above compares short and long ones, ended by </s> and by the maximum length."""
+    output = model.generate(**padded(SOURCES), num_beams=1, max_extra_length=3)
+    tokens = [new_tokens(row, len(source) + 3) for row, source in zip(output, SOURCES, strict=True)]
+    assert len({len(row) for row in tokens}) >= 3
+    assert {row[-1] == EOS for row in tokens} == {True, False}
+
+
+@pytest.mark.parametrize("num_beams", [1, 4])
+@pytest.mark.parametrize("maximum", [{"max_new_tokens": 4}, {"max_length": 5}, {"max_new_tokens": 30}], ids=str)
+@pytest.mark.parametrize("way", WAYS)
+def test_a_fixed_maximum_takes_the_place_of_the_extra(model, way, maximum, num_beams):
+    options = {**maximum, "max_extra_length": 0}
+    source = torch.tensor([SOURCES[1], SOURCES[1][::-1]])
+    found = generate_with(model, way, options, source, num_beams=num_beams, **ENDLESS)
+    assert found.shape == (2, 1 + maximum.get("max_new_tokens", 4))
+
+
+@pytest.mark.parametrize("way", WAYS[:2])
+@pytest.mark.parametrize("maximum", [{"max_new_tokens": 30}, {"max_length": 30}], ids=str)
+def test_an_extra_given_takes_the_place_of_the_models_maximum(model, way, maximum):
+    model, source = with_defaults(model, **maximum), torch.tensor([SOURCES[1]])
+    found = generate_with(model, way, {"max_extra_length": 2}, source, num_beams=1, **ENDLESS)
+    assert found.shape[1] == 1 + source.shape[1] + 2
+
+
+def test_without_an_extra_transformers_default_counts(model):
+    with pytest.warns(UserWarning, match="max_new_tokens"):
+        found = with_defaults(model, max_extra_length=None).generate(torch.tensor([SOURCES[1]]), num_beams=1, **ENDLESS)
+    assert found.shape[1] == 1 + 20
+
+
+@pytest.mark.parametrize("num_beams", [1, 4])
+def test_learned_positions_limit_the_length(num_beams):
+    learned = lively_model(position_encoding="learned", max_position_embeddings=12)
+    options = {"num_beams": num_beams, "max_extra_length": 5, **ENDLESS}
+    assert learned.generate(torch.tensor([SOURCES[0]]), **options).shape[1] == 12
+    assert learned.generate(torch.tensor([SOURCES[3]]), **options).shape[1] == 1 + 2 + 5
+    together = learned.generate(**padded([SOURCES[0], SOURCES[3]]), **options)
+    assert together.shape[1] == 12
+    assert len(new_tokens(together[1], 7)) == 7
+    with pytest.raises(ValueError, match=r"12 learned positions .*Truncate"):
+        learned.generate(torch.tensor([SOURCES[0]]), num_beams=num_beams, max_new_tokens=20, **ENDLESS)
+
+
+def test_sinusoids_do_not_limit_the_length():
+    source, options = torch.tensor([SOURCES[0]]), {"num_beams": 2, "max_extra_length": 9, **ENDLESS}
+    found = lively_model(max_position_embeddings=12).generate(source, **options)
+    assert found.shape[1] == 1 + 9 + 9
+    assert torch.equal(found, lively_model(max_position_embeddings=64).generate(source, **options))
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        ("ids", {}),
+        ("ids", {"num_beams": 1}),
+        ("ids", {"num_beams": 1, "do_sample": True}),
+        ("embeddings", {"max_extra_length": 4}),
+        ("encoded", {"max_extra_length": 4}),
+    ],
+)
+@torch.no_grad()
+def test_no_warning_without_a_reason(model, kind, options, said, recwarn):
+    for sources in (SOURCES, SOURCES[:1]):
+        model.generate(**_kind_of_input(model, kind, padded(sources)), **options)
+    assert said == []
+    assert [str(warning.message) for warning in recwarn] == []
+
+
+def test_warnings_would_be_seen(model, said):
+    model.generate(torch.tensor([SOURCES[3]]), num_beams=1, max_new_tokens=2, max_length=9)
+    assert any("max_new_tokens" in message for message in said)
+
+
+# ---- other ways to decode ----
+
+
+def _greedy(model, source, max_new_tokens, prefix=()):
+    """Token after token by the model's first choice, without a cache."""
+    tokens = list(prefix)
+    while len(tokens) < max_new_tokens + len(prefix) and tokens[-1:] != [EOS]:
+        tokens.append(int(next_log_probs(model, source, [[BOS, *tokens]]).argmax()))
+    return tokens[len(prefix) :]
+
+
+def test_greedy_takes_the_first_choice(model):
+    for source in SOURCES:
+        found = model.generate(torch.tensor([source]), num_beams=1, max_extra_length=4)
+        assert new_tokens(found[0]) == _greedy(model, source, len(source) + 4)
+
+
+@pytest.mark.parametrize("num_beams", [1, 3])
+def test_sampling_is_the_same_for_the_same_seed(model, num_beams):
+    options = {"do_sample": True, "num_beams": num_beams, "num_return_sequences": 3, "max_extra_length": 6, "top_k": 0}
+    found = []
+    for seed in (0, 0, 1):
+        torch.manual_seed(seed)
+        found.append(model.generate(**padded(SOURCES), **options))
+    assert torch.equal(found[0], found[1])
+    assert found[0].shape != found[2].shape or not torch.equal(found[0], found[2])
+    assert len(found[0]) == 3 * len(SOURCES)
+
+
+def test_sampling_follows_the_models_distribution(model):
+    probabilities = next_log_probs(model, SOURCES[0], [[BOS]])[0].exp()
+    options = {"do_sample": True, "num_beams": 1, "num_return_sequences": 4000, "max_new_tokens": 1}
+    found = model.generate(torch.tensor([SOURCES[0]]), **options)[:, 1]
+    frequencies = found.bincount(minlength=VOCABULARY) / 4000
+    # Four standard deviations of a frequency, at most 4 * sqrt(0.25 / 4000).
+    torch.testing.assert_close(frequencies.double(), probabilities, atol=0.032, rtol=0)
+    assert probabilities.max() < 0.9
+
+
+def test_sampling_from_one_token_is_greedy(model):
+    options = {"num_beams": 1, "max_extra_length": 4}
+    sampled = model.generate(**padded(SOURCES), do_sample=True, top_k=1, **options)
+    assert torch.equal(sampled, model.generate(**padded(SOURCES), **options))
+
+
+@pytest.mark.parametrize("do_sample", [False, True])
+def test_several_hypotheses_come_best_first(model, do_sample):
+    options = {"num_beams": 5, "max_extra_length": 6, "do_sample": do_sample}
+    output = model.generate(**padded(SOURCES), num_return_sequences=3, **SHOWN, **options)
+    scores = output.sequences_scores.view(len(SOURCES), 3)
+    assert (scores.diff(dim=1) <= 0).all()
+    for rows in output.sequences.view(len(SOURCES), 3, -1).tolist():
+        assert len({tuple(row) for row in rows}) == 3
+    if not do_sample:
+        best = model.generate(**padded(SOURCES), **options)
+        assert torch.equal(output.sequences[::3, : best.shape[1]], best)
+
+
+def test_more_hypotheses_than_beams_are_refused(model):
+    with pytest.raises(ValueError, match="num_return_sequences"):
+        model.generate(torch.tensor([SOURCES[0]]), num_return_sequences=5)
+
+
+# ---- what generate() shows ----
+
+EVERYTHING = {**SHOWN, "output_logits": True, "output_attentions": True, "output_hidden_states": True}
+
+
+@pytest.mark.parametrize("num_beams", [1, 3])
+def test_shapes_of_what_is_shown(model, num_beams):
+    inputs, prompt = padded(SOURCES), torch.tensor([[BOS, 9, 6]] * len(SOURCES))
+    options = {"num_beams": num_beams, "max_new_tokens": 4, **EVERYTHING, **ENDLESS}
+    output = model.generate(**inputs, decoder_input_ids=prompt, **options)
+    rows, width = len(SOURCES), inputs["input_ids"].shape[1]
+    assert output.sequences.shape == (rows, 7)
+    assert len(output.scores) == len(output.logits) == 4
+    assert {tuple(s.shape) for s in (*output.scores, *output.logits)} == {(rows * num_beams, VOCABULARY)}
+    assert [tuple(layer.shape) for layer in output.encoder_attentions] == [(rows, 4, width, width)] * 2
+    assert [tuple(layer.shape) for layer in output.encoder_hidden_states] == [(rows, width, 32)] * 3
+    rows *= num_beams
+    for step, (own, cross, hidden) in enumerate(
+        zip(output.decoder_attentions, output.cross_attentions, output.decoder_hidden_states, strict=True)
+    ):
+        new = 3 if step == 0 else 1
+        assert [tuple(layer.shape) for layer in own] == [(rows, 4, new, 3 + step)] * 2
+        assert [tuple(layer.shape) for layer in cross] == [(rows, 4, new, width)] * 2
+        assert [tuple(layer.shape) for layer in hidden] == [(rows, new, 32)] * 3
+    assert isinstance(output.past_key_values, EncoderDecoderCache)
+    assert output.past_key_values.get_seq_length() == 6
+
+
+@pytest.mark.parametrize("num_beams", [1, 3])
+def test_attentions_are_shown_whatever_the_implementation(model, num_beams):
+    assert model.config._attn_implementation == "sdpa"
+    eager = copy.deepcopy(model)
+    eager.set_attn_implementation("eager")
+    inputs, options = padded(SOURCES, "left"), {"num_beams": num_beams, "max_extra_length": 2, **EVERYTHING}
+    ours, theirs = model.generate(**inputs, **options), eager.generate(**inputs, **options)
+    assert torch.equal(ours.sequences, theirs.sequences)
+    assert torch.equal(ours.sequences, model.generate(**inputs, num_beams=num_beams, max_extra_length=2))
+    padding = inputs["attention_mask"].repeat_interleave(num_beams, dim=0)[:, None, None] == 0
+    for name in ("encoder_attentions", "decoder_attentions", "cross_attentions"):
+        steps = getattr(ours, name), getattr(theirs, name)
+        steps = [(step,) if name == "encoder_attentions" else step for step in steps]
+        for ours_layer, eager_layer in zip(*map(itertools.chain.from_iterable, steps), strict=True):
+            torch.testing.assert_close(ours_layer, eager_layer, **FLOAT32)
+            torch.testing.assert_close(ours_layer.sum(dim=-1), torch.ones(ours_layer.shape[:-1]), **FLOAT32)
+            if name == "cross_attentions":
+                assert ours_layer.masked_select(padding.expand_as(ours_layer)).eq(0).all()
+
+
+@pytest.mark.parametrize("variant", ["default", "two vocabularies"])
+@pytest.mark.parametrize("alpha", [0.6, 2.0])
+def test_transition_scores_add_up_to_the_sequences_score(alpha, variant):
+    model = shared(variant)
+    options = {"num_beams": 4, "num_return_sequences": 4, "max_extra_length": 6, "gnmt_length_penalty": alpha}
+    output = model.generate(**padded(SOURCES), **options, **SHOWN)
+    transitions = model.compute_transition_scores(output.sequences, output.scores, output.beam_indices)
+    lengths = (output.beam_indices >= 0).sum(dim=1)
+    assert len(set(lengths.tolist())) > 2
+    torch.testing.assert_close(
+        transitions.sum(dim=1) / gnmt_divisor(lengths, alpha), output.sequences_scores, **FLOAT32
+    )
+
+
+def test_transition_scores_of_greedy_decoding(model):
+    output = model.generate(torch.tensor([SOURCES[0]]), num_beams=1, max_extra_length=3, **SHOWN)
+    found = model.compute_transition_scores(output.sequences, output.scores, normalize_logits=True)[0]
+    tokens = output.sequences[0].tolist()
+    expected = [next_log_probs(model, SOURCES[0], [tokens[:i]])[0, tokens[i]].item() for i in range(1, len(tokens))]
+    assert found.tolist() == pytest.approx(expected, abs=1e-5)
+
+
+# ---- logits processors, stopping criteria, prefixes, streamers ----
+
+
+def _new_tokens_of_all(model, **options):
+    output = model.generate(**padded(SOURCES), **{"num_beams": 2, "max_extra_length": 6, **options})
+    return [new_tokens(row, len(source) + 6) for row, source in zip(output, SOURCES, strict=True)]
+
+
+def _repeats(tokens, size):
+    grams = list(zip(*(tokens[i:] for i in range(size)), strict=False))
+    return len(grams) - len(set(grams))
+
+
+def test_no_repeat_ngram_size(model):
+    assert any(_repeats(tokens, 2) for tokens in _new_tokens_of_all(model, **ENDLESS))
+    assert not any(_repeats(tokens, 2) for tokens in _new_tokens_of_all(model, no_repeat_ngram_size=2, **ENDLESS))
+
+
+def test_repetition_penalty(model):
+    assert any(_repeats(tokens, 1) for tokens in _new_tokens_of_all(model))
+    assert not any(_repeats(tokens, 1) for tokens in _new_tokens_of_all(model, repetition_penalty=1e6, num_beams=1))
+
+
+def test_unwanted_tokens(model):
+    usual = {token for tokens in _new_tokens_of_all(model) for token in tokens} - {EOS}
+    unwanted = sorted(usual)[:3]
+    for options in ({"bad_words_ids": [[token] for token in unwanted]}, {"suppress_tokens": unwanted}):
+        assert not any(set(unwanted) & set(tokens) for tokens in _new_tokens_of_all(model, **options))
+
+
+def test_tokens_of_the_source_can_be_barred(model):
+    """These processors look at the source, which they get although the decoder doesn't."""
+    assert any(
+        set(tokens) & set(source[:-1]) for tokens, source in zip(_new_tokens_of_all(model), SOURCES, strict=True)
+    )
+    found = _new_tokens_of_all(model, encoder_no_repeat_ngram_size=1)
+    assert not any(set(tokens) & set(source) for tokens, source in zip(found, SOURCES, strict=True))
+
+
+@pytest.mark.parametrize("num_beams", [1, 3])
+def test_forced_and_minimal(model, num_beams):
+    found = _new_tokens_of_all(model, num_beams=num_beams, min_new_tokens=7)
+    assert min(map(len, _new_tokens_of_all(model, num_beams=num_beams))) < 7
+    assert min(map(len, found)) >= 7
+    assert all(tokens[0] == 23 for tokens in _new_tokens_of_all(model, num_beams=num_beams, forced_bos_token_id=23))
+    ended = model.generate(**padded(SOURCES), num_beams=num_beams, max_new_tokens=3, forced_eos_token_id=EOS)
+    assert all(new_tokens(row)[-1] == EOS for row in ended)
+
+
+@pytest.mark.parametrize("num_beams", [1, 3])
+def test_a_prefix_function_sees_the_right_sentence(model, num_beams):
+    """In beam search too, sentence i may here only produce token 10 + i, and then end."""
+    found = _new_tokens_of_all(model, num_beams=num_beams, prefix_allowed_tokens_fn=lambda i, ids: [10 + i, EOS])
+    assert all(set(tokens) <= {10 + i, EOS} for i, tokens in enumerate(found))
+
+
+class OnlySevens(LogitsProcessor):
+    def __call__(self, input_ids, scores):
+        return scores.masked_fill(torch.arange(scores.shape[-1]) != 7, -torch.inf)
+
+
+def test_a_processor_of_ones_own(model):
+    found = _new_tokens_of_all(model, num_beams=1, logits_processor=LogitsProcessorList([OnlySevens()]))
+    assert found == [[7] * (len(source) + 6) for source in SOURCES]
+
+
+class StopAt(StoppingCriteria):
+    def __init__(self, token):
+        self.token = token
+
+    def __call__(self, input_ids, scores, **kwargs):
+        return input_ids[:, -1] == self.token
+
+
+def test_a_stopping_criterion_of_ones_own(model):
+    options = {"num_beams": 1, "max_extra_length": 6, **ENDLESS}
+    usual = _new_tokens_of_all(model, **options)
+    token = usual[0][2]
+    found = model.generate(**padded(SOURCES), stopping_criteria=StoppingCriteriaList([StopAt(token)]), **options)
+    for row, tokens, source in zip(found.tolist(), usual, SOURCES, strict=True):
+        stop = tokens.index(token) + 1 if token in tokens else len(source) + 6
+        assert row[1 : stop + 1] == tokens[:stop]
+        assert set(row[stop + 1 :]) <= {PAD}
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tiny_checkpoint):
+    model = VanillaTransformerForConditionalGeneration.from_pretrained(tiny_checkpoint)
+    return model, VanillaTransformerTokenizerFast.from_pretrained(tiny_checkpoint)
+
+
+def _spelling(tokenizer, text):
+    """Makes the model write a text: allows at each place only its next token, and then the first one for ever."""
+    ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+    return lambda i, prefix: [(ids * 2)[(len(prefix) - 1) % len(ids)]]
+
+
+def test_stop_strings(checkpoint):
+    model, tokenizer = checkpoint
+    options = {"num_beams": 1, "max_new_tokens": 40, "tokenizer": tokenizer}
+    options["prefix_allowed_tokens_fn"] = _spelling(tokenizer, "halb zehn und halb elf")
+    found = model.generate(**tokenizer("half past nine", return_tensors="pt"), stop_strings=["zehn"], **options)
+    assert tokenizer.decode(found[0], skip_special_tokens=True).endswith("zehn")
+    with pytest.raises(ValueError, match="tokenizer"):
+        model.generate(**tokenizer("nine", return_tensors="pt"), stop_strings=["z"])
+
+
+PREFIXES = [[9, 6], [], [5, 13, 18, 5], [20], [11, 3, 8]]
+
+
+@pytest.mark.parametrize("num_beams", [1, 4])
+def test_a_prefix_is_continued(model, num_beams):
+    for source, prefix in zip(SOURCES, PREFIXES, strict=True):
+        options = {"num_beams": num_beams, "max_extra_length": 3}
+        found = model.generate(torch.tensor([source]), decoder_input_ids=torch.tensor([[BOS, *prefix]]), **options)
+        assert found[0, : 1 + len(prefix)].tolist() == [BOS, *prefix]
+        if num_beams == 1:
+            assert new_tokens(found[0], prompt=1 + len(prefix)) == _greedy(model, source, len(source) + 3, prefix)
+        if prefix:  # the start token is set before it where it is left out
+            without = model.generate(torch.tensor([source]), decoder_input_ids=torch.tensor([prefix]), **options)
+            assert torch.equal(found, without)
+
+
+@functools.cache
+def _prefix_continued(variant, i, num_beams):
+    """The new tokens after a prefix, for source i on its own."""
+    prompt = torch.tensor([[BOS, *PREFIXES[i]]])
+    options = {"num_beams": num_beams, "max_extra_length": 3}
+    found = shared(variant).generate(torch.tensor([SOURCES[i]]), decoder_input_ids=prompt, **options)
+    return new_tokens(found[0], prompt=prompt.shape[1])
+
+
+CACHES = {
+    "dynamic": {},
+    "static": {"cache_implementation": "static"},
+    "static, never compiled": {"cache_implementation": "static", "disable_compile": True},
+    "none": {"use_cache": False},
+}
+
+
+@pytest.mark.parametrize("num_beams", [1, 4])
+@pytest.mark.parametrize("cache", ["dynamic", "static", "none"])
+@pytest.mark.parametrize("variant", ["default", "learned positions"])
+def test_prefixes_of_different_lengths_in_one_batch(variant, cache, num_beams):
+    prompts = padded([[BOS, *prefix] for prefix in PREFIXES], "left", "decoder_")
+    options = {"num_beams": num_beams, "max_extra_length": 3, **CACHES[cache]}
+    together = shared(variant).generate(**padded(SOURCES), **prompts, **options)
+    width = prompts["decoder_input_ids"].shape[1]
+    for i, (row, source, prefix) in enumerate(zip(together, SOURCES, PREFIXES, strict=True)):
+        assert row[width - len(prefix) : width].tolist() == prefix
+        assert new_tokens(row, len(source) + 3, prompt=width) == _prefix_continued(variant, i, num_beams)
+
+
+class Recorder(BaseStreamer):
+    def __init__(self):
+        self.pieces, self.ended = [], 0
+
+    def put(self, value):
+        assert not self.ended
+        self.pieces.append(value)
+
+    def end(self):
+        self.ended += 1
+
+
+@pytest.mark.parametrize("do_sample", [False, True])
+def test_a_streamer_gets_token_after_token(model, do_sample):
+    recorder, options = Recorder(), {"num_beams": 1, "max_extra_length": 5, "do_sample": do_sample}
+    found = model.generate(torch.tensor([SOURCES[0]]), streamer=recorder, **options)
+    assert recorder.ended == 1
+    assert [piece.numel() for piece in recorder.pieces] == [1] * found.shape[1]
+    assert torch.cat([piece.view(-1) for piece in recorder.pieces]).tolist() == found[0].tolist()
+
+
+def test_a_streamer_of_text(checkpoint):
+    model, tokenizer = checkpoint
+    streamer = TextIteratorStreamer(tokenizer, skip_prompt=True, skip_special_tokens=True)
+    options = {"num_beams": 1, "max_new_tokens": 12}
+    options["prefix_allowed_tokens_fn"] = _spelling(tokenizer, "drei Euro und fünf Cent")
+    found = model.generate(**tokenizer("three euros", return_tensors="pt"), streamer=streamer, **options)
+    assert "".join(streamer) == tokenizer.decode(found[0], skip_special_tokens=True)
+
+
+def test_streaming_from_beams_is_refused(model):
+    with pytest.raises(ValueError, match="num_beams"):
+        model.generate(torch.tensor([SOURCES[0]]), streamer=Recorder())
+
+
+# ---- assisted decoding ----
+
+
+@pytest.mark.parametrize(
+    "helper",
+    [
+        lambda: {"assistant_model": lively_model(7, encoder_layers=1, decoder_layers=1)},
+        lambda: {"assistant_model": lively_model()},
+        lambda: {"prompt_lookup_num_tokens": 3},
+    ],
+    ids=["smaller model", "same model", "prompt lookup"],
+)
+def test_assisted_decoding_is_greedy(model, helper):
+    for source in SOURCES:
+        source, options = torch.tensor([source]), {"num_beams": 1, "max_extra_length": 6}
+        assert torch.equal(model.generate(source, **helper(), **options), model.generate(source, **options))
+
+
+def _count_calls(modules):
+    """Counts calls of the modules: a list that grows by one with each."""
+    calls = []
+    for module in modules:
+        module.register_forward_hook(lambda *_: calls.append(1))
+    return calls
+
+
+def test_a_good_assistant_saves_steps(model):
+    model, options = copy.deepcopy(model), {"num_beams": 1, "max_new_tokens": 12, **ENDLESS}
+    steps = _count_calls([model.model.decoder])
+    model.generate(torch.tensor([SOURCES[0]]), assistant_model=lively_model(), **options)
+    assert len(steps) < 6  # 12 without
+
+
+# ---- caches ----
+
+
+@pytest.mark.parametrize("num_beams", [1, 4])
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_no_cache_changes_what_is_generated(variant, num_beams):
+    """With it, beam search has to take the cache along as beams are exchanged."""
+    model, inputs = shared(variant), padded(SOURCES, "left")
+    options = {"num_beams": num_beams, "max_extra_length": 3, **SHOWN}
+    expected = model.generate(**inputs, **CACHES["none"], **options)
+    assert expected.past_key_values is None
+    for cache in ("dynamic", "static", "static, never compiled")[: 3 if variant == "default" else 2]:
+        found = model.generate(**inputs, **CACHES[cache], **options)
+        kind = DynamicCache if cache == "dynamic" else StaticCache
+        assert isinstance(found.past_key_values.self_attention_cache, kind)
+        assert isinstance(found.past_key_values.cross_attention_cache, kind)
+        assert torch.equal(found.sequences, expected.sequences)
+        torch.testing.assert_close(found.scores, expected.scores, **FLOAT32)
+
+
+def _new_cache(model, kind, source_length, target_length):
+    config = model.config.get_text_config(decoder=True)
+    if kind == "dynamic":
+        return EncoderDecoderCache(DynamicCache(config=config), DynamicCache(config=config))
+    own = StaticCache(config=config, max_cache_len=target_length)
+    return EncoderDecoderCache(own, StaticCache(config=config, max_cache_len=source_length))
+
+
+TARGETS = [[BOS, 9, 4, 17, 12, 6, 20, 3], [BOS, 5, 13, 18, 22], [BOS], [BOS, 8, 8, 21, 7, 10], [BOS, 16, 11]]
+
+
+@pytest.mark.parametrize("kind", ["dynamic", "static", "static with room"])
+@pytest.mark.parametrize("variant", VARIANTS)
+@torch.no_grad()
+def test_cached_logits_are_the_uncached(variant, kind):
+    """Position by position and several at once, with padding on the left of source and target."""
+    model = shared(variant)
+    inputs, targets = padded(SOURCES, "left"), padded(TARGETS, "left", "decoder_")
+    ids, mask = targets["decoder_input_ids"], targets["decoder_attention_mask"]
+    expected, encoded = model(**inputs, **targets, use_cache=False).logits, model.get_encoder()(**inputs)
+    source = {"encoder_outputs": encoded, "attention_mask": inputs["attention_mask"]}
+    for sizes in ([1] * 8, [3, 1, 4], [8]):
+        cache = _new_cache(model, kind, inputs["input_ids"].shape[1], 8 + 5 * (kind == "static with room"))
+        logits, end = [], 0
+        for size in sizes:
+            start, end = end, end + size
+            target = {"decoder_input_ids": ids[:, start:end], "decoder_attention_mask": mask[:, :end]}
+            output = model(**source, **target, past_key_values=cache)
+            logits.append(output.logits)
+            assert output.past_key_values is cache
+            assert cache.get_seq_length() == end
+        # Padded positions see nothing; what comes out of them has no meaning.
+        torch.testing.assert_close(torch.cat(logits, dim=1)[mask.bool()], expected[mask.bool()], **FLOAT32)
+
+
+@pytest.mark.parametrize("num_beams", [1, 4])
+@pytest.mark.parametrize("cache", ["dynamic", "static"])
+def test_keys_and_values_of_the_source_are_computed_once(model, cache, num_beams):
+    model = copy.deepcopy(model)
+    layers = model.model.decoder.layers
+    keys, values = (
+        _count_calls([getattr(layer.encoder_attn, name) for layer in layers]) for name in ("k_proj", "v_proj")
+    )
+    own, encoders = _count_calls([layer.self_attn.k_proj for layer in layers]), _count_calls([model.model.encoder])
+    for generation in (1, 2):
+        options = {"cache_implementation": cache, "num_beams": num_beams, "max_new_tokens": 5, **ENDLESS}
+        model.generate(**padded(SOURCES), **options)
+        assert len(keys) == len(values) == generation * len(layers)
+        assert len(own) == generation * len(layers) * 5
+        assert len(encoders) == generation
+
+
+@torch.no_grad()
+def test_a_plain_cache_is_wrapped_and_used(model):
+    inputs, ids = padded(SOURCES[:1]), torch.tensor([TARGETS[0]])
+    expected = model(**inputs, decoder_input_ids=ids, use_cache=False).logits
+    plain = DynamicCache()
+    first = model(**inputs, decoder_input_ids=ids[:, :5], past_key_values=plain)
+    assert isinstance(first.past_key_values, EncoderDecoderCache)
+    assert first.past_key_values.self_attention_cache is plain
+    assert plain.get_seq_length() == 5
+    second = model(**inputs, decoder_input_ids=ids[:, 5:], past_key_values=first.past_key_values)
+    torch.testing.assert_close(torch.cat([first.logits, second.logits], dim=1), expected, **FLOAT32)
+
+    plain = DynamicCache()
+    options = {"num_beams": 1, "max_new_tokens": 6, **ENDLESS}
+    found = model.generate(**inputs, past_key_values=plain, **options)
+    assert torch.equal(found, model.generate(**inputs, use_cache=False, **options))
+    assert plain.get_seq_length() == 6  # of 7 tokens, the last one was not fed
+
+
+@torch.no_grad()
+def test_generation_goes_on_from_a_cache(model):
+    inputs, prefix = padded(SOURCES[:1]), torch.tensor([TARGETS[0][:5]])
+    options = {"num_beams": 1, "max_new_tokens": 6, **ENDLESS}
+    cache = model(**inputs, decoder_input_ids=prefix[:, :4], use_cache=True).past_key_values
+    going_on = {"decoder_attention_mask": torch.ones_like(prefix), "past_key_values": cache}
+    found = model.generate(**inputs, decoder_input_ids=prefix, **going_on, **options)
+    assert torch.equal(found, model.generate(**inputs, decoder_input_ids=prefix, **options))
+    assert cache.get_seq_length() == 5 + 6 - 1
+
+
+@torch.no_grad()
+def test_reordered_caches_belong_to_other_rows(model):
+    inputs, ids = padded(SOURCES), torch.tensor([TARGETS[0][:5], TARGETS[1], TARGETS[3][:5]] * 2)[:5]
+    order = torch.tensor([3, 3, 0, 4, 1])
+    cache = model(**inputs, decoder_input_ids=ids[:, :4], use_cache=True).past_key_values
+    cache.reorder_cache(order)
+    encoded = model.get_encoder()(**inputs)
+    encoded.last_hidden_state = encoded.last_hidden_state[order]
+    rest = {"encoder_outputs": encoded, "attention_mask": inputs["attention_mask"][order]}
+    found = model(**rest, decoder_input_ids=ids[order, 4:], past_key_values=cache).logits
+    expected = model(**rest, decoder_input_ids=ids[order], use_cache=False).logits[:, 4:]
+    torch.testing.assert_close(found, expected, **FLOAT32)
+
+
+def test_caches_can_be_switched_off_for_good():
+    model = lively_model(use_cache=False)
+    assert model.generation_config.use_cache is False
+    output = model.generate(torch.tensor([SOURCES[0]]), num_beams=1, max_new_tokens=3, return_dict_in_generate=True)
+    assert output.past_key_values is None
+
+
+# ---- a sentence's logits are its own ----
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.parametrize("variant", VARIANTS)
+@torch.no_grad()
+def test_logits_do_not_depend_on_the_batch(variant, attention, dtype):
+    model = copy.deepcopy(shared(variant)).to(dtype)
+    model.set_attn_implementation(attention)
+    pairs = [[torch.tensor([row]) for row in pair] for pair in zip(SOURCES, TARGETS, strict=True)]
+    alone = [model(input_ids=source, decoder_input_ids=target).logits[0].float() for source, target in pairs]
+    # bfloat16 keeps 8 bits: a sum that is rounded the other way differs by 2**-8 of itself, about 0.05 at the largest
+    # logits here (12), and some such steps come together. With its padding seen or with positions off by one, a
+    # sentence's logits change by 1 and more.
+    close = FLOAT32 if dtype == torch.float32 else {"atol": 0.2, "rtol": 0.02}
+    for side in ("left", "right"):
+        together = model(**padded(SOURCES, side), **padded(TARGETS, side, "decoder_")).logits.float()
+        assert together.isfinite().all()
+        for row, expected in zip(together, alone, strict=True):
+            found = row[-len(expected) :] if side == "left" else row[: len(expected)]
+            torch.testing.assert_close(found, expected, **close)
+
+
+# ---- odd input ----
+
+
+@pytest.mark.parametrize("num_beams", [1, 4])
+@pytest.mark.parametrize("source", [[5], [EOS], [PAD], [BOS]], ids=str)
+def test_a_source_of_one_token(model, source, num_beams):
+    options = {"num_beams": num_beams, "max_extra_length": 4}
+    mask = torch.ones(1, 1, dtype=torch.long)
+    found = new_tokens(model.generate(torch.tensor([source]), attention_mask=mask, **options)[0])
+    limit = 4 + (source != [PAD])  # padding adds no length
+    expected = reference_beam_search(model, source, 4, limit, lambda n: gnmt_divisor(n, 0.6))[0][0]
+    assert tuple(found) == expected if num_beams == 4 else found == _greedy(model, source, limit)
+
+
+@pytest.mark.parametrize("grown_in_inference", [False, True])
+def test_a_source_beyond_the_table_of_positions(grown_in_inference):
+    source = (torch.arange(150) % 20 + 3)[None]
+    short, long = lively_model(max_position_embeddings=16), lively_model(max_position_embeddings=512)
+    with torch.inference_mode(grown_in_inference):
+        found = short.generate(source, num_beams=2, max_new_tokens=20)
+    assert torch.equal(found, long.generate(source, num_beams=2, max_new_tokens=20))
+    short.train()  # the table grown then serves for training as well
+    short(input_ids=source, labels=source).loss.backward()
+    assert short.model.encoder.embed_tokens.weight.grad.isfinite().all()
+
+
+@pytest.mark.parametrize("num_beams", [1, 4])
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+def test_a_row_of_padding_harms_nobody(model, attention, num_beams):
+    model = copy.deepcopy(model)
+    model.set_attn_implementation(attention)
+    options = {"num_beams": num_beams, "max_extra_length": 3, **SHOWN}
+    empty = {"input_ids": torch.zeros(1, 9, dtype=torch.long), "attention_mask": torch.zeros(1, 9, dtype=torch.long)}
+    batch = {name: torch.cat([value, empty[name]]) for name, value in padded(SOURCES).items()}
+    found = model.generate(**batch, **options)
+    assert not any(step.isnan().any() for step in found.scores)
+    for i, source in enumerate(SOURCES):
+        assert new_tokens(found.sequences[i], len(source) + 3) == _alone(i, num_beams, False)[0]
+    alone = model.generate(**empty, **options)
+    assert not any(step.isnan().any() for step in alone.scores)
+    assert new_tokens(found.sequences[-1], 3) == new_tokens(alone.sequences[0])
+    assert alone.sequences.shape[1] <= 1 + 3
+    # There is always one new token, as transformers wants it.
+    assert model.generate(**empty, **{**options, "max_extra_length": 0}).sequences.shape == (1, 2)
+
+
+@pytest.mark.parametrize("shape", [(0, 5), (1, 0)], ids=["no sentence", "no token"])
+def test_nothing_can_not_be_translated(model, shape):
+    with pytest.raises((RuntimeError, ValueError), match="0"):
+        model.generate(torch.zeros(*shape, dtype=torch.long))
+
+
+@pytest.mark.parametrize("ids", [[[5, 99, EOS]], [[5, -3, EOS]]], ids=["too high", "negative"])
+@pytest.mark.parametrize("where", ["source", "prefix"])
+def test_ids_outside_of_the_vocabulary_are_named(model, where, ids):
+    wrong, right = torch.tensor(ids), torch.tensor([SOURCES[0]])
+    inputs = {"input_ids": wrong} if where == "source" else {"input_ids": right, "decoder_input_ids": wrong}
+    with pytest.raises(IndexError, match=rf"Token id {ids[0][1]} is outside of the vocabulary of {VOCABULARY} tokens"):
+        model.generate(**inputs)
+
+
+def test_a_misspelt_option_is_named(model):
+    with pytest.raises(ValueError, match="max_extra_lenght"):
+        model.generate(torch.tensor([SOURCES[0]]), max_extra_lenght=3)
+
+
+# ---- precision and modes ----
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("num_beams", [1, 4])
+def test_generate_in_half_precision(model, dtype, num_beams):
+    inputs, options = padded(SOURCES), {"num_beams": num_beams, "max_extra_length": 4, "output_logits": True, **SHOWN}
+    found = copy.deepcopy(model).to(dtype).generate(**inputs, **options)
+    expected = model.generate(**inputs, **options)
+    assert all(step.isfinite().all() for step in found.logits)
+    # The first step's logits, before another choice can lead elsewhere; logits reach 12, and 8 bits (bfloat16) leave
+    # 0.4% of intermediate values, which a dozen of layers add up.
+    torch.testing.assert_close(found.logits[0], expected.logits[0], atol=0.3, rtol=0.03)
+
+
+def test_generate_in_inference_mode_and_without(model):
+    expected = model.generate(**padded(SOURCES), max_extra_length=4)
+    with torch.inference_mode():
+        assert torch.equal(model.generate(**padded(SOURCES), max_extra_length=4), expected)
+    with torch.enable_grad():
+        output = model.generate(**padded(SOURCES), max_extra_length=4, **SHOWN)
+    assert torch.equal(output.sequences, expected)
+    assert not any(step.requires_grad for step in output.scores)
+
+
+def test_generate_in_training_mode_keeps_the_mode(model):
+    options = {"num_beams": 2, "max_extra_length": 4}
+    calm = lively_model(dropout=0.0).train()
+    assert torch.equal(calm.generate(**padded(SOURCES), **options), model.generate(**padded(SOURCES), **options))
+    assert calm.training
+    shaken = lively_model(dropout=0.5).train()  # dropout is on, as in every model of transformers
+    logits = [shaken.generate(**padded(SOURCES), **options, **EVERYTHING).logits[0] for _ in range(2)]
+    assert not torch.equal(*logits)
