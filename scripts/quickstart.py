@@ -65,7 +65,8 @@ def main() -> None:
     tokenizer = AutoTokenizer.from_pretrained(run / "model")
     metrics, hypotheses = test(model, tokenizer, pairs["test"])
     picture = run / "cross_attention.png"
-    draw_attention(model, tokenizer, pairs["test"][0][0], hypotheses[0], picture)
+    longest = max(range(len(hypotheses)), key=lambda i: len(hypotheses[i]))
+    draw_attention(model, tokenizer, pairs["test"][longest][0], hypotheses[longest], picture)
     metrics["seconds"] = round(time.perf_counter() - start, 1)
     (run / "metrics.json").write_text(json.dumps(metrics, indent=2) + "\n")
 
