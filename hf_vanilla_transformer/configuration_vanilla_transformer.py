@@ -123,8 +123,8 @@ class VanillaTransformerConfig(PreTrainedConfig):
         heads = self.encoder_attention_heads
         # As in other models of transformers; stacks of different heads have each their own d_model / h.
         if heads == self.decoder_attention_heads and heads > 0 and self.d_model % heads == 0:
-            self.head_dim = self.head_dim or self.d_model // heads
-            self.value_head_dim = self.value_head_dim or self.d_model // heads
+            self.head_dim = self.d_model // heads if self.head_dim is None else self.head_dim
+            self.value_head_dim = self.d_model // heads if self.value_head_dim is None else self.value_head_dim
         super().__post_init__(**kwargs)
 
     @classmethod
@@ -185,7 +185,7 @@ class VanillaTransformerConfig(PreTrainedConfig):
     def _validate_sizes(self) -> None:
         for field in _POSITIVE_FIELDS:
             value = getattr(self, field)
-            if value is not None and value <= 0:
+            if value is not None and not value > 0:  # NaN is not either
                 raise ValueError(f"`{field}` is {value}; it has to be positive.")
 
     def _validate_probabilities(self) -> None:
@@ -220,9 +220,11 @@ class VanillaTransformerConfig(PreTrainedConfig):
                 "vocabularies can't share one embedding matrix. Set `share_encoder_decoder_embeddings=False`, or leave "
                 "`decoder_vocab_size` None."
             )
-        for field in ("pad_token_id", "bos_token_id", "decoder_start_token_id"):
+        for field in ("pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id"):
             value = getattr(self, field)
-            if value is not None and value < 0:
+            if any(
+                token_id is not None and token_id < 0 for token_id in (value if isinstance(value, list) else [value])
+            ):
                 raise ValueError(f"`{field}` is {value}; a token id is 0 or more. Use None for a token that is absent.")
 
 

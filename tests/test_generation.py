@@ -550,6 +550,14 @@ def test_no_warning_without_a_reason(model, kind, options, said, recwarn):
     assert [str(warning.message) for warning in recwarn] == []
 
 
+def test_the_maximum_that_the_trainer_fills_in_is_none(model, said, recwarn):
+    """Seq2SeqTrainer writes transformers' default of 20 into the model's generation config."""
+    found = with_defaults(model, max_length=20).generate(torch.tensor([SOURCES[0]]), num_beams=1, **ENDLESS)
+    assert found.shape[1] == 1 + len(SOURCES[0]) + 50
+    assert said == []
+    assert [str(warning.message) for warning in recwarn] == []
+
+
 def test_warnings_would_be_seen(model, said):
     model.generate(torch.tensor([SOURCES[3]]), num_beams=1, max_new_tokens=2, max_length=9)
     assert any("max_new_tokens" in message for message in said)
@@ -651,10 +659,11 @@ def test_attentions_are_shown_whatever_the_implementation(model, num_beams):
     assert model.config._attn_implementation == "sdpa"
     eager = copy.deepcopy(model)
     eager.set_attn_implementation("eager")
-    inputs, options = padded(SOURCES, "left"), {"num_beams": num_beams, "max_extra_length": 2, **EVERYTHING}
-    ours, theirs = model.generate(**inputs, **options), eager.generate(**inputs, **options)
+    inputs = {**padded(SOURCES, "left"), "decoder_input_ids": torch.tensor([[BOS, 9, 6, 20]] * len(SOURCES))}
+    options = {"num_beams": num_beams, "max_extra_length": 2}
+    ours, theirs = (each.generate(**inputs, **options, **EVERYTHING) for each in (model, eager))
     assert torch.equal(ours.sequences, theirs.sequences)
-    assert torch.equal(ours.sequences, model.generate(**inputs, num_beams=num_beams, max_extra_length=2))
+    assert torch.equal(ours.sequences, model.generate(**inputs, **options))
     padding = inputs["attention_mask"].repeat_interleave(num_beams, dim=0)[:, None, None] == 0
     for name in ("encoder_attentions", "decoder_attentions", "cross_attentions"):
         steps = getattr(ours, name), getattr(theirs, name)
@@ -1096,6 +1105,7 @@ def test_a_row_of_padding_harms_nobody(model, attention, num_beams):
     assert not any(step.isnan().any() for step in alone.scores)
     assert new_tokens(found.sequences[-1], 3) == new_tokens(alone.sequences[0])
     assert alone.sequences.shape[1] <= 1 + 3
+    assert torch.equal(alone.sequences, shared().generate(**empty, **options).sequences)  # sdpa's
     # There is always one new token, as transformers wants it.
     assert model.generate(**empty, **{**options, "max_extra_length": 0}).sequences.shape == (1, 2)
 
@@ -1125,10 +1135,12 @@ def test_a_misspelt_option_is_named(model):
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("num_beams", [1, 4])
-def test_generate_in_half_precision(model, dtype, num_beams):
+def test_generate_in_half_precision(model, dtype, num_beams, tmp_path):
+    model.save_pretrained(tmp_path)
+    loaded = VanillaTransformerForConditionalGeneration.from_pretrained(tmp_path, dtype=dtype)
+    assert loaded.dtype == dtype
     inputs, options = padded(SOURCES), {"num_beams": num_beams, "max_extra_length": 4, "output_logits": True, **SHOWN}
-    found = copy.deepcopy(model).to(dtype).generate(**inputs, **options)
-    expected = model.generate(**inputs, **options)
+    found, expected = (each.generate(**inputs, **options) for each in (loaded, model))
     assert all(step.isfinite().all() for step in found.logits)
     # The first step's logits, before another choice can lead elsewhere; logits reach 12, and 8 bits (bfloat16) leave
     # 0.4% of intermediate values, which a dozen of layers add up.
