@@ -59,6 +59,15 @@ class MaxLengthPerSentence(StoppingCriteria):
 class DecodingMixin:
     """Adds the two options to a model that inherits `GenerationMixin`, which comes after it in the bases."""
 
+    generation_config: GenerationConfig
+
+    def adjust_generation_fn(self, *args: Any, **kwargs: Any) -> None:
+        """Keeps the paper's decoding where a checkpoint has no generation_config.json; called by `from_pretrained`."""
+        paper = self.generation_config
+        super().adjust_generation_fn(*args, **kwargs)  # type: ignore[misc]
+        if self.generation_config._from_model_config:  # transformers' way out then: what config.json says of decoding
+            self.generation_config = paper
+
     def _prepare_generation_config(
         self,
         generation_config: GenerationConfig | None,
@@ -73,7 +82,7 @@ class DecodingMixin:
             setattr(config, name, value)
         if given.get("length_penalty") is not None and given.get("gnmt_length_penalty") is None:
             config.gnmt_length_penalty = None
-        configured = self.generation_config.to_dict()  # type: ignore[attr-defined]
+        configured = self.generation_config.to_dict()
         if _limits_length(given) or (
             "max_extra_length" not in ours and _limits_length(configured, FILLED_IN_MAX_LENGTH)
         ):

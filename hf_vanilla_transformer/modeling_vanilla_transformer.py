@@ -16,7 +16,9 @@ from transformers.masking_utils import create_bidirectional_mask, create_causal_
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import BaseModelOutput, Seq2SeqLMOutput, Seq2SeqModelOutput
 from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttentions as DecoderOutput
-from transformers.utils import can_return_tuple
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+from transformers.processing_utils import Unpack
+from transformers.utils import TransformersKwargs, can_return_tuple
 from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
@@ -44,11 +46,10 @@ def sinusoidal_table(length: int, d_model: int, encoding: str = "paper", first_p
 
 
 class SinusoidalPositions(nn.Module):
-    """A table of sinusoids that grows when a longer sequence comes; nothing of it is saved."""
+    """A table of sinusoids, never saved, that grows when needed; fairseq's begins after its padding index."""
 
     def __init__(self, config: VanillaTransformerConfig) -> None:
         super().__init__()
-        # fairseq numbers positions from the one after its padding index.
         first = (config.pad_token_id or 0) + 1 if config.position_encoding == "fairseq" else 0
         self.layout = (config.d_model, config.position_encoding, first)
         self.table = nn.Buffer(sinusoidal_table(config.max_position_embeddings, *self.layout), persistent=False)
@@ -119,15 +120,15 @@ class VanillaTransformerAttention(nn.Module):
         self, x: Tensor, memory: Tensor | None, mask: Any, cache: EncoderDecoderCache | None = None, **kwargs: Any
     ) -> tuple[Tensor, Tensor | None]:
         """Attends from x, (B, T, d_model), to memory, (B, S, d_model), or without it to x; the weights may be None."""
-        query = self.split_heads(self.q_proj(x), self.head_dim)
+        query = self._split_heads(self.q_proj(x), self.head_dim)
         key, value = self.keys_and_values(x, memory, cache)
-        attend, mask = attention_kernel(self, eager_attention, mask, is_cross=memory is not None, **kwargs)
+        name, mask = attention_kernel(self, mask, is_cross=memory is not None, **kwargs)
+        attend = ALL_ATTENTION_FUNCTIONS.get_interface(name, eager_attention)
         kwargs["dropout"] = self.config.attention_dropout if self.training else 0.0
         heads, weights = attend(self, query, key, value, mask, scaling=self.scaling, **kwargs)
         return self.out_proj(heads.reshape(*x.shape[:-1], -1)), weights
 
-    def split_heads(self, projected: Tensor, head_dim: int) -> Tensor:
-        """Turns (B, T, h * head_dim) into (B, h, T, head_dim)."""
+    def _split_heads(self, projected: Tensor, head_dim: int) -> Tensor:  # (B, T, h * head_dim) to (B, h, T, head_dim)
         return projected.view(*projected.shape[:-1], -1, head_dim).transpose(1, 2)
 
     def keys_and_values(
@@ -137,8 +138,8 @@ class VanillaTransformerAttention(nn.Module):
         if memory is not None and cache is not None and cache.is_updated.get(self.layer_idx):
             layer = cache.cross_attention_cache.layers[self.layer_idx]
             return layer.keys, layer.values
-        key = self.split_heads(self.k_proj(x if memory is None else memory), self.head_dim)
-        value = self.split_heads(self.v_proj(x if memory is None else memory), self.value_head_dim)
+        key = self._split_heads(self.k_proj(x if memory is None else memory), self.head_dim)
+        value = self._split_heads(self.v_proj(x if memory is None else memory), self.value_head_dim)
         if cache is None:
             return key, value
         if memory is None:
@@ -198,7 +199,7 @@ class VanillaTransformerEncoderLayer(GradientCheckpointingLayer):
     def forward(self, x: Tensor, mask: Any, **kwargs: Any) -> Tensor:
         """Maps (B, S, d_model) to the same shape."""
         x = self.self_attn_layer_norm(x, lambda x: self.self_attn(x, None, mask, **kwargs)[0])
-        return self.final_layer_norm(x, self.feed_forward)
+        return self.final_layer_norm(x, lambda x: self.feed_forward(x))
 
 
 class VanillaTransformerDecoderLayer(GradientCheckpointingLayer):
@@ -221,7 +222,7 @@ class VanillaTransformerDecoderLayer(GradientCheckpointingLayer):
         cache = past_key_values
         x = self.self_attn_layer_norm(x, lambda x: self.self_attn(x, None, mask, cache, **kwargs)[0])
         x = self.encoder_attn_layer_norm(x, lambda x: self.encoder_attn(x, memory, memory_mask, cache, **kwargs)[0])
-        return self.final_layer_norm(x, self.feed_forward)
+        return self.final_layer_norm(x, lambda x: self.feed_forward(x))
 
 
 class VanillaTransformerPreTrainedModel(PreTrainedModel):
@@ -297,11 +298,10 @@ class VanillaTransformerStack(VanillaTransformerPreTrainedModel):
     def __init__(self, config: VanillaTransformerConfig, vocab_size: int, layers: Sequence[nn.Module]) -> None:
         super().__init__(config)
         self.embed_tokens = nn.Embedding(vocab_size, config.d_model)
-        learned = config.position_encoding == "learned"
+        learned, last_norm = config.position_encoding == "learned", config.final_layer_norm
         self.embed_positions = LearnedPositions(config) if learned else SinusoidalPositions(config)
         self.dropout = nn.Dropout(config.dropout)
         self.layers = nn.ModuleList(layers)
-        last_norm = config.final_layer_norm
         self.layer_norm = nn.LayerNorm(config.d_model, config.layer_norm_eps) if last_norm else nn.Identity()
         self.gradient_checkpointing = False
         self.post_init()
@@ -348,10 +348,11 @@ class VanillaTransformerDecoder(VanillaTransformerStack):
 
     _tp_plan = tensor_parallel_plan("self_attn", "encoder_attn")
     _can_record_outputs = {
-        "hidden_states": VanillaTransformerDecoderLayer,
+        "hidden_states": OutputRecorder(VanillaTransformerDecoderLayer),
         "attentions": OutputRecorder(VanillaTransformerAttention, index=1, layer_name="self_attn"),
         "cross_attentions": OutputRecorder(VanillaTransformerAttention, index=1, layer_name="encoder_attn"),
     }
+    _can_record_outputs["hidden_states"].num_hidden_layers_key = "decoder_layers"  # which negative indices count from
 
     def __init__(self, config: VanillaTransformerConfig) -> None:
         layers = [VanillaTransformerDecoderLayer(config, i) for i in range(config.decoder_layers)]
@@ -378,17 +379,16 @@ class VanillaTransformerDecoder(VanillaTransformerStack):
             cache = EncoderDecoderCache(DynamicCache() if cache is None else cache, DynamicCache())
         own = cache.self_attention_cache if cache is not None else None
         x = self.embed(input_ids, inputs_embeds, attention_mask, own)
-        both = {"config": self.config, "inputs_embeds": x}
-        mask = create_causal_mask(**both, attention_mask=attention_mask, past_key_values=own)
+        kw = {"config": self.config, "inputs_embeds": x}
+        mask = create_causal_mask(**kw, attention_mask=attention_mask, past_key_values=own)
         memory_mask = create_bidirectional_mask(
-            **both, attention_mask=encoder_attention_mask, encoder_hidden_states=memory
+            **kw, attention_mask=encoder_attention_mask, encoder_hidden_states=memory
         )
         for layer in self.layers:
             x = layer(x, memory, mask, memory_mask, past_key_values=cache, **kwargs)
         return DecoderOutput(last_hidden_state=self.layer_norm(x), past_key_values=cache)
 
 
-# ---- 3 Model architecture ----
 class VanillaTransformerModel(VanillaTransformerPreTrainedModel):
     """Encoder and decoder, without the output projection."""
 
@@ -422,9 +422,10 @@ class VanillaTransformerModel(VanillaTransformerPreTrainedModel):
         inputs_embeds: Tensor | None = None,
         decoder_inputs_embeds: Tensor | None = None,
         use_cache: bool | None = None,
-        **kwargs: Any,
+        **kwargs: Unpack[TransformersKwargs],
     ) -> Seq2SeqModelOutput:
         """Runs the encoder, unless `encoder_outputs` are given, and the decoder; arguments are theirs."""
+        kwargs["return_dict"] = True
         if encoder_outputs is None:
             encoder_outputs = self.encoder(input_ids, attention_mask, inputs_embeds, **kwargs)
         is_output = isinstance(encoder_outputs, BaseModelOutput)
@@ -438,7 +439,10 @@ class VanillaTransformerModel(VanillaTransformerPreTrainedModel):
 
 # ---- 3.4 Embeddings and softmax ----
 class VanillaTransformerForConditionalGeneration(VanillaTransformerPreTrainedModel, DecodingMixin, GenerationMixin):
-    """The whole model, with the projection to the vocabulary that shares the embeddings' matrix."""
+    """The whole model, with the projection to the vocabulary that shares the embeddings' matrix.
+
+    Ids outside of a vocabulary are an IndexError (on a CPU); input missing, given twice or too long, a ValueError.
+    """
 
     _tp_plan = {"lm_head": "colwise_gather_output"}
 
@@ -471,29 +475,25 @@ class VanillaTransformerForConditionalGeneration(VanillaTransformerPreTrainedMod
         labels: Tensor | None = None,  # (B, T), -100 where there is none; not shifted again
         use_cache: bool | None = None,
         logits_to_keep: int | Tensor = 0,  # only the last so many positions (0: all), or the positions of these indices
-        **kwargs: Any,  # output_attentions, output_hidden_states, return_dict; num_items_in_batch of the loss
+        **kwargs: Unpack[TransformersKwargs],  # output_attentions, output_hidden_states, num_items_in_batch ...
     ) -> Seq2SeqLMOutput:
-        """Predicts the token at each target position: `logits`, (B, T, V), and with labels `loss`.
-
-        Raises:
-            IndexError: A token id or a label is outside of its vocabulary (on a CPU).
-            ValueError: Source or target is missing or given twice, or too long for learned positions.
-        """
-        if labels is not None:
+        """Predicts the token at each target position: `logits`, (B, T, V), and with labels `loss`."""
+        config, kwargs["return_dict"] = self.config, True
+        if labels is not None or (self.training and use_cache is None):
             use_cache = False
-            if decoder_input_ids is None and decoder_inputs_embeds is None:
-                decoder_input_ids = self.prepare_decoder_input_ids_from_labels(labels)
-                if not torch.compiler.is_compiling() and (labels[:, 0] == -100).any():  # padded on the left
-                    decoder_attention_mask = (labels != -100).cumsum(dim=-1) > 0
+        if labels is not None and decoder_input_ids is None and decoder_inputs_embeds is None:
+            decoder_input_ids = self.prepare_decoder_input_ids_from_labels(labels)
+        can_pad_left = config.decoder_start_token_id != config.pad_token_id and not torch.compiler.is_compiling()
+        if use_cache is False and can_pad_left and decoder_attention_mask is None and decoder_input_ids is not None:
+            started = decoder_input_ids.ne(config.pad_token_id).cumsum(dim=-1) > 0
+            decoder_attention_mask = None if started.all() else started
         source, target = (input_ids, attention_mask), (decoder_input_ids, decoder_attention_mask)
         embeddings = (inputs_embeds, decoder_inputs_embeds)
         outputs = self.model(*source, *target, encoder_outputs, past_key_values, *embeddings, use_cache, **kwargs)
         kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
         logits = self.lm_head(outputs.last_hidden_state[:, kept])
-        loss = None
-        if labels is not None:
-            smoothing = self.config.label_smoothing if self.training else 0.0
-            loss = self.loss_function(logits=logits, labels=labels[:, kept], label_smoothing=smoothing, **kwargs)
+        eps = config.label_smoothing if self.training else 0.0
+        loss = None if labels is None else self.loss_function(logits, labels[:, kept], label_smoothing=eps, **kwargs)
         return Seq2SeqLMOutput(
             loss=loss, logits=logits, **{k: v for k, v in outputs.items() if k != "last_hidden_state"}
         )

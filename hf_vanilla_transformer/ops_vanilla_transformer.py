@@ -1,12 +1,10 @@
 """Functions of tensors that the model calls; they hold no parameters."""
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 
 def positions_of(attention_mask: Tensor | None, past_length: int | Tensor, x: Tensor) -> Tensor:
@@ -83,10 +81,8 @@ def label_smoothed_cross_entropy(
     except IndexError as error:
         raise _outside_vocabulary(labels[labels != -100], logits.shape[-1]) from error
     if num_items_in_batch is None:
-        num_items_in_batch = (labels != -100).sum().clamp(min=1)
-    elif isinstance(num_items_in_batch, Tensor):
-        num_items_in_batch = num_items_in_batch.to(loss.device)
-    return loss / num_items_in_batch
+        num_items_in_batch = (labels != -100).sum()
+    return loss / torch.as_tensor(num_items_in_batch, device=loss.device).clamp(min=1)
 
 
 def look_up(embedding: nn.Embedding, token_ids: Any, embeddings: Tensor | None) -> Tensor:
@@ -128,38 +124,31 @@ def _outside_vocabulary(token_ids: Tensor, vocab_size: int) -> IndexError:
 
 
 def attention_kernel(
-    module: Any,
-    eager_attention: Callable[..., Any],
-    mask: Any,
-    is_cross: bool,
-    output_attentions: bool | None = False,
-    **kwargs: Any,
-) -> tuple[Callable[..., Any], Any]:
-    """Chooses the implementation of eq. 1 that the configuration names.
+    module: Any, mask: Any, is_cross: bool, output_attentions: bool | None = False, **kwargs: Any
+) -> tuple[str, Any]:
+    """Names the implementation of eq. 1 to take: the configuration's, where it can do what is asked for.
 
     Args:
         module: The attention, with its configuration, `head_dim` and `value_head_dim`.
-        eager_attention: The plain formula.
-        mask: As transformers makes it for that implementation.
+        mask: As transformers makes it for the configuration's implementation.
         is_cross: Whether the keys are another sequence's than the queries.
         output_attentions: Whether weights are asked for.
         **kwargs: Ignored.
 
     Returns:
-        The implementation, and the mask in its form.
+        Its name, and the mask in its form.
 
     Raises:
         ValueError: Flash attention can't have values wider than keys.
     """
     name = module.config._attn_implementation or "eager"
     if name == "sdpa" and output_attentions:
-        return eager_attention, mask  # sdpa has no weights to show, and its masks are understood
+        return "eager", mask  # sdpa has no weights to show, and its masks are understood
     if "flash" in name and module.value_head_dim > module.head_dim:
         raise ValueError(f'{name} needs d_v <= d_k (`value_head_dim`, `head_dim`); use attn_implementation="sdpa".')
     if "flash" in name and is_cross and mask is not None:
-        # There, transformers would unpad the queries by the mask of the keys.
-        return ALL_ATTENTION_FUNCTIONS["sdpa"], mask[:, None, None, :].bool()
-    return ALL_ATTENTION_FUNCTIONS.get_interface(name, eager_attention), mask
+        return "sdpa", mask[:, None, None, :].bool()  # there, transformers would unpad queries by the keys' mask
+    return name, mask
 
 
 __all__ = ["attention_kernel", "label_smoothed_cross_entropy", "look_up", "positions_of", "shift_right"]
