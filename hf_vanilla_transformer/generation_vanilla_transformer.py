@@ -10,6 +10,7 @@ Two options of `GenerationConfig` are ours, as the paper's decoding can't be sai
 """
 
 import copy
+import math
 from typing import Any
 
 import torch
@@ -84,9 +85,10 @@ class DecodingMixin:
             config.gnmt_length_penalty = None
         configured = self.generation_config.to_dict()
         if _limits_length(given) or (
-            "max_extra_length" not in ours and _limits_length(configured, FILLED_IN_MAX_LENGTH)
+            given.get("max_extra_length") is None and _limits_length(configured, FILLED_IN_MAX_LENGTH)
         ):
             config.max_extra_length = None
+        config._source_mask = model_kwargs.get("attention_mask")  # for `_prepare_generated_length`
         _validate(config)
         return config, model_kwargs
 
@@ -101,7 +103,8 @@ class DecodingMixin:
     ) -> GenerationConfig:
         extra = getattr(generation_config, "max_extra_length", None)
         if extra is not None:
-            lengths = _source_lengths(inputs_tensor, self.config.pad_token_id)  # type: ignore[attr-defined]
+            pad, mask = self.config.pad_token_id, generation_config._source_mask  # type: ignore[attr-defined]
+            lengths = _source_lengths(inputs_tensor, pad, mask)
             max_lengths = input_ids_length + lengths + extra
             if self.config.position_encoding == "learned":  # type: ignore[attr-defined]
                 max_lengths = max_lengths.clamp(max=self.config.max_position_embeddings)  # type: ignore[attr-defined]
@@ -127,7 +130,37 @@ class DecodingMixin:
         max_lengths = getattr(generation_config, "_max_lengths", None)
         if max_lengths is not None and len(max_lengths) > 1:  # one sentence alone ends at `max_length`
             criteria.append(MaxLengthPerSentence(max_lengths))
+            if generation_config._pad_token_tensor is not None:
+                criteria[-1].eos_token_id = None  # its presence makes sampling fill finished rows with padding
         return criteria
+
+    def compute_transition_scores(
+        self,
+        sequences: torch.Tensor,
+        scores: tuple[torch.Tensor, ...],
+        beam_indices: torch.Tensor | None = None,
+        normalize_logits: bool = False,
+    ) -> torch.Tensor:
+        """Looks up the scores of generated tokens; transformers' own presumes that the target has `vocab_size` tokens.
+
+        Args:
+            sequences: What `generate()` returned, (rows, length).
+            scores: One tensor (rows, V) a step, with beams (batch * beams, V).
+            beam_indices: Which row of `scores` each token of a beam comes from, (rows, steps), -1 behind the end.
+            normalize_logits: Whether to make log-probabilities of the scores first.
+
+        Returns:
+            Scores, (rows, steps), 0 behind the end of a beam.
+        """
+        stacked = torch.stack(scores)  # (steps, rows, V)
+        if normalize_logits:
+            stacked = stacked.log_softmax(dim=-1)
+        if beam_indices is None:
+            beam_indices = torch.arange(stacked.shape[1], device=stacked.device)[:, None].expand(-1, len(scores))
+        length = int((beam_indices >= 0).sum(dim=1).max())
+        rows, steps = beam_indices[:, :length], torch.arange(length, device=beam_indices.device)
+        found = stacked[steps, rows.clamp(min=0), sequences[:, sequences.shape[1] - length :]]
+        return found.masked_fill(rows < 0, 0.0)
 
     def _beam_search(
         self,
@@ -155,8 +188,10 @@ def _limits_length(options: dict[str, Any], default: int | None = None) -> bool:
     return options.get("max_new_tokens") is not None or options.get("max_length") not in (None, default)
 
 
-def _source_lengths(inputs: torch.Tensor, pad_token_id: int | None) -> torch.Tensor:
+def _source_lengths(inputs: torch.Tensor, pad_token_id: int | None, mask: torch.Tensor | None) -> torch.Tensor:
     """Counts source tokens, (batch,), of ids (batch, length) or embeddings (batch, length, d_model)."""
+    if mask is not None and mask.ndim == 2:
+        return (mask != 0).sum(dim=1)
     if inputs.is_floating_point() or pad_token_id is None:
         return torch.full((inputs.shape[0],), inputs.shape[1])
     return (inputs != pad_token_id).sum(dim=1)
@@ -166,8 +201,11 @@ def _validate(config: GenerationConfig) -> None:
     """Checks our two options and that only one length penalty is asked for."""
     alpha = getattr(config, "gnmt_length_penalty", None)
     extra = getattr(config, "max_extra_length", None)
-    if alpha is not None and (isinstance(alpha, bool) or not isinstance(alpha, (int, float))):
-        raise ValueError(f"`gnmt_length_penalty` is {alpha!r}; it has to be a number (the paper: 0.6) or None.")
+    is_number = isinstance(alpha, (int, float)) and not isinstance(alpha, bool)
+    if alpha is not None and not (is_number and 0 <= alpha < math.inf):
+        raise ValueError(
+            f"`gnmt_length_penalty` is {alpha!r}; it has to be a number from 0 up (the paper: 0.6) or None."
+        )
     if extra is not None and (isinstance(extra, bool) or not isinstance(extra, int) or extra < 0):
         raise ValueError(f"`max_extra_length` is {extra!r}; it has to be 0 or more tokens (the paper: 50) or None.")
     if alpha is not None and config.length_penalty not in (None, 1.0):

@@ -439,10 +439,7 @@ class VanillaTransformerModel(VanillaTransformerPreTrainedModel):
 
 # ---- 3.4 Embeddings and softmax ----
 class VanillaTransformerForConditionalGeneration(VanillaTransformerPreTrainedModel, DecodingMixin, GenerationMixin):
-    """The whole model, with the projection to the vocabulary that shares the embeddings' matrix.
-
-    Ids outside of a vocabulary are an IndexError (on a CPU); input missing, given twice or too long, a ValueError.
-    """
+    """The whole model, with the projection to the vocabulary that shares the embeddings' matrix."""
 
     _tp_plan = {"lm_head": "colwise_gather_output"}
 
@@ -481,11 +478,14 @@ class VanillaTransformerForConditionalGeneration(VanillaTransformerPreTrainedMod
         config, kwargs["return_dict"] = self.config, True
         if labels is not None or (self.training and use_cache is None):
             use_cache = False
+        real = None  # which target tokens are no padding; on its right they need no mask, as nothing looks ahead
         if labels is not None and decoder_input_ids is None and decoder_inputs_embeds is None:
-            decoder_input_ids = self.prepare_decoder_input_ids_from_labels(labels)
-        can_pad_left = config.decoder_start_token_id != config.pad_token_id and not torch.compiler.is_compiling()
-        if use_cache is False and can_pad_left and decoder_attention_mask is None and decoder_input_ids is not None:
-            started = decoder_input_ids.ne(config.pad_token_id).cumsum(dim=-1) > 0
+            decoder_input_ids, real = self.prepare_decoder_input_ids_from_labels(labels), labels.ne(-100)
+        elif decoder_input_ids is not None and config.decoder_start_token_id != (pad := config.pad_token_id or 0):
+            real = decoder_input_ids.ne(pad)
+        whole = not use_cache and past_key_values is None and not torch.compiler.is_compiling()
+        if whole and real is not None and decoder_attention_mask is None:
+            started = real.cumsum(dim=-1) > 0
             decoder_attention_mask = None if started.all() else started
         source, target = (input_ids, attention_mask), (decoder_input_ids, decoder_attention_mask)
         embeddings = (inputs_embeds, decoder_inputs_embeds)

@@ -73,6 +73,13 @@ def assert_same_parameters(model, other):
         assert torch.equal(value, others[name]), name
 
 
+@pytest.fixture
+def _fresh_compiler():
+    torch.compiler.reset()
+    yield
+    torch.compiler.reset()
+
+
 # ---- Attention: every implementation, as transformers calls it, against eq. 1 ----
 class FlashKernels:
     """flash-attn's two functions in plain PyTorch, with its restrictions asserted."""
@@ -211,12 +218,10 @@ def test_attention_is_equation_1(model_with, implementation, d_k, d_v, masks):
 @pytest.mark.slow
 @pytest.mark.timeout(1200)  # inductor starts a C++ compiler for each shape
 @pytest.mark.skipif(not shutil.which("g++"), reason="inductor needs a C++ compiler")
-@pytest.mark.parametrize("masks", [MASKS, {}], ids=["padded", "whole"])
-@pytest.mark.parametrize(("d_k", "d_v"), [(8, 8), (12, 4)])
-def test_compiled_flex_attention_is_equation_1(d_k, d_v, masks):
-    torch.compiler.reset()
-    model = tiny_model(attn_implementation="flex_attention", head_dim=d_k, value_head_dim=d_v)
-    assert_attention_is_equation_1(model, masks)
+@pytest.mark.usefixtures("_fresh_compiler")
+def test_compiled_flex_attention_is_equation_1():
+    model = tiny_model(attn_implementation="flex_attention", head_dim=12, value_head_dim=4)
+    assert_attention_is_equation_1(model, MASKS)
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
@@ -410,12 +415,33 @@ def pad_rows(rows, left, value):
 SENTENCES = [[5, 6, 7, 2], [8, 2], [9, 10, 2]]
 
 
-def test_labels_padded_on_either_side():
-    model = tiny_model(label_smoothing=0.1).train()
+@pytest.mark.parametrize("start", [1, 0], ids=["its own start token", "padding as start token"])
+def test_labels_padded_on_either_side(start):
+    model = tiny_model(label_smoothing=0.1, decoder_start_token_id=start).train()
     right, left = (model(SOURCE, labels=pad_rows(SENTENCES, left, -100)).loss for left in (False, True))
     torch.testing.assert_close(left, right, **ROUNDING)
     alone = [model(SOURCE[[i]], labels=torch.tensor([row])).loss * len(row) for i, row in enumerate(SENTENCES)]
     torch.testing.assert_close(right, sum(alone) / sum(map(len, SENTENCES)), **ROUNDING)
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_targets_padded_on_the_left_without_a_mask(training):
+    """As the Trainer gives them when it smooths labels itself: the decoder's input, neither labels nor mask."""
+    model = tiny_model().train(training)
+    targets = [[1, *row[:-1]] for row in SENTENCES]
+    right, left = (
+        model(SOURCE, decoder_input_ids=pad_rows(targets, left, 0)).logits.unbind() for left in (False, True)
+    )
+    for row, padded_right, padded_left in zip(targets, right, left, strict=True):
+        torch.testing.assert_close(padded_left[-len(row) :], padded_right[: len(row)], **ROUNDING)
+
+
+def test_no_cache_is_kept_while_training():
+    model = tiny_model()
+    assert model(**PAIR).past_key_values.get_seq_length() == 5
+    assert model(**PAIR, use_cache=False).past_key_values is None
+    assert model(SOURCE, labels=LABELS).past_key_values is None
+    assert model.train()(**PAIR).past_key_values is None
 
 
 def test_nothing_to_learn():
@@ -1003,13 +1029,6 @@ def test_fields_that_a_caller_changes_on_loading(tmp_path):
 
 
 # ---- Compiled and exported ----
-@pytest.fixture
-def _fresh_compiler():
-    torch.compiler.reset()
-    yield
-    torch.compiler.reset()
-
-
 def assert_compiled_is_eager(model, backend, inputs):
     compiled = torch.compile(model, fullgraph=True, backend=backend)
     for given in inputs:
@@ -1029,16 +1048,16 @@ def test_forward_is_one_graph():
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 @pytest.mark.usefixtures("_fresh_compiler")
-@pytest.mark.parametrize("implementation", ["eager", "sdpa"])
-@pytest.mark.parametrize("encoding", ["paper", "learned"])
-@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
-def test_compiled_forward(backend, encoding, implementation):
+@pytest.mark.parametrize(
+    ("backend", "encoding", "implementation"), [("inductor", "paper", "sdpa"), ("aot_eager", "learned", "eager")]
+)
+def test_compiled_forward_and_backward(backend, encoding, implementation):
     if backend == "inductor" and not shutil.which("g++"):
         pytest.skip("inductor needs a C++ compiler")
+    one_layer = {"encoder_layers": 1, "decoder_layers": 1}
+    model = tiny_model(**one_layer, position_encoding=encoding, attn_implementation=implementation)
     shorter = {"input_ids": SOURCE[:, :4], "attention_mask": SOURCE_MASK[:, :4], "labels": LABELS[:, :3]}
-    inputs = [{"input_ids": SOURCE, "labels": LABELS}, {**PAIR, **MASKS, "labels": LABELS}, shorter]
-    model = tiny_model(position_encoding=encoding, attn_implementation=implementation)
-    assert_compiled_is_eager(model, backend, inputs)
+    assert_compiled_is_eager(model, backend, [{**PAIR, **MASKS, "labels": LABELS}, shorter])
 
 
 @pytest.mark.slow
@@ -1143,7 +1162,10 @@ def test_attention_implementation_can_be_changed(monkeypatch):
     model = tiny_model()
     assert model.config._attn_implementation == "sdpa"
     model.set_attn_implementation("eager")
-    assert model.config._attn_implementation == "eager"
+    configs = [part.config for part in model.modules() if hasattr(part, "config")]
+    assert {config._attn_implementation for config in configs} == {"eager"}
+    expected = tiny_model(attn_implementation="eager")(**PAIR, **MASKS).logits
+    torch.testing.assert_close(model(**PAIR, **MASKS).logits, expected, rtol=0, atol=0)
     called, formula = [], modeling.eager_attention
     monkeypatch.setattr(modeling, "eager_attention", lambda *a, **k: called.append(1) or formula(*a, **k))
     model(ids(2, 5), decoder_input_ids=ids(2, 4))
