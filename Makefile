@@ -31,8 +31,8 @@ clean: ## remove .venv and caches; outputs/ stays
 
 # The stamp is written last: an interrupted installation is taken up again by the next command.
 $(STAMP): pyproject.toml constraints.txt
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { \
-		echo "Python 3.10 or newer is needed; name one: make $(MAKECMDGOALS) PYTHON=python3.12" >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+		echo "Python 3.11 or newer is needed; name one: make $(MAKECMDGOALS) PYTHON=python3.12" >&2; exit 1; }
 	@echo "Installing PyTorch, transformers and the rest into $(VENV): a few minutes, once."
 	@$(BIN)/python -c '' 2>/dev/null || $(PYTHON) -m venv --clear $(VENV)
 	@$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'

@@ -58,6 +58,7 @@ class TrainingArguments(Seq2SeqTrainingArguments):
     per_device_eval_batch_size: int = 64
     train_sampling_strategy: str = "group_by_length"
     predict_with_generate: bool = True
+    include_for_metrics: list[str] = field(default_factory=lambda: ["inputs"])
     logging_steps: float = 50
     report_to: str = "none"
 
@@ -89,11 +90,11 @@ def main() -> None:
 
     def compute_metrics(predictions: EvalPrediction) -> dict[str, float]:
         texts = []
-        for ids in (predictions.predictions, predictions.label_ids):
+        for ids in (predictions.inputs, predictions.predictions, predictions.label_ids):
             ids[ids == -100] = tokenizer.pad_token_id
             texts.append(tokenizer.batch_decode(ids, skip_special_tokens=True))
-        hypotheses, references = texts
-        for source, hypothesis, reference in list(zip(validation["source"], hypotheses, references, strict=True))[:3]:
+        sources, hypotheses, references = texts
+        for source, hypothesis, reference in list(zip(sources, hypotheses, references, strict=True))[:3]:
             print(f"\n  source:      {source}\n  translation: {hypothesis}\n  reference:   {reference}")
         return {"bleu": corpus_bleu(hypotheses, references).value}
 
