@@ -199,7 +199,7 @@ class VanillaTransformerEncoderLayer(GradientCheckpointingLayer):
     def forward(self, x: Tensor, mask: Any, **kwargs: Any) -> Tensor:
         """Maps (B, S, d_model) to the same shape."""
         x = self.self_attn_layer_norm(x, lambda x: self.self_attn(x, None, mask, **kwargs)[0])
-        return self.final_layer_norm(x, lambda x: self.feed_forward(x))
+        return self.final_layer_norm(x, lambda x: self.feed_forward(x))  # accelerate moves modules in arguments
 
 
 class VanillaTransformerDecoderLayer(GradientCheckpointingLayer):
@@ -222,7 +222,7 @@ class VanillaTransformerDecoderLayer(GradientCheckpointingLayer):
         cache = past_key_values
         x = self.self_attn_layer_norm(x, lambda x: self.self_attn(x, None, mask, cache, **kwargs)[0])
         x = self.encoder_attn_layer_norm(x, lambda x: self.encoder_attn(x, memory, memory_mask, cache, **kwargs)[0])
-        return self.final_layer_norm(x, lambda x: self.feed_forward(x))
+        return self.final_layer_norm(x, lambda x: self.feed_forward(x))  # accelerate moves modules in arguments
 
 
 class VanillaTransformerPreTrainedModel(PreTrainedModel):
