@@ -14,6 +14,7 @@ from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 from transformers.utils import logging
 
 from hf_vanilla_transformer import __version__, cli
+from hf_vanilla_transformer.cli import translate
 
 ROOT = Path(__file__).parents[1]
 COMMAND = [sys.executable, "-m", "hf_vanilla_transformer"]
@@ -146,7 +147,7 @@ def test_lines_of_standard_input_give_a_line_each_and_empty_ones_stay_empty(run,
 
 
 def test_order_holds_over_windows(run, tiny_checkpoint, monkeypatch):
-    monkeypatch.setattr(cli, "BATCHES_A_WINDOW", 1)
+    monkeypatch.setattr(translate, "BATCHES_A_WINDOW", 1)
     options = ["--model", tiny_checkpoint, "--max-new-tokens", 4]
     _, whole, _ = run("translate", *options, *SENTENCES)
     _, in_windows, _ = run("translate", *options, "--batch-size", 2, *SENTENCES)
@@ -176,11 +177,11 @@ def test_a_sentence_may_begin_with_a_dash_after_two(run, tiny_checkpoint):
 
 
 def test_batches_hold_every_sentence_once_by_length_within_both_limits(monkeypatch):
-    monkeypatch.setattr(cli, "MAX_TOKENS_A_BATCH", 40)
+    monkeypatch.setattr(translate, "MAX_TOKENS_A_BATCH", 40)
     lengths = [3, 50, 20, 1, 20, 7, 8, 1, 1, 1]
-    batches = list(cli._batches(lengths, 4))
+    batches = list(translate._batches(lengths, 4))
     assert batches == [[1], [2, 4], [6, 5, 0, 3], [7, 8, 9]]
-    assert list(cli._batches([], 4)) == []
+    assert list(translate._batches([], 4)) == []
 
 
 # What goes wrong
@@ -231,7 +232,7 @@ def test_out_of_memory_names_the_mend(run, tiny_checkpoint, monkeypatch):
     def no_memory(*arguments):
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate ...")
 
-    monkeypatch.setattr(cli, "_translations", no_memory)
+    monkeypatch.setattr(translate, "_translations", no_memory)
     code, _, err = run("translate", "--model", tiny_checkpoint, "nine")
     assert (code, err.count("\n")) == (2, 1)
     assert "smaller --batch-size" in err
@@ -241,7 +242,7 @@ def test_ctrl_c_ends_quietly(run, tiny_checkpoint, monkeypatch):
     def interrupted(*arguments):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(cli, "_load", interrupted)
+    monkeypatch.setattr(translate, "load_model", interrupted)
     assert run("translate", "--model", tiny_checkpoint, "nine") == (130, "", "")
 
 
