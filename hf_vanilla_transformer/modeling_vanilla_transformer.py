@@ -22,9 +22,18 @@ from transformers.utils import TransformersKwargs, can_return_tuple
 from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
-from .configuration_vanilla_transformer import VanillaTransformerConfig
+from .configuration_vanilla_transformer import VanillaTransformerConfig, tensor_parallel_plan
 from .generation_vanilla_transformer import PAPER_DECODING, DecodingMixin
-from .ops_vanilla_transformer import attention_kernel, label_smoothed_cross_entropy, look_up, positions_of, shift_right
+from .ops_vanilla_transformer import (
+    Dropout,
+    attention_kernel,
+    in_float32_on_cpu,
+    label_smoothed_cross_entropy,
+    left_padding,
+    look_up,
+    positions_of,
+    shift_right,
+)
 
 
 # ---- 3.5 Positional encoding ----
@@ -123,7 +132,7 @@ class VanillaTransformerAttention(nn.Module):
         query = self._split_heads(self.q_proj(x), self.head_dim)
         key, value = self.keys_and_values(x, memory, cache)
         name, mask = attention_kernel(self, mask, is_cross=memory is not None, **kwargs)
-        attend = ALL_ATTENTION_FUNCTIONS.get_interface(name, eager_attention)
+        attend = in_float32_on_cpu(ALL_ATTENTION_FUNCTIONS.get_interface(name, eager_attention))
         kwargs["dropout"] = self.config.attention_dropout if self.training else 0.0
         heads, weights = attend(self, query, key, value, mask, scaling=self.scaling, **kwargs)
         return self.out_proj(heads.reshape(*x.shape[:-1], -1)), weights
@@ -157,7 +166,7 @@ class VanillaTransformerFeedForward(nn.Module):
         self.fc1 = nn.Linear(config.d_model, ffn_dim)
         self.fc2 = nn.Linear(ffn_dim, config.d_model)
         self.activation = ACT2FN[config.activation_function]
-        self.dropout = nn.Dropout(config.activation_dropout)
+        self.dropout = Dropout(config.activation_dropout)
 
     def forward(self, x: Tensor) -> Tensor:
         """Maps each position of (B, T, d_model) by itself."""
@@ -170,7 +179,7 @@ class PostNormResidual(nn.LayerNorm):
 
     def __init__(self, config: VanillaTransformerConfig) -> None:
         super().__init__(config.d_model, eps=config.layer_norm_eps)
-        self.dropout = nn.Dropout(config.dropout)
+        self.dropout = Dropout(config.dropout)
 
     def forward(self, x: Tensor, sublayer: Callable[[Tensor], Tensor]) -> Tensor:  # type: ignore[override]
         """Wraps `sublayer`, a map from (B, T, d_model) to the same shape, around x."""
@@ -283,13 +292,6 @@ class VanillaTransformerPreTrainedModel(PreTrainedModel):
         super().save_pretrained(save_directory, *args, **kwargs)
 
 
-def tensor_parallel_plan(*attentions: str) -> dict[str, str]:
-    """Splits heads and inner feed-forward units over the devices."""
-    split = {f"{name}.{p}_proj": "colwise" for name in attentions for p in "qkv"} | {"feed_forward.fc1": "colwise"}
-    joined = {f"{name}.out_proj": "rowwise" for name in attentions} | {"feed_forward.fc2": "rowwise"}
-    return {f"layers.*.{name}": style for name, style in (split | joined).items()}
-
-
 class VanillaTransformerStack(VanillaTransformerPreTrainedModel):
     """What the two stacks share: embeddings with positions, N layers, an optional last LayerNorm."""
 
@@ -300,7 +302,7 @@ class VanillaTransformerStack(VanillaTransformerPreTrainedModel):
         self.embed_tokens = nn.Embedding(vocab_size, config.d_model)
         learned, last_norm = config.position_encoding == "learned", config.final_layer_norm
         self.embed_positions = LearnedPositions(config) if learned else SinusoidalPositions(config)
-        self.dropout = nn.Dropout(config.dropout)
+        self.dropout = Dropout(config.dropout)
         self.layers = nn.ModuleList(layers)
         self.layer_norm = nn.LayerNorm(config.d_model, config.layer_norm_eps) if last_norm else nn.Identity()
         self.gradient_checkpointing = False
@@ -472,28 +474,25 @@ class VanillaTransformerForConditionalGeneration(VanillaTransformerPreTrainedMod
         labels: Tensor | None = None,  # (B, T), -100 where there is none; not shifted again
         use_cache: bool | None = None,
         logits_to_keep: int | Tensor = 0,  # only the last so many positions (0: all), or the positions of these indices
+        skip_logits: bool = False,  # with labels: a loss without logits, which is faster and needs far less memory
         **kwargs: Unpack[TransformersKwargs],  # output_attentions, output_hidden_states, num_items_in_batch ...
     ) -> Seq2SeqLMOutput:
         """Predicts the token at each target position: `logits`, (B, T, V), and with labels `loss`."""
         config, kwargs["return_dict"] = self.config, True
         if labels is not None or (self.training and use_cache is None):
             use_cache = False
-        real = None  # which target tokens are no padding; on its right they need no mask, as nothing looks ahead
-        if labels is not None and decoder_input_ids is None and decoder_inputs_embeds is None:
-            decoder_input_ids, real = self.prepare_decoder_input_ids_from_labels(labels), labels.ne(-100)
-        elif decoder_input_ids is not None and config.decoder_start_token_id != (pad := config.pad_token_id or 0):
-            real = decoder_input_ids.ne(pad)
-        whole = not use_cache and past_key_values is None and not torch.compiler.is_compiling()
-        if whole and real is not None and decoder_attention_mask is None:
-            started = real.cumsum(dim=-1) > 0
-            decoder_attention_mask = None if started.all() else started
+        shifted = labels if decoder_input_ids is None and decoder_inputs_embeds is None else None
+        if shifted is not None:
+            decoder_input_ids = self.prepare_decoder_input_ids_from_labels(shifted)
+        if decoder_attention_mask is None and not use_cache and past_key_values is None:
+            decoder_attention_mask = left_padding(decoder_input_ids, shifted, config)
         source, target = (input_ids, attention_mask), (decoder_input_ids, decoder_attention_mask)
         embeddings = (inputs_embeds, decoder_inputs_embeds)
         outputs = self.model(*source, *target, encoder_outputs, past_key_values, *embeddings, use_cache, **kwargs)
         kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
-        logits = self.lm_head(outputs.last_hidden_state[:, kept])
-        eps = config.label_smoothing if self.training else 0.0
-        loss = None if labels is None else self.loss_function(logits, labels[:, kept], label_smoothing=eps, **kwargs)
-        return Seq2SeqLMOutput(
-            loss=loss, logits=logits, **{k: v for k, v in outputs.items() if k != "last_hidden_state"}
-        )
+        hidden, eps = outputs.last_hidden_state[:, kept], config.label_smoothing if self.training else 0.0
+        logits = None if skip_logits and labels is not None else self.lm_head(hidden)
+        loss_kwargs = {"hidden": hidden, "projection": self.lm_head, "label_smoothing": eps, **kwargs}
+        loss = None if labels is None else self.loss_function(logits, labels[:, kept], **loss_kwargs)
+        others = {name: value for name, value in outputs.items() if name != "last_hidden_state"}
+        return Seq2SeqLMOutput(loss=loss, logits=logits, **others)

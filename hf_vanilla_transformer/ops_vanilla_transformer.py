@@ -1,10 +1,15 @@
 """Functions of tensors that the model calls; they hold no parameters."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+# Logits that the fused loss has in memory at a time: about 20 MB in float32.
+LOGITS_A_CHUNK = 5_000_000
 
 
 def positions_of(attention_mask: Tensor | None, past_length: int | Tensor, x: Tensor) -> Tensor:
@@ -51,21 +56,48 @@ def shift_right(labels: Tensor, start_token_id: int | None, pad_token_id: int | 
     return shifted.masked_fill(shifted == -100, pad_token_id).masked_fill(first, start_token_id)
 
 
+def left_padding(token_ids: Tensor | None, labels: Tensor | None, config: Any) -> Tensor | None:
+    """Finds out which positions of a whole target are padding before its first token.
+
+    Padding after the last token needs no mask, since nothing looks ahead.
+
+    Args:
+        token_ids: The decoder's input, (B, T), or None.
+        labels: The labels that the input was made of, (B, T), or None.
+        config: Has `decoder_start_token_id` and `pad_token_id`.
+
+    Returns:
+        A mask, (B, T), False for padding on the left; None where there is none, or where it can't be told from a start
+        token.
+    """
+    if token_ids is None or torch.compiler.is_compiling():
+        return None
+    pad = config.pad_token_id or 0
+    if labels is None and config.decoder_start_token_id == pad:
+        return None
+    started = (token_ids.ne(pad) if labels is None else labels.ne(-100)).cumsum(dim=-1) > 0
+    return None if started.all() else started
+
+
 def label_smoothed_cross_entropy(
-    logits: Tensor,
+    logits: Tensor | None,
     labels: Tensor,
     num_items_in_batch: Tensor | int | None = None,
     label_smoothing: float = 0.0,
+    hidden: Tensor | None = None,
+    projection: nn.Linear | None = None,
     **kwargs: Any,
 ) -> Tensor:
     """Cross-entropy with eps_ls spread over the whole vocabulary (section 5.4), a mean over target tokens.
 
     Args:
-        logits: (B, T, V).
+        logits: (B, T, V); None: they are not wanted, and the loss is that of `projected_cross_entropy`.
         labels: (B, T), -100 where there is no target.
         num_items_in_batch: Targets of the whole batch, of which this may be a part (gradient accumulation, several
             processes); None: those of `labels`.
         label_smoothing: eps_ls.
+        hidden: What the logits are made of, (B, T, d_model); needed where they are None.
+        projection: The map from `hidden` to the logits, likewise.
         **kwargs: Ignored; transformers hands more to a loss function.
 
     Returns:
@@ -74,6 +106,10 @@ def label_smoothed_cross_entropy(
     Raises:
         IndexError: A label is outside of the vocabulary (on a CPU).
     """
+    if logits is None:
+        assert hidden is not None
+        assert projection is not None
+        return projected_cross_entropy(hidden, projection, labels, num_items_in_batch, label_smoothing)
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32)).flatten(0, -2)
     labels = labels.to(logits.device).flatten()
     try:
@@ -83,6 +119,134 @@ def label_smoothed_cross_entropy(
     if num_items_in_batch is None:
         num_items_in_batch = (labels != -100).sum()
     return loss / torch.as_tensor(num_items_in_batch, device=loss.device).clamp(min=1)
+
+
+def projected_cross_entropy(
+    hidden: Tensor,
+    projection: nn.Linear,
+    labels: Tensor,
+    num_items_in_batch: Tensor | int | None = None,
+    label_smoothing: float = 0.0,
+) -> Tensor:
+    """What `label_smoothed_cross_entropy(projection(hidden), labels, ...)` is, without ever holding all logits.
+
+    Only real targets are projected, some at a time, and each chunk's gradients are computed with its loss: nothing of
+    size (B T, V) is kept, and padding costs nothing. Double backward is not possible.
+
+    Args:
+        hidden: The decoder's output, (B, T, d_model).
+        projection: To the vocabulary; its weight is (V, d_model).
+        labels: (B, T), -100 where there is no target.
+        num_items_in_batch: As in `label_smoothed_cross_entropy`.
+        label_smoothing: eps_ls.
+
+    Returns:
+        The loss in float32 (float64 for such weights); 0 where there is no target.
+
+    Raises:
+        IndexError: A label is outside of the vocabulary (on a CPU).
+    """
+    labels = labels.to(hidden.device)
+    real = labels != -100
+    hidden, labels = hidden[real], labels[real]  # (N, d_model), (N)
+    weight, bias = projection.weight, projection.bias
+    if labels.device.type == "cpu" and len(labels) and not 0 <= labels.min() <= labels.max() < len(weight):
+        raise _outside_vocabulary(labels, len(weight))
+    loss: Tensor = _ProjectedCrossEntropy.apply(hidden, weight, bias, labels, label_smoothing)  # type: ignore[no-untyped-call]
+    items = len(labels) if num_items_in_batch is None else num_items_in_batch
+    return loss / torch.as_tensor(items, device=loss.device).clamp(min=1)
+
+
+class _ProjectedCrossEntropy(torch.autograd.Function):
+    """The summed loss of N targets: lse(z) - (1 - eps) z_y - eps mean(z), whose gradient is softmax - (smoothed y)."""
+
+    @staticmethod
+    def forward(ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, eps: float) -> Tensor:
+        dtype = torch.get_autocast_dtype(hidden.device.type) if _autocasts(hidden) else hidden.dtype
+        exact = torch.promote_types(dtype, torch.float32)
+        table, vocab_size = weight.to(dtype), len(weight)
+        loss = torch.zeros((), dtype=exact, device=hidden.device)
+        grads = [torch.zeros_like(x, dtype=exact) if x is not None else None for x in (hidden, weight, bias)]
+        wanted = any(ctx.needs_input_grad)
+        step = max(LOGITS_A_CHUNK // vocab_size, 1)
+        with torch.autocast(hidden.device.type, enabled=False):
+            for start in range(0, len(labels), step):
+                rows, targets = hidden[start : start + step].to(dtype), labels[start : start + step, None]
+                logits = F.linear(rows, table, None if bias is None else bias.to(dtype)).to(exact)
+                at_target = logits.gather(1, targets).sum()
+                smoothed = (1 - eps) * at_target + eps / vocab_size * logits.sum()
+                highest = logits.amax(dim=1, keepdim=True)
+                logits -= highest
+                normalizer = logits.exp_().sum(dim=1, keepdim=True)
+                loss += (normalizer.log() + highest).sum() - smoothed
+                if wanted:
+                    gradient = logits.div_(normalizer).sub_(eps / vocab_size)
+                    gradient.scatter_add_(1, targets, gradient.new_full(targets.shape, eps - 1))
+                    _accumulate(grads, slice(start, start + step), gradient.to(dtype), rows, table)
+        ctx.save_for_backward(*grads)
+        ctx.dtypes = [None if x is None else x.dtype for x in (hidden, weight, bias)]
+        return loss
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
+        grads = zip(ctx.saved_tensors, ctx.dtypes, strict=True)
+        return *((None if grad is None else (grad * grad_output).to(dtype)) for grad, dtype in grads), None, None
+
+
+def _accumulate(grads: list[Any], rows: slice, gradient: Tensor, hidden: Tensor, table: Tensor) -> None:
+    of_hidden, of_weight, of_bias = grads
+    of_hidden[rows] = gradient @ table
+    of_weight += gradient.t() @ hidden
+    if of_bias is not None:
+        of_bias += gradient.sum(dim=0)
+
+
+def _autocasts(x: Tensor) -> bool:
+    return x.dtype == torch.float32 and torch.is_autocast_enabled(x.device.type)
+
+
+class Dropout(nn.Dropout):
+    """Dropout (5.4) whose mask, on a CPU, is drawn from 16 random bits an element: several times as fast there.
+
+    The probability is rounded to a multiple of 2^-16, and what is kept is scaled to match.
+    """
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Zeroes each element of `input` with probability p in training and scales the others by 1 / (1 - p)."""
+        if not self.training or input.device.type != "cpu" or not 0 < self.p < 1 or torch.compiler.is_compiling():
+            return super().forward(input)
+        dropped: Tensor = _CheapDropout.apply(input, round(self.p * 65536))  # type: ignore[no-untyped-call]
+        return dropped
+
+
+class _CheapDropout(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, dropped: int) -> Tensor:  # of 65536
+        bits = torch.empty((x.numel() + 3) // 4, dtype=torch.int64).random_(-(2**63), None)
+        keep = (bits.view(torch.int16)[: x.numel()] >= dropped - 32768).view(x.shape)
+        ctx.save_for_backward(keep)
+        ctx.scale = 65536 / (65536 - dropped)
+        return (x * keep).mul_(ctx.scale)
+
+    @staticmethod
+    def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor, None]:
+        (keep,) = ctx.saved_tensors
+        return grad_output.mul(keep).mul_(ctx.scale), None
+
+
+def in_float32_on_cpu(attend: Callable[..., Any]) -> Callable[..., Any]:
+    """Lets sdpa compute bfloat16 in float32 on a CPU, where torch's backward pass is ten times as slow otherwise."""
+
+    def attend_in_float32(module: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, **kwargs: Any) -> Any:
+        if q.device.type != "cpu" or q.dtype != torch.bfloat16 or module.config._attn_implementation != "sdpa":
+            return attend(module, q, k, v, mask, **kwargs)
+        mask = mask.float() if mask is not None and mask.is_floating_point() else mask
+        with torch.autocast("cpu", enabled=False):
+            heads, weights = attend(module, q.float(), k.float(), v.float(), mask, **kwargs)
+        return heads.to(q.dtype), weights
+
+    return attend_in_float32
 
 
 def look_up(embedding: nn.Embedding, token_ids: Any, embeddings: Tensor | None) -> Tensor:
@@ -151,4 +315,14 @@ def attention_kernel(
     return name, mask
 
 
-__all__ = ["attention_kernel", "label_smoothed_cross_entropy", "look_up", "positions_of", "shift_right"]
+__all__ = [
+    "Dropout",
+    "attention_kernel",
+    "in_float32_on_cpu",
+    "label_smoothed_cross_entropy",
+    "left_padding",
+    "look_up",
+    "positions_of",
+    "projected_cross_entropy",
+    "shift_right",
+]

@@ -63,7 +63,9 @@ class _Parser(argparse.ArgumentParser):
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
         # A command's unknown options would be reported by the program's parser, which can't know what they resemble.
         arguments, unknown = self.parse_known_args(args, namespace)
-        if unknown:
+        if hasattr(arguments, "takes_overrides"):
+            arguments.overrides = unknown  # for the command itself to understand
+        elif unknown:
             getattr(arguments, "parser", self).error(f"unrecognized arguments: {' '.join(unknown)}")
         return arguments
 

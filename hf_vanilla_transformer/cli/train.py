@@ -1,7 +1,256 @@
 """`vanilla-transformer train`."""
 
 import argparse
+import json
+import logging
+import sys
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from .common import UsageError, first_line
+
+if TYPE_CHECKING:
+    from datasets import Dataset, IterableDataset
+    from transformers import PreTrainedModel
+
+    from ..recipe import DataArguments, ModelArguments, VanillaTransformerTrainingArguments
+    from ..training import VanillaTransformerTrainer
+
+RECIPE = "recipe.json"  # what a run was started with, in its output folder
+TOKENIZER = "tokenizer"  # the tokenizer that it learned
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Train a model by a recipe."""
+    parser.epilog = (
+        "Every option of a recipe can be given as well and overrides it: --max_steps 1000, --learning_rate 5e-4 ... "
+        "(--list-options shows them all). Several devices or machines: accelerate launch -m hf_vanilla_transformer "
+        "train --config RECIPE"
+    )
+    parser.add_argument("--config", metavar="RECIPE", help="a YAML file of options, such as recipes/multi30k_tiny.yaml")
+    parser.add_argument("--resume", action="store_true", help="go on from the last whole checkpoint in --output_dir")
+    parser.add_argument("--list-options", action="store_true", help="show every option of a recipe and its default")
+    parser.set_defaults(run=_train, takes_overrides=True)
+
+
+def _train(arguments: argparse.Namespace) -> None:
+    from .. import register
+    from ..data import CorpusError
+    from ..recipe import RecipeError, describe_options, parse_recipe
+
+    if arguments.list_options:
+        print(describe_options())
+        return
+    register()
+    try:
+        data, model, training = parse_recipe(arguments.config, arguments.overrides)
+        run = _Run(data, model, training, arguments.resume)
+        run.check()
+        run.train()
+    except (RecipeError, CorpusError) as error:
+        raise UsageError(first_line(error)) from error
+
+
+class _Run:
+    """One training run, from the corpora to the scores."""
+
+    def __init__(
+        self,
+        data: "DataArguments",
+        model: "ModelArguments",
+        training: "VanillaTransformerTrainingArguments",
+        resume: bool,
+    ) -> None:
+        self.data, self.model, self.args, self.resume = data, model, training, resume
+        self.output = Path(training.output_dir or "")
+        self.main = training.process_index == 0
+
+    def check(self) -> None:
+        """Refuses what can't work before anything is read."""
+        if not self.args.output_dir:
+            raise UsageError("name a folder for the run: --output_dir outputs/my-run")
+        if not self.data.corpus("train"):
+            raise UsageError("no training data; give train_source and train_target, or train_data")
+        if self.args.eval_strategy != "no" and not self.data.corpus("validation"):
+            raise UsageError("eval_strategy needs validation_source and validation_target, or validation_data")
+        for part in ("validation", "test"):
+            self.data.corpus(part)  # whose files are checked
+        self._check_output()
+        if (
+            self.args.average_last
+            and self.args.save_total_limit
+            and self.args.save_total_limit < self.args.average_last
+        ):
+            raise UsageError(
+                f"average_last is {self.args.average_last} but save_total_limit keeps {self.args.save_total_limit} "
+                "checkpoints; keep at least as many"
+            )
+
+    def _check_output(self) -> None:
+        started = self.output / RECIPE
+        if not self.resume:
+            if self.main and self.output.is_dir() and any(self.output.iterdir()):
+                raise UsageError(f"{self.output} is not empty; go on with --resume, or name another --output_dir")
+            return
+        if not started.is_file():
+            raise UsageError(f"there is no run to go on with in {self.output}; start it without --resume")
+        before, now = json.loads(started.read_text(encoding="utf-8")), self._fixed()
+        if changed := [name for name in now if before.get(name) != now[name]]:
+            name = changed[0]
+            raise UsageError(
+                f"{self.output} was started with {name} {before.get(name)!r}, not {now[name]!r}; go on with the same "
+                "data and model, or name another --output_dir"
+            )
+
+    def _fixed(self) -> dict[str, Any]:
+        """What can't change when a run goes on."""
+        free = {"preprocessing_num_workers", "data_dir"}
+        return {name: value for name, value in (asdict(self.data) | asdict(self.model)).items() if name not in free}
+
+    def train(self) -> None:
+        """Trains, saves, averages and scores."""
+        from transformers import set_seed
+
+        from ..checkpoints import last_whole_checkpoint
+
+        set_seed(self.args.seed)
+        _be_quiet()
+        if self.main and not self.resume:
+            self.output.mkdir(parents=True, exist_ok=True)
+            (self.output / RECIPE).write_text(json.dumps(self._fixed(), indent=1), encoding="utf-8")
+        trainer = self._trainer()
+        checkpoint = last_whole_checkpoint(self.output) if self.resume else None
+        if self.resume:
+            self._say(f"Going on from {checkpoint}" if checkpoint else "No whole checkpoint yet: from the beginning")
+        began = time.perf_counter()
+        trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+        seconds = time.perf_counter() - began
+        trainer.save_model()
+        trainer.save_state()
+        self._say(f"Trained {trainer.state.global_step:,} updates in {seconds / 60:.1f} minutes: {self.output}")
+        self.args.distributed_state.wait_for_everyone()
+        if self.main:
+            self._finish()
+
+    def _trainer(self) -> "VanillaTransformerTrainer":
+        from transformers import DataCollatorForSeq2Seq
+        from transformers.trainer_callback import PrinterCallback, ProgressCallback
+
+        from ..data import Cleaning, tokenize
+        from ..training import TranslationMetrics, VanillaTransformerTrainer, by_length, callbacks_for
+        from .console import Console
+
+        cleaning = Cleaning(self.data.max_length, self.data.max_length_ratio)
+        with self.args.main_process_first(desc="reading and tokenizing the corpus"):
+            pairs = self._read("train", self.data.streaming)
+            tokenizer = self._tokenizer(pairs)
+            train = tokenize(pairs, tokenizer, cleaning, self.data.preprocessing_num_workers)
+            validation = None
+            if self.data.corpus("validation"):
+                everything = Cleaning(sys.maxsize)
+                validation = by_length(tokenize(self._read("validation"), tokenizer, everything))
+        if not self.data.streaming:
+            self._say(f"Training data: {cleaning}")
+        model = self._model(len(tokenizer))
+        metrics = TranslationMetrics(tokenizer, self.args.bleu_tokenize)
+        trainer = VanillaTransformerTrainer(
+            model=model,
+            args=self.args,
+            train_dataset=train,
+            eval_dataset=validation,
+            processing_class=tokenizer,
+            data_collator=DataCollatorForSeq2Seq(tokenizer),
+            compute_metrics=metrics,
+            callbacks=[*callbacks_for(self.args), Console(metrics)],
+        )
+        for callback in (PrinterCallback, ProgressCallback):  # ours shows what they would
+            trainer.remove_callback(callback)
+        return trainer
+
+    def _read(self, part: str, streaming: bool = False) -> Any:
+        from ..data import read_corpus
+
+        return read_corpus(self.data.corpus(part), streaming)
+
+    def _tokenizer(self, pairs: "Dataset | IterableDataset") -> Any:
+        from transformers import AutoTokenizer
+
+        from .. import VanillaTransformerTokenizerFast
+        from ..data import texts_of
+
+        saved = self.output / TOKENIZER
+        name = self.model.tokenizer_name_or_path or self.model.model_name_or_path
+        if name:
+            return AutoTokenizer.from_pretrained(name)
+        if not self.main or (saved / "tokenizer.json").is_file():
+            return AutoTokenizer.from_pretrained(saved)
+        tokenizer = VanillaTransformerTokenizerFast.train_from_iterator(
+            texts_of(pairs), vocab_size=self.model.vocab_size, show_progress=sys.stderr.isatty()
+        )
+        tokenizer.save_pretrained(saved)
+        return tokenizer
+
+    def _model(self, vocab_size: int) -> "PreTrainedModel":
+        from transformers import AutoModelForSeq2SeqLM
+
+        from .. import VanillaTransformerForConditionalGeneration
+        from ..training import paper_learning_rate
+
+        model: PreTrainedModel
+        if self.model.model_name_or_path:
+            model = AutoModelForSeq2SeqLM.from_pretrained(self.model.model_name_or_path)
+        else:
+            model = VanillaTransformerForConditionalGeneration(self.model.config(vocab_size))
+        if self.args.learning_rate is None:
+            warmup = int(self.args.get_warmup_steps(self.args.max_steps))
+            self.args.learning_rate = paper_learning_rate(
+                model.config.d_model, max(warmup, 1), self.args.learning_rate_factor
+            )
+        self._say(f"Model: {model.num_parameters():,} parameters, vocabulary of {vocab_size:,}")
+        return model
+
+    def _finish(self) -> None:
+        from ..averaging import average_checkpoints
+        from ..checkpoints import last_whole_checkpoints
+
+        final = self.output
+        if last := self.args.average_last:
+            final = self.output / f"averaged-{last}"
+            checkpoints = last_whole_checkpoints(self.output, last, to_resume=False)
+            average_checkpoints(checkpoints, final, overwrite=True)
+            self._say(f"Averaged the last {last} checkpoints: {final}")
+        for part in ("validation", "test"):
+            if self.data.corpus(part):
+                self._score(part, final)
+
+    def _score(self, part: str, folder: Path) -> None:
+        from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
+
+        from ..metrics import corpus_bleu, corpus_chrf
+        from ..translation import translate
+
+        pairs = self._read(part)
+        model = AutoModelForSeq2SeqLM.from_pretrained(folder).to(self.args.device).eval()
+        tokenizer = AutoTokenizer.from_pretrained(folder)
+        translations = translate(model, tokenizer, list(pairs["source"]))
+        (folder / f"{part}.translations.txt").write_text("\n".join(translations) + "\n", encoding="utf-8")
+        bleu = corpus_bleu(translations, list(pairs["target"]), tokenize=self.args.bleu_tokenize)
+        chrf = corpus_chrf(translations, list(pairs["target"]))
+        self._say(f"{part} ({folder}): {bleu}, {chrf}")
+
+    def _say(self, line: str) -> None:
+        if self.main:
+            print(line, flush=True)
+
+
+def _be_quiet() -> None:
+    """Leaves the terminal to the run's own lines, and to warnings."""
+    import datasets
+    from transformers.utils import logging as transformers_logging
+
+    transformers_logging.disable_progress_bar()
+    if not sys.stderr.isatty():
+        datasets.disable_progress_bars()
+    logging.getLogger("accelerate").setLevel(logging.WARNING)

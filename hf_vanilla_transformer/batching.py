@@ -1,0 +1,157 @@
+"""Batches of about as many tokens each (section 5.1): sentences of like length together, as little padding as can be.
+
+A batch is bounded by its padded tokens, on the source side and on the target side alike: with a budget of 4,096 it has
+up to 4,096 source tokens and up to 4,096 target tokens, padding included.
+"""
+
+from collections.abc import Iterator
+from itertools import count, islice
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from torch.utils.data import IterableDataset, Sampler
+
+Lengths = NDArray[np.int64]
+
+
+class TokenBudgetBatchSampler(Sampler[list[int]]):
+    """Batches of sentence pairs within a budget of tokens, shuffled anew in each epoch.
+
+    All processes make the same plan and take turns: of n processes, process r takes the batches r, r + n, r + 2n ...
+    There are as many batches as n times the accumulation steps divide, so that every process has equally many and every
+    update sees whole batches only. The plan depends on that product alone: two processes train on the same updates as
+    one process that accumulates twice as many batches.
+
+    Args:
+        source_lengths: Tokens of each source sentence, (N,).
+        target_lengths: Tokens of each target sentence, (N,).
+        max_tokens: Padded tokens a batch at most, on either side.
+        num_processes: Processes that share the batches.
+        process_index: Which of them this is.
+        accumulation_steps: Batches of each process in one update.
+        seed: Of the order; with the epoch's number it fixes every batch.
+
+    Raises:
+        ValueError: There are too few sentences for all processes, or one is longer than the budget.
+    """
+
+    def __init__(
+        self,
+        source_lengths: Lengths,
+        target_lengths: Lengths,
+        max_tokens: int,
+        *,
+        num_processes: int = 1,
+        process_index: int = 0,
+        accumulation_steps: int = 1,
+        seed: int = 0,
+    ) -> None:
+        self.source_lengths, self.target_lengths = np.asarray(source_lengths), np.asarray(target_lengths)
+        self.max_tokens, self.seed, self.epoch = max_tokens, seed, 0
+        self.num_processes, self.process_index = num_processes, process_index
+        multiple = num_processes * accumulation_steps
+        if len(self.source_lengths) < multiple:
+            raise ValueError(
+                f"{len(self.source_lengths)} sentence pairs can't be shared by {num_processes} processes with "
+                f"{accumulation_steps} batches each an update; use fewer of them or more data"
+            )
+        order = self._by_length()
+        ends = _ends(self.source_lengths[order], self.target_lengths[order], max_tokens)
+        self._ends = _split_largest(ends, multiple)
+        padded = _padded_tokens(self.source_lengths[order], self.target_lengths[order], self._ends)
+        self.padding_waste: float = 1 - (self.source_lengths.sum() + self.target_lengths.sum()) / padded
+
+    def set_epoch(self, epoch: int) -> None:
+        """Makes the next iteration that of the epoch with this number, from 0."""
+        self.epoch = epoch
+
+    def __len__(self) -> int:
+        return len(self._ends) // self.num_processes
+
+    def __iter__(self) -> Iterator[list[int]]:
+        random = np.random.default_rng([self.seed, self.epoch])
+        batches = np.split(self._by_length(random), self._ends[:-1])
+        for batch in random.permutation(len(batches))[self.process_index :: self.num_processes]:
+            yield batches[batch].tolist()
+
+    def _by_length(self, random: np.random.Generator | None = None) -> Lengths:
+        """Places of the pairs by target length, then by source length; equal ones in random order.
+
+        The source lengths rise and fall by turns, so that a batch that reaches from one target length to the next has
+        no long and short sources together: on Multi30k that takes a third off the padding.
+        """
+        tie = np.zeros(len(self.source_lengths)) if random is None else random.random(len(self.source_lengths))
+        turn = np.where(self.target_lengths % 2, self.source_lengths, -self.source_lengths)
+        return np.lexsort((tie, turn, self.target_lengths))
+
+
+class TokenBudgetStream(IterableDataset[list[dict[str, Any]]]):
+    """Endless batches within a budget of tokens, from a dataset that is read as a stream.
+
+    `window` examples at a time are sorted into batches, which are shuffled with the seed. Every process needs a part of
+    the stream of its own (`datasets.distributed.split_dataset_by_node`); workers share theirs by themselves. After its
+    last example the stream begins again, in another order, so that no process is without a batch when others have one.
+
+    Args:
+        dataset: Examples with "input_ids" and "labels", in an order that `set_epoch` changes.
+        max_tokens: Padded tokens a batch at most, on either side.
+        window: Examples that are in memory at a time.
+        seed: Of the order.
+
+    Raises:
+        ValueError: While iterating: the stream has no example, or one that is longer than the budget.
+    """
+
+    def __init__(self, dataset: Any, max_tokens: int, window: int, seed: int = 0) -> None:
+        self.dataset, self.max_tokens, self.window, self.seed = dataset, max_tokens, window, seed
+
+    def __iter__(self) -> Iterator[list[dict[str, Any]]]:
+        for epoch in count():
+            self.dataset.set_epoch(epoch)
+            examples, number = iter(self.dataset), 0
+            while window := list(islice(examples, self.window)):
+                yield from self._batches(window, number, epoch)
+                number += 1
+            if number == 0:
+                raise ValueError("the stream has no sentence pair for this process; are all cleaned away?")
+
+    def _batches(self, examples: list[dict[str, Any]], number: int, epoch: int) -> Iterator[list[dict[str, Any]]]:
+        source = np.array([len(example["input_ids"]) for example in examples])
+        target = np.array([len(example["labels"]) for example in examples])
+        sampler = TokenBudgetBatchSampler(source, target, self.max_tokens, seed=self.seed + number)
+        sampler.set_epoch(epoch)
+        for batch in sampler:
+            yield [examples[place] for place in batch]
+
+
+def _ends(source: Lengths, target: Lengths, max_tokens: int) -> Lengths:
+    """Where the batches end of sentences that are taken in their order until the budget is full."""
+    longest = np.maximum(source, target)
+    if len(longest) and longest.max() > max_tokens:
+        raise ValueError(
+            f"a sentence of {longest.max()} tokens is longer than a batch may be, {max_tokens} tokens; "
+            "raise the batch's tokens, or drop long sentences (`max_length`)"
+        )
+    ends, start, width = [], 0, 0
+    for place, length in enumerate(longest.tolist()):
+        width = max(width, length)
+        if (place - start + 1) * width > max_tokens:
+            ends.append(place)
+            start, width = place, length
+    return np.array([*ends, len(longest)])
+
+
+def _split_largest(ends: Lengths, multiple: int) -> Lengths:
+    """Halves the batches of most sentences until `multiple` divides their number."""
+    bounds = [0, *ends.tolist()]
+    while (len(bounds) - 1) % multiple:
+        largest = int(np.argmax(np.diff(bounds)))
+        bounds.insert(largest + 1, (bounds[largest] + bounds[largest + 1]) // 2)
+    return np.array(bounds[1:])
+
+
+def _padded_tokens(source: Lengths, target: Lengths, ends: Lengths) -> int:
+    starts = np.concatenate([[0], ends[:-1]])
+    width = np.maximum.reduceat(source, starts) + np.maximum.reduceat(target, starts)
+    return int(((ends - starts) * width).sum())

@@ -1,0 +1,230 @@
+"""Section 5 of "Attention Is All You Need" on transformers' Seq2SeqTrainer."""
+
+import inspect
+import math
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import datasets
+import numpy as np
+import torch
+from accelerate.data_loader import prepare_data_loader
+from datasets.distributed import split_dataset_by_node
+from torch import Tensor
+from torch.utils.data import DataLoader
+from transformers import EarlyStoppingCallback, EvalPrediction, Seq2SeqTrainer, TrainerCallback
+from transformers.trainer_utils import EvalLoopOutput
+
+from .batching import TokenBudgetBatchSampler, TokenBudgetStream
+from .data import lengths_of
+from .metrics import corpus_bleu, corpus_chrf
+from .recipe import VanillaTransformerTrainingArguments
+
+SAMPLES_AN_EVALUATION = 3
+
+
+def paper_learning_rate(d_model: int, warmup_steps: int, factor: float = 1.0) -> float:
+    """The highest rate of the paper's schedule (5.3): factor * (d_model * warmup)^-0.5, reached after the warm-up.
+
+    transformers' "inverse_sqrt" scheduler with it is factor * d_model^-0.5 * min(step^-0.5, step * warmup^-1.5), where
+    the first update has step 0 and so no effect.
+    """
+    return factor * (d_model * warmup_steps) ** -0.5
+
+
+class VanillaTransformerTrainer(Seq2SeqTrainer):
+    """Seq2SeqTrainer with batches by tokens, a loss without logits, and perplexity per token.
+
+    Arguments are those of Seq2SeqTrainer; `args` has to be `VanillaTransformerTrainingArguments`. Any other
+    sequence-to-sequence model can be trained too.
+    """
+
+    args: VanillaTransformerTrainingArguments
+    batch_sampler: TokenBudgetBatchSampler | None = None
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        forward = self.accelerator.unwrap_model(self.model).forward
+        self._can_skip_logits = "skip_logits" in inspect.signature(forward).parameters
+        self._evaluated = _Sums()
+        self._clock = _Clock()
+
+    def get_train_dataloader(self) -> DataLoader[Any]:
+        """Batches within `per_device_train_batch_tokens`, this process's part of them."""
+        if not self.args.per_device_train_batch_tokens or self.train_dataset is None:
+            return super().get_train_dataloader()
+        options: dict[str, Any] = {
+            "collate_fn": self.data_collator,
+            "num_workers": self.args.dataloader_num_workers,
+            "pin_memory": self.args.dataloader_pin_memory,
+            "persistent_workers": self.args.dataloader_persistent_workers,
+            "prefetch_factor": self.args.dataloader_prefetch_factor,
+        }
+        loader: DataLoader[Any]
+        if isinstance(self.train_dataset, datasets.IterableDataset):
+            loader = DataLoader(self._stream(self.train_dataset), batch_size=None, **options)
+        else:
+            dataset = self._remove_unused_columns(self.train_dataset, description="training")
+            self.batch_sampler = self._sampler(dataset)
+            loader = DataLoader(dataset, batch_sampler=self.batch_sampler, **options)
+        # The batches are this process's own already; Accelerate only has to bring them to the device.
+        return prepare_data_loader(
+            loader, device=self.args.device, num_processes=1, process_index=0, put_on_device=True, non_blocking=True
+        )
+
+    def _sampler(self, dataset: Any) -> TokenBudgetBatchSampler:
+        return TokenBudgetBatchSampler(
+            lengths_of(dataset, "input_ids"),
+            lengths_of(dataset, "labels"),
+            self.args.per_device_train_batch_tokens,
+            num_processes=self.args.world_size,
+            process_index=self.args.process_index,
+            accumulation_steps=self.args.gradient_accumulation_steps,
+            seed=self._data_seed,
+        )
+
+    def _stream(self, dataset: datasets.IterableDataset) -> TokenBudgetStream:
+        window = self.args.shuffle_buffer_size
+        own = split_dataset_by_node(dataset, self.args.process_index, self.args.world_size)
+        shuffled = own.shuffle(seed=self._data_seed, buffer_size=window)
+        return TokenBudgetStream(shuffled, self.args.per_device_train_batch_tokens, window, seed=self._data_seed)
+
+    @property
+    def _data_seed(self) -> int:
+        return self.args.seed if self.args.data_seed is None else self.args.data_seed
+
+    def _run_epoch(self, **kwargs: Any) -> None:
+        # The Trainer tells the epoch to some samplers only, and not after resuming with several processes.
+        if self.batch_sampler is not None:
+            self.batch_sampler.set_epoch(kwargs["epoch"])
+        super()._run_epoch(**kwargs)
+
+    def get_batch_samples(self, epoch_iterator: Iterator[Any], num_batches: int, device: torch.device) -> Any:
+        """The batches of one update and its number of target tokens, which is counted here."""
+        batches, items = super().get_batch_samples(epoch_iterator, num_batches, device)
+        if items is not None:
+            self.state.num_input_tokens_seen += int(items)
+        return batches, items
+
+    def compute_loss(self, model: Any, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
+        """The model's own smoothed loss, without logits where they aren't needed."""
+        own_loss = self.label_smoother is None and self.compute_loss_func is None
+        if self._can_skip_logits and own_loss and model.training and "labels" in inputs:
+            inputs = {**inputs, "skip_logits": True}
+        return super().compute_loss(model, inputs, *args, **kwargs)
+
+    def prediction_step(self, model: Any, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
+        """One batch of the evaluation; its loss is added up by tokens."""
+        outputs = super().prediction_step(model, inputs, *args, **kwargs)
+        if outputs[0] is not None and "labels" in inputs:
+            self._evaluated.add(outputs[0], inputs["labels"])
+        return outputs
+
+    def evaluation_loop(self, *args: Any, metric_key_prefix: str = "eval", **kwargs: Any) -> EvalLoopOutput:
+        """Evaluates; the loss is the mean over tokens, not over batches, and its exponential the perplexity."""
+        self._evaluated = _Sums()
+        with self._clock.paused():
+            output = super().evaluation_loop(*args, metric_key_prefix=metric_key_prefix, **kwargs)
+        loss, tokens = self.accelerator.reduce(self._evaluated.tensor(self.args.device), reduction="sum").tolist()
+        if tokens:
+            output.metrics[f"{metric_key_prefix}_loss"] = loss / tokens
+            output.metrics[f"{metric_key_prefix}_perplexity"] = math.exp(min(loss / tokens, 700.0))
+        return output
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        """Logs, with the target tokens seen and their number a second since the last line."""
+        if "loss" in logs:
+            tokens = self.state.num_input_tokens_seen
+            logs |= {"target_tokens": tokens, "tokens_per_second": self._clock.rate(tokens)}
+        super().log(logs, start_time)
+
+
+class _Sums:
+    """Loss times tokens, and tokens, added up over an evaluation."""
+
+    def __init__(self) -> None:
+        self.loss, self.tokens = 0.0, 0
+
+    def add(self, mean_loss: Tensor, labels: Tensor) -> None:
+        tokens = int((labels != -100).sum())
+        self.loss += mean_loss.item() * tokens
+        self.tokens += tokens
+
+    def tensor(self, device: torch.device) -> Tensor:
+        dtype = torch.float32 if device.type == "mps" else torch.float64
+        return torch.tensor([self.loss, self.tokens], dtype=dtype, device=device)
+
+
+class _Clock:
+    """Measures tokens a second between calls, leaving out evaluations."""
+
+    def __init__(self) -> None:
+        self._since, self._tokens = time.perf_counter(), 0
+
+    def paused(self) -> "_Pause":
+        return _Pause(self)
+
+    def rate(self, tokens: int) -> float:
+        now = time.perf_counter()
+        rate = (tokens - self._tokens) / max(now - self._since, 1e-9)
+        self._since, self._tokens = now, tokens
+        return round(rate, 1)
+
+
+class _Pause:
+    def __init__(self, clock: _Clock) -> None:
+        self.clock = clock
+
+    def __enter__(self) -> None:
+        self.began = time.perf_counter()
+
+    def __exit__(self, *_: object) -> None:
+        self.clock._since += time.perf_counter() - self.began
+
+
+class TranslationMetrics:
+    """BLEU and chrF of the validation set for `compute_metrics`, with a few translations to look at.
+
+    Args:
+        tokenizer: Decodes the token ids.
+        tokenize: sacreBLEU's way to split words; "none" for text that is split already.
+
+    Attributes:
+        samples: Of the last evaluation: (source, translation, reference); the source is empty unless the Trainer was
+            told `include_for_metrics=["inputs"]`.
+        signature: sacreBLEU's, of the last evaluation.
+    """
+
+    def __init__(self, tokenizer: Any, tokenize: str = "13a") -> None:
+        self.tokenizer, self.tokenize = tokenizer, tokenize
+        self.samples: list[tuple[str, str, str]] = []
+        self.signature = ""
+
+    def __call__(self, predictions: EvalPrediction) -> dict[str, float]:
+        """Scores translations that `generate()` made."""
+        hypotheses, references = self._texts(predictions.predictions), self._texts(predictions.label_ids)
+        bleu = corpus_bleu(hypotheses, references, tokenize=self.tokenize)
+        self.signature = bleu.signature
+        places = np.linspace(0, len(hypotheses) - 1, SAMPLES_AN_EVALUATION + 2).astype(int)[1:-1].tolist()
+        places = sorted(set(places))
+        sources = [""] * len(places) if predictions.inputs is None else self._texts(predictions.inputs[places])
+        self.samples = [
+            (source, hypotheses[place], references[place]) for source, place in zip(sources, places, strict=True)
+        ]
+        return {"bleu": bleu.value, "chrf": corpus_chrf(hypotheses, references).value}
+
+    def _texts(self, token_ids: Any) -> list[str]:
+        token_ids = np.where(token_ids == -100, self.tokenizer.pad_token_id, token_ids)
+        return list(self.tokenizer.batch_decode(token_ids, skip_special_tokens=True))
+
+
+def callbacks_for(args: VanillaTransformerTrainingArguments) -> list[TrainerCallback]:
+    """What the arguments ask for beyond transformers' own callbacks."""
+    patience = args.early_stopping_patience
+    return [] if patience is None else [EarlyStoppingCallback(early_stopping_patience=patience)]
+
+
+def by_length(dataset: datasets.Dataset) -> datasets.Dataset:
+    """The dataset with its longest sentences first, so that little is padded and lack of memory shows at once."""
+    return dataset.select(np.argsort(-lengths_of(dataset, "input_ids"), kind="stable"))
