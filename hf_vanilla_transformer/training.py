@@ -1,5 +1,6 @@
 """Section 5 of "Attention Is All You Need" on transformers' Seq2SeqTrainer."""
 
+import ctypes
 import inspect
 import math
 import time
@@ -11,7 +12,7 @@ import numpy as np
 import torch
 from accelerate.data_loader import prepare_data_loader
 from datasets.distributed import split_dataset_by_node
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.data import DataLoader
 from transformers import EarlyStoppingCallback, EvalPrediction, Seq2SeqTrainer, TrainerCallback
 from transformers.trainer_utils import EvalLoopOutput
@@ -33,6 +34,23 @@ def paper_learning_rate(d_model: int, warmup_steps: int, factor: float = 1.0) ->
     return factor * (d_model * warmup_steps) ** -0.5
 
 
+def keep_freed_memory() -> bool:
+    """Lets glibc keep freed blocks for the next update, in place of giving each back to the system and asking anew.
+
+    Fresh pages have to be zeroed, which on a CPU takes longer than much of the arithmetic on them. The process then
+    holds its peak memory until it ends.
+
+    Returns:
+        Whether this process has glibc, which alone knows the settings.
+    """
+    try:
+        mallopt = ctypes.CDLL("libc.so.6").mallopt
+    except (OSError, AttributeError):
+        return False
+    trim_threshold, top_pad, mmap_max = -1, -2, -4  # M_... of malloc.h
+    return all((mallopt(mmap_max, 0), mallopt(trim_threshold, -1), mallopt(top_pad, 64 << 20)))
+
+
 class VanillaTransformerTrainer(Seq2SeqTrainer):
     """Seq2SeqTrainer with batches by tokens, a loss without logits, and perplexity per token.
 
@@ -47,6 +65,8 @@ class VanillaTransformerTrainer(Seq2SeqTrainer):
         super().__init__(*args, **kwargs)
         forward = self.accelerator.unwrap_model(self.model).forward
         self._can_skip_logits = "skip_logits" in inspect.signature(forward).parameters
+        if self.is_fsdp_enabled:
+            _share_embedding_module(self.model)
         self._evaluated = _Sums()
         self._clock = _Clock()
 
@@ -116,6 +136,12 @@ class VanillaTransformerTrainer(Seq2SeqTrainer):
 
     def prediction_step(self, model: Any, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
         """One batch of the evaluation; its loss is added up by tokens."""
+        if "labels" in inputs:
+            inputs = {**inputs, "labels": self._without_repeated(inputs["labels"])}
+        if self.is_fsdp_enabled:
+            # Each step of generate() gathers weights from all processes, so none may stop before the others. The
+            # Trainer sees to that for FSDP's first version only.
+            kwargs = {**getattr(self, "_gen_kwargs", {}), "synced_gpus": True, **kwargs}
         outputs = super().prediction_step(model, inputs, *args, **kwargs)
         if outputs[0] is not None and "labels" in inputs:
             self._evaluated.add(outputs[0], inputs["labels"])
@@ -124,6 +150,8 @@ class VanillaTransformerTrainer(Seq2SeqTrainer):
     def evaluation_loop(self, *args: Any, metric_key_prefix: str = "eval", **kwargs: Any) -> EvalLoopOutput:
         """Evaluates; the loss is the mean over tokens, not over batches, and its exponential the perplexity."""
         self._evaluated = _Sums()
+        # Seq2SeqTrainer would count the sentences twice that `_without_repeated` is about.
+        self.gather_function = self.accelerator.gather_for_metrics
         with self._clock.paused():
             output = super().evaluation_loop(*args, metric_key_prefix=metric_key_prefix, **kwargs)
         loss, tokens = self.accelerator.reduce(self._evaluated.tensor(self.args.device), reduction="sum").tolist()
@@ -131,6 +159,15 @@ class VanillaTransformerTrainer(Seq2SeqTrainer):
             output.metrics[f"{metric_key_prefix}_loss"] = loss / tokens
             output.metrics[f"{metric_key_prefix}_perplexity"] = math.exp(min(loss / tokens, 700.0))
         return output
+
+    def _without_repeated(self, labels: Tensor) -> Tensor:
+        """The labels, -100 for sentences that fill up the last batch so that all processes have equally many."""
+        state = self.accelerator.gradient_state
+        if not state.end_of_dataloader or state.remainder <= 0:
+            return labels
+        own = state.remainder - self.args.process_index * len(labels)  # the others are the first ones once more
+        repeated = torch.arange(len(labels), device=labels.device) >= own
+        return labels.masked_fill(repeated[:, None], -100)
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Logs, with the target tokens seen and their number a second since the last line."""
@@ -147,9 +184,9 @@ class _Sums:
         self.loss, self.tokens = 0.0, 0
 
     def add(self, mean_loss: Tensor, labels: Tensor) -> None:
-        tokens = int((labels != -100).sum())
-        self.loss += mean_loss.item() * tokens
-        self.tokens += tokens
+        if tokens := int((labels != -100).sum()):
+            self.loss += mean_loss.item() * tokens
+            self.tokens += tokens
 
     def tensor(self, device: torch.device) -> Tensor:
         dtype = torch.float32 if device.type == "mps" else torch.float64
@@ -181,6 +218,18 @@ class _Pause:
 
     def __exit__(self, *_: object) -> None:
         self.clock._since += time.perf_counter() - self.began
+
+
+def _share_embedding_module(model: nn.Module) -> None:
+    """Makes embeddings that share their matrix one module, as FSDP wants all users of a matrix in one group.
+
+    Accelerate puts the model's input and output embeddings into a group, and no others.
+    """
+    shared = model.get_input_embeddings()
+    for parent in list(model.modules()):
+        for name, child in list(parent.named_children()):
+            if isinstance(child, nn.Embedding) and child.weight is shared.weight:
+                setattr(parent, name, shared)
 
 
 class TranslationMetrics:

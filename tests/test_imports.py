@@ -36,7 +36,7 @@ MAY_IMPORT = {
     "batching": [],
     "model_card": ["metrics"],
     "recipe": [CONFIG, "data"],
-    "training": ["batching", "checkpoints", "metrics", "model_card", "recipe"],
+    "training": ["batching", "data", "metrics", "recipe"],
     "interop": ["interop.*"],
     "interop.*": [CONFIG, MODEL],
     "demo": ["plotting"],

@@ -6,11 +6,17 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from hf_vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
+from hf_vanilla_transformer import ops_vanilla_transformer as ops
 from hf_vanilla_transformer.ops_vanilla_transformer import (
+    Dropout,
     attention_kernel,
+    in_float32_on_cpu,
     label_smoothed_cross_entropy,
+    left_padding,
     look_up,
     positions_of,
+    projected_cross_entropy,
     shift_right,
 )
 
@@ -229,3 +235,189 @@ def test_flash_across_two_sequences_with_padding():
     assert expanded.dtype == torch.bool
     assert torch.equal(expanded, mask.bool().view(2, 1, 1, 3))
     assert kernel_of("flash_attention_2", None, is_cross=True) == ("flash_attention_2", None)
+
+
+# ---- The loss without logits ----
+def targets(padded: float = 0.3, vocab_size: int = 11) -> torch.Tensor:
+    labels = torch.randint(vocab_size, (4, 6))
+    return labels.masked_fill(torch.rand(4, 6) < padded, -100)
+
+
+@pytest.mark.parametrize("chunk", [1, 40, 10**6])
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("epsilon", [0.0, 0.1])
+@pytest.mark.parametrize("items", [None, 37])
+def test_projected_cross_entropy_is_the_plain_one(monkeypatch, chunk, bias, epsilon, items):
+    """Loss and all gradients, in float64 to the last bits, however the targets are parted."""
+    monkeypatch.setattr(ops, "LOGITS_A_CHUNK", chunk)
+    hidden, labels = torch.randn(4, 6, 5, dtype=torch.float64, requires_grad=True), targets()
+    projection = torch.nn.Linear(5, 11, bias=bias, dtype=torch.float64)
+    values, found = [hidden, *projection.parameters()], []
+    for plain in (True, False):
+        arguments = (labels, items, epsilon)
+        if plain:
+            loss = label_smoothed_cross_entropy(projection(hidden), *arguments)
+        else:
+            loss = projected_cross_entropy(hidden, projection, *arguments)
+        found.append((loss, *torch.autograd.grad(3 * loss, values)))
+    for plain, fast in zip(*found, strict=True):
+        torch.testing.assert_close(fast, plain, rtol=1e-12, atol=1e-14)
+
+
+def test_projected_cross_entropy_without_targets():
+    hidden, projection = torch.randn(2, 3, 5, requires_grad=True), torch.nn.Linear(5, 11)
+    loss = projected_cross_entropy(hidden, projection, torch.full((2, 3), -100))
+    loss.backward()
+    assert loss == 0
+    assert hidden.grad.eq(0).all()
+    assert projection.weight.grad.eq(0).all()
+
+
+def test_projected_cross_entropy_needs_no_gradient():
+    projection, labels = torch.nn.Linear(5, 11), targets()
+    with torch.no_grad():
+        hidden = torch.randn(4, 6, 5)
+        loss = projected_cross_entropy(hidden, projection, labels)
+        torch.testing.assert_close(loss, label_smoothed_cross_entropy(projection(hidden), labels))
+    assert not loss.requires_grad
+
+
+def test_projected_cross_entropy_of_frozen_weights():
+    hidden, projection = torch.randn(4, 6, 5, requires_grad=True), torch.nn.Linear(5, 11).requires_grad_(False)
+    projected_cross_entropy(hidden, projection, targets()).backward()
+    assert hidden.grad.abs().sum() > 0
+    assert projection.weight.grad is None
+
+
+@pytest.mark.parametrize("bad", [-1, 11])
+def test_projected_cross_entropy_names_a_label_outside(bad):
+    with pytest.raises(IndexError, match=f"{bad} is outside of the vocabulary of 11"):
+        projected_cross_entropy(torch.randn(1, 2, 5), torch.nn.Linear(5, 11), torch.tensor([[3, bad]]))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_projected_cross_entropy_of_short_floats(dtype):
+    """Products in the short type, the rest in float32: within 1% of the exact loss."""
+    hidden, labels, projection = torch.randn(4, 6, 32), targets(), torch.nn.Linear(32, 11, bias=False)
+    short = hidden.to(dtype).requires_grad_()
+    loss = projected_cross_entropy(short, projection.to(dtype), labels, label_smoothing=0.1)
+    exact = label_smoothed_cross_entropy(short.float() @ projection.weight.float().t(), labels, label_smoothing=0.1)
+    assert loss.dtype == torch.float32
+    torch.testing.assert_close(loss, exact, rtol=0.01, atol=0)
+    gradient, exact_gradient = (torch.autograd.grad(value, short)[0].float() for value in (loss, exact))
+    torch.testing.assert_close(gradient, exact_gradient, rtol=0.02, atol=0.02 * exact_gradient.abs().max().item())
+
+
+def test_projected_cross_entropy_under_autocast():
+    hidden, labels, projection = torch.randn(4, 6, 32, requires_grad=True), targets(), torch.nn.Linear(32, 11)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        loss = projected_cross_entropy(hidden, projection, labels)
+        plain = label_smoothed_cross_entropy(projection(hidden), labels)
+    loss.backward()
+    torch.testing.assert_close(loss, plain, rtol=0.01, atol=0)
+    assert hidden.grad.dtype == projection.weight.grad.dtype == torch.float32
+
+
+def test_a_model_without_logits_trains_as_one_with_them():
+    """Dropout included: the random numbers are drawn in the same order."""
+    config = VanillaTransformerConfig.from_preset("tiny", vocab_size=50, d_model=16, output_bias=True)
+    model = VanillaTransformerForConditionalGeneration(config).double().train()
+    batch = {"input_ids": torch.randint(3, 50, (3, 7)), "labels": targets(vocab_size=50)[:3]}
+    found = []
+    for skip in (False, True):
+        torch.manual_seed(1)
+        output = model(**batch, skip_logits=skip)
+        assert (output.logits is None) == skip
+        found.append((output.loss, *torch.autograd.grad(output.loss, list(model.parameters()))))
+    for plain, fast in zip(*found, strict=True):
+        torch.testing.assert_close(fast, plain, rtol=1e-11, atol=1e-14)
+
+
+def test_without_labels_logits_are_not_skipped():
+    config = VanillaTransformerConfig.from_preset("tiny", vocab_size=50, d_model=16)
+    ids = torch.randint(3, 50, (2, 4))
+    output = VanillaTransformerForConditionalGeneration(config)(ids, decoder_input_ids=ids, skip_logits=True)
+    assert output.logits.shape == (2, 4, 50)
+
+
+# ---- Dropout ----
+@pytest.mark.parametrize("p", [0.1, 0.3, 0.5])
+def test_dropout_drops_as_many_as_it_says(p):
+    x = torch.rand(1000, 1001) + 0.5
+    dropped = Dropout(p)(x)
+    kept = dropped != 0
+    # Six standard deviations of the binomial distribution around p.
+    assert abs(1 - kept.float().mean().item() - p) < 6 * (p * (1 - p) / x.numel()) ** 0.5
+    torch.testing.assert_close(dropped[kept], x[kept] / (1 - p), rtol=2e-5, atol=0)  # p to 16 bits
+    # Rows and columns alike: no pattern of the random words shows.
+    for dim in (0, 1):
+        rates = 1 - kept.float().mean(dim=dim)
+        assert (rates - p).abs().max() < 6 * (p * (1 - p) / 1000) ** 0.5
+
+
+def test_neighbours_are_dropped_independently():
+    kept = Dropout(0.5)(torch.ones(1_000_000)) != 0
+    for distance in (1, 2, 3, 4, 8):
+        both = (kept[distance:] & kept[:-distance]).float().mean().item()
+        assert abs(both - 0.25) < 6 * (0.25 * 0.75 / 1e6) ** 0.5
+
+
+def test_dropout_passes_gradients_of_what_it_keeps():
+    x = torch.ones(1000, requires_grad=True)
+    dropped = Dropout(0.3)(x)
+    dropped.backward(torch.full((1000,), 2.0))
+    torch.testing.assert_close(x.grad, 2 * dropped.detach())
+
+
+def test_dropout_is_seeded():
+    masks = []
+    for seed in (1, 1, 2):
+        torch.manual_seed(seed)
+        masks.append(Dropout(0.5)(torch.ones(101)))
+    assert torch.equal(masks[0], masks[1])
+    assert not torch.equal(masks[0], masks[2])
+
+
+@pytest.mark.parametrize("p", [0.0, 1.0])
+def test_dropout_of_nothing_and_of_everything(p):
+    assert Dropout(p)(torch.ones(7)).tolist() == [1.0 - p] * 7
+
+
+def test_dropout_rests_in_evaluation_and_keeps_the_dtype():
+    x = torch.ones(9, dtype=torch.bfloat16)
+    assert Dropout(0.5).eval()(x) is x
+    assert Dropout(0.5)(x).dtype == torch.bfloat16
+    assert Dropout(0.5)(torch.ones(0, 3)).shape == (0, 3)
+
+
+# ---- sdpa on a CPU ----
+def test_bfloat16_attention_is_computed_in_float32():
+    seen = []
+
+    def attend(module, q, k, v, mask, **kwargs):
+        seen.append((q.dtype, mask.dtype, torch.is_autocast_enabled("cpu")))
+        return q, None
+
+    module = SimpleNamespace(config=SimpleNamespace(_attn_implementation="sdpa"))
+    q, mask = torch.randn(1, 2, 3, 4, dtype=torch.bfloat16), torch.zeros(1, 1, 3, 3, dtype=torch.bfloat16)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        heads, _ = in_float32_on_cpu(attend)(module, q, q, q, mask)
+    assert seen == [(torch.float32, torch.float32, False)]
+    assert heads.dtype == torch.bfloat16
+    in_float32_on_cpu(attend)(module, q.float(), q.float(), q.float(), mask.float())
+    module.config._attn_implementation = "eager"  # whose masks have the smallest number of their own dtype
+    in_float32_on_cpu(attend)(module, q, q, q, mask)
+    assert [dtype for dtype, _, _ in seen[1:]] == [torch.float32, torch.bfloat16]
+
+
+# ---- Padding on the left of a target ----
+def test_left_padding_is_found_and_right_padding_is_not():
+    config = SimpleNamespace(decoder_start_token_id=1, pad_token_id=0)
+    right, left = torch.tensor([[1, 5, 0]]), torch.tensor([[0, 1, 5]])
+    assert left_padding(right, None, config) is None
+    assert left_padding(left, None, config).tolist() == [[False, True, True]]
+    assert left_padding(right, torch.tensor([[5, 6, -100]]), config) is None
+    assert left_padding(right, torch.tensor([[-100, 5, 6]]), config).tolist() == [[False, True, True]]
+    assert left_padding(None, None, config) is None
+    same = SimpleNamespace(decoder_start_token_id=0, pad_token_id=0)
+    assert left_padding(left, None, same) is None

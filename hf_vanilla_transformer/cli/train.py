@@ -114,7 +114,10 @@ class _Run:
         from transformers import set_seed
 
         from ..checkpoints import last_whole_checkpoint
+        from ..training import keep_freed_memory
 
+        if self.args.device.type == "cpu":
+            keep_freed_memory()
         set_seed(self.args.seed)
         _be_quiet()
         if self.main and not self.resume:
