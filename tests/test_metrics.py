@@ -1,14 +1,25 @@
-"""BLEU, chrF and exact match against sacreBLEU's own command line and against numbers computed by hand."""
+"""BLEU, chrF and exact match against sacreBLEU's own command line, plain formulas and numbers computed by hand."""
 
 import json
 import math
+import re
+import shutil
 import subprocess
 import sys
+from collections import Counter
 from dataclasses import FrozenInstanceError
 
 import pytest
 
-from hf_vanilla_transformer.metrics import Score, corpus_bleu, corpus_chrf, exact_match
+from hf_vanilla_transformer.metrics import (
+    Score,
+    compound_split_bleu,
+    corpus_bleu,
+    corpus_chrf,
+    exact_match,
+    multi30k_bleu,
+    split_compounds,
+)
 
 HYPOTHESES = ["The cat sat on a mat.", "Es kostet 3,50 Euro, oder?", "", "a b c d", "Zwei Hunde spielen im Schnee ."]
 REFERENCES = [
@@ -93,7 +104,110 @@ def test_exact_match_is_a_percentage_of_identical_strings():
     assert exact_match(["a"], ["b"]) == 0.0
 
 
-METRICS = [corpus_bleu, corpus_chrf, exact_match]
+# BLEU of older papers
+
+
+def _multi_bleu(hypotheses, references):
+    """What Moses' multi-bleu.perl computes, in plain Python: words are what white space parts, nothing is smoothed."""
+    correct, total, lengths = [0] * 4, [0] * 4, [0, 0]
+    for hypothesis, reference in zip(hypotheses, references, strict=True):
+        sides = hypothesis.split(), reference.split()
+        lengths = [length + len(words) for length, words in zip(lengths, sides, strict=True)]
+        for order in range(4):
+            ours, theirs = (Counter(zip(*(words[i:] for i in range(order + 1)), strict=False)) for words in sides)
+            correct[order] += sum((ours & theirs).values())
+            total[order] += sum(ours.values())
+    if 0 in correct:
+        return 0.0
+    brevity = min(0.0, 1 - lengths[1] / lengths[0])
+    return 100 * math.exp(brevity + sum(math.log(c / t) for c, t in zip(correct, total, strict=True)) / 4)
+
+
+AT = " ##AT##-##AT## "
+# "=" where the paper's rule splits a hyphen.
+MARKED = [
+    ("Ein Mann mit blau=weißer Mütze steht auf der Straße .", "ein Mann in blau=weißer Mütze steht auf der Straße ."),
+    ("Zwei T=Shirt=Träger laufen 100=mal um den See .", "Zwei T=Shirt=Träger liefen 100=mal um einen See ."),
+    ("Das ist ein Test - nichts weiter .", "Das ist ein Test - und nichts weiter ."),
+    ("", "Er lacht ."),
+]
+SIDES = [[pair[side].replace("=", "-") for pair in MARKED] for side in (0, 1)]
+SPLIT_SIDES = [[pair[side].replace("=", AT) for pair in MARKED] for side in (0, 1)]
+
+
+def test_multi30k_bleu_is_multi_bleu_of_lower_cased_words():
+    score = multi30k_bleu(*SIDES)
+    assert score.value == pytest.approx(_multi_bleu(*([text.lower() for text in side] for side in SIDES)), abs=1e-6)
+    assert score.value > _multi_bleu(*SIDES) > 10
+    assert score.name == "BLEU"
+    assert re.fullmatch(r"nrefs:1\|case:lc\|eff:no\|tok:none\|smooth:none\|version:[\d.]+", score.signature)
+
+
+def test_compound_split_bleu_is_multi_bleu_of_split_words():
+    score = compound_split_bleu(*SIDES, tokenize="none")
+    assert score.value == pytest.approx(_multi_bleu(*SPLIT_SIDES), abs=1e-6)
+    assert score.value > _multi_bleu(*SIDES) + 1
+    signature = r"nrefs:1\|case:mixed\|eff:no\|tok:none\+compound-split\|smooth:none\|version:[\d.]+"
+    assert re.fullmatch(signature, score.signature)
+
+
+@pytest.mark.parametrize("tokenize", ["13a", "intl"])
+def test_compound_split_bleu_parts_the_words_of_plain_text_first(tokenize):
+    hypotheses, references = ["A rich-text format, not 3-4 others."], ["A rich-text format; not 3-4 others."]
+    score = compound_split_bleu(hypotheses, references, tokenize=tokenize)
+    tokenised = [[f"A rich{AT}text format {mark} not 3{AT}4 others ."] for mark in ",;"]
+    assert score.value == pytest.approx(_multi_bleu(*tokenised), abs=1e-6)
+    assert f"|tok:{tokenize}+compound-split|" in score.signature
+
+
+@pytest.mark.parametrize("metric", [multi30k_bleu, compound_split_bleu])
+def test_bleu_of_older_papers_is_not_smoothed(metric):
+    # No 4-gram in common: multi-bleu.perl says 0, where sacreBLEU's smoothing counts half of one.
+    assert metric(["a b c x e f"], ["a b c d e f"]).value == 0
+    assert metric(["a b c"], ["a b c"]).value == 0
+
+
+COMPOUNDS = {
+    "rich-text format": f"rich{AT}text format",
+    "ab-cd-ef": f"ab{AT}cd{AT}ef",
+    "a-b-c": f"a{AT}b-c",  # the match took b, and nothing is left before the second hyphen
+    "a-b-c-d": f"a{AT}b-c{AT}d",
+    "T-Shirt-Träger": f"T{AT}Shirt{AT}Träger",
+    "ü-ö-ä": f"ü{AT}ö{AT}ä",  # two bytes a letter, each hyphen has its own
+    "a--b": f"a{AT}-b",
+    "---": f"-{AT}-",
+    "----": f"-{AT}--",
+    "-a b- - c": "-a b- - c",
+    "3-4 , x-": f"3{AT}4 , x-",
+    "a\u00a0-b": f"a\u00a0{AT}b",  # no white space to perl's bytes
+    "a\t-b": "a\t-b",
+    "": "",
+}
+
+
+@pytest.mark.parametrize("text", COMPOUNDS)
+def test_compounds_by_hand(text):
+    assert split_compounds(text) == COMPOUNDS[text]
+
+
+@pytest.mark.skipif(shutil.which("perl") is None, reason="needs perl")
+def test_compounds_as_the_papers_own_line_of_perl_splits_them():
+    result = subprocess.run(
+        ["perl", "-ple", r"s{(\S)-(\S)}{$1 ##AT##-##AT## $2}g"],
+        input="".join(f"{text}\n" for text in COMPOUNDS).encode(), capture_output=True, check=True,
+    )  # fmt: skip
+    assert result.stdout.decode().split("\n")[:-1] == list(COMPOUNDS.values())
+
+
+def test_compound_splitting_refuses_what_is_no_splitting_of_words():
+    with pytest.raises(ValueError, match="tokenize='char' does not go with split compounds; give one of '13a', "):
+        compound_split_bleu(["a"], ["a"], tokenize="char")
+
+
+# What goes wrong
+
+
+METRICS = [corpus_bleu, corpus_chrf, exact_match, compound_split_bleu, multi30k_bleu]
 
 
 @pytest.mark.parametrize("metric", METRICS)

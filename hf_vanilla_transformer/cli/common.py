@@ -1,9 +1,14 @@
-"""What the commands share: their errors, the numbers they take, and how a model is named and loaded."""
+"""What the commands share: errors, numbers, text files, options of decoding, and how a model is named and loaded."""
 
 import argparse
+import gzip
+import math
 import re
+import zlib
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -18,6 +23,126 @@ def positive(text: str) -> int:
     if not text.isdecimal() or int(text) == 0:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1 up")
     return int(text)
+
+
+def not_negative(text: str) -> float:
+    """Reads a number from 0 up, as a type for argparse."""
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not 0 <= number < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 0 up")
+    return number
+
+
+def read_lines(name: str) -> list[str]:
+    """Reads the lines of a UTF-8 text file, without their ends; one whose name ends in .gz is unpacked.
+
+    Raises:
+        UsageError: The file is missing, empty, damaged or not UTF-8; the message names file and line.
+    """
+    path = Path(name)
+    if not path.is_file():
+        problem = "is a folder" if path.is_dir() else "does not exist"
+        raise UsageError(f"{name} {problem}; give a text file of one sentence a line, or one packed with gzip")
+    try:
+        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+            lines = list(decode_lines(file, name))
+    except (OSError, EOFError, zlib.error) as error:
+        raise UsageError(
+            f"can't read {name} ({first_line(error)}); give a text file, packed with gzip only as .gz"
+        ) from error
+    if not lines:
+        raise UsageError(f"{name} is empty; give a text file of one sentence a line")
+    return lines
+
+
+def read_parallel(source: str, reference: str) -> tuple[list[str], list[str]]:
+    """Reads two files whose lines correspond.
+
+    Raises:
+        UsageError: As `read_lines`, or they aren't equally long.
+    """
+    sources, references = read_lines(source), read_lines(reference)
+    if len(sources) != len(references):
+        raise UsageError(
+            f"{source} has {len(sources)} lines and {reference} {len(references)}; line n of the one has to be the "
+            "translation of line n of the other"
+        )
+    return sources, references
+
+
+def decode_lines(lines: Iterable[bytes], name: str) -> Iterator[str]:
+    """Decodes lines from UTF-8, without their ends, those of Windows too, and a byte-order mark; `name` is for errors.
+
+    Raises:
+        UsageError: A line is not UTF-8.
+    """
+    for number, line in enumerate(lines, start=1):
+        try:
+            text = line.decode("utf-8-sig" if number == 1 else "utf-8")
+        except UnicodeDecodeError as error:
+            raise UsageError(
+                f"line {number} of {name} is not UTF-8 (byte 0x{line[error.start]:02x} at {error.start + 1}); "
+                "convert it first, for instance: iconv -f latin1 -t utf-8"
+            ) from error
+        yield text.rstrip("\r\n")
+
+
+def add_decoding_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declares how and where to decode; `decoding_options` reads it."""
+    beams = parser.add_mutually_exclusive_group()
+    beams.add_argument(
+        "--num-beams", "--beam", type=positive, metavar="N", help="beam size (default: the model's generation config)"
+    )
+    beams.add_argument("--greedy", dest="num_beams", action="store_const", const=1, help="the same as --num-beams 1")
+    parser.add_argument(
+        "--length-penalty",
+        type=not_negative,
+        metavar="ALPHA",
+        help="divide log-probabilities by ((5 + length) / 6) ** ALPHA (default: the model's; the paper: 0.6)",
+    )
+    parser.add_argument(
+        "--max-new-tokens", type=positive, metavar="N", help="end a translation there (default: the model's own limit)"
+    )
+    parser.add_argument(
+        "--batch-size", type=positive, default=32, metavar="N", help="sentences at a time (default: %(default)s)"
+    )
+    parser.add_argument("--device", help="cpu, cuda, cuda:1, mps ... (default: cuda where available, else cpu)")
+    parser.add_argument(
+        "--dtype", choices=["float32", "bfloat16", "float16"], help="of the weights (default: as they were saved)"
+    )
+
+
+def decoding_options(arguments: argparse.Namespace, model: "PreTrainedModel") -> dict[str, Any]:
+    """Says in keywords of `generate()` what the command line does; the model's generation config has the rest."""
+    from ..generation_vanilla_transformer import DecodingMixin
+
+    given = {"num_beams": arguments.num_beams, "max_new_tokens": arguments.max_new_tokens}
+    options = {name: value for name, value in given.items() if value is not None}
+    if arguments.num_beams == 1:
+        options |= {"do_sample": False, "early_stopping": False}
+    if arguments.length_penalty is not None:
+        if arguments.num_beams == 1:
+            raise UsageError("--length-penalty ranks the hypotheses of a beam search; leave it out, or --greedy")
+        if not isinstance(model, DecodingMixin):
+            raise UsageError("--length-penalty needs a model of this package; other models have another formula for it")
+        options |= {"gnmt_length_penalty": arguments.length_penalty, "length_penalty": 1.0}
+    return options
+
+
+@contextmanager
+def decoding_errors() -> Iterator[None]:
+    """Turns what `generate()` and a model complain of into a line for the user."""
+    import torch
+
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        raise UsageError("the device's memory is too small; give a smaller --batch-size or --device cpu") from error
+    except (ValueError, IndexError) as error:  # a line beyond learned positions, a tokenizer of another model ...
+        raise UsageError(first_line(error)) from error
 
 
 def check_model_name(name: str) -> None:
@@ -58,6 +183,22 @@ def load_model(name: str, device: str | None, dtype: str | None) -> tuple["PreTr
             "its tokenizer, both saved with save_pretrained, or its name on the Hub"
         ) from error
     return tokenizer, model.to(device).eval()
+
+
+def load_ensemble(
+    names: Sequence[str], device: str | None, dtype: str | None
+) -> tuple["PreTrainedTokenizerBase", "PreTrainedModel"]:
+    """Loads checkpoints as one model of averaged probabilities, or a single one as itself, and their tokenizer."""
+    from ..translation import ensemble
+
+    loaded = [load_model(name, device, dtype) for name in names]
+    tokenizer, model = loaded[0]
+    if len(loaded) > 1:
+        try:
+            model = ensemble([model for _, model in loaded], [tokenizer for tokenizer, _ in loaded])
+        except ValueError as error:
+            raise UsageError(f"--ensemble: {first_line(error)}") from error
+    return tokenizer, model
 
 
 def first_line(error: Exception) -> str:

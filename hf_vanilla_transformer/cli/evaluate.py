@@ -1,7 +1,324 @@
 """`vanilla-transformer evaluate`."""
 
 import argparse
+import json
+import math
+import platform
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from .common import (
+    UsageError,
+    add_decoding_arguments,
+    check_model_name,
+    decoding_errors,
+    decoding_options,
+    first_line,
+    load_ensemble,
+    positive,
+    read_parallel,
+)
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from ..metrics import Score
+    from ..translation import Hypothesis, Likelihood
+
+BLEU_KINDS = ("sacrebleu", "multi30k", "compound-split")
+# What the JSON file tells of a generation config.
+DECODING_FIELDS = (
+    "num_beams",
+    "do_sample",
+    "early_stopping",
+    "gnmt_length_penalty",
+    "length_penalty",
+    "max_extra_length",
+    "max_new_tokens",
+    "max_length",
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Measure BLEU, chrF and perplexity of one or several checkpoints."""
+    parser.epilog = (
+        "Perplexity is of the reference, per token of the model's own vocabulary, </s> included. Speed is of decoding "
+        "alone, from text to text. The n-best file has a JSON object a line: sentence (from 1), rank (from 1, the best "
+        "first), score (log-probability in nats, divided by the length penalty), num_tokens, text."
+    )
+    parser.add_argument(
+        "--model",
+        nargs="+",
+        required=True,
+        metavar="DIR",
+        help="saved models' folders, or names on the Hub: a row each",
+    )
+    parser.add_argument(
+        "--ensemble", action="store_true", help="make one model of them, whose probabilities are the mean of theirs"
+    )
+    parser.add_argument("--source", required=True, metavar="FILE", help="sentences, one a line, UTF-8; .gz too")
+    parser.add_argument("--reference", required=True, metavar="FILE", help="their right translations, line by line")
+    _add_metric_arguments(parser)
+    _add_file_arguments(parser)
+    add_decoding_arguments(parser)
+    parser.set_defaults(run=_evaluate)
+
+
+def _add_metric_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--bleu",
+        nargs="+",
+        choices=BLEU_KINDS,
+        default=["sacrebleu"],
+        help="sacrebleu: what to report today (default); multi30k: lower-cased, words as white space parts them, for "
+        "tokenised text; compound-split: the paper's, with hyphens as ##AT##-##AT##",
+    )
+    parser.add_argument(
+        "--tokenize",
+        default="13a",
+        metavar="NAME",
+        help="how sacrebleu and compound-split part words: 13a (default), intl, none (parted already), zh, char ...",
+    )
+    parser.add_argument("--lowercase", action="store_true", help="sacrebleu and chrF take no notice of case")
+
+
+def _add_file_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--json", metavar="FILE", help="write figures, signatures and settings there")
+    parser.add_argument("--output", metavar="FILE", help="write the translations there, one a line")
+    parser.add_argument(
+        "--n-best", type=positive, metavar="N", help="keep the N best translations of a sentence, for --n-best-output"
+    )
+    parser.add_argument("--n-best-output", metavar="FILE", help="write them there, with scores, as JSON lines")
+    parser.add_argument("--overwrite", action="store_true", help="replace files that exist")
+
+
+@dataclass
+class _Result:
+    """What was measured of one model, or of one ensemble."""
+
+    models: list[str]
+    bleu: "dict[str, Score]"
+    chrf: "Score"
+    likelihood: "Likelihood"
+    hypotheses: "list[list[Hypothesis]]"
+    seconds: dict[str, float]  # of loading, decoding, scoring
+    decoding: dict[str, Any]
+
+    def per_second(self, count: int) -> float:
+        return count / self.seconds["decoding"]
+
+    @property
+    def num_output_tokens(self) -> int:
+        return sum(hypotheses[0].num_tokens for hypotheses in self.hypotheses)
+
+    @property
+    def translations(self) -> list[str]:
+        return [hypotheses[0].text for hypotheses in self.hypotheses]
+
+
+def _evaluate(arguments: argparse.Namespace) -> None:
+    for name in arguments.model:
+        check_model_name(name)
+    _check_models(arguments)
+    sources, references = read_parallel(arguments.source, arguments.reference)
+    _check_outputs(arguments)
+    try:
+        _measure(arguments, ["a"], ["a"])  # a metric that can't be had shall show now
+    except (ValueError, ImportError, RuntimeError) as error:
+        raise UsageError(first_line(error)) from error
+
+    groups = [arguments.model] if arguments.ensemble else [[name] for name in arguments.model]
+    results = [_result(arguments, group, sources, references) for group in groups]
+    print(_report(results), flush=True)  # before a full disk can come between
+    _write(arguments, results, len(sources))
+
+
+def _check_models(arguments: argparse.Namespace) -> None:
+    if arguments.ensemble and len(arguments.model) < 2:
+        raise UsageError("--ensemble needs two models or more; give --model A B")
+    if len(arguments.model) > 1 and not arguments.ensemble and (arguments.output or arguments.n_best_output):
+        raise UsageError(
+            "--output and --n-best-output hold one model's translations; give a single --model, or --ensemble"
+        )
+
+
+def _check_outputs(arguments: argparse.Namespace) -> None:
+    """Refuses, before any work is done, what could not be written after it."""
+    if bool(arguments.n_best) != bool(arguments.n_best_output):
+        raise UsageError("--n-best N and --n-best-output FILE go together; give both")
+    taken = {Path(arguments.source).resolve(): "--source", Path(arguments.reference).resolve(): "--reference"}
+    for option in ("--json", "--output", "--n-best-output"):
+        name = getattr(arguments, option.strip("-").replace("-", "_"))
+        if name is None:
+            continue
+        path = Path(name)
+        if path.resolve() in taken:
+            raise UsageError(f"{option} {name} is the file of {taken[path.resolve()]}; give another one")
+        if path.is_dir() or not path.parent.is_dir():
+            problem = "is a folder" if path.is_dir() else f"can't be written: there is no folder {path.parent}"
+            raise UsageError(f"{option} {name} {problem}; give a file in a folder that exists")
+        if path.exists() and not arguments.overwrite:
+            raise UsageError(f"{option} {name} exists; give another file, or --overwrite to replace it")
+        taken[path.resolve()] = option
+
+
+def _result(arguments: argparse.Namespace, names: list[str], sources: list[str], references: list[str]) -> _Result:
+    from tqdm import tqdm
+
+    from .. import translation
+
+    begun = time.perf_counter()
+    tokenizer, model = load_ensemble(names, arguments.device, arguments.dtype)
+    loaded = time.perf_counter()
+    options = decoding_options(arguments, model)
+    # disable=None: bars if standard error is a terminal, and only then.
+    bar = {"total": len(sources), "unit": " sentences", "disable": None, "leave": False}
+    with decoding_errors():
+        settings = _settings(arguments, model, options)
+        with tqdm(**bar, desc="perplexity") as progress:
+            likelihood = translation.score_targets(
+                model, tokenizer, sources, references, batch_size=arguments.batch_size, progress=progress.update
+            )
+        scored = time.perf_counter()
+        with tqdm(**bar, desc="translations") as progress:
+            hypotheses = translation.decode(
+                model,
+                tokenizer,
+                sources,
+                n_best=arguments.n_best,
+                batch_size=arguments.batch_size,
+                progress=progress.update,
+                **options,
+            )
+    decoded = time.perf_counter()
+    seconds = {"loading": loaded - begun, "scoring": scored - loaded, "decoding": decoded - scored}
+    bleu, chrf = _measure(arguments, [one[0].text for one in hypotheses], references)
+    return _Result(names, bleu, chrf, likelihood, hypotheses, seconds, settings)
+
+
+def _measure(
+    arguments: argparse.Namespace, hypotheses: list[str], references: list[str]
+) -> "tuple[dict[str, Score], Score]":
+    from .. import metrics
+
+    sides, case = (hypotheses, references), {"lowercase": arguments.lowercase}
+    kinds = {
+        "sacrebleu": lambda: metrics.corpus_bleu(*sides, tokenize=arguments.tokenize, **case),
+        "multi30k": lambda: metrics.multi30k_bleu(*sides),
+        "compound-split": lambda: metrics.compound_split_bleu(*sides, tokenize=arguments.tokenize),
+    }
+    return {kind: kinds[kind]() for kind in dict.fromkeys(arguments.bleu)}, metrics.corpus_chrf(*sides, **case)
+
+
+def _settings(arguments: argparse.Namespace, model: "PreTrainedModel", options: dict[str, Any]) -> dict[str, Any]:
+    """How the model decodes, its own settings and those of the command line together."""
+    config, _ = model._prepare_generation_config(None, **options)  # generate()'s own first step
+    settings = {name: getattr(config, name, None) for name in DECODING_FIELDS}
+    where = {"batch_size": arguments.batch_size, "device": str(model.device), "dtype": str(model.dtype)}
+    return {**settings, **where}
+
+
+# ---- What is shown and written ----
+def _report(results: Sequence[_Result]) -> str:
+    kinds = list(results[0].bleu)
+    titles = ["BLEU" if kind == "sacrebleu" else f"BLEU {kind}" for kind in kinds]
+    rows = [["model", *titles, results[0].chrf.name, "perplexity", "sentences/s", "tokens/s", "loading"]]
+    for result in results:
+        figures = [*(result.bleu[kind].value for kind in kinds), result.chrf.value, result.likelihood.perplexity]
+        speeds = [result.per_second(len(result.hypotheses)), result.per_second(result.num_output_tokens)]
+        shown = [*(f"{figure:.2f}" for figure in figures), *(f"{speed:.1f}" for speed in speeds)]
+        rows.append([" + ".join(result.models), *shown, f"{result.seconds['loading']:.1f} s"])
+    scores = dict(zip(titles, results[0].bleu.values(), strict=True)) | {results[0].chrf.name: results[0].chrf}
+    signatures = [f"{title}: {score.signature}" for title, score in scores.items()]
+    return "\n".join([f"{len(results[0].hypotheses)} sentences", *_table(rows), *signatures])
+
+
+def _table(rows: list[list[str]]) -> list[str]:
+    """Lines of columns, the first one aligned to the left."""
+    widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
+    return [
+        "  ".join([row[0].ljust(widths[0]), *(cell.rjust(n) for cell, n in zip(row[1:], widths[1:], strict=True))])
+        for row in rows
+    ]
+
+
+def _write(arguments: argparse.Namespace, results: list[_Result], num_sentences: int) -> None:
+    if arguments.output:
+        _write_lines(arguments.output, results[0].translations)
+    if arguments.n_best_output:
+        _write_lines(arguments.n_best_output, _n_best_lines(results[0].hypotheses))
+    if arguments.json:
+        record = _record(arguments, results, num_sentences)
+        _write_lines(arguments.json, [json.dumps(record, indent=2, ensure_ascii=False, allow_nan=False)])
+
+
+def _write_lines(name: str, lines: Sequence[str]) -> None:
+    Path(name).write_text("".join(f"{line}\n" for line in lines), encoding="utf-8", newline="\n")
+
+
+def _n_best_lines(lists: "list[list[Hypothesis]]") -> list[str]:
+    return [
+        json.dumps(
+            {
+                "sentence": sentence,
+                "rank": rank,
+                "score": hypothesis.score,
+                "num_tokens": hypothesis.num_tokens,
+                "text": hypothesis.text,
+            },
+            ensure_ascii=False,
+        )
+        for sentence, hypotheses in enumerate(lists, start=1)
+        for rank, hypothesis in enumerate(hypotheses, start=1)
+    ]
+
+
+def _record(arguments: argparse.Namespace, results: list[_Result], num_sentences: int) -> dict[str, Any]:
+    return {
+        "source": arguments.source,
+        "reference": arguments.reference,
+        "num_sentences": num_sentences,
+        "ensemble": arguments.ensemble,
+        "results": [_result_record(result) for result in results],
+        "versions": _versions(),
+    }
+
+
+def _result_record(result: _Result) -> dict[str, Any]:
+    likelihood = result.likelihood
+    return {
+        "models": result.models,
+        "bleu": {kind: asdict(score) for kind, score in result.bleu.items()},
+        "chrf": asdict(result.chrf),
+        "perplexity": _finite(likelihood.perplexity),
+        "negative_log_probability": _finite(likelihood.negative_log_probability),
+        "num_reference_tokens": likelihood.num_tokens,
+        "num_output_tokens": result.num_output_tokens,
+        "sentences_per_second": result.per_second(len(result.hypotheses)),
+        "tokens_per_second": result.per_second(result.num_output_tokens),
+        "seconds": result.seconds,
+        "decoding": result.decoding,
+    }
+
+
+def _finite(number: float) -> float | None:
+    return number if math.isfinite(number) else None  # JSON has no infinity
+
+
+def _versions() -> dict[str, str]:
+    import sacrebleu
+    import torch
+    import transformers
+
+    from .. import __version__
+
+    return {
+        "hf_vanilla_transformer": __version__,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "sacrebleu": sacrebleu.__version__,
+    }
