@@ -4,15 +4,20 @@ A batch is bounded by its padded tokens, on the source side and on the target si
 up to 4,096 source tokens and up to 4,096 target tokens, padding included.
 """
 
+import copy
 from collections.abc import Iterator
 from itertools import count, islice
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from torch.utils.data import IterableDataset, Sampler
+from torch.utils.data import IterableDataset, Sampler, get_worker_info
 
 Lengths = NDArray[np.int64]
+
+
+class BatchingError(ValueError):
+    """The sentences can't be made into such batches; the message says why and the mend."""
 
 
 class TokenBudgetBatchSampler(Sampler[list[int]]):
@@ -33,7 +38,7 @@ class TokenBudgetBatchSampler(Sampler[list[int]]):
         seed: Of the order; with the epoch's number it fixes every batch.
 
     Raises:
-        ValueError: There are too few sentences for all processes, or one is longer than the budget.
+        BatchingError: Too few sentences to give each process as many batches, or one is longer than the budget.
     """
 
     def __init__(
@@ -50,14 +55,14 @@ class TokenBudgetBatchSampler(Sampler[list[int]]):
         self.source_lengths, self.target_lengths = np.asarray(source_lengths), np.asarray(target_lengths)
         self.max_tokens, self.seed, self.epoch = max_tokens, seed, 0
         self.num_processes, self.process_index = num_processes, process_index
-        multiple = num_processes * accumulation_steps
-        if len(self.source_lengths) < multiple:
-            raise ValueError(
-                f"{len(self.source_lengths)} sentence pairs can't be shared by {num_processes} processes with "
-                f"{accumulation_steps} batches each an update; use fewer of them or more data"
-            )
         order = self._by_length()
         ends = _ends(self.source_lengths[order], self.target_lengths[order], max_tokens)
+        multiple = num_processes * accumulation_steps
+        if -(-len(ends) // multiple) * multiple > len(order):
+            raise BatchingError(
+                f"{len(order)} sentence pairs can't be shared by {num_processes} processes with {accumulation_steps} "
+                "batches each an update; use fewer of them, more tokens a batch or more data"
+            )
         self._ends = _split_largest(ends, multiple)
         padded = _padded_tokens(self.source_lengths[order], self.target_lengths[order], self._ends)
         self.padding_waste: float = 1 - (self.source_lengths.sum() + self.target_lengths.sum()) / padded
@@ -107,13 +112,18 @@ class TokenBudgetStream(IterableDataset[list[dict[str, Any]]]):
         self.dataset, self.max_tokens, self.window, self.seed = dataset, max_tokens, window, seed
 
     def __iter__(self) -> Iterator[list[dict[str, Any]]]:
+        # A copy, because workers share the number of the epoch in memory, and they are not in the same one.
+        dataset = copy.deepcopy(self.dataset)
         for epoch in count():
-            self.dataset.set_epoch(epoch)
-            examples, number = iter(self.dataset), 0
+            dataset.set_epoch(epoch)
+            examples, number = iter(dataset), 0
             while window := list(islice(examples, self.window)):
                 yield from self._batches(window, number, epoch)
                 number += 1
             if number == 0:
+                worker = get_worker_info()
+                if worker is not None and worker.id > 0:
+                    return  # there are more workers than files
                 raise ValueError("the stream has no sentence pair for this process; are all cleaned away?")
 
     def _batches(self, examples: list[dict[str, Any]], number: int, epoch: int) -> Iterator[list[dict[str, Any]]]:
@@ -129,7 +139,7 @@ def _ends(source: Lengths, target: Lengths, max_tokens: int) -> Lengths:
     """Where the batches end of sentences that are taken in their order until the budget is full."""
     longest = np.maximum(source, target)
     if len(longest) and longest.max() > max_tokens:
-        raise ValueError(
+        raise BatchingError(
             f"a sentence of {longest.max()} tokens is longer than a batch may be, {max_tokens} tokens; "
             "raise the batch's tokens, or drop long sentences (`max_length`)"
         )

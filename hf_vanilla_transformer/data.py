@@ -1,31 +1,39 @@
 """Parallel corpora: from files or the Hub to sentence pairs, and from pairs to token ids.
 
 A corpus is given as pairs of plain text files, as tables (.tsv, .csv, .jsonl, .parquet) or as a data set on the Hub.
-Plain text and tables may be compressed (.gz).
+Plain text, .tsv, .csv and .jsonl may be compressed (.gz).
 """
 
 import csv
 import gzip
 import json
 import os
+import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import zip_longest
+from itertools import groupby, zip_longest
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow
 import pyarrow.compute
+import pyarrow.parquet
 from datasets import Dataset, IterableDataset, concatenate_datasets, load_dataset
 from datasets.exceptions import DatasetGenerationError
+from datasets.fingerprint import Hasher
 from numpy.typing import NDArray
+
+from .tokenization_vanilla_transformer import VanillaTransformerTokenizerFast
 
 TABLES = (".tsv", ".csv", ".jsonl", ".json", ".parquet")
 # Above so many pairs, several processes tokenize; below, starting them takes longer than the work.
 PAIRS_A_PROCESS = 200_000
+PAIRS_A_BATCH = 1_000  # of what is read from Parquet
 
 Pair = dict[str, str]  # of the keys "source" and "target"
+Rows = Iterator[tuple[int, Mapping[str, Any]]]  # of a table: where each is, and its columns
 
 
 class CorpusError(ValueError):
@@ -59,8 +67,13 @@ class Corpus:
             raise CorpusError(
                 f"{len(self.source)} source files but {len(self.target)} target files; give each its translation"
             )
-        for file in (*self.source, *self.target, *(table for table in self.tables if _is_file_name(table))):
+        for file in (*self.source, *self.target):
             _check_file(Path(file))
+        for table in self.tables:
+            if is_table(table):
+                _check_file(Path(table))
+            elif Path(table).is_file():
+                raise CorpusError(f"{table}: no table by its name; name it {', '.join(TABLES)}, or give it as text")
 
     def __bool__(self) -> bool:
         return bool(self.source or self.tables)
@@ -122,20 +135,14 @@ def read_corpus(corpus: Corpus, streaming: bool = False) -> Dataset | IterableDa
         CorpusError: A file is missing, empty, not UTF-8 or shorter than its translation, a row has no such column; with
             file and line. A stream says so when it comes to the line.
     """
-    files = [_Source("text", (s, t)) for s, t in zip(corpus.source, corpus.target, strict=True)]
-    files += [_Source("table", (table,)) for table in corpus.tables if _is_file_name(table)]
-    local = [file for file in files if not file.paths[0].endswith(".parquet")]
+    sources: list[tuple[str, ...]] = [*zip(corpus.source, corpus.target, strict=True)]
+    sources += [(table,) for table in corpus.tables]
     parts: list[Any] = []
-    if local:
-        # Size and time of change stand for the content, so that datasets doesn't take a stale copy from its cache.
-        stamps = [[(os.stat(path).st_size, os.stat(path).st_mtime_ns) for path in file.paths] for file in local]
-        arguments = {"sources": local, "stamps": stamps, "columns": (corpus.source_column, corpus.target_column)}
-        parts.append(_from_generator(arguments, streaming))
-    parquet = [file.paths[0] for file in files if file.paths[0].endswith(".parquet")]
-    if parquet:
-        parts.append(_loaded(corpus, streaming, "parquet", data_files=parquet, split="train"))
-    for name in (table for table in corpus.tables if not _is_file_name(table)):
-        parts.append(_loaded(corpus, streaming, name, corpus.configuration, split=corpus.split))
+    for local, group in groupby(sources, key=lambda paths: len(paths) == 2 or is_table(paths[0])):
+        if local:
+            parts.append(_from_files(corpus, list(group), streaming))
+        else:
+            parts += [_from_hub(corpus, name, streaming) for (name,) in group]
     if not parts:
         raise CorpusError("no corpus is given; name its files or a data set on the Hub")
     return parts[0] if len(parts) == 1 else concatenate_datasets(parts)
@@ -145,6 +152,8 @@ def tokenize(
     pairs: Dataset | IterableDataset, tokenizer: Any, cleaning: Cleaning, num_proc: int | None = None
 ) -> Dataset | IterableDataset:
     """Makes "input_ids" and "labels" of "source" and "target", and leaves out what `cleaning` says.
+
+    Token ids are cached by datasets: the same pairs and the same tokenizer are not tokenized a second time.
 
     Args:
         pairs: Columns "source" and "target".
@@ -169,7 +178,9 @@ def tokenize(
         return pairs.map(encode_and_clean, batched=True, remove_columns=pairs.column_names or ["source", "target"])
     if num_proc is None and len(pairs) > PAIRS_A_PROCESS:
         num_proc = os.cpu_count()
-    encoded = pairs.map(encode, batched=True, num_proc=num_proc, desc="Tokenizing")
+    encoded = pairs.map(
+        encode, batched=True, num_proc=num_proc, new_fingerprint=_fingerprint(pairs, tokenizer), desc="Tokenizing"
+    )
     stays = cleaning.keeps(lengths_of(encoded, "input_ids"), lengths_of(encoded, "labels"))
     if not stays.any():
         raise CorpusError(f"no sentence pair is left of {len(pairs):,}: {cleaning}")
@@ -178,7 +189,7 @@ def tokenize(
 
 def lengths_of(dataset: Dataset, column: str) -> NDArray[np.int64]:
     """Numbers of elements in each row of a column of lists, (N,), without making Python lists of them."""
-    table = dataset.with_format("arrow")[:]
+    table = dataset.select_columns([column]).with_format("arrow")[:]
     return np.asarray(pyarrow.compute.list_value_length(table[column]).to_numpy(), dtype=np.int64)
 
 
@@ -186,7 +197,7 @@ def read_lines(path: str | Path) -> Iterator[str]:
     r"""Yields the lines of a UTF-8 text file, .gz or not, without their ends. Only "\n" and "\r\n" end a line.
 
     Raises:
-        CorpusError: A line is not UTF-8, or the file is no .gz file although it is named so.
+        CorpusError: The file can't be read, a line is not UTF-8, or a .gz file is damaged or none at all.
     """
     path = Path(path)
     number = 0
@@ -194,23 +205,20 @@ def read_lines(path: str | Path) -> Iterator[str]:
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
             for number, line in enumerate(file, start=1):
                 text = line.decode("utf-8-sig" if number == 1 else "utf-8")
-                yield text.removesuffix("\n").removesuffix("\r")
+                yield text[:-1].removesuffix("\r") if text.endswith("\n") else text
     except UnicodeDecodeError as error:
         raise CorpusError(
             f"{path}:{number}: not UTF-8 (byte 0x{error.object[error.start]:02x} at {error.start + 1}); "
             "convert it first, for instance: iconv -f latin1 -t utf-8"
         ) from error
-    except (gzip.BadGzipFile, EOFError) as error:
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise CorpusError(f"{path}:{number + 1}: the compressed file is damaged ({error}); get it anew") from error
+    except OSError as error:
+        raise CorpusError(f"{path}: can't be read ({error.strerror or error}); name a file that can") from error
 
 
-@dataclass(frozen=True)
-class _Source:
-    kind: str  # "text": two files side by side; "table": one that holds both
-    paths: tuple[str, ...]
-
-
-def _is_file_name(name: str) -> bool:
+def is_table(name: str) -> bool:
+    """Whether a table is a file by its name; a data set on the Hub otherwise."""
     return name.removesuffix(".gz").endswith(TABLES)
 
 
@@ -221,7 +229,10 @@ def _check_file(path: Path) -> None:
         raise CorpusError(f"{path}: the file is empty; is it the right one, and was it written to its end?")
 
 
-def _from_generator(arguments: dict[str, Any], streaming: bool) -> Dataset | IterableDataset:
+def _from_files(corpus: Corpus, sources: list[tuple[str, ...]], streaming: bool) -> Dataset | IterableDataset:
+    # Place, size and time of change stand for the content, so that datasets takes no stale copy from its cache.
+    stamps = [[(os.path.abspath(path), *_size_and_time(path)) for path in paths] for paths in sources]
+    arguments = {"sources": sources, "stamps": stamps, "columns": (corpus.source_column, corpus.target_column)}
     if streaming:
         return IterableDataset.from_generator(_read_sources, gen_kwargs=arguments)
     try:
@@ -232,23 +243,26 @@ def _from_generator(arguments: dict[str, Any], streaming: bool) -> Dataset | Ite
         raise
 
 
-def _read_sources(sources: list[_Source], stamps: list[Any], columns: tuple[str, str]) -> Iterator[Pair]:
-    for source in sources:
-        read = _read_text if source.kind == "text" else _read_table
+def _size_and_time(path: str) -> tuple[int, int]:
+    status = os.stat(path)
+    return status.st_size, status.st_mtime_ns
+
+
+def _read_sources(sources: list[tuple[str, ...]], stamps: list[Any], columns: tuple[str, str]) -> Iterator[Pair]:
+    for paths in sources:
         empty = True
-        for pair in read(source.paths, columns):
+        for pair in _read_text(*paths) if len(paths) == 2 else _read_table(paths[0], columns):
             empty = False
             yield pair
         if empty:
-            raise CorpusError(f"{source.paths[0]}: no sentence pair in it; is it the right file?")
+            raise CorpusError(f"{paths[0]}: no sentence pair in it; is it the right file?")
 
 
-def _read_text(paths: tuple[str, ...], columns: tuple[str, str]) -> Iterator[Pair]:
-    source_path, target_path = paths
+def _read_text(source_path: str, target_path: str) -> Iterator[Pair]:
     lines = zip_longest(read_lines(source_path), read_lines(target_path))
     for number, (source, target) in enumerate(lines, start=1):
         if source is None or target is None:
-            short, long = paths if source is None else (target_path, source_path)
+            short, long = (source_path, target_path) if source is None else (target_path, source_path)
             raise CorpusError(
                 f"{short}: ends after line {number - 1}, but {long} goes on; they have to be translations of each "
                 "other, line by line"
@@ -256,39 +270,60 @@ def _read_text(paths: tuple[str, ...], columns: tuple[str, str]) -> Iterator[Pai
         yield {"source": source, "target": target}
 
 
-def _read_table(paths: tuple[str, ...], columns: tuple[str, str]) -> Iterator[Pair]:
-    path = paths[0]
-    suffix = Path(path.removesuffix(".gz")).suffix
-    rows: Callable[..., Iterator[tuple[int, Mapping[str, Any]]]]
-    rows = {".tsv": _rows_of_tsv, ".csv": _rows_of_csv}.get(suffix, _rows_of_json)
-    for number, row in rows(path, columns):
+def _read_table(path: str, columns: tuple[str, str]) -> Iterator[Pair]:
+    readers: dict[str, Callable[[str, tuple[str, str]], Rows]]
+    readers = {".tsv": _rows_of_tsv, ".csv": _rows_of_csv, ".parquet": _rows_of_parquet}
+    read = readers.get(Path(path.removesuffix(".gz")).suffix, _rows_of_json)
+    for number, row in read(path, columns):
         yield _pair_of(row, columns, f"{path}:{number}")
 
 
-def _rows_of_tsv(path: str, columns: tuple[str, str]) -> Iterator[tuple[int, Mapping[str, Any]]]:
+def _rows_of_tsv(path: str, columns: tuple[str, str]) -> Rows:
     """Two columns without a header, or the columns that a header names; no quotes: a tab can't stand in a text."""
-    header: Sequence[str] | None = None
+    header: Sequence[str] = columns
     for number, line in enumerate(read_lines(path), start=1):
         cells = line.split("\t")
         if number == 1 and set(columns) <= set(cells):
             header = cells
-            continue
-        if len(cells) < 2 or (header is not None and len(cells) != len(header)):
-            raise CorpusError(f"{path}:{number}: {len(cells)} columns, not {len(header or columns)}, parted by tabs")
-        yield number, dict(zip(header or columns, cells, strict=False))
+        elif len(cells) == len(header):
+            yield number, dict(zip(header, cells, strict=True))
+        elif line:
+            raise CorpusError(
+                f"{path}:{number}: {len(cells)} columns parted by tabs, not {len(header)}; if there are more than two, "
+                f"the first line has to name them, {columns[0]!r} and {columns[1]!r} among them"
+            )
 
 
-def _rows_of_csv(path: str, columns: tuple[str, str]) -> Iterator[tuple[int, Mapping[str, Any]]]:
-    lines = (line + "\n" for line in read_lines(path))
-    reader = csv.DictReader(lines, strict=True)
+def _rows_of_csv(path: str, columns: tuple[str, str]) -> Rows:
+    reader = csv.reader((line + "\n" for line in read_lines(path)), strict=True)
+    header: list[str] = []
+    while True:
+        number = reader.line_num + 1  # where the record begins, as a text can go over several lines
+        try:
+            cells = next(reader, None)
+        except csv.Error as error:
+            raise CorpusError(f"{path}:{number}: not CSV ({error}); is a quote left open?") from error
+        if cells is None:
+            return
+        if not header:
+            header = cells
+        elif len(cells) == len(header):
+            yield number, dict(zip(header, cells, strict=True))
+        elif cells:
+            mend = "a text with a comma, a quote or a line's end stands in quotes"
+            raise CorpusError(f"{path}:{number}: {len(cells)} columns, not {len(header)}; {mend}")
+
+
+def _rows_of_parquet(path: str, columns: tuple[str, str]) -> Rows:
     try:
-        for row in reader:
-            yield reader.line_num, row
-    except csv.Error as error:
-        raise CorpusError(f"{path}:{reader.line_num}: not CSV ({error})") from error
+        with pyarrow.parquet.ParquetFile(path) as file:
+            rows = (row for batch in file.iter_batches(PAIRS_A_BATCH) for row in batch.to_pylist())
+            yield from enumerate(rows, start=1)
+    except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
+        raise CorpusError(f"{path}: can't be read ({_first_line(error)}); is it a whole Parquet file?") from error
 
 
-def _rows_of_json(path: str, columns: tuple[str, str]) -> Iterator[tuple[int, Mapping[str, Any]]]:
+def _rows_of_json(path: str, columns: tuple[str, str]) -> Rows:
     for number, line in enumerate(read_lines(path), start=1):
         if not line.strip():
             continue
@@ -303,31 +338,61 @@ def _rows_of_json(path: str, columns: tuple[str, str]) -> Iterator[tuple[int, Ma
 
 def _pair_of(row: Mapping[str, Any], columns: tuple[str, str], where: str) -> Pair:
     row = row["translation"] if isinstance(row.get("translation"), Mapping) else row
-    pair = {}
-    for side, column in zip(("source", "target"), columns, strict=True):
-        if not isinstance(row.get(column), str):
-            problem = "is no text" if column in row else f"is missing; there are {', '.join(map(repr, row)) or 'none'}"
+    for column in columns:
+        if problem := _problem(row, column):
             raise CorpusError(f"{where}: column {column!r} {problem} (`source_column` and `target_column` name them)")
-        pair[side] = row[column]
-    return pair
+    return {"source": row[columns[0]], "target": row[columns[1]]}
 
 
-def _loaded(corpus: Corpus, streaming: bool, *names: Any, **options: Any) -> Dataset | IterableDataset:
-    """A data set that datasets itself can read, with the columns renamed."""
-    columns = (corpus.source_column, corpus.target_column)
-    where = ", ".join(map(str, options.get("data_files") or names[:1]))
+def _problem(row: Mapping[str, Any], column: str) -> str | None:
+    if column not in row:
+        return f"is missing; there are {', '.join(map(repr, row)) or 'none'}"
+    text = row[column]
+    if not isinstance(text, str):
+        return "is empty (null), not a text" if text is None else f"is no text but of type {type(text).__name__}"
     try:
-        dataset = load_dataset(*names, streaming=streaming, **options)
+        text.encode()
+    except UnicodeEncodeError:  # JSON can write it, "\ud83d"
+        return "holds one half of a surrogate pair, which is no character"
+    return None
+
+
+def _from_hub(corpus: Corpus, name: str, streaming: bool) -> Dataset | IterableDataset:
+    """A data set that datasets itself finds, with the columns renamed."""
+    columns = (corpus.source_column, corpus.target_column)
+    try:
+        dataset = load_dataset(name, corpus.configuration, split=corpus.split, streaming=streaming)
+        names = dataset.column_names or list(next(iter(dataset), {}))
     except Exception as error:  # of whatever kind its reader or the network raises
-        raise CorpusError(f"{where}: can't be loaded ({str(error).splitlines()[0]})") from error
+        raise CorpusError(f"{name}: can't be loaded ({_first_line(error)}); name a data set on the Hub") from error
+    if not names or (isinstance(dataset, Dataset) and not len(dataset)):
+        raise CorpusError(f"{name}: no sentence pair in its split {corpus.split!r}")
 
     def to_pairs(batch: Mapping[str, list[Any]], places: list[int]) -> dict[str, list[str]]:
         rows = [dict(zip(batch, values, strict=True)) for values in zip(*batch.values(), strict=True)]
-        pairs = [_pair_of(row, columns, f"{where}, row {place + 1}") for place, row in zip(places, rows, strict=True)]
+        pairs = [_pair_of(row, columns, f"{name}, row {place + 1}") for place, row in zip(places, rows, strict=True)]
         return {side: [pair[side] for pair in pairs] for side in ("source", "target")}
 
-    names_of_columns = dataset.column_names or list(next(iter(dataset)))
-    return dataset.map(to_pairs, batched=True, with_indices=True, remove_columns=names_of_columns)
+    return dataset.map(to_pairs, batched=True, with_indices=True, remove_columns=names)
+
+
+def _fingerprint(pairs: Dataset, tokenizer: Any) -> str | None:
+    """What the cached token ids depend on.
+
+    datasets would take the tokenizer's origin for a part of it, and each process that loads what another one has just
+    learned would tokenize again. None: leave it to datasets, which is right for every other tokenizer.
+    """
+    if type(tokenizer) is not VanillaTransformerTokenizerFast:
+        return None
+    content = json.loads(tokenizer.backend_tokenizer.to_str())
+    content |= {"padding": None, "truncation": None}  # left over from its last call
+    return Hasher.hash((pairs._fingerprint, content, tokenizer.split_special_tokens))
+
+
+def _first_line(error: BaseException) -> str:
+    if isinstance(error, DatasetGenerationError):  # which doesn't say more than that there was one
+        error = error.__cause__ or error
+    return (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
 
 
 def texts_of(pairs: Iterable[Mapping[str, str]]) -> Iterator[str]:
@@ -337,4 +402,14 @@ def texts_of(pairs: Iterable[Mapping[str, str]]) -> Iterator[str]:
         yield pair["target"]
 
 
-__all__ = ["Cleaning", "Corpus", "CorpusError", "lengths_of", "read_corpus", "read_lines", "texts_of", "tokenize"]
+__all__ = [
+    "Cleaning",
+    "Corpus",
+    "CorpusError",
+    "is_table",
+    "lengths_of",
+    "read_corpus",
+    "read_lines",
+    "texts_of",
+    "tokenize",
+]

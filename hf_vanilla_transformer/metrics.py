@@ -49,7 +49,8 @@ def corpus_bleu(
     hypotheses, references = _checked(hypotheses, references)
     if tokenize not in BLEU.TOKENIZERS:
         raise ValueError(f"unknown tokenize={tokenize!r}; sacreBLEU has {', '.join(map(repr, BLEU.TOKENIZERS))}")
-    return _score(BLEU(tokenize=tokenize, lowercase=lowercase), hypotheses, references)
+    # force: text that is split already is what "none" is for, so sacreBLEU needn't warn of it.
+    return _score(BLEU(tokenize=tokenize, lowercase=lowercase, force=tokenize == "none"), hypotheses, references)
 
 
 def compound_split_bleu(hypotheses: Sequence[str], references: Sequence[str], *, tokenize: str = "13a") -> Score:

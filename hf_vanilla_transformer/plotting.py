@@ -1,7 +1,7 @@
 """Figures of what a model computes. They need no screen and leave matplotlib's global state alone."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 import numpy as np
@@ -74,6 +74,38 @@ def plot_attention(
     _colour_bar(figure, panels, image)
     if title is not None:
         figure.suptitle(_readable(title, fonts, longest=200), family=family, parse_math=False, wrap=True)
+    return figure
+
+
+def plot_training(runs: Mapping[str, Sequence[Mapping[str, float]]]) -> Figure:
+    """Learning curves: loss of training, and perplexity and BLEU of validation, by updates.
+
+    Args:
+        runs: Name -> the Trainer's log, `trainer.state.log_history` or `log_history` of a trainer_state.json.
+
+    Returns:
+        A figure of a panel for each of the three that any run has.
+
+    Raises:
+        ValueError: No run has any of them.
+    """
+    curves = [("loss", "training loss"), ("eval_perplexity", "validation perplexity"), ("eval_bleu", "validation BLEU")]
+    shown = [(key, title) for key, title in curves if any(key in entry for log in runs.values() for entry in log)]
+    if not shown:
+        raise ValueError("no log has a loss, a perplexity or a BLEU; give `trainer.state.log_history` of runs")
+    figure = Figure(figsize=(4.0 * len(shown), 3.2), layout="constrained")
+    FigureCanvasAgg(figure)
+    for panel, (key, title) in zip(figure.subplots(1, len(shown), squeeze=False)[0], shown, strict=True):
+        for name, log in runs.items():
+            points = [(entry["step"], entry[key]) for entry in log if key in entry]
+            if points:
+                panel.plot(*zip(*points, strict=True), label=name, linewidth=1.2)
+        panel.set(title=title, xlabel="updates")
+        panel.grid(alpha=0.3)
+        if key == "eval_perplexity":
+            panel.set_yscale("log")
+    if len(runs) > 1:
+        panel.legend(fontsize=FONT_SIZE)
     return figure
 
 

@@ -1,19 +1,21 @@
 """Recipes: everything that a training run needs to know, in one YAML file whose values the command line overrides."""
 
+import argparse
 import dataclasses
 import difflib
 import json
-from collections.abc import Sequence
+import re
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, ClassVar, NoReturn
 
 import torch
 import yaml
 from transformers import HfArgumentParser, Seq2SeqTrainingArguments
 
 from .configuration_vanilla_transformer import VanillaTransformerConfig
-from .data import Corpus
+from .data import Corpus, is_table
 
 
 class RecipeError(ValueError):
@@ -60,20 +62,18 @@ class DataArguments:
             CorpusError: A file is missing or empty.
         """
         return Corpus(
-            source=self._paths(f"{part}_source"),
-            target=self._paths(f"{part}_target"),
-            tables=self._paths(f"{part}_data"),
+            source=tuple(map(self._path, getattr(self, f"{part}_source"))),
+            target=tuple(map(self._path, getattr(self, f"{part}_target"))),
+            # A data set on the Hub is in no folder.
+            tables=tuple(self._path(name) if is_table(name) else name for name in getattr(self, f"{part}_data")),
             source_column=self.source_column,
             target_column=self.target_column,
             configuration=self.dataset_config_name,
             split=getattr(self, f"{part}_split"),
         )
 
-    def _paths(self, name: str) -> tuple[str, ...]:
-        names: list[str] = getattr(self, name)
-        folder = Path(self.data_dir or ".")
-        # A data set on the Hub has a name without a suffix, and is in no folder.
-        return tuple(str(folder / name) if Path(name).suffix else name for name in names)
+    def _path(self, name: str) -> str:
+        return str(Path(self.data_dir or ".", name).expanduser())
 
 
 @dataclass
@@ -114,13 +114,17 @@ class ModelArguments:
         try:
             return VanillaTransformerConfig.from_preset(self.preset, vocab_size=vocab_size, **given)
         except Exception as error:  # strict dataclasses raise their own kinds
-            raise RecipeError(str(error)) from error
+            raise RecipeError(str(error.__cause__ or error)) from error
 
 
 @dataclass
 class VanillaTransformerTrainingArguments(Seq2SeqTrainingArguments):
     """Transformers' arguments with the paper's values (section 5) as defaults, and a few of ours."""
 
+    report_to: list[str] = field(
+        default_factory=lambda: ["none"],
+        metadata={"help": "Where to log: tensorboard, wandb, trackio ..., several of them, all or none."},
+    )
     per_device_train_batch_tokens: int = _option(
         4096,
         "Padded tokens a batch at most, on the source side and on the target side; 0: batches of "
@@ -149,6 +153,8 @@ class VanillaTransformerTrainingArguments(Seq2SeqTrainingArguments):
         super().__post_init__()
         if self.per_device_train_batch_tokens < 0:
             raise ValueError(f"per_device_train_batch_tokens is {self.per_device_train_batch_tokens}; give 0 or more")
+        if self.shuffle_buffer_size < 1:
+            raise ValueError(f"shuffle_buffer_size is {self.shuffle_buffer_size}; give 1 or more")
 
 
 Arguments = tuple[DataArguments, ModelArguments, VanillaTransformerTrainingArguments]
@@ -159,27 +165,56 @@ class _Parser(HfArgumentParser):
         raise RecipeError(message)
 
 
+class _Loader(yaml.SafeLoader):
+    """YAML as people read it: `no` is a word (a language, too), `1e-4` a number, and no option is given twice."""
+
+    yaml_implicit_resolvers: ClassVar[dict[str, Any]] = {
+        first: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:bool"]
+        for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    }
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        names: set[str] = set()
+        for key, _ in node.value:
+            name = str(key.value).replace("-", "_")
+            if name in names:
+                raise yaml.constructor.ConstructorError(None, None, f"{name!r} is given twice", key.start_mark)
+            names.add(name)
+        return super().construct_mapping(node, deep=deep)
+
+
+_Loader.add_implicit_resolver("tag:yaml.org,2002:bool", re.compile("(?:true|false)$", re.IGNORECASE), list("tTfF"))
+_NUMBER = re.compile(r"[-+]?\d+(?:\.\d*)?[eE][-+]?\d+$")
+_Loader.add_implicit_resolver("tag:yaml.org,2002:float", _NUMBER, list("-+0123456789"))
+
+
 def parse_recipe(path: str | Path | None, overrides: Sequence[str] = ()) -> Arguments:
     """Reads a recipe and what the command line says otherwise.
 
     Args:
-        path: A YAML file: option -> value, as on the command line but without dashes; None: the defaults.
+        path: A YAML file: option -> value, as on the command line but without dashes; `null` is the default. None: the
+            defaults.
         overrides: Options of the command line, `["--max_steps", "100"]`.
 
     Raises:
         RecipeError: The file is none, an option is unknown or has a value of the wrong kind.
     """
     parser = _parser()
-    known = {action.dest for action in parser._actions}
+    known = {action.dest: action for action in reversed(parser._actions)}  # --name rather than --no_name
     recipe = {} if path is None else _read(Path(path))
     _refuse_unknown(recipe, known, f"{path}: unknown option")
-    options = [option for name, value in recipe.items() for option in _as_options(name, value)]
+    recipe = {str(name).replace("-", "_"): value for name, value in recipe.items() if value is not None}
+    parser.set_defaults(**{name: [] for name, value in recipe.items() if value == []})  # argparse has no empty lists
     try:
-        *arguments, unknown = parser.parse_args_into_dataclasses([*options, *overrides], return_remaining_strings=True)
-    except (RecipeError, ValueError, TypeError) as error:  # transformers checks what goes together
-        raise RecipeError(str(error).strip()) from error
+        options = [option for name, value in recipe.items() for option in _as_options(known[name], value)]
+        *arguments, unknown = parser.parse_args_into_dataclasses(
+            [*options, *overrides], return_remaining_strings=True, look_for_args_file=False
+        )
+    except (ValueError, TypeError, ImportError, OSError) as error:  # transformers checks what goes together
+        raise RecipeError(" ".join(str(error).split())) from error
     if unknown:
-        _refuse_unknown([unknown[0].lstrip("-").partition("=")[0]], known, "unknown option")
+        if unknown[0].startswith("--"):
+            _refuse_unknown([unknown[0].lstrip("-").partition("=")[0]], known, "unknown option")
         raise RecipeError(f"{unknown[0]!r} belongs to no option; write --name value")
     return tuple(arguments)
 
@@ -191,22 +226,28 @@ def describe_options() -> str:
 
 def _parser() -> _Parser:
     parts: Any = [DataArguments, ModelArguments, VanillaTransformerTrainingArguments]
-    return _Parser(parts, allow_abbrev=False, add_help=False, usage="options of a recipe")
+    parser = _Parser(parts, allow_abbrev=False, add_help=False, usage="options of a recipe")
+    parser.set_defaults(output_dir="")  # so that nothing goes into transformers' "trainer_output", unnamed by anyone
+    return parser
 
 
-def _read(path: Path) -> dict[str, Any]:
+def _read(path: Path) -> dict[Any, Any]:
     try:
-        recipe = yaml.safe_load(path.read_text(encoding="utf-8"))
+        recipe = yaml.load(path.read_text(encoding="utf-8-sig"), _Loader)
     except OSError as error:
         raise RecipeError(f"{path} can't be read ({error.strerror}); name a recipe, a YAML file") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except yaml.MarkedYAMLError as error:
+        where = f"{path}:{error.problem_mark.line + 1}" if error.problem_mark else path
+        raise RecipeError(f"{where}: {error.problem}; write a line for each option, `max_steps: 1000`") from error
+    except (yaml.YAMLError, ValueError) as error:  # no UTF-8, or a date that there is not
         raise RecipeError(f"{path} is not YAML: {' '.join(str(error).split())}") from error
     if not isinstance(recipe, dict):
         raise RecipeError(f"{path} is no recipe; write a line for each option, `max_steps: 1000`")
     return recipe
 
 
-def _refuse_unknown(names: Any, known: set[str], complaint: str) -> None:
+def _refuse_unknown(names: Iterable[Any], known: Iterable[str], complaint: str) -> None:
+    known = list(known)
     for name in names:
         plain = str(name).replace("-", "_")
         if plain not in known:
@@ -214,9 +255,12 @@ def _refuse_unknown(names: Any, known: set[str], complaint: str) -> None:
             raise RecipeError(f"{complaint} {name!r}" + (f"; did you mean {similar[0]!r}?" if similar else ""))
 
 
-def _as_options(name: str, value: Any) -> list[str]:
-    if value is None:
-        return []
-    if isinstance(value, list):
-        return [f"--{name}", *map(str, value)] if value else []
-    return [f"--{name}={json.dumps(value) if isinstance(value, dict) else value}"]
+def _as_options(action: argparse.Action, value: Any) -> list[str]:
+    option = action.option_strings[0]
+    if not isinstance(value, list):
+        return [f"{option}={json.dumps(value) if isinstance(value, dict) else value}"]
+    if action.nargs != "+":
+        raise RecipeError(f"{action.dest} takes one value, not a list: {value}")
+    if any(item is None or isinstance(item, (dict, list)) for item in value):
+        raise RecipeError(f"{action.dest} takes a list of plain values, not {value}")
+    return [option, *map(str, value)] if value else []

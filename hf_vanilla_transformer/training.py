@@ -3,24 +3,30 @@
 import ctypes
 import inspect
 import math
+import platform
 import time
 from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import datasets
 import numpy as np
 import torch
+import transformers
 from accelerate.data_loader import prepare_data_loader
 from datasets.distributed import split_dataset_by_node
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils.data import DataLoader
-from transformers import EarlyStoppingCallback, EvalPrediction, Seq2SeqTrainer, TrainerCallback
+from transformers import EarlyStoppingCallback, EvalPrediction, TrainerCallback
 from transformers.trainer_utils import EvalLoopOutput
 
 from .batching import TokenBudgetBatchSampler, TokenBudgetStream
 from .data import lengths_of
-from .metrics import corpus_bleu, corpus_chrf
+from .metrics import Score, corpus_bleu, corpus_chrf
+from .model_card import Evaluation, Recipe, RunFacts, Sample, fill_model_card
 from .recipe import VanillaTransformerTrainingArguments
+from .sharding import ShardingTrainer
 
 SAMPLES_AN_EVALUATION = 3
 
@@ -51,7 +57,7 @@ def keep_freed_memory() -> bool:
     return all((mallopt(mmap_max, 0), mallopt(trim_threshold, -1), mallopt(top_pad, 64 << 20)))
 
 
-class VanillaTransformerTrainer(Seq2SeqTrainer):
+class VanillaTransformerTrainer(ShardingTrainer):
     """Seq2SeqTrainer with batches by tokens, a loss without logits, and perplexity per token.
 
     Arguments are those of Seq2SeqTrainer; `args` has to be `VanillaTransformerTrainingArguments`. Any other
@@ -65,8 +71,6 @@ class VanillaTransformerTrainer(Seq2SeqTrainer):
         super().__init__(*args, **kwargs)
         forward = self.accelerator.unwrap_model(self.model).forward
         self._can_skip_logits = "skip_logits" in inspect.signature(forward).parameters
-        if self.is_fsdp_enabled:
-            _share_embedding_module(self.model)
         self._evaluated = _Sums()
         self._clock = _Clock()
 
@@ -138,10 +142,6 @@ class VanillaTransformerTrainer(Seq2SeqTrainer):
         """One batch of the evaluation; its loss is added up by tokens."""
         if "labels" in inputs:
             inputs = {**inputs, "labels": self._without_repeated(inputs["labels"])}
-        if self.is_fsdp_enabled:
-            # Each step of generate() gathers weights from all processes, so none may stop before the others. The
-            # Trainer sees to that for FSDP's first version only.
-            kwargs = {**getattr(self, "_gen_kwargs", {}), "synced_gpus": True, **kwargs}
         outputs = super().prediction_step(model, inputs, *args, **kwargs)
         if outputs[0] is not None and "labels" in inputs:
             self._evaluated.add(outputs[0], inputs["labels"])
@@ -168,6 +168,12 @@ class VanillaTransformerTrainer(Seq2SeqTrainer):
         own = state.remainder - self.args.process_index * len(labels)  # the others are the first ones once more
         repeated = torch.arange(len(labels), device=labels.device) >= own
         return labels.masked_fill(repeated[:, None], -100)
+
+    def create_model_card(self, language: Any = None, license: str | None = None, **kwargs: Any) -> None:
+        """Writes the model's card into the run's folder; arguments as the Trainer's, which mostly leaves them out."""
+        if self.is_world_process_zero():
+            facts = replace(run_facts(self), license=license)
+            fill_model_card(facts).save(Path(self.args.output_dir or "") / "README.md")
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Logs, with the target tokens seen and their number a second since the last line."""
@@ -220,18 +226,6 @@ class _Pause:
         self.clock._since += time.perf_counter() - self.began
 
 
-def _share_embedding_module(model: nn.Module) -> None:
-    """Makes embeddings that share their matrix one module, as FSDP wants all users of a matrix in one group.
-
-    Accelerate puts the model's input and output embeddings into a group, and no others.
-    """
-    shared = model.get_input_embeddings()
-    for parent in list(model.modules()):
-        for name, child in list(parent.named_children()):
-            if isinstance(child, nn.Embedding) and child.weight is shared.weight:
-                setattr(parent, name, shared)
-
-
 class TranslationMetrics:
     """BLEU and chrF of the validation set for `compute_metrics`, with a few translations to look at.
 
@@ -277,3 +271,55 @@ def callbacks_for(args: VanillaTransformerTrainingArguments) -> list[TrainerCall
 def by_length(dataset: datasets.Dataset) -> datasets.Dataset:
     """The dataset with its longest sentences first, so that little is padded and lack of memory shows at once."""
     return dataset.select(np.argsort(-lengths_of(dataset, "input_ids"), kind="stable"))
+
+
+def run_facts(trainer: VanillaTransformerTrainer, seconds: float | None = None) -> RunFacts:
+    """What a trainer knows for the model's card.
+
+    Args:
+        trainer: After training.
+        seconds: How long it took.
+    """
+    args, config = trainer.args, trainer.model.config.to_dict()
+    tokens = args.per_device_train_batch_tokens * args.gradient_accumulation_steps * args.world_size
+    return RunFacts(
+        name=args.hub_model_id or Path(args.output_dir or "model").resolve().name,
+        config=config,
+        parameters=trainer.model.num_parameters(),
+        training_pairs=len(trainer.train_dataset) if isinstance(trainer.train_dataset, datasets.Dataset) else None,
+        recipe=Recipe(
+            optimizer=f"Adam, beta {args.adam_beta1} and {args.adam_beta2}, epsilon {args.adam_epsilon}",
+            schedule=f"{_words(args.lr_scheduler_type)}, {args.warmup_steps:,.0f} updates of warm-up",
+            learning_rate=args.learning_rate,
+            batch_tokens=tokens or None,
+            steps=trainer.state.global_step,
+            dropout=config.get("dropout"),
+            label_smoothing=args.label_smoothing_factor or config.get("label_smoothing"),
+            precision="bfloat16 autocast" if args.bf16 else "float16 autocast" if args.fp16 else "float32",
+            averaged_checkpoints=args.average_last or None,
+            hardware=_hardware(args),
+            seconds=seconds,
+            software=f"torch {torch.__version__}, transformers {transformers.__version__}",
+        ),
+        evaluations=_evaluations(trainer),
+        samples=[Sample(*sample) for sample in getattr(trainer.compute_metrics, "samples", [])],
+    )
+
+
+def _words(scheduler: Any) -> str:
+    return str(getattr(scheduler, "value", scheduler)).replace("_", " ")
+
+
+def _evaluations(trainer: VanillaTransformerTrainer) -> list[Evaluation]:
+    """The last BLEU of the validation set, where the trainer has measured it."""
+    signature = getattr(trainer.compute_metrics, "signature", "")
+    scores = [entry["eval_bleu"] for entry in trainer.state.log_history if "eval_bleu" in entry]
+    if not scores or not signature:
+        return []
+    return [Evaluation(dataset="validation set", scores=[Score("BLEU", scores[-1], signature)])]
+
+
+def _hardware(args: VanillaTransformerTrainingArguments) -> str:
+    if args.device.type == "cuda":
+        return f"{args.world_size} x {torch.cuda.get_device_name(args.device)}"
+    return f"{args.world_size} x {platform.machine()} CPU, {torch.get_num_threads()} threads each"

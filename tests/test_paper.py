@@ -28,7 +28,7 @@ from hf_vanilla_transformer.modeling_vanilla_transformer import (
     eager_attention,
     sinusoidal_table,
 )
-from hf_vanilla_transformer.ops_vanilla_transformer import positions_of
+from hf_vanilla_transformer.ops_vanilla_transformer import Dropout, positions_of
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile"),  # see _one_thread_uncompiled
@@ -531,6 +531,7 @@ def _stand_in_for_dropout(monkeypatch, factor=3.0):
         return factor * x
 
     monkeypatch.setattr(F, "dropout", scale)
+    monkeypatch.setattr(Dropout, "forward", lambda self, x: scale(x, self.p, self.training))
     return calls
 
 

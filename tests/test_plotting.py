@@ -166,3 +166,18 @@ def test_without_matplotlib_the_error_names_the_extra(monkeypatch):
     spec = importlib.util.spec_from_file_location("plotting_alone", plotting.__file__)
     with pytest.raises(ImportError, match=r"pip install hf-vanilla-transformer\[plot\]"):
         spec.loader.exec_module(importlib.util.module_from_spec(spec))
+
+
+def test_learning_curves_show_what_the_log_has():
+    log = [{"step": 1, "loss": 5.0}, {"step": 2, "loss": 4.0, "learning_rate": 0.1}, {"step": 2, "eval_bleu": 7.5}]
+    figure = plotting.plot_training({"base": log, "other": log[:1]})
+    loss, bleu = figure.axes
+    assert [panel.get_title() for panel in (loss, bleu)] == ["training loss", "validation BLEU"]
+    assert [line.get_xydata().tolist() for line in loss.get_lines()] == [[[1, 5], [2, 4]], [[1, 5]]]
+    assert [line.get_xydata().tolist() for line in bleu.get_lines()] == [[[2, 7.5]]]
+    assert [text.get_text() for text in bleu.get_legend().get_texts()] == ["base"]
+
+
+def test_learning_curves_need_a_figure_to_show():
+    with pytest.raises(ValueError, match="no log has a loss"):
+        plotting.plot_training({"empty": [{"step": 1, "learning_rate": 0.1}]})

@@ -6,6 +6,7 @@ from typing import Any
 from tqdm import tqdm
 from transformers import TrainerCallback
 
+from ..batching import TokenBudgetBatchSampler
 from ..training import TranslationMetrics
 
 
@@ -25,6 +26,9 @@ class Console(TrainerCallback):
         if state.is_world_process_zero:
             # disable=None: a bar if standard error is a terminal, and only then.
             self.bar = tqdm(total=state.max_steps, initial=state.global_step, unit=" updates", disable=None)
+            batches = getattr(kwargs.get("train_dataloader"), "batch_sampler", None)
+            if isinstance(batches, TokenBudgetBatchSampler):
+                self._show(f"Batches: {len(batches):,} an epoch for each device, {batches.padding_waste:.1%} padding")
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Moves the bar."""

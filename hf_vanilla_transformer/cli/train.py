@@ -3,6 +3,7 @@
 import argparse
 import json
 import logging
+import shutil
 import sys
 import time
 from dataclasses import asdict
@@ -37,6 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _train(arguments: argparse.Namespace) -> None:
     from .. import register
+    from ..batching import BatchingError
     from ..data import CorpusError
     from ..recipe import RecipeError, describe_options, parse_recipe
 
@@ -49,7 +51,7 @@ def _train(arguments: argparse.Namespace) -> None:
         run = _Run(data, model, training, arguments.resume)
         run.check()
         run.train()
-    except (RecipeError, CorpusError) as error:
+    except (RecipeError, CorpusError, BatchingError) as error:
         raise UsageError(first_line(error)) from error
 
 
@@ -91,7 +93,12 @@ class _Run:
     def _check_output(self) -> None:
         started = self.output / RECIPE
         if not self.resume:
-            if self.main and self.output.is_dir() and any(self.output.iterdir()):
+            # A run that never came to train leaves these two, and nothing that anybody would miss.
+            if (
+                self.main
+                and self.output.is_dir()
+                and {path.name for path in self.output.iterdir()} - {RECIPE, TOKENIZER}
+            ):
                 raise UsageError(f"{self.output} is not empty; go on with --resume, or name another --output_dir")
             return
         if not started.is_file():
@@ -114,7 +121,8 @@ class _Run:
         from transformers import set_seed
 
         from ..checkpoints import last_whole_checkpoint
-        from ..training import keep_freed_memory
+        from ..training import keep_freed_memory, run_facts
+        from .finish import finish_run
 
         if self.args.device.type == "cpu":
             keep_freed_memory()
@@ -122,6 +130,7 @@ class _Run:
         _be_quiet()
         if self.main and not self.resume:
             self.output.mkdir(parents=True, exist_ok=True)
+            shutil.rmtree(self.output / TOKENIZER, ignore_errors=True)
             (self.output / RECIPE).write_text(json.dumps(self._fixed(), indent=1), encoding="utf-8")
         trainer = self._trainer()
         checkpoint = last_whole_checkpoint(self.output) if self.resume else None
@@ -133,9 +142,10 @@ class _Run:
         trainer.save_model()
         trainer.save_state()
         self._say(f"Trained {trainer.state.global_step:,} updates in {seconds / 60:.1f} minutes: {self.output}")
-        self.args.distributed_state.wait_for_everyone()
+        trainer.accelerator.wait_for_everyone()
+        trainer.end()  # what is left is for one process, and the others may leave
         if self.main:
-            self._finish()
+            finish_run(run_facts(trainer, seconds), self.data, self.args, self._say)
 
     def _trainer(self) -> "VanillaTransformerTrainer":
         from transformers import DataCollatorForSeq2Seq
@@ -146,9 +156,12 @@ class _Run:
         from .console import Console
 
         cleaning = Cleaning(self.data.max_length, self.data.max_length_ratio)
-        with self.args.main_process_first(desc="reading and tokenizing the corpus"):
+        # One process of each machine works, and the others take it from the cache; but one alone learns the vocabulary.
+        with self.args.main_process_first(desc="reading the corpus"):
             pairs = self._read("train", self.data.streaming)
+        with self.args.main_process_first(local=False, desc="learning the vocabulary"):
             tokenizer = self._tokenizer(pairs)
+        with self.args.main_process_first(desc="tokenizing the corpus"):
             train = tokenize(pairs, tokenizer, cleaning, self.data.preprocessing_num_workers)
             validation = None
             if self.data.corpus("validation"):
@@ -187,8 +200,13 @@ class _Run:
         name = self.model.tokenizer_name_or_path or self.model.model_name_or_path
         if name:
             return AutoTokenizer.from_pretrained(name)
-        if not self.main or (saved / "tokenizer.json").is_file():
+        if (saved / "tokenizer.json").is_file():
             return AutoTokenizer.from_pretrained(saved)
+        if not self.main:
+            raise UsageError(
+                f"the main process has left no {saved}; if it tells no error of its own, --output_dir is not the same "
+                "folder on all machines, as it has to be"
+            )
         tokenizer = VanillaTransformerTokenizerFast.train_from_iterator(
             texts_of(pairs), vocab_size=self.model.vocab_size, show_progress=sys.stderr.isatty()
         )
@@ -206,6 +224,8 @@ class _Run:
             model = AutoModelForSeq2SeqLM.from_pretrained(self.model.model_name_or_path)
         else:
             model = VanillaTransformerForConditionalGeneration(self.model.config(vocab_size))
+        if self.args.ddp_find_unused_parameters is None:
+            self.args.ddp_find_unused_parameters = False  # every update uses all; looking for others takes time
         if self.args.learning_rate is None:
             warmup = int(self.args.get_warmup_steps(self.args.max_steps))
             self.args.learning_rate = paper_learning_rate(
@@ -213,35 +233,6 @@ class _Run:
             )
         self._say(f"Model: {model.num_parameters():,} parameters, vocabulary of {vocab_size:,}")
         return model
-
-    def _finish(self) -> None:
-        from ..averaging import average_checkpoints
-        from ..checkpoints import last_whole_checkpoints
-
-        final = self.output
-        if last := self.args.average_last:
-            final = self.output / f"averaged-{last}"
-            checkpoints = last_whole_checkpoints(self.output, last, to_resume=False)
-            average_checkpoints(checkpoints, final, overwrite=True)
-            self._say(f"Averaged the last {last} checkpoints: {final}")
-        for part in ("validation", "test"):
-            if self.data.corpus(part):
-                self._score(part, final)
-
-    def _score(self, part: str, folder: Path) -> None:
-        from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
-
-        from ..metrics import corpus_bleu, corpus_chrf
-        from ..translation import translate
-
-        pairs = self._read(part)
-        model = AutoModelForSeq2SeqLM.from_pretrained(folder).to(self.args.device).eval()
-        tokenizer = AutoTokenizer.from_pretrained(folder)
-        translations = translate(model, tokenizer, list(pairs["source"]))
-        (folder / f"{part}.translations.txt").write_text("\n".join(translations) + "\n", encoding="utf-8")
-        bleu = corpus_bleu(translations, list(pairs["target"]), tokenize=self.args.bleu_tokenize)
-        chrf = corpus_chrf(translations, list(pairs["target"]))
-        self._say(f"{part} ({folder}): {bleu}, {chrf}")
 
     def _say(self, line: str) -> None:
         if self.main:

@@ -1,0 +1,172 @@
+"""`vanilla-transformer train`: wrong use is told before any work, and a run goes from text files to scores."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from safetensors.torch import load_file
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
+
+from hf_vanilla_transformer import cli
+from hf_vanilla_transformer.metrics import corpus_bleu
+
+PAIRS = [(f"{'half past ' * (n % 4)}nine {n}", f"{'halb zehn ' * (n % 3)}neun {n}") for n in range(50)]
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> Path:
+    for name, pairs in (("train", PAIRS), ("val", PAIRS[:5]), ("test", PAIRS[5:12])):
+        for side, suffix in ((0, "en"), (1, "de")):
+            lines = "".join(f"{pair[side]}\n" for pair in pairs)
+            (tmp_path / f"{name}.{suffix}").write_text(lines, encoding="utf-8")
+    return tmp_path
+
+
+@pytest.fixture
+def recipe(corpus: Path) -> dict:
+    return {
+        "data_dir": str(corpus), "train_source": ["train.en"], "train_target": ["train.de"],
+        "validation_source": ["val.en"], "validation_target": ["val.de"],
+        "test_source": ["test.en"], "test_target": ["test.de"],
+        "preset": "tiny", "d_model": 16, "encoder_ffn_dim": 32, "decoder_ffn_dim": 32, "vocab_size": 300,
+        "max_steps": 4, "warmup_steps": 2, "per_device_train_batch_tokens": 128, "logging_steps": 2,
+        "eval_strategy": "steps", "eval_steps": 2, "save_steps": 2, "average_last": 2, "generation_max_length": 12,
+        "output_dir": str(corpus / "run"),
+    }  # fmt: skip
+
+
+def train(recipe: dict, *options: str) -> int:
+    path = Path(recipe["data_dir"]) / "recipe.yaml"
+    path.write_text(yaml.safe_dump(recipe), encoding="utf-8")
+    return cli.main(["train", "--config", str(path), *options])
+
+
+def complaint(capsys, recipe: dict, *options: str) -> str:
+    assert train(recipe, *options) == 2
+    error = capsys.readouterr().err.strip()
+    assert error.startswith("vanilla-transformer: error: ")
+    assert "\n" not in error
+    return error
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"output_dir": None}, "--output_dir"),
+        ({"train_source": [], "train_target": []}, "no training data"),
+        ({"train_target": []}, "1 source files but 0 target files"),
+        ({"validation_source": [], "validation_target": []}, "eval_strategy needs"),
+        ({"test_source": ["nowhere.en"]}, "nowhere.en: no such file"),
+        ({"average_last": 5, "save_total_limit": 3}, "keep at least as many"),
+        ({"max_stepps": 3}, "did you mean 'max_steps'?"),
+        ({"learning_rate": "fast"}, "invalid float value: 'fast'"),
+        ({"d_model": 15}, "d_model"),
+        ({"preset": "huge"}, "There is no preset 'huge'"),
+        ({"max_length": 1}, "no sentence pair is left"),
+        ({"per_device_train_batch_tokens": 3}, "longer than a batch may be"),
+        ({"gradient_accumulation_steps": 1000}, "can't be shared"),
+    ],
+)  # fmt: skip
+def test_wrong_use_is_told(capsys, recipe, change, message):
+    assert message in complaint(capsys, recipe | change)
+
+
+def test_options_of_the_command_line_are_checked_too(capsys, recipe):
+    assert "did you mean 'max_steps'?" in complaint(capsys, recipe, "--max_step", "3")
+    assert "invalid int value: 'x'" in complaint(capsys, recipe, "--max-steps", "x")
+
+
+def test_a_missing_recipe_is_told(capsys):
+    assert cli.main(["train", "--config", "nowhere.yaml"]) == 2
+    assert "nowhere.yaml can't be read" in capsys.readouterr().err
+
+
+def test_a_shorter_translation_is_told_with_its_line(capsys, recipe, corpus):
+    (corpus / "train.de").write_text("eins\nzwei\n", encoding="utf-8")
+    assert "train.de: ends after line 2" in complaint(capsys, recipe)
+
+
+def test_a_folder_in_use_is_not_written_to(capsys, recipe, corpus):
+    (corpus / "run").mkdir()
+    (corpus / "run" / "thesis.txt").write_text("my work")
+    assert "is not empty; go on with --resume" in complaint(capsys, recipe)
+    assert [path.name for path in (corpus / "run").iterdir()] == ["thesis.txt"]
+
+
+def test_resuming_needs_a_run(capsys, recipe):
+    assert "there is no run to go on with" in complaint(capsys, recipe, "--resume")
+
+
+def test_a_run_that_failed_before_training_can_be_started_again(capsys, recipe, corpus):
+    complaint(capsys, recipe, "--per_device_train_batch_tokens", "3")
+    assert {path.name for path in (corpus / "run").iterdir()} == {"recipe.json", "tokenizer"}
+    assert train(recipe, "--vocab_size", "290", "--eval_strategy", "no", "--average_last", "0") == 0
+    assert AutoModelForSeq2SeqLM.from_pretrained(corpus / "run").config.vocab_size <= 290
+
+
+def test_all_options_are_listed(capsys):
+    assert cli.main(["train", "--list-options"]) == 0
+    listed = capsys.readouterr().out
+    assert all(f"--{name}" in listed for name in ("train_source", "dropout", "learning_rate_factor", "adam_beta2"))
+
+
+def test_a_run_from_text_to_scores(capsys, recipe, corpus):
+    assert train(recipe) == 0
+    out, run = capsys.readouterr().out, corpus / "run"
+    assert "Training data: 50 pairs kept, 0 left out" in out
+    assert re.search(r"Batches: \d+ an epoch for each device, \d+\.\d% padding", out)
+    assert re.search(r"update 4, epoch \d\.\d, [\d,]+ target tokens: loss \d\.\d+, rate .*, [\d,]+ tokens/s", out)
+    assert re.search(r"update 4, validation: perplexity [\d.]+, BLEU [\d.]+ \(nrefs:1.*tok:13a.*\), chrF", out)
+    assert out.count("  reference:   ") == 6
+    assert "Averaged the last 2 checkpoints" in out
+    mean = load_file(run / "averaged-2" / "model.safetensors")
+    parts = [load_file(run / f"checkpoint-{step}" / "model.safetensors") for step in (2, 4)]
+    for name, weight in mean.items():
+        torch.testing.assert_close(weight, (parts[0][name] + parts[1][name]) / 2, rtol=0, atol=1e-7)
+
+    scores = json.loads((run / "averaged-2" / "scores.json").read_text())
+    translations = (run / "averaged-2" / "test.translations.txt").read_text(encoding="utf-8").splitlines()
+    bleu = corpus_bleu(translations, [target for _, target in PAIRS[5:12]])
+    assert scores[1]["scores"][0] == {"name": "BLEU", "value": bleu.value, "signature": bleu.signature}
+    card = (run / "averaged-2" / "README.md").read_text(encoding="utf-8")
+    assert bleu.signature in card
+    assert "50" in card
+    assert str(corpus) not in card
+    model = AutoModelForSeq2SeqLM.from_pretrained(run / "averaged-2").eval()
+    tokenizer = AutoTokenizer.from_pretrained(run / "averaged-2")
+    output = model.generate(**tokenizer(PAIRS[5][0], return_tensors="pt"))
+    assert tokenizer.decode(output[0], skip_special_tokens=True) == translations[0]
+
+
+def test_a_finished_run_can_be_gone_on_with(capsys, recipe, corpus):
+    assert train(recipe) == 0
+    assert "d_model 16, not 32" in complaint(capsys, recipe, "--resume", "--d_model", "32")
+    assert train(recipe, "--resume", "--max_steps", "6") == 0
+    out = capsys.readouterr().out
+    assert f"Going on from {corpus / 'run' / 'checkpoint-4'}" in out
+    assert json.loads((corpus / "run" / "trainer_state.json").read_text())["global_step"] == 6
+
+
+def test_figures_go_to_tensorboard(recipe, corpus, monkeypatch):
+    monkeypatch.setenv("TENSORBOARD_LOGGING_DIR", str(corpus / "figures"))
+    assert train(recipe, "--report_to", "tensorboard") == 0
+    events = EventAccumulator(str(corpus / "figures"))
+    events.Reload()
+    assert {"train/loss", "train/tokens_per_second", "eval/perplexity", "eval/bleu"} <= set(events.Tags()["scalars"])
+
+
+def test_going_on_from_a_saved_model(recipe, corpus, tiny_checkpoint):
+    options = ["--model_name_or_path", str(tiny_checkpoint), "--average_last", "0"]
+    assert train(recipe, *options) == 0
+    saved = AutoModelForSeq2SeqLM.from_pretrained(corpus / "run")
+    assert saved.config.d_model == 32  # the model's own, not the recipe's
+    assert (corpus / "run" / "README.md").is_file()
+
+
+def test_a_streamed_corpus_trains(capsys, recipe, corpus):
+    assert train(recipe, "--streaming", "true", "--shuffle_buffer_size", "20") == 0
+    assert "Trained 4 updates" in capsys.readouterr().out
