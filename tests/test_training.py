@@ -3,10 +3,13 @@
 import json
 import math
 import os
+import platform
 import subprocess
 import sys
 from pathlib import Path
 
+import datasets
+import evaluate
 import numpy as np
 import pytest
 import torch
@@ -289,6 +292,58 @@ def test_evaluation_translates_and_keeps_the_best(tiny_checkpoint, tmp_path):
     assert len(perplexities) < 40  # a rate of 1 makes it worse, so patience ends the run
     assert trainer.state.best_metric == min(perplexities)
     assert {"eval_bleu", "eval_chrf"} <= trainer.state.log_history[-2].keys() | trainer.state.log_history[-3].keys()
+
+
+class SameWords(evaluate.Metric):
+    """A metric object of the evaluate library, as `evaluate.load` returns it."""
+
+    def _info(self):
+        features = datasets.Features({"predictions": datasets.Value("string"), "references": datasets.Value("string")})
+        return evaluate.MetricInfo(description="", citation="", inputs_description="", features=features)
+
+    def _compute(self, predictions, references):
+        same = [set(left.split()) == set(right.split()) for left, right in zip(predictions, references, strict=True)]
+        return {"same_words": 100 * sum(same) / len(same)}
+
+
+def test_metrics_of_the_evaluate_library(tiny_checkpoint, tmp_path):
+    tokenizer = AutoTokenizer.from_pretrained(tiny_checkpoint)
+    metric, seen = SameWords(cache_dir=str(tmp_path)), []
+
+    def compute_metrics(predictions: EvalPrediction) -> dict[str, float]:
+        texts = [np.where(ids == -100, 0, ids) for ids in (predictions.predictions, predictions.label_ids)]
+        texts = [tokenizer.batch_decode(ids, skip_special_tokens=True) for ids in texts]
+        seen.append(texts[1])
+        return metric.compute(predictions=texts[0], references=texts[1])
+
+    data = rows(tokenizer, 5)
+    options = {"predict_with_generate": True, "generation_num_beams": 1, "per_device_eval_batch_size": 2}
+    trainer = trainer_of(tiny_checkpoint, tmp_path, eval_dataset=data, compute_metrics=compute_metrics, **options)
+    assert trainer.evaluate()["eval_same_words"] == 0.0
+    assert seen == [tokenizer.batch_decode(list(data["labels"]), skip_special_tokens=True)]  # each once and in order
+
+
+def test_the_card_of_a_trainer(tiny_checkpoint, tmp_path):
+    trainer = trainer_of(tiny_checkpoint, tmp_path / "my-model", max_steps=2)
+    trainer.train()
+    trainer.create_model_card(license="apache-2.0")
+    card = (tmp_path / "my-model" / "README.md").read_text(encoding="utf-8")
+    for fact in (
+        "license: apache-2.0",
+        "my-model",
+        "40",
+        "Adam, beta 0.9 and 0.98",
+        "inverse sqrt, 2 updates of warm-up",
+    ):
+        assert fact in card
+    assert str(tmp_path) not in card
+
+
+def test_glibc_keeps_freed_memory():
+    """In a process of its own, as it can't be undone."""
+    code = "from hf_vanilla_transformer.training import keep_freed_memory as k; raise SystemExit(0 if k() else 3)"
+    expected = 0 if platform.libc_ver()[0] == "glibc" else 3
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == expected
 
 
 def test_longest_come_first_in_evaluations(tiny_checkpoint):
