@@ -114,25 +114,26 @@ class TokenBudgetStream(IterableDataset[list[dict[str, Any]]]):
     def __iter__(self) -> Iterator[list[dict[str, Any]]]:
         # A copy, because workers share the number of the epoch in memory, and they are not in the same one.
         dataset = copy.deepcopy(self.dataset)
+        numbers = count()
         for epoch in count():
             dataset.set_epoch(epoch)
-            examples, number = iter(dataset), 0
+            examples, empty = iter(dataset), True
             while window := list(islice(examples, self.window)):
-                yield from self._batches(window, number, epoch)
-                number += 1
-            if number == 0:
+                empty = False
+                yield from self._batches(window, next(numbers))
+            if empty:
                 worker = get_worker_info()
                 if worker is not None and worker.id > 0:
                     return  # there are more workers than files
                 raise ValueError("the stream has no sentence pair for this process; are all cleaned away?")
 
-    def _batches(self, examples: list[dict[str, Any]], number: int, epoch: int) -> Iterator[list[dict[str, Any]]]:
-        source = np.array([len(example["input_ids"]) for example in examples])
-        target = np.array([len(example["labels"]) for example in examples])
-        sampler = TokenBudgetBatchSampler(source, target, self.max_tokens, seed=self.seed + number)
-        sampler.set_epoch(epoch)
+    def _batches(self, window: list[dict[str, Any]], number: int) -> Iterator[list[dict[str, Any]]]:
+        source = np.array([len(example["input_ids"]) for example in window])
+        target = np.array([len(example["labels"]) for example in window])
+        sampler = TokenBudgetBatchSampler(source, target, self.max_tokens, seed=self.seed)
+        sampler.set_epoch(number)  # each window has an order of its own, in each pass
         for batch in sampler:
-            yield [examples[place] for place in batch]
+            yield [window[place] for place in batch]
 
 
 def _ends(source: Lengths, target: Lengths, max_tokens: int) -> Lengths:

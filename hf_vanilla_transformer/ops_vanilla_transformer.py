@@ -236,7 +236,7 @@ class _CheapDropout(torch.autograd.Function):
 
 
 def in_float32_on_cpu(attend: Callable[..., Any]) -> Callable[..., Any]:
-    """Lets sdpa compute bfloat16 in float32 on a CPU: torch 2.13's backward pass takes seven times as long otherwise."""
+    """Lets sdpa compute bfloat16 in float32 on a CPU: torch's backward pass takes seven times as long otherwise."""
 
     def attend_in_float32(module: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, **kwargs: Any) -> Any:
         if q.device.type != "cpu" or q.dtype != torch.bfloat16 or module.config._attn_implementation != "sdpa":

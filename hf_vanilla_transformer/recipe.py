@@ -1,6 +1,5 @@
 """Recipes: everything that a training run needs to know, in one YAML file whose values the command line overrides."""
 
-import argparse
 import dataclasses
 import difflib
 import json
@@ -188,12 +187,12 @@ _NUMBER = re.compile(r"[-+]?\d+(?:\.\d*)?[eE][-+]?\d+$")
 _Loader.add_implicit_resolver("tag:yaml.org,2002:float", _NUMBER, list("-+0123456789"))
 
 
-def parse_recipe(path: str | Path | None, overrides: Sequence[str] = ()) -> Arguments:
-    """Reads a recipe and what the command line says otherwise.
+def parse_recipe(paths: Iterable[str | Path] = (), overrides: Sequence[str] = ()) -> Arguments:
+    """Reads recipes and what the command line says otherwise.
 
     Args:
-        path: A YAML file: option -> value, as on the command line but without dashes; `null` is the default. None: the
-            defaults.
+        paths: YAML files: option -> value, as on the command line but without dashes; `null` is the default. The later
+            ones override.
         overrides: Options of the command line, `["--max_steps", "100"]`.
 
     Raises:
@@ -201,14 +200,17 @@ def parse_recipe(path: str | Path | None, overrides: Sequence[str] = ()) -> Argu
     """
     parser = _parser()
     known = {action.dest: action for action in reversed(parser._actions)}  # --name rather than --no_name
-    recipe = {} if path is None else _read(Path(path))
-    _refuse_unknown(recipe, known, f"{path}: unknown option")
-    recipe = {str(name).replace("-", "_"): value for name, value in recipe.items() if value is not None}
+    recipe: dict[str, Any] = {}
+    for path in paths:
+        options = _read(Path(path))
+        _refuse_unknown(options, known, f"{path}: unknown option")
+        recipe |= {str(name).replace("-", "_"): value for name, value in options.items()}
+    recipe = {name: value for name, value in recipe.items() if value is not None}
     parser.set_defaults(**{name: [] for name, value in recipe.items() if value == []})  # argparse has no empty lists
     try:
-        options = [option for name, value in recipe.items() for option in _as_options(known[name], value)]
+        written = [option for name, value in recipe.items() for option in _as_options(known[name], value)]
         *arguments, unknown = parser.parse_args_into_dataclasses(
-            [*options, *overrides], return_remaining_strings=True, look_for_args_file=False
+            [*written, *overrides], return_remaining_strings=True, look_for_args_file=False
         )
     except (ValueError, TypeError, ImportError, OSError) as error:  # transformers checks what goes together
         raise RecipeError(" ".join(str(error).split())) from error
@@ -255,7 +257,7 @@ def _refuse_unknown(names: Iterable[Any], known: Iterable[str], complaint: str) 
             raise RecipeError(f"{complaint} {name!r}" + (f"; did you mean {similar[0]!r}?" if similar else ""))
 
 
-def _as_options(action: argparse.Action, value: Any) -> list[str]:
+def _as_options(action: Any, value: Any) -> list[str]:
     option = action.option_strings[0]
     if not isinstance(value, list):
         return [f"{option}={json.dumps(value) if isinstance(value, dict) else value}"]

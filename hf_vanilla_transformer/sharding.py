@@ -31,7 +31,7 @@ class ShardingTrainer(Seq2SeqTrainer):
         super().__init__(*args, **kwargs)
         self._model_class = type(self.model)  # FSDP puts the model into a class of its own
         if self.is_fsdp_enabled:
-            _check_plugin(self.accelerator.state.fsdp_plugin)
+            check_plugin(self.accelerator.state.fsdp_plugin)
             share_embedding_module(self.model)
         elif parse_flag_from_env("ACCELERATE_USE_FSDP"):
             raise RecipeError(
@@ -83,7 +83,8 @@ class ShardingTrainer(Seq2SeqTrainer):
 
     def _load_weights(self, checkpoint: Path) -> None:
         options = StateDictOptions(full_state_dict=True, strict=False)  # as tied weights are saved once
-        result = set_model_state_dict(self.model, load_file(checkpoint / WEIGHTS), options=options)
+        weights: dict[str, Any] = load_file(checkpoint / WEIGHTS)
+        result = set_model_state_dict(self.model, weights, options=options)
         wrong = [*(name for name in result.missing_keys if name not in _tied_to(self.model)), *result.unexpected_keys]
         if wrong:
             raise ValueError(f"{checkpoint / WEIGHTS} is of another model: {wrong[0]} is in one of the two only")
@@ -101,7 +102,7 @@ class ShardingTrainer(Seq2SeqTrainer):
         self.lr_scheduler.load_state_dict(torch.load(Path(checkpoint, SCHEDULER), weights_only=True))
 
     @property
-    def _torch_optimizer(self) -> torch.optim.Optimizer:
+    def _torch_optimizer(self) -> Any:
         return getattr(self.optimizer, "optimizer", self.optimizer)  # what Accelerate's optimizer wraps
 
 
@@ -136,7 +137,15 @@ def _tied_to(model: Any) -> dict[str, str]:
     return tied
 
 
-def _check_plugin(plugin: Any) -> None:
+def check_plugin(plugin: Any) -> None:
+    """Refuses what this module isn't for.
+
+    Args:
+        plugin: Accelerate's FullyShardedDataParallelPlugin.
+
+    Raises:
+        RecipeError: It asks for FSDP's first version, or for checkpoints in parts.
+    """
     if plugin.fsdp_version != 2:
         raise RecipeError(f"fsdp_version is {plugin.fsdp_version}; write `fsdp_version: 2` into Accelerate's config")
     if "FULL_STATE_DICT" not in str(plugin.state_dict_type):

@@ -62,7 +62,7 @@ def main() -> None:
     parser.add_argument("--bf16", action="store_true", help="bfloat16 autocast")
     options = parser.parse_args()
     overrides = ["--data_dir", options.data_dir, "--output_dir", options.output_dir]
-    data, sizes, args = parse_recipe(options.config, overrides)
+    data, sizes, args = parse_recipe([options.config], overrides)
     set_seed(args.seed)
     tokenizer = AutoTokenizer.from_pretrained(options.tokenizer)
     train = tokenize(read_corpus(data.corpus("train")), tokenizer, Cleaning(data.max_length, data.max_length_ratio))

@@ -69,6 +69,7 @@ def complaint(capsys, recipe: dict, *options: str) -> str:
         ({"max_length": 1}, "no sentence pair is left"),
         ({"per_device_train_batch_tokens": 3}, "longer than a batch may be"),
         ({"gradient_accumulation_steps": 1000}, "can't be shared"),
+        ({"vocab_size": 50}, "vocab_size=50: give an integer of at least 259"),
     ],
 )  # fmt: skip
 def test_wrong_use_is_told(capsys, recipe, change, message):

@@ -30,7 +30,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "(--list-options shows them all). Several devices or machines: accelerate launch -m hf_vanilla_transformer "
         "train --config RECIPE"
     )
-    parser.add_argument("--config", metavar="RECIPE", help="a YAML file of options, such as recipes/multi30k_tiny.yaml")
+    parser.add_argument(
+        "--config",
+        nargs="+",
+        default=[],
+        metavar="RECIPE",
+        help="a YAML file of options, such as recipes/multi30k_tiny.yaml; of several, the later ones override",
+    )
     parser.add_argument("--resume", action="store_true", help="go on from the last whole checkpoint in --output_dir")
     parser.add_argument("--list-options", action="store_true", help="show every option of a recipe and its default")
     parser.set_defaults(run=_train, takes_overrides=True)
@@ -207,9 +213,12 @@ class _Run:
                 f"the main process has left no {saved}; if it tells no error of its own, --output_dir is not the same "
                 "folder on all machines, as it has to be"
             )
-        tokenizer = VanillaTransformerTokenizerFast.train_from_iterator(
-            texts_of(pairs), vocab_size=self.model.vocab_size, show_progress=sys.stderr.isatty()
-        )
+        try:
+            tokenizer = VanillaTransformerTokenizerFast.train_from_iterator(
+                texts_of(pairs), vocab_size=self.model.vocab_size, show_progress=sys.stderr.isatty()
+            )
+        except ValueError as error:  # too small a vocabulary, or no text
+            raise UsageError(first_line(error)) from error
         tokenizer.save_pretrained(saved)
         return tokenizer
 
