@@ -1,0 +1,37 @@
+"""Draws the learning curves of training runs: loss, validation perplexity and BLEU by updates.
+
+    python scripts/learning_curves.py outputs/one outputs/other --output curves.png
+
+A run that is still training is drawn up to its last checkpoint.
+"""
+
+import argparse
+import json
+from pathlib import Path
+
+from hf_vanilla_transformer.checkpoints import TRAINER_STATE, last_whole_checkpoint
+from hf_vanilla_transformer.plotting import plot_training
+
+
+def main() -> None:
+    """Reads the runs' logs and writes the picture."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("runs", nargs="+", type=Path, help="folders that `vanilla-transformer train` wrote")
+    parser.add_argument("--output", required=True, type=Path, help="the PNG to write")
+    options = parser.parse_args()
+    logs = {run.name: json.loads(state_of(run).read_text())["log_history"] for run in options.runs}
+    plot_training(logs).savefig(options.output, dpi=150)
+
+
+def state_of(run: Path) -> Path:
+    """The log of a finished run, or as far as one has come that is still training."""
+    if (run / TRAINER_STATE).is_file():
+        return run / TRAINER_STATE
+    checkpoint = last_whole_checkpoint(run)
+    if checkpoint is None:
+        raise SystemExit(f"{run} has neither a {TRAINER_STATE} nor a checkpoint; name the folder of a run")
+    return checkpoint / TRAINER_STATE
+
+
+if __name__ == "__main__":
+    main()
