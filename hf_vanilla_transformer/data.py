@@ -4,40 +4,38 @@ A corpus is given as pairs of plain text files, as tables (.tsv, .csv, .jsonl, .
 Plain text, .tsv, .csv and .jsonl may be compressed (.gz).
 """
 
-import csv
-import gzip
 import json
 import os
-import zlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from itertools import groupby, zip_longest
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow
 import pyarrow.compute
-import pyarrow.parquet
 from datasets import Dataset, IterableDataset, concatenate_datasets, load_dataset
 from datasets.exceptions import DatasetGenerationError
 from datasets.fingerprint import Hasher
 from numpy.typing import NDArray
 
+from .formats import (
+    TABLES,
+    CorpusError,
+    Pair,
+    check_file,
+    first_line,
+    is_table,
+    pair_of,
+    read_lines,
+    read_table,
+    read_text,
+)
 from .tokenization_vanilla_transformer import VanillaTransformerTokenizerFast
 
-TABLES = (".tsv", ".csv", ".jsonl", ".json", ".parquet")
 # Above so many pairs, several processes tokenize; below, starting them takes longer than the work.
 PAIRS_A_PROCESS = 200_000
-PAIRS_A_BATCH = 1_000  # of what is read from Parquet
-
-Pair = dict[str, str]  # of the keys "source" and "target"
-Rows = Iterator[tuple[int, Mapping[str, Any]]]  # of a table: where each is, and its columns
-
-
-class CorpusError(ValueError):
-    """A corpus can't be read; the message names file, line and mend."""
 
 
 @dataclass(frozen=True)
@@ -68,10 +66,10 @@ class Corpus:
                 f"{len(self.source)} source files but {len(self.target)} target files; give each its translation"
             )
         for file in (*self.source, *self.target):
-            _check_file(Path(file))
+            check_file(Path(file))
         for table in self.tables:
             if is_table(table):
-                _check_file(Path(table))
+                check_file(Path(table))
             elif Path(table).is_file():
                 raise CorpusError(f"{table}: no table by its name; name it {', '.join(TABLES)}, or give it as text")
 
@@ -193,42 +191,6 @@ def lengths_of(dataset: Dataset, column: str) -> NDArray[np.int64]:
     return np.asarray(pyarrow.compute.list_value_length(table[column]).to_numpy(), dtype=np.int64)
 
 
-def read_lines(path: str | Path) -> Iterator[str]:
-    r"""Yields the lines of a UTF-8 text file, .gz or not, without their ends. Only "\n" and "\r\n" end a line.
-
-    Raises:
-        CorpusError: The file can't be read, a line is not UTF-8, or a .gz file is damaged or none at all.
-    """
-    path = Path(path)
-    number = 0
-    try:
-        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
-            for number, line in enumerate(file, start=1):
-                text = line.decode("utf-8-sig" if number == 1 else "utf-8")
-                yield text[:-1].removesuffix("\r") if text.endswith("\n") else text
-    except UnicodeDecodeError as error:
-        raise CorpusError(
-            f"{path}:{number}: not UTF-8 (byte 0x{error.object[error.start]:02x} at {error.start + 1}); "
-            "convert it first, for instance: iconv -f latin1 -t utf-8"
-        ) from error
-    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise CorpusError(f"{path}:{number + 1}: the compressed file is damaged ({error}); get it anew") from error
-    except OSError as error:
-        raise CorpusError(f"{path}: can't be read ({error.strerror or error}); name a file that can") from error
-
-
-def is_table(name: str) -> bool:
-    """Whether a table is a file by its name; a data set on the Hub otherwise."""
-    return name.removesuffix(".gz").endswith(TABLES)
-
-
-def _check_file(path: Path) -> None:
-    if not path.is_file():
-        raise CorpusError(f"{path}: {'a folder' if path.is_dir() else 'no such file'}; name a text file or a table")
-    if path.stat().st_size == 0:
-        raise CorpusError(f"{path}: the file is empty; is it the right one, and was it written to its end?")
-
-
 def _from_files(corpus: Corpus, sources: list[tuple[str, ...]], streaming: bool) -> Dataset | IterableDataset:
     # Place, size and time of change stand for the content, so that datasets takes no stale copy from its cache.
     stamps = [[(os.path.abspath(path), *_size_and_time(path)) for path in paths] for paths in sources]
@@ -251,110 +213,11 @@ def _size_and_time(path: str) -> tuple[int, int]:
 def _read_sources(sources: list[tuple[str, ...]], stamps: list[Any], columns: tuple[str, str]) -> Iterator[Pair]:
     for paths in sources:
         empty = True
-        for pair in _read_text(*paths) if len(paths) == 2 else _read_table(paths[0], columns):
+        for pair in read_text(*paths) if len(paths) == 2 else read_table(paths[0], columns):
             empty = False
             yield pair
         if empty:
             raise CorpusError(f"{paths[0]}: no sentence pair in it; is it the right file?")
-
-
-def _read_text(source_path: str, target_path: str) -> Iterator[Pair]:
-    lines = zip_longest(read_lines(source_path), read_lines(target_path))
-    for number, (source, target) in enumerate(lines, start=1):
-        if source is None or target is None:
-            short, long = (source_path, target_path) if source is None else (target_path, source_path)
-            raise CorpusError(
-                f"{short}: ends after line {number - 1}, but {long} goes on; they have to be translations of each "
-                "other, line by line"
-            )
-        yield {"source": source, "target": target}
-
-
-def _read_table(path: str, columns: tuple[str, str]) -> Iterator[Pair]:
-    readers: dict[str, Callable[[str, tuple[str, str]], Rows]]
-    readers = {".tsv": _rows_of_tsv, ".csv": _rows_of_csv, ".parquet": _rows_of_parquet}
-    read = readers.get(Path(path.removesuffix(".gz")).suffix, _rows_of_json)
-    for number, row in read(path, columns):
-        yield _pair_of(row, columns, f"{path}:{number}")
-
-
-def _rows_of_tsv(path: str, columns: tuple[str, str]) -> Rows:
-    """Two columns without a header, or the columns that a header names; no quotes: a tab can't stand in a text."""
-    header: Sequence[str] = columns
-    for number, line in enumerate(read_lines(path), start=1):
-        cells = line.split("\t")
-        if number == 1 and set(columns) <= set(cells):
-            header = cells
-        elif len(cells) == len(header):
-            yield number, dict(zip(header, cells, strict=True))
-        elif line:
-            raise CorpusError(
-                f"{path}:{number}: {len(cells)} columns parted by tabs, not {len(header)}; if there are more than two, "
-                f"the first line has to name them, {columns[0]!r} and {columns[1]!r} among them"
-            )
-
-
-def _rows_of_csv(path: str, columns: tuple[str, str]) -> Rows:
-    reader = csv.reader((line + "\n" for line in read_lines(path)), strict=True)
-    header: list[str] = []
-    while True:
-        number = reader.line_num + 1  # where the record begins, as a text can go over several lines
-        try:
-            cells = next(reader, None)
-        except csv.Error as error:
-            raise CorpusError(f"{path}:{number}: not CSV ({error}); is a quote left open?") from error
-        if cells is None:
-            return
-        if not header:
-            header = cells
-        elif len(cells) == len(header):
-            yield number, dict(zip(header, cells, strict=True))
-        elif cells:
-            mend = "a text with a comma, a quote or a line's end stands in quotes"
-            raise CorpusError(f"{path}:{number}: {len(cells)} columns, not {len(header)}; {mend}")
-
-
-def _rows_of_parquet(path: str, columns: tuple[str, str]) -> Rows:
-    try:
-        with pyarrow.parquet.ParquetFile(path) as file:
-            rows = (row for batch in file.iter_batches(PAIRS_A_BATCH) for row in batch.to_pylist())
-            yield from enumerate(rows, start=1)
-    except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
-        raise CorpusError(f"{path}: can't be read ({_first_line(error)}); is it a whole Parquet file?") from error
-
-
-def _rows_of_json(path: str, columns: tuple[str, str]) -> Rows:
-    for number, line in enumerate(read_lines(path), start=1):
-        if not line.strip():
-            continue
-        try:
-            row = json.loads(line)
-        except json.JSONDecodeError as error:
-            raise CorpusError(f"{path}:{number}: not JSON ({error.msg}); write one object a line") from error
-        if not isinstance(row, dict):
-            raise CorpusError(f"{path}:{number}: a {type(row).__name__}; write one JSON object a line")
-        yield number, row
-
-
-def _pair_of(row: Mapping[str, Any], columns: tuple[str, str], where: str) -> Pair:
-    row = row["translation"] if isinstance(row.get("translation"), Mapping) else row
-    for column in columns:
-        if problem := _problem(row, column):
-            raise CorpusError(f"{where}: column {column!r} {problem} (`source_column` and `target_column` name them)")
-    return {"source": row[columns[0]], "target": row[columns[1]]}
-
-
-def _problem(row: Mapping[str, Any], column: str) -> str | None:
-    if column not in row:
-        return f"is missing; there are {', '.join(map(repr, row)) or 'none'}"
-    text = row[column]
-    if not isinstance(text, str):
-        return "is empty (null), not a text" if text is None else f"is no text but of type {type(text).__name__}"
-    try:
-        text.encode()
-    except UnicodeEncodeError:  # JSON can write it, "\ud83d"
-        return "holds one half of a surrogate pair, which is no character"
-    return None
 
 
 def _from_hub(corpus: Corpus, name: str, streaming: bool) -> Dataset | IterableDataset:
@@ -364,13 +227,15 @@ def _from_hub(corpus: Corpus, name: str, streaming: bool) -> Dataset | IterableD
         dataset = load_dataset(name, corpus.configuration, split=corpus.split, streaming=streaming)
         names = dataset.column_names or list(next(iter(dataset), {}))
     except Exception as error:  # of whatever kind its reader or the network raises
-        raise CorpusError(f"{name}: can't be loaded ({_first_line(error)}); name a data set on the Hub") from error
+        raise CorpusError(
+            f"{name}: can't be loaded ({first_line(_cause(error))}); name a data set on the Hub"
+        ) from error
     if not names or (isinstance(dataset, Dataset) and not len(dataset)):
         raise CorpusError(f"{name}: no sentence pair in its split {corpus.split!r}")
 
     def to_pairs(batch: Mapping[str, list[Any]], places: list[int]) -> dict[str, list[str]]:
         rows = [dict(zip(batch, values, strict=True)) for values in zip(*batch.values(), strict=True)]
-        pairs = [_pair_of(row, columns, f"{name}, row {place + 1}") for place, row in zip(places, rows, strict=True)]
+        pairs = [pair_of(row, columns, f"{name}, row {place + 1}") for place, row in zip(places, rows, strict=True)]
         return {side: [pair[side] for pair in pairs] for side in ("source", "target")}
 
     return dataset.map(to_pairs, batched=True, with_indices=True, remove_columns=names)
@@ -389,10 +254,9 @@ def _fingerprint(pairs: Dataset, tokenizer: Any) -> str | None:
     return Hasher.hash((pairs._fingerprint, content, tokenizer.split_special_tokens))
 
 
-def _first_line(error: BaseException) -> str:
-    if isinstance(error, DatasetGenerationError):  # which doesn't say more than that there was one
-        error = error.__cause__ or error
-    return (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
+def _cause(error: Exception) -> BaseException:
+    # datasets says of some errors no more than that there was one.
+    return error.__cause__ or error if isinstance(error, DatasetGenerationError) else error
 
 
 def texts_of(pairs: Iterable[Mapping[str, str]]) -> Iterator[str]:

@@ -25,7 +25,7 @@ WEIGHTS, OPTIMIZER, SCHEDULER = "model.safetensors", "optimizer.pt", "scheduler.
 
 
 class ShardingTrainer(Seq2SeqTrainer):
-    """Seq2SeqTrainer, and what FSDP2 needs beyond it to train, evaluate, save and resume this package's models."""
+    """Seq2SeqTrainer, and what FSDP2 needs beyond it to train, save and resume this package's models."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -38,14 +38,6 @@ class ShardingTrainer(Seq2SeqTrainer):
                 "FSDP is asked for, but Accelerate has it for GPUs and their like only; start on CPUs with "
                 "recipes/accelerate/cpu_ddp.yaml"
             )
-
-    def prediction_step(self, model: Any, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
-        """One batch of the evaluation."""
-        if self.is_fsdp_enabled:
-            # Each step of generate() gathers weights from all processes, so none may stop before the others. Of itself
-            # the Trainer sees to that for FSDP's first version only.
-            kwargs = {**getattr(self, "_gen_kwargs", {}), "synced_gpus": True, **kwargs}
-        return super().prediction_step(model, inputs, *args, **kwargs)
 
     def _save(self, output_dir: str | None = None, state_dict: dict[str, Tensor] | None = None) -> None:
         sharded_class = type(self.model)
