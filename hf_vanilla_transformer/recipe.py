@@ -81,6 +81,7 @@ class ModelArguments:
 
     preset: str = _option("base", "Size: base, big, tiny, or a row of Table 3 (A-h1 ... E).")
     vocab_size: int = _option(37_000, "Pieces of a new joint vocabulary at most (5.1).")
+    merge_punctuation: bool = _option(True, "Whether a piece of it may join words and punctuation.")
     tokenizer_name_or_path: str | None = _option(None, "A saved tokenizer to use in place of a new one.")
     model_name_or_path: str | None = _option(None, "A saved model to go on from; preset and sizes are its own then.")
     d_model: int | None = _option(None, "Width of every layer's output.")

@@ -17,9 +17,12 @@ CONTROL_TOKENS = {"pad_token": "<pad>", "bos_token": "<s>", "eos_token": "</s>"}
 OPTIONS = ("extra_special_tokens", "model_max_length", "padding_side", "split_special_tokens", "truncation_side")
 
 # Where a word begins: at white space with no punctuation beside it. Merges don't cross such a place, but they may join
-# "street" and " ." or "," and " and": tokenised text then needs no more pieces than running text. The second half parts
-# the ">" from "</s" and its like, so that no piece learned from a text can ever spell a control token.
-WORD_START = r"(?<![\s\p{P}])\s+(?![\s\p{P}])|(?<=<pad|<s|</s)>"
+# "street" and " ." or "," and " and": tokenised text then needs no more pieces than running text.
+WORD_START = r"(?<![\s\p{P}])\s+(?![\s\p{P}])"
+# The other way: a word, or a run of punctuation, with the space before it.
+WORD_OR_PUNCTUATION = r"\s?[^\s\p{P}]+|\s?\p{P}+|\s+(?=\s)|\s+"
+# Parts the ">" from "</s" and its like, so that no piece learned from a text can ever spell a control token.
+CONTROL_TOKEN_END = r"(?<=<pad|<s|</s)>"
 LONGEST_WORD = 256  # characters; the trainer's time grows with the square of a word's length
 
 # ByteLevel's alphabet: a byte that is a visible Latin-1 character stands for itself, the others are U+0100 and on.
@@ -52,6 +55,7 @@ class VanillaTransformerTokenizerFast(PreTrainedTokenizerFast):
         min_frequency: int = 2,
         show_progress: bool = True,
         length: int | None = None,
+        merge_punctuation: bool = True,
         **kwargs: Any,
     ) -> "VanillaTransformerTokenizerFast":
         """Learns a joint vocabulary (5.1). The same texts give the same tokenizer, byte for byte.
@@ -64,6 +68,8 @@ class VanillaTransformerTokenizerFast(PreTrainedTokenizerFast):
             min_frequency: How often a pair has to be seen to be merged.
             show_progress: Whether to show a progress bar.
             length: Number of texts for the progress bar, where `texts` doesn't know it.
+            merge_punctuation: Whether a piece may join words and punctuation, "street .". That takes fewer pieces; apart,
+                a word is the same piece before a comma as elsewhere, which small corpora need.
             **kwargs: For the tokenizer: `extra_special_tokens` (counted in `vocab_size`), `model_max_length`,
                 `padding_side`, `truncation_side`, `split_special_tokens`.
 
@@ -91,7 +97,7 @@ class VanillaTransformerTokenizerFast(PreTrainedTokenizerFast):
         if first is None:
             raise ValueError("texts is empty, or all its strings are: there is nothing to learn from")
 
-        backend = _pipeline()
+        backend = _pipeline(merge_punctuation)
         trainer = trainers.BpeTrainer(
             vocab_size=vocab_size - len(extra),
             min_frequency=min_frequency,
@@ -229,12 +235,14 @@ class VanillaTransformerTokenizerFast(PreTrainedTokenizerFast):
 VanillaTransformerTokenizer = VanillaTransformerTokenizerFast
 
 
-def _pipeline() -> Tokenizer:
+def _pipeline(merge_punctuation: bool) -> Tokenizer:
     """An untrained backend: text -> words -> bytes -> pieces, and back."""
+    words = (WORD_START, "merged_with_next") if merge_punctuation else (WORD_OR_PUNCTUATION, "isolated")
     backend = Tokenizer(models.BPE())
     backend.pre_tokenizer = pre_tokenizers.Sequence(
         [
-            pre_tokenizers.Split(Regex(WORD_START), "merged_with_next"),
+            pre_tokenizers.Split(Regex(words[0]), words[1]),
+            pre_tokenizers.Split(Regex(CONTROL_TOKEN_END), "merged_with_next"),
             pre_tokenizers.FixedLength(LONGEST_WORD),
             pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
             # The space before the first word. ByteLevel's add_prefix_space leaves it out where the text begins with a

@@ -57,6 +57,12 @@ def trained():
     return train()
 
 
+@pytest.fixture(scope="module", params=[True, False], ids=["merged", "apart"])
+def either(request, trained):
+    """With pieces that may join words and punctuation, and without."""
+    return trained if request.param else train(merge_punctuation=False)
+
+
 @pytest.fixture
 def tokenizer(trained):
     return copy.deepcopy(trained)
@@ -194,8 +200,8 @@ def test_reversible_on_odd_texts(text, trained):
 
 
 @given(st.text())
-def test_reversible_on_any_text(trained, text):
-    assert returns(trained, text)
+def test_reversible_on_any_text(either, text):
+    assert returns(either, text)
 
 
 @given(st.lists(st.sampled_from([*NASTY[1:-1], " ", "Haus", "the", ",", "<2de>", "neues Wort", "<ü>"])).map("".join))
@@ -212,18 +218,18 @@ def trained_with_added_tokens(trained):
     return tokenizer
 
 
-def test_reversible_in_batches_and_in_every_container(trained):
-    batch = trained(NASTY)["input_ids"]
-    assert trained.decode(batch, skip_special_tokens=True) == NASTY
-    assert trained.batch_decode(batch, skip_special_tokens=True) == NASTY
-    padded = trained(NASTY, padding=True, return_tensors="pt")["input_ids"]
-    assert trained.decode(padded, skip_special_tokens=True) == NASTY
-    assert trained.batch_decode(padded.numpy(), skip_special_tokens=True) == NASTY
-    ids = trained.encode("Zwei junge Männer")
+def test_reversible_in_batches_and_in_every_container(either):
+    batch = either(NASTY)["input_ids"]
+    assert either.decode(batch, skip_special_tokens=True) == NASTY
+    assert either.batch_decode(batch, skip_special_tokens=True) == NASTY
+    padded = either(NASTY, padding=True, return_tensors="pt")["input_ids"]
+    assert either.decode(padded, skip_special_tokens=True) == NASTY
+    assert either.batch_decode(padded.numpy(), skip_special_tokens=True) == NASTY
+    ids = either.encode("Zwei junge Männer")
     for form in (ids, tuple(ids), np.array(ids), torch.tensor(ids)):
-        assert trained.decode(form, skip_special_tokens=True) == "Zwei junge Männer"
-    assert trained.decode(2) == trained.decode(torch.tensor(2)) == "</s>"
-    assert trained.decode([]) == ""
+        assert either.decode(form, skip_special_tokens=True) == "Zwei junge Männer"
+    assert either.decode(2) == either.decode(torch.tensor(2)) == "</s>"
+    assert either.decode([]) == ""
 
 
 def test_ids_that_are_no_tokens(trained):
@@ -250,8 +256,10 @@ def test_control_tokens_in_texts_only_on_demand(trained):
     assert "</s>" not in trained.tokenize("a</s>")
 
 
-def test_no_learned_piece_spells_a_control_token():
-    tokenizer = train(["x</s>y</s>z<s>x<s>y<pad>x<pad>"] * 100, 2000)
+@pytest.mark.parametrize("merge_punctuation", [True, False])
+def test_no_learned_piece_spells_a_control_token(merge_punctuation):
+    texts = ["x</s>y</s>z<s>x<s>y<pad>x<pad>"] * 100
+    tokenizer = train(texts, 2000, merge_punctuation=merge_punctuation)
     assert not any(id_ in tokenizer.encode("x</s>y<s>z<pad>", add_special_tokens=False) for id_ in (0, 1, 2))
 
 
@@ -350,10 +358,10 @@ def test_offsets_leave_out_the_space_before_a_word(trained):
 
 
 @given(st.text(st.sampled_from("aé漢 \n,.</s>👩")))
-def test_offsets_of_any_text(trained, text):
-    encoding = trained(text, return_offsets_mapping=True)
+def test_offsets_of_any_text(either, text):
+    encoding = either(text, return_offsets_mapping=True)
     offsets = encoding["offset_mapping"][:-1]
-    pieces = trained.convert_ids_to_tokens(encoding["input_ids"][:-1])
+    pieces = either.convert_ids_to_tokens(encoding["input_ids"][:-1])
     assert all(0 <= start <= end <= len(text) for start, end in offsets)
     assert all(first <= second for first, second in pairwise(start for start, _ in offsets))
     covered = {i for start, end in offsets for i in range(start, end)}
@@ -568,3 +576,23 @@ def test_compression_is_no_worse_than_subword_nmt(form):
     ours = sum(map(len, tokenizer(lines, add_special_tokens=False)["input_ids"]))
     assert len(tokenizer) <= symbols
     assert ours <= theirs
+
+
+def test_punctuation_stays_apart_where_it_shall():
+    """On running text and on tokenised text alike, and however often a word stands before the same mark."""
+    texts = [
+        "in the street, in the street.",
+        "in the street , in the street .",
+        "it's (in the) street - 't-shirt'",
+    ] * 20
+    joined, apart = (train(texts, merge_punctuation=merge) for merge in (True, False))
+    marks = set(",.'()-")
+
+    def mixed(tokenizer):
+        pieces = [piece for text in texts for piece in tokenizer.readable_pieces(tokenizer(text)["input_ids"][:-1])]
+        return [piece for piece in pieces if set(piece) & marks and set(piece) - marks - {"▁"}]
+
+    assert mixed(joined)
+    assert not mixed(apart)
+    assert apart.readable_pieces(apart("in the street .")["input_ids"]) == ["▁in", "▁the", "▁street", "▁.", "</s>"]
+    assert apart.readable_pieces(apart("the street.")["input_ids"]) == ["▁the", "▁street", ".", "</s>"]

@@ -215,7 +215,10 @@ class _Run:
             )
         try:
             tokenizer = VanillaTransformerTokenizerFast.train_from_iterator(
-                texts_of(pairs), vocab_size=self.model.vocab_size, show_progress=sys.stderr.isatty()
+                texts_of(pairs),
+                vocab_size=self.model.vocab_size,
+                merge_punctuation=self.model.merge_punctuation,
+                show_progress=sys.stderr.isatty(),
             )
         except ValueError as error:  # too small a vocabulary, or no text
             raise UsageError(first_line(error)) from error
