@@ -68,8 +68,8 @@ class VanillaTransformerTokenizerFast(PreTrainedTokenizerFast):
             min_frequency: How often a pair has to be seen to be merged.
             show_progress: Whether to show a progress bar.
             length: Number of texts for the progress bar, where `texts` doesn't know it.
-            merge_punctuation: Whether a piece may join words and punctuation, "street .". That takes fewer pieces; apart,
-                a word is the same piece before a comma as elsewhere, which small corpora need.
+            merge_punctuation: Whether a piece may join words and punctuation, "street .". That takes fewer pieces;
+                apart, a word is the same piece before a comma as elsewhere, which small corpora need.
             **kwargs: For the tokenizer: `extra_special_tokens` (counted in `vocab_size`), `model_max_length`,
                 `padding_side`, `truncation_side`, `split_special_tokens`.
 
