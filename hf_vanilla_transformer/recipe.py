@@ -142,6 +142,9 @@ class VanillaTransformerTrainingArguments(Seq2SeqTrainingArguments):
     max_grad_norm: float = _option(0.0, "Norm that gradients are clipped to; 0: not at all, as in the paper.")
     predict_with_generate: bool = _option(True, "Translate the validation set at each evaluation, for BLEU and chrF.")
     include_for_metrics: list[str] = field(default_factory=lambda: ["inputs"], metadata={"help": "For the samples."})
+    dropout_warmup_steps: int = _option(
+        0, "Updates over which dropout rises from 0 to the model's (curriculum dropout)."
+    )
     early_stopping_patience: int | None = _option(None, "Evaluations without a better one after which to stop.")
     average_last: int = _option(0, "Average so many last checkpoints at the end (6.1); 0: none.")
     bleu_tokenize: str = _option("13a", "How sacreBLEU splits words; none for text that is split already.")

@@ -16,7 +16,7 @@ import torch
 import transformers
 from accelerate.data_loader import prepare_data_loader
 from datasets.distributed import split_dataset_by_node
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.data import DataLoader
 from transformers import EarlyStoppingCallback, EvalPrediction, TrainerCallback
 from transformers.trainer_utils import EvalLoopOutput
@@ -262,10 +262,44 @@ class TranslationMetrics:
         return list(self.tokenizer.batch_decode(token_ids, skip_special_tokens=True))
 
 
+class DropoutWarmup(TrainerCallback):
+    """Lets dropout rise from 0 to each module's own rate, evenly over the first updates.
+
+    Curriculum dropout (Morerio et al. 2017, arXiv:1703.06229). A small model under much dropout takes long to find out
+    what to attend to; without it at first, it learns that within a few epochs, and is regularised afterwards.
+
+    Args:
+        updates: After how many updates dropout is what it is set to.
+    """
+
+    def __init__(self, updates: int) -> None:
+        self.updates = updates
+        self.rates: dict[nn.Dropout, float] = {}
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
+        """Takes down the rates."""
+        self.rates = {module: module.p for module in model.modules() if isinstance(module, nn.Dropout)}
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Sets the rates for the next update."""
+        share = min(state.global_step / self.updates, 1.0)
+        for module, rate in self.rates.items():
+            module.p = share * rate
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Leaves the rates as they were."""
+        for module, rate in self.rates.items():
+            module.p = rate
+
+
 def callbacks_for(args: VanillaTransformerTrainingArguments) -> list[TrainerCallback]:
     """What the arguments ask for beyond transformers' own callbacks."""
-    patience = args.early_stopping_patience
-    return [] if patience is None else [EarlyStoppingCallback(early_stopping_patience=patience)]
+    callbacks: list[TrainerCallback] = []
+    if args.dropout_warmup_steps:
+        callbacks.append(DropoutWarmup(args.dropout_warmup_steps))
+    if args.early_stopping_patience is not None:
+        callbacks.append(EarlyStoppingCallback(early_stopping_patience=args.early_stopping_patience))
+    return callbacks
 
 
 def by_length(dataset: datasets.Dataset) -> datasets.Dataset:

@@ -387,6 +387,32 @@ def test_bfloat16_autocast_trains(tiny_checkpoint, tmp_path):
     assert all(weight.dtype == torch.float32 for weight in mixed.model.parameters())
 
 
+def test_dropout_rises_over_the_first_updates(tiny_checkpoint, tmp_path):
+    trainer = trainer_of(tiny_checkpoint, tmp_path, max_steps=6, dropout_warmup_steps=4)
+    module = trainer.model.model.encoder.layers[0].final_layer_norm.dropout
+    module.p, seen = 0.2, []
+    module.register_forward_pre_hook(lambda module, args: seen.append(module.p))
+    for callback in callbacks_for(trainer.args):
+        trainer.add_callback(callback)
+    trainer.train()
+    assert seen == pytest.approx([0.0, 0.05, 0.1, 0.15, 0.2, 0.2])
+    assert module.p == 0.2
+
+
+def test_resuming_goes_on_with_the_dropout_of_that_update(tiny_checkpoint, tmp_path):
+    options = {"dropout_warmup_steps": 4, "save_strategy": "steps", "save_steps": 1}
+    seen = []
+    for steps, checkpoint in ((2, None), (4, str(tmp_path / "checkpoint-2"))):
+        trainer = trainer_of(tiny_checkpoint, tmp_path, max_steps=steps, **options)
+        module = trainer.model.model.encoder.layers[0].final_layer_norm.dropout
+        module.p = 0.2
+        module.register_forward_pre_hook(lambda module, args: seen.append(module.p))
+        for callback in callbacks_for(trainer.args):
+            trainer.add_callback(callback)
+        trainer.train(resume_from_checkpoint=checkpoint)
+    assert seen == pytest.approx([0.0, 0.05, 0.1, 0.15])
+
+
 KILLED_RUNS = Path(__file__).with_name("killed_runs.py")
 MOMENTS = "update:3,update:8,weights:2,optimizer:1,rng:2,state:1,removal:1"
 
