@@ -19,6 +19,7 @@ from datasets import Dataset, IterableDataset, concatenate_datasets, load_datase
 from datasets.exceptions import DatasetGenerationError
 from datasets.fingerprint import Hasher
 from numpy.typing import NDArray
+from transformers.utils import logging
 
 from .formats import (
     TABLES,
@@ -36,6 +37,9 @@ from .tokenization_vanilla_transformer import VanillaTransformerTokenizerFast
 
 # Above so many pairs, several processes tokenize; below, starting them takes longer than the work.
 PAIRS_A_PROCESS = 200_000
+PAIRS_A_REPORT = 1_000_000  # of a stream, between two lines about what was left out
+
+logger = logging.get_logger(__name__)
 
 
 @dataclass(frozen=True)
@@ -115,6 +119,11 @@ class Cleaning:
         self.kept += int(stays.sum())
         return stays
 
+    @property
+    def seen(self) -> int:
+        """Number of pairs that were looked at."""
+        return self.kept + self.left_out.total()
+
     def __str__(self) -> str:
         removed = ", ".join(f"{count:,} with {reason}" for reason, count in self.left_out.items())
         return f"{self.kept:,} pairs kept, {self.left_out.total():,} left out" + (f": {removed}" if removed else "")
@@ -156,7 +165,8 @@ def tokenize(
     Args:
         pairs: Columns "source" and "target".
         tokenizer: Ends each sequence with its end-of-sentence token.
-        cleaning: What to leave out; its counts are raised (a stream's, as far as it is read, in its own process).
+        cleaning: What to leave out; its counts are raised. Of a stream that happens while it is read, in the
+            process that reads it, which logs a warning with the counts now and then.
         num_proc: Processes; None: one, or all cores for a large corpus. The tokenizer itself uses all cores too.
 
     Raises:
@@ -168,8 +178,10 @@ def tokenize(
         return {"input_ids": encoded["input_ids"], "labels": encoded["labels"]}
 
     def encode_and_clean(batch: Mapping[str, list[str]]) -> dict[str, Any]:
-        columns = encode(batch)
+        columns, before = encode(batch), cleaning.seen
         stays = cleaning.keeps(*(np.array([len(ids) for ids in columns[name]]) for name in ("input_ids", "labels")))
+        if cleaning.seen // PAIRS_A_REPORT > before // PAIRS_A_REPORT:
+            logger.warning("Of the stream, as far as this process has read it: %s", cleaning)
         return {name: [ids for ids, keep in zip(rows, stays, strict=True) if keep] for name, rows in columns.items()}
 
     if isinstance(pairs, IterableDataset):

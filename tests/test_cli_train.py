@@ -169,5 +169,7 @@ def test_going_on_from_a_saved_model(recipe, corpus, tiny_checkpoint):
 
 
 def test_a_streamed_corpus_trains(capsys, recipe, corpus):
-    assert train(recipe, "--streaming", "true", "--shuffle_buffer_size", "20") == 0
-    assert "Trained 4 updates" in capsys.readouterr().out
+    assert train(recipe, "--streaming", "true", "--shuffle_buffer_size", "20", "--max_length", "9") == 0
+    out = capsys.readouterr().out
+    assert "Trained 4 updates" in out
+    assert re.search(r"as far as it was read: \d+ pairs kept, \d+ left out: \d+ with more than 9 tokens", out)

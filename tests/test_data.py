@@ -19,7 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 
-from hf_vanilla_transformer import VanillaTransformerTokenizerFast
+from hf_vanilla_transformer import VanillaTransformerTokenizerFast, data
 from hf_vanilla_transformer.data import (
     Cleaning,
     Corpus,
@@ -608,3 +608,11 @@ def test_another_process_finds_what_was_tokenized(write, tmp_path, tokenizer):
     )
     assert result.returncode == 0, result.stderr
     assert [tuple(row) for row in json.loads(result.stdout)] == expected
+
+
+def test_a_stream_tells_now_and_then_what_it_leaves_out(tokenizer, monkeypatch, caplog):
+    monkeypatch.setattr(data, "PAIRS_A_REPORT", 5)
+    monkeypatch.setattr(data.logger, "propagate", True)
+    pairs = IterableDataset.from_generator(lambda: ({"source": "a" * (n % 2), "target": "b"} for n in range(12)))
+    assert len(list(tokenize(pairs, tokenizer, Cleaning(99)))) == 6
+    assert "6 pairs kept, 6 left out: 6 with an empty side" in caplog.text

@@ -145,6 +145,8 @@ class _Run:
         began = time.perf_counter()
         trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
         seconds = time.perf_counter() - began
+        if self.cleaning.seen and self.data.streaming:
+            self._say(f"Training data, as far as it was read: {self.cleaning}")
         trainer.save_model()
         trainer.save_state()
         self._say(f"Trained {trainer.state.global_step:,} updates in {seconds / 60:.1f} minutes: {self.output}")
@@ -161,7 +163,7 @@ class _Run:
         from ..training import TranslationMetrics, VanillaTransformerTrainer, by_length, callbacks_for
         from .console import Console
 
-        cleaning = Cleaning(self.data.max_length, self.data.max_length_ratio)
+        self.cleaning = cleaning = Cleaning(self.data.max_length, self.data.max_length_ratio)
         # One process of each machine works, and the others take it from the cache; but one alone learns the vocabulary.
         with self.args.main_process_first(desc="reading the corpus"):
             pairs = self._read("train", self.data.streaming)
