@@ -6,6 +6,7 @@ import math
 import platform
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -122,6 +123,7 @@ class VanillaTransformerTrainer(ShardingTrainer):
         # The Trainer tells the epoch to some samplers only, and not after resuming with several processes.
         if self.batch_sampler is not None:
             self.batch_sampler.set_epoch(kwargs["epoch"])
+        self._clock.start(self.state.num_input_tokens_seen)
         super()._run_epoch(**kwargs)
 
     def get_batch_samples(self, epoch_iterator: Iterator[Any], num_batches: int, device: torch.device) -> Any:
@@ -203,27 +205,25 @@ class _Clock:
     """Measures tokens a second between calls, leaving out evaluations."""
 
     def __init__(self) -> None:
-        self._since, self._tokens = time.perf_counter(), 0
+        self._since = 0.0
+        self._tokens: int | None = None
 
-    def paused(self) -> "_Pause":
-        return _Pause(self)
+    def start(self, tokens: int) -> None:
+        """Begins at a number of tokens, which a resumed run has from before; once only."""
+        if self._tokens is None:
+            self._since, self._tokens = time.perf_counter(), tokens
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        began = time.perf_counter()
+        yield
+        self._since += time.perf_counter() - began
 
     def rate(self, tokens: int) -> float:
         now = time.perf_counter()
-        rate = (tokens - self._tokens) / max(now - self._since, 1e-9)
+        rate = (tokens - (self._tokens or 0)) / max(now - self._since, 1e-9)
         self._since, self._tokens = now, tokens
         return round(rate, 1)
-
-
-class _Pause:
-    def __init__(self, clock: _Clock) -> None:
-        self.clock = clock
-
-    def __enter__(self) -> None:
-        self.began = time.perf_counter()
-
-    def __exit__(self, *_: object) -> None:
-        self.clock._since += time.perf_counter() - self.began
 
 
 class TranslationMetrics:

@@ -1,5 +1,6 @@
 """The trainer: section 5's schedule and loss, batches by tokens, resuming after a kill at any moment."""
 
+import itertools
 import json
 import math
 import os
@@ -7,6 +8,7 @@ import platform
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import datasets
 import evaluate
@@ -28,6 +30,7 @@ from transformers import (
     TrainerCallback,
 )
 
+from hf_vanilla_transformer import training
 from hf_vanilla_transformer.recipe import VanillaTransformerTrainingArguments
 from hf_vanilla_transformer.training import (
     TranslationMetrics,
@@ -242,6 +245,18 @@ def test_tokens_are_counted(tiny_checkpoint, tmp_path):
     entries = [entry for entry in trainer.state.log_history if "loss" in entry]
     assert [entry["target_tokens"] for entry in entries] == [sum(counted[: 5 * n]) for n in range(1, 11)]
     assert all(entry["tokens_per_second"] > 0 for entry in entries)
+
+
+def test_a_resumed_run_counts_its_speed_from_where_it_goes_on(tiny_checkpoint, tmp_path, monkeypatch):
+    """By a clock that is one second later at each look."""
+    monkeypatch.setattr(training, "time", SimpleNamespace(perf_counter=itertools.count().__next__))
+    options = {"save_strategy": "steps", "save_steps": 2, "logging_steps": 2, "max_steps": 4}
+    whole = trainer_of(tiny_checkpoint, tmp_path, **options)
+    whole.train()
+    resumed = trainer_of(tiny_checkpoint, tmp_path, **options)
+    resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
+    speeds = [[e["tokens_per_second"] for e in t.state.log_history if "loss" in e] for t in (whole, resumed)]
+    assert speeds[0] == speeds[1]
 
 
 def test_perplexity_is_that_of_every_token(tiny_checkpoint, tmp_path):
