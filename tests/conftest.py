@@ -4,6 +4,7 @@ import atexit
 import os
 import shutil
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 # The libraries read these once, when they are imported, so they are set before anything else is.
@@ -46,6 +47,17 @@ def _seeded() -> None:
     import torch
 
     torch.manual_seed(0)
+
+
+@pytest.fixture
+def transformers_logging() -> Iterator[None]:
+    """For tests of commands that quiet transformers; other tests shall hear it again."""
+    from transformers.utils import logging
+
+    verbosity = logging.get_verbosity()
+    yield
+    logging.set_verbosity(verbosity)
+    logging.enable_progress_bar()
 
 
 TINY_TEXTS = [

@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 import torch
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
-from transformers.utils import logging
 
 from hf_vanilla_transformer import __version__, cli, translation
 from hf_vanilla_transformer.cli import translate
@@ -20,13 +19,7 @@ ROOT = Path(__file__).parents[1]
 COMMAND = [sys.executable, "-m", "hf_vanilla_transformer"]
 
 
-@pytest.fixture(autouse=True)
-def _transformers_logging():
-    """The command quiets transformers; other tests shall hear it again."""
-    verbosity = logging.get_verbosity()
-    yield
-    logging.set_verbosity(verbosity)
-    logging.enable_progress_bar()
+pytestmark = pytest.mark.usefixtures("transformers_logging")
 
 
 @pytest.fixture

@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 import torch
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, T5Config, T5ForConditionalGeneration
-from transformers.utils import logging
 
 from hf_vanilla_transformer import VanillaTransformerTokenizerFast, cli
 from hf_vanilla_transformer.cli import evaluate
@@ -24,13 +23,7 @@ REFERENCES = ["einundzwanzig", "halb zehn am vierten Mai", "", "es kostet zwei-h
 DECODING = {"num_beams": 2, "max_new_tokens": 6}
 
 
-@pytest.fixture(autouse=True)
-def _transformers_logging():
-    """The command quiets transformers; other tests shall hear it again."""
-    verbosity = logging.get_verbosity()
-    yield
-    logging.set_verbosity(verbosity)
-    logging.enable_progress_bar()
+pytestmark = pytest.mark.usefixtures("transformers_logging")
 
 
 @pytest.fixture(scope="module")

@@ -37,10 +37,12 @@ def finish_run(
         folder = folder / f"averaged-{last}"
         average_checkpoints(checkpoints, folder, overwrite=True)
         say(f"Averaged the last {last} checkpoints: {folder}")
+    model = AutoModelForSeq2SeqLM.from_pretrained(folder).to(args.device).eval()
+    tokenizer = AutoTokenizer.from_pretrained(folder)
     evaluations, samples = [], list(facts.samples)
     for part in ("validation", "test"):
         if data.corpus(part):
-            evaluation, samples = _score(part, folder, data, args)
+            evaluation, samples = _score(part, folder, model, tokenizer, data, args)
             evaluations.append(evaluation)
             say(f"{part}: {', '.join(map(str, evaluation.scores))}")
     (folder / SCORES).write_text(json.dumps([asdict(entry) for entry in evaluations], indent=1), encoding="utf-8")
@@ -50,12 +52,10 @@ def finish_run(
 
 
 def _score(
-    part: str, folder: Path, data: DataArguments, args: VanillaTransformerTrainingArguments
+    part: str, folder: Path, model: Any, tokenizer: Any, data: DataArguments, args: VanillaTransformerTrainingArguments
 ) -> tuple[Evaluation, list[Sample]]:
     pairs = read_corpus(data.corpus(part))
     sources, references = list(pairs["source"]), list(pairs["target"])
-    model = AutoModelForSeq2SeqLM.from_pretrained(folder).to(args.device).eval()
-    tokenizer = AutoTokenizer.from_pretrained(folder)
     translations = translate(model, tokenizer, sources)
     (folder / f"{part}.translations.txt").write_text("\n".join(translations) + "\n", encoding="utf-8")
     scores = [

@@ -86,14 +86,10 @@ class _Run:
         for part in ("validation", "test"):
             self.data.corpus(part)  # whose files are checked
         self._check_output()
-        if (
-            self.args.average_last
-            and self.args.save_total_limit
-            and self.args.save_total_limit < self.args.average_last
-        ):
+        last, kept = self.args.average_last, self.args.save_total_limit
+        if kept and kept < last:
             raise UsageError(
-                f"average_last is {self.args.average_last} but save_total_limit keeps {self.args.save_total_limit} "
-                "checkpoints; keep at least as many"
+                f"average_last is {last} but save_total_limit keeps {kept} checkpoints; keep at least as many"
             )
 
     def _check_output(self) -> None:
