@@ -11,10 +11,27 @@ Two options of `GenerationConfig` are ours, as the paper's decoding can't be sai
 
 import copy
 import math
+from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 from transformers import GenerationConfig, StoppingCriteria, StoppingCriteriaList
+from transformers.generation import logits_process
+from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengthCriteria
+from transformers.generation.utils import GenerateBeamEncoderDecoderOutput, GenerateEncoderDecoderOutput
+from transformers.modeling_outputs import BaseModelOutput
+from transformers.utils import logging
+
+from .incremental_vanilla_transformer import IncrementalDecoder, encode, weights_of, why_not
+from .search_vanilla_transformer import BeamRules, BeamSearch, beam_search, greedy_search
+
+logger = logging.get_logger(__name__)
+_reported: set[str] = set()  # why transformers' own loop was taken, so far
+
+OWN_OPTIONS = ("gnmt_length_penalty", "max_extra_length", "coverage_penalty", "output_alignments", "compute_type")
+# Those that transformers' own loop can't do.
+NEEDING_OWN_SEARCH = ("coverage_penalty", "output_alignments", "compute_type")
 
 # Section 6.1: beam of 4, alpha 0.6, at most 50 tokens more than the source, termination as early as possible.
 PAPER_DECODING: dict[str, Any] = {
@@ -77,7 +94,8 @@ class DecodingMixin:
     ) -> tuple[GenerationConfig, dict[str, Any]]:
         given = {**(generation_config.to_dict() if generation_config is not None else {}), **kwargs}
         # Ours are no attributes of a bare GenerationConfig, so they are taken out before it is asked for them.
-        ours = {name: kwargs.pop(name) for name in ("gnmt_length_penalty", "max_extra_length") if name in kwargs}
+        ours = {name: kwargs.pop(name) for name in OWN_OPTIONS if name in kwargs}
+        progress = kwargs.pop("progress", None)
         config, model_kwargs = super()._prepare_generation_config(generation_config, *args, **kwargs)  # type: ignore[misc]
         for name, value in ours.items():
             setattr(config, name, value)
@@ -88,9 +106,39 @@ class DecodingMixin:
             given.get("max_extra_length") is None and _limits_length(configured, FILLED_IN_MAX_LENGTH)
         ):
             config.max_extra_length = None
+        config._progress = progress
         config._source_mask = model_kwargs.get("attention_mask")  # for `_prepare_generated_length`
         _validate(config)
         return config, model_kwargs
+
+    def _prepare_text_encoder_decoder_kwargs_for_generation(
+        self,
+        inputs_tensor: Tensor,
+        model_kwargs: dict[str, Any],
+        model_input_name: str | None,
+        generation_config: GenerationConfig,
+    ) -> dict[str, Any]:
+        config, mask = generation_config, model_kwargs.get("attention_mask")
+        shows = config.output_attentions or config.output_hidden_states
+        if model_input_name == "input_ids" and not shows and self._reason_against(config, mask) is None:
+            compute_type = getattr(config, "compute_type", None) or "default"
+            with torch.no_grad():
+                model_kwargs["encoder_outputs"] = self._encode(inputs_tensor, mask, compute_type)
+            return model_kwargs
+        return super()._prepare_text_encoder_decoder_kwargs_for_generation(  # type: ignore[misc]
+            inputs_tensor, model_kwargs, model_input_name, generation_config
+        )
+
+    def _reason_against(self, config: GenerationConfig, mask: Tensor | None) -> str | None:
+        """Says, once a call of generate(), what speaks against computing with `Weights`, or None."""
+        if not hasattr(config, "_reason_against"):
+            config._reason_against = self._why_not_incremental()
+            if mask is not None and (mask.ndim != 2 or not mask.any(dim=1).all()):
+                config._reason_against = "a source is all padding"
+        return config._reason_against
+
+    def _encode(self, input_ids: Tensor, mask: Tensor | None, compute_type: str) -> Any:
+        return BaseModelOutput(encode(weights_of(self, compute_type), input_ids, mask))  # type: ignore[arg-type]
 
     def _prepare_generated_length(
         self,
@@ -164,23 +212,233 @@ class DecodingMixin:
 
     def _beam_search(
         self,
-        input_ids: torch.Tensor,
+        input_ids: Tensor,
         logits_processor: Any,
         stopping_criteria: StoppingCriteriaList,
         generation_config: GenerationConfig,
-        **kwargs: Any,
+        synced_gpus: bool = False,
+        **model_kwargs: Any,
     ) -> Any:
         alpha = getattr(generation_config, "gnmt_length_penalty", None)
         if alpha is not None:
             generation_config = copy.copy(generation_config)
             generation_config.length_penalty = GNMTLengthPenalty(alpha)
-        return super()._beam_search(  # type: ignore[misc]
-            input_ids,
-            logits_processor=logits_processor,
-            stopping_criteria=stopping_criteria,
-            generation_config=generation_config,
-            **kwargs,
+        settings = (input_ids, logits_processor, stopping_criteria, generation_config)
+        batch = self._incremental_batch(*settings, synced_gpus=synced_gpus, **model_kwargs)
+        if batch is None:
+            return super()._beam_search(*settings, synced_gpus=synced_gpus, **model_kwargs)  # type: ignore[misc]
+        beta = getattr(generation_config, "coverage_penalty", None) or 0.0
+        keeps_attention = getattr(generation_config, "output_alignments", None) or False
+        rules = BeamRules(
+            generation_config.num_beams,
+            batch.ends,
+            generation_config.length_penalty,
+            generation_config.early_stopping,
+            beta,
         )
+        searches, attention = beam_search(
+            batch.decoder,
+            batch.prompts,
+            batch.max_new_tokens,
+            rules,
+            logits_processor or None,
+            keeps_attention,
+            generation_config._progress,
+        )
+        output = _beam_output(searches, attention, batch.prompts, generation_config)
+        return output if generation_config.return_dict_in_generate else output.sequences
+
+    def _sample(
+        self,
+        input_ids: Tensor,
+        logits_processor: Any,
+        stopping_criteria: StoppingCriteriaList,
+        generation_config: GenerationConfig,
+        synced_gpus: bool = False,
+        streamer: Any = None,
+        **model_kwargs: Any,
+    ) -> Any:
+        settings = (input_ids, logits_processor, stopping_criteria, generation_config)
+        others = {"synced_gpus": synced_gpus, "streamer": streamer, **model_kwargs}
+        batch = self._incremental_batch(*settings, **others)
+        if batch is None:
+            return super()._sample(*settings, **others)  # type: ignore[misc]
+        found = greedy_search(
+            batch.decoder,
+            batch.prompts,
+            batch.max_new_tokens,
+            batch.ends,
+            logits_processor or None,
+            None if streamer is None else lambda token: streamer.put(torch.tensor([token])),
+            generation_config._progress,
+        )
+        if streamer is not None:
+            streamer.end()
+        padding = generation_config._pad_token_tensor
+        sequences = _fill(found, batch.prompts, 0 if padding is None else int(padding))
+        return GenerateEncoderDecoderOutput(sequences) if generation_config.return_dict_in_generate else sequences
+
+    def _incremental_batch(
+        self,
+        input_ids: Tensor,
+        logits_processor: Any,
+        stopping_criteria: StoppingCriteriaList,
+        config: GenerationConfig,
+        **model_kwargs: Any,
+    ) -> "IncrementalBatch | None":
+        """Prepares what is decoded here; None: transformers' own loop has to do it."""
+        memory_mask = model_kwargs.get("attention_mask")
+        reason = _not_covered(logits_processor, stopping_criteria, config, model_kwargs)
+        reason = reason or self._reason_against(config, memory_mask)
+        own = [name for name in NEEDING_OWN_SEARCH if getattr(config, name, None) not in (None, False, 0, "default")]
+        if reason is not None:
+            if own:
+                raise ValueError(f"`{own[0]}` can't be had here, as {reason}; leave it out, or change that.")
+            if reason not in _reported:
+                _reported.add(reason)
+                logger.debug(f"generate() takes transformers' own loop, as {reason}.")
+            return None
+        expansion = max(config.num_beams, config.num_return_sequences)
+        limits = [criterion for criterion in stopping_criteria if isinstance(criterion, MaxLengthPerSentence)]
+        prompts = input_ids[::expansion]
+        longest = [config.max_length - prompts.shape[1]] * len(prompts)
+        for limit in limits:
+            own_longest = (limit.max_lengths - prompts.shape[1]).clamp(min=1).tolist()
+            longest = [min(pair) for pair in zip(longest, own_longest, strict=True)]
+        decoder = self._incremental_decoder(
+            {name: value[::expansion] for name, value in model_kwargs["encoder_outputs"].items() if value is not None},
+            None if memory_mask is None else memory_mask[::expansion],
+            beams=config.num_beams,
+            keep_attention=any(getattr(config, name, None) for name in ("coverage_penalty", "output_alignments")),
+            compute_type=getattr(config, "compute_type", None) or "default",
+        )
+        ends = [] if config._eos_token_tensor is None else config._eos_token_tensor.tolist()
+        return IncrementalBatch(decoder, prompts, longest, frozenset(ends))
+
+    def _why_not_incremental(self) -> str | None:
+        return why_not(self)
+
+    def _incremental_decoder(
+        self, encoder_outputs: dict[str, Tensor], mask: Tensor | None, compute_type: str, **settings: Any
+    ) -> Any:
+        memory = encoder_outputs["last_hidden_state"]
+        return IncrementalDecoder(weights_of(self, compute_type), memory, mask, **settings)  # type: ignore[arg-type]
+
+
+@dataclass
+class IncrementalBatch:
+    """A batch that is ready to be searched.
+
+    Attributes:
+        decoder: With a row for each sentence.
+        prompts: What each translation begins with, (B, P).
+        max_new_tokens: Longest translation of each sentence.
+        ends: Tokens that end a translation.
+    """
+
+    decoder: Any
+    prompts: Tensor
+    max_new_tokens: list[int]
+    ends: frozenset[int]
+
+
+@dataclass
+class BeamSearchOutput(GenerateBeamEncoderDecoderOutput):
+    """What transformers' beam search returns, with alignments.
+
+    Attributes:
+        alignments: Where it was asked for by `output_alignments`: how much each new token attends to each position of
+            the source, the mean of the last layer's heads, (B * num_return_sequences, T, S), 0 behind the end.
+    """
+
+    alignments: Tensor | None = None
+
+
+def _beam_output(
+    searches: list[BeamSearch], attention: list[Tensor], prompts: Tensor, config: GenerationConfig
+) -> BeamSearchOutput:
+    num_beams, device = config.num_beams, prompts.device
+    tokens: list[list[int]] = []
+    scores, beam_indices, alignments = [], [], []
+    for search in searches:
+        for number in range(config.num_return_sequences):
+            # transformers' own scores and contents where a search found fewer than that.
+            score, steps = -1e9, []
+            if number < len(search.finished):
+                score, last = search.finished[number]
+                steps = last.path()
+            tokens.append([step.token for step in steps])
+            scores.append(score)
+            beams = [step.beam + search.index * num_beams for step in steps]
+            beam_indices.append(torch.tensor(beams, dtype=torch.int32))
+            if attention:
+                alignments.append(torch.stack([kept[step.row] for kept, step in zip(attention, steps, strict=False)]))
+    pad = torch.nn.utils.rnn.pad_sequence
+    return BeamSearchOutput(
+        sequences=_fill(tokens, prompts.repeat_interleave(config.num_return_sequences, dim=0), _filling(config)),
+        sequences_scores=torch.tensor(scores, device=device),
+        beam_indices=pad(beam_indices, batch_first=True, padding_value=-1).to(device),
+        alignments=pad(alignments, batch_first=True) if attention else None,
+    )
+
+
+def _filling(config: GenerationConfig) -> int:
+    """Returns what stands behind a hypothesis: as in transformers' beam search, `</s>` where padding has the id 0."""
+    pad, ends = config._pad_token_tensor, config._eos_token_tensor
+    if ends is None:
+        return -1
+    return int(pad) if pad is not None and int(pad) else int(ends[0])
+
+
+def _fill(tokens: list[list[int]], prompts: Tensor, filling: int) -> Tensor:
+    """Puts new tokens behind their prompts, (B, P): (B, P + longest)."""
+    longest = max(map(len, tokens))
+    rows = [own + [filling] * (longest - len(own)) for own in tokens]
+    return torch.cat([prompts, torch.tensor(rows, dtype=prompts.dtype, device=prompts.device)], dim=1)
+
+
+# What changes the scores of a row in view of that row alone, whatever the batch.
+ROW_BY_ROW = (
+    logits_process.ExponentialDecayLengthPenalty,
+    logits_process.ForcedBOSTokenLogitsProcessor,
+    logits_process.ForcedEOSTokenLogitsProcessor,
+    logits_process.InfNanRemoveLogitsProcessor,
+    logits_process.LogitNormalization,
+    logits_process.MinLengthLogitsProcessor,
+    logits_process.MinNewTokensLengthLogitsProcessor,
+    logits_process.NoBadWordsLogitsProcessor,
+    logits_process.NoRepeatNGramLogitsProcessor,
+    logits_process.RepetitionPenaltyLogitsProcessor,
+    logits_process.SequenceBiasLogitsProcessor,
+    logits_process.SuppressTokensAtBeginLogitsProcessor,
+    logits_process.SuppressTokensLogitsProcessor,
+)
+KNOWN_CRITERIA = (MaxLengthCriteria, EosTokenCriteria, MaxLengthPerSentence)
+OUTPUTS_OF_STEPS = ("output_attentions", "output_hidden_states", "output_scores", "output_logits")
+KNOWN_ARGUMENTS = {"encoder_outputs", "attention_mask", "past_key_values", "use_cache", "logits_to_keep", "streamer"}
+
+
+def _not_covered(
+    processors: Any, criteria: StoppingCriteriaList, config: GenerationConfig, arguments: dict[str, Any]
+) -> str | None:
+    """Says which of the settings our own search doesn't know, or None."""
+    shown = [name for name in OUTPUTS_OF_STEPS if config.return_dict_in_generate and getattr(config, name)]
+    foreign = [type(one).__name__ for one in processors if type(one) not in ROW_BY_ROW]
+    foreign += [type(one).__name__ for one in criteria if type(one) not in KNOWN_CRITERIA]
+    others = {name for name, value in arguments.items() if value is not None and value is not False} - KNOWN_ARGUMENTS
+    cache, batch_size = arguments.get("past_key_values"), len(next(iter(arguments["encoder_outputs"].values())))
+    reasons = {
+        "it samples": config.do_sample,
+        f"`{' and '.join(shown)}` asks for what each step computes": shown,
+        f"{' and '.join(foreign)} may look at more than one row": foreign,
+        f"`{' and '.join(others)}` is given": others,
+        "`past_key_values` is given": getattr(cache, "_is_user_defined", False),
+        "the cache is another than the usual one": not config.use_cache or config.cache_implementation is not None,
+        "it assists another model": config.is_assistant,
+        "several sentences are streamed": arguments.get("streamer") is not None and batch_size > 1,
+        "there is no padding token": config._pad_token_tensor is None and batch_size > 1,
+    }
+    return next((reason for reason, applies in reasons.items() if applies), None)
 
 
 def _limits_length(options: dict[str, Any], default: int | None = None) -> bool:

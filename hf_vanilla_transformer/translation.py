@@ -15,6 +15,8 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.modeling_outputs import BaseModelOutput, Seq2SeqLMOutput
 
+from .incremental_vanilla_transformer import EnsembleDecoder
+
 # Padded source tokens a batch at most, as the memory of attention grows with the square of a line's length.
 MAX_TOKENS_A_BATCH = 16_384
 # The same for forced decoding, which has a row of the vocabulary's width for each target token at once.
@@ -90,7 +92,6 @@ def decode(
         tokenizer: Its tokenizer.
         sentences: The sentences.
         n_best: Hypotheses a sentence, of a beam search at least as wide. None: the best alone, without its score.
-            Scores take memory: `generate()` keeps batch_size * num_beams * V numbers a step until a batch is done.
         batch_size: Sentences at a time; fewer where they are long.
         progress: Called with the number of sentences done since its last call.
         **options: For `generate()`.
@@ -106,7 +107,7 @@ def decode(
     _check_input(model, batch_size, sentences=sentences)
     if n_best is not None:
         _check_n_best(n_best, options.get("num_beams") or model.generation_config.num_beams or 1)
-        options = {**options, "num_return_sequences": n_best, "output_scores": True}
+        options = {**options, "num_return_sequences": n_best}
     found = [[Hypothesis("", 0, None if n_best is None else 0.0)] for _ in sentences]
     filled = [index for index, sentence in enumerate(sentences) if sentence.strip()]
     if progress is not None and len(filled) < len(found):
@@ -152,6 +153,10 @@ def _decode_batch(
             attention_mask=inputs["attention_mask"],
             **{**options, "return_dict_in_generate": True},  # for the beams' lengths
         )
+    if options.get("num_return_sequences") and output.sequences_scores is None:
+        # Where transformers' own loop searches, scores come only with those of every step, which take much memory.
+        options["output_scores"] = True
+        return _decode_batch(model, tokenizer, token_ids, options)
     texts = [_on_one_line(text) for text in tokenizer.batch_decode(output.sequences, skip_special_tokens=True)]
     scores = output.sequences_scores.tolist() if options.get("num_return_sequences") else [None] * len(texts)
     rows = [Hypothesis(*row) for row in zip(texts, _numbers_of_tokens(model, output), scores, strict=True)]
@@ -368,6 +373,19 @@ class AveragedProbabilities(nn.Module):
         self.generation_config = members[0].generation_config
         self.members = nn.ModuleList(members)
         self.training = any(member.training for member in members)
+
+    def _why_not_incremental(self) -> str | None:
+        reasons = (member._why_not_incremental() for member in self.members)
+        return next((reason for reason in reasons if reason is not None), None)
+
+    def _encode(self, input_ids: Tensor, mask: Tensor | None, compute_type: str) -> dict[str, Tensor]:
+        encoded = (member._encode(input_ids, mask, compute_type) for member in self.members)
+        return {str(number): output.last_hidden_state for number, output in enumerate(encoded)}
+
+    def _incremental_decoder(self, encoder_outputs: dict[str, Tensor], *settings: Any, **more: Any) -> EnsembleDecoder:
+        outputs = ({"last_hidden_state": encoder_outputs[str(number)]} for number in range(len(self.members)))
+        pairs = zip(self.members, outputs, strict=True)
+        return EnsembleDecoder([member._incremental_decoder(output, *settings, **more) for member, output in pairs])
 
     def get_encoder(self, modality: str | None = None) -> MemberEncoders:
         """Returns the members' encoders as one."""

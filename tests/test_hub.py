@@ -27,7 +27,8 @@ from hf_vanilla_transformer import (
 )
 
 PACKAGE = Path(hf_vanilla_transformer.__file__).parent
-MODEL_CODE = {f"{part}_vanilla_transformer.py" for part in ("configuration", "modeling", "generation", "ops")}
+MODEL_PARTS = ("configuration", "modeling", "generation", "search", "incremental", "ops")
+MODEL_CODE = {f"{part}_vanilla_transformer.py" for part in MODEL_PARTS}
 TOKENIZER_CODE = {"tokenization_vanilla_transformer.py"}
 MODEL_MAP = {
     "AutoConfig": "configuration_vanilla_transformer.VanillaTransformerConfig",

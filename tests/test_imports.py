@@ -14,9 +14,11 @@ PACKAGE = "hf_vanilla_transformer"
 ROOT = Path(__file__).parents[1]
 
 CONFIG, MODEL = "configuration_vanilla_transformer", "modeling_vanilla_transformer"
-GENERATION, OPS, TOKENIZATION = (f"{name}_vanilla_transformer" for name in ("generation", "ops", "tokenization"))
+GENERATION, SEARCH, INCREMENTAL, OPS, TOKENIZATION = (
+    f"{name}_vanilla_transformer" for name in ("generation", "search", "incremental", "ops", "tokenization")
+)
 # Copied to the Hub with every checkpoint, where neither this package nor a library beyond these can be counted on.
-TRAVELLING = {CONFIG, MODEL, GENERATION, OPS, TOKENIZATION}
+TRAVELLING = {CONFIG, MODEL, GENERATION, SEARCH, INCREMENTAL, OPS, TOKENIZATION}
 TRAVELLING_LIBRARIES = {"torch", "transformers", "tokenizers"}
 
 # Module (a pattern) -> the modules of ours that it may import (patterns). A new module needs a line here.
@@ -24,14 +26,16 @@ MAY_IMPORT = {
     CONFIG: [],
     TOKENIZATION: [],
     OPS: [],
-    GENERATION: [],
+    INCREMENTAL: [OPS],
+    SEARCH: [],
+    GENERATION: [INCREMENTAL, SEARCH],
     MODEL: [CONFIG, OPS, GENERATION],
     "corpus": [],
     "metrics": [],
     "plotting": [],
     "checkpoints": [],
     "averaging": ["checkpoints"],
-    "translation": [],
+    "translation": [INCREMENTAL],
     "formats": [],
     "data": [TOKENIZATION, "formats"],
     "batching": [],

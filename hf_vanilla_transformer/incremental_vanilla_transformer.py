@@ -1,0 +1,456 @@
+"""Encoder and decoder of section 3.1 for `generate()`: what the model's modules compute, the decoder step by step.
+
+A step of decoding multiplies few rows with large matrices, so what counts is how weights lie in memory, how often they
+are read, and how many operators are called. Here queries, keys and values are one product, the cross keys and values
+of all layers another one, taken once a sentence whatever the number of beams, products take their ReLU and residual
+along, and caches lie ready and are never copied for a beam that goes on in its place.
+"""
+
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from .ops_vanilla_transformer import look_up, positions_of
+
+# How the weights of linear maps are kept: as they are (packed for oneDNN on a CPU that has it), or in 8 bits.
+COMPUTE_TYPES = ("default", "int8")
+
+# Positions that caches have room for at first; it doubles when they are full.
+FIRST_POSITIONS = 32
+
+# Packing weights is no public function of torch's: where a build hasn't got it, plain products do.
+HAS_ONEDNN = hasattr(torch.ops.mkldnn, "_reorder_linear_weight") and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+
+# The flat file of the model: its modules, and torch's and transformers' own, are known to do nothing else than here.
+MODEL_FILE = "modeling_vanilla_transformer"
+KNOWN_FILES = (MODEL_FILE, "ops_vanilla_transformer")
+
+
+# ---- Linear maps for few rows ----
+class Linear(Protocol):
+    """x W^T + b, then a ReLU or a residual: x is (rows, in), the result (rows, out)."""
+
+    def __call__(self, x: Tensor, residual: Tensor | None = None, relu: bool = False) -> Tensor: ...
+
+
+class PlainLinear:
+    """The map with its parameters as they are."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        self.weight, self.bias = weight, bias
+
+    def __call__(self, x: Tensor, residual: Tensor | None = None, relu: bool = False) -> Tensor:
+        """Maps (rows, in) to (rows, out)."""
+        return _finish(F.linear(x, self.weight, self.bias), residual, relu)
+
+
+class PackedLinear:
+    """The map with a copy of its weight in oneDNN's own order, which products of few rows read several times faster."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        operator = torch.ops.mkldnn._linear_pointwise
+        self.map, self.map_and_add = operator.default, operator.binary
+        self.weight, self.bias = torch.ops.mkldnn._reorder_linear_weight(weight), bias
+
+    def __call__(self, x: Tensor, residual: Tensor | None = None, relu: bool = False) -> Tensor:
+        """Maps (rows, in) to (rows, out)."""
+        if residual is not None:
+            return self.map_and_add(x, residual, self.weight, self.bias, "add")
+        return self.map(x, self.weight, self.bias, "relu" if relu else "none", [], "")
+
+
+class Int8Linear:
+    """The map with 8-bit weights, scaled for each output, and inputs rounded to 8 bits as they come (FBGEMM)."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        weight = weight.float()
+        scale = (weight.abs().amax(dim=1) / 127).clamp(min=torch.finfo(torch.float32).tiny)
+        no_shift = torch.zeros(len(weight), dtype=torch.long)
+        quantized = torch.quantize_per_channel(weight, scale, no_shift, axis=0, dtype=torch.qint8)
+        self.packed = torch.ops.quantized.linear_prepack(quantized, None if bias is None else bias.float())
+
+    def __call__(self, x: Tensor, residual: Tensor | None = None, relu: bool = False) -> Tensor:
+        """Maps (rows, in) to (rows, out)."""
+        # `reduce_range`: 7 bits of the inputs, as the 16-bit sums of processors without VNNI overflow otherwise.
+        if relu:
+            return torch.ops.quantized.linear_relu_dynamic(x, self.packed, reduce_range=True)
+        return _finish(torch.ops.quantized.linear_dynamic(x, self.packed, reduce_range=True), residual, False)
+
+
+def _finish(y: Tensor, residual: Tensor | None, relu: bool) -> Tensor:
+    y = y if residual is None else y + residual
+    return y.relu_() if relu else y
+
+
+def _kind_of_linear(compute_type: str, weight: Tensor) -> Callable[[Tensor, Tensor | None], Linear]:
+    if compute_type == "int8":
+        return Int8Linear
+    is_float32_on_cpu = weight.device.type == "cpu" and weight.dtype == torch.float32
+    return PackedLinear if is_float32_on_cpu and torch._C._get_mkldnn_enabled() and HAS_ONEDNN else PlainLinear
+
+
+# ---- Weights ----
+class Weights:
+    """What decoding needs of a model, fused and packed.
+
+    Args:
+        model: A model for which `why_not` has nothing to say.
+        compute_type: One of `COMPUTE_TYPES`.
+    """
+
+    def __init__(self, model: Any, compute_type: str = "default") -> None:
+        linear = _kind_of_linear(compute_type, model.lm_head.weight)
+        self.encoder = StackWeights(model.get_encoder(), linear, model.config.encoder_attention_heads)
+        self.decoder = StackWeights(model.get_decoder(), linear, model.config.decoder_attention_heads)
+        self.lm_head = _fuse(linear, model.lm_head)
+        crosses = [layer.encoder_attn for layer in model.get_decoder().layers]
+        self.memory = _fuse(linear, *(m for cross in crosses for m in (cross.k_proj, cross.v_proj)))
+
+
+class StackWeights:
+    """What the encoder's and the decoder's stack have in common."""
+
+    def __init__(self, stack: Any, linear: Callable[[Tensor, Tensor | None], Linear], heads: int) -> None:
+        self.embed_tokens, self.positions = stack.embed_tokens, stack.embed_positions
+        self.scale, self.pre_norm = stack.config.embedding_scale, stack.config.norm_position == "pre"
+        self.layers = [LayerWeights(layer, linear) for layer in stack.layers]
+        self.last_norm: Callable[[Tensor], Tensor] = _norm(stack.layer_norm)
+        self.dtype = stack.embed_tokens.weight.dtype
+        attention = stack.layers[0].self_attn
+        self.heads, self.key_dim, self.value_dim = heads, attention.head_dim, attention.value_head_dim
+        self.qkv_sizes = [heads * self.key_dim, heads * self.key_dim, heads * self.value_dim]
+
+    def embed(self, tokens: Tensor, position_ids: Tensor, length: int) -> Tensor:
+        """Embeds tokens at positions below `length`."""
+        x = look_up(self.embed_tokens, tokens, None) * self.scale
+        return x + self.positions(position_ids, length).to(x.dtype)
+
+
+class LayerWeights:
+    """What a step needs of a layer."""
+
+    def __init__(self, layer: Any, linear: Callable[[Tensor, Tensor | None], Linear]) -> None:
+        own, network = layer.self_attn, layer.feed_forward
+        # 1 / sqrt(d_k) of eq. 1 is taken into the queries' weights.
+        self.qkv = _fuse(linear, own.q_proj, own.k_proj, own.v_proj, scaling=own.scaling)
+        self.out, self.own_norm = _fuse(linear, own.out_proj), _norm(layer.self_attn_layer_norm)
+        if (cross := getattr(layer, "encoder_attn", None)) is not None:
+            self.cross_query = _fuse(linear, cross.q_proj, scaling=cross.scaling)
+            self.cross_out, self.cross_norm = _fuse(linear, cross.out_proj), _norm(layer.encoder_attn_layer_norm)
+        self.fc1, self.fc2 = _fuse(linear, network.fc1), _fuse(linear, network.fc2)
+        self.activation = None if isinstance(network.activation, nn.ReLU) else network.activation
+        self.last_norm = _norm(layer.final_layer_norm)
+
+    def hidden(self, x: Tensor) -> Tensor:
+        """Computes the hidden layer of eq. 2, (rows, d_ff)."""
+        return self.fc1(x, relu=True) if self.activation is None else self.activation(self.fc1(x))
+
+
+def _fuse(linear: Callable[[Tensor, Tensor | None], Linear], *modules: nn.Linear, scaling: float = 1.0) -> Linear:
+    """Makes one map of several that have their input in common: outputs stand side by side, the first one scaled."""
+    weights = [module.weight.detach() for module in modules]
+    biases = [module.bias.detach() for module in modules if module.bias is not None]
+    if scaling != 1:
+        weights[0], biases[:1] = weights[0] * scaling, [bias * scaling for bias in biases[:1]]
+    bias = (torch.cat(biases) if len(biases) > 1 else biases[0]) if biases else None
+    return linear(torch.cat(weights) if len(weights) > 1 else weights[0], bias)
+
+
+def _norm(module: nn.Module) -> Callable[[Tensor], Tensor]:
+    if isinstance(module, nn.Identity):
+        return module
+    assert isinstance(module, nn.LayerNorm)
+    shape, weight, bias, eps = module.normalized_shape, module.weight.detach(), module.bias.detach(), module.eps
+    return lambda x: torch.layer_norm(x, shape, weight, bias, eps)
+
+
+_packed: "weakref.WeakKeyDictionary[nn.Module, dict[str, tuple[Any, Any, Weights]]]" = weakref.WeakKeyDictionary()
+
+
+def weights_of(model: nn.Module, compute_type: str = "default") -> Weights:
+    """Returns `Weights` of a model: those of the last call, as long as its parameters are what they were.
+
+    Args:
+        model: A model for which `why_not` has nothing to say.
+        compute_type: One of `COMPUTE_TYPES`.
+
+    Raises:
+        ValueError: There is no such compute type, or not for this model's device.
+    """
+    if compute_type not in COMPUTE_TYPES:
+        raise ValueError(f"`compute_type` is {compute_type!r}; choose one of {', '.join(map(repr, COMPUTE_TYPES))}.")
+    parameters = list(model.parameters())
+    if compute_type == "int8" and (parameters[0].device.type != "cpu" or parameters[0].dtype != torch.float32):
+        raise ValueError(
+            '`compute_type="int8"` needs a model in float32 on a CPU, and this one is in '
+            f"{str(parameters[0].dtype).removeprefix('torch.')} on {parameters[0].device.type}; "
+            'leave it at "default", or load the model with `dtype=torch.float32`.'
+        )
+    if any(parameter.is_inference() for parameter in parameters):  # these don't count their versions
+        return Weights(model, compute_type)
+    known = _packed.setdefault(model, {})
+    state = [(parameter.data_ptr(), parameter._version) for parameter in parameters]
+    if compute_type in known:
+        known_state, samples, weights = known[compute_type]
+        # Writing to `parameter.data` counts no version, so some numbers of each are compared too.
+        if known_state == state and torch.equal(torch.cat(samples[0]), samples[1]):
+            return weights
+    views = [parameter.detach().flatten()[:: max(parameter.numel() // 8, 1)] for parameter in parameters]
+    weights = Weights(model, compute_type)
+    known[compute_type] = (state, (views, torch.cat(views)), weights)
+    return weights
+
+
+def why_not(model: Any) -> str | None:
+    """Says what keeps `IncrementalDecoder` from computing what this model's own modules would, or None."""
+    if model.training:
+        return "the model is in training mode"
+    if torch.compiler.is_compiling():
+        return "the call is being compiled"
+    if type(model).forward.__module__.rpartition(".")[2] != MODEL_FILE or "forward" in vars(model):
+        return "the model's forward is another one"
+    if torch.is_autocast_enabled(model.device.type):
+        return "autocast is on"
+    modules = [model, model.model, *model.get_encoder().modules(), *model.get_decoder().modules(), model.lm_head]
+    for module in modules:
+        family = type(module).__module__
+        if not family.startswith(("torch.nn.modules.", "transformers.")) and family.split(".")[-1] not in KNOWN_FILES:
+            return f"{type(module).__name__} is not one of the model's own modules"
+        hooks = module._forward_hooks or module._forward_pre_hooks or hasattr(module, "_hf_hook")
+        if hooks or "forward" in vars(module):
+            return f"{type(module).__name__} has hooks"
+    kinds = {(parameter.device, parameter.dtype, type(parameter)) for parameter in model.parameters()}
+    if len(kinds) != 1:
+        return "its parameters have several devices or types"
+    device, dtype, _ = next(iter(kinds))
+    if device.type == "meta" or not dtype.is_floating_point:
+        return f"its parameters are {dtype} on {device}"
+    return None
+
+
+# ---- The encoder ----
+def encode(weights: Weights, input_ids: Tensor, attention_mask: Tensor | None = None) -> Tensor:
+    """Encodes a source.
+
+    Args:
+        weights: The model's.
+        input_ids: (B, S).
+        attention_mask: (B, S), 0 for padding; None: there is none. Each sentence has at least one position.
+
+    Returns:
+        The encoder's output, (B, S, d_model); that of padding is arbitrary.
+    """
+    stack, (batch, length) = weights.encoder, input_ids.shape
+    if attention_mask is not None and attention_mask.all():
+        attention_mask = None
+    x = stack.embed(input_ids, positions_of(attention_mask, 0, input_ids), length).flatten(0, 1)  # (B S, d_model)
+    mask = None if attention_mask is None else attention_mask[:, None, None].bool()
+
+    def attend(layer: LayerWeights, x: Tensor) -> Tensor:
+        parts = layer.qkv(x).view(batch, length, -1).split_with_sizes(stack.qkv_sizes, dim=-1)
+        query, key, value = (part.view(batch, length, stack.heads, -1).transpose(1, 2) for part in parts)
+        found = F.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=1.0)
+        return found.transpose(1, 2).reshape(batch * length, -1)
+
+    for layer in stack.layers:
+        if stack.pre_norm:
+            x = layer.out(attend(layer, layer.own_norm(x)), x)
+            x = layer.fc2(layer.hidden(layer.last_norm(x)), x)
+        else:
+            x = layer.own_norm(layer.out(attend(layer, x), x))
+            x = layer.last_norm(layer.fc2(layer.hidden(x), x))
+    return stack.last_norm(x).view(batch, length, -1)
+
+
+# ---- The decoder, step by step ----
+class IncrementalDecoder:
+    """A decoder with what it knows of a batch: each row is one hypothesis, and each sentence has equally many rows.
+
+    Args:
+        weights: The decoder's weights.
+        memory: The encoder's output, (B, S, d_model).
+        memory_mask: (B, S), 0 for padding; None: there is none. Each sentence has at least one position.
+        beams: Rows that a sentence will have at most. It begins with one.
+        keep_attention: Whether `attention` is wanted.
+    """
+
+    def __init__(
+        self,
+        weights: Weights,
+        memory: Tensor,
+        memory_mask: Tensor | None = None,
+        beams: int = 1,
+        keep_attention: bool = False,
+    ) -> None:
+        self.weights, self.keep_attention = weights.decoder, keep_attention
+        self.lm_head = weights.lm_head
+        self.attention: Tensor | None = None  # (rows, S), of the last step: the last layer's, mean of its heads
+        self.num_sentences = self.num_rows = len(memory)
+        self.length = 0
+        stack, dtype = weights.decoder, weights.decoder.dtype
+        shape = (len(stack.layers), beams * len(memory), stack.heads, FIRST_POSITIONS)
+        self.keys = memory.new_empty(*shape, stack.key_dim, dtype=dtype)
+        self.values = memory.new_empty(*shape, stack.value_dim, dtype=dtype)
+        self.memory_keys, self.memory_values = self._project(memory.to(dtype), weights.memory)
+        self.source_mask = memory.new_ones(memory.shape[:2], dtype=torch.bool)  # (B, S)
+        self.memory_bias = None
+        if memory_mask is not None and not memory_mask.all():
+            self.source_mask = memory_mask != 0
+            bias = torch.zeros_like(memory_mask, dtype=dtype).masked_fill_(~self.source_mask, torch.finfo(dtype).min)
+            self.memory_bias = bias[:, None].expand(-1, stack.heads, -1).contiguous()  # (B, h, S)
+        self._view()
+
+    def _project(self, memory: Tensor, linear: Linear) -> tuple[Tensor, Tensor]:
+        """Computes keys and values of all layers: (layers, B, h, S, d_k) and the same with d_v."""
+        weights = self.weights
+        batch, length, _ = memory.shape
+        layers, heads = len(weights.layers), weights.heads
+        fused = linear(memory.flatten(0, 1)).view(batch, length, layers, -1)
+        keys, values = fused.split_with_sizes(weights.qkv_sizes[1:], dim=-1)
+        keys, values = (
+            part.view(batch, length, layers, heads, -1).permute(2, 0, 3, 1, 4).contiguous() for part in (keys, values)
+        )
+        return keys, values
+
+    def _view(self) -> None:
+        """Makes the views that a step needs, so that it doesn't have to."""
+        rows, sentences, heads = self.num_rows, self.num_sentences, self.weights.heads
+        self.own_caches = [
+            (keys, values, keys.flatten(0, 1).transpose(1, 2), values.flatten(0, 1))
+            for keys, values in zip(self.keys[:, :rows], self.values[:, :rows], strict=True)
+        ]  # (rows, h, positions, d_k), the same with d_v, (rows h, d_k, positions), (rows h, positions, d_v)
+        self.cross_caches = [
+            (keys.flatten(0, 1).transpose(1, 2), values.flatten(0, 1))
+            for keys, values in zip(self.memory_keys[:, :sentences], self.memory_values[:, :sentences], strict=True)
+        ]  # (B h, d_k, S), (B h, S, d_v)
+        bias = self.memory_bias
+        self.cross_bias = None if bias is None else bias[:sentences].view(sentences * heads, 1, -1)
+
+    def step(self, tokens: Tensor) -> Tensor:
+        """Goes on by one position.
+
+        Args:
+            tokens: The token at this position, of each row: (rows,).
+
+        Returns:
+            Logits of the next one, (rows, V).
+        """
+        weights = self.weights
+        if self.length == self.keys.shape[3]:
+            self.keys, self.values = (F.pad(cache, (0, 0, 0, self.length)) for cache in (self.keys, self.values))
+            self._view()
+        self.length += 1
+        x = weights.embed(tokens, torch.full((1,), self.length - 1, device=tokens.device), self.length)
+        for number, layer in enumerate(weights.layers):
+            if weights.pre_norm:
+                x = layer.out(self._attend_to_past(number, layer, layer.own_norm(x)), x)
+                x = layer.cross_out(self._attend_to_memory(number, layer, layer.cross_norm(x)), x)
+                x = layer.fc2(layer.hidden(layer.last_norm(x)), x)
+            else:
+                x = layer.own_norm(layer.out(self._attend_to_past(number, layer, x), x))
+                x = layer.cross_norm(layer.cross_out(self._attend_to_memory(number, layer, x), x))
+                x = layer.last_norm(layer.fc2(layer.hidden(x), x))
+        return self.lm_head(weights.last_norm(x))
+
+    def _attend_to_past(self, number: int, layer: LayerWeights, x: Tensor) -> Tensor:
+        rows, heads, length = self.num_rows, self.weights.heads, self.length
+        query, key, value = layer.qkv(x).split_with_sizes(self.weights.qkv_sizes, dim=-1)  # (rows, h d_k), ...
+        keys, values, flat_keys, flat_values = self.own_caches[number]
+        keys.select(2, length - 1).copy_(key.view(rows, heads, -1))
+        values.select(2, length - 1).copy_(value.view(rows, heads, -1))
+        scores = torch.bmm(query.reshape(rows * heads, 1, -1), flat_keys.narrow(2, 0, length))
+        return torch.bmm(_softmax(scores), flat_values.narrow(1, 0, length)).view(rows, -1)
+
+    def _attend_to_memory(self, number: int, layer: LayerWeights, x: Tensor) -> Tensor:
+        rows, heads, sentences = self.num_rows, self.weights.heads, self.num_sentences
+        keys, values = self.cross_caches[number]
+        # The rows of a sentence are so many queries to the same keys: (B h, rows a sentence, d_k).
+        query = layer.cross_query(x).view(sentences, -1, heads, self.weights.key_dim)
+        query = query.transpose(1, 2).reshape(sentences * heads, -1, self.weights.key_dim)
+        bias = self.cross_bias
+        scores = torch.bmm(query, keys) if bias is None else torch.baddbmm(bias, query, keys)  # (B h, ..., S)
+        shares = _softmax(scores)
+        if self.keep_attention and number == len(self.weights.layers) - 1:
+            self.attention = shares.view(sentences, heads, rows // sentences, -1).mean(dim=1).flatten(0, 1).float()
+        found = torch.bmm(shares, values).view(sentences, heads, -1, self.weights.value_dim)
+        return found.transpose(1, 2).reshape(rows, -1)
+
+    def move(self, rows: Sequence[int], sentences: Sequence[int]) -> None:
+        """Gives each row the past of one of the rows so far, and each sentence the source of one of those so far.
+
+        Only what changes its place is copied.
+
+        Args:
+            rows: The old row that each new one continues; equally many for each sentence, in the sentences' order.
+            sentences: The old number of each sentence.
+        """
+        _copy(rows, (self.keys[:, :, :, : self.length], self.values[:, :, :, : self.length]))
+        _copy(sentences, (self.memory_keys, self.memory_values))
+        if self.memory_bias is not None:
+            _copy(sentences, (self.memory_bias[None], self.source_mask[None]))
+        self.source_mask = self.source_mask[: len(sentences)]
+        if (len(rows), len(sentences)) != (self.num_rows, self.num_sentences):
+            self.num_rows, self.num_sentences = len(rows), len(sentences)
+            self._view()
+
+
+def _softmax(scores: Tensor) -> Tensor:
+    if scores.dtype in (torch.float32, torch.float64):
+        return torch.softmax(scores, dim=-1)
+    return torch.softmax(scores, dim=-1, dtype=torch.float32).to(scores.dtype)
+
+
+def _copy(sources: Sequence[int], tensors: Sequence[Tensor]) -> None:
+    """Writes t[:, sources[i]] to t[:, i] in place, for each tensor t."""
+    moves = [(source, target) for target, source in enumerate(sources) if source != target]
+    if moves:
+        froms, tos = torch.tensor(moves, device=tensors[0].device).unbind(dim=1)
+        for tensor in tensors:
+            tensor[:, tos] = tensor[:, froms]
+
+
+class EnsembleDecoder:
+    """Several decoders that are asked as one: the mean of their probabilities.
+
+    Args:
+        decoders: The members, of the same batch.
+    """
+
+    def __init__(self, decoders: Sequence[IncrementalDecoder]) -> None:
+        self.decoders = decoders
+
+    @property
+    def attention(self) -> Tensor | None:
+        """The mean of what the members attend to, (rows, S)."""
+        kept = [decoder.attention for decoder in self.decoders if decoder.attention is not None]
+        return torch.stack(kept).mean(dim=0) if kept else None
+
+    @property
+    def source_mask(self) -> Tensor:
+        """Which positions of the source are no padding, (B, S)."""
+        return self.decoders[0].source_mask
+
+    def step(self, tokens: Tensor) -> Tensor:
+        """Goes on by one position with each member: log-probabilities, (rows, V), in float32."""
+        found = torch.stack([decoder.step(tokens).float().log_softmax(dim=-1) for decoder in self.decoders])
+        return found.logsumexp(dim=0).sub_(torch.tensor(float(len(found))).log())
+
+    def move(self, rows: Sequence[int], sentences: Sequence[int]) -> None:
+        """Moves the rows of each member, as `IncrementalDecoder.move`."""
+        for decoder in self.decoders:
+            decoder.move(rows, sentences)
+
+
+__all__ = [
+    "COMPUTE_TYPES",
+    "EnsembleDecoder",
+    "IncrementalDecoder",
+    "Weights",
+    "encode",
+    "weights_of",
+    "why_not",
+]

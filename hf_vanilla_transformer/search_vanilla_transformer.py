@@ -1,0 +1,357 @@
+"""Greedy and beam search as in section 6.1 of "Attention Is All You Need", over anything that decodes step by step."""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class Step(NamedTuple):
+    """A token of a hypothesis, and how it came there.
+
+    Attributes:
+        token: Its id.
+        beam: Rank, before it, of the beam that it continues, among its sentence's.
+        row: The decoder's row of that beam, at this step.
+        before: The step before; None: the prompt.
+    """
+
+    token: int
+    beam: int
+    row: int
+    before: "Step | None"
+
+    def path(self) -> "list[Step]":
+        """Returns the steps from the first one to this one."""
+        steps, step = [], self
+        while step is not None:
+            steps.append(step)
+            step = step.before  # type: ignore[assignment]
+        return steps[::-1]
+
+
+@dataclass
+class BeamRules:
+    """How hypotheses are compared and when a sentence's search ends.
+
+    Attributes:
+        num_beams: Beams that go on, and hypotheses that are kept.
+        ends: Tokens that end a hypothesis.
+        length_penalty: Scores are log-probabilities / length ** length_penalty; see `GNMTLengthPenalty`.
+        early_stopping: True: as soon as `num_beams` hypotheses have ended (the paper's). "never": as soon as no beam
+            can become better than the worst of them, whatever it goes on with. False: as soon as no beam would be if
+            it ended now.
+        coverage_penalty: beta of Wu et al. 2016 (eq. 15); 0: none.
+    """
+
+    num_beams: int
+    ends: frozenset[int]
+    length_penalty: float = 1.0
+    early_stopping: bool | str = True
+    coverage_penalty: float = 0.0
+
+
+class BeamSearch:
+    """The search for one sentence's translation: section 6.1.
+
+    Args:
+        index: The sentence's number in its batch.
+        max_new_tokens: Length at which every hypothesis ends.
+        rules: What is common to all sentences.
+    """
+
+    def __init__(self, index: int, max_new_tokens: int, rules: BeamRules) -> None:
+        self.index, self.max_new_tokens, self.rules = index, max_new_tokens, rules
+        self.finished: list[tuple[float, Step]] = []  # score and last step, the best first
+        # What goes on, one a row of the decoder's: log-probability, rank, last step.
+        self.beams: list[tuple[float, int, Step | None]] = [(0.0, 0, None)]
+        self.parents = [0]  # which of the former beams each one continues
+
+    def extend(
+        self, candidates: Sequence[tuple[float, int, int]], length: int, first_row: int, coverage: Sequence[float]
+    ) -> bool:
+        """Takes the best continuations and tells whether the search goes on.
+
+        Args:
+            candidates: Log-probability of the whole, number of the beam, and token, the best first.
+            length: Tokens that these hypotheses have.
+            first_row: The decoder's row of this sentence's first beam.
+            coverage: The coverage penalty of each beam, a number up to 0.
+        """
+        rules = self.rules
+        running: list[tuple[float, int, Step]] = []
+        for rank, (log_probability, beam, token) in enumerate(candidates):
+            if log_probability == -math.inf:
+                break
+            step = Step(token, self.beams[beam][1], first_row + beam, self.beams[beam][2])
+            if token in rules.ends or length >= self.max_new_tokens:
+                if rank < rules.num_beams:  # behind that, candidates only stand in for those that end
+                    self.finished.append((log_probability / length**rules.length_penalty + coverage[beam], step))
+            elif len(running) < rules.num_beams:
+                running.append((log_probability, beam, step))
+        self.finished.sort(key=lambda hypothesis: -hypothesis[0])
+        del self.finished[rules.num_beams :]
+        if not running or self._is_decided(running[0][0], length):
+            return False
+        self._place(running)
+        return True
+
+    def _is_decided(self, best: float, length: int) -> bool:
+        if len(self.finished) < self.rules.num_beams:
+            return False
+        if self.rules.early_stopping is True:
+            return True
+        penalty = self.rules.length_penalty
+        # Going on adds log-probabilities, which only lowers; but a higher length divides by more.
+        final_length = self.max_new_tokens if self.rules.early_stopping == "never" and penalty > 0 else length
+        return best / final_length**penalty <= self.finished[-1][0]
+
+    def _place(self, running: list[tuple[float, int, Step]]) -> None:
+        """Gives each beam a place: that of the beam which it continues, if it is the first to do so."""
+        places: list[tuple[float, int, Step | None] | None] = [None] * self.rules.num_beams
+        parents, homeless = [0] * self.rules.num_beams, []
+        for rank, (log_probability, beam, step) in enumerate(running):
+            if places[beam] is None:
+                places[beam], parents[beam] = (log_probability, rank, step), beam
+            else:
+                homeless.append((beam, (log_probability, rank, step)))
+        # Places stay empty where the vocabulary is too small for so many beams; nothing comes of them.
+        homeless += [(running[0][1], (-math.inf, len(running), running[0][2]))] * (len(places) - len(running))
+        for place, kept in enumerate(places):
+            if kept is None:
+                parents[place], places[place] = homeless.pop(0)
+        self.beams, self.parents = places, parents  # type: ignore[assignment]
+
+
+class Coverage:
+    """How much each beam has attended to each position of the source so far (Wu et al. 2016, section 7).
+
+    Args:
+        penalty: beta of eq. 15.
+    """
+
+    def __init__(self, penalty: float) -> None:
+        self.penalty, self.sums = penalty, torch.zeros(1)
+
+    def add(self, attention: Tensor, source_mask: Tensor) -> list[float]:
+        """Adds a step's attention, (rows, S), and computes the penalty of each row, a number up to 0.
+
+        It is beta * sum_i log(min(sums_i, 1)) over the positions of `source_mask`, (B, S).
+        """
+        self.sums = self.sums.to(attention) + attention
+        real = source_mask.repeat_interleave(len(attention) // len(source_mask), dim=0)
+        logs = self.sums.clamp(torch.finfo(self.sums.dtype).tiny, 1.0).log() * real
+        penalties: list[float] = (self.penalty * logs.sum(dim=1)).tolist()
+        return penalties
+
+    def move(self, rows: list[int]) -> None:
+        """Gives each beam what the beam had that it continues."""
+        self.sums = self.sums[rows]
+
+
+Processor = Callable[[Tensor, Tensor], Tensor]
+Progress = Callable[[int], object]
+
+
+@torch.no_grad()
+def beam_search(
+    decoder: Any,
+    prompts: Tensor,
+    max_new_tokens: Sequence[int],
+    rules: BeamRules,
+    process: Processor | None = None,
+    keep_attention: bool = False,
+    progress: Progress | None = None,
+) -> tuple[list[BeamSearch], list[Tensor]]:
+    """Searches for the translations of a batch, each sentence by itself; those that are found leave the batch.
+
+    Args:
+        decoder: An `IncrementalDecoder`, or what has its `step` and `move`, with a row for each sentence.
+        prompts: What each hypothesis begins with, (B, P).
+        max_new_tokens: Longest hypothesis of each sentence, from 1 up.
+        rules: How to search.
+        process: Changes log-probabilities, (rows, V), in view of tokens so far, (rows, length); row by row.
+        keep_attention: Whether `decoder.attention` of each step is wanted.
+        progress: Called with the number of sentences that were found since the last call.
+
+    Returns:
+        The searches, in order, with `finished` hypotheses; and attention, (rows, S) of each step, where it was wanted.
+    """
+    tokens, scores = _read_prompts(decoder, prompts), torch.zeros(len(prompts), device=prompts.device)
+    searches = live = [BeamSearch(index, longest, rules) for index, longest in enumerate(max_new_tokens)]
+    coverage = Coverage(rules.coverage_penalty) if rules.coverage_penalty else None
+    kept_attention: list[Tensor] = []
+    num_candidates = max(2, 1 + len(rules.ends)) * rules.num_beams
+    for length in range(1, max(max_new_tokens) + 1):
+        log_probabilities = decoder.step(tokens).float().log_softmax(dim=-1)  # (rows, V)
+        if process is not None:
+            log_probabilities = process(prompts, log_probabilities)
+        if keep_attention:
+            kept_attention.append(decoder.attention)
+        penalties = (
+            coverage.add(decoder.attention, decoder.source_mask) if coverage is not None else [0.0] * len(scores)
+        )
+        found = best_continuations(log_probabilities, scores, len(live), num_candidates)
+        going_on = _extend(live, found, length, penalties)
+        if progress is not None and len(going_on) < len(live):
+            progress(len(live) - len(going_on))
+        if not going_on:
+            break
+        width, places = len(scores) // len(live), close_gaps(going_on)
+        rows = [place * width + parent for place in places for parent in live[place].parents]
+        decoder.move(rows, places)
+        live = [live[place] for place in places]
+        beams = [beam for search in live for beam in search.beams]
+        tokens = torch.tensor([step.token for _, _, step in beams if step is not None], device=prompts.device)
+        scores = torch.tensor([score for score, _, _ in beams], device=prompts.device)
+        if coverage is not None:
+            coverage.move(rows)
+        if process is not None:
+            prompts = torch.cat([prompts[rows], tokens[:, None]], dim=1)
+    return searches, kept_attention
+
+
+def _extend(
+    live: Sequence[BeamSearch], found: tuple[Tensor, Tensor, Tensor], length: int, penalties: list[float]
+) -> list[int]:
+    """Extends each search by what `best_continuations` found; returns the places of those that go on."""
+    width, going_on = len(penalties) // len(live), []
+    for place, (search, *candidates) in enumerate(zip(live, *(part.tolist() for part in found), strict=True)):
+        first = place * width
+        if search.extend(list(zip(*candidates, strict=True)), length, first, penalties[first : first + width]):
+            going_on.append(place)
+    return going_on
+
+
+@torch.no_grad()
+def greedy_search(
+    decoder: Any,
+    prompts: Tensor,
+    max_new_tokens: Sequence[int],
+    ends: frozenset[int],
+    process: Processor | None = None,
+    on_token: Callable[[int], object] | None = None,
+    progress: Progress | None = None,
+) -> list[list[int]]:
+    """Takes the most probable token at each step; sentences that are at their end leave the batch.
+
+    Args:
+        decoder: As in `beam_search`.
+        prompts: What each translation begins with, (B, P).
+        max_new_tokens: Longest translation of each sentence, from 1 up.
+        ends: Tokens that end a translation.
+        process: Changes logits, as in `beam_search`.
+        on_token: Called with each token of a batch of one sentence.
+        progress: Called with the number of sentences that were found since the last call.
+
+    Returns:
+        New tokens of each sentence.
+    """
+    tokens = _read_prompts(decoder, prompts)
+    found: list[list[int]] = [[] for _ in max_new_tokens]
+    live = list(range(len(found)))  # the sentence of each row
+    while True:
+        logits = decoder.step(tokens)
+        if process is not None:
+            logits = process(prompts, logits.float())
+        tokens = highest(logits)
+        going_on = []
+        for row, (sentence, token) in enumerate(zip(live, tokens.tolist(), strict=True)):
+            found[sentence].append(token)
+            if token not in ends and len(found[sentence]) < max_new_tokens[sentence]:
+                going_on.append(row)
+            if on_token is not None:
+                on_token(token)
+        if progress is not None and len(going_on) < len(live):
+            progress(len(live) - len(going_on))
+        if process is not None:
+            prompts = torch.cat([prompts, tokens[:, None]], dim=1)
+        if not going_on:
+            break
+        if len(going_on) < len(live):
+            rows = close_gaps(going_on)
+            decoder.move(rows, rows)
+            live, tokens, prompts = [live[row] for row in rows], tokens[rows], prompts[rows]
+    return found
+
+
+def _read_prompts(decoder: Any, prompts: Tensor) -> Tensor:
+    for position in range(prompts.shape[1] - 1):
+        decoder.step(prompts[:, position])
+    return prompts[:, -1]
+
+
+def close_gaps(kept: Sequence[int]) -> list[int]:
+    """Renumbers the places that are left so that few move: those behind the new end go where some are missing.
+
+    Args:
+        kept: The places that are left, ascending.
+
+    Returns:
+        Who comes to places 0, 1, ...: as many as are kept.
+    """
+    staying = {place for place in kept if place < len(kept)}
+    moving = [place for place in kept if place >= len(kept)]
+    return [place if place in staying else moving.pop() for place in range(len(kept))]
+
+
+# Top-k looks for the highest blocks first, then only into these: torch's own takes several times as long.
+BLOCK = 64
+
+
+def best_continuations(
+    log_probabilities: Tensor, scores: Tensor, num_sentences: int, num_candidates: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Finds the tokens with which each sentence's beams go on best.
+
+    Args:
+        log_probabilities: Of each token, (rows, V), in float32; equally many rows for each sentence.
+        scores: Log-probability of each row so far, (rows,).
+        num_sentences: B.
+        num_candidates: K.
+
+    Returns:
+        Log-probability of the whole, the row within its sentence, and the token: (B, K) each, the best first. With
+        fewer tokens than that, as many as there are.
+    """
+    rows, vocab_size = log_probabilities.shape
+    beams = rows // num_sentences
+    blocks = vocab_size // BLOCK
+    if blocks < 4 * num_candidates:
+        totals = (log_probabilities + scores[:, None]).view(num_sentences, -1)
+        values, places = totals.topk(min(num_candidates, totals.shape[1]))
+        return values, places // vocab_size, places % vocab_size
+    split = blocks * BLOCK
+    parts = log_probabilities[:, :split].view(rows, blocks, BLOCK)
+    # A block's highest stands for it; what is behind the last whole block is a block too.
+    summits = parts.amax(dim=-1)
+    if split < vocab_size:
+        summits = torch.cat([summits, log_probabilities[:, split:].amax(dim=1, keepdim=True)], dim=1)
+    per_row = summits.shape[1]
+    summits = (summits + scores[:, None]).view(num_sentences, -1)
+    chosen = summits.topk(num_candidates, sorted=False).indices  # (B, K)
+    beam, block = chosen // per_row, chosen % per_row
+    row = beam + beams * torch.arange(num_sentences, device=chosen.device)[:, None]
+    token = block[..., None] * BLOCK + torch.arange(BLOCK, device=chosen.device)  # (B, K, BLOCK)
+    inside = token < vocab_size
+    values = log_probabilities[row[..., None], token.clamp(max=vocab_size - 1)] + scores[row][..., None]
+    values, places = values.masked_fill(~inside, -math.inf).flatten(1).topk(num_candidates)
+    return values, beam.gather(1, places // BLOCK), token.flatten(1).gather(1, places)
+
+
+def highest(logits: Tensor) -> Tensor:
+    """Finds the highest of each row, (rows, V): (rows,)."""
+    vocab_size = logits.shape[1]
+    blocks = vocab_size // BLOCK
+    if logits.device.type != "cpu" or vocab_size % BLOCK or blocks < 4:
+        return logits.argmax(dim=-1)
+    parts = logits.view(len(logits), blocks, BLOCK)
+    block = parts.amax(dim=-1).argmax(dim=-1)  # (rows,)
+    inside = parts[torch.arange(len(logits)), block].argmax(dim=-1)
+    return block * BLOCK + inside
+
+
+__all__ = ["BeamRules", "BeamSearch", "beam_search", "best_continuations", "greedy_search", "highest"]
