@@ -25,14 +25,20 @@ from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 from .configuration_vanilla_transformer import VanillaTransformerConfig, tensor_parallel_plan
 from .generation_vanilla_transformer import PAPER_DECODING, DecodingMixin
 from .ops_vanilla_transformer import (
+    NOT_PACKED,
     Dropout,
+    Packing,
+    VocabularyResizing,
     attention_kernel,
     in_float32_on_cpu,
     label_smoothed_cross_entropy,
     left_padding,
+    linear,
     look_up,
     positions_of,
+    project,
     shift_right,
+    up_to_last,
 )
 
 
@@ -126,35 +132,35 @@ class VanillaTransformerAttention(nn.Module):
         self.out_proj = nn.Linear(num_heads * self.value_head_dim, config.d_model, bias=config.attention_bias)
 
     def forward(
-        self, x: Tensor, memory: Tensor | None, mask: Any, cache: EncoderDecoderCache | None = None, **kwargs: Any
+        self, x: Tensor, memory: Any, mask: Any, cache: Any = None, packing: Any = NOT_PACKED, **kwargs: Any
     ) -> tuple[Tensor, Tensor | None]:
         """Attends from x, (B, T, d_model), to memory, (B, S, d_model), or without it to x; the weights may be None."""
-        query = self._split_heads(self.q_proj(x), self.head_dim)
-        key, value = self.keys_and_values(x, memory, cache)
+        query, key, value = self.project(x, memory, cache, *packing)
         name, mask = attention_kernel(self, mask, is_cross=memory is not None, **kwargs)
         attend = in_float32_on_cpu(ALL_ATTENTION_FUNCTIONS.get_interface(name, eager_attention))
         kwargs["dropout"] = self.config.attention_dropout if self.training else 0.0
         heads, weights = attend(self, query, key, value, mask, scaling=self.scaling, **kwargs)
-        return self.out_proj(heads.reshape(*x.shape[:-1], -1)), weights
+        return linear(self.out_proj, packing[0].pack(heads.flatten(2))), weights
 
-    def _split_heads(self, projected: Tensor, head_dim: int) -> Tensor:  # (B, T, h * head_dim) to (B, h, T, head_dim)
-        return projected.view(*projected.shape[:-1], -1, head_dim).transpose(1, 2)
-
-    def keys_and_values(
-        self, x: Tensor, memory: Tensor | None, cache: EncoderDecoderCache | None
-    ) -> tuple[Tensor, Tensor]:
-        """Returns (B, h, S, d_k) and (B, h, S, d_v); with a cache, those of the memory are computed once."""
-        if memory is not None and cache is not None and cache.is_updated.get(self.layer_idx):
-            layer = cache.cross_attention_cache.layers[self.layer_idx]
-            return layer.keys, layer.values
-        key = self._split_heads(self.k_proj(x if memory is None else memory), self.head_dim)
-        value = self._split_heads(self.v_proj(x if memory is None else memory), self.value_head_dim)
-        if cache is None:
-            return key, value
+    def project(
+        self, x: Tensor, memory: Tensor | None, cache: EncoderDecoderCache | None, own: Packing, others: Packing
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Returns (B, h, T, d_k), (B, h, S, d_k), (B, h, S, d_v); with a cache, those of a memory are computed once."""
         if memory is None:
-            return cache.self_attention_cache.update(key, value, self.layer_idx)
+            others, (query, key, value) = own, project(x, self.q_proj, self.k_proj, self.v_proj)
+        elif cache is not None and cache.is_updated.get(self.layer_idx):
+            layer = cache.cross_attention_cache.layers[self.layer_idx]
+            return own.heads(linear(self.q_proj, x), self.head_dim), layer.keys, layer.values
+        else:
+            query, (key, value) = linear(self.q_proj, x), project(memory, self.k_proj, self.v_proj)
+        query, key = own.heads(query, self.head_dim), others.heads(key, self.head_dim)
+        value = others.heads(value, self.value_head_dim)
+        if cache is None:
+            return query, key, value
+        if memory is None:
+            return query, *cache.self_attention_cache.update(key, value, self.layer_idx)
         cache.is_updated[self.layer_idx] = True
-        return cache.cross_attention_cache.update(key, value, self.layer_idx)
+        return query, *cache.cross_attention_cache.update(key, value, self.layer_idx)
 
 
 # ---- 3.3 Position-wise feed-forward networks ----
@@ -170,7 +176,7 @@ class VanillaTransformerFeedForward(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Maps each position of (B, T, d_model) by itself."""
-        return self.fc2(self.dropout(self.activation(self.fc1(x))))
+        return linear(self.fc2, self.dropout(self.activation(linear(self.fc1, x))))
 
 
 # ---- 3.1 Encoder and decoder stacks ----
@@ -234,7 +240,7 @@ class VanillaTransformerDecoderLayer(GradientCheckpointingLayer):
         return self.final_layer_norm(x, lambda x: self.feed_forward(x))  # accelerate moves modules in arguments
 
 
-class VanillaTransformerPreTrainedModel(PreTrainedModel):
+class VanillaTransformerPreTrainedModel(VocabularyResizing, PreTrainedModel):
     """What all models here share: initialisation, and what transformers has to know of them."""
 
     config: VanillaTransformerConfig
@@ -262,26 +268,6 @@ class VanillaTransformerPreTrainedModel(PreTrainedModel):
     def get_expanded_tied_weights_keys(self, all_submodels: bool = False) -> dict[str, str]:
         """Returns {alias: canonical name}: here `tie_word_embeddings` is about the output projection alone (3.4)."""
         return super().get_expanded_tied_weights_keys(True) if all_submodels else dict(self._tied_weights_keys or {})
-
-    def _resize_token_embeddings(self, *size: Any) -> nn.Module:
-        stacks = [self.get_encoder(), self.get_decoder()]
-        return self._resize_vocabulary_of(stacks if self.config.decoder_vocab_size is None else stacks[:1], *size)
-
-    def resize_decoder_token_embeddings(self, *size: Any) -> nn.Module:
-        """Resizes a target vocabulary of its own; arguments as those of `resize_token_embeddings`."""
-        if self.config.decoder_vocab_size is None:
-            raise ValueError("Source and target have one vocabulary here: call `resize_token_embeddings` instead.")
-        embeddings = self._resize_vocabulary_of([self.get_decoder()], *size)
-        self.config.decoder_vocab_size = embeddings.num_embeddings
-        self.tie_weights()
-        return embeddings
-
-    def _resize_vocabulary_of(self, stacks: list["VanillaTransformerStack"], *size: Any) -> nn.Embedding:
-        for stack in stacks:
-            stack.embed_tokens = embeddings = self._get_resized_embeddings(stack.embed_tokens, *size)
-        if self.get_decoder() in stacks and (head := self.get_output_embeddings()) is not None:
-            self.set_output_embeddings(self._get_resized_lm_head(head, embeddings.num_embeddings))
-        return stacks[0].embed_tokens
 
     def save_pretrained(self, save_directory: Any, *args: Any, **kwargs: Any) -> None:
         """Saves weights, configuration and the flat files of code, with an entry for every Auto class."""
@@ -340,9 +326,11 @@ class VanillaTransformerEncoder(VanillaTransformerStack):
         padding = attention_mask if attention_mask is not None and attention_mask.ndim == 2 else None
         x = self.embed(input_ids, inputs_embeds, padding)
         mask = create_bidirectional_mask(config=self.config, inputs_embeds=x, attention_mask=attention_mask)
+        packing = Packing.of(attention_mask if self.training else None, **kwargs)
+        x = packing.pack(x)
         for layer in self.layers:
-            x = layer(x, mask, **kwargs)
-        return BaseModelOutput(last_hidden_state=self.layer_norm(x))
+            x = layer(x, mask, packing=(packing, packing), **kwargs)
+        return BaseModelOutput(last_hidden_state=packing.unpack(self.layer_norm(x)))
 
 
 class VanillaTransformerDecoder(VanillaTransformerStack):
@@ -371,6 +359,7 @@ class VanillaTransformerDecoder(VanillaTransformerStack):
         past_key_values: Cache | None = None,  # of earlier positions and of the source; extended in place
         inputs_embeds: Tensor | None = None,  # (B, T, d_model), in place of input_ids, not yet scaled
         use_cache: bool | None = None,
+        real_targets: Tensor | None = None,  # (B, T), False where padding need not be computed
         **kwargs: Any,
     ) -> DecoderOutput:
         """Decodes T positions into (B, T, d_model), after those which `past_key_values` holds."""
@@ -383,12 +372,15 @@ class VanillaTransformerDecoder(VanillaTransformerStack):
         x = self.embed(input_ids, inputs_embeds, attention_mask, own)
         kw = {"config": self.config, "inputs_embeds": x}
         mask = create_causal_mask(**kw, attention_mask=attention_mask, past_key_values=own)
-        memory_mask = create_bidirectional_mask(
+        cross_mask = create_bidirectional_mask(
             **kw, attention_mask=encoder_attention_mask, encoder_hidden_states=memory
         )
+        packs = self.training and cache is None
+        packing = [Packing.of(real if packs else None, **kwargs) for real in (real_targets, encoder_attention_mask)]
+        x, memory = packing[0].pack(x), packing[1].pack(memory)
         for layer in self.layers:
-            x = layer(x, memory, mask, memory_mask, past_key_values=cache, **kwargs)
-        return DecoderOutput(last_hidden_state=self.layer_norm(x), past_key_values=cache)
+            x = layer(x, memory, mask, cross_mask, past_key_values=cache, packing=packing, **kwargs)
+        return DecoderOutput(last_hidden_state=packing[0].unpack(self.layer_norm(x)), past_key_values=cache)
 
 
 class VanillaTransformerModel(VanillaTransformerPreTrainedModel):
@@ -424,6 +416,7 @@ class VanillaTransformerModel(VanillaTransformerPreTrainedModel):
         inputs_embeds: Tensor | None = None,
         decoder_inputs_embeds: Tensor | None = None,
         use_cache: bool | None = None,
+        real_targets: Tensor | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> Seq2SeqModelOutput:
         """Runs the encoder, unless `encoder_outputs` are given, and the decoder; arguments are theirs."""
@@ -433,7 +426,8 @@ class VanillaTransformerModel(VanillaTransformerPreTrainedModel):
         is_output = isinstance(encoder_outputs, BaseModelOutput)
         memory: Any = encoder_outputs if is_output else BaseModelOutput(*encoder_outputs[:3])
         target, source = (decoder_input_ids, decoder_attention_mask), (memory.last_hidden_state, attention_mask)
-        outputs = self.decoder(*target, *source, past_key_values, decoder_inputs_embeds, use_cache=use_cache, **kwargs)
+        kwargs |= {"use_cache": use_cache, "real_targets": real_targets}
+        outputs = self.decoder(*target, *source, past_key_values, decoder_inputs_embeds, **kwargs)
         encoded = {f"encoder_{name}": value for name, value in memory.items()}
         decoded = (outputs.last_hidden_state, outputs.past_key_values, outputs.hidden_states, outputs.attentions)
         return Seq2SeqModelOutput(*decoded, cross_attentions=outputs.cross_attentions, **encoded)
@@ -487,12 +481,12 @@ class VanillaTransformerForConditionalGeneration(VanillaTransformerPreTrainedMod
         if decoder_attention_mask is None and not use_cache and past_key_values is None:
             decoder_attention_mask = left_padding(decoder_input_ids, shifted, config)
         source, target = (input_ids, attention_mask), (decoder_input_ids, decoder_attention_mask)
-        embeddings = (inputs_embeds, decoder_inputs_embeds)
-        outputs = self.model(*source, *target, encoder_outputs, past_key_values, *embeddings, use_cache, **kwargs)
+        others = (inputs_embeds, decoder_inputs_embeds, use_cache, None if labels is None else up_to_last(labels))
+        outputs = self.model(*source, *target, encoder_outputs, past_key_values, *others, **kwargs)
         kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
         hidden, eps = outputs.last_hidden_state[:, kept], config.label_smoothing if self.training else 0.0
         logits = None if skip_logits and labels is not None else self.lm_head(hidden)
         loss_kwargs = {"hidden": hidden, "projection": self.lm_head, "label_smoothing": eps, **kwargs}
         loss = None if labels is None else self.loss_function(logits, labels[:, kept], **loss_kwargs)
-        others = {name: value for name, value in outputs.items() if name != "last_hidden_state"}
-        return Seq2SeqLMOutput(loss=loss, logits=logits, **others)
+        kept_outputs = {name: value for name, value in outputs.items() if name != "last_hidden_state"}
+        return Seq2SeqLMOutput(loss=loss, logits=logits, **kept_outputs)

@@ -172,7 +172,7 @@ class _ProjectedCrossEntropy(torch.autograd.Function):
         with torch.autocast(hidden.device.type, enabled=False):
             for start in range(0, len(labels), step):
                 rows, targets = hidden[start : start + step].to(dtype), labels[start : start + step, None]
-                logits = F.linear(rows, table, None if bias is None else bias.to(dtype)).to(exact)
+                logits = _product(rows, table, None if bias is None else bias.to(dtype)).to(exact)
                 at_target = logits.gather(1, targets).sum()
                 smoothed = (1 - eps) * at_target + eps / vocab_size * logits.sum()
                 highest = logits.amax(dim=1, keepdim=True)
@@ -196,7 +196,7 @@ class _ProjectedCrossEntropy(torch.autograd.Function):
 
 def _accumulate(grads: list[Any], rows: slice, gradient: Tensor, hidden: Tensor, table: Tensor) -> None:
     of_hidden, of_weight, of_bias = grads
-    of_hidden[rows] = gradient @ table
+    of_hidden[rows] = _product(gradient, table.t())
     of_weight += gradient.t() @ hidden
     if of_bias is not None:
         of_bias += gradient.sum(dim=0)
@@ -233,6 +233,139 @@ class _CheapDropout(torch.autograd.Function):
     def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor, None]:
         (keep,) = ctx.saved_tensors
         return grad_output.mul(keep).mul_(ctx.scale), None
+
+
+# ---- Linear maps ----
+# Not public in torch: where a build hasn't got it, F.linear does.
+ONEDNN_LINEAR = getattr(torch.ops.mkldnn, "_linear_pointwise", None)
+
+
+def _product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Computes x W^T + b, on a CPU in float32 by oneDNN: where it isn't Intel's, MKL's vectors are narrower."""
+    if x.device.type != "cpu" or x.dtype != torch.float32 or ONEDNN_LINEAR is None:
+        return F.linear(x, weight, bias)
+    return ONEDNN_LINEAR(x, weight, bias, "none", [], "")
+
+
+def _is_plain(module: nn.Module) -> bool:
+    """Tells whether a map is nothing but its weights: no adapter, hook, sharding or other type has to be asked."""
+    parameters = [module.weight] if module.bias is None else [module.weight, module.bias]
+    return (
+        type(module) is nn.Linear
+        and all(type(parameter) in (nn.Parameter, Tensor) for parameter in parameters)
+        and not (module._forward_hooks or module._forward_pre_hooks or module._backward_hooks)
+        and not (module._backward_pre_hooks or "forward" in vars(module))
+    )
+
+
+def linear(module: nn.Module, x: Tensor) -> Tensor:
+    """Computes `module(x)`."""
+    return project(x, module)[0]
+
+
+def project(x: Tensor, *maps: nn.Module) -> tuple[Tensor, ...]:
+    """Computes `tuple(map(x) for map in maps)`, in training as one product where all of them are plain linear maps.
+
+    Args:
+        x: What they have in common, (..., in).
+        *maps: The maps, all of them with a bias or none.
+
+    Returns:
+        Their outputs, (..., out) each.
+    """
+    if not torch.is_grad_enabled() or torch.compiler.is_compiling() or not all(_is_plain(one) for one in maps):
+        return tuple(one(x) for one in maps)
+    biases = [one.bias for one in maps if one.bias is not None]
+    return _FusedLinear.apply(x, len(maps), *(one.weight for one in maps), *biases)  # type: ignore[no-untyped-call]
+
+
+class _FusedLinear(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, number: int, *parameters: Tensor) -> tuple[Tensor, ...]:
+        dtype = torch.get_autocast_dtype(x.device.type) if _autocasts(x) else x.dtype
+        weights = [weight.to(dtype) for weight in parameters[:number]]
+        biases = [bias.to(dtype) for bias in parameters[number:]]
+        weight = torch.cat(weights) if number > 1 else weights[0]
+        bias = (torch.cat(biases) if number > 1 else biases[0]) if biases else None
+        with torch.autocast(x.device.type, enabled=False):
+            y = _product(x.to(dtype).flatten(0, -2), weight, bias)
+        ctx.save_for_backward(x, weight)
+        ctx.sizes, ctx.dtypes = [len(one) for one in weights], [one.dtype for one in parameters]
+        return tuple(y.view(*x.shape[:-1], len(weight)).split_with_sizes(ctx.sizes, dim=-1))
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight = ctx.saved_tensors
+        parts = [grad.reshape(-1, size) for grad, size in zip(grads, ctx.sizes, strict=True)]
+        gradient = torch.cat(parts, dim=1) if len(parts) > 1 else parts[0]
+        with torch.autocast(x.device.type, enabled=False):
+            of_x = _product(gradient, weight.t()).view(x.shape).to(x.dtype) if ctx.needs_input_grad[0] else None
+            if not any(ctx.needs_input_grad[2:]):  # frozen
+                return of_x, None, *(None for _ in ctx.dtypes)
+            of_weight = gradient.t() @ x.to(gradient.dtype).flatten(0, -2)
+        of_parameters = list(of_weight.split_with_sizes(ctx.sizes))
+        if len(ctx.dtypes) > len(parts):
+            of_parameters += gradient.sum(dim=0).split_with_sizes(ctx.sizes)
+        return of_x, None, *(one.to(dtype) for one, dtype in zip(of_parameters, ctx.dtypes, strict=True))
+
+
+# ---- Padding ----
+# Below this share of padding, leaving it out costs more than it spares.
+WORTH_PACKING = 0.1
+
+
+class Packing:
+    """Which positions of a batch are none of padding, so that what is computed of each by itself can leave that out.
+
+    Args:
+        real: True where there is no padding, (B, T); None: nothing is left out.
+    """
+
+    def __init__(self, real: Tensor | None = None) -> None:
+        self.places = None if real is None else real.flatten().nonzero().squeeze(1)  # (N,)
+        self.shape = None if real is None else real.shape
+
+    @classmethod
+    def of(cls, mask: Tensor | None, **kwargs: Any) -> "Packing":
+        """Leaves the padding out where that pays.
+
+        Args:
+            mask: 0 for padding, (B, T); None: there is none.
+            **kwargs: What the caller was asked for; hidden states and attention weights are wanted with their padding.
+
+        Returns:
+            How to do it. On an accelerator nothing is left out: finding the places would have to wait for the device.
+        """
+        shown = kwargs.get("output_hidden_states") or kwargs.get("output_attentions")
+        if mask is None or mask.ndim != 2 or mask.device.type != "cpu" or shown or torch.compiler.is_compiling():
+            return cls()
+        real = mask != 0
+        return cls(real if 0 < real.float().mean() < 1 - WORTH_PACKING else None)
+
+    def pack(self, x: Tensor) -> Tensor:
+        """Takes the real positions out of (B, T, d): (N, d); or returns it as it is."""
+        return x if self.places is None else x.flatten(0, 1).index_select(0, self.places)
+
+    def unpack(self, x: Tensor) -> Tensor:
+        """Puts (N, d) back into its places: (B, T, d), 0 at padding; or returns it as it is."""
+        if self.places is None or self.shape is None:
+            return x
+        rows = x.new_zeros(self.shape.numel(), x.shape[-1])
+        return rows.index_copy(0, self.places, x).view(*self.shape, -1)
+
+    def heads(self, x: Tensor, head_dim: int) -> Tensor:
+        """Unpacks what was projected for h heads, (N or B, T, h * head_dim): (B, h, T, head_dim)."""
+        x = self.unpack(x)
+        return x.view(*x.shape[:-1], -1, head_dim).transpose(1, 2)
+
+
+NOT_PACKED = (Packing(), Packing())  # of the queries' and of the keys' sequence
+
+
+def up_to_last(labels: Tensor) -> Tensor:
+    """Tells which positions of a target have a label at or behind them, (B, T): what comes after is padding."""
+    return labels.ne(-100).flip(-1).cumsum(dim=-1).flip(-1) > 0
 
 
 def in_float32_on_cpu(attend: Callable[..., Any]) -> Callable[..., Any]:
@@ -315,14 +448,45 @@ def attention_kernel(
     return name, mask
 
 
+# ---- The vocabulary ----
+class VocabularyResizing:
+    """Resizes the embeddings of both stacks and the output projection; for a model, before `PreTrainedModel`."""
+
+    def _resize_token_embeddings(self: Any, *size: Any) -> nn.Module:
+        stacks = [self.get_encoder(), self.get_decoder()]
+        return self._resize_vocabulary_of(stacks if self.config.decoder_vocab_size is None else stacks[:1], *size)
+
+    def resize_decoder_token_embeddings(self: Any, *size: Any) -> nn.Module:
+        """Resizes a target vocabulary of its own; arguments as those of `resize_token_embeddings`."""
+        if self.config.decoder_vocab_size is None:
+            raise ValueError("Source and target have one vocabulary here: call `resize_token_embeddings` instead.")
+        embeddings = self._resize_vocabulary_of([self.get_decoder()], *size)
+        self.config.decoder_vocab_size = embeddings.num_embeddings
+        self.tie_weights()
+        return embeddings
+
+    def _resize_vocabulary_of(self: Any, stacks: list[Any], *size: Any) -> Any:
+        for stack in stacks:
+            stack.embed_tokens = embeddings = self._get_resized_embeddings(stack.embed_tokens, *size)
+        if self.get_decoder() in stacks and (head := self.get_output_embeddings()) is not None:
+            self.set_output_embeddings(self._get_resized_lm_head(head, embeddings.num_embeddings))
+        return stacks[0].embed_tokens
+
+
 __all__ = [
+    "NOT_PACKED",
     "Dropout",
+    "Packing",
+    "VocabularyResizing",
     "attention_kernel",
     "in_float32_on_cpu",
     "label_smoothed_cross_entropy",
     "left_padding",
+    "linear",
     "look_up",
     "positions_of",
+    "project",
     "projected_cross_entropy",
     "shift_right",
+    "up_to_last",
 ]

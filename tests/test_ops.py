@@ -10,14 +10,18 @@ from hf_vanilla_transformer import VanillaTransformerConfig, VanillaTransformerF
 from hf_vanilla_transformer import ops_vanilla_transformer as ops
 from hf_vanilla_transformer.ops_vanilla_transformer import (
     Dropout,
+    Packing,
     attention_kernel,
     in_float32_on_cpu,
     label_smoothed_cross_entropy,
     left_padding,
+    linear,
     look_up,
     positions_of,
+    project,
     projected_cross_entropy,
     shift_right,
+    up_to_last,
 )
 
 
@@ -421,3 +425,163 @@ def test_left_padding_is_found_and_right_padding_is_not():
     assert left_padding(None, None, config) is None
     same = SimpleNamespace(decoder_start_token_id=0, pad_token_id=0)
     assert left_padding(left, None, same) is None
+
+
+# ---- project ----
+def projected(compute, maps, x, autocast=False):
+    """Outputs, and the gradients of x and of all parameters, for a sum whose terms have weights of their own."""
+    x = x.clone().requires_grad_()
+    for one in maps:
+        one.zero_grad()
+    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+        outputs = compute(x, *maps)
+    generator = torch.Generator().manual_seed(9)
+    sum((output.double() * torch.randn(output.shape, generator=generator)).sum() for output in outputs).backward()
+    return [*outputs, x.grad, *(parameter.grad for one in maps for parameter in one.parameters())]
+
+
+def one_by_one(x, *maps):
+    return tuple(one(x) for one in maps)
+
+
+def linear_maps(bias=True, dtype=torch.float32, sizes=(6, 6, 10)):
+    torch.manual_seed(5)
+    return [torch.nn.Linear(8, size, bias=bias, dtype=dtype) for size in sizes]
+
+
+@pytest.mark.parametrize("shape", [(1, 8), (7, 8), (3, 5, 8), (1, 1, 8), (0, 8)], ids=str)
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("sizes", [(6,), (6, 6, 10)], ids=str)
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"), [(torch.float64, 1e-13), (torch.float32, 1e-5), (torch.bfloat16, 2e-2)], ids=str
+)
+def test_one_product_is_the_maps_one_by_one(shape, bias, sizes, dtype, tolerance):
+    maps = linear_maps(bias, dtype, sizes)
+    x = torch.randn(shape, dtype=dtype)
+    found, expected = projected(project, maps, x), projected(one_by_one, maps, x)
+    for ours, theirs in zip(found, expected, strict=True):
+        assert ours.dtype == theirs.dtype
+        torch.testing.assert_close(ours, theirs, atol=tolerance, rtol=tolerance)
+
+
+def test_one_product_under_autocast():
+    maps, x = linear_maps(), torch.randn(3, 5, 8)
+    found, expected = projected(project, maps, x, autocast=True), projected(one_by_one, maps, x, autocast=True)
+    assert [one.dtype for one in found] == [one.dtype for one in expected]
+    assert found[0].dtype == torch.bfloat16
+    for ours, theirs in zip(found, expected, strict=True):  # bfloat16 has 8 bits
+        torch.testing.assert_close(ours, theirs, atol=3e-2, rtol=3e-2)
+
+
+def products_of(monkeypatch):
+    """Records the shape of each weight that goes through one product."""
+    shapes, product = [], ops._product
+
+    def record(x, weight, bias=None):
+        shapes.append(tuple(weight.shape))
+        return product(x, weight, bias)
+
+    monkeypatch.setattr(ops, "_product", record)
+    return shapes
+
+
+def test_maps_are_one_product_only_if_nothing_else_has_to_be_asked(monkeypatch):
+    class Adapted(torch.nn.Linear):
+        pass
+
+    shapes = products_of(monkeypatch)
+    x, maps = torch.randn(2, 8), linear_maps()
+    project(x, *maps)
+    assert shapes == [(22, 8)]
+    shapes.clear()
+
+    calls = []
+    handle = maps[1].register_forward_hook(lambda module, args, output: calls.append(output))
+    _, hooked, _ = project(x, *maps)
+    assert calls[0] is hooked
+    handle.remove()
+    project(x, maps[0], Adapted(8, 6), maps[2])
+    with torch.no_grad():
+        project(x, *maps)
+    assert shapes == []
+
+
+def test_frozen_maps_get_no_gradient():
+    maps, x = linear_maps(), torch.randn(2, 8, requires_grad=True)
+    for one in maps:
+        one.requires_grad_(False)
+    sum(output.sum() for output in project(x, *maps)).backward()
+    assert all(parameter.grad is None for one in maps for parameter in one.parameters())
+    torch.testing.assert_close(x.grad, sum(one.weight.sum(dim=0) for one in maps).expand(2, 8))
+
+
+def test_linear_is_the_map():
+    (one,) = linear_maps(sizes=(6,))
+    x = torch.randn(4, 8)
+    torch.testing.assert_close(linear(one, x), one(x))
+
+
+# ---- Packing ----
+def test_packing_takes_padding_out_and_puts_it_back():
+    real = torch.tensor([[1, 1, 0], [0, 1, 1], [0, 0, 0]]).bool()
+    x = torch.arange(18.0).view(3, 3, 2).requires_grad_()
+    packing = Packing(real)
+    packed = packing.pack(x)
+    assert torch.equal(packed, x[real])
+    assert torch.equal(packing.unpack(packed), x * real[..., None])
+    packing.unpack(packed).sum().backward()
+    assert torch.equal(x.grad, real[..., None].expand(3, 3, 2).float())
+    assert packing.heads(packed, 1).shape == (3, 2, 3, 1)
+
+
+def test_nothing_is_left_out_without_a_mask():
+    x = torch.randn(2, 3, 4)
+    assert Packing().pack(x) is x
+    assert Packing().unpack(x) is x
+
+
+@pytest.mark.parametrize(
+    ("padding", "kwargs", "leaves_out"),
+    [(0, {}, False), (9, {}, False), (11, {}, True), (100, {}, False), (50, {"output_attentions": True}, False)],
+)
+def test_padding_is_left_out_where_that_pays(padding, kwargs, leaves_out):
+    mask = torch.ones(10, 10)
+    mask.view(-1)[:padding] = 0
+    assert (Packing.of(mask, **kwargs).places is not None) == leaves_out
+
+
+def test_targets_up_to_the_last_label_are_real():
+    labels = torch.tensor([[5, -100, 6, -100], [-100, 5, -100, -100], [-100] * 4, [5, 6, 7, 8]])
+    assert up_to_last(labels).long().tolist() == [[1, 1, 1, 0], [1, 1, 0, 0], [0, 0, 0, 0], [1, 1, 1, 1]]
+
+
+@pytest.mark.parametrize("config", [{}, {"norm_position": "pre"}, {"position_encoding": "learned"}], ids=str)
+@pytest.mark.parametrize("skip_logits", [True, False])
+@pytest.mark.parametrize("kernel", ["sdpa", "eager"])
+def test_leaving_padding_out_changes_no_gradient(monkeypatch, config, skip_logits, kernel):
+    torch.manual_seed(3)
+    sizes = {"vocab_size": 30, "d_model": 16, "encoder_attention_heads": 2, "decoder_attention_heads": 2}
+    sizes |= {"encoder_layers": 2, "decoder_layers": 2, "encoder_ffn_dim": 24, "decoder_ffn_dim": 24, "dropout": 0.0}
+    config = VanillaTransformerConfig(**sizes, **config, attn_implementation=kernel, label_smoothing=0.1)
+    model = VanillaTransformerForConditionalGeneration(config).double().train()
+    source = torch.randint(5, 30, (4, 9))
+    mask = torch.arange(9) < torch.tensor([9, 2, 5, 1])[:, None]
+    labels = torch.randint(5, 30, (4, 7)).masked_fill(torch.arange(7) >= torch.tensor([2, 7, 4, 1])[:, None], -100)
+    labels[1, 2] = -100  # in the middle: no target, but seen by later ones
+
+    def gradients():
+        model.zero_grad()
+        outputs = model(source, mask, labels=labels, skip_logits=skip_logits)
+        outputs.loss.backward()
+        return outputs, [parameter.grad.clone() for parameter in model.parameters()]
+
+    packed, ours = gradients()
+    assert not packed.encoder_last_hidden_state[~mask].any()  # padding was left out indeed
+    monkeypatch.setattr(ops, "WORTH_PACKING", 1.0)
+    plain, theirs = gradients()
+    torch.testing.assert_close(packed.loss, plain.loss, atol=1e-13, rtol=1e-13)
+    for one, other in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(one, other, atol=1e-12, rtol=1e-12)
+    if not skip_logits:
+        real = labels != -100
+        torch.testing.assert_close(packed.logits[real], plain.logits[real], atol=1e-12, rtol=1e-12)

@@ -1,0 +1,172 @@
+"""Contenders in decoding: translations of a forced length, by greedy search and beam search."""
+
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import torch
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from transformers import PreTrainedTokenizerFast
+
+from . import models
+from .floor import DecodingFloor
+from .work import Batch, Case, Size
+from .workers import Entrant, Facts, Timing, synchronize
+
+Translate = Callable[[Any, int, int], list[list[int]]]  # prepared batch, beams, new tokens
+
+
+class TransformersDecoder:
+    """A model of transformers, ours among them, by its `generate()`.
+
+    Args:
+        name: "marian", "ours" or "ours, int8".
+        folder: What `write_models` wrote.
+        cases: What can be run.
+        device: "cpu" or "cuda".
+        dtype: Of the weights.
+    """
+
+    def __init__(self, name: str, folder: Path, cases: tuple[Case, ...], device: str, dtype: torch.dtype) -> None:
+        self.device, self.is_int8 = device, name == "ours, int8"
+        self.model = models.load(name.removesuffix(", int8"), folder, dtype).to(device).eval()
+        self.model.generation_config.eos_token_id = None
+        self.options = {"compute_type": "int8"} if self.is_int8 else {}
+        self.cases = {case.name: (case, [self._prepare(batch) for batch in case.batches]) for case in cases}
+
+    def _prepare(self, batch: Batch) -> dict[str, Any]:
+        return {name: value for name, value in batch.tensors(self.device).items() if name != "labels"}
+
+    def facts(self, case: str = "") -> Facts:
+        """Its parameters."""
+        note = ", ".join(["generate()", *(f"{name}={value!r}" for name, value in self.options.items())])
+        return Facts(models.count_parameters(self.model), note=note, has_memory=True, in_dtype=not self.is_int8)
+
+    def run(self, case: str) -> Timing:
+        """Translates all batches of a case."""
+        work, batches = self.cases[case]
+        began = time.perf_counter()
+        for batch in batches:
+            found = self._generate(batch, work.beams, work.new_tokens)
+            assert found.shape[1] == work.new_tokens + 1, found.shape  # the first token starts the target
+        synchronize(self.device)
+        return Timing(time.perf_counter() - began, work.tokens)
+
+    def _generate(self, batch: dict[str, Any], beams: int, new_tokens: int) -> torch.Tensor:
+        return self.model.generate(**batch, num_beams=beams, max_new_tokens=new_tokens, **self.options)
+
+    def translations(self, case: str) -> list[list[int]]:
+        """What it makes of the first batch of a case."""
+        work, batches = self.cases[case]
+        return self._generate(batches[0], work.beams, work.new_tokens)[:, 1:].tolist()
+
+
+class CTranslate2Decoder:
+    """CTranslate2 with Marian's weights.
+
+    Args:
+        cases: What can be run.
+        device: "cpu" or "cuda".
+        folder: What `convert_to_ctranslate2` wrote.
+        compute_type: "float32", "int8" ...
+        threads: Of a translation; None: torch's.
+    """
+
+    def __init__(
+        self, cases: tuple[Case, ...], device: str, folder: Path, compute_type: str, threads: int | None
+    ) -> None:
+        library: Any = import_module("ctranslate2")
+        self.compute_type = compute_type
+        self.translator = library.Translator(
+            str(folder / compute_type),
+            device,
+            compute_type=compute_type,
+            intra_threads=threads or torch.get_num_threads(),
+        )
+        self.cases = {case.name: (case, [_words(batch) for batch in case.batches]) for case in cases}
+
+    def facts(self, case: str = "") -> Facts:
+        """It has the parameters of the model that it was converted from."""
+        is_int8 = self.compute_type == "int8"
+        return Facts(note=f"compute_type={self.compute_type!r}", has_memory=True, in_dtype=not is_int8)
+
+    def run(self, case: str) -> Timing:
+        """Translates all batches of a case."""
+        work, batches = self.cases[case]
+        began = time.perf_counter()
+        for batch in batches:
+            found = self._translate(batch, work.beams, work.new_tokens)
+            assert all(len(words) == work.new_tokens for words in found), found
+        return Timing(time.perf_counter() - began, work.tokens)
+
+    def _translate(self, batch: list[list[str]], beams: int, new_tokens: int) -> list[list[str]]:
+        results = self.translator.translate_batch(
+            batch, beam_size=beams, min_decoding_length=new_tokens, max_decoding_length=new_tokens
+        )
+        return [result.hypotheses[0] for result in results]
+
+    def translations(self, case: str) -> list[list[int]]:
+        """What it makes of the first batch of a case."""
+        work, batches = self.cases[case]
+        found = self._translate(batches[0], work.beams, work.new_tokens)
+        return [[int(word.removeprefix("t")) for word in words] for words in found]
+
+
+def _words(batch: Batch) -> list[list[str]]:
+    pairs = zip(batch.source.tolist(), batch.source_lengths.tolist(), strict=True)
+    return [[f"t{token}" for token in tokens[:length]] for tokens, length in pairs]
+
+
+def write_models(size: Size, folder: Path) -> None:
+    """Saves ours and Marian with the same weights, and a tokenizer of such tokens as "t17", into a folder each."""
+    torch.manual_seed(0)
+    special = {"</s>": models.END, "<unk>": models.UNKNOWN, "<pad>": size.pad}
+    words = special | {f"t{token}": token for token in range(size.vocab_size) if token not in special.values()}
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer(WordLevel(words, unk_token="<unk>")),
+        eos_token="</s>",
+        unk_token="<unk>",
+        pad_token="<pad>",
+    )
+    for name, model in zip(models.KINDS, models.same_weights(size), strict=True):
+        model.save_pretrained(folder / name)
+        tokenizer.save_pretrained(folder / name)
+
+
+def convert_to_ctranslate2(folder: Path, compute_types: Sequence[str]) -> None:
+    """Writes the Marian of `write_models` in CTranslate2's format, a folder for each type."""
+    converters: Any = import_module("ctranslate2.converters")
+    for compute_type in compute_types:
+        converter = converters.TransformersConverter(str(folder / "marian"))
+        converter.convert(str(folder / compute_type), quantization=compute_type)
+
+
+def decoding_entrants(
+    peers: list[str],
+    size: Size,
+    cases: tuple[Case, ...],
+    device: str,
+    dtype: torch.dtype,
+    threads: int | None,
+    folder: Path,
+) -> list[Entrant]:
+    """Ours, ours in 8 bits where it can be, the peers, the floor; models are written into `folder`."""
+    write_models(size, folder)
+    work = {"cases": cases, "device": device, "dtype": dtype}
+    has_int8 = device == "cpu" and dtype == torch.float32
+    names = ["ours", *(["ours, int8"] if has_int8 else []), *(["marian"] if "marian" in peers else [])]
+    entrants = [Entrant(name, partial(TransformersDecoder, name, folder, **work)) for name in names]
+    if "ctranslate2" in peers:
+        plain = str(dtype).removeprefix("torch.")
+        types = {"ctranslate2": plain, "ctranslate2, int8": "int8"}
+        convert_to_ctranslate2(folder, list(types.values()))
+        converted = {"cases": cases, "device": device, "folder": folder, "threads": threads}
+        entrants += [
+            Entrant(name, partial(CTranslate2Decoder, **converted, compute_type=compute_type))
+            for name, compute_type in types.items()
+        ]
+    return [*entrants, Entrant("floor", partial(DecodingFloor, size, **work))]

@@ -1,0 +1,298 @@
+"""The floor: nothing but the matrix products of the same work, on real tokens, started one by one from Python.
+
+The products are as large as can be: queries, keys and values are one, the cross keys and values of all layers another.
+In attention, all sentences of a batch have one length, which makes the operations come out right. Who computes with
+fewer bits, or starts its products faster than torch does, can be below the floor.
+"""
+
+import math
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cache, partial
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from .work import Batch, Case, Size
+from .workers import Facts, Timing, synchronize
+
+LOGITS_A_CHUNK = 5_000_000  # on a CPU, so that they are still in its caches when the next product reads them
+
+Call = Callable[[], Tensor]
+Linear = Callable[[Tensor], Call]  # input -> its product with a matrix, ready to be started
+
+
+@dataclass(frozen=True)
+class Product:
+    """(rows, inner) times `count` different matrices of (inner, outer)."""
+
+    rows: int
+    inner: int
+    outer: int
+    count: int
+
+    @property
+    def flops(self) -> int:
+        """Of all of them, forwards."""
+        return 2 * self.rows * self.inner * self.outer * self.count
+
+
+@dataclass(frozen=True)
+class Attention:
+    """Scores and weighted sums of `groups` heads of sentences, `count` times."""
+
+    groups: int
+    queries: int
+    keys: int
+    width: int
+    count: int
+
+    @property
+    def flops(self) -> int:
+        """Of all of them, forwards."""
+        return 4 * self.groups * self.queries * self.keys * self.width * self.count
+
+
+def source_products(size: Size, tokens: int) -> list[Product]:
+    """Encoder, then the decoder's keys and values of its output."""
+    d, f, layers = size.d_model, size.ffn_dim, size.encoder_layers
+    shapes = [(d, 3 * d, layers), (d, d, layers), (d, f, layers), (f, d, layers), (d, 2 * size.decoder_layers * d, 1)]
+    return [Product(tokens, *shape) for shape in shapes]
+
+
+def target_products(size: Size, tokens: int) -> list[Product]:
+    """Decoder, then the projection to the vocabulary, which is the last one."""
+    d, f, layers = size.d_model, size.ffn_dim, size.decoder_layers
+    shapes = [(d, 3 * d, layers), (d, d, 3 * layers), (d, f, layers), (f, d, layers), (d, size.vocab_size, 1)]
+    return [Product(tokens, *shape) for shape in shapes]
+
+
+def training_attentions(size: Size, batch: Batch) -> list[Attention]:
+    """Of the encoder, the decoder and between the two, for sentences of the root mean square length."""
+    groups, width = len(batch.source) * size.heads, size.d_model // size.heads
+    source, target = _typical(batch.source_lengths), _typical(batch.target_lengths)
+    shapes = [(source, source, size.encoder_layers), (target, target, size.decoder_layers)]
+    shapes += [(target, source, size.decoder_layers)]
+    return [Attention(groups, queries, keys, width, count) for queries, keys, count in shapes]
+
+
+def _typical(lengths: np.ndarray) -> int:
+    return max(round(math.sqrt((lengths.astype(float) ** 2).mean())), 1)
+
+
+class TrainingFloor:
+    """Each product forwards, and two of the same size backwards, in ready buffers.
+
+    Args:
+        size: Of the model.
+        cases: What can be run.
+        device: "cpu" or "cuda".
+        dtype: Of all matrices.
+    """
+
+    def __init__(self, size: Size, cases: tuple[Case, ...], device: str, dtype: torch.dtype) -> None:
+        self.size, self.device, self.dtype = size, device, dtype
+        self.tokens = {case.name: case.tokens for case in cases}
+        batches = [batch for case in cases for batch in case.batches]
+        self.most = max(max(batch.source_tokens, batch.target_tokens) for batch in batches)
+        self.buffer = cache(self._buffer)
+        # A matrix of its own for every product, with its gradient.
+        self.matrices = [
+            [tuple(self._buffer(role, product.outer, product.inner) for role in "WG") for _ in range(product.count)]
+            for product in self._products(1, 1)
+        ]
+        self.calls = {case.name: [call for batch in case.batches for call in self._calls(batch)] for case in cases}
+
+    def facts(self, case: str = "") -> Facts:
+        """It has nothing that others have."""
+        return Facts(note="matrix products alone, in ready buffers")
+
+    def run(self, case: str) -> Timing:
+        """Times all batches of a case."""
+        return Timing(_time(self.calls[case], self.device), self.tokens[case])
+
+    def flops(self, batch: Batch) -> int:
+        """Operations of an update: three times those of the way forwards."""
+        products = self._products(batch.source_tokens, batch.target_tokens)
+        return 3 * sum(part.flops for part in (*products, *training_attentions(self.size, batch)))
+
+    def _products(self, source_tokens: int, target_tokens: int) -> list[Product]:
+        return source_products(self.size, source_tokens) + target_products(self.size, target_tokens)
+
+    def _buffer(self, role: str, *shape: int) -> Tensor:
+        return torch.randn(shape, dtype=self.dtype, device=self.device).mul_(0.05)
+
+    def _rows(self, role: str, rows: int, width: int) -> Tensor:
+        return self.buffer(role, self.most, width)[:rows]
+
+    def _calls(self, batch: Batch) -> list[Call]:
+        """All products of an update, ready to be started."""
+        products = self._products(batch.source_tokens, batch.target_tokens)
+        forwards: list[Call] = []
+        backwards: list[Call] = []
+        *pairs, (projection, ((table, of_table),)) = zip(products, self.matrices, strict=True)
+        for product, matrices in pairs:
+            x, of_x = (self._rows(role, product.rows, product.inner) for role in ("x", "dx"))
+            y = self._rows("y", product.rows, product.outer)
+            for weight, of_weight in matrices:
+                forwards.append(partial(torch.mm, x, weight.t(), out=y))
+                backwards.append(partial(torch.mm, y.t(), x, out=of_weight))
+                backwards.append(partial(torch.mm, y, weight, out=of_x))
+        for part in training_attentions(self.size, batch):
+            forwards += self._attention_calls(part)
+        return [*forwards, *self._projection_calls(projection, table, of_table), *reversed(backwards)]
+
+    def _projection_calls(self, product: Product, table: Tensor, of_table: Tensor) -> Iterator[Call]:
+        """The logits, on a CPU some at a time, forwards and backwards."""
+        step = min(max(LOGITS_A_CHUNK // product.outer, 1), product.rows) if self.device == "cpu" else product.rows
+        x, of_x = (self._rows(role, product.rows, product.inner) for role in ("x", "dx"))
+        logits = self.buffer("logits", step, product.outer)
+        for start in range(0, product.rows, step):
+            rows = slice(start, start + step)
+            y = logits[: len(x[rows])]
+            yield partial(torch.mm, x[rows], table.t(), out=y)
+            yield partial(torch.mm, y, table, out=of_x[rows])
+            yield partial(torch.addmm, of_table, y.t(), x[rows], beta=0 if start == 0 else 1, out=of_table)
+
+    def _attention_calls(self, part: Attention) -> list[Call]:
+        queries, keys = (part.groups, part.queries, part.width), (part.groups, part.keys, part.width)
+        q, o, of_q = (self.buffer(role, *queries) for role in ("q", "o", "dq"))
+        k, v, of_k, of_v = (self.buffer(role, *keys) for role in ("k", "v", "dk", "dv"))
+        s, of_s = (self.buffer(role, part.groups, part.queries, part.keys) for role in ("s", "ds"))
+        calls = [(q, k.transpose(1, 2), s), (s, v, o), (s.transpose(1, 2), o, of_v)]
+        calls += [(o, v.transpose(1, 2), of_s), (of_s, k, of_q), (of_s.transpose(1, 2), q, of_k)]
+        return [partial(torch.bmm, left, right, out=out) for left, right, out in calls] * part.count
+
+
+def step_rows(sentences: int, beams: int, new_tokens: int) -> Iterator[tuple[int, int]]:
+    """(step from 1, rows): in the first step, all beams of a sentence are one."""
+    for step in range(1, new_tokens + 1):
+        yield step, sentences * (1 if step == 1 else beams)
+
+
+def step_attentions(size: Size, batch: Batch, step: int, rows: int) -> list[Attention]:
+    """Of one step: to what is translated so far, and to the source, which the beams of a sentence have in common."""
+    sentences, width, layers = len(batch.source), size.d_model // size.heads, size.decoder_layers
+    source = max(round(float(batch.source_lengths.mean())), 1)
+    return [
+        Attention(rows * size.heads, 1, step, width, layers),
+        Attention(sentences * size.heads, rows // sentences, source, width, layers),
+    ]
+
+
+def encoder_attention(size: Size, batch: Batch) -> Attention:
+    """The encoder's."""
+    length, width = _typical(batch.source_lengths), size.d_model // size.heads
+    return Attention(len(batch.source) * size.heads, length, length, width, size.encoder_layers)
+
+
+class DecodingFloor:
+    """Encoder, cross keys and values once a sentence, and each step: `F.linear`, or the same with packed weights.
+
+    Which of the two is faster is found out at a case's first run.
+
+    Args:
+        size: Of the model.
+        cases: What can be run.
+        device: "cpu" or "cuda".
+        dtype: Of all matrices.
+    """
+
+    def __init__(self, size: Size, cases: tuple[Case, ...], device: str, dtype: torch.dtype) -> None:
+        self.size, self.device, self.dtype = size, device, dtype
+        self.cases = {case.name: case for case in cases}
+        self.input = cache(self._input)
+        self.linears = {"F.linear": self._linears(_plain)}
+        if device == "cpu" and dtype == torch.float32 and _has_packed_products():
+            self.linears["oneDNN-packed products"] = self._linears(_packed)
+        self.fastest: dict[str, tuple[str, list[Call]]] = {}
+
+    def facts(self, case: str = "") -> Facts:
+        """Which products are the fastest in a case."""
+        kind = f" by {self.fastest[case][0]}" if case in self.fastest else ""
+        return Facts(note=f"matrix products alone{kind}")
+
+    @torch.inference_mode()
+    def run(self, case: str) -> Timing:
+        """Times all batches of a case."""
+        if case not in self.fastest:
+            self.fastest[case] = self._find_fastest(self.cases[case])
+        return Timing(_time(self.fastest[case][1], self.device), self.cases[case].tokens)
+
+    def flops(self, batch: Batch, beams: int, new_tokens: int) -> int:
+        """Operations of translating a batch."""
+        parts: list[Product | Attention] = [*source_products(self.size, batch.source_tokens)]
+        parts.append(encoder_attention(self.size, batch))
+        for step, rows in step_rows(len(batch.source), beams, new_tokens):
+            parts += target_products(self.size, rows)
+            parts += step_attentions(self.size, batch, step, rows)
+        return sum(part.flops for part in parts)
+
+    def _linears(self, kind: Callable[[Tensor], Linear]) -> dict[str, list[Linear]]:
+        """All maps, in the order in which they are taken."""
+        parts = {"source": source_products(self.size, 1), "target": target_products(self.size, 1)}
+        return {
+            side: [
+                kind(self._input(product.outer, product.inner)) for product in products for _ in range(product.count)
+            ]
+            for side, products in parts.items()
+        }
+
+    def _input(self, *shape: int) -> Tensor:
+        return torch.randn(shape, dtype=self.dtype, device=self.device).mul_(0.05)
+
+    def _find_fastest(self, case: Case) -> tuple[str, list[Call]]:
+        calls = {
+            kind: [call for batch in case.batches for call in self._calls(batch, case, kind)] for kind in self.linears
+        }
+        seconds = {kind: min(_time(calls[kind], self.device) for _ in range(3)) for kind in calls}
+        return min(calls.items(), key=lambda item: seconds[item[0]])
+
+    def _calls(self, batch: Batch, case: Case, kind: str) -> Iterator[Call]:
+        linears = self.linears[kind]
+        yield from self._product_calls(linears["source"], source_products(self.size, batch.source_tokens))
+        yield from self._attention_calls(encoder_attention(self.size, batch))
+        for step, rows in step_rows(len(batch.source), case.beams, case.new_tokens):
+            yield from self._product_calls(linears["target"], target_products(self.size, rows))
+            for attention in step_attentions(self.size, batch, step, rows):
+                yield from self._attention_calls(attention)
+
+    def _product_calls(self, linears: list[Linear], products: list[Product]) -> Iterator[Call]:
+        inputs = [self.input(product.rows, product.inner) for product in products for _ in range(product.count)]
+        return (linear(x) for linear, x in zip(linears, inputs, strict=True))
+
+    def _attention_calls(self, part: Attention) -> list[Call]:
+        room = 1 << (part.keys - 1).bit_length()  # so that steps have their caches in common
+        query = self.input(part.groups, part.queries, part.width)
+        keys = self.input(part.groups, part.width, room)[:, :, : part.keys]
+        scores = self.input(part.groups, part.queries, part.keys)
+        values = self.input(part.groups, room, part.width)[:, : part.keys]
+        return [partial(torch.bmm, query, keys), partial(torch.bmm, scores, values)] * part.count
+
+
+def _plain(weight: Tensor) -> Linear:
+    return lambda x: partial(F.linear, x, weight)
+
+
+def _has_packed_products() -> bool:
+    operators = torch.ops.mkldnn
+    return torch._C._get_mkldnn_enabled() and all(
+        hasattr(operators, name) for name in ("_reorder_linear_weight", "_linear_pointwise")
+    )
+
+
+def _packed(weight: Tensor) -> Linear:
+    packed, linear = torch.ops.mkldnn._reorder_linear_weight(weight), torch.ops.mkldnn._linear_pointwise.default
+    return lambda x: partial(linear, x, packed, None, "none", [], "")
+
+
+def _time(calls: list[Call], device: str) -> float:
+    synchronize(device)
+    began = time.perf_counter()
+    for call in calls:
+        call()
+    synchronize(device)
+    return time.perf_counter() - began

@@ -1,0 +1,151 @@
+"""The same Transformer by several hands: post-norm, sinusoids, one matrix for all embeddings, as many parameters."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import BartConfig, BartForConditionalGeneration, MarianConfig, MarianMTModel
+
+from hf_vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
+
+from .work import Size
+
+DROPOUT = LABEL_SMOOTHING = 0.1
+POSITIONS = 1024  # rows of positional tables
+END, UNKNOWN = 0, 1  # token ids
+
+KINDS = {"ours": VanillaTransformerForConditionalGeneration, "marian": MarianMTModel}
+
+
+def _fields(size: Size) -> dict[str, Any]:
+    """What the configurations of transformers' sequence-to-sequence models have in common."""
+    both = {"attention_heads": size.heads, "ffn_dim": size.ffn_dim}
+    return {
+        "vocab_size": size.vocab_size,
+        "d_model": size.d_model,
+        "encoder_layers": size.encoder_layers,
+        "decoder_layers": size.decoder_layers,
+        **{f"{stack}_{name}": value for stack in ("encoder", "decoder") for name, value in both.items()},
+        "activation_function": "relu",
+        "dropout": DROPOUT,
+        "attention_dropout": 0.0,
+        "activation_dropout": 0.0,
+        "max_position_embeddings": POSITIONS,
+        "scale_embedding": True,
+        "pad_token_id": size.pad,
+        "decoder_start_token_id": size.pad,
+        "bos_token_id": None,
+        "eos_token_id": END,
+    }
+
+
+def vanilla(size: Size, **overrides: Any) -> VanillaTransformerForConditionalGeneration:
+    """Ours, with what Marian has and the paper hasn't: biases of the projections, and its layout of the sinusoids."""
+    others = {"position_encoding": "marian", "attention_bias": True, "layer_norm_eps": 1e-5}
+    others["label_smoothing"] = LABEL_SMOOTHING
+    return VanillaTransformerForConditionalGeneration(
+        VanillaTransformerConfig(**{**_fields(size), **others, **overrides})
+    )
+
+
+def marian(size: Size, **overrides: Any) -> MarianMTModel:
+    """Hugging Face's Marian."""
+    others = {"forced_eos_token_id": None, "init_std": size.d_model**-0.5}
+    return MarianMTModel(MarianConfig(**{**_fields(size), **others, **overrides}))
+
+
+def bart(size: Size) -> BartForConditionalGeneration:
+    """Hugging Face's BART: learned positions, and a LayerNorm behind the embeddings."""
+    return BartForConditionalGeneration(
+        BartConfig(**_fields(size), forced_eos_token_id=None, init_std=size.d_model**-0.5)
+    )
+
+
+def bart_alone(size: Size) -> dict[str, int]:
+    """Parameters that BART has and the others haven't."""
+    return {"learned positions": 2 * (POSITIONS + 2) * size.d_model, "embeddings' LayerNorm": 4 * size.d_model}
+
+
+class TorchTransformer(nn.Module):
+    """torch.nn.Transformer with what it lacks: embeddings, sinusoids, the projection. No final LayerNorm, as the paper.
+
+    Args:
+        size: Of the model.
+    """
+
+    def __init__(self, size: Size) -> None:
+        super().__init__()
+        sizes = {"d_model": size.d_model, "nhead": size.heads, "dim_feedforward": size.ffn_dim}
+        options = {"dropout": DROPOUT, "batch_first": True}
+        encoder_layer = nn.TransformerEncoderLayer(**sizes, **options)
+        decoder_layer = nn.TransformerDecoderLayer(**sizes, **options)
+        self.transformer = nn.Transformer(
+            size.d_model,
+            size.heads,
+            custom_encoder=nn.TransformerEncoder(encoder_layer, size.encoder_layers, enable_nested_tensor=False),
+            custom_decoder=nn.TransformerDecoder(decoder_layer, size.decoder_layers),
+            batch_first=True,
+        )
+        for module in self.modules():  # its one rate of dropout is meant for attention and feed-forward too
+            if isinstance(module, nn.MultiheadAttention):
+                module.dropout = 0.0
+            elif isinstance(module, (nn.TransformerEncoderLayer, nn.TransformerDecoderLayer)):
+                module.dropout = nn.Dropout(0.0)
+        self.embedding = nn.Embedding(size.vocab_size, size.d_model)
+        nn.init.normal_(self.embedding.weight, std=size.d_model**-0.5)
+        self.positions = nn.Buffer(_sinusoids(size.d_model), persistent=False)
+        self.dropout = nn.Dropout(DROPOUT)
+        self.scale = math.sqrt(size.d_model)
+
+    def _embed(self, tokens: Tensor) -> Tensor:
+        return self.dropout(self.embedding(tokens) * self.scale + self.positions[: tokens.shape[1]])
+
+    def forward(self, source: Tensor, padding: Tensor, target: Tensor) -> Tensor:
+        """Logits, (B, T, V), of source (B, S), its padding (B, S), and the target shifted right, (B, T)."""
+        length = target.shape[1]
+        future = torch.ones(length, length, dtype=torch.bool, device=target.device).triu(1)
+        hidden = self.transformer(
+            self._embed(source),
+            self._embed(target),
+            tgt_mask=future,
+            tgt_is_causal=True,
+            src_key_padding_mask=padding,
+            memory_key_padding_mask=padding,
+        )
+        return F.linear(hidden, self.embedding.weight)
+
+
+def _sinusoids(d_model: int) -> Tensor:
+    angles = torch.arange(POSITIONS)[:, None] / 10000 ** (torch.arange(0, d_model, 2) / d_model)
+    return torch.stack([angles.sin(), angles.cos()], dim=-1).flatten(1)
+
+
+def count_parameters(model: nn.Module) -> int:
+    """Trained parameters, each matrix once."""
+    return sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+
+
+def load(name: str, folder: Path, dtype: torch.dtype) -> Any:
+    """Loads "ours" or "marian" from a folder of its own."""
+    model = KINDS[name].from_pretrained(folder / name, dtype=dtype)
+    if name == "marian":  # its sinusoids come back as parameters to train
+        for stack in (model.get_encoder(), model.get_decoder()):
+            stack.embed_positions.requires_grad_(False)
+    return model
+
+
+def same_weights(size: Size) -> tuple[VanillaTransformerForConditionalGeneration, MarianMTModel]:
+    """Ours and Marian with the same random weights, so that both translate alike."""
+    ours, theirs = vanilla(size), marian(size)
+    table = ours.get_input_embeddings().weight
+    with torch.no_grad():
+        table[size.pad] = 0.0  # what targets start with is the same in all, CTranslate2 among them, if it is nothing
+    weights = {name.replace(".feed_forward.", "."): weight for name, weight in ours.state_dict().items()}
+    missing, unknown = theirs.load_state_dict({**weights, "model.shared.weight": table}, strict=False)
+    constant = [name for name in missing if "embed_positions" in name or name == "final_logits_bias"]
+    assert constant == missing, missing
+    assert not unknown, unknown
+    return ours, theirs

@@ -1,0 +1,228 @@
+"""What was measured, as a table, as JSON and as a picture."""
+
+import dataclasses
+import json
+import platform
+import statistics
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+
+from .work import BenchmarkError, Case, Size
+from .workers import Facts, Timing
+
+BASELINE, FLOOR = "marian", "floor"
+
+
+@dataclass(frozen=True)
+class Result:
+    """One contender in one case.
+
+    Attributes:
+        name: The contender's.
+        tokens_per_second: The median of the rounds.
+        rounds: Tokens a second in each.
+        ratio: To the baseline's median.
+        floor_share: Part of what the floor reaches.
+        utilisation: Model FLOPs a second by the machine's peak.
+        peak_memory: Bytes beyond those that the libraries take; None: it says nothing.
+        parameters: Trained ones; None: there is no counting them.
+        note: How it is called.
+    """
+
+    name: str
+    tokens_per_second: float
+    rounds: list[float]
+    ratio: float
+    floor_share: float | None
+    utilisation: float | None
+    peak_memory: int | None
+    parameters: int | None
+    note: str
+
+
+@dataclass
+class CaseResult:
+    """All contenders in one case.
+
+    Attributes:
+        name: Of the case.
+        tokens: Target tokens of a round; None: each contender has its own.
+        padding: Share of padding in the batches, likewise.
+        model_flops: Of a round, likewise.
+        results: One of each contender.
+    """
+
+    name: str
+    tokens: int | None
+    padding: float | None
+    model_flops: float | None
+    results: list[Result]
+
+
+@dataclass
+class Report:
+    """A whole run.
+
+    Attributes:
+        command: "train" or "generate".
+        size: Of the models.
+        settings: Of the run.
+        formula: Of the model FLOPs.
+        peak_flops: The machine's, measured; None where no utilisation is computed.
+        peak_at: What the peak was measured with.
+        left_out: Peer -> why.
+        baseline: Whom ratios are to.
+        cases: What was measured.
+    """
+
+    command: str
+    size: Size
+    settings: dict[str, Any]
+    formula: str
+    peak_flops: float | None
+    peak_at: str
+    left_out: dict[str, str]
+    baseline: str = ""
+    cases: list[CaseResult] = field(default_factory=list)
+    machine: dict[str, Any] = field(default_factory=lambda: describe_machine())
+
+    def add(
+        self,
+        name: str,
+        case: Case | None,
+        timings: dict[str, list[Timing]],
+        facts: dict[str, Facts],
+        memory: dict[str, int | None],
+    ) -> None:
+        """Takes up a case's timings; without a `case`, each contender has tokens of its own."""
+        flops = None if case is None else case.flops(self.size)
+        rates = {who: [turn.tokens / turn.seconds for turn in turns] for who, turns in timings.items()}
+        medians = {who: statistics.median(rounds) for who, rounds in rates.items()}
+        self.baseline = BASELINE if BASELINE in medians else next(iter(medians))
+        results = []
+        for who, median in medians.items():
+            used = None
+            if case is not None and flops is not None and self.peak_flops and facts[who].in_dtype:
+                used = median * flops / case.tokens / self.peak_flops
+            share = median / medians[FLOOR] if FLOOR in medians else None
+            ratio, fact = median / medians[self.baseline], facts[who]
+            results.append(Result(who, median, rates[who], ratio, share, used, memory[who], fact.parameters, fact.note))
+        tokens, padding = (None, None) if case is None else (case.tokens, case.padding)
+        self.cases.append(CaseResult(name, tokens, padding, flops, results))
+
+    def to_json(self) -> str:
+        """Everything."""
+        return json.dumps(dataclasses.asdict(self), indent=1)
+
+    def __str__(self) -> str:
+        lines = [f"{self.command}: {self.size}", f"on {', '.join(f'{k} {v}' for k, v in self.machine.items())}"]
+        lines += [", ".join(f"{name} {value}" for name, value in self.settings.items())]
+        for case in self.cases:
+            lines += ["", *_table(case, self.baseline)]
+        lines.append("")
+        if self.peak_flops is not None:
+            lines.append(f"peak: {self.peak_flops / 1e9:,.1f} GFLOP/s, {self.peak_at}")
+            lines.append(self.formula)
+        lines += [f"left out: {name}, {reason}" for name, reason in self.left_out.items()]
+        return "\n".join(lines)
+
+
+def _table(case: CaseResult, baseline: str) -> list[str]:
+    title = case.name
+    if case.tokens is not None:
+        title += f": {case.tokens:,} target tokens a round, {case.padding:.1%} padding, {case.model_flops:.3g} FLOPs"
+    header = ("", "tokens/s", "from", "to", f"of {baseline}", "of floor", "utilisation", "peak MB", "parameters", "")
+    rows = [header] + [_row(result) for result in case.results]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(header))]
+    lines = []
+    for row in rows:
+        cells = [row[0].ljust(widths[0]), *(cell.rjust(w) for cell, w in zip(row[1:-1], widths[1:-1], strict=True))]
+        lines.append("  ".join([*cells, row[-1]]).rstrip())
+    return [title, *lines]
+
+
+def _row(result: Result) -> tuple[str, ...]:
+    def unless_none(value: float | None, form: str) -> str:
+        return "-" if value is None else format(value, form)
+
+    return (
+        result.name,
+        f"{result.tokens_per_second:,.0f}",
+        f"{min(result.rounds):,.0f}",
+        f"{max(result.rounds):,.0f}",
+        f"{result.ratio:.2f}",
+        unless_none(result.floor_share, ".0%"),
+        unless_none(result.utilisation, ".1%"),
+        unless_none(None if result.peak_memory is None else result.peak_memory / 1e6, ",.0f"),
+        unless_none(result.parameters, ","),
+        result.note,
+    )
+
+
+def describe_machine() -> dict[str, Any]:
+    """What figures depend on."""
+    return {
+        "cpu": _cpu_name(),
+        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else "none",
+        "threads": torch.get_num_threads(),
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "date": time.strftime("%Y-%m-%d"),
+    }
+
+
+def _cpu_name() -> str:
+    information = Path("/proc/cpuinfo")
+    if information.is_file():
+        for line in information.read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+def new_figure(panels: int, width: float = 3.6, height: float = 3.2) -> tuple[Any, list[Any]]:
+    """A figure with panels side by side, and no need of a screen.
+
+    Raises:
+        BenchmarkError: matplotlib is missing.
+    """
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise BenchmarkError("pictures need matplotlib: pip install hf-vanilla-transformer[plot]") from error
+    figure = Figure(figsize=(width * panels, height), layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure, list(figure.subplots(1, panels, squeeze=False)[0])
+
+
+def draw(report: Report, file: Path) -> None:
+    """Bars of tokens a second, a panel a case, with the ratio to the baseline at each."""
+    most = max(len(case.results) for case in report.cases)
+    figure, panels = new_figure(len(report.cases), height=1.2 + 0.35 * most)
+    for panel, case in zip(panels, report.cases, strict=True):
+        names = [result.name for result in case.results]
+        rates = [result.tokens_per_second for result in case.results]
+        colours = [_colour(name) for name in names]
+        errors = [[rate - min(r.rounds), max(r.rounds) - rate] for rate, r in zip(rates, case.results, strict=True)]
+        bars = panel.barh(names, rates, color=colours, xerr=list(zip(*errors, strict=True)), ecolor="#555555")
+        panel.bar_label(bars, [f"{result.ratio:.2f}" for result in case.results], padding=4, fontsize=8)
+        panel.set_title(case.name, fontsize=9)
+        panel.set_xlabel("target tokens a second", fontsize=8)
+        panel.tick_params(labelsize=8)
+        panel.margins(x=0.2)
+        panel.invert_yaxis()
+    figure.suptitle(f"{report.command}; numbers: ratio to {report.baseline}", fontsize=9)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(file, dpi=150)
+
+
+def _colour(name: str) -> str:
+    if name == FLOOR:
+        return "#bbbbbb"
+    return "#2166ac" if name.startswith("ours") else "#d8a35d"

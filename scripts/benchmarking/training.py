@@ -1,0 +1,155 @@
+"""Contenders in training: forward, loss, backward and an update of Adam, each as its users call it."""
+
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers.trainer_pt_utils import LabelSmoother
+
+from . import models
+from .floor import TrainingFloor
+from .work import BenchmarkError, Case, Size
+from .workers import Entrant, Facts, Timing, synchronize
+
+Inputs = dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Trainee:
+    """A model and how it is called.
+
+    Attributes:
+        model: In training mode.
+        prepare: Adds to a batch what a collator would, outside of what is timed.
+        loss: The mean smoothed cross-entropy of a batch.
+        note: For the table.
+        alone: Parameters that the others haven't: name -> number.
+    """
+
+    model: nn.Module
+    prepare: Callable[[Inputs], Inputs]
+    loss: Callable[[Inputs], Tensor]
+    note: str
+    alone: dict[str, int]
+
+
+def _ours(size: Size, skip_logits: bool) -> Trainee:
+    model = models.vanilla(size)
+    options: dict[str, Any] = {"skip_logits": True} if skip_logits else {}
+    note = "skip_logits, freed memory is kept: as our trainer" if skip_logits else "model(**batch).loss"
+    return Trainee(model, lambda batch: batch, lambda batch: model(**batch, **options).loss, note, {})
+
+
+def _of_transformers(model: Any, alone: dict[str, int]) -> Trainee:
+    """As Seq2SeqTrainer with `label_smoothing_factor` and DataCollatorForSeq2Seq do it."""
+    model.config.use_cache = False
+    smooth = LabelSmoother(epsilon=models.LABEL_SMOOTHING)
+
+    def prepare(batch: Inputs) -> Inputs:
+        return {**batch, "decoder_input_ids": model.prepare_decoder_input_ids_from_labels(batch["labels"])}
+
+    def loss(batch: Inputs) -> Tensor:
+        inputs = {name: value for name, value in batch.items() if name != "labels"}
+        return smooth(model(**inputs), batch["labels"])
+
+    return Trainee(model, prepare, loss, "loss by the Trainer's LabelSmoother", alone)
+
+
+def _torch(size: Size) -> Trainee:
+    model = models.TorchTransformer(size)
+
+    def prepare(batch: Inputs) -> Inputs:
+        labels = batch["labels"]
+        target = F.pad(labels, (1, -1), value=size.pad)
+        target = target.masked_fill(target == -100, size.pad)
+        return {"input_ids": batch["input_ids"], "padding": batch["attention_mask"] == 0, "target": target} | {
+            "labels": labels
+        }
+
+    def loss(batch: Inputs) -> Tensor:
+        logits = model(batch["input_ids"], batch["padding"], batch["target"])
+        return F.cross_entropy(
+            logits.flatten(0, 1).float(), batch["labels"].flatten(), label_smoothing=models.LABEL_SMOOTHING
+        )
+
+    return Trainee(model, prepare, loss, "loss by F.cross_entropy", {})
+
+
+MAKERS: dict[str, Callable[[Size], Trainee]] = {
+    "ours": partial(_ours, skip_logits=True),
+    "ours, plain call": partial(_ours, skip_logits=False),
+    "marian": lambda size: _of_transformers(models.marian(size), {}),
+    "torch": _torch,
+    "bart": lambda size: _of_transformers(models.bart(size), models.bart_alone(size)),
+}
+
+
+class TrainingContender:
+    """Updates of one model.
+
+    Args:
+        name: One of `MAKERS`.
+        size: Of the model.
+        cases: What can be run.
+        device: "cpu" or "cuda".
+        dtype: bfloat16: autocast; the weights are float32 in any case.
+    """
+
+    def __init__(self, name: str, size: Size, cases: tuple[Case, ...], device: str, dtype: torch.dtype) -> None:
+        torch.manual_seed(0)
+        self.trainee, self.device, self.dtype = MAKERS[name](size), device, dtype
+        self.trainee.model.to(device).train()
+        self.optimizer = _adam(self.trainee.model)
+        self.tokens = {case.name: case.tokens for case in cases}
+        self.batches = {
+            case.name: [self.trainee.prepare(batch.tensors(device)) for batch in case.batches] for case in cases
+        }
+
+    def facts(self, case: str = "") -> Facts:
+        """Its parameters."""
+        trainee = self.trainee
+        return Facts(models.count_parameters(trainee.model), trainee.alone, trainee.note, has_memory=True)
+
+    def run(self, case: str) -> Timing:
+        """Updates on all batches of a case."""
+        synchronize(self.device)
+        began = time.perf_counter()
+        for batch in self.batches[case]:
+            self.optimizer.zero_grad(set_to_none=True)
+            with self._precision():
+                loss = self.trainee.loss(batch)
+            loss.backward()
+            self.optimizer.step()
+        synchronize(self.device)
+        seconds = time.perf_counter() - began
+        if not loss.isfinite():
+            raise BenchmarkError(f"the loss is {loss.item()}; take another --dtype")
+        return Timing(seconds, self.tokens[case])
+
+    def _precision(self) -> AbstractContextManager[Any]:
+        return torch.autocast(self.device, self.dtype, enabled=self.dtype != torch.float32)
+
+
+def _adam(model: nn.Module) -> torch.optim.Adam:
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    options: dict[str, Any] = {"lr": 1e-4, "betas": (0.9, 0.98), "eps": 1e-9}
+    try:
+        return torch.optim.Adam(parameters, **options, fused=True)
+    except RuntimeError:  # not on this device in this version of torch
+        return torch.optim.Adam(parameters, **options)
+
+
+def training_entrants(
+    peers: list[str], size: Size, cases: tuple[Case, ...], device: str, dtype: torch.dtype
+) -> list[Entrant]:
+    """Ours in both ways, the peers, the floor."""
+    work = {"size": size, "cases": cases, "device": device, "dtype": dtype}
+    own = Entrant("ours", partial(TrainingContender, "ours", **work), keep_freed_memory=device == "cpu")
+    others = [Entrant(name, partial(TrainingContender, name, **work)) for name in ("ours, plain call", *peers)]
+    return [own, *others, Entrant("floor", partial(TrainingFloor, **work))]

@@ -1,0 +1,795 @@
+"""The encoder and decoder of `generate()` against the model's own modules, and when they are taken."""
+
+import contextlib
+import copy
+import functools
+import gc
+import io
+import math
+import weakref
+from types import SimpleNamespace
+from unittest import mock
+
+import pytest
+import torch
+from test_generation import BOS, EOS, SOURCES, VARIANTS, VOCABULARY, OnlySevens, Recorder, StopAt, lively_model, padded
+from test_search import SCORES, by_transformers, by_us
+from torch import nn
+from transformers import (
+    AttentionInterface,
+    DynamicCache,
+    EncoderDecoderCache,
+    GenerationMixin,
+    LogitsProcessorList,
+    MarianConfig,
+    MarianMTModel,
+    StoppingCriteriaList,
+)
+from transformers.pytorch_utils import Conv1D
+
+from hf_vanilla_transformer import VanillaTransformerForConditionalGeneration
+from hf_vanilla_transformer.generation_vanilla_transformer import NEEDING_OWN_SEARCH
+from hf_vanilla_transformer.incremental_vanilla_transformer import (
+    EnsembleDecoder,
+    IncrementalDecoder,
+    encode,
+    weights_of,
+    why_not,
+)
+from hf_vanilla_transformer.modeling_vanilla_transformer import eager_attention
+from hf_vanilla_transformer.translation import ensemble
+
+MODELS = {
+    **VARIANTS,
+    "tied, one vocabulary each": {
+        "share_encoder_decoder_embeddings": False,
+        "decoder_vocab_size": 31,
+        "tie_word_embeddings": True,
+    },
+    "pre-norm without a last one": {"norm_position": "pre"},
+    "post-norm with a last one": {"final_layer_norm": True, "attention_bias": True},
+    "marian": {"position_encoding": "marian", "activation_function": "gelu", "attention_bias": True},
+    "tensor2tensor": {"position_encoding": "tensor2tensor", "activation_function": "silu", "scale_embedding": False},
+    "one head": {"encoder_attention_heads": 1, "decoder_attention_heads": 1, "head_dim": 1, "value_head_dim": 5},
+    "odd widths": {"d_model": 23, "head_dim": 7, "value_head_dim": 3, "output_bias": True},
+}
+
+
+@functools.cache
+def varied(name="default", dtype=torch.float32):
+    """A lively model whose biases and norms are no longer zeros and ones, so that none can be left out unseen."""
+    model = lively_model(**MODELS[name])
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim == 1:
+                parameter += 0.3 * torch.randn_like(parameter)
+    return model.to(dtype)
+
+
+@pytest.fixture
+def model():
+    """Shared: tests leave it as it is."""
+    return varied()
+
+
+# Logits, here up to 20. In float32 sums are taken in another order (an error of 1e-5 was the largest seen; one left-out
+# bias moves them by 0.1 and more); in float64 the same is 1e9 times as small.
+CLOSE = {torch.float32: {"atol": 5e-5, "rtol": 1e-5}, torch.float64: {"atol": 1e-12, "rtol": 1e-12}}
+
+
+# ---- encoder and decoder ----
+
+
+def cut(inputs, i):
+    """Sentence i of a batch, as a batch."""
+    return {name: value[i : i + 1] for name, value in inputs.items()}
+
+
+@pytest.mark.parametrize("dtype", CLOSE)
+@pytest.mark.parametrize("name", MODELS)
+@torch.no_grad()
+def test_encoder_is_the_models(name, dtype):
+    model = varied(name, dtype)
+    for side in ("left", "right"):
+        inputs = padded(SOURCES, side)
+        found, real = encode(weights_of(model), **inputs), inputs["attention_mask"].bool()
+        assert found.dtype == dtype
+        torch.testing.assert_close(found[real], model.get_encoder()(**inputs)[0][real], **CLOSE[dtype])
+    whole = torch.tensor([SOURCES[0], SOURCES[0][::-1]])
+    torch.testing.assert_close(encode(weights_of(model), whole), model.get_encoder()(whole)[0], **CLOSE[dtype])
+
+
+def decode_at_random(model, memory, mask, steps, beams, keep_attention=False, compute_type="default"):
+    """Goes on with random tokens and random moves; sentences leave one by one.
+
+    Returns:
+        [(sentence, tokens, logits of each step, attention of each step)], of each row that has ever been left.
+    """
+    decoder = IncrementalDecoder(weights_of(model, compute_type), memory, mask, beams, keep_attention)
+    return wander(decoder, model.config.target_vocab_size, len(memory), steps, beams, keep_attention)
+
+
+def wander(decoder, vocab_size, sentences, steps, beams, keep_attention=False):
+    generator = torch.Generator().manual_seed(1)
+    random = functools.partial(torch.randint, generator=generator)
+    rows, left, order = [(i, [], [], []) for i in range(sentences)], [], list(range(sentences))
+    for step in range(steps):
+        tokens = random(vocab_size, (len(rows),))
+        logits = decoder.step(tokens)
+        shown = decoder.attention if keep_attention else [None] * len(rows)
+        rows = [
+            (i, [*ids, token], [*past, new], [*seen, one])
+            for (i, ids, past, seen), token, new, one in zip(rows, tokens.tolist(), logits, shown, strict=True)
+        ]
+        width, kept = len(rows) // len(order), list(range(len(order)))
+        if step % 4 == 3 and len(order) > 1:
+            gone = int(random(len(order), ()))
+            left += rows[gone * width : (gone + 1) * width]
+            # The last sentence takes the place that gets free.
+            kept = [kept[-1] if place == gone else place for place in kept[:-1]]
+        parents = [place * width + parent for place in kept for parent in random(width, (beams,)).tolist()]
+        decoder.move(parents, kept)
+        rows, order = [rows[parent] for parent in parents], [order[place] for place in kept]
+        assert [row[0] for row in rows] == [i for i in order for _ in range(beams)]
+    return left + rows
+
+
+@torch.no_grad()
+def forced(model, inputs, tokens, **options):
+    """What the modules make of given tokens."""
+    return model(**inputs, decoder_input_ids=torch.tensor([tokens]), use_cache=False, **options)
+
+
+@pytest.mark.parametrize("dtype", CLOSE)
+@pytest.mark.parametrize("name", MODELS)
+@torch.no_grad()
+def test_decoder_is_the_models(name, dtype):
+    """Step by step, beyond the first caches' room, as rows are exchanged and sentences leave."""
+    model, inputs = varied(name, dtype), padded(SOURCES, "left")
+    steps = 39 if name == "learned positions" else 70
+    memory = model.get_encoder()(**inputs)[0]
+    found = decode_at_random(model, memory, inputs["attention_mask"], steps, beams=2)
+    assert len(found) == 2 * len(SOURCES)
+    for i, tokens, logits, _ in found:
+        expected = forced(model, cut(inputs, i), tokens).logits[0]
+        torch.testing.assert_close(torch.stack(logits), expected, **CLOSE[dtype])
+
+
+@torch.no_grad()
+def test_decoder_keeps_what_the_last_layer_attends_to():
+    model, inputs = copy.deepcopy(varied(dtype=torch.float64)), padded(SOURCES)
+    memory, mask = model.get_encoder()(**inputs)[0], inputs["attention_mask"]
+    for i, tokens, _, attention in decode_at_random(model, memory, mask, 12, beams=3, keep_attention=True):
+        expected = forced(model, cut(inputs, i), tokens, output_attentions=True).cross_attentions[-1][0].mean(dim=0)
+        torch.testing.assert_close(torch.stack(attention), expected.float(), atol=1e-6, rtol=1e-6)
+    decoder = IncrementalDecoder(weights_of(varied()), memory, mask)
+    decoder.step(torch.tensor([BOS] * len(memory)))
+    assert decoder.attention is None
+
+
+@torch.no_grad()
+def test_bfloat16_is_as_exact_as_the_models():
+    """Both round at other places, so they are compared with what the same weights give in float64."""
+    model, inputs = varied(dtype=torch.bfloat16), padded(SOURCES)
+    exact, mask = copy.deepcopy(model).double(), inputs["attention_mask"]
+    encoded = encode(weights_of(model), **inputs)
+    assert encoded.dtype == torch.bfloat16
+    ours, theirs = [], []
+    for i, tokens, logits, _ in decode_at_random(model, encoded, mask, 20, beams=2):
+        expected = forced(exact, cut(inputs, i), tokens).logits[0]
+        ours.append(torch.stack(logits) - expected)
+        theirs.append(forced(model, cut(inputs, i), tokens).logits[0] - expected)
+    ours, theirs = (torch.cat(errors).square().mean().sqrt() for errors in (ours, theirs))
+    # The mean over some thousand logits, of size 5. Measured: 0.9 times the modules' error.
+    assert ours < 1.3 * theirs < 0.1
+
+
+@pytest.mark.parametrize("num_beams", [1, 4])
+def test_generate_in_bfloat16(num_beams):
+    """Near ties may be decided otherwise than by the modules, so scores are compared with those of what was found."""
+    model, inputs = varied(dtype=torch.bfloat16), padded(SOURCES)
+    options = {"num_beams": num_beams, "max_extra_length": 6, "gnmt_length_penalty": 0, "suppress_tokens": [EOS]}
+    output = by_us(model, **inputs, **options)
+    for i, (source, row) in enumerate(zip(SOURCES, output.sequences.tolist(), strict=True)):
+        tokens = row[1 : 1 + len(source) + 6]
+        log_probabilities = forced(model, cut(inputs, i), [BOS, *tokens[:-1]]).logits[0].float().log_softmax(dim=-1)
+        chosen = log_probabilities[range(len(tokens)), tokens]
+        if num_beams == 1:
+            others = log_probabilities.index_fill(1, torch.tensor(EOS), -math.inf).amax(dim=1)
+            assert (others - chosen).max() < 0.25  # logits reach 20, where bfloat16 has steps of 1/8
+        else:
+            assert output.sequences_scores[i].item() == pytest.approx(chosen.sum().item(), abs=0.05 * len(tokens))
+
+
+# ---- generate(), with every kind of model ----
+
+
+@pytest.mark.parametrize("options", [{"num_beams": 1}, {"num_beams": 4, "num_return_sequences": 2}], ids=str)
+@pytest.mark.parametrize("name", MODELS)
+def test_every_kind_of_model_generates_what_it_does_by_transformers(name, options):
+    """In float32, where scores of neighbours in the ranking differ by more than both ways of computing them."""
+    model = varied(name)
+    options = {"max_extra_length": 8 if name == "learned positions" else 30, **options}
+    ours, theirs = (way(model, **padded(SOURCES), **options) for way in (by_us, by_transformers))
+    assert torch.equal(ours.sequences, theirs.sequences)
+    if options["num_beams"] > 1:
+        assert torch.equal(ours.beam_indices, theirs.beam_indices)
+        # Sums of up to 40 log-probabilities, each as inexact as the logits, over a divisor of 1 to 3.5.
+        assert ours.sequences_scores.tolist() == pytest.approx(theirs.sequences_scores.tolist(), abs=2e-4, rel=1e-5)
+
+
+# ---- where transformers' own loop is taken ----
+
+
+class Louder(VanillaTransformerForConditionalGeneration):
+    """A class of a user's own."""
+
+    def forward(self, *args, **kwargs):
+        output = super().forward(*args, **kwargs)
+        output.logits = output.logits * torch.linspace(-1, 1, output.logits.shape[-1])
+        return output
+
+
+class Halved(nn.Linear):
+    def forward(self, x):
+        return super().forward(x) / 2
+
+
+def louder():
+    model = lively_model()
+    return Louder(model.config).eval().requires_grad_(False), model.state_dict()
+
+
+def subclassed():
+    model, weights = louder()
+    model.load_state_dict(weights)
+    return model
+
+
+def changed(change, **fields):
+    """A model with something else in it."""
+    model = lively_model(**fields)
+    change(model)
+    return model
+
+
+def _patch_forward(model):
+    plain = model.forward
+    model.forward = lambda *args, **kwargs: Louder.forward(SimpleNamespace(plain=plain), *args, **kwargs)
+
+
+def _networks(model):
+    return [layer.feed_forward for layer in model.model.decoder.layers]
+
+
+def _hook(model):
+    for network in _networks(model):
+        network.register_forward_hook(lambda module, args, output: output * 3)
+
+
+def _hook_before(model):
+    for network in _networks(model):
+        network.fc1.register_forward_pre_hook(lambda module, args: (args[0] * 3,))
+
+
+def _hook_on_the_whole(model):
+    def favour(module, args, output):
+        output.logits[..., 7] += 5
+
+    model.register_forward_hook(favour)
+
+
+def _patch_a_layer(model):
+    for network in _networks(model):
+        network.forward = functools.partial(lambda plain, x: 3 * plain(x), network.forward)
+
+
+def _put_in(model, make):
+    """Replaces a map of each layer."""
+    for network in _networks(model):
+        network.fc2 = make(network.fc2)
+
+
+def _halve(linear):
+    halved = Halved(linear.in_features, linear.out_features)
+    halved.load_state_dict(linear.state_dict())
+    return halved
+
+
+def _to_conv(linear):
+    """A map of transformers' own, whose weight is the other way round."""
+    conv = Conv1D(linear.out_features, linear.in_features)
+    conv.weight.data, conv.bias.data = linear.weight.data.t().contiguous() * 2, linear.bias.data
+    return conv
+
+
+def _leave_dropout_on(model):
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.train()
+
+
+def _attend_otherwise(model):
+    def first_token_alone(module, query, key, value, mask, **kwargs):
+        return eager_attention(module, query, key[:, :, :1], value[:, :, :1], None, scaling=1.0)
+
+    AttentionInterface.register("first_token_alone", first_token_alone)
+    model.set_attn_implementation("first_token_alone")
+
+
+@contextlib.contextmanager
+def everywhere_hooked():
+    """Hooks of torch's that every module calls."""
+
+    def triple(module, args, output):
+        return output * 3 if isinstance(module, nn.Linear) and module.out_features == 48 else None
+
+    handle = nn.modules.module.register_module_forward_hook(triple)
+    yield
+    handle.remove()
+
+
+def _cache():
+    return EncoderDecoderCache(DynamicCache(), DynamicCache())
+
+
+def _batch_with_an_empty_source():
+    inputs = padded(SOURCES[:3])
+    inputs["attention_mask"][1] = 0
+    return inputs
+
+
+NORMED = {"norm_position": "pre", "final_layer_norm": True}
+SHOWING = {"return_dict_in_generate": True}
+# Why: what is said, the model, further arguments.
+REASONS = {
+    "training": ("training mode", lambda: lively_model(dropout=0.0).train(), dict),
+    "subclass": ("forward is another", subclassed, dict),
+    "hook": ("FeedForward has hooks", lambda: changed(_hook), dict),
+    "hook before": ("Linear has hooks", lambda: changed(_hook_before), dict),
+    "hook on the whole": ("Generation has hooks", lambda: changed(_hook_on_the_whole), dict),
+    "patched layer": ("FeedForward has hooks", lambda: changed(_patch_a_layer), dict),
+    "foreign layer": ("Halved is not one", lambda: changed(lambda model: _put_in(model, _halve)), dict),
+    "parametrized": (
+        "ParametrizedLinear is not one",
+        lambda: changed(lambda model: _put_in(model, nn.utils.parametrizations.weight_norm)),
+        dict,
+    ),
+    "sampling": ("it samples", lively_model, lambda: {"do_sample": True, "temperature": 0.7}),
+    "processor": ("OnlySevens may look", lively_model, lambda: {"logits_processor": LogitsProcessorList([OnlySevens()])}),
+    "processor of the source": ("may look", lively_model, lambda: {"encoder_no_repeat_ngram_size": 1}),
+    "criterion": ("StopAt may look", lively_model, lambda: {"stopping_criteria": StoppingCriteriaList([StopAt(18)])}),
+    "user's cache": ("past_key_values", lively_model, lambda: {"past_key_values": _cache()}),
+    "no cache": ("cache is another", lively_model, lambda: {"use_cache": False}),
+    "static cache": ("cache is another", lively_model, lambda: {"cache_implementation": "static"}),
+    "mask of the target": (
+        "decoder_attention_mask",
+        lively_model,
+        lambda: padded([[BOS, 5, 9], [BOS, 13], [BOS, 4, 4]], "left", "decoder_"),
+    ),
+    "attentions": ("output_attentions", lively_model, lambda: {**SHOWING, "output_attentions": True}),
+    "hidden states": ("output_hidden_states", lively_model, lambda: {**SHOWING, "output_hidden_states": True}),
+    "scores": ("output_scores", lively_model, lambda: {**SHOWING, "output_scores": True}),
+    "logits": ("output_logits", lively_model, lambda: {**SHOWING, "output_logits": True}),
+    "autocast": ("autocast is on", lively_model, dict),
+    "empty source": ("all padding", lively_model, _batch_with_an_empty_source),
+    # What follows changes what the modules compute in ways that are easily overlooked.
+    "hook everywhere": ("hook", lively_model, dict),
+    "dropout left on": ("training mode", lambda: changed(_leave_dropout_on, dropout=0.5), dict),
+    "attention of one's own": ("attention", lambda: changed(_attend_otherwise), dict),
+    "other norm": ("RMSNorm", lambda: changed(lambda m: setattr(m.model.decoder, "layer_norm", nn.RMSNorm(32)), **NORMED), dict),
+    "norm without bias": (
+        "LayerNorm",
+        lambda: changed(lambda m: setattr(m.model.decoder, "layer_norm", nn.LayerNorm(32, bias=False)), **NORMED),
+        dict,
+    ),
+    "head of several": ("Sequential", lambda: changed(lambda m: setattr(m, "lm_head", nn.Sequential(m.lm_head))), dict),
+    "map of transformers'": ("Conv1D", lambda: changed(lambda model: _put_in(model, _to_conv)), dict),
+}  # fmt: skip
+
+
+def surroundings(reason):
+    contexts = {"autocast": lambda: torch.autocast("cpu", torch.bfloat16), "hook everywhere": everywhere_hooked}
+    return contexts.get(reason, contextlib.nullcontext)()
+
+
+@contextlib.contextmanager
+def loops_of_transformers():
+    """Counts their calls, in a list."""
+    calls = []
+
+    def counted(loop):
+        return lambda *args, **kwargs: calls.append(1) or loop(*args, **kwargs)
+
+    names = ("_sample", "_beam_search")
+    with mock.patch.multiple(GenerationMixin, **{name: counted(getattr(GenerationMixin, name)) for name in names}):
+        yield calls
+
+
+@pytest.mark.parametrize("num_beams", [1, 3])
+@pytest.mark.parametrize("reason", REASONS)
+def test_what_is_not_covered_is_left_to_transformers(reason, num_beams):
+    _, make, arguments = REASONS[reason]
+    model, found = make(), []
+    for generate in (by_transformers, lambda model, **options: model.generate(**options)):
+        options = {**padded(SOURCES[:3]), "num_beams": num_beams, "max_extra_length": 4, **arguments()}
+        torch.manual_seed(0)
+        with surroundings(reason), loops_of_transformers() as calls:
+            output = generate(model, **options)
+        found.append(output if isinstance(output, torch.Tensor) else output.sequences)
+        assert len(calls) == 1
+    assert torch.equal(*found)
+
+
+@pytest.mark.parametrize("reason", set(REASONS) - {"processor of the source", "scores", "logits", "empty source"})
+def test_each_reason_would_change_the_translation(reason):
+    """Or else the test above could not tell; where it wouldn't, our own search is spared for another cause."""
+
+
+@pytest.mark.parametrize("option", NEEDING_OWN_SEARCH)
+@pytest.mark.parametrize("reason", REASONS)
+def test_what_needs_our_own_search_says_why_it_cannot_be_had(reason, option):
+    said, make, arguments = REASONS[reason]
+    wanted = {"coverage_penalty": 0.2, "output_alignments": True, "compute_type": "int8"}[option]
+    for num_beams in (1, 3):
+        options = {**padded(SOURCES[:3]), "num_beams": num_beams, option: wanted, **arguments()}
+        with surroundings(reason), pytest.raises(ValueError, match=rf"`{option}` can't be had here, as .*{said}"):
+            make().generate(**options)
+
+
+@pytest.mark.parametrize("option", NEEDING_OWN_SEARCH)
+def test_assisted_decoding_has_none_of_it_either(model, option):
+    """It has a loop of its own, in which the option would count for nothing."""
+    wanted = {"coverage_penalty": 0.2, "output_alignments": True, "compute_type": "int8"}[option]
+    with pytest.raises(ValueError, match=f"`{option}`"):
+        model.generate(**padded(SOURCES[:1]), num_beams=1, prompt_lookup_num_tokens=2, **{option: wanted})
+
+
+def test_several_streamed_sentences_are_left_to_transformers(model):
+    """Whose streamers take no more than one either."""
+    with pytest.raises(AssertionError, match="the streamer was asked"):
+        with mock.patch.object(Recorder, "put", side_effect=AssertionError("the streamer was asked")):
+            model.generate(**padded(SOURCES), num_beams=1, streamer=Recorder())
+
+
+def test_embeddings_in_place_of_a_source(model):
+    ids, mask = padded(SOURCES).values()
+    embeddings = model.get_input_embeddings()(ids).detach()
+    for num_beams in (1, 3):
+        options = {"attention_mask": mask, "num_beams": num_beams, "max_extra_length": 4}
+        found = model.generate(inputs_embeds=embeddings, **options)
+        assert torch.equal(found, model.generate(input_ids=ids, **options))
+
+
+def test_a_model_that_has_shown_its_attention_is_as_quick_as_before():
+    """transformers' hooks that collect outputs stay on the modules, and do nothing unless asked."""
+    model, inputs = lively_model(), padded(SOURCES)
+    expected = by_us(model, **inputs, num_beams=3).sequences
+    forced(model, cut(inputs, 0), [BOS, 5], output_attentions=True, output_hidden_states=True)
+    assert why_not(model) is None
+    assert torch.equal(by_us(model, **inputs, num_beams=3).sequences, expected)
+
+
+def test_parameters_of_several_types():
+    model = lively_model()
+    model.model.decoder.layers[1].feed_forward.to(torch.bfloat16)
+    assert "several devices or types" in why_not(model)
+    assert why_not(lively_model().to(torch.bfloat16)) is None
+    assert "on meta" in why_not(lively_model().to("meta"))
+
+
+# ---- weights ----
+
+
+def _steps(optimizer, **options):
+    def step(model):
+        model.train()
+        ids = torch.tensor(SOURCES[:1])
+        model(input_ids=ids, labels=ids).loss.backward()
+        optimizer(model.parameters(), lr=0.5, **options).step()
+        model.eval()
+
+    return step
+
+
+def _other_weights():
+    return lively_model(11).state_dict()
+
+
+def _halve_in_place(model):
+    for parameter in model.parameters():
+        parameter.data *= -0.5
+
+
+def _one_row(model):
+    """Not even one in eight of the numbers."""
+    model.lm_head.weight.data[7] *= -9
+
+
+def _one_bias(model):
+    model.model.decoder.layers[1].feed_forward.fc2.bias.data[5] += 20
+
+
+def _replace_one(model):
+    network = model.model.decoder.layers[0].feed_forward
+    network.fc1.weight = nn.Parameter(-2 * network.fc1.weight.detach())
+
+
+def _exchange_layers(model):
+    layers = model.model.decoder.layers
+    layers[0], layers[1] = layers[1], layers[0]
+
+
+def _other_activation(model):
+    for network in _networks(model):
+        network.activation = nn.Tanh()
+
+
+def _flatten(model):
+    vector = nn.utils.parameters_to_vector(model.parameters())
+    nn.utils.vector_to_parameters(-vector, model.parameters())
+
+
+CHANGES = {
+    "SGD": _steps(torch.optim.SGD),
+    "AdamW": _steps(torch.optim.AdamW, foreach=False),
+    "AdamW, foreach": _steps(torch.optim.AdamW, foreach=True),
+    "AdamW, fused": _steps(torch.optim.AdamW, fused=True),
+    "load_state_dict": lambda model: model.load_state_dict(_other_weights()),
+    "load_state_dict, assigned": lambda model: model.load_state_dict(_other_weights(), assign=True),
+    "all through .data": _halve_in_place,
+    "a row through .data": _one_row,
+    "a bias through .data": _one_bias,
+    "vector_to_parameters": _flatten,
+    "a parameter replaced": _replace_one,
+    "layers exchanged": _exchange_layers,
+    "a layer removed": lambda model: setattr(model.model.decoder, "layers", model.model.decoder.layers[:1]),
+    "another activation": _other_activation,
+    "vocabulary resized": lambda model: model.resize_token_embeddings(VOCABULARY + 9),
+    "to(dtype)": lambda model: model.to(torch.float64),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_weights_are_packed_anew_after_a_change(change):
+    model, options = lively_model(), {**padded(SOURCES[:2]), "num_beams": 2, "max_extra_length": 4, **{}}
+    before, known = by_us(model, **options).sequences, weights_of(model)
+    CHANGES[change](model)
+    expected = by_transformers(model, **options).sequences
+    assert not torch.equal(expected, before) or change in ("to(dtype)",)
+    assert torch.equal(by_us(model, **options).sequences, expected)
+    assert weights_of(model) is not known
+
+
+def test_weights_are_packed_once_where_nothing_changes(model):
+    known = weights_of(model)
+    by_us(model, **padded(SOURCES), num_beams=2, max_extra_length=2)
+    with torch.inference_mode():
+        by_us(model, **padded(SOURCES), num_beams=1, max_extra_length=2)
+        assert weights_of(model) is known
+    forced(model, cut(padded(SOURCES), 0), [BOS, 5])
+    assert weights_of(model) is known
+
+
+def test_gradients_alone_change_nothing():
+    model = lively_model()
+    known, ids = weights_of(model), torch.tensor(SOURCES[:1])
+    model(input_ids=ids, labels=ids).loss.backward()
+    model.requires_grad_(False).zero_grad()
+    assert weights_of(model) is known
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_each_model_and_compute_type_has_weights_of_its_own(model):
+    default, packed, other = weights_of(model), weights_of(model, "int8"), weights_of(varied("tied"))
+    assert len({id(default), id(packed), id(other)}) == 3
+    assert weights_of(model) is default
+    assert weights_of(model, "int8") is packed
+
+
+def test_weights_made_in_inference_mode_serve_outside_and_the_reverse():
+    for first in (True, False):
+        model, found = lively_model(), []
+        for inference in (first, not first):
+            with torch.inference_mode(inference):
+                found.append(by_us(model, **padded(SOURCES), num_beams=2, suppress_tokens=[EOS]).sequences)
+        assert torch.equal(*found)
+    with torch.inference_mode():
+        model = lively_model()
+    assert torch.equal(by_us(model, **padded(SOURCES), num_beams=2, suppress_tokens=[EOS]).sequences, found[0])
+    with torch.inference_mode():  # where parameters don't tell of their changes
+        model.lm_head.weight[7] *= -9
+        expected = by_transformers(model, **padded(SOURCES), num_beams=2, suppress_tokens=[EOS]).sequences
+    assert torch.equal(by_us(model, **padded(SOURCES), num_beams=2, suppress_tokens=[EOS]).sequences, expected)
+    assert not torch.equal(expected, found[0])
+
+
+def test_weights_go_with_their_model():
+    model = lively_model()
+    weights = weakref.ref(weights_of(model))
+    by_us(model, **padded(SOURCES), num_beams=2, max_extra_length=2)
+    assert weights() is not None
+    del model
+    gc.collect()
+    assert weights() is None
+
+
+def _pickled(model):
+    buffer = io.BytesIO()
+    torch.save(model, buffer)
+    buffer.seek(0)
+    return torch.load(buffer, weights_only=False)
+
+
+@pytest.mark.parametrize("way", [copy.deepcopy, _pickled])
+def test_a_model_can_be_copied_after_it_has_generated(way):
+    model, options = lively_model(), {**padded(SOURCES), "num_beams": 2, "max_extra_length": 4}
+    expected = by_us(model, **options).sequences
+    copied = way(model)
+    assert torch.equal(by_us(copied, **options).sequences, expected)
+    with torch.no_grad():
+        copied.lm_head.weight[7] *= -9
+    assert not torch.equal(by_us(copied, **options).sequences, expected)
+    assert torch.equal(by_us(model, **options).sequences, expected)
+
+
+def test_a_model_can_be_saved_after_it_has_generated(tmp_path):
+    model, options = lively_model(), {**padded(SOURCES), "num_beams": 2, "max_extra_length": 4}
+    names, expected = list(model.state_dict()), by_us(model, **options).sequences
+    model.save_pretrained(tmp_path)
+    loaded = VanillaTransformerForConditionalGeneration.from_pretrained(tmp_path)
+    assert list(model.state_dict()) == names
+    assert torch.equal(by_us(loaded, **options).sequences, expected)
+
+
+# ---- 8 bits ----
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+def test_8_bits_need_float32(dtype):
+    message = (
+        rf'`compute_type="int8"` needs a model in float32 on a CPU, .* {str(dtype)[6:]} on cpu; .*dtype=torch.float32'
+    )
+    model = lively_model().to(dtype)
+    with pytest.raises(ValueError, match=message):
+        weights_of(model, "int8")
+    for num_beams in (1, 2):
+        with pytest.raises(ValueError, match=message):
+            model.generate(**padded(SOURCES), num_beams=num_beams, compute_type="int8")
+
+
+@pytest.mark.parametrize("value", ["int4", "INT8", 8, True])
+def test_unknown_compute_types_are_named(model, value):
+    message = rf"`compute_type` is {value!r}; choose one of 'default', 'int8'"
+    for num_beams in (1, 2):
+        with pytest.raises(ValueError, match=message):
+            model.generate(**padded(SOURCES), num_beams=num_beams, compute_type=value)
+
+
+@pytest.mark.parametrize("value", [None, "default"])
+def test_the_usual_compute_type(model, value):
+    options = {**padded(SOURCES), "num_beams": 2, "max_extra_length": 3}
+    assert torch.equal(by_us(model, compute_type=value, **options).sequences, by_us(model, **options).sequences)
+    scores = by_transformers(model, compute_type=value, **options).sequences_scores  # asks for nothing special
+    assert scores.tolist() == pytest.approx(by_us(model, **options).sequences_scores.tolist(), abs=2e-4)
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("name", MODELS)
+@torch.no_grad()
+def test_8_bits_come_close(name):
+    model, inputs = varied(name), padded(SOURCES)
+    memory, real = encode(weights_of(model, "int8"), **inputs), inputs["attention_mask"].bool()
+    expected = model.get_encoder()(**inputs)[0]
+    assert (memory - expected)[real].norm() < 0.1 * expected[real].norm()
+    mask, errors, sizes = inputs["attention_mask"], [], []
+    for i, tokens, logits, _ in decode_at_random(model, memory, mask, 12, beams=2, compute_type="int8"):
+        wanted = forced(model, cut(inputs, i), tokens).logits[0]
+        errors.append((torch.stack(logits) - wanted).square().mean())
+        sizes.append(wanted.var())
+    error = torch.stack(errors).mean().sqrt() / torch.stack(sizes).mean().sqrt()
+    print("INT8", name, error.item(), ((memory - expected)[real].norm() / expected[real].norm()).item())
+    assert 1e-4 < error < 0.1
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("num_beams", [1, 3])
+def test_translations_in_8_bits(model, num_beams):
+    options = {**padded(SOURCES), "num_beams": num_beams, "max_extra_length": 3}
+    found = by_us(model, **options, compute_type="int8").sequences
+    expected = by_us(model, **options).sequences
+    for row, own, source in zip(found.tolist(), expected.tolist(), SOURCES, strict=True):
+        assert row[:3] == own[:3]
+        assert len(row) <= 1 + max(map(len, SOURCES)) + 3
+        assert len(source) > 1
+    scores = by_us(model, **options).get("sequences_scores")
+    print("INT8", found, expected, scores)
+
+
+# ---- ensembles ----
+
+TOKENIZER = SimpleNamespace(get_vocab=lambda: {str(token): token for token in range(VOCABULARY)})
+
+
+def ensemble_of(*models):
+    return ensemble(models, [TOKENIZER] * len(models))
+
+
+@functools.cache
+def members(dtype=torch.float64):
+    small = {"d_model": 16, "head_dim": 4, "value_head_dim": 4, "decoder_layers": 1}
+    return [lively_model(seed, **fields).to(dtype) for seed, fields in ((3, {}), (7, {}), (5, small))]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"num_beams": 1},
+        {"num_beams": 1, "suppress_tokens": [EOS], "no_repeat_ngram_size": 2},
+        {"num_beams": 4, "num_return_sequences": 3},
+        {"num_beams": 3, "early_stopping": "never", "length_penalty": 1.5},
+        {"num_beams": 2, "early_stopping": False, "eos_token_id": [EOS, 18], "min_new_tokens": 4},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("count", [1, 3])
+def test_an_ensemble_finds_what_it_does_by_transformers(options, count):
+    both, options = ensemble_of(*members()[-count:]), {**padded(SOURCES, "left"), "max_extra_length": 5, **options}
+    ours, theirs = by_us(both, **options), by_transformers(both, **options)
+    assert torch.equal(ours.sequences, theirs.sequences)
+    if options["num_beams"] > 1:
+        assert torch.equal(ours.beam_indices, theirs.beam_indices)
+        assert ours.sequences_scores.tolist() == pytest.approx(theirs.sequences_scores.tolist(), **SCORES)
+
+
+@torch.no_grad()
+def test_an_ensembles_decoder_is_the_mean_of_its_members():
+    inputs, mask = padded(SOURCES), padded(SOURCES)["attention_mask"]
+    both = copy.deepcopy(members()[:2])
+    memories = [model.get_encoder()(**inputs)[0] for model in both]
+    decoder = EnsembleDecoder(
+        [IncrementalDecoder(weights_of(m), x, mask, 2, True) for m, x in zip(both, memories, strict=True)]
+    )
+    assert torch.equal(decoder.source_mask, mask.bool())
+    for i, tokens, found, attention in wander(decoder, VOCABULARY, len(SOURCES), 10, 2, keep_attention=True):
+        outputs = [forced(model, cut(inputs, i), tokens, output_attentions=True) for model in both]
+        mean = torch.stack([output.logits[0].softmax(dim=-1) for output in outputs]).mean(dim=0)
+        torch.testing.assert_close(torch.stack(found), mean.log().float(), atol=1e-5, rtol=1e-5)
+        mean = torch.stack([output.cross_attentions[-1][0].mean(dim=0) for output in outputs]).mean(dim=0)
+        torch.testing.assert_close(torch.stack(attention), mean.float(), atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_an_ensemble_has_what_our_own_search_has():
+    both, options = ensemble_of(*members(torch.float32)[:2]), {**padded(SOURCES), "num_beams": 3, "max_extra_length": 4}
+    output = by_us(both, **options, coverage_penalty=0.3, output_alignments=True)
+    lengths = (output.beam_indices >= 0).sum(dim=1)
+    assert output.alignments.sum(dim=(1, 2)).tolist() == pytest.approx(lengths.tolist(), abs=1e-4)
+    packed = by_us(both, **options, compute_type="int8")
+    assert packed.sequences[:, 1].tolist() == by_us(both, **options).sequences[:, 1].tolist()
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_a_members_reason_is_the_ensembles(number):
+    models = [lively_model(3), lively_model(7)]
+    _hook(models[number])
+    both, options = ensemble_of(*models), {**padded(SOURCES), "max_extra_length": 4}
+    for num_beams in (1, 3):
+        expected = by_transformers(both, num_beams=num_beams, **options).sequences
+        assert torch.equal(both.generate(num_beams=num_beams, **options), expected)
+        with pytest.raises(ValueError, match=r"`output_alignments` can't be had here, as .*FeedForward has hooks"):
+            both.generate(num_beams=num_beams, output_alignments=True, **options)
+
+
+def test_an_ensemble_with_a_model_of_transformers_own():
+    """It has no search of ours, so the ensemble has none either."""
+    sizes = {f"{stack}_{what}": 2 for stack in ("encoder", "decoder") for what in ("layers", "attention_heads")}
+    config = MarianConfig(
+        vocab_size=VOCABULARY, d_model=8, encoder_ffn_dim=8, decoder_ffn_dim=8, init_std=1.0, pad_token_id=0,
+        eos_token_id=EOS, decoder_start_token_id=BOS, forced_eos_token_id=None, **sizes,
+    )  # fmt: skip
+    ours = lively_model(share_encoder_decoder_embeddings=False, decoder_vocab_size=VOCABULARY)
+    theirs = MarianMTModel(config).eval()
+    options = {**padded(SOURCES), "num_beams": 2, "max_new_tokens": 5, "early_stopping": True, "length_penalty": 1.0}
+    found = [ensemble_of(*pair).generate(**options) for pair in ((ours, theirs), (theirs, ours))]
+    assert torch.equal(*found)

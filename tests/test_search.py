@@ -1,0 +1,703 @@
+"""Greedy and beam search: against plain ones over a toy, against all sequences there are, and transformers' loops."""
+
+import contextlib
+import copy
+import functools
+import itertools
+import math
+from unittest import mock
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from test_generation import BOS, EOS, PAD, SHOWN, SOURCES, Recorder, gnmt_divisor, lively_model, new_tokens, padded
+from transformers import GenerationMixin
+
+from hf_vanilla_transformer.generation_vanilla_transformer import BeamSearchOutput, GNMTLengthPenalty
+from hf_vanilla_transformer.search_vanilla_transformer import (
+    BeamRules,
+    BeamSearch,
+    beam_search,
+    best_continuations,
+    close_gaps,
+    greedy_search,
+    highest,
+)
+
+# Sums of up to 40 log-probabilities in float32, which differ in their last digits (6e-8 of numbers up to 100) by the
+# order and by the precision in which they are added and divided.
+SCORES = {"abs": 1e-5, "rel": 1e-5}
+
+# ---- a toy that can be searched ----
+
+
+@functools.cache
+def _drawn(kind, size, *key):
+    return np.random.default_rng([kind, *key]).normal(size=size)
+
+
+class Toy:
+    """A decoder whose logits and attention are drawn anew for each prefix of each sentence; `end` favours token 0."""
+
+    def __init__(self, seed, vocabulary, sentences=(0,), end=0.0):
+        self.seed, self.vocabulary, self.end = seed, vocabulary, end
+        self.sentences, self.rows, self.steps = list(sentences), [(number, ()) for number in sentences], 0
+
+    def log_probabilities(self, sentence, prefix):
+        logits = torch.from_numpy(1.5 * _drawn(0, self.vocabulary, self.seed, sentence, *prefix))
+        logits[0] += self.end
+        return logits.log_softmax(dim=0)
+
+    def mask_of(self, sentence):
+        """Source positions, 2 to 4, of 4 that a batch has."""
+        return torch.arange(4) < 2 + sentence % 3
+
+    def attention_of(self, sentence, prefix):
+        scores = torch.from_numpy(2 * _drawn(2, 4, self.seed, sentence, *prefix))
+        return scores.masked_fill(~self.mask_of(sentence), -math.inf).softmax(dim=0)
+
+    def step(self, tokens):
+        self.steps += 1
+        rows = zip(self.rows, tokens.tolist(), strict=True)
+        self.rows = [(sentence, (*prefix, token)) for (sentence, prefix), token in rows]
+        return torch.stack([self.log_probabilities(*row) for row in self.rows])
+
+    @property
+    def attention(self):
+        return torch.stack([self.attention_of(*row) for row in self.rows]).float()
+
+    @property
+    def source_mask(self):
+        return torch.stack([self.mask_of(sentence) for sentence in self.sentences])
+
+    def move(self, rows, sentences):
+        self.rows, self.sentences = [self.rows[row] for row in rows], [self.sentences[place] for place in sentences]
+        width = len(rows) // len(sentences)
+        assert [sentence for sentence, _ in self.rows] == [one for one in self.sentences for _ in range(width)]
+
+
+PROMPT = (1, 2)
+
+
+def no_repetition(tokens, log_probabilities):
+    """A processor: bars the last token, so that none stands twice in a row."""
+    return log_probabilities.scatter(1, tokens[:, -1:], -math.inf)
+
+
+def barring(level, seed=0):
+    """A processor: bars tokens that are drawn anew for each prefix, about half of them where the level is 0."""
+
+    def process(tokens, log_probabilities):
+        lots = [_drawn(1, log_probabilities.shape[1], seed, *row) for row in tokens.tolist()]
+        return log_probabilities.masked_fill(torch.from_numpy(np.stack(lots)) < level, -math.inf)
+
+    return process
+
+
+def _continuations(toy, sentence, live, process):
+    """All ways to go on by one token, best first: (log-probability, tokens, sums of attention, ranks of parents)."""
+    found = []
+    for rank, (score, tokens, sums, parents) in enumerate(live):
+        prefix = (*PROMPT, *tokens)
+        row, sums = toy.log_probabilities(sentence, prefix), sums + toy.attention_of(sentence, prefix)
+        if process is not None:
+            row = process(torch.tensor([prefix]), row[None])[0]
+        found += [(score + x, (*tokens, token), sums, (*parents, rank)) for token, x in enumerate(row.tolist())]
+    return sorted((one for one in found if one[0] > -math.inf), key=lambda one: -one[0])
+
+
+def _coverage(beta, sums, mask):
+    """cp(X; Y) of Wu et al. 2016, equation 15."""
+    return beta * sum(math.log(min(share, 1.0)) for share in sums[mask].tolist())
+
+
+START = [(0.0, (), torch.zeros(4, dtype=torch.float64), ())]
+
+
+def plain_beam_search(toy, sentence, longest, rules, divisor, process=None):
+    """Section 6.1 as in `reference_beam_search` of test_generation: [(score, tokens, ranks of parents)].
+
+    With `early_stopping` None the search goes on to the maximum length, whatever it has found.
+    """
+    live, finished = START, []
+    for length in range(1, longest + 1):
+        candidates = _continuations(toy, sentence, live, process)[: (1 + len(rules.ends)) * rules.num_beams]
+        live = []
+        for rank, (score, tokens, sums, parents) in enumerate(candidates):
+            if tokens[-1] not in rules.ends and length < longest:
+                live.append((score, tokens, sums, parents))
+            elif rank < rules.num_beams:
+                penalty = _coverage(rules.coverage_penalty, sums, toy.mask_of(sentence))
+                finished.append((score / divisor(length) + penalty, tokens, parents))
+        live = live[: rules.num_beams]
+        finished = sorted(finished, key=lambda one: -one[0])[: rules.num_beams]
+        if live and len(finished) == rules.num_beams and rules.early_stopping is not None:
+            bounds = [live[0][0] / divisor(n) for n in (length, longest if rules.early_stopping == "never" else length)]
+            if rules.early_stopping is True or max(bounds) <= finished[-1][0]:
+                break
+    return finished
+
+
+def all_sequences(toy, sentence, longest, rules, divisor):
+    """Every sequence there is, up to a length: [(score, tokens)], best first."""
+    live, finished = START, []
+    for length in range(1, longest + 1):
+        longer, live = _continuations(toy, sentence, live, None), []
+        for score, tokens, sums, parents in longer:
+            if tokens[-1] in rules.ends or length == longest:
+                penalty = _coverage(rules.coverage_penalty, sums, toy.mask_of(sentence))
+                finished.append((score / divisor(length) + penalty, tokens))
+            else:
+                live.append((score, tokens, sums, parents))
+    return sorted(finished, key=lambda one: -one[0])
+
+
+def hypotheses(search):
+    """What a search has found: [(score, tokens, ranks of parents)]."""
+    paths = [(score, last.path()) for score, last in search.finished]
+    return [(score, tuple(s.token for s in path), tuple(s.beam for s in path)) for score, path in paths]
+
+
+def assert_same(found, expected):
+    assert [one[1:] for one in found] == [one[1:] for one in expected]
+    assert [one[0] for one in found] == pytest.approx([one[0] for one in expected], **SCORES)
+
+
+def search_toy(toy, longest, rules, process=None, **options):
+    prompts = torch.tensor([PROMPT] * len(toy.sentences))
+    return beam_search(toy, prompts, longest, rules, process, **options)
+
+
+# A number and the divisor that it means, for a hypothesis of so many tokens.
+GNMT = {f"gnmt {alpha}": (GNMTLengthPenalty(alpha), functools.partial(gnmt_divisor, alpha=alpha)) for alpha in (0.6, 2)}
+PENALTIES = GNMT | {f"length {p}": (p, lambda length, p=p: length**p) for p in (0.0, 1.0, 1.5, -1.0)}
+
+
+@pytest.mark.parametrize("coverage", [0.0, 0.4])
+@pytest.mark.parametrize("penalty", PENALTIES)
+@pytest.mark.parametrize(("vocabulary", "longest"), [(3, 5), (4, 4), (6, 3)])
+def test_a_beam_wide_enough_finds_the_best_of_all_sequences(vocabulary, longest, penalty, coverage):
+    """It holds everything before the last token, and of those that the maximum length ends the best by far."""
+    number, divisor = PENALTIES[penalty]
+    width = (vocabulary - 1) ** (longest - 2) * vocabulary
+    rules = BeamRules(width, frozenset([0]), number, "never", coverage)
+    for seed in range(3):
+        toy = Toy(seed, vocabulary)
+        ((search,), _) = search_toy(toy, [longest], rules)
+        expected = all_sequences(toy, 0, longest, rules, divisor)
+        # With coverage, what the maximum length ends is chosen by its log-probability before the penalty counts.
+        count = 2 if coverage else width
+        assert_same([one[:2] for one in hypotheses(search)[:count]], expected[:count])
+
+
+@pytest.mark.parametrize("coverage", [0.0, 0.3])
+@pytest.mark.parametrize("penalty", PENALTIES)
+def test_never_stops_only_where_going_on_changes_nothing(penalty, coverage):
+    number, divisor = PENALTIES[penalty]
+    stopped = 0
+    for seed, num_beams, ends in itertools.product(range(6), (1, 2, 4), ([0], [0, 3])):
+        toy = Toy(seed, 5, end=1.0)
+        rules = BeamRules(num_beams, frozenset(ends), number, "never", coverage)
+        ((search,), _) = search_toy(toy, [9], rules)
+        rules.early_stopping = None
+        assert_same(hypotheses(search), plain_beam_search(toy, 0, 9, rules, divisor))
+        stopped += toy.steps < len(PROMPT) - 1 + 9
+    assert stopped > 5
+
+
+@pytest.mark.parametrize("process", [None, no_repetition, barring(-0.5)], ids=["plain", "processed", "barred"])
+@pytest.mark.parametrize("early_stopping", [True, False, "never"])
+@pytest.mark.parametrize("penalty", ["gnmt 0.6", "length 1.5", "length -1.0"])
+def test_beam_search_is_the_plain_one(penalty, early_stopping, process):
+    """Of whole batches, where sentences leave at different steps."""
+    number, divisor = PENALTIES[penalty]
+    longest = [7, 1, 9, 4, 6]
+    for seed, num_beams, ends in itertools.product(range(2), (1, 3), ([0], [0, 2, 3])):
+        toy = Toy(seed, 6, range(len(longest)), end=1.0)
+        rules = BeamRules(num_beams, frozenset(ends), number, early_stopping, coverage_penalty=0.2 * seed)
+        searches, _ = search_toy(toy, longest, rules, process)
+        for sentence, search in enumerate(searches):
+            expected = plain_beam_search(toy, sentence, longest[sentence], rules, divisor, process)
+            assert_same(hypotheses(search), expected)
+
+
+def test_the_three_rules_stop_at_different_steps():
+    """So that the test above tells them apart."""
+    found = []
+    for early_stopping in (True, False, "never"):
+        toy = Toy(0, 6, range(30), end=1.0)
+        searches, _ = search_toy(toy, [9] * 30, BeamRules(3, frozenset([0]), 1.0, early_stopping))
+        found.append([hypotheses(search) for search in searches])
+    assert found[0] != found[1] != found[2] != found[0]
+
+
+@pytest.mark.parametrize("num_beams", [2, 5])
+def test_a_search_does_not_depend_on_the_batch(num_beams):
+    longest, order = [3, 8, 5, 1, 9, 9, 2, 6], [5, 2, 7, 0, 1, 6, 3, 4]
+    rules = BeamRules(num_beams, frozenset([0]), 1.0, True, coverage_penalty=0.3)
+    together, _ = search_toy(Toy(4, 5, order), [longest[number] for number in order], rules, no_repetition)
+    for number, search in zip(order, together, strict=True):
+        ((alone,), _) = search_toy(Toy(4, 5, [number]), [longest[number]], rules, no_repetition)
+        assert hypotheses(search) == hypotheses(alone)
+
+
+@pytest.mark.parametrize("level", [0.0, math.inf])
+def test_fewer_continuations_than_beams(level):
+    """With half of the tokens impossible the beam is never full; with all of them there is nothing to find."""
+    rules, counts = BeamRules(8, frozenset([0])), []
+    for seed in range(8):
+        toy, process = Toy(seed, 3, range(2)), barring(level, seed)
+        searches, _ = search_toy(toy, [4, 4], rules, process)
+        for sentence, search in enumerate(searches):
+            expected = plain_beam_search(toy, sentence, 4, rules, float, process)
+            assert_same(hypotheses(search), expected)
+            counts.append(len(expected))
+    assert max(counts) < 8
+    assert (max(counts) == 0) == (level == math.inf)
+
+
+def test_each_step_keeps_the_row_of_its_attention():
+    toy = Toy(1, 5, range(4), end=0.5)
+    searches, attention = search_toy(toy, [6, 2, 7, 4], BeamRules(3, frozenset([0])), keep_attention=True)
+    for sentence, search in enumerate(searches):
+        for _, last in search.finished:
+            path = last.path()
+            for place, (kept, step) in enumerate(zip(attention, path, strict=False)):
+                before = (*PROMPT, *(s.token for s in path[:place]))
+                torch.testing.assert_close(kept[step.row], toy.attention_of(sentence, before).float())
+
+
+def test_progress_counts_each_sentence_once():
+    longest, done = [6, 2, 7, 4, 7, 1], []
+    search_toy(Toy(1, 5, range(6)), longest, BeamRules(3, frozenset([0])), progress=done.append)
+    assert sum(done) == 6
+    assert len(done) > 1
+    assert min(done) > 0
+    done = []
+    greedy_search(Toy(1, 5, range(6)), torch.ones(6, 1).long(), longest, frozenset([0]), progress=done.append)
+    assert sum(done) == 6
+    assert min(done) > 0
+
+
+def _plain_greedy(toy, sentence, longest, ends, process):
+    tokens = ()
+    while len(tokens) < longest and tokens[-1:] not in [(end,) for end in ends]:
+        row = toy.log_probabilities(sentence, (*PROMPT, *tokens))
+        row = row if process is None else process(torch.tensor([(*PROMPT, *tokens)]), row[None])[0]
+        tokens = (*tokens, int(row.argmax()))
+    return list(tokens)
+
+
+@pytest.mark.parametrize("process", [None, no_repetition])
+@pytest.mark.parametrize("ends", [[], [0], [0, 3]])
+def test_greedy_search_is_the_plain_one(ends, process):
+    order, longest = [3, 0, 5, 4, 1, 2], [9, 1, 4, 9, 7, 3]
+    for seed in range(4):
+        toy = Toy(seed, 6, order)
+        prompts = torch.tensor([PROMPT] * len(order))
+        found = greedy_search(toy, prompts, longest, frozenset(ends), process)
+        pairs = zip(order, longest, strict=True)
+        assert found == [_plain_greedy(toy, number, most, ends, process) for number, most in pairs]
+
+
+def test_greedy_search_tells_each_token():
+    told = []
+    (found,) = greedy_search(Toy(2, 6), torch.tensor([PROMPT]), [9], frozenset([0]), on_token=told.append)
+    assert told == found
+
+
+# ---- places ----
+
+
+@given(st.sets(st.integers(0, 40), min_size=1))
+def test_gaps_are_closed_by_as_few_moves_as_possible(kept):
+    moved = close_gaps(sorted(kept))
+    assert sorted(moved) == sorted(kept)
+    for place, former in enumerate(moved):
+        assert former == place or place not in kept
+
+
+@given(st.data(), st.integers(1, 6), st.integers(1, 12))
+def test_a_beam_that_goes_on_stays_in_its_place(data, num_beams, steps):
+    search = BeamSearch(0, 99, BeamRules(num_beams, frozenset([0])))
+    width, score = 1, 0.0
+    for length in range(1, steps + 1):
+        parents = data.draw(st.lists(st.integers(0, width - 1), min_size=num_beams, max_size=num_beams))
+        former = search.beams
+        scores = [score - rank - 1.0 for rank in range(num_beams)]
+        score = scores[-1]
+        candidates = [
+            (score, parent, 1 + rank) for rank, (score, parent) in enumerate(zip(scores, parents, strict=True))
+        ]
+        assert search.extend(candidates, length, 0, [0.0] * width)
+        assert sorted(rank for _, rank, _ in search.beams) == list(range(num_beams))
+        for place, (log_probability, rank, step) in enumerate(search.beams):
+            parent = search.parents[place]
+            assert (log_probability, parent, step.token) == candidates[rank]
+            assert (step.row, step.beam, step.before) == (parent, *former[parent][1:])
+        for parent in set(parents):  # its best continuation stays where it was
+            assert search.parents[parent] == parent
+            assert search.beams[parent][1] == parents.index(parent)
+        width = num_beams
+
+
+# ---- the highest of many ----
+
+SIZES = [2, 63, 64, 65, 127, 128, 129, 511, 512, 513, 640, 1000, 2047, 2048, 10007]
+
+
+@pytest.mark.parametrize("vocab_size", SIZES)
+@pytest.mark.parametrize("barred", [0.0, 0.5, 0.999])
+def test_best_continuations_are_those_of_plain_top_k(vocab_size, barred):
+    for num_candidates, (sentences, beams) in itertools.product((1, 2, 8, 24), ((1, 1), (3, 4))):
+        rows = torch.randn(sentences * beams, vocab_size)
+        rows[torch.rand(rows.shape) < barred] = -math.inf
+        rows[-1, -3:] += 9.0  # behind the last whole block
+        scores = -2 * torch.rand(sentences * beams)
+        scores[beams - 1] = scores[beams - 1] if beams == 1 else -math.inf  # a place without a beam
+        totals = (rows + scores[:, None]).view(sentences, -1)
+        expected = totals.topk(min(num_candidates, totals.shape[1]))
+        values, beam, token = best_continuations(rows, scores, sentences, num_candidates)
+        assert torch.equal(values, expected.values)
+        real = values > -math.inf  # the rest are no continuations
+        assert torch.equal((beam * vocab_size + token)[real], expected.indices[real])
+
+
+@pytest.mark.parametrize("vocab_size", SIZES)
+def test_the_highest_is_argmax(vocab_size):
+    rows = torch.randn(9, vocab_size)
+    rows[1] = -math.inf
+    rows[2, :-1] = -math.inf
+    rows[3] = 1.0  # all alike: the first
+    rows[4, [vocab_size // 3, vocab_size - 1]] = 7.0
+    rows[5, 0] = 7.0
+    for dtype in (torch.float32, torch.float64, torch.bfloat16):
+        assert torch.equal(highest(rows.to(dtype)), rows.to(dtype).argmax(dim=-1))
+
+
+# ---- generate(): our search and transformers' loop on the same settings ----
+
+
+def by_us(model, **options):
+    """What our own search finds; fails where transformers' loop is taken."""
+    with mock.patch.object(GenerationMixin, "_sample", None), mock.patch.object(GenerationMixin, "_beam_search", None):
+        return model.generate(return_dict_in_generate=True, **options)
+
+
+def by_transformers(model, **options):
+    """What transformers' own loop finds, with the model's own encoder."""
+    with mock.patch.object(type(model), "_why_not_incremental", return_value="the test wants it"):
+        return model.generate(**{**SHOWN, **options})
+
+
+def assert_same_output(model, **options):
+    """Everything that both ways of decoding tell is the same; returns ours."""
+    # Copies, since transformers repeats what is encoded in its place for the beams.
+    ours, theirs = (way(model, **copy.deepcopy(options)) for way in (by_us, by_transformers))
+    assert ours.get("scores") is None
+    assert theirs.scores is not None
+    assert torch.equal(ours.sequences, theirs.sequences)
+    assert isinstance(ours, BeamSearchOutput) == ("sequences_scores" in theirs)
+    if isinstance(ours, BeamSearchOutput):
+        assert torch.equal(ours.beam_indices, theirs.beam_indices)
+        assert ours.sequences_scores.tolist() == pytest.approx(theirs.sequences_scores.tolist(), **SCORES)
+    return ours
+
+
+@functools.cache
+def exact_model(**fields):
+    """In float64, so that both ways compute the same logits, however near to one another two of them are."""
+    return lively_model(**fields).double()
+
+
+@pytest.fixture
+def model():
+    """Shared: tests leave it as it is."""
+    return exact_model()
+
+
+WIDE = [[7, 3], [EOS], [(5 * i) % 21 + 3 for i in range(29)], [12, 22, 4, 10, 16, 9, 8, 3, 20, 11, EOS], [21, 6, EOS]]
+BATCHES = {"left": padded(SOURCES, "left"), "right": padded(SOURCES), "wide": padded(WIDE)}
+LENGTH_PENALTIES = [{"gnmt_length_penalty": alpha} for alpha in (0, 0.6, 2.0)]
+LENGTH_PENALTIES += [{"length_penalty": penalty} for penalty in (-1.0, 0.0, 1.0, 2.5)]
+
+
+@pytest.mark.parametrize("penalty", LENGTH_PENALTIES, ids=str)
+@pytest.mark.parametrize("early_stopping", [True, False, "never"])
+def test_beam_search_is_transformers(model, early_stopping, penalty):
+    options = {"num_beams": 3, "num_return_sequences": 2, "early_stopping": early_stopping, **penalty}
+    assert_same_output(model, **BATCHES["right"], **options, max_extra_length=3)
+
+
+@pytest.mark.parametrize(("batch", "num_beams"), [("left", 2), ("right", 4), ("wide", 6)])
+def test_n_best_lists_are_transformers(model, batch, num_beams):
+    options = {"num_beams": num_beams, "max_extra_length": 8}
+    for count in (1, num_beams):
+        found = assert_same_output(model, **BATCHES[batch], **options, num_return_sequences=count)
+    for rows in found.sequences.view(len(SOURCES), num_beams, -1).tolist():
+        assert len({tuple(row) for row in rows}) == num_beams
+
+
+@pytest.mark.parametrize("num_beams", [1, 4])
+@pytest.mark.parametrize(("batch", "extra"), [("left", 0), ("right", 3), ("wide", 12)])
+def test_sentences_of_very_different_lengths(model, batch, extra, num_beams):
+    """The longest of them get 41 new tokens, for which the first caches have no room."""
+    options = {"num_beams": num_beams, "max_extra_length": extra}
+    assert_same_output(model, **BATCHES[batch], **options)
+    found = assert_same_output(model, **BATCHES[batch], **options, suppress_tokens=[EOS])
+    assert found.sequences.shape[1] == 1 + BATCHES[batch]["input_ids"].shape[1] + extra
+
+
+SETTINGS = {
+    "forced end": {"forced_eos_token_id": EOS, "max_new_tokens": 4},
+    "forced first token": {"forced_bos_token_id": 9},
+    "minimal new tokens": {"min_new_tokens": 7},
+    "minimal length": {"min_length": 6, "max_new_tokens": 9},
+    "no repetition": {"no_repeat_ngram_size": 2, "max_extra_length": 20},
+    "no token twice": {"no_repeat_ngram_size": 1, "suppress_tokens": [EOS]},
+    "repetition penalty": {"repetition_penalty": 1.8},
+    "unwanted tokens": {"suppress_tokens": [5, 9, 14]},
+    "unwanted at first": {"begin_suppress_tokens": [5, 13]},
+    "unwanted words": {"bad_words_ids": [[5], [9, 14], [3, 7]]},
+    "biases": {"sequence_bias": [[[13], -3.0], [[5, 14], 4.0]]},
+    "length decays": {"exponential_decay_length_penalty": (2, 1.5)},
+    "normalized": {"renormalize_logits": True, "repetition_penalty": 1.3},
+    "finite": {"remove_invalid_values": True},
+    "several ends": {"eos_token_id": [EOS, 5, 17]},
+    "two ends": {"eos_token_id": [20, EOS], "min_new_tokens": 3},
+    "other padding": {"pad_token_id": 23},
+    "maximum length": {"max_length": 7},
+    "one new token": {"max_new_tokens": 1},
+    "prefix": {"decoder_input_ids": torch.tensor([[BOS, 9, 6], [BOS, 4, 4], [BOS, 13, 20], [BOS, 9, 6], [BOS, 3, 8]])},
+    "prefix without a start": {"decoder_input_ids": torch.tensor([[9, 6], [4, 4], [13, 20], [9, 6], [3, 8]])},
+    "prefix, forced end": {
+        "decoder_input_ids": torch.tensor([[BOS, 9], [BOS, 4], [BOS, 13], [BOS, 9], [BOS, 3]]),
+        "forced_eos_token_id": EOS,
+        "max_new_tokens": 4,
+    },
+    "nearly everything unwanted": {"suppress_tokens": [token for token in range(24) if token not in (EOS, 7, 11)]},
+}
+
+
+@pytest.mark.parametrize("beams", [{"num_beams": 1}, {"num_beams": 4, "num_return_sequences": 3}], ids=str)
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_settings_are_those_of_transformers(model, setting, beams):
+    side = "left" if len(setting) % 2 else "right"
+    options = {"max_extra_length": 4, **beams, **SETTINGS[setting]}
+    found = assert_same_output(model, **BATCHES[side], **options).sequences
+    usual = by_us(model, **BATCHES[side], **{"max_extra_length": 4, **beams}).sequences
+    # Each of the settings changes something here but for one, as there is nothing that isn't finite.
+    assert torch.equal(found, usual) == (setting == "finite")
+
+
+@pytest.mark.parametrize("num_beams", [1, 3])
+@pytest.mark.parametrize("kind", ["no mask", "whole", "boolean mask", "encoded", "one token", "one row"])
+@torch.no_grad()
+def test_sources_of_every_kind(model, kind, num_beams):
+    ids, mask = BATCHES["right"]["input_ids"], BATCHES["right"]["attention_mask"]
+    inputs = {
+        "no mask": lambda: {"input_ids": ids},
+        "whole": lambda: {"input_ids": ids.masked_fill(ids == PAD, 4)},
+        "boolean mask": lambda: {"input_ids": ids, "attention_mask": mask.bool()},
+        "encoded": lambda: {"encoder_outputs": model.get_encoder()(ids, mask), "attention_mask": mask},
+        "one token": lambda: {"input_ids": ids[:, :1]},
+        "one row": lambda: {"input_ids": ids[1:2], "attention_mask": mask[1:2]},
+    }[kind]()
+    assert_same_output(model, **inputs, num_beams=num_beams, max_extra_length=4)
+
+
+@torch.no_grad()
+def test_a_source_encoded_to_a_tuple(model):
+    """Which transformers takes where there is one beam."""
+    ids, mask = BATCHES["right"]["input_ids"], BATCHES["right"]["attention_mask"]
+    encoded = model.get_encoder()(ids, mask)
+    options = {"attention_mask": mask, "num_beams": 1, "max_extra_length": 4}
+    found = model.generate(encoder_outputs=(encoded.last_hidden_state,), **options)
+    assert torch.equal(found, model.generate(encoder_outputs=encoded, **options))
+
+
+def test_without_an_end_of_sentence():
+    endless = exact_model(eos_token_id=None)
+    for num_beams in (1, 3):
+        assert_same_output(endless, **BATCHES["right"], num_beams=num_beams, max_extra_length=3)
+
+
+def test_without_padding():
+    """One sentence needs none."""
+    bare = exact_model(pad_token_id=None)
+    for num_beams in (1, 3):
+        assert_same_output(bare, input_ids=torch.tensor([SOURCES[0]]), num_beams=num_beams, max_extra_length=3)
+
+
+@pytest.mark.parametrize("longest", [1, 2, 4])
+def test_fewer_tokens_than_beams(longest):
+    """Four tokens, one of them the end: what there is, is what transformers finds, and the rest has its score."""
+    small, options = exact_model(vocab_size=4, seed=5), {"num_beams": 6, "num_return_sequences": 6}
+    options.update(input_ids=torch.tensor([[3, EOS]]), max_new_tokens=longest, length_penalty=0.0)
+    ours, theirs = by_us(small, **options), by_transformers(small, **options)
+    real = theirs.sequences_scores > -1e8
+    assert real.sum() == (4 if longest == 1 else 6)
+    assert torch.equal(ours.sequences[real], theirs.sequences[real])
+    assert torch.equal(ours.beam_indices[real], theirs.beam_indices[real])
+    assert ours.sequences_scores.tolist() == pytest.approx(theirs.sequences_scores.tolist(), **SCORES)
+
+
+def test_fewer_hypotheses_than_asked_for_have_alignments():
+    small = exact_model(vocab_size=4, seed=5)
+    options = {"num_beams": 6, "num_return_sequences": 6, "max_new_tokens": 1, "output_alignments": True}
+    found = by_us(small, input_ids=torch.tensor([[3, EOS]]), **options)
+    assert found.alignments.shape == (6, 1, 2)
+    assert found.alignments.sum(dim=-1)[:, 0].tolist() == pytest.approx([1, 1, 1, 1, 0, 0])
+
+
+# ---- a sentence's translation is its own ----
+
+
+@pytest.mark.parametrize(("num_beams", "early_stopping"), [(1, True), (2, False), (4, True), (5, "never")])
+@pytest.mark.parametrize("batch", ["left", "wide"])
+def test_a_translation_does_not_depend_on_the_batch(model, batch, num_beams, early_stopping):
+    options = {"num_beams": num_beams, "max_extra_length": 6, "early_stopping": early_stopping}
+    options["num_return_sequences"] = min(num_beams, 3)
+    together = by_us(model, **BATCHES[batch], **options)
+    for i, source in enumerate(WIDE if batch == "wide" else SOURCES):
+        alone = by_us(model, input_ids=torch.tensor([source]), **options)
+        for number, row in enumerate(alone.sequences):
+            place = i * len(alone.sequences) + number
+            assert new_tokens(together.sequences[place], len(source) + 6) == new_tokens(row, len(source) + 6)
+            if num_beams > 1:
+                score = alone.sequences_scores[number].item()
+                assert together.sequences_scores[place].item() == pytest.approx(score, **SCORES)
+
+
+# ---- coverage and alignments ----
+
+
+@functools.cache
+def _model_to_look_into():
+    """A copy, as transformers leaves hooks behind where it has shown attention."""
+    return copy.deepcopy(exact_model())
+
+
+@torch.no_grad()
+def forced(source, tokens):
+    """Log-probability of each token, (T,), and what each attends to, (T, S): the last layer's mean over heads."""
+    output = _model_to_look_into()(
+        input_ids=torch.tensor([source]), decoder_input_ids=torch.tensor([[BOS, *tokens[:-1]]]), output_attentions=True
+    )
+    log_probabilities = output.logits[0].log_softmax(dim=-1)
+    return log_probabilities[range(len(tokens)), tokens], output.cross_attentions[-1][0].mean(dim=0)
+
+
+ALIGNED = {"num_beams": 4, "num_return_sequences": 4, "max_extra_length": 4, "output_alignments": True}
+
+
+@pytest.mark.parametrize("beta", [None, 0.4])
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_alignments_are_the_attention_of_the_forced_translation(model, side, beta):
+    output = by_us(model, **BATCHES[side], **ALIGNED, coverage_penalty=beta)
+    mask, lengths = BATCHES[side]["attention_mask"].bool(), (output.beam_indices >= 0).sum(dim=1).tolist()
+    assert output.alignments.shape == (20, max(lengths), mask.shape[1])
+    assert len(set(lengths)) > 3
+    for row, (sequence, length, alignment) in enumerate(
+        zip(output.sequences.tolist(), lengths, output.alignments, strict=True)
+    ):
+        source, real = SOURCES[row // 4], mask[row // 4]
+        _, expected = forced(source, sequence[1 : 1 + length])
+        # In float32, of the same numbers in float64.
+        torch.testing.assert_close(alignment[:length, real], expected.float(), atol=1e-6, rtol=1e-5)
+        torch.testing.assert_close(alignment[:length].sum(dim=1), torch.ones(length), atol=1e-6, rtol=0)
+        assert not alignment[:length, ~real].any()
+        assert not alignment[length:].any()
+
+
+@pytest.mark.parametrize("beta", [0.2, 1.0])
+@pytest.mark.parametrize("alpha", [0, 0.6])
+def test_the_coverage_penalty_is_wus(model, alpha, beta):
+    """s(Y, X) = log P(Y | X) / lp(Y) + cp(X; Y), equation 14."""
+    options = {**ALIGNED, "gnmt_length_penalty": alpha}
+    output, without = (by_us(model, **BATCHES["right"], **options, coverage_penalty=one) for one in (beta, None))
+    lengths, penalties = (output.beam_indices >= 0).sum(dim=1).tolist(), []
+    for row, (sequence, length) in enumerate(zip(output.sequences.tolist(), lengths, strict=True)):
+        log_probabilities, attention = forced(SOURCES[row // 4], sequence[1 : 1 + length])
+        penalty = beta * attention.sum(dim=0).clamp(max=1.0).log().sum()
+        penalties.append(penalty.item())
+        score = log_probabilities.sum() / gnmt_divisor(length, alpha) + penalty
+        assert output.sequences_scores[row].item() == pytest.approx(score.item(), **SCORES)
+    assert min(penalties) < -5 * beta  # that would be noticed
+    assert (output.sequences_scores.view(5, 4).diff(dim=1) <= 0).all()
+    assert output.sequences.tolist() != without.sequences.tolist()
+
+
+def test_no_coverage_penalty_is_none_of_it(model):
+    expected = by_us(model, **BATCHES["right"], num_beams=3)
+    found = by_us(model, **BATCHES["right"], num_beams=3, coverage_penalty=0.0)
+    assert torch.equal(found.sequences, expected.sequences)
+    assert torch.equal(found.sequences_scores, expected.sequences_scores)
+    assert found.alignments is None
+
+
+@pytest.mark.parametrize("value", ["0.2", True, -0.2, math.nan, math.inf])
+def test_wrong_coverage_penalties_are_named(model, value):
+    """A negative one would reward what is left out, and "never" would no longer be safe."""
+    with pytest.raises(ValueError, match="`coverage_penalty`"):
+        model.generate(**BATCHES["right"], num_beams=2, coverage_penalty=value)
+
+
+def test_alignments_of_greedy_decoding_are_not_left_out_in_silence(model):
+    """They are there, or there is an error that says why not."""
+    with contextlib.suppress(ValueError):
+        output = model.generate(**BATCHES["right"], num_beams=1, output_alignments=True, return_dict_in_generate=True)
+        assert output.get("alignments") is not None
+
+
+# ---- who looks on ----
+
+
+@pytest.mark.parametrize("prefix", [[BOS], [BOS, 9, 6]], ids=str)
+def test_a_streamer_gets_what_it_gets_from_transformers(model, prefix):
+    options = {"input_ids": torch.tensor([SOURCES[0]]), "decoder_input_ids": torch.tensor([prefix])}
+    options.update(num_beams=1, max_extra_length=4)
+    ours, theirs = Recorder(), Recorder()
+    output = by_us(model, **options, streamer=ours)
+    by_transformers(model, **options, streamer=theirs)
+    assert [piece.tolist() for piece in ours.pieces] == [piece.tolist() for piece in theirs.pieces]
+    assert [piece.shape for piece in ours.pieces] == [piece.shape for piece in theirs.pieces]
+    assert torch.cat([piece.view(-1) for piece in ours.pieces]).tolist() == output.sequences[0].tolist()
+    assert ours.ended == 1
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"num_beams": 1}, {"num_beams": 4}, {"num_beams": 4, "num_return_sequences": 2}, {"num_beams": 3, **SHOWN}],
+    ids=str,
+)
+def test_progress_sums_up_to_the_number_of_sentences(model, options):
+    done = []
+    found = model.generate(**BATCHES["wide"], max_extra_length=3, progress=done.append, **options)
+    assert sum(done) == len(WIDE)
+    plain = model.generate(**BATCHES["wide"], max_extra_length=3, **options)
+    assert type(found) is type(plain)
+    if "output_scores" not in options:
+        assert torch.equal(found, plain)
+
+
+def test_progress_may_be_anything_that_is_called(model):
+    """Such as a bar's method, which can't be copied."""
+
+    class Bar:
+        count = 0
+
+        def update(self, number):
+            self.count += number
+
+        def __deepcopy__(self, memo):
+            raise TypeError("a bar can't be copied")
+
+    source = {"input_ids": torch.tensor([SOURCES[0]]), "max_extra_length": 4}
+    for options in ({"num_beams": 1}, {"num_beams": 3}, {"num_beams": 1, "assistant_model": lively_model(7).double()}):
+        bar = Bar()
+        found = model.generate(**source, **options, progress=bar.update)
+        assert torch.equal(found, model.generate(**source, **options))
+        assert bar.count == 1 or "assistant_model" in options
