@@ -1,12 +1,23 @@
 """Decoding as in section 6.1 of "Attention Is All You Need", on top of transformers' `generate()`.
 
-Two options of `GenerationConfig` are ours, as the paper's decoding can't be said in transformers' own:
+`generate()` takes our own search and incremental decoder wherever the settings allow it, and transformers' own loop
+where they don't; both find the same. Why the latter was taken is logged once at debug level. With
+`return_dict_in_generate=True`, our beam search returns `sequences_scores` also without `output_scores`, which asks for
+the scores of all tokens at each step, and no `past_key_values`.
+
+These options of `GenerationConfig` are ours, as the paper's decoding can't be said in transformers' own:
 
 - `gnmt_length_penalty` (float, alpha of Wu et al. 2016, eq. 14): beam search divides a hypothesis's log-probability by
   ((5 + length) / 6) ** alpha. transformers' `length_penalty` is another formula, log-probability / length ** penalty;
   it keeps its meaning, and given to `generate()` it takes the place of ours.
+- `coverage_penalty` (float, beta of the same): adds beta * sum_i log(min(sum_j p_ij, 1)) to the score of a hypothesis
+  that has ended, p_ij being how much its token j attends to source token i (last layer, mean of the heads).
 - `max_extra_length` (int): a sentence gets at most as many new tokens as its source has, plus this number, whatever
   batch it is in. `max_new_tokens` or `max_length`, where given, take its place.
+- `output_alignments` (bool): beam search returns that attention as `alignments`; see `BeamSearchOutput`.
+- `compute_type` ("default" or "int8"): how weights are kept for decoding; see `COMPUTE_TYPES`.
+
+And `generate(..., progress=function)` calls the function with the number of sentences found since its last call.
 """
 
 import copy
@@ -23,7 +34,7 @@ from transformers.generation.utils import GenerateBeamEncoderDecoderOutput, Gene
 from transformers.modeling_outputs import BaseModelOutput
 from transformers.utils import logging
 
-from .incremental_vanilla_transformer import IncrementalDecoder, encode, weights_of, why_not
+from .incremental_vanilla_transformer import COMPUTE_TYPES, IncrementalDecoder, encode, weights_of, why_not
 from .search_vanilla_transformer import BeamRules, BeamSearch, beam_search, greedy_search
 
 logger = logging.get_logger(__name__)
@@ -456,7 +467,7 @@ def _source_lengths(inputs: torch.Tensor, pad_token_id: int | None, mask: torch.
 
 
 def _validate(config: GenerationConfig) -> None:
-    """Checks our two options and that only one length penalty is asked for."""
+    """Checks our options and that only one length penalty is asked for."""
     alpha = getattr(config, "gnmt_length_penalty", None)
     extra = getattr(config, "max_extra_length", None)
     is_number = isinstance(alpha, (int, float)) and not isinstance(alpha, bool)
@@ -466,6 +477,14 @@ def _validate(config: GenerationConfig) -> None:
         )
     if extra is not None and (isinstance(extra, bool) or not isinstance(extra, int) or extra < 0):
         raise ValueError(f"`max_extra_length` is {extra!r}; it has to be 0 or more tokens (the paper: 50) or None.")
+    beta = getattr(config, "coverage_penalty", None)
+    is_number = isinstance(beta, (int, float)) and not isinstance(beta, bool)
+    if beta is not None and not (is_number and 0 <= beta < math.inf):
+        raise ValueError(f"`coverage_penalty` is {beta!r}; it has to be a number from 0 up (0.2 in Wu et al.) or None.")
+    compute_type = getattr(config, "compute_type", None)
+    if compute_type not in (None, *COMPUTE_TYPES):
+        choices = ", ".join(map(repr, COMPUTE_TYPES))
+        raise ValueError(f"`compute_type` is {compute_type!r}; choose one of {choices}, or None.")
     if alpha is not None and config.length_penalty not in (None, 1.0):
         raise ValueError(
             f"`gnmt_length_penalty` is {alpha} and `length_penalty` {config.length_penalty}: two formulas for one "

@@ -6,6 +6,7 @@ of all layers another one, taken once a sentence whatever the number of beams, p
 along, and caches lie ready and are never copied for a beam that goes on in its place.
 """
 
+import warnings
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
@@ -24,6 +25,9 @@ FIRST_POSITIONS = 32
 
 # Packing weights is no public function of torch's: where a build hasn't got it, plain products do.
 HAS_ONEDNN = hasattr(torch.ops.mkldnn, "_reorder_linear_weight") and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+
+# 7 bits of inputs in place of 8, as the 16-bit sums of processors without VNNI overflow otherwise.
+REDUCE_RANGE = not getattr(torch.cpu, "_is_vnni_supported", lambda: False)()
 
 # The flat file of the model: its modules, and torch's and transformers' own, are known to do nothing else than here.
 MODEL_FILE = "modeling_vanilla_transformer"
@@ -70,15 +74,16 @@ class Int8Linear:
         weight = weight.float()
         scale = (weight.abs().amax(dim=1) / 127).clamp(min=torch.finfo(torch.float32).tiny)
         no_shift = torch.zeros(len(weight), dtype=torch.long)
-        quantized = torch.quantize_per_channel(weight, scale, no_shift, axis=0, dtype=torch.qint8)
+        with warnings.catch_warnings():  # that torch means to replace these types, without saying yet by what
+            warnings.simplefilter("ignore", UserWarning)
+            quantized = torch.quantize_per_channel(weight, scale, no_shift, axis=0, dtype=torch.qint8)
         self.packed = torch.ops.quantized.linear_prepack(quantized, None if bias is None else bias.float())
 
     def __call__(self, x: Tensor, residual: Tensor | None = None, relu: bool = False) -> Tensor:
         """Maps (rows, in) to (rows, out)."""
-        # `reduce_range`: 7 bits of the inputs, as the 16-bit sums of processors without VNNI overflow otherwise.
         if relu:
-            return torch.ops.quantized.linear_relu_dynamic(x, self.packed, reduce_range=True)
-        return _finish(torch.ops.quantized.linear_dynamic(x, self.packed, reduce_range=True), residual, False)
+            return torch.ops.quantized.linear_relu_dynamic(x, self.packed, reduce_range=REDUCE_RANGE)
+        return _finish(torch.ops.quantized.linear_dynamic(x, self.packed, reduce_range=REDUCE_RANGE), residual, False)
 
 
 def _finish(y: Tensor, residual: Tensor | None, relu: bool) -> Tensor:

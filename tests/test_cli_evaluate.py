@@ -117,6 +117,19 @@ def test_settings_tell_how_was_decoded(run):
     assert settings == settings | given | {"device": "cpu", "dtype": "torch.bfloat16"}
 
 
+@pytest.mark.parametrize(
+    ("flag", "option", "value"),
+    [("--coverage-penalty", "coverage_penalty", 9.0), ("--compute-type", "compute_type", "int8")],
+)
+def test_options_of_our_search_reach_it(run, checkpoints, flag, option, value):
+    model, tokenizer = _loaded(checkpoints[0])
+    code, _, err = run(flag, value, "--num-beams", 4, "--output", "found.de", "--json", "found.json")
+    assert (code, err) == (0, "")
+    expected = translate(model, tokenizer, SOURCES, num_beams=4, **{option: value})
+    assert Path("found.de").read_text(encoding="utf-8").splitlines() == expected
+    assert json.loads(Path("found.json").read_text())["results"][0]["decoding"][option] == value
+
+
 def test_length_penalty_changes_what_is_found(run, checkpoints):
     model, tokenizer = _loaded(checkpoints[0])
     model.lm_head.bias = torch.nn.Parameter(torch.zeros(len(tokenizer)).index_fill(0, torch.tensor([2]), 2.0))
@@ -334,7 +347,9 @@ def test_translate_knows_the_length_penalty_too(monkeypatch, capsys, checkpoints
     assert capsys.readouterr().out == f"{expected[0]}\n"
 
 
-def test_length_penalty_is_refused_for_models_with_another_formula():
-    arguments = argparse.Namespace(num_beams=2, max_new_tokens=None, length_penalty=0.6)
-    with pytest.raises(UsageError, match="--length-penalty needs a model of this package"):
+@pytest.mark.parametrize("option", ["length_penalty", "coverage_penalty", "compute_type"])
+def test_options_of_our_search_are_refused_for_models_without_it(option):
+    given = dict.fromkeys(("max_new_tokens", "length_penalty", "coverage_penalty", "compute_type")) | {option: 0.6}
+    arguments = argparse.Namespace(num_beams=2, **given)
+    with pytest.raises(UsageError, match=f"--{option.replace('_', '-')} needs a model of this package"):
         decoding_options(arguments, T5ForConditionalGeneration(T5Config(vocab_size=9, d_model=8, d_ff=8, num_layers=1)))

@@ -104,6 +104,12 @@ def add_decoding_arguments(parser: argparse.ArgumentParser) -> None:
         help="divide log-probabilities by ((5 + length) / 6) ** ALPHA (default: the model's; the paper: 0.6)",
     )
     parser.add_argument(
+        "--coverage-penalty",
+        type=not_negative,
+        metavar="BETA",
+        help="prefer hypotheses that attend to the whole source (Wu et al. 2016; default: the model's, usually none)",
+    )
+    parser.add_argument(
         "--max-new-tokens", type=positive, metavar="N", help="end a translation there (default: the model's own limit)"
     )
     parser.add_argument(
@@ -113,6 +119,11 @@ def add_decoding_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--dtype", choices=["float32", "bfloat16", "float16"], help="of the weights (default: as they were saved)"
     )
+    parser.add_argument(
+        "--compute-type",
+        choices=["default", "int8"],
+        help="int8: weights of 8 bits, several times as fast on a CPU, with nearly the same output",
+    )
 
 
 def decoding_options(arguments: argparse.Namespace, model: "PreTrainedModel") -> dict[str, Any]:
@@ -120,15 +131,22 @@ def decoding_options(arguments: argparse.Namespace, model: "PreTrainedModel") ->
     from ..generation_vanilla_transformer import DecodingMixin
 
     given = {"num_beams": arguments.num_beams, "max_new_tokens": arguments.max_new_tokens}
-    options = {name: value for name, value in given.items() if value is not None}
+    own = {
+        "gnmt_length_penalty": arguments.length_penalty,
+        "coverage_penalty": arguments.coverage_penalty,
+        "compute_type": arguments.compute_type,
+    }
+    options = {name: value for name, value in {**given, **own}.items() if value is not None}
+    flags = {name: "--" + name.removeprefix("gnmt_").replace("_", "-") for name in own}
+    for name in [name for name in own if name in options]:
+        if arguments.num_beams == 1 and name != "compute_type":
+            raise UsageError(f"{flags[name]} ranks the hypotheses of a beam search; leave it out, or --greedy")
+        if not isinstance(model, DecodingMixin):
+            raise UsageError(f"{flags[name]} needs a model of this package; other models don't know it")
     if arguments.num_beams == 1:
         options |= {"do_sample": False, "early_stopping": False}
     if arguments.length_penalty is not None:
-        if arguments.num_beams == 1:
-            raise UsageError("--length-penalty ranks the hypotheses of a beam search; leave it out, or --greedy")
-        if not isinstance(model, DecodingMixin):
-            raise UsageError("--length-penalty needs a model of this package; other models have another formula for it")
-        options |= {"gnmt_length_penalty": arguments.length_penalty, "length_penalty": 1.0}
+        options["length_penalty"] = 1.0  # transformers' own formula
     return options
 
 

@@ -37,6 +37,8 @@ DECODING_FIELDS = (
     "gnmt_length_penalty",
     "length_penalty",
     "max_extra_length",
+    "coverage_penalty",
+    "compute_type",
     "max_new_tokens",
     "max_length",
 )

@@ -89,7 +89,7 @@ def write_growth(found: dict[str, list[dict[str, float]]], folder: Path) -> list
             panel.plot([p["value"] for p in points], [p[name] for p in points], "o-", color=colour, label=name)
         panel.set(xscale="log", yscale="log", xlabel=LABELS[axis], ylabel="seconds a batch")
         panel.set_xticks([p["value"] for p in points], [f"{p['value']:,}" for p in points])
-        panel.minorticks_off()
+        panel.xaxis.minorticks_off()
         others = {name: value for name, value in dataclasses.asdict(Point()).items() if name != axis}
         panel.set_title(", ".join(f"{name} {value:,}" for name, value in others.items()), fontsize=8)
         panel.grid(alpha=0.3)
