@@ -216,24 +216,31 @@ def why_not(model: Any) -> str | None:
         return "the model is in training mode"
     if torch.compiler.is_compiling():
         return "the call is being compiled"
-    if type(model).forward.__module__.rpartition(".")[2] != MODEL_FILE or "forward" in vars(model):
-        return "the model's forward is another one"
     if torch.is_autocast_enabled(model.device.type):
         return "autocast is on"
+    if type(model).forward.__module__.split(".")[-1] != MODEL_FILE:
+        return "the model's forward is another one"
     modules = [model, model.model, *model.get_encoder().modules(), *model.get_decoder().modules(), model.lm_head]
-    for module in modules:
-        family = type(module).__module__
-        if not family.startswith(("torch.nn.modules.", "transformers.")) and family.split(".")[-1] not in KNOWN_FILES:
-            return f"{type(module).__name__} is not one of the model's own modules"
-        hooks = module._forward_hooks or module._forward_pre_hooks or hasattr(module, "_hf_hook")
-        if hooks or "forward" in vars(module):
-            return f"{type(module).__name__} has hooks"
+    reasons = (_what_is_special(module) for module in modules)
+    return next((reason for reason in reasons if reason is not None), None) or _what_is_mixed(model)
+
+
+def _what_is_special(module: nn.Module) -> str | None:
+    family, name = type(module).__module__, type(module).__name__
+    if not family.startswith(("torch.nn.modules.", "transformers.")) and family.split(".")[-1] not in KNOWN_FILES:
+        return f"{name} is not one of the model's own modules"
+    if module._forward_hooks or module._forward_pre_hooks or hasattr(module, "_hf_hook") or "forward" in vars(module):
+        return f"{name} has hooks"
+    return None
+
+
+def _what_is_mixed(model: nn.Module) -> str | None:
     kinds = {(parameter.device, parameter.dtype, type(parameter)) for parameter in model.parameters()}
-    if len(kinds) != 1:
+    device, dtype, kind = next(iter(kinds))
+    if len(kinds) > 1:
         return "its parameters have several devices or types"
-    device, dtype, _ = next(iter(kinds))
-    if device.type == "meta" or not dtype.is_floating_point:
-        return f"its parameters are {dtype} on {device}"
+    if device.type == "meta" or not dtype.is_floating_point or kind is not nn.Parameter:
+        return f"its parameters are {dtype} on {device}, of type {kind.__name__}"
     return None
 
 

@@ -39,6 +39,8 @@ from benchmarking.workers import Entrant, Facts, be_quiet, set_threads, start, s
 from hf_vanilla_transformer.batching import BatchingError
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+PEAK_SIDES = {"cpu": (1024, 2048), "cuda": (4096, 8192, 16384)}
+PAUSE = 0.25  # seconds; OpenMP's threads wait up to 0.2 for more work, and keep a core busy with it
 NEW_TOKENS = 16
 DECODING_CASES = {  # name -> beams, sentences
     "greedy, batch 1": (1, 1),
@@ -222,7 +224,7 @@ def compete(report: Report, entrants: list[Entrant], cases: dict[str, Case | Non
     try:
         check_parameters({worker.name: worker.facts() for worker in workers})
         timings = {
-            name: take_turns(workers, name, options.rounds, say, warm_up=case is not None)
+            name: take_turns(workers, name, options.rounds, say, case is not None, 0 if options.same_process else PAUSE)
             for name, case in cases.items()
         }
         facts = {name: {worker.name: worker.facts(name) for worker in workers} for name in cases}
@@ -269,7 +271,7 @@ def check_parameters(facts: dict[str, Facts]) -> None:
 def measure_peak(device: str, dtype: torch.dtype, seconds: float = 1.0) -> tuple[float, str]:
     """The most FLOP/s that this machine reaches in products of large square matrices, and what they were."""
     best, best_side = 0.0, 0
-    for side in (1024, 2048) if device == "cpu" else (4096, 8192, 16384):
+    for side in PEAK_SIDES[device]:
         a, b, out = (torch.randn(side, side, device=device).to(dtype) for _ in range(3))
         ends = time.perf_counter() + seconds
         for number in range(100):

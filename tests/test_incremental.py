@@ -36,7 +36,7 @@ from hf_vanilla_transformer.incremental_vanilla_transformer import (
     weights_of,
     why_not,
 )
-from hf_vanilla_transformer.modeling_vanilla_transformer import eager_attention
+from hf_vanilla_transformer.modeling_vanilla_transformer import VanillaTransformerFeedForward, eager_attention
 from hf_vanilla_transformer.translation import ensemble
 
 MODELS = {
@@ -73,7 +73,7 @@ def model():
 
 
 # Logits, here up to 20. In float32 sums are taken in another order (an error of 1e-5 was the largest seen; one left-out
-# bias moves them by 0.1 and more); in float64 the same is 1e9 times as small.
+# bias moves them by 0.1 and more); float64 has 29 more bits.
 CLOSE = {torch.float32: {"atol": 5e-5, "rtol": 1e-5}, torch.float64: {"atol": 1e-12, "rtol": 1e-12}}
 
 
@@ -144,10 +144,10 @@ def forced(model, inputs, tokens, **options):
 @pytest.mark.parametrize("name", MODELS)
 @torch.no_grad()
 def test_decoder_is_the_models(name, dtype):
-    """Step by step, beyond the first caches' room, as rows are exchanged and sentences leave."""
+    """Step by step, beyond the 32 positions that caches have at first, as rows are exchanged and sentences leave."""
     model, inputs = varied(name, dtype), padded(SOURCES, "left")
-    steps = 39 if name == "learned positions" else 70
     memory = model.get_encoder()(**inputs)[0]
+    steps = 70 if name == "default" else 38
     found = decode_at_random(model, memory, inputs["attention_mask"], steps, beams=2)
     assert len(found) == 2 * len(SOURCES)
     for i, tokens, logits, _ in found:
@@ -180,7 +180,7 @@ def test_bfloat16_is_as_exact_as_the_models():
         ours.append(torch.stack(logits) - expected)
         theirs.append(forced(model, cut(inputs, i), tokens).logits[0] - expected)
     ours, theirs = (torch.cat(errors).square().mean().sqrt() for errors in (ours, theirs))
-    # The mean over some thousand logits, of size 5. Measured: 0.9 times the modules' error.
+    # Over some thousand logits, of size 3. Measured: 0.0195 and 0.0181.
     assert ours < 1.3 * theirs < 0.1
 
 
@@ -209,25 +209,32 @@ def test_generate_in_bfloat16(num_beams):
 def test_every_kind_of_model_generates_what_it_does_by_transformers(name, options):
     """In float32, where scores of neighbours in the ranking differ by more than both ways of computing them."""
     model = varied(name)
-    options = {"max_extra_length": 8 if name == "learned positions" else 30, **options}
-    ours, theirs = (way(model, **padded(SOURCES), **options) for way in (by_us, by_transformers))
+    options = {**padded(SOURCES), "max_extra_length": 6, **options}
+    ours, theirs = (way(model, **options) for way in (by_us, by_transformers))
     assert torch.equal(ours.sequences, theirs.sequences)
     if options["num_beams"] > 1:
         assert torch.equal(ours.beam_indices, theirs.beam_indices)
-        # Sums of up to 40 log-probabilities, each as inexact as the logits, over a divisor of 1 to 3.5.
-        assert ours.sequences_scores.tolist() == pytest.approx(theirs.sequences_scores.tolist(), abs=2e-4, rel=1e-5)
+        # Sums of up to 15 log-probabilities, each as inexact as the logits, over a divisor of 1 to 2.
+        assert ours.sequences_scores.tolist() == pytest.approx(theirs.sequences_scores.tolist(), abs=1e-4, rel=1e-5)
 
 
 # ---- where transformers' own loop is taken ----
 
 
-class Louder(VanillaTransformerForConditionalGeneration):
-    """A class of a user's own."""
+def tilted(forward):
+    """A forward whose logits are no longer the model's own."""
 
-    def forward(self, *args, **kwargs):
-        output = super().forward(*args, **kwargs)
+    @functools.wraps(forward)
+    def tilted_forward(*args, **kwargs):
+        output = forward(*args, **kwargs)
         output.logits = output.logits * torch.linspace(-1, 1, output.logits.shape[-1])
         return output
+
+    return tilted_forward
+
+
+class Tilted(VanillaTransformerForConditionalGeneration):
+    forward = tilted(VanillaTransformerForConditionalGeneration.forward)
 
 
 class Halved(nn.Linear):
@@ -235,15 +242,18 @@ class Halved(nn.Linear):
         return super().forward(x) / 2
 
 
-def louder():
+class OverwrittenForward(VanillaTransformerForConditionalGeneration):
+    def forward(self, *args, **kwargs):
+        output = super().forward(*args, **kwargs)
+        output.logits = -output.logits
+        return output
+
+
+def of_class(cls):
     model = lively_model()
-    return Louder(model.config).eval().requires_grad_(False), model.state_dict()
-
-
-def subclassed():
-    model, weights = louder()
-    model.load_state_dict(weights)
-    return model
+    other = cls(model.config).eval()
+    other.load_state_dict(model.state_dict())
+    return other
 
 
 def changed(change, **fields):
@@ -253,9 +263,8 @@ def changed(change, **fields):
     return model
 
 
-def _patch_forward(model):
-    plain = model.forward
-    model.forward = lambda *args, **kwargs: Louder.forward(SimpleNamespace(plain=plain), *args, **kwargs)
+def _patch(model):
+    model.forward = tilted(model.forward)
 
 
 def _networks(model):
@@ -288,6 +297,10 @@ def _put_in(model, make):
     """Replaces a map of each layer."""
     for network in _networks(model):
         network.fc2 = make(network.fc2)
+
+
+def _put_norm_in(norm, model):
+    model.model.decoder.layer_norm = norm
 
 
 def _halve(linear):
@@ -325,8 +338,10 @@ def everywhere_hooked():
         return output * 3 if isinstance(module, nn.Linear) and module.out_features == 48 else None
 
     handle = nn.modules.module.register_module_forward_hook(triple)
-    yield
-    handle.remove()
+    try:
+        yield
+    finally:
+        handle.remove()
 
 
 def _cache():
@@ -344,7 +359,9 @@ SHOWING = {"return_dict_in_generate": True}
 # Why: what is said, the model, further arguments.
 REASONS = {
     "training": ("training mode", lambda: lively_model(dropout=0.0).train(), dict),
-    "subclass": ("forward is another", subclassed, dict),
+    "subclass": ("forward is another", lambda: of_class(OverwrittenForward), dict),
+    "subclass of a wrapped forward": ("(Tilted is not one|forward is another)", lambda: of_class(Tilted), dict),
+    "patched model": ("forward is another", lambda: changed(_patch), dict),
     "hook": ("FeedForward has hooks", lambda: changed(_hook), dict),
     "hook before": ("Linear has hooks", lambda: changed(_hook_before), dict),
     "hook on the whole": ("Generation has hooks", lambda: changed(_hook_on_the_whole), dict),
@@ -356,9 +373,9 @@ REASONS = {
         dict,
     ),
     "sampling": ("it samples", lively_model, lambda: {"do_sample": True, "temperature": 0.7}),
-    "processor": ("OnlySevens may look", lively_model, lambda: {"logits_processor": LogitsProcessorList([OnlySevens()])}),
+    "processor": ("OnlySevens", lively_model, lambda: {"logits_processor": LogitsProcessorList([OnlySevens()])}),
     "processor of the source": ("may look", lively_model, lambda: {"encoder_no_repeat_ngram_size": 1}),
-    "criterion": ("StopAt may look", lively_model, lambda: {"stopping_criteria": StoppingCriteriaList([StopAt(18)])}),
+    "criterion": ("StopAt", lively_model, lambda: {"stopping_criteria": StoppingCriteriaList([StopAt(18)])}),
     "user's cache": ("past_key_values", lively_model, lambda: {"past_key_values": _cache()}),
     "no cache": ("cache is another", lively_model, lambda: {"use_cache": False}),
     "static cache": ("cache is another", lively_model, lambda: {"cache_implementation": "static"}),
@@ -375,12 +392,13 @@ REASONS = {
     "empty source": ("all padding", lively_model, _batch_with_an_empty_source),
     # What follows changes what the modules compute in ways that are easily overlooked.
     "hook everywhere": ("hook", lively_model, dict),
-    "dropout left on": ("training mode", lambda: changed(_leave_dropout_on, dropout=0.5), dict),
+    "patched class": ("FeedForward", lively_model, dict),
+    "dropout left on": ("([Dd]ropout|training)", lambda: changed(_leave_dropout_on, dropout=0.5), dict),
     "attention of one's own": ("attention", lambda: changed(_attend_otherwise), dict),
-    "other norm": ("RMSNorm", lambda: changed(lambda m: setattr(m.model.decoder, "layer_norm", nn.RMSNorm(32)), **NORMED), dict),
+    "other norm": ("RMSNorm", lambda: changed(functools.partial(_put_norm_in, nn.RMSNorm(32)), **NORMED), dict),
     "norm without bias": (
         "LayerNorm",
-        lambda: changed(lambda m: setattr(m.model.decoder, "layer_norm", nn.LayerNorm(32, bias=False)), **NORMED),
+        lambda: changed(functools.partial(_put_norm_in, nn.LayerNorm(32, bias=False)), **NORMED),
         dict,
     ),
     "head of several": ("Sequential", lambda: changed(lambda m: setattr(m, "lm_head", nn.Sequential(m.lm_head))), dict),
@@ -389,7 +407,13 @@ REASONS = {
 
 
 def surroundings(reason):
-    contexts = {"autocast": lambda: torch.autocast("cpu", torch.bfloat16), "hook everywhere": everywhere_hooked}
+    contexts = {
+        "autocast": lambda: torch.autocast("cpu", torch.bfloat16),
+        "hook everywhere": everywhere_hooked,
+        "patched class": lambda: mock.patch.object(
+            VanillaTransformerFeedForward, "forward", lambda self, x: 3 * self.fc2(self.activation(self.fc1(x)))
+        ),
+    }
     return contexts.get(reason, contextlib.nullcontext)()
 
 
@@ -406,8 +430,11 @@ def loops_of_transformers():
         yield calls
 
 
-@pytest.mark.parametrize("num_beams", [1, 3])
-@pytest.mark.parametrize("reason", REASONS)
+# Whatever is wrong with the model is found in one place for both; what greedy decoding has of its own stands here.
+GREEDY_TOO = ("training", "sampling", "processor", "criterion", "user's cache", "no cache", "scores", "empty source")
+
+
+@pytest.mark.parametrize(("reason", "num_beams"), [(r, 3) for r in REASONS] + [(r, 1) for r in GREEDY_TOO])
 def test_what_is_not_covered_is_left_to_transformers(reason, num_beams):
     _, make, arguments = REASONS[reason]
     model, found = make(), []
@@ -421,35 +448,36 @@ def test_what_is_not_covered_is_left_to_transformers(reason, num_beams):
     assert torch.equal(*found)
 
 
-@pytest.mark.parametrize("reason", set(REASONS) - {"processor of the source", "scores", "logits", "empty source"})
-def test_each_reason_would_change_the_translation(reason):
-    """Or else the test above could not tell; where it wouldn't, our own search is spared for another cause."""
+WANTED = {"coverage_penalty": 0.2, "output_alignments": True, "compute_type": "int8"}
 
 
-@pytest.mark.parametrize("option", NEEDING_OWN_SEARCH)
+def test_these_are_all_that_need_our_own_search():
+    assert set(WANTED) == set(NEEDING_OWN_SEARCH)
+
+
 @pytest.mark.parametrize("reason", REASONS)
-def test_what_needs_our_own_search_says_why_it_cannot_be_had(reason, option):
+def test_what_needs_our_own_search_says_why_it_cannot_be_had(reason):
     said, make, arguments = REASONS[reason]
-    wanted = {"coverage_penalty": 0.2, "output_alignments": True, "compute_type": "int8"}[option]
-    for num_beams in (1, 3):
+    model = make()
+    for (option, wanted), num_beams in zip(WANTED.items(), (3, 1, 3), strict=True):
         options = {**padded(SOURCES[:3]), "num_beams": num_beams, option: wanted, **arguments()}
         with surroundings(reason), pytest.raises(ValueError, match=rf"`{option}` can't be had here, as .*{said}"):
-            make().generate(**options)
+            model.generate(**options)
 
 
-@pytest.mark.parametrize("option", NEEDING_OWN_SEARCH)
+@pytest.mark.parametrize("option", WANTED)
 def test_assisted_decoding_has_none_of_it_either(model, option):
     """It has a loop of its own, in which the option would count for nothing."""
-    wanted = {"coverage_penalty": 0.2, "output_alignments": True, "compute_type": "int8"}[option]
     with pytest.raises(ValueError, match=f"`{option}`"):
-        model.generate(**padded(SOURCES[:1]), num_beams=1, prompt_lookup_num_tokens=2, **{option: wanted})
+        model.generate(**padded(SOURCES[:1]), num_beams=1, prompt_lookup_num_tokens=2, **{option: WANTED[option]})
 
 
 def test_several_streamed_sentences_are_left_to_transformers(model):
     """Whose streamers take no more than one either."""
-    with pytest.raises(AssertionError, match="the streamer was asked"):
-        with mock.patch.object(Recorder, "put", side_effect=AssertionError("the streamer was asked")):
-            model.generate(**padded(SOURCES), num_beams=1, streamer=Recorder())
+    ours, theirs = Recorder(), Recorder()
+    found = model.generate(**padded(SOURCES), num_beams=1, streamer=ours)
+    assert torch.equal(found, by_transformers(model, **padded(SOURCES), num_beams=1, streamer=theirs).sequences)
+    assert [piece.tolist() for piece in ours.pieces] == [piece.tolist() for piece in theirs.pieces]
 
 
 def test_embeddings_in_place_of_a_source(model):
@@ -475,7 +503,6 @@ def test_parameters_of_several_types():
     model.model.decoder.layers[1].feed_forward.to(torch.bfloat16)
     assert "several devices or types" in why_not(model)
     assert why_not(lively_model().to(torch.bfloat16)) is None
-    assert "on meta" in why_not(lively_model().to("meta"))
 
 
 # ---- weights ----
@@ -552,11 +579,11 @@ CHANGES = {
 
 @pytest.mark.parametrize("change", CHANGES)
 def test_weights_are_packed_anew_after_a_change(change):
-    model, options = lively_model(), {**padded(SOURCES[:2]), "num_beams": 2, "max_extra_length": 4, **{}}
+    model, options = lively_model(), {**padded(SOURCES[:2]), "num_beams": 2, "max_extra_length": 4}
     before, known = by_us(model, **options).sequences, weights_of(model)
     CHANGES[change](model)
     expected = by_transformers(model, **options).sequences
-    assert not torch.equal(expected, before) or change in ("to(dtype)",)
+    assert not torch.equal(expected, before) or change in ("to(dtype)", "vocabulary resized")
     assert torch.equal(by_us(model, **options).sequences, expected)
     assert weights_of(model) is not known
 
@@ -588,19 +615,20 @@ def test_each_model_and_compute_type_has_weights_of_its_own(model):
 
 
 def test_weights_made_in_inference_mode_serve_outside_and_the_reverse():
+    options = {**padded(SOURCES[:2]), "num_beams": 2, "max_extra_length": 2}
     for first in (True, False):
         model, found = lively_model(), []
         for inference in (first, not first):
             with torch.inference_mode(inference):
-                found.append(by_us(model, **padded(SOURCES), num_beams=2, suppress_tokens=[EOS]).sequences)
+                found.append(by_us(model, **options).sequences)
         assert torch.equal(*found)
     with torch.inference_mode():
-        model = lively_model()
-    assert torch.equal(by_us(model, **padded(SOURCES), num_beams=2, suppress_tokens=[EOS]).sequences, found[0])
-    with torch.inference_mode():  # where parameters don't tell of their changes
+        model = lively_model()  # its parameters don't count their changes
+    assert torch.equal(by_us(model, **options).sequences, found[0])
+    with torch.inference_mode():
         model.lm_head.weight[7] *= -9
-        expected = by_transformers(model, **padded(SOURCES), num_beams=2, suppress_tokens=[EOS]).sequences
-    assert torch.equal(by_us(model, **padded(SOURCES), num_beams=2, suppress_tokens=[EOS]).sequences, expected)
+        expected = by_transformers(model, **options).sequences
+    assert torch.equal(by_us(model, **options).sequences, expected)
     assert not torch.equal(expected, found[0])
 
 
@@ -647,9 +675,8 @@ def test_a_model_can_be_saved_after_it_has_generated(tmp_path):
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
 def test_8_bits_need_float32(dtype):
-    message = (
-        rf'`compute_type="int8"` needs a model in float32 on a CPU, .* {str(dtype)[6:]} on cpu; .*dtype=torch.float32'
-    )
+    name = str(dtype).removeprefix("torch.")
+    message = rf'`compute_type="int8"` needs a model in float32 on a CPU, .* {name} on cpu; .*`dtype=torch.float32`'
     model = lively_model().to(dtype)
     with pytest.raises(ValueError, match=message):
         weights_of(model, "int8")
@@ -678,6 +705,7 @@ def test_the_usual_compute_type(model, value):
 @pytest.mark.parametrize("name", MODELS)
 @torch.no_grad()
 def test_8_bits_come_close(name):
+    """Measured: errors of the encoder's output are 1 to 6% of it, those of the logits 3 to 5% of how they vary."""
     model, inputs = varied(name), padded(SOURCES)
     memory, real = encode(weights_of(model, "int8"), **inputs), inputs["attention_mask"].bool()
     expected = model.get_encoder()(**inputs)[0]
@@ -688,22 +716,24 @@ def test_8_bits_come_close(name):
         errors.append((torch.stack(logits) - wanted).square().mean())
         sizes.append(wanted.var())
     error = torch.stack(errors).mean().sqrt() / torch.stack(sizes).mean().sqrt()
-    print("INT8", name, error.item(), ((memory - expected)[real].norm() / expected[real].norm()).item())
-    assert 1e-4 < error < 0.1
+    assert 1e-3 < error < 0.1
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
 @pytest.mark.parametrize("num_beams", [1, 3])
 def test_translations_in_8_bits(model, num_beams):
-    options = {**padded(SOURCES), "num_beams": num_beams, "max_extra_length": 3}
-    found = by_us(model, **options, compute_type="int8").sequences
-    expected = by_us(model, **options).sequences
-    for row, own, source in zip(found.tolist(), expected.tolist(), SOURCES, strict=True):
-        assert row[:3] == own[:3]
-        assert len(row) <= 1 + max(map(len, SOURCES)) + 3
-        assert len(source) > 1
-    scores = by_us(model, **options).get("sequences_scores")
-    print("INT8", found, expected, scores)
+    """In float32, each of their tokens is nearly the best, and their score nearly the same."""
+    inputs, options = padded(SOURCES), {"max_extra_length": 6, "gnmt_length_penalty": 0, "suppress_tokens": [EOS]}
+    output = by_us(model, **inputs, **options, num_beams=num_beams, compute_type="int8")
+    for i, (source, row) in enumerate(zip(SOURCES, output.sequences.tolist(), strict=True)):
+        tokens = row[1 : 1 + len(source) + 6]
+        log_probabilities = forced(model, cut(inputs, i), [BOS, *tokens[:-1]]).logits[0].log_softmax(dim=-1)
+        chosen = log_probabilities[range(len(tokens)), tokens]
+        if num_beams == 1:
+            others = log_probabilities.index_fill(1, torch.tensor(EOS), -math.inf).amax(dim=1)
+            assert (others - chosen).max() < 0.3  # measured: 0, where logits are wrong by up to 0.32
+        else:  # measured: up to 0.013 a token
+            assert output.sequences_scores[i].item() == pytest.approx(chosen.sum().item(), abs=0.05 * len(tokens))
 
 
 # ---- ensembles ----

@@ -121,9 +121,13 @@ def _words(batch: Batch) -> list[list[str]]:
     return [[f"t{token}" for token in tokens[:length]] for tokens, length in pairs]
 
 
-def write_models(size: Size, folder: Path) -> None:
-    """Saves ours and Marian with the same weights, and a tokenizer of such tokens as "t17", into a folder each."""
-    torch.manual_seed(0)
+def write_models(size: Size, folder: Path, with_marian: bool) -> None:
+    """Saves ours, and Marian with the same weights and a tokenizer of such tokens as "t17", into a folder each."""
+    ours = models.vanilla_to_decode(size)
+    ours.save_pretrained(folder / "ours")
+    if not with_marian:
+        return
+    models.marian_like(size, ours).save_pretrained(folder / "marian")
     special = {"</s>": models.END, "<unk>": models.UNKNOWN, "<pad>": size.pad}
     words = special | {f"t{token}": token for token in range(size.vocab_size) if token not in special.values()}
     tokenizer = PreTrainedTokenizerFast(
@@ -132,9 +136,7 @@ def write_models(size: Size, folder: Path) -> None:
         unk_token="<unk>",
         pad_token="<pad>",
     )
-    for name, model in zip(models.KINDS, models.same_weights(size), strict=True):
-        model.save_pretrained(folder / name)
-        tokenizer.save_pretrained(folder / name)
+    tokenizer.save_pretrained(folder / "marian")
 
 
 def convert_to_ctranslate2(folder: Path, compute_types: Sequence[str]) -> None:
@@ -155,7 +157,7 @@ def decoding_entrants(
     folder: Path,
 ) -> list[Entrant]:
     """Ours, ours in 8 bits where it can be, the peers, the floor; models are written into `folder`."""
-    write_models(size, folder)
+    write_models(size, folder, with_marian=bool(peers))
     work = {"cases": cases, "device": device, "dtype": dtype}
     has_int8 = device == "cpu" and dtype == torch.float32
     names = ["ours", *(["ours, int8"] if has_int8 else []), *(["marian"] if "marian" in peers else [])]
@@ -166,7 +168,7 @@ def decoding_entrants(
         convert_to_ctranslate2(folder, list(types.values()))
         converted = {"cases": cases, "device": device, "folder": folder, "threads": threads}
         entrants += [
-            Entrant(name, partial(CTranslate2Decoder, **converted, compute_type=compute_type))
+            Entrant(name, partial(CTranslate2Decoder, **converted, compute_type=compute_type), library="ctranslate2")
             for name, compute_type in types.items()
         ]
     return [*entrants, Entrant("floor", partial(DecodingFloor, size, **work))]

@@ -137,15 +137,22 @@ def load(name: str, folder: Path, dtype: torch.dtype) -> Any:
     return model
 
 
-def same_weights(size: Size) -> tuple[VanillaTransformerForConditionalGeneration, MarianMTModel]:
-    """Ours and Marian with the same random weights, so that both translate alike."""
-    ours, theirs = vanilla(size), marian(size)
-    table = ours.get_input_embeddings().weight
+def vanilla_to_decode(size: Size) -> VanillaTransformerForConditionalGeneration:
+    """Ours with random weights; what targets start with is nothing, as CTranslate2 has it."""
+    torch.manual_seed(0)
+    model = vanilla(size)
     with torch.no_grad():
-        table[size.pad] = 0.0  # what targets start with is the same in all, CTranslate2 among them, if it is nothing
+        model.get_input_embeddings().weight[size.pad] = 0.0
+    return model
+
+
+def marian_like(size: Size, ours: VanillaTransformerForConditionalGeneration) -> MarianMTModel:
+    """Marian with the weights of ours, so that both translate alike."""
     weights = {name.replace(".feed_forward.", "."): weight for name, weight in ours.state_dict().items()}
-    missing, unknown = theirs.load_state_dict({**weights, "model.shared.weight": table}, strict=False)
+    weights["model.shared.weight"] = ours.get_input_embeddings().weight
+    model = marian(size)
+    missing, unknown = model.load_state_dict(weights, strict=False)
     constant = [name for name in missing if "embed_positions" in name or name == "final_logits_bias"]
     assert constant == missing, missing
     assert not unknown, unknown
-    return ours, theirs
+    return model

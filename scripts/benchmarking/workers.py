@@ -4,10 +4,12 @@ import multiprocessing
 import re
 import resource
 import sys
+import time
 import traceback
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from importlib import import_module
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -64,11 +66,13 @@ class Entrant:
         name: In the tables.
         make: Makes it; can be pickled.
         keep_freed_memory: Whether its process gets the allocator's setting of our own command line.
+        library: What it imports; by itself that isn't counted as its memory.
     """
 
     name: str
     make: Callable[[], Contender]
     keep_freed_memory: bool = False
+    library: str = "torch"
 
 
 class LocalWorker:
@@ -157,6 +161,7 @@ def take_turns(
     rounds: int,
     report: Callable[[str], None] = lambda _: None,
     warm_up: bool = True,
+    pause: float = 0.0,
 ) -> dict[str, list[Timing]]:
     """A B A B: each worker once without counting, then in every round each once.
 
@@ -166,6 +171,7 @@ def take_turns(
         rounds: Turns of each that count.
         report: Is told what is going on.
         warm_up: Whether the turn without counting is needed.
+        pause: Seconds before each turn, in which the last one's threads that wait for more work fall asleep.
     """
     for worker in workers if warm_up else ():
         report(f"{case}: warming up {worker.name}")
@@ -173,6 +179,7 @@ def take_turns(
     timings: dict[str, list[Timing]] = {worker.name: [] for worker in workers}
     for number in range(1, rounds + 1):
         for worker in workers:
+            time.sleep(pause)
             report(f"{case}: round {number} of {rounds}, {worker.name}")
             timings[worker.name].append(worker.run(case))
     return timings
@@ -204,7 +211,7 @@ def _serve(connection: Connection, entrant: Entrant, device: str, threads: int |
             keep_freed_memory()
         set_threads(threads)
         be_quiet()
-        _load_libraries()
+        _load_libraries(entrant.library)
         before = _peak_memory(device)
         contender = entrant.make()
     except Exception:
@@ -225,8 +232,9 @@ def _serve(connection: Connection, entrant: Entrant, device: str, threads: int |
             connection.send(("error", traceback.format_exc()))
 
 
-def _load_libraries() -> None:
-    """Has torch import what it imports at first use, so that it isn't counted as somebody's memory."""
+def _load_libraries(library: str) -> None:
+    """Imports a library, and has torch import what it imports at first use, so that it isn't counted as memory."""
+    import_module(library)
     weight = torch.nn.Parameter(torch.ones(1))
     optimizer = torch.optim.Adam([weight])
     (weight * weight).sum().backward()
