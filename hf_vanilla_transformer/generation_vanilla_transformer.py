@@ -28,7 +28,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from transformers import GenerationConfig, StoppingCriteria, StoppingCriteriaList
-from transformers.generation import logits_process
+from transformers.generation import GenerationMode, logits_process
 from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengthCriteria
 from transformers.generation.utils import GenerateBeamEncoderDecoderOutput, GenerateEncoderDecoderOutput
 from transformers.modeling_outputs import BaseModelOutput
@@ -151,6 +151,18 @@ class DecodingMixin:
     def _encode(self, input_ids: Tensor, mask: Tensor | None, compute_type: str) -> Any:
         return BaseModelOutput(encode(weights_of(self, compute_type), input_ids, mask))  # type: ignore[arg-type]
 
+    def _prepare_cache_for_generation(
+        self, generation_config: GenerationConfig, model_kwargs: dict[str, Any], generation_mode: Any, *args: Any
+    ) -> Any:
+        config, prepare = generation_config, super()._prepare_cache_for_generation  # type: ignore[misc]
+        is_ours = generation_mode in (GenerationMode.GREEDY_SEARCH, GenerationMode.BEAM_SEARCH)
+        is_usual = config.cache_implementation is None and model_kwargs.get("past_key_values") is None
+        if is_ours and is_usual and getattr(config, "_reason_against", "unknown") is None:
+            # It takes a millisecond, and our own search has no use for it; the others make up for it before they begin.
+            config._prepare_cache = lambda others: prepare(config, others, generation_mode, *args)
+            return False
+        return prepare(config, model_kwargs, generation_mode, *args)
+
     def _prepare_generated_length(
         self,
         generation_config: GenerationConfig,
@@ -237,6 +249,7 @@ class DecodingMixin:
         settings = (input_ids, logits_processor, stopping_criteria, generation_config)
         batch = self._incremental_batch(*settings, synced_gpus=synced_gpus, **model_kwargs)
         if batch is None:
+            _prepare_cache(generation_config, model_kwargs)
             return super()._beam_search(*settings, synced_gpus=synced_gpus, **model_kwargs)  # type: ignore[misc]
         beta = getattr(generation_config, "coverage_penalty", None) or 0.0
         keeps_attention = getattr(generation_config, "output_alignments", None) or False
@@ -273,6 +286,7 @@ class DecodingMixin:
         others = {"synced_gpus": synced_gpus, "streamer": streamer, **model_kwargs}
         batch = self._incremental_batch(*settings, **others)
         if batch is None:
+            _prepare_cache(generation_config, others)
             return super()._sample(*settings, **others)  # type: ignore[misc]
         found = greedy_search(
             batch.decoder,
@@ -450,6 +464,13 @@ def _not_covered(
         "there is no padding token": config._pad_token_tensor is None and batch_size > 1,
     }
     return next((reason for reason, applies in reasons.items() if applies), None)
+
+
+def _prepare_cache(config: GenerationConfig, model_kwargs: dict[str, Any]) -> None:
+    """Makes up for what `_prepare_cache_for_generation` put off."""
+    prepare = getattr(config, "_prepare_cache", None)
+    if prepare is not None:
+        prepare(model_kwargs)
 
 
 def _limits_length(options: dict[str, Any], default: int | None = None) -> bool:

@@ -197,14 +197,14 @@ def test_a_beam_wide_enough_finds_the_best_of_all_sequences(vocabulary, longest,
 def test_never_stops_only_where_going_on_changes_nothing(penalty, coverage):
     number, divisor = PENALTIES[penalty]
     stopped = 0
-    for seed, num_beams, ends in itertools.product(range(6), (1, 2, 4), ([0], [0, 3])):
+    for seed, num_beams, ends in itertools.product(range(4), (1, 2, 4), ([0], [0, 3])):
         toy = Toy(seed, 5, end=1.0)
         rules = BeamRules(num_beams, frozenset(ends), number, "never", coverage)
         ((search,), _) = search_toy(toy, [9], rules)
         rules.early_stopping = None
         assert_same(hypotheses(search), plain_beam_search(toy, 0, 9, rules, divisor))
         stopped += toy.steps < len(PROMPT) - 1 + 9
-    assert stopped > 5
+    assert stopped > 3
 
 
 @pytest.mark.parametrize("process", [None, no_repetition, barring(-0.5)], ids=["plain", "processed", "barred"])
