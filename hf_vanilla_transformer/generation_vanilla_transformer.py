@@ -117,7 +117,7 @@ class DecodingMixin:
             given.get("max_extra_length") is None and _limits_length(configured, FILLED_IN_MAX_LENGTH)
         ):
             config.max_extra_length = None
-        config._progress = progress
+        config._progress = None if progress is None else lambda number: progress(number)  # functions are not copied
         config._source_mask = model_kwargs.get("attention_mask")  # for `_prepare_generated_length`
         _validate(config)
         return config, model_kwargs
@@ -150,6 +150,11 @@ class DecodingMixin:
 
     def _encode(self, input_ids: Tensor, mask: Tensor | None, compute_type: str) -> Any:
         return BaseModelOutput(encode(weights_of(self, compute_type), input_ids, mask))  # type: ignore[arg-type]
+
+    def _validate_generation_mode(self, generation_mode: Any, generation_config: GenerationConfig, *args: Any) -> None:
+        super()._validate_generation_mode(generation_mode, generation_config, *args)  # type: ignore[misc]
+        if generation_mode == GenerationMode.ASSISTED_GENERATION:
+            _refuse_own_options(generation_config, "assisted decoding has a loop of its own")
 
     def _prepare_cache_for_generation(
         self, generation_config: GenerationConfig, model_kwargs: dict[str, Any], generation_mode: Any, *args: Any
@@ -250,7 +255,9 @@ class DecodingMixin:
         batch = self._incremental_batch(*settings, synced_gpus=synced_gpus, **model_kwargs)
         if batch is None:
             _prepare_cache(generation_config, model_kwargs)
-            return super()._beam_search(*settings, synced_gpus=synced_gpus, **model_kwargs)  # type: ignore[misc]
+            found = super()._beam_search(*settings, synced_gpus=synced_gpus, **model_kwargs)  # type: ignore[misc]
+            _report_all(generation_config, len(input_ids))
+            return found
         beta = getattr(generation_config, "coverage_penalty", None) or 0.0
         keeps_attention = getattr(generation_config, "output_alignments", None) or False
         rules = BeamRules(
@@ -287,7 +294,13 @@ class DecodingMixin:
         batch = self._incremental_batch(*settings, **others)
         if batch is None:
             _prepare_cache(generation_config, others)
-            return super()._sample(*settings, **others)  # type: ignore[misc]
+            sampled = super()._sample(*settings, **others)  # type: ignore[misc]
+            _report_all(generation_config, len(input_ids))
+            return sampled
+        if getattr(generation_config, "output_alignments", None):
+            raise ValueError(
+                "`output_alignments` can't be had here, as there is but one beam; leave it out, or take two."
+            )
         found = greedy_search(
             batch.decoder,
             batch.prompts,
@@ -315,10 +328,8 @@ class DecodingMixin:
         memory_mask = model_kwargs.get("attention_mask")
         reason = _not_covered(logits_processor, stopping_criteria, config, model_kwargs)
         reason = reason or self._reason_against(config, memory_mask)
-        own = [name for name in NEEDING_OWN_SEARCH if getattr(config, name, None) not in (None, False, 0, "default")]
         if reason is not None:
-            if own:
-                raise ValueError(f"`{own[0]}` can't be had here, as {reason}; leave it out, or change that.")
+            _refuse_own_options(config, reason)
             if reason not in _reported:
                 _reported.add(reason)
                 logger.debug(f"generate() takes transformers' own loop, as {reason}.")
@@ -397,7 +408,8 @@ def _beam_output(
             beams = [step.beam + search.index * num_beams for step in steps]
             beam_indices.append(torch.tensor(beams, dtype=torch.int32))
             if attention:
-                alignments.append(torch.stack([kept[step.row] for kept, step in zip(attention, steps, strict=False)]))
+                rows = [kept[step.row] for kept, step in zip(attention, steps, strict=False)]
+                alignments.append(torch.stack(rows) if rows else attention[0][:0])
     pad = torch.nn.utils.rnn.pad_sequence
     return BeamSearchOutput(
         sequences=_fill(tokens, prompts.repeat_interleave(config.num_return_sequences, dim=0), _filling(config)),
@@ -451,7 +463,10 @@ def _not_covered(
     foreign = [type(one).__name__ for one in processors if type(one) not in ROW_BY_ROW]
     foreign += [type(one).__name__ for one in criteria if type(one) not in KNOWN_CRITERIA]
     others = {name for name, value in arguments.items() if value is not None and value is not False} - KNOWN_ARGUMENTS
-    cache, batch_size = arguments.get("past_key_values"), len(next(iter(arguments["encoder_outputs"].values())))
+    cache, memory = arguments.get("past_key_values"), arguments["encoder_outputs"]
+    if not hasattr(memory, "items"):
+        return "`encoder_outputs` is a tuple"
+    batch_size = len(next(iter(memory.values())))
     reasons = {
         "it samples": config.do_sample,
         f"`{' and '.join(shown)}` asks for what each step computes": shown,
@@ -466,11 +481,23 @@ def _not_covered(
     return next((reason for reason, applies in reasons.items() if applies), None)
 
 
+def _refuse_own_options(config: GenerationConfig, reason: str) -> None:
+    for name in NEEDING_OWN_SEARCH:
+        if getattr(config, name, None) not in (None, False, 0, "default"):
+            raise ValueError(f"`{name}` can't be had here, as {reason}; leave it out, or change that.")
+
+
 def _prepare_cache(config: GenerationConfig, model_kwargs: dict[str, Any]) -> None:
     """Makes up for what `_prepare_cache_for_generation` put off."""
     prepare = getattr(config, "_prepare_cache", None)
     if prepare is not None:
         prepare(model_kwargs)
+
+
+def _report_all(config: GenerationConfig, num_rows: int) -> None:
+    """Tells a progress callback that a whole batch is done."""
+    if config._progress is not None:
+        config._progress(num_rows // max(config.num_beams, config.num_return_sequences))
 
 
 def _limits_length(options: dict[str, Any], default: int | None = None) -> bool:

@@ -29,9 +29,11 @@ HAS_ONEDNN = hasattr(torch.ops.mkldnn, "_reorder_linear_weight") and hasattr(tor
 # 7 bits of inputs in place of 8, as the 16-bit sums of processors without VNNI overflow otherwise.
 REDUCE_RANGE = not getattr(torch.cpu, "_is_vnni_supported", lambda: False)()
 
-# The flat file of the model: its modules, and torch's and transformers' own, are known to do nothing else than here.
-MODEL_FILE = "modeling_vanilla_transformer"
-KNOWN_FILES = (MODEL_FILE, "ops_vanilla_transformer")
+# What is known to compute nothing else than is computed here.
+KNOWN_FILES = ("modeling_vanilla_transformer", "ops_vanilla_transformer")
+KNOWN_MODULES = (nn.Linear, nn.Embedding, nn.LayerNorm, nn.Identity, nn.ModuleList)
+ACTIVATIONS = ("torch.nn.modules.activation", "transformers.activations")
+KNOWN_KERNELS = ("eager", "sdpa", "flex_attention")
 
 
 # ---- Linear maps for few rows ----
@@ -198,13 +200,15 @@ def weights_of(model: nn.Module, compute_type: str = "default") -> Weights:
     if any(parameter.is_inference() for parameter in parameters):  # these don't count their versions
         return Weights(model, compute_type)
     known = _packed.setdefault(model, {})
-    state = [(parameter.data_ptr(), parameter._version) for parameter in parameters]
+    state = [(parameter.data_ptr(), parameter._version) for parameter in parameters], list(map(id, model.modules()))
     if compute_type in known:
         known_state, samples, weights = known[compute_type]
-        # Writing to `parameter.data` counts no version, so some numbers of each are compared too.
+        # Writing to `parameter.data` counts no version, so a number of each row is compared too.
         if known_state == state and torch.equal(torch.cat(samples[0]), samples[1]):
             return weights
-    views = [parameter.detach().flatten()[:: max(parameter.numel() // 8, 1)] for parameter in parameters]
+    # One behind the other, so that each column is among them as well; of vectors, all numbers.
+    strides = [max(parameter.shape[-1] - 1, 1) if parameter.ndim > 1 else 1 for parameter in parameters]
+    views = [parameter.detach().flatten()[::stride] for parameter, stride in zip(parameters, strides, strict=True)]
     weights = Weights(model, compute_type)
     known[compute_type] = (state, (views, torch.cat(views)), weights)
     return weights
@@ -216,21 +220,35 @@ def why_not(model: Any) -> str | None:
         return "the model is in training mode"
     if torch.compiler.is_compiling():
         return "the call is being compiled"
-    if torch.is_autocast_enabled(model.device.type):
-        return "autocast is on"
-    if type(model).forward.__module__.split(".")[-1] != MODEL_FILE:
-        return "the model's forward is another one"
+    if nn.modules.module._has_any_global_hook():  # type: ignore[no-untyped-call]
+        return "there are hooks on all modules"
+    kernel = model.config._attn_implementation or "eager"
+    if kernel not in KNOWN_KERNELS and "flash" not in kernel:
+        return f"the attention is {kernel}"
     modules = [model, model.model, *model.get_encoder().modules(), *model.get_decoder().modules(), model.lm_head]
     reasons = (_what_is_special(module) for module in modules)
-    return next((reason for reason in reasons if reason is not None), None) or _what_is_mixed(model)
+    reason = next((reason for reason in reasons if reason is not None), None) or _what_is_mixed(model)
+    if reason is None and torch.is_autocast_enabled(model.device.type):
+        return "autocast is on"
+    return reason
 
 
 def _what_is_special(module: nn.Module) -> str | None:
-    family, name = type(module).__module__, type(module).__name__
-    if not family.startswith(("torch.nn.modules.", "transformers.")) and family.split(".")[-1] not in KNOWN_FILES:
-        return f"{name} is not one of the model's own modules"
-    if module._forward_hooks or module._forward_pre_hooks or hasattr(module, "_hf_hook") or "forward" in vars(module):
+    kind, name = type(module), type(module).__name__
+    forward = kind.forward.__module__  # of torch's where it is inherited
+    is_known = forward.split(".")[-1] in KNOWN_FILES or forward.startswith("torch.nn.modules.")
+    own = kind.__module__.split(".")[-1] in KNOWN_FILES and is_known
+    if not own and kind not in KNOWN_MODULES and not kind.__module__.startswith(ACTIVATIONS):
+        return f"{name} is not one of the model's own modules, or its forward is another one"
+    hooks = (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
+    # Those with which transformers collects outputs stay there when they have been asked for once.
+    is_hooked = any(hook.__module__ != "transformers.utils.output_capturing" for hook in hooks)
+    if is_hooked or hasattr(module, "_hf_hook") or "forward" in vars(module):
         return f"{name} has hooks"
+    if module.training and own:  # to torch's, it makes no difference
+        return f"{name} is in training mode"
+    if isinstance(module, nn.LayerNorm) and (module.weight is None or module.bias is None):
+        return f"a {name} has no weight or bias"
     return None
 
 

@@ -375,6 +375,8 @@ class AveragedProbabilities(nn.Module):
         self.training = any(member.training for member in members)
 
     def _why_not_incremental(self) -> str | None:
+        if not all(hasattr(member, "_why_not_incremental") for member in self.members):
+            return "a member of the ensemble is a model of another package"
         reasons = (member._why_not_incremental() for member in self.members)
         return next((reason for reason in reasons if reason is not None), None)
 
