@@ -156,18 +156,6 @@ class DecodingMixin:
         if generation_mode == GenerationMode.ASSISTED_GENERATION:
             _refuse_own_options(generation_config, "assisted decoding has a loop of its own")
 
-    def _prepare_cache_for_generation(
-        self, generation_config: GenerationConfig, model_kwargs: dict[str, Any], generation_mode: Any, *args: Any
-    ) -> Any:
-        config, prepare = generation_config, super()._prepare_cache_for_generation  # type: ignore[misc]
-        is_ours = generation_mode in (GenerationMode.GREEDY_SEARCH, GenerationMode.BEAM_SEARCH)
-        is_usual = config.cache_implementation is None and model_kwargs.get("past_key_values") is None
-        if is_ours and is_usual and getattr(config, "_reason_against", "unknown") is None:
-            # It takes a millisecond, and our own search has no use for it; the others make up for it before they begin.
-            config._prepare_cache = lambda others: prepare(config, others, generation_mode, *args)
-            return False
-        return prepare(config, model_kwargs, generation_mode, *args)
-
     def _prepare_generated_length(
         self,
         generation_config: GenerationConfig,
@@ -254,7 +242,6 @@ class DecodingMixin:
         settings = (input_ids, logits_processor, stopping_criteria, generation_config)
         batch = self._incremental_batch(*settings, synced_gpus=synced_gpus, **model_kwargs)
         if batch is None:
-            _prepare_cache(generation_config, model_kwargs)
             found = super()._beam_search(*settings, synced_gpus=synced_gpus, **model_kwargs)  # type: ignore[misc]
             _report_all(generation_config, len(input_ids))
             return found
@@ -293,7 +280,6 @@ class DecodingMixin:
         others = {"synced_gpus": synced_gpus, "streamer": streamer, **model_kwargs}
         batch = self._incremental_batch(*settings, **others)
         if batch is None:
-            _prepare_cache(generation_config, others)
             sampled = super()._sample(*settings, **others)  # type: ignore[misc]
             _report_all(generation_config, len(input_ids))
             return sampled
@@ -485,13 +471,6 @@ def _refuse_own_options(config: GenerationConfig, reason: str) -> None:
     for name in NEEDING_OWN_SEARCH:
         if getattr(config, name, None) not in (None, False, 0, "default"):
             raise ValueError(f"`{name}` can't be had here, as {reason}; leave it out, or change that.")
-
-
-def _prepare_cache(config: GenerationConfig, model_kwargs: dict[str, Any]) -> None:
-    """Makes up for what `_prepare_cache_for_generation` put off."""
-    prepare = getattr(config, "_prepare_cache", None)
-    if prepare is not None:
-        prepare(model_kwargs)
 
 
 def _report_all(config: GenerationConfig, num_rows: int) -> None:

@@ -9,6 +9,7 @@ along, and caches lie ready and are never copied for a beam that goes on in its 
 import warnings
 import weakref
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, Protocol
 
 import torch
@@ -31,7 +32,7 @@ REDUCE_RANGE = not getattr(torch.cpu, "_is_vnni_supported", lambda: False)()
 
 # What is known to compute nothing else than is computed here.
 KNOWN_FILES = ("modeling_vanilla_transformer", "ops_vanilla_transformer")
-KNOWN_MODULES = (nn.Linear, nn.Embedding, nn.LayerNorm, nn.Identity, nn.ModuleList)
+KNOWN_MODULES = (nn.Linear, nn.Embedding, nn.LayerNorm, nn.ModuleList)
 ACTIVATIONS = ("torch.nn.modules.activation", "transformers.activations")
 KNOWN_KERNELS = ("eager", "sdpa", "flex_attention")
 
@@ -207,7 +208,7 @@ def weights_of(model: nn.Module, compute_type: str = "default") -> Weights:
         if known_state == state and torch.equal(torch.cat(samples[0]), samples[1]):
             return weights
     # One behind the other, so that each column is among them as well; of vectors, all numbers.
-    strides = [max(parameter.shape[-1] - 1, 1) if parameter.ndim > 1 else 1 for parameter in parameters]
+    strides = [max(min(parameter.shape) - 1, 1) if parameter.ndim > 1 else 1 for parameter in parameters]
     views = [parameter.detach().flatten()[::stride] for parameter, stride in zip(parameters, strides, strict=True)]
     weights = Weights(model, compute_type)
     known[compute_type] = (state, (views, torch.cat(views)), weights)
@@ -225,12 +226,22 @@ def why_not(model: Any) -> str | None:
     kernel = model.config._attn_implementation or "eager"
     if kernel not in KNOWN_KERNELS and "flash" not in kernel:
         return f"the attention is {kernel}"
-    modules = [model, model.model, *model.get_encoder().modules(), *model.get_decoder().modules(), model.lm_head]
-    reasons = (_what_is_special(module) for module in modules)
-    reason = next((reason for reason in reasons if reason is not None), None) or _what_is_mixed(model)
+    stacks = (model.get_encoder(), model.get_decoder())
+    modules = [model, model.model, *(module for stack in stacks for module in stack.modules()), model.lm_head]
+    left_out = [stack.layer_norm for stack in stacks if type(stack.layer_norm) is nn.Identity]
+    reasons = (_what_is_special(module) for module in modules if module not in left_out)
+    reason = None if _is_known(type(model).forward) else "the model's forward is another one"
+    reason = reason or next((reason for reason in reasons if reason is not None), None) or _what_is_mixed(model)
     if reason is None and torch.is_autocast_enabled(model.device.type):
         return "autocast is on"
     return reason
+
+
+def _is_known(function: Any) -> bool:
+    """Tells whether a function, and what it wraps, are the model file's or transformers'."""
+    path = Path(function.__code__.co_filename)
+    is_known = path.stem in KNOWN_FILES or "transformers" in path.parts
+    return is_known and (not hasattr(function, "__wrapped__") or _is_known(function.__wrapped__))
 
 
 def _what_is_special(module: nn.Module) -> str | None:

@@ -303,6 +303,11 @@ def _put_norm_in(norm, model):
     model.model.decoder.layer_norm = norm
 
 
+def _leave_a_map_out(model):
+    for layer in model.model.decoder.layers:
+        layer.self_attn.out_proj = nn.Identity()
+
+
 def _halve(linear):
     halved = Halved(linear.in_features, linear.out_features)
     halved.load_state_dict(linear.state_dict())
@@ -393,6 +398,7 @@ REASONS = {
     # What follows changes what the modules compute in ways that are easily overlooked.
     "hook everywhere": ("hook", lively_model, dict),
     "patched class": ("FeedForward", lively_model, dict),
+    "wrapped class": ("forward is another", lively_model, dict),
     "dropout left on": ("([Dd]ropout|training)", lambda: changed(_leave_dropout_on, dropout=0.5), dict),
     "attention of one's own": ("attention", lambda: changed(_attend_otherwise), dict),
     "other norm": ("RMSNorm", lambda: changed(functools.partial(_put_norm_in, nn.RMSNorm(32)), **NORMED), dict),
@@ -402,6 +408,7 @@ REASONS = {
         dict,
     ),
     "head of several": ("Sequential", lambda: changed(lambda m: setattr(m, "lm_head", nn.Sequential(m.lm_head))), dict),
+    "map left out": ("Identity", lambda: changed(_leave_a_map_out), dict),
     "map of transformers'": ("Conv1D", lambda: changed(lambda model: _put_in(model, _to_conv)), dict),
 }  # fmt: skip
 
@@ -412,6 +419,11 @@ def surroundings(reason):
         "hook everywhere": everywhere_hooked,
         "patched class": lambda: mock.patch.object(
             VanillaTransformerFeedForward, "forward", lambda self, x: 3 * self.fc2(self.activation(self.fc1(x)))
+        ),
+        "wrapped class": lambda: mock.patch.object(
+            VanillaTransformerForConditionalGeneration,
+            "forward",
+            tilted(VanillaTransformerForConditionalGeneration.forward),
         ),
     }
     return contexts.get(reason, contextlib.nullcontext)()
@@ -472,6 +484,18 @@ def test_assisted_decoding_has_none_of_it_either(model, option):
         model.generate(**padded(SOURCES[:1]), num_beams=1, prompt_lookup_num_tokens=2, **{option: WANTED[option]})
 
 
+def test_a_decoding_method_of_ones_own_is_given_a_cache(model):
+    """As transformers gives it one."""
+    given = []
+
+    def decode(model, input_ids, logits_processor, stopping_criteria, generation_config, past_key_values=None, **rest):
+        given.append(past_key_values)
+        return input_ids
+
+    model.generate(**padded(SOURCES), num_beams=1, custom_generate=decode)
+    assert isinstance(given[0], EncoderDecoderCache)
+
+
 def test_several_streamed_sentences_are_left_to_transformers(model):
     """Whose streamers take no more than one either."""
     ours, theirs = Recorder(), Recorder()
@@ -530,8 +554,12 @@ def _halve_in_place(model):
 
 
 def _one_row(model):
-    """Not even one in eight of the numbers."""
     model.lm_head.weight.data[7] *= -9
+
+
+def _one_column(model):
+    """One hidden unit of a network, whose matrix has more columns than rows."""
+    model.model.decoder.layers[1].feed_forward.fc2.weight.data[:, 5] *= -9
 
 
 def _one_bias(model):
@@ -567,6 +595,7 @@ CHANGES = {
     "load_state_dict, assigned": lambda model: model.load_state_dict(_other_weights(), assign=True),
     "all through .data": _halve_in_place,
     "a row through .data": _one_row,
+    "a column through .data": _one_column,
     "a bias through .data": _one_bias,
     "vector_to_parameters": _flatten,
     "a parameter replaced": _replace_one,
