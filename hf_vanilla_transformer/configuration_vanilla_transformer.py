@@ -168,11 +168,15 @@ class VanillaTransformerConfig(PreTrainedConfig):
 
     def get_text_config(self, decoder: bool | None = None, encoder: bool | None = None) -> "VanillaTransformerConfig":
         """The configuration as transformers reads one stack of it, where `decoder_` names lose their prefix."""
-        if decoder and not encoder and self.decoder_vocab_size is None:  # `vocab_size` there can't be None
-            config = copy.deepcopy(self)
-            config.decoder_vocab_size = self.vocab_size
-            return config.get_text_config(decoder=True)
-        return super().get_text_config(decoder=decoder, encoder=encoder)
+        if not decoder or encoder:
+            return super().get_text_config(decoder=decoder, encoder=encoder)
+        if getattr(self, "_is_of_decoder", False):  # caches ask what they are given once more
+            return self
+        config = copy.copy(self)
+        config.decoder_vocab_size = self.target_vocab_size  # `vocab_size` there can't be None
+        config = super(VanillaTransformerConfig, config).get_text_config(decoder=True)
+        config._is_of_decoder = True
+        return config
 
     def validate_architecture(self) -> None:
         """Checks every field's range, and the fields together; called by `@strict`."""

@@ -132,9 +132,8 @@ class DecodingMixin:
         config, mask = generation_config, model_kwargs.get("attention_mask")
         shows = config.output_attentions or config.output_hidden_states
         if model_input_name == "input_ids" and not shows and self._reason_against(config, mask) is None:
-            compute_type = getattr(config, "compute_type", None) or "default"
             with torch.no_grad():
-                model_kwargs["encoder_outputs"] = self._encode(inputs_tensor, mask, compute_type)
+                model_kwargs["encoder_outputs"] = self._encode(self._prepared(config), inputs_tensor, mask)
             return model_kwargs
         return super()._prepare_text_encoder_decoder_kwargs_for_generation(  # type: ignore[misc]
             inputs_tensor, model_kwargs, model_input_name, generation_config
@@ -148,8 +147,12 @@ class DecodingMixin:
                 config._reason_against = "a source is all padding"
         return config._reason_against
 
-    def _encode(self, input_ids: Tensor, mask: Tensor | None, compute_type: str) -> Any:
-        return BaseModelOutput(encode(weights_of(self, compute_type), input_ids, mask))  # type: ignore[arg-type]
+    def _prepared(self, config: GenerationConfig) -> Any:
+        """Prepares, once a call of generate(), the weights to compute with."""
+        if not hasattr(config, "_prepared"):
+            weights = self._weights(getattr(config, "compute_type", None) or "default")
+            config._prepared = lambda: weights  # functions are not copied with a configuration
+        return config._prepared()
 
     def _validate_generation_mode(self, generation_mode: Any, generation_config: GenerationConfig, *args: Any) -> None:
         super()._validate_generation_mode(generation_mode, generation_config, *args)  # type: ignore[misc]
@@ -328,11 +331,11 @@ class DecodingMixin:
             own_longest = (limit.max_lengths - prompts.shape[1]).clamp(min=1).tolist()
             longest = [min(pair) for pair in zip(longest, own_longest, strict=True)]
         decoder = self._incremental_decoder(
+            self._prepared(config),
             {name: value[::expansion] for name, value in model_kwargs["encoder_outputs"].items() if value is not None},
             None if memory_mask is None else memory_mask[::expansion],
             beams=config.num_beams,
             keep_attention=any(getattr(config, name, None) for name in ("coverage_penalty", "output_alignments")),
-            compute_type=getattr(config, "compute_type", None) or "default",
         )
         ends = [] if config._eos_token_tensor is None else config._eos_token_tensor.tolist()
         return IncrementalBatch(decoder, prompts, longest, frozenset(ends))
@@ -340,11 +343,16 @@ class DecodingMixin:
     def _why_not_incremental(self) -> str | None:
         return why_not(self)
 
+    def _weights(self, compute_type: str) -> Any:
+        return weights_of(self, compute_type)  # type: ignore[arg-type]
+
+    def _encode(self, weights: Any, input_ids: Tensor, mask: Tensor | None) -> Any:
+        return BaseModelOutput(encode(weights, input_ids, mask))  # type: ignore[arg-type]
+
     def _incremental_decoder(
-        self, encoder_outputs: dict[str, Tensor], mask: Tensor | None, compute_type: str, **settings: Any
+        self, weights: Any, encoder_outputs: dict[str, Tensor], mask: Tensor | None, **settings: Any
     ) -> Any:
-        memory = encoder_outputs["last_hidden_state"]
-        return IncrementalDecoder(weights_of(self, compute_type), memory, mask, **settings)  # type: ignore[arg-type]
+        return IncrementalDecoder(weights, encoder_outputs["last_hidden_state"], mask, **settings)
 
 
 @dataclass

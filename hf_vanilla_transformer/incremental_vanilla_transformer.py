@@ -8,7 +8,7 @@ along, and caches lie ready and are never copied for a beam that goes on in its 
 
 import warnings
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -191,7 +191,8 @@ def weights_of(model: nn.Module, compute_type: str = "default") -> Weights:
     """
     if compute_type not in COMPUTE_TYPES:
         raise ValueError(f"`compute_type` is {compute_type!r}; choose one of {', '.join(map(repr, COMPUTE_TYPES))}.")
-    parameters = list(model.parameters())
+    modules = list(_tree(model))
+    parameters = list(_parameters(modules))
     if compute_type == "int8" and (parameters[0].device.type != "cpu" or parameters[0].dtype != torch.float32):
         raise ValueError(
             '`compute_type="int8"` needs a model in float32 on a CPU, and this one is in '
@@ -201,7 +202,7 @@ def weights_of(model: nn.Module, compute_type: str = "default") -> Weights:
     if any(parameter.is_inference() for parameter in parameters):  # these don't count their versions
         return Weights(model, compute_type)
     known = _packed.setdefault(model, {})
-    state = [(parameter.data_ptr(), parameter._version) for parameter in parameters], list(map(id, model.modules()))
+    state = [(parameter.data_ptr(), parameter._version) for parameter in parameters], list(map(id, modules))
     if compute_type in known:
         known_state, samples, weights = known[compute_type]
         # Writing to `parameter.data` counts no version, so a number of each row is compared too.
@@ -227,14 +228,28 @@ def why_not(model: Any) -> str | None:
     if kernel not in KNOWN_KERNELS and "flash" not in kernel:
         return f"the attention is {kernel}"
     stacks = (model.get_encoder(), model.get_decoder())
-    modules = [model, model.model, *(module for stack in stacks for module in stack.modules()), model.lm_head]
     left_out = [stack.layer_norm for stack in stacks if type(stack.layer_norm) is nn.Identity]
-    reasons = (_what_is_special(module) for module in modules if module not in left_out)
+    parts = [model, model.model, *(module for stack in stacks for module in _tree(stack)), model.lm_head]
+    modules = [module for module in parts if module not in left_out]
+    parameters = list(_parameters(modules))
     reason = None if _is_known(type(model).forward) else "the model's forward is another one"
-    reason = reason or next((reason for reason in reasons if reason is not None), None) or _what_is_mixed(model)
-    if reason is None and torch.is_autocast_enabled(model.device.type):
+    reasons = (reason or _what_is_unknown(modules), _what_is_special(modules), _what_is_mixed(parameters))
+    reason = next((reason for reason in reasons if reason is not None), None)
+    if reason is None and torch.is_autocast_enabled(parameters[0].device.type):
         return "autocast is on"
     return reason
+
+
+def _tree(module: nn.Module) -> Iterator[nn.Module]:
+    """A module and all below it; `modules()` takes several times as long, as it makes their names too."""
+    yield module
+    for child in module._modules.values():
+        if child is not None:
+            yield from _tree(child)
+
+
+def _parameters(modules: Iterable[nn.Module]) -> Iterator[nn.Parameter]:
+    return (value for module in modules for value in module._parameters.values() if value is not None)
 
 
 def _is_known(function: Any) -> bool:
@@ -244,27 +259,36 @@ def _is_known(function: Any) -> bool:
     return is_known and (not hasattr(function, "__wrapped__") or _is_known(function.__wrapped__))
 
 
-def _what_is_special(module: nn.Module) -> str | None:
-    kind, name = type(module), type(module).__name__
-    forward = kind.forward.__module__  # of torch's where it is inherited
-    is_known = forward.split(".")[-1] in KNOWN_FILES or forward.startswith("torch.nn.modules.")
-    own = kind.__module__.split(".")[-1] in KNOWN_FILES and is_known
-    if not own and kind not in KNOWN_MODULES and not kind.__module__.startswith(ACTIVATIONS):
-        return f"{name} is not one of the model's own modules, or its forward is another one"
-    hooks = (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
-    # Those with which transformers collects outputs stay there when they have been asked for once.
-    is_hooked = any(hook.__module__ != "transformers.utils.output_capturing" for hook in hooks)
-    if is_hooked or hasattr(module, "_hf_hook") or "forward" in vars(module):
-        return f"{name} has hooks"
-    if module.training and own:  # to torch's, it makes no difference
-        return f"{name} is in training mode"
-    if isinstance(module, nn.LayerNorm) and (module.weight is None or module.bias is None):
-        return f"a {name} has no weight or bias"
+def _what_is_unknown(modules: Iterable[nn.Module]) -> str | None:
+    for kind in dict.fromkeys(type(module) for module in modules):
+        if not (kind in KNOWN_MODULES or kind.__module__.startswith(ACTIVATIONS)) and not _is_own(kind):
+            return f"{kind.__name__} is not one of the model's own modules, or its forward is another one"
     return None
 
 
-def _what_is_mixed(model: nn.Module) -> str | None:
-    kinds = {(parameter.device, parameter.dtype, type(parameter)) for parameter in model.parameters()}
+def _is_own(kind: type[nn.Module]) -> bool:
+    forward = kind.forward.__module__  # of torch's where it is inherited
+    is_known = forward.split(".")[-1] in KNOWN_FILES or forward.startswith("torch.nn.modules.")
+    return is_known and kind.__module__.split(".")[-1] in KNOWN_FILES
+
+
+def _what_is_special(modules: Iterable[nn.Module]) -> str | None:
+    for module in modules:
+        attributes, name = vars(module), type(module).__name__
+        hooks = (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
+        # Those with which transformers collects outputs stay there when they have been asked for once.
+        is_hooked = any(hook.__module__ != "transformers.utils.output_capturing" for hook in hooks)
+        if is_hooked or "_hf_hook" in attributes or "forward" in attributes:
+            return f"{name} has hooks"
+        if module.training and _is_own(type(module)):  # to torch's, it makes no difference
+            return f"{name} is in training mode"
+        if isinstance(module, nn.LayerNorm) and (module.weight is None or module.bias is None):
+            return f"a {name} has no weight or bias"
+    return None
+
+
+def _what_is_mixed(parameters: Iterable[nn.Parameter]) -> str | None:
+    kinds = {(parameter.device, parameter.dtype, type(parameter)) for parameter in parameters}
     device, dtype, kind = next(iter(kinds))
     if len(kinds) > 1:
         return "its parameters have several devices or types"
@@ -333,9 +357,9 @@ class IncrementalDecoder:
         self.num_sentences = self.num_rows = len(memory)
         self.length = 0
         stack, dtype = weights.decoder, weights.decoder.dtype
-        shape = (len(stack.layers), beams * len(memory), stack.heads, FIRST_POSITIONS)
-        self.keys = memory.new_empty(*shape, stack.key_dim, dtype=dtype)
-        self.values = memory.new_empty(*shape, stack.value_dim, dtype=dtype)
+        # (layers, positions, rows, h d_k + h d_v): a step's keys and values are one piece, and so are a row's.
+        shape = (len(stack.layers), FIRST_POSITIONS, beams * len(memory), sum(stack.qkv_sizes[1:]))
+        self.past = memory.new_empty(shape, dtype=dtype)
         self.memory_keys, self.memory_values = self._project(memory.to(dtype), weights.memory)
         self.source_mask = memory.new_ones(memory.shape[:2], dtype=torch.bool)  # (B, S)
         self.memory_bias = None
@@ -359,11 +383,7 @@ class IncrementalDecoder:
 
     def _view(self) -> None:
         """Makes the views that a step needs, so that it doesn't have to."""
-        rows, sentences, heads = self.num_rows, self.num_sentences, self.weights.heads
-        self.own_caches = [
-            (keys, values, keys.flatten(0, 1).transpose(1, 2), values.flatten(0, 1))
-            for keys, values in zip(self.keys[:, :rows], self.values[:, :rows], strict=True)
-        ]  # (rows, h, positions, d_k), the same with d_v, (rows h, d_k, positions), (rows h, positions, d_v)
+        sentences, heads = self.num_sentences, self.weights.heads
         self.cross_caches = [
             (keys.flatten(0, 1).transpose(1, 2), values.flatten(0, 1))
             for keys, values in zip(self.memory_keys[:, :sentences], self.memory_values[:, :sentences], strict=True)
@@ -381,30 +401,37 @@ class IncrementalDecoder:
             Logits of the next one, (rows, V).
         """
         weights = self.weights
-        if self.length == self.keys.shape[3]:
-            self.keys, self.values = (F.pad(cache, (0, 0, 0, self.length)) for cache in (self.keys, self.values))
-            self._view()
+        if self.length == self.past.shape[1]:
+            self.past = torch.cat([self.past, torch.empty_like(self.past)], dim=1)
         self.length += 1
         x = weights.embed(tokens, torch.full((1,), self.length - 1, device=tokens.device), self.length)
-        for number, layer in enumerate(weights.layers):
+        for number, (layer, past) in enumerate(zip(weights.layers, self._pasts(), strict=True)):
             if weights.pre_norm:
-                x = layer.out(self._attend_to_past(number, layer, layer.own_norm(x)), x)
+                x = layer.out(self._attend_to_past(past, layer, layer.own_norm(x)), x)
                 x = layer.cross_out(self._attend_to_memory(number, layer, layer.cross_norm(x)), x)
                 x = layer.fc2(layer.hidden(layer.last_norm(x)), x)
             else:
-                x = layer.own_norm(layer.out(self._attend_to_past(number, layer, x), x))
+                x = layer.own_norm(layer.out(self._attend_to_past(past, layer, x), x))
                 x = layer.cross_norm(layer.cross_out(self._attend_to_memory(number, layer, x), x))
                 x = layer.last_norm(layer.fc2(layer.hidden(x), x))
         return self.lm_head(weights.last_norm(x))
 
-    def _attend_to_past(self, number: int, layer: LayerWeights, x: Tensor) -> Tensor:
-        rows, heads, length = self.num_rows, self.weights.heads, self.length
-        query, key, value = layer.qkv(x).split_with_sizes(self.weights.qkv_sizes, dim=-1)  # (rows, h d_k), ...
-        keys, values, flat_keys, flat_values = self.own_caches[number]
-        keys.select(2, length - 1).copy_(key.view(rows, heads, -1))
-        values.select(2, length - 1).copy_(value.view(rows, heads, -1))
-        scores = torch.bmm(query.reshape(rows * heads, 1, -1), flat_keys.narrow(2, 0, length))
-        return torch.bmm(_softmax(scores), flat_values.narrow(1, 0, length)).view(rows, -1)
+    def _pasts(self) -> Iterable[tuple[Tensor, Tensor, Tensor]]:
+        """Makes views for each layer: where keys and values of this step belong, and keys and values up to it.
+
+        They are (rows, h d_k + h d_v), (rows, h, length, d_k) and (rows, h, length, d_v).
+        """
+        past, heads = self.past[:, : self.length, : self.num_rows], self.weights.heads
+        parts = past.split_with_sizes(self.weights.qkv_sizes[1:], dim=-1)
+        keys, values = (part.unflatten(-1, (heads, -1)).permute(0, 2, 3, 1, 4).unbind() for part in parts)
+        return zip(past[:, -1].unbind(), keys, values, strict=True)
+
+    def _attend_to_past(self, past: tuple[Tensor, Tensor, Tensor], layer: LayerWeights, x: Tensor) -> Tensor:
+        weights, (place, keys, values) = self.weights, past
+        query, new = layer.qkv(x).split_with_sizes([weights.qkv_sizes[0], place.shape[1]], dim=-1)
+        place.copy_(new)
+        query = query.view(self.num_rows, weights.heads, 1, -1)
+        return F.scaled_dot_product_attention(query, keys, values, scale=1.0).reshape(self.num_rows, -1)
 
     def _attend_to_memory(self, number: int, layer: LayerWeights, x: Tensor) -> Tensor:
         rows, heads, sentences = self.num_rows, self.weights.heads, self.num_sentences
@@ -429,10 +456,10 @@ class IncrementalDecoder:
             rows: The old row that each new one continues; equally many for each sentence, in the sentences' order.
             sentences: The old number of each sentence.
         """
-        _copy(rows, (self.keys[:, :, :, : self.length], self.values[:, :, :, : self.length]))
-        _copy(sentences, (self.memory_keys, self.memory_values))
+        _copy(rows, self.past[:, : self.length], dim=2)
+        _copy(sentences, self.memory_keys, self.memory_values, dim=1)
         if self.memory_bias is not None:
-            _copy(sentences, (self.memory_bias[None], self.source_mask[None]))
+            _copy(sentences, self.memory_bias, self.source_mask, dim=0)
         self.source_mask = self.source_mask[: len(sentences)]
         if (len(rows), len(sentences)) != (self.num_rows, self.num_sentences):
             self.num_rows, self.num_sentences = len(rows), len(sentences)
@@ -445,13 +472,14 @@ def _softmax(scores: Tensor) -> Tensor:
     return torch.softmax(scores, dim=-1, dtype=torch.float32).to(scores.dtype)
 
 
-def _copy(sources: Sequence[int], tensors: Sequence[Tensor]) -> None:
-    """Writes t[:, sources[i]] to t[:, i] in place, for each tensor t."""
+def _copy(sources: Sequence[int], *tensors: Tensor, dim: int) -> None:
+    """Writes what is at sources[i] of a dimension to i, in place, for each tensor."""
     moves = [(source, target) for target, source in enumerate(sources) if source != target]
     if moves:
         froms, tos = torch.tensor(moves, device=tensors[0].device).unbind(dim=1)
+        before = (slice(None),) * dim
         for tensor in tensors:
-            tensor[:, tos] = tensor[:, froms]
+            tensor[(*before, tos)] = tensor[(*before, froms)]
 
 
 class EnsembleDecoder:

@@ -184,9 +184,13 @@ def beam_search(
     searches = live = [BeamSearch(index, longest, rules) for index, longest in enumerate(max_new_tokens)]
     coverage = Coverage(rules.coverage_penalty) if rules.coverage_penalty else None
     kept_attention: list[Tensor] = []
+    buffer: Tensor | None = None  # fresh memory for each step's log-probabilities would take longer than these
     num_candidates = max(2, 1 + len(rules.ends)) * rules.num_beams
     for length in range(1, max(max_new_tokens) + 1):
-        log_probabilities = decoder.step(tokens).float().log_softmax(dim=-1)  # (rows, V)
+        logits = decoder.step(tokens)  # (rows, V)
+        if buffer is None or len(buffer) < len(logits):
+            buffer = torch.empty_like(logits, dtype=torch.float32)
+        log_probabilities = torch.log_softmax(logits, -1, torch.float32, out=buffer[: len(logits)])
         if process is not None:
             log_probabilities = process(prompts, log_probabilities)
         if keep_attention:

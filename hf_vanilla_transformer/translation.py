@@ -380,14 +380,20 @@ class AveragedProbabilities(nn.Module):
         reasons = (member._why_not_incremental() for member in self.members)
         return next((reason for reason in reasons if reason is not None), None)
 
-    def _encode(self, input_ids: Tensor, mask: Tensor | None, compute_type: str) -> dict[str, Tensor]:
-        encoded = (member._encode(input_ids, mask, compute_type) for member in self.members)
+    def _weights(self, compute_type: str) -> list[Any]:
+        return [member._weights(compute_type) for member in self.members]
+
+    def _encode(self, weights: list[Any], input_ids: Tensor, mask: Tensor | None) -> dict[str, Tensor]:
+        pairs = zip(self.members, weights, strict=True)
+        encoded = (member._encode(own_weights, input_ids, mask) for member, own_weights in pairs)
         return {str(number): output.last_hidden_state for number, output in enumerate(encoded)}
 
-    def _incremental_decoder(self, encoder_outputs: dict[str, Tensor], *settings: Any, **more: Any) -> EnsembleDecoder:
-        outputs = ({"last_hidden_state": encoder_outputs[str(number)]} for number in range(len(self.members)))
-        pairs = zip(self.members, outputs, strict=True)
-        return EnsembleDecoder([member._incremental_decoder(output, *settings, **more) for member, output in pairs])
+    def _incremental_decoder(
+        self, weights: list[Any], encoder_outputs: dict[str, Tensor], *settings: Any, **more: Any
+    ) -> EnsembleDecoder:
+        outputs = [{"last_hidden_state": encoder_outputs[str(number)]} for number in range(len(self.members))]
+        members = zip(self.members, weights, outputs, strict=True)
+        return EnsembleDecoder([member._incremental_decoder(*own, *settings, **more) for member, *own in members])
 
     def get_encoder(self, modality: str | None = None) -> MemberEncoders:
         """Returns the members' encoders as one."""
