@@ -17,10 +17,11 @@ from transformers.modeling_outputs import BaseModelOutput, Seq2SeqLMOutput
 
 from .incremental_vanilla_transformer import EnsembleDecoder
 
-# Padded source tokens a batch at most, as the memory of attention grows with the square of a line's length.
-MAX_TOKENS_A_BATCH = 16_384
-# The same for forced decoding, which has a row of the vocabulary's width for each target token at once.
-MAX_SCORED_TOKENS_A_BATCH = 2_048
+# Padded source tokens a batch, times the number of beams: on two cores, more brings no more speed, and on any device
+# caches and logits grow with it. `--batch-tokens` on the command line.
+BATCH_TOKENS = 4_096
+# Padded tokens in forced decoding, which has a row of the vocabulary's width for each target token at once.
+SCORED_TOKENS_A_BATCH = 2_048
 # transformers gives the score -1e9 to places that hold no hypothesis.
 NO_HYPOTHESIS = -1e8
 # What the members of an ensemble have in common, beside the tokenizer.
@@ -49,7 +50,8 @@ def translate(
     tokenizer: PreTrainedTokenizerBase,
     sentences: Sequence[str],
     *,
-    batch_size: int = 32,
+    batch_size: int | None = None,
+    batch_tokens: int = BATCH_TOKENS,
     progress: Callable[[int], object] | None = None,
     **options: Any,
 ) -> list[str]:
@@ -59,7 +61,8 @@ def translate(
         model: A model, or what `ensemble` made of several.
         tokenizer: Its tokenizer.
         sentences: The sentences, in any order of length.
-        batch_size: Sentences at a time; fewer where they are long.
+        batch_size: Sentences at a time at most; None: as many as `batch_tokens` allows.
+        batch_tokens: Padded source tokens at a time, times beams, at most; a longer sentence is a batch by itself.
         progress: Called with the number of sentences done since its last call.
         **options: For `generate()`, such as `num_beams` or `gnmt_length_penalty`.
 
@@ -68,10 +71,11 @@ def translate(
 
     Raises:
         TypeError: `sentences` is one string.
-        ValueError: The model is in training mode, `batch_size` is below 1, or `generate()` refuses an option or a
-            sentence.
+        ValueError: The model is in training mode, `batch_size` or `batch_tokens` is below 1, or `generate()` refuses
+            an option or a sentence.
     """
-    lists = decode(model, tokenizer, sentences, batch_size=batch_size, progress=progress, **options)
+    limits = {"batch_size": batch_size, "batch_tokens": batch_tokens}
+    lists = decode(model, tokenizer, sentences, progress=progress, **limits, **options)
     return [hypotheses[0].text for hypotheses in lists]
 
 
@@ -81,7 +85,8 @@ def decode(
     sentences: Sequence[str],
     *,
     n_best: int | None = None,
-    batch_size: int = 32,
+    batch_size: int | None = None,
+    batch_tokens: int = BATCH_TOKENS,
     progress: Callable[[int], object] | None = None,
     **options: Any,
 ) -> list[list[Hypothesis]]:
@@ -92,7 +97,8 @@ def decode(
         tokenizer: Its tokenizer.
         sentences: The sentences.
         n_best: Hypotheses a sentence, of a beam search at least as wide. None: the best alone, without its score.
-        batch_size: Sentences at a time; fewer where they are long.
+        batch_size: As in `translate`.
+        batch_tokens: As in `translate`.
         progress: Called with the number of sentences done since its last call.
         **options: For `generate()`.
 
@@ -105,15 +111,18 @@ def decode(
         ValueError: As `translate`; or `n_best` is below 1 or above the number of beams, or there is but one beam.
     """
     _check_input(model, batch_size, sentences=sentences)
+    if batch_tokens < 1:
+        raise ValueError(f"batch_tokens is {batch_tokens}; it has to be 1 or more (the default: {BATCH_TOKENS:,})")
+    num_beams = options.get("num_beams") or model.generation_config.num_beams or 1
     if n_best is not None:
-        _check_n_best(n_best, options.get("num_beams") or model.generation_config.num_beams or 1)
+        _check_n_best(n_best, num_beams)
         options = {**options, "num_return_sequences": n_best}
     found = [[Hypothesis("", 0, None if n_best is None else 0.0)] for _ in sentences]
     filled = [index for index, sentence in enumerate(sentences) if sentence.strip()]
     if progress is not None and len(filled) < len(found):
         progress(len(found) - len(filled))
     token_ids = tokenizer([sentences[index] for index in filled])["input_ids"] if filled else []
-    for batch in batches([len(ids) for ids in token_ids], batch_size, MAX_TOKENS_A_BATCH):
+    for batch in batches([len(ids) for ids in token_ids], batch_size, batch_tokens // num_beams):
         lists = _decode_batch(model, tokenizer, [token_ids[place] for place in batch], options)
         for place, hypotheses in zip(batch, lists, strict=True):
             found[filled[place]] = hypotheses
@@ -122,12 +131,12 @@ def decode(
     return found
 
 
-def batches(lengths: Sequence[int], batch_size: int, max_tokens: int) -> Iterator[list[int]]:
+def batches(lengths: Sequence[int], batch_size: int | None, max_tokens: int) -> Iterator[list[int]]:
     """Groups sentences of like length, the longest first, so that memory that doesn't suffice shows at once.
 
     Args:
         lengths: Tokens of each sentence.
-        batch_size: Sentences a batch at most.
+        batch_size: Sentences a batch at most; None: any number.
         max_tokens: Padded tokens a batch at most; a sentence that is longer is a batch by itself.
 
     Yields:
@@ -201,12 +210,12 @@ def _check_n_best(n_best: int, num_beams: int) -> None:
         )
 
 
-def _check_input(model: PreTrainedModel, batch_size: int, **texts: Sequence[str]) -> None:
+def _check_input(model: PreTrainedModel, batch_size: int | None, **texts: Sequence[str]) -> None:
     for name, value in texts.items():
         if isinstance(value, str):
             raise TypeError(f"{name} is a string; give a list of strings, [text] for a single one")
-    if batch_size < 1:
-        raise ValueError(f"batch_size is {batch_size}; it has to be 1 or more")
+    if batch_size is not None and batch_size < 1:
+        raise ValueError(f"batch_size is {batch_size}; it has to be 1 or more, or None for no limit but batch_tokens")
     if model.training:
         raise ValueError("the model is in training mode, where dropout falsifies its output; call model.eval() first")
 
@@ -239,7 +248,7 @@ def score_targets(
     sources: Sequence[str],
     targets: Sequence[str],
     *,
-    batch_size: int = 32,
+    batch_size: int | None = None,
     progress: Callable[[int], object] | None = None,
 ) -> Likelihood:
     """Forces the model to write given targets and sums up how improbable it finds them.
@@ -249,7 +258,7 @@ def score_targets(
         tokenizer: Its tokenizer.
         sources: The sentences; an empty one is a source of `</s>` alone.
         targets: Their translations, in the same order; an empty one is `</s>` alone.
-        batch_size: Sentences at a time; fewer where they are long.
+        batch_size: Sentences at a time at most; fewer where they are long.
         progress: Called with the number of sentences done since its last call.
 
     Returns:
@@ -268,7 +277,7 @@ def score_targets(
     target_ids = tokenizer(text_target=list(targets))["input_ids"]
     lengths = [max(len(source), len(target)) for source, target in zip(source_ids, target_ids, strict=True)]
     total = 0.0
-    for batch in batches(lengths, batch_size, MAX_SCORED_TOKENS_A_BATCH):
+    for batch in batches(lengths, batch_size, SCORED_TOKENS_A_BATCH):
         total += _score_batch(model, tokenizer, [source_ids[i] for i in batch], [target_ids[i] for i in batch])
         if progress is not None:
             progress(len(batch))

@@ -140,10 +140,10 @@ def test_lines_of_standard_input_give_a_line_each_and_empty_ones_stay_empty(run,
 
 
 def test_order_holds_over_windows(run, tiny_checkpoint, monkeypatch):
-    monkeypatch.setattr(translate, "BATCHES_A_WINDOW", 1)
     options = ["--model", tiny_checkpoint, "--max-new-tokens", 4]
     _, whole, _ = run("translate", *options, *SENTENCES)
-    _, in_windows, _ = run("translate", *options, "--batch-size", 2, *SENTENCES)
+    monkeypatch.setattr(translate, "LINES_A_WINDOW", 2)
+    _, in_windows, _ = run("translate", *options, *SENTENCES)
     assert in_windows == whole
 
 
@@ -220,7 +220,7 @@ def test_out_of_memory_names_the_mend(run, tiny_checkpoint, monkeypatch):
     monkeypatch.setattr(translation, "translate", no_memory)
     code, _, err = run("translate", "--model", tiny_checkpoint, "nine")
     assert (code, err.count("\n")) == (2, 1)
-    assert "smaller --batch-size" in err
+    assert "smaller --batch-tokens" in err
 
 
 def test_ctrl_c_ends_quietly(run, tiny_checkpoint, monkeypatch):

@@ -12,9 +12,9 @@ import pytest
 import torch
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, T5Config, T5ForConditionalGeneration
 
-from hf_vanilla_transformer import VanillaTransformerTokenizerFast, cli
+from hf_vanilla_transformer import VanillaTransformerTokenizerFast, cli, translation
 from hf_vanilla_transformer.cli import evaluate
-from hf_vanilla_transformer.cli.common import UsageError, decoding_options
+from hf_vanilla_transformer.cli.common import BATCH_TOKENS, UsageError, decoding_options
 from hf_vanilla_transformer.metrics import compound_split_bleu, corpus_bleu, corpus_chrf, multi30k_bleu
 from hf_vanilla_transformer.translation import decode, ensemble, score_targets, translate
 
@@ -106,10 +106,12 @@ def test_figures_are_those_of_the_librarys_functions(run, checkpoints):
 
 
 def test_settings_tell_how_was_decoded(run):
+    assert BATCH_TOKENS == translation.BATCH_TOKENS
     run("--json", "defaults.json")
     settings = json.loads(Path("defaults.json").read_text())["results"][0]["decoding"]
     paper = {"num_beams": 4, "gnmt_length_penalty": 0.6, "max_extra_length": 50, "early_stopping": True}
-    assert settings == settings | paper | {"batch_size": 32, "dtype": "torch.float32", "max_new_tokens": None}
+    limits = {"batch_size": None, "batch_tokens": translation.BATCH_TOKENS, "max_new_tokens": None}
+    assert settings == settings | paper | limits | {"dtype": "torch.float32"}
 
     run(*OPTIONS, "--length-penalty", 1.5, "--dtype", "bfloat16", "--json", "given.json")
     settings = json.loads(Path("given.json").read_text())["results"][0]["decoding"]

@@ -203,7 +203,23 @@ def test_progress_counts_every_sentence(model, tokenizer):
 def test_batches_hold_every_sentence_once_by_length_within_both_limits():
     lengths = [3, 50, 20, 1, 20, 7, 8, 1, 1, 1]
     assert list(batches(lengths, 4, 40)) == [[1], [2, 4], [6, 5, 0, 3], [7, 8, 9]]
+    assert list(batches(lengths, None, 40)) == [[1], [2, 4], [6, 5, 0, 3, 7], [8, 9]]
     assert list(batches([], 4, 40)) == []
+
+
+@pytest.mark.parametrize("num_beams", [1, 2, 4])
+def test_batches_hold_as_many_tokens_as_are_allowed_for_all_beams_together(model, tokenizer, monkeypatch, num_beams):
+    lengths = [len(ids) for ids in tokenizer(SENTENCES)["input_ids"] if len(ids) > 1]
+    shapes, generate = [], model.generate
+    monkeypatch.setattr(
+        model, "generate", lambda **inputs: shapes.append(inputs["input_ids"].shape) or generate(**inputs)
+    )
+    translate(model, tokenizer, SENTENCES, batch_tokens=4 * max(lengths), num_beams=num_beams, max_new_tokens=2)
+    allowed = 4 * max(lengths) // num_beams
+    assert all(rows * length <= allowed or rows == 1 for rows, length in shapes)
+    expected = list(batches(lengths, None, allowed))
+    assert [rows for rows, _ in shapes] == [len(batch) for batch in expected]
+    assert len(shapes) > 1 or num_beams == 1
 
 
 # Forced decoding
@@ -431,6 +447,7 @@ def test_members_and_tokenizers_have_to_be_pairs(model, tokenizer, counts):
         ({"n_best": 5}, "n_best=5 needs a beam search of at least 5 beams, and num_beams is 4; raise"),
         ({"n_best": 1, "num_beams": 1}, "n_best=1 needs a beam search of at least 2 beams"),
         ({"batch_size": 0}, "batch_size is 0"),
+        ({"batch_tokens": 0}, "batch_tokens is 0; it has to be 1 or more"),
         ({"gnmt_length_penalty": -1.0}, "`gnmt_length_penalty` is -1.0"),
     ],
 )

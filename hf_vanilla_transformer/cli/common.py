@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+BATCH_TOKENS = 4_096  # of `translation`, which would take seconds to import; a test holds the two together
+
 
 class UsageError(Exception):
     """What the user can mend; the message says how. The command ends with it, one line and no traceback."""
@@ -113,7 +115,14 @@ def add_decoding_arguments(parser: argparse.ArgumentParser) -> None:
         "--max-new-tokens", type=positive, metavar="N", help="end a translation there (default: the model's own limit)"
     )
     parser.add_argument(
-        "--batch-size", type=positive, default=32, metavar="N", help="sentences at a time (default: %(default)s)"
+        "--batch-tokens",
+        type=positive,
+        default=BATCH_TOKENS,
+        metavar="N",
+        help="source tokens at a time, times the beam size (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--batch-size", type=positive, metavar="N", help="sentences at a time at most (default: no such limit)"
     )
     parser.add_argument("--device", help="cpu, cuda, cuda:1, mps ... (default: cuda where available, else cpu)")
     parser.add_argument(
@@ -158,7 +167,7 @@ def decoding_errors() -> Iterator[None]:
     try:
         yield
     except torch.OutOfMemoryError as error:
-        raise UsageError("the device's memory is too small; give a smaller --batch-size or --device cpu") from error
+        raise UsageError("the device's memory is too small; give a smaller --batch-tokens or --device cpu") from error
     except (ValueError, IndexError) as error:  # a line beyond learned positions, a tokenizer of another model ...
         raise UsageError(first_line(error)) from error
 

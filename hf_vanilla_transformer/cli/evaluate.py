@@ -192,6 +192,7 @@ def _result(arguments: argparse.Namespace, names: list[str], sources: list[str],
                 sources,
                 n_best=arguments.n_best,
                 batch_size=arguments.batch_size,
+                batch_tokens=arguments.batch_tokens,
                 progress=progress.update,
                 **options,
             )
@@ -219,8 +220,8 @@ def _settings(arguments: argparse.Namespace, model: "PreTrainedModel", options: 
     """How the model decodes, its own settings and those of the command line together."""
     config, _ = model._prepare_generation_config(None, **options)  # generate()'s own first step
     settings = {name: getattr(config, name, None) for name in DECODING_FIELDS}
-    where = {"batch_size": arguments.batch_size, "device": str(model.device), "dtype": str(model.dtype)}
-    return {**settings, **where}
+    limits = {"batch_size": arguments.batch_size, "batch_tokens": arguments.batch_tokens}
+    return {**settings, **limits, "device": str(model.device), "dtype": str(model.dtype)}
 
 
 # ---- What is shown and written ----

@@ -14,8 +14,8 @@ from .common import (
     load_model,
 )
 
-# Lines are sorted by length within this many batches, whose translations are then written.
-BATCHES_A_WINDOW = 50
+# So many lines are sorted by length and put into batches, and their translations then written.
+LINES_A_WINDOW = 5_000
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -41,12 +41,12 @@ def _translate(arguments: argparse.Namespace) -> None:
     from .. import translation
 
     tokenizer, model = load_model(arguments.model, arguments.device, arguments.dtype)
-    options = {"batch_size": arguments.batch_size, **decoding_options(arguments, model)}
-    window = BATCHES_A_WINDOW * arguments.batch_size
+    limits = {"batch_size": arguments.batch_size, "batch_tokens": arguments.batch_tokens}
+    options = {**limits, **decoding_options(arguments, model)}
     # disable=None: a bar if standard error is a terminal, and only then.
     with decoding_errors(), tqdm(total=len(sentences), unit=" sentences", disable=None, leave=False) as progress:
-        for start in range(0, len(sentences), window):
-            lines = sentences[start : start + window]
+        for start in range(0, len(sentences), LINES_A_WINDOW):
+            lines = sentences[start : start + LINES_A_WINDOW]
             translations = translation.translate(model, tokenizer, lines, progress=progress.update, **options)
             progress.write("\n".join(translations))
 
