@@ -347,7 +347,7 @@ class DecodingMixin:
         return weights_of(self, compute_type)  # type: ignore[arg-type]
 
     def _encode(self, weights: Any, input_ids: Tensor, mask: Tensor | None) -> Any:
-        return BaseModelOutput(encode(weights, input_ids, mask))  # type: ignore[arg-type]
+        return BaseModelOutput(encode(weights, input_ids, mask))
 
     def _incremental_decoder(
         self, weights: Any, encoder_outputs: dict[str, Tensor], mask: Tensor | None, **settings: Any

@@ -423,7 +423,7 @@ class IncrementalDecoder:
         """
         past, heads = self.past[:, : self.length, : self.num_rows], self.weights.heads
         parts = past.split_with_sizes(self.weights.qkv_sizes[1:], dim=-1)
-        keys, values = (part.unflatten(-1, (heads, -1)).permute(0, 2, 3, 1, 4).unbind() for part in parts)
+        keys, values = (part.view(*part.shape[:-1], heads, -1).permute(0, 2, 3, 1, 4).unbind() for part in parts)
         return zip(past[:, -1].unbind(), keys, values, strict=True)
 
     def _attend_to_past(self, past: tuple[Tensor, Tensor, Tensor], layer: LayerWeights, x: Tensor) -> Tensor:
@@ -477,7 +477,7 @@ def _copy(sources: Sequence[int], *tensors: Tensor, dim: int) -> None:
     moves = [(source, target) for target, source in enumerate(sources) if source != target]
     if moves:
         froms, tos = torch.tensor(moves, device=tensors[0].device).unbind(dim=1)
-        before = (slice(None),) * dim
+        before: Any = (slice(None),) * dim
         for tensor in tensors:
             tensor[(*before, tos)] = tensor[(*before, froms)]
 

@@ -1,6 +1,5 @@
 """Section 5 of "Attention Is All You Need" on transformers' Seq2SeqTrainer."""
 
-import ctypes
 import inspect
 import math
 import platform
@@ -24,6 +23,7 @@ from transformers.trainer_utils import EvalLoopOutput
 
 from .batching import TokenBudgetBatchSampler, TokenBudgetStream
 from .data import lengths_of
+from .memory import keep_freed_memory
 from .metrics import Score, corpus_bleu, corpus_chrf
 from .model_card import Evaluation, Recipe, RunFacts, Sample, fill_model_card
 from .recipe import VanillaTransformerTrainingArguments
@@ -39,23 +39,6 @@ def paper_learning_rate(d_model: int, warmup_steps: int, factor: float = 1.0) ->
     the first update has step 0 and so no effect.
     """
     return factor * (d_model * warmup_steps) ** -0.5
-
-
-def keep_freed_memory() -> bool:
-    """Lets glibc keep freed blocks for the next update, in place of giving each back to the system and asking anew.
-
-    Fresh pages have to be zeroed, which on a CPU takes longer than much of the arithmetic on them. The process then
-    holds its peak memory until it ends.
-
-    Returns:
-        Whether this process has glibc, which alone knows the settings.
-    """
-    try:
-        mallopt = ctypes.CDLL("libc.so.6").mallopt
-    except (OSError, AttributeError):
-        return False
-    trim_threshold, top_pad, mmap_max = -1, -2, -4  # M_... of malloc.h
-    return all((mallopt(mmap_max, 0), mallopt(trim_threshold, -1), mallopt(top_pad, 64 << 20)))
 
 
 class VanillaTransformerTrainer(ShardingTrainer):
@@ -74,6 +57,12 @@ class VanillaTransformerTrainer(ShardingTrainer):
         self._can_skip_logits = "skip_logits" in inspect.signature(forward).parameters
         self._evaluated = _Sums()
         self._clock = _Clock()
+
+    def train(self, *args: Any, **kwargs: Any) -> Any:
+        """Trains as `Trainer.train` does; on a CPU, the process then keeps its memory until it ends."""
+        if self.args.device.type == "cpu":
+            keep_freed_memory()
+        return super().train(*args, **kwargs)
 
     def get_train_dataloader(self) -> DataLoader[Any]:
         """Batches within `per_device_train_batch_tokens`, this process's part of them."""

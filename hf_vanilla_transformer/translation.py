@@ -74,8 +74,8 @@ def translate(
         ValueError: The model is in training mode, `batch_size` or `batch_tokens` is below 1, or `generate()` refuses
             an option or a sentence.
     """
-    limits = {"batch_size": batch_size, "batch_tokens": batch_tokens}
-    lists = decode(model, tokenizer, sentences, progress=progress, **limits, **options)
+    options |= {"batch_size": batch_size, "batch_tokens": batch_tokens, "progress": progress}
+    lists = decode(model, tokenizer, sentences, **options)
     return [hypotheses[0].text for hypotheses in lists]
 
 

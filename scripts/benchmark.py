@@ -4,6 +4,7 @@
     python scripts/benchmark.py train --config tiny --end-to-end --data_dir multi30k_tok
     python scripts/benchmark.py generate --config base --json generate.json --chart generate.png
     python scripts/benchmark.py generate --growth growth/
+    python scripts/benchmark.py translate --model outputs/multi30k_tiny --input test_2016_flickr.en
 
 Contenders take turns, A B A B, on the same random batches, each in a process of its own. Every figure is a median of
 rounds; read ratios, as machines have other things to do. docs/performance.md says what is compared with what.
@@ -20,7 +21,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
-from benchmarking import end_to_end, growth
+from benchmarking import end_to_end, growth, programs
 from benchmarking.decoding import decoding_entrants
 from benchmarking.report import Report, draw, new_figure
 from benchmarking.training import training_entrants
@@ -76,7 +77,7 @@ PEERS = {
     "joeynmt": Peer("joeynmt", False, False, "there is no adapter for it in scripts/benchmarking"),
     "opennmt": Peer("onmt", False, False, "there is no adapter for it in scripts/benchmarking"),
 }
-DEFAULT_PEERS = {"train": "marian,torch", "generate": "marian,ctranslate2"}
+DEFAULT_PEERS = {"train": "marian,torch", "generate": "marian,ctranslate2", "translate": "ctranslate2"}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -91,15 +92,24 @@ def main(arguments: Sequence[str] | None = None) -> None:
             files = growth.write_growth(found, options.growth)
             print("\n".join(map(str, files)))
             return
-        report = measure(options)
+        report = translate(options) if options.command == "translate" else measure(options)
     except (BenchmarkError, BatchingError) as error:
         raise SystemExit(f"benchmark.py: {error}") from error
     print(report)
     if options.json:
         options.json.parent.mkdir(parents=True, exist_ok=True)
         options.json.write_text(report.to_json() + "\n")
-    if options.chart:
+    if options.chart and isinstance(report, Report):
         draw(report, options.chart)
+
+
+def translate(options: argparse.Namespace) -> programs.Programs:
+    """Lets whole programs translate a file."""
+    peers, left_out = choose_peers(options.peers, "generate")
+    for name, reason in left_out.items():
+        say(f"left out: {name}, {reason}")
+    work = (options.num_beams, options.max_new_tokens, options.rounds, options.threads or torch.get_num_threads())
+    return programs.measure_programs(options.model, options.input, *work, peers, say)
 
 
 def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -118,7 +128,7 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     common.add_argument("--chart", type=Path, metavar="F.png", help="picture to draw")
     common.add_argument("--same-process", action="store_true", help="all in one process: no peak memory, one allocator")
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    commands = parser.add_subparsers(dest="command", required=True, metavar="train|generate")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="train|generate|translate")
     train = commands.add_parser("train", parents=[common], help="updates: target tokens a second")
     train.add_argument("--tokens", type=positive, help="target tokens a batch (default: 2,048; on CUDA 25,000)")
     train.add_argument("--end-to-end", action="store_true", help="our trainer against the stock one, on files")
@@ -126,6 +136,18 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     train.add_argument("--updates", type=positive, default=20, help="of a turn, end to end (default: 20)")
     generate = commands.add_parser("generate", parents=[common], help="translations: output tokens a second")
     generate.add_argument("--growth", type=Path, metavar="FOLDER", help="plot how cost grows with each size instead")
+    translate = commands.add_parser("translate", help="programs that translate a file: sentences a second")
+    translate.add_argument("--model", required=True, help="folder of a checkpoint of ours")
+    translate.add_argument("--input", type=Path, required=True, help="file with a sentence a line")
+    translate.add_argument("--num-beams", type=positive, default=4, help="beam size (default: 4)")
+    translate.add_argument(
+        "--max-new-tokens", type=positive, default=100, help="end a translation there (default: 100)"
+    )
+    translate.add_argument("--peers", help="ctranslate2 or none (default: ctranslate2)")
+    translate.add_argument("--rounds", type=positive, default=5, help="turns of each that count (default: 5)")
+    translate.add_argument("--threads", type=positive, help="of each program (default: torch's)")
+    translate.add_argument("--json", type=Path, metavar="F.json", help="file to write all figures to")
+    translate.set_defaults(device="cpu", dtype="float32", chart=None)
     options = parser.parse_args(arguments)
     options.device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
     options.dtype = options.dtype or ("float32" if options.device == "cpu" else "bfloat16")

@@ -12,11 +12,15 @@ import numpy as np
 import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
+from transformers import AutoTokenizer
+
+from hf_vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
+from hf_vanilla_transformer.translation import translate
 
 sys.path.append(str(Path(__file__).parents[1] / "scripts"))  # where Python looks when it runs the script
 
 import benchmark
-from benchmarking import decoding, growth, models, training, work, workers
+from benchmarking import decoding, growth, models, programs, training, work, workers
 from benchmarking.floor import DecodingFloor, TrainingFloor
 from benchmarking.report import Report
 
@@ -141,7 +145,8 @@ def test_errors_name_the_mend(arguments, complaint):
     [
         (["train", "--config", "huge"], "invalid choice: 'huge'"),
         (["generate", "--rounds", "0"], "0 is too few; give 1 or more"),
-        (["translate"], "invalid choice: 'translate'"),
+        (["translate"], "the following arguments are required: --model, --input"),
+        (["decode"], "invalid choice: 'decode'"),
     ],
 )
 def test_the_command_line_is_checked(arguments, complaint, capsys):
@@ -371,3 +376,85 @@ def test_processes_of_their_own_have_a_peak_memory():
     assert 1_000_000 < peak < 1_000_000_000
     worker.stop()
     assert not worker.process.is_alive()
+
+
+# Whole programs
+
+
+def checkpoint(folder, tokenizer, **fields):
+    torch.manual_seed(1)
+    config = VanillaTransformerConfig(**{**CHECKPOINT, "vocab_size": len(tokenizer), **fields})
+    model = VanillaTransformerForConditionalGeneration(config).eval()
+    with torch.no_grad():  # so that translations differ from one another
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.3)
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return model
+
+
+CHECKPOINT = {"d_model": 32, "encoder_layers": 2, "decoder_layers": 1, "encoder_ffn_dim": 48, "decoder_ffn_dim": 48}
+CHECKPOINT |= {"encoder_attention_heads": 4, "decoder_attention_heads": 4, "layer_norm_eps": 1e-5}
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_a_checkpoint_as_marian(tmp_path, tiny_checkpoint, bias):
+    tokenizer = AutoTokenizer.from_pretrained(tiny_checkpoint)
+    ours = checkpoint(tmp_path, tokenizer, attention_bias=bias, position_encoding="marian")
+    marian = programs.marian_of(ours)
+    inputs = {"input_ids": torch.randint(3, 200, (3, 7)), "decoder_input_ids": torch.randint(3, 200, (3, 5))}
+    with torch.no_grad():
+        torch.testing.assert_close(ours(**inputs).logits, marian(**inputs).logits)
+
+
+@pytest.mark.parametrize("fields", [{"norm_position": "pre"}, {"tie_word_embeddings": False}, {"output_bias": True}])
+def test_what_marian_cannot_be(tmp_path, tiny_checkpoint, fields):
+    ours = checkpoint(tmp_path, AutoTokenizer.from_pretrained(tiny_checkpoint), **fields)
+    with pytest.raises(work.BenchmarkError, match=r"^--model (is no post-norm model|has what Marian hasn't: )"):
+        programs.marian_of(ours)
+
+
+@pytest.mark.parametrize("content", [None, ""])
+def test_a_file_to_translate_has_lines(tmp_path, tiny_checkpoint, content):
+    file = tmp_path / "in.en"
+    if content is not None:
+        file.write_text(content)
+    with pytest.raises(SystemExit, match=r"in\.en has no line; give a file with a sentence a line"):
+        benchmark.main(["translate", "--model", str(tiny_checkpoint), "--input", str(file)])
+
+
+@pytest.mark.slow
+def test_programs_that_translate_a_file(tmp_path, tiny_checkpoint, capsys):
+    (tmp_path / "in.en").write_text("nine\nhalf past nine\n")
+    arguments = ["--model", str(tiny_checkpoint), "--input", str(tmp_path / "in.en"), "--rounds", "1", "--threads", "1"]
+    arguments += ["--max-new-tokens", "4", "--json", str(tmp_path / "F.json"), "--peers", "ctranslate2"]
+    benchmark.main(["translate", *arguments])
+    out, err = capsys.readouterr()
+    assert "left out: ctranslate2, not installed" in err
+    found = json.loads((tmp_path / "F.json").read_text())
+    assert found["sentences"] == 2
+    assert list(found["seconds"]) == ["ours", "ours, int8"]
+    assert all(len(seconds) == 1 and seconds[0] > 0 for seconds in found["seconds"].values())
+    assert found["different"]["ours"] == 0
+    assert "sentences/s" in out
+
+
+def test_a_program_that_fails_ends_the_run(tmp_path):
+    file = tmp_path / "in.en"
+    file.write_text("nine\n")
+    with pytest.raises(work.BenchmarkError, match="a program failed: vanilla-transformer: error: "):
+        programs.measure_programs(str(tmp_path), file, 1, 4, 1, 1, [], lambda what: None)
+
+
+def test_ctranslate2_translates_a_checkpoint_as_we_do(tmp_path, tiny_checkpoint):
+    ctranslate2 = pytest.importorskip("ctranslate2")
+    tokenizer = AutoTokenizer.from_pretrained(tiny_checkpoint)
+    ours = checkpoint(tmp_path / "ours", tokenizer)
+    programs.convert(str(tmp_path / "ours"), tmp_path, ("float32",))
+    lines = ["nine", "half past nine on the fourth of May", "drei Euro und fünf Cent"]
+    words = [tokenizer.convert_ids_to_tokens(ids) for ids in tokenizer(lines)["input_ids"]]
+    options = {"beam_size": 2, "max_decoding_length": 8, "length_penalty": 0.0}
+    translator = ctranslate2.Translator(str(tmp_path / "float32"), "cpu")
+    found = [result.hypotheses[0] for result in translator.translate_batch(words, **options)]
+    theirs = [tokenizer.decode(tokenizer.convert_tokens_to_ids(one)) for one in found]
+    assert theirs == translate(ours, tokenizer, lines, num_beams=2, gnmt_length_penalty=0.0, max_new_tokens=8)

@@ -356,7 +356,7 @@ def test_the_card_of_a_trainer(tiny_checkpoint, tmp_path):
 
 def test_glibc_keeps_freed_memory():
     """In a process of its own, as it can't be undone."""
-    code = "from hf_vanilla_transformer.training import keep_freed_memory as k; raise SystemExit(0 if k() else 3)"
+    code = "from hf_vanilla_transformer.memory import keep_freed_memory as k; raise SystemExit(0 if k() else 3)"
     expected = 0 if platform.libc_ver()[0] == "glibc" else 3
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == expected
 

@@ -192,6 +192,7 @@ def load_model(name: str, device: str | None, dtype: str | None) -> tuple["PreTr
     from transformers.utils import logging
 
     from .. import register
+    from ..memory import keep_freed_memory
 
     register()
     logging.set_verbosity_error()  # standard error is for what the user can mend
@@ -201,6 +202,8 @@ def load_model(name: str, device: str | None, dtype: str | None) -> tuple["PreTr
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:
         raise UsageError(f"--device {device} can't be used here ({first_line(error)}); try --device cpu") from error
+    if torch.device(device).type == "cpu":
+        keep_freed_memory()
     try:
         tokenizer = AutoTokenizer.from_pretrained(name)
         model = AutoModelForSeq2SeqLM.from_pretrained(name, dtype=dtype or "auto")

@@ -123,11 +123,9 @@ class _Run:
         from transformers import set_seed
 
         from ..checkpoints import last_whole_checkpoint
-        from ..training import keep_freed_memory, run_facts
+        from ..training import run_facts
         from .finish import finish_run
 
-        if self.args.device.type == "cpu":
-            keep_freed_memory()
         set_seed(self.args.seed)
         _be_quiet()
         if self.main and not self.resume:

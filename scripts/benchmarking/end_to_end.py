@@ -142,5 +142,5 @@ def entrants(
 ) -> list[Entrant]:
     """Ours, and Marian."""
     work = {"size": size, "folder": folder, "tokens": tokens, "updates": updates, "device": device, "dtype": dtype}
-    ours = Entrant("ours", partial(EndToEnd, "ours", **work), keep_freed_memory=device == "cpu")
+    ours = Entrant("ours", partial(EndToEnd, "ours", **work))
     return [ours, Entrant("marian", partial(EndToEnd, "marian", **work))] if with_marian else [ours]

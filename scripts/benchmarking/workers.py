@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from transformers.utils import logging
 
-from hf_vanilla_transformer.training import keep_freed_memory
+from hf_vanilla_transformer.memory import keep_freed_memory
 
 from .work import BenchmarkError
 

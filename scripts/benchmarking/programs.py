@@ -1,0 +1,191 @@
+"""Whole programs that translate a file: start, loading, translation and output together, as a user waits for it."""
+
+import dataclasses
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, MarianConfig, MarianMTModel
+
+from . import models
+from .report import describe_machine
+from .work import BenchmarkError
+
+# The smallest program that translates with CTranslate2; like ours, it cares for the order of lines and for batches.
+CTRANSLATE2 = """
+import sys
+import ctranslate2
+from tokenizers import Tokenizer
+folder, compute_type, beams, longest, threads = sys.argv[1:]
+tokenizer = Tokenizer.from_file(folder + "/marian/tokenizer.json")
+settings = {"compute_type": compute_type, "intra_threads": int(threads)}
+model = ctranslate2.Translator(folder + "/" + compute_type, "cpu", **settings)
+lines = [encoding.tokens for encoding in tokenizer.encode_batch(sys.stdin.read().splitlines())]
+options = {"beam_size": int(beams), "max_decoding_length": int(longest), "length_penalty": 0.0}
+for result in model.translate_batch(lines, max_batch_size=2048, batch_type="tokens", **options):
+    print(tokenizer.decode([tokenizer.token_to_id(token) for token in result.hypotheses[0]]))
+"""
+
+
+@dataclass
+class Programs:
+    """How long programs took to translate a file.
+
+    Attributes:
+        settings: Of the run.
+        sentences: Lines of the file.
+        seconds: Program -> of each round.
+        different: Program -> lines that aren't those of our float32.
+        machine: What figures depend on.
+    """
+
+    settings: dict[str, Any]
+    sentences: int
+    seconds: dict[str, list[float]]
+    different: dict[str, int]
+    machine: dict[str, Any] = field(default_factory=describe_machine)
+
+    def to_json(self) -> str:
+        """Everything."""
+        return json.dumps(dataclasses.asdict(self), indent=1)
+
+    def __str__(self) -> str:
+        lines = [f"translate: {self.sentences:,} sentences", ", ".join(f"{k} {v}" for k, v in self.settings.items())]
+        lines += [f"on {', '.join(f'{k} {v}' for k, v in self.machine.items())}", ""]
+        width = max(map(len, self.seconds))
+        lines.append(f"{'':{width}}  seconds   from     to  sentences/s  other lines")
+        for name, seconds in self.seconds.items():
+            median = statistics.median(seconds)
+            figures = f"{median:7.2f}{min(seconds):7.2f}{max(seconds):7.2f}{self.sentences / median:13.1f}"
+            lines.append(f"{name:{width}}  {figures}{self.different[name]:13,}")
+        return "\n".join(lines)
+
+
+def measure_programs(
+    model: str, file: Path, beams: int, longest: int, rounds: int, threads: int, peers: Sequence[str], say: Any
+) -> Programs:
+    """Lets programs translate a file in turns, after one turn that doesn't count.
+
+    Args:
+        model: A checkpoint's folder.
+        file: A sentence a line.
+        beams: Beam size; scores are log-probabilities without a length penalty, as the formulas differ.
+        longest: Tokens of a translation at most.
+        rounds: Turns of each program that count.
+        threads: Of each program.
+        peers: "ctranslate2" or nothing.
+        say: Told what is going on.
+
+    Raises:
+        BenchmarkError: There is no such file, it is empty, or a program fails.
+    """
+    if not file.is_file() or not (sentences := len(file.read_text(encoding="utf-8").splitlines())):
+        raise BenchmarkError(f"--input {file} has no line; give a file with a sentence a line")
+    options = ["--num-beams", beams, "--max-new-tokens", longest, "--length-penalty", 0]
+    ours = [sys.executable, "-m", "hf_vanilla_transformer", "translate", "--model", model, *options, "--device", "cpu"]
+    commands = {"ours": ours, "ours, int8": [*ours, "--compute-type", "int8"]}
+    with tempfile.TemporaryDirectory() as folder:
+        if "ctranslate2" in peers:
+            say("converting for ctranslate2")
+            convert(model, Path(folder), ("float32", "int8"))
+            for name, compute_type in {"ctranslate2": "float32", "ctranslate2, int8": "int8"}.items():
+                settings = [folder, compute_type, beams, longest, threads]
+                commands[name] = [sys.executable, "-c", CTRANSLATE2, *settings]
+        seconds: dict[str, list[float]] = {name: [] for name in commands}
+        outputs: dict[str, list[str]] = {}
+        for number in range(rounds + 1):
+            for name, command in commands.items():
+                say(f"round {number} of {rounds}, {name}" if number else f"warming up {name}")
+                took, outputs[name] = _run(command, file, threads)
+                if number:
+                    seconds[name].append(took)
+    pairs = {name: zip(lines, outputs["ours"], strict=True) for name, lines in outputs.items()}
+    different = {name: sum(one != other for one, other in both) for name, both in pairs.items()}
+    given = {"model": Path(model).name, "input": file.name, "beams": beams, "longest": longest, "rounds": rounds}
+    return Programs({**given, "threads": threads}, sentences, seconds, different)
+
+
+def _run(command: Sequence[Any], file: Path, threads: int) -> tuple[float, list[str]]:
+    environment = {**os.environ, "OMP_NUM_THREADS": str(threads), "HF_HUB_OFFLINE": "1"}
+    with file.open("rb") as lines:
+        began = time.perf_counter()
+        done = subprocess.run(list(map(str, command)), stdin=lines, capture_output=True, env=environment, check=False)
+        took = time.perf_counter() - began
+    if done.returncode:
+        raise BenchmarkError(f"a program failed: {done.stderr.decode().strip().splitlines()[-1]}")
+    return took, done.stdout.decode().splitlines()
+
+
+def convert(model: str, folder: Path, compute_types: Sequence[str]) -> None:
+    """Writes a checkpoint of ours in CTranslate2's format, a folder for each type, by way of Marian.
+
+    Raises:
+        BenchmarkError: Marian can't have such a model.
+    """
+    ours = AutoModelForSeq2SeqLM.from_pretrained(model).eval()
+    marian_of(ours).save_pretrained(folder / "marian")
+    AutoTokenizer.from_pretrained(model).save_pretrained(folder / "marian")
+    transformers: Any = import_module("ctranslate2.converters.transformers")
+    bart = transformers.BartLoader
+
+    class Loader(transformers.MarianMTLoader):  # type: ignore[misc, name-defined]
+        """CTranslate2's own for Marian, but for positions, padding and what a target begins with, which are ours."""
+
+        _remove_pad_weights: Callable[..., None] = staticmethod(lambda spec: None)
+        get_vocabulary, set_decoder = bart.get_vocabulary, bart.set_decoder
+
+        def set_position_encodings(self, spec: Any, module: Any) -> None:
+            spec.encodings = ours.get_encoder().embed_positions.table.numpy()
+
+        def set_config(self, config: Any, model: Any, tokenizer: Any) -> None:
+            bart.set_config(self, config, model, tokenizer)
+            config.layer_norm_epsilon = ours.config.layer_norm_eps
+            config.unk_token = tokenizer.pad_token  # there is none, and it wants one
+
+    known = transformers._MODEL_LOADERS
+    before = known["MarianConfig"]
+    known["MarianConfig"] = Loader()
+    try:
+        converter = transformers.TransformersConverter(str(folder / "marian"))
+        for compute_type in compute_types:
+            converter.convert(str(folder / compute_type), quantization=compute_type)
+    finally:
+        known["MarianConfig"] = before
+
+
+MARIAN_FIELDS = ("vocab_size", "d_model", "encoder_layers", "decoder_layers", "activation_function")
+MARIAN_FIELDS += ("encoder_attention_heads", "decoder_attention_heads", "encoder_ffn_dim", "decoder_ffn_dim")
+MARIAN_FIELDS += ("pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id", "scale_embedding")
+
+
+def marian_of(ours: Any) -> MarianMTModel:
+    """Marian with the weights of a checkpoint of ours, biases that ours hasn't 0; its positions stay Marian's own.
+
+    Raises:
+        BenchmarkError: Marian can't have such a model.
+    """
+    config = ours.config
+    if config.norm_position != "post" or not config.tie_word_embeddings or config.decoder_vocab_size is not None:
+        raise BenchmarkError(
+            "--model is no post-norm model with one matrix for all embeddings, so Marian can't have it"
+        )
+    fields = {name: getattr(config, name) for name in MARIAN_FIELDS}
+    marian = MarianMTModel(MarianConfig(**fields, forced_eos_token_id=None)).eval()
+    with torch.no_grad():
+        for parameter in marian.parameters():
+            if parameter.ndim == 1:
+                parameter.zero_()
+    unknown, _ = models.load_ours_into_marian(ours, marian)
+    if unknown:
+        raise BenchmarkError(f"--model has what Marian hasn't: {', '.join(unknown)}")
+    return marian
