@@ -14,7 +14,7 @@ These options of `GenerationConfig` are ours, as the paper's decoding can't be s
   that has ended, p_ij being how much its token j attends to source token i (last layer, mean of the heads).
 - `max_extra_length` (int): a sentence gets at most as many new tokens as its source has, plus this number, whatever
   batch it is in. `max_new_tokens` or `max_length`, where given, take its place.
-- `output_alignments` (bool): beam search returns that attention as `alignments`; see `BeamSearchOutput`.
+- `output_alignments` (bool): the output has that attention as `alignments`; see `BeamSearchOutput`.
 - `compute_type` ("default" or "int8"): how weights are kept for decoding; see `COMPUTE_TYPES`.
 
 And `generate(..., progress=function)` calls the function with the number of sentences found since its last call.
@@ -35,7 +35,7 @@ from transformers.modeling_outputs import BaseModelOutput
 from transformers.utils import logging
 
 from .incremental_vanilla_transformer import COMPUTE_TYPES, IncrementalDecoder, encode, weights_of, why_not
-from .search_vanilla_transformer import BeamRules, BeamSearch, beam_search, greedy_search
+from .search_vanilla_transformer import BeamRules, BeamSearch, beam_search, greedy_search, ignore
 
 logger = logging.get_logger(__name__)
 _reported: set[str] = set()  # why transformers' own loop was taken, so far
@@ -106,7 +106,7 @@ class DecodingMixin:
         given = {**(generation_config.to_dict() if generation_config is not None else {}), **kwargs}
         # Ours are no attributes of a bare GenerationConfig, so they are taken out before it is asked for them.
         ours = {name: kwargs.pop(name) for name in OWN_OPTIONS if name in kwargs}
-        progress = kwargs.pop("progress", None)
+        progress = kwargs.pop("progress", None) or ignore
         config, model_kwargs = super()._prepare_generation_config(generation_config, *args, **kwargs)  # type: ignore[misc]
         for name, value in ours.items():
             setattr(config, name, value)
@@ -117,7 +117,7 @@ class DecodingMixin:
             given.get("max_extra_length") is None and _limits_length(configured, FILLED_IN_MAX_LENGTH)
         ):
             config.max_extra_length = None
-        config._progress = None if progress is None else lambda number: progress(number)  # functions are not copied
+        config._progress = lambda number: progress(number)  # a function is not copied with a configuration
         config._source_mask = model_kwargs.get("attention_mask")  # for `_prepare_generated_length`
         _validate(config)
         return config, model_kwargs
@@ -286,24 +286,24 @@ class DecodingMixin:
             sampled = super()._sample(*settings, **others)  # type: ignore[misc]
             _report_all(generation_config, len(input_ids))
             return sampled
-        if getattr(generation_config, "output_alignments", None):
-            raise ValueError(
-                "`output_alignments` can't be had here, as there is but one beam; leave it out, or take two."
-            )
-        found = greedy_search(
+        keeps_attention = getattr(generation_config, "output_alignments", None) or False
+        found, attention = greedy_search(
             batch.decoder,
             batch.prompts,
             batch.max_new_tokens,
             batch.ends,
             logits_processor or None,
-            None if streamer is None else lambda token: streamer.put(torch.tensor([token])),
+            ignore if streamer is None else lambda token: streamer.put(torch.tensor([token])),
+            keeps_attention,
             generation_config._progress,
         )
         if streamer is not None:
             streamer.end()
         padding = generation_config._pad_token_tensor
         sequences = _fill(found, batch.prompts, 0 if padding is None else int(padding))
-        return GenerateEncoderDecoderOutput(sequences) if generation_config.return_dict_in_generate else sequences
+        alignments = _padded([torch.stack(rows) for rows in attention]) if keeps_attention else None
+        output = GreedySearchOutput(sequences, alignments=alignments)
+        return output if generation_config.return_dict_in_generate else sequences
 
     def _incremental_batch(
         self,
@@ -373,6 +373,17 @@ class IncrementalBatch:
 
 
 @dataclass
+class GreedySearchOutput(GenerateEncoderDecoderOutput):
+    """What transformers' greedy search returns, with alignments.
+
+    Attributes:
+        alignments: As of `BeamSearchOutput`, (B, T, S).
+    """
+
+    alignments: Tensor | None = None
+
+
+@dataclass
 class BeamSearchOutput(GenerateBeamEncoderDecoderOutput):
     """What transformers' beam search returns, with alignments.
 
@@ -404,13 +415,16 @@ def _beam_output(
             if attention:
                 rows = [kept[step.row] for kept, step in zip(attention, steps, strict=False)]
                 alignments.append(torch.stack(rows) if rows else attention[0][:0])
-    pad = torch.nn.utils.rnn.pad_sequence
     return BeamSearchOutput(
         sequences=_fill(tokens, prompts.repeat_interleave(config.num_return_sequences, dim=0), _filling(config)),
         sequences_scores=torch.tensor(scores, device=device),
-        beam_indices=pad(beam_indices, batch_first=True, padding_value=-1).to(device),
-        alignments=pad(alignments, batch_first=True) if attention else None,
+        beam_indices=_padded(beam_indices, -1).to(device),
+        alignments=_padded(alignments) if attention else None,
     )
+
+
+def _padded(rows: list[Tensor], filling: int = 0) -> Tensor:
+    return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=filling)
 
 
 def _filling(config: GenerationConfig) -> int:
@@ -483,8 +497,7 @@ def _refuse_own_options(config: GenerationConfig, reason: str) -> None:
 
 def _report_all(config: GenerationConfig, num_rows: int) -> None:
     """Tells a progress callback that a whole batch is done."""
-    if config._progress is not None:
-        config._progress(num_rows // max(config.num_beams, config.num_return_sequences))
+    config._progress(num_rows // max(config.num_beams, config.num_return_sequences))
 
 
 def _limits_length(options: dict[str, Any], default: int | None = None) -> bool:

@@ -97,8 +97,14 @@ def _finish(y: Tensor, residual: Tensor | None, relu: bool) -> Tensor:
 def _kind_of_linear(compute_type: str, weight: Tensor) -> Callable[[Tensor, Tensor | None], Linear]:
     if compute_type == "int8":
         return Int8Linear
-    is_float32_on_cpu = weight.device.type == "cpu" and weight.dtype == torch.float32
-    return PackedLinear if is_float32_on_cpu and torch._C._get_mkldnn_enabled() and HAS_ONEDNN else PlainLinear
+    return PackedLinear if _can_be_packed(weight) else PlainLinear
+
+
+def _can_be_packed(weight: Tensor) -> bool:
+    if weight.device.type != "cpu" or not HAS_ONEDNN or not torch._C._get_mkldnn_enabled():
+        return False
+    is_fast_bfloat16 = weight.dtype == torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    return bool(weight.dtype == torch.float32 or is_fast_bfloat16)
 
 
 # ---- Weights ----

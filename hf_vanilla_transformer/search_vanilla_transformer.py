@@ -156,6 +156,10 @@ Processor = Callable[[Tensor, Tensor], Tensor]
 Progress = Callable[[int], object]
 
 
+def ignore(value: int) -> None:
+    """For what nobody has asked for."""
+
+
 @torch.no_grad()
 def beam_search(
     decoder: Any,
@@ -164,7 +168,7 @@ def beam_search(
     rules: BeamRules,
     process: Processor | None = None,
     keep_attention: bool = False,
-    progress: Progress | None = None,
+    progress: Progress = ignore,
 ) -> tuple[list[BeamSearch], list[Tensor]]:
     """Searches for the translations of a batch, each sentence by itself; those that are found leave the batch.
 
@@ -200,7 +204,7 @@ def beam_search(
         )
         found = best_continuations(log_probabilities, scores, len(live), num_candidates)
         going_on = _extend(live, found, length, penalties)
-        if progress is not None and len(going_on) < len(live):
+        if len(going_on) < len(live):
             progress(len(live) - len(going_on))
         if not going_on:
             break
@@ -237,9 +241,10 @@ def greedy_search(
     max_new_tokens: Sequence[int],
     ends: frozenset[int],
     process: Processor | None = None,
-    on_token: Callable[[int], object] | None = None,
-    progress: Progress | None = None,
-) -> list[list[int]]:
+    on_token: Callable[[int], object] = ignore,
+    keep_attention: bool = False,
+    progress: Progress = ignore,
+) -> tuple[list[list[int]], list[list[Tensor]]]:
     """Takes the most probable token at each step; sentences that are at their end leave the batch.
 
     Args:
@@ -249,13 +254,15 @@ def greedy_search(
         ends: Tokens that end a translation.
         process: Changes logits, as in `beam_search`.
         on_token: Called with each token of a batch of one sentence.
+        keep_attention: Whether `decoder.attention` is wanted.
         progress: Called with the number of sentences that were found since the last call.
 
     Returns:
-        New tokens of each sentence.
+        New tokens of each sentence; and the attention of each of them, (S,), where it was wanted.
     """
     tokens = _read_prompts(decoder, prompts)
     found: list[list[int]] = [[] for _ in max_new_tokens]
+    kept_attention: list[list[Tensor]] = [[] for _ in max_new_tokens]
     live = list(range(len(found)))  # the sentence of each row
     while True:
         logits = decoder.step(tokens)
@@ -265,11 +272,12 @@ def greedy_search(
         going_on = []
         for row, (sentence, token) in enumerate(zip(live, tokens.tolist(), strict=True)):
             found[sentence].append(token)
+            if keep_attention:
+                kept_attention[sentence].append(decoder.attention[row])
             if token not in ends and len(found[sentence]) < max_new_tokens[sentence]:
                 going_on.append(row)
-            if on_token is not None:
-                on_token(token)
-        if progress is not None and len(going_on) < len(live):
+            on_token(token)
+        if len(going_on) < len(live):
             progress(len(live) - len(going_on))
         if process is not None:
             prompts = torch.cat([prompts, tokens[:, None]], dim=1)
@@ -279,7 +287,7 @@ def greedy_search(
             rows = close_gaps(going_on)
             decoder.move(rows, rows)
             live, tokens, prompts = [live[row] for row in rows], tokens[rows], prompts[rows]
-    return found
+    return found, kept_attention
 
 
 def _read_prompts(decoder: Any, prompts: Tensor) -> Tensor:
@@ -358,4 +366,4 @@ def highest(logits: Tensor) -> Tensor:
     return block * BLOCK + inside
 
 
-__all__ = ["BeamRules", "BeamSearch", "beam_search", "best_continuations", "greedy_search", "highest"]
+__all__ = ["BeamRules", "BeamSearch", "beam_search", "best_continuations", "greedy_search", "highest", "ignore"]

@@ -1,6 +1,5 @@
 """Greedy and beam search: against plain ones over a toy, against all sequences there are, and transformers' loops."""
 
-import contextlib
 import copy
 import functools
 import itertools
@@ -297,14 +296,14 @@ def test_greedy_search_is_the_plain_one(ends, process):
     for seed in range(4):
         toy = Toy(seed, 6, order)
         prompts = torch.tensor([PROMPT] * len(order))
-        found = greedy_search(toy, prompts, longest, frozenset(ends), process)
+        found, _ = greedy_search(toy, prompts, longest, frozenset(ends), process)
         pairs = zip(order, longest, strict=True)
         assert found == [_plain_greedy(toy, number, most, ends, process) for number, most in pairs]
 
 
 def test_greedy_search_tells_each_token():
     told = []
-    (found,) = greedy_search(Toy(2, 6), torch.tensor([PROMPT]), [9], frozenset([0]), on_token=told.append)
+    (found,), _ = greedy_search(Toy(2, 6), torch.tensor([PROMPT]), [9], frozenset([0]), on_token=told.append)
     assert told == found
 
 
@@ -649,11 +648,22 @@ def test_wrong_coverage_penalties_are_named(model, value):
         model.generate(**BATCHES["right"], num_beams=2, coverage_penalty=value)
 
 
-def test_alignments_of_greedy_decoding_are_not_left_out_in_silence(model):
-    """They are there, or there is an error that says why not."""
-    with contextlib.suppress(ValueError):
-        output = model.generate(**BATCHES["right"], num_beams=1, output_alignments=True, return_dict_in_generate=True)
-        assert output.get("alignments") is not None
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_alignments_of_greedy_decoding(model, side):
+    output = by_us(model, **BATCHES[side], num_beams=1, max_extra_length=4, output_alignments=True)
+    mask, new = BATCHES[side]["attention_mask"].bool(), output.sequences[:, 1:].tolist()
+    lengths = [
+        tokens.index(EOS) + 1 if EOS in tokens else len(source) + 4 for tokens, source in zip(new, SOURCES, strict=True)
+    ]
+    assert len(set(lengths)) > 1  # so that sentences leave the batch
+    assert output.alignments.shape == (5, max(lengths), mask.shape[1])
+    for source, real, tokens, length, alignment in zip(SOURCES, mask, new, lengths, output.alignments, strict=True):
+        _, expected = forced(source, tokens[:length])
+        torch.testing.assert_close(alignment[:length, real], expected.float(), atol=1e-6, rtol=1e-5)
+        assert not alignment[:length, ~real].any()
+        assert not alignment[length:].any()
+    plain = model.generate(**BATCHES[side], num_beams=1, max_extra_length=4)
+    assert torch.equal(plain, output.sequences)
 
 
 # ---- who looks on ----
