@@ -16,6 +16,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.modeling_outputs import BaseModelOutput, Seq2SeqLMOutput
 
 from .incremental_vanilla_transformer import EnsembleDecoder
+from .search_vanilla_transformer import round_down
 
 # Padded source tokens a batch, times the number of beams: on two cores, more brings no more speed, and on any device
 # caches and logits grow with it. `--batch-tokens` on the command line.
@@ -134,6 +135,8 @@ def decode(
 def batches(lengths: Sequence[int], batch_size: int | None, max_tokens: int) -> Iterator[list[int]]:
     """Groups sentences of like length, the longest first, so that memory that doesn't suffice shows at once.
 
+    Their numbers are such as `round_down` gives, but for the last batch's.
+
     Args:
         lengths: Tokens of each sentence.
         batch_size: Sentences a batch at most; None: any number.
@@ -145,8 +148,9 @@ def batches(lengths: Sequence[int], batch_size: int | None, max_tokens: int) -> 
     batch: list[int] = []
     for index in sorted(range(len(lengths)), key=lambda index: -lengths[index]):
         if batch and (len(batch) == batch_size or (len(batch) + 1) * lengths[batch[0]] > max_tokens):
-            yield batch
-            batch = []
+            size = round_down(len(batch))
+            yield batch[:size]
+            batch = batch[size:]
         batch.append(index)
     if batch:
         yield batch

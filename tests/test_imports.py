@@ -36,7 +36,7 @@ MAY_IMPORT = {
     "plotting": [],
     "checkpoints": [],
     "averaging": ["checkpoints"],
-    "translation": [INCREMENTAL],
+    "translation": [INCREMENTAL, SEARCH],
     "formats": [],
     "data": [TOKENIZATION, "formats"],
     "batching": [],

@@ -14,15 +14,18 @@ from hypothesis import strategies as st
 from test_generation import BOS, EOS, PAD, SHOWN, SOURCES, Recorder, gnmt_divisor, lively_model, new_tokens, padded
 from transformers import GenerationMixin
 
+from hf_vanilla_transformer import search_vanilla_transformer
 from hf_vanilla_transformer.generation_vanilla_transformer import BeamSearchOutput, GNMTLengthPenalty
 from hf_vanilla_transformer.search_vanilla_transformer import (
     BeamRules,
     BeamSearch,
     beam_search,
     best_continuations,
-    close_gaps,
     greedy_search,
     highest,
+    round_down,
+    round_up,
+    shrink,
 )
 
 # Sums of up to 40 log-probabilities in float32, which differ in their last digits (6e-8 of numbers up to 100) by the
@@ -206,6 +209,15 @@ def test_never_stops_only_where_going_on_changes_nothing(penalty, coverage):
     assert stopped > 3
 
 
+@pytest.fixture(params=[1, 3, 99])
+def round_to(request, monkeypatch):
+    """Batches shrink by so many sentences at a time; those that are at their end stay until then."""
+    monkeypatch.setattr(
+        search_vanilla_transformer, "round_up", lambda number: -(-number // request.param) * request.param
+    )
+
+
+@pytest.mark.usefixtures("round_to")
 @pytest.mark.parametrize("process", [None, no_repetition, barring(-0.5)], ids=["plain", "processed", "barred"])
 @pytest.mark.parametrize("early_stopping", [True, False, "never"])
 @pytest.mark.parametrize("penalty", ["gnmt 0.6", "length 1.5", "length -1.0"])
@@ -257,6 +269,7 @@ def test_fewer_continuations_than_beams(level):
     assert (max(counts) == 0) == (level == math.inf)
 
 
+@pytest.mark.usefixtures("round_to")
 def test_each_step_keeps_the_row_of_its_attention():
     toy = Toy(1, 5, range(4), end=0.5)
     searches, attention = search_toy(toy, [6, 2, 7, 4], BeamRules(3, frozenset([0])), keep_attention=True)
@@ -268,6 +281,7 @@ def test_each_step_keeps_the_row_of_its_attention():
                 torch.testing.assert_close(kept[step.row], toy.attention_of(sentence, before).float())
 
 
+@pytest.mark.usefixtures("round_to")
 def test_progress_counts_each_sentence_once():
     longest, done = [6, 2, 7, 4, 7, 1], []
     search_toy(Toy(1, 5, range(6)), longest, BeamRules(3, frozenset([0])), progress=done.append)
@@ -289,6 +303,7 @@ def _plain_greedy(toy, sentence, longest, ends, process):
     return list(tokens)
 
 
+@pytest.mark.usefixtures("round_to")
 @pytest.mark.parametrize("process", [None, no_repetition])
 @pytest.mark.parametrize("ends", [[], [0], [0, 3]])
 def test_greedy_search_is_the_plain_one(ends, process):
@@ -310,12 +325,25 @@ def test_greedy_search_tells_each_token():
 # ---- places ----
 
 
-@given(st.sets(st.integers(0, 40), min_size=1))
-def test_gaps_are_closed_by_as_few_moves_as_possible(kept):
-    moved = close_gaps(sorted(kept))
-    assert sorted(moved) == sorted(kept)
+@given(st.sets(st.integers(0, 99), min_size=1), st.integers(0, 9))
+def test_batches_shrink_by_as_few_moves_as_possible(kept, more):
+    size = max(kept) + 1 + more
+    moved = shrink(sorted(kept), size)
+    assert len(moved) == min(round_up(len(kept)), size)
+    assert len(set(moved)) == len(moved)
+    assert set(moved) >= kept
     for place, former in enumerate(moved):
-        assert former == place or place not in kept
+        assert former == place or (place not in kept and former in kept)
+
+
+def test_sizes_of_batches():
+    assert sorted({round_up(number) for number in range(1, 65)}) == [
+        *range(1, 9), 10, 12, 14, 16, 20, 24, 28, 32, 40, 48, 56, 64,
+    ]  # fmt: skip
+    assert all(number <= round_up(number) <= max(number, 1.25 * number) for number in range(1, 5000))
+    assert shrink([], 5) == []
+    sizes = [round_up(number) for number in range(1, 5000)]
+    assert all(round_down(n) == max(size for size in sizes[:n] if size <= n) for n in range(1, 600))
 
 
 @given(st.data(), st.integers(1, 6), st.integers(1, 12))
@@ -596,6 +624,7 @@ def forced(source, tokens):
 ALIGNED = {"num_beams": 4, "num_return_sequences": 4, "max_extra_length": 4, "output_alignments": True}
 
 
+@pytest.mark.usefixtures("round_to")
 @pytest.mark.parametrize("beta", [None, 0.4])
 @pytest.mark.parametrize("side", ["left", "right"])
 def test_alignments_are_the_attention_of_the_forced_translation(model, side, beta):
@@ -648,6 +677,7 @@ def test_wrong_coverage_penalties_are_named(model, value):
         model.generate(**BATCHES["right"], num_beams=2, coverage_penalty=value)
 
 
+@pytest.mark.usefixtures("round_to")
 @pytest.mark.parametrize("side", ["left", "right"])
 def test_alignments_of_greedy_decoding(model, side):
     output = by_us(model, **BATCHES[side], num_beams=1, max_extra_length=4, output_alignments=True)
