@@ -3,6 +3,7 @@
 import dataclasses
 import difflib
 import json
+import math
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -102,6 +103,30 @@ class ModelArguments:
     norm_position: str | None = _option(None, "post as in the paper, or pre.")
     share_encoder_decoder_embeddings: bool | None = _option(None, "One matrix for source and target embeddings (3.4).")
     tie_word_embeddings: bool | None = _option(None, "The same matrix for the pre-softmax projection (3.4).")
+    num_beams: int | None = _option(None, "Beam size that the model is saved with (default: 4, 6.1).")
+    gnmt_length_penalty: float | None = _option(None, "alpha that it is saved with (default: 0.6, 6.1).")
+    early_stopping: str | None = _option(None, "When its searches end: true, false or never (default: true, 6.1).")
+
+    def decoding(self) -> dict[str, Any]:
+        """What the model's generation config is to say otherwise than the paper.
+
+        Raises:
+            RecipeError: A value makes no sense.
+        """
+        given = {name: getattr(self, name) for name in ("num_beams", "gnmt_length_penalty", "early_stopping")}
+        given = {name: value for name, value in given.items() if value is not None}
+        if self.early_stopping is not None:
+            ends = {"true": True, "false": False, "never": "never"}
+            if self.early_stopping.lower() not in ends:
+                raise RecipeError(f"early_stopping is {self.early_stopping!r}; give true, false or never")
+            given["early_stopping"] = ends[self.early_stopping.lower()]
+        elif self.num_beams == 1:
+            given["early_stopping"] = False  # which is about beams
+        if given.get("num_beams", 1) < 1 or not 0 <= given.get("gnmt_length_penalty", 0) < math.inf:
+            raise RecipeError(
+                f"no model can decode with {given}; num_beams is 1 or more, gnmt_length_penalty 0 or more"
+            )
+        return given
 
     def config(self, vocab_size: int) -> VanillaTransformerConfig:
         """The configuration of a new model.

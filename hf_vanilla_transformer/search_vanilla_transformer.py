@@ -85,11 +85,12 @@ class BeamSearch:
         rules = self.rules
         running: list[tuple[float, int, Step]] = []
         for rank, (log_probability, beam, token) in enumerate(candidates):
-            if log_probability == -math.inf:
+            # Behind the first `num_beams`, candidates only stand in for those that end.
+            if log_probability == -math.inf or rank >= rules.num_beams == len(running):
                 break
             step = Step(token, self.beams[beam][1], first_row + beam, self.beams[beam][2])
             if token in rules.ends or length >= self.max_new_tokens:
-                if rank < rules.num_beams:  # behind that, candidates only stand in for those that end
+                if rank < rules.num_beams:
                     self.finished.append((log_probability / length**rules.length_penalty + coverage[beam], step))
             elif len(running) < rules.num_beams:
                 running.append((log_probability, beam, step))

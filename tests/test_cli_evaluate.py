@@ -132,10 +132,15 @@ def test_options_of_our_search_reach_it(run, checkpoints, flag, option, value):
     assert json.loads(Path("found.json").read_text())["results"][0]["decoding"][option] == value
 
 
+def _prefer_ends(model):
+    size = model.config.vocab_size
+    model.lm_head.bias = torch.nn.Parameter(torch.zeros(size).index_fill(0, torch.tensor([2]), 2.0))
+    model.config.output_bias = True
+
+
 def test_length_penalty_changes_what_is_found(run, checkpoints):
     model, tokenizer = _loaded(checkpoints[0])
-    model.lm_head.bias = torch.nn.Parameter(torch.zeros(len(tokenizer)).index_fill(0, torch.tensor([2]), 2.0))
-    model.config.output_bias = True
+    _prefer_ends(model)
     model.save_pretrained("ending")
     tokenizer.save_pretrained("ending")
     for alpha in (0.0, 5.0):
@@ -143,6 +148,26 @@ def test_length_penalty_changes_what_is_found(run, checkpoints):
         expected = translate(model, tokenizer, SOURCES, num_beams=4, gnmt_length_penalty=alpha)
         assert Path(f"{alpha}.de").read_text(encoding="utf-8").split("\n") == [*expected, ""]
     assert Path("0.0.de").read_bytes() != Path("5.0.de").read_bytes()
+
+
+def test_the_rule_of_stopping_changes_what_is_found(run, checkpoints):
+    model, tokenizer = _loaded(checkpoints[0])
+    _prefer_ends(model)
+    model.save_pretrained("ending")
+    tokenizer.save_pretrained("ending")
+    options = ["--length-penalty", 5.0, "--num-beams", 4]
+    for name, value in (("true", True), ("false", False), ("never", "never")):
+        run(*options, "--early-stopping", name, "--output", f"{name}.de", "--json", f"{name}.json", models=["ending"])
+        expected = translate(model, tokenizer, SOURCES, num_beams=4, gnmt_length_penalty=5.0, early_stopping=value)
+        assert Path(f"{name}.de").read_text(encoding="utf-8").split("\n") == [*expected, ""]
+        assert json.loads(Path(f"{name}.json").read_text())["results"][0]["decoding"]["early_stopping"] == value
+    assert Path("true.de").read_bytes() != Path("never.de").read_bytes()
+
+
+def test_a_rule_of_stopping_without_beams(run):
+    code, _, err = run("--greedy", "--early-stopping", "never")
+    assert (code, err.count("\n")) == (2, 1)
+    assert "--early-stopping is about beam search; leave it out, or --greedy" in err
 
 
 def test_a_row_a_model(run, checkpoints):
@@ -351,7 +376,8 @@ def test_translate_knows_the_length_penalty_too(monkeypatch, capsys, checkpoints
 
 @pytest.mark.parametrize("option", ["length_penalty", "coverage_penalty", "compute_type"])
 def test_options_of_our_search_are_refused_for_models_without_it(option):
-    given = dict.fromkeys(("max_new_tokens", "length_penalty", "coverage_penalty", "compute_type")) | {option: 0.6}
+    names = ("max_new_tokens", "length_penalty", "early_stopping", "coverage_penalty", "compute_type")
+    given = dict.fromkeys(names) | {option: 0.6}
     arguments = argparse.Namespace(num_beams=2, **given)
     with pytest.raises(UsageError, match=f"--{option.replace('_', '-')} needs a model of this package"):
         decoding_options(arguments, T5ForConditionalGeneration(T5Config(vocab_size=9, d_model=8, d_ff=8, num_layers=1)))

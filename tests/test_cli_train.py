@@ -13,6 +13,7 @@ from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 from hf_vanilla_transformer import cli
 from hf_vanilla_transformer.metrics import corpus_bleu
+from hf_vanilla_transformer.translation import translate
 
 PAIRS = [(f"{'half past ' * (n % 4)}nine {n}", f"{'halb zehn ' * (n % 3)}neun {n}") for n in range(50)]
 
@@ -65,6 +66,9 @@ def complaint(capsys, recipe: dict, *options: str) -> str:
         ({"max_stepps": 3}, "did you mean 'max_steps'?"),
         ({"learning_rate": "fast"}, "invalid float value: 'fast'"),
         ({"d_model": 15}, "d_model"),
+        ({"early_stopping": "soon"}, "early_stopping is 'soon'; give true, false or never"),
+        ({"num_beams": 0}, "num_beams is 1 or more"),
+        ({"gnmt_length_penalty": -1}, "gnmt_length_penalty 0 or more"),
         ({"preset": "huge"}, "There is no preset 'huge'"),
         ({"max_length": 1}, "no sentence pair is left"),
         ({"per_device_train_batch_tokens": 3}, "longer than a batch may be"),
@@ -150,6 +154,21 @@ def test_a_finished_run_can_be_gone_on_with(capsys, recipe, corpus):
     out = capsys.readouterr().out
     assert f"Going on from {corpus / 'run' / 'checkpoint-4'}" in out
     assert json.loads((corpus / "run" / "trainer_state.json").read_text())["global_step"] == 6
+
+
+def test_the_model_is_saved_with_the_recipes_decoding(recipe, corpus):
+    decoding = {"num_beams": 2, "gnmt_length_penalty": 1.5, "early_stopping": False}
+    assert train({**recipe, **decoding}) == 0
+    model = AutoModelForSeq2SeqLM.from_pretrained(corpus / "run" / "averaged-2").eval()
+    tokenizer = AutoTokenizer.from_pretrained(corpus / "run" / "averaged-2")
+    assert {name: getattr(model.generation_config, name) for name in decoding} == decoding
+    found = (corpus / "run" / "averaged-2" / "test.translations.txt").read_text(encoding="utf-8").splitlines()
+    assert found == translate(model, tokenizer, [source for source, _ in PAIRS[5:12]])
+    assert found == translate(model, tokenizer, [source for source, _ in PAIRS[5:12]], **decoding)
+    card = (corpus / "run" / "averaged-2" / "README.md").read_text(encoding="utf-8")
+    assert "beam 2, length penalty 1.5, searched further" in card
+    assert train({**recipe, "num_beams": 3}, "--resume", "--max_steps", "6") == 0
+    assert AutoModelForSeq2SeqLM.from_pretrained(corpus / "run").generation_config.num_beams == 3
 
 
 def test_figures_go_to_tensorboard(recipe, corpus, monkeypatch):

@@ -106,6 +106,12 @@ def add_decoding_arguments(parser: argparse.ArgumentParser) -> None:
         help="divide log-probabilities by ((5 + length) / 6) ** ALPHA (default: the model's; the paper: 0.6)",
     )
     parser.add_argument(
+        "--early-stopping",
+        choices=["true", "false", "never"],
+        help="when a search ends: with as many translations as beams; when no beam would be better if it ended now; or "
+        "when none can become better (default: the model's; the paper: true)",
+    )
+    parser.add_argument(
         "--coverage-penalty",
         type=not_negative,
         metavar="BETA",
@@ -146,6 +152,10 @@ def decoding_options(arguments: argparse.Namespace, model: "PreTrainedModel") ->
         "compute_type": arguments.compute_type,
     }
     options = {name: value for name, value in {**given, **own}.items() if value is not None}
+    if (ends := arguments.early_stopping) is not None:
+        if arguments.num_beams == 1:
+            raise UsageError("--early-stopping is about beam search; leave it out, or --greedy")
+        options["early_stopping"] = {"true": True, "false": False}.get(ends, ends)
     flags = {name: "--" + name.removeprefix("gnmt_").replace("_", "-") for name in own}
     for name in [name for name in own if name in options]:
         if arguments.num_beams == 1 and name != "compute_type":

@@ -77,4 +77,5 @@ def _score(
 
 def _decoding(config: Any) -> str:
     penalty = getattr(config, "gnmt_length_penalty", None)
-    return f"beam {config.num_beams}" + (f", length penalty {penalty}" if penalty is not None else "")
+    penalties = f", length penalty {penalty}" if penalty is not None else ""
+    return f"beam {config.num_beams}{penalties}" + ("" if config.early_stopping is True else ", searched further")

@@ -85,6 +85,7 @@ class _Run:
             raise UsageError("eval_strategy needs validation_source and validation_target, or validation_data")
         for part in ("validation", "test"):
             self.data.corpus(part)  # whose files are checked
+        self.model.decoding()
         self._check_output()
         last, kept = self.args.average_last, self.args.save_total_limit
         if kept and kept < last:
@@ -115,7 +116,7 @@ class _Run:
 
     def _fixed(self) -> dict[str, Any]:
         """What can't change when a run goes on."""
-        free = {"preprocessing_num_workers", "data_dir"}
+        free = {"preprocessing_num_workers", "data_dir", "num_beams", "gnmt_length_penalty", "early_stopping"}
         return {name: value for name, value in (asdict(self.data) | asdict(self.model)).items() if name not in free}
 
     def train(self) -> None:
@@ -232,6 +233,8 @@ class _Run:
             model = AutoModelForSeq2SeqLM.from_pretrained(self.model.model_name_or_path)
         else:
             model = VanillaTransformerForConditionalGeneration(self.model.config(vocab_size))
+        for name, value in self.model.decoding().items():
+            setattr(model.generation_config, name, value)
         if self.args.ddp_find_unused_parameters is None:
             self.args.ddp_find_unused_parameters = False  # every update uses all; looking for others takes time
         if self.args.learning_rate is None:
