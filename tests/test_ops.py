@@ -254,6 +254,7 @@ def targets(padded: float = 0.3, vocab_size: int = 11) -> torch.Tensor:
 def test_projected_cross_entropy_is_the_plain_one(monkeypatch, chunk, bias, epsilon, items):
     """Loss and all gradients, in float64 to the last bits, however the targets are parted."""
     monkeypatch.setattr(ops, "LOGITS_A_CHUNK", chunk)
+    monkeypatch.setattr(ops, "ROWS_A_CHUNK", (1, 1))
     hidden, labels = torch.randn(4, 6, 5, dtype=torch.float64, requires_grad=True), targets()
     projection = torch.nn.Linear(5, 11, bias=bias, dtype=torch.float64)
     values, found = [hidden, *projection.parameters()], []
