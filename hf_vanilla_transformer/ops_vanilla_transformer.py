@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-# Logits that the fused loss has in memory at a time, 12 MB in float32; but so many rows at least that products are fast,
+# Logits that the fused loss has in memory at a time: 12 MB in float32. But no fewer rows than products are fast with,
 # on a CPU and elsewhere.
 LOGITS_A_CHUNK = 3_000_000
 ROWS_A_CHUNK = (256, 2_048)
