@@ -6,10 +6,10 @@ Scores carry the signatures that make them comparable. `corpus_bleu` is what to 
 
 import re
 from collections.abc import Iterable, Mapping, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from sacrebleu.metrics.bleu import BLEU
-from sacrebleu.metrics.chrf import CHRF
+from sacrebleu.metrics.bleu import BLEU, BLEUScore
+from sacrebleu.metrics.chrf import CHRF, CHRFScore
 
 # How text may be split into words before its compounds are split.
 COMPOUND_TOKENIZERS = ("13a", "intl", "none")
@@ -24,11 +24,14 @@ class Score:
         value: From 0 to 100.
         signature: Settings and version, for instance "nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp|version:2.6.0".
             Scores of different signatures can't be compared.
+        details: Of BLEU, as sacreBLEU writes them: precisions of 1 to 4 words, brevity penalty, lengths in words and
+            their ratio. A ratio far below 1 asks for another length penalty in decoding.
     """
 
     name: str
     value: float
     signature: str
+    details: str = ""
 
     def __str__(self) -> str:
         return f"{self.name} {self.value:.2f} ({self.signature})"
@@ -93,7 +96,7 @@ def compound_split_bleu(hypotheses: Sequence[str], references: Sequence[str], *,
     )
     score = _score(_multi_bleu(), hypotheses, references)
     signature = score.signature.replace("tok:none", f"tok:{tokenize}+compound-split")
-    return Score(score.name, score.value, signature)
+    return replace(score, signature=signature)
 
 
 def split_compounds(text: str) -> str:
@@ -158,7 +161,15 @@ def _multi_bleu(lowercase: bool = False) -> BLEU:
 
 def _score(metric: BLEU | CHRF, hypotheses: list[str], references: list[str]) -> Score:
     result = metric.corpus_score(hypotheses, [references])
-    return Score(name=result.name, value=result.score, signature=str(metric.get_signature()))
+    return Score(result.name, result.score, str(metric.get_signature()), _details(result))
+
+
+def _details(result: BLEUScore | CHRFScore) -> str:
+    if not isinstance(result, BLEUScore):
+        return ""
+    precisions, lengths = "/".join(f"{p:.1f}" for p in result.precisions), (result.sys_len, result.ref_len)
+    figures = f"BP = {result.bp:.3f} ratio = {result.ratio:.3f} hyp_len = {lengths[0]} ref_len = {lengths[1]}"
+    return f"{precisions} ({figures})"
 
 
 def _checked(hypotheses: Sequence[str], references: Sequence[str]) -> tuple[list[str], list[str]]:

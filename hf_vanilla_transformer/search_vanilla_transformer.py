@@ -179,7 +179,7 @@ def beam_search(
     keep_attention: bool = False,
     progress: Progress = ignore,
 ) -> tuple[list[BeamSearch], list[Tensor]]:
-    """Searches for the translations of a batch, a sentence by itself; those that are found leave it, some at a time.
+    """Searches for the translations of a batch, each sentence by itself; those found leave it, some at a time.
 
     Args:
         decoder: An `IncrementalDecoder`, or what has its `step` and `move`, with a row for each sentence.
@@ -284,11 +284,12 @@ def greedy_search(
             logits = process(prompts, logits.float())
         tokens = highest(logits)
         new, former, going_on = tokens.tolist(), going_on, []
+        attention = decoder.attention if keep_attention else None
         for row in former:
             sentence, token = live[row], new[row]
             found[sentence].append(token)
-            if keep_attention:
-                kept_attention[sentence].append(decoder.attention[row])
+            if attention is not None:
+                kept_attention[sentence].append(attention[row])
             if token not in ends and len(found[sentence]) < max_new_tokens[sentence]:
                 going_on.append(row)
             on_token(token)

@@ -6,6 +6,7 @@ import io
 import json
 import re
 import sys
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -90,8 +91,9 @@ def test_figures_are_those_of_the_librarys_functions(run, checkpoints):
     bleu, chrf = corpus_bleu(texts, REFERENCES), corpus_chrf(texts, REFERENCES)
     likelihood = score_targets(model, tokenizer, SOURCES, REFERENCES)
     assert result["models"] == checkpoints[:1]
-    assert result["bleu"] == {"sacrebleu": {"name": "BLEU", "value": bleu.value, "signature": bleu.signature}}
-    assert result["chrf"] == {"name": "chrF2", "value": chrf.value, "signature": chrf.signature}
+    assert result["bleu"] == {"sacrebleu": asdict(bleu)}
+    assert result["chrf"] == asdict(chrf)
+    assert f"BLEU: {bleu.details}\n" in out
     assert result["perplexity"] == pytest.approx(likelihood.perplexity, rel=1e-5)
     assert result["num_reference_tokens"] == likelihood.num_tokens
     assert result["num_output_tokens"] == sum(hypothesis.num_tokens for hypothesis in hypotheses)

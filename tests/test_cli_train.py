@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -136,7 +137,8 @@ def test_a_run_from_text_to_scores(capsys, recipe, corpus):
     scores = json.loads((run / "averaged-2" / "scores.json").read_text())
     translations = (run / "averaged-2" / "test.translations.txt").read_text(encoding="utf-8").splitlines()
     bleu = corpus_bleu(translations, [target for _, target in PAIRS[5:12]])
-    assert scores[1]["scores"][0] == {"name": "BLEU", "value": bleu.value, "signature": bleu.signature}
+    assert scores[1]["scores"][0] == asdict(bleu)
+    assert f"test: {bleu.details}" in out
     card = (run / "averaged-2" / "README.md").read_text(encoding="utf-8")
     assert bleu.signature in card
     assert "50" in card

@@ -32,21 +32,21 @@ REFERENCES = [
 
 
 def _command_line(tmp_path, *options):
-    """What `sacrebleu` prints for the corpus: (name, score, signature)."""
+    """What `sacrebleu` prints for the corpus: (name, score, signature, details)."""
     for name, lines in (("hypotheses", HYPOTHESES), ("references", REFERENCES)):
         (tmp_path / name).write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
     command = [sys.executable, "-m", "sacrebleu", "references", "-i", "hypotheses", "-w", "6", *options]
     result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
     printed = json.loads(result.stdout)
-    return printed["name"], printed["score"], printed["signature"]
+    return printed["name"], printed["score"], printed["signature"], printed.get("verbose_score", "")
 
 
 @pytest.mark.parametrize("tokenize", ["13a", "intl", "char", "none", "zh"])
 @pytest.mark.parametrize("lowercase", [False, True])
 def test_bleu_agrees_with_sacrebleus_command_line(tmp_path, tokenize, lowercase):
     score = corpus_bleu(HYPOTHESES, REFERENCES, tokenize=tokenize, lowercase=lowercase)
-    name, value, signature = _command_line(tmp_path, "--tokenize", tokenize, *(["--lowercase"] if lowercase else []))
-    assert (score.name, score.signature) == (name, signature)
+    name, value, signature, details = _command_line(tmp_path, "--tokenize", tokenize, *(["--lowercase"] if lowercase else []))
+    assert (score.name, score.signature, score.details) == (name, signature, details)
     assert score.value == pytest.approx(value, abs=1e-6)
 
 
@@ -55,8 +55,8 @@ def test_bleu_agrees_with_sacrebleus_command_line(tmp_path, tokenize, lowercase)
 def test_chrf_agrees_with_sacrebleus_command_line(tmp_path, word_order, lowercase):
     score = corpus_chrf(HYPOTHESES, REFERENCES, word_order=word_order, lowercase=lowercase)
     options = ["--metrics", "chrf", "--chrf-word-order", str(word_order), *(["--chrf-lowercase"] if lowercase else [])]
-    name, value, signature = _command_line(tmp_path, *options)
-    assert (score.name, score.signature) == (name, signature)
+    name, value, signature, details = _command_line(tmp_path, *options)
+    assert (score.name, score.signature, score.details) == (name, signature, details)
     assert score.value == pytest.approx(value, abs=1e-6)
 
 

@@ -236,7 +236,12 @@ def _report(results: Sequence[_Result]) -> str:
         rows.append([" + ".join(result.models), *shown, f"{result.seconds['loading']:.1f} s"])
     scores = dict(zip(titles, results[0].bleu.values(), strict=True)) | {results[0].chrf.name: results[0].chrf}
     signatures = [f"{title}: {score.signature}" for title, score in scores.items()]
-    return "\n".join([f"{len(results[0].hypotheses)} sentences", *_table(rows), *signatures])
+    details = [
+        f"{title}{f' of {row[0]}' if len(results) > 1 else ''}: {result.bleu[kind].details}"
+        for result, row in zip(results, rows[1:], strict=True)
+        for kind, title in zip(kinds, titles, strict=True)
+    ]
+    return "\n".join([f"{len(results[0].hypotheses)} sentences", *_table(rows), *signatures, *details])
 
 
 def _table(rows: list[list[str]]) -> list[str]:

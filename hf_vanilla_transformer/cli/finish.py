@@ -45,6 +45,7 @@ def finish_run(
             evaluation, samples = _score(part, folder, model, tokenizer, data, args)
             evaluations.append(evaluation)
             say(f"{part}: {', '.join(map(str, evaluation.scores))}")
+            say(f"{part}: {evaluation.scores[0].details}")
     (folder / SCORES).write_text(json.dumps([asdict(entry) for entry in evaluations], indent=1), encoding="utf-8")
     files = [*data.train_source, *data.train_target, *data.train_data]
     facts = replace(facts, evaluations=evaluations or facts.evaluations, samples=samples, training_files=files)
