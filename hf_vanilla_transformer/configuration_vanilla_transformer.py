@@ -178,6 +178,12 @@ class VanillaTransformerConfig(PreTrainedConfig):
         config._is_of_decoder = True
         return config
 
+    def to_dict(self) -> dict[str, Any]:
+        """What config.json says."""
+        fields: dict[str, Any] = super().to_dict()
+        fields.pop("_is_of_decoder", None)
+        return fields
+
     def validate_architecture(self) -> None:
         """Checks every field's range, and the fields together; called by `@strict`."""
         self._validate_sizes()

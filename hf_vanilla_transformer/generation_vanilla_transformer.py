@@ -44,6 +44,9 @@ OWN_OPTIONS = ("gnmt_length_penalty", "max_extra_length", "coverage_penalty", "o
 # Those that transformers' own loop can't do.
 NEEDING_OWN_SEARCH = ("coverage_penalty", "output_alignments", "compute_type")
 
+# What a call of generate() keeps in its configuration for itself.
+OF_ONE_CALL = ("_prepared", "_reason_against", "_max_lengths")
+
 # Section 6.1: beam of 4, alpha 0.6, at most 50 tokens more than the source, termination as early as possible.
 PAPER_DECODING: dict[str, Any] = {
     "num_beams": 4,
@@ -110,6 +113,8 @@ class DecodingMixin:
         config, model_kwargs = super()._prepare_generation_config(generation_config, *args, **kwargs)  # type: ignore[misc]
         for name, value in ours.items():
             setattr(config, name, value)
+        for name in OF_ONE_CALL:  # a configuration that another call has worked with
+            vars(config).pop(name, None)
         if given.get("length_penalty") is not None and given.get("gnmt_length_penalty") is None:
             config.gnmt_length_penalty = None
         configured = self.generation_config.to_dict()

@@ -103,8 +103,11 @@ def _kind_of_linear(compute_type: str, weight: Tensor) -> Callable[[Tensor, Tens
 def _can_be_packed(weight: Tensor) -> bool:
     if weight.device.type != "cpu" or not HAS_ONEDNN or not torch._C._get_mkldnn_enabled():
         return False
-    is_fast_bfloat16 = weight.dtype == torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported()
-    return bool(weight.dtype == torch.float32 or is_fast_bfloat16)
+    return weight.dtype == torch.float32 or (weight.dtype == torch.bfloat16 and _has_fast_bfloat16())
+
+
+def _has_fast_bfloat16() -> bool:
+    return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
 # ---- Weights ----

@@ -11,7 +11,7 @@ from torch.autograd.function import once_differentiable
 # Logits that the fused loss has in memory at a time: 12 MB in float32. But no fewer rows than products are fast with,
 # on a CPU and elsewhere.
 LOGITS_A_CHUNK = 3_000_000
-ROWS_A_CHUNK = (256, 2_048)
+ROWS_A_CHUNK = (256, 512)
 
 
 def positions_of(attention_mask: Tensor | None, past_length: int | Tensor, x: Tensor) -> Tensor:

@@ -120,8 +120,10 @@ class ModelArguments:
             if self.early_stopping.lower() not in ends:
                 raise RecipeError(f"early_stopping is {self.early_stopping!r}; give true, false or never")
             given["early_stopping"] = ends[self.early_stopping.lower()]
-        elif self.num_beams == 1:
-            given["early_stopping"] = False  # which is about beams
+        if self.num_beams == 1 and given.setdefault("early_stopping", False) is not False:
+            raise RecipeError(
+                "early_stopping is about beam search, and num_beams is 1; leave it out, or take two beams"
+            )
         if given.get("num_beams", 1) < 1 or not 0 <= given.get("gnmt_length_penalty", 0) < math.inf:
             raise RecipeError(
                 f"no model can decode with {given}; num_beams is 1 or more, gnmt_length_penalty 0 or more"

@@ -186,7 +186,8 @@ def beam_search(
         prompts: What each hypothesis begins with, (B, P).
         max_new_tokens: Longest hypothesis of each sentence, from 1 up.
         rules: How to search.
-        process: Changes log-probabilities, (rows, V), in view of tokens so far, (rows, length); row by row.
+        process: Changes log-probabilities, (rows, V), in view of tokens so far, (rows, length); row by row. Rows of
+            sentences that are found come too, for a while, and the tensor's memory is used again in the next step.
         keep_attention: Whether `decoder.attention` of each step is wanted.
         progress: Called with the number of sentences that were found since the last call.
 

@@ -114,7 +114,8 @@ def decode(
     _check_input(model, batch_size, sentences=sentences)
     if batch_tokens < 1:
         raise ValueError(f"batch_tokens is {batch_tokens}; it has to be 1 or more (the default: {BATCH_TOKENS:,})")
-    num_beams = options.get("num_beams") or model.generation_config.num_beams or 1
+    config = options.get("generation_config") or model.generation_config
+    num_beams = options.get("num_beams") or config.num_beams or 1
     if n_best is not None:
         _check_n_best(n_best, num_beams)
         options = {**options, "num_return_sequences": n_best}

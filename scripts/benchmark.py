@@ -60,19 +60,21 @@ class Peer:
         train: Whether it can be trained here.
         generate: Whether it can decode here.
         why_not: Why it can't do both.
+        translate: Whether there is a program that translates files with it.
     """
 
     module: str
     train: bool
     generate: bool
     why_not: str = ""
+    translate: bool = False
 
 
 PEERS = {
     "marian": Peer("transformers", True, True),
     "torch": Peer("torch", True, False, "torch.nn.Transformer has no decoding"),
     "bart": Peer("transformers", True, False, "it decodes as Marian does"),
-    "ctranslate2": Peer("ctranslate2", False, True, "it only decodes"),
+    "ctranslate2": Peer("ctranslate2", False, True, "it only decodes", translate=True),
     "fairseq": Peer("fairseq", False, False, "there is no adapter for it in scripts/benchmarking"),
     "joeynmt": Peer("joeynmt", False, False, "there is no adapter for it in scripts/benchmarking"),
     "opennmt": Peer("onmt", False, False, "there is no adapter for it in scripts/benchmarking"),
@@ -105,7 +107,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def translate(options: argparse.Namespace) -> programs.Programs:
     """Lets whole programs translate a file."""
-    peers, left_out = choose_peers(options.peers, "generate")
+    peers, left_out = choose_peers(options.peers, "translate")
     for name, reason in left_out.items():
         say(f"left out: {name}, {reason}")
     work = (options.num_beams, options.max_new_tokens, options.rounds, options.threads or torch.get_num_threads())
@@ -202,7 +204,7 @@ def choose_peers(names: str, command: str) -> tuple[list[str], dict[str, str]]:
         if find_spec(peer.module) is None:
             left_out[name] = "not installed"
         elif not getattr(peer, command):
-            left_out[name] = peer.why_not
+            left_out[name] = "there is no program to compare" if command == "translate" else peer.why_not
         else:
             chosen.append(name)
     return chosen, left_out

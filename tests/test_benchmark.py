@@ -407,7 +407,18 @@ def test_a_checkpoint_as_marian(tmp_path, tiny_checkpoint, bias):
         torch.testing.assert_close(ours(**inputs).logits, marian(**inputs).logits)
 
 
-@pytest.mark.parametrize("fields", [{"norm_position": "pre"}, {"tie_word_embeddings": False}, {"output_bias": True}])
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"norm_position": "pre"},
+        {"tie_word_embeddings": False},
+        {"share_encoder_decoder_embeddings": False},
+        {"position_encoding": "learned"},
+        {"head_dim": 4, "value_head_dim": 4},
+        {"value_head_dim": 16},
+        {"output_bias": True},
+    ],
+)
 def test_what_marian_cannot_be(tmp_path, tiny_checkpoint, fields):
     ours = checkpoint(tmp_path, AutoTokenizer.from_pretrained(tiny_checkpoint), **fields)
     with pytest.raises(work.BenchmarkError, match=r"^--model (is no post-norm model|has what Marian hasn't: )"):
@@ -424,13 +435,16 @@ def test_a_file_to_translate_has_lines(tmp_path, tiny_checkpoint, content):
 
 
 @pytest.mark.slow
-def test_programs_that_translate_a_file(tmp_path, tiny_checkpoint, capsys):
-    (tmp_path / "in.en").write_text("nine\nhalf past nine\n")
+@pytest.mark.parametrize("beams", ["1", "2"])
+def test_programs_that_translate_a_file(tmp_path, tiny_checkpoint, capsys, beams):
+    (tmp_path / "in.en").write_text("nine\nhalf\u2028past nine\n", encoding="utf-8")
     arguments = ["--model", str(tiny_checkpoint), "--input", str(tmp_path / "in.en"), "--rounds", "1", "--threads", "1"]
-    arguments += ["--max-new-tokens", "4", "--json", str(tmp_path / "F.json"), "--peers", "ctranslate2"]
+    arguments += ["--max-new-tokens", "4", "--json", str(tmp_path / "F.json"), "--num-beams", beams]
+    arguments += ["--peers", "marian,ctranslate2"]
     benchmark.main(["translate", *arguments])
     out, err = capsys.readouterr()
     assert "left out: ctranslate2, not installed" in err
+    assert "left out: marian, there is no program to compare" in err
     found = json.loads((tmp_path / "F.json").read_text())
     assert found["sentences"] == 2
     assert list(found["seconds"]) == ["ours", "ours, int8"]

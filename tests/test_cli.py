@@ -12,7 +12,7 @@ import pytest
 import torch
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
-from hf_vanilla_transformer import __version__, cli, translation
+from hf_vanilla_transformer import __version__, cli, memory, translation
 from hf_vanilla_transformer.cli import translate
 
 ROOT = Path(__file__).parents[1]
@@ -211,6 +211,13 @@ def test_a_damaged_checkpoint_is_one_line(run, tiny_checkpoint, tmp_path, damage
     code, out, err = run("translate", "--model", tmp_path, "nine")
     assert (code, out) == (2, "")
     assert re.fullmatch(r"vanilla-transformer: error: can't load .*--model needs.*\n", err), err
+
+
+def test_programs_keep_freed_memory(run, tiny_checkpoint, monkeypatch):
+    calls = []
+    monkeypatch.setattr(memory, "keep_freed_memory", lambda: calls.append(1))
+    assert run("translate", "--model", tiny_checkpoint, "--greedy", "--max-new-tokens", 2, "nine")[0] == 0
+    assert calls == [1]
 
 
 def test_out_of_memory_names_the_mend(run, tiny_checkpoint, monkeypatch):

@@ -169,7 +169,7 @@ def test_the_rule_of_stopping_changes_what_is_found(run, checkpoints):
 def test_a_rule_of_stopping_without_beams(run):
     code, _, err = run("--greedy", "--early-stopping", "never")
     assert (code, err.count("\n")) == (2, 1)
-    assert "--early-stopping is about beam search; leave it out, or --greedy" in err
+    assert "--early-stopping is about beam search; leave it out, or give --num-beams 2 or more" in err
 
 
 def test_a_row_a_model(run, checkpoints):
@@ -339,7 +339,20 @@ def test_members_with_different_tokenizers_are_refused(run, checkpoints):
 def test_a_length_penalty_without_beams(run):
     code, _, err = run("--greedy", "--length-penalty", 0.6)
     assert (code, err.count("\n")) == (2, 1)
-    assert "--length-penalty ranks the hypotheses of a beam search; leave it out, or --greedy" in err
+    assert "--length-penalty ranks the hypotheses of a beam search; leave it out, or give --num-beams 2 or more" in err
+
+
+@pytest.mark.parametrize("option", [("--early-stopping", "never"), ("--length-penalty", 0.6)])
+def test_options_of_beams_for_a_model_that_is_saved_without(run, checkpoints, option):
+    model, tokenizer = _loaded(checkpoints[0])
+    model.generation_config.num_beams, model.generation_config.early_stopping = 1, False
+    model.save_pretrained("greedy")
+    tokenizer.save_pretrained("greedy")
+    code, _, err = run(*option, models=["greedy"])
+    assert (code, err.count("\n")) == (2, 1)
+    assert f"{option[0]} " in err
+    assert "leave it out, or give --num-beams 2 or more" in err
+    assert run(*option, "--num-beams", 2, "--max-new-tokens", 3, models=["greedy"])[0] == 0
 
 
 def test_too_few_beams_for_n_best(run):

@@ -69,6 +69,7 @@ def complaint(capsys, recipe: dict, *options: str) -> str:
         ({"d_model": 15}, "d_model"),
         ({"early_stopping": "soon"}, "early_stopping is 'soon'; give true, false or never"),
         ({"num_beams": 0}, "num_beams is 1 or more"),
+        ({"num_beams": 1, "early_stopping": "never"}, "early_stopping is about beam search, and num_beams is 1"),
         ({"gnmt_length_penalty": -1}, "gnmt_length_penalty 0 or more"),
         ({"preset": "huge"}, "There is no preset 'huge'"),
         ({"max_length": 1}, "no sentence pair is left"),

@@ -539,3 +539,11 @@ def test_presets_are_made_without_a_warning(name, caplog):
     with caplog.at_level(logging.WARNING, logger="transformers"):
         VanillaTransformerConfig.from_preset(name)
     assert not caplog.records
+
+
+def test_what_a_stack_is_read_by_is_not_saved():
+    config = VanillaTransformerConfig()
+    of_decoder = config.get_text_config(decoder=True)
+    assert of_decoder.get_text_config(decoder=True) is of_decoder
+    assert not [name for name in of_decoder.to_dict() if name.startswith("_is")]
+    assert config.decoder_vocab_size is None

@@ -27,11 +27,14 @@ from transformers import (
 )
 from transformers.pytorch_utils import Conv1D
 
-from hf_vanilla_transformer import VanillaTransformerForConditionalGeneration
+from hf_vanilla_transformer import VanillaTransformerForConditionalGeneration, incremental_vanilla_transformer
 from hf_vanilla_transformer.generation_vanilla_transformer import NEEDING_OWN_SEARCH
 from hf_vanilla_transformer.incremental_vanilla_transformer import (
     EnsembleDecoder,
     IncrementalDecoder,
+    PackedLinear,
+    PlainLinear,
+    _kind_of_linear,
     encode,
     weights_of,
     why_not,
@@ -853,3 +856,30 @@ def test_an_ensemble_with_a_model_of_transformers_own():
     options = {**padded(SOURCES), "num_beams": 2, "max_new_tokens": 5, "early_stopping": True, "length_penalty": 1.0}
     found = [ensemble_of(*pair).generate(**options) for pair in ((ours, theirs), (theirs, ours))]
     assert torch.equal(*found)
+
+
+def test_what_is_packed(monkeypatch):
+    kinds = {
+        dtype: _kind_of_linear("default", torch.ones(2, 2, dtype=dtype)) for dtype in (torch.float32, torch.float64)
+    }
+    assert kinds == {torch.float32: PackedLinear, torch.float64: PlainLinear}
+    for supported, kind in ((True, PackedLinear), (False, PlainLinear)):
+        monkeypatch.setattr(incremental_vanilla_transformer, "_has_fast_bfloat16", lambda value=supported: value)
+        assert _kind_of_linear("default", torch.ones(2, 2, dtype=torch.bfloat16)) is kind
+    assert _kind_of_linear("default", torch.ones(2, 2, device="meta")) is PlainLinear
+    with torch.backends.mkldnn.flags(enabled=False):
+        assert _kind_of_linear("default", torch.ones(2, 2)) is PlainLinear
+
+
+def test_a_configuration_that_another_model_has_decoded_with():
+    one, other = lively_model(1), lively_model(2)
+    kept, options = [], {**padded(SOURCES[:3]), "num_beams": 2, "max_new_tokens": 5}
+
+    def keep(model, input_ids, generation_config, **kwargs):
+        kept.append(generation_config)
+        return model._beam_search(input_ids, generation_config=generation_config, **kwargs)
+
+    expected = other.generate(**options)
+    found = one.generate(**options, custom_generate=keep)
+    assert found.tolist() != expected.tolist()
+    assert other.generate(**padded(SOURCES[:3]), generation_config=kept[0]).tolist() == expected.tolist()

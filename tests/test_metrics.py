@@ -45,7 +45,9 @@ def _command_line(tmp_path, *options):
 @pytest.mark.parametrize("lowercase", [False, True])
 def test_bleu_agrees_with_sacrebleus_command_line(tmp_path, tokenize, lowercase):
     score = corpus_bleu(HYPOTHESES, REFERENCES, tokenize=tokenize, lowercase=lowercase)
-    name, value, signature, details = _command_line(tmp_path, "--tokenize", tokenize, *(["--lowercase"] if lowercase else []))
+    name, value, signature, details = _command_line(
+        tmp_path, "--tokenize", tokenize, *(["--lowercase"] if lowercase else [])
+    )
     assert (score.name, score.signature, score.details) == (name, signature, details)
     assert score.value == pytest.approx(value, abs=1e-6)
 

@@ -247,6 +247,18 @@ def targets(padded: float = 0.3, vocab_size: int = 11) -> torch.Tensor:
     return labels.masked_fill(torch.rand(4, 6) < padded, -100)
 
 
+def test_chunks_of_the_loss_have_enough_rows_and_not_too_many(monkeypatch):
+    shapes, product = [], ops._product
+    monkeypatch.setattr(
+        ops, "_product", lambda x, weight, bias=None: shapes.append(x.shape) or product(x, weight, bias)
+    )
+    for vocab_size, rows in ((11, 700), (20_000, 256), (10_000, 300)):
+        shapes.clear()
+        projection = torch.nn.Linear(2, vocab_size, bias=False)
+        ops.projected_cross_entropy(torch.randn(1, 700, 2), projection, torch.randint(11, (1, 700)))
+        assert max(shape[0] for shape in shapes if shape[1] == 2) == rows
+
+
 @pytest.mark.parametrize("chunk", [1, 40, 10**6])
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("epsilon", [0.0, 0.1])

@@ -361,6 +361,17 @@ def test_glibc_keeps_freed_memory():
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == expected
 
 
+@pytest.mark.parametrize("on_cpu", [True, False])
+def test_the_trainer_keeps_freed_memory_on_a_cpu(monkeypatch, on_cpu):
+    calls = []
+    monkeypatch.setattr(training, "keep_freed_memory", lambda: calls.append("kept"))
+    monkeypatch.setattr(Seq2SeqTrainer, "train", lambda self, *args, **kwargs: calls.append((args, kwargs)))
+    trainer = object.__new__(VanillaTransformerTrainer)
+    trainer.args = SimpleNamespace(device=torch.device("cpu" if on_cpu else "cuda"))
+    trainer.train("checkpoint", trial=None)
+    assert calls == [*(["kept"] if on_cpu else []), (("checkpoint",), {"trial": None})]
+
+
 def test_longest_come_first_in_evaluations(tiny_checkpoint):
     data = by_length(rows(AutoTokenizer.from_pretrained(tiny_checkpoint)))
     lengths = [len(row["input_ids"]) for row in data]

@@ -152,14 +152,17 @@ def decoding_options(arguments: argparse.Namespace, model: "PreTrainedModel") ->
         "compute_type": arguments.compute_type,
     }
     options = {name: value for name, value in {**given, **own}.items() if value is not None}
+    num_beams = arguments.num_beams or getattr(model.generation_config, "num_beams", None) or 1
     if (ends := arguments.early_stopping) is not None:
-        if arguments.num_beams == 1:
-            raise UsageError("--early-stopping is about beam search; leave it out, or --greedy")
+        if num_beams == 1:
+            raise UsageError("--early-stopping is about beam search; leave it out, or give --num-beams 2 or more")
         options["early_stopping"] = {"true": True, "false": False}.get(ends, ends)
     flags = {name: "--" + name.removeprefix("gnmt_").replace("_", "-") for name in own}
     for name in [name for name in own if name in options]:
-        if arguments.num_beams == 1 and name != "compute_type":
-            raise UsageError(f"{flags[name]} ranks the hypotheses of a beam search; leave it out, or --greedy")
+        if num_beams == 1 and name != "compute_type":
+            raise UsageError(
+                f"{flags[name]} ranks the hypotheses of a beam search; leave it out, or give --num-beams 2 or more"
+            )
         if not isinstance(model, DecodingMixin):
             raise UsageError(f"{flags[name]} needs a model of this package; other models don't know it")
     if arguments.num_beams == 1:
@@ -177,7 +180,9 @@ def decoding_errors() -> Iterator[None]:
     try:
         yield
     except torch.OutOfMemoryError as error:
-        raise UsageError("the device's memory is too small; give a smaller --batch-tokens or --device cpu") from error
+        raise UsageError(
+            "the device's memory is too small; give a smaller --batch-tokens or --batch-size, or --device cpu"
+        ) from error
     except (ValueError, IndexError) as error:  # a line beyond learned positions, a tokenizer of another model ...
         raise UsageError(first_line(error)) from error
 

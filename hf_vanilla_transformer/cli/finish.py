@@ -77,6 +77,8 @@ def _score(
 
 
 def _decoding(config: Any) -> str:
+    if config.num_beams == 1:
+        return "greedy"
     penalty = getattr(config, "gnmt_length_penalty", None)
     penalties = f", length penalty {penalty}" if penalty is not None else ""
     return f"beam {config.num_beams}{penalties}" + ("" if config.early_stopping is True else ", searched further")

@@ -30,7 +30,8 @@ folder, compute_type, beams, longest, threads = sys.argv[1:]
 tokenizer = Tokenizer.from_file(folder + "/marian/tokenizer.json")
 settings = {"compute_type": compute_type, "intra_threads": int(threads)}
 model = ctranslate2.Translator(folder + "/" + compute_type, "cpu", **settings)
-lines = [encoding.tokens for encoding in tokenizer.encode_batch(sys.stdin.read().splitlines())]
+text = sys.stdin.buffer.read().decode().removesuffix("\\n").split("\\n")
+lines = [encoding.tokens for encoding in tokenizer.encode_batch(text)]
 options = {"beam_size": int(beams), "max_decoding_length": int(longest), "length_penalty": 0.0}
 for result in model.translate_batch(lines, max_batch_size=2048, batch_type="tokens", **options):
     print(tokenizer.decode([tokenizer.token_to_id(token) for token in result.hypotheses[0]]))
@@ -89,9 +90,11 @@ def measure_programs(
     Raises:
         BenchmarkError: There is no such file, it is empty, or a program fails.
     """
-    if not file.is_file() or not (sentences := len(file.read_text(encoding="utf-8").splitlines())):
+    if not file.is_file() or not (sentences := len(_lines(file.read_bytes()))):
         raise BenchmarkError(f"--input {file} has no line; give a file with a sentence a line")
-    options = ["--num-beams", beams, "--max-new-tokens", longest, "--length-penalty", 0]
+    options = ["--num-beams", beams, "--max-new-tokens", longest]
+    if beams > 1:  # as CTranslate2 searches
+        options += ["--length-penalty", 0, "--coverage-penalty", 0, "--early-stopping", "true"]
     ours = [sys.executable, "-m", "hf_vanilla_transformer", "translate", "--model", model, *options, "--device", "cpu"]
     commands = {"ours": ours, "ours, int8": [*ours, "--compute-type", "int8"]}
     with tempfile.TemporaryDirectory() as folder:
@@ -122,8 +125,13 @@ def _run(command: Sequence[Any], file: Path, threads: int) -> tuple[float, list[
         done = subprocess.run(list(map(str, command)), stdin=lines, capture_output=True, env=environment, check=False)
         took = time.perf_counter() - began
     if done.returncode:
-        raise BenchmarkError(f"a program failed: {done.stderr.decode().strip().splitlines()[-1]}")
-    return took, done.stdout.decode().splitlines()
+        said = done.stderr.decode(errors="replace").strip().splitlines()
+        raise BenchmarkError(f"a program failed: {said[-1] if said else f'exit status {done.returncode}'}")
+    return took, _lines(done.stdout)
+
+
+def _lines(text: bytes) -> list[str]:
+    return text.decode().removesuffix("\n").split("\n") if text else []
 
 
 def convert(model: str, folder: Path, compute_types: Sequence[str]) -> None:
@@ -175,9 +183,14 @@ def marian_of(ours: Any) -> MarianMTModel:
         BenchmarkError: Marian can't have such a model.
     """
     config = ours.config
-    if config.norm_position != "post" or not config.tie_word_embeddings or config.decoder_vocab_size is not None:
+    one_matrix = config.tie_word_embeddings and config.share_encoder_decoder_embeddings
+    is_usual = config.position_encoding != "learned" and config.value_head_dim == config.head_dim
+    is_usual = is_usual and config.head_dim * config.encoder_attention_heads == config.d_model
+    is_usual = is_usual and config.head_dim * config.decoder_attention_heads == config.d_model
+    if config.norm_position != "post" or not one_matrix or not is_usual:
         raise BenchmarkError(
-            "--model is no post-norm model with one matrix for all embeddings, so Marian can't have it"
+            "--model is no post-norm model with sinusoids, one matrix for all embeddings and d_k = d_v = d_model / h; "
+            "Marian can't have it"
         )
     fields = {name: getattr(config, name) for name in MARIAN_FIELDS}
     marian = MarianMTModel(MarianConfig(**fields, forced_eos_token_id=None)).eval()
