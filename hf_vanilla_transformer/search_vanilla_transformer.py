@@ -302,7 +302,8 @@ def greedy_search(
         if 0 < len(rows) < len(live):
             decoder.move(rows, rows)
             live, tokens, prompts = [live[row] for row in rows], tokens[rows], prompts[rows]
-            going_on = [place for place, row in enumerate(rows) if row in going_on]
+            staying = set(going_on)
+            going_on = [place for place, row in enumerate(rows) if row in staying]
     return found, kept_attention
 
 
@@ -317,14 +318,18 @@ def round_up(number: int) -> int:
 
     A matrix product with another number of rows than ever before costs oneDNN a millisecond to prepare, and memory.
     """
-    step = max(1 << (number - 1).bit_length() - 3, 1) if number > 8 else 1
+    step = _step(number - 1)
     return -(-number // step) * step
 
 
 def round_down(number: int) -> int:
     """Rounds down to one of the sizes of `round_up`."""
-    step = 1 << number.bit_length() - 3 if number > 8 else 1
-    return number // step * step
+    return number // _step(number) * _step(number)
+
+
+def _step(number: int) -> int:
+    """A quarter of the power of two that `number` has reached: from there on, sizes are so far apart."""
+    return 1 << max(number.bit_length() - 3, 0)
 
 
 def shrink(kept: Sequence[int], size: int) -> list[int]:

@@ -184,10 +184,10 @@ def marian_of(ours: Any) -> MarianMTModel:
     """
     config = ours.config
     one_matrix = config.tie_word_embeddings and config.share_encoder_decoder_embeddings
-    is_usual = config.position_encoding != "learned" and config.value_head_dim == config.head_dim
-    is_usual = is_usual and config.head_dim * config.encoder_attention_heads == config.d_model
-    is_usual = is_usual and config.head_dim * config.decoder_attention_heads == config.d_model
-    if config.norm_position != "post" or not one_matrix or not is_usual:
+    heads = (config.encoder_attention_heads, config.decoder_attention_heads)
+    widths = {number * width for number in heads for width in (config.head_dim, config.value_head_dim)}
+    is_usual = config.norm_position == "post" and config.position_encoding != "learned" and widths == {config.d_model}
+    if not one_matrix or not is_usual:
         raise BenchmarkError(
             "--model is no post-norm model with sinusoids, one matrix for all embeddings and d_k = d_v = d_model / h; "
             "Marian can't have it"
