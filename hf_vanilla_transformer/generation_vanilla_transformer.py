@@ -22,6 +22,7 @@ And `generate(..., progress=function)` calls the function with the number of sen
 
 import copy
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,9 +44,6 @@ _reported: set[str] = set()  # why transformers' own loop was taken, so far
 OWN_OPTIONS = ("gnmt_length_penalty", "max_extra_length", "coverage_penalty", "output_alignments", "compute_type")
 # Those that transformers' own loop can't do.
 NEEDING_OWN_SEARCH = ("coverage_penalty", "output_alignments", "compute_type")
-
-# What a call of generate() keeps in its configuration for itself.
-OF_ONE_CALL = ("_prepared", "_reason_against", "_max_lengths")
 
 # Section 6.1: beam of 4, alpha 0.6, at most 50 tokens more than the source, termination as early as possible.
 PAPER_DECODING: dict[str, Any] = {
@@ -88,8 +86,39 @@ class MaxLengthPerSentence(StoppingCriteria):
         return input_ids.shape[1] >= max_lengths.repeat_interleave(input_ids.shape[0] // len(max_lengths))
 
 
+@dataclass
+class GenerateCall:
+    """What one call of `generate()` knows, kept in its generation config as `_call` from one hook to the next.
+
+    Attributes:
+        progress: Called with the number of sentences found since the last time.
+        source_mask: The `attention_mask` that the caller has given, if any.
+        max_lengths: Of `MaxLengthPerSentence`, (batch,); None where all sentences have one limit.
+        is_checked: Whether `reason_against` has been found out.
+        reason_against: What speaks against computing with prepared weights, or None.
+        weights: The prepared weights, once they are needed.
+    """
+
+    progress: Callable[[int], Any] = ignore
+    source_mask: Tensor | None = None
+    max_lengths: Tensor | None = None
+    is_checked: bool = False
+    reason_against: str | None = None
+    weights: Any = None
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "GenerateCall":
+        """Is the same call in a copy of the config: weights are large, and progress has one place to go."""
+        return self
+
+
+def _call_of(config: GenerationConfig) -> GenerateCall:
+    if not hasattr(config, "_call"):  # assisted decoding prepares the assistant's by itself
+        config._call = GenerateCall()
+    return config._call
+
+
 class DecodingMixin:
-    """Adds the two options to a model that inherits `GenerationMixin`, which comes after it in the bases."""
+    """Adds our options and our search to a model that inherits `GenerationMixin`, which comes after it in the bases."""
 
     generation_config: GenerationConfig
 
@@ -113,8 +142,6 @@ class DecodingMixin:
         config, model_kwargs = super()._prepare_generation_config(generation_config, *args, **kwargs)  # type: ignore[misc]
         for name, value in ours.items():
             setattr(config, name, value)
-        for name in OF_ONE_CALL:  # a configuration that another call has worked with
-            vars(config).pop(name, None)
         if given.get("length_penalty") is not None and given.get("gnmt_length_penalty") is None:
             config.gnmt_length_penalty = None
         configured = self.generation_config.to_dict()
@@ -122,8 +149,7 @@ class DecodingMixin:
             given.get("max_extra_length") is None and _limits_length(configured, FILLED_IN_MAX_LENGTH)
         ):
             config.max_extra_length = None
-        config._progress = lambda number: progress(number)  # a function is not copied with a configuration
-        config._source_mask = model_kwargs.get("attention_mask")  # for `_prepare_generated_length`
+        config._call = GenerateCall(progress, model_kwargs.get("attention_mask"))
         _validate(config)
         return config, model_kwargs
 
@@ -136,7 +162,7 @@ class DecodingMixin:
     ) -> dict[str, Any]:
         config, mask = generation_config, model_kwargs.get("attention_mask")
         shows = config.output_attentions or config.output_hidden_states
-        if model_input_name == "input_ids" and not shows and self._reason_against(config, mask) is None:
+        if model_input_name == "input_ids" and not shows and self._reason_against(_call_of(config), mask) is None:
             with torch.no_grad():
                 model_kwargs["encoder_outputs"] = self._encode(self._prepared(config), inputs_tensor, mask)
             return model_kwargs
@@ -144,20 +170,20 @@ class DecodingMixin:
             inputs_tensor, model_kwargs, model_input_name, generation_config
         )
 
-    def _reason_against(self, config: GenerationConfig, mask: Tensor | None) -> str | None:
-        """Says, once a call of generate(), what speaks against computing with `Weights`, or None."""
-        if not hasattr(config, "_reason_against"):
-            config._reason_against = self._why_not_incremental()
+    def _reason_against(self, call: GenerateCall, mask: Tensor | None) -> str | None:
+        """Says what speaks against computing with prepared weights, or None; finds out once a call."""
+        if not call.is_checked:
+            call.is_checked, call.reason_against = True, self._why_not_incremental()
             if mask is not None and (mask.ndim != 2 or not mask.any(dim=1).all()):
-                config._reason_against = "a source is all padding"
-        return config._reason_against
+                call.reason_against = "a source is all padding"
+        return call.reason_against
 
     def _prepared(self, config: GenerationConfig) -> Any:
-        """Prepares, once a call of generate(), the weights to compute with."""
-        if not hasattr(config, "_prepared"):
-            weights = self._weights(getattr(config, "compute_type", None) or "default")
-            config._prepared = lambda: weights  # functions are not copied with a configuration
-        return config._prepared()
+        """Returns the weights to compute with, prepared once a call."""
+        call = _call_of(config)
+        if call.weights is None:
+            call.weights = self._weights(getattr(config, "compute_type", None) or "default")
+        return call.weights
 
     def _validate_generation_mode(self, generation_mode: Any, generation_config: GenerationConfig, *args: Any) -> None:
         super()._validate_generation_mode(generation_mode, generation_config, *args)  # type: ignore[misc]
@@ -175,13 +201,13 @@ class DecodingMixin:
     ) -> GenerationConfig:
         extra = getattr(generation_config, "max_extra_length", None)
         if extra is not None:
-            pad, mask = self.config.pad_token_id, generation_config._source_mask  # type: ignore[attr-defined]
+            pad, mask = self.config.pad_token_id, _call_of(generation_config).source_mask  # type: ignore[attr-defined]
             lengths = _source_lengths(inputs_tensor, pad, mask)
             max_lengths = input_ids_length + lengths + extra
             if self.config.position_encoding == "learned":  # type: ignore[attr-defined]
                 max_lengths = max_lengths.clamp(max=self.config.max_position_embeddings)  # type: ignore[attr-defined]
             generation_config.max_new_tokens = max(int(max_lengths.max()) - input_ids_length, 1)
-            generation_config._max_lengths = max_lengths  # for `_get_stopping_criteria`
+            _call_of(generation_config).max_lengths = max_lengths  # for `_get_stopping_criteria`
             has_default_max_length = True  # so that `max_new_tokens` is taken without a warning
         return super()._prepare_generated_length(  # type: ignore[misc]
             generation_config=generation_config,
@@ -199,7 +225,7 @@ class DecodingMixin:
         **kwargs: Any,
     ) -> StoppingCriteriaList:
         criteria = super()._get_stopping_criteria(generation_config, *args, **kwargs)  # type: ignore[misc]
-        max_lengths = getattr(generation_config, "_max_lengths", None)
+        max_lengths = _call_of(generation_config).max_lengths
         if max_lengths is not None and len(max_lengths) > 1:  # one sentence alone ends at `max_length`
             criteria.append(MaxLengthPerSentence(max_lengths))
             if generation_config._pad_token_tensor is not None:
@@ -269,7 +295,7 @@ class DecodingMixin:
             rules,
             logits_processor or None,
             keeps_attention,
-            generation_config._progress,
+            _call_of(generation_config).progress,
         )
         output = _beam_output(searches, attention, batch.prompts, generation_config)
         return output if generation_config.return_dict_in_generate else output.sequences
@@ -300,7 +326,7 @@ class DecodingMixin:
             logits_processor or None,
             ignore if streamer is None else lambda token: streamer.put(torch.tensor([token])),
             keeps_attention,
-            generation_config._progress,
+            _call_of(generation_config).progress,
         )
         if streamer is not None:
             streamer.end()
@@ -321,7 +347,7 @@ class DecodingMixin:
         """Prepares what is decoded here; None: transformers' own loop has to do it."""
         memory_mask = model_kwargs.get("attention_mask")
         reason = _not_covered(logits_processor, stopping_criteria, config, model_kwargs)
-        reason = reason or self._reason_against(config, memory_mask)
+        reason = reason or self._reason_against(_call_of(config), memory_mask)
         if reason is not None:
             _refuse_own_options(config, reason)
             if reason not in _reported:
@@ -502,7 +528,7 @@ def _refuse_own_options(config: GenerationConfig, reason: str) -> None:
 
 def _report_all(config: GenerationConfig, num_rows: int) -> None:
     """Tells a progress callback that a whole batch is done."""
-    config._progress(num_rows // max(config.num_beams, config.num_return_sequences))
+    _call_of(config).progress(num_rows // max(config.num_beams, config.num_return_sequences))
 
 
 def _limits_length(options: dict[str, Any], default: int | None = None) -> bool:

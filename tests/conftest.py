@@ -4,7 +4,6 @@ import atexit
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 # The libraries read these once, when they are imported, so they are set before anything else is.
@@ -49,14 +48,12 @@ def _seeded() -> None:
     torch.manual_seed(0)
 
 
-@pytest.fixture
-def transformers_logging() -> Iterator[None]:
-    """For tests of commands that quiet transformers; other tests shall hear it again."""
+@pytest.fixture(autouse=True)
+def _transformers_warns() -> None:
+    """Commands quiet transformers in this process; every test hears it again."""
     from transformers.utils import logging
 
-    verbosity = logging.get_verbosity()
-    yield
-    logging.set_verbosity(verbosity)
+    logging.set_verbosity_warning()
     logging.enable_progress_bar()
 
 

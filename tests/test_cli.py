@@ -19,9 +19,6 @@ ROOT = Path(__file__).parents[1]
 COMMAND = [sys.executable, "-m", "hf_vanilla_transformer"]
 
 
-pytestmark = pytest.mark.usefixtures("transformers_logging")
-
-
 @pytest.fixture
 def run(monkeypatch, capsys):
     """Runs the command in this process and returns its exit code, output and errors."""

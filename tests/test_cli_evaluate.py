@@ -24,9 +24,6 @@ REFERENCES = ["einundzwanzig", "halb zehn am vierten Mai", "", "es kostet zwei-h
 DECODING = {"num_beams": 2, "max_new_tokens": 6}
 
 
-pytestmark = pytest.mark.usefixtures("transformers_logging")
-
-
 @pytest.fixture(scope="module")
 def checkpoints(tiny_checkpoint, tmp_path_factory):
     """Three: two of one tokenizer, the third of another."""
