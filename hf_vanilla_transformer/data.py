@@ -21,6 +21,7 @@ from datasets.fingerprint import Hasher
 from numpy.typing import NDArray
 from transformers.utils import logging
 
+from .bpe_dropout import BPEDropout
 from .formats import (
     TABLES,
     CorpusError,
@@ -197,6 +198,47 @@ def tokenize(
     return encoded if stays.all() else encoded.select(np.flatnonzero(stays))
 
 
+def in_other_pieces(
+    pairs: Dataset, dropout: BPEDropout, copies: int, seed: int = 0, num_proc: int | None = None
+) -> Dataset:
+    """Repeats pairs in other pieces each time, on both sides, so that an epoch goes through all of them.
+
+    They are cached as what `tokenize` makes is; the same seed gives the same pieces on every machine.
+
+    Args:
+        pairs: What `tokenize` has made, with "source" and "target".
+        dropout: What splits them.
+        copies: How often each pair is there.
+        seed: Of the pieces.
+        num_proc: Processes; None: one, or all cores for a large corpus.
+    """
+    if num_proc is None and len(pairs) * copies > PAIRS_A_PROCESS:
+        num_proc = os.cpu_count()
+
+    def encode(batch: Mapping[str, list[str]], rows: list[int], copy: int) -> dict[str, Any]:
+        return {
+            name: dropout.encode(batch[side], [f"{seed} {copy} {row} {side}" for row in rows])
+            for name, side in (("input_ids", "source"), ("labels", "target"))
+        }
+
+    pieces = _fingerprint(pairs, dropout.tokenizer)
+    return concatenate_datasets(
+        [
+            pairs.map(
+                encode,
+                fn_kwargs={"copy": copy},
+                with_indices=True,
+                batched=True,
+                remove_columns=["source", "target"],
+                num_proc=num_proc,
+                new_fingerprint=Hasher.hash((pieces, dropout.probability, seed, copy)),
+                desc=f"BPE-dropout, copy {copy + 1} of {copies}",
+            )
+            for copy in range(copies)
+        ]
+    )
+
+
 def lengths_of(dataset: Dataset, column: str) -> NDArray[np.int64]:
     """Numbers of elements in each row of a column of lists, (N,), without making Python lists of them."""
     table = dataset.select_columns([column]).with_format("arrow")[:]
@@ -282,6 +324,7 @@ __all__ = [
     "Cleaning",
     "Corpus",
     "CorpusError",
+    "in_other_pieces",
     "is_table",
     "lengths_of",
     "read_corpus",

@@ -53,6 +53,8 @@ class DataArguments:
     streaming: bool = _option(False, "Read the training data while training, for what is larger than the disk.")
     max_length: int = _option(256, "Leave out pairs with more tokens than this on a side.")
     max_length_ratio: float | None = _option(None, "Leave out pairs with so many times as many tokens on one side.")
+    bpe_dropout: float = _option(0.0, "Skip merges in training with this probability (Provilkov et al. 2020: 0.1).")
+    bpe_dropout_copies: int = _option(16, "Ways of splitting the corpus that an epoch then goes through.")
     preprocessing_num_workers: int | None = _option(None, "Processes that tokenize (default: as the corpus needs).")
 
     def corpus(self, part: str) -> Corpus:

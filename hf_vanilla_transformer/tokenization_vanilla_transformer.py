@@ -154,9 +154,9 @@ class VanillaTransformerTokenizerFast(PreTrainedTokenizerFast):
     def bpe_dropout(self) -> float | None:
         """Probability to skip a merge, so that pieces vary (BPE-dropout: Provilkov et al. 2020, arXiv:1910.13267).
 
-        For training data that is tokenised anew in each epoch; the authors' value is 0.1. Set it to None again before
-        you evaluate. It is never saved. The backend draws from a generator of its own, which can't be seeded. Decoding
-        stays exact.
+        For training data that you tokenize anew in each epoch; set it to None again before you evaluate. It is never
+        saved. Decoding stays exact. The backend draws from a generator of its own, which can't be seeded, and skips
+        less than the authors' algorithm does at their 0.1; `vanilla-transformer train --bpe_dropout` has neither fault.
         """
         dropout = self._tokenizer.model.dropout
         return None if dropout is None else round(dropout, 6)  # the backend keeps 32 bits of it

@@ -10,7 +10,8 @@ import torch
 import yaml
 from safetensors.torch import load_file
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
+from tokenizers import Tokenizer, models, processors
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, PreTrainedTokenizerFast
 
 from hf_vanilla_transformer import cli
 from hf_vanilla_transformer.metrics import corpus_bleu
@@ -75,6 +76,9 @@ def complaint(capsys, recipe: dict, *options: str) -> str:
         ({"max_length": 1}, "no sentence pair is left"),
         ({"per_device_train_batch_tokens": 3}, "longer than a batch may be"),
         ({"gradient_accumulation_steps": 1000}, "can't be shared"),
+        ({"bpe_dropout": 1.5}, "bpe_dropout is 1.5; give a probability"),
+        ({"bpe_dropout": 0.1, "bpe_dropout_copies": 0}, "bpe_dropout_copies is 0; give 1 or more"),
+        ({"bpe_dropout": 0.1, "streaming": True}, "can't be had with streaming"),
         ({"vocab_size": 50}, "vocab_size=50: give an integer of at least 259"),
     ],
 )  # fmt: skip
@@ -172,6 +176,36 @@ def test_the_model_is_saved_with_the_recipes_decoding(recipe, corpus):
     assert "beam 2, length penalty 1.5, searched further" in card
     assert train({**recipe, "num_beams": 3}, "--resume", "--max_steps", "6") == 0
     assert AutoModelForSeq2SeqLM.from_pretrained(corpus / "run").generation_config.num_beams == 3
+
+
+def test_bpe_dropout(capsys, recipe, corpus):
+    varied = {**recipe, "bpe_dropout": 0.2, "bpe_dropout_copies": 3}
+    assert train(varied) == 0
+    out = capsys.readouterr().out
+    assert "Training data: 50 pairs kept" in out
+    batches = [int(number) for number in re.findall(r"Batches: (\d+) an epoch", out)]
+    assert "bpe_dropout 0.2, not 0.0" in complaint(capsys, recipe, "--resume")
+    assert train(varied, "--resume", "--max_steps", "6") == 0
+    assert train({**recipe, "output_dir": str(corpus / "plain")}) == 0
+    batches += [int(number) for number in re.findall(r"Batches: (\d+) an epoch", capsys.readouterr().out)]
+    assert batches[0] == batches[1] > 2 * batches[2]
+
+
+def test_bpe_dropout_needs_merges(capsys, recipe, tmp_path):
+    backend = Tokenizer(models.WordLevel({"a": 0, "<pad>": 1, "</s>": 2}, "a"))
+    backend.post_processor = processors.TemplateProcessing("$A </s>", special_tokens=[("</s>", 2)])
+    words = PreTrainedTokenizerFast(tokenizer_object=backend, pad_token="<pad>", eos_token="</s>")
+    words.save_pretrained(tmp_path / "words")
+    options = ["--bpe_dropout", "0.1", "--tokenizer_name_or_path", str(tmp_path / "words")]
+    assert "BPE-dropout needs the merges of a Vanilla" in complaint(capsys, recipe, *options)
+
+
+def test_a_run_older_than_an_option_can_be_gone_on_with(recipe, corpus):
+    assert train(recipe) == 0
+    started = json.loads((corpus / "run" / "recipe.json").read_text())
+    del started["bpe_dropout"], started["bpe_dropout_copies"]
+    (corpus / "run" / "recipe.json").write_text(json.dumps(started))
+    assert train(recipe, "--resume", "--max_steps", "6") == 0
 
 
 def test_figures_go_to_tensorboard(recipe, corpus, monkeypatch):

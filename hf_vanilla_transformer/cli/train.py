@@ -86,12 +86,21 @@ class _Run:
         for part in ("validation", "test"):
             self.data.corpus(part)  # whose files are checked
         self.model.decoding()
+        self._check_bpe_dropout()
         self._check_output()
         last, kept = self.args.average_last, self.args.save_total_limit
         if kept and kept < last:
             raise UsageError(
                 f"average_last is {last} but save_total_limit keeps {kept} checkpoints; keep at least as many"
             )
+
+    def _check_bpe_dropout(self) -> None:
+        if not 0 <= self.data.bpe_dropout <= 1:
+            raise UsageError(f"bpe_dropout is {self.data.bpe_dropout}; give a probability, such as 0.1")
+        if self.data.bpe_dropout and self.data.bpe_dropout_copies < 1:
+            raise UsageError(f"bpe_dropout_copies is {self.data.bpe_dropout_copies}; give 1 or more")
+        if self.data.bpe_dropout and self.data.streaming:
+            raise UsageError("bpe_dropout splits the corpus before training starts; it can't be had with streaming")
 
     def _check_output(self) -> None:
         started = self.output / RECIPE
@@ -107,10 +116,11 @@ class _Run:
         if not started.is_file():
             raise UsageError(f"there is no run to go on with in {self.output}; start it without --resume")
         before, now = json.loads(started.read_text(encoding="utf-8")), self._fixed()
-        if changed := [name for name in now if before.get(name) != now[name]]:
+        before = asdict(type(self.data)()) | asdict(type(self.model)()) | before  # it may be older than an option
+        if changed := [name for name in now if before[name] != now[name]]:
             name = changed[0]
             raise UsageError(
-                f"{self.output} was started with {name} {before.get(name)!r}, not {now[name]!r}; go on with the same "
+                f"{self.output} was started with {name} {before[name]!r}, not {now[name]!r}; go on with the same "
                 "data and model, or name another --output_dir"
             )
 
@@ -154,7 +164,8 @@ class _Run:
         from transformers import DataCollatorForSeq2Seq
         from transformers.trainer_callback import PrinterCallback, ProgressCallback
 
-        from ..data import Cleaning, tokenize
+        from ..bpe_dropout import BPEDropout
+        from ..data import Cleaning, in_other_pieces, tokenize
         from ..training import TranslationMetrics, VanillaTransformerTrainer, by_length, callbacks_for
         from .console import Console
 
@@ -165,7 +176,14 @@ class _Run:
         with self.args.main_process_first(local=False, desc="learning the vocabulary"):
             tokenizer = self._tokenizer(pairs)
         with self.args.main_process_first(desc="tokenizing the corpus"):
-            train = tokenize(pairs, tokenizer, cleaning, self.data.preprocessing_num_workers)
+            workers = self.data.preprocessing_num_workers
+            train = tokenize(pairs, tokenizer, cleaning, workers)
+            if self.data.bpe_dropout:
+                try:
+                    dropout = BPEDropout(tokenizer, self.data.bpe_dropout)
+                except ValueError as error:  # another kind of tokenizer
+                    raise UsageError(first_line(error)) from error
+                train = in_other_pieces(train, dropout, self.data.bpe_dropout_copies, self.args.seed, workers)
             validation = None
             if self.data.corpus("validation"):
                 everything = Cleaning(sys.maxsize)
