@@ -34,7 +34,8 @@ text = sys.stdin.buffer.read().decode().removesuffix("\\n").split("\\n")
 lines = [encoding.tokens for encoding in tokenizer.encode_batch(text)]
 options = {"beam_size": int(beams), "max_decoding_length": int(longest), "length_penalty": 0.0}
 for result in model.translate_batch(lines, max_batch_size=2048, batch_type="tokens", **options):
-    print(tokenizer.decode([tokenizer.token_to_id(token) for token in result.hypotheses[0]]))
+    ids = map(tokenizer.token_to_id, result.hypotheses[0])
+    print(tokenizer.decode([id for id in ids if id is not None]))
 """
 
 
@@ -150,7 +151,11 @@ def convert(model: str, folder: Path, compute_types: Sequence[str]) -> None:
         """CTranslate2's own for Marian, but for positions, padding and what a target begins with, which are ours."""
 
         _remove_pad_weights: Callable[..., None] = staticmethod(lambda spec: None)
-        get_vocabulary, set_decoder = bart.get_vocabulary, bart.set_decoder
+        set_decoder = bart.set_decoder
+
+        def get_vocabulary(self, model: Any, tokenizer: Any) -> list[str]:
+            known: list[str] = bart.get_vocabulary(self, model, tokenizer)
+            return [*known, *(f"<unused {number}>" for number in range(len(known), model.config.vocab_size))]
 
         def set_position_encodings(self, spec: Any, module: Any) -> None:
             spec.encodings = ours.get_encoder().embed_positions.table.numpy()
