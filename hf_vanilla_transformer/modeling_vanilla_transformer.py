@@ -130,6 +130,8 @@ class VanillaTransformerAttention(nn.Module):
         self.k_proj = nn.Linear(config.d_model, num_heads * self.head_dim, bias=config.attention_bias)
         self.v_proj = nn.Linear(config.d_model, num_heads * self.value_head_dim, bias=config.attention_bias)
         self.out_proj = nn.Linear(num_heads * self.value_head_dim, config.d_model, bias=config.attention_bias)
+        for projection in (self.q_proj, self.k_proj, self.v_proj):
+            projection.init_gain = config.attention_init_gain  # type: ignore[assignment]
 
     def forward(
         self, x: Tensor, memory: Any, mask: Any, cache: Any = None, packing: Any = NOT_PACKED, **kwargs: Any
@@ -257,7 +259,7 @@ class VanillaTransformerPreTrainedModel(VocabularyResizing, PreTrainedModel):
         if isinstance(module, nn.Embedding) or module is getattr(self, "lm_head", None):
             initialization.normal_(module.weight, std=self.config.d_model**-0.5)
         elif isinstance(module, nn.Linear):
-            initialization.xavier_uniform_(module.weight)
+            initialization.xavier_uniform_(module.weight, gain=getattr(module, "init_gain", 1.0))
         elif isinstance(module, nn.LayerNorm):
             initialization.ones_(module.weight)
         elif isinstance(module, SinusoidalPositions):

@@ -102,6 +102,7 @@ class ModelArguments:
     label_smoothing: float | None = _option(None, "eps_ls of the loss (5.4).")
     max_position_embeddings: int | None = _option(None, "Rows of the positional table.")
     position_encoding: str | None = _option(None, "paper, learned (Table 3, row E), tensor2tensor, fairseq, marian.")
+    attention_init_gain: float | None = _option(None, "Gain of Glorot's initialisation of W^Q, W^K, W^V (default: 1).")
     norm_position: str | None = _option(None, "post as in the paper, or pre.")
     share_encoder_decoder_embeddings: bool | None = _option(None, "One matrix for source and target embeddings (3.4).")
     tie_word_embeddings: bool | None = _option(None, "The same matrix for the pre-softmax projection (3.4).")

@@ -41,6 +41,7 @@ BASE = {
     "final_layer_norm": False,
     "layer_norm_eps": 1e-6,
     "attention_bias": False,
+    "attention_init_gain": 1.0,
     "output_bias": False,
     "share_encoder_decoder_embeddings": True,
     "tie_word_embeddings": True,
@@ -270,6 +271,7 @@ def test_decoder_vocabulary_that_is_not_positive(value):
 @pytest.mark.parametrize("value", [0.0, -1e-6, float("nan")])
 def test_layer_norm_eps_that_is_not_positive(value):
     _refused(f"`layer_norm_eps` is {value}; it has to be positive", layer_norm_eps=value)
+    _refused(f"`attention_init_gain` is {value}; it has to be positive", attention_init_gain=value)
 
 
 @pytest.mark.parametrize("value", [-0.1, 1, 1.0, 1.5, float("nan"), float("inf")])
@@ -352,6 +354,7 @@ def test_absent_tokens():
         ("scale_embedding", 1),
         ("final_layer_norm", "no"),
         ("attention_bias", None),
+        ("attention_init_gain", "1"),
         ("output_bias", 0),
         ("share_encoder_decoder_embeddings", "yes"),
         ("tie_word_embeddings", 1),
@@ -471,6 +474,7 @@ OTHERS = {
     "final_layer_norm": True,
     "layer_norm_eps": 1e-5,
     "attention_bias": True,
+    "attention_init_gain": 0.5,
     "output_bias": True,
     "share_encoder_decoder_embeddings": False,
     "tie_word_embeddings": False,

@@ -705,9 +705,19 @@ def test_embeddings_are_normal_with_variance_1_over_d_model(tying):
         assert within_one == pytest.approx(0.6827, abs=0.01)  # of a normal distribution
 
 
+def test_a_gain_leaves_loaded_weights_as_they_are(tmp_path):
+    saved = VanillaTransformerForConditionalGeneration(_config(attention_init_gain=0.35))
+    saved.save_pretrained(tmp_path)
+    loaded = VanillaTransformerForConditionalGeneration.from_pretrained(tmp_path)
+    for name, weight in saved.state_dict().items():
+        assert torch.equal(weight, loaded.state_dict()[name]), name
+
+
 @pytest.mark.parametrize("norm_position", ["post", "pre"])
-def test_projections_are_glorot_uniform(norm_position):
+@pytest.mark.parametrize("gain", [1.0, 0.35])
+def test_projections_are_glorot_uniform(norm_position, gain):
     config = _config(
+        attention_init_gain=gain,
         d_model=64,
         head_dim=12,
         value_head_dim=24,
@@ -730,6 +740,7 @@ def test_projections_are_glorot_uniform(norm_position):
             if module is not model.lm_head:
                 fan_out, fan_in = module.weight.shape
                 bound = math.sqrt(6 / (fan_in + fan_out))
+                bound *= gain if name.endswith(("q_proj", "k_proj", "v_proj")) else 1.0
                 # Of 3,000 uniform numbers and more, the largest is within 0.4% of the bound but once in 100,000 times.
                 assert 0.996 * bound < module.weight.abs().max().item() <= bound, name
                 assert module.weight.std().item() == pytest.approx(bound / math.sqrt(3), rel=0.05), name
