@@ -1,8 +1,8 @@
 """BPE-dropout (Provilkov et al. 2020, arXiv:1910.13267): a text in other pieces each time it is seen.
 
 The dropout that the tokenizers library has itself can't be seeded, so that no run could be repeated or gone on with.
-It also is another one: at 0.1 it makes 1.15 times as many pieces of Multi30k, where algorithm 1 of the paper, which is
-what stands here, makes 1.22 times as many, and subword-nmt 1.23.
+It also skips less than algorithm 1 of the paper, which is what stands here: at 0.1, Multi30k's English side in pieces
+of a vocabulary of 5,000 gets 1.15 times as many, and by the paper's algorithm 1.26 times as many.
 """
 
 import json
@@ -30,10 +30,11 @@ class BPEDropout:
         if not isinstance(tokenizer, VanillaTransformerTokenizerFast):
             raise ValueError(
                 "BPE-dropout needs the merges of a VanillaTransformerTokenizerFast, and the tokenizer is a "
-                f"{type(tokenizer).__name__}; leave bpe_dropout out, or take one of ours"
+                f"{type(tokenizer).__module__}.{type(tokenizer).__name__}; leave bpe_dropout out, or load one of ours "
+                "without trust_remote_code"
             )
-        if not 0 <= probability <= 1:
-            raise ValueError(f"bpe_dropout is {probability}; give a probability from 0 to 1 (the authors': 0.1)")
+        if not isinstance(probability, (int, float)) or not 0 <= probability <= 1:
+            raise ValueError(f"bpe_dropout is {probability!r}; give a probability from 0 to 1 (the authors': 0.1)")
         self.tokenizer, self.probability = tokenizer, probability
         model = json.loads(tokenizer.backend_tokenizer.to_str())["model"]
         self._ids: dict[str, int] = model["vocab"]
@@ -45,7 +46,7 @@ class BPEDropout:
 
     def encode(self, texts: Sequence[str], seeds: Iterable[int | str]) -> list[list[int]]:
         """Returns each text's token ids, which the seed of the same place decides."""
-        encodings = self.tokenizer(list(texts), verbose=False).encodings
+        encodings = self.tokenizer(list(texts), verbose=False).encodings if texts else []
         return [self._vary(encoding, Random(seed)) for encoding, seed in zip(encodings, seeds, strict=True)]
 
     def _vary(self, encoding: Any, random: Random) -> list[int]:

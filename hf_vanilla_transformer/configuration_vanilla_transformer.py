@@ -199,8 +199,8 @@ class VanillaTransformerConfig(PreTrainedConfig):
     def _validate_sizes(self) -> None:
         for field in _POSITIVE_FIELDS:
             value = getattr(self, field)
-            if value is not None and not value > 0:  # NaN is not either
-                raise ValueError(f"`{field}` is {value}; it has to be positive.")
+            if value is not None and not 0 < value < math.inf:  # NaN is not either
+                raise ValueError(f"`{field}` is {value}; it has to be positive, and finite.")
 
     def _validate_probabilities(self) -> None:
         for field in ("dropout", "attention_dropout", "activation_dropout", "label_smoothing"):

@@ -199,7 +199,12 @@ def tokenize(
 
 
 def in_other_pieces(
-    pairs: Dataset, dropout: BPEDropout, copies: int, seed: int = 0, num_proc: int | None = None
+    pairs: Dataset,
+    dropout: BPEDropout,
+    copies: int,
+    seed: int = 0,
+    max_length: int | None = None,
+    num_proc: int | None = None,
 ) -> Dataset:
     """Repeats pairs in other pieces each time, on both sides, so that an epoch goes through all of them.
 
@@ -210,18 +215,27 @@ def in_other_pieces(
         dropout: What splits them.
         copies: How often each pair is there.
         seed: Of the pieces.
+        max_length: A text that would have more pieces than that keeps its usual ones.
         num_proc: Processes; None: one, or all cores for a large corpus.
+
+    Raises:
+        ValueError: There is to be no copy.
     """
+    if copies < 1:
+        raise ValueError(f"copies={copies}: give 1 or more")
     if num_proc is None and len(pairs) * copies > PAIRS_A_PROCESS:
         num_proc = os.cpu_count()
 
-    def encode(batch: Mapping[str, list[str]], rows: list[int], copy: int) -> dict[str, Any]:
-        return {
-            name: dropout.encode(batch[side], [f"{seed} {copy} {row} {side}" for row in rows])
-            for name, side in (("input_ids", "source"), ("labels", "target"))
-        }
+    def encode(batch: Mapping[str, list[Any]], rows: list[int], copy: int) -> dict[str, Any]:
+        columns = {}
+        for name, side in (("input_ids", "source"), ("labels", "target")):
+            varied = dropout.encode(batch[side], [f"{seed} {copy} {row} {side}" for row in rows])
+            both = zip(varied, batch[name], strict=True)
+            columns[name] = [new if max_length is None or len(new) <= max_length else usual for new, usual in both]
+        return columns
 
     pieces = _fingerprint(pairs, dropout.tokenizer)
+    settings = (pieces, dropout.probability, seed, max_length)
     return concatenate_datasets(
         [
             pairs.map(
@@ -231,7 +245,7 @@ def in_other_pieces(
                 batched=True,
                 remove_columns=["source", "target"],
                 num_proc=num_proc,
-                new_fingerprint=Hasher.hash((pieces, dropout.probability, seed, copy)),
+                new_fingerprint=None if pieces is None else Hasher.hash((*settings, copy)),
                 desc=f"BPE-dropout, copy {copy + 1} of {copies}",
             )
             for copy in range(copies)

@@ -112,9 +112,8 @@ class GenerateCall:
 
 
 def _call_of(config: GenerationConfig) -> GenerateCall:
-    if not hasattr(config, "_call"):  # assisted decoding prepares the assistant's by itself
-        config._call = GenerateCall()
-    return config._call
+    call: GenerateCall | None = getattr(config, "_call", None)
+    return GenerateCall() if call is None else call  # assisted decoding prepares the assistant's config by itself
 
 
 class DecodingMixin:

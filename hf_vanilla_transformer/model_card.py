@@ -73,6 +73,7 @@ class Recipe:
         batch_tokens: Target tokens an update, on all devices together.
         steps: Updates.
         dropout: P_drop.
+        bpe_dropout: Probability that a merge was skipped in the training data.
         label_smoothing: epsilon_ls.
         precision: For instance "bfloat16".
         averaged_checkpoints: How many were averaged into the model.
@@ -87,6 +88,7 @@ class Recipe:
     batch_tokens: int | None = None
     steps: int | None = None
     dropout: float | None = None
+    bpe_dropout: float | None = None
     label_smoothing: float | None = None
     precision: str | None = None
     averaged_checkpoints: int | None = None
@@ -278,6 +280,7 @@ def _recipe(recipe: Recipe) -> str:
         ("target tokens a batch", recipe.batch_tokens),
         ("steps", recipe.steps),
         ("dropout", recipe.dropout),
+        ("BPE-dropout", recipe.bpe_dropout),
         ("label smoothing", recipe.label_smoothing),
         ("precision", recipe.precision),
         ("averaged checkpoints", recipe.averaged_checkpoints),

@@ -5,7 +5,6 @@
 
 Data, tokenizer, sizes, dropout, smoothing, Adam and schedule are the recipe's. What is Marian's and the stock Trainer's
 own stays theirs: random batches of as many sentences as our batches have on average, the loss from all logits, biases.
-Other options of a recipe (`--bleu_tokenize 13a`) change it for this run.
 """
 
 import argparse
@@ -61,8 +60,10 @@ def main() -> None:
     parser.add_argument("--output_dir", required=True, help="where translations and figures go")
     parser.add_argument("--minutes", type=float, required=True, help="of training")
     parser.add_argument("--bf16", action="store_true", help="bfloat16 autocast")
-    options, others = parser.parse_known_args()
-    overrides = ["--data_dir", options.data_dir, "--output_dir", options.output_dir, *others]
+    parser.add_argument("--bleu_tokenize", help="sacreBLEU's tokenizer, if not the recipe's")
+    options = parser.parse_args()
+    overrides = ["--data_dir", options.data_dir, "--output_dir", options.output_dir]
+    overrides += ["--bleu_tokenize", options.bleu_tokenize] if options.bleu_tokenize else []
     data, sizes, args = parse_recipe([options.config], overrides)
     set_seed(args.seed)
     tokenizer = AutoTokenizer.from_pretrained(options.tokenizer)

@@ -3,7 +3,9 @@
 import copy
 from collections import Counter
 from itertools import pairwise
+from pathlib import Path
 
+import datasets
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -93,7 +95,11 @@ def test_pieces_have_the_probabilities_of_algorithm_1():
         assert abs(seen[pieces] - draws * share) <= 5 * (draws * share * (1 - share)) ** 0.5 + 1
 
 
-@pytest.mark.parametrize("probability", [-0.1, 1.1, float("nan")])
+def test_no_texts(tokenizer):
+    assert BPEDropout(tokenizer, 0.1).encode([], []) == []
+
+
+@pytest.mark.parametrize("probability", [-0.1, 1.1, float("nan"), "0.1", None])
 def test_probabilities_out_of_range(tokenizer, probability):
     with pytest.raises(ValueError, match="give a probability from 0 to 1"):
         BPEDropout(tokenizer, probability)
@@ -105,7 +111,7 @@ def test_other_tokenizers_have_no_merges_to_drop(tiny_checkpoint, tmp_path):
 
     assert BPEDropout(AutoTokenizer.from_pretrained(tiny_checkpoint), 0.1)
     words = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.WordLevel({"a": 0}, "a")))
-    with pytest.raises(ValueError, match=r"the tokenizer is a \w+; leave bpe_dropout out"):
+    with pytest.raises(ValueError, match=r"the tokenizer is a [\w.]+; leave bpe_dropout out"):
         BPEDropout(words, 0.1)
 
 
@@ -134,10 +140,53 @@ def test_a_corpus_in_other_pieces(pairs, tokenizer):
         assert lengths_of(varied, column).sum() > 3 * lengths_of(pairs, column).sum()
     rows = rows_of(varied)
     assert rows[:30] != rows[30:60] != rows[60:]
-    assert rows == rows_of(in_other_pieces(pairs, BPEDropout(tokenizer, 0.2), copies=3, num_proc=2))
     assert rows[:60] == rows_of(in_other_pieces(pairs, BPEDropout(tokenizer, 0.2), copies=2))
     assert rows != rows_of(in_other_pieces(pairs, BPEDropout(tokenizer, 0.2), copies=3, seed=1))
     assert rows != rows_of(in_other_pieces(pairs, BPEDropout(tokenizer, 0.1), copies=3))
+
+
+def test_several_processes_make_the_same_of_it(pairs, tokenizer):
+    datasets.disable_caching()  # or the second would read what the first has written
+    try:
+        one, two = (in_other_pieces(pairs, BPEDropout(tokenizer, 0.2), 2, num_proc=number) for number in (1, 2))
+        assert rows_of(one) == rows_of(two)
+        assert {Path(file["filename"]).name for file in one.cache_files}.isdisjoint(
+            Path(file["filename"]).name for file in two.cache_files
+        )
+    finally:
+        datasets.enable_caching()
+
+
+def test_a_text_that_would_get_too_long_keeps_its_usual_pieces(pairs, tokenizer):
+    usual = {column: lengths_of(pairs, column) for column in ("input_ids", "labels")}
+    longest = int(max(lengths.max() for lengths in usual.values())) + 2
+    dropout = BPEDropout(tokenizer, 0.1)
+    free, varied = in_other_pieces(pairs, dropout, 4), in_other_pieces(pairs, dropout, 4, max_length=longest)
+    for column, lengths in usual.items():
+        found = lengths_of(varied, column)
+        assert found.max() <= longest < lengths_of(free, column).max()
+        assert found.sum() > 4 * lengths.sum()
+    texts = [tokenizer.decode(row["input_ids"], skip_special_tokens=True) for row in varied]
+    assert texts == list(pairs["source"]) * 4
+
+
+def test_tokenizers_of_a_class_derived_from_ours_are_told_apart(tmp_path, tokenizer):
+    class Derived(VanillaTransformerTokenizerFast):
+        pass
+
+    (tmp_path / "s").write_text("the house\nthe bushes\n")
+    (tmp_path / "t").write_text("das Haus\ndie Büsche\n")
+    corpus = read_corpus(Corpus((str(tmp_path / "s"),), (str(tmp_path / "t"),)))
+    for texts in (TEXTS[:1] * 9, TEXTS[1:2] * 9):
+        derived = Derived.train_from_iterator(texts, 300, show_progress=False)
+        varied = in_other_pieces(tokenize(corpus, derived, Cleaning(100)), BPEDropout(derived, 0.3), copies=2)
+        decoded = [derived.decode(row["input_ids"], skip_special_tokens=True) for row in varied]
+        assert decoded == ["the house", "the bushes"] * 2
+
+
+def test_no_copies(pairs, tokenizer):
+    with pytest.raises(ValueError, match="copies=0: give 1 or more"):
+        in_other_pieces(pairs, BPEDropout(tokenizer, 0.1), copies=0)
 
 
 def test_what_was_split_is_not_split_again(pairs, tokenizer, monkeypatch):

@@ -78,7 +78,7 @@ def complaint(capsys, recipe: dict, *options: str) -> str:
         ({"gradient_accumulation_steps": 1000}, "can't be shared"),
         ({"bpe_dropout": 1.5}, "bpe_dropout is 1.5; give a probability"),
         ({"bpe_dropout": 0.1, "bpe_dropout_copies": 0}, "bpe_dropout_copies is 0; give 1 or more"),
-        ({"bpe_dropout": 0.1, "streaming": True}, "can't be had with streaming"),
+        ({"bpe_dropout": 0.1, "streaming": True}, "leave one of the two out"),
         ({"vocab_size": 50}, "vocab_size=50: give an integer of at least 259"),
     ],
 )  # fmt: skip
@@ -146,7 +146,8 @@ def test_a_run_from_text_to_scores(capsys, recipe, corpus):
     assert f"test: {bleu.details}" in out
     card = (run / "averaged-2" / "README.md").read_text(encoding="utf-8")
     assert bleu.signature in card
-    assert "50" in card
+    assert "- 50 sentence pairs\n" in card
+    assert "BPE-dropout" not in card
     assert str(corpus) not in card
     model = AutoModelForSeq2SeqLM.from_pretrained(run / "averaged-2").eval()
     tokenizer = AutoTokenizer.from_pretrained(run / "averaged-2")
@@ -184,7 +185,11 @@ def test_bpe_dropout(capsys, recipe, corpus):
     out = capsys.readouterr().out
     assert "Training data: 50 pairs kept" in out
     batches = [int(number) for number in re.findall(r"Batches: (\d+) an epoch", out)]
+    card = (corpus / "run" / "averaged-2" / "README.md").read_text(encoding="utf-8")
+    assert "- 50 sentence pairs\n" in card
+    assert "| BPE-dropout | 0.2 |" in card
     assert "bpe_dropout 0.2, not 0.0" in complaint(capsys, recipe, "--resume")
+    assert "seed 42, not 7" in complaint(capsys, varied, "--resume", "--seed", "7")
     assert train(varied, "--resume", "--max_steps", "6") == 0
     assert train({**recipe, "output_dir": str(corpus / "plain")}) == 0
     batches += [int(number) for number in re.findall(r"Batches: (\d+) an epoch", capsys.readouterr().out)]

@@ -47,6 +47,9 @@ def finish_run(
             say(f"{part}: {', '.join(map(str, evaluation.scores))}")
             say(f"{part}: {evaluation.scores[0].details}")
     (folder / SCORES).write_text(json.dumps([asdict(entry) for entry in evaluations], indent=1), encoding="utf-8")
+    if data.bpe_dropout and facts.training_pairs is not None:
+        facts = replace(facts, training_pairs=facts.training_pairs // data.bpe_dropout_copies)
+    facts = replace(facts, recipe=replace(facts.recipe, bpe_dropout=data.bpe_dropout or None))
     files = [*data.train_source, *data.train_target, *data.train_data]
     facts = replace(facts, evaluations=evaluations or facts.evaluations, samples=samples, training_files=files)
     fill_model_card(facts).save(folder / "README.md")

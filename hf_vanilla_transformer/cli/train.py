@@ -100,7 +100,10 @@ class _Run:
         if self.data.bpe_dropout and self.data.bpe_dropout_copies < 1:
             raise UsageError(f"bpe_dropout_copies is {self.data.bpe_dropout_copies}; give 1 or more")
         if self.data.bpe_dropout and self.data.streaming:
-            raise UsageError("bpe_dropout splits the corpus before training starts; it can't be had with streaming")
+            raise UsageError(
+                "bpe_dropout splits the corpus before training starts, and streaming reads it afterwards; leave one of "
+                "the two out"
+            )
 
     def _check_output(self) -> None:
         started = self.output / RECIPE
@@ -117,17 +120,22 @@ class _Run:
             raise UsageError(f"there is no run to go on with in {self.output}; start it without --resume")
         before, now = json.loads(started.read_text(encoding="utf-8")), self._fixed()
         before = asdict(type(self.data)()) | asdict(type(self.model)()) | before  # it may be older than an option
-        if changed := [name for name in now if before[name] != now[name]]:
+        if changed := [name for name in now if before.get(name) != now[name]]:
             name = changed[0]
             raise UsageError(
-                f"{self.output} was started with {name} {before[name]!r}, not {now[name]!r}; go on with the same "
+                f"{self.output} was started with {name} {before.get(name)!r}, not {now[name]!r}; go on with the same "
                 "data and model, or name another --output_dir"
             )
 
     def _fixed(self) -> dict[str, Any]:
         """What can't change when a run goes on."""
         free = {"preprocessing_num_workers", "data_dir", "num_beams", "gnmt_length_penalty", "early_stopping"}
-        return {name: value for name, value in (asdict(self.data) | asdict(self.model)).items() if name not in free}
+        fixed = {name: value for name, value in (asdict(self.data) | asdict(self.model)).items() if name not in free}
+        return fixed | ({"seed": self._data_seed} if self.data.bpe_dropout else {})  # which decides the pieces
+
+    @property
+    def _data_seed(self) -> int:
+        return int(self.args.seed if self.args.data_seed is None else self.args.data_seed)
 
     def train(self) -> None:
         """Trains, saves, averages and scores."""
@@ -183,7 +191,8 @@ class _Run:
                     dropout = BPEDropout(tokenizer, self.data.bpe_dropout)
                 except ValueError as error:  # another kind of tokenizer
                     raise UsageError(first_line(error)) from error
-                train = in_other_pieces(train, dropout, self.data.bpe_dropout_copies, self.args.seed, workers)
+                copies, longest = self.data.bpe_dropout_copies, self.data.max_length
+                train = in_other_pieces(train, dropout, copies, self._data_seed, longest, workers)
             validation = None
             if self.data.corpus("validation"):
                 everything = Cleaning(sys.maxsize)
