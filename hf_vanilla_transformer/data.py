@@ -187,10 +187,12 @@ def tokenize(
 
     if isinstance(pairs, IterableDataset):
         return pairs.map(encode_and_clean, batched=True, remove_columns=pairs.column_names or ["source", "target"])
-    if num_proc is None and len(pairs) > PAIRS_A_PROCESS:
-        num_proc = os.cpu_count()
     encoded = pairs.map(
-        encode, batched=True, num_proc=num_proc, new_fingerprint=_fingerprint(pairs, tokenizer), desc="Tokenizing"
+        encode,
+        batched=True,
+        num_proc=_processes(num_proc, len(pairs)),
+        new_fingerprint=_fingerprint(pairs, tokenizer),
+        desc="Tokenizing",
     )
     stays = cleaning.keeps(lengths_of(encoded, "input_ids"), lengths_of(encoded, "labels"))
     if not stays.any():
@@ -223,8 +225,6 @@ def in_other_pieces(
     """
     if copies < 1:
         raise ValueError(f"copies={copies}: give 1 or more")
-    if num_proc is None and len(pairs) * copies > PAIRS_A_PROCESS:
-        num_proc = os.cpu_count()
 
     def encode(batch: Mapping[str, list[Any]], rows: list[int], copy: int) -> dict[str, Any]:
         columns = {}
@@ -244,7 +244,7 @@ def in_other_pieces(
                 with_indices=True,
                 batched=True,
                 remove_columns=["source", "target"],
-                num_proc=num_proc,
+                num_proc=_processes(num_proc, len(pairs) * copies),
                 new_fingerprint=None if pieces is None else Hasher.hash((*settings, copy)),
                 desc=f"BPE-dropout, copy {copy + 1} of {copies}",
             )
@@ -307,6 +307,10 @@ def _from_hub(corpus: Corpus, name: str, streaming: bool) -> Dataset | IterableD
         return {side: [pair[side] for pair in pairs] for side in ("source", "target")}
 
     return dataset.map(to_pairs, batched=True, with_indices=True, remove_columns=names)
+
+
+def _processes(num_proc: int | None, pairs: int) -> int | None:
+    return os.cpu_count() if num_proc is None and pairs > PAIRS_A_PROCESS else num_proc
 
 
 def _fingerprint(pairs: Dataset, tokenizer: Any) -> str | None:

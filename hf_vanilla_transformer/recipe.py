@@ -189,6 +189,11 @@ class VanillaTransformerTrainingArguments(Seq2SeqTrainingArguments):
         if self.shuffle_buffer_size < 1:
             raise ValueError(f"shuffle_buffer_size is {self.shuffle_buffer_size}; give 1 or more")
 
+    @property
+    def seed_of_data(self) -> int:
+        """What decides the order of the training data and its BPE-dropout: `data_seed`, or `seed` without one."""
+        return int(self.seed if self.data_seed is None else self.data_seed)
+
 
 Arguments = tuple[DataArguments, ModelArguments, VanillaTransformerTrainingArguments]
 

@@ -95,18 +95,14 @@ class VanillaTransformerTrainer(ShardingTrainer):
             num_processes=self.args.world_size,
             process_index=self.args.process_index,
             accumulation_steps=self.args.gradient_accumulation_steps,
-            seed=self._data_seed,
+            seed=self.args.seed_of_data,
         )
 
     def _stream(self, dataset: datasets.IterableDataset) -> TokenBudgetStream:
         window = self.args.shuffle_buffer_size
         own = split_dataset_by_node(dataset, self.args.process_index, self.args.world_size)
-        shuffled = own.shuffle(seed=self._data_seed, buffer_size=window)
-        return TokenBudgetStream(shuffled, self.args.per_device_train_batch_tokens, window, seed=self._data_seed)
-
-    @property
-    def _data_seed(self) -> int:
-        return self.args.seed if self.args.data_seed is None else self.args.data_seed
+        shuffled = own.shuffle(seed=self.args.seed_of_data, buffer_size=window)
+        return TokenBudgetStream(shuffled, self.args.per_device_train_batch_tokens, window, seed=self.args.seed_of_data)
 
     def _run_epoch(self, **kwargs: Any) -> None:
         # The Trainer tells the epoch to some samplers only, and not after resuming with several processes.

@@ -118,13 +118,17 @@ def test_other_tokenizers_have_no_merges_to_drop(tiny_checkpoint, tmp_path):
 # A corpus
 
 
+def corpus_of(folder, sources, targets):
+    for name, texts in (("s", sources), ("t", targets)):
+        (folder / name).write_text("".join(text + "\n" for text in texts))
+    return read_corpus(Corpus((str(folder / "s"),), (str(folder / "t"),)))
+
+
 @pytest.fixture
 def pairs(tmp_path, tokenizer):
-    (tmp_path / "s").write_text("".join(f"the house {number} near the bushes\n" for number in range(30)))
-    (tmp_path / "t").write_text("".join(f"das Haus {number} ist in der Nähe\n" for number in range(30)))
-    return tokenize(
-        read_corpus(Corpus((str(tmp_path / "s"),), (str(tmp_path / "t"),))), tokenizer, Cleaning(max_length=100)
-    )
+    sources = [f"the house {number} near the bushes" for number in range(30)]
+    targets = [f"das Haus {number} ist in der Nähe" for number in range(30)]
+    return tokenize(corpus_of(tmp_path, sources, targets), tokenizer, Cleaning(max_length=100))
 
 
 def rows_of(dataset):
@@ -174,9 +178,7 @@ def test_tokenizers_of_a_class_derived_from_ours_are_told_apart(tmp_path, tokeni
     class Derived(VanillaTransformerTokenizerFast):
         pass
 
-    (tmp_path / "s").write_text("the house\nthe bushes\n")
-    (tmp_path / "t").write_text("das Haus\ndie Büsche\n")
-    corpus = read_corpus(Corpus((str(tmp_path / "s"),), (str(tmp_path / "t"),)))
+    corpus = corpus_of(tmp_path, ["the house", "the bushes"], ["das Haus", "die Büsche"])
     for texts in (TEXTS[:1] * 9, TEXTS[1:2] * 9):
         derived = Derived.train_from_iterator(texts, 300, show_progress=False)
         varied = in_other_pieces(tokenize(corpus, derived, Cleaning(100)), BPEDropout(derived, 0.3), copies=2)
@@ -197,9 +199,7 @@ def test_what_was_split_is_not_split_again(pairs, tokenizer, monkeypatch):
 
 
 def test_pairs_that_were_left_out_stay_out(tmp_path, tokenizer):
-    (tmp_path / "s").write_text("the house\n\nthe bushes\n")
-    (tmp_path / "t").write_text("das Haus\nleer\ndie Büsche\n")
-    corpus = read_corpus(Corpus((str(tmp_path / "s"),), (str(tmp_path / "t"),)))
+    corpus = corpus_of(tmp_path, ["the house", "", "the bushes"], ["das Haus", "leer", "die Büsche"])
     varied = in_other_pieces(tokenize(corpus, tokenizer, Cleaning(100)), BPEDropout(tokenizer, 0.5), copies=2)
     texts = [tokenizer.decode(row["input_ids"], skip_special_tokens=True) for row in varied]
     assert texts == ["the house", "the bushes"] * 2

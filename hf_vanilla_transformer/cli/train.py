@@ -131,11 +131,7 @@ class _Run:
         """What can't change when a run goes on."""
         free = {"preprocessing_num_workers", "data_dir", "num_beams", "gnmt_length_penalty", "early_stopping"}
         fixed = {name: value for name, value in (asdict(self.data) | asdict(self.model)).items() if name not in free}
-        return fixed | ({"seed": self._data_seed} if self.data.bpe_dropout else {})  # which decides the pieces
-
-    @property
-    def _data_seed(self) -> int:
-        return int(self.args.seed if self.args.data_seed is None else self.args.data_seed)
+        return fixed | ({"seed": self.args.seed_of_data} if self.data.bpe_dropout else {})  # which decides the pieces
 
     def train(self) -> None:
         """Trains, saves, averages and scores."""
@@ -192,7 +188,7 @@ class _Run:
                 except ValueError as error:  # another kind of tokenizer
                     raise UsageError(first_line(error)) from error
                 copies, longest = self.data.bpe_dropout_copies, self.data.max_length
-                train = in_other_pieces(train, dropout, copies, self._data_seed, longest, workers)
+                train = in_other_pieces(train, dropout, copies, self.args.seed_of_data, longest, workers)
             validation = None
             if self.data.corpus("validation"):
                 everything = Cleaning(sys.maxsize)
