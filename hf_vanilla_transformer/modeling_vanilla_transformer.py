@@ -138,7 +138,7 @@ class VanillaTransformerAttention(nn.Module):
     ) -> tuple[Tensor, Tensor | None]:
         """Attends from x, (B, T, d_model), to memory, (B, S, d_model), or without it to x; the weights may be None."""
         query, key, value = self.project(x, memory, cache, *packing)
-        name, mask = attention_kernel(self, mask, is_cross=memory is not None, **kwargs)
+        name, mask = attention_kernel(self, query, key, mask, is_cross=memory is not None, **kwargs)
         attend = in_float32_on_cpu(ALL_ATTENTION_FUNCTIONS.get_interface(name, eager_attention))
         kwargs["dropout"] = self.config.attention_dropout if self.training else 0.0
         heads, weights = attend(self, query, key, value, mask, scaling=self.scaling, **kwargs)

@@ -13,6 +13,10 @@ from torch.autograd.function import once_differentiable
 LOGITS_A_CHUNK = 3_000_000
 ROWS_A_CHUNK = (256, 512)
 
+# Whether the backward pass that is running keeps its graph for another one. Not public in torch: where a build hasn't
+# got it, it might.
+_keeps_graph: Callable[[], bool] = getattr(torch._C._autograd, "_get_current_graph_task_keep_graph", lambda: True)
+
 
 def positions_of(attention_mask: Tensor | None, past_length: int | Tensor, x: Tensor) -> Tensor:
     """Numbers the positions of a batch from 0; padding counts for nothing, on whichever side it stands.
@@ -192,8 +196,12 @@ class _ProjectedCrossEntropy(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
-        grads = zip(ctx.saved_tensors, ctx.dtypes, strict=True)
-        return *((None if grad is None else (grad * grad_output).to(dtype)) for grad, dtype in grads), None, None
+        grads, kept = [], _keeps_graph()
+        for grad, dtype in zip(ctx.saved_tensors, ctx.dtypes, strict=True):
+            if grad is not None:  # that of the weights is as large as they are: scaled where it lies, if it may be
+                grad = (grad * grad_output if kept else grad.mul_(grad_output)).to(dtype)
+            grads.append(grad)
+        return *grads, None, None
 
 
 def _accumulate(grads: list[Any], rows: slice, gradient: Tensor, hidden: Tensor, table: Tensor) -> None:
@@ -284,28 +292,32 @@ def project(x: Tensor, *maps: nn.Module) -> tuple[Tensor, ...]:
     return _FusedLinear.apply(x, len(maps), *(one.weight for one in maps), *biases)  # type: ignore[no-untyped-call]
 
 
+def _joined(parts: list[Tensor], dim: int = 0) -> Tensor:
+    return torch.cat(parts, dim) if len(parts) > 1 else parts[0]
+
+
 class _FusedLinear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, number: int, *parameters: Tensor) -> tuple[Tensor, ...]:
         dtype = torch.get_autocast_dtype(x.device.type) if _autocasts(x) else x.dtype
         weights = [weight.to(dtype) for weight in parameters[:number]]
         biases = [bias.to(dtype) for bias in parameters[number:]]
-        weight = torch.cat(weights) if number > 1 else weights[0]
-        bias = (torch.cat(biases) if number > 1 else biases[0]) if biases else None
+        bias = _joined(biases) if biases else None
         with torch.autocast(x.device.type, enabled=False):
-            y = _product(x.to(dtype).flatten(0, -2), weight, bias)
-        ctx.save_for_backward(x, weight)
+            y = _product(x.to(dtype).flatten(0, -2), _joined(weights), bias)
+        ctx.save_for_backward(x, *weights)
         ctx.sizes, ctx.dtypes = [len(one) for one in weights], [one.dtype for one in parameters]
-        return tuple(y.view(*x.shape[:-1], len(weight)).split_with_sizes(ctx.sizes, dim=-1))
+        return tuple(y.view(*x.shape[:-1], y.shape[-1]).split_with_sizes(ctx.sizes, dim=-1))
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        x, weight = ctx.saved_tensors
+        x, *weights = ctx.saved_tensors
         parts = [grad.reshape(-1, size) for grad, size in zip(grads, ctx.sizes, strict=True)]
-        gradient = torch.cat(parts, dim=1) if len(parts) > 1 else parts[0]
+        gradient, of_x = _joined(parts, dim=1), None
         with torch.autocast(x.device.type, enabled=False):
-            of_x = _product(gradient, weight.t()).view(x.shape).to(x.dtype) if ctx.needs_input_grad[0] else None
+            if ctx.needs_input_grad[0]:
+                of_x = _product(gradient, _joined(weights).t()).view(x.shape).to(x.dtype)
             if not any(ctx.needs_input_grad[2:]):  # frozen
                 return of_x, None, *(None for _ in ctx.dtypes)
             of_weight = gradient.t() @ x.to(gradient.dtype).flatten(0, -2)
@@ -357,7 +369,7 @@ class Packing:
         if self.places is None or self.shape is None:
             return x
         rows = x.new_zeros(self.shape.numel(), x.shape[-1])
-        return rows.index_copy(0, self.places, x).view(*self.shape, -1)
+        return rows.index_copy_(0, self.places, x).view(*self.shape, -1)
 
     def heads(self, x: Tensor, head_dim: int) -> Tensor:
         """Unpacks what was projected for h heads, (N or B, T, h * head_dim): (B, h, T, head_dim)."""
@@ -425,13 +437,26 @@ def _outside_vocabulary(token_ids: Tensor, vocab_size: int) -> IndexError:
     )
 
 
+# On a CPU, torch's sdpa is made for long sentences: up to so many scores a head and sentence, eq. 1 as it stands trains
+# faster.
+SCORES_OF_SHORT_SENTENCES = 32 * 32
+
+
 def attention_kernel(
-    module: Any, mask: Any, is_cross: bool, output_attentions: bool | None = False, **kwargs: Any
+    module: Any,
+    query: Tensor,
+    key: Tensor,
+    mask: Any,
+    is_cross: bool,
+    output_attentions: bool | None = False,
+    **kwargs: Any,
 ) -> tuple[str, Any]:
     """Names the implementation of eq. 1 to take: the configuration's, where it can do what is asked for.
 
     Args:
         module: The attention, with its configuration, `head_dim` and `value_head_dim`.
+        query: (B, h, T, d_k).
+        key: (B, h, S, d_k).
         mask: As transformers makes it for the configuration's implementation.
         is_cross: Whether the keys are another sequence's than the queries.
         output_attentions: Whether weights are asked for.
@@ -444,13 +469,19 @@ def attention_kernel(
         ValueError: Flash attention can't have values wider than keys.
     """
     name = module.config._attn_implementation or "eager"
-    if name == "sdpa" and output_attentions:
+    if name == "sdpa" and (output_attentions or _trains_on_short_sentences(query, key)):
         return "eager", mask  # sdpa has no weights to show, and its masks are understood
     if "flash" in name and module.value_head_dim > module.head_dim:
         raise ValueError(f'{name} needs d_v <= d_k (`value_head_dim`, `head_dim`); use attn_implementation="sdpa".')
     if "flash" in name and is_cross and mask is not None:
         return "sdpa", mask[:, None, None, :].bool()  # there, transformers would unpad queries by the keys' mask
     return name, mask
+
+
+def _trains_on_short_sentences(query: Tensor, key: Tensor) -> bool:
+    # Without gradients the two are equally fast, and a compiler had to know the lengths.
+    trains = query.requires_grad and torch.is_grad_enabled() and not torch.compiler.is_compiling()
+    return trains and query.device.type == "cpu" and query.shape[2] * key.shape[2] <= SCORES_OF_SHORT_SENTENCES
 
 
 # ---- The vocabulary ----

@@ -202,10 +202,11 @@ def test_id_outside_the_vocabulary(bad):
 
 
 # ---- attention_kernel ----
-def kernel_of(name, mask=None, is_cross=False, d_k=8, d_v=8, **kwargs):
+def kernel_of(name, mask=None, is_cross=False, d_k=8, d_v=8, lengths=(3, 5), trains=False, **kwargs):
     config = SimpleNamespace(_attn_implementation=name)
     module = SimpleNamespace(config=config, head_dim=d_k, value_head_dim=d_v)
-    return attention_kernel(module, mask, is_cross, **kwargs)
+    query, key = (torch.zeros(2, 1, length, d_k, requires_grad=trains) for length in lengths)
+    return attention_kernel(module, query, key, mask, is_cross, **kwargs)
 
 
 @pytest.mark.parametrize("name", ["sdpa", "flex_attention", "flash_attention_2"])
@@ -223,6 +224,33 @@ def test_weights_need_the_formula():
     mask = torch.ones(2, 1, 3, 5, dtype=torch.bool)
     assert kernel_of("sdpa", mask, output_attentions=True) == ("eager", mask)
     assert kernel_of("sdpa", mask, output_attentions=None) == ("sdpa", mask)
+
+
+@pytest.mark.parametrize("lengths", [(1, 1), (32, 32), (2, 512)])
+def test_short_sentences_train_by_the_formula(lengths):
+    assert kernel_of("sdpa", lengths=lengths, trains=True) == ("eager", None)
+    assert kernel_of("sdpa", lengths=lengths) == ("sdpa", None)
+    with torch.no_grad():
+        assert kernel_of("sdpa", lengths=lengths, trains=True) == ("sdpa", None)
+    assert kernel_of("sdpa", lengths=(lengths[0] + 1, 513), trains=True) == ("sdpa", None)
+    assert kernel_of("flex_attention", lengths=lengths, trains=True) == ("flex_attention", None)
+
+
+@pytest.mark.parametrize("padded", [False, True])
+def test_short_sentences_have_the_gradients_of_sdpa(monkeypatch, padded):
+    model = VanillaTransformerForConditionalGeneration(VanillaTransformerConfig.from_preset("tiny", vocab_size=50))
+    model.double().eval()  # without dropout
+    batch = {"input_ids": torch.randint(3, 50, (3, 7)), "labels": torch.randint(3, 50, (3, 6))}
+    if padded:
+        batch["attention_mask"] = torch.tensor([[1] * 7, [1] * 6 + [0], [1] * 2 + [0] * 5])
+        batch["labels"][1, 4:] = -100
+    found = []
+    for scores in (0, 32 * 32):
+        monkeypatch.setattr(ops, "SCORES_OF_SHORT_SENTENCES", scores)
+        loss = model(**batch).loss
+        found.append((loss, *torch.autograd.grad(loss, list(model.parameters()))))
+    for sdpa, formula in zip(*found, strict=True):
+        torch.testing.assert_close(formula, sdpa, rtol=1e-10, atol=1e-14)
 
 
 @pytest.mark.parametrize("name", ["flash_attention_2", "flash_attention_3", "kernels-community/flash-attn2"])
@@ -304,6 +332,31 @@ def test_projected_cross_entropy_of_frozen_weights():
     projected_cross_entropy(hidden, projection, targets()).backward()
     assert hidden.grad.abs().sum() > 0
     assert projection.weight.grad is None
+
+
+def test_projected_cross_entropy_goes_back_as_often_as_its_graph_is_kept():
+    hidden, projection = torch.randn(4, 6, 5, requires_grad=True), torch.nn.Linear(5, 11)
+    values, labels = (hidden, *projection.parameters()), targets()
+    expected = torch.autograd.grad(label_smoothed_cross_entropy(projection(hidden), labels), values)
+    loss = projected_cross_entropy(hidden, projection, labels)
+    for factor, again in ((3, True), (0, True), (2, True), (1, False)):
+        for found, one in zip(torch.autograd.grad(factor * loss, values, retain_graph=again), expected, strict=True):
+            torch.testing.assert_close(found, factor * one)
+    with pytest.raises(RuntimeError, match="backward through the graph a second time"):
+        torch.autograd.grad(loss, values)
+
+
+def test_the_largest_gradient_is_not_copied():
+    """That of the vocabulary's matrix is as large as the matrix, when all activations are still there."""
+    hidden, projection, saved = torch.randn(4, 6, 5, requires_grad=True), torch.nn.Linear(5, 11), []
+
+    def pack(x):
+        saved.append(x.data_ptr())
+        return x
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
+        loss = projected_cross_entropy(hidden, projection, targets())
+    assert torch.autograd.grad(loss, projection.weight)[0].data_ptr() in saved
 
 
 @pytest.mark.parametrize("bad", [-1, 11])
