@@ -469,7 +469,7 @@ def attention_kernel(
         ValueError: Flash attention can't have values wider than keys.
     """
     name = module.config._attn_implementation or "eager"
-    if name == "sdpa" and (output_attentions or _trains_on_short_sentences(query, key)):
+    if name == "sdpa" and (output_attentions or _trains_on_short_sentences(module, query, key)):
         return "eager", mask  # sdpa has no weights to show, and its masks are understood
     if "flash" in name and module.value_head_dim > module.head_dim:
         raise ValueError(f'{name} needs d_v <= d_k (`value_head_dim`, `head_dim`); use attn_implementation="sdpa".')
@@ -478,10 +478,11 @@ def attention_kernel(
     return name, mask
 
 
-def _trains_on_short_sentences(query: Tensor, key: Tensor) -> bool:
-    # Without gradients the two are equally fast, and a compiler had to know the lengths.
-    trains = query.requires_grad and torch.is_grad_enabled() and not torch.compiler.is_compiling()
-    return trains and query.device.type == "cpu" and query.shape[2] * key.shape[2] <= SCORES_OF_SHORT_SENTENCES
+def _trains_on_short_sentences(module: Any, query: Tensor, key: Tensor) -> bool:
+    # Not by whether gradients are wanted: where layers are computed a second time for them, both times have to agree.
+    if not module.training or query.device.type != "cpu" or torch.compiler.is_compiling():
+        return False
+    return query.shape[2] * key.shape[2] <= SCORES_OF_SHORT_SENTENCES
 
 
 # ---- The vocabulary ----

@@ -681,7 +681,7 @@ def test_predict_with_generate(tokenizer, tmp_path, max_length):
 @pytest.mark.parametrize("use_reentrant", [True, False])
 def test_gradient_checkpointing(use_reentrant):
     """Computing activations twice changes neither loss nor gradient, with dropout as without."""
-    model = tiny_model(dropout=0.1).train()
+    model = tiny_model(dropout=0.1, attention_dropout=0.1).train()
     assert model.supports_gradient_checkpointing
 
     def step():
