@@ -17,8 +17,8 @@ from .checkpoints import damage_of, read_json, tensors_in
 # Fields of config.json that may differ, as the same weights compute the same with either value: they are about
 # training, or about how and where the model was saved. Every other field makes another function of the weights.
 FREE_FIELDS = {
-    "_name_or_path", "activation_dropout", "attention_dropout", "auto_map", "dropout", "dtype", "label_smoothing",
-    "transformers_version", "use_cache",
+    "_name_or_path", "activation_dropout", "attention_dropout", "attention_init_gain", "auto_map", "dropout", "dtype",
+    "label_smoothing", "transformers_version", "use_cache",
 }  # fmt: skip
 VOCABULARY_FILES = ("tokenizer.json", "vocab*", "merges.txt", "*.spm", "*.model")
 # What travels with the weights; the states of optimizer and Trainer don't, as there is no training to go on with.
