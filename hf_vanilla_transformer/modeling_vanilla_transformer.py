@@ -125,7 +125,7 @@ class VanillaTransformerAttention(nn.Module):
         self.config, self.layer_idx, self.is_causal = config, layer_idx, causal
         self.head_dim = config.head_dim or config.d_model // num_heads  # d_k
         self.value_head_dim = config.value_head_dim or config.d_model // num_heads  # d_v
-        self.scaling = self.head_dim**-0.5
+        self.scaling, self.attention_dropout = self.head_dim**-0.5, config.attention_dropout
         self.q_proj = nn.Linear(config.d_model, num_heads * self.head_dim, bias=config.attention_bias)
         self.k_proj = nn.Linear(config.d_model, num_heads * self.head_dim, bias=config.attention_bias)
         self.v_proj = nn.Linear(config.d_model, num_heads * self.value_head_dim, bias=config.attention_bias)
@@ -140,7 +140,7 @@ class VanillaTransformerAttention(nn.Module):
         query, key, value = self.project(x, memory, cache, *packing)
         name, mask = attention_kernel(self, query, key, mask, is_cross=memory is not None, **kwargs)
         attend = in_float32_on_cpu(ALL_ATTENTION_FUNCTIONS.get_interface(name, eager_attention))
-        kwargs["dropout"] = self.config.attention_dropout if self.training else 0.0
+        kwargs["dropout"] = self.attention_dropout if self.training else 0.0
         heads, weights = attend(self, query, key, value, mask, scaling=self.scaling, **kwargs)
         return linear(self.out_proj, packing[0].pack(heads.flatten(2))), weights
 

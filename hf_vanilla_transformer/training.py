@@ -248,7 +248,7 @@ class TranslationMetrics:
 
 
 class DropoutWarmup(TrainerCallback):
-    """Lets dropout rise from 0 to each module's own rate, evenly over the first updates.
+    """Lets dropout, that of attention too, rise from 0 to each module's own rate, evenly over the first updates.
 
     Curriculum dropout (Morerio et al. 2017, arXiv:1703.06229). A small model under much dropout takes long to find out
     what to attend to; without it at first, it learns that within a few epochs, and is regularised afterwards.
@@ -259,22 +259,25 @@ class DropoutWarmup(TrainerCallback):
 
     def __init__(self, updates: int) -> None:
         self.updates = updates
-        self.rates: dict[nn.Dropout, float] = {}
+        self.rates: list[tuple[nn.Module, str, float]] = []  # module, its attribute, what that is to become
 
     def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
         """Takes down the rates."""
-        self.rates = {module: module.p for module in model.modules() if isinstance(module, nn.Dropout)}
+        modules = list(model.modules())
+        self.rates = [(module, "p", module.p) for module in modules if isinstance(module, nn.Dropout)]
+        attentions = [module for module in modules if hasattr(module, "attention_dropout")]
+        self.rates += [(module, "attention_dropout", module.attention_dropout) for module in attentions]
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Sets the rates for the next update."""
         share = min(state.global_step / self.updates, 1.0)
-        for module, rate in self.rates.items():
-            module.p = share * rate
+        for module, name, rate in self.rates:
+            setattr(module, name, share * rate)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Leaves the rates as they were."""
-        for module, rate in self.rates.items():
-            module.p = rate
+        for module, name, rate in self.rates:
+            setattr(module, name, rate)
 
 
 def callbacks_for(args: VanillaTransformerTrainingArguments) -> list[TrainerCallback]:

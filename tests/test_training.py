@@ -415,14 +415,17 @@ def test_bfloat16_autocast_trains(tiny_checkpoint, tmp_path):
 
 def test_dropout_rises_over_the_first_updates(tiny_checkpoint, tmp_path):
     trainer = trainer_of(tiny_checkpoint, tmp_path, max_steps=6, dropout_warmup_steps=4)
-    module = trainer.model.model.encoder.layers[0].final_layer_norm.dropout
-    module.p, seen = 0.2, []
+    layer, seen, of_attention = trainer.model.model.encoder.layers[0], [], []
+    module, attention = layer.final_layer_norm.dropout, layer.self_attn
+    module.p, attention.attention_dropout = 0.2, 0.4
     module.register_forward_pre_hook(lambda module, args: seen.append(module.p))
+    attention.register_forward_pre_hook(lambda module, args: of_attention.append(module.attention_dropout))
     for callback in callbacks_for(trainer.args):
         trainer.add_callback(callback)
     trainer.train()
     assert seen == pytest.approx([0.0, 0.05, 0.1, 0.15, 0.2, 0.2])
-    assert module.p == 0.2
+    assert of_attention == pytest.approx([0.0, 0.1, 0.2, 0.3, 0.4, 0.4])
+    assert (module.p, attention.attention_dropout) == (0.2, 0.4)
 
 
 def test_resuming_goes_on_with_the_dropout_of_that_update(tiny_checkpoint, tmp_path):
