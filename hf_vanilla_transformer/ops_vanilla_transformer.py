@@ -196,7 +196,7 @@ class _ProjectedCrossEntropy(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
-        grads, kept = [], _keeps_graph()
+        grads, kept = [], torch.compiler.is_compiling() or _keeps_graph()
         for grad, dtype in zip(ctx.saved_tensors, ctx.dtypes, strict=True):
             if grad is not None:  # that of the weights is as large as they are: scaled where it lies, if it may be
                 grad = (grad * grad_output if kept else grad.mul_(grad_output)).to(dtype)

@@ -344,6 +344,18 @@ def test_projected_cross_entropy_goes_back_as_often_as_its_graph_is_kept():
         torch.autograd.grad(loss, values)
 
 
+def test_projected_cross_entropy_compiles(recwarn):
+    hidden, projection, labels = torch.randn(4, 6, 5, requires_grad=True), torch.nn.Linear(5, 11), targets()
+    torch.compiler.reset()
+    found = []
+    for function in (projected_cross_entropy, torch.compile(projected_cross_entropy, backend="aot_eager")):
+        loss = function(hidden, projection, labels, label_smoothing=0.1)
+        found.append((loss, *torch.autograd.grad(loss, (hidden, *projection.parameters()))))
+    for plain, compiled in zip(*found, strict=True):
+        torch.testing.assert_close(compiled, plain)
+    assert not [str(warning.message) for warning in recwarn if "trace the builtin" in str(warning.message)]
+
+
 def test_the_largest_gradient_is_not_copied():
     """That of the vocabulary's matrix is as large as the matrix, when all activations are still there."""
     hidden, projection, saved = torch.randn(4, 6, 5, requires_grad=True), torch.nn.Linear(5, 11), []
