@@ -302,22 +302,21 @@ class _FusedLinear(torch.autograd.Function):
         dtype = torch.get_autocast_dtype(x.device.type) if _autocasts(x) else x.dtype
         weights = [weight.to(dtype) for weight in parameters[:number]]
         biases = [bias.to(dtype) for bias in parameters[number:]]
-        bias = _joined(biases) if biases else None
+        weight, bias = _joined(weights), _joined(biases) if biases else None
         with torch.autocast(x.device.type, enabled=False):
-            y = _product(x.to(dtype).flatten(0, -2), _joined(weights), bias)
-        ctx.save_for_backward(x, *weights)
+            y = _product(x.to(dtype).flatten(0, -2), weight, bias)
+        ctx.save_for_backward(x, weight)
         ctx.sizes, ctx.dtypes = [len(one) for one in weights], [one.dtype for one in parameters]
-        return tuple(y.view(*x.shape[:-1], y.shape[-1]).split_with_sizes(ctx.sizes, dim=-1))
+        return tuple(y.view(*x.shape[:-1], len(weight)).split_with_sizes(ctx.sizes, dim=-1))
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        x, *weights = ctx.saved_tensors
+        x, weight = ctx.saved_tensors
         parts = [grad.reshape(-1, size) for grad, size in zip(grads, ctx.sizes, strict=True)]
-        gradient, of_x = _joined(parts, dim=1), None
+        gradient = _joined(parts, dim=1)
         with torch.autocast(x.device.type, enabled=False):
-            if ctx.needs_input_grad[0]:
-                of_x = _product(gradient, _joined(weights).t()).view(x.shape).to(x.dtype)
+            of_x = _product(gradient, weight.t()).view(x.shape).to(x.dtype) if ctx.needs_input_grad[0] else None
             if not any(ctx.needs_input_grad[2:]):  # frozen
                 return of_x, None, *(None for _ in ctx.dtypes)
             of_weight = gradient.t() @ x.to(gradient.dtype).flatten(0, -2)
