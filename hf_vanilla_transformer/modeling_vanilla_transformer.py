@@ -27,6 +27,7 @@ from .generation_vanilla_transformer import PAPER_DECODING, DecodingMixin
 from .ops_vanilla_transformer import (
     NOT_PACKED,
     Dropout,
+    LayerNorm,
     Packing,
     VocabularyResizing,
     attention_kernel,
@@ -182,7 +183,7 @@ class VanillaTransformerFeedForward(nn.Module):
 
 
 # ---- 3.1 Encoder and decoder stacks ----
-class PostNormResidual(nn.LayerNorm):
+class PostNormResidual(LayerNorm):
     """LayerNorm(x + Dropout(Sublayer(x))): section 3.1, with the dropout of 5.4."""
 
     def __init__(self, config: VanillaTransformerConfig) -> None:
@@ -199,7 +200,7 @@ class PreNormResidual(PostNormResidual):
 
     def forward(self, x: Tensor, sublayer: Callable[[Tensor], Tensor]) -> Tensor:  # type: ignore[override]
         """Wraps `sublayer`, a map from (B, T, d_model) to the same shape, around x."""
-        return x + self.dropout(sublayer(nn.LayerNorm.forward(self, x)))
+        return x + self.dropout(sublayer(LayerNorm.forward(self, x)))
 
 
 class VanillaTransformerEncoderLayer(GradientCheckpointingLayer):
@@ -292,7 +293,7 @@ class VanillaTransformerStack(VanillaTransformerPreTrainedModel):
         self.embed_positions = LearnedPositions(config) if learned else SinusoidalPositions(config)
         self.dropout = Dropout(config.dropout)
         self.layers = nn.ModuleList(layers)
-        self.layer_norm = nn.LayerNorm(config.d_model, config.layer_norm_eps) if last_norm else nn.Identity()
+        self.layer_norm = LayerNorm(config.d_model, config.layer_norm_eps) if last_norm else nn.Identity()
         self.gradient_checkpointing = False
         self.post_init()
 

@@ -248,6 +248,49 @@ class _CheapDropout(torch.autograd.Function):
         return grad_output.mul(keep).mul_(ctx.scale), None
 
 
+# ---- Layer normalisation ----
+# Where a gain is smaller, the input can't be told from the output with the precision that gradients need.
+SMALLEST_INVERTIBLE_GAIN = 0.01
+
+
+class LayerNorm(nn.LayerNorm):
+    """Layer normalisation which, in training on a CPU, keeps its output for the gradients, not its input.
+
+    The output is kept anyway, by the map behind it; the input is computed from it: x = (y - b) / w * sigma + mu.
+    """
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Normalises (..., d_model) over the last dimension."""
+        if not self._is_invertible(input):
+            return super().forward(input)
+        normed: Tensor = _LayerNormOfOutput.apply(input, self.weight, self.bias, self.eps)  # type: ignore[no-untyped-call]
+        return normed
+
+    def _is_invertible(self, x: Tensor) -> bool:
+        if not torch.is_grad_enabled() or x.device.type != "cpu" or torch.compiler.is_compiling():
+            return False
+        if any(type(one) not in (nn.Parameter, Tensor) or one.dtype != x.dtype for one in (self.weight, self.bias)):
+            return False
+        return x.dtype.itemsize >= 4 and bool(self.weight.detach().abs().min() >= SMALLEST_INVERTIBLE_GAIN)
+
+
+class _LayerNormOfOutput(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
+        y, mean, reciprocal = torch.native_layer_norm(x, weight.shape, weight, bias, eps)
+        ctx.save_for_backward(y, mean, reciprocal, weight, bias)
+        return y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
+        y, mean, reciprocal, weight, bias = ctx.saved_tensors
+        x = (y - bias).div_(weight).div_(reciprocal).add_(mean)
+        wanted = list(ctx.needs_input_grad[:3])
+        statistics = (weight.shape, mean, reciprocal, weight, bias)
+        return *torch.ops.aten.native_layer_norm_backward(grad_output, x, *statistics, wanted), None
+
+
 # ---- Linear maps ----
 # Not public in torch: where a build hasn't got it, F.linear does.
 ONEDNN_LINEAR = getattr(torch.ops.mkldnn, "_linear_pointwise", None)
@@ -512,6 +555,7 @@ class VocabularyResizing:
 __all__ = [
     "NOT_PACKED",
     "Dropout",
+    "LayerNorm",
     "Packing",
     "VocabularyResizing",
     "attention_kernel",

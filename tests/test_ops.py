@@ -10,6 +10,7 @@ from hf_vanilla_transformer import VanillaTransformerConfig, VanillaTransformerF
 from hf_vanilla_transformer import ops_vanilla_transformer as ops
 from hf_vanilla_transformer.ops_vanilla_transformer import (
     Dropout,
+    LayerNorm,
     Packing,
     attention_kernel,
     in_float32_on_cpu,
@@ -418,6 +419,90 @@ def test_without_labels_logits_are_not_skipped():
     ids = torch.randint(3, 50, (2, 4))
     output = VanillaTransformerForConditionalGeneration(config)(ids, decoder_input_ids=ids, skip_logits=True)
     assert output.logits.shape == (2, 4, 50)
+
+
+# ---- Layer normalisation ----
+def norms(d=8, dtype=torch.float64):
+    """Ours and torch's own, with the same gains and biases, away from 1 and 0."""
+    own, plain = LayerNorm(d, eps=1e-6).to(dtype), torch.nn.LayerNorm(d, eps=1e-6).to(dtype)
+    with torch.no_grad():
+        own.weight.copy_(torch.linspace(-2, 2, d))
+        own.bias.copy_(torch.linspace(3, -3, d))
+    plain.load_state_dict(own.state_dict())
+    return own, plain
+
+
+# Going back from the output to the input costs some digits: those of the bias, divided by the gain.
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 1e-4)], ids=str)
+@pytest.mark.parametrize("shape", [(8,), (5, 8), (3, 4, 8), (0, 8)], ids=str)
+@pytest.mark.parametrize("frozen", [False, True])
+def test_norm_has_torchs_values_and_gradients(dtype, tolerance, shape, frozen):
+    own, plain = norms(dtype=dtype)
+    x, seen = 5 + 3 * torch.randn(shape, dtype=dtype), torch.randn(shape, dtype=dtype)
+    found = []
+    for norm in (own, plain):
+        norm.requires_grad_(not frozen)
+        at = x.clone().requires_grad_()
+        y = norm(at)
+        wanted = [at] if frozen else [at, norm.weight, norm.bias]
+        found.append((y, *torch.autograd.grad(y, wanted, seen)))
+    for ours, theirs in zip(*found, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=tolerance, atol=tolerance)
+
+
+def kept_by(norm, x):
+    """What the graph of `norm(x)` holds on to, by the places of its memory, and the output's."""
+    places = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: places.append(t.data_ptr()) or t, lambda t: t):
+        y = norm(x)
+    return places, y.data_ptr()
+
+
+def test_norm_keeps_its_output_in_place_of_its_input():
+    own, plain = norms()
+    x = torch.randn(5, 8, dtype=torch.float64, requires_grad=True)
+    places, of_output = kept_by(own, x)
+    assert of_output in places
+    assert x.data_ptr() not in places
+    places, of_output = kept_by(plain, x)
+    assert of_output not in places
+    assert x.data_ptr() in places
+
+
+@pytest.mark.parametrize("gain", [0.0, 1e-3, -1e-3])
+def test_norm_with_a_tiny_gain_keeps_its_input(gain):
+    """From such an output, there is no way back."""
+    own, plain = norms()
+    x, seen = torch.randn(2, 4, 8, dtype=torch.float64)
+    for norm in (own, plain):
+        norm.weight.data[3] = gain
+    assert x.data_ptr() in kept_by(own, x.requires_grad_())[0]
+    ours, theirs = (torch.autograd.grad(norm(x), [x, norm.weight, norm.bias], seen) for norm in (own, plain))
+    for one, other in zip(ours, theirs, strict=True):
+        assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("missing", ["weight", "bias"])
+def test_norm_without_a_parameter_is_torchs(missing):
+    own, x = LayerNorm(8), torch.randn(5, 8)
+    setattr(own, missing, None)
+    assert torch.equal(own(x), torch.nn.functional.layer_norm(x, (8,), own.weight, own.bias))
+
+
+def test_norm_of_short_floats_and_under_autocast():
+    """bfloat16 has too few digits to go back from; under autocast, what comes in is float32, and so is the gradient."""
+    short = LayerNorm(8).to(torch.bfloat16)
+    x = torch.randn(5, 8, dtype=torch.bfloat16, requires_grad=True)
+    assert x.data_ptr() in kept_by(short, x)[0]
+    own, plain = norms(dtype=torch.float32)
+    x, found = torch.randn(5, 8, requires_grad=True), []
+    for norm in (own, plain):
+        with torch.autocast("cpu", torch.bfloat16):
+            y = norm(x)
+        found.append((y, *torch.autograd.grad(y.square().sum(), [x, norm.weight, norm.bias])))
+    for ours, theirs in zip(*found, strict=True):
+        assert ours.dtype == theirs.dtype
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
 
 
 # ---- Dropout ----
