@@ -105,6 +105,9 @@ class VanillaTransformerTrainer(ShardingTrainer):
         return TokenBudgetStream(shuffled, self.args.per_device_train_batch_tokens, window, seed=self.args.seed_of_data)
 
     def _run_epoch(self, **kwargs: Any) -> None:
+        if 0 < self.args.max_steps <= self.state.global_step:  # resumed at its end: the Trainer would train once more
+            self.control.should_training_stop = True
+            return
         # The Trainer tells the epoch to some samplers only, and not after resuming with several processes.
         if self.batch_sampler is not None:
             self.batch_sampler.set_epoch(kwargs["epoch"])

@@ -259,6 +259,22 @@ def test_a_resumed_run_counts_its_speed_from_where_it_goes_on(tiny_checkpoint, t
     assert speeds[0] == speeds[1]
 
 
+def test_a_run_resumed_at_its_end_trains_no_more(tiny_checkpoint, tmp_path):
+    """As one does that was killed between its last checkpoint and its scores; in the middle of an epoch."""
+    options = {"save_strategy": "steps", "save_steps": 2, "max_steps": 6}
+    whole = trainer_of(tiny_checkpoint, tmp_path, **options)
+    whole.train()
+    assert whole.state.epoch % 1 != 0
+    resumed = trainer_of(tiny_checkpoint, tmp_path, **options)
+    resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-6"))
+    assert resumed.state.global_step == 6
+    for mine, other in zip(whole.model.parameters(), resumed.model.parameters(), strict=True):
+        assert torch.equal(mine, other)
+    further = trainer_of(tiny_checkpoint, tmp_path, **{**options, "max_steps": 7})
+    further.train(resume_from_checkpoint=str(tmp_path / "checkpoint-6"))
+    assert further.state.global_step == 7
+
+
 def test_perplexity_is_that_of_every_token(tiny_checkpoint, tmp_path):
     """Batches of unlike length, so that a mean of batch means would be another number."""
     tokenizer = AutoTokenizer.from_pretrained(tiny_checkpoint)
