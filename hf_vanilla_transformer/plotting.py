@@ -15,6 +15,7 @@ try:
     from matplotlib.figure import Figure
     from matplotlib.ft2font import FT2Font
     from matplotlib.image import AxesImage
+    from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter, ScalarFormatter
 except ImportError as error:
     raise ImportError("Plots need matplotlib: pip install hf-vanilla-transformer[plot]") from error
 
@@ -101,9 +102,13 @@ def plot_training(runs: Mapping[str, Sequence[Mapping[str, float]]]) -> Figure:
             if points:
                 panel.plot(*zip(*points, strict=True), label=name, linewidth=1.2)
         panel.set(title=title, xlabel="updates")
+        panel.xaxis.set_major_locator(MaxNLocator(5))
         panel.grid(alpha=0.3)
         if key == "eval_perplexity":
             panel.set_yscale("log")
+            panel.yaxis.set_major_locator(LogLocator(subs=(1, 2, 3, 5, 7)))
+            panel.yaxis.set_major_formatter(ScalarFormatter())
+            panel.yaxis.set_minor_formatter(NullFormatter())
     if len(runs) > 1:
         panel.legend(fontsize=FONT_SIZE)
     return figure

@@ -11,6 +11,7 @@ rounds; read ratios, as machines have other things to do. docs/performance.md sa
 """
 
 import argparse
+import itertools
 import sys
 import time
 from collections.abc import Sequence
@@ -23,6 +24,7 @@ from typing import Any
 import torch
 from benchmarking import end_to_end, growth, programs
 from benchmarking.decoding import decoding_entrants
+from benchmarking.floor import products_of
 from benchmarking.report import Report, draw, new_figure
 from benchmarking.training import training_entrants
 from benchmarking.work import (
@@ -295,13 +297,13 @@ def check_parameters(facts: dict[str, Facts]) -> None:
 def measure_peak(device: str, dtype: torch.dtype, seconds: float = 1.0) -> tuple[float, str]:
     """The most FLOP/s that this machine reaches in products of large square matrices, and what they were."""
     best, best_side = 0.0, 0
-    for side in PEAK_SIDES[device]:
+    for side, multiply in itertools.product(PEAK_SIDES[device], products_of(device, dtype).values()):
         a, b, out = (torch.randn(side, side, device=device).to(dtype) for _ in range(3))
-        ends = time.perf_counter() + seconds
+        call, ends = multiply(a, b, out), time.perf_counter() + seconds
         for number in range(100):
             synchronize(device)
             began = time.perf_counter()
-            torch.mm(a, b, out=out)
+            call()
             synchronize(device)
             now = time.perf_counter()
             if number and 2 * side**3 / (now - began) > best:  # the first one warms up

@@ -3,8 +3,9 @@
     python scripts/train_marian.py --config recipes/multi30k_tiny.yaml --data_dir DIR --minutes 30 \
         --tokenizer outputs/multi30k_tiny/tokenizer --output_dir outputs/marian
 
-Data, tokenizer, sizes, dropout, smoothing, Adam and schedule are the recipe's. What is Marian's and the stock Trainer's
-own stays theirs: random batches of as many sentences as our batches have on average, the loss from all logits, biases.
+Data, tokenizer, sizes, dropout, smoothing, Adam and schedule are the recipe's, whose lines can be overridden as in
+`vanilla-transformer train`. What is Marian's and the stock Trainer's own stays theirs: random batches of as many
+sentences as our batches have on average, the loss from all logits, biases.
 """
 
 import argparse
@@ -60,10 +61,8 @@ def main() -> None:
     parser.add_argument("--output_dir", required=True, help="where translations and figures go")
     parser.add_argument("--minutes", type=float, required=True, help="of training")
     parser.add_argument("--bf16", action="store_true", help="bfloat16 autocast")
-    parser.add_argument("--bleu_tokenize", help="sacreBLEU's tokenizer, if not the recipe's")
-    options = parser.parse_args()
-    overrides = ["--data_dir", options.data_dir, "--output_dir", options.output_dir]
-    overrides += ["--bleu_tokenize", options.bleu_tokenize] if options.bleu_tokenize else []
+    options, overrides = parser.parse_known_args()  # of the recipe's lines
+    overrides += ["--data_dir", options.data_dir, "--output_dir", options.output_dir]
     data, sizes, args = parse_recipe([options.config], overrides)
     set_seed(args.seed)
     tokenizer = AutoTokenizer.from_pretrained(options.tokenizer)
@@ -77,6 +76,7 @@ def main() -> None:
         args=Seq2SeqTrainingArguments(
             output_dir=options.output_dir,
             per_device_train_batch_size=round(len(train) / len(batches)),
+            gradient_accumulation_steps=args.gradient_accumulation_steps,
             label_smoothing_factor=sizes.label_smoothing or 0.0,
             learning_rate=args.learning_rate,
             lr_scheduler_type=args.lr_scheduler_type,
@@ -103,7 +103,8 @@ def main() -> None:
     if callback.kept:
         mean = {name: sum(kept[name] for kept in callback.kept) / len(callback.kept) for name in callback.kept[0]}
         model.load_state_dict(mean)
-    tokens = float(lengths[1].mean()) * round(len(train) / len(batches)) * updates
+    sentences = round(len(train) / len(batches)) * args.gradient_accumulation_steps * updates
+    tokens = float(lengths[1].mean()) * sentences
     report = {"updates": updates, "seconds": seconds, "target_tokens_per_second": tokens / seconds}
     for part in ("validation", "test"):
         pairs = read_corpus(data.corpus(part))

@@ -260,11 +260,25 @@ def test_training_flops_by_hand():
 
 def test_the_training_floor_computes_that():
     batch = work.uniform_batch(SIZE, 2, 3, 5)
-    floor = TrainingFloor(SIZE, (work.Case("c", (batch, batch)),), "cpu", torch.float32)
+    floor = TrainingFloor(SIZE, (work.Case("c", (batch, batch)),), "cpu", torch.float64)  # torch doesn't count oneDNN's
+    floor.run("c")
     with FlopCounterMode(display=False) as counter:
         timing = floor.run("c")
     assert counter.get_total_flops() == 2 * floor.flops(batch)
     assert timing.tokens == 20
+
+
+def test_the_products_of_the_training_floor_are_one_another():
+    """Whatever is faster computes the same: each product of the one kind has one of the other's beside it."""
+    batch = work.uniform_batch(SIZE, 2, 3, 5)
+    floor = TrainingFloor(SIZE, (work.Case("c", (batch,)),), "cpu", torch.float32)
+    if len(floor.kinds) < 2:
+        pytest.skip("this torch has no oneDNN")
+    plain, other = (floor._calls(batch, kind) for kind in floor.kinds)
+    for one, two in zip(plain, other, strict=True):
+        if one.func is not two.func:
+            torch.testing.assert_close(two(), torch.mm(*one.args), rtol=1e-5, atol=1e-6)
+    assert sum(one.func is not two.func for one, two in zip(plain, other, strict=True)) > len(plain) / 3
 
 
 def test_a_model_computes_that():

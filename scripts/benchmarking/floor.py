@@ -19,10 +19,12 @@ from torch import Tensor
 from .work import Batch, Case, Size
 from .workers import Facts, Timing, synchronize
 
-LOGITS_A_CHUNK = 5_000_000  # on a CPU, so that they are still in its caches when the next product reads them
+# On a CPU, so that they are still in its caches when the next product reads them; but as many rows as products need.
+LOGITS_A_CHUNK, ROWS_A_CHUNK = 3_000_000, 256
 
 Call = Callable[[], Tensor]
 Linear = Callable[[Tensor], Call]  # input -> its product with a matrix, ready to be started
+Multiply = Callable[[Tensor, Tensor, Tensor], Call]  # x, W and room for the result -> x W^T, ready to be started
 
 
 @dataclass(frozen=True)
@@ -84,7 +86,9 @@ def _typical(lengths: np.ndarray) -> int:
 
 
 class TrainingFloor:
-    """Each product forwards, and two of the same size backwards, in ready buffers.
+    """Each product forwards, and two of the same size backwards: `torch.mm` in ready buffers, or oneDNN's.
+
+    Which of the two is faster is found out at a case's first run.
 
     Args:
         size: Of the model.
@@ -104,15 +108,22 @@ class TrainingFloor:
             [tuple(self._buffer(role, product.outer, product.inner) for role in "WG") for _ in range(product.count)]
             for product in self._products(1, 1)
         ]
-        self.calls = {case.name: [call for batch in case.batches for call in self._calls(batch)] for case in cases}
+        self.cases = {case.name: case for case in cases}
+        self.kinds = products_of(device, dtype)
+        self.fastest: dict[str, tuple[str, list[Call]]] = {}
 
     def facts(self, case: str = "") -> Facts:
-        """It has nothing that others have."""
-        return Facts(note="matrix products alone, in ready buffers")
+        """Which products are the fastest in a case."""
+        kind = f" by {self.fastest[case][0]}" if case in self.fastest else ""
+        return Facts(note=f"matrix products alone{kind}")
 
     def run(self, case: str) -> Timing:
         """Times all batches of a case."""
-        return Timing(_time(self.calls[case], self.device), self.tokens[case])
+        if case not in self.fastest:
+            batches = self.cases[case].batches
+            kinds = {kind: [call for one in batches for call in self._calls(one, kind)] for kind in self.kinds}
+            self.fastest[case] = _find_fastest(kinds, self.device)
+        return Timing(_time(self.fastest[case][1], self.device), self.tokens[case])
 
     def flops(self, batch: Batch) -> int:
         """Operations of an update: three times those of the way forwards."""
@@ -128,8 +139,9 @@ class TrainingFloor:
     def _rows(self, role: str, rows: int, width: int) -> Tensor:
         return self.buffer(role, self.most, width)[:rows]
 
-    def _calls(self, batch: Batch) -> list[Call]:
+    def _calls(self, batch: Batch, kind: str) -> list[Call]:
         """All products of an update, ready to be started."""
+        multiply = self.kinds[kind]
         products = self._products(batch.source_tokens, batch.target_tokens)
         forwards: list[Call] = []
         backwards: list[Call] = []
@@ -138,23 +150,25 @@ class TrainingFloor:
             x, of_x = (self._rows(role, product.rows, product.inner) for role in ("x", "dx"))
             y = self._rows("y", product.rows, product.outer)
             for weight, of_weight in matrices:
-                forwards.append(partial(torch.mm, x, weight.t(), out=y))
+                forwards.append(multiply(x, weight, y))
                 backwards.append(partial(torch.mm, y.t(), x, out=of_weight))
-                backwards.append(partial(torch.mm, y, weight, out=of_x))
+                backwards.append(multiply(y, weight.t(), of_x))
         for part in training_attentions(self.size, batch):
             forwards += self._attention_calls(part)
-        return [*forwards, *self._projection_calls(projection, table, of_table), *reversed(backwards)]
+        return [*forwards, *self._projection_calls(multiply, projection, table, of_table), *reversed(backwards)]
 
-    def _projection_calls(self, product: Product, table: Tensor, of_table: Tensor) -> Iterator[Call]:
+    def _projection_calls(
+        self, multiply: Multiply, product: Product, table: Tensor, of_table: Tensor
+    ) -> Iterator[Call]:
         """The logits, on a CPU some at a time, forwards and backwards."""
-        step = min(max(LOGITS_A_CHUNK // product.outer, 1), product.rows) if self.device == "cpu" else product.rows
+        step = max(LOGITS_A_CHUNK // product.outer, ROWS_A_CHUNK) if self.device == "cpu" else product.rows
         x, of_x = (self._rows(role, product.rows, product.inner) for role in ("x", "dx"))
-        logits = self.buffer("logits", step, product.outer)
+        logits = self.buffer("logits", min(step, product.rows), product.outer)
         for start in range(0, product.rows, step):
             rows = slice(start, start + step)
             y = logits[: len(x[rows])]
-            yield partial(torch.mm, x[rows], table.t(), out=y)
-            yield partial(torch.mm, y, table, out=of_x[rows])
+            yield multiply(x[rows], table, y)
+            yield multiply(y, table.t(), of_x[rows])
             yield partial(torch.addmm, of_table, y.t(), x[rows], beta=0 if start == 0 else 1, out=of_table)
 
     def _attention_calls(self, part: Attention) -> list[Call]:
@@ -219,7 +233,12 @@ class DecodingFloor:
     def run(self, case: str) -> Timing:
         """Times all batches of a case."""
         if case not in self.fastest:
-            self.fastest[case] = self._find_fastest(self.cases[case])
+            batches = self.cases[case].batches
+            kinds = {
+                kind: [call for one in batches for call in self._calls(one, self.cases[case], kind)]
+                for kind in self.linears
+            }
+            self.fastest[case] = _find_fastest(kinds, self.device)
         return Timing(_time(self.fastest[case][1], self.device), self.cases[case].tokens)
 
     def flops(self, batch: Batch, beams: int, new_tokens: int) -> int:
@@ -243,13 +262,6 @@ class DecodingFloor:
 
     def _input(self, *shape: int) -> Tensor:
         return torch.randn(shape, dtype=self.dtype, device=self.device).mul_(0.05)
-
-    def _find_fastest(self, case: Case) -> tuple[str, list[Call]]:
-        calls = {
-            kind: [call for batch in case.batches for call in self._calls(batch, case, kind)] for kind in self.linears
-        }
-        seconds = {kind: min(_time(calls[kind], self.device) for _ in range(3)) for kind in calls}
-        return min(calls.items(), key=lambda item: seconds[item[0]])
 
     def _calls(self, batch: Batch, case: Case, kind: str) -> Iterator[Call]:
         linears = self.linears[kind]
@@ -287,6 +299,27 @@ def _has_packed_products() -> bool:
 def _packed(weight: Tensor) -> Linear:
     packed, linear = torch.ops.mkldnn._reorder_linear_weight(weight), torch.ops.mkldnn._linear_pointwise.default
     return lambda x: partial(linear, x, packed, None, "none", [], "")
+
+
+def products_of(device: str, dtype: torch.dtype) -> dict[str, Multiply]:
+    """The ways in which large matrices can be multiplied: name -> how."""
+    kinds: dict[str, Multiply] = {"torch.mm": _by_mm}
+    if device == "cpu" and dtype == torch.float32 and _has_packed_products():
+        kinds["oneDNN's products"] = _by_onednn
+    return kinds
+
+
+def _by_mm(x: Tensor, weight: Tensor, out: Tensor) -> Call:
+    return partial(torch.mm, x, weight.t(), out=out)
+
+
+def _by_onednn(x: Tensor, weight: Tensor, out: Tensor) -> Call:  # which has no use for room of ours
+    return partial(torch.ops.mkldnn._linear_pointwise.default, x, weight, None, "none", [], "")
+
+
+def _find_fastest(kinds: dict[str, list[Call]], device: str) -> tuple[str, list[Call]]:
+    seconds = {kind: min(_time(calls, device) for _ in range(3)) for kind, calls in kinds.items()}
+    return min(kinds.items(), key=lambda item: seconds[item[0]])
 
 
 def _time(calls: list[Call], device: str) -> float:

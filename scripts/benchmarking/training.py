@@ -151,5 +151,6 @@ def training_entrants(
     """Ours in both ways, the peers, the floor."""
     work = {"size": size, "cases": cases, "device": device, "dtype": dtype}
     own = Entrant("ours", partial(TrainingContender, "ours", **work), keep_freed_memory=device == "cpu")
+    floor = Entrant("floor", partial(TrainingFloor, **work), keep_freed_memory=device == "cpu")
     others = [Entrant(name, partial(TrainingContender, name, **work)) for name in ("ours, plain call", *peers)]
-    return [own, *others, Entrant("floor", partial(TrainingFloor, **work))]
+    return [own, *others, floor]
