@@ -271,10 +271,11 @@ def test_the_training_floor_computes_that():
 def test_the_products_of_the_training_floor_are_one_another():
     """Whatever is faster computes the same: each product of the one kind has one of the other's beside it."""
     batch = work.uniform_batch(SIZE, 2, 3, 5)
-    floor = TrainingFloor(SIZE, (work.Case("c", (batch,)),), "cpu", torch.float32)
+    case = work.Case("c", (batch,))
+    floor = TrainingFloor(SIZE, (case,), "cpu", torch.float32)
     if len(floor.kinds) < 2:
         pytest.skip("this torch has no oneDNN")
-    plain, other = (floor._calls(batch, kind) for kind in floor.kinds)
+    plain, other = (floor._calls(batch, case, kind) for kind in floor.kinds)
     for one, two in zip(plain, other, strict=True):
         if one.func is not two.func:
             torch.testing.assert_close(two(), torch.mm(*one.args), rtol=1e-5, atol=1e-6)

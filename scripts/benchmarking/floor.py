@@ -7,7 +7,7 @@ fewer bits, or starts its products faster than torch does, can be below the floo
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache, partial
 
@@ -16,11 +16,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from hf_vanilla_transformer.ops_vanilla_transformer import LOGITS_A_CHUNK, ROWS_A_CHUNK
+
 from .work import Batch, Case, Size
 from .workers import Facts, Timing, synchronize
-
-# On a CPU, so that they are still in its caches when the next product reads them; but as many rows as products need.
-LOGITS_A_CHUNK, ROWS_A_CHUNK = 3_000_000, 256
 
 Call = Callable[[], Tensor]
 Linear = Callable[[Tensor], Call]  # input -> its product with a matrix, ready to be started
@@ -85,10 +84,46 @@ def _typical(lengths: np.ndarray) -> int:
     return max(round(math.sqrt((lengths.astype(float) ** 2).mean())), 1)
 
 
-class TrainingFloor:
-    """Each product forwards, and two of the same size backwards: `torch.mm` in ready buffers, or oneDNN's.
+class _Floor:
+    """Products of one kind or of another: which is faster is found out at a case's first run.
 
-    Which of the two is faster is found out at a case's first run.
+    Args:
+        cases: What can be run.
+        device: "cpu" or "cuda".
+        kinds: Names of the ways in which to multiply.
+    """
+
+    def __init__(self, cases: tuple[Case, ...], device: str, kinds: Iterable[str]) -> None:
+        self.cases, self.device, self.kind_names = {case.name: case for case in cases}, device, tuple(kinds)
+        self.fastest: dict[str, tuple[str, list[Call]]] = {}
+
+    def facts(self, case: str = "") -> Facts:
+        """Which products are the fastest in a case."""
+        kind = f" by {self.fastest[case][0]}" if case in self.fastest else ""
+        return Facts(note=f"matrix products alone{kind}")
+
+    @torch.inference_mode()
+    def run(self, case: str) -> Timing:
+        """Times all batches of a case."""
+        if case not in self.fastest:
+            self.fastest[case] = self._find_fastest(self.cases[case])
+        return Timing(_time(self.fastest[case][1], self.device), self.cases[case].tokens)
+
+    def _find_fastest(self, case: Case) -> tuple[str, list[Call]]:
+        calls = {
+            kind: [call for batch in case.batches for call in self._calls(batch, case, kind)]
+            for kind in self.kind_names
+        }
+        seconds = {kind: min(_time(calls[kind], self.device) for _ in range(3)) for kind in calls}
+        return min(calls.items(), key=lambda item: seconds[item[0]])
+
+    def _calls(self, batch: Batch, case: Case, kind: str) -> Iterable[Call]:
+        """All products of a batch, ready to be started."""
+        raise NotImplementedError
+
+
+class TrainingFloor(_Floor):
+    """Each product forwards, and two of the same size backwards: `torch.mm` in ready buffers, or oneDNN's.
 
     Args:
         size: Of the model.
@@ -98,8 +133,8 @@ class TrainingFloor:
     """
 
     def __init__(self, size: Size, cases: tuple[Case, ...], device: str, dtype: torch.dtype) -> None:
-        self.size, self.device, self.dtype = size, device, dtype
-        self.tokens = {case.name: case.tokens for case in cases}
+        self.size, self.dtype, self.kinds = size, dtype, products_of(device, dtype)
+        super().__init__(cases, device, self.kinds)
         batches = [batch for case in cases for batch in case.batches]
         self.most = max(max(batch.source_tokens, batch.target_tokens) for batch in batches)
         self.buffer = cache(self._buffer)
@@ -108,22 +143,6 @@ class TrainingFloor:
             [tuple(self._buffer(role, product.outer, product.inner) for role in "WG") for _ in range(product.count)]
             for product in self._products(1, 1)
         ]
-        self.cases = {case.name: case for case in cases}
-        self.kinds = products_of(device, dtype)
-        self.fastest: dict[str, tuple[str, list[Call]]] = {}
-
-    def facts(self, case: str = "") -> Facts:
-        """Which products are the fastest in a case."""
-        kind = f" by {self.fastest[case][0]}" if case in self.fastest else ""
-        return Facts(note=f"matrix products alone{kind}")
-
-    def run(self, case: str) -> Timing:
-        """Times all batches of a case."""
-        if case not in self.fastest:
-            batches = self.cases[case].batches
-            kinds = {kind: [call for one in batches for call in self._calls(one, kind)] for kind in self.kinds}
-            self.fastest[case] = _find_fastest(kinds, self.device)
-        return Timing(_time(self.fastest[case][1], self.device), self.tokens[case])
 
     def flops(self, batch: Batch) -> int:
         """Operations of an update: three times those of the way forwards."""
@@ -139,8 +158,7 @@ class TrainingFloor:
     def _rows(self, role: str, rows: int, width: int) -> Tensor:
         return self.buffer(role, self.most, width)[:rows]
 
-    def _calls(self, batch: Batch, kind: str) -> list[Call]:
-        """All products of an update, ready to be started."""
+    def _calls(self, batch: Batch, case: Case, kind: str) -> list[Call]:
         multiply = self.kinds[kind]
         products = self._products(batch.source_tokens, batch.target_tokens)
         forwards: list[Call] = []
@@ -161,7 +179,7 @@ class TrainingFloor:
         self, multiply: Multiply, product: Product, table: Tensor, of_table: Tensor
     ) -> Iterator[Call]:
         """The logits, on a CPU some at a time, forwards and backwards."""
-        step = max(LOGITS_A_CHUNK // product.outer, ROWS_A_CHUNK) if self.device == "cpu" else product.rows
+        step = max(LOGITS_A_CHUNK // product.outer, ROWS_A_CHUNK[0]) if self.device == "cpu" else product.rows
         x, of_x = (self._rows(role, product.rows, product.inner) for role in ("x", "dx"))
         logits = self.buffer("logits", min(step, product.rows), product.outer)
         for start in range(0, product.rows, step):
@@ -203,10 +221,8 @@ def encoder_attention(size: Size, batch: Batch) -> Attention:
     return Attention(len(batch.source) * size.heads, length, length, width, size.encoder_layers)
 
 
-class DecodingFloor:
+class DecodingFloor(_Floor):
     """Encoder, cross keys and values once a sentence, and each step: `F.linear`, or the same with packed weights.
-
-    Which of the two is faster is found out at a case's first run.
 
     Args:
         size: Of the model.
@@ -217,29 +233,11 @@ class DecodingFloor:
 
     def __init__(self, size: Size, cases: tuple[Case, ...], device: str, dtype: torch.dtype) -> None:
         self.size, self.device, self.dtype = size, device, dtype
-        self.cases = {case.name: case for case in cases}
         self.input = cache(self._input)
         self.linears = {"F.linear": self._linears(_plain)}
         if device == "cpu" and dtype == torch.float32 and _has_packed_products():
             self.linears["oneDNN-packed products"] = self._linears(_packed)
-        self.fastest: dict[str, tuple[str, list[Call]]] = {}
-
-    def facts(self, case: str = "") -> Facts:
-        """Which products are the fastest in a case."""
-        kind = f" by {self.fastest[case][0]}" if case in self.fastest else ""
-        return Facts(note=f"matrix products alone{kind}")
-
-    @torch.inference_mode()
-    def run(self, case: str) -> Timing:
-        """Times all batches of a case."""
-        if case not in self.fastest:
-            batches = self.cases[case].batches
-            kinds = {
-                kind: [call for one in batches for call in self._calls(one, self.cases[case], kind)]
-                for kind in self.linears
-            }
-            self.fastest[case] = _find_fastest(kinds, self.device)
-        return Timing(_time(self.fastest[case][1], self.device), self.cases[case].tokens)
+        super().__init__(cases, device, self.linears)
 
     def flops(self, batch: Batch, beams: int, new_tokens: int) -> int:
         """Operations of translating a batch."""
@@ -315,11 +313,6 @@ def _by_mm(x: Tensor, weight: Tensor, out: Tensor) -> Call:
 
 def _by_onednn(x: Tensor, weight: Tensor, out: Tensor) -> Call:  # which has no use for room of ours
     return partial(torch.ops.mkldnn._linear_pointwise.default, x, weight, None, "none", [], "")
-
-
-def _find_fastest(kinds: dict[str, list[Call]], device: str) -> tuple[str, list[Call]]:
-    seconds = {kind: min(_time(calls, device) for _ in range(3)) for kind, calls in kinds.items()}
-    return min(kinds.items(), key=lambda item: seconds[item[0]])
 
 
 def _time(calls: list[Call], device: str) -> float:
