@@ -207,10 +207,10 @@ class _ProjectedCrossEntropy(torch.autograd.Function):
 def _accumulate(grads: list[Any], rows: slice, gradient: Tensor, hidden: Tensor, table: Tensor) -> None:
     of_hidden, of_weight, of_bias = grads
     of_hidden[rows] = _product(gradient, table.t())
-    if of_weight.dtype == hidden.dtype:
+    if of_weight.dtype == hidden.dtype and not _is_for_onednn(hidden):
         of_weight.addmm_(gradient.t(), hidden)
     else:
-        of_weight += gradient.t() @ hidden
+        of_weight += _gradient_of_weight(gradient, hidden)
     if of_bias is not None:
         of_bias += gradient.sum(dim=0)
 
@@ -293,14 +293,33 @@ class _LayerNormOfOutput(torch.autograd.Function):
 
 # ---- Linear maps ----
 # Not public in torch: where a build hasn't got it, F.linear does.
-ONEDNN_LINEAR = getattr(torch.ops.mkldnn, "_linear_pointwise", None)
+ONEDNN_LINEAR: Any = getattr(torch.ops.mkldnn, "_linear_pointwise", None)
+
+
+def _is_for_onednn(x: Tensor) -> bool:
+    """Tells whether oneDNN multiplies: on a CPU in float32, as MKL's vectors are narrower where it isn't Intel's."""
+    return x.device.type == "cpu" and x.dtype == torch.float32 and ONEDNN_LINEAR is not None
 
 
 def _product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """Computes x W^T + b, on a CPU in float32 by oneDNN: where it isn't Intel's, MKL's vectors are narrower."""
-    if x.device.type != "cpu" or x.dtype != torch.float32 or ONEDNN_LINEAR is None:
+    """Computes x W^T + b: (N, out) of (N, in), (out, in) and (out)."""
+    if not _is_for_onednn(x):
         return F.linear(x, weight, bias)
-    return ONEDNN_LINEAR(x, weight, bias, "none", [], "")
+    if not weight.is_contiguous() and not weight.t().is_contiguous():  # gaps in memory make it a thousand times slower
+        weight = weight.contiguous()
+    y: Tensor = ONEDNN_LINEAR(x, weight, bias, "none", [], "")
+    return y
+
+
+def _gradient_of_weight(gradient: Tensor, x: Tensor) -> Tensor:
+    """Computes G^T x: (out, in) of (N, out) and (N, in); it may lie in memory as its transpose does."""
+    if not _is_for_onednn(x) or not len(x):
+        return gradient.t() @ x
+    gradient, x = gradient.contiguous(), x.contiguous()
+    # oneDNN is faster with the narrower one as its input.
+    if gradient.shape[1] <= x.shape[1]:
+        return _product(gradient.t(), x.t())
+    return _product(x.t(), gradient.t()).t()
 
 
 def _is_plain(module: nn.Module) -> bool:
@@ -362,7 +381,7 @@ class _FusedLinear(torch.autograd.Function):
             of_x = _product(gradient, weight.t()).view(x.shape).to(x.dtype) if ctx.needs_input_grad[0] else None
             if not any(ctx.needs_input_grad[2:]):  # frozen
                 return of_x, None, *(None for _ in ctx.dtypes)
-            of_weight = gradient.t() @ x.to(gradient.dtype).flatten(0, -2)
+            of_weight = _gradient_of_weight(gradient, x.to(gradient.dtype).flatten(0, -2))
         of_parameters = list(of_weight.split_with_sizes(ctx.sizes))
         if len(ctx.dtypes) > len(parts):
             of_parameters += gradient.sum(dim=0).split_with_sizes(ctx.sizes)

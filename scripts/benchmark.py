@@ -297,9 +297,9 @@ def check_parameters(facts: dict[str, Facts]) -> None:
 def measure_peak(device: str, dtype: torch.dtype, seconds: float = 1.0) -> tuple[float, str]:
     """The most FLOP/s that this machine reaches in products of large square matrices, and what they were."""
     best, best_side = 0.0, 0
-    for side, multiply in itertools.product(PEAK_SIDES[device], products_of(device, dtype).values()):
+    for side, kind in itertools.product(PEAK_SIDES[device], products_of(device, dtype).values()):
         a, b, out = (torch.randn(side, side, device=device).to(dtype) for _ in range(3))
-        call, ends = multiply(a, b, out), time.perf_counter() + seconds
+        call, ends = kind.multiply(a, b, out), time.perf_counter() + seconds
         for number in range(100):
             synchronize(device)
             began = time.perf_counter()

@@ -278,8 +278,11 @@ def test_the_products_of_the_training_floor_are_one_another():
     plain, other = (floor._calls(batch, case, kind) for kind in floor.kinds)
     for one, two in zip(plain, other, strict=True):
         if one.func is not two.func:
-            torch.testing.assert_close(two(), torch.mm(*one.args), rtol=1e-5, atol=1e-6)
-    assert sum(one.func is not two.func for one, two in zip(plain, other, strict=True)) > len(plain) / 3
+            expected, found = torch.mm(*one.args), two()
+            found = found if found.shape == expected.shape else found.t()
+            torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
+    # All but those of attention.
+    assert {one.func for one, two in zip(plain, other, strict=True) if one.func is two.func} == {torch.bmm}
 
 
 def test_a_model_computes_that():

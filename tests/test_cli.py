@@ -1,5 +1,6 @@
 """The command line: instant help, translations in the order of the input, one-line errors that name the mend."""
 
+import gc
 import io
 import os
 import re
@@ -14,6 +15,7 @@ from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 from hf_vanilla_transformer import __version__, cli, memory, translation
 from hf_vanilla_transformer.cli import translate
+from hf_vanilla_transformer.cli.common import UsageError, loading
 
 ROOT = Path(__file__).parents[1]
 COMMAND = [sys.executable, "-m", "hf_vanilla_transformer"]
@@ -233,6 +235,19 @@ def test_ctrl_c_ends_quietly(run, tiny_checkpoint, monkeypatch):
 
     monkeypatch.setattr(translate, "load_model", interrupted)
     assert run("translate", "--model", tiny_checkpoint, "nine") == (130, "", "")
+
+
+def test_the_garbage_collector_rests_only_while_something_is_loaded():
+    for error in (None, UsageError("can't load it")):
+        try:
+            with loading():
+                assert not gc.isenabled()
+                if error is not None:
+                    raise error
+        except UsageError:
+            pass
+        assert gc.isenabled()
+    gc.unfreeze()
 
 
 @pytest.mark.slow

@@ -634,6 +634,46 @@ def test_one_product_under_autocast():
         torch.testing.assert_close(ours, theirs, atol=3e-2, rtol=3e-2)
 
 
+@pytest.mark.parametrize("rows", [0, 1, 7])
+@pytest.mark.parametrize(("width", "outputs"), [(4, 6), (6, 4), (5, 5), (1, 1)])
+def test_the_gradient_of_a_weight(rows, width, outputs):
+    gradient, x = torch.randn(rows, outputs), torch.randn(rows, width)
+    expected = gradient.double().t() @ x.double()
+    torch.testing.assert_close(ops._gradient_of_weight(gradient, x).double(), expected, rtol=1e-6, atol=1e-6)
+
+
+def test_onednn_gets_no_matrix_with_gaps(monkeypatch):
+    """With gaps between rows or columns, it takes a thousand times as long."""
+    if ops.ONEDNN_LINEAR is None:
+        pytest.skip("this torch has no oneDNN")
+    seen = []
+
+    def record(x, weight, *settings):
+        seen.append(weight)
+        return torch.ops.mkldnn._linear_pointwise(x, weight, *settings)
+
+    monkeypatch.setattr(ops, "ONEDNN_LINEAR", record)
+    wide, x = torch.randn(12, 10), torch.randn(4, 5)
+    for weight in (wide[:, :5], wide[:5, :6].t(), wide[::2, :5]):
+        torch.testing.assert_close(ops._product(x, weight), x @ weight.t(), rtol=1e-5, atol=1e-5)
+    for gradient in (wide[:4, :3], wide[:4, :8], wide[:4, ::2]):
+        torch.testing.assert_close(ops._gradient_of_weight(gradient, x), gradient.t() @ x, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(ops._gradient_of_weight(x, gradient), x.t() @ gradient, rtol=1e-5, atol=1e-5)
+    assert len(seen) == 9
+    assert all(weight.is_contiguous() or weight.t().is_contiguous() for weight in seen)
+
+
+@pytest.mark.parametrize("sizes", [(6,), (20, 12), (3, 4)])
+def test_gradients_lie_in_memory_as_their_weights(sizes):
+    """Optimisers and DDP are slower otherwise, and DDP says so."""
+    maps, x = linear_maps(sizes=sizes), torch.randn(9, 8)
+    sum(output.sum() for output in project(x, *maps)).backward()
+    projection = torch.nn.Linear(8, 40)
+    projected_cross_entropy(x[None], projection, torch.arange(9)[None], None, 0.1).backward()
+    for one in (*maps, projection):
+        assert one.weight.grad.stride() == one.weight.stride()
+
+
 def products_of(monkeypatch):
     """Records the shape of each weight that goes through one product."""
     shapes, product = [], ops._product

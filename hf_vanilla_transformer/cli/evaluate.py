@@ -18,6 +18,7 @@ from .common import (
     decoding_options,
     first_line,
     load_ensemble,
+    loading,
     positive,
     read_parallel,
 )
@@ -168,13 +169,14 @@ def _check_outputs(arguments: argparse.Namespace) -> None:
 
 
 def _result(arguments: argparse.Namespace, names: list[str], sources: list[str], references: list[str]) -> _Result:
-    from tqdm import tqdm
+    with loading():
+        from tqdm import tqdm
 
-    from .. import translation
+        from .. import translation
 
-    begun = time.perf_counter()
-    tokenizer, model = load_ensemble(names, arguments.device, arguments.dtype)
-    loaded = time.perf_counter()
+        begun = time.perf_counter()
+        tokenizer, model = load_ensemble(names, arguments.device, arguments.dtype)
+        loaded = time.perf_counter()
     options = decoding_options(arguments, model)
     # disable=None: bars if standard error is a terminal, and only then.
     bar = {"total": len(sources), "unit": " sentences", "disable": None, "leave": False}

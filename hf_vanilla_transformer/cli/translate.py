@@ -12,6 +12,7 @@ from .common import (
     decoding_errors,
     decoding_options,
     load_model,
+    loading,
 )
 
 # So many lines are sorted by length and put into batches, and their translations then written.
@@ -36,11 +37,12 @@ def _translate(arguments: argparse.Namespace) -> None:
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(encoding="utf-8", errors="replace")  # whatever the locale says, as the input
 
-    from tqdm import tqdm
+    with loading():
+        from tqdm import tqdm
 
-    from .. import translation
+        from .. import translation
 
-    tokenizer, model = load_model(arguments.model, arguments.device, arguments.dtype)
+        tokenizer, model = load_model(arguments.model, arguments.device, arguments.dtype)
     limits = {"batch_size": arguments.batch_size, "batch_tokens": arguments.batch_tokens}
     options = {**limits, **decoding_options(arguments, model)}
     # disable=None: a bar if standard error is a terminal, and only then.

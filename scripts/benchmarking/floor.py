@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache, partial
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -23,7 +24,19 @@ from .workers import Facts, Timing, synchronize
 
 Call = Callable[[], Tensor]
 Linear = Callable[[Tensor], Call]  # input -> its product with a matrix, ready to be started
-Multiply = Callable[[Tensor, Tensor, Tensor], Call]  # x, W and room for the result -> x W^T, ready to be started
+Multiply = Callable[[Tensor, Tensor, Tensor], Call]  # two matrices, room for the result -> their product, ready
+
+
+class Multiplier(NamedTuple):
+    """A way to multiply large matrices.
+
+    Attributes:
+        multiply: x (N, in) and W (out, in) -> x W^T.
+        multiply_gradient: g (N, out) and x (N, in) -> g^T x.
+    """
+
+    multiply: Multiply
+    multiply_gradient: Multiply
 
 
 @dataclass(frozen=True)
@@ -159,7 +172,7 @@ class TrainingFloor(_Floor):
         return self.buffer(role, self.most, width)[:rows]
 
     def _calls(self, batch: Batch, case: Case, kind: str) -> list[Call]:
-        multiply = self.kinds[kind]
+        multiply, multiply_gradient = self.kinds[kind]
         products = self._products(batch.source_tokens, batch.target_tokens)
         forwards: list[Call] = []
         backwards: list[Call] = []
@@ -169,15 +182,13 @@ class TrainingFloor(_Floor):
             y = self._rows("y", product.rows, product.outer)
             for weight, of_weight in matrices:
                 forwards.append(multiply(x, weight, y))
-                backwards.append(partial(torch.mm, y.t(), x, out=of_weight))
+                backwards.append(multiply_gradient(y, x, of_weight))
                 backwards.append(multiply(y, weight.t(), of_x))
         for part in training_attentions(self.size, batch):
             forwards += self._attention_calls(part)
-        return [*forwards, *self._projection_calls(multiply, projection, table, of_table), *reversed(backwards)]
+        return [*forwards, *self._projection_calls(self.kinds[kind], projection, table, of_table), *reversed(backwards)]
 
-    def _projection_calls(
-        self, multiply: Multiply, product: Product, table: Tensor, of_table: Tensor
-    ) -> Iterator[Call]:
+    def _projection_calls(self, kind: Multiplier, product: Product, table: Tensor, of_table: Tensor) -> Iterator[Call]:
         """The logits, on a CPU some at a time, forwards and backwards."""
         step = max(LOGITS_A_CHUNK // product.outer, ROWS_A_CHUNK[0]) if self.device == "cpu" else product.rows
         x, of_x = (self._rows(role, product.rows, product.inner) for role in ("x", "dx"))
@@ -185,9 +196,9 @@ class TrainingFloor(_Floor):
         for start in range(0, product.rows, step):
             rows = slice(start, start + step)
             y = logits[: len(x[rows])]
-            yield multiply(x[rows], table, y)
-            yield multiply(y, table.t(), of_x[rows])
-            yield partial(torch.addmm, of_table, y.t(), x[rows], beta=0 if start == 0 else 1, out=of_table)
+            yield kind.multiply(x[rows], table, y)
+            yield kind.multiply(y, table.t(), of_x[rows])
+            yield kind.multiply_gradient(y, x[rows], of_table)
 
     def _attention_calls(self, part: Attention) -> list[Call]:
         queries, keys = (part.groups, part.queries, part.width), (part.groups, part.keys, part.width)
@@ -299,11 +310,11 @@ def _packed(weight: Tensor) -> Linear:
     return lambda x: partial(linear, x, packed, None, "none", [], "")
 
 
-def products_of(device: str, dtype: torch.dtype) -> dict[str, Multiply]:
+def products_of(device: str, dtype: torch.dtype) -> dict[str, Multiplier]:
     """The ways in which large matrices can be multiplied: name -> how."""
-    kinds: dict[str, Multiply] = {"torch.mm": _by_mm}
+    kinds = {"torch.mm": Multiplier(_by_mm, _gradient_by_mm)}
     if device == "cpu" and dtype == torch.float32 and _has_packed_products():
-        kinds["oneDNN's products"] = _by_onednn
+        kinds["oneDNN's products"] = Multiplier(_by_onednn, _gradient_by_onednn)
     return kinds
 
 
@@ -311,8 +322,18 @@ def _by_mm(x: Tensor, weight: Tensor, out: Tensor) -> Call:
     return partial(torch.mm, x, weight.t(), out=out)
 
 
+def _gradient_by_mm(gradient: Tensor, x: Tensor, out: Tensor) -> Call:
+    return partial(torch.mm, gradient.t(), x, out=out)
+
+
 def _by_onednn(x: Tensor, weight: Tensor, out: Tensor) -> Call:  # which has no use for room of ours
     return partial(torch.ops.mkldnn._linear_pointwise.default, x, weight, None, "none", [], "")
+
+
+def _gradient_by_onednn(gradient: Tensor, x: Tensor, out: Tensor) -> Call:
+    if len(out) <= out.shape[1]:
+        return _by_onednn(gradient.t(), x.t(), out)
+    return _by_onednn(x.t(), gradient.t(), out)  # transposed: faster with the narrower one first
 
 
 def _time(calls: list[Call], device: str) -> float:
