@@ -205,8 +205,7 @@ def check_model_name(name: str) -> None:
 def loading() -> Iterator[None]:
     """Spares the garbage collector what is imported and loaded meanwhile.
 
-    All of it stays, and looking it through again and again takes a fifth of the time that torch and transformers take
-    to import.
+    All of it stays, and looking it through again and again takes a third of the time until a command can begin.
     """
     gc.disable()
     try:

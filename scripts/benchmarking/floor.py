@@ -172,7 +172,7 @@ class TrainingFloor(_Floor):
         return self.buffer(role, self.most, width)[:rows]
 
     def _calls(self, batch: Batch, case: Case, kind: str) -> list[Call]:
-        multiply, multiply_gradient = self.kinds[kind]
+        multiplier = self.kinds[kind]
         products = self._products(batch.source_tokens, batch.target_tokens)
         forwards: list[Call] = []
         backwards: list[Call] = []
@@ -181,14 +181,16 @@ class TrainingFloor(_Floor):
             x, of_x = (self._rows(role, product.rows, product.inner) for role in ("x", "dx"))
             y = self._rows("y", product.rows, product.outer)
             for weight, of_weight in matrices:
-                forwards.append(multiply(x, weight, y))
-                backwards.append(multiply_gradient(y, x, of_weight))
-                backwards.append(multiply(y, weight.t(), of_x))
+                forwards.append(multiplier.multiply(x, weight, y))
+                backwards.append(multiplier.multiply_gradient(y, x, of_weight))
+                backwards.append(multiplier.multiply(y, weight.t(), of_x))
         for part in training_attentions(self.size, batch):
             forwards += self._attention_calls(part)
-        return [*forwards, *self._projection_calls(self.kinds[kind], projection, table, of_table), *reversed(backwards)]
+        return [*forwards, *self._projection_calls(multiplier, projection, table, of_table), *reversed(backwards)]
 
-    def _projection_calls(self, kind: Multiplier, product: Product, table: Tensor, of_table: Tensor) -> Iterator[Call]:
+    def _projection_calls(
+        self, multiplier: Multiplier, product: Product, table: Tensor, of_table: Tensor
+    ) -> Iterator[Call]:
         """The logits, on a CPU some at a time, forwards and backwards."""
         step = max(LOGITS_A_CHUNK // product.outer, ROWS_A_CHUNK[0]) if self.device == "cpu" else product.rows
         x, of_x = (self._rows(role, product.rows, product.inner) for role in ("x", "dx"))
@@ -196,9 +198,9 @@ class TrainingFloor(_Floor):
         for start in range(0, product.rows, step):
             rows = slice(start, start + step)
             y = logits[: len(x[rows])]
-            yield kind.multiply(x[rows], table, y)
-            yield kind.multiply(y, table.t(), of_x[rows])
-            yield kind.multiply_gradient(y, x[rows], of_table)
+            yield multiplier.multiply(x[rows], table, y)
+            yield multiplier.multiply(y, table.t(), of_x[rows])
+            yield multiplier.multiply_gradient(y, x[rows], of_table)
 
     def _attention_calls(self, part: Attention) -> list[Call]:
         queries, keys = (part.groups, part.queries, part.width), (part.groups, part.keys, part.width)
