@@ -134,7 +134,7 @@ class DecodingMixin:
         *args: Any,
         **kwargs: Any,
     ) -> tuple[GenerationConfig, dict[str, Any]]:
-        given = {**(generation_config.to_dict() if generation_config is not None else {}), **kwargs}
+        given = {**(vars(generation_config) if generation_config is not None else {}), **kwargs}
         # Ours are no attributes of a bare GenerationConfig, so they are taken out before it is asked for them.
         ours = {name: kwargs.pop(name) for name in OWN_OPTIONS if name in kwargs}
         progress = kwargs.pop("progress", None) or ignore
@@ -143,7 +143,7 @@ class DecodingMixin:
             setattr(config, name, value)
         if given.get("length_penalty") is not None and given.get("gnmt_length_penalty") is None:
             config.gnmt_length_penalty = None
-        configured = self.generation_config.to_dict()
+        configured = vars(self.generation_config)
         if _limits_length(given) or (
             given.get("max_extra_length") is None and _limits_length(configured, FILLED_IN_MAX_LENGTH)
         ):

@@ -34,6 +34,7 @@ from hf_vanilla_transformer.incremental_vanilla_transformer import (
     IncrementalDecoder,
     PackedLinear,
     PlainLinear,
+    SmallLinear,
     _kind_of_linear,
     encode,
     weights_of,
@@ -159,6 +160,43 @@ def test_decoder_is_the_models(name, dtype):
     for i, tokens, logits, _ in found:
         expected = forced(model, cut(inputs, i), tokens).logits[0]
         torch.testing.assert_close(torch.stack(logits), expected, **CLOSE[dtype])
+
+
+@IN_TWO_PRECISIONS
+@torch.no_grad()
+def test_a_single_sentences_keys_and_values_are_folded(name, dtype):
+    """With padding and without, as rows are exchanged."""
+    model = varied(name, dtype)
+    for rows in ([SOURCES[1]], [SOURCES[1][1:], SOURCES[1]]):
+        inputs = cut(padded(rows, "left"), 0)
+        memory = model.get_encoder()(**inputs)[0]
+        decoder = IncrementalDecoder(weights_of(model), memory, inputs["attention_mask"], 3, keep_attention=True)
+        assert len(decoder.folded) == model.config.decoder_layers
+        for _, tokens, logits, attention in wander(decoder, model.config.target_vocab_size, 1, 7, 3, True):
+            expected = forced(model, inputs, tokens, output_attentions=True)
+            torch.testing.assert_close(torch.stack(logits), expected.logits[0], **CLOSE[dtype])
+            shares = expected.cross_attentions[-1][0].mean(dim=0).float()
+            torch.testing.assert_close(torch.stack(attention), shares, atol=1e-6, rtol=1e-5)
+
+
+@torch.no_grad()
+def test_long_sources_and_batches_are_not_folded(model):
+    heads, width = model.config.decoder_attention_heads, model.config.d_model
+    for batch, length, is_folded in ((1, width // heads, True), (1, width // heads + 1, False), (2, 1, False)):
+        assert bool(IncrementalDecoder(weights_of(model), torch.zeros(batch, length, width)).folded) == is_folded
+
+
+@pytest.mark.parametrize("name", MODELS)
+@torch.no_grad()
+def test_packed_weights_compute_what_the_model_does(name, monkeypatch):
+    """Those of other tests are too small to be packed."""
+    monkeypatch.setattr(incremental_vanilla_transformer, "ELEMENTS_OF_SMALL_WEIGHTS", 0)
+    model, inputs = copy.deepcopy(varied(name)), padded(SOURCES)
+    memory, real = encode(weights_of(model), **inputs), inputs["attention_mask"].bool()
+    torch.testing.assert_close(memory[real], model.get_encoder()(**inputs)[0][real], **CLOSE[torch.float32])
+    for i, tokens, logits, _ in decode_at_random(model, memory, inputs["attention_mask"], 6, beams=2):
+        expected = forced(model, cut(inputs, i), tokens).logits[0]
+        torch.testing.assert_close(torch.stack(logits), expected, **CLOSE[torch.float32])
 
 
 @torch.no_grad()
@@ -858,17 +896,39 @@ def test_an_ensemble_with_a_model_of_transformers_own():
     assert torch.equal(*found)
 
 
-def test_what_is_packed(monkeypatch):
-    kinds = {
-        dtype: _kind_of_linear("default", torch.ones(2, 2, dtype=dtype)) for dtype in (torch.float32, torch.float64)
-    }
-    assert kinds == {torch.float32: PackedLinear, torch.float64: PlainLinear}
-    for supported, kind in ((True, PackedLinear), (False, PlainLinear)):
-        monkeypatch.setattr(incremental_vanilla_transformer, "_has_fast_bfloat16", lambda value=supported: value)
-        assert _kind_of_linear("default", torch.ones(2, 2, dtype=torch.bfloat16)) is kind
-    assert _kind_of_linear("default", torch.ones(2, 2, device="meta")) is PlainLinear
+def test_how_weights_are_kept(monkeypatch):
+    def kind(dtype, shape=(257, 256), **options):
+        weight = torch.ones(shape, dtype=dtype, **options)
+        linear = _kind_of_linear("default", weight)
+        return PlainLinear if linear is PlainLinear else type(linear(weight, None))
+
+    assert kind(torch.float32) is PackedLinear
+    assert kind(torch.float32, (256, 256)) is SmallLinear
+    assert kind(torch.float64) is PlainLinear
+    assert kind(torch.float32, device="meta") is PlainLinear
     with torch.backends.mkldnn.flags(enabled=False):
-        assert _kind_of_linear("default", torch.ones(2, 2)) is PlainLinear
+        assert kind(torch.float32) is PlainLinear
+    for supported, expected in ((True, incremental_vanilla_transformer._small_or_packed), (False, PlainLinear)):
+        monkeypatch.setattr(incremental_vanilla_transformer, "_has_fast_bfloat16", lambda value=supported: value)
+        assert _kind_of_linear("default", torch.ones(2, 2, dtype=torch.bfloat16)) is expected
+
+
+@pytest.mark.parametrize("kind", [PlainLinear, PackedLinear, SmallLinear])
+@pytest.mark.parametrize("has_bias", [False, True])
+@pytest.mark.parametrize("rows", [1, 3, 90])  # 90 are too many for a small product
+def test_linear_maps(kind, has_bias, rows, monkeypatch):
+    monkeypatch.setattr(incremental_vanilla_transformer, "MULTIPLICATIONS_OF_SMALL_PRODUCTS", 64 * 48 * 20)
+    torch.manual_seed(0)
+    weight, bias = torch.randn(48, 64), torch.randn(48) if has_bias else None
+    x, residual = torch.randn(rows, 64), torch.randn(rows, 48)
+    kept, linear = residual.clone(), kind(weight, bias)
+    exact = nn.functional.linear(x.double(), weight.double(), bias.double() if has_bias else None)
+    # Sums of 64 products: 64 roundings of 2^-24 of sizes up to 30.
+    close = {"atol": 1e-4, "rtol": 0, "check_dtype": False}
+    torch.testing.assert_close(linear(x), exact, **close)
+    torch.testing.assert_close(linear(x, relu=True), exact.relu(), **close)
+    torch.testing.assert_close(linear(x, residual), exact + residual, **close)
+    assert torch.equal(residual, kept)
 
 
 def test_a_configuration_that_another_model_has_decoded_with():
