@@ -31,11 +31,11 @@ from .ops_vanilla_transformer import (
     Packing,
     VocabularyResizing,
     attention_kernel,
-    in_float32_on_cpu,
     label_smoothed_cross_entropy,
     left_padding,
     linear,
     look_up,
+    on_cpu,
     positions_of,
     project,
     shift_right,
@@ -140,7 +140,7 @@ class VanillaTransformerAttention(nn.Module):
         """Attends from x, (B, T, d_model), to memory, (B, S, d_model), or without it to x; the weights may be None."""
         query, key, value = self.project(x, memory, cache, *packing)
         name, mask = attention_kernel(self, query, key, mask, is_cross=memory is not None, **kwargs)
-        attend = in_float32_on_cpu(ALL_ATTENTION_FUNCTIONS.get_interface(name, eager_attention))
+        attend = on_cpu(ALL_ATTENTION_FUNCTIONS.get_interface(name, eager_attention))
         kwargs["dropout"] = self.attention_dropout if self.training else 0.0
         heads, weights = attend(self, query, key, value, mask, scaling=self.scaling, **kwargs)
         return linear(self.out_proj, packing[0].pack(heads.flatten(2))), weights
@@ -179,7 +179,7 @@ class VanillaTransformerFeedForward(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Maps each position of (B, T, d_model) by itself."""
-        return linear(self.fc2, self.dropout(self.activation(linear(self.fc1, x))))
+        return linear(self.fc2, self.dropout(linear(self.fc1, x, self.activation)))
 
 
 # ---- 3.1 Encoder and decoder stacks ----

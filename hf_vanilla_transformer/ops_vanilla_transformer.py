@@ -172,7 +172,8 @@ class _ProjectedCrossEntropy(torch.autograd.Function):
         exact = torch.promote_types(dtype, torch.float32)
         table, vocab_size = weight.to(dtype), len(weight)
         loss = torch.zeros((), dtype=exact, device=hidden.device)
-        grads = [torch.zeros_like(x, dtype=exact) if x is not None else None for x in (hidden, weight, bias)]
+        room = torch.empty_like if len(labels) else torch.zeros_like
+        grads = [None if x is None else room(x, dtype=exact) for x in (hidden, weight, bias)]
         wanted = any(ctx.needs_input_grad)
         step = max(LOGITS_A_CHUNK // vocab_size, ROWS_A_CHUNK[hidden.device.type != "cpu"])
         with torch.autocast(hidden.device.type, enabled=False):
@@ -207,12 +208,15 @@ class _ProjectedCrossEntropy(torch.autograd.Function):
 def _accumulate(grads: list[Any], rows: slice, gradient: Tensor, hidden: Tensor, table: Tensor) -> None:
     of_hidden, of_weight, of_bias = grads
     of_hidden[rows] = _product(gradient, table.t())
-    if of_weight.dtype == hidden.dtype and not _is_for_onednn(hidden):
+    if rows.start == 0:
+        of_weight.copy_(_gradient_of_weight(gradient, hidden))
+    elif of_weight.dtype == hidden.dtype and not _is_for_onednn(hidden):
         of_weight.addmm_(gradient.t(), hidden)
     else:
         of_weight += _gradient_of_weight(gradient, hidden)
     if of_bias is not None:
-        of_bias += gradient.sum(dim=0)
+        of_gradient = gradient.sum(dim=0)
+        of_bias.copy_(of_gradient) if rows.start == 0 else of_bias.add_(of_gradient)
 
 
 def _autocasts(x: Tensor) -> bool:
@@ -301,19 +305,25 @@ def _is_for_onednn(x: Tensor) -> bool:
     return x.device.type == "cpu" and x.dtype == torch.float32 and ONEDNN_LINEAR is not None
 
 
-def _product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """Computes x W^T + b: (N, out) of (N, in), (out, in) and (out)."""
+def _product(x: Tensor, weight: Tensor, bias: Tensor | None = None, relu: bool = False) -> Tensor:
+    """Computes x W^T + b, or max(0, x W^T + b): (N, out) of (N, in), (out, in) and (out)."""
     if not _is_for_onednn(x):
-        return F.linear(x, weight, bias)
+        y = F.linear(x, weight, bias)
+        return y.relu_() if relu else y
     if not weight.is_contiguous() and not weight.t().is_contiguous():  # gaps in memory make it a thousand times slower
         weight = weight.contiguous()
-    y: Tensor = ONEDNN_LINEAR(x, weight, bias, "none", [], "")
+    y = ONEDNN_LINEAR(x, weight, bias, "relu" if relu else "none", [], "")
     return y
+
+
+# oneDNN needs a transposed copy of one of the two matrices, which doesn't pay where both are narrow.
+WIDTH_FOR_ONEDNN_GRADIENT = 768
 
 
 def _gradient_of_weight(gradient: Tensor, x: Tensor) -> Tensor:
     """Computes G^T x: (out, in) of (N, out) and (N, in); it may lie in memory as its transpose does."""
-    if not _is_for_onednn(x) or not len(x):
+    is_narrow = max(gradient.shape[1], x.shape[1]) < WIDTH_FOR_ONEDNN_GRADIENT
+    if not _is_for_onednn(x) or not len(x) or is_narrow:
         return gradient.t() @ x
     gradient, x = gradient.contiguous(), x.contiguous()
     # oneDNN is faster with the narrower one as its input.
@@ -333,9 +343,15 @@ def _is_plain(module: nn.Module) -> bool:
     )
 
 
-def linear(module: nn.Module, x: Tensor) -> Tensor:
-    """Computes `module(x)`."""
-    return project(x, module)[0]
+def linear(module: nn.Module, x: Tensor, activation: nn.Module | None = None) -> Tensor:
+    """Computes `module(x)`, or `activation(module(x))`: in training, a ReLU is part of the product."""
+    if activation is None:
+        return project(x, module)[0]
+    is_relu = type(activation) is nn.ReLU and not (activation._forward_hooks or activation._forward_pre_hooks)
+    if not is_relu or "forward" in vars(activation) or not _is_fused(module):
+        return activation(linear(module, x))
+    biases = [] if module.bias is None else [module.bias]
+    return _FusedLinear.apply(x, 1, True, module.weight, *biases)[0]  # type: ignore[no-untyped-call]
 
 
 def project(x: Tensor, *maps: nn.Module) -> tuple[Tensor, ...]:
@@ -348,44 +364,62 @@ def project(x: Tensor, *maps: nn.Module) -> tuple[Tensor, ...]:
     Returns:
         Their outputs, (..., out) each.
     """
-    if not torch.is_grad_enabled() or torch.compiler.is_compiling() or not all(_is_plain(one) for one in maps):
+    if not _is_fused(*maps):
         return tuple(one(x) for one in maps)
     biases = [one.bias for one in maps if one.bias is not None]
-    return _FusedLinear.apply(x, len(maps), *(one.weight for one in maps), *biases)  # type: ignore[no-untyped-call]
+    return _FusedLinear.apply(x, len(maps), False, *(one.weight for one in maps), *biases)  # type: ignore[no-untyped-call]
 
 
-def _joined(parts: list[Tensor], dim: int = 0) -> Tensor:
-    return torch.cat(parts, dim) if len(parts) > 1 else parts[0]
+def _is_fused(*maps: nn.Module) -> bool:
+    return torch.is_grad_enabled() and not torch.compiler.is_compiling() and all(_is_plain(one) for one in maps)
+
+
+def _joined(parts: list[Tensor]) -> Tensor:
+    return torch.cat(parts) if len(parts) > 1 else parts[0]
+
+
+def _side_by_side(parts: list[Tensor]) -> Tensor:
+    """Makes one matrix of several with equally many rows; of neighbouring columns without a copy."""
+    first, offset = parts[0], parts[0].storage_offset()
+    place = (first.untyped_storage().data_ptr(), first.stride())
+    for part in parts:
+        if (part.untyped_storage().data_ptr(), part.stride(), part.storage_offset()) != (*place, offset):
+            return torch.cat(parts, dim=1)
+        offset += part.shape[1]
+    width = offset - first.storage_offset()
+    return first.as_strided((len(first), width), first.stride()) if first.stride(1) == 1 else torch.cat(parts, dim=1)
 
 
 class _FusedLinear(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, number: int, *parameters: Tensor) -> tuple[Tensor, ...]:
+    def forward(ctx: Any, x: Tensor, number: int, relu: bool, *parameters: Tensor) -> tuple[Tensor, ...]:
         dtype = torch.get_autocast_dtype(x.device.type) if _autocasts(x) else x.dtype
         weights = [weight.to(dtype) for weight in parameters[:number]]
         biases = [bias.to(dtype) for bias in parameters[number:]]
         weight, bias = _joined(weights), _joined(biases) if biases else None
         with torch.autocast(x.device.type, enabled=False):
-            y = _product(x.to(dtype).flatten(0, -2), weight, bias)
-        ctx.save_for_backward(x, weight)
+            y = _product(x.to(dtype).flatten(0, -2), weight, bias, relu)
+        ctx.save_for_backward(x, weight, *([y] if relu else []))
         ctx.sizes, ctx.dtypes = [len(one) for one in weights], [one.dtype for one in parameters]
         return tuple(y.view(*x.shape[:-1], len(weight)).split_with_sizes(ctx.sizes, dim=-1))
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        x, weight = ctx.saved_tensors
+        x, weight, *positive = ctx.saved_tensors
         parts = [grad.reshape(-1, size) for grad, size in zip(grads, ctx.sizes, strict=True)]
-        gradient = _joined(parts, dim=1)
+        gradient = _side_by_side(parts)
+        if positive:
+            gradient = torch.ops.aten.threshold_backward(gradient, positive[0], 0)
         with torch.autocast(x.device.type, enabled=False):
             of_x = _product(gradient, weight.t()).view(x.shape).to(x.dtype) if ctx.needs_input_grad[0] else None
-            if not any(ctx.needs_input_grad[2:]):  # frozen
-                return of_x, None, *(None for _ in ctx.dtypes)
+            if not any(ctx.needs_input_grad[3:]):  # frozen
+                return of_x, None, None, *(None for _ in ctx.dtypes)
             of_weight = _gradient_of_weight(gradient, x.to(gradient.dtype).flatten(0, -2))
         of_parameters = list(of_weight.split_with_sizes(ctx.sizes))
         if len(ctx.dtypes) > len(parts):
             of_parameters += gradient.sum(dim=0).split_with_sizes(ctx.sizes)
-        return of_x, None, *(one.to(dtype) for one, dtype in zip(of_parameters, ctx.dtypes, strict=True))
+        return of_x, None, None, *(one.to(dtype) for one, dtype in zip(of_parameters, ctx.dtypes, strict=True))
 
 
 # ---- Padding ----
@@ -444,20 +478,6 @@ NOT_PACKED = (Packing(), Packing())  # of the queries' and of the keys' sequence
 def up_to_last(labels: Tensor) -> Tensor:
     """Tells which positions of a target have a label at or behind them, (B, T): what comes after is padding."""
     return labels.ne(-100).flip(-1).cumsum(dim=-1).flip(-1) > 0
-
-
-def in_float32_on_cpu(attend: Callable[..., Any]) -> Callable[..., Any]:
-    """Lets sdpa compute bfloat16 in float32 on a CPU: torch's backward pass takes seven times as long otherwise."""
-
-    def attend_in_float32(module: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, **kwargs: Any) -> Any:
-        if q.device.type != "cpu" or q.dtype != torch.bfloat16 or module.config._attn_implementation != "sdpa":
-            return attend(module, q, k, v, mask, **kwargs)
-        mask = mask.float() if mask is not None and mask.is_floating_point() else mask
-        with torch.autocast("cpu", enabled=False):
-            heads, weights = attend(module, q.float(), k.float(), v.float(), mask, **kwargs)
-        return heads.to(q.dtype), weights
-
-    return attend_in_float32
 
 
 def look_up(embedding: nn.Embedding, token_ids: Any, embeddings: Tensor | None) -> Tensor:
@@ -546,6 +566,100 @@ def _trains_on_short_sentences(module: Any, query: Tensor, key: Tensor) -> bool:
     return query.shape[2] * key.shape[2] <= SCORES_OF_SHORT_SENTENCES
 
 
+def on_cpu(attend: Callable[..., Any]) -> Callable[..., Any]:
+    """Lets a CPU compute what is configured to be sdpa's faster than torch's sdpa does, with the same result.
+
+    Short sentences are trained head by head (`_ShortAttention`), and bfloat16 is computed in float32, since torch's
+    backward pass takes seven times as long otherwise.
+    """
+
+    def attend_on_cpu(module: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, **kwargs: Any) -> Any:
+        if q.device.type != "cpu" or module.config._attn_implementation != "sdpa":
+            return attend(module, q, k, v, mask, **kwargs)
+        is_plain = not kwargs.get("output_attentions") and not kwargs.get("dropout")
+        kernel = _attend_in_short_sentences if is_plain and _trains_on_short_sentences(module, q, k) else attend
+        if q.dtype != torch.bfloat16:
+            return kernel(module, q, k, v, mask, **kwargs)
+        mask = mask.float() if mask is not None and mask.is_floating_point() else mask
+        with torch.autocast("cpu", enabled=False):
+            heads, weights = kernel(module, q.float(), k.float(), v.float(), mask, **kwargs)
+        return heads.to(q.dtype), weights
+
+    return attend_on_cpu
+
+
+def _attend_in_short_sentences(
+    module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scaling: float, **kwargs: Any
+) -> tuple[Tensor, None]:
+    if mask is None and module.is_causal and query.shape[2] > 1:
+        mask = torch.ones(query.shape[2], key.shape[2], dtype=torch.bool).tril()[None, None]
+    elif mask is not None and mask.is_floating_point():
+        mask = mask > torch.finfo(mask.dtype).min
+    heads: Tensor = _ShortAttention.apply(query, key, value, mask, scaling)  # type: ignore[no-untyped-call]
+    return heads, None
+
+
+class _ShortAttention(torch.autograd.Function):
+    """Eq. 1, one batched product for each head: each reads its operands where they lie, so that none is copied.
+
+    query (B, h, T, d_k), key (B, h, S, d_k), value (B, h, S, d_v), mask (1 or B, 1 or h, T, S), False where nothing may
+    be looked at -> (B, T, h, d_v); a query that may look at nothing gets zeros.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scaling: float) -> Tensor:
+        batch, heads, length, _ = query.shape
+        shares = query.new_empty(heads, batch, length, key.shape[2])
+        for head, scores in enumerate(shares):
+            torch.baddbmm(scores, query[:, head], key[:, head].mT, beta=0, alpha=scaling, out=scores)
+        hidden = None if mask is None else ~mask.transpose(0, 1)
+        if hidden is not None:
+            shares.masked_fill_(hidden, torch.finfo(shares.dtype).min)
+        shares = torch.softmax(shares, dim=-1)
+        if hidden is not None:
+            shares.masked_fill_(hidden, 0.0)
+        found = query.new_empty(heads, batch, length, value.shape[3])
+        for head, rows in enumerate(found):
+            torch.bmm(shares[head], value[:, head], out=rows)
+        ctx.save_for_backward(query, key, value, shares)
+        ctx.scaling = scaling
+        return found.permute(1, 2, 0, 3).contiguous()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        query, key, value, shares = ctx.saved_tensors
+        of_scores, scale = torch.empty_like(shares), ctx.scaling
+        for head, rows in enumerate(of_scores):
+            torch.baddbmm(rows, gradient[:, :, head], value[:, head].mT, beta=0, alpha=scale, out=rows)
+        of_scores = torch._softmax_backward_data(of_scores, shares, -1, shares.dtype)
+        of_query, of_key, of_value = _room_for_gradients(query, key, value)
+        for head, (of_score, share) in enumerate(zip(of_scores, shares, strict=True)):
+            of_query[:, head] = torch.bmm(of_score, key[:, head])
+            of_key[:, head] = torch.bmm(of_score.mT, query[:, head])
+            of_value[:, head] = torch.bmm(share.mT, gradient[:, :, head])
+        return of_query, of_key, of_value, None, None
+
+
+def _room_for_gradients(*tensors: Tensor) -> list[Tensor]:
+    """Makes room for tensors' gradients that lie in memory as they do: parts of one product are one piece again."""
+    pieces: dict[int, list[Tensor]] = {}
+    for tensor in tensors:
+        pieces.setdefault(tensor.untyped_storage().data_ptr(), []).append(tensor)
+    rooms = {}
+    for place, parts in pieces.items():
+        size = parts[0].untyped_storage().nbytes() // parts[0].itemsize
+        are_apart = len({part.data_ptr() for part in parts}) == len(parts)
+        is_whole = are_apart and sum(part.numel() for part in parts) == size
+        rooms[place] = parts[0].new_empty(size) if is_whole else None
+    return [
+        torch.empty_like(tensor)
+        if (room := rooms[tensor.untyped_storage().data_ptr()]) is None
+        else room.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
+        for tensor in tensors
+    ]
+
+
 # ---- The vocabulary ----
 class VocabularyResizing:
     """Resizes the embeddings of both stacks and the output projection; for a model, before `PreTrainedModel`."""
@@ -578,11 +692,11 @@ __all__ = [
     "Packing",
     "VocabularyResizing",
     "attention_kernel",
-    "in_float32_on_cpu",
     "label_smoothed_cross_entropy",
     "left_padding",
     "linear",
     "look_up",
+    "on_cpu",
     "positions_of",
     "project",
     "projected_cross_entropy",

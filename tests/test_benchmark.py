@@ -7,6 +7,7 @@ import sys
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -21,6 +22,7 @@ sys.path.append(str(Path(__file__).parents[1] / "scripts"))  # where Python look
 
 import benchmark
 from benchmarking import decoding, growth, models, programs, training, work, workers
+from benchmarking import floor as floors
 from benchmarking.floor import DecodingFloor, TrainingFloor
 from benchmarking.report import Report
 
@@ -82,7 +84,7 @@ def test_generate(tmp_path, capsys, monkeypatch):
         assert list(results) == ["ours", "ours, int8", "marian", "floor"]
         assert results["ours, int8"]["utilisation"] is None  # the peak is of another type
         assert results["ours"]["parameters"] == results["marian"]["parameters"]
-        assert results["floor"]["note"].startswith("matrix products alone by ")
+        assert results["floor"]["note"].startswith("matrix products alone, each by the fastest of ")
     assert report["left_out"]["torch"] == "torch.nn.Transformer has no decoding"
     assert "left out: ctranslate2, not installed" in table
     assert work.DECODING_FORMULA in table
@@ -283,6 +285,20 @@ def test_the_products_of_the_training_floor_are_one_another():
             torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
     # All but those of attention.
     assert {one.func for one, two in zip(plain, other, strict=True) if one.func is two.func} == {torch.bmm}
+
+
+def test_the_floor_takes_the_fastest_of_each_product(monkeypatch):
+    class Planned(floors._Floor):
+        def _calls(self, batch, case, kind):
+            return [kind + batch, kind + "again"]
+
+    planned = {"a1": 3, "b1": 2, "aagain": 1, "bagain": 2, "a2": 1, "b2": 2}
+    monkeypatch.setattr(floors, "_time", lambda calls, device: sum(planned[call] for call in calls))
+    case = SimpleNamespace(name="c", batches=["1", "2"], tokens=5)
+    floor = Planned((case,), "cpu", ["a", "b"])
+    assert floor.run("c").seconds == 2 + 1 + 1 + 1
+    assert floor.fastest["c"] == ["b1", "aagain", "a2", "aagain"]
+    assert "the fastest of a and b" in floor.facts("c").note
 
 
 def test_a_model_computes_that():

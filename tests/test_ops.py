@@ -8,16 +8,17 @@ import torch.nn.functional as F
 
 from hf_vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
 from hf_vanilla_transformer import ops_vanilla_transformer as ops
+from hf_vanilla_transformer.modeling_vanilla_transformer import eager_attention
 from hf_vanilla_transformer.ops_vanilla_transformer import (
     Dropout,
     LayerNorm,
     Packing,
     attention_kernel,
-    in_float32_on_cpu,
     label_smoothed_cross_entropy,
     left_padding,
     linear,
     look_up,
+    on_cpu,
     positions_of,
     project,
     projected_cross_entropy,
@@ -250,6 +251,58 @@ def test_short_sentences_have_the_gradients_of_sdpa(monkeypatch, padded):
         found.append((loss, *torch.autograd.grad(loss, list(model.parameters()))))
     for sdpa, formula in zip(*found, strict=True):
         torch.testing.assert_close(formula, sdpa, rtol=1e-10, atol=1e-14)
+
+
+def masks_of_attention(batch, queries, keys):
+    whole = torch.ones(batch, 1, queries, keys, dtype=torch.bool)
+    padded, blind = whole.clone(), whole.clone()
+    padded[0, :, :, keys // 2 :] = False
+    blind[0] = False  # a query that may look at nothing
+    added = torch.zeros(padded.shape, dtype=torch.float64).masked_fill(~padded, torch.finfo(torch.float64).min)
+    return {"none": None, "padding": padded, "one row for all": padded[:1], "blind": blind, "added": added}
+
+
+@pytest.mark.parametrize("is_causal", [False, True])
+@pytest.mark.parametrize("mask", ["none", "padding", "one row for all", "blind", "added"])
+@pytest.mark.parametrize(("d_k", "d_v"), [(8, 8), (3, 5)])
+def test_attention_in_short_sentences_is_the_formula(mask, is_causal, d_k, d_v):
+    """Outputs and gradients, with queries, keys and values side by side in memory and apart."""
+    module = SimpleNamespace(is_causal=is_causal, training=True)
+    for queries, keys in ((1, 1), (6, 6), (4, 7)):
+        mask_of, found = masks_of_attention(3, queries, keys)[mask], []
+        wanted = torch.randn(3, queries, 2, d_v, dtype=torch.float64)
+        rows = torch.randn(3, max(queries, keys), 2 * (2 * d_k + d_v), dtype=torch.float64, requires_grad=True)
+        for attend in (ops._attend_in_short_sentences, eager_attention):
+            parts = rows.split([2 * d_k, 2 * d_k, 2 * d_v], dim=-1)
+            query, key, value = (part.unflatten(-1, (2, -1)).transpose(1, 2) for part in parts)
+            heads, _ = attend(module, query[:, :, :queries], key[:, :, :keys], value[:, :, :keys], mask_of, scaling=0.3)
+            assert heads.is_contiguous() or attend is eager_attention
+            found.append((heads, *torch.autograd.grad((heads * wanted).sum(), rows)))
+        for ours, formula in zip(*found, strict=True):
+            torch.testing.assert_close(ours, formula, rtol=1e-12, atol=1e-13)
+
+
+def test_gradients_of_attention_lie_side_by_side_as_their_tensors_do():
+    rows = torch.randn(3, 4, 18)
+    parts = [part.unflatten(-1, (2, -1)).transpose(1, 2) for part in rows.split([6, 6, 6], dim=-1)]
+    together = [part.transpose(1, 2).flatten(2).flatten(0, 1) for part in ops._room_for_gradients(*parts)]
+    assert ops._side_by_side(together).data_ptr() == together[0].data_ptr()
+    assert [part.shape for part in ops._room_for_gradients(*parts)] == [part.shape for part in parts]
+    # Parts of something larger, or the same tensor twice, get room of their own.
+    for tensors in (parts[:2], [parts[0].contiguous(), rows, rows]):
+        apart = ops._room_for_gradients(*tensors)
+        assert len({room.untyped_storage().data_ptr() for room in apart}) == len(apart)
+
+
+@pytest.mark.parametrize("option", [{"dropout": 0.1}, {"output_attentions": True}], ids=str)
+def test_attention_that_is_dropped_or_shown_is_left_to_the_formula(option):
+    def attend(module, q, k, v, mask, **kwargs):
+        return q, "seen"
+
+    q = torch.randn(1, 2, 3, 4)
+    module = SimpleNamespace(config=SimpleNamespace(_attn_implementation="sdpa"), training=True, is_causal=False)
+    assert on_cpu(attend)(module, q, q, q, None, scaling=1.0, **option)[1] == "seen"
+    assert on_cpu(attend)(module, q, q, q, None, scaling=1.0)[1] is None
 
 
 @pytest.mark.parametrize("name", ["flash_attention_2", "flash_attention_3", "kernels-community/flash-attn2"])
@@ -563,15 +616,15 @@ def test_bfloat16_attention_is_computed_in_float32():
         seen.append((q.dtype, mask.dtype, torch.is_autocast_enabled("cpu")))
         return q, None
 
-    module = SimpleNamespace(config=SimpleNamespace(_attn_implementation="sdpa"))
+    module = SimpleNamespace(config=SimpleNamespace(_attn_implementation="sdpa"), training=False)
     q, mask = torch.randn(1, 2, 3, 4, dtype=torch.bfloat16), torch.zeros(1, 1, 3, 3, dtype=torch.bfloat16)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        heads, _ = in_float32_on_cpu(attend)(module, q, q, q, mask)
+        heads, _ = on_cpu(attend)(module, q, q, q, mask)
     assert seen == [(torch.float32, torch.float32, False)]
     assert heads.dtype == torch.bfloat16
-    in_float32_on_cpu(attend)(module, q.float(), q.float(), q.float(), mask.float())
+    on_cpu(attend)(module, q.float(), q.float(), q.float(), mask.float())
     module.config._attn_implementation = "eager"  # whose masks have the smallest number of their own dtype
-    in_float32_on_cpu(attend)(module, q, q, q, mask)
+    on_cpu(attend)(module, q, q, q, mask)
     assert [dtype for dtype, _, _ in seen[1:]] == [torch.float32, torch.bfloat16]
 
 
@@ -634,9 +687,11 @@ def test_one_product_under_autocast():
         torch.testing.assert_close(ours, theirs, atol=3e-2, rtol=3e-2)
 
 
+@pytest.mark.parametrize("onednn_from", [0, ops.WIDTH_FOR_ONEDNN_GRADIENT])
 @pytest.mark.parametrize("rows", [0, 1, 7])
 @pytest.mark.parametrize(("width", "outputs"), [(4, 6), (6, 4), (5, 5), (1, 1)])
-def test_the_gradient_of_a_weight(rows, width, outputs):
+def test_the_gradient_of_a_weight(rows, width, outputs, onednn_from, monkeypatch):
+    monkeypatch.setattr(ops, "WIDTH_FOR_ONEDNN_GRADIENT", onednn_from)
     gradient, x = torch.randn(rows, outputs), torch.randn(rows, width)
     expected = gradient.double().t() @ x.double()
     torch.testing.assert_close(ops._gradient_of_weight(gradient, x).double(), expected, rtol=1e-6, atol=1e-6)
@@ -653,6 +708,7 @@ def test_onednn_gets_no_matrix_with_gaps(monkeypatch):
         return torch.ops.mkldnn._linear_pointwise(x, weight, *settings)
 
     monkeypatch.setattr(ops, "ONEDNN_LINEAR", record)
+    monkeypatch.setattr(ops, "WIDTH_FOR_ONEDNN_GRADIENT", 0)
     wide, x = torch.randn(12, 10), torch.randn(4, 5)
     for weight in (wide[:, :5], wide[:5, :6].t(), wide[::2, :5]):
         torch.testing.assert_close(ops._product(x, weight), x @ weight.t(), rtol=1e-5, atol=1e-5)
@@ -678,9 +734,9 @@ def products_of(monkeypatch):
     """Records the shape of each weight that goes through one product."""
     shapes, product = [], ops._product
 
-    def record(x, weight, bias=None):
+    def record(x, weight, *settings):
         shapes.append(tuple(weight.shape))
-        return product(x, weight, bias)
+        return product(x, weight, *settings)
 
     monkeypatch.setattr(ops, "_product", record)
     return shapes
@@ -720,6 +776,63 @@ def test_linear_is_the_map():
     (one,) = linear_maps(sizes=(6,))
     x = torch.randn(4, 8)
     torch.testing.assert_close(linear(one, x), one(x))
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("activation", [torch.nn.ReLU(), torch.nn.GELU()], ids=str)
+@pytest.mark.parametrize(
+    ("dtype", "autocast", "tolerance"),
+    [(torch.float64, False, 1e-13), (torch.float32, False, 1e-5), (torch.float32, True, 3e-2)],
+    ids=str,
+)
+def test_linear_with_an_activation(bias, activation, dtype, autocast, tolerance):
+    maps, x = linear_maps(bias, dtype, (6,)), torch.randn(3, 5, 8, dtype=dtype)
+    found = projected(lambda x, one: (linear(one, x, activation),), maps, x, autocast=autocast)
+    expected = projected(lambda x, one: (activation(one(x)),), maps, x, autocast=autocast)
+    for ours, theirs in zip(found, expected, strict=True):
+        assert ours.dtype == theirs.dtype
+        torch.testing.assert_close(ours, theirs, atol=tolerance, rtol=tolerance)
+
+
+def test_relu_is_part_of_the_product_only_if_nothing_else_has_to_be_asked(monkeypatch):
+    class Adapted(torch.nn.ReLU):
+        pass
+
+    (one,), x, calls = linear_maps(sizes=(6,)), torch.randn(2, 8), []
+
+    def record(x, weight, bias, relu):
+        calls.append(relu)
+        return product(x, weight, bias, relu)
+
+    def is_part(activation):
+        calls.clear()
+        torch.testing.assert_close(linear(one, x, activation), F.relu(one(x)), atol=1e-6, rtol=1e-5)
+        return calls == [True]
+
+    product = ops._product
+    monkeypatch.setattr(ops, "_product", record)
+    hooked = torch.nn.ReLU()
+    hooked.register_forward_hook(lambda module, args, output: None)
+    assert is_part(torch.nn.ReLU())
+    assert not is_part(Adapted())
+    assert not is_part(hooked)
+    with torch.no_grad():
+        assert not is_part(torch.nn.ReLU())
+
+
+def test_neighbouring_columns_are_joined_without_a_copy():
+    rows = torch.randn(4, 12)
+    for parts, is_view in (
+        ([rows[:, :3], rows[:, 3:5], rows[:, 5:9]], True),
+        ([rows[:, 3:5]], True),
+        ([rows[:, 3:5], rows[:, :3]], False),
+        ([rows[:, :3], rows[:, 4:5]], False),
+        ([rows[:, :3], rows[:, 3:5].clone()], False),
+        ([rows.t()[:, :2], rows.t()[:, 2:4]], False),
+    ):
+        joined = ops._side_by_side(parts)
+        assert torch.equal(joined, torch.cat(parts, dim=1))
+        assert (joined.data_ptr() == parts[0].data_ptr()) == is_view
 
 
 # ---- Packing ----
