@@ -1,6 +1,7 @@
 """Functions of tensors that the model calls; they hold no parameters."""
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -176,7 +177,7 @@ class _ProjectedCrossEntropy(torch.autograd.Function):
         grads = [None if x is None else room(x, dtype=exact) for x in (hidden, weight, bias)]
         wanted = any(ctx.needs_input_grad)
         step = max(LOGITS_A_CHUNK // vocab_size, ROWS_A_CHUNK[hidden.device.type != "cpu"])
-        with torch.autocast(hidden.device.type, enabled=False):
+        with _without_autocast(hidden.device.type):
             for start in range(0, len(labels), step):
                 rows, targets = hidden[start : start + step].to(dtype), labels[start : start + step, None]
                 logits = _product(rows, table, None if bias is None else bias.to(dtype)).to(exact)
@@ -217,6 +218,12 @@ def _accumulate(grads: list[Any], rows: slice, gradient: Tensor, hidden: Tensor,
     if of_bias is not None:
         of_gradient = gradient.sum(dim=0)
         of_bias.copy_(of_gradient) if rows.start == 0 else of_bias.add_(of_gradient)
+
+
+def _without_autocast(device_type: str) -> AbstractContextManager[Any]:
+    """Lets what is inside compute in the types that it is given; where that is so already, at no cost."""
+    is_on = torch.is_autocast_enabled(device_type)
+    return torch.autocast(device_type, enabled=False) if is_on else nullcontext()
 
 
 def _autocasts(x: Tensor) -> bool:
@@ -397,7 +404,7 @@ class _FusedLinear(torch.autograd.Function):
         weights = [weight.to(dtype) for weight in parameters[:number]]
         biases = [bias.to(dtype) for bias in parameters[number:]]
         weight, bias = _joined(weights), _joined(biases) if biases else None
-        with torch.autocast(x.device.type, enabled=False):
+        with _without_autocast(x.device.type):
             y = _product(x.to(dtype).flatten(0, -2), weight, bias, relu)
         ctx.save_for_backward(x, weight, *([y] if relu else []))
         ctx.sizes, ctx.dtypes = [len(one) for one in weights], [one.dtype for one in parameters]
@@ -411,7 +418,7 @@ class _FusedLinear(torch.autograd.Function):
         gradient = _side_by_side(parts)
         if positive:
             gradient = torch.ops.aten.threshold_backward(gradient, positive[0], 0)
-        with torch.autocast(x.device.type, enabled=False):
+        with _without_autocast(x.device.type):
             of_x = _product(gradient, weight.t()).view(x.shape).to(x.dtype) if ctx.needs_input_grad[0] else None
             if not any(ctx.needs_input_grad[3:]):  # frozen
                 return of_x, None, None, *(None for _ in ctx.dtypes)
@@ -581,7 +588,7 @@ def on_cpu(attend: Callable[..., Any]) -> Callable[..., Any]:
         if q.dtype != torch.bfloat16:
             return kernel(module, q, k, v, mask, **kwargs)
         mask = mask.float() if mask is not None and mask.is_floating_point() else mask
-        with torch.autocast("cpu", enabled=False):
+        with _without_autocast("cpu"):
             heads, weights = kernel(module, q.float(), k.float(), v.float(), mask, **kwargs)
         return heads.to(q.dtype), weights
 
