@@ -388,13 +388,18 @@ def _joined(parts: list[Tensor]) -> Tensor:
 def _side_by_side(parts: list[Tensor]) -> Tensor:
     """Makes one matrix of several with equally many rows; of neighbouring columns without a copy."""
     first, offset = parts[0], parts[0].storage_offset()
-    place = (first.untyped_storage().data_ptr(), first.stride())
+    place = (_storage_of(first), first.stride())
     for part in parts:
-        if (part.untyped_storage().data_ptr(), part.stride(), part.storage_offset()) != (*place, offset):
+        if (_storage_of(part), part.stride(), part.storage_offset()) != (*place, offset):
             return torch.cat(parts, dim=1)
         offset += part.shape[1]
     width = offset - first.storage_offset()
     return first.as_strided((len(first), width), first.stride()) if first.stride(1) == 1 else torch.cat(parts, dim=1)
+
+
+def _storage_of(x: Tensor) -> int:
+    """Identifies the memory that a tensor is a view of; fake tensors have one too."""
+    return x.untyped_storage()._cdata
 
 
 class _FusedLinear(torch.autograd.Function):
@@ -584,6 +589,7 @@ def on_cpu(attend: Callable[..., Any]) -> Callable[..., Any]:
         if q.device.type != "cpu" or module.config._attn_implementation != "sdpa":
             return attend(module, q, k, v, mask, **kwargs)
         is_plain = not kwargs.get("output_attentions") and not kwargs.get("dropout")
+        is_plain = is_plain and (mask is None or mask.dtype == torch.bool)
         kernel = _attend_in_short_sentences if is_plain and _trains_on_short_sentences(module, q, k) else attend
         if q.dtype != torch.bfloat16:
             return kernel(module, q, k, v, mask, **kwargs)
@@ -600,8 +606,6 @@ def _attend_in_short_sentences(
 ) -> tuple[Tensor, None]:
     if mask is None and module.is_causal and query.shape[2] > 1:
         mask = torch.ones(query.shape[2], key.shape[2], dtype=torch.bool).tril()[None, None]
-    elif mask is not None and mask.is_floating_point():
-        mask = mask > torch.finfo(mask.dtype).min
     heads: Tensor = _ShortAttention.apply(query, key, value, mask, scaling)  # type: ignore[no-untyped-call]
     return heads, None
 
@@ -652,16 +656,16 @@ def _room_for_gradients(*tensors: Tensor) -> list[Tensor]:
     """Makes room for tensors' gradients that lie in memory as they do: parts of one product are one piece again."""
     pieces: dict[int, list[Tensor]] = {}
     for tensor in tensors:
-        pieces.setdefault(tensor.untyped_storage().data_ptr(), []).append(tensor)
+        pieces.setdefault(_storage_of(tensor), []).append(tensor)
     rooms = {}
     for place, parts in pieces.items():
         size = parts[0].untyped_storage().nbytes() // parts[0].itemsize
-        are_apart = len({part.data_ptr() for part in parts}) == len(parts)
+        are_apart = len({part.storage_offset() for part in parts}) == len(parts)
         is_whole = are_apart and sum(part.numel() for part in parts) == size
         rooms[place] = parts[0].new_empty(size) if is_whole else None
     return [
         torch.empty_like(tensor)
-        if (room := rooms[tensor.untyped_storage().data_ptr()]) is None
+        if (room := rooms[_storage_of(tensor)]) is None
         else room.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
         for tensor in tensors
     ]
