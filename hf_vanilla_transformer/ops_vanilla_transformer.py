@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -174,7 +175,8 @@ class _ProjectedCrossEntropy(torch.autograd.Function):
         table, vocab_size = weight.to(dtype), len(weight)
         loss = torch.zeros((), dtype=exact, device=hidden.device)
         room = torch.empty_like if len(labels) else torch.zeros_like
-        grads = [None if x is None else room(x, dtype=exact) for x in (hidden, weight, bias)]
+        of_bias = None if bias is None else torch.zeros_like(bias, dtype=exact)
+        grads = [room(hidden, dtype=exact), room(weight, dtype=exact), of_bias]
         wanted = any(ctx.needs_input_grad)
         step = max(LOGITS_A_CHUNK // vocab_size, ROWS_A_CHUNK[hidden.device.type != "cpu"])
         with _without_autocast(hidden.device.type):
@@ -209,15 +211,15 @@ class _ProjectedCrossEntropy(torch.autograd.Function):
 def _accumulate(grads: list[Any], rows: slice, gradient: Tensor, hidden: Tensor, table: Tensor) -> None:
     of_hidden, of_weight, of_bias = grads
     of_hidden[rows] = _product(gradient, table.t())
-    if rows.start == 0:
+    is_first = rows.start == 0
+    if of_weight.dtype == hidden.dtype and not _is_for_onednn(hidden):
+        of_weight.addmm_(gradient.t(), hidden, beta=0 if is_first else 1)
+    elif is_first:
         of_weight.copy_(_gradient_of_weight(gradient, hidden))
-    elif of_weight.dtype == hidden.dtype and not _is_for_onednn(hidden):
-        of_weight.addmm_(gradient.t(), hidden)
     else:
         of_weight += _gradient_of_weight(gradient, hidden)
     if of_bias is not None:
-        of_gradient = gradient.sum(dim=0)
-        of_bias.copy_(of_gradient) if rows.start == 0 else of_bias.add_(of_gradient)
+        of_bias += gradient.sum(dim=0)
 
 
 def _without_autocast(device_type: str) -> AbstractContextManager[Any]:
@@ -345,17 +347,21 @@ def _is_plain(module: nn.Module) -> bool:
     return (
         type(module) is nn.Linear
         and all(type(parameter) in (nn.Parameter, Tensor) for parameter in parameters)
-        and not (module._forward_hooks or module._forward_pre_hooks or module._backward_hooks)
-        and not (module._backward_pre_hooks or "forward" in vars(module))
+        and _is_untouched(module)
     )
+
+
+def _is_untouched(module: nn.Module) -> bool:
+    """Tells whether calling a module runs its type's forward and nothing else."""
+    hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
+    return not any(hooks) and "forward" not in vars(module)
 
 
 def linear(module: nn.Module, x: Tensor, activation: nn.Module | None = None) -> Tensor:
     """Computes `module(x)`, or `activation(module(x))`: in training, a ReLU is part of the product."""
     if activation is None:
         return project(x, module)[0]
-    is_relu = type(activation) is nn.ReLU and not (activation._forward_hooks or activation._forward_pre_hooks)
-    if not is_relu or "forward" in vars(activation) or not _is_fused(module):
+    if type(activation) is not nn.ReLU or not _is_untouched(activation) or not _is_fused(module):
         return activation(linear(module, x))
     biases = [] if module.bias is None else [module.bias]
     return _FusedLinear.apply(x, 1, True, module.weight, *biases)[0]  # type: ignore[no-untyped-call]
@@ -387,14 +393,15 @@ def _joined(parts: list[Tensor]) -> Tensor:
 
 def _side_by_side(parts: list[Tensor]) -> Tensor:
     """Makes one matrix of several with equally many rows; of neighbouring columns without a copy."""
-    first, offset = parts[0], parts[0].storage_offset()
-    place = (_storage_of(first), first.stride())
-    for part in parts:
-        if (_storage_of(part), part.stride(), part.storage_offset()) != (*place, offset):
-            return torch.cat(parts, dim=1)
-        offset += part.shape[1]
-    width = offset - first.storage_offset()
-    return first.as_strided((len(first), width), first.stride()) if first.stride(1) == 1 else torch.cat(parts, dim=1)
+    if len(parts) == 1:
+        return parts[0]
+    first, (*offsets, width) = parts[0], accumulate((part.shape[1] for part in parts), initial=0)
+    start, memory = first.storage_offset(), (_storage_of(first), first.stride())
+    are_neighbours = first.stride(1) == 1 and all(
+        part.storage_offset() == start + offset and (_storage_of(part), part.stride()) == memory
+        for part, offset in zip(parts, offsets, strict=True)
+    )
+    return first.as_strided((len(first), width), first.stride()) if are_neighbours else torch.cat(parts, dim=1)
 
 
 def _storage_of(x: Tensor) -> int:

@@ -824,11 +824,13 @@ def test_relu_is_part_of_the_product_only_if_nothing_else_has_to_be_asked(monkey
 
     product = ops._product
     monkeypatch.setattr(ops, "_product", record)
-    hooked = torch.nn.ReLU()
+    hooked, watched = torch.nn.ReLU(), torch.nn.ReLU()
     hooked.register_forward_hook(lambda module, args, output: None)
+    watched.register_full_backward_hook(lambda module, of_input, of_output: None)
     assert is_part(torch.nn.ReLU())
     assert not is_part(Adapted())
     assert not is_part(hooked)
+    assert not is_part(watched)
     with torch.no_grad():
         assert not is_part(torch.nn.ReLU())
 
