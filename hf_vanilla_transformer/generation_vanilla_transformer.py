@@ -15,7 +15,7 @@ These options of `GenerationConfig` are ours, as the paper's decoding can't be s
 - `max_extra_length` (int): a sentence gets at most as many new tokens as its source has, plus this number, whatever
   batch it is in. `max_new_tokens` or `max_length`, where given, take its place.
 - `output_alignments` (bool): the output has that attention as `alignments`; see `BeamSearchOutput`.
-- `compute_type` ("default" or "int8"): how weights are kept for decoding; see `COMPUTE_TYPES`.
+- `compute_type` ("default", "int8" or "compiled"): how a step of decoding is computed; see `COMPUTE_TYPES`.
 
 And `generate(..., progress=function)` calls the function with the number of sentences found since its last call.
 """
@@ -35,6 +35,7 @@ from transformers.generation.utils import GenerateBeamEncoderDecoderOutput, Gene
 from transformers.modeling_outputs import BaseModelOutput
 from transformers.utils import logging
 
+from .compiled_vanilla_transformer import CompiledDecoder
 from .incremental_vanilla_transformer import COMPUTE_TYPES, IncrementalDecoder, encode, weights_of, why_not
 from .search_vanilla_transformer import BeamRules, BeamSearch, beam_search, greedy_search, ignore
 
@@ -382,7 +383,8 @@ class DecodingMixin:
     def _incremental_decoder(
         self, weights: Any, encoder_outputs: dict[str, Tensor], mask: Tensor | None, **settings: Any
     ) -> Any:
-        return IncrementalDecoder(weights, encoder_outputs["last_hidden_state"], mask, **settings)
+        kind = CompiledDecoder if weights.is_compiled else IncrementalDecoder
+        return kind(weights, encoder_outputs["last_hidden_state"], mask, **settings)
 
 
 @dataclass

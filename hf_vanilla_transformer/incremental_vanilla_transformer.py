@@ -19,8 +19,9 @@ from torch import Tensor, nn
 
 from .ops_vanilla_transformer import look_up, positions_of
 
-# How the weights of linear maps are kept: as they are (packed for oneDNN on a CPU that has it), or in 8 bits.
-COMPUTE_TYPES = ("default", "int8")
+# How a step is computed: with weights as they are (packed for oneDNN on a CPU that has it), with weights of 8 bits, or
+# by machine code that PyTorch's compiler makes for this model and this machine (`CompiledDecoder`).
+COMPUTE_TYPES = ("default", "int8", "compiled")
 
 # Positions that caches have room for at first; it doubles when they are full.
 FIRST_POSITIONS = 32
@@ -146,9 +147,13 @@ class Weights:
 
     def __init__(self, model: Any, compute_type: str = "default") -> None:
         linear = _kind_of_linear(compute_type, model.lm_head.weight)
+        self.is_compiled = compute_type == "compiled"
+        of_steps = PlainLinear if self.is_compiled else linear  # the compiler packs by itself
         self.encoder = StackWeights(model.get_encoder(), linear, model.config.encoder_attention_heads)
-        self.decoder = StackWeights(model.get_decoder(), linear, model.config.decoder_attention_heads)
-        self.lm_head = _fuse(linear, model.lm_head)
+        self.decoder = StackWeights(model.get_decoder(), of_steps, model.config.decoder_attention_heads)
+        self.lm_head = _fuse(of_steps, model.lm_head)
+        self.programs: dict[str, Any] = {}  # of `CompiledDecoder`, which come of:
+        self.sources = (model.get_decoder(), model.lm_head)
         crosses = [layer.encoder_attn for layer in model.get_decoder().layers]
         self.memory = _fuse(linear, *(m for cross in crosses for m in (cross.k_proj, cross.v_proj)))
 
@@ -193,6 +198,37 @@ class LayerWeights:
         return self.fc1(x, relu=True) if self.activation is None else self.activation(self.fc1(x))
 
 
+def through_layers(
+    stack: StackWeights,
+    x: Tensor,
+    attend: Callable[[int, Tensor], Tensor],
+    attend_to_memory: Callable[[int, Tensor, Tensor], Tensor] | None = None,
+) -> Tensor:
+    """Takes embedded tokens through the layers of a stack (section 3.1).
+
+    Args:
+        stack: The encoder's or the decoder's weights.
+        x: (rows, d_model).
+        attend: Of a layer's number and its input, the heads' output side by side, (rows, h d_v).
+        attend_to_memory: Of a layer's number, its input and a residual: attention and residual, (rows, d_model).
+
+    Returns:
+        The stack's output, (rows, d_model).
+    """
+    for number, layer in enumerate(stack.layers):
+        if stack.pre_norm:
+            x = layer.out(attend(number, layer.own_norm(x)), x)
+            if attend_to_memory is not None:
+                x = attend_to_memory(number, layer.cross_norm(x), x)
+            x = layer.fc2(layer.hidden(layer.last_norm(x)), x)
+        else:
+            x = layer.own_norm(layer.out(attend(number, x), x))
+            if attend_to_memory is not None:
+                x = layer.cross_norm(attend_to_memory(number, x, x))
+            x = layer.last_norm(layer.fc2(layer.hidden(x), x))
+    return stack.last_norm(x)
+
+
 def _fuse(linear: Callable[[Tensor, Tensor | None], Linear], *modules: nn.Linear, scaling: float = 1.0) -> Linear:
     """Makes one map of several that have their input in common: outputs stand side by side, the first one scaled."""
     weights = [module.weight.detach() for module in modules]
@@ -228,9 +264,9 @@ def weights_of(model: nn.Module, compute_type: str = "default") -> Weights:
         raise ValueError(f"`compute_type` is {compute_type!r}; choose one of {', '.join(map(repr, COMPUTE_TYPES))}.")
     modules = list(_tree(model))
     parameters = list(_parameters(modules))
-    if compute_type == "int8" and (parameters[0].device.type != "cpu" or parameters[0].dtype != torch.float32):
+    if compute_type != "default" and (parameters[0].device.type != "cpu" or parameters[0].dtype != torch.float32):
         raise ValueError(
-            '`compute_type="int8"` needs a model in float32 on a CPU, and this one is in '
+            f'`compute_type="{compute_type}"` needs a model in float32 on a CPU, and this one is in '
             f"{str(parameters[0].dtype).removeprefix('torch.')} on {parameters[0].device.type}; "
             'leave it at "default", or load the model with `dtype=torch.float32`.'
         )
@@ -350,20 +386,13 @@ def encode(weights: Weights, input_ids: Tensor, attention_mask: Tensor | None = 
     x = stack.embed(input_ids, positions_of(attention_mask, 0, input_ids), length).flatten(0, 1)  # (B S, d_model)
     mask = None if attention_mask is None else attention_mask[:, None, None].bool()
 
-    def attend(layer: LayerWeights, x: Tensor) -> Tensor:
-        parts = layer.qkv(x).view(batch, length, -1).split_with_sizes(stack.qkv_sizes, dim=-1)
+    def attend(number: int, x: Tensor) -> Tensor:
+        parts = stack.layers[number].qkv(x).view(batch, length, -1).split_with_sizes(stack.qkv_sizes, dim=-1)
         query, key, value = (part.view(batch, length, stack.heads, -1).transpose(1, 2) for part in parts)
         found = F.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=1.0)
         return found.transpose(1, 2).reshape(batch * length, -1)
 
-    for layer in stack.layers:
-        if stack.pre_norm:
-            x = layer.out(attend(layer, layer.own_norm(x)), x)
-            x = layer.fc2(layer.hidden(layer.last_norm(x)), x)
-        else:
-            x = layer.own_norm(layer.out(attend(layer, x), x))
-            x = layer.last_norm(layer.fc2(layer.hidden(x), x))
-    return stack.last_norm(x).view(batch, length, -1)
+    return through_layers(stack, x, attend).view(batch, length, -1)
 
 
 # ---- The decoder, step by step ----
@@ -410,6 +439,8 @@ class IncrementalDecoder:
         keep_attention: Whether `attention` is wanted.
     """
 
+    folds = True  # whether a single sentence has `FoldedAttention`
+
     def __init__(
         self,
         weights: Weights,
@@ -435,7 +466,7 @@ class IncrementalDecoder:
             bias = torch.zeros_like(memory_mask, dtype=dtype).masked_fill_(~self.source_mask, torch.finfo(dtype).min)
             self.memory_bias = bias[:, None].expand(-1, stack.heads, -1).contiguous()  # (B, h, S)
         self.folded: list[FoldedAttention] = []
-        if len(memory) == 1 and stack.heads * memory.shape[1] <= memory.shape[2]:
+        if self.folds and len(memory) == 1 and stack.heads * memory.shape[1] <= memory.shape[2]:
             mask = None if self.memory_bias is None else self.memory_bias[0]
             parts = zip(stack.layers, self.memory_keys[:, 0], self.memory_values[:, 0], strict=True)
             self.folded = [FoldedAttention(layer.cross, keys, values, mask) for layer, keys, values in parts]
@@ -473,20 +504,20 @@ class IncrementalDecoder:
             Logits of the next one, (rows, V).
         """
         weights = self.weights
+        self._make_room()
+        x = weights.embed(tokens, torch.full((1,), self.length - 1, device=tokens.device), self.length)
+        pasts = list(self._pasts())
+
+        def attend_to_past(number: int, x: Tensor) -> Tensor:
+            return self._attend_to_past(pasts[number], weights.layers[number], x)
+
+        return self.lm_head(through_layers(weights, x, attend_to_past, self._attend_to_memory))
+
+    def _make_room(self) -> None:
+        """Goes to the next position; where it has no place in the caches, they grow."""
         if self.length == self.past.shape[1]:
             self.past = torch.cat([self.past, torch.empty_like(self.past)], dim=1)
         self.length += 1
-        x = weights.embed(tokens, torch.full((1,), self.length - 1, device=tokens.device), self.length)
-        for number, (layer, past) in enumerate(zip(weights.layers, self._pasts(), strict=True)):
-            if weights.pre_norm:
-                x = layer.out(self._attend_to_past(past, layer, layer.own_norm(x)), x)
-                x = self._attend_to_memory(number, layer, layer.cross_norm(x), x)
-                x = layer.fc2(layer.hidden(layer.last_norm(x)), x)
-            else:
-                x = layer.own_norm(layer.out(self._attend_to_past(past, layer, x), x))
-                x = layer.cross_norm(self._attend_to_memory(number, layer, x, x))
-                x = layer.last_norm(layer.fc2(layer.hidden(x), x))
-        return self.lm_head(weights.last_norm(x))
 
     def _pasts(self) -> Iterable[tuple[Tensor, Tensor, Tensor]]:
         """Makes views for each layer: where keys and values of this step belong, and keys and values up to it.
@@ -505,8 +536,9 @@ class IncrementalDecoder:
         query = query.view(self.num_rows, weights.heads, 1, -1)
         return F.scaled_dot_product_attention(query, keys, values, scale=1.0).reshape(self.num_rows, -1)
 
-    def _attend_to_memory(self, number: int, layer: LayerWeights, x: Tensor, residual: Tensor) -> Tensor:
+    def _attend_to_memory(self, number: int, x: Tensor, residual: Tensor) -> Tensor:
         rows, heads, sentences = self.num_rows, self.weights.heads, self.num_sentences
+        layer = self.weights.layers[number]
         is_shown = self.keep_attention and number == len(self.weights.layers) - 1
         if self.folded:
             x, shares = self.folded[number](x, residual)

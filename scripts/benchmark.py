@@ -43,6 +43,7 @@ from hf_vanilla_transformer.batching import BatchingError
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 PEAK_SIDES = {"cpu": (1024, 2048), "cuda": (4096, 8192, 16384)}
+COMPILED = 'ours with compute_type="compiled" too, which has to be compiled first: up to two minutes'
 PAUSE = 0.25  # seconds; OpenMP's threads wait up to 0.2 for more work, and keep a core busy with it
 NEW_TOKENS = 16
 DECODING_CASES = {  # name -> beams, sentences
@@ -113,7 +114,12 @@ def translate(options: argparse.Namespace) -> programs.Programs:
     for name, reason in left_out.items():
         say(f"left out: {name}, {reason}")
     work = (options.num_beams, options.max_new_tokens, options.rounds, options.threads or torch.get_num_threads())
-    return programs.measure_programs(options.model, options.input, *work, peers, say)
+    return programs.measure_programs(options.model, options.input, *work, peers, say, compute_types(options))
+
+
+def compute_types(options: argparse.Namespace) -> tuple[str, ...]:
+    """Names what ours decodes by, beside the default."""
+    return ("int8", "compiled") if options.compiled else ("int8",)
 
 
 def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -139,6 +145,7 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     train.add_argument("--data_dir", type=Path, help="folder of Multi30k's train.en and train.de")
     train.add_argument("--updates", type=positive, default=20, help="of a turn, end to end (default: 20)")
     generate = commands.add_parser("generate", parents=[common], help="translations: output tokens a second")
+    generate.add_argument("--compiled", action="store_true", help=COMPILED)
     generate.add_argument("--growth", type=Path, metavar="FOLDER", help="plot how cost grows with each size instead")
     translate = commands.add_parser("translate", help="programs that translate a file: sentences a second")
     translate.add_argument("--model", required=True, help="folder of a checkpoint of ours")
@@ -147,6 +154,7 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     translate.add_argument(
         "--max-new-tokens", type=positive, default=100, help="end a translation there (default: 100)"
     )
+    translate.add_argument("--compiled", action="store_true", help=COMPILED)
     translate.add_argument("--peers", help="ctranslate2 or none (default: ctranslate2)")
     translate.add_argument("--rounds", type=positive, default=5, help="turns of each that count (default: 5)")
     translate.add_argument("--threads", type=positive, help="of each program (default: torch's)")
@@ -239,7 +247,8 @@ def measure(options: argparse.Namespace) -> Report:
             if is_training:
                 entrants = training_entrants(peers, size, found, **work)
             else:
-                entrants = decoding_entrants(peers, size, found, **work, threads=options.threads, folder=folder)
+                more = {"threads": options.threads, "folder": folder, "compute_types": compute_types(options)}
+                entrants = decoding_entrants(peers, size, found, **work, **more)
         compete(report, entrants, cases, options)
     return report
 

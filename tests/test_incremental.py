@@ -758,7 +758,7 @@ def test_8_bits_need_float32(dtype):
 
 @pytest.mark.parametrize("value", ["int4", "INT8", 8, True])
 def test_unknown_compute_types_are_named(model, value):
-    message = rf"`compute_type` is {value!r}; choose one of 'default', 'int8'"
+    message = rf"`compute_type` is {value!r}; choose one of 'default', 'int8', 'compiled'"
     for num_beams in (1, 2):
         with pytest.raises(ValueError, match=message):
             model.generate(**padded(SOURCES), num_beams=num_beams, compute_type=value)

@@ -24,7 +24,7 @@ class TransformersDecoder:
     """A model of transformers, ours among them, by its `generate()`.
 
     Args:
-        name: "marian", "ours" or "ours, int8".
+        name: "marian", "ours", or "ours, " and a `compute_type`.
         folder: What `write_models` wrote.
         cases: What can be run.
         device: "cpu" or "cuda".
@@ -32,10 +32,10 @@ class TransformersDecoder:
     """
 
     def __init__(self, name: str, folder: Path, cases: tuple[Case, ...], device: str, dtype: torch.dtype) -> None:
-        self.device, self.is_int8 = device, name == "ours, int8"
-        self.model = models.load(name.removesuffix(", int8"), folder, dtype).to(device).eval()
+        self.device, (name, _, self.compute_type) = device, name.partition(", ")
+        self.model = models.load(name, folder, dtype).to(device).eval()
         self.model.generation_config.eos_token_id = None
-        self.options = {"compute_type": "int8"} if self.is_int8 else {}
+        self.options = {"compute_type": self.compute_type} if self.compute_type else {}
         self.cases = {case.name: (case, [self._prepare(batch) for batch in case.batches]) for case in cases}
 
     def _prepare(self, batch: Batch) -> dict[str, Any]:
@@ -44,7 +44,8 @@ class TransformersDecoder:
     def facts(self, case: str = "") -> Facts:
         """Its parameters."""
         note = ", ".join(["generate()", *(f"{name}={value!r}" for name, value in self.options.items())])
-        return Facts(models.count_parameters(self.model), note=note, has_memory=True, in_dtype=not self.is_int8)
+        in_dtype = self.compute_type != "int8"
+        return Facts(models.count_parameters(self.model), note=note, has_memory=True, in_dtype=in_dtype)
 
     def run(self, case: str) -> Timing:
         """Translates all batches of a case."""
@@ -155,12 +156,14 @@ def decoding_entrants(
     dtype: torch.dtype,
     threads: int | None,
     folder: Path,
+    compute_types: Sequence[str] = ("int8",),
 ) -> list[Entrant]:
-    """Ours, ours in 8 bits where it can be, the peers, the floor; models are written into `folder`."""
+    """Ours, ours by `compute_types` where that can be, the peers, the floor; models are written into `folder`."""
     write_models(size, folder, with_marian=bool(peers))
     work = {"cases": cases, "device": device, "dtype": dtype}
-    has_int8 = device == "cpu" and dtype == torch.float32
-    names = ["ours", *(["ours, int8"] if has_int8 else []), *(["marian"] if "marian" in peers else [])]
+    has_types = device == "cpu" and dtype == torch.float32
+    names = ["ours", *(f"ours, {kind}" for kind in compute_types if has_types)]
+    names += ["marian"] if "marian" in peers else []
     entrants = [Entrant(name, partial(TransformersDecoder, name, folder, **work)) for name in names]
     if "ctranslate2" in peers:
         plain = str(dtype).removeprefix("torch.")

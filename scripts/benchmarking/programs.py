@@ -74,7 +74,15 @@ class Programs:
 
 
 def measure_programs(
-    model: str, file: Path, beams: int, longest: int, rounds: int, threads: int, peers: Sequence[str], say: Any
+    model: str,
+    file: Path,
+    beams: int,
+    longest: int,
+    rounds: int,
+    threads: int,
+    peers: Sequence[str],
+    say: Any,
+    compute_types: Sequence[str] = ("int8",),
 ) -> Programs:
     """Lets programs translate a file in turns, after one turn that doesn't count.
 
@@ -87,6 +95,7 @@ def measure_programs(
         threads: Of each program.
         peers: "ctranslate2" or nothing.
         say: Told what is going on.
+        compute_types: What ours decodes by, beside the default.
 
     Raises:
         BenchmarkError: There is no such file, it is empty, or a program fails.
@@ -97,7 +106,8 @@ def measure_programs(
     if beams > 1:  # as CTranslate2 searches
         options += ["--length-penalty", 0, "--coverage-penalty", 0, "--early-stopping", "true"]
     ours = [sys.executable, "-m", "hf_vanilla_transformer", "translate", "--model", model, *options, "--device", "cpu"]
-    commands = {"ours": ours, "ours, int8": [*ours, "--compute-type", "int8"]}
+    commands = {"ours": ours}
+    commands |= {f"ours, {kind}": [*ours, "--compute-type", kind] for kind in compute_types}
     with tempfile.TemporaryDirectory() as folder:
         if "ctranslate2" in peers:
             say("converting for ctranslate2")

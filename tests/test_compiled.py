@@ -1,0 +1,252 @@
+"""`compute_type="compiled"`: the step as a function of tensors, the programs made of it, and how they are kept."""
+
+import os
+import subprocess
+import sys
+from unittest import mock
+
+import pytest
+import torch
+from test_generation import EOS, SOURCES, lively_model, padded
+from test_incremental import CLOSE, MODELS, cut, ensemble_of, forced, members, varied, wander
+from test_search import by_us
+
+from hf_vanilla_transformer import compiled_vanilla_transformer
+from hf_vanilla_transformer.compiled_vanilla_transformer import (
+    FEW_ROWS,
+    CompiledDecoder,
+    DecoderStep,
+    _fingerprint,
+    program_of,
+)
+from hf_vanilla_transformer.incremental_vanilla_transformer import IncrementalDecoder, Weights, weights_of
+
+OPTIONS = [
+    {"num_beams": 1},
+    {"num_beams": 1, "suppress_tokens": [EOS], "max_extra_length": 40},  # more than the caches have room for at first
+    {"num_beams": 3, "num_return_sequences": 2},
+    {"num_beams": 3, "coverage_penalty": 0.2, "output_alignments": True},
+]
+
+
+@pytest.fixture
+def uncompiled(monkeypatch):
+    """Takes the function itself in place of what the compiler would make of it."""
+
+    def take(weights, rows):
+        step = DecoderStep(weights)
+        return lambda inputs: list(step(*inputs))
+
+    monkeypatch.setattr(compiled_vanilla_transformer, "program_of", take)
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """Where programs are kept."""
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "inductor"))
+    return tmp_path / "inductor" / "vanilla_transformer"
+
+
+@torch.no_grad()
+def assert_is_the_models(model, rows, beams, steps):
+    """Steps beyond the 32 positions of caches, as rows are exchanged and sentences leave, compute what modules do."""
+    inputs = padded(rows, "left")
+    memory, mask = model.get_encoder()(**inputs)[0], inputs["attention_mask"]
+    settings = (memory, mask, beams, True)
+    found, expected = (
+        wander(decoder, model.config.target_vocab_size, len(rows), steps, beams, keep_attention=True)
+        for decoder in (
+            CompiledDecoder(weights_of(model, "compiled"), *settings),
+            IncrementalDecoder(weights_of(model), *settings),
+        )
+    )
+    assert len(found) == beams * len(rows)
+    for (i, tokens, logits, attention), (*_, wanted) in zip(found, expected, strict=True):
+        # By default, modules take padding at the beginning, which may be drawn here, for padding on the left.
+        shown = {"decoder_attention_mask": torch.ones(1, len(tokens), dtype=torch.long)}
+        modules = forced(model, cut(inputs, i), tokens, **shown).logits[0]
+        torch.testing.assert_close(torch.stack(logits), modules, **CLOSE[torch.float32])
+        torch.testing.assert_close(torch.stack(attention), torch.stack(wanted), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.usefixtures("uncompiled")
+def test_the_step_is_the_models(name):
+    assert_is_the_models(varied(name), SOURCES, beams=2, steps=37)
+    assert_is_the_models(varied(name), SOURCES[:1], beams=1, steps=5)
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+@pytest.mark.parametrize("batch", [1, len(SOURCES)])
+@pytest.mark.usefixtures("uncompiled")
+def test_generate_finds_the_same(batch, options):
+    inputs, options = padded(SOURCES[:batch]), {"max_extra_length": 6, **options}
+    assert_same(varied(), inputs, options)
+
+
+@pytest.mark.usefixtures("uncompiled")
+def test_an_ensemble_of_compiled_members():
+    assert_same(ensemble_of(*members(torch.float32)), padded(SOURCES), {"num_beams": 3, "max_extra_length": 6})
+
+
+def assert_same(model, inputs, options):
+    found, expected = (by_us(model, **inputs, **options, compute_type=kind) for kind in ("compiled", "default"))
+    assert torch.equal(found.sequences, expected.sequences)
+    if options["num_beams"] > 1:
+        torch.testing.assert_close(found.sequences_scores, expected.sequences_scores, atol=1e-4, rtol=1e-5)
+    if options.get("output_alignments"):
+        torch.testing.assert_close(found.alignments, expected.alignments, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("num_beams", [1, 2])
+def test_it_needs_float32(num_beams):
+    message = '`compute_type="compiled"` needs a model in float32 on a CPU, .* bfloat16 on cpu; .*`dtype=torch.float32`'
+    with pytest.raises(ValueError, match=message):
+        lively_model().to(torch.bfloat16).generate(**padded(SOURCES), num_beams=num_beams, compute_type="compiled")
+
+
+def test_without_a_compiler(folder, monkeypatch):
+    """Says what to install, leaves nothing behind, and finds one that has come since."""
+    monkeypatch.setattr("torch._inductor.config.cpp.cxx", ("no-such-compiler",))
+    monkeypatch.setattr("torch._inductor.cpp_builder.cpp_compiler_search", _no_compiler)
+    model = lively_model()
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match=r'"compiled"` needs a C\+\+ compiler .*; install g\+\+ or clang'):
+            model.generate(**padded(SOURCES), compute_type="compiled")
+    assert not list(folder.iterdir())
+
+
+def _no_compiler(search):
+    raise RuntimeError(f"none of {search} was found")
+
+
+# ---- where programs are kept ----
+
+
+@pytest.fixture
+def compiler(folder, monkeypatch):
+    """In place of the compiler, which is slow: writes the kind to the file; loading it reads that."""
+    compiled = []
+
+    def compile_to(weights, kind, path):
+        compiled.append(kind)
+        path.write_text(kind)
+
+    def load(path):
+        if not (kind := path.read_text()):
+            raise RuntimeError("the file is empty")
+        return kind
+
+    monkeypatch.setattr(compiled_vanilla_transformer, "_compile", compile_to)
+    monkeypatch.setattr(compiled_vanilla_transformer, "_load", load)
+    return compiled
+
+
+def test_programs_are_made_once(compiler, folder):
+    """One for few rows and one for many; the next process finds them in their folder."""
+    model = lively_model()
+    weights = weights_of(model, "compiled")
+    for rows, kind in ((1, "few"), (FEW_ROWS, "few"), (FEW_ROWS + 1, "many"), (500, "many"), (2, "few")):
+        assert program_of(weights, rows) == kind
+    assert compiler == ["few", "many"]
+    assert weights_of(model, "compiled") is weights
+    again = Weights(lively_model(), "compiled")
+    assert [program_of(again, rows) for rows in (1, 100)] == ["few", "many"]
+    assert compiler == ["few", "many"]
+    assert sorted(path.name.split("-")[0] for path in folder.iterdir()) == ["few", "many"]
+
+
+def test_a_broken_file_is_made_again(compiler, folder, caplog):
+    program_of(Weights(lively_model(), "compiled"), 1)
+    (path,) = folder.iterdir()
+    path.write_text("")
+    with mock.patch.object(compiled_vanilla_transformer.logger, "warning") as warn:
+        assert program_of(Weights(lively_model(), "compiled"), 1) == "few"
+    assert "can't be loaded (the file is empty), so it is made again" in warn.call_args_list[0].args[0]
+    assert compiler == ["few", "few"]
+    assert path.read_text() == "few"
+
+
+def _change_a_weight(model):
+    with torch.no_grad():
+        model.get_decoder().layers[1].encoder_attn.out_proj.weight[0, 0] += 1e-6
+
+
+def _change_the_activation(model):
+    for layer in model.get_decoder().layers:
+        layer.feed_forward.activation = torch.nn.GELU()
+
+
+def _change_a_norm(model):
+    model.get_decoder().layers[0].final_layer_norm.eps = 1e-3
+
+
+def _change_the_scale(model):
+    model.get_decoder().layers[0].self_attn.scaling = 0.25
+
+
+@pytest.mark.parametrize(
+    "change", [_change_a_weight, _change_the_activation, _change_a_norm, _change_the_scale], ids=lambda f: f.__name__
+)
+def test_what_a_program_depends_on(change):
+    prints = []
+    for alter in (lambda model: None, lambda model: None, change):
+        model = lively_model()
+        alter(model)
+        prints.append(_fingerprint(Weights(model, "compiled"), "few"))
+    assert prints[0] == prints[1] != prints[2]
+
+
+def test_programs_depend_on_threads_and_kind(monkeypatch):
+    weights = Weights(lively_model(), "compiled")
+    first = _fingerprint(weights, "few")
+    assert first != _fingerprint(weights, "many")
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 7)
+    assert first != _fingerprint(weights, "few")
+
+
+def test_heads_are_no_part_of_any_weight():
+    one, other = (
+        lively_model(encoder_attention_heads=heads, decoder_attention_heads=heads, head_dim=32 // heads)
+        for heads in (2, 4)
+    )
+    other.load_state_dict(one.state_dict())
+    assert len({_fingerprint(Weights(model, "compiled"), "few") for model in (one, other)}) == 2
+
+
+# ---- the compiler itself ----
+
+
+@pytest.mark.slow
+def test_compiled_programs_are_the_models(folder):
+    """Both kinds, for sizes other than those they were made with, a single row and a single position among them."""
+    model = varied()
+    assert_is_the_models(model, SOURCES[:1], beams=1, steps=37)
+    assert_is_the_models(model, SOURCES[:2], beams=3, steps=9)
+    assert_is_the_models(model, SOURCES * 2, beams=5, steps=37)
+    for options in OPTIONS:
+        assert_same(model, padded(SOURCES[:1]), {"max_extra_length": 6, **options})
+        assert_same(model, padded(SOURCES * 3), {"max_extra_length": 6, **options})
+    assert len(list(folder.iterdir())) == 2
+
+
+GENERATE = """
+import sys, torch
+from transformers import AutoModelForSeq2SeqLM
+import hf_vanilla_transformer
+model = AutoModelForSeq2SeqLM.from_pretrained(sys.argv[1])
+print(model.generate(torch.tensor([[5, 6, 7]]), max_new_tokens=5, compute_type="compiled").tolist())
+"""
+
+
+@pytest.mark.slow
+def test_the_next_process_finds_the_program(tmp_path, folder):
+    model = lively_model().eval()
+    model.save_pretrained(tmp_path / "model")
+    expected = model.generate(torch.tensor([[5, 6, 7]]), max_new_tokens=5).tolist()
+    command = [sys.executable, "-c", GENERATE, str(tmp_path / "model")]
+    for is_first in (True, False):
+        done = subprocess.run(command, capture_output=True, text=True, env=dict(os.environ), check=True)
+        assert done.stdout.strip() == str(expected)
+        assert ("Compiling the decoder for up to 8 hypotheses" in done.stderr) == is_first
+    assert len(list(folder.iterdir())) == 1
