@@ -29,11 +29,7 @@ FEW_ROWS = 8
 # Weights become constants, which can be packed.
 CONSTANT_WEIGHTS = {"freezing": True}
 COMPILER_OPTIONS: dict[str, dict[str, Any]] = {
-    "few": {
-        **CONSTANT_WEIGHTS,
-        "max_autotune": True,
-        "max_autotune_gemm_backends": "CPP",
-    },
+    "few": {**CONSTANT_WEIGHTS, "max_autotune": True, "max_autotune_gemm_backends": "CPP"},
     "many": CONSTANT_WEIGHTS,
 }
 
@@ -84,9 +80,9 @@ class DecoderStep(nn.Module):
             Logits of the next tokens, (B k, V), and the mean of what the last layer's heads attend to, (B k, S).
         """
         stack, (sentences, beams), length = self.stack, tokens.shape, so_far.shape[0]
-        rows, layers = sentences * beams, len(stack.layers)
+        rows = sentences * beams
         row, now = torch.arange(rows), torch.full((rows,), length - 1)
-        attention = memory_bias
+        shares_of_memory: list[Tensor] = []  # of each layer, (B, k, h, S)
 
         def attend_to_past(number: int, x: Tensor) -> Tensor:
             query, new = stack.layers[number].qkv(x).split_with_sizes([stack.qkv_sizes[0], past.shape[-1]], dim=-1)
@@ -99,18 +95,16 @@ class DecoderStep(nn.Module):
             return (shares[..., None] * values).sum(dim=-2).flatten(1)
 
         def attend_to_memory(number: int, x: Tensor, residual: Tensor) -> Tensor:
-            nonlocal attention
             layer = stack.layers[number]
             query = layer.cross_query(x).view(sentences, beams, stack.heads, 1, -1)
             scores = (query * memory_keys[number, :sentences, None]).sum(dim=-1) + memory_bias[:, None]
-            shares = scores.softmax(dim=-1)  # (B, k, h, S)
-            if number == layers - 1:
-                attention = shares.mean(dim=2).flatten(0, 1)
-            found = (shares[..., None] * memory_values[number, :sentences, None]).sum(dim=-2)  # (B, k, h, d_v)
+            shares_of_memory.append(scores.softmax(dim=-1))
+            found = (shares_of_memory[-1][..., None] * memory_values[number, :sentences, None]).sum(dim=-2)
             return layer.cross_out(found.view(rows, -1), residual)
 
         x = F.embedding(tokens.flatten(), table) * stack.scale + position
-        return self.lm_head(through_layers(stack, x, attend_to_past, attend_to_memory)), attention
+        logits = self.lm_head(through_layers(stack, x, attend_to_past, attend_to_memory))
+        return logits, shares_of_memory[-1].mean(dim=2).flatten(0, 1)
 
 
 class CompiledDecoder(IncrementalDecoder):
@@ -249,13 +243,13 @@ def _fingerprint(weights: Weights, kind: str) -> str:
         digest.update(Path(__file__).with_name(f"{name}_vanilla_transformer.py").read_bytes())
     machine = (torch.__version__, torch.get_num_threads(), sorted(torch.cpu.get_capabilities().items()))
     stack = weights.decoder
-    shapes = (stack.heads, stack.key_dim, stack.value_dim, stack.pre_norm)
-    scalings = [module.scaling for module in weights.sources[0].modules() if hasattr(module, "scaling")]
-    settings = (machine, COMPILER_OPTIONS[kind], os.environ.get("CXX"), shapes, scalings, weights.sources)
+    numbers = [stack.heads, stack.key_dim, stack.value_dim, stack.pre_norm, stack.scale]
+    numbers += [module.scaling for module in weights.sources[0].modules() if hasattr(module, "scaling")]
+    settings = (machine, COMPILER_OPTIONS[kind], os.environ.get("CXX"), numbers, weights.sources)
     digest.update(repr(settings).encode())
     for part in weights.sources:
-        for tensor in (*part.parameters(), *part.buffers()):
-            digest.update(tensor.detach().contiguous().flatten().view(torch.uint8).numpy())
+        for parameter in part.parameters():
+            digest.update(parameter.detach().contiguous().flatten().view(torch.uint8).numpy())
     return digest.hexdigest()[:32]
 
 

@@ -185,12 +185,12 @@ class _ProjectedCrossEntropy(torch.autograd.Function):
                 logits = _product(rows, table, None if bias is None else bias.to(dtype)).to(exact)
                 at_target = logits.gather(1, targets).sum()
                 smoothed = (1 - eps) * at_target + eps / vocab_size * logits.sum()
-                highest = logits.amax(dim=1, keepdim=True)
-                logits -= highest
-                normalizer = logits.exp_().sum(dim=1, keepdim=True)
-                loss += (normalizer.log() + highest).sum() - smoothed
+                highest = logits.amax(dim=1)
+                probabilities = torch.softmax(logits, dim=1, out=logits)
+                # lse(z) is max z - log max p, and the highest of V numbers with sum 1 is never lost to rounding.
+                loss += (highest - probabilities.amax(dim=1).log()).sum() - smoothed
                 if wanted:
-                    gradient = logits.div_(normalizer).sub_(eps / vocab_size)
+                    gradient = probabilities.sub_(eps / vocab_size)
                     gradient.scatter_add_(1, targets, gradient.new_full(targets.shape, eps - 1))
                     _accumulate(grads, slice(start, start + step), gradient.to(dtype), rows, table)
         ctx.save_for_backward(*grads)

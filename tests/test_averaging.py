@@ -188,10 +188,10 @@ def test_configuration_tokenizer_and_code_are_the_last_checkpoints(checkpoints, 
         if file.suffix in (".py", ".json") and file.name != "trainer_state.json"
     }
     assert {file.name for file in output.iterdir()} == kept | {"model.safetensors"}
-    assert len(list(output.glob("*.py"))) == 7
+    assert len(list(output.glob("*.py"))) == 8
     for name in kept:
         assert (output / name).read_bytes() == (checkpoints[-1] / name).read_bytes()
-    assert AutoModelForSeq2SeqLM.from_pretrained(output, trust_remote_code=True).generation_config.num_beams == 7
+    assert AutoModelForSeq2SeqLM.from_pretrained(output, trust_remote_code=True).generation_config.num_beams == 8
     text = "der vierte Mai, 4€"
     mine, theirs = (AutoTokenizer.from_pretrained(folder)(text)["input_ids"] for folder in (output, checkpoints[0]))
     assert mine == theirs

@@ -181,13 +181,18 @@ def _change_a_norm(model):
     model.get_decoder().layers[0].final_layer_norm.eps = 1e-3
 
 
-def _change_the_scale(model):
+def _scale_scores_otherwise(model):
     model.get_decoder().layers[0].self_attn.scaling = 0.25
 
 
-@pytest.mark.parametrize(
-    "change", [_change_a_weight, _change_the_activation, _change_a_norm, _change_the_scale], ids=lambda f: f.__name__
-)
+def _scale_no_embeddings(model):
+    model.get_decoder().config.scale_embedding = False
+
+
+CHANGES = [_change_a_weight, _change_the_activation, _change_a_norm, _scale_scores_otherwise, _scale_no_embeddings]
+
+
+@pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
 def test_what_a_program_depends_on(change):
     prints = []
     for alter in (lambda model: None, lambda model: None, change):

@@ -14,11 +14,11 @@ PACKAGE = "hf_vanilla_transformer"
 ROOT = Path(__file__).parents[1]
 
 CONFIG, MODEL = "configuration_vanilla_transformer", "modeling_vanilla_transformer"
-GENERATION, SEARCH, INCREMENTAL, OPS, TOKENIZATION = (
-    f"{name}_vanilla_transformer" for name in ("generation", "search", "incremental", "ops", "tokenization")
+GENERATION, SEARCH, INCREMENTAL, COMPILED, OPS, TOKENIZATION = (
+    f"{name}_vanilla_transformer" for name in ("generation", "search", "incremental", "compiled", "ops", "tokenization")
 )
 # Copied to the Hub with every checkpoint, where neither this package nor a library beyond these can be counted on.
-TRAVELLING = {CONFIG, MODEL, GENERATION, SEARCH, INCREMENTAL, OPS, TOKENIZATION}
+TRAVELLING = {CONFIG, MODEL, GENERATION, SEARCH, INCREMENTAL, COMPILED, OPS, TOKENIZATION}
 TRAVELLING_LIBRARIES = {"torch", "transformers", "tokenizers"}
 
 # Module (a pattern) -> the modules of ours that it may import (patterns). A new module needs a line here.
@@ -28,7 +28,8 @@ MAY_IMPORT = {
     OPS: [],
     INCREMENTAL: [OPS],
     SEARCH: [],
-    GENERATION: [INCREMENTAL, SEARCH],
+    COMPILED: [INCREMENTAL],
+    GENERATION: [INCREMENTAL, COMPILED, SEARCH],
     MODEL: [CONFIG, OPS, GENERATION],
     "corpus": [],
     "memory": [],
