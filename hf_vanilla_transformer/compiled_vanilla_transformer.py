@@ -1,9 +1,9 @@
 """The decoder's step as machine code, for `compute_type="compiled"`.
 
 With few rows, a step of a small model spends most of its time on calling operators. PyTorch's ahead-of-time compiler
-makes one function of a step's operators, with weights packed for its own matrix products, which takes a third to half
-as long. Two programs are made where they are needed, one for few rows and one for many; each takes half a minute the
-first time and is kept beside what `torch.compile` keeps (`TORCHINDUCTOR_CACHE_DIR`), for the next process to load.
+makes one function of all of them, with weights packed for its own matrix products. Two programs are made where they are
+needed, one for few rows and one for many; each takes half a minute the first time and is kept beside what
+`torch.compile` keeps (`TORCHINDUCTOR_CACHE_DIR`), for the next process to load.
 """
 
 import hashlib

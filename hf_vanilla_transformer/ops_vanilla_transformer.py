@@ -174,9 +174,9 @@ class _ProjectedCrossEntropy(torch.autograd.Function):
         exact = torch.promote_types(dtype, torch.float32)
         table, vocab_size = weight.to(dtype), len(weight)
         loss = torch.zeros((), dtype=exact, device=hidden.device)
-        room = torch.empty_like if len(labels) else torch.zeros_like
         of_bias = None if bias is None else torch.zeros_like(bias, dtype=exact)
-        grads = [room(hidden, dtype=exact), room(weight, dtype=exact), of_bias]
+        of_weight = None if len(labels) else torch.zeros_like(weight, dtype=exact)
+        grads: list[Any] = [torch.empty_like(hidden, dtype=exact), of_weight, of_bias]
         wanted = any(ctx.needs_input_grad)
         step = max(LOGITS_A_CHUNK // vocab_size, ROWS_A_CHUNK[hidden.device.type != "cpu"])
         with _without_autocast(hidden.device.type):
@@ -193,6 +193,8 @@ class _ProjectedCrossEntropy(torch.autograd.Function):
                     gradient = probabilities.sub_(eps / vocab_size)
                     gradient.scatter_add_(1, targets, gradient.new_full(targets.shape, eps - 1))
                     _accumulate(grads, slice(start, start + step), gradient.to(dtype), rows, table)
+        if wanted:
+            grads[1] = grads[1].contiguous()
         ctx.save_for_backward(*grads)
         ctx.dtypes = [None if x is None else x.dtype for x in (hidden, weight, bias)]
         return loss
@@ -211,11 +213,10 @@ class _ProjectedCrossEntropy(torch.autograd.Function):
 def _accumulate(grads: list[Any], rows: slice, gradient: Tensor, hidden: Tensor, table: Tensor) -> None:
     of_hidden, of_weight, of_bias = grads
     of_hidden[rows] = _product(gradient, table.t())
-    is_first = rows.start == 0
-    if of_weight.dtype == hidden.dtype and not _is_for_onednn(hidden):
-        of_weight.addmm_(gradient.t(), hidden, beta=0 if is_first else 1)
-    elif is_first:
-        of_weight.copy_(_gradient_of_weight(gradient, hidden))
+    if of_weight is None:
+        grads[1] = _gradient_of_weight(gradient, hidden).to(of_hidden.dtype)
+    elif of_weight.dtype == gradient.dtype:
+        grads[1] = _gradient_of_weight(gradient, hidden, of_weight)
     else:
         of_weight += _gradient_of_weight(gradient, hidden)
     if of_bias is not None:
@@ -329,16 +330,23 @@ def _product(x: Tensor, weight: Tensor, bias: Tensor | None = None, relu: bool =
 WIDTH_FOR_ONEDNN_GRADIENT = 768
 
 
-def _gradient_of_weight(gradient: Tensor, x: Tensor) -> Tensor:
-    """Computes G^T x: (out, in) of (N, out) and (N, in); it may lie in memory as its transpose does."""
+def _gradient_of_weight(gradient: Tensor, x: Tensor, so_far: Tensor | None = None) -> Tensor:
+    """Computes G^T x: (out, in) of (N, out) and (N, in); it may lie in memory as its transpose does.
+
+    With what others had as their gradient `so_far`, which may be overwritten, the sum of the two.
+    """
     is_narrow = max(gradient.shape[1], x.shape[1]) < WIDTH_FOR_ONEDNN_GRADIENT
     if not _is_for_onednn(x) or not len(x) or is_narrow:
-        return gradient.t() @ x
+        return gradient.t() @ x if so_far is None else so_far.addmm_(gradient.t(), x)
     gradient, x = gradient.contiguous(), x.contiguous()
     # oneDNN is faster with the narrower one as its input.
-    if gradient.shape[1] <= x.shape[1]:
-        return _product(gradient.t(), x.t())
-    return _product(x.t(), gradient.t()).t()
+    is_transposed = gradient.shape[1] > x.shape[1]
+    left, right = (x.t(), gradient.t()) if is_transposed else (gradient.t(), x.t())
+    if so_far is None:
+        product = _product(left, right)
+    else:
+        product = ONEDNN_LINEAR(left, so_far.t() if is_transposed else so_far, right, None, "add")
+    return product.t() if is_transposed else product
 
 
 def _is_plain(module: nn.Module) -> bool:
