@@ -1,5 +1,6 @@
 """Functions of tensors, each on the cases at its edges."""
 
+import copy
 from types import SimpleNamespace
 
 import pytest
@@ -374,6 +375,36 @@ def test_projected_cross_entropy_is_the_plain_one(monkeypatch, chunk, bias, epsi
         torch.testing.assert_close(fast, plain, rtol=1e-12, atol=1e-14)
 
 
+@pytest.mark.parametrize("chunk", [1, 40, 10**6])
+@pytest.mark.parametrize("width", [5, 13])  # one layout of the sum and the other
+def test_projected_cross_entropy_in_float32(monkeypatch, chunk, width):
+    """Gradients of chunks are added up by oneDNN's products, where there are such."""
+    monkeypatch.setattr(ops, "LOGITS_A_CHUNK", chunk)
+    monkeypatch.setattr(ops, "ROWS_A_CHUNK", (1, 1))
+    monkeypatch.setattr(ops, "WIDTH_FOR_ONEDNN_GRADIENT", 0)
+    hidden, labels = torch.randn(4, 6, width, dtype=torch.float64, requires_grad=True), targets()
+    exact = torch.nn.Linear(width, 11, dtype=torch.float64)
+    loss = label_smoothed_cross_entropy(exact(hidden), labels, label_smoothing=0.1)
+    expected = (loss, *torch.autograd.grad(loss, [hidden, *exact.parameters()]))
+    single, projection = hidden.detach().float().requires_grad_(), copy.deepcopy(exact).float()
+    loss = projected_cross_entropy(single, projection, labels, label_smoothing=0.1)
+    found = (loss, *torch.autograd.grad(loss, [single, *projection.parameters()]))
+    for ours, plain in zip(found, expected, strict=True):
+        torch.testing.assert_close(ours.double(), plain, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("epsilon", [0.0, 0.1])
+def test_projected_cross_entropy_of_the_nearly_impossible(epsilon):
+    """A target with a probability of e^-800, which no floating-point number is."""
+    projection, labels = torch.nn.Linear(1, 4, bias=False), torch.tensor([[2, 0]])
+    with torch.no_grad():
+        projection.weight.copy_(torch.tensor([[400.0], [1.0], [-400.0], [0.0]]))
+    hidden = torch.ones(1, 2, 1)
+    loss = projected_cross_entropy(hidden, projection, labels, label_smoothing=epsilon)
+    torch.testing.assert_close(loss, label_smoothed_cross_entropy(projection(hidden), labels, label_smoothing=epsilon))
+    assert loss > 300
+
+
 def test_projected_cross_entropy_without_targets():
     hidden, projection = torch.randn(2, 3, 5, requires_grad=True), torch.nn.Linear(5, 11)
     loss = projected_cross_entropy(hidden, projection, torch.full((2, 3), -100))
@@ -707,7 +738,10 @@ def test_the_gradient_of_a_weight(rows, width, outputs, onednn_from, monkeypatch
     monkeypatch.setattr(ops, "WIDTH_FOR_ONEDNN_GRADIENT", onednn_from)
     gradient, x = torch.randn(rows, outputs), torch.randn(rows, width)
     expected = gradient.double().t() @ x.double()
-    torch.testing.assert_close(ops._gradient_of_weight(gradient, x).double(), expected, rtol=1e-6, atol=1e-6)
+    found = ops._gradient_of_weight(gradient, x)
+    torch.testing.assert_close(found.double(), expected, rtol=1e-6, atol=1e-6)
+    both = ops._gradient_of_weight(2 * gradient, x, found)  # as it lies in memory
+    torch.testing.assert_close(both.double(), 3 * expected, rtol=1e-6, atol=3e-6)
 
 
 def test_onednn_gets_no_matrix_with_gaps(monkeypatch):
