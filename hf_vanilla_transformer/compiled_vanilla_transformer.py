@@ -36,7 +36,7 @@ COMPILER_OPTIONS: dict[str, dict[str, Any]] = {
 # Sizes of the inputs that a program is made with. It takes any others, but is chosen to be fast for these; no two are
 # alike, so that none is taken for another, and none is 1, which would be taken for a constant.
 SENTENCES = {"few": 2, "many": 32}
-BEAMS, POSITIONS, ROOM, SOURCE_LENGTH, ROWS_OF_ROOM = 4, 12, 33, 14, 200
+BEAMS, POSITIONS, ROOM, SOURCE_LENGTH, ROWS_OF_ROOM = 4, 12, 40, 14, 200
 
 Program = Callable[[list[Tensor]], list[Tensor]]
 
@@ -173,16 +173,13 @@ def _load_or_compile(weights: Weights, kind: str) -> Program:
         except Exception as error:  # whatever a file cut short makes of the loader
             logger.warning(f"{path} can't be loaded ({error}), so it is made again.")
     folder.mkdir(parents=True, exist_ok=True)
-    logger.warning(f"Compiling the decoder for {_few_or_many(kind)}: half a minute or longer, once for this model.")
+    size = f"{'up to' if kind == 'few' else 'more than'} {FEW_ROWS} hypotheses at a time"
+    logger.warning(f"Compiling the decoder for {size}: half a minute or longer, once for this model.")
     with tempfile.TemporaryDirectory(dir=folder) as temporary:
         new = Path(temporary) / path.name
         _compile(weights, kind, new)
         os.replace(new, path)  # at once, as other processes may look for it
     return _load(path)
-
-
-def _few_or_many(kind: str) -> str:
-    return f"up to {FEW_ROWS} hypotheses at a time" if kind == "few" else f"more than {FEW_ROWS} hypotheses at a time"
 
 
 def _load(path: Path) -> Program:
@@ -209,8 +206,8 @@ def _compile(weights: Weights, kind: str, path: Path) -> None:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             exported = torch.export.export(DecoderStep(weights), _examples(weights, kind), dynamic_shapes=dynamic)
-            options = COMPILER_OPTIONS[kind]
-            torch._inductor.aoti_compile_and_package(exported, package_path=str(path), inductor_configs={**options})
+            options = dict(COMPILER_OPTIONS[kind])  # it adds its own to them
+            torch._inductor.aoti_compile_and_package(exported, package_path=str(path), inductor_configs=options)
     except Exception as error:
         first_line = str(error).strip().split("\n")[0]
         raise RuntimeError(

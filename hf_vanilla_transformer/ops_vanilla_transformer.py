@@ -213,10 +213,8 @@ class _ProjectedCrossEntropy(torch.autograd.Function):
 def _accumulate(grads: list[Any], rows: slice, gradient: Tensor, hidden: Tensor, table: Tensor) -> None:
     of_hidden, of_weight, of_bias = grads
     of_hidden[rows] = _product(gradient, table.t())
-    if of_weight is None:
-        grads[1] = _gradient_of_weight(gradient, hidden).to(of_hidden.dtype)
-    elif of_weight.dtype == gradient.dtype:
-        grads[1] = _gradient_of_weight(gradient, hidden, of_weight)
+    if of_weight is None or of_weight.dtype == gradient.dtype:
+        grads[1] = _gradient_of_weight(gradient, hidden, of_weight).to(of_hidden.dtype)
     else:
         of_weight += _gradient_of_weight(gradient, hidden)
     if of_bias is not None:
@@ -333,7 +331,7 @@ WIDTH_FOR_ONEDNN_GRADIENT = 768
 def _gradient_of_weight(gradient: Tensor, x: Tensor, so_far: Tensor | None = None) -> Tensor:
     """Computes G^T x: (out, in) of (N, out) and (N, in); it may lie in memory as its transpose does.
 
-    With what others had as their gradient `so_far`, which may be overwritten, the sum of the two.
+    With the gradient of earlier rows, `so_far`, which may be overwritten: the sum of both.
     """
     is_narrow = max(gradient.shape[1], x.shape[1]) < WIDTH_FOR_ONEDNN_GRADIENT
     if not _is_for_onednn(x) or not len(x) or is_narrow:

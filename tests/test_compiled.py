@@ -156,7 +156,7 @@ def test_programs_are_made_once(compiler, folder):
     assert sorted(path.name.split("-")[0] for path in folder.iterdir()) == ["few", "many"]
 
 
-def test_a_broken_file_is_made_again(compiler, folder, caplog):
+def test_a_broken_file_is_made_again(compiler, folder):
     program_of(Weights(lively_model(), "compiled"), 1)
     (path,) = folder.iterdir()
     path.write_text("")
