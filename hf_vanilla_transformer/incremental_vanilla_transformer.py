@@ -7,6 +7,7 @@ along, caches lie ready and are never copied for a beam that goes on in its plac
 projections of cross-attention are multiplied into its keys and values.
 """
 
+import math
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -17,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .ops_vanilla_transformer import look_up, positions_of
+from .ops_vanilla_transformer import MKL_IS_FASTEST, look_up, positions_of
 
 # How a step is computed: with weights as they are (packed for oneDNN on a CPU that has it), with weights of 8 bits, or
 # by machine code that PyTorch's compiler makes for this model and this machine (`CompiledDecoder`).
@@ -29,10 +30,12 @@ FIRST_POSITIONS = 32
 # Packing weights is no public function of torch's: where a build hasn't got it, plain products do.
 HAS_ONEDNN = hasattr(torch.ops.mkldnn, "_reorder_linear_weight") and hasattr(torch.ops.mkldnn, "_linear_pointwise")
 
-# Up to so many elements of a weight (256 x 256) and multiplications (64 rows), a plain product in float32 takes a third
-# to nine tenths as long as oneDNN's.
-ELEMENTS_OF_SMALL_WEIGHTS = 2**16
-MULTIPLICATIONS_OF_SMALL_PRODUCTS = 2**22
+# In float32, MKL multiplies weights of up to so many elements by itself; larger ones, up to another number of them, as
+# long as rows are few: up to so many multiplications (64 rows with a weight of 256 x 256, or on Intel's processors one
+# row with one of 37,000 x 512), which take it a third to nine tenths as long as oneDNN.
+ELEMENTS_FOR_MKL = 2**22 if MKL_IS_FASTEST else 0
+ELEMENTS_FOR_BOTH = math.inf if MKL_IS_FASTEST else 2**16
+MULTIPLICATIONS_FOR_MKL = 20_000_000 if MKL_IS_FASTEST else 2**22
 
 # 7 bits of inputs in place of 8, as the 16-bit sums of processors without VNNI overflow otherwise.
 REDUCE_RANGE = not getattr(torch.cpu, "_is_vnni_supported", lambda: False)()
@@ -77,18 +80,24 @@ class PackedLinear:
         return self.map(x, self.weight, self.bias, "relu" if relu else "none", [], "")
 
 
-class SmallLinear:
-    """A map so small that starting oneDNN takes longer than a plain product of few rows."""
+class ColumnLinear(PlainLinear):
+    """The map with a copy of its weight by columns, which is what MKL reads fastest."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        super().__init__(weight.t().contiguous().t(), bias)
+
+
+class MixedLinear:
+    """A map that takes longer to start in oneDNN than MKL needs for few rows."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         self.elements = weight.numel()
-        self.of_few_rows = PlainLinear(weight.t().contiguous().t(), bias)  # columns are what MKL reads fastest
-        self.of_many_rows = PackedLinear(weight, bias)
+        self.of_few_rows, self.of_many_rows = ColumnLinear(weight, bias), PackedLinear(weight, bias)
 
     def __call__(self, x: Tensor, residual: Tensor | None = None, relu: bool = False) -> Tensor:
         """Maps (rows, in) to (rows, out)."""
-        is_small = len(x) * self.elements <= MULTIPLICATIONS_OF_SMALL_PRODUCTS
-        return (self.of_few_rows if is_small else self.of_many_rows)(x, residual, relu)
+        are_few = len(x) * self.elements <= MULTIPLICATIONS_FOR_MKL
+        return (self.of_few_rows if are_few else self.of_many_rows)(x, residual, relu)
 
 
 class Int8Linear:
@@ -111,19 +120,20 @@ class Int8Linear:
 
 
 def _finish(y: Tensor, residual: Tensor | None, relu: bool) -> Tensor:
-    y = y if residual is None else y + residual
+    y = y if residual is None else y.add_(residual)
     return y.relu_() if relu else y
 
 
 def _kind_of_linear(compute_type: str, weight: Tensor) -> Callable[[Tensor, Tensor | None], Linear]:
     if compute_type == "int8":
         return Int8Linear
-    return _small_or_packed if _can_be_packed(weight) else PlainLinear
+    return _by_mkl_or_onednn if _can_be_packed(weight) else PlainLinear
 
 
-def _small_or_packed(weight: Tensor, bias: Tensor | None) -> Linear:
-    is_small = weight.dtype == torch.float32 and weight.numel() <= ELEMENTS_OF_SMALL_WEIGHTS
-    return SmallLinear(weight, bias) if is_small else PackedLinear(weight, bias)
+def _by_mkl_or_onednn(weight: Tensor, bias: Tensor | None) -> Linear:
+    if weight.dtype != torch.float32 or weight.numel() > ELEMENTS_FOR_BOTH:
+        return PackedLinear(weight, bias)
+    return (ColumnLinear if weight.numel() <= ELEMENTS_FOR_MKL else MixedLinear)(weight, bias)
 
 
 def _can_be_packed(weight: Tensor) -> bool:

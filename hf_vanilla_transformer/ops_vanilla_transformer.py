@@ -307,10 +307,15 @@ class _LayerNormOfOutput(torch.autograd.Function):
 # Not public in torch: where a build hasn't got it, F.linear does.
 ONEDNN_LINEAR: Any = getattr(torch.ops.mkldnn, "_linear_pointwise", None)
 
+# Which library torch's own products come from, and how fast, is a matter of the processor's maker: MKL, which is ahead
+# of oneDNN on Intel's, uses narrower vectors on others.
+_processor = getattr(torch.cpu, "get_capabilities", dict)().get("cpu_name", "")
+MKL_IS_FASTEST = torch.backends.mkl.is_available() and "Intel" in _processor
+
 
 def _is_for_onednn(x: Tensor) -> bool:
-    """Tells whether oneDNN multiplies: on a CPU in float32, as MKL's vectors are narrower where it isn't Intel's."""
-    return x.device.type == "cpu" and x.dtype == torch.float32 and ONEDNN_LINEAR is not None
+    """Tells whether oneDNN multiplies: on a CPU in float32, unless MKL is faster."""
+    return x.device.type == "cpu" and x.dtype == torch.float32 and ONEDNN_LINEAR is not None and not MKL_IS_FASTEST
 
 
 def _product(x: Tensor, weight: Tensor, bias: Tensor | None = None, relu: bool = False) -> Tensor:

@@ -30,11 +30,12 @@ from transformers.pytorch_utils import Conv1D
 from hf_vanilla_transformer import VanillaTransformerForConditionalGeneration, incremental_vanilla_transformer
 from hf_vanilla_transformer.generation_vanilla_transformer import NEEDING_OWN_SEARCH
 from hf_vanilla_transformer.incremental_vanilla_transformer import (
+    ColumnLinear,
     EnsembleDecoder,
     IncrementalDecoder,
+    MixedLinear,
     PackedLinear,
     PlainLinear,
-    SmallLinear,
     _kind_of_linear,
     encode,
     weights_of,
@@ -190,7 +191,7 @@ def test_long_sources_and_batches_are_not_folded(model):
 @torch.no_grad()
 def test_packed_weights_compute_what_the_model_does(name, monkeypatch):
     """Those of other tests are too small to be packed."""
-    monkeypatch.setattr(incremental_vanilla_transformer, "ELEMENTS_OF_SMALL_WEIGHTS", 0)
+    monkeypatch.setattr(incremental_vanilla_transformer, "ELEMENTS_FOR_BOTH", 0)
     model, inputs = copy.deepcopy(varied(name)), padded(SOURCES)
     memory, real = encode(weights_of(model), **inputs), inputs["attention_mask"].bool()
     torch.testing.assert_close(memory[real], model.get_encoder()(**inputs)[0][real], **CLOSE[torch.float32])
@@ -902,22 +903,26 @@ def test_how_weights_are_kept(monkeypatch):
         linear = _kind_of_linear("default", weight)
         return PlainLinear if linear is PlainLinear else type(linear(weight, None))
 
+    limits = {"ELEMENTS_FOR_MKL": 100 * 100, "ELEMENTS_FOR_BOTH": 256 * 256}
+    for name, elements in limits.items():  # which depend on the processor otherwise
+        monkeypatch.setattr(incremental_vanilla_transformer, name, elements)
     assert kind(torch.float32) is PackedLinear
-    assert kind(torch.float32, (256, 256)) is SmallLinear
+    assert kind(torch.float32, (256, 256)) is MixedLinear
+    assert kind(torch.float32, (100, 100)) is ColumnLinear
     assert kind(torch.float64) is PlainLinear
     assert kind(torch.float32, device="meta") is PlainLinear
     with torch.backends.mkldnn.flags(enabled=False):
         assert kind(torch.float32) is PlainLinear
-    for supported, expected in ((True, incremental_vanilla_transformer._small_or_packed), (False, PlainLinear)):
+    for supported, expected in ((True, incremental_vanilla_transformer._by_mkl_or_onednn), (False, PlainLinear)):
         monkeypatch.setattr(incremental_vanilla_transformer, "_has_fast_bfloat16", lambda value=supported: value)
         assert _kind_of_linear("default", torch.ones(2, 2, dtype=torch.bfloat16)) is expected
 
 
-@pytest.mark.parametrize("kind", [PlainLinear, PackedLinear, SmallLinear])
+@pytest.mark.parametrize("kind", [PlainLinear, PackedLinear, ColumnLinear, MixedLinear])
 @pytest.mark.parametrize("has_bias", [False, True])
-@pytest.mark.parametrize("rows", [1, 3, 90])  # 90 are too many for a small product
+@pytest.mark.parametrize("rows", [1, 3, 90])  # 90 are too many for MKL
 def test_linear_maps(kind, has_bias, rows, monkeypatch):
-    monkeypatch.setattr(incremental_vanilla_transformer, "MULTIPLICATIONS_OF_SMALL_PRODUCTS", 64 * 48 * 20)
+    monkeypatch.setattr(incremental_vanilla_transformer, "MULTIPLICATIONS_FOR_MKL", 64 * 48 * 20)
     torch.manual_seed(0)
     weight, bias = torch.randn(48, 64), torch.randn(48) if has_bias else None
     x, residual = torch.randn(rows, 64), torch.randn(rows, 48)
@@ -929,6 +934,13 @@ def test_linear_maps(kind, has_bias, rows, monkeypatch):
     torch.testing.assert_close(linear(x, relu=True), exact.relu(), **close)
     torch.testing.assert_close(linear(x, residual), exact + residual, **close)
     assert torch.equal(residual, kept)
+
+
+def test_weights_in_bfloat16_are_never_mkls(monkeypatch):
+    monkeypatch.setattr(incremental_vanilla_transformer, "ELEMENTS_FOR_MKL", math.inf)
+    monkeypatch.setattr(incremental_vanilla_transformer, "_has_fast_bfloat16", lambda: True)
+    weight = torch.ones(4, 4, dtype=torch.bfloat16)
+    assert type(_kind_of_linear("default", weight)(weight, None)) is PackedLinear
 
 
 def test_a_configuration_that_another_model_has_decoded_with():

@@ -375,13 +375,20 @@ def test_projected_cross_entropy_is_the_plain_one(monkeypatch, chunk, bias, epsi
         torch.testing.assert_close(fast, plain, rtol=1e-12, atol=1e-14)
 
 
+@pytest.fixture(params=["mkl", "onednn"])
+def by_either(request, monkeypatch):
+    """Lets one of the two libraries multiply, whichever this machine's processor would prefer."""
+    monkeypatch.setattr(ops, "MKL_IS_FASTEST", request.param == "mkl")
+    monkeypatch.setattr(ops, "WIDTH_FOR_ONEDNN_GRADIENT", 0)
+
+
+@pytest.mark.usefixtures("by_either")
 @pytest.mark.parametrize("chunk", [1, 40, 10**6])
 @pytest.mark.parametrize("width", [5, 13])  # one layout of the sum and the other
 def test_projected_cross_entropy_in_float32(monkeypatch, chunk, width):
-    """Gradients of chunks are added up by oneDNN's products, where there are such."""
+    """Gradients of chunks are added up by the products themselves."""
     monkeypatch.setattr(ops, "LOGITS_A_CHUNK", chunk)
     monkeypatch.setattr(ops, "ROWS_A_CHUNK", (1, 1))
-    monkeypatch.setattr(ops, "WIDTH_FOR_ONEDNN_GRADIENT", 0)
     hidden, labels = torch.randn(4, 6, width, dtype=torch.float64, requires_grad=True), targets()
     exact = torch.nn.Linear(width, 11, dtype=torch.float64)
     loss = label_smoothed_cross_entropy(exact(hidden), labels, label_smoothing=0.1)
@@ -707,6 +714,7 @@ def linear_maps(bias=True, dtype=torch.float32, sizes=(6, 6, 10)):
     return [torch.nn.Linear(8, size, bias=bias, dtype=dtype) for size in sizes]
 
 
+@pytest.mark.usefixtures("by_either")
 @pytest.mark.parametrize("shape", [(1, 8), (7, 8), (3, 5, 8), (1, 1, 8), (0, 8)], ids=str)
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("sizes", [(6,), (6, 6, 10)], ids=str)
@@ -731,11 +739,10 @@ def test_one_product_under_autocast():
         torch.testing.assert_close(ours, theirs, atol=3e-2, rtol=3e-2)
 
 
-@pytest.mark.parametrize("onednn_from", [0, ops.WIDTH_FOR_ONEDNN_GRADIENT])
+@pytest.mark.usefixtures("by_either")
 @pytest.mark.parametrize("rows", [0, 1, 7])
 @pytest.mark.parametrize(("width", "outputs"), [(4, 6), (6, 4), (5, 5), (1, 1)])
-def test_the_gradient_of_a_weight(rows, width, outputs, onednn_from, monkeypatch):
-    monkeypatch.setattr(ops, "WIDTH_FOR_ONEDNN_GRADIENT", onednn_from)
+def test_the_gradient_of_a_weight(rows, width, outputs):
     gradient, x = torch.randn(rows, outputs), torch.randn(rows, width)
     expected = gradient.double().t() @ x.double()
     found = ops._gradient_of_weight(gradient, x)
@@ -755,6 +762,7 @@ def test_onednn_gets_no_matrix_with_gaps(monkeypatch):
         return torch.ops.mkldnn._linear_pointwise(x, weight, *settings)
 
     monkeypatch.setattr(ops, "ONEDNN_LINEAR", record)
+    monkeypatch.setattr(ops, "MKL_IS_FASTEST", False)
     monkeypatch.setattr(ops, "WIDTH_FOR_ONEDNN_GRADIENT", 0)
     wide, x = torch.randn(12, 10), torch.randn(4, 5)
     for weight in (wide[:, :5], wide[:5, :6].t(), wide[::2, :5]):
@@ -826,6 +834,7 @@ def test_linear_is_the_map():
 
 
 @pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.usefixtures("by_either")
 @pytest.mark.parametrize("activation", [torch.nn.ReLU(), torch.nn.GELU()], ids=str)
 @pytest.mark.parametrize(
     ("dtype", "autocast", "tolerance"),
