@@ -272,7 +272,7 @@ def weights_of(model: nn.Module, compute_type: str = "default") -> Weights:
     """
     if compute_type not in COMPUTE_TYPES:
         raise ValueError(f"`compute_type` is {compute_type!r}; choose one of {', '.join(map(repr, COMPUTE_TYPES))}.")
-    modules = list(_tree(model))
+    modules = _tree(model)
     parameters = list(_parameters(modules))
     if compute_type != "default" and (parameters[0].device.type != "cpu" or parameters[0].dtype != torch.float32):
         raise ValueError(
@@ -321,12 +321,12 @@ def why_not(model: Any) -> str | None:
     return reason
 
 
-def _tree(module: nn.Module) -> Iterator[nn.Module]:
+def _tree(module: nn.Module) -> list[nn.Module]:
     """A module and all below it; `modules()` takes several times as long, as it makes their names too."""
-    yield module
-    for child in module._modules.values():
-        if child is not None:
-            yield from _tree(child)
+    found = [module]
+    for parent in found:  # which grows on the way
+        found += [child for child in parent._modules.values() if child is not None]
+    return found
 
 
 def _parameters(modules: Iterable[nn.Module]) -> Iterator[nn.Parameter]:
@@ -356,16 +356,20 @@ def _is_own(kind: type[nn.Module]) -> bool:
 def _what_is_special(modules: Iterable[nn.Module]) -> str | None:
     for module in modules:
         attributes, name = vars(module), type(module).__name__
-        hooks = (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
-        # Those with which transformers collects outputs stay there when they have been asked for once.
-        is_hooked = any(hook.__module__ != "transformers.utils.output_capturing" for hook in hooks)
-        if is_hooked or "_hf_hook" in attributes or "forward" in attributes:
+        hooks = module._forward_hooks or module._forward_pre_hooks
+        if (hooks and _is_hooked(module)) or "_hf_hook" in attributes or "forward" in attributes:
             return f"{name} has hooks"
         if module.training and _is_own(type(module)):  # to torch's, it makes no difference
             return f"{name} is in training mode"
         if isinstance(module, nn.LayerNorm) and (module.weight is None or module.bias is None):
             return f"a {name} has no weight or bias"
     return None
+
+
+def _is_hooked(module: nn.Module) -> bool:
+    hooks = (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
+    # Those with which transformers collects outputs stay there when they have been asked for once.
+    return any(hook.__module__ != "transformers.utils.output_capturing" for hook in hooks)
 
 
 def _what_is_mixed(parameters: Iterable[nn.Parameter]) -> str | None:

@@ -307,10 +307,9 @@ class _LayerNormOfOutput(torch.autograd.Function):
 # Not public in torch: where a build hasn't got it, F.linear does.
 ONEDNN_LINEAR: Any = getattr(torch.ops.mkldnn, "_linear_pointwise", None)
 
-# Which library torch's own products come from, and how fast, is a matter of the processor's maker: MKL, which is ahead
-# of oneDNN on Intel's, uses narrower vectors on others.
-_processor = getattr(torch.cpu, "get_capabilities", dict)().get("cpu_name", "")
-MKL_IS_FASTEST = torch.backends.mkl.is_available() and "Intel" in _processor
+# torch's own products are MKL's, which is ahead of oneDNN on Intel's processors and uses narrower vectors on others.
+_processor: dict[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()
+MKL_IS_FASTEST = "Intel" in _processor.get("cpu_name", "") and bool(torch.backends.mkl.is_available())  # type: ignore[no-untyped-call]
 
 
 def _is_for_onednn(x: Tensor) -> bool:

@@ -386,10 +386,12 @@ def test_best_continuations_are_those_of_plain_top_k(vocab_size, barred):
         scores[beams - 1] = scores[beams - 1] if beams == 1 else -math.inf  # a place without a beam
         totals = (rows + scores[:, None]).view(sentences, -1)
         expected = totals.topk(min(num_candidates, totals.shape[1]))
-        values, beam, token = best_continuations(rows, scores, sentences, num_candidates)
-        assert torch.equal(values, expected.values)
-        real = values > -math.inf  # the rest are no continuations
-        assert torch.equal((beam * vocab_size + token)[real], expected.indices[real])
+        found = best_continuations(rows, scores, sentences, num_candidates)
+        for candidates, values, places in zip(found, expected.values.tolist(), expected.indices.tolist(), strict=True):
+            candidates = list(candidates)
+            assert [value for value, _, _ in candidates] == values
+            real = [place for value, place in zip(values, places, strict=True) if value > -math.inf]
+            assert [beam * vocab_size + token for _, beam, token in candidates[: len(real)]] == real
 
 
 @pytest.mark.parametrize("vocab_size", SIZES)
