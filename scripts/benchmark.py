@@ -46,6 +46,7 @@ PEAK_SIDES = {"cpu": (1024, 2048), "cuda": (4096, 8192, 16384)}
 COMPILED = 'ours with compute_type="compiled" too, which has to be compiled first: up to two minutes'
 PAUSE = 0.25  # seconds; OpenMP's threads wait up to 0.2 for more work, and keep a core busy with it
 NEW_TOKENS = 16
+BATCHES_OF_ONE = 8  # in place of one: by itself, it would show how caches are filled again after another's turn
 DECODING_CASES = {  # name -> beams, sentences
     "greedy, batch 1": (1, 1),
     "greedy, batch 32": (1, 32),
@@ -131,7 +132,9 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     common.add_argument("--peers", help=f"of {', '.join(PEERS)}, with commas; none: ours and the floor alone")
     common.add_argument("--lengths", choices=LENGTHS, default="multi30k", help="of sentences (default: multi30k)")
     common.add_argument("--rounds", type=positive, default=5, help="turns of each that count (default: 5)")
-    common.add_argument("--batches", type=positive, default=4, help="batches of a turn (default: 4)")
+    common.add_argument(
+        "--batches", type=positive, default=4, help="batches of a turn (default: 4; 8 times as many of one)"
+    )
     common.add_argument("--threads", type=positive, help="of each process (default: torch's)")
     common.add_argument("--seed", type=int, default=0, help="of batches (default: 0)")
     common.add_argument("--json", type=Path, metavar="F.json", help="file to write all figures to")
@@ -281,10 +284,12 @@ def training_cases(options: argparse.Namespace) -> tuple[Case, ...]:
 def decoding_cases(options: argparse.Namespace) -> tuple[Case, ...]:
     """Greedy and beam search, one sentence and many at a time; both searches on the same batches."""
     size, lengths = SIZES[options.config], LENGTHS[options.lengths]
-    return tuple(
-        Case(name, decoding_batches(lengths, size, sentences, options.batches, options.seed), beams, NEW_TOKENS)
-        for name, (beams, sentences) in DECODING_CASES.items()
-    )
+    cases = []
+    for name, (beams, sentences) in DECODING_CASES.items():
+        count = options.batches * (BATCHES_OF_ONE if sentences == 1 else 1)
+        batches = decoding_batches(lengths, size, sentences, count, options.seed)
+        cases.append(Case(name, batches, beams, NEW_TOKENS))
+    return tuple(cases)
 
 
 def check_parameters(facts: dict[str, Facts]) -> None:

@@ -78,7 +78,7 @@ def test_generate(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(benchmark, "DECODING_CASES", {"greedy, batch 1": (1, 1), "beam 2, batch 3": (2, 3)})
     table, report = run(["generate", *QUICK, "--peers", "marian,torch,ctranslate2"], tmp_path, capsys)
     assert [case["name"] for case in report["cases"]] == ["greedy, batch 1", "beam 2, batch 3"]
-    assert [case["tokens"] for case in report["cases"]] == [16, 3 * 16]
+    assert [case["tokens"] for case in report["cases"]] == [benchmark.BATCHES_OF_ONE * 16, 3 * 16]
     for case in report["cases"]:
         results = {result["name"]: result for result in case["results"]}
         assert list(results) == ["ours", "ours, int8", "marian", "floor"]
