@@ -30,9 +30,9 @@ FIRST_POSITIONS = 32
 # Packing weights is no public function of torch's: where a build hasn't got it, plain products do.
 HAS_ONEDNN = hasattr(torch.ops.mkldnn, "_reorder_linear_weight") and hasattr(torch.ops.mkldnn, "_linear_pointwise")
 
-# In float32, MKL multiplies weights of up to so many elements by itself; larger ones, up to another number of them, as
-# long as rows are few: up to so many multiplications (64 rows with a weight of 256 x 256, or on Intel's processors one
-# row with one of 37,000 x 512), which take it a third to nine tenths as long as oneDNN.
+# Who multiplies by a weight in float32: MKL, up to so many elements; from there on, up to so many, either, as the rows
+# say; then oneDNN. With few rows, MKL takes a third to nine tenths as long as oneDNN: up to so many multiplications, 64
+# rows for a weight of 256 x 256, or on Intel's processors one row for 37,000 x 512.
 ELEMENTS_FOR_MKL = 2**22 if MKL_IS_FASTEST else 0
 ELEMENTS_FOR_BOTH = math.inf if MKL_IS_FASTEST else 2**16
 MULTIPLICATIONS_FOR_MKL = 20_000_000 if MKL_IS_FASTEST else 2**22
