@@ -1,6 +1,6 @@
 # `make` lists the commands. Each makes .venv and installs what it needs by itself, once.
 PYTHON ?= python3
-# Processes that share the quick tests; each loads PyTorch, so more than the cores gain nothing.
+# Processes that share the tests; each loads PyTorch, so more than the cores gain nothing.
 WORKERS ?= 2
 
 VENV := .venv
@@ -18,7 +18,7 @@ quickstart: $(STAMP) ## train a small Transformer on this machine in minutes and
 
 test: lint ## everything that has to pass: lint, quick tests, slow tests
 	$(BIN)/python -m pytest -m "not slow" -n $(WORKERS)
-	$(BIN)/python -m pytest -m slow
+	$(BIN)/python -m pytest -m slow -n $(WORKERS) --dist worksteal
 
 lint: $(STAMP) ## style and types
 	$(BIN)/ruff check .
