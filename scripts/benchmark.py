@@ -132,9 +132,8 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     common.add_argument("--peers", help=f"of {', '.join(PEERS)}, with commas; none: ours and the floor alone")
     common.add_argument("--lengths", choices=LENGTHS, default="multi30k", help="of sentences (default: multi30k)")
     common.add_argument("--rounds", type=positive, default=5, help="turns of each that count (default: 5)")
-    common.add_argument(
-        "--batches", type=positive, default=4, help="batches of a turn (default: 4; 8 times as many of one)"
-    )
+    batches = f"of a turn; of one sentence, {BATCHES_OF_ONE} in place of each (default: 4)"
+    common.add_argument("--batches", type=positive, default=4, help=batches)
     common.add_argument("--threads", type=positive, help="of each process (default: torch's)")
     common.add_argument("--seed", type=int, default=0, help="of batches (default: 0)")
     common.add_argument("--json", type=Path, metavar="F.json", help="file to write all figures to")

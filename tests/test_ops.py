@@ -375,11 +375,12 @@ def test_projected_cross_entropy_is_the_plain_one(monkeypatch, chunk, bias, epsi
         torch.testing.assert_close(fast, plain, rtol=1e-12, atol=1e-14)
 
 
-@pytest.fixture(params=["mkl", "onednn"])
+@pytest.fixture(params=["mkl", "onednn", "onednn, narrow"])
 def by_either(request, monkeypatch):
     """Lets one of the two libraries multiply, whichever this machine's processor would prefer."""
     monkeypatch.setattr(ops, "MKL_IS_FASTEST", request.param == "mkl")
-    monkeypatch.setattr(ops, "WIDTH_FOR_ONEDNN_GRADIENT", 0)
+    if request.param == "onednn":
+        monkeypatch.setattr(ops, "WIDTH_FOR_ONEDNN_GRADIENT", 0)
 
 
 @pytest.mark.usefixtures("by_either")
