@@ -30,6 +30,7 @@ from .ops_vanilla_transformer import (
     LayerNorm,
     Packing,
     VocabularyResizing,
+    add_dropped,
     attention_kernel,
     label_smoothed_cross_entropy,
     left_padding,
@@ -192,7 +193,7 @@ class PostNormResidual(LayerNorm):
 
     def forward(self, x: Tensor, sublayer: Callable[[Tensor], Tensor]) -> Tensor:  # type: ignore[override]
         """Wraps `sublayer`, a map from (B, T, d_model) to the same shape, around x."""
-        return super().forward(x + self.dropout(sublayer(x)))
+        return super().forward(add_dropped(x, self.dropout, sublayer(x)))
 
 
 class PreNormResidual(PostNormResidual):
@@ -200,7 +201,7 @@ class PreNormResidual(PostNormResidual):
 
     def forward(self, x: Tensor, sublayer: Callable[[Tensor], Tensor]) -> Tensor:  # type: ignore[override]
         """Wraps `sublayer`, a map from (B, T, d_model) to the same shape, around x."""
-        return x + self.dropout(sublayer(LayerNorm.forward(self, x)))
+        return add_dropped(x, self.dropout, sublayer(LayerNorm.forward(self, x)))
 
 
 class VanillaTransformerEncoderLayer(GradientCheckpointingLayer):

@@ -193,6 +193,8 @@ class _ProjectedCrossEntropy(torch.autograd.Function):
                     gradient = probabilities.sub_(eps / vocab_size)
                     gradient.scatter_add_(1, targets, gradient.new_full(targets.shape, eps - 1))
                     _accumulate(grads, slice(start, start + step), gradient.to(dtype), rows, table)
+                    del gradient
+                del logits, probabilities  # before there are the next ones
         if wanted:
             grads[1] = grads[1].contiguous()
         ctx.save_for_backward(*grads)
@@ -239,25 +241,52 @@ class Dropout(nn.Dropout):
 
     def forward(self, input: Tensor) -> Tensor:
         """Zeroes each element of `input` with probability p in training and scales the others by 1 / (1 - p)."""
-        if not self.training or input.device.type != "cpu" or not 0 < self.p < 1 or torch.compiler.is_compiling():
-            return super().forward(input)
-        dropped: Tensor = _CheapDropout.apply(input, round(self.p * 65536))  # type: ignore[no-untyped-call]
+        return self.cheap(input) if self.is_cheap(input) else super().forward(input)
+
+    def is_cheap(self, x: Tensor) -> bool:
+        """Tells whether the cheap mask is to be had."""
+        return self.training and x.device.type == "cpu" and 0 < self.p < 1 and not torch.compiler.is_compiling()
+
+    def cheap(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
+        """Drops elements of x by that mask, and adds `residual`, of the same shape and type, to the rest."""
+        dropped: Tensor = _CheapDropout.apply(x, residual, round(self.p * 65536))  # type: ignore[no-untyped-call]
         return dropped
+
+
+def add_dropped(x: Tensor, dropout: nn.Module, y: Tensor) -> Tensor:
+    """Computes `x + dropout(y)` (5.4), where that is cheap in one go."""
+    is_alike = x.dtype == y.dtype and x.shape == y.shape
+    if is_alike and isinstance(dropout, Dropout) and dropout.is_cheap(y) and _is_untouched(dropout):
+        return dropout.cheap(y, x)
+    return x + dropout(y)
 
 
 class _CheapDropout(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, dropped: int) -> Tensor:  # of 65536
-        bits = torch.empty((x.numel() + 3) // 4, dtype=torch.int64).random_(-(2**63), None)
+    def forward(ctx: Any, x: Tensor, residual: Tensor | None, dropped: int) -> Tensor:  # of 65536
+        bits = _room((x.numel() + 3) // 4, torch.int64).random_(-(2**63), None)
         keep = (bits.view(torch.int16)[: x.numel()] >= dropped - 32768).view(x.shape)
+        keep = keep.view(torch.int8)  # which becomes floating-point four times as fast
         ctx.save_for_backward(keep)
-        ctx.scale = 65536 / (65536 - dropped)
-        return (x * keep).mul_(ctx.scale)
+        ctx.scale, ctx.has_residual = 65536 / (65536 - dropped), residual is not None
+        kept = _room(x.shape, x.dtype).copy_(keep).mul_(x)
+        return kept.mul_(ctx.scale) if residual is None else torch.add(residual, kept, alpha=ctx.scale, out=kept)
 
     @staticmethod
-    def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
         (keep,) = ctx.saved_tensors
-        return grad_output.mul(keep).mul_(ctx.scale), None
+        of_x = keep.to(grad_output.dtype).mul_(grad_output).mul_(ctx.scale)
+        return of_x, grad_output if ctx.has_residual else None, None
+
+
+def _room(shape: int | torch.Size, dtype: torch.dtype) -> Tensor:
+    """Makes room on the CPU for what is needed for a moment, with some to spare.
+
+    Before 2.38, glibc can't give a freed block to the next tensor of the same size: aligning it might take more. Where
+    freed memory is kept, such blocks would be lost until their neighbours are freed.
+    """
+    shape = torch.Size([shape]) if isinstance(shape, int) else shape
+    return torch.empty(shape.numel() + 64, dtype=dtype).resize_(shape)
 
 
 # ---- Layer normalisation ----
@@ -425,23 +454,25 @@ class _FusedLinear(torch.autograd.Function):
         dtype = torch.get_autocast_dtype(x.device.type) if _autocasts(x) else x.dtype
         weights = [weight.to(dtype) for weight in parameters[:number]]
         biases = [bias.to(dtype) for bias in parameters[number:]]
-        weight, bias = _joined(weights), _joined(biases) if biases else None
+        bias = _joined(biases) if biases else None
         with _without_autocast(x.device.type):
-            y = _product(x.to(dtype).flatten(0, -2), weight, bias, relu)
-        ctx.save_for_backward(x, weight, *([y] if relu else []))
+            y = _product(x.to(dtype).flatten(0, -2), _joined(weights), bias, relu)
+        ctx.save_for_backward(x, y if relu else None, *weights)  # which are joined twice rather than kept
         ctx.sizes, ctx.dtypes = [len(one) for one in weights], [one.dtype for one in parameters]
-        return tuple(y.view(*x.shape[:-1], len(weight)).split_with_sizes(ctx.sizes, dim=-1))
+        return tuple(y.view(*x.shape[:-1], y.shape[-1]).split_with_sizes(ctx.sizes, dim=-1))
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        x, weight, *positive = ctx.saved_tensors
+        x, positive, *weights = ctx.saved_tensors
         parts = [grad.reshape(-1, size) for grad, size in zip(grads, ctx.sizes, strict=True)]
         gradient = _side_by_side(parts)
-        if positive:
-            gradient = torch.ops.aten.threshold_backward(gradient, positive[0], 0)
+        if positive is not None:
+            gradient = torch.ops.aten.threshold_backward(gradient, positive, 0)
         with _without_autocast(x.device.type):
-            of_x = _product(gradient, weight.t()).view(x.shape).to(x.dtype) if ctx.needs_input_grad[0] else None
+            of_x = None
+            if ctx.needs_input_grad[0]:
+                of_x = _product(gradient, _joined(weights).t()).view(x.shape).to(x.dtype)
             if not any(ctx.needs_input_grad[3:]):  # frozen
                 return of_x, None, None, *(None for _ in ctx.dtypes)
             of_weight = _gradient_of_weight(gradient, x.to(gradient.dtype).flatten(0, -2))
@@ -640,13 +671,8 @@ class _ShortAttention(torch.autograd.Function):
         shares = query.new_empty(heads, batch, length, key.shape[2])
         for head, scores in enumerate(shares):
             torch.baddbmm(scores, query[:, head], key[:, head].mT, beta=0, alpha=scaling, out=scores)
-        hidden = None if mask is None else ~mask.transpose(0, 1)
-        if hidden is not None:
-            shares.masked_fill_(hidden, torch.finfo(shares.dtype).min)
-        shares = torch.softmax(shares, dim=-1)
-        if hidden is not None:
-            shares.masked_fill_(hidden, 0.0)
-        found = query.new_empty(heads, batch, length, value.shape[3])
+        _softmax_of_short_rows(shares, None if mask is None else ~mask.transpose(0, 1))
+        found = _room(torch.Size([heads, batch, length, value.shape[3]]), query.dtype)
         for head, rows in enumerate(found):
             torch.bmm(shares[head], value[:, head], out=rows)
         ctx.save_for_backward(query, key, value, shares)
@@ -660,13 +686,23 @@ class _ShortAttention(torch.autograd.Function):
         of_scores, scale = torch.empty_like(shares), ctx.scaling
         for head, rows in enumerate(of_scores):
             torch.baddbmm(rows, gradient[:, :, head], value[:, head].mT, beta=0, alpha=scale, out=rows)
-        of_scores = torch._softmax_backward_data(of_scores, shares, -1, shares.dtype)
+        of_scores.sub_((of_scores * shares).sum(dim=-1, keepdim=True)).mul_(shares)  # the softmax's gradient
         of_query, of_key, of_value = _room_for_gradients(query, key, value)
         for head, (of_score, share) in enumerate(zip(of_scores, shares, strict=True)):
             of_query[:, head] = torch.bmm(of_score, key[:, head])
             of_key[:, head] = torch.bmm(of_score.mT, query[:, head])
             of_value[:, head] = torch.bmm(share.mT, gradient[:, :, head])
         return of_query, of_key, of_value, None, None
+
+
+def _softmax_of_short_rows(scores: Tensor, hidden: Tensor | None) -> None:
+    """Turns scores (..., S) into their softmax, 0 where hidden: torch's own takes ten times as long for so few."""
+    if hidden is not None:
+        scores.masked_fill_(hidden, torch.finfo(scores.dtype).min)
+    scores.sub_(scores.amax(dim=-1, keepdim=True)).exp_()
+    if hidden is not None:
+        scores.masked_fill_(hidden, 0.0)
+    scores.div_(scores.sum(dim=-1, keepdim=True).clamp_(min=1))  # the highest alone is 1; 0: all of a row are hidden
 
 
 def _room_for_gradients(*tensors: Tensor) -> list[Tensor]:
@@ -719,6 +755,7 @@ __all__ = [
     "LayerNorm",
     "Packing",
     "VocabularyResizing",
+    "add_dropped",
     "attention_kernel",
     "label_smoothed_cross_entropy",
     "left_padding",
