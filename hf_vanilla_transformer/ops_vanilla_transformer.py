@@ -217,8 +217,11 @@ def _accumulate(grads: list[Any], rows: slice, gradient: Tensor, hidden: Tensor,
     of_hidden[rows] = _product(gradient, table.t())
     if of_weight is None or of_weight.dtype == gradient.dtype:
         grads[1] = _gradient_of_weight(gradient, hidden, of_weight).to(of_hidden.dtype)
-    else:
-        of_weight += _gradient_of_weight(gradient, hidden)
+    else:  # on a CPU, a sum of two types first makes one of them the other's, here of a few rows at a time
+        step = 2_048 if hidden.device.type == "cpu" else len(table)
+        more = _gradient_of_weight(gradient, hidden)
+        for total, part in zip(torch.split(of_weight, step), torch.split(more, step), strict=True):
+            total += part
     if of_bias is not None:
         of_bias += gradient.sum(dim=0)
 
