@@ -37,7 +37,7 @@ from transformers.utils import logging
 
 from .compiled_vanilla_transformer import CompiledDecoder
 from .incremental_vanilla_transformer import COMPUTE_TYPES, IncrementalDecoder, encode, weights_of, why_not
-from .search_vanilla_transformer import BeamRules, BeamSearch, beam_search, greedy_search, ignore
+from .search_vanilla_transformer import BeamRules, BeamSearch, Processor, beam_search, greedy_search, ignore
 
 logger = logging.get_logger(__name__)
 _reported: set[str] = set()  # why transformers' own loop was taken, so far
@@ -293,7 +293,7 @@ class DecodingMixin:
             batch.prompts,
             batch.max_new_tokens,
             rules,
-            logits_processor or None,
+            _process_by(logits_processor),
             keeps_attention,
             _call_of(generation_config).progress,
         )
@@ -323,7 +323,7 @@ class DecodingMixin:
             batch.prompts,
             batch.max_new_tokens,
             batch.ends,
-            logits_processor or None,
+            _process_by(logits_processor),
             ignore if streamer is None else lambda token: streamer.put(torch.tensor([token])),
             keeps_attention,
             _call_of(generation_config).progress,
@@ -519,6 +519,36 @@ def _not_covered(
         "there is no padding token": config._pad_token_tensor is None and batch_size > 1,
     }
     return next((reason for reason, applies in reasons.items() if applies), None)
+
+
+def _process_by(processors: Any) -> Processor | None:
+    """Lets processors change scores, (rows, V), one after the other; on a CPU, tokens are barred in place.
+
+    There, copies of all scores, as transformers makes them, take up to a third of a step.
+    """
+
+    def process(tokens: Tensor, scores: Tensor) -> Tensor:
+        for one in processors:
+            barred, length = _bars(one)
+            if barred is None or scores.device.type != "cpu":
+                scores = one(tokens, scores)
+            elif tokens.shape[1] < length:
+                known = barred[(barred >= 0) & (barred < scores.shape[1])]
+                scores = scores.index_fill_(1, known, -math.inf)
+        return scores
+
+    return process if processors else None
+
+
+def _bars(processor: Any) -> tuple[Tensor | None, float]:
+    """Says which tokens a processor bars, and below which length; None: it does something else."""
+    if type(processor) is logits_process.MinLengthLogitsProcessor:
+        return processor.eos_token_id, processor.min_length
+    if type(processor) is logits_process.MinNewTokensLengthLogitsProcessor:
+        return processor.eos_token_id, processor.prompt_length_to_skip + processor.min_new_tokens
+    if type(processor) is logits_process.SuppressTokensLogitsProcessor:
+        return processor.suppress_tokens, math.inf
+    return None, 0.0
 
 
 def _refuse_own_options(config: GenerationConfig, reason: str) -> None:

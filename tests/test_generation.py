@@ -19,6 +19,7 @@ from transformers import (
     StoppingCriteriaList,
     TextIteratorStreamer,
 )
+from transformers.generation import logits_process
 from transformers.generation.streamers import BaseStreamer
 
 from hf_vanilla_transformer import (
@@ -26,6 +27,7 @@ from hf_vanilla_transformer import (
     VanillaTransformerForConditionalGeneration,
     VanillaTransformerTokenizerFast,
 )
+from hf_vanilla_transformer import generation_vanilla_transformer as own_generation
 
 PAD, BOS, EOS = 0, 1, 2
 VOCABULARY = 24
@@ -731,6 +733,25 @@ def test_unwanted_tokens(model):
     unwanted = sorted(usual)[:3]
     for options in ({"bad_words_ids": [[token] for token in unwanted]}, {"suppress_tokens": unwanted}):
         assert not any(set(unwanted) & set(tokens) for tokens in _new_tokens_of_all(model, **options))
+
+
+@pytest.mark.parametrize("length", [1, 4, 5, 6])
+@pytest.mark.parametrize("barred", [[3], [3, 0, 9], [-1, 3, 10]], ids=["one", "some", "some that don't exist"])
+def test_barred_tokens_are_those_of_transformers(barred, length):
+    """Here they are barred in place, with the same scores."""
+    processors = [
+        logits_process.MinLengthLogitsProcessor(5, barred),
+        logits_process.MinNewTokensLengthLogitsProcessor(2, 3, barred),
+        logits_process.SuppressTokensLogitsProcessor([token - 1 for token in barred]),
+        logits_process.NoRepeatNGramLogitsProcessor(1),
+        logits_process.MinNewTokensLengthLogitsProcessor(1, 4, [5]),
+    ]
+    tokens, scores = torch.randint(10, (3, length)), torch.randn(3, 10)
+    for chosen in (*([one] for one in processors), processors, processors[::-1]):
+        expected = logits_process.LogitsProcessorList(chosen)(tokens, scores.clone())
+        process = own_generation._process_by(logits_process.LogitsProcessorList(chosen))
+        assert torch.equal(process(tokens, scores.clone()), expected)
+    assert own_generation._process_by(logits_process.LogitsProcessorList()) is None
 
 
 def test_tokens_of_the_source_can_be_barred(model):
