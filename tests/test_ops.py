@@ -15,6 +15,7 @@ from hf_vanilla_transformer.ops_vanilla_transformer import (
     Dropout,
     LayerNorm,
     Packing,
+    add_dropped,
     attention_kernel,
     label_smoothed_cross_entropy,
     left_padding,
@@ -661,6 +662,36 @@ def test_dropout_rests_in_evaluation_and_keeps_the_dtype():
 
 
 # ---- sdpa on a CPU ----
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+def test_a_residual_is_added_to_what_dropout_leaves(dtype):
+    """By the same mask, up to one rounding less."""
+    x, y = (torch.randn(3, 5, 8, dtype=dtype, requires_grad=True) for _ in range(2))
+    outward, dropout, found = torch.randn(3, 5, 8, dtype=dtype), Dropout(0.3), []
+    for compute in (lambda: add_dropped(x, dropout, y), lambda: x + dropout(y)):
+        torch.manual_seed(3)
+        total = compute()
+        found.append((total, *torch.autograd.grad(total, (x, y), outward)))
+    tolerance = 2 * torch.finfo(dtype).eps
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other, rtol=tolerance, atol=4 * tolerance)
+    assert (found[0][0] == x).any()
+    assert torch.equal(add_dropped(x, dropout.eval(), y), x + y)
+
+
+def test_a_residual_is_added_to_any_dropout():
+    """One of torch's, one with a hook, another type or shape than the residual's."""
+    x, y = torch.ones(2, 3), torch.ones(2, 3)
+    assert set(add_dropped(x, torch.nn.Dropout(0.5), y).flatten().tolist()) <= {1.0, 3.0}
+    calls, dropout = [], Dropout(0.5)
+    handle = dropout.register_forward_hook(lambda *_: calls.append(1))
+    add_dropped(x, dropout, y)
+    assert calls == [1]
+    handle.remove()
+    assert add_dropped(x, dropout, y.bfloat16()).dtype == torch.float32
+    assert add_dropped(x, dropout, y[:1]).shape == (2, 3)
+    assert add_dropped(x[:0], dropout, y[:0]).shape == (0, 3)
+
+
 def test_bfloat16_attention_is_computed_in_float32():
     seen = []
 
