@@ -505,6 +505,22 @@ def test_projected_cross_entropy_under_autocast():
     assert hidden.grad.dtype == projection.weight.grad.dtype == torch.float32
 
 
+def test_projected_cross_entropy_of_many_targets_under_autocast():
+    """The table's gradient is added up in float32, chunk by chunk and, on a CPU, some of its rows at a time."""
+    vocab_size, targets_of_chunk = 5_000, 600  # three chunks, three pieces of the table
+    assert max(ops.LOGITS_A_CHUNK // vocab_size, ops.ROWS_A_CHUNK[0]) == targets_of_chunk
+    hidden, projection = torch.randn(1, 1_300, 8), torch.nn.Linear(8, vocab_size)
+    labels = torch.randint(vocab_size, (1, 1_300))
+    found = []
+    for is_on in (True, False):
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=is_on):
+            loss = projected_cross_entropy(hidden, projection, labels, label_smoothing=0.1)
+        found.append(torch.autograd.grad(loss, (projection.weight, projection.bias)))
+    for short, exact in zip(*found, strict=True):  # bfloat16 has 8 bits
+        assert short.dtype == torch.float32
+        torch.testing.assert_close(short, exact, rtol=0.02, atol=0.02 * exact.abs().max().item())
+
+
 def test_a_model_without_logits_trains_as_one_with_them():
     """Dropout included: the random numbers are drawn in the same order."""
     config = VanillaTransformerConfig.from_preset("tiny", vocab_size=50, d_model=16, output_bias=True)
