@@ -242,26 +242,23 @@ class Dropout(nn.Dropout):
     The probability is rounded to a multiple of 2^-16, and what is kept is scaled to match.
     """
 
-    def forward(self, input: Tensor) -> Tensor:
-        """Zeroes each element of `input` with probability p in training and scales the others by 1 / (1 - p)."""
-        return self.cheap(input) if self.is_cheap(input) else super().forward(input)
+    def forward(self, input: Tensor, residual: Tensor | None = None) -> Tensor:
+        """Zeroes each element of `input` with probability p in training and scales the others by 1 / (1 - p).
 
-    def is_cheap(self, x: Tensor) -> bool:
-        """Tells whether the cheap mask is to be had."""
-        return self.training and x.device.type == "cpu" and 0 < self.p < 1 and not torch.compiler.is_compiling()
-
-    def cheap(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
-        """Drops elements of x by that mask, and adds `residual`, of the same shape and type, to the rest."""
-        dropped: Tensor = _CheapDropout.apply(x, residual, round(self.p * 65536))  # type: ignore[no-untyped-call]
+        With `residual`: the sum of it and that, where both are alike in one go.
+        """
+        is_cheap = self.training and input.device.type == "cpu" and 0 < self.p < 1 and not torch.compiler.is_compiling()
+        if not is_cheap or (residual is not None and (residual.dtype, residual.shape) != (input.dtype, input.shape)):
+            return super().forward(input) if residual is None else residual + self.forward(input)
+        dropped: Tensor = _CheapDropout.apply(input, residual, round(self.p * 65536))  # type: ignore[no-untyped-call]
         return dropped
 
 
 def add_dropped(x: Tensor, dropout: nn.Module, y: Tensor) -> Tensor:
-    """Computes `x + dropout(y)` (5.4), where that is cheap in one go."""
-    is_alike = x.dtype == y.dtype and x.shape == y.shape
-    if is_alike and isinstance(dropout, Dropout) and dropout.is_cheap(y) and _is_untouched(dropout):
-        return dropout.cheap(y, x)
-    return x + dropout(y)
+    """Computes `x + dropout(y)` (3.1 and 5.4), whatever module stands for dropout."""
+    is_ours = type(dropout) is Dropout and _is_untouched(dropout)
+    dropped: Tensor = dropout(y, x) if is_ours else x + dropout(y)
+    return dropped
 
 
 class _CheapDropout(torch.autograd.Function):
