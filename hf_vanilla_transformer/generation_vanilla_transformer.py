@@ -526,21 +526,21 @@ def _process_by(processors: Any) -> Processor | None:
 
     There, copies of all scores, as transformers makes them, take up to a third of a step.
     """
+    steps = [(one, _barred_by(one)) for one in processors]
 
     def process(tokens: Tensor, scores: Tensor) -> Tensor:
-        for one in processors:
-            barred, length = _bars(one)
+        for one, barred in steps:
             if barred is None or scores.device.type != "cpu":
                 scores = one(tokens, scores)
-            elif tokens.shape[1] < length:
-                known = barred[(barred >= 0) & (barred < scores.shape[1])]
+            elif tokens.shape[1] < barred[1]:
+                known = barred[0][(barred[0] >= 0) & (barred[0] < scores.shape[1])]
                 scores = scores.index_fill_(1, known, -math.inf)
         return scores
 
-    return process if processors else None
+    return process if steps else None
 
 
-def _bars(processor: Any) -> tuple[Tensor | None, float]:
+def _barred_by(processor: Any) -> tuple[Tensor, float] | None:
     """Says which tokens a processor bars, and below which length; None: it does something else."""
     if type(processor) is logits_process.MinLengthLogitsProcessor:
         return processor.eos_token_id, processor.min_length
@@ -548,7 +548,7 @@ def _bars(processor: Any) -> tuple[Tensor | None, float]:
         return processor.eos_token_id, processor.prompt_length_to_skip + processor.min_new_tokens
     if type(processor) is logits_process.SuppressTokensLogitsProcessor:
         return processor.suppress_tokens, math.inf
-    return None, 0.0
+    return None
 
 
 def _refuse_own_options(config: GenerationConfig, reason: str) -> None:

@@ -1,5 +1,6 @@
 """Functions of tensors that the model calls; they hold no parameters."""
 
+import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from itertools import accumulate
@@ -245,31 +246,30 @@ class Dropout(nn.Dropout):
     def forward(self, input: Tensor, residual: Tensor | None = None) -> Tensor:
         """Zeroes each element of `input` with probability p in training and scales the others by 1 / (1 - p).
 
-        With `residual`: the sum of it and that, where both are alike in one go.
+        With `residual`, of the same shape and type: the sum of both.
         """
-        is_cheap = self.training and input.device.type == "cpu" and 0 < self.p < 1 and not torch.compiler.is_compiling()
-        if not is_cheap or (residual is not None and (residual.dtype, residual.shape) != (input.dtype, input.shape)):
-            return super().forward(input) if residual is None else residual + self.forward(input)
+        if not self.training or input.device.type != "cpu" or not 0 < self.p < 1 or torch.compiler.is_compiling():
+            return super().forward(input) if residual is None else residual + super().forward(input)
         dropped: Tensor = _CheapDropout.apply(input, residual, round(self.p * 65536))  # type: ignore[no-untyped-call]
         return dropped
 
 
 def add_dropped(x: Tensor, dropout: nn.Module, y: Tensor) -> Tensor:
     """Computes `x + dropout(y)` (3.1 and 5.4), whatever module stands for dropout."""
-    is_ours = type(dropout) is Dropout and _is_untouched(dropout)
-    dropped: Tensor = dropout(y, x) if is_ours else x + dropout(y)
-    return dropped
+    adds = type(dropout) is Dropout and _is_untouched(dropout) and (x.dtype, x.shape) == (y.dtype, y.shape)
+    added: Tensor = dropout(y, x) if adds else x + dropout(y)
+    return added
 
 
 class _CheapDropout(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, residual: Tensor | None, dropped: int) -> Tensor:  # of 65536
-        bits = _room((x.numel() + 3) // 4, torch.int64).random_(-(2**63), None)
+        bits = _room(torch.int64, (x.numel() + 3) // 4).random_(-(2**63), None)
         keep = (bits.view(torch.int16)[: x.numel()] >= dropped - 32768).view(x.shape)
         keep = keep.view(torch.int8)  # which becomes floating-point four times as fast
         ctx.save_for_backward(keep)
         ctx.scale, ctx.has_residual = 65536 / (65536 - dropped), residual is not None
-        kept = _room(x.shape, x.dtype).copy_(keep).mul_(x)
+        kept = _room(x.dtype, *x.shape).copy_(keep).mul_(x)
         return kept.mul_(ctx.scale) if residual is None else torch.add(residual, kept, alpha=ctx.scale, out=kept)
 
     @staticmethod
@@ -279,14 +279,13 @@ class _CheapDropout(torch.autograd.Function):
         return of_x, grad_output if ctx.has_residual else None, None
 
 
-def _room(shape: int | torch.Size, dtype: torch.dtype) -> Tensor:
+def _room(dtype: torch.dtype, *shape: int) -> Tensor:
     """Makes room on the CPU for what is needed for a moment, with some to spare.
 
     Before 2.38, glibc can't give a freed block to the next tensor of the same size: aligning it might take more. Where
     freed memory is kept, such blocks would be lost until their neighbours are freed.
     """
-    shape = torch.Size([shape]) if isinstance(shape, int) else shape
-    return torch.empty(shape.numel() + 64, dtype=dtype).resize_(shape)
+    return torch.empty(math.prod(shape) + 64, dtype=dtype).resize_(shape)
 
 
 # ---- Layer normalisation ----
@@ -672,7 +671,7 @@ class _ShortAttention(torch.autograd.Function):
         for head, scores in enumerate(shares):
             torch.baddbmm(scores, query[:, head], key[:, head].mT, beta=0, alpha=scaling, out=scores)
         _softmax_of_short_rows(shares, None if mask is None else ~mask.transpose(0, 1))
-        found = _room(torch.Size([heads, batch, length, value.shape[3]]), query.dtype)
+        found = _room(query.dtype, heads, batch, length, value.shape[3])
         for head, rows in enumerate(found):
             torch.bmm(shares[head], value[:, head], out=rows)
         ctx.save_for_backward(query, key, value, shares)

@@ -677,7 +677,6 @@ def test_dropout_rests_in_evaluation_and_keeps_the_dtype():
     assert Dropout(0.5)(torch.ones(0, 3)).shape == (0, 3)
 
 
-# ---- sdpa on a CPU ----
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
 def test_a_residual_is_added_to_what_dropout_leaves(dtype):
     """By the same mask, up to one rounding less."""
@@ -708,6 +707,7 @@ def test_a_residual_is_added_to_any_dropout():
     assert add_dropped(x[:0], dropout, y[:0]).shape == (0, 3)
 
 
+# ---- sdpa on a CPU ----
 def test_bfloat16_attention_is_computed_in_float32():
     seen = []
 
