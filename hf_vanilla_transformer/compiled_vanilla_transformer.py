@@ -118,12 +118,12 @@ class CompiledDecoder(IncrementalDecoder):
         RuntimeError: There is no C++ compiler, or it fails.
     """
 
-    folds = False
+    shapes_memory = False
 
     def __init__(self, weights: Weights, memory: Tensor, *settings: Any, **more: Any) -> None:
         super().__init__(weights, memory, *settings, **more)
         if self.memory_bias is None:
-            self.memory_bias = memory.new_zeros(len(memory), self.weights.heads, memory.shape[1])
+            self.memory_bias = memory.new_zeros(len(memory), self.weights.heads, self.memory_keys.shape[3])
         self.program = program_of(weights, self.past.shape[2])
 
     def _view(self) -> None:
@@ -138,7 +138,7 @@ class CompiledDecoder(IncrementalDecoder):
         caches = [self.past, self.memory_keys, self.memory_values, self.memory_bias[:sentences]]  # type: ignore[index]
         logits, attention = self.program(inputs + caches)
         if self.keep_attention:
-            self.attention = attention
+            self.attention = attention[:, : self.source_mask.shape[1]]
         return logits
 
 
@@ -183,8 +183,13 @@ def _load_or_compile(weights: Weights, kind: str) -> Program:
 
 
 def _load(path: Path) -> Program:
+    try:
+        # As `aoti_load_package` does it, which imports for a second first.
+        loader = torch._C._aoti.AOTIModelPackageLoader(str(path), "model", False, 1, -1)
+    except TypeError:  # another PyTorch's takes other arguments
+        loader = torch._inductor.aoti_load_package(str(path)).loader
     # Without the package's own call, which parses how inputs and outputs are nested each time.
-    program: Program = torch._inductor.aoti_load_package(str(path)).loader.boxed_run
+    program: Program = loader.boxed_run
     return program
 
 

@@ -293,7 +293,7 @@ class DecodingMixin:
             batch.prompts,
             batch.max_new_tokens,
             rules,
-            _process_by(logits_processor),
+            _process_by(logits_processor, self.config.target_vocab_size),  # type: ignore[attr-defined]
             keeps_attention,
             _call_of(generation_config).progress,
         )
@@ -323,7 +323,7 @@ class DecodingMixin:
             batch.prompts,
             batch.max_new_tokens,
             batch.ends,
-            _process_by(logits_processor),
+            _process_by(logits_processor, self.config.target_vocab_size),  # type: ignore[attr-defined]
             ignore if streamer is None else lambda token: streamer.put(torch.tensor([token])),
             keeps_attention,
             _call_of(generation_config).progress,
@@ -521,34 +521,35 @@ def _not_covered(
     return next((reason for reason, applies in reasons.items() if applies), None)
 
 
-def _process_by(processors: Any) -> Processor | None:
+def _process_by(processors: Any, vocab_size: int) -> Processor | None:
     """Lets processors change scores, (rows, V), one after the other; on a CPU, tokens are barred in place.
 
     There, copies of all scores, as transformers makes them, take up to a third of a step.
     """
-    steps = [(one, _barred_by(one)) for one in processors]
+    steps = [(one, _barred_by(one, vocab_size)) for one in processors]
 
     def process(tokens: Tensor, scores: Tensor) -> Tensor:
         for one, barred in steps:
-            if barred is None or scores.device.type != "cpu":
+            if barred is None:
                 scores = one(tokens, scores)
             elif tokens.shape[1] < barred[1]:
-                known = barred[0][(barred[0] >= 0) & (barred[0] < scores.shape[1])]
-                scores = scores.index_fill_(1, known, -math.inf)
+                scores = scores.index_fill_(1, barred[0], -math.inf)
         return scores
 
     return process if steps else None
 
 
-def _barred_by(processor: Any) -> tuple[Tensor, float] | None:
-    """Says which tokens a processor bars, and below which length; None: it does something else."""
+def _barred_by(processor: Any, vocab_size: int) -> tuple[Tensor, float] | None:
+    """Says which tokens a processor on a CPU bars, and below which length; None: it does something else."""
     if type(processor) is logits_process.MinLengthLogitsProcessor:
-        return processor.eos_token_id, processor.min_length
-    if type(processor) is logits_process.MinNewTokensLengthLogitsProcessor:
-        return processor.eos_token_id, processor.prompt_length_to_skip + processor.min_new_tokens
-    if type(processor) is logits_process.SuppressTokensLogitsProcessor:
-        return processor.suppress_tokens, math.inf
-    return None
+        tokens, length = processor.eos_token_id, processor.min_length
+    elif type(processor) is logits_process.MinNewTokensLengthLogitsProcessor:
+        tokens, length = processor.eos_token_id, processor.prompt_length_to_skip + processor.min_new_tokens
+    elif type(processor) is logits_process.SuppressTokensLogitsProcessor:
+        tokens, length = processor.suppress_tokens, math.inf
+    else:
+        return None
+    return (tokens[(tokens >= 0) & (tokens < vocab_size)], length) if tokens.device.type == "cpu" else None
 
 
 def _refuse_own_options(config: GenerationConfig, reason: str) -> None:

@@ -27,6 +27,10 @@ COMPUTE_TYPES = ("default", "int8", "compiled")
 # Positions that caches have room for at first; it doubles when they are full.
 FIRST_POSITIONS = 32
 
+# Sources that are shorter are filled up with hidden positions on a CPU: below the size of its vectors, torch's softmax
+# takes up to ten times as long.
+SHORTEST_SOURCE = 16
+
 # Packing weights is no public function of torch's: where a build hasn't got it, plain products do.
 HAS_ONEDNN = hasattr(torch.ops.mkldnn, "_reorder_linear_weight") and hasattr(torch.ops.mkldnn, "_linear_pointwise")
 
@@ -453,7 +457,7 @@ class IncrementalDecoder:
         keep_attention: Whether `attention` is wanted.
     """
 
-    folds = True  # whether a single sentence has `FoldedAttention`
+    shapes_memory = True  # whether the source is folded or filled up, as torch's operators have it fastest
 
     def __init__(
         self,
@@ -472,31 +476,41 @@ class IncrementalDecoder:
         # (layers, positions, rows, h d_k + h d_v): a step's keys and values are one piece, and so are a row's.
         shape = (len(stack.layers), FIRST_POSITIONS, beams * len(memory), sum(stack.qkv_sizes[1:]))
         self.past = memory.new_empty(shape, dtype=dtype)
-        self.memory_keys, self.memory_values = self._project(memory.to(dtype), weights.memory)
         self.source_mask = memory.new_ones(memory.shape[:2], dtype=torch.bool)  # (B, S)
-        self.memory_bias = None
-        if memory_mask is not None and not memory_mask.all():
+        if memory_mask is not None:
             self.source_mask = memory_mask != 0
-            bias = torch.zeros_like(memory_mask, dtype=dtype).masked_fill_(~self.source_mask, torch.finfo(dtype).min)
-            self.memory_bias = bias[:, None].expand(-1, stack.heads, -1).contiguous()  # (B, h, S)
+        is_folded = self.shapes_memory and len(memory) == 1 and stack.heads * memory.shape[1] <= memory.shape[2]
+        is_filled = self.shapes_memory and not is_folded and memory.device.type == "cpu"
+        shortest = SHORTEST_SOURCE if is_filled else 0
+        self.memory_keys, self.memory_values = self._project(memory.to(dtype), weights.memory, shortest)
+        filling = self.memory_keys.shape[3] - memory.shape[1]
+        self.memory_bias = None
+        if filling or not self.source_mask.all():
+            hidden = F.pad(~self.source_mask, (0, filling), value=True)
+            bias = torch.zeros_like(hidden, dtype=dtype).masked_fill_(hidden, torch.finfo(dtype).min)
+            self.memory_bias = bias[:, None].expand(-1, stack.heads, -1).contiguous()  # (B, h, S')
         self.folded: list[FoldedAttention] = []
-        if self.folds and len(memory) == 1 and stack.heads * memory.shape[1] <= memory.shape[2]:
+        if is_folded:
             mask = None if self.memory_bias is None else self.memory_bias[0]
             parts = zip(stack.layers, self.memory_keys[:, 0], self.memory_values[:, 0], strict=True)
             self.folded = [FoldedAttention(layer.cross, keys, values, mask) for layer, keys, values in parts]
         self._view()
 
-    def _project(self, memory: Tensor, linear: Linear) -> tuple[Tensor, Tensor]:
-        """Computes keys and values of all layers: (layers, B, h, S, d_k) and the same with d_v."""
+    def _project(self, memory: Tensor, linear: Linear, shortest: int) -> Iterator[Tensor]:
+        """Computes keys and values of all layers: (layers, B, h, S', d_k) and the same with d_v.
+
+        S' is S, or `shortest` where that is more; what isn't of the source is 0.
+        """
         weights = self.weights
         batch, length, _ = memory.shape
         layers, heads = len(weights.layers), weights.heads
         fused = linear(memory.flatten(0, 1)).view(batch, length, layers, -1)
-        keys, values = fused.split_with_sizes(weights.qkv_sizes[1:], dim=-1)
-        keys, values = (
-            part.view(batch, length, layers, heads, -1).permute(2, 0, 3, 1, 4).contiguous() for part in (keys, values)
-        )
-        return keys, values
+        for part in fused.split_with_sizes(weights.qkv_sizes[1:], dim=-1):
+            part = part.view(batch, length, layers, heads, -1).permute(2, 0, 3, 1, 4)
+            found = part.new_empty(*part.shape[:3], max(length, shortest), part.shape[4])
+            found[:, :, :, :length] = part
+            found[:, :, :, length:] = 0.0
+            yield found
 
     def _view(self) -> None:
         """Makes the views that a step needs, so that it doesn't have to."""
@@ -504,7 +518,7 @@ class IncrementalDecoder:
         self.cross_caches = [
             (keys.flatten(0, 1).transpose(1, 2), values.flatten(0, 1))
             for keys, values in zip(self.memory_keys[:, :sentences], self.memory_values[:, :sentences], strict=True)
-        ]  # (B h, d_k, S), (B h, S, d_v)
+        ]  # (B h, d_k, S'), (B h, S', d_v)
         bias = self.memory_bias
         self.cross_bias = None if bias is None else bias[:sentences].view(sentences * heads, 1, -1)
 
@@ -564,10 +578,11 @@ class IncrementalDecoder:
         query = layer.cross_query(x).view(sentences, -1, heads, self.weights.key_dim)
         query = query.transpose(1, 2).reshape(sentences * heads, -1, self.weights.key_dim)
         bias = self.cross_bias
-        scores = torch.bmm(query, keys) if bias is None else torch.baddbmm(bias, query, keys)  # (B h, ..., S)
+        scores = torch.bmm(query, keys) if bias is None else torch.baddbmm(bias, query, keys)  # (B h, ..., S')
         shares = _softmax(scores)
         if is_shown:
-            self.attention = shares.view(sentences, heads, rows // sentences, -1).mean(dim=1).flatten(0, 1).float()
+            mean = shares.view(sentences, heads, rows // sentences, -1).mean(dim=1).flatten(0, 1).float()
+            self.attention = mean[:, : self.source_mask.shape[1]]
         found = torch.bmm(shares, values).view(sentences, heads, -1, self.weights.value_dim)
         return layer.cross_out(found.transpose(1, 2).reshape(rows, -1), residual)
 
@@ -601,9 +616,8 @@ def _copy(sources: Sequence[int], *tensors: Tensor, dim: int) -> None:
     moves = [(source, target) for target, source in enumerate(sources) if source != target]
     if moves:
         froms, tos = torch.tensor(moves, device=tensors[0].device).unbind(dim=1)
-        before: Any = (slice(None),) * dim
         for tensor in tensors:
-            tensor[(*before, tos)] = tensor[(*before, froms)]
+            tensor.index_copy_(dim, tos, tensor.index_select(dim, froms))
 
 
 class EnsembleDecoder:

@@ -749,9 +749,9 @@ def test_barred_tokens_are_those_of_transformers(barred, length):
     tokens, scores = torch.randint(10, (3, length)), torch.randn(3, 10)
     for chosen in (*([one] for one in processors), processors, processors[::-1]):
         expected = logits_process.LogitsProcessorList(chosen)(tokens, scores.clone())
-        process = own_generation._process_by(logits_process.LogitsProcessorList(chosen))
+        process = own_generation._process_by(logits_process.LogitsProcessorList(chosen), vocab_size=10)
         assert torch.equal(process(tokens, scores.clone()), expected)
-    assert own_generation._process_by(logits_process.LogitsProcessorList()) is None
+    assert own_generation._process_by(logits_process.LogitsProcessorList(), vocab_size=10) is None
 
 
 def test_tokens_of_the_source_can_be_barred(model):

@@ -30,6 +30,7 @@ from transformers.pytorch_utils import Conv1D
 from hf_vanilla_transformer import VanillaTransformerForConditionalGeneration, incremental_vanilla_transformer
 from hf_vanilla_transformer.generation_vanilla_transformer import NEEDING_OWN_SEARCH
 from hf_vanilla_transformer.incremental_vanilla_transformer import (
+    SHORTEST_SOURCE,
     ColumnLinear,
     EnsembleDecoder,
     IncrementalDecoder,
@@ -161,6 +162,25 @@ def test_decoder_is_the_models(name, dtype):
     for i, tokens, logits, _ in found:
         expected = forced(model, cut(inputs, i), tokens).logits[0]
         torch.testing.assert_close(torch.stack(logits), expected, **CLOSE[dtype])
+
+
+@pytest.mark.parametrize("length", [1, SHORTEST_SOURCE - 1, SHORTEST_SOURCE, SHORTEST_SOURCE + 3])
+@pytest.mark.parametrize("dtype", CLOSE)
+@torch.no_grad()
+def test_sources_of_any_length(length, dtype):
+    """Short ones are filled up, which shows neither in logits nor in attention."""
+    model = varied(dtype=dtype)
+    rows = torch.randint(3, 24, (3, length), generator=torch.Generator().manual_seed(2))
+    for shortest in {1, length}:
+        mask = torch.arange(length) >= torch.tensor([0, length - shortest, 0])[:, None]
+        inputs = {"input_ids": rows * mask, "attention_mask": mask.long()}
+        memory = model.get_encoder()(**inputs)[0]
+        for i, tokens, logits, attention in decode_at_random(model, memory, mask, 5, beams=2, keep_attention=True):
+            shown = {"decoder_attention_mask": torch.ones(1, len(tokens), dtype=torch.long), "output_attentions": True}
+            expected = forced(model, cut(inputs, i), tokens, **shown)
+            torch.testing.assert_close(torch.stack(logits), expected.logits[0], **CLOSE[dtype])
+            shares = expected.cross_attentions[-1][0].mean(dim=0).float()
+            torch.testing.assert_close(torch.stack(attention), shares, atol=1e-6, rtol=1e-5)
 
 
 @IN_TWO_PRECISIONS
