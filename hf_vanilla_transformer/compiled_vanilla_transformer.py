@@ -133,8 +133,8 @@ class CompiledDecoder(IncrementalDecoder):
         """As `IncrementalDecoder.step`: logits, (rows, V), of what follows `tokens`, (rows,)."""
         stack, sentences = self.weights, self.num_sentences
         self._make_room()
-        position = stack.positions(torch.full((1,), self.length - 1), self.length)
-        inputs = [tokens.view(sentences, -1), stack.embed_tokens.weight, position, tokens.new_empty(self.length)]
+        table, so_far = stack.embed_tokens.weight, tokens.new_empty(self.length)
+        inputs = [tokens.view(sentences, -1), table, self._position(), so_far]
         caches = [self.past, self.memory_keys, self.memory_values, self.memory_bias[:sentences]]  # type: ignore[index]
         logits, attention = self.program(inputs + caches)
         if self.keep_attention:

@@ -185,10 +185,9 @@ class StackWeights:
         self.heads, self.key_dim, self.value_dim = heads, attention.head_dim, attention.value_head_dim
         self.qkv_sizes = [heads * self.key_dim, heads * self.key_dim, heads * self.value_dim]
 
-    def embed(self, tokens: Tensor, position_ids: Tensor, length: int) -> Tensor:
-        """Embeds tokens at positions below `length`."""
-        x = look_up(self.embed_tokens, tokens, None) * self.scale
-        return x + self.positions(position_ids, length).to(x.dtype)
+    def embed(self, tokens: Tensor, positions: Tensor) -> Tensor:
+        """Adds the scaled embeddings of tokens to those of their positions (3.4, 3.5)."""
+        return torch.add(positions, look_up(self.embed_tokens, tokens, None), alpha=self.scale)
 
 
 class LayerWeights:
@@ -401,7 +400,8 @@ def encode(weights: Weights, input_ids: Tensor, attention_mask: Tensor | None = 
     stack, (batch, length) = weights.encoder, input_ids.shape
     if attention_mask is not None and attention_mask.all():
         attention_mask = None
-    x = stack.embed(input_ids, positions_of(attention_mask, 0, input_ids), length).flatten(0, 1)  # (B S, d_model)
+    positions = stack.positions(positions_of(attention_mask, 0, input_ids), length).to(stack.dtype)
+    x = stack.embed(input_ids, positions).flatten(0, 1)  # (B S, d_model)
     mask = None if attention_mask is None else attention_mask[:, None, None].bool()
 
     def attend(number: int, x: Tensor) -> Tensor:
@@ -476,6 +476,7 @@ class IncrementalDecoder:
         # (layers, positions, rows, h d_k + h d_v): a step's keys and values are one piece, and so are a row's.
         shape = (len(stack.layers), FIRST_POSITIONS, beams * len(memory), sum(stack.qkv_sizes[1:]))
         self.past = memory.new_empty(shape, dtype=dtype)
+        self.positions = self.past.new_empty(0)  # of `_position`
         self.source_mask = memory.new_ones(memory.shape[:2], dtype=torch.bool)  # (B, S)
         if memory_mask is not None:
             self.source_mask = memory_mask != 0
@@ -533,7 +534,7 @@ class IncrementalDecoder:
         """
         weights = self.weights
         self._make_room()
-        x = weights.embed(tokens, torch.full((1,), self.length - 1, device=tokens.device), self.length)
+        x = weights.embed(tokens, self._position())
         pasts = list(self._pasts())
 
         def attend_to_past(number: int, x: Tensor) -> Tensor:
@@ -546,6 +547,14 @@ class IncrementalDecoder:
         if self.length == self.past.shape[1]:
             self.past = torch.cat([self.past, torch.empty_like(self.past)], dim=1)
         self.length += 1
+
+    def _position(self) -> Tensor:
+        """Returns the embedding of this step's position, (1, d_model): looked up for as many as caches have room."""
+        if self.length > len(self.positions):
+            table, room = self.weights.positions, self.past.shape[1]
+            room = max(min(room, getattr(table, "num_embeddings", room)), self.length)  # learned ones end somewhere
+            self.positions = table(torch.arange(room, device=self.past.device), room).to(self.weights.dtype)
+        return self.positions[self.length - 1 : self.length]
 
     def _pasts(self) -> Iterable[tuple[Tensor, Tensor, Tensor]]:
         """Makes views for each layer: where keys and values of this step belong, and keys and values up to it.
