@@ -530,7 +530,7 @@ def _process_by(processors: Any, vocab_size: int) -> Processor | None:
 
     def process(tokens: Tensor, scores: Tensor) -> Tensor:
         for one, barred in steps:
-            if barred is None:
+            if barred is None or scores.device.type != "cpu":
                 scores = one(tokens, scores)
             elif tokens.shape[1] < barred[1]:
                 scores = scores.index_fill_(1, barred[0], -math.inf)
@@ -540,7 +540,7 @@ def _process_by(processors: Any, vocab_size: int) -> Processor | None:
 
 
 def _barred_by(processor: Any, vocab_size: int) -> tuple[Tensor, float] | None:
-    """Says which tokens a processor on a CPU bars, and below which length; None: it does something else."""
+    """Says which tokens a processor bars, and below which length; None: it does something else, or not on a CPU."""
     if type(processor) is logits_process.MinLengthLogitsProcessor:
         tokens, length = processor.eos_token_id, processor.min_length
     elif type(processor) is logits_process.MinNewTokensLengthLogitsProcessor:
