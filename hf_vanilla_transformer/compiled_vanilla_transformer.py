@@ -123,7 +123,7 @@ class CompiledDecoder(IncrementalDecoder):
     def __init__(self, weights: Weights, memory: Tensor, *settings: Any, **more: Any) -> None:
         super().__init__(weights, memory, *settings, **more)
         if self.memory_bias is None:
-            self.memory_bias = memory.new_zeros(len(memory), self.weights.heads, self.memory_keys.shape[3])
+            self.memory_bias = memory.new_zeros(len(memory), self.weights.heads, memory.shape[1])
         self.program = program_of(weights, self.past.shape[2])
 
     def _view(self) -> None:
@@ -138,7 +138,7 @@ class CompiledDecoder(IncrementalDecoder):
         caches = [self.past, self.memory_keys, self.memory_values, self.memory_bias[:sentences]]  # type: ignore[index]
         logits, attention = self.program(inputs + caches)
         if self.keep_attention:
-            self.attention = attention[:, : self.source_mask.shape[1]]
+            self.attention = attention
         return logits
 
 

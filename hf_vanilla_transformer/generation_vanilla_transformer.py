@@ -293,7 +293,7 @@ class DecodingMixin:
             batch.prompts,
             batch.max_new_tokens,
             rules,
-            _process_by(logits_processor, self.config.target_vocab_size),  # type: ignore[attr-defined]
+            batch.process,
             keeps_attention,
             _call_of(generation_config).progress,
         )
@@ -323,7 +323,7 @@ class DecodingMixin:
             batch.prompts,
             batch.max_new_tokens,
             batch.ends,
-            _process_by(logits_processor, self.config.target_vocab_size),  # type: ignore[attr-defined]
+            batch.process,
             ignore if streamer is None else lambda token: streamer.put(torch.tensor([token])),
             keeps_attention,
             _call_of(generation_config).progress,
@@ -369,7 +369,8 @@ class DecodingMixin:
             keep_attention=any(getattr(config, name, None) for name in ("coverage_penalty", "output_alignments")),
         )
         ends = [] if config._eos_token_tensor is None else config._eos_token_tensor.tolist()
-        return IncrementalBatch(decoder, prompts, longest, frozenset(ends))
+        process = _process_by(logits_processor, self.config.target_vocab_size)  # type: ignore[attr-defined]
+        return IncrementalBatch(decoder, prompts, longest, frozenset(ends), process)
 
     def _why_not_incremental(self) -> str | None:
         return why_not(self)
@@ -396,12 +397,14 @@ class IncrementalBatch:
         prompts: What each translation begins with, (B, P).
         max_new_tokens: Longest translation of each sentence.
         ends: Tokens that end a translation.
+        process: Changes scores, as in `beam_search`; None: nothing does.
     """
 
     decoder: Any
     prompts: Tensor
     max_new_tokens: list[int]
     ends: frozenset[int]
+    process: Processor | None
 
 
 @dataclass
@@ -540,7 +543,7 @@ def _process_by(processors: Any, vocab_size: int) -> Processor | None:
 
 
 def _barred_by(processor: Any, vocab_size: int) -> tuple[Tensor, float] | None:
-    """Says which tokens a processor bars, and below which length; None: it does something else, or not on a CPU."""
+    """Says which tokens a processor bars, and below which length; None: it does something else."""
     if type(processor) is logits_process.MinLengthLogitsProcessor:
         tokens, length = processor.eos_token_id, processor.min_length
     elif type(processor) is logits_process.MinNewTokensLengthLogitsProcessor:
@@ -549,7 +552,7 @@ def _barred_by(processor: Any, vocab_size: int) -> tuple[Tensor, float] | None:
         tokens, length = processor.suppress_tokens, math.inf
     else:
         return None
-    return (tokens[(tokens >= 0) & (tokens < vocab_size)], length) if tokens.device.type == "cpu" else None
+    return tokens[(tokens >= 0) & (tokens < vocab_size)], length
 
 
 def _refuse_own_options(config: GenerationConfig, reason: str) -> None:

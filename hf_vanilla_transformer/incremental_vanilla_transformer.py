@@ -476,13 +476,12 @@ class IncrementalDecoder:
         # (layers, positions, rows, h d_k + h d_v): a step's keys and values are one piece, and so are a row's.
         shape = (len(stack.layers), FIRST_POSITIONS, beams * len(memory), sum(stack.qkv_sizes[1:]))
         self.past = memory.new_empty(shape, dtype=dtype)
-        self.positions = self.past.new_empty(0)  # of `_position`
+        self.position_embeddings = self.past.new_empty(0)  # of `_position`
         self.source_mask = memory.new_ones(memory.shape[:2], dtype=torch.bool)  # (B, S)
         if memory_mask is not None:
             self.source_mask = memory_mask != 0
         is_folded = self.shapes_memory and len(memory) == 1 and stack.heads * memory.shape[1] <= memory.shape[2]
-        is_filled = self.shapes_memory and not is_folded and memory.device.type == "cpu"
-        shortest = SHORTEST_SOURCE if is_filled else 0
+        shortest = SHORTEST_SOURCE if self.shapes_memory and not is_folded and memory.device.type == "cpu" else 0
         self.memory_keys, self.memory_values = self._project(memory.to(dtype), weights.memory, shortest)
         filling = self.memory_keys.shape[3] - memory.shape[1]
         self.memory_bias = None
@@ -550,11 +549,12 @@ class IncrementalDecoder:
 
     def _position(self) -> Tensor:
         """Returns the embedding of this step's position, (1, d_model): looked up for as many as caches have room."""
-        if self.length > len(self.positions):
+        if self.length > len(self.position_embeddings):
             table, room = self.weights.positions, self.past.shape[1]
             room = max(min(room, getattr(table, "num_embeddings", room)), self.length)  # learned ones end somewhere
-            self.positions = table(torch.arange(room, device=self.past.device), room).to(self.weights.dtype)
-        return self.positions[self.length - 1 : self.length]
+            found: Tensor = table(torch.arange(room, device=self.past.device), room)
+            self.position_embeddings = found.to(self.weights.dtype)
+        return self.position_embeddings[self.length - 1 : self.length]
 
     def _pasts(self) -> Iterable[tuple[Tensor, Tensor, Tensor]]:
         """Makes views for each layer: where keys and values of this step belong, and keys and values up to it.
