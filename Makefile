@@ -14,7 +14,7 @@ help: ## list these commands
 	@sed -n 's/^\([a-z][a-z]*\):.*## \(.*\)/make \1|\2/p' Makefile | awk -F'|' '{ printf "%-18s%s\n", $$1, $$2 }'
 
 quickstart: $(STAMP) ## train a small Transformer on this machine in minutes and translate with it
-	@$(BIN)/python scripts/quickstart.py
+	@$(BIN)/python -m scripts.quickstart
 
 test: lint ## everything that has to pass: lint, quick tests, slow tests
 	$(BIN)/python -m pytest -m "not slow" -n $(WORKERS)

@@ -28,7 +28,7 @@ from hf_vanilla_transformer import (
     VanillaTransformerForConditionalGeneration,
     VanillaTransformerTokenizerFast,
 )
-from hf_vanilla_transformer.metrics import corpus_bleu
+from hf_vanilla_transformer.evaluation.metrics import corpus_bleu
 
 
 @dataclass

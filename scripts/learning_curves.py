@@ -9,8 +9,8 @@ import argparse
 import json
 from pathlib import Path
 
-from hf_vanilla_transformer.checkpoints import TRAINER_STATE, last_whole_checkpoint
-from hf_vanilla_transformer.plotting import plot_training
+from hf_vanilla_transformer.publish.plotting import plot_training
+from hf_vanilla_transformer.training.checkpoints import TRAINER_STATE, last_whole_checkpoint
 
 
 def main() -> None:

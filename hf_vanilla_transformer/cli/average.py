@@ -37,8 +37,8 @@ def _average(arguments: argparse.Namespace) -> None:
         raise UsageError(f"{arguments.run_folder} is not a folder; RUN needs the output folder of a training")
     output = _output(arguments)
 
-    from ..averaging import average_checkpoints
-    from ..checkpoints import last_whole_checkpoints
+    from ..training.averaging import average_checkpoints
+    from ..training.checkpoints import last_whole_checkpoints
 
     try:
         checkpoints = arguments.checkpoints or last_whole_checkpoints(
@@ -63,7 +63,7 @@ def _output(arguments: argparse.Namespace) -> Path:
 
 def _named(checkpoints: "Sequence[Path]") -> str:
     """What was averaged, by their steps where all of them are a Trainer's."""
-    from ..checkpoints import step_of
+    from ..training.checkpoints import step_of
 
     steps = [step_of(checkpoint) for checkpoint in checkpoints]
     count = f"{len(checkpoints)} checkpoint{'s' if len(checkpoints) > 1 else ''}"

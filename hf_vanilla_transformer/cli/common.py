@@ -223,7 +223,7 @@ def load_model(name: str, device: str | None, dtype: str | None) -> tuple["PreTr
     from transformers.utils import logging
 
     from .. import register
-    from ..memory import keep_freed_memory
+    from ..engine.memory import keep_freed_memory
 
     register()
     logging.set_verbosity_error()  # standard error is for what the user can mend
@@ -250,7 +250,7 @@ def load_ensemble(
     names: Sequence[str], device: str | None, dtype: str | None
 ) -> tuple["PreTrainedTokenizerBase", "PreTrainedModel"]:
     """Loads checkpoints as one model of averaged probabilities, or a single one as itself, and their tokenizer."""
-    from ..translation import ensemble
+    from ..evaluation.translation import ensemble
 
     loaded = [load_model(name, device, dtype) for name in names]
     tokenizer, model = loaded[0]

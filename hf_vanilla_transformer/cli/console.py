@@ -6,8 +6,8 @@ from typing import Any
 from tqdm import tqdm
 from transformers import TrainerCallback
 
-from ..batching import TokenBudgetBatchSampler
-from ..training import TranslationMetrics
+from ..data.batching import TokenBudgetBatchSampler
+from ..training.trainer import TranslationMetrics
 
 
 class Console(TrainerCallback):

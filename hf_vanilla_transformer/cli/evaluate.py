@@ -26,8 +26,8 @@ from .common import (
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from ..metrics import Score
-    from ..translation import Hypothesis, Likelihood
+    from ..evaluation.metrics import Score
+    from ..evaluation.translation import Hypothesis, Likelihood
 
 BLEU_KINDS = ("sacrebleu", "multi30k", "compound-split")
 # What the JSON file tells of a generation config.
@@ -172,7 +172,7 @@ def _result(arguments: argparse.Namespace, names: list[str], sources: list[str],
     with loading():
         from tqdm import tqdm
 
-        from .. import translation
+        from ..evaluation import translation
 
         begun = time.perf_counter()
         tokenizer, model = load_ensemble(names, arguments.device, arguments.dtype)
@@ -207,7 +207,7 @@ def _result(arguments: argparse.Namespace, names: list[str], sources: list[str],
 def _measure(
     arguments: argparse.Namespace, hypotheses: list[str], references: list[str]
 ) -> "tuple[dict[str, Score], Score]":
-    from .. import metrics
+    from ..evaluation import metrics
 
     sides, case = (hypotheses, references), {"lowercase": arguments.lowercase}
     kinds = {

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from datasets import Dataset, IterableDataset
     from transformers import PreTrainedModel
 
-    from ..recipe import DataArguments, ModelArguments, VanillaTransformerTrainingArguments
-    from ..training import VanillaTransformerTrainer
+    from ..training.recipe import DataArguments, ModelArguments, VanillaTransformerTrainingArguments
+    from ..training.trainer import VanillaTransformerTrainer
 
 RECIPE = "recipe.json"  # what a run was started with, in its output folder
 TOKENIZER = "tokenizer"  # the tokenizer that it learned
@@ -35,7 +35,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         default=[],
         metavar="RECIPE",
-        help="a YAML file of options, such as recipes/multi30k_tiny.yaml; of several, the later ones override",
+        help="a YAML file of options, or the name of a recipe of the package, such as multi30k_tiny; of several, the "
+        "later ones override",
     )
     parser.add_argument("--resume", action="store_true", help="go on from the last whole checkpoint in --output_dir")
     parser.add_argument("--list-options", action="store_true", help="show every option of a recipe and its default")
@@ -44,9 +45,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _train(arguments: argparse.Namespace) -> None:
     from .. import register
-    from ..batching import BatchingError
-    from ..data import CorpusError
-    from ..recipe import RecipeError, describe_options, parse_recipe
+    from ..data.batching import BatchingError
+    from ..data.corpora import CorpusError
+    from ..training.recipe import RecipeError, describe_options, parse_recipe
 
     if arguments.list_options:
         print(describe_options())
@@ -137,9 +138,9 @@ class _Run:
         """Trains, saves, averages and scores."""
         from transformers import set_seed
 
-        from ..checkpoints import last_whole_checkpoint
-        from ..training import run_facts
-        from .finish import finish_run
+        from ..training.checkpoints import last_whole_checkpoint
+        from ..training.finish import finish_run
+        from ..training.trainer import run_facts
 
         set_seed(self.args.seed)
         _be_quiet()
@@ -168,9 +169,9 @@ class _Run:
         from transformers import DataCollatorForSeq2Seq
         from transformers.trainer_callback import PrinterCallback, ProgressCallback
 
-        from ..bpe_dropout import BPEDropout
-        from ..data import Cleaning, in_other_pieces, tokenize
-        from ..training import TranslationMetrics, VanillaTransformerTrainer, by_length, callbacks_for
+        from ..data.bpe_dropout import BPEDropout
+        from ..data.corpora import Cleaning, in_other_pieces, tokenize
+        from ..training.trainer import TranslationMetrics, VanillaTransformerTrainer, by_length, callbacks_for
         from .console import Console
 
         self.cleaning = cleaning = Cleaning(self.data.max_length, self.data.max_length_ratio)
@@ -212,7 +213,7 @@ class _Run:
         return trainer
 
     def _read(self, part: str, streaming: bool = False) -> Any:
-        from ..data import read_corpus
+        from ..data.corpora import read_corpus
 
         return read_corpus(self.data.corpus(part), streaming)
 
@@ -220,7 +221,7 @@ class _Run:
         from transformers import AutoTokenizer
 
         from .. import VanillaTransformerTokenizerFast
-        from ..data import texts_of
+        from ..data.corpora import texts_of
 
         saved = self.output / TOKENIZER
         name = self.model.tokenizer_name_or_path or self.model.model_name_or_path
@@ -249,7 +250,7 @@ class _Run:
         from transformers import AutoModelForSeq2SeqLM
 
         from .. import VanillaTransformerForConditionalGeneration
-        from ..training import paper_learning_rate
+        from ..training.trainer import paper_learning_rate
 
         model: PreTrainedModel
         if self.model.model_name_or_path:

@@ -40,7 +40,7 @@ def _translate(arguments: argparse.Namespace) -> None:
     with loading():
         from tqdm import tqdm
 
-        from .. import translation
+        from ..evaluation import translation
 
         tokenizer, model = load_model(arguments.model, arguments.device, arguments.dtype)
     limits = {"batch_size": arguments.batch_size, "batch_tokens": arguments.batch_tokens}

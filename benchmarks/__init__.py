@@ -1,0 +1,1 @@
+"""What `-m benchmarks` is made of."""

@@ -1,0 +1,336 @@
+"""Measures training and decoding against other implementations of the same model, in one run on this machine.
+
+    python -m benchmarks train --config base --peers marian,torch --json train.json --chart train.png
+    python -m benchmarks train --config tiny --end-to-end --data_dir multi30k_tok
+    python -m benchmarks generate --config base --json generate.json --chart generate.png
+    python -m benchmarks generate --growth growth/
+    python -m benchmarks translate --model outputs/multi30k_tiny --input test_2016_flickr.en
+
+Contenders take turns, A B A B, on the same random batches, each in a process of its own. Every figure is a median of
+rounds; read ratios, as machines have other things to do. docs/performance.md says what is compared with what.
+"""
+
+import argparse
+import itertools
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+
+from hf_vanilla_transformer.data.batching import BatchingError
+
+from . import end_to_end, growth, programs
+from .decoding import decoding_entrants
+from .floor import products_of
+from .report import Report, draw, new_figure
+from .training import training_entrants
+from .work import (
+    DECODING_FORMULA,
+    LENGTHS,
+    SIZES,
+    TRAINING_FORMULA,
+    BenchmarkError,
+    Case,
+    decoding_batches,
+    training_batches,
+)
+from .workers import Entrant, Facts, be_quiet, set_threads, start, synchronize, take_turns
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+PEAK_SIDES = {"cpu": (1024, 2048), "cuda": (4096, 8192, 16384)}
+COMPILED = 'ours with compute_type="compiled" too, which has to be compiled first: up to two minutes'
+PAUSE = 0.25  # seconds; OpenMP's threads wait up to 0.2 for more work, and keep a core busy with it
+NEW_TOKENS = 16
+BATCHES_OF_ONE = 8  # in place of one: by itself, it would show how caches are filled again after another's turn
+DECODING_CASES = {  # name -> beams, sentences
+    "greedy, batch 1": (1, 1),
+    "greedy, batch 32": (1, 32),
+    "beam 4, batch 1": (4, 1),
+    "beam 4, batch 32": (4, 32),
+}
+
+
+@dataclass(frozen=True)
+class Peer:
+    """Somebody else's implementation.
+
+    Attributes:
+        module: What has to be installed.
+        train: Whether it can be trained here.
+        generate: Whether it can decode here.
+        why_not: Why it can't do both.
+        translate: Whether there is a program that translates files with it.
+    """
+
+    module: str
+    train: bool
+    generate: bool
+    why_not: str = ""
+    translate: bool = False
+
+
+PEERS = {
+    "marian": Peer("transformers", True, True),
+    "torch": Peer("torch", True, False, "torch.nn.Transformer has no decoding"),
+    "bart": Peer("transformers", True, False, "it decodes as Marian does"),
+    "ctranslate2": Peer("ctranslate2", False, True, "it only decodes", translate=True),
+    "fairseq": Peer("fairseq", False, False, "there is no adapter for it in benchmarks"),
+    "joeynmt": Peer("joeynmt", False, False, "there is no adapter for it in benchmarks"),
+    "opennmt": Peer("onmt", False, False, "there is no adapter for it in benchmarks"),
+}
+DEFAULT_PEERS = {"train": "marian,torch", "generate": "marian,ctranslate2", "translate": "ctranslate2"}
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Measures what the command line asks for."""
+    options = parse_arguments(arguments)
+    be_quiet()
+    set_threads(options.threads)
+    try:
+        check(options)
+        if options.command == "generate" and options.growth:
+            found = growth.measure_growth(options.device, DTYPES[options.dtype], options.rounds, say)
+            files = growth.write_growth(found, options.growth)
+            print("\n".join(map(str, files)))
+            return
+        report = translate(options) if options.command == "translate" else measure(options)
+    except (BenchmarkError, BatchingError) as error:
+        raise SystemExit(f"benchmark.py: {error}") from error
+    print(report)
+    if options.json:
+        options.json.parent.mkdir(parents=True, exist_ok=True)
+        options.json.write_text(report.to_json() + "\n")
+    if options.chart and isinstance(report, Report):
+        draw(report, options.chart)
+
+
+def translate(options: argparse.Namespace) -> programs.Programs:
+    """Lets whole programs translate a file."""
+    peers, left_out = choose_peers(options.peers, "translate")
+    for name, reason in left_out.items():
+        say(f"left out: {name}, {reason}")
+    work = (options.num_beams, options.max_new_tokens, options.rounds, options.threads or torch.get_num_threads())
+    return programs.measure_programs(options.model, options.input, *work, peers, say, compute_types(options))
+
+
+def compute_types(options: argparse.Namespace) -> tuple[str, ...]:
+    """Names what ours decodes by, beside the default."""
+    return ("int8", "compiled") if options.compiled else ("int8",)
+
+
+def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
+    """Reads the command line."""
+    common = argparse.ArgumentParser(add_help=False)
+    common.add_argument("--config", choices=SIZES, default="base", help="size of the models (default: base)")
+    common.add_argument("--device", choices=("cpu", "cuda"), help="default: cuda where there is one")
+    common.add_argument("--dtype", choices=DTYPES, help="default: float32 on a CPU, bfloat16 on CUDA; train: autocast")
+    common.add_argument("--peers", help=f"of {', '.join(PEERS)}, with commas; none: ours and the floor alone")
+    common.add_argument("--lengths", choices=LENGTHS, default="multi30k", help="of sentences (default: multi30k)")
+    common.add_argument("--rounds", type=positive, default=5, help="turns of each that count (default: 5)")
+    batches = f"of a turn; of one sentence, {BATCHES_OF_ONE} in place of each (default: 4)"
+    common.add_argument("--batches", type=positive, default=4, help=batches)
+    common.add_argument("--threads", type=positive, help="of each process (default: torch's)")
+    common.add_argument("--seed", type=int, default=0, help="of batches (default: 0)")
+    common.add_argument("--json", type=Path, metavar="F.json", help="file to write all figures to")
+    common.add_argument("--chart", type=Path, metavar="F.png", help="picture to draw")
+    common.add_argument("--same-process", action="store_true", help="all in one process: no peak memory, one allocator")
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(dest="command", required=True, metavar="train|generate|translate")
+    train = commands.add_parser("train", parents=[common], help="updates: target tokens a second")
+    train.add_argument("--tokens", type=positive, help="target tokens a batch (default: 2,048; on CUDA 25,000)")
+    train.add_argument("--end-to-end", action="store_true", help="our trainer against the stock one, on files")
+    train.add_argument("--data_dir", type=Path, help="folder of Multi30k's train.en and train.de")
+    train.add_argument("--updates", type=positive, default=20, help="of a turn, end to end (default: 20)")
+    generate = commands.add_parser("generate", parents=[common], help="translations: output tokens a second")
+    generate.add_argument("--compiled", action="store_true", help=COMPILED)
+    generate.add_argument("--growth", type=Path, metavar="FOLDER", help="plot how cost grows with each size instead")
+    translate = commands.add_parser("translate", help="programs that translate a file: sentences a second")
+    translate.add_argument("--model", required=True, help="folder of a checkpoint of ours")
+    translate.add_argument("--input", type=Path, required=True, help="file with a sentence a line")
+    translate.add_argument("--num-beams", type=positive, default=4, help="beam size (default: 4)")
+    translate.add_argument(
+        "--max-new-tokens", type=positive, default=100, help="end a translation there (default: 100)"
+    )
+    translate.add_argument("--compiled", action="store_true", help=COMPILED)
+    translate.add_argument("--peers", help="ctranslate2 or none (default: ctranslate2)")
+    translate.add_argument("--rounds", type=positive, default=5, help="turns of each that count (default: 5)")
+    translate.add_argument("--threads", type=positive, help="of each program (default: torch's)")
+    translate.add_argument("--json", type=Path, metavar="F.json", help="file to write all figures to")
+    translate.set_defaults(device="cpu", dtype="float32", chart=None)
+    options = parser.parse_args(arguments)
+    options.device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    options.dtype = options.dtype or ("float32" if options.device == "cpu" else "bfloat16")
+    if options.peers is None:
+        options.peers = DEFAULT_PEERS[options.command]
+    if options.command == "train" and options.tokens is None:
+        options.tokens = 2_048 if options.device == "cpu" else 25_000
+    return options
+
+
+def positive(text: str) -> int:
+    """A number from 1 up."""
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{text} is too few; give 1 or more")
+    return number
+
+
+def check(options: argparse.Namespace) -> None:
+    """Refuses what can't work before anything is measured.
+
+    Raises:
+        BenchmarkError: With the mend.
+    """
+    if options.device == "cuda" and not torch.cuda.is_available():
+        raise BenchmarkError("there is no CUDA device here; give --device cpu")
+    if options.command == "train" and options.dtype == "float16":
+        raise BenchmarkError("training in float16 needs a scaled loss; give --dtype bfloat16 or float32")
+    if options.command == "train" and options.end_to_end and options.data_dir is None:
+        raise BenchmarkError("--end-to-end needs --data_dir, the folder of Multi30k's train.en and train.de")
+    if options.chart or getattr(options, "growth", None):
+        new_figure(1)  # says now rather than after an hour that matplotlib is missing
+    choose_peers(options.peers, options.command)
+
+
+def choose_peers(names: str, command: str) -> tuple[list[str], dict[str, str]]:
+    """Tells which of the peers can compete.
+
+    Returns:
+        Their names, and of the others name -> reason.
+
+    Raises:
+        BenchmarkError: There is no such peer.
+    """
+    chosen, left_out = [], {}
+    for name in dict.fromkeys(part.strip() for part in names.split(",")):
+        if name in ("", "none"):
+            continue
+        if name not in PEERS:
+            raise BenchmarkError(f"there is no peer {name!r}; choose of {', '.join(PEERS)}")
+        peer = PEERS[name]
+        if find_spec(peer.module) is None:
+            left_out[name] = "not installed"
+        elif not getattr(peer, command):
+            left_out[name] = "there is no program to compare" if command == "translate" else peer.why_not
+        else:
+            chosen.append(name)
+    return chosen, left_out
+
+
+def measure(options: argparse.Namespace) -> Report:
+    """Lets all contenders take turns."""
+    size, dtype = SIZES[options.config], DTYPES[options.dtype]
+    peers, left_out = choose_peers(options.peers, options.command)
+    names = ["config", "device", "dtype", "rounds", "seed", "tokens"]
+    names += ["updates"] if getattr(options, "end_to_end", False) else ["lengths", "batches"]
+    settings = {name: getattr(options, name) for name in names if hasattr(options, name)}
+    is_training = options.command == "train"
+    report = Report(options.command, size, settings, "", None, "", left_out)
+    with TemporaryDirectory() as name:
+        folder, work = Path(name), {"device": options.device, "dtype": dtype}
+        if is_training and options.end_to_end:
+            cases: dict[str, Case | None] = {"Multi30k, end to end": None}
+            report.size = size = end_to_end.prepare(options.data_dir, size, folder)
+            report.left_out |= {peer: "it has no trainer of its own here" for peer in peers if peer != "marian"}
+            entrants = end_to_end.entrants(
+                size, folder, options.tokens, options.updates, **work, with_marian="marian" in peers
+            )
+        else:
+            say("measuring the machine's peak")
+            report.peak_flops, report.peak_at = measure_peak(options.device, dtype)
+            report.formula = TRAINING_FORMULA if is_training else DECODING_FORMULA
+            found = training_cases(options) if is_training else decoding_cases(options)
+            cases = {case.name: case for case in found}
+            if is_training:
+                entrants = training_entrants(peers, size, found, **work)
+            else:
+                more = {"threads": options.threads, "folder": folder, "compute_types": compute_types(options)}
+                entrants = decoding_entrants(peers, size, found, **work, **more)
+        compete(report, entrants, cases, options)
+    return report
+
+
+def compete(report: Report, entrants: list[Entrant], cases: dict[str, Case | None], options: Any) -> None:
+    """Fills the report."""
+    workers = start(entrants, options.device, options.threads, options.same_process)
+    try:
+        check_parameters({worker.name: worker.facts() for worker in workers})
+        timings = {
+            name: take_turns(workers, name, options.rounds, say, case is not None, 0 if options.same_process else PAUSE)
+            for name, case in cases.items()
+        }
+        facts = {name: {worker.name: worker.facts(name) for worker in workers} for name in cases}
+        memory = {worker.name: worker.close() for worker in workers}
+    finally:
+        for worker in workers:
+            worker.stop()
+    for name, case in cases.items():
+        report.add(name, case, timings[name], facts[name], memory)
+
+
+def training_cases(options: argparse.Namespace) -> tuple[Case, ...]:
+    """One case: updates on all batches."""
+    size, lengths = SIZES[options.config], LENGTHS[options.lengths]
+    batches = training_batches(lengths, size, options.tokens, options.batches, options.seed)
+    return (Case("updates", batches),)
+
+
+def decoding_cases(options: argparse.Namespace) -> tuple[Case, ...]:
+    """Greedy and beam search, one sentence and many at a time; both searches on the same batches."""
+    size, lengths = SIZES[options.config], LENGTHS[options.lengths]
+    cases = []
+    for name, (beams, sentences) in DECODING_CASES.items():
+        count = options.batches * (BATCHES_OF_ONE if sentences == 1 else 1)
+        batches = decoding_batches(lengths, size, sentences, count, options.seed)
+        cases.append(Case(name, batches, beams, NEW_TOKENS))
+    return tuple(cases)
+
+
+def check_parameters(facts: dict[str, Facts]) -> None:
+    """Compares the numbers of parameters, design of their own aside.
+
+    Raises:
+        BenchmarkError: They are not of the same size.
+    """
+    counts = {name: fact.parameters - sum(fact.alone.values()) for name, fact in facts.items() if fact.parameters}
+    ours = counts["ours"]
+    for name, count in counts.items():
+        if count != ours:
+            raise BenchmarkError(
+                f"{name} has {count:,} parameters and ours {ours:,}, so they are not the same model; mend its builder "
+                "in benchmarks/models.py, or state there what it has alone"
+            )
+
+
+def measure_peak(device: str, dtype: torch.dtype, seconds: float = 1.0) -> tuple[float, str]:
+    """The most FLOP/s that this machine reaches in products of large square matrices, and what they were."""
+    best, best_side = 0.0, 0
+    for side, kind in itertools.product(PEAK_SIDES[device], products_of(device, dtype).values()):
+        a, b, out = (torch.randn(side, side, device=device).to(dtype) for _ in range(3))
+        call, ends = kind.multiply(a, b, out), time.perf_counter() + seconds
+        for number in range(100):
+            synchronize(device)
+            began = time.perf_counter()
+            call()
+            synchronize(device)
+            now = time.perf_counter()
+            if number and 2 * side**3 / (now - began) > best:  # the first one warms up
+                best, best_side = 2 * side**3 / (now - began), side
+            if number and now > ends:
+                break
+    return best, f"the best product of {best_side} x {best_side} matrices in {str(dtype).removeprefix('torch.')}"
+
+
+def say(what: str) -> None:
+    """Shows what is going on, apart from the table."""
+    print(what, file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,251 @@
+"""What is to be computed: sizes of models, batches of random sentences, and the operations that they take."""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from hf_vanilla_transformer.data.batching import TokenBudgetBatchSampler
+
+Ints = NDArray[np.int64]
+
+LONGEST = 250  # tokens of a sentence
+TEST_SENTENCES = 1_000
+FIRST_WORD = 2  # ids below are the end of sentence and the unknown word, as in Marian's vocabularies
+
+TRAINING_FORMULA = (
+    "model FLOPs of an update = 6 (M_S S + M_T T) + 12 d sum(N_e L_S^2 + N_d L_T^2 / 2 + N_d L_S L_T), with "
+    "M_S = N_e (4 d^2 + 2 d f) + 2 N_d d^2, M_T = N_d (6 d^2 + 2 d f) + V d, for S source and T target tokens in "
+    "sentences of L_S and L_T; utilisation = model FLOPs / seconds / peak"
+)
+DECODING_FORMULA = (
+    "model FLOPs of a batch = 2 (M_S S + M_T R) + 4 d (N_e sum(L_S^2) + N_d sum(r (t + L_S))), with M_S and M_T as in "
+    "training, R = all rows r of all steps t: a row for each sentence in the first step, one for each beam in the "
+    "others; utilisation = model FLOPs / seconds / peak"
+)
+
+
+class BenchmarkError(Exception):
+    """What was asked for can't be measured; the message says why and the mend."""
+
+
+@dataclass(frozen=True)
+class Size:
+    """The numbers that fix a model: post-norm, one matrix for all embeddings, biases everywhere but on the logits.
+
+    Attributes:
+        d_model: d.
+        heads: h.
+        encoder_layers: N_e.
+        decoder_layers: N_d.
+        ffn_dim: f, the paper's d_ff.
+        vocab_size: V.
+    """
+
+    d_model: int
+    heads: int
+    encoder_layers: int
+    decoder_layers: int
+    ffn_dim: int
+    vocab_size: int
+
+    @property
+    def pad(self) -> int:
+        """The padding, which targets start with too, is the last token, as in Marian's vocabularies."""
+        return self.vocab_size - 1
+
+    @property
+    def source_matrices(self) -> int:
+        """M_S: elements of the matrices that a source token is multiplied with."""
+        d, f = self.d_model, self.ffn_dim
+        return self.encoder_layers * (4 * d * d + 2 * d * f) + 2 * self.decoder_layers * d * d
+
+    @property
+    def target_matrices(self) -> int:
+        """M_T: elements of the matrices that a target token is multiplied with."""
+        d, f = self.d_model, self.ffn_dim
+        return self.decoder_layers * (6 * d * d + 2 * d * f) + self.vocab_size * d
+
+
+SIZES = {
+    "tiny": Size(128, 4, 4, 4, 256, 5_000),
+    "small": Size(256, 4, 4, 4, 1024, 10_000),
+    "base": Size(512, 8, 6, 6, 2048, 37_000),
+    "big": Size(1024, 16, 6, 6, 4096, 37_000),
+}
+
+
+@dataclass(frozen=True)
+class Lengths:
+    """How long the sentences of a corpus are: logarithms of a normal distribution.
+
+    Attributes:
+        mean: Tokens of a sentence, on either side.
+        deviation: Their standard deviation.
+        correlation: Of the logarithms of both sides.
+        pairs: Sentences that batches are made of.
+    """
+
+    mean: float
+    deviation: float
+    correlation: float
+    pairs: int
+
+    def draw(self, seed: int) -> tuple[Ints, Ints]:
+        """Draws the lengths of all sources and of their targets, (pairs) each."""
+        variance = math.log(1 + (self.deviation / self.mean) ** 2)
+        source, other = np.random.default_rng(seed).standard_normal((2, self.pairs))
+        target = self.correlation * source + math.sqrt(1 - self.correlation**2) * other
+        logarithms = math.log(self.mean) - variance / 2 + math.sqrt(variance) * np.stack([source, target])
+        lengths = np.rint(np.exp(logarithms)).astype(np.int64).clip(2, LONGEST)
+        return lengths[0], lengths[1]
+
+
+LENGTHS = {"multi30k": Lengths(14, 5, 0.85, 29_000), "wmt": Lengths(27, 15, 0.9, 200_000)}
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Sentence pairs of random tokens, padded on the right.
+
+    Attributes:
+        source: (B, S), the padding is the last token of the vocabulary.
+        source_lengths: (B).
+        target: (B, T), padded with -100.
+        target_lengths: (B).
+    """
+
+    source: Ints
+    source_lengths: Ints
+    target: Ints
+    target_lengths: Ints
+
+    @property
+    def source_tokens(self) -> int:
+        """Number of source tokens, padding aside."""
+        return int(self.source_lengths.sum())
+
+    @property
+    def target_tokens(self) -> int:
+        """Number of target tokens, padding aside."""
+        return int(self.target_lengths.sum())
+
+    def tensors(self, device: str) -> dict[str, torch.Tensor]:
+        """What a collator hands to a model."""
+        places = np.arange(self.source.shape[1])
+        arrays = {
+            "input_ids": self.source,
+            "attention_mask": (places < self.source_lengths[:, None]).astype(np.int64),
+            "labels": self.target,
+        }
+        return {name: torch.from_numpy(array).to(device) for name, array in arrays.items()}
+
+
+@dataclass(frozen=True)
+class Case:
+    """Work that is timed as a whole.
+
+    Attributes:
+        name: Of it.
+        batches: One after the other.
+        beams: Of decoding.
+        new_tokens: Of each translation; 0: this is training.
+    """
+
+    name: str
+    batches: tuple[Batch, ...]
+    beams: int = 1
+    new_tokens: int = 0
+
+    @property
+    def tokens(self) -> int:
+        """What a second's worth is counted in: target tokens to learn, or of the translations."""
+        if self.new_tokens:
+            return sum(len(batch.source) for batch in self.batches) * self.new_tokens
+        return sum(batch.target_tokens for batch in self.batches)
+
+    @property
+    def padding(self) -> float:
+        """Share of all positions that are padding."""
+        sides = [side for batch in self.batches for side in ((batch.source, batch.source_lengths),)]
+        if not self.new_tokens:
+            sides += [(batch.target, batch.target_lengths) for batch in self.batches]
+        return 1 - sum(int(lengths.sum()) for _, lengths in sides) / sum(tokens.size for tokens, _ in sides)
+
+    def flops(self, size: Size) -> float:
+        """Model FLOPs, by the formula that is printed."""
+        if self.new_tokens:
+            return sum(
+                decoding_flops(size, batch.source_lengths, self.beams, self.new_tokens) for batch in self.batches
+            )
+        return sum(training_flops(size, batch.source_lengths, batch.target_lengths) for batch in self.batches)
+
+
+def training_flops(size: Size, source_lengths: Ints, target_lengths: Ints) -> float:
+    """TRAINING_FORMULA for one batch."""
+    matrices = size.source_matrices * source_lengths.sum() + size.target_matrices * target_lengths.sum()
+    source, target = source_lengths.astype(float), target_lengths.astype(float)
+    own = size.encoder_layers * source @ source + size.decoder_layers * target @ target / 2
+    return float(6 * matrices + 12 * size.d_model * (own + size.decoder_layers * source @ target))
+
+
+def decoding_flops(size: Size, source_lengths: Ints, beams: int, new_tokens: int) -> float:
+    """DECODING_FORMULA for one batch."""
+    source, sentences = source_lengths.astype(float), len(source_lengths)
+    rows = np.array([1] + [beams] * (new_tokens - 1))  # of each sentence in each step
+    steps = np.arange(1, new_tokens + 1)
+    matrices = size.source_matrices * source.sum() + size.target_matrices * sentences * rows.sum()
+    looks = sentences * (rows @ steps) + rows.sum() * source.sum()
+    return float(
+        2 * matrices + 4 * size.d_model * (size.encoder_layers * source @ source + size.decoder_layers * looks)
+    )
+
+
+def training_batches(lengths: Lengths, size: Size, tokens: int, count: int, seed: int) -> tuple[Batch, ...]:
+    """Batches of sentences of like length, by a budget of tokens, in random order.
+
+    Args:
+        lengths: The corpus's.
+        size: For its vocabulary.
+        tokens: Real target tokens a batch, about.
+        count: Number of batches.
+        seed: Of lengths, order and tokens.
+
+    Raises:
+        BatchingError: A sentence is longer than `tokens`.
+    """
+    source, target = lengths.draw(seed)
+    sampler = TokenBudgetBatchSampler(source, target, tokens, seed=seed)
+    # The budget counts padding too, so the batches have less than it in real tokens.
+    budget = round(tokens * tokens * len(sampler) / target.sum())
+    chosen = list(TokenBudgetBatchSampler(source, target, budget, seed=seed))[:count]
+    random = np.random.default_rng(seed)
+    return tuple(_batch(source[places], target[places], size, random) for places in map(np.array, chosen))
+
+
+def decoding_batches(lengths: Lengths, size: Size, sentences: int, count: int, seed: int) -> tuple[Batch, ...]:
+    """Batches of neighbours in a test set in the order of length; arguments as of `training_batches`."""
+    source, target = (side[:TEST_SENTENCES] for side in lengths.draw(seed))
+    order = np.argsort(source, kind="stable")
+    random = np.random.default_rng(seed)
+    starts = random.integers(0, len(order) - sentences + 1, size=count)
+    places = [order[start : start + sentences] for start in starts]
+    return tuple(_batch(source[some], target[some], size, random) for some in places)
+
+
+def uniform_batch(size: Size, sentences: int, source_length: int, target_length: int, seed: int = 0) -> Batch:
+    """A batch without padding."""
+    lengths = np.full((2, sentences), [[source_length], [target_length]])
+    return _batch(lengths[0], lengths[1], size, np.random.default_rng(seed))
+
+
+def _batch(source_lengths: Ints, target_lengths: Ints, size: Size, random: np.random.Generator) -> Batch:
+    def sentences(lengths: Ints, padding: int) -> Ints:
+        shape = (len(lengths), int(lengths.max()))
+        tokens = random.integers(FIRST_WORD, size.pad, size=shape)
+        return np.where(np.arange(shape[1]) < lengths[:, None], tokens, padding)
+
+    source, target = sentences(source_lengths, size.pad), sentences(target_lengths, -100)
+    return Batch(source, source_lengths, target, target_lengths)

@@ -1,0 +1,1 @@
+"""Corpora, file formats, batches by tokens, BPE-dropout."""

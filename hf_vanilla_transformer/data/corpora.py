@@ -1,0 +1,352 @@
+"""Parallel corpora: from files or the Hub to sentence pairs, and from pairs to token ids.
+
+A corpus is given as pairs of plain text files, as tables (.tsv, .csv, .jsonl, .parquet) or as a data set on the Hub.
+Plain text, .tsv, .csv and .jsonl may be compressed (.gz).
+"""
+
+import json
+import os
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.compute
+from datasets import Dataset, IterableDataset, concatenate_datasets, load_dataset
+from datasets.exceptions import DatasetGenerationError
+from datasets.fingerprint import Hasher
+from numpy.typing import NDArray
+from transformers.utils import logging
+
+from ..tokenization_vanilla_transformer import VanillaTransformerTokenizerFast
+from .bpe_dropout import BPEDropout
+from .formats import (
+    TABLES,
+    CorpusError,
+    Pair,
+    check_file,
+    first_line,
+    is_table,
+    pair_of,
+    read_lines,
+    read_table,
+    read_text,
+)
+
+# Above so many pairs, several processes tokenize; below, starting them takes longer than the work.
+PAIRS_A_PROCESS = 200_000
+PAIRS_A_REPORT = 1_000_000  # of a stream, between two lines about what was left out
+
+logger = logging.get_logger(__name__)
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """Where sentence pairs come from: several sources, read one after the other.
+
+    Attributes:
+        source: Plain text files, one sentence a line.
+        target: Their translations, file by file and line by line.
+        tables: Files (.tsv, .csv, .jsonl, .parquet) that hold both sides, or names of data sets on the Hub.
+        source_column: The column of the source in tables: "source", or a language of a "translation" column, "en".
+        target_column: The column of the target.
+        configuration: A Hub data set's configuration, "de-en".
+        split: A Hub data set's split.
+    """
+
+    source: tuple[str, ...] = ()
+    target: tuple[str, ...] = ()
+    tables: tuple[str, ...] = ()
+    source_column: str = "source"
+    target_column: str = "target"
+    configuration: str | None = None
+    split: str = "train"
+
+    def __post_init__(self) -> None:
+        if len(self.source) != len(self.target):
+            raise CorpusError(
+                f"{len(self.source)} source files but {len(self.target)} target files; give each its translation"
+            )
+        for file in (*self.source, *self.target):
+            check_file(Path(file))
+        for table in self.tables:
+            if is_table(table):
+                check_file(Path(table))
+            elif Path(table).is_file():
+                raise CorpusError(f"{table}: no table by its name; name it {', '.join(TABLES)}, or give it as text")
+
+    def __bool__(self) -> bool:
+        return bool(self.source or self.tables)
+
+
+@dataclass
+class Cleaning:
+    """Which pairs are left out, and how many were.
+
+    Attributes:
+        max_length: Tokens of a side at most, the end of sentence included.
+        max_length_ratio: How many times as many tokens one side may have as the other; None: any.
+        left_out: Reason -> number of pairs.
+        kept: Number of pairs that are left.
+    """
+
+    max_length: int
+    max_length_ratio: float | None = None
+    left_out: Counter[str] = field(default_factory=Counter)
+    kept: int = 0
+
+    def keeps(self, source: NDArray[np.int64], target: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Tells which pairs stay, and counts.
+
+        Args:
+            source: Tokens of each source with its end of sentence, (N,): an empty text has 1.
+            target: Tokens of each target, likewise.
+        """
+        longer, shorter = np.maximum(source, target), np.minimum(source, target)
+        ratio = np.inf if self.max_length_ratio is None else self.max_length_ratio
+        reasons = {
+            "an empty side": shorter <= 1,
+            f"more than {self.max_length} tokens": longer > self.max_length,
+            f"a length ratio above {self.max_length_ratio}": longer > ratio * shorter,
+        }
+        stays = np.ones(len(source), dtype=bool)
+        for reason, applies in reasons.items():
+            if count := int((stays & applies).sum()):
+                self.left_out[reason] += count
+            stays &= ~applies
+        self.kept += int(stays.sum())
+        return stays
+
+    @property
+    def seen(self) -> int:
+        """Number of pairs that were looked at."""
+        return self.kept + self.left_out.total()
+
+    def __str__(self) -> str:
+        removed = ", ".join(f"{count:,} with {reason}" for reason, count in self.left_out.items())
+        return f"{self.kept:,} pairs kept, {self.left_out.total():,} left out" + (f": {removed}" if removed else "")
+
+
+def read_corpus(corpus: Corpus, streaming: bool = False) -> Dataset | IterableDataset:
+    """Reads a corpus into the columns "source" and "target".
+
+    What is read is cached by datasets; a file that changes is read anew.
+
+    Args:
+        corpus: What to read.
+        streaming: Reads while it is used, in place of all at once: for what doesn't fit on the disk a second time.
+
+    Raises:
+        CorpusError: A file is missing, empty, not UTF-8 or shorter than its translation, a row has no such column; with
+            file and line. A stream says so when it comes to the line.
+    """
+    sources: list[tuple[str, ...]] = [*zip(corpus.source, corpus.target, strict=True)]
+    sources += [(table,) for table in corpus.tables]
+    parts: list[Any] = []
+    for local, group in groupby(sources, key=lambda paths: len(paths) == 2 or is_table(paths[0])):
+        if local:
+            parts.append(_from_files(corpus, list(group), streaming))
+        else:
+            parts += [_from_hub(corpus, name, streaming) for (name,) in group]
+    if not parts:
+        raise CorpusError("no corpus is given; name its files or a data set on the Hub")
+    return parts[0] if len(parts) == 1 else concatenate_datasets(parts)
+
+
+def tokenize(
+    pairs: Dataset | IterableDataset, tokenizer: Any, cleaning: Cleaning, num_proc: int | None = None
+) -> Dataset | IterableDataset:
+    """Makes "input_ids" and "labels" of "source" and "target", and leaves out what `cleaning` says.
+
+    Token ids are cached by datasets: the same pairs and the same tokenizer are not tokenized a second time.
+
+    Args:
+        pairs: Columns "source" and "target".
+        tokenizer: Ends each sequence with its end-of-sentence token.
+        cleaning: What to leave out; its counts are raised. Of a stream that happens while it is read, in the
+            process that reads it, which logs a warning with the counts now and then.
+        num_proc: Processes; None: one, or all cores for a large corpus. The tokenizer itself uses all cores too.
+
+    Raises:
+        CorpusError: Nothing is left.
+    """
+
+    def encode(batch: Mapping[str, list[str]]) -> dict[str, Any]:
+        encoded = tokenizer(list(batch["source"]), text_target=list(batch["target"]), verbose=False)
+        return {"input_ids": encoded["input_ids"], "labels": encoded["labels"]}
+
+    def encode_and_clean(batch: Mapping[str, list[str]]) -> dict[str, Any]:
+        columns, before = encode(batch), cleaning.seen
+        stays = cleaning.keeps(*(np.array([len(ids) for ids in columns[name]]) for name in ("input_ids", "labels")))
+        if cleaning.seen // PAIRS_A_REPORT > before // PAIRS_A_REPORT:
+            logger.warning("Of the stream, as far as this process has read it: %s", cleaning)
+        return {name: [ids for ids, keep in zip(rows, stays, strict=True) if keep] for name, rows in columns.items()}
+
+    if isinstance(pairs, IterableDataset):
+        return pairs.map(encode_and_clean, batched=True, remove_columns=pairs.column_names or ["source", "target"])
+    encoded = pairs.map(
+        encode,
+        batched=True,
+        num_proc=_processes(num_proc, len(pairs)),
+        new_fingerprint=_fingerprint(pairs, tokenizer),
+        desc="Tokenizing",
+    )
+    stays = cleaning.keeps(lengths_of(encoded, "input_ids"), lengths_of(encoded, "labels"))
+    if not stays.any():
+        raise CorpusError(f"no sentence pair is left of {len(pairs):,}: {cleaning}")
+    return encoded if stays.all() else encoded.select(np.flatnonzero(stays))
+
+
+def in_other_pieces(
+    pairs: Dataset,
+    dropout: BPEDropout,
+    copies: int,
+    seed: int = 0,
+    max_length: int | None = None,
+    num_proc: int | None = None,
+) -> Dataset:
+    """Repeats pairs in other pieces each time, on both sides, so that an epoch goes through all of them.
+
+    They are cached as what `tokenize` makes is; the same seed gives the same pieces on every machine.
+
+    Args:
+        pairs: What `tokenize` has made, with "source" and "target".
+        dropout: What splits them.
+        copies: How often each pair is there.
+        seed: Of the pieces.
+        max_length: A text that would have more pieces than that keeps its usual ones.
+        num_proc: Processes; None: one, or all cores for a large corpus.
+
+    Raises:
+        ValueError: There is to be no copy.
+    """
+    if copies < 1:
+        raise ValueError(f"copies={copies}: give 1 or more")
+
+    def encode(batch: Mapping[str, list[Any]], rows: list[int], copy: int) -> dict[str, Any]:
+        columns = {}
+        for name, side in (("input_ids", "source"), ("labels", "target")):
+            varied = dropout.encode(batch[side], [f"{seed} {copy} {row} {side}" for row in rows])
+            both = zip(varied, batch[name], strict=True)
+            columns[name] = [new if max_length is None or len(new) <= max_length else usual for new, usual in both]
+        return columns
+
+    pieces = _fingerprint(pairs, dropout.tokenizer)
+    settings = (pieces, dropout.probability, seed, max_length)
+    return concatenate_datasets(
+        [
+            pairs.map(
+                encode,
+                fn_kwargs={"copy": copy},
+                with_indices=True,
+                batched=True,
+                remove_columns=["source", "target"],
+                num_proc=_processes(num_proc, len(pairs) * copies),
+                new_fingerprint=None if pieces is None else Hasher.hash((*settings, copy)),
+                desc=f"BPE-dropout, copy {copy + 1} of {copies}",
+            )
+            for copy in range(copies)
+        ]
+    )
+
+
+def lengths_of(dataset: Dataset, column: str) -> NDArray[np.int64]:
+    """Numbers of elements in each row of a column of lists, (N,), without making Python lists of them."""
+    table = dataset.select_columns([column]).with_format("arrow")[:]
+    return np.asarray(pyarrow.compute.list_value_length(table[column]).to_numpy(), dtype=np.int64)
+
+
+def _from_files(corpus: Corpus, sources: list[tuple[str, ...]], streaming: bool) -> Dataset | IterableDataset:
+    # Place, size and time of change stand for the content, so that datasets takes no stale copy from its cache.
+    stamps = [[(os.path.abspath(path), *_size_and_time(path)) for path in paths] for paths in sources]
+    arguments = {"sources": sources, "stamps": stamps, "columns": (corpus.source_column, corpus.target_column)}
+    if streaming:
+        return IterableDataset.from_generator(_read_sources, gen_kwargs=arguments)
+    try:
+        return Dataset.from_generator(_read_sources, gen_kwargs=arguments)
+    except DatasetGenerationError as error:
+        if isinstance(error.__cause__, CorpusError):
+            raise error.__cause__ from None
+        raise
+
+
+def _size_and_time(path: str) -> tuple[int, int]:
+    status = os.stat(path)
+    return status.st_size, status.st_mtime_ns
+
+
+def _read_sources(sources: list[tuple[str, ...]], stamps: list[Any], columns: tuple[str, str]) -> Iterator[Pair]:
+    for paths in sources:
+        empty = True
+        for pair in read_text(*paths) if len(paths) == 2 else read_table(paths[0], columns):
+            empty = False
+            yield pair
+        if empty:
+            raise CorpusError(f"{paths[0]}: no sentence pair in it; is it the right file?")
+
+
+def _from_hub(corpus: Corpus, name: str, streaming: bool) -> Dataset | IterableDataset:
+    """A data set that datasets itself finds, with the columns renamed."""
+    columns = (corpus.source_column, corpus.target_column)
+    try:
+        dataset = load_dataset(name, corpus.configuration, split=corpus.split, streaming=streaming)
+        names = dataset.column_names or list(next(iter(dataset), {}))
+    except Exception as error:  # of whatever kind its reader or the network raises
+        raise CorpusError(
+            f"{name}: can't be loaded ({first_line(_cause(error))}); name a data set on the Hub"
+        ) from error
+    if not names or (isinstance(dataset, Dataset) and not len(dataset)):
+        raise CorpusError(f"{name}: no sentence pair in its split {corpus.split!r}")
+
+    def to_pairs(batch: Mapping[str, list[Any]], places: list[int]) -> dict[str, list[str]]:
+        rows = [dict(zip(batch, values, strict=True)) for values in zip(*batch.values(), strict=True)]
+        pairs = [pair_of(row, columns, f"{name}, row {place + 1}") for place, row in zip(places, rows, strict=True)]
+        return {side: [pair[side] for pair in pairs] for side in ("source", "target")}
+
+    return dataset.map(to_pairs, batched=True, with_indices=True, remove_columns=names)
+
+
+def _processes(num_proc: int | None, pairs: int) -> int | None:
+    return os.cpu_count() if num_proc is None and pairs > PAIRS_A_PROCESS else num_proc
+
+
+def _fingerprint(pairs: Dataset, tokenizer: Any) -> str | None:
+    """What the cached token ids depend on.
+
+    datasets would take the tokenizer's origin for a part of it, and each process that loads what another one has just
+    learned would tokenize again. None: leave it to datasets, which is right for every other tokenizer.
+    """
+    if type(tokenizer) is not VanillaTransformerTokenizerFast:
+        return None
+    content = json.loads(tokenizer.backend_tokenizer.to_str())
+    content |= {"padding": None, "truncation": None}  # left over from its last call
+    return Hasher.hash((pairs._fingerprint, content, tokenizer.split_special_tokens))
+
+
+def _cause(error: Exception) -> BaseException:
+    # datasets says of some errors no more than that there was one.
+    return error.__cause__ or error if isinstance(error, DatasetGenerationError) else error
+
+
+def texts_of(pairs: Iterable[Mapping[str, str]]) -> Iterator[str]:
+    """Yields both sides of each pair, to learn a joint vocabulary from (5.1)."""
+    for pair in pairs:
+        yield pair["source"]
+        yield pair["target"]
+
+
+__all__ = [
+    "Cleaning",
+    "Corpus",
+    "CorpusError",
+    "in_other_pieces",
+    "is_table",
+    "lengths_of",
+    "read_corpus",
+    "read_lines",
+    "texts_of",
+    "tokenize",
+]

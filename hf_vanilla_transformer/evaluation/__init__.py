@@ -1,0 +1,1 @@
+"""Translation of many sentences, and metrics."""

@@ -1,0 +1,445 @@
+"""Translating many sentences with one model or an ensemble: batches by length, n-best lists, forced decoding.
+
+Everything here takes a sequence-to-sequence model of transformers in evaluation mode and its tokenizer. Decoding is the
+model's own `generate()`: options are its keyword arguments, by default those of the model's generation config.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers.modeling_outputs import BaseModelOutput, Seq2SeqLMOutput
+
+from ..incremental_vanilla_transformer import EnsembleDecoder
+from ..search_vanilla_transformer import round_down
+
+# Padded source tokens a batch, times the number of beams: on two cores, more brings no more speed, and on any device
+# caches and logits grow with it. `--batch-tokens` on the command line.
+BATCH_TOKENS = 4_096
+# Padded tokens in forced decoding, which has a row of the vocabulary's width for each target token at once.
+SCORED_TOKENS_A_BATCH = 2_048
+# transformers gives the score -1e9 to places that hold no hypothesis.
+NO_HYPOTHESIS = -1e8
+# What the members of an ensemble have in common, beside the tokenizer.
+SHARED_FIELDS = ("vocab_size", "decoder_vocab_size", "decoder_start_token_id", "eos_token_id", "pad_token_id")
+
+
+# ---- Decoding ----
+@dataclass(frozen=True)
+class Hypothesis:
+    """One translation of a sentence.
+
+    Attributes:
+        text: Its text, on one line.
+        num_tokens: Tokens that the model wrote, the end of sentence included where it wrote one.
+        score: Its log-probability in nats divided by the length penalty, `sequences_scores` of `generate()`; None
+            where n-best lists weren't asked for.
+    """
+
+    text: str
+    num_tokens: int
+    score: float | None = None
+
+
+def translate(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    sentences: Sequence[str],
+    *,
+    batch_size: int | None = None,
+    batch_tokens: int = BATCH_TOKENS,
+    progress: Callable[[int], object] | None = None,
+    **options: Any,
+) -> list[str]:
+    """Translates sentences: one line each, in their order; one that is empty or white space stays empty.
+
+    Args:
+        model: A model, or what `ensemble` made of several.
+        tokenizer: Its tokenizer.
+        sentences: The sentences, in any order of length.
+        batch_size: Sentences at a time at most; None: as many as `batch_tokens` allows.
+        batch_tokens: Padded source tokens at a time, times beams, at most; a longer sentence is a batch by itself.
+        progress: Called with the number of sentences done since its last call.
+        **options: For `generate()`, such as `num_beams` or `gnmt_length_penalty`.
+
+    Returns:
+        As many translations as there are sentences.
+
+    Raises:
+        TypeError: `sentences` is one string.
+        ValueError: The model is in training mode, `batch_size` or `batch_tokens` is below 1, or `generate()` refuses
+            an option or a sentence.
+    """
+    options |= {"batch_size": batch_size, "batch_tokens": batch_tokens, "progress": progress}
+    lists = decode(model, tokenizer, sentences, **options)
+    return [hypotheses[0].text for hypotheses in lists]
+
+
+def decode(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    sentences: Sequence[str],
+    *,
+    n_best: int | None = None,
+    batch_size: int | None = None,
+    batch_tokens: int = BATCH_TOKENS,
+    progress: Callable[[int], object] | None = None,
+    **options: Any,
+) -> list[list[Hypothesis]]:
+    """Translates sentences as `translate` does, into hypotheses with their lengths and, for n-best lists, scores.
+
+    Args:
+        model: A model, or what `ensemble` made of several.
+        tokenizer: Its tokenizer.
+        sentences: The sentences.
+        n_best: Hypotheses a sentence, of a beam search at least as wide. None: the best alone, without its score.
+        batch_size: As in `translate`.
+        batch_tokens: As in `translate`.
+        progress: Called with the number of sentences done since its last call.
+        **options: For `generate()`.
+
+    Returns:
+        Hypotheses of each sentence, the best first: one, or `n_best` (fewer where the search found no more). An empty
+        sentence has one hypothesis, empty, of no tokens and score 0.
+
+    Raises:
+        TypeError: `sentences` is one string.
+        ValueError: As `translate`; or `n_best` is below 1 or above the number of beams, or there is but one beam.
+    """
+    _check_input(model, batch_size, sentences=sentences)
+    if batch_tokens < 1:
+        raise ValueError(f"batch_tokens is {batch_tokens}; it has to be 1 or more (the default: {BATCH_TOKENS:,})")
+    config = options.get("generation_config") or model.generation_config
+    num_beams = options.get("num_beams") or config.num_beams or 1
+    if n_best is not None:
+        _check_n_best(n_best, num_beams)
+        options = {**options, "num_return_sequences": n_best}
+    found = [[Hypothesis("", 0, None if n_best is None else 0.0)] for _ in sentences]
+    filled = [index for index, sentence in enumerate(sentences) if sentence.strip()]
+    if progress is not None and len(filled) < len(found):
+        progress(len(found) - len(filled))
+    token_ids = tokenizer([sentences[index] for index in filled])["input_ids"] if filled else []
+    for batch in batches([len(ids) for ids in token_ids], batch_size, batch_tokens // num_beams):
+        lists = _decode_batch(model, tokenizer, [token_ids[place] for place in batch], options)
+        for place, hypotheses in zip(batch, lists, strict=True):
+            found[filled[place]] = hypotheses
+        if progress is not None:
+            progress(len(batch))
+    return found
+
+
+def batches(lengths: Sequence[int], batch_size: int | None, max_tokens: int) -> Iterator[list[int]]:
+    """Groups sentences of like length, the longest first, so that memory that doesn't suffice shows at once.
+
+    Their numbers are such as `round_down` gives, but for the last batch's.
+
+    Args:
+        lengths: Tokens of each sentence.
+        batch_size: Sentences a batch at most; None: any number.
+        max_tokens: Padded tokens a batch at most; a sentence that is longer is a batch by itself.
+
+    Yields:
+        Indices into `lengths`, each of them once.
+    """
+    batch: list[int] = []
+    for index in sorted(range(len(lengths)), key=lambda index: -lengths[index]):
+        if batch and (len(batch) == batch_size or (len(batch) + 1) * lengths[batch[0]] > max_tokens):
+            size = round_down(len(batch))
+            yield batch[:size]
+            batch = batch[size:]
+        batch.append(index)
+    if batch:
+        yield batch
+
+
+def _decode_batch(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, token_ids: list[list[int]], options: dict[str, Any]
+) -> list[list[Hypothesis]]:
+    inputs = tokenizer.pad({"input_ids": token_ids}, return_tensors="pt").to(model.device)
+    with torch.inference_mode():
+        output = model.generate(
+            input_ids=inputs["input_ids"],
+            attention_mask=inputs["attention_mask"],
+            **{**options, "return_dict_in_generate": True},  # for the beams' lengths
+        )
+    if options.get("num_return_sequences") and output.sequences_scores is None:
+        # Where transformers' own loop searches, scores come only with those of every step, which take much memory.
+        options["output_scores"] = True
+        return _decode_batch(model, tokenizer, token_ids, options)
+    texts = [_on_one_line(text) for text in tokenizer.batch_decode(output.sequences, skip_special_tokens=True)]
+    scores = output.sequences_scores.tolist() if options.get("num_return_sequences") else [None] * len(texts)
+    rows = [Hypothesis(*row) for row in zip(texts, _numbers_of_tokens(model, output), scores, strict=True)]
+    width = len(rows) // len(token_ids)
+    return [_found(rows[start : start + width]) for start in range(0, len(rows), width)]
+
+
+def _on_one_line(text: str) -> str:
+    return text.replace("\r", " ").replace("\n", " ")
+
+
+def _found(hypotheses: list[Hypothesis]) -> list[Hypothesis]:
+    # A search with fewer hypotheses than places fills the list up with such.
+    return hypotheses[:1] + [one for one in hypotheses[1:] if one.score is not None and one.score > NO_HYPOTHESIS]
+
+
+def _numbers_of_tokens(model: PreTrainedModel, output: Any) -> list[int]:
+    """Counts what the model wrote in each row, which is filled up to the longest one's length."""
+    if output.get("beam_indices") is not None:
+        return (output.beam_indices >= 0).sum(dim=1).tolist()
+    config = model.generation_config
+    ends = config.eos_token_id if isinstance(config.eos_token_id, list) else [config.eos_token_id]
+    return [_number_of_tokens(row[1:], ends, config.pad_token_id) for row in output.sequences.tolist()]
+
+
+def _number_of_tokens(tokens: list[int], ends: list[int | None], padding: int | None) -> int:
+    for number, token in enumerate(tokens, start=1):
+        if token in ends:
+            return number
+    while tokens and tokens[-1] == padding:
+        tokens = tokens[:-1]
+    return len(tokens)
+
+
+def _check_n_best(n_best: int, num_beams: int) -> None:
+    if n_best < 1:
+        raise ValueError(f"n_best is {n_best}; it has to be 1 or more, or None for the best translation alone")
+    if num_beams < max(n_best, 2):
+        raise ValueError(
+            f"n_best={n_best} needs a beam search of at least {max(n_best, 2)} beams, and num_beams is {num_beams}; "
+            "raise num_beams"
+        )
+
+
+def _check_input(model: PreTrainedModel, batch_size: int | None, **texts: Sequence[str]) -> None:
+    for name, value in texts.items():
+        if isinstance(value, str):
+            raise TypeError(f"{name} is a string; give a list of strings, [text] for a single one")
+    if batch_size is not None and batch_size < 1:
+        raise ValueError(f"batch_size is {batch_size}; it has to be 1 or more, or None for no limit but batch_tokens")
+    if model.training:
+        raise ValueError("the model is in training mode, where dropout falsifies its output; call model.eval() first")
+
+
+# ---- Forced decoding ----
+@dataclass(frozen=True)
+class Likelihood:
+    """How probable a model finds given translations.
+
+    Attributes:
+        negative_log_probability: Of all target tokens together, in nats: plain cross-entropy, without label smoothing.
+        num_tokens: Target tokens, each sentence's `</s>` included.
+    """
+
+    negative_log_probability: float
+    num_tokens: int
+
+    @property
+    def perplexity(self) -> float:
+        """Perplexity per token, as in Table 3 (there per word-piece); of other tokens it can't be compared."""
+        try:
+            return math.exp(self.negative_log_probability / self.num_tokens)
+        except OverflowError:
+            return math.inf
+
+
+def score_targets(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    sources: Sequence[str],
+    targets: Sequence[str],
+    *,
+    batch_size: int | None = None,
+    progress: Callable[[int], object] | None = None,
+) -> Likelihood:
+    """Forces the model to write given targets and sums up how improbable it finds them.
+
+    Args:
+        model: A model, or what `ensemble` made of several.
+        tokenizer: Its tokenizer.
+        sources: The sentences; an empty one is a source of `</s>` alone.
+        targets: Their translations, in the same order; an empty one is `</s>` alone.
+        batch_size: Sentences at a time at most; fewer where they are long.
+        progress: Called with the number of sentences done since its last call.
+
+    Returns:
+        Log-probability and number of target tokens, hence perplexity.
+
+    Raises:
+        TypeError: `sources` or `targets` is one string.
+        ValueError: They aren't equally many, there is none, `batch_size` is below 1, or the model is in training mode.
+    """
+    _check_input(model, batch_size, sources=sources, targets=targets)
+    if len(sources) != len(targets):
+        raise ValueError(f"{len(sources)} sources but {len(targets)} targets; give each source its one target")
+    if not sources:
+        raise ValueError("sources and targets are empty; a likelihood needs at least one sentence")
+    source_ids = tokenizer(list(sources))["input_ids"]
+    target_ids = tokenizer(text_target=list(targets))["input_ids"]
+    lengths = [max(len(source), len(target)) for source, target in zip(source_ids, target_ids, strict=True)]
+    total = 0.0
+    for batch in batches(lengths, batch_size, SCORED_TOKENS_A_BATCH):
+        total += _score_batch(model, tokenizer, [source_ids[i] for i in batch], [target_ids[i] for i in batch])
+        if progress is not None:
+            progress(len(batch))
+    return Likelihood(total, sum(len(ids) for ids in target_ids))
+
+
+def _score_batch(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, sources: list[list[int]], targets: list[list[int]]
+) -> float:
+    inputs = tokenizer.pad({"input_ids": sources}, return_tensors="pt").to(model.device)
+    rows = [torch.tensor(ids) for ids in targets]
+    labels = nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=-100).to(model.device)  # (B, T)
+    with torch.inference_mode():
+        logits = model(
+            input_ids=inputs["input_ids"],
+            attention_mask=inputs["attention_mask"],
+            decoder_input_ids=model.prepare_decoder_input_ids_from_labels(labels),
+            use_cache=False,
+        ).logits  # (B, T, V)
+        losses = F.cross_entropy(logits.flatten(0, 1).float(), labels.flatten(), ignore_index=-100, reduction="none")
+    return losses.double().sum().item()
+
+
+# ---- Ensembles ----
+def ensemble(models: Sequence[PreTrainedModel], tokenizers: Sequence[PreTrainedTokenizerBase]) -> PreTrainedModel:
+    """Makes one model of several: at each step, its probabilities are the mean of theirs.
+
+    It decodes as the first model does, by that one's generation config and length penalty, greedily or with beams. It
+    has no attention weights or hidden states to show, no loss, and can't be saved.
+
+    Args:
+        models: The members, on one device. Their sizes may differ, their vocabulary may not.
+        tokenizers: Their tokenizers, in the same order.
+
+    Returns:
+        A model for `translate`, `decode`, `score_targets` and `generate()`, which holds the members and no copies.
+
+    Raises:
+        ValueError: There is no member, or they have different vocabularies or special tokens.
+    """
+    if not models or len(models) != len(tokenizers):
+        raise ValueError(f"{len(models)} models and {len(tokenizers)} tokenizers; give each of at least one its own")
+    for number, (model, tokenizer) in enumerate(zip(models, tokenizers, strict=True), start=1):
+        _check_member(number, models[0].config, model.config, tokenizers[0].get_vocab(), tokenizer.get_vocab())
+    # Of the first member's class, whose decoding may have options of its own.
+    base = type(models[0])
+    return type(f"{base.__name__}Ensemble", (AveragedProbabilities, base), {})(models)
+
+
+def _check_member(number: int, first: Any, config: Any, first_vocabulary: Any, vocabulary: Any) -> None:
+    mend = "an ensemble averages the probabilities of one vocabulary, so train its members with one tokenizer"
+    if vocabulary != first_vocabulary:
+        differing = sorted(token for token, _ in vocabulary.items() ^ first_vocabulary.items())
+        raise ValueError(
+            f"model {number} has another tokenizer than model 1: {len(vocabulary)} tokens instead of "
+            f"{len(first_vocabulary)}, and {differing[0]!r} is not the same in both; {mend}"
+        )
+    for name in SHARED_FIELDS:
+        own, wanted = getattr(config, name, None), getattr(first, name, None)
+        if own != wanted:
+            raise ValueError(f"model {number} has {name}={own} and model 1 {name}={wanted}; {mend}")
+
+
+class MemberCaches:
+    """Keys and values of each member of an ensemble, which `generate()` takes for one cache."""
+
+    is_compileable = is_croppable = False
+
+    def __init__(self, caches: list[Any]) -> None:
+        self.caches = caches
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        """Returns the number of positions, which is the same in all of them."""
+        return self.caches[0].get_seq_length(layer_idx)
+
+    def reorder_cache(self, beam_idx: Tensor) -> None:
+        """Gives each beam the past of the beam that it continues: `beam_idx`, (batch * beams,)."""
+        for cache in self.caches:
+            cache.reorder_cache(beam_idx)
+
+
+class MemberEncoders(nn.Module):
+    """The encoders of an ensemble's members."""
+
+    def __init__(self, encoders: list[nn.Module]) -> None:
+        super().__init__()
+        self.encoders = nn.ModuleList(encoders)
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None, **kwargs: Any) -> dict[str, Tensor]:
+        """Encodes a source (B, S) with each: {number of the member: (B, S, d_model)}, which `generate()` expands."""
+        outputs = (encoder(input_ids=input_ids, attention_mask=attention_mask, **kwargs) for encoder in self.encoders)
+        return {str(number): output.last_hidden_state for number, output in enumerate(outputs)}
+
+
+class AveragedProbabilities(nn.Module):
+    """What makes an ensemble of a model's class, which comes after it in the bases; `ensemble` builds it."""
+
+    members: Any
+
+    def __init__(self, members: Sequence[PreTrainedModel]) -> None:
+        PreTrainedModel.__init__(self, members[0].config)  # not the class's own, which would build another model
+        self.generation_config = members[0].generation_config
+        self.members = nn.ModuleList(members)
+        self.training = any(member.training for member in members)
+
+    def _why_not_incremental(self) -> str | None:
+        if not all(hasattr(member, "_why_not_incremental") for member in self.members):
+            return "a member of the ensemble is a model of another package"
+        reasons = (member._why_not_incremental() for member in self.members)
+        return next((reason for reason in reasons if reason is not None), None)
+
+    def _weights(self, compute_type: str) -> list[Any]:
+        return [member._weights(compute_type) for member in self.members]
+
+    def _encode(self, weights: list[Any], input_ids: Tensor, mask: Tensor | None) -> dict[str, Tensor]:
+        pairs = zip(self.members, weights, strict=True)
+        encoded = (member._encode(own_weights, input_ids, mask) for member, own_weights in pairs)
+        return {str(number): output.last_hidden_state for number, output in enumerate(encoded)}
+
+    def _incremental_decoder(
+        self, weights: list[Any], encoder_outputs: dict[str, Tensor], *settings: Any, **more: Any
+    ) -> EnsembleDecoder:
+        outputs = [{"last_hidden_state": encoder_outputs[str(number)]} for number in range(len(self.members))]
+        members = zip(self.members, weights, outputs, strict=True)
+        return EnsembleDecoder([member._incremental_decoder(*own, *settings, **more) for member, *own in members])
+
+    def get_encoder(self, modality: str | None = None) -> MemberEncoders:
+        """Returns the members' encoders as one."""
+        return MemberEncoders([member.get_encoder() for member in self.members])
+
+    def forward(
+        self,
+        input_ids: Tensor | None = None,  # (B, S)
+        attention_mask: Tensor | None = None,  # (B, S)
+        decoder_input_ids: Tensor | None = None,  # (B, T)
+        decoder_attention_mask: Tensor | None = None,  # (B, past + T)
+        encoder_outputs: dict[str, Tensor] | None = None,  # in place of input_ids
+        past_key_values: Any = None,
+        use_cache: bool | None = None,
+        **kwargs: Any,
+    ) -> Seq2SeqLMOutput:
+        """Predicts the token at each target position: `logits`, (B, T, V), are log-probabilities in float32."""
+        # What generate() makes before the first step is one empty cache; each member makes its own then.
+        caches = past_key_values.caches if isinstance(past_key_values, MemberCaches) else [None] * len(self.members)
+        outputs = [
+            member(
+                input_ids=input_ids,
+                attention_mask=attention_mask,
+                decoder_input_ids=decoder_input_ids,
+                decoder_attention_mask=decoder_attention_mask,
+                encoder_outputs=None if encoder_outputs is None else BaseModelOutput(encoder_outputs[str(number)]),
+                past_key_values=cache,
+                use_cache=use_cache,
+            )
+            for number, (member, cache) in enumerate(zip(self.members, caches, strict=True))
+        ]
+        log_probabilities = torch.stack([output.logits.float().log_softmax(dim=-1) for output in outputs])
+        mean = log_probabilities.logsumexp(dim=0) - math.log(len(outputs))
+        caches = [output.past_key_values for output in outputs]
+        return Seq2SeqLMOutput(logits=mean, past_key_values=None if caches[0] is None else MemberCaches(caches))

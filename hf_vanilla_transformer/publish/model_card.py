@@ -1,0 +1,357 @@
+"""The card that a trained model shows on the Hub, filled from the facts of its run (`model_card_template.md`)."""
+
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path, PurePosixPath, PureWindowsPath
+from typing import Any
+from urllib.parse import quote
+
+from huggingface_hub import EvalResult, ModelCard, ModelCardData
+
+from ..evaluation.metrics import Score
+
+TEMPLATE = Path(__file__).with_name("model_card_template.md")
+TAGS = ("vanilla_transformer", "attention-is-all-you-need")
+LIMITS = (
+    "It translates a sentence at a time. How good it is on text unlike its training data has not been measured, nor "
+    "has any bias that this data may hold: check what it writes before you rely on it."
+)
+POSITIONS = {
+    "paper": "sinusoids",
+    "tensor2tensor": "sinusoids, as tensor2tensor has them",
+    "fairseq": "sinusoids, as fairseq has them",
+    "marian": "sinusoids, as Marian has them",
+    "learned": "learned",
+}
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Scores on one test set.
+
+    Attributes:
+        dataset: The test set's name, for instance "Multi30k, test_2016_flickr".
+        scores: BLEU, chrF ... with their signatures.
+        sentences: How many there are.
+        decoding: How they were decoded, for instance "beam 4, length penalty 0.6".
+        dataset_id: The data set's name on the Hub.
+        split: Its split. Two test sets of the same `dataset_id` need two different ones.
+    """
+
+    dataset: str
+    scores: Sequence[Score]
+    sentences: int | None = None
+    decoding: str | None = None
+    dataset_id: str | None = None
+    split: str | None = None
+
+    @property
+    def dataset_type(self) -> str:
+        """What the Hub files the results under: the data set's name there, or else one made of its own name."""
+        return self.dataset_id or re.sub(r"[^\w.-]+", "-", self.dataset).strip("-").lower() or "test"
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One sentence, what the model made of it, and what a translator did."""
+
+    source: str
+    translation: str
+    reference: str | None = None
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How the model was trained; what is None is not known and left out.
+
+    Attributes:
+        optimizer: With its constants, for instance "Adam, beta 0.9 and 0.98, epsilon 1e-9".
+        schedule: For instance "inverse square root, 4,000 steps of warm-up".
+        learning_rate: The highest.
+        batch_tokens: Target tokens an update, on all devices together.
+        steps: Updates.
+        dropout: P_drop.
+        bpe_dropout: Probability that a merge was skipped in the training data.
+        label_smoothing: epsilon_ls.
+        precision: For instance "bfloat16".
+        averaged_checkpoints: How many were averaged into the model.
+        hardware: For instance "1 x NVIDIA H200".
+        seconds: Wall-clock time of the training.
+        software: Versions, for instance "torch 2.13.0, transformers 5.23.0".
+    """
+
+    optimizer: str | None = None
+    schedule: str | None = None
+    learning_rate: float | None = None
+    batch_tokens: int | None = None
+    steps: int | None = None
+    dropout: float | None = None
+    bpe_dropout: float | None = None
+    label_smoothing: float | None = None
+    precision: str | None = None
+    averaged_checkpoints: int | None = None
+    hardware: str | None = None
+    seconds: float | None = None
+    software: str | None = None
+
+
+@dataclass(frozen=True)
+class RunFacts:
+    """What a run knows about its model; what is missing is left out of the card.
+
+    Attributes:
+        name: The model's name on the Hub, "user/name", or a title. Of an absolute path the last folder's name is taken.
+        config: Fields of the model's configuration, `model.config.to_dict()`.
+        parameters: Number of weights, tied ones counted once.
+        source_language: ISO 639 code, "en".
+        target_language: ISO 639 code, "de".
+        license: As the Hub writes it, "apache-2.0".
+        datasets: Names on the Hub of the data trained on.
+        training_files: Files trained on; the card shows their names without folders.
+        training_pairs: Number of sentence pairs trained on.
+        recipe: How it was trained.
+        evaluations: Scores, one entry a test set.
+        samples: A few translations, best of sentences that it was not trained on.
+        limits: What it can't do, in Markdown, added to a general remark.
+    """
+
+    name: str
+    config: Mapping[str, Any] = field(default_factory=dict)
+    parameters: int | None = None
+    source_language: str | None = None
+    target_language: str | None = None
+    license: str | None = None
+    datasets: Sequence[str] = ()
+    training_files: Sequence[str | Path] = ()
+    training_pairs: int | None = None
+    recipe: Recipe = field(default_factory=Recipe)
+    evaluations: Sequence[Evaluation] = ()
+    samples: Sequence[Sample] = ()
+    limits: str | None = None
+
+
+def fill_model_card(facts: RunFacts) -> ModelCard:
+    """Returns the card: `str(card)` is its text, `card.save(folder / "README.md")` writes it.
+
+    Args:
+        facts: What is known. Text in it may hold anything; it is escaped, except for `limits`.
+
+    Raises:
+        ValueError: Two evaluations would be one on the Hub, as they have the same `dataset_id` and `split`.
+    """
+    name = _without_path(facts.name)
+    sentence = facts.samples[0].source if facts.samples else "..."
+    metadata = _metadata(facts, name)
+    card: ModelCard = ModelCard.from_template(
+        metadata,
+        template_path=str(TEMPLATE),
+        metadata=metadata.to_yaml(),
+        title=_text(name),
+        introduction=_introduction(facts),
+        # A JSON string is a Python string, too.
+        name_literal=json.dumps(name, ensure_ascii=False),
+        sentence_literal=json.dumps(sentence, ensure_ascii=False),
+        architecture=_architecture(facts),
+        training_data=_training_data(facts),
+        recipe=_recipe(facts.recipe),
+        results=_results(facts.evaluations),
+        samples=_samples(facts.samples),
+        limits="\n\n".join(filter(None, (facts.limits, LIMITS))),
+    )
+    card.text = card.text.rstrip() + "\n"
+    return card
+
+
+def _metadata(facts: RunFacts, name: str) -> ModelCardData:
+    languages = [language for language in (facts.source_language, facts.target_language) if language]
+    return ModelCardData(
+        library_name="transformers",
+        pipeline_tag="translation",
+        license=facts.license,
+        language=list(dict.fromkeys(languages)) or None,
+        tags=list(TAGS),
+        datasets=list(facts.datasets) or None,
+        model_name=name.rpartition("/")[2] if facts.evaluations else None,
+        eval_results=_eval_results(facts.evaluations) or None,
+    )
+
+
+def _eval_results(evaluations: Sequence[Evaluation]) -> list[EvalResult]:
+    places = [(evaluation.dataset_type, evaluation.split) for evaluation in evaluations]
+    for place, evaluation in zip(places, evaluations, strict=True):
+        if places.count(place) > 1:
+            raise ValueError(
+                f"there are {places.count(place)} evaluations on {evaluation.dataset_type!r}, split "
+                f"{evaluation.split!r}; give each a split of its own"
+            )
+    return [
+        EvalResult(
+            task_type="translation",
+            task_name="Translation",
+            dataset_type=evaluation.dataset_type,
+            dataset_name=evaluation.dataset,
+            dataset_split=evaluation.split,
+            metric_type="chrf" if score.name.startswith("chrF") else score.name.lower(),
+            metric_name=score.name,
+            metric_value=round(score.value, 2),
+            metric_args={"signature": score.signature},
+        )
+        for evaluation in evaluations
+        for score in evaluation.scores
+    ]
+
+
+def _introduction(facts: RunFacts) -> str:
+    languages = ""
+    if facts.source_language and facts.target_language:
+        languages = f" that translates from {_code(facts.source_language)} to {_code(facts.target_language)}"
+    return (
+        "A Transformer as in [Attention Is All You Need](https://arxiv.org/abs/1706.03762) (Vaswani et al. 2017)"
+        f"{languages}, trained with hf_vanilla_transformer."
+    )
+
+
+def _architecture(facts: RunFacts) -> str:
+    config = facts.config
+    rows = [
+        ("layers (N), encoder + decoder", _both_stacks(config, "layers")),
+        ("width (d_model)", config.get("d_model")),
+        ("attention heads (h)", _both_stacks(config, "attention_heads")),
+        ("width of a head's queries and keys (d_k)", config.get("head_dim")),
+        ("width of a head's values (d_v)", config.get("value_head_dim")),
+        ("feed-forward width (d_ff)", _both_stacks(config, "ffn_dim")),
+        ("feed-forward activation", config.get("activation_function")),
+        ("layer normalisation", {"post": "after each sub-layer", "pre": "before each sub-layer"}.get(_norm(config))),
+        ("positions", POSITIONS.get(str(config.get("position_encoding")))),
+        ("vocabulary", _vocabulary(config)),
+        ("shared embeddings", _sharing(config)),
+        ("parameters", facts.parameters),
+    ]
+    return _table(["", "value"], [(label, _value(value)) for label, value in rows if value is not None])
+
+
+def _norm(config: Mapping[str, Any]) -> str:
+    return str(config.get("norm_position"))
+
+
+def _both_stacks(config: Mapping[str, Any], name: str) -> str | int | None:
+    """The encoder's and the decoder's number; layers always as a sum, others as one where they are equal."""
+    encoder, decoder = config.get(f"encoder_{name}"), config.get(f"decoder_{name}")
+    if encoder is None or decoder is None:
+        return None
+    return int(encoder) if encoder == decoder and name != "layers" else f"{_value(encoder)} + {_value(decoder)}"
+
+
+def _vocabulary(config: Mapping[str, Any]) -> str | None:
+    if config.get("vocab_size") is None:
+        return None
+    target = config.get("decoder_vocab_size")
+    source = f"{config['vocab_size']:,} tokens"
+    return f"{source}, one for both languages" if target is None else f"{source} (source), {target:,} (target)"
+
+
+def _sharing(config: Mapping[str, Any]) -> str | None:
+    names = {
+        (True, True): "source, target and output",
+        (True, False): "source and target",
+        (False, True): "target and output",
+        (False, False): "none",
+    }
+    return names.get((config.get("share_encoder_decoder_embeddings"), config.get("tie_word_embeddings")))  # type: ignore[arg-type]
+
+
+def _training_data(facts: RunFacts) -> str:
+    lines = [f"- [{_text(name)}](https://huggingface.co/datasets/{quote(name)})" for name in facts.datasets]
+    if facts.training_files:
+        # Windows' paths, as these know both kinds of slash.
+        lines.append("- files: " + ", ".join(_code(PureWindowsPath(path).name) for path in facts.training_files))
+    if facts.training_pairs is not None:
+        lines.append(f"- {facts.training_pairs:,} sentence pairs")
+    return "\n".join(lines)
+
+
+def _recipe(recipe: Recipe) -> str:
+    rows = [
+        ("optimizer", recipe.optimizer),
+        ("learning rate, at its highest", recipe.learning_rate),
+        ("schedule", recipe.schedule),
+        ("target tokens a batch", recipe.batch_tokens),
+        ("steps", recipe.steps),
+        ("dropout", recipe.dropout),
+        ("BPE-dropout", recipe.bpe_dropout),
+        ("label smoothing", recipe.label_smoothing),
+        ("precision", recipe.precision),
+        ("averaged checkpoints", recipe.averaged_checkpoints),
+        ("hardware", recipe.hardware),
+        ("time", None if recipe.seconds is None else _duration(recipe.seconds)),
+        ("software", recipe.software),
+    ]
+    return _table(["", "value"], [(label, _value(value)) for label, value in rows if value is not None])
+
+
+def _results(evaluations: Sequence[Evaluation]) -> str:
+    rows = [
+        (
+            _text(evaluation.dataset),
+            _value(evaluation.sentences),
+            _text(evaluation.decoding or ""),
+            _text(score.name),
+            f"{score.value:.2f}",
+            _code(score.signature),
+        )
+        for evaluation in evaluations
+        for score in evaluation.scores
+    ]
+    return _table(["test set", "sentences", "decoding", "metric", "value", "signature"], rows)
+
+
+def _samples(samples: Sequence[Sample]) -> str:
+    rows = [(_text(sample.source), _text(sample.translation), _text(sample.reference or "")) for sample in samples]
+    return _table(["source", "translation", "reference"], rows)
+
+
+def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A Markdown table of cells that are Markdown already, without the columns in which there is nothing."""
+    if not rows:
+        return ""
+    columns = [place for place in range(len(header)) if any(row[place] for row in rows)]
+
+    def line(cells: Iterable[str]) -> str:
+        return f"| {' | '.join(cells)} |"
+
+    lines = [[header[place] for place in columns], ["---"] * len(columns)]
+    return "\n".join(map(line, lines + [[row[place] for place in columns] for row in rows]))
+
+
+def _value(value: object) -> str:
+    if value is None:
+        return ""
+    return f"{value:,}" if isinstance(value, int) else _text(str(value))
+
+
+def _duration(seconds: float) -> str:
+    """For instance "45 s", "3 min 26 s" or "26 h 0 min"."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60} s"
+    minutes = round(whole / 60)
+    return f"{minutes // 60} h {minutes % 60} min"
+
+
+def _text(text: str) -> str:
+    """Any text as Markdown that shows it, on one line: nothing in it is a mark, a link, HTML or a formula."""
+    return re.sub(r"([\\`*_\[\]<>|~$&])", r"\\\1", " ".join(text.split()))
+
+
+def _code(text: str) -> str:
+    """Any text as code, which can't hold a backtick; in a table a bar ends the cell even there."""
+    return f"`{' '.join(text.split()).replace('`', chr(39))}`".replace("|", "\\|")
+
+
+def _without_path(name: str) -> str:
+    is_path = PurePosixPath(name).is_absolute() or PureWindowsPath(name).is_absolute()
+    return PureWindowsPath(name).name if is_path else " ".join(name.split())

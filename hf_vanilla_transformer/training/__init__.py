@@ -1,0 +1,1 @@
+"""The trainer, its arguments and recipes, checkpoints, averaging, sharding."""

@@ -1,0 +1,315 @@
+"""Recipes: everything that a training run needs to know, in one YAML file whose values the command line overrides."""
+
+import dataclasses
+import difflib
+import json
+import math
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar, NoReturn
+
+import torch
+import yaml
+from transformers import HfArgumentParser, Seq2SeqTrainingArguments
+
+from ..configuration_vanilla_transformer import VanillaTransformerConfig
+from ..data.corpora import Corpus, is_table
+
+RECIPES = Path(__file__).with_name("recipes")  # those of the package, which are known by their names
+
+
+class RecipeError(ValueError):
+    """A recipe or an option that overrides it is wrong; the message names it and the mend."""
+
+
+def _files(help: str) -> Any:
+    return field(default_factory=list, metadata={"help": help})
+
+
+def _option(default: Any, help: str) -> Any:
+    return field(default=default, metadata={"help": help})
+
+
+@dataclass
+class DataArguments:
+    """The corpora, and what of them is used."""
+
+    data_dir: str | None = _option(None, "Folder that relative file names are looked up in (default: the current one).")
+    train_source: list[str] = _files("Plain text files to train on, one sentence a line, .gz or not.")
+    train_target: list[str] = _files("Their translations, line by line.")
+    train_data: list[str] = _files("Tables (.tsv, .csv, .jsonl, .parquet) to train on, or data sets on the Hub.")
+    validation_source: list[str] = _files("Text files for the evaluations while training.")
+    validation_target: list[str] = _files("Their translations.")
+    validation_data: list[str] = _files("Tables or data sets on the Hub, likewise.")
+    test_source: list[str] = _files("Text files to translate and score after training.")
+    test_target: list[str] = _files("Their translations.")
+    test_data: list[str] = _files("Tables or data sets on the Hub, likewise.")
+    source_column: str = _option("source", "The source's column in tables, or its language in a 'translation' column.")
+    target_column: str = _option("target", "The target's column, likewise.")
+    dataset_config_name: str | None = _option(None, "Configuration of the data sets on the Hub, such as de-en.")
+    train_split: str = _option("train", "Split of the Hub's data sets to train on.")
+    validation_split: str = _option("validation", "Split for the evaluations while training.")
+    test_split: str = _option("test", "Split to score after training.")
+    streaming: bool = _option(False, "Read the training data while training, for what is larger than the disk.")
+    max_length: int = _option(256, "Leave out pairs with more tokens than this on a side.")
+    max_length_ratio: float | None = _option(None, "Leave out pairs with so many times as many tokens on one side.")
+    bpe_dropout: float = _option(0.0, "Skip merges in training with this probability (Provilkov et al. 2020: 0.1).")
+    bpe_dropout_copies: int = _option(16, "Ways of splitting the corpus that an epoch then goes through.")
+    preprocessing_num_workers: int | None = _option(None, "Processes that tokenize (default: as the corpus needs).")
+
+    def corpus(self, part: str) -> Corpus:
+        """The corpus for "train", "validation" or "test"; it is false where none is named.
+
+        Raises:
+            CorpusError: A file is missing or empty.
+        """
+        return Corpus(
+            source=tuple(map(self._path, getattr(self, f"{part}_source"))),
+            target=tuple(map(self._path, getattr(self, f"{part}_target"))),
+            # A data set on the Hub is in no folder.
+            tables=tuple(self._path(name) if is_table(name) else name for name in getattr(self, f"{part}_data")),
+            source_column=self.source_column,
+            target_column=self.target_column,
+            configuration=self.dataset_config_name,
+            split=getattr(self, f"{part}_split"),
+        )
+
+    def _path(self, name: str) -> str:
+        return str(Path(self.data_dir or ".", name).expanduser())
+
+
+@dataclass
+class ModelArguments:
+    """The model; what is None is the preset's."""
+
+    preset: str = _option("base", "Size: base, big, tiny, or a row of Table 3 (A-h1 ... E).")
+    vocab_size: int = _option(37_000, "Pieces of a new joint vocabulary at most (5.1).")
+    merge_punctuation: bool = _option(True, "Whether a piece of it may join words and punctuation.")
+    tokenizer_name_or_path: str | None = _option(None, "A saved tokenizer to use in place of a new one.")
+    model_name_or_path: str | None = _option(None, "A saved model to go on from; preset and sizes are its own then.")
+    d_model: int | None = _option(None, "Width of every layer's output.")
+    encoder_layers: int | None = _option(None, "N of the encoder.")
+    decoder_layers: int | None = _option(None, "N of the decoder.")
+    encoder_attention_heads: int | None = _option(None, "h of the encoder.")
+    decoder_attention_heads: int | None = _option(None, "h of the decoder.")
+    encoder_ffn_dim: int | None = _option(None, "d_ff of the encoder.")
+    decoder_ffn_dim: int | None = _option(None, "d_ff of the decoder.")
+    head_dim: int | None = _option(None, "d_k, where it is not d_model / h.")
+    value_head_dim: int | None = _option(None, "d_v, where it is not d_model / h.")
+    dropout: float | None = _option(None, "P_drop on sub-layers and embeddings (5.4).")
+    attention_dropout: float | None = _option(None, "Dropout on attention weights; the paper has none.")
+    activation_dropout: float | None = _option(None, "Dropout within the feed-forward; the paper has none.")
+    label_smoothing: float | None = _option(None, "eps_ls of the loss (5.4).")
+    max_position_embeddings: int | None = _option(None, "Rows of the positional table.")
+    position_encoding: str | None = _option(None, "paper, learned (Table 3, row E), tensor2tensor, fairseq, marian.")
+    attention_init_gain: float | None = _option(None, "Gain of Glorot's initialisation of W^Q, W^K, W^V (default: 1).")
+    norm_position: str | None = _option(None, "post as in the paper, or pre.")
+    share_encoder_decoder_embeddings: bool | None = _option(None, "One matrix for source and target embeddings (3.4).")
+    tie_word_embeddings: bool | None = _option(None, "The same matrix for the pre-softmax projection (3.4).")
+    num_beams: int | None = _option(None, "Beam size that the model is saved with (default: 4, 6.1).")
+    gnmt_length_penalty: float | None = _option(None, "alpha that it is saved with (default: 0.6, 6.1).")
+    early_stopping: str | None = _option(None, "When its searches end: true, false or never (default: true, 6.1).")
+
+    def decoding(self) -> dict[str, Any]:
+        """What the model's generation config is to say otherwise than the paper.
+
+        Raises:
+            RecipeError: A value makes no sense.
+        """
+        given = {name: getattr(self, name) for name in ("num_beams", "gnmt_length_penalty", "early_stopping")}
+        given = {name: value for name, value in given.items() if value is not None}
+        if self.early_stopping is not None:
+            ends = {"true": True, "false": False, "never": "never"}
+            if self.early_stopping.lower() not in ends:
+                raise RecipeError(f"early_stopping is {self.early_stopping!r}; give true, false or never")
+            given["early_stopping"] = ends[self.early_stopping.lower()]
+        if self.num_beams == 1 and given.setdefault("early_stopping", False) is not False:
+            raise RecipeError(
+                "early_stopping is about beam search, and num_beams is 1; leave it out, or take two beams"
+            )
+        if given.get("num_beams", 1) < 1 or not 0 <= given.get("gnmt_length_penalty", 0) < math.inf:
+            raise RecipeError(
+                f"no model can decode with {given}; num_beams is 1 or more, gnmt_length_penalty 0 or more"
+            )
+        return given
+
+    def config(self, vocab_size: int) -> VanillaTransformerConfig:
+        """The configuration of a new model.
+
+        Raises:
+            RecipeError: The values make no model.
+        """
+        known = {field.name for field in dataclasses.fields(VanillaTransformerConfig)} - {"vocab_size"}
+        given = {name: value for name, value in vars(self).items() if name in known and value is not None}
+        try:
+            return VanillaTransformerConfig.from_preset(self.preset, vocab_size=vocab_size, **given)
+        except Exception as error:  # strict dataclasses raise their own kinds
+            raise RecipeError(str(error.__cause__ or error)) from error
+
+
+@dataclass
+class VanillaTransformerTrainingArguments(Seq2SeqTrainingArguments):
+    """Transformers' arguments with the paper's values (section 5) as defaults, and a few of ours."""
+
+    report_to: list[str] = field(
+        default_factory=lambda: ["none"],
+        metadata={"help": "Where to log: tensorboard, wandb, trackio ..., several of them, all or none."},
+    )
+    per_device_train_batch_tokens: int = _option(
+        4096,
+        "Padded tokens a batch at most, on the source side and on the target side; 0: batches of "
+        "per_device_train_batch_size sentences. The paper: about 25,000 an update over all devices.",
+    )
+    shuffle_buffer_size: int = _option(100_000, "Pairs that are shuffled and batched together when streaming.")
+    # lrate = factor * d_model^-0.5 * min(step^-0.5, step * warmup^-1.5) (5.3)
+    learning_rate: float | None = _option(None, "Highest rate (default: the paper's, by learning_rate_factor).")
+    learning_rate_factor: float = _option(1.0, "What the paper's schedule is multiplied by, without learning_rate.")
+    lr_scheduler_type: str = _option("inverse_sqrt", "The paper's schedule.")
+    warmup_steps: float = _option(4000, "Updates of linear warm-up.")
+    max_steps: int = _option(100_000, "Updates in all.")
+    adam_beta2: float = _option(0.98, "Adam's beta2.")
+    adam_epsilon: float = _option(1e-9, "Adam's epsilon.")
+    max_grad_norm: float = _option(0.0, "Norm that gradients are clipped to; 0: not at all, as in the paper.")
+    predict_with_generate: bool = _option(True, "Translate the validation set at each evaluation, for BLEU and chrF.")
+    include_for_metrics: list[str] = field(default_factory=lambda: ["inputs"], metadata={"help": "For the samples."})
+    dropout_warmup_steps: int = _option(
+        0, "Updates over which dropout rises from 0 to the model's (curriculum dropout)."
+    )
+    early_stopping_patience: int | None = _option(None, "Evaluations without a better one after which to stop.")
+    average_last: int = _option(0, "Average so many last checkpoints at the end (6.1); 0: none.")
+    bleu_tokenize: str = _option("13a", "How sacreBLEU splits words; none for text that is split already.")
+    logging_steps: float = _option(100, "Updates between two lines of the log.")
+
+    def __post_init__(self) -> None:
+        if not torch.accelerator.is_available():  # transformers wants to be told so before it allows bf16
+            self.use_cpu, self.dataloader_pin_memory = True, False
+        super().__post_init__()
+        if self.per_device_train_batch_tokens < 0:
+            raise ValueError(f"per_device_train_batch_tokens is {self.per_device_train_batch_tokens}; give 0 or more")
+        if self.shuffle_buffer_size < 1:
+            raise ValueError(f"shuffle_buffer_size is {self.shuffle_buffer_size}; give 1 or more")
+
+    @property
+    def seed_of_data(self) -> int:
+        """What decides the order of the training data and its BPE-dropout: `data_seed`, or `seed` without one."""
+        return int(self.seed if self.data_seed is None else self.data_seed)
+
+
+Arguments = tuple[DataArguments, ModelArguments, VanillaTransformerTrainingArguments]
+
+
+class _Parser(HfArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise RecipeError(message)
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML as people read it: `no` is a word (a language, too), `1e-4` a number, and no option is given twice."""
+
+    yaml_implicit_resolvers: ClassVar[dict[str, Any]] = {
+        first: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:bool"]
+        for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    }
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        names: set[str] = set()
+        for key, _ in node.value:
+            name = str(key.value).replace("-", "_")
+            if name in names:
+                raise yaml.constructor.ConstructorError(None, None, f"{name!r} is given twice", key.start_mark)
+            names.add(name)
+        return super().construct_mapping(node, deep=deep)
+
+
+_Loader.add_implicit_resolver("tag:yaml.org,2002:bool", re.compile("(?:true|false)$", re.IGNORECASE), list("tTfF"))
+_NUMBER = re.compile(r"[-+]?\d+(?:\.\d*)?[eE][-+]?\d+$")
+_Loader.add_implicit_resolver("tag:yaml.org,2002:float", _NUMBER, list("-+0123456789"))
+
+
+def parse_recipe(paths: Iterable[str | Path] = (), overrides: Sequence[str] = ()) -> Arguments:
+    """Reads recipes and what the command line says otherwise.
+
+    Args:
+        paths: YAML files, or names of recipes of the package: option -> value, as on the command line but without
+            dashes; `null` is the default. The later ones override.
+        overrides: Options of the command line, `["--max_steps", "100"]`.
+
+    Raises:
+        RecipeError: The file is none, an option is unknown or has a value of the wrong kind.
+    """
+    parser = _parser()
+    known = {action.dest: action for action in reversed(parser._actions)}  # --name rather than --no_name
+    recipe: dict[str, Any] = {}
+    for path in paths:
+        options = _read(Path(path))
+        _refuse_unknown(options, known, f"{path}: unknown option")
+        recipe |= {str(name).replace("-", "_"): value for name, value in options.items()}
+    recipe = {name: value for name, value in recipe.items() if value is not None}
+    parser.set_defaults(**{name: [] for name, value in recipe.items() if value == []})  # argparse has no empty lists
+    try:
+        written = [option for name, value in recipe.items() for option in _as_options(known[name], value)]
+        *arguments, unknown = parser.parse_args_into_dataclasses(
+            [*written, *overrides], return_remaining_strings=True, look_for_args_file=False
+        )
+    except (ValueError, TypeError, ImportError, OSError) as error:  # transformers checks what goes together
+        raise RecipeError(" ".join(str(error).split())) from error
+    if unknown:
+        if unknown[0].startswith("--"):
+            _refuse_unknown([unknown[0].lstrip("-").partition("=")[0]], known, "unknown option")
+        raise RecipeError(f"{unknown[0]!r} belongs to no option; write --name value")
+    return tuple(arguments)
+
+
+def describe_options() -> str:
+    """Every option of a recipe, with its default and meaning."""
+    return _parser().format_help()
+
+
+def _parser() -> _Parser:
+    parts: Any = [DataArguments, ModelArguments, VanillaTransformerTrainingArguments]
+    parser = _Parser(parts, allow_abbrev=False, add_help=False, usage="options of a recipe")
+    parser.set_defaults(output_dir="")  # so that nothing goes into transformers' "trainer_output", unnamed by anyone
+    return parser
+
+
+def _read(path: Path) -> dict[Any, Any]:
+    packaged = RECIPES / f"{path}.yaml"
+    try:
+        recipe = yaml.load(
+            (packaged if packaged.is_file() and not path.exists() else path).read_text(encoding="utf-8-sig"), _Loader
+        )
+    except OSError as error:
+        raise RecipeError(
+            f"{path} can't be read ({error.strerror}); name a recipe, a YAML file, or one of the package's: "
+            f"{', '.join(sorted(file.stem for file in RECIPES.glob('*.yaml')))}"
+        ) from error
+    except yaml.MarkedYAMLError as error:
+        where = f"{path}:{error.problem_mark.line + 1}" if error.problem_mark else path
+        raise RecipeError(f"{where}: {error.problem}; write a line for each option, `max_steps: 1000`") from error
+    except (yaml.YAMLError, ValueError) as error:  # no UTF-8, or a date that there is not
+        raise RecipeError(f"{path} is not YAML: {' '.join(str(error).split())}") from error
+    if not isinstance(recipe, dict):
+        raise RecipeError(f"{path} is no recipe; write a line for each option, `max_steps: 1000`")
+    return recipe
+
+
+def _refuse_unknown(names: Iterable[Any], known: Iterable[str], complaint: str) -> None:
+    known = list(known)
+    for name in names:
+        plain = str(name).replace("-", "_")
+        if plain not in known:
+            similar = difflib.get_close_matches(plain, known, n=1)
+            raise RecipeError(f"{complaint} {name!r}" + (f"; did you mean {similar[0]!r}?" if similar else ""))
+
+
+def _as_options(action: Any, value: Any) -> list[str]:
+    option = action.option_strings[0]
+    if not isinstance(value, list):
+        return [f"{option}={json.dumps(value) if isinstance(value, dict) else value}"]
+    if action.nargs != "+":
+        raise RecipeError(f"{action.dest} takes one value, not a list: {value}")
+    if any(item is None or isinstance(item, (dict, list)) for item in value):
+        raise RecipeError(f"{action.dest} takes a list of plain values, not {value}")
+    return [option, *map(str, value)] if value else []

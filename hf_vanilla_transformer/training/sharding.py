@@ -1,0 +1,147 @@
+"""Seq2SeqTrainer with FSDP2: weights, gradients and Adam's moments are shared out among the processes.
+
+What it saves is what one process saves without FSDP, so that any number of processes goes on from any checkpoint, with
+FSDP or without, and so that every checkpoint is a model that `from_pretrained` loads.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate.utils import parse_flag_from_env
+from safetensors.torch import load_file
+from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_optimizer_state_dict,
+    set_model_state_dict,
+    set_optimizer_state_dict,
+)
+from transformers import Seq2SeqTrainer
+
+from .recipe import RECIPES, RecipeError
+
+WEIGHTS, OPTIMIZER, SCHEDULER = "model.safetensors", "optimizer.pt", "scheduler.pt"
+
+
+class ShardingTrainer(Seq2SeqTrainer):
+    """Seq2SeqTrainer, and what FSDP2 needs beyond it to train, save and resume this package's models."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._model_class = type(self.model)  # FSDP puts the model into a class of its own
+        if self.is_fsdp_enabled:
+            check_plugin(self.accelerator.state.fsdp_plugin)
+            share_embedding_module(self.model)
+        elif parse_flag_from_env("ACCELERATE_USE_FSDP"):
+            raise RecipeError(
+                f"FSDP is asked for, but Accelerate has it for GPUs and their like only; start on CPUs with "
+                f"{RECIPES / 'accelerate' / 'cpu_ddp.yaml'}"
+            )
+
+    def _save(self, output_dir: str | None = None, state_dict: dict[str, Tensor] | None = None) -> None:
+        sharded_class = type(self.model)
+        if self.is_fsdp_enabled and state_dict:  # gathered by the Trainer, on the main process
+            # Under FSDP's class, its code would be saved in place of the model's, and tied weights several times.
+            self.model.__class__ = self._model_class
+            state_dict = {name: value for name, value in state_dict.items() if name not in _tied_to(self.model)}
+        try:
+            super()._save(output_dir, state_dict=state_dict)
+        finally:
+            self.model.__class__ = sharded_class
+
+    def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
+        if not self.is_fsdp_enabled:
+            super()._save_optimizer_and_scheduler(output_dir)
+            return
+        # The weights are in model.safetensors already; the Trainer would save them once more, in a form for FSDP only.
+        options = StateDictOptions(full_state_dict=True, cpu_offload=True)
+        state = get_optimizer_state_dict(self.model, self._torch_optimizer, options=options)
+        if self.args.should_save:
+            torch.save(numbered(state), Path(output_dir, OPTIMIZER))
+            torch.save(self.lr_scheduler.state_dict(), Path(output_dir, SCHEDULER))
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
+        if self.is_fsdp_enabled:
+            self._load_weights(Path(resume_from_checkpoint))
+        else:
+            super()._load_from_checkpoint(resume_from_checkpoint, model)
+
+    def _load_best_model(self) -> None:
+        if self.is_fsdp_enabled:
+            self._load_weights(Path(self.state.best_model_checkpoint))
+        else:
+            super()._load_best_model()
+
+    def _load_weights(self, checkpoint: Path) -> None:
+        options = StateDictOptions(full_state_dict=True, strict=False)  # as tied weights are saved once
+        weights: dict[str, Any] = load_file(checkpoint / WEIGHTS)
+        result = set_model_state_dict(self.model, weights, options=options)
+        wrong = [*(name for name in result.missing_keys if name not in _tied_to(self.model)), *result.unexpected_keys]
+        if wrong:
+            raise ValueError(f"{checkpoint / WEIGHTS} is of another model: {wrong[0]} is in one of the two only")
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        if not self.is_fsdp_enabled or checkpoint is None:
+            super()._load_optimizer_and_scheduler(checkpoint)
+            return
+        saved = torch.load(Path(checkpoint, OPTIMIZER), map_location="cpu", weights_only=True, mmap=True)
+        named = {parameter: name for name, parameter in self.model.named_parameters()}
+        names = [named[parameter] for group in self.optimizer.param_groups for parameter in group["params"]]
+        state = renamed(saved, dict(enumerate(names)))
+        options = StateDictOptions(full_state_dict=True)
+        set_optimizer_state_dict(self.model, self._torch_optimizer, state, options=options)
+        self.lr_scheduler.load_state_dict(torch.load(Path(checkpoint, SCHEDULER), weights_only=True))
+
+    @property
+    def _torch_optimizer(self) -> Any:
+        return getattr(self.optimizer, "optimizer", self.optimizer)  # what Accelerate's optimizer wraps
+
+
+def share_embedding_module(model: nn.Module) -> None:
+    """Makes embeddings that share their matrix one module, as FSDP wants all users of a matrix in one group.
+
+    Accelerate puts the model's input and output embeddings into a group, and no others.
+    """
+    shared = model.get_input_embeddings()  # type: ignore[operator]
+    for parent in list(model.modules()):
+        for name, child in list(parent.named_children()):
+            if isinstance(child, nn.Embedding) and child.weight is shared.weight:
+                setattr(parent, name, shared)
+
+
+def numbered(optimizer_state: dict[str, Any]) -> dict[str, Any]:
+    """An optimizer's state that names its parameters, in the form of `Optimizer.state_dict`, which numbers them."""
+    names = [name for group in optimizer_state["param_groups"] for name in group["params"]]
+    return renamed(optimizer_state, {name: number for number, name in enumerate(names)})
+
+
+def renamed(optimizer_state: dict[str, Any], new: dict[Any, Any]) -> dict[str, Any]:
+    """An optimizer's state with `new[key]` in place of each parameter's key."""
+    state = {new[key]: values for key, values in optimizer_state["state"].items()}
+    groups = [{**group, "params": [new[key] for key in group["params"]]} for group in optimizer_state["param_groups"]]
+    return {"state": state, "param_groups": groups}
+
+
+def _tied_to(model: Any) -> dict[str, str]:
+    """{name of a parameter: name of the parameter that it is}, for all but the one that is saved."""
+    tied: dict[str, str] = model.all_tied_weights_keys
+    return tied
+
+
+def check_plugin(plugin: Any) -> None:
+    """Refuses what this module isn't for.
+
+    Args:
+        plugin: Accelerate's FullyShardedDataParallelPlugin.
+
+    Raises:
+        RecipeError: It asks for FSDP's first version, or for checkpoints in parts.
+    """
+    if plugin.fsdp_version != 2:
+        raise RecipeError(f"fsdp_version is {plugin.fsdp_version}; write `fsdp_version: 2` into Accelerate's config")
+    if "FULL_STATE_DICT" not in str(plugin.state_dict_type):
+        raise RecipeError(
+            "Accelerate's config asks for checkpoints in parts, which neither from_pretrained nor another number of "
+            "processes can load; write `fsdp_state_dict_type: FULL_STATE_DICT` into it"
+        )

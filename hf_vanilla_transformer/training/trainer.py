@@ -1,0 +1,350 @@
+"""Section 5 of "Attention Is All You Need" on transformers' Seq2SeqTrainer."""
+
+import inspect
+import math
+import platform
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import datasets
+import numpy as np
+import torch
+import transformers
+from accelerate.data_loader import prepare_data_loader
+from datasets.distributed import split_dataset_by_node
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
+from transformers import EarlyStoppingCallback, EvalPrediction, TrainerCallback
+from transformers.trainer_utils import EvalLoopOutput
+
+from ..data.batching import TokenBudgetBatchSampler, TokenBudgetStream
+from ..data.corpora import lengths_of
+from ..engine.memory import keep_freed_memory
+from ..evaluation.metrics import Score, corpus_bleu, corpus_chrf
+from ..publish.model_card import Evaluation, Recipe, RunFacts, Sample, fill_model_card
+from .recipe import VanillaTransformerTrainingArguments
+from .sharding import ShardingTrainer
+
+SAMPLES_AN_EVALUATION = 3
+
+
+def paper_learning_rate(d_model: int, warmup_steps: int, factor: float = 1.0) -> float:
+    """The highest rate of the paper's schedule (5.3): factor * (d_model * warmup)^-0.5, reached after the warm-up.
+
+    transformers' "inverse_sqrt" scheduler with it is factor * d_model^-0.5 * min(step^-0.5, step * warmup^-1.5), where
+    the first update has step 0 and so no effect.
+    """
+    return factor * (d_model * warmup_steps) ** -0.5
+
+
+class VanillaTransformerTrainer(ShardingTrainer):
+    """Seq2SeqTrainer with batches by tokens, a loss without logits, and perplexity per token.
+
+    Arguments are those of Seq2SeqTrainer; `args` has to be `VanillaTransformerTrainingArguments`. Any other
+    sequence-to-sequence model can be trained too.
+    """
+
+    args: VanillaTransformerTrainingArguments
+    batch_sampler: TokenBudgetBatchSampler | None = None
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        forward = self.accelerator.unwrap_model(self.model).forward
+        self._can_skip_logits = "skip_logits" in inspect.signature(forward).parameters
+        self._evaluated = _Sums()
+        self._clock = _Clock()
+
+    def train(self, *args: Any, **kwargs: Any) -> Any:
+        """Trains as `Trainer.train` does; on a CPU, the process then keeps its memory until it ends."""
+        if self.args.device.type == "cpu":
+            keep_freed_memory()
+        return super().train(*args, **kwargs)
+
+    def get_train_dataloader(self) -> DataLoader[Any]:
+        """Batches within `per_device_train_batch_tokens`, this process's part of them."""
+        if not self.args.per_device_train_batch_tokens or self.train_dataset is None:
+            return super().get_train_dataloader()
+        options: dict[str, Any] = {
+            "collate_fn": self.data_collator,
+            "num_workers": self.args.dataloader_num_workers,
+            "pin_memory": self.args.dataloader_pin_memory,
+            "persistent_workers": self.args.dataloader_persistent_workers,
+            "prefetch_factor": self.args.dataloader_prefetch_factor,
+        }
+        loader: DataLoader[Any]
+        if isinstance(self.train_dataset, datasets.IterableDataset):
+            loader = DataLoader(self._stream(self.train_dataset), batch_size=None, **options)
+        else:
+            dataset = self._remove_unused_columns(self.train_dataset, description="training")
+            self.batch_sampler = self._sampler(dataset)
+            loader = DataLoader(dataset, batch_sampler=self.batch_sampler, **options)
+        # The batches are this process's own already; Accelerate only has to bring them to the device.
+        return prepare_data_loader(
+            loader, device=self.args.device, num_processes=1, process_index=0, put_on_device=True, non_blocking=True
+        )
+
+    def _sampler(self, dataset: Any) -> TokenBudgetBatchSampler:
+        return TokenBudgetBatchSampler(
+            lengths_of(dataset, "input_ids"),
+            lengths_of(dataset, "labels"),
+            self.args.per_device_train_batch_tokens,
+            num_processes=self.args.world_size,
+            process_index=self.args.process_index,
+            accumulation_steps=self.args.gradient_accumulation_steps,
+            seed=self.args.seed_of_data,
+        )
+
+    def _stream(self, dataset: datasets.IterableDataset) -> TokenBudgetStream:
+        window = self.args.shuffle_buffer_size
+        own = split_dataset_by_node(dataset, self.args.process_index, self.args.world_size)
+        shuffled = own.shuffle(seed=self.args.seed_of_data, buffer_size=window)
+        return TokenBudgetStream(shuffled, self.args.per_device_train_batch_tokens, window, seed=self.args.seed_of_data)
+
+    def _run_epoch(self, **kwargs: Any) -> None:
+        if 0 < self.args.max_steps <= self.state.global_step:  # resumed at its end: the Trainer would train once more
+            self.control.should_training_stop = True
+            return
+        # The Trainer tells the epoch to some samplers only, and not after resuming with several processes.
+        if self.batch_sampler is not None:
+            self.batch_sampler.set_epoch(kwargs["epoch"])
+        self._clock.start(self.state.num_input_tokens_seen)
+        super()._run_epoch(**kwargs)
+
+    def get_batch_samples(self, epoch_iterator: Iterator[Any], num_batches: int, device: torch.device) -> Any:
+        """The batches of one update and its number of target tokens, which is counted here."""
+        batches, items = super().get_batch_samples(epoch_iterator, num_batches, device)
+        if items is not None:
+            self.state.num_input_tokens_seen += int(items)
+        return batches, items
+
+    def compute_loss(self, model: Any, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
+        """The model's own smoothed loss, without logits where they aren't needed."""
+        own_loss = self.label_smoother is None and self.compute_loss_func is None
+        if self._can_skip_logits and own_loss and model.training and "labels" in inputs:
+            inputs = {**inputs, "skip_logits": True}
+        return super().compute_loss(model, inputs, *args, **kwargs)
+
+    def prediction_step(self, model: Any, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
+        """One batch of the evaluation; its loss is added up by tokens."""
+        if "labels" in inputs:
+            inputs = {**inputs, "labels": self._without_repeated(inputs["labels"])}
+        outputs = super().prediction_step(model, inputs, *args, **kwargs)
+        if outputs[0] is not None and "labels" in inputs:
+            self._evaluated.add(outputs[0], inputs["labels"])
+        return outputs
+
+    def evaluation_loop(self, *args: Any, metric_key_prefix: str = "eval", **kwargs: Any) -> EvalLoopOutput:
+        """Evaluates; the loss is the mean over tokens, not over batches, and its exponential the perplexity."""
+        self._evaluated = _Sums()
+        # Seq2SeqTrainer would count the sentences twice that `_without_repeated` is about.
+        self.gather_function = self.accelerator.gather_for_metrics
+        with self._clock.paused():
+            output = super().evaluation_loop(*args, metric_key_prefix=metric_key_prefix, **kwargs)
+        loss, tokens = self.accelerator.reduce(self._evaluated.tensor(self.args.device), reduction="sum").tolist()
+        if tokens:
+            output.metrics[f"{metric_key_prefix}_loss"] = loss / tokens
+            output.metrics[f"{metric_key_prefix}_perplexity"] = math.exp(min(loss / tokens, 700.0))
+        return output
+
+    def _without_repeated(self, labels: Tensor) -> Tensor:
+        """The labels, -100 for sentences that fill up the last batch so that all processes have equally many."""
+        state = self.accelerator.gradient_state
+        if not state.end_of_dataloader or state.remainder <= 0:
+            return labels
+        own = state.remainder - self.args.process_index * len(labels)  # the others are the first ones once more
+        repeated = torch.arange(len(labels), device=labels.device) >= own
+        return labels.masked_fill(repeated[:, None], -100)
+
+    def create_model_card(self, language: Any = None, license: str | None = None, **kwargs: Any) -> None:
+        """Writes the model's card into the run's folder; arguments as the Trainer's, which mostly leaves them out."""
+        if self.is_world_process_zero():
+            facts = replace(run_facts(self), license=license)
+            fill_model_card(facts).save(Path(self.args.output_dir or "") / "README.md")
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        """Logs, with the target tokens seen and their number a second since the last line."""
+        if "loss" in logs:
+            tokens = self.state.num_input_tokens_seen
+            logs |= {"target_tokens": tokens, "tokens_per_second": self._clock.rate(tokens)}
+        super().log(logs, start_time)
+
+
+class _Sums:
+    """Loss times tokens, and tokens, added up over an evaluation."""
+
+    def __init__(self) -> None:
+        self.loss, self.tokens = 0.0, 0
+
+    def add(self, mean_loss: Tensor, labels: Tensor) -> None:
+        if tokens := int((labels != -100).sum()):
+            self.loss += mean_loss.item() * tokens
+            self.tokens += tokens
+
+    def tensor(self, device: torch.device) -> Tensor:
+        dtype = torch.float32 if device.type == "mps" else torch.float64
+        return torch.tensor([self.loss, self.tokens], dtype=dtype, device=device)
+
+
+class _Clock:
+    """Measures tokens a second between calls, leaving out evaluations."""
+
+    def __init__(self) -> None:
+        self._since = 0.0
+        self._tokens: int | None = None
+
+    def start(self, tokens: int) -> None:
+        """Begins at a number of tokens, which a resumed run has from before; once only."""
+        if self._tokens is None:
+            self._since, self._tokens = time.perf_counter(), tokens
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        began = time.perf_counter()
+        yield
+        self._since += time.perf_counter() - began
+
+    def rate(self, tokens: int) -> float:
+        now = time.perf_counter()
+        rate = (tokens - (self._tokens or 0)) / max(now - self._since, 1e-9)
+        self._since, self._tokens = now, tokens
+        return round(rate, 1)
+
+
+class TranslationMetrics:
+    """BLEU and chrF of the validation set for `compute_metrics`, with a few translations to look at.
+
+    Args:
+        tokenizer: Decodes the token ids.
+        tokenize: sacreBLEU's way to split words; "none" for text that is split already.
+
+    Attributes:
+        samples: Of the last evaluation: (source, translation, reference); the source is empty unless the Trainer was
+            told `include_for_metrics=["inputs"]`.
+        signature: sacreBLEU's, of the last evaluation.
+    """
+
+    def __init__(self, tokenizer: Any, tokenize: str = "13a") -> None:
+        self.tokenizer, self.tokenize = tokenizer, tokenize
+        self.samples: list[tuple[str, str, str]] = []
+        self.signature = ""
+
+    def __call__(self, predictions: EvalPrediction) -> dict[str, float]:
+        """Scores translations that `generate()` made."""
+        hypotheses, references = self._texts(predictions.predictions), self._texts(predictions.label_ids)
+        bleu = corpus_bleu(hypotheses, references, tokenize=self.tokenize)
+        self.signature = bleu.signature
+        places = np.linspace(0, len(hypotheses) - 1, SAMPLES_AN_EVALUATION + 2).astype(int)[1:-1].tolist()
+        places = sorted(set(places))
+        sources = [""] * len(places) if predictions.inputs is None else self._texts(predictions.inputs[places])
+        self.samples = [
+            (source, hypotheses[place], references[place]) for source, place in zip(sources, places, strict=True)
+        ]
+        return {"bleu": bleu.value, "chrf": corpus_chrf(hypotheses, references).value}
+
+    def _texts(self, token_ids: Any) -> list[str]:
+        token_ids = np.where(token_ids == -100, self.tokenizer.pad_token_id, token_ids)
+        return list(self.tokenizer.batch_decode(token_ids, skip_special_tokens=True))
+
+
+class DropoutWarmup(TrainerCallback):
+    """Lets dropout, that of attention too, rise from 0 to each module's own rate, evenly over the first updates.
+
+    Curriculum dropout (Morerio et al. 2017, arXiv:1703.06229). A small model under much dropout takes long to find out
+    what to attend to; without it at first, it learns that within a few epochs, and is regularised afterwards.
+
+    Args:
+        updates: After how many updates dropout is what it is set to.
+    """
+
+    def __init__(self, updates: int) -> None:
+        self.updates = updates
+        self.rates: list[tuple[nn.Module, str, float]] = []  # module, its attribute, what that is to become
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
+        """Takes down the rates."""
+        modules = list(model.modules())
+        self.rates = [(module, "p", module.p) for module in modules if isinstance(module, nn.Dropout)]
+        attentions = [module for module in modules if hasattr(module, "attention_dropout")]
+        self.rates += [(module, "attention_dropout", module.attention_dropout) for module in attentions]
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Sets the rates for the next update."""
+        share = min(state.global_step / self.updates, 1.0)
+        for module, name, rate in self.rates:
+            setattr(module, name, share * rate)
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Leaves the rates as they were."""
+        for module, name, rate in self.rates:
+            setattr(module, name, rate)
+
+
+def callbacks_for(args: VanillaTransformerTrainingArguments) -> list[TrainerCallback]:
+    """What the arguments ask for beyond transformers' own callbacks."""
+    callbacks: list[TrainerCallback] = []
+    if args.dropout_warmup_steps:
+        callbacks.append(DropoutWarmup(args.dropout_warmup_steps))
+    if args.early_stopping_patience is not None:
+        callbacks.append(EarlyStoppingCallback(early_stopping_patience=args.early_stopping_patience))
+    return callbacks
+
+
+def by_length(dataset: datasets.Dataset) -> datasets.Dataset:
+    """The dataset with its longest sentences first, so that little is padded and lack of memory shows at once."""
+    return dataset.select(np.argsort(-lengths_of(dataset, "input_ids"), kind="stable"))
+
+
+def run_facts(trainer: VanillaTransformerTrainer, seconds: float | None = None) -> RunFacts:
+    """What a trainer knows for the model's card.
+
+    Args:
+        trainer: After training.
+        seconds: How long it took.
+    """
+    args, config = trainer.args, trainer.model.config.to_dict()
+    tokens = args.per_device_train_batch_tokens * args.gradient_accumulation_steps * args.world_size
+    return RunFacts(
+        name=args.hub_model_id or Path(args.output_dir or "model").resolve().name,
+        config=config,
+        parameters=trainer.model.num_parameters(),
+        training_pairs=len(trainer.train_dataset) if isinstance(trainer.train_dataset, datasets.Dataset) else None,
+        recipe=Recipe(
+            optimizer=f"Adam, beta {args.adam_beta1} and {args.adam_beta2}, epsilon {args.adam_epsilon}",
+            schedule=f"{_words(args.lr_scheduler_type)}, {args.warmup_steps:,.0f} updates of warm-up",
+            learning_rate=args.learning_rate,
+            batch_tokens=tokens or None,
+            steps=trainer.state.global_step,
+            dropout=config.get("dropout"),
+            label_smoothing=args.label_smoothing_factor or config.get("label_smoothing"),
+            precision="bfloat16 autocast" if args.bf16 else "float16 autocast" if args.fp16 else "float32",
+            averaged_checkpoints=args.average_last or None,
+            hardware=_hardware(args),
+            seconds=seconds,
+            software=f"torch {torch.__version__}, transformers {transformers.__version__}",
+        ),
+        evaluations=_evaluations(trainer),
+        samples=[Sample(*sample) for sample in getattr(trainer.compute_metrics, "samples", [])],
+    )
+
+
+def _words(scheduler: Any) -> str:
+    return str(getattr(scheduler, "value", scheduler)).replace("_", " ")
+
+
+def _evaluations(trainer: VanillaTransformerTrainer) -> list[Evaluation]:
+    """The last BLEU of the validation set, where the trainer has measured it."""
+    signature = getattr(trainer.compute_metrics, "signature", "")
+    scores = [entry["eval_bleu"] for entry in trainer.state.log_history if "eval_bleu" in entry]
+    if not scores or not signature:
+        return []
+    return [Evaluation(dataset="validation set", scores=[Score("BLEU", scores[-1], signature)])]
+
+
+def _hardware(args: VanillaTransformerTrainingArguments) -> str:
+    if args.device.type == "cuda":
+        return f"{args.world_size} x {torch.cuda.get_device_name(args.device)}"
+    return f"{args.world_size} x {platform.machine()} CPU, {torch.get_num_threads()} threads each"

@@ -1,0 +1,276 @@
+"""The command line: instant help, translations in the order of the input, one-line errors that name the mend."""
+
+import gc
+import io
+import os
+import re
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
+
+from hf_vanilla_transformer import __version__, cli
+from hf_vanilla_transformer.cli import translate
+from hf_vanilla_transformer.cli.common import UsageError, loading
+from hf_vanilla_transformer.engine import memory
+from hf_vanilla_transformer.evaluation import translation
+
+ROOT = Path(__file__).parents[2]
+COMMAND = [sys.executable, "-m", "hf_vanilla_transformer"]
+
+
+@pytest.fixture
+def run(monkeypatch, capsys):
+    """Runs the command in this process and returns its exit code, output and errors."""
+
+    def run(*arguments, stdin=b""):
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin)))
+        try:
+            code = cli.main([str(argument) for argument in arguments])
+        except SystemExit as end:
+            code = end.code
+        return code, *capsys.readouterr()
+
+    return run
+
+
+# Help
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["translate", "--help"], ["--version"], ["translate"]])
+def test_help_and_wrong_use_import_nothing_heavy(arguments):
+    result = subprocess.run(
+        [sys.executable, "-X", "importtime", "-m", "hf_vanilla_transformer", *arguments],
+        cwd=ROOT, capture_output=True, text=True,
+    )  # fmt: skip
+    imported = {
+        line.rsplit("|", 1)[-1].strip() for line in result.stderr.splitlines() if line.startswith("import time")
+    }
+    assert "hf_vanilla_transformer.cli" in imported
+    assert not {"torch", "transformers", "numpy"} & imported
+
+
+def test_the_installed_commands_help_imports_nothing_heavy():
+    # What the console script does: its own path in argv, then main.
+    script = (
+        "import sys\n"
+        "sys.argv = ['/some/where/vanilla-transformer', '--version']\n"
+        "from hf_vanilla_transformer.cli import main\n"
+        "try:\n"
+        "    main()\n"
+        "finally:\n"
+        "    assert not {'torch', 'transformers'} & set(sys.modules)\n"
+    )
+    result = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True)
+    assert (result.returncode, result.stdout) == (0, f"vanilla-transformer {__version__}\n")
+
+
+def test_help_takes_under_300_milliseconds():
+    def seconds():
+        # Processor time, as other tests may keep the machine busy.
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        subprocess.run([*COMMAND, "--help"], cwd=ROOT, check=True, capture_output=True)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+    assert min(seconds() for _ in range(3)) < 0.3
+
+
+def test_help_lists_every_command(run):
+    code, out, _ = run("--help")
+    assert code == 0
+    for name in cli.COMMANDS:
+        assert name in out
+
+
+@pytest.mark.parametrize("name", cli.COMMANDS)
+def test_every_command_has_a_help_that_explains_each_option(run, name):
+    code, out, _ = run(name, "--help")
+    assert code == 0
+    assert "options:" in out
+    assert not re.search(r"^  --\S+( \S+)?\n  -", out, re.MULTILINE), "an option without an explanation"
+
+
+# Translations
+
+
+def _reference(checkpoint, sentence, **options):
+    """The sentence alone, through transformers' own calls."""
+    model = AutoModelForSeq2SeqLM.from_pretrained(checkpoint).eval()
+    tokenizer = AutoTokenizer.from_pretrained(checkpoint)
+    with torch.no_grad():
+        output = model.generate(**tokenizer([sentence], return_tensors="pt"), **options)
+    return tokenizer.batch_decode(output, skip_special_tokens=True)[0].replace("\n", " ").replace("\r", " ")
+
+
+SENTENCES = [
+    "twenty-one",
+    "half past nine on the fourth of May",
+    "it",
+    "drei Euro und fünf Cent",
+    "it costs two hundred",
+]
+
+
+def test_arguments_are_translated_as_the_model_does_in_their_order(run, tiny_checkpoint):
+    code, out, err = run(
+        "translate", "--model", tiny_checkpoint, "--max-new-tokens", 8, "--batch-size", 2, "--device", "cpu", *SENTENCES
+    )
+    expected = [_reference(tiny_checkpoint, sentence, max_new_tokens=8) for sentence in SENTENCES]
+    assert (code, out.split("\n")[:-1], err) == (0, expected, "")
+
+
+@pytest.mark.parametrize("option", [["--greedy"], ["--num-beams", 1], ["--beam", 1]])
+def test_greedy_is_a_beam_of_one(run, tiny_checkpoint, option):
+    code, out, err = run("translate", "--model", tiny_checkpoint, "--max-new-tokens", 8, *option, SENTENCES[1])
+    expected = _reference(tiny_checkpoint, SENTENCES[1], max_new_tokens=8, num_beams=1)
+    assert (code, out, err) == (0, f"{expected}\n", "")
+
+
+def test_lines_of_standard_input_give_a_line_each_and_empty_ones_stay_empty(run, tiny_checkpoint):
+    lines = [SENTENCES[1], "", SENTENCES[0], "   ", SENTENCES[3]]
+    stdin = "\ufeff" + "\r\n".join(lines)  # Windows' line ends and byte-order mark, no line end at the end
+    options = ["--model", tiny_checkpoint, "--max-new-tokens", 8, "--batch-size", 2]
+    code, out, err = run("translate", *options, stdin=stdin.encode())
+    expected = [_reference(tiny_checkpoint, line, max_new_tokens=8) if line.strip() else "" for line in lines]
+    assert (code, out.split("\n"), err) == (0, [*expected, ""], "")
+
+
+def test_order_holds_over_windows(run, tiny_checkpoint, monkeypatch):
+    options = ["--model", tiny_checkpoint, "--max-new-tokens", 4]
+    _, whole, _ = run("translate", *options, *SENTENCES)
+    monkeypatch.setattr(translate, "LINES_A_WINDOW", 2)
+    _, in_windows, _ = run("translate", *options, *SENTENCES)
+    assert in_windows == whole
+
+
+@pytest.mark.parametrize("stdin", [b"", b"\n", b"\n\n"])
+def test_input_without_a_sentence(run, tiny_checkpoint, stdin):
+    assert run("translate", "--model", tiny_checkpoint, stdin=stdin) == (0, stdin.decode(), "")
+
+
+def test_a_line_of_thousands_of_words(run, tiny_checkpoint):
+    stdin = " ".join(["it"] * 3000) + "\nhalf past nine\n"
+    code, out, err = run("translate", "--model", tiny_checkpoint, "--max-new-tokens", 3, stdin=stdin.encode())
+    assert (code, out.count("\n"), err) == (0, 2, "")
+
+
+def test_dtype(run, tiny_checkpoint):
+    options = ["--model", tiny_checkpoint, "--max-new-tokens", 3, "--dtype", "bfloat16"]
+    code, out, err = run("translate", *options, "nine")
+    assert (code, out.count("\n"), err) == (0, 1, "")
+
+
+def test_a_sentence_may_begin_with_a_dash_after_two(run, tiny_checkpoint):
+    code, out, _ = run("translate", "--model", tiny_checkpoint, "--max-new-tokens", 3, "--", "- nine", "--beams")
+    assert (code, out.count("\n")) == (0, 2)
+
+
+# What goes wrong
+
+
+MODEL = "<the checkpoint>"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "stdin", "message"),
+    [
+        ([], b"", r"required: COMMAND \(see vanilla-transformer --help\)"),
+        (["translat"], b"", r"invalid choice: 'translat' \(choose from .*translate'?\)"),
+        (["translate"], b"", r"required: --model \(see vanilla-transformer translate --help\)"),
+        (["translate", "--model", MODEL, "--num-beam", "4"], b"", "--num-beam; did you mean --num-beams?"),
+        (["translate", "--model", MODEL, "--frobnicate"], b"", r"unrecognized arguments: --frobnicate \(see"),
+        (["translate", "--model", MODEL, "--beam", "0"], b"", "--beam: '0' is not a whole number from 1 up"),
+        (["translate", "--model", MODEL, "--batch-size", "x"], b"", "'x' is not a whole number"),
+        (["translate", "--model", MODEL, "--beam", "2", "--greedy"], b"", "--greedy: not allowed with"),
+        (["translate", "--model", MODEL, "--dtype", "int8"], b"", "choose from '?float32'?"),
+        (["translate", "--model", MODEL, "--device", "toaster", "a"], b"", "toaster can't be used.*--device cpu"),
+        (["translate", "--model", "/no/where", "a"], b"", "/no/where does not exist; --model needs a folder that"),
+        (["translate", "--model", "no/where", "a"], b"", r"can't load no/where \(.*--model needs"),
+        (["translate", "--model", str(ROOT / "tests"), "a"], b"", "no checkpoint: it has no config.json; --model"),
+        (["translate", "--model", __file__, "a"], b"", "is a file; --model needs a folder"),
+        (["translate", "--model", MODEL], "gut\nschön\n".encode("latin1"), r"line 2 .* \(byte 0xf6 at 4\).*iconv"),
+        (["translate", "--model", MODEL, "a\udcff"], b"", "sentence 1 is not valid UTF-8"),
+    ],
+)  # fmt: skip
+def test_wrong_use_is_one_line_that_names_the_mend(run, tiny_checkpoint, arguments, stdin, message):
+    arguments = [str(tiny_checkpoint) if argument == MODEL else argument for argument in arguments]
+    code, out, err = run(*arguments, stdin=stdin)
+    assert (code, out) == (2, "")
+    assert re.fullmatch(f"vanilla-transformer: error: .*{message}.*\n", err), err
+
+
+@pytest.mark.parametrize("damaged", ["config.json", "model.safetensors", "tokenizer.json"])
+def test_a_damaged_checkpoint_is_one_line(run, tiny_checkpoint, tmp_path, damaged):
+    for file in tiny_checkpoint.iterdir():
+        if file.is_file():
+            (tmp_path / file.name).write_bytes(b"{" if file.name == damaged else file.read_bytes())
+    code, out, err = run("translate", "--model", tmp_path, "nine")
+    assert (code, out) == (2, "")
+    assert re.fullmatch(r"vanilla-transformer: error: can't load .*--model needs.*\n", err), err
+
+
+def test_programs_keep_freed_memory(run, tiny_checkpoint, monkeypatch):
+    calls = []
+    monkeypatch.setattr(memory, "keep_freed_memory", lambda: calls.append(1))
+    assert run("translate", "--model", tiny_checkpoint, "--greedy", "--max-new-tokens", 2, "nine")[0] == 0
+    assert calls == [1]
+
+
+def test_out_of_memory_names_the_mend(run, tiny_checkpoint, monkeypatch):
+    def no_memory(*arguments, **options):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate ...")
+
+    monkeypatch.setattr(translation, "translate", no_memory)
+    code, _, err = run("translate", "--model", tiny_checkpoint, "nine")
+    assert (code, err.count("\n")) == (2, 1)
+    assert "smaller --batch-tokens" in err
+
+
+def test_ctrl_c_ends_quietly(run, tiny_checkpoint, monkeypatch):
+    def interrupted(*arguments):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(translate, "load_model", interrupted)
+    assert run("translate", "--model", tiny_checkpoint, "nine") == (130, "", "")
+
+
+def test_the_garbage_collector_rests_only_while_something_is_loaded():
+    for error in (None, UsageError("can't load it")):
+        try:
+            with loading():
+                assert not gc.isenabled()
+                if error is not None:
+                    raise error
+        except UsageError:
+            pass
+        assert gc.isenabled()
+    gc.unfreeze()
+
+
+@pytest.mark.slow
+def test_a_closed_pipe_ends_quietly(tiny_checkpoint):
+    reader, writer = os.pipe()
+    os.close(reader)
+    result = subprocess.run(
+        [*COMMAND, "translate", "--model", tiny_checkpoint, "--max-new-tokens", "2", "nine"],
+        cwd=ROOT, stdout=writer, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    os.close(writer)
+    assert (result.returncode, result.stderr) == (141, "")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_a_full_disk_is_one_line(tiny_checkpoint):
+    with open("/dev/full", "w") as full:
+        result = subprocess.run(
+            [*COMMAND, "translate", "--model", tiny_checkpoint, "--max-new-tokens", "2", "nine"],
+            cwd=ROOT, stdout=full, stderr=subprocess.PIPE, text=True,
+        )  # fmt: skip
+    assert result.returncode == 1
+    assert re.fullmatch("vanilla-transformer: error: .*No space left on device.*\n", result.stderr)

@@ -1,0 +1,138 @@
+"""`vanilla-transformer average`: the last whole checkpoints of a run, or those that are named."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from trainer_runs import stock_trainer
+
+from hf_vanilla_transformer import cli
+from hf_vanilla_transformer.training.averaging import average_checkpoints
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def trained(tiny_checkpoint, tmp_path_factory):
+    """A run with the checkpoints 1 to 6."""
+    run = tmp_path_factory.mktemp("trained") / "run"
+    stock_trainer(tiny_checkpoint, run, max_steps=6).train()
+    return run
+
+
+@pytest.fixture
+def folder(trained, tmp_path):
+    """The run, to be changed."""
+    return Path(shutil.copytree(trained, tmp_path / "run"))
+
+
+@pytest.fixture
+def average(capsys):
+    """Runs the command in this process and returns its exit code, output and errors."""
+
+    def average(*arguments):
+        try:
+            code = cli.main(["average", *map(str, arguments)])
+        except SystemExit as end:
+            code = end.code
+        return code, *capsys.readouterr()
+
+    return average
+
+
+def assert_is_mean_of(output, run, steps):
+    expected = output.with_name("expected")
+    average_checkpoints([run / f"checkpoint-{step}" for step in steps], expected)
+    weights, right = (load_file(folder / "model.safetensors") for folder in (output, expected))
+    assert all(torch.equal(weights[name], value) for name, value in right.items())
+
+
+def test_the_last_five_by_default(average, folder):
+    output = folder / "averaged-5"
+    assert average(folder) == (0, f"averaged 5 checkpoints (steps 2, 3, 4, 5, 6) into {output}\n", "")
+    assert_is_mean_of(output, folder, [2, 3, 4, 5, 6])
+
+
+def test_the_last_few_into_a_folder(average, folder, tmp_path):
+    output = tmp_path / "mean"
+    expected = (0, f"averaged 2 checkpoints (steps 5, 6) into {output}\n", "")
+    assert average(folder, "--last", 2, "--output", output) == expected
+    assert_is_mean_of(output, folder, [5, 6])
+    assert average(folder, "--last", 1)[1] == f"averaged 1 checkpoint (step 6) into {folder / 'averaged-1'}\n"
+
+
+def test_damaged_ones_are_passed_over(average, folder, caplog):
+    (folder / "checkpoint-6" / "trainer_state.json").unlink()
+    os.truncate(folder / "checkpoint-5" / "optimizer.pt", 10)  # no matter for the weights
+    os.truncate(folder / "checkpoint-4" / "model.safetensors", 1000)
+    code, out, _ = average(folder, "--last", 3)
+    assert (code, out) == (0, f"averaged 3 checkpoints (steps 2, 3, 5) into {folder / 'averaged-3'}\n")
+    sixth, fourth = (record.getMessage() for record in caplog.records)
+    assert f"{folder / 'checkpoint-6'}: trainer_state.json is missing" in sixth
+    assert f"{folder / 'checkpoint-4'}: model.safetensors is cut short" in fourth
+
+
+def test_named_checkpoints(average, folder, tmp_path):
+    named = [folder / f"checkpoint-{step}" for step in (1, 4, 6)]
+    output = folder / "averaged-3"
+    assert average("--checkpoints", *named) == (0, f"averaged 3 checkpoints (steps 1, 4, 6) into {output}\n", "")
+    assert_is_mean_of(output, folder, [1, 4, 6])
+    best = Path(shutil.copytree(named[0], tmp_path / "best"))
+    code, out, err = average("--checkpoints", best, named[1], "--output", tmp_path / "two")
+    assert (code, out, err) == (0, f"averaged 2 checkpoints ({best}, {named[1]}) into {tmp_path / 'two'}\n", "")
+
+
+def test_the_result_translates(average, folder, capsys):
+    average(folder, "--last", 3)
+    assert cli.main(["translate", "--model", str(folder / "averaged-3"), "--max-new-tokens", "3", "nine"]) == 0
+    assert capsys.readouterr().out.count("\n") == 1
+
+
+def test_an_existing_output(average, folder):
+    assert average(folder, "--last", 2)[0] == 0
+    code, out, err = average(folder, "--last", 2)
+    assert (code, out) == (2, "")
+    assert re.fullmatch("vanilla-transformer: error: .*averaged-2 exists; choose another .*overwrite.*\n", err), err
+    assert average(folder, "--last", 2, "--overwrite")[0] == 0
+
+
+RUN = "<the run>"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], r"one of the arguments RUN --checkpoints is required \(see vanilla-transformer average --help\)"),
+        (["/no/where"], "/no/where is not a folder; RUN needs"),
+        ([__file__], "is not a folder; RUN needs"),
+        ([str(ROOT)], "has no whole checkpoint; give the folder of a training"),
+        ([RUN, "--last", "7"], r"has not 7 whole checkpoints but 6 \(checkpoint-1, .*\); ask for as many"),
+        ([RUN, "--last", "0"], "--last: '0' is not a whole number from 1 up"),
+        ([RUN, "--lst", "3"], "--lst 3; did you mean --last?"),
+        ([RUN, "--checkpoints", f"{RUN}/checkpoint-1"], "--checkpoints: not allowed with argument RUN"),
+        (["--checkpoints", f"{RUN}/checkpoint-1", "--last", "1"], "--last counts RUN's checkpoints, but"),
+        (["--checkpoints", f"{RUN}/checkpoint-9"], "checkpoint-9: there is no such folder"),
+        (["--checkpoints", f"{RUN}/checkpoint-1", "/no/where"], "different folders; say with --output where"),
+        ([RUN, "--output", RUN, "--overwrite"], "not merely a saved model, so it is not overwritten"),
+    ],
+)  # fmt: skip
+def test_wrong_use_is_one_line_that_names_the_mend(average, folder, arguments, message):
+    code, out, err = average(*(argument.replace(RUN, str(folder)) for argument in arguments))
+    assert (code, out) == (2, "")
+    assert re.fullmatch(f"vanilla-transformer: error: .*{message}.*\n", err), err
+    assert not any(folder.glob("averaged*"))
+
+
+@pytest.mark.parametrize("arguments", [["--help"], [], ["/no/where"]])
+def test_help_and_wrong_use_import_nothing_heavy(arguments):
+    command = [sys.executable, "-X", "importtime", "-m", "hf_vanilla_transformer", "average", *arguments]
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    imported = {line.rsplit("|", 1)[-1].strip() for line in result.stderr.splitlines() if "import time" in line}
+    assert "hf_vanilla_transformer.cli.average" in imported
+    assert not {"torch", "transformers", "numpy"} & imported

@@ -1,0 +1,396 @@
+"""`vanilla-transformer evaluate` against the library's functions: figures, files, and errors before any model loads."""
+
+import argparse
+import gzip
+import io
+import json
+import re
+import sys
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, T5Config, T5ForConditionalGeneration
+
+from hf_vanilla_transformer import VanillaTransformerTokenizerFast, cli
+from hf_vanilla_transformer.cli import evaluate
+from hf_vanilla_transformer.cli.common import BATCH_TOKENS, UsageError, decoding_options
+from hf_vanilla_transformer.evaluation import translation
+from hf_vanilla_transformer.evaluation.metrics import compound_split_bleu, corpus_bleu, corpus_chrf, multi30k_bleu
+from hf_vanilla_transformer.evaluation.translation import decode, ensemble, score_targets, translate
+
+SOURCES = ["twenty-one", "half past nine on the fourth of May", "", "it costs two hundred"]
+REFERENCES = ["einundzwanzig", "halb zehn am vierten Mai", "", "es kostet zwei-hundert"]
+DECODING = {"num_beams": 2, "max_new_tokens": 6}
+
+
+@pytest.fixture(scope="module")
+def checkpoints(tiny_checkpoint, tmp_path_factory):
+    """Three: two of one tokenizer, the third of another."""
+    tokenizer, model = AutoTokenizer.from_pretrained(tiny_checkpoint), None
+    folders = [tiny_checkpoint]
+    others = {
+        "other": tokenizer,
+        "stranger": VanillaTransformerTokenizerFast.train_from_iterator(["nine"], 283, show_progress=False),
+    }
+    for name, own_tokenizer in others.items():
+        model = AutoModelForSeq2SeqLM.from_pretrained(tiny_checkpoint)
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter += 0.1 * torch.randn_like(parameter)
+        folders.append(tmp_path_factory.mktemp(name))
+        model.save_pretrained(folders[-1])
+        own_tokenizer.save_pretrained(folders[-1])
+    return [str(folder) for folder in folders]
+
+
+@pytest.fixture
+def run(monkeypatch, capsys, tmp_path, checkpoints):
+    """Runs `evaluate` on the sentences above, in a folder of its own: exit code, output, errors."""
+    for name, lines in (("source.en", SOURCES), ("reference.de", REFERENCES)):
+        (tmp_path / name).write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+
+    def run(*arguments, models=checkpoints[:1], source="source.en", reference="reference.de"):
+        files = ["--source", source, "--reference", reference]
+        capsys.readouterr()  # progress bars of transformers, from preparing a test
+        try:
+            code = cli.main(["evaluate", *files, *map(str, arguments), "--model", *models])
+        except SystemExit as end:
+            code = end.code
+        return code, *capsys.readouterr()
+
+    return run
+
+
+OPTIONS = ["--beam", "2", "--max-new-tokens", "6", "--device", "cpu"]
+
+
+def _loaded(checkpoint):
+    return AutoModelForSeq2SeqLM.from_pretrained(checkpoint).eval(), AutoTokenizer.from_pretrained(checkpoint)
+
+
+# Figures
+
+
+def test_figures_are_those_of_the_librarys_functions(run, checkpoints):
+    code, out, err = run(*OPTIONS, "--json", "figures.json", "--output", "translations.de", "--batch-size", 3)
+    assert (code, err) == (0, "")
+    model, tokenizer = _loaded(checkpoints[0])
+    hypotheses = [row[0] for row in decode(model, tokenizer, SOURCES, **DECODING)]
+    texts = [hypothesis.text for hypothesis in hypotheses]
+    assert Path("translations.de").read_text(encoding="utf-8").split("\n") == [*texts, ""]
+
+    record = json.loads(Path("figures.json").read_text(encoding="utf-8"))
+    assert record["num_sentences"] == 4
+    assert (record["source"], record["reference"], record["ensemble"]) == ("source.en", "reference.de", False)
+    (result,) = record["results"]
+    bleu, chrf = corpus_bleu(texts, REFERENCES), corpus_chrf(texts, REFERENCES)
+    likelihood = score_targets(model, tokenizer, SOURCES, REFERENCES)
+    assert result["models"] == checkpoints[:1]
+    assert result["bleu"] == {"sacrebleu": asdict(bleu)}
+    assert result["chrf"] == asdict(chrf)
+    assert f"BLEU: {bleu.details}\n" in out
+    assert result["perplexity"] == pytest.approx(likelihood.perplexity, rel=1e-5)
+    assert result["num_reference_tokens"] == likelihood.num_tokens
+    assert result["num_output_tokens"] == sum(hypothesis.num_tokens for hypothesis in hypotheses)
+    seconds = result["seconds"]
+    assert min(seconds[name] for name in ("loading", "scoring", "decoding")) > 0
+    assert result["sentences_per_second"] == pytest.approx(4 / seconds["decoding"])
+    assert result["tokens_per_second"] == pytest.approx(result["num_output_tokens"] / seconds["decoding"])
+    assert record["versions"]["torch"] == torch.__version__
+    for shown in (f"{bleu.value:.2f}", f"{chrf.value:.2f}", f"{likelihood.perplexity:.2f}", bleu.signature):
+        assert shown in out
+    assert f"chrF2: {chrf.signature}" in out
+
+
+def test_settings_tell_how_was_decoded(run):
+    assert BATCH_TOKENS == translation.BATCH_TOKENS
+    run("--json", "defaults.json")
+    settings = json.loads(Path("defaults.json").read_text())["results"][0]["decoding"]
+    paper = {"num_beams": 4, "gnmt_length_penalty": 0.6, "max_extra_length": 50, "early_stopping": True}
+    limits = {"batch_size": None, "batch_tokens": translation.BATCH_TOKENS, "max_new_tokens": None}
+    assert settings == settings | paper | limits | {"dtype": "torch.float32"}
+
+    run(*OPTIONS, "--length-penalty", 1.5, "--dtype", "bfloat16", "--json", "given.json")
+    settings = json.loads(Path("given.json").read_text())["results"][0]["decoding"]
+    given = {"num_beams": 2, "gnmt_length_penalty": 1.5, "max_extra_length": None, "max_new_tokens": 6}
+    assert settings == settings | given | {"device": "cpu", "dtype": "torch.bfloat16"}
+
+
+@pytest.mark.parametrize(
+    ("flag", "option", "value"),
+    [("--coverage-penalty", "coverage_penalty", 9.0), ("--compute-type", "compute_type", "int8")],
+)
+def test_options_of_our_search_reach_it(run, checkpoints, flag, option, value):
+    model, tokenizer = _loaded(checkpoints[0])
+    code, _, err = run(flag, value, "--num-beams", 4, "--output", "found.de", "--json", "found.json")
+    assert (code, err) == (0, "")
+    expected = translate(model, tokenizer, SOURCES, num_beams=4, **{option: value})
+    assert Path("found.de").read_text(encoding="utf-8").splitlines() == expected
+    assert json.loads(Path("found.json").read_text())["results"][0]["decoding"][option] == value
+
+
+def _prefer_ends(model):
+    size = model.config.vocab_size
+    model.lm_head.bias = torch.nn.Parameter(torch.zeros(size).index_fill(0, torch.tensor([2]), 2.0))
+    model.config.output_bias = True
+
+
+def test_length_penalty_changes_what_is_found(run, checkpoints):
+    model, tokenizer = _loaded(checkpoints[0])
+    _prefer_ends(model)
+    model.save_pretrained("ending")
+    tokenizer.save_pretrained("ending")
+    for alpha in (0.0, 5.0):
+        run("--length-penalty", alpha, "--num-beams", 4, "--output", f"{alpha}.de", models=["ending"])
+        expected = translate(model, tokenizer, SOURCES, num_beams=4, gnmt_length_penalty=alpha)
+        assert Path(f"{alpha}.de").read_text(encoding="utf-8").split("\n") == [*expected, ""]
+    assert Path("0.0.de").read_bytes() != Path("5.0.de").read_bytes()
+
+
+def test_the_rule_of_stopping_changes_what_is_found(run, checkpoints):
+    model, tokenizer = _loaded(checkpoints[0])
+    _prefer_ends(model)
+    model.save_pretrained("ending")
+    tokenizer.save_pretrained("ending")
+    options = ["--length-penalty", 5.0, "--num-beams", 4]
+    for name, value in (("true", True), ("false", False), ("never", "never")):
+        run(*options, "--early-stopping", name, "--output", f"{name}.de", "--json", f"{name}.json", models=["ending"])
+        expected = translate(model, tokenizer, SOURCES, num_beams=4, gnmt_length_penalty=5.0, early_stopping=value)
+        assert Path(f"{name}.de").read_text(encoding="utf-8").split("\n") == [*expected, ""]
+        assert json.loads(Path(f"{name}.json").read_text())["results"][0]["decoding"]["early_stopping"] == value
+    assert Path("true.de").read_bytes() != Path("never.de").read_bytes()
+
+
+def test_a_rule_of_stopping_without_beams(run):
+    code, _, err = run("--greedy", "--early-stopping", "never")
+    assert (code, err.count("\n")) == (2, 1)
+    assert "--early-stopping is about beam search; leave it out, or give --num-beams 2 or more" in err
+
+
+def test_a_row_a_model(run, checkpoints):
+    code, out, err = run(*OPTIONS, "--json", "figures.json", models=checkpoints)
+    assert (code, err) == (0, "")
+    results = json.loads(Path("figures.json").read_text(encoding="utf-8"))["results"]
+    assert [result["models"] for result in results] == [[name] for name in checkpoints]
+    for result, name in zip(results, checkpoints, strict=True):
+        model, tokenizer = _loaded(name)
+        perplexity = score_targets(model, tokenizer, SOURCES, REFERENCES).perplexity
+        assert result["perplexity"] == pytest.approx(perplexity, rel=1e-5)
+        assert re.search(rf"^{re.escape(name)} .* {perplexity:.2f} ", out, re.MULTILINE)
+    table = out.splitlines()[1:5]
+    assert table[0].split() == ["model", "BLEU", "chrF2", "perplexity", "sentences/s", "tokens/s", "loading"]
+    assert len({len(line) for line in table}) == 1
+
+
+def test_an_ensemble_is_one_row_of_averaged_probabilities(run, checkpoints):
+    names = checkpoints[:2]
+    code, out, err = run(*OPTIONS, "--ensemble", "--json", "figures.json", "--output", "both.de", models=names)
+    assert (code, err) == (0, "")
+    record = json.loads(Path("figures.json").read_text(encoding="utf-8"))
+    members, tokenizers = zip(*(_loaded(name) for name in names), strict=True)
+    both = ensemble(members, tokenizers)
+    perplexity = score_targets(both, tokenizers[0], SOURCES, REFERENCES).perplexity
+    assert [result["models"] for result in record["results"]] == [names]
+    assert record["ensemble"] is True
+    assert record["results"][0]["perplexity"] == pytest.approx(perplexity, rel=1e-5)
+    expected = translate(both, tokenizers[0], SOURCES, **DECODING)
+    assert Path("both.de").read_text(encoding="utf-8").split("\n") == [*expected, ""]
+    assert " + ".join(names) in out
+
+
+def test_every_bleu(run, checkpoints):
+    kinds = ["--bleu", "compound-split", "multi30k", "sacrebleu", "--tokenize", "intl", "--lowercase"]
+    code, out, _ = run(*OPTIONS, *kinds, "--json", "figures.json", "--output", "translations.de")
+    texts = Path("translations.de").read_text(encoding="utf-8").split("\n")[:-1]
+    expected = {
+        "compound-split": compound_split_bleu(texts, REFERENCES, tokenize="intl"),
+        "multi30k": multi30k_bleu(texts, REFERENCES),
+        "sacrebleu": corpus_bleu(texts, REFERENCES, tokenize="intl", lowercase=True),
+    }
+    (result,) = json.loads(Path("figures.json").read_text(encoding="utf-8"))["results"]
+    assert code == 0
+    assert {kind: (score["value"], score["signature"]) for kind, score in result["bleu"].items()} == {
+        kind: (score.value, score.signature) for kind, score in expected.items()
+    }
+    assert result["chrf"]["value"] == corpus_chrf(texts, REFERENCES, lowercase=True).value
+    assert f"BLEU multi30k: {expected['multi30k'].signature}" in out
+
+
+def test_n_best_lists_are_json_lines(run, checkpoints):
+    code, _, _ = run(*OPTIONS, "--n-best", 2, "--n-best-output", "n_best.jsonl", "--output", "best.de")
+    model, tokenizer = _loaded(checkpoints[0])
+    lists = decode(model, tokenizer, SOURCES, n_best=2, **DECODING)
+    lines = [json.loads(line) for line in Path("n_best.jsonl").read_text(encoding="utf-8").splitlines()]
+    expected = [
+        {
+            "sentence": sentence,
+            "rank": rank,
+            "score": pytest.approx(one.score, abs=1e-5),
+            "num_tokens": one.num_tokens,
+            "text": one.text,
+        }
+        for sentence, row in enumerate(lists, start=1)
+        for rank, one in enumerate(row, start=1)
+    ]
+    assert (code, lines) == (0, expected)
+    assert [line["sentence"] for line in lines] == [1, 1, 2, 2, 3, 4, 4]
+    best = [line["text"] for line in lines if line["rank"] == 1]
+    assert Path("best.de").read_text(encoding="utf-8").split("\n") == [*best, ""]
+
+
+# Files
+
+
+def test_packed_files_windows_line_ends_and_byte_order_marks(run):
+    run(*OPTIONS, "--json", "plain.json")
+    Path("source.en.gz").write_bytes(gzip.compress(Path("source.en").read_bytes()))
+    Path("windows.de").write_text("\ufeff" + "\r\n".join(REFERENCES), encoding="utf-8", newline="")
+    code, _, err = run(*OPTIONS, "--json", "other.json", source="source.en.gz", reference="windows.de")
+    assert (code, err) == (0, "")
+    plain, other = (json.loads(Path(name).read_text())["results"][0] for name in ("plain.json", "other.json"))
+    assert [plain[name] for name in ("bleu", "chrf", "perplexity")] == [
+        other[name] for name in ("bleu", "chrf", "perplexity")
+    ]
+
+
+def test_lines_without_words_can_be_evaluated(run):
+    Path("empty_lines").write_text("\n \n")
+    code, out, err = run("--json", "figures.json", source="empty_lines", reference="empty_lines")
+    (result,) = json.loads(Path("figures.json").read_text())["results"]
+    assert (code, err, result["num_output_tokens"], result["tokens_per_second"]) == (0, "", 0, 0.0)
+    assert result["perplexity"] > 1
+    assert out.startswith("2 sentences\n")
+
+
+def test_files_that_exist_are_replaced_only_when_told_to(run):
+    Path("figures.json").write_text("precious")
+    code, out, err = run(*OPTIONS, "--json", "figures.json")
+    assert (code, out, Path("figures.json").read_text()) == (2, "", "precious")
+    assert "--json figures.json exists; give another file, or --overwrite to replace it" in err
+    assert run(*OPTIONS, "--json", "figures.json", "--overwrite")[0] == 0
+    assert json.loads(Path("figures.json").read_text())["num_sentences"] == 4
+
+
+def test_figures_without_end_are_null_in_json():
+    assert [evaluate._finite(number) for number in (1.5, float("inf"), float("nan"))] == [1.5, None, None]
+
+
+# What goes wrong
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--source", "nowhere.en"], "nowhere.en does not exist; give a text file"),
+        (["--source", "."], r"\. is a folder; give a text file"),
+        (["--source", "empty"], "empty is empty; give a text file"),
+        (["--source", "latin1"], r"line 2 of latin1 is not UTF-8 \(byte 0xf6 at 4\); convert it first.*iconv"),
+        (["--source", "latin1.gz"], r"line 2 of latin1\.gz is not UTF-8"),
+        (["--source", "damaged.gz"], r"can't read damaged\.gz \(.*\); give a text file"),
+        (["--source", "cut.gz"], r"can't read cut\.gz \(.*\); give a text file"),
+        (["--reference", "short"], "source.en has 4 lines and short 1; line n of the one"),
+        (["--json", "source.en", "--overwrite"], "--json source.en is the file of --source; give another"),
+        (["--json", "new", "--output", "./new"], r"--output \./new is the file of --json; give another"),
+        (["--output", "nowhere/new"], "--output nowhere/new can't be written: there is no folder nowhere; give"),
+        (["--output", "."], r"--output \. is a folder; give a file"),
+        (["--n-best", "2"], "--n-best N and --n-best-output FILE go together; give both"),
+        (["--n-best-output", "new"], "--n-best N and --n-best-output FILE go together"),
+        (["--ensemble"], "--ensemble needs two models or more; give --model A B"),
+        (["--tokenize", "moses"], "unknown tokenize='moses'; sacreBLEU has 'none'"),
+        (["--bleu", "compound-split", "--tokenize", "char"], "tokenize='char' does not go with split compounds"),
+        (["--bleu", "bleu"], "argument --bleu: invalid choice: 'bleu'"),
+        (["--length-penalty", "-1"], "--length-penalty: '-1' is not a number from 0 up"),
+        (["--length-penalty", "nan"], "--length-penalty: 'nan' is not a number from 0 up"),
+        (["--length-penalty", "a"], "--length-penalty: 'a' is not a number from 0 up"),
+        (["--outptu", "new"], "did you mean --output?"),
+    ],
+)  # fmt: skip
+def test_wrong_use_is_one_line_before_a_model_is_loaded(run, monkeypatch, options, message):
+    latin1 = "gut\nschön\ngut\ngut\n".encode("latin1")
+    files = {"empty": b"", "short": b"eins\n", "latin1": latin1, "latin1.gz": gzip.compress(latin1)}
+    files |= {"damaged.gz": b"text", "cut.gz": gzip.compress(b"text\n" * 100)[:-9]}
+    for name, content in files.items():
+        Path(name).write_bytes(content)
+    monkeypatch.setattr(evaluate, "load_ensemble", None)
+    code, out, err = run(*options)
+    assert (code, out) == (2, "")
+    assert re.fullmatch(f"vanilla-transformer: error: .*{message}.*\n", err), err
+    assert not Path("new").exists()
+
+
+@pytest.mark.parametrize("option", [["--output", "new"], ["--n-best", "2", "--n-best-output", "new"]])
+def test_one_file_holds_one_models_translations(run, checkpoints, option):
+    code, _, err = run(*option, models=checkpoints[:2])
+    assert code == 2
+    assert "hold one model's translations; give a single --model, or --ensemble" in err
+
+
+def test_members_with_different_tokenizers_are_refused(run, checkpoints):
+    code, _, err = run("--ensemble", models=[checkpoints[0], checkpoints[2]])
+    assert code == 2
+    assert re.fullmatch("vanilla-transformer: error: --ensemble: model 2 has another tokenizer than model 1: .*\n", err)
+
+
+def test_a_length_penalty_without_beams(run):
+    code, _, err = run("--greedy", "--length-penalty", 0.6)
+    assert (code, err.count("\n")) == (2, 1)
+    assert "--length-penalty ranks the hypotheses of a beam search; leave it out, or give --num-beams 2 or more" in err
+
+
+@pytest.mark.parametrize("option", [("--early-stopping", "never"), ("--length-penalty", 0.6)])
+def test_options_of_beams_for_a_model_that_is_saved_without(run, checkpoints, option):
+    model, tokenizer = _loaded(checkpoints[0])
+    model.generation_config.num_beams, model.generation_config.early_stopping = 1, False
+    model.save_pretrained("greedy")
+    tokenizer.save_pretrained("greedy")
+    code, _, err = run(*option, models=["greedy"])
+    assert (code, err.count("\n")) == (2, 1)
+    assert f"{option[0]} " in err
+    assert "leave it out, or give --num-beams 2 or more" in err
+    assert run(*option, "--num-beams", 2, "--max-new-tokens", 3, models=["greedy"])[0] == 0
+
+
+def test_too_few_beams_for_n_best(run):
+    code, _, err = run("--n-best", 3, "--n-best-output", "new", *OPTIONS)
+    assert (code, err.count("\n")) == (2, 1)
+    assert "n_best=3 needs a beam search of at least 3 beams, and num_beams is 2; raise num_beams" in err
+
+
+def test_a_tokenizer_of_another_model_is_one_line(run, checkpoints):
+    larger = AutoTokenizer.from_pretrained(checkpoints[0])
+    larger.add_tokens(["half past"])
+    AutoModelForSeq2SeqLM.from_pretrained(checkpoints[0]).save_pretrained("mixed")
+    larger.save_pretrained("mixed")
+    code, _, err = run(models=["mixed"])
+    assert (code, err.count("\n")) == (2, 1)
+    assert "outside of the vocabulary" in err
+
+
+def test_ctrl_c_ends_quietly(run, monkeypatch):
+    def interrupted(*arguments):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(evaluate, "load_ensemble", interrupted)
+    assert run("--json", "new") == (130, "", "")
+    assert not Path("new").exists()
+
+
+def test_translate_knows_the_length_penalty_too(monkeypatch, capsys, checkpoints):
+    model, tokenizer = _loaded(checkpoints[0])
+    options = ["--length-penalty", "1.5", "--max-new-tokens", "6"]
+    monkeypatch.setattr(sys, "stdin", io.StringIO())
+    assert cli.main(["translate", "--model", checkpoints[0], *options, SOURCES[1]]) == 0
+    expected = translate(model, tokenizer, SOURCES[1:2], gnmt_length_penalty=1.5, max_new_tokens=6)
+    assert capsys.readouterr().out == f"{expected[0]}\n"
+
+
+@pytest.mark.parametrize("option", ["length_penalty", "coverage_penalty", "compute_type"])
+def test_options_of_our_search_are_refused_for_models_without_it(option):
+    names = ("max_new_tokens", "length_penalty", "early_stopping", "coverage_penalty", "compute_type")
+    given = dict.fromkeys(names) | {option: 0.6}
+    arguments = argparse.Namespace(num_beams=2, **given)
+    with pytest.raises(UsageError, match=f"--{option.replace('_', '-')} needs a model of this package"):
+        decoding_options(arguments, T5ForConditionalGeneration(T5Config(vocab_size=9, d_model=8, d_ff=8, num_layers=1)))

@@ -1,0 +1,236 @@
+"""`vanilla-transformer train`: wrong use is told before any work, and a run goes from text files to scores."""
+
+import json
+import re
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from safetensors.torch import load_file
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tokenizers import Tokenizer, models, processors
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, PreTrainedTokenizerFast
+
+from hf_vanilla_transformer import cli
+from hf_vanilla_transformer.evaluation.metrics import corpus_bleu
+from hf_vanilla_transformer.evaluation.translation import translate
+
+PAIRS = [(f"{'half past ' * (n % 4)}nine {n}", f"{'halb zehn ' * (n % 3)}neun {n}") for n in range(50)]
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> Path:
+    for name, pairs in (("train", PAIRS), ("val", PAIRS[:5]), ("test", PAIRS[5:12])):
+        for side, suffix in ((0, "en"), (1, "de")):
+            lines = "".join(f"{pair[side]}\n" for pair in pairs)
+            (tmp_path / f"{name}.{suffix}").write_text(lines, encoding="utf-8")
+    return tmp_path
+
+
+@pytest.fixture
+def recipe(corpus: Path) -> dict:
+    return {
+        "data_dir": str(corpus), "train_source": ["train.en"], "train_target": ["train.de"],
+        "validation_source": ["val.en"], "validation_target": ["val.de"],
+        "test_source": ["test.en"], "test_target": ["test.de"],
+        "preset": "tiny", "d_model": 16, "encoder_ffn_dim": 32, "decoder_ffn_dim": 32, "vocab_size": 300,
+        "max_steps": 4, "warmup_steps": 2, "per_device_train_batch_tokens": 128, "logging_steps": 2,
+        "eval_strategy": "steps", "eval_steps": 2, "save_steps": 2, "average_last": 2, "generation_max_length": 12,
+        "output_dir": str(corpus / "run"),
+    }  # fmt: skip
+
+
+def train(recipe: dict, *options: str) -> int:
+    path = Path(recipe["data_dir"]) / "recipe.yaml"
+    path.write_text(yaml.safe_dump(recipe), encoding="utf-8")
+    return cli.main(["train", "--config", str(path), *options])
+
+
+def complaint(capsys, recipe: dict, *options: str) -> str:
+    assert train(recipe, *options) == 2
+    error = capsys.readouterr().err.strip()
+    assert error.startswith("vanilla-transformer: error: ")
+    assert "\n" not in error
+    return error
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"output_dir": None}, "--output_dir"),
+        ({"train_source": [], "train_target": []}, "no training data"),
+        ({"train_target": []}, "1 source files but 0 target files"),
+        ({"validation_source": [], "validation_target": []}, "eval_strategy needs"),
+        ({"test_source": ["nowhere.en"]}, "nowhere.en: no such file"),
+        ({"average_last": 5, "save_total_limit": 3}, "keep at least as many"),
+        ({"max_stepps": 3}, "did you mean 'max_steps'?"),
+        ({"learning_rate": "fast"}, "invalid float value: 'fast'"),
+        ({"d_model": 15}, "d_model"),
+        ({"early_stopping": "soon"}, "early_stopping is 'soon'; give true, false or never"),
+        ({"num_beams": 0}, "num_beams is 1 or more"),
+        ({"num_beams": 1, "early_stopping": "never"}, "early_stopping is about beam search, and num_beams is 1"),
+        ({"gnmt_length_penalty": -1}, "gnmt_length_penalty 0 or more"),
+        ({"preset": "huge"}, "There is no preset 'huge'"),
+        ({"max_length": 1}, "no sentence pair is left"),
+        ({"per_device_train_batch_tokens": 3}, "longer than a batch may be"),
+        ({"gradient_accumulation_steps": 1000}, "can't be shared"),
+        ({"bpe_dropout": 1.5}, "bpe_dropout is 1.5; give a probability"),
+        ({"bpe_dropout": 0.1, "bpe_dropout_copies": 0}, "bpe_dropout_copies is 0; give 1 or more"),
+        ({"bpe_dropout": 0.1, "streaming": True}, "leave one of the two out"),
+        ({"vocab_size": 50}, "vocab_size=50: give an integer of at least 259"),
+    ],
+)  # fmt: skip
+def test_wrong_use_is_told(capsys, recipe, change, message):
+    assert message in complaint(capsys, recipe | change)
+
+
+def test_options_of_the_command_line_are_checked_too(capsys, recipe):
+    assert "did you mean 'max_steps'?" in complaint(capsys, recipe, "--max_step", "3")
+    assert "invalid int value: 'x'" in complaint(capsys, recipe, "--max-steps", "x")
+
+
+def test_a_missing_recipe_is_told(capsys):
+    assert cli.main(["train", "--config", "nowhere.yaml"]) == 2
+    assert "nowhere.yaml can't be read" in capsys.readouterr().err
+
+
+def test_a_shorter_translation_is_told_with_its_line(capsys, recipe, corpus):
+    (corpus / "train.de").write_text("eins\nzwei\n", encoding="utf-8")
+    assert "train.de: ends after line 2" in complaint(capsys, recipe)
+
+
+def test_a_folder_in_use_is_not_written_to(capsys, recipe, corpus):
+    (corpus / "run").mkdir()
+    (corpus / "run" / "thesis.txt").write_text("my work")
+    assert "is not empty; go on with --resume" in complaint(capsys, recipe)
+    assert [path.name for path in (corpus / "run").iterdir()] == ["thesis.txt"]
+
+
+def test_resuming_needs_a_run(capsys, recipe):
+    assert "there is no run to go on with" in complaint(capsys, recipe, "--resume")
+
+
+def test_a_run_that_failed_before_training_can_be_started_again(capsys, recipe, corpus):
+    complaint(capsys, recipe, "--per_device_train_batch_tokens", "3")
+    assert {path.name for path in (corpus / "run").iterdir()} == {"recipe.json", "tokenizer"}
+    assert train(recipe, "--vocab_size", "290", "--eval_strategy", "no", "--average_last", "0") == 0
+    assert AutoModelForSeq2SeqLM.from_pretrained(corpus / "run").config.vocab_size <= 290
+
+
+def test_all_options_are_listed(capsys):
+    assert cli.main(["train", "--list-options"]) == 0
+    listed = capsys.readouterr().out
+    assert all(f"--{name}" in listed for name in ("train_source", "dropout", "learning_rate_factor", "adam_beta2"))
+
+
+def test_a_run_from_text_to_scores(capsys, recipe, corpus):
+    assert train(recipe) == 0
+    out, run = capsys.readouterr().out, corpus / "run"
+    assert "Training data: 50 pairs kept, 0 left out" in out
+    assert re.search(r"Batches: \d+ an epoch for each device, \d+\.\d% padding", out)
+    assert re.search(r"update 4, epoch \d\.\d, [\d,]+ target tokens: loss \d\.\d+, rate .*, [\d,]+ tokens/s", out)
+    assert re.search(r"update 4, validation: perplexity [\d.]+, BLEU [\d.]+ \(nrefs:1.*tok:13a.*\), chrF", out)
+    assert out.count("  reference:   ") == 6
+    assert "Averaged the last 2 checkpoints" in out
+    mean = load_file(run / "averaged-2" / "model.safetensors")
+    parts = [load_file(run / f"checkpoint-{step}" / "model.safetensors") for step in (2, 4)]
+    for name, weight in mean.items():
+        torch.testing.assert_close(weight, (parts[0][name] + parts[1][name]) / 2, rtol=0, atol=1e-7)
+
+    scores = json.loads((run / "averaged-2" / "scores.json").read_text())
+    translations = (run / "averaged-2" / "test.translations.txt").read_text(encoding="utf-8").splitlines()
+    bleu = corpus_bleu(translations, [target for _, target in PAIRS[5:12]])
+    assert scores[1]["scores"][0] == asdict(bleu)
+    assert f"test: {bleu.details}" in out
+    card = (run / "averaged-2" / "README.md").read_text(encoding="utf-8")
+    assert bleu.signature in card
+    assert "- 50 sentence pairs\n" in card
+    assert "BPE-dropout" not in card
+    assert str(corpus) not in card
+    model = AutoModelForSeq2SeqLM.from_pretrained(run / "averaged-2").eval()
+    tokenizer = AutoTokenizer.from_pretrained(run / "averaged-2")
+    output = model.generate(**tokenizer(PAIRS[5][0], return_tensors="pt"))
+    assert tokenizer.decode(output[0], skip_special_tokens=True) == translations[0]
+
+
+def test_a_finished_run_can_be_gone_on_with(capsys, recipe, corpus):
+    assert train(recipe) == 0
+    assert "d_model 16, not 32" in complaint(capsys, recipe, "--resume", "--d_model", "32")
+    assert train(recipe, "--resume", "--max_steps", "6") == 0
+    out = capsys.readouterr().out
+    assert f"Going on from {corpus / 'run' / 'checkpoint-4'}" in out
+    assert json.loads((corpus / "run" / "trainer_state.json").read_text())["global_step"] == 6
+
+
+def test_the_model_is_saved_with_the_recipes_decoding(recipe, corpus):
+    decoding = {"num_beams": 2, "gnmt_length_penalty": 1.5, "early_stopping": False}
+    assert train({**recipe, **decoding}) == 0
+    model = AutoModelForSeq2SeqLM.from_pretrained(corpus / "run" / "averaged-2").eval()
+    tokenizer = AutoTokenizer.from_pretrained(corpus / "run" / "averaged-2")
+    assert {name: getattr(model.generation_config, name) for name in decoding} == decoding
+    found = (corpus / "run" / "averaged-2" / "test.translations.txt").read_text(encoding="utf-8").splitlines()
+    assert found == translate(model, tokenizer, [source for source, _ in PAIRS[5:12]])
+    assert found == translate(model, tokenizer, [source for source, _ in PAIRS[5:12]], **decoding)
+    card = (corpus / "run" / "averaged-2" / "README.md").read_text(encoding="utf-8")
+    assert "beam 2, length penalty 1.5, searched further" in card
+    assert train({**recipe, "num_beams": 3}, "--resume", "--max_steps", "6") == 0
+    assert AutoModelForSeq2SeqLM.from_pretrained(corpus / "run").generation_config.num_beams == 3
+
+
+def test_bpe_dropout(capsys, recipe, corpus):
+    varied = {**recipe, "bpe_dropout": 0.2, "bpe_dropout_copies": 3}
+    assert train(varied) == 0
+    out = capsys.readouterr().out
+    assert "Training data: 50 pairs kept" in out
+    batches = [int(number) for number in re.findall(r"Batches: (\d+) an epoch", out)]
+    card = (corpus / "run" / "averaged-2" / "README.md").read_text(encoding="utf-8")
+    assert "- 50 sentence pairs\n" in card
+    assert "| BPE-dropout | 0.2 |" in card
+    assert "bpe_dropout 0.2, not 0.0" in complaint(capsys, recipe, "--resume")
+    assert "seed 42, not 7" in complaint(capsys, varied, "--resume", "--seed", "7")
+    assert train(varied, "--resume", "--max_steps", "6") == 0
+    assert train({**recipe, "output_dir": str(corpus / "plain")}) == 0
+    batches += [int(number) for number in re.findall(r"Batches: (\d+) an epoch", capsys.readouterr().out)]
+    assert batches[0] == batches[1] > 2 * batches[2]
+
+
+def test_bpe_dropout_needs_merges(capsys, recipe, tmp_path):
+    backend = Tokenizer(models.WordLevel({"a": 0, "<pad>": 1, "</s>": 2}, "a"))
+    backend.post_processor = processors.TemplateProcessing("$A </s>", special_tokens=[("</s>", 2)])
+    words = PreTrainedTokenizerFast(tokenizer_object=backend, pad_token="<pad>", eos_token="</s>")
+    words.save_pretrained(tmp_path / "words")
+    options = ["--bpe_dropout", "0.1", "--tokenizer_name_or_path", str(tmp_path / "words")]
+    assert "BPE-dropout needs the merges of a Vanilla" in complaint(capsys, recipe, *options)
+
+
+def test_a_run_older_than_an_option_can_be_gone_on_with(recipe, corpus):
+    assert train(recipe) == 0
+    started = json.loads((corpus / "run" / "recipe.json").read_text())
+    del started["bpe_dropout"], started["bpe_dropout_copies"]
+    (corpus / "run" / "recipe.json").write_text(json.dumps(started))
+    assert train(recipe, "--resume", "--max_steps", "6") == 0
+
+
+def test_figures_go_to_tensorboard(recipe, corpus, monkeypatch):
+    monkeypatch.setenv("TENSORBOARD_LOGGING_DIR", str(corpus / "figures"))
+    assert train(recipe, "--report_to", "tensorboard") == 0
+    events = EventAccumulator(str(corpus / "figures"))
+    events.Reload()
+    assert {"train/loss", "train/tokens_per_second", "eval/perplexity", "eval/bleu"} <= set(events.Tags()["scalars"])
+
+
+def test_going_on_from_a_saved_model(recipe, corpus, tiny_checkpoint):
+    options = ["--model_name_or_path", str(tiny_checkpoint), "--average_last", "0"]
+    assert train(recipe, *options) == 0
+    saved = AutoModelForSeq2SeqLM.from_pretrained(corpus / "run")
+    assert saved.config.d_model == 32  # the model's own, not the recipe's
+    assert (corpus / "run" / "README.md").is_file()
+
+
+def test_a_streamed_corpus_trains(capsys, recipe, corpus):
+    assert train(recipe, "--streaming", "true", "--shuffle_buffer_size", "20", "--max_length", "9") == 0
+    out = capsys.readouterr().out
+    assert "Trained 4 updates" in out
+    assert re.search(r"as far as it was read: \d+ pairs kept, \d+ left out: \d+ with more than 9 tokens", out)

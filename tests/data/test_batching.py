@@ -1,0 +1,387 @@
+"""Batches hold every sentence once an epoch within the budget; all processes and resumed runs agree on them."""
+
+import os
+from collections import Counter
+from itertools import islice, pairwise
+from pathlib import Path
+
+import datasets
+import numpy as np
+import pytest
+from datasets.distributed import split_dataset_by_node
+from hypothesis import assume, given
+from hypothesis import strategies as st
+from torch.utils.data import DataLoader
+
+from hf_vanilla_transformer import VanillaTransformerTokenizerFast
+from hf_vanilla_transformer.data.batching import TokenBudgetBatchSampler, TokenBudgetStream
+from hf_vanilla_transformer.data.corpora import Cleaning, Corpus, lengths_of, read_corpus, texts_of, tokenize
+
+ROOT = Path(__file__).parents[2]
+DATA = Path(os.environ.get("VANILLA_TRANSFORMER_DATA", ROOT.parent / "shared" / "data"))
+LENGTHS = st.lists(st.tuples(st.integers(1, 30), st.integers(1, 30)), min_size=1, max_size=80)
+
+
+def sampler_of(lengths, max_tokens, epoch=0, **options):
+    source, target = np.array(lengths).T
+    sampler = TokenBudgetBatchSampler(source, target, max_tokens, **options)
+    sampler.set_epoch(epoch)
+    return sampler
+
+
+def some_lengths(number=2000, longest=60):
+    """Lengths as translations have them: a skewed source length, and a target length about as long."""
+    random = np.random.default_rng(0)
+    source = random.poisson(random.gamma(6, 2.5, number)).clip(1, longest)
+    return np.stack([source, (source + random.integers(-3, 4, number)).clip(1, longest)], axis=1)
+
+
+def padded(batch, lengths):
+    """Tokens of a batch on the source and on the target side, padding included."""
+    return len(batch) * np.array(lengths)[batch].max(axis=0)
+
+
+def waste(sampler, lengths):
+    """The part of the batches' tokens that is padding, counted over the batches themselves."""
+    return 1 - np.sum(lengths) / sum(padded(batch, lengths).sum() for batch in sampler)
+
+
+# One epoch
+
+
+@given(LENGTHS, st.integers(30, 200), st.integers(0, 5))
+def test_every_sentence_is_in_one_batch_and_no_batch_exceeds_the_budget(lengths, max_tokens, epoch):
+    sampler = sampler_of(lengths, max_tokens, epoch)
+    batches = list(sampler)
+    assert len(batches) == len(sampler)
+    assert sorted(place for batch in batches for place in batch) == list(range(len(lengths)))
+    assert all(padded(batch, lengths).max() <= max_tokens for batch in batches)
+    assert sampler.padding_waste == pytest.approx(waste(sampler, lengths))
+
+
+@given(LENGTHS, st.integers(1, 4), st.integers(1, 3), st.integers(0, 3))
+def test_processes_share_the_batches(lengths, num_processes, accumulation_steps, epoch):
+    assume(len(lengths) >= 2 * num_processes * accumulation_steps)
+    max_tokens = 200  # six sentences or more, so that there are enough of them for any number of batches here
+    options = {"num_processes": num_processes, "accumulation_steps": accumulation_steps}
+    shares = [
+        list(sampler_of(lengths, max_tokens, epoch, process_index=rank, **options)) for rank in range(num_processes)
+    ]
+    assert len({len(share) for share in shares}) == 1
+    assert len(shares[0]) % accumulation_steps == 0
+    batches = [batch for share in shares for batch in share]
+    assert all(batches), "an empty batch"
+    assert sorted(place for batch in batches for place in batch) == list(range(len(lengths)))
+    assert all(padded(batch, lengths).max() <= max_tokens for batch in batches)
+
+
+def test_little_is_padded():
+    lengths = some_lengths(20_000)
+    sampler = sampler_of(lengths, 4096, epoch=3)
+    assert waste(sampler, lengths) < 0.05
+    # In the order of the corpus it is much more.
+    at_random = np.array_split(np.arange(len(lengths)), len(sampler))
+    assert waste(at_random, lengths) > 0.3
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not DATA.is_dir(), reason=f"no Multi30k in {DATA}: set VANILLA_TRANSFORMER_DATA")
+def test_little_is_padded_on_multi30k():
+    folder = DATA / "multi30k_tok"
+    pairs = read_corpus(Corpus((str(folder / "train.en"),), (str(folder / "train.de"),)))
+    tokenizer = VanillaTransformerTokenizerFast.train_from_iterator(texts_of(pairs), 10_000, show_progress=False)
+    tokenized = tokenize(pairs, tokenizer, Cleaning(256))
+    lengths = np.stack([lengths_of(tokenized, "input_ids"), lengths_of(tokenized, "labels")], axis=1)
+    sampler = sampler_of(lengths, 4096, epoch=1)
+    assert len(lengths) == 29_000
+    assert sampler.padding_waste == pytest.approx(waste(sampler, lengths))
+    assert sampler.padding_waste < 0.05
+    assert all(padded(batch, lengths).max() <= 4096 for batch in sampler)
+
+
+def test_batches_are_about_as_full_as_the_budget_allows():
+    lengths = some_lengths()
+    sampler = sampler_of(lengths, 1000)
+    assert len(sampler) < 1.1 * lengths.max(axis=1).sum() / 1000 + 2
+
+
+def test_a_single_sentence():
+    assert list(sampler_of([(3, 5)], 5)) == [[0]]
+    assert sampler_of([(3, 5)], 5).padding_waste == 0
+
+
+def test_sentences_of_one_length():
+    sampler = sampler_of([(4, 4)] * 10, 12)
+    assert sorted(map(len, sampler)) == [1, 3, 3, 3]
+    assert sampler.padding_waste == 0
+
+
+def test_a_budget_that_holds_everything_is_one_batch():
+    assert [sorted(batch) for batch in sampler_of(some_lengths(50), 10_000)] == [list(range(50))]
+
+
+# Several epochs
+
+
+def test_the_same_seed_and_epoch_give_the_same_batches():
+    lengths = some_lengths()
+    for epoch in (0, 1, 7):
+        assert list(sampler_of(lengths, 500, epoch, seed=3)) == list(sampler_of(lengths, 500, epoch, seed=3))
+    sampler = sampler_of(lengths, 500, seed=3)
+    assert list(sampler) == list(sampler)  # an epoch lasts until the next is set
+    assert list(sampler) != list(sampler_of(lengths, 500, seed=4))
+
+
+def test_epochs_have_other_orders_and_other_batches():
+    lengths = some_lengths()
+    epochs = [list(sampler_of(lengths, 500, epoch)) for epoch in range(4)]
+    for one, other in pairwise(epochs):
+        # Neither the lengths' order nor who is with whom stays, though sentences of equal lengths alone change places.
+        assert [padded(batch, lengths).tolist() for batch in one] != [
+            padded(batch, lengths).tolist() for batch in other
+        ]
+        assert len({frozenset(batch) for batch in one} & {frozenset(batch) for batch in other}) < len(one) / 2
+
+
+def test_pairs_of_equal_lengths_meet_others_in_each_epoch():
+    together = Counter(frozenset(batch) for epoch in range(20) for batch in sampler_of([(4, 4)] * 12, 16, epoch))
+    assert len(together) > 50  # of 60
+
+
+def test_long_and_short_batches_come_mixed():
+    lengths = some_lengths()
+    widths = [padded(batch, lengths).max() // len(batch) for batch in sampler_of(lengths, 500)]
+    assert abs(np.corrcoef(widths, range(len(widths)))[0, 1]) < 0.3
+
+
+def test_a_resumed_epoch_goes_on_with_the_batches_that_were_left():
+    lengths = some_lengths()
+    whole = list(sampler_of(lengths, 500, epoch=2, num_processes=2, process_index=1))
+    resumed = sampler_of(lengths, 500, num_processes=2, process_index=1)
+    list(resumed)  # an epoch before
+    resumed.set_epoch(2)
+    assert list(islice(resumed, 17, None)) == whole[17:]
+
+
+# Several processes
+
+
+def plan(lengths, max_tokens, epoch, num_processes, accumulation_steps):
+    """The batches of each update, as sets of sentences, whichever process has them."""
+    options = {"num_processes": num_processes, "accumulation_steps": accumulation_steps}
+    shares = [
+        list(sampler_of(lengths, max_tokens, epoch, process_index=rank, **options)) for rank in range(num_processes)
+    ]
+    updates = range(0, len(shares[0]), accumulation_steps)
+    return [
+        sorted(sorted(batch) for share in shares for batch in share[update : update + accumulation_steps])
+        for update in updates
+    ]
+
+
+def test_updates_depend_on_the_product_of_processes_and_accumulation_alone():
+    lengths = some_lengths()
+    for epoch in (0, 1):
+        one = plan(lengths, 500, epoch, 1, 12)
+        assert all(len(update) == 12 for update in one)
+        for num_processes, accumulation_steps in ((2, 6), (3, 4), (4, 3), (12, 1)):
+            assert plan(lengths, 500, epoch, num_processes, accumulation_steps) == one
+    assert len(plan(lengths, 500, 0, 1, 1)) != 12 * len(one)  # twelve did need batches to be split
+
+
+def test_as_many_batches_as_sentences_if_they_have_to_be():
+    for rank in range(3):
+        assert len(sampler_of([(3, 3)] * 3, 100, num_processes=3, process_index=rank)) == 1
+    # Four batches of one sentence each can't become six.
+    assert len(sampler_of([(3, 3)] * 6, 5, num_processes=2)) == 3
+
+
+# What is wrong
+
+
+def test_a_sentence_longer_than_the_budget():
+    for lengths in ([(3, 9), (2, 2)], [(9, 3), (2, 2)]):
+        message = r"a sentence of 9 tokens is longer than a batch may be, 8 tokens; raise .*drop long sentences"
+        with pytest.raises(ValueError, match=message):
+            sampler_of(lengths, 8)
+        assert len(sampler_of(lengths, 9)) == 2
+
+
+@pytest.mark.parametrize(
+    ("sentences", "num_processes", "accumulation_steps", "max_tokens"),
+    [
+        (3, 4, 1, 100),
+        (3, 2, 2, 100),
+        (3, 1, 4, 100),
+        (5, 2, 1, 4),  # of which each is a batch of its own: five can't be halved
+        (5, 1, 3, 4),
+    ],
+)
+def test_too_few_sentences(sentences, num_processes, accumulation_steps, max_tokens):
+    message = (
+        f"{sentences} sentence pairs can't be shared by {num_processes} processes with {accumulation_steps} batches "
+        "each an update; use fewer of them, more tokens a batch or more data"
+    )
+    with pytest.raises(ValueError, match=message):
+        sampler_of([(4, 4)] * sentences, max_tokens, num_processes=num_processes, accumulation_steps=accumulation_steps)
+
+
+def test_no_sentence_at_all():
+    with pytest.raises(ValueError, match="0 sentence pairs can't be shared by 1 processes"):
+        sampler_of(np.empty((0, 2), dtype=int), 10)
+
+
+# Streams
+
+
+def examples(files):
+    """A data set of several files: (name, number of examples)."""
+    for name, number in files:
+        for place in range(number):
+            yield {"input_ids": [100 * name + place] * (1 + place % 5), "labels": [0] * (1 + place % 7)}
+
+
+def stream_of(*files, max_tokens=40, window=20, seed=0, rank=0, world_size=1):
+    dataset = datasets.IterableDataset.from_generator(examples, gen_kwargs={"files": list(enumerate(files, start=1))})
+    own = split_dataset_by_node(dataset, rank, world_size).shuffle(seed=seed, buffer_size=window)
+    return TokenBudgetStream(own, max_tokens, window, seed=seed)
+
+
+def names(batch):
+    return [example["input_ids"][0] for example in batch]
+
+
+def everything(*files):
+    return sorted(100 * name + place for name, number in enumerate(files, start=1) for place in range(number))
+
+
+def passes(batches, number, count):
+    """The names of `count` passes over `number` examples; batches end where passes do."""
+    batches, result = iter(batches), []
+    for _ in range(count):
+        seen = []
+        while len(seen) < number:
+            seen += names(next(batches))
+        result.append(seen)
+    return result
+
+
+@pytest.mark.parametrize("window", [1, 7, 20, 1000])
+def test_a_stream_gives_every_example_once_a_pass_and_never_ends(window):
+    first, *others = passes(stream_of(33, 20, window=window), 53, 5)
+    assert sorted(first) == everything(33, 20)
+    for other in others:
+        assert sorted(other) == sorted(first)
+        assert other != first or window == 1  # which only the files' order can change
+
+
+class InOrder:
+    """A stream that has the same order in every epoch."""
+
+    def __init__(self, lengths):
+        self.lengths = lengths
+
+    def set_epoch(self, epoch):
+        pass
+
+    def __iter__(self):
+        yield from ({"input_ids": [place] * s, "labels": [0] * t} for place, (s, t) in enumerate(self.lengths))
+
+
+@given(LENGTHS, st.integers(30, 100), st.integers(1, 50))
+def test_batches_of_a_stream_keep_to_the_budget(lengths, max_tokens, window):
+    batches = iter(TokenBudgetStream(InOrder(lengths), max_tokens, window))
+    seen = []
+    while len(seen) < len(lengths):
+        batch = names(next(batches))
+        assert padded(batch, lengths).max() <= max_tokens
+        seen += batch
+    assert sorted(seen) == list(range(len(lengths)))
+
+
+def test_a_stream_has_full_batches_of_like_sentences():
+    batches = list(islice(stream_of(90, 90, max_tokens=60, window=90), 24))
+    assert np.mean([len(batch) for batch in batches]) > 8
+    lengths = [len(example["labels"]) for batch in batches for example in batch]
+    spread = np.mean([np.std([len(example["labels"]) for example in batch]) for batch in batches])
+    assert spread < np.std(lengths) / 3
+
+
+def test_windows_and_passes_have_other_batches_each():
+    one, other = (
+        passes(TokenBudgetStream(InOrder([(4, 4)] * 60), max_tokens=12, window=30, seed=seed), 60, 2) for seed in (1, 2)
+    )
+    orders = [tuple(name % 30 for name in names) for seen in (*one, *other) for names in (seen[:30], seen[30:])]
+    assert len(set(orders)) == len(orders) == 8
+
+
+def test_a_stream_is_fixed_by_its_seed():
+    one, same, other = ([names(batch) for batch in islice(stream_of(33, 20, seed=seed), 40)] for seed in (1, 1, 2))
+    assert one == same != other
+    stream = stream_of(33, seed=1)
+    assert [names(batch) for batch in islice(stream, 9)] == [names(batch) for batch in islice(stream, 9)]
+
+
+@pytest.mark.parametrize("files", [(50,), (20, 30), (9, 30, 14)])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_processes_share_a_stream(files, workers):
+    shares = []
+    for rank in range(2):
+        stream = stream_of(*files, rank=rank, world_size=2)
+        loader = iter(DataLoader(stream, batch_size=None, num_workers=workers, collate_fn=list))
+        shares.append([name for batch in islice(loader, 60) for name in names(batch)])
+    counts = Counter(shares[0] + shares[1])
+    assert sorted(counts) == everything(*files)
+    # Whoever has the shorter file begins anew earlier, so that they are not in the same pass.
+    assert max(counts.values()) <= 2 * min(counts.values())
+
+
+@pytest.mark.parametrize("files", [(50,), (25, 25)])
+def test_the_passes_of_processes_are_disjoint(files):
+    share = [passes(stream_of(*files, rank=rank, world_size=2), 25, 3) for rank in range(2)]
+    for one, other in zip(*share, strict=True):
+        assert sorted(one + other) == everything(*files)
+
+
+@pytest.mark.parametrize("files", [(50,), (25, 25), (7, 18, 25, 3)])
+def test_the_passes_of_workers_are_disjoint(files):
+    loader = DataLoader(stream_of(*files), batch_size=None, num_workers=2, collate_fn=list)
+    batches = list(islice(loader, 120))
+    assert sorted({name for batch in batches for name in names(batch)}) == everything(*files)
+    if files == (50,):  # which one worker reads
+        for one in passes(batches, 50, 5):
+            assert sorted(one) == everything(*files)
+    if files == (25, 25):  # the workers' batches come by turns
+        for one, other in zip(passes(batches[0::2], 25, 5), passes(batches[1::2], 25, 5), strict=True):
+            assert sorted(one + other) == everything(*files)
+
+
+def test_readers_that_are_in_different_passes_do_not_disturb_each_other():
+    class Stream:
+        """Its examples hold the epoch's number, which datasets keep where all workers write to."""
+
+        def set_epoch(self, epoch):
+            self.epoch = epoch
+
+        def __iter__(self):
+            yield from ({"input_ids": [self.epoch], "labels": [0]} for _ in range(6))
+
+    stream = TokenBudgetStream(Stream(), max_tokens=2, window=2)
+    ahead, behind = iter(stream), iter(stream)
+    assert passes(ahead, 6, 3) == [[0] * 6, [1] * 6, [2] * 6]
+    assert passes(islice(behind, 1), 2, 1) == [[0] * 2]
+    next(ahead)  # into its fourth pass
+    assert passes(behind, 4, 1) + passes(behind, 6, 1) == [[0] * 4, [1] * 6]
+    assert passes(ahead, 4, 1) == [[3] * 4]
+
+
+def test_a_stream_without_an_example():
+    with pytest.raises(ValueError, match="the stream has no sentence pair for this process; are all cleaned away"):
+        next(iter(stream_of(0)))
+    with pytest.raises(ValueError, match="has no sentence pair"):
+        next(iter(DataLoader(stream_of(0, 0), batch_size=None, num_workers=2, collate_fn=list)))
+
+
+def test_a_stream_with_a_sentence_longer_than_the_budget():
+    with pytest.raises(ValueError, match="a sentence of 7 tokens is longer than a batch may be, 6 tokens"):
+        next(iter(stream_of(7, max_tokens=6)))

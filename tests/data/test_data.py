@@ -1,0 +1,620 @@
+"""Corpora of every form give the same pairs, what is wrong with one is said with file and line, nothing is lost."""
+
+import csv
+import gzip
+import io
+import json
+import os
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pyarrow
+import pyarrow.parquet
+import pytest
+from datasets import Dataset, IterableDataset
+from hypothesis import given
+from hypothesis import strategies as st
+from transformers import PreTrainedTokenizerFast
+
+from hf_vanilla_transformer import VanillaTransformerTokenizerFast
+from hf_vanilla_transformer.data import corpora as data
+from hf_vanilla_transformer.data.corpora import (
+    Cleaning,
+    Corpus,
+    CorpusError,
+    is_table,
+    lengths_of,
+    read_corpus,
+    read_lines,
+    texts_of,
+    tokenize,
+)
+
+PAIRS = [
+    ('A cat, a "dog".', "Eine Katze, ein „Hund“."),
+    ("", "leer"),
+    (" two  spaces ", "zwei\u00a0Leerzeichen"),
+    # None of these ends a line, although str.splitlines() would say so.
+    ("a\u2028b\u2029c\x0bd\x0ce\x85f\x1cg", "a\rb"),
+    ("漢字 👩‍👩‍👧", "'einfach'"),
+]
+SOURCES, TARGETS = zip(*PAIRS, strict=True)
+
+
+def packed(content):
+    return gzip.compress(content, mtime=0)  # the same bytes at any time, as tests are named by them
+
+
+@pytest.fixture(params=[False, True], ids=["cached", "streaming"])
+def streaming(request):
+    return request.param
+
+
+@pytest.fixture
+def write(tmp_path):
+    """Writes text, bytes or a table into a file and returns its name."""
+
+    def write(name, content):
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if isinstance(content, pyarrow.Table):
+            pyarrow.parquet.write_table(content, path)
+        else:
+            path.write_bytes(content.encode() if isinstance(content, str) else content)
+        return str(path)
+
+    return write
+
+
+def pairs_of(corpus, streaming=False):
+    return [(pair["source"], pair["target"]) for pair in read_corpus(corpus, streaming)]
+
+
+def lines(texts):
+    return "".join(f"{text}\n" for text in texts)
+
+
+def as_csv(rows):
+    file = io.StringIO()
+    csv.writer(file).writerows(rows)
+    return file.getvalue()
+
+
+def as_json(pairs, source="source", target="target"):
+    return lines(json.dumps({source: s, "n": n, target: t}) for n, (s, t) in enumerate(pairs))
+
+
+def as_translations(pairs):
+    return lines(json.dumps({"id": 1, "translation": {"en": s, "de": t}}, ensure_ascii=False) for s, t in pairs)
+
+
+# What is read
+
+
+TABLES = {
+    "plain.tsv": lines("\t".join(pair) for pair in PAIRS),
+    "header.tsv": lines(["n\ttarget\tsource", *(f"1\t{t}\t{s}" for s, t in PAIRS)]),
+    "table.csv": as_csv([("n", "target", "source"), *((1, t, s) for s, t in PAIRS)]),
+    "table.jsonl": as_json(PAIRS),
+    "blank_lines.json": as_json(PAIRS).replace("\n", "\n\n  \n"),
+    "table.parquet": pyarrow.table({"n": range(len(PAIRS)), "target": TARGETS, "source": SOURCES}),
+}
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_tables(write, streaming, name):
+    assert pairs_of(Corpus(tables=(write(name, TABLES[name]),)), streaming) == PAIRS
+
+
+@pytest.mark.parametrize("name", [name for name in TABLES if not name.endswith(".parquet")])
+def test_compressed_tables(write, streaming, name):
+    compressed = packed(TABLES[name].encode())
+    assert pairs_of(Corpus(tables=(write(f"{name}.gz", compressed),)), streaming) == PAIRS
+
+
+TRANSLATIONS = {
+    "a.jsonl": as_translations(PAIRS),
+    "a.parquet": pyarrow.table({"translation": [{"en": s, "de": t} for s, t in PAIRS]}),
+    "a.tsv": lines(["en\tde", *("\t".join(pair) for pair in PAIRS)]),
+    "a.csv": as_csv([("en", "de"), *PAIRS]),
+}
+
+
+@pytest.mark.parametrize("name", TRANSLATIONS)
+def test_columns_are_named_by_language_in_either_direction(write, streaming, name):
+    table = write(name, TRANSLATIONS[name])
+    assert pairs_of(Corpus(tables=(table,), source_column="en", target_column="de"), streaming) == PAIRS
+    assert pairs_of(Corpus(tables=(table,), source_column="de", target_column="en"), streaming) == [
+        (target, source) for source, target in PAIRS
+    ]
+
+
+@pytest.mark.parametrize("suffix", ["", ".txt", ".gz", ".csv"])  # given as text, a file's name doesn't matter
+def test_text(write, streaming, suffix):
+    def content(texts):
+        return packed(lines(texts).encode()) if suffix == ".gz" else lines(texts)
+
+    corpus = Corpus((write(f"s{suffix}", content(SOURCES)),), (write(f"t{suffix}", content(TARGETS)),))
+    assert pairs_of(corpus, streaming) == PAIRS
+
+
+@pytest.mark.parametrize("end", [b"\n", b""])
+def test_windows_text(write, end):
+    source = write("s", b"\xef\xbb\xbfa \r\n\xef\xbb\xbfb\r\n\r\nc\rd\r" + end)
+    target = write("t", "1\n2\n\n3\n")
+    # The mark of byte order goes from the beginning of the file, nothing else goes; a lone \r ends no line.
+    assert pairs_of(Corpus((source,), (target,))) == [
+        ("a ", "1"),
+        ("\ufeffb", "2"),
+        ("", ""),
+        ("c\rd" if end else "c\rd\r", "3"),
+    ]
+
+
+@pytest.mark.parametrize("name", ["plain.tsv", "header.tsv", "table.csv", "table.jsonl"])
+def test_windows_tables(write, name):
+    pairs = [(s, t) for s, t in PAIRS if "\r" not in t]
+    plain = {
+        "plain.tsv": lines(map("\t".join, pairs)),
+        "header.tsv": lines(["source\ttarget", *map("\t".join, pairs)]),
+        "table.csv": as_csv([("source", "target"), *pairs]).replace("\r\n", "\n"),
+        "table.jsonl": as_json(pairs),
+    }
+    content = b"\xef\xbb\xbf" + plain[name].replace("\n", "\r\n").encode()
+    assert pairs_of(Corpus(tables=(write(name, content),))) == pairs
+
+
+def test_cells_of_csv_hold_quotes_commas_and_lines(write, streaming):
+    content = 'source,target\n"a\n\nb, ""c""","d\r\ne"\n\n"",f\n'
+    pairs = [('a\n\nb, "c"', "d\ne"), ("", "f")]
+    assert pairs_of(Corpus(tables=(write("a.csv", content),)), streaming) == pairs
+
+
+def test_trailing_empty_lines_are_pairs_in_text_and_nothing_in_tables(write):
+    source, target = write("s", "a\n\n\n"), write("t", "b\n\n\n")
+    assert pairs_of(Corpus((source,), (target,))) == [("a", "b"), ("", ""), ("", "")]
+    tables = (
+        write("a.tsv", "a\tb\n\n\n"),
+        write("a.csv", "source,target\na,b\n\n\n"),
+        write("a.jsonl", as_json([("a", "b")]) + "\n\n"),
+    )
+    assert pairs_of(Corpus(tables=tables)) == [("a", "b")] * 3
+
+
+def test_a_text_of_a_single_pair_without_a_lines_end(write, streaming):
+    assert pairs_of(Corpus((write("s", "a"),), (write("t", "b"),)), streaming) == [("a", "b")]
+
+
+@pytest.fixture
+def on_hub(write, tmp_path):
+    """A folder laid out as a data set on the Hub is, with two configurations."""
+    splits = {"train": "a.jsonl", "dev": "b.jsonl"}
+    files = [{"split": split, "path": path} for split, path in splits.items()]
+    card = {
+        "configs": [
+            {"config_name": "en-de", "data_files": files},
+            {"config_name": "flat", "data_files": "c.jsonl"},
+        ]
+    }
+    write("hub/README.md", f"---\n{json.dumps(card)}\n---\n")
+    write("hub/a.jsonl", as_translations([("v", "w"), ("", "x")]))
+    write("hub/b.jsonl", as_translations([("x", "y")]))
+    write("hub/c.jsonl", as_json([("h", "i")]))
+    return str(tmp_path / "hub")
+
+
+def test_a_data_set_of_the_hub(on_hub, streaming):
+    columns = {"source_column": "en", "target_column": "de", "configuration": "en-de"}
+    assert pairs_of(Corpus(tables=(on_hub,), **columns), streaming) == [("v", "w"), ("", "x")]
+    assert pairs_of(Corpus(tables=(on_hub,), **columns, split="dev"), streaming) == [("x", "y")]
+    assert pairs_of(Corpus(tables=(on_hub,), configuration="flat"), streaming) == [("h", "i")]
+
+
+def test_sources_of_all_kinds_come_in_their_order(write, on_hub, streaming):
+    corpus = Corpus(
+        source=(write("s1", "s1\ns2\n"), write("s2.gz", packed(b"s3\n"))),
+        target=(write("t1", "t1\nt2\n"), write("t2", "t3\n")),
+        tables=(
+            write("a.parquet", pyarrow.table({"source": ["p"], "target": ["q"]})),
+            on_hub,
+            write("a.tsv", "a\tb\n"),
+            write("a.jsonl", as_json([("j", "k")])),
+        ),
+        configuration="flat",
+    )
+    pairs = [("s1", "t1"), ("s2", "t2"), ("s3", "t3"), ("p", "q"), ("h", "i"), ("a", "b"), ("j", "k")]
+    assert pairs_of(corpus, streaming) == pairs
+    dataset = read_corpus(corpus, streaming)
+    assert isinstance(dataset, IterableDataset if streaming else Dataset)
+    assert list(texts_of(dataset)) == [text for pair in pairs for text in pair]
+
+
+def test_a_corpus_without_sources_is_false():
+    assert not Corpus()
+    with pytest.raises(CorpusError, match="no corpus is given; name its files"):
+        read_corpus(Corpus())
+
+
+def test_tables_are_told_by_their_names():
+    assert is_table("data.v1/a.jsonl")
+    assert is_table("a.tsv.gz")
+    assert not is_table("wmt/wmt14")
+    assert not is_table("user/corpus.v1")
+
+
+# The cache
+
+
+def test_a_file_that_changes_is_read_anew(write):
+    def read(content, time):
+        table = write("a.tsv", content)
+        os.utime(table, ns=(time, time))
+        return pairs_of(Corpus(tables=(table,)))
+
+    assert read("a\tb\n", 1_000) == [("a", "b")]
+    assert read("c\td\n", 2_000) == [("c", "d")]  # as long as before
+    assert read("c\tde\n", 2_000) == [("c", "de")]  # as old as before
+
+
+def test_files_of_the_same_name_and_age_in_other_folders_are_others(write, tmp_path, monkeypatch):
+    for folder, content in (("one", "a\tb\n"), ("two", "c\td\n")):
+        os.utime(write(f"{folder}/a.tsv", content), ns=(1_000, 1_000))
+        monkeypatch.chdir(tmp_path / folder)
+        assert pairs_of(Corpus(tables=("a.tsv",))) == [tuple(content.split())]
+
+
+def test_an_unchanged_file_is_read_once(write, monkeypatch):
+    corpus = Corpus((write("s", lines(SOURCES)),), (write("t", lines(TARGETS)),))
+    first = read_corpus(corpus)
+    monkeypatch.setattr("hf_vanilla_transformer.data.corpora.read_lines", None)
+    second = read_corpus(corpus)
+    assert second.cache_files == first.cache_files
+    assert list(second) == list(first)
+
+
+# What is wrong
+
+
+def refused(corpus, streaming, message):
+    """Reading says `message`, a regular expression, in one line."""
+    with pytest.raises(CorpusError, match=message) as caught:
+        pairs_of(corpus, streaming)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "short"),
+    [("a\nb\n", "a\n", "t"), ("a\n", "a\nb\n", "s"), ("a\nb\n\n", "a\nb\n", "t"), ("a\nb", "a\nb\n\n", "s")],
+)
+def test_texts_of_unequal_lengths(write, streaming, source, target, short):
+    end = min(len(source.splitlines()), len(target.splitlines()))
+    corpus = Corpus((write("s", source),), (write("t", target),))
+    refused(corpus, streaming, rf"/{short}: ends after line {end}, but .*/{'st'.replace(short, '')} goes on; they have")
+
+
+GZ = packed(np.random.default_rng(0).bytes(3000).hex().encode() + b"\n" + b"b\n" * 1000)
+CORRUPT = bytearray(GZ)
+CORRUPT[1500] ^= 0xFF
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("s", b"a\nsch\xf6n\n", r"/s:2: not UTF-8 \(byte 0xf6 at 4\); convert it first, .*iconv -f latin1"),
+        ("s", "a\nb\n".encode("utf-16"), r"/s:1: not UTF-8 \(byte 0xff at 1\)"),
+        ("s", b"a\nb\xe2\x82", r"/s:2: not UTF-8 \(byte 0xe2 at 2\)"),
+        ("s.gz", packed(b"a\nb\nsch\xf6n\n"), r"/s.gz:3: not UTF-8 \(byte 0xf6 at 4\)"),
+        ("s.gz", GZ[:-500], r"/s.gz:\d+: the compressed file is damaged \(.*ended before.*\); get it anew"),
+        ("s.gz", GZ[:-5], r"/s.gz:1002: the compressed file is damaged \(.*ended before"),
+        ("s.gz", bytes(CORRUPT), r"/s.gz:\d+: the compressed file is damaged"),
+        ("s.gz", b"a\nb\n", r"/s.gz:1: the compressed file is damaged \(Not a gzipped file"),
+        ("s.gz", packed(b""), r"/s.gz: ends after line 0, but .*/t goes on"),
+    ],
+)
+def test_texts_that_cannot_be_read(write, streaming, name, content, message):
+    refused(Corpus((write(name, content),), (write("t", "1\n" * 2000),)), streaming, message)
+
+
+def test_damage_in_the_middle_of_a_compressed_file_is_found_wherever_it_is(write):
+    compressed = packed(np.random.default_rng(0).bytes(300).hex().encode() + b"\n")
+    for place in range(10, len(compressed)):
+        damaged = bytearray(compressed)
+        damaged[place] ^= 0xFF
+        with pytest.raises(CorpusError, match=r"s.gz:\d: (the compressed file is damaged|not UTF-8)"):
+            list(read_lines(write("s.gz", bytes(damaged))))
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        # Columns
+        ("a.tsv", "a\tb\nc\n", r"/a.tsv:2: 1 columns parted by tabs, not 2"),
+        ("a.tsv", "id\ten\tde\n1\ta\tb\n", r"/a.tsv:1: 3 columns .*, not 2; .* has to name them, 'source'"),
+        ("a.tsv", "source\tid\ttarget\na\t1\tb\nc\td\n", r"/a.tsv:3: 2 columns parted by tabs, not 3"),
+        ("a.csv", "source,target\na,b\n\nHello, you,Hallo\n", r"/a.csv:4: 3 columns, not 2; a text with a comma"),
+        ("a.csv", 'source,target\n"a\nb",c\nd\n', r"/a.csv:4: 1 columns, not 2"),
+        ("a.csv", "a,b\nc,d\n", r"/a.csv:2: column 'source' is missing; there are 'a', 'b' \(`source_column` and"),
+        ("a.jsonl", '{"source": "a", "targett": "b"}\n', r"/a.jsonl:1: column 'target' is missing; .*'targett' "),
+        ("a.jsonl", "{}\n", r"/a.jsonl:1: column 'source' is missing; there are none"),
+        ("a.jsonl", as_translations([("a", "b")]), r"/a.jsonl:1: column 'source' is missing; there are 'en', 'de' "),
+        ("a.parquet", pyarrow.table({"en": ["a"], "de": ["b"]}), r"/a.parquet:1: column 'source' is missing"),
+        # Types
+        ("a.jsonl", as_json([("a", "b"), ("c", 1)]), r"/a.jsonl:2: column 'target' is no text but of type int"),
+        ("a.jsonl", as_json([("a", "b"), (None, "c")]), r"/a.jsonl:2: column 'source' is empty \(null\)"),
+        ("a.jsonl", as_json([("a", ["b"])]), r"/a.jsonl:1: column 'target' is no text but of type list"),
+        ("a.jsonl", as_json([("a\ud83d", "b")]), r"/a.jsonl:1: column 'source' holds one half of a surrogate pair"),
+        ("a.parquet", pyarrow.table({"source": ["a", None], "target": ["b", "c"]}), r"/a.parquet:2: .*'source' is emp"),
+        ("a.parquet", pyarrow.table({"source": [1], "target": ["b"]}), r"/a.parquet:1: .*'source' is no text .* int"),
+        # Form
+        ("a.jsonl", '{"source": "a", "target": "b"}\n\n{"source": "c"\n', r"/a.jsonl:3: not JSON \(.*\); write one"),
+        ("a.json", '[\n{"source": "a", "target": "b"}\n]\n', r"/a.json:1: not JSON .*; write one object a line"),
+        ("a.json", '[{"source": "a", "target": "b"}]\n', r"/a.json:1: a list; write one JSON object a line"),
+        ("a.csv", 'source,target\na,b\n"c,d\ne,f\n', r"/a.csv:3: not CSV \(unexpected end of data\); is a quote left"),
+        ("a.csv", 'source,target\n"a"b,c\n', r"/a.csv:2: not CSV \("),
+        ("a.parquet", b"PAR1 and no more", r"/a.parquet: can't be read \(.*\); is it a whole Parquet file\?"),
+        ("a.parquet.gz", packed(b"PAR1"), r"/a.parquet.gz: can't be read \(.*\); is it a whole Parquet file\?"),
+        ("a.tsv", b"a\tb\nc\t\xf6\n", r"/a.tsv:2: not UTF-8"),
+        ("a.tsv.gz", packed(b"a\tb\nc\t\xf6\n"), r"/a.tsv.gz:2: not UTF-8"),
+        ("a.csv", b"source,target\na,\xf6\n", r"/a.csv:2: not UTF-8"),
+        ("a.jsonl.gz", packed(as_json(PAIRS).encode())[:-9], r"/a.jsonl.gz:\d: the compressed file is damaged"),
+        # Nothing in it
+        ("a.tsv", "source\ttarget\n", r"/a.tsv: no sentence pair in it"),
+        ("a.csv", "source,target\n", r"/a.csv: no sentence pair in it"),
+        ("a.jsonl", "\n \n", r"/a.jsonl: no sentence pair in it"),
+        ("a.parquet", pyarrow.table({"source": [], "target": []}), r"/a.parquet: no sentence pair in it"),
+    ],
+)
+def test_tables_that_cannot_be_read(write, streaming, name, content, message):
+    refused(Corpus(tables=(write(name, content),)), streaming, message)
+
+
+def test_the_second_of_two_sources_is_named(write, streaming):
+    tables = (write("a.tsv", "a\tb\n"), write("b.tsv", "a\tb\nc\n"))
+    refused(Corpus(tables=tables), streaming, r"/b.tsv:2: 1 columns")
+
+
+def test_an_error_is_not_cached(write):
+    refused(Corpus(tables=(write("a.tsv", "a\n"),)), False, "1 columns")
+    assert pairs_of(Corpus(tables=(write("a.tsv", "a\tb\n"),))) == [("a", "b")]
+
+
+@pytest.mark.parametrize("kind", ["source", "target", "tables"])
+def test_files_are_checked_before_any_is_read(write, tmp_path, kind):
+    def corpus(name):
+        files = {"source": (write("s", "a\n"),), "target": (write("t", "b\n"),)}
+        return Corpus(**{**files, kind: (name,)})
+
+    with pytest.raises(CorpusError, match=r"/none\.tsv: no such file; name a text file or a table"):
+        corpus(str(tmp_path / "none.tsv"))
+    (tmp_path / "folder.tsv").mkdir()
+    with pytest.raises(CorpusError, match=r"/folder\.tsv: a folder; name a text file"):
+        corpus(str(tmp_path / "folder.tsv"))
+    with pytest.raises(CorpusError, match=r"/empty\.tsv: the file is empty; is it the right one"):
+        corpus(write("empty.tsv", ""))
+
+
+def test_each_source_needs_a_target(write):
+    with pytest.raises(CorpusError, match="2 source files but 1 target files; give each its translation"):
+        Corpus((write("a", "a\n"), write("b", "a\n")), (write("c", "a\n"),))
+
+
+def test_a_file_of_no_known_kind_is_no_table(write):
+    with pytest.raises(
+        CorpusError, match=r"/a\.txt: no table by its name; name it \.tsv, \.csv, .* or give it as text"
+    ):
+        Corpus(tables=(write("a.txt", "a\tb\n"),))
+
+
+def test_a_file_that_vanishes_or_is_locked(write, monkeypatch):
+    with pytest.raises(CorpusError, match="no/file: can't be read"):
+        list(read_lines("no/file"))
+
+    def locked(*arguments):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "open", locked)
+    with pytest.raises(CorpusError, match=r"a\.txt: can't be read \(Permission denied\)"):
+        list(read_lines("a.txt"))
+
+
+def test_what_is_wrong_with_a_data_set_of_the_hub(write, on_hub, streaming):
+    def refuse(message, name=on_hub, **options):
+        refused(Corpus(tables=(name,), **options), streaming, message)
+
+    refuse(r"^no/where: can't be loaded \(.*\); name a data set on the Hub", name="no/where")
+    refuse(r"/hub: can't be loaded \(.*'xx'.*en-de", configuration="xx")
+    refuse(r"/hub: can't be loaded \(.*test.*train.*\)", configuration="en-de", split="test")
+    refuse(r"/hub, row 1: column 'source' is missing; there are 'en', 'de' ", configuration="en-de")
+    write("broken/a.parquet", b"PAR1")
+    refuse(r"/broken: can't be loaded \(Parquet.*\)", name=on_hub.replace("hub", "broken"))
+    write("cut/a.jsonl", '{"source": "a", "target": "b"}\n{"source": "c')
+    refuse(r"/cut: can't be loaded \(JSON parse error.*\)", name=on_hub.replace("hub", "cut"))
+    write("null/a.jsonl", as_json([("a", "b"), ("c", None)]))
+    refuse(r"/null, row 2: column 'target' is empty \(null\)", name=on_hub.replace("hub", "null"))
+
+
+# Cleaning
+
+
+def test_pairs_are_left_out_and_counted_by_reason():
+    cleaning = Cleaning(max_length=10, max_length_ratio=2.0)
+    source, target = np.array([[1, 5], [5, 1], [1, 1], [11, 10], [10, 11], [3, 7], [7, 3], [3, 6], [10, 10], [2, 2]]).T
+    assert cleaning.keeps(source, target).tolist() == [False] * 7 + [True] * 3
+    counts = {"an empty side": 3, "more than 10 tokens": 2, "a length ratio above 2.0": 2}
+    assert (cleaning.left_out, cleaning.kept) == (Counter(counts), 3)
+    assert str(cleaning) == (
+        "3 pairs kept, 7 left out: 3 with an empty side, 2 with more than 10 tokens, 2 with a length ratio above 2.0"
+    )
+    cleaning.keeps(np.array([1, 4]), np.array([100, 4]))  # counts go on; what has two reasons counts once
+    assert (cleaning.left_out["an empty side"], cleaning.left_out.total(), cleaning.kept) == (4, 8, 4)
+    assert str(Cleaning(10)) == "0 pairs kept, 0 left out"
+
+
+@given(st.lists(st.tuples(st.integers(1, 40), st.integers(1, 40))), st.integers(2, 30), st.none() | st.floats(1.0, 5.0))
+def test_cleaning_keeps_what_the_rules_allow_and_counts_every_pair_once(lengths, max_length, ratio):
+    cleaning = Cleaning(max_length, ratio)
+    source, target = np.array(lengths, dtype=np.int64).reshape(-1, 2).T
+    expected = [
+        min(s, t) > 1 and max(s, t) <= max_length and (ratio is None or max(s, t) <= ratio * min(s, t))
+        for s, t in lengths
+    ]
+    assert cleaning.keeps(source, target).tolist() == expected
+    assert (cleaning.kept, cleaning.left_out.total()) == (sum(expected), len(lengths) - sum(expected))
+
+
+# Token ids
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return VanillaTransformerTokenizerFast.train_from_iterator([*SOURCES, *TARGETS] * 3, 330, show_progress=False)
+
+
+def ids_of(dataset):
+    return [(row["input_ids"], row["labels"]) for row in dataset]
+
+
+def test_token_ids_are_those_of_each_line_alone(write, tokenizer, streaming):
+    corpus = Corpus((write("s", lines(SOURCES)),), (write("t", lines(TARGETS)),))
+    cleaning = Cleaning(max_length=1000)
+    tokenized = tokenize(read_corpus(corpus, streaming), tokenizer, cleaning)
+    assert ids_of(tokenized) == [(tokenizer(s)["input_ids"], tokenizer(t)["input_ids"]) for s, t in PAIRS if s]
+    assert (cleaning.kept, dict(cleaning.left_out)) == (len(PAIRS) - 1, {"an empty side": 1})
+    if streaming:
+        assert set(next(iter(tokenized))) == {"input_ids", "labels"}
+
+
+def test_cleaning_by_tokens(write, tokenizer, streaming):
+    pairs = [("", "a"), ("a", ""), ("ab" * 30, "ab" * 30), ("ab", "abababab" * 2), ("a b", "a b")]
+    corpus = Corpus(tables=(write("a.jsonl", as_json(pairs)),))
+    cleaning = Cleaning(max_length=40, max_length_ratio=3)
+    tokenized = tokenize(read_corpus(corpus, streaming), tokenizer, cleaning)
+    assert ids_of(tokenized) == [(tokenizer("a b")["input_ids"],) * 2]
+    expected = {"an empty side": 2, "more than 40 tokens": 1, "a length ratio above 3": 1}
+    assert (dict(cleaning.left_out), cleaning.kept) == (expected, 1)
+
+
+def test_a_stream_of_several_files_is_tokenized_in_order(write, tokenizer):
+    tables = (write("a.tsv", "a\tb\n"), write("a.parquet", pyarrow.table({"source": ["c"], "target": ["d"]})))
+    stream = read_corpus(Corpus((write("s", "e\n"),), (write("t", "f\n"),), tables), streaming=True)
+    tokenized = tokenize(stream, tokenizer, Cleaning(10))
+    assert ids_of(tokenized) == [tuple(tokenizer(list(pair))["input_ids"]) for pair in ("ef", "ab", "cd")]
+
+
+def test_nothing_is_left(write, tokenizer):
+    pairs = read_corpus(Corpus(tables=(write("a.tsv", "a\tb\n\tc\n"),)))
+    with pytest.raises(CorpusError, match=r"no sentence pair is left of 2: 0 pairs kept, 2 left out: 1 with an empty"):
+        tokenize(pairs, tokenizer, Cleaning(max_length=1))
+
+
+def test_cleaning_does_not_hang_on_what_another_left_out(write, tokenizer):
+    pairs = read_corpus(Corpus(tables=(write("a.tsv", "a\tb\n" + "abc" * 9 + "\td\n"),)))
+    assert [len(tokenize(pairs, tokenizer, Cleaning(n))) for n in (5, 100, 5)] == [1, 2, 1]
+
+
+def test_several_processes_make_the_same_of_it(write, tokenizer):
+    pairs = read_corpus(Corpus(tables=(write("a.jsonl", as_json(PAIRS * 20)),)))
+    one, two = Cleaning(15), Cleaning(15)
+    assert ids_of(tokenize(pairs, tokenizer, one, num_proc=1)) == ids_of(tokenize(pairs, tokenizer, two, num_proc=2))
+    assert one == two
+    assert one.left_out.total() > 0
+
+
+def test_lengths_of_rows_that_were_selected_and_of_several_files(write, tokenizer):
+    pairs = read_corpus(Corpus(tables=(write("a.jsonl", as_json(PAIRS * 3)),)))
+    tokenized = tokenize(pairs, tokenizer, Cleaning(1000)).select([7, 0, 3])
+    for column in ("input_ids", "labels"):
+        lengths = lengths_of(tokenized, column)
+        assert lengths.dtype == np.int64
+        assert lengths.tolist() == [len(ids) for ids in tokenized[column]]
+
+
+# The cache of token ids
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    """How often a tokenizer was called."""
+    calls = Counter()
+    call = PreTrainedTokenizerFast.__call__
+
+    def counted(self, *arguments, **options):
+        calls["all"] += 1
+        return call(self, *arguments, **options)
+
+    monkeypatch.setattr(PreTrainedTokenizerFast, "__call__", counted)
+    return calls
+
+
+def calls_for(calls, pairs, tokenizer):
+    before = calls["all"]
+    tokenize(pairs, tokenizer, Cleaning(1000))
+    return calls["all"] - before
+
+
+def test_what_was_tokenized_is_not_tokenized_again(write, tmp_path, tokenizer, calls):
+    corpus = Corpus(tables=(write("a.jsonl", as_json(PAIRS)),))
+    assert calls_for(calls, read_corpus(corpus), tokenizer) == 1
+    assert calls_for(calls, read_corpus(corpus), tokenizer) == 0
+    tokenizer(["a", "bc"], padding=True, truncation=True, max_length=2)  # which its backend remembers
+    assert calls_for(calls, read_corpus(corpus), tokenizer) == 0
+    tokenizer.save_pretrained(tmp_path / "tokenizer")
+    loaded = VanillaTransformerTokenizerFast.from_pretrained(tmp_path / "tokenizer")
+    assert calls_for(calls, read_corpus(corpus), loaded) == 0
+
+
+def test_what_is_not_the_same_is_tokenized_anew(write, tokenizer, calls):
+    pairs = read_corpus(Corpus(tables=(write("a.jsonl", as_json(PAIRS)),)))
+    assert calls_for(calls, pairs, tokenizer) == 1
+    smaller = VanillaTransformerTokenizerFast.train_from_iterator(["abc"], 270, show_progress=False)
+    assert calls_for(calls, pairs, smaller) == 1
+    smaller.split_special_tokens = False
+    assert calls_for(calls, pairs, smaller) == 1
+    smaller.add_tokens(["Katze"])
+    assert calls_for(calls, pairs, smaller) == 1
+    others = read_corpus(Corpus(tables=(write("b.jsonl", as_json(PAIRS[::-1])),)))
+    assert calls_for(calls, others, tokenizer) == 1
+
+
+def test_tokenizers_of_others_are_cached_too(write, tiny_checkpoint, calls):
+    pairs = read_corpus(Corpus(tables=(write("a.jsonl", as_json(PAIRS)),)))
+    other = PreTrainedTokenizerFast.from_pretrained(tiny_checkpoint)
+    assert calls_for(calls, pairs, other) == 1
+    other(["a", "bc"], padding=True)
+    assert calls_for(calls, pairs, other) == 0
+
+
+@pytest.mark.slow
+def test_another_process_finds_what_was_tokenized(write, tmp_path, tokenizer):
+    corpus = Corpus(tables=(write("a.jsonl", as_json(PAIRS)),))
+    expected = ids_of(tokenize(read_corpus(corpus), tokenizer, Cleaning(1000)))
+    tokenizer.save_pretrained(tmp_path / "tokenizer")
+    script = (
+        "import json, sys\n"
+        "from hf_vanilla_transformer import VanillaTransformerTokenizerFast as Tokenizer\n"
+        "from hf_vanilla_transformer.data import corpora as data\n"
+        "tokenizer = Tokenizer.from_pretrained(sys.argv[1])\n"
+        "Tokenizer.__call__ = data.read_lines = None\n"  # neither is needed
+        "pairs = data.read_corpus(data.Corpus(tables=(sys.argv[2],)))\n"
+        "rows = data.tokenize(pairs, tokenizer, data.Cleaning(1000))\n"
+        "print(json.dumps([(row['input_ids'], row['labels']) for row in rows]))\n"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", script, tmp_path / "tokenizer", corpus.tables[0]],
+        cwd=Path(__file__).parents[2],
+        capture_output=True,
+        text=True,
+    )
+    assert result.returncode == 0, result.stderr
+    assert [tuple(row) for row in json.loads(result.stdout)] == expected
+
+
+def test_a_stream_tells_now_and_then_what_it_leaves_out(tokenizer, monkeypatch, caplog):
+    monkeypatch.setattr(data, "PAIRS_A_REPORT", 5)
+    monkeypatch.setattr(data.logger, "propagate", True)
+    pairs = IterableDataset.from_generator(lambda: ({"source": "a" * (n % 2), "target": "b"} for n in range(12)))
+    assert len(list(tokenize(pairs, tokenizer, Cleaning(99)))) == 6
+    assert "6 pairs kept, 6 left out: 6 with an empty side" in caplog.text

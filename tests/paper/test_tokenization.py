@@ -1,0 +1,598 @@
+"""The tokenizer of section 5.1: what goes in comes out, whatever it is, and however it was stored in between."""
+
+import copy
+import io
+import json
+import os
+import pickle
+import subprocess
+import sys
+from collections import Counter
+from itertools import pairwise
+from pathlib import Path
+
+import datasets
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from transformers import AutoTokenizer
+
+from hf_vanilla_transformer import (
+    VanillaTransformerConfig,
+    VanillaTransformerTokenizer,
+    VanillaTransformerTokenizerFast,
+    tokenization_vanilla_transformer,
+)
+
+ROOT = Path(__file__).parents[2]
+DATA = Path(os.environ.get("VANILLA_TRANSFORMER_DATA", ROOT.parent / "shared" / "data"))
+SENTENCES = [
+    "A little girl climbs into a wooden playhouse.",
+    "Ein kleines Mädchen klettert in ein Spielhaus aus Holz.",
+    "Two young men, and a woman, are outside near many bushes.",
+    "Zwei junge Männer und eine Frau, die lacht, sind im Freien.",
+    "The wooden house is near the bushes , and the girl laughs .",
+    "Das kleine Haus aus Holz ist in der Nähe vieler Büsche .",
+    "a</s>b</s>c</s> <s>d</s> </s> x<pad>y<pad>z<s>",
+]
+CORPUS = SENTENCES * 8
+NASTY = [
+    "", " ", "  ", "\n", "\t", "\r\n", "\0", "\x7f", "a", " a", "a ", "  a  b  ", "a\tb\n\nc\r", "\n a", "a \n",
+    "\u00a0a\u00a0b", "\u3000", "\u2028x\u2029", "\ufeff", "▁", "▁a ▁", "Ġ", "ĠaĠ", "Ċ", "\u200b", "a\u200db\u200c",
+    "e\u0301 é", "\u0301", "שלום עולם", "\u202eabc", "\ue000\uf8ff", "\U0010ffff\ufffd", "漢字かな",
+    "👩‍👩‍👧‍👦", "🇩🇪🏳️‍🌈",
+    "</s>", "<pad>", "<s>", "a</s>b", " <s> ", "</s></s>", "<</s>>", "</ s>", "<pad", "<unk>", "<0x41>", "##a",
+    "a , b . c", "...", " .", ". ", "a  .", "1,000.50 €", "don 't", "@-@", "&quot;", "a,b ,c , d", " , ", "a" * 300,
+]  # fmt: skip
+
+
+def train(texts=CORPUS, vocab_size=420, **options):
+    return VanillaTransformerTokenizerFast.train_from_iterator(texts, vocab_size, show_progress=False, **options)
+
+
+@pytest.fixture(scope="module")
+def trained():
+    return train()
+
+
+@pytest.fixture(scope="module", params=[True, False], ids=["merged", "apart"])
+def either(request, trained):
+    """With pieces that may join words and punctuation, and without."""
+    return trained if request.param else train(merge_punctuation=False)
+
+
+@pytest.fixture
+def tokenizer(trained):
+    return copy.deepcopy(trained)
+
+
+def returns(tokenizer, text):
+    return tokenizer.decode(tokenizer.encode(text), skip_special_tokens=True) == text
+
+
+# Training
+
+
+def test_vocabulary(trained):
+    assert len(trained) == trained.vocab_size == 420
+    assert trained.convert_ids_to_tokens([0, 1, 2]) == ["<pad>", "<s>", "</s>"]
+    assert (trained.pad_token_id, trained.bos_token_id, trained.eos_token_id) == (0, 1, 2)
+    assert trained.unk_token is None
+    assert trained.model_input_names == ["input_ids", "attention_mask"]
+    assert set(tokenization_vanilla_transformer.BYTE_OF_LETTER) < set(trained.get_vocab())
+    assert len(train(vocab_size=259)) == 259
+    assert len(train(vocab_size=100_000)) < 1000  # as many as the text has pairs for
+    assert len(train(vocab_size=1000, min_frequency=20)) < len(train(vocab_size=1000, min_frequency=2))
+
+
+def test_first_word_is_the_same_piece_as_any_other(trained):
+    wooden = trained.encode("wooden", add_special_tokens=False)
+    assert len(wooden) == 1
+    assert trained.encode("wooden wooden", add_special_tokens=False) == wooden * 2
+
+
+def test_punctuation_may_be_merged_across_a_space_and_words_may_not():
+    tokenizer = train(["the house , and the bushes ."] * 50, 2000)
+    assert tokenizer.readable_pieces(tokenizer.encode("the house , and the bushes .")) == [
+        "▁the", "▁house▁,▁and", "▁the", "▁bushes▁.", "</s>",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "texts",
+    [
+        tuple(CORPUS),
+        (text for text in CORPUS),
+        [SENTENCES] * 8,
+        ([text] for text in CORPUS),
+        datasets.Dataset.from_dict({"text": CORPUS})["text"],
+        datasets.Dataset.from_dict({"text": CORPUS}).to_iterable_dataset()["text"],
+        ["", *CORPUS, ""],
+    ],
+    ids=["tuple", "generator", "lists", "generator of lists", "column", "streaming column", "empty strings"],
+)
+def test_texts_from_any_iterable(texts, trained):
+    assert train(texts).backend_tokenizer.to_str() == trained.backend_tokenizer.to_str()
+
+
+def test_texts_are_streamed():
+    taken, seen_by_trainer = 0, []
+
+    def stream():
+        nonlocal taken
+        for text in CORPUS:
+            taken += 1
+            seen_by_trainer.append(text)
+            yield text
+
+    train(stream(), length=len(CORPUS))
+    assert taken == len(CORPUS)  # once, and no list() before
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"texts": []}, ValueError, "nothing to learn"),
+        ({"texts": iter([])}, ValueError, "nothing to learn"),
+        ({"texts": ["", [""]]}, ValueError, "nothing to learn"),
+        ({"texts": "one text"}, TypeError, r"texts is one str.*\[text\]"),
+        ({"texts": b"bytes"}, TypeError, "texts is one bytes"),
+        ({"texts": {"text": CORPUS}}, TypeError, r"texts is one dict.*dataset\['text'\]"),
+        ({"texts": None}, TypeError, "NoneType"),
+        ({"texts": ["a", "b", 3]}, TypeError, r"texts\[2\] is of type int"),
+        ({"texts": ["a", ["b", None]]}, TypeError, r"texts\[1\]\[1\] is of type NoneType.*'' for a missing text"),
+        ({"texts": iter(["a", b"b"])}, TypeError, r"texts\[1\] is of type bytes"),
+        ({"texts": datasets.Dataset.from_dict({"text": CORPUS})}, TypeError, r"texts\[0\] is of type dict"),
+        ({"texts": ["a", "b\ud800"]}, ValueError, r"texts\[1\] has a lone surrogate at position 1"),
+        ({"vocab_size": 258}, ValueError, "at least 259"),
+        ({"vocab_size": 0}, ValueError, "at least 259"),
+        ({"vocab_size": -1}, ValueError, "at least 259"),
+        ({"vocab_size": 1e4}, ValueError, "vocab_size=10000.0: give an integer"),
+        ({"vocab_size": 260, "extra_special_tokens": ["<a>", "<b>"]}, ValueError, "at least 261"),
+        ({"min_frequency": 0}, ValueError, "min_frequency=0"),
+        ({"min_frequency": -2}, ValueError, "min_frequency=-2"),
+        ({"min_frequency": 1.5}, ValueError, "min_frequency=1.5"),
+        ({"vocabsize": 300}, TypeError, "unknown option 'vocabsize'.*padding_side"),
+    ],
+)
+def test_bad_training_arguments(arguments, error, message):
+    with pytest.raises(error, match=message):
+        train(**arguments)
+
+
+def test_options_reach_the_tokenizer():
+    tokenizer = train(model_max_length=50, padding_side="left", extra_special_tokens=["<2de>"])
+    assert (tokenizer.model_max_length, tokenizer.padding_side, len(tokenizer)) == (50, "left", 420)
+    assert tokenizer.encode("<2de>") == [419, 2]
+
+
+TRAIN = """
+import sys
+sys.path.insert(0, sys.argv[1])
+from tokenization_vanilla_transformer import VanillaTransformerTokenizerFast
+texts = sys.stdin.read().split("\\n")
+VanillaTransformerTokenizerFast.train_from_iterator(texts, 420, show_progress=False).save_pretrained(sys.argv[2])
+"""
+
+
+def test_deterministic_across_processes(trained, tmp_path):
+    environment = {**os.environ, "PYTHONHASHSEED": "1", "TOKENIZERS_PARALLELISM": "true"}
+    folder = Path(tokenization_vanilla_transformer.__file__).parent
+    command = [sys.executable, "-c", TRAIN, str(folder), str(tmp_path)]
+    subprocess.run(command, input="\n".join(CORPUS), text=True, encoding="utf-8", env=environment, check=True)
+    trained.save_pretrained(tmp_path / "here")
+    assert (tmp_path / "tokenizer.json").read_bytes() == (tmp_path / "here" / "tokenizer.json").read_bytes()
+
+
+# Text -> ids -> text
+
+
+@pytest.mark.parametrize("text", NASTY)
+def test_reversible_on_odd_texts(text, trained):
+    ids = trained.encode(text)
+    assert trained.decode(ids, skip_special_tokens=True) == text
+    assert trained.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=True) == text
+    assert trained.decode(ids) == text + "</s>"
+    assert ids[-1] == 2
+    assert not {0, 1, 2}.intersection(ids[:-1])  # text is never a control token
+
+
+@given(st.text())
+def test_reversible_on_any_text(either, text):
+    assert returns(either, text)
+
+
+@given(st.lists(st.sampled_from([*NASTY[1:-1], " ", "Haus", "the", ",", "<2de>", "neues Wort", "<ü>"])).map("".join))
+def test_reversible_with_added_tokens(trained_with_added_tokens, text):
+    ids = trained_with_added_tokens.encode(text)
+    assert trained_with_added_tokens.decode(ids) == text + "</s>"
+
+
+@pytest.fixture(scope="module")
+def trained_with_added_tokens(trained):
+    tokenizer = copy.deepcopy(trained)
+    tokenizer.add_tokens(["<ü>", "neues Wort", "Ġx"])
+    tokenizer.add_special_tokens({"extra_special_tokens": ["<2de>"]})
+    return tokenizer
+
+
+def test_reversible_in_batches_and_in_every_container(either):
+    batch = either(NASTY)["input_ids"]
+    assert either.decode(batch, skip_special_tokens=True) == NASTY
+    assert either.batch_decode(batch, skip_special_tokens=True) == NASTY
+    padded = either(NASTY, padding=True, return_tensors="pt")["input_ids"]
+    assert either.decode(padded, skip_special_tokens=True) == NASTY
+    assert either.batch_decode(padded.numpy(), skip_special_tokens=True) == NASTY
+    ids = either.encode("Zwei junge Männer")
+    for form in (ids, tuple(ids), np.array(ids), torch.tensor(ids)):
+        assert either.decode(form, skip_special_tokens=True) == "Zwei junge Männer"
+    assert either.decode(2) == either.decode(torch.tensor(2)) == "</s>"
+    assert either.decode([]) == ""
+
+
+def test_ids_that_are_no_tokens(trained):
+    with pytest.raises(ValueError, match=r"token id -100 .*pad_token_id"):
+        trained.decode([5, -100, -100])
+    assert trained.decode([len(trained), 10**6]) == ""  # as in transformers: models may have rows to spare
+
+
+@pytest.mark.parametrize("text", ["a" * 100_000, " " * 100_000, "a, " * 30_000, "漢字" * 20_000])
+def test_huge_words_are_no_trouble(text, trained):
+    assert returns(trained, text)
+    tokenizer = train([text], 300)
+    assert returns(tokenizer, text)
+    assert len(tokenizer.encode(text)) < 10_000
+
+
+# Control tokens and added tokens
+
+
+def test_control_tokens_in_texts_only_on_demand(trained):
+    assert trained.encode("a</s>", split_special_tokens=False)[-2:] == [2, 2]
+    assert trained.encode("a</s>").count(2) == 1
+    assert trained("a</s>", text_target="<s>")["labels"].count(1) == 0
+    assert "</s>" not in trained.tokenize("a</s>")
+
+
+@pytest.mark.parametrize("merge_punctuation", [True, False])
+def test_no_learned_piece_spells_a_control_token(merge_punctuation):
+    texts = ["x</s>y</s>z<s>x<s>y<pad>x<pad>"] * 100
+    tokenizer = train(texts, 2000, merge_punctuation=merge_punctuation)
+    assert not any(id_ in tokenizer.encode("x</s>y<s>z<pad>", add_special_tokens=False) for id_ in (0, 1, 2))
+
+
+def test_added_tokens_match_whole(tokenizer):
+    assert tokenizer.add_tokens(["<2de>", "neues Wort"]) == 2
+    assert tokenizer.tokenize("<2de> Holz neues Wort</s>") == ["<2de>", "ĠHolz", "Ġ", "neues Wort", "</s", ">"]
+    ids = tokenizer.encode("<2de> Holz")
+    assert tokenizer.decode(ids, skip_special_tokens=True) == "<2de> Holz"
+
+
+@pytest.mark.parametrize("key", ["extra_special_tokens", "additional_special_tokens"])
+def test_special_tokens_of_the_user_match_whole_and_are_skipped(key, tokenizer, tmp_path):
+    assert tokenizer.add_special_tokens({key: ["<2de>", "<2ü>"]}) == 2
+    tokenizer.save_pretrained(tmp_path)
+    for one in (tokenizer, AutoTokenizer.from_pretrained(tmp_path), pickle.loads(pickle.dumps(tokenizer))):
+        assert one.extra_special_tokens == ["<2de>", "<2ü>"]
+        ids = one("<2ü> Holz</s>")["input_ids"]
+        assert ids[0] == one.convert_tokens_to_ids("<2ü>") == 421
+        assert one.decode(ids) == "<2ü> Holz</s></s>"
+        assert one.decode(ids, skip_special_tokens=True) == "Holz</s>"
+        assert one.get_special_tokens_mask(ids, already_has_special_tokens=True) == [1] + [0] * (len(ids) - 2) + [1]
+
+
+def test_special_tokens_in_other_ways(tokenizer, tmp_path):
+    tokenizer.add_tokens(["<x>"], special_tokens=True)
+    tokenizer.add_special_tokens({"mask_token": "<mask>"})
+    tokenizer.save_pretrained(tmp_path)
+    loaded = VanillaTransformerTokenizerFast.from_pretrained(tmp_path, extra_special_tokens=["<x>", "<y>"])
+    ids = loaded.encode("<x> a <mask> b <y>")
+    assert [loaded.convert_tokens_to_ids(token) in ids for token in ("<x>", "<mask>", "<y>")] == [True] * 3
+    assert loaded.decode(ids, skip_special_tokens=True) == "a  b "
+
+
+# Sequences for the model
+
+
+def test_sequences_and_pairs_end_once(trained):
+    a, b = (trained.encode(text, add_special_tokens=False) for text in ("Holz", "wooden"))
+    assert trained.encode("Holz") == [*a, 2]
+    assert trained.encode("Holz", "wooden") == [*a, *b, 2]
+    assert trained("") == {"input_ids": [2], "attention_mask": [1]}
+    assert trained([]) == {"input_ids": [], "attention_mask": []}
+    assert trained.num_special_tokens_to_add() == trained.num_special_tokens_to_add(pair=True) == 1
+    assert trained.get_special_tokens_mask(a) == [0] * len(a) + [1]
+    assert trained.get_special_tokens_mask(a, b) == [0] * (len(a) + len(b)) + [1]
+    assert trained("Holz", return_special_tokens_mask=True)["special_tokens_mask"] == [0] * len(a) + [1]
+    assert trained("Holz", "wooden", return_token_type_ids=True)["token_type_ids"] == [0] * len(a) + [1] * len(b) + [0]
+
+
+def test_targets_are_labels(trained):
+    both = trained(["Holz", "a house"], text_target=["wooden", "Haus"])
+    assert set(both) == {"input_ids", "attention_mask", "labels"}
+    assert both["labels"] == trained(["wooden", "Haus"])["input_ids"]
+    assert both["labels"] == trained(text_target=["wooden", "Haus"])["input_ids"]
+
+
+def test_bos_on_demand(tokenizer):
+    tokenizer.add_bos_token = True
+    assert tokenizer.encode("Holz")[0] == 1
+    assert tokenizer.encode("Holz")[-1] == 2
+    assert tokenizer("Holz", return_offsets_mapping=True)["offset_mapping"] == [(0, 0), (0, 4), (0, 0)]
+    assert returns(tokenizer, " Holz")
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_padding(side, trained):
+    batch = trained(["Holz", SENTENCES[0]], padding=True, padding_side=side, return_tensors="pt")
+    length = len(trained.encode("Holz"))
+    padding = batch["input_ids"].shape[1] - length
+    mask = [0] * padding + [1] * length if side == "left" else [1] * length + [0] * padding
+    assert batch["attention_mask"][0].tolist() == mask
+    assert batch["input_ids"][0][batch["attention_mask"][0] == 0].tolist() == [0] * padding
+    again = trained.pad({"input_ids": [trained.encode("Holz"), trained.encode(SENTENCES[0])]}, padding_side=side)
+    assert again["input_ids"] == batch["input_ids"].tolist()
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_truncation_keeps_the_end(side, tokenizer):
+    tokenizer.truncation_side = side
+    whole = tokenizer.encode(SENTENCES[0], add_special_tokens=False)
+    kept = whole[:4] if side == "right" else whole[-4:]
+    assert tokenizer.encode(SENTENCES[0], truncation=True, max_length=5) == [*kept, 2]
+    assert len(tokenizer.encode(SENTENCES[0], SENTENCES[1], truncation=True, max_length=9)) == 9
+    overflowing = tokenizer(SENTENCES[0], truncation=True, max_length=5, return_overflowing_tokens=True)["input_ids"]
+    assert all(ids[-1] == 2 and len(ids) <= 5 for ids in overflowing)
+
+
+def test_offsets_leave_out_the_space_before_a_word(trained):
+    text = "Zwei  junge Männer , and </s> a girl"
+    encoding = trained(text, return_offsets_mapping=True)
+    spans = {text[start:end] for start, end in encoding["offset_mapping"][:-1]}
+    assert not any(span.startswith(" ") and span.strip().isalpha() for span in spans)
+    assert {"girl", "a"} <= spans
+    assert encoding["offset_mapping"][-1] == (0, 0)
+    assert encoding.char_to_token(text.index("girl")) == len(encoding["input_ids"]) - 2
+
+
+@given(st.text(st.sampled_from("aé漢 \n,.</s>👩")))
+def test_offsets_of_any_text(either, text):
+    encoding = either(text, return_offsets_mapping=True)
+    offsets = encoding["offset_mapping"][:-1]
+    pieces = either.convert_ids_to_tokens(encoding["input_ids"][:-1])
+    assert all(0 <= start <= end <= len(text) for start, end in offsets)
+    assert all(first <= second for first, second in pairwise(start for start, _ in offsets))
+    covered = {i for start, end in offsets for i in range(start, end)}
+    assert covered >= {i for i, character in enumerate(text) if character != " "}
+    for piece, (start, end) in zip(pieces, offsets, strict=True):
+        if piece.isascii():
+            assert text[start:end] == piece
+
+
+def test_words_that_were_split_before(trained):
+    words = ["Zwei", "junge", "Männer", "und", "eine", "Frau"]
+    split = trained(words, is_split_into_words=True)
+    assert split["input_ids"] == trained.encode(" ".join(words))
+    assert sorted({word for word in split.word_ids() if word is not None}) == list(range(6))
+    assert trained([words, words[:2]], is_split_into_words=True)["input_ids"][1] == trained.encode("Zwei junge")
+    assert trained([], is_split_into_words=True)["input_ids"] == [2]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ((None,), ValueError, "specify either `text` or `text_target`"),
+        ((3,), TypeError, "text is of type int: give strings"),
+        ((b"a",), TypeError, "text is of type bytes"),
+        (([1, 2],), TypeError, r"text\[0\] is of type int"),
+        ((["a", None],), TypeError, r"text\[1\] is of type NoneType.*'' for a missing text"),
+        ((["a", "b", 1.5],), TypeError, r"text\[2\] is of type float"),
+        ((np.array(["a"]),), TypeError, r"text is of type ndarray.*list\(column\)"),
+        ((datasets.Dataset.from_dict({"t": ["a"]})["t"],), TypeError, r"text is of type Column.*list\(column\)"),
+        (("a\ud83d",), ValueError, "text has a lone surrogate at position 1"),
+        ((["a", "\udc00"],), ValueError, r"text\[1\] has a lone surrogate at position 0"),
+        ((["a", ["b"]],), TypeError, "give a string, a list of strings or a list of pairs"),
+        (([("a", "b", "c")],), TypeError, "a list of pairs of strings"),
+        (("a", 3), TypeError, "text_pair is of type int"),
+        ((["a"], [None]), TypeError, r"text_pair\[0\] is of type NoneType"),
+        (("a", ["b"]), TypeError, "text_pair likewise"),
+        ((["a"], "b"), TypeError, "text_pair likewise"),
+        ((["a", "b"], ["c"]), ValueError, "batch length of `text`: 2 does not match.*1"),
+    ],
+)
+def test_inputs_that_are_no_texts(arguments, error, message, trained):
+    with pytest.raises(error, match=message):
+        trained(*arguments)
+
+
+def test_wrong_options_keep_their_own_error(trained):
+    with pytest.raises(ValueError, match="not a valid PaddingStrategy"):
+        trained("a", padding="longer")
+    with pytest.raises(ValueError, match="lone surrogate"):
+        trained(text_target=["\ud800"])
+
+
+# Stored and loaded
+
+
+def test_save_and_load(trained_with_added_tokens, tmp_path):
+    trained_with_added_tokens.save_pretrained(tmp_path / "one")
+    loaded = VanillaTransformerTokenizerFast.from_pretrained(tmp_path / "one")
+    loaded.save_pretrained(tmp_path / "two")
+    assert (tmp_path / "one" / "tokenizer.json").read_bytes() == (tmp_path / "two" / "tokenizer.json").read_bytes()
+    texts = [*NASTY, "<2de> neues Wort<ü>"]
+    expected = trained_with_added_tokens(texts, return_offsets_mapping=True)
+    for other in (
+        loaded,
+        AutoTokenizer.from_pretrained(tmp_path / "two"),
+        copy.deepcopy(trained_with_added_tokens),
+        pickle.loads(pickle.dumps(trained_with_added_tokens)),
+    ):
+        assert isinstance(other, VanillaTransformerTokenizerFast)
+        assert other(texts, return_offsets_mapping=True) == expected
+        assert other.decode(expected["input_ids"], skip_special_tokens=True)[:-1] == NASTY
+        assert other.tokenize("</s>") == trained_with_added_tokens.tokenize("</s>")
+        assert len(other) == len(trained_with_added_tokens)
+
+
+@pytest.mark.parametrize("name", ["VanillaTransformerTokenizer", "VanillaTransformerTokenizerFast"])
+def test_auto_class_by_either_name(name, trained, tmp_path):
+    assert VanillaTransformerTokenizer is VanillaTransformerTokenizerFast
+    trained.save_pretrained(tmp_path)
+    settings = json.loads((tmp_path / "tokenizer_config.json").read_text())
+    assert settings["tokenizer_class"] in ("VanillaTransformerTokenizer", "VanillaTransformerTokenizerFast")
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({**settings, "tokenizer_class": name}))
+    for _ in range(2):  # without and with a model's configuration beside it
+        loaded = AutoTokenizer.from_pretrained(tmp_path)
+        assert type(loaded) is VanillaTransformerTokenizerFast
+        assert loaded.encode(SENTENCES[3]) == trained.encode(SENTENCES[3])
+        VanillaTransformerConfig().save_pretrained(tmp_path)
+
+
+LOAD = """
+import json, sys
+
+class Hidden:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] == "hf_vanilla_transformer":
+            raise ModuleNotFoundError(name)
+
+sys.meta_path.insert(0, Hidden())
+from transformers import AutoTokenizer
+
+texts = json.load(sys.stdin)
+for folder in sys.argv[1:]:
+    for _ in range(2):  # and what remote code has saved is loaded once more
+        tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=True)
+        assert type(tokenizer).__module__.startswith("transformers_modules."), type(tokenizer)
+        ids = tokenizer(texts)["input_ids"]
+        assert tokenizer.decode(ids) == [text + "</s>" for text in texts]
+        print(json.dumps(ids))
+        folder += "_again"
+        tokenizer.save_pretrained(folder)
+"""
+
+
+def test_remote_code_where_the_package_is_hidden(trained_with_added_tokens, tmp_path):
+    for name in ("tokenizer", "checkpoint"):
+        trained_with_added_tokens.save_pretrained(tmp_path / name)
+        assert (tmp_path / name / "tokenization_vanilla_transformer.py").exists()
+    VanillaTransformerConfig().save_pretrained(tmp_path / "checkpoint")
+    texts = [*NASTY, "<2de> neues Wort<ü>"]
+    command = [sys.executable, "-I", "-c", LOAD, str(tmp_path / "tokenizer"), str(tmp_path / "checkpoint")]
+    run = subprocess.run(command, input=json.dumps(texts), text=True, capture_output=True, cwd=tmp_path)
+    assert run.returncode == 0, run.stderr
+    expected = trained_with_added_tokens(texts)["input_ids"]
+    assert [json.loads(line) for line in run.stdout.splitlines()] == [expected] * 4
+    assert type(AutoTokenizer.from_pretrained(tmp_path / "tokenizer_again")) is VanillaTransformerTokenizerFast
+
+
+def test_train_new_from_iterator(trained_with_added_tokens):
+    trained_with_added_tokens.bpe_dropout = 0.1
+    new = trained_with_added_tokens.train_new_from_iterator(SENTENCES[:4] * 9, 400, new_special_tokens=["<2en>"])
+    trained_with_added_tokens.bpe_dropout = None
+    assert isinstance(new, VanillaTransformerTokenizerFast)
+    assert len(new) == 400
+    assert new.bpe_dropout is None
+    assert new.tokenize("<2en>x<2de>") == ["<2en>", "x", "<2de>"]
+    assert all(returns(new, text) for text in NASTY)
+    renamed = new.train_new_from_iterator(SENTENCES, 300, special_tokens_map={"</s>": "<end>"})
+    assert renamed("Holz").tokens()[-1] == renamed.eos_token == "<end>"
+
+
+# BPE-dropout and plots
+
+
+def test_bpe_dropout(tokenizer, tmp_path):
+    assert tokenizer.bpe_dropout is None
+    usual = tokenizer.encode(SENTENCES[1])
+    tokenizer.bpe_dropout = 0.5
+    assert tokenizer.bpe_dropout == 0.5
+    varied = {tuple(tokenizer.encode(SENTENCES[1])) for _ in range(20)}
+    assert len(varied) > 1
+    assert {tokenizer.decode(ids, skip_special_tokens=True) for ids in varied} == {SENTENCES[1]}
+    assert all(returns(tokenizer, text) for text in NASTY)
+    tokenizer.save_pretrained(tmp_path)
+    assert tokenizer.bpe_dropout == 0.5
+    assert AutoTokenizer.from_pretrained(tmp_path).bpe_dropout is None
+    assert "0.5" not in (tmp_path / "tokenizer.json").read_text()
+    tokenizer.bpe_dropout = 0.1
+    assert tokenizer.bpe_dropout == 0.1
+    for off in (0, None):
+        tokenizer.bpe_dropout = off
+        assert tokenizer.bpe_dropout is None
+        assert tokenizer.encode(SENTENCES[1]) == usual
+
+
+@pytest.mark.parametrize("probability", [1, 1.0, -0.1, 2, True, "0.1", float("nan"), [0.1]])
+def test_bpe_dropout_out_of_range(probability, tokenizer):
+    with pytest.raises(ValueError, match=r"bpe_dropout=.*\[0, 1\), or None"):
+        tokenizer.bpe_dropout = probability
+    assert tokenizer.bpe_dropout is None
+
+
+def test_readable_pieces(trained_with_added_tokens):
+    tokenizer = trained_with_added_tokens
+    ids = tokenizer.encode("<2de> Holz, Holz\n✓ä")
+    assert tokenizer.readable_pieces(ids) == [
+        "<2de>", "▁Holz", ",", "▁Holz", "<0x0A>", "<0xE2>", "<0x9C>", "<0x93>", "ä", "</s>",
+    ]  # fmt: skip
+    assert tokenizer.readable_pieces(torch.tensor(ids)) == tokenizer.readable_pieces(np.array(ids))
+    assert tokenizer.readable_pieces([0, 1, 2]) == ["<pad>", "<s>", "</s>"]
+    assert tokenizer.readable_pieces(tokenizer.encode("<ü>")) == ["<ü>", "</s>"]
+    everything = tokenizer.readable_pieces(range(len(tokenizer)))
+    assert len(everything) == len(tokenizer)
+    assert all(piece.isprintable() and " " not in piece for piece in everything)
+
+
+# Against subword-nmt (Sennrich et al.'s own code)
+
+
+def subword_nmt(lines: list[str], merges: int) -> tuple[int, int]:
+    """What subword-nmt makes of the text it learned from: (distinct symbols, tokens)."""
+    from subword_nmt.apply_bpe import BPE
+    from subword_nmt.learn_bpe import learn_bpe
+
+    words = Counter(word for line in lines for word in line.split())
+    codes = io.StringIO()
+    learn_bpe([f"{word} {count}" for word, count in words.items()], codes, merges, is_dict=True)
+    codes.seek(0)
+    bpe = BPE(codes)
+    tokens = {word: bpe.process_line(word).split() for word in words}
+    return len({t for word in words for t in tokens[word]}), sum(words[word] * len(tokens[word]) for word in words)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("form", ["multi30k", "multi30k_tok"])
+def test_compression_is_no_worse_than_subword_nmt(form):
+    files = [DATA / form / f"train.{language}" for language in ("en", "de")]
+    if not all(file.exists() for file in files):
+        pytest.skip(f"needs {files[0]} and {files[1].name}: put Multi30k there or set VANILLA_TRANSFORMER_DATA")
+    lines = [line for file in files for line in file.read_text(encoding="utf-8").splitlines()[:5000]]
+    symbols, theirs = subword_nmt(lines, merges=4000)
+    tokenizer = train(lines, symbols)
+    ours = sum(map(len, tokenizer(lines, add_special_tokens=False)["input_ids"]))
+    assert len(tokenizer) <= symbols
+    assert ours <= theirs
+
+
+def test_punctuation_stays_apart_where_it_shall():
+    """On running text and on tokenised text alike, and however often a word stands before the same mark."""
+    texts = [
+        "in the street, in the street.",
+        "in the street , in the street .",
+        "it's (in the) street - 't-shirt'",
+    ] * 20
+    joined, apart = (train(texts, merge_punctuation=merge) for merge in (True, False))
+    marks = set(",.'()-")
+
+    def mixed(tokenizer):
+        pieces = [piece for text in texts for piece in tokenizer.readable_pieces(tokenizer(text)["input_ids"][:-1])]
+        return [piece for piece in pieces if set(piece) & marks and set(piece) - marks - {"▁"}]
+
+    assert mixed(joined)
+    assert not mixed(apart)
+    assert apart.readable_pieces(apart("in the street .")["input_ids"]) == ["▁in", "▁the", "▁street", "▁.", "</s>"]
+    assert apart.readable_pieces(apart("the street.")["input_ids"]) == ["▁the", "▁street", ".", "</s>"]

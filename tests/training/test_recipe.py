@@ -1,0 +1,373 @@
+"""Recipes: what a YAML file and the command line say arrives, and what they get wrong is named."""
+
+import dataclasses
+import re
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from transformers.trainer_utils import IntervalStrategy
+
+from hf_vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
+from hf_vanilla_transformer.data.corpora import Corpus, CorpusError
+from hf_vanilla_transformer.training.recipe import (
+    RECIPES,
+    DataArguments,
+    ModelArguments,
+    RecipeError,
+    VanillaTransformerTrainingArguments,
+    describe_options,
+    parse_recipe,
+)
+
+ROOT = Path(__file__).parents[2]
+PACKAGED = sorted(RECIPES.glob("*.yaml"))
+
+
+@pytest.fixture
+def recipe(tmp_path):
+    """Writes a recipe and reads it, with what the command line says."""
+
+    def recipe(text, *overrides):
+        path = tmp_path / "recipe.yaml"
+        path.write_bytes(text if isinstance(text, bytes) else text.encode())
+        return parse_recipe([path], overrides)
+
+    return recipe
+
+
+# Values
+
+
+def test_defaults_are_the_papers():
+    data, model, training = parse_recipe()
+    assert (data, model) == (DataArguments(), ModelArguments())
+    assert not data.corpus("train")
+    assert model.config(37_000) == VanillaTransformerConfig.from_preset("base", vocab_size=37_000)
+    assert (training.adam_beta1, training.adam_beta2, training.adam_epsilon) == (0.9, 0.98, 1e-9)
+    assert (training.warmup_steps, training.max_steps, training.lr_scheduler_type) == (4000, 100_000, "inverse_sqrt")
+    assert (training.learning_rate, training.weight_decay, training.max_grad_norm) == (None, 0.0, 0.0)
+    assert (training.report_to, training.predict_with_generate) == ([], True)
+    # Nothing is written where nobody said so; transformers would take "trainer_output".
+    assert training.output_dir == ""
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "value"),
+    [
+        ("max_steps: 1000", "max_steps", 1000),
+        ("max_steps: -1", "max_steps", -1),
+        ("max_steps: 1_000", "max_steps", 1000),
+        ("max_steps: '1000'", "max_steps", 1000),
+        ("learning_rate: 0.005", "learning_rate", 0.005),
+        ("learning_rate: 1e-4", "learning_rate", 1e-4),
+        ("learning_rate: 5E-4", "learning_rate", 5e-4),
+        ("learning_rate: 1.5e+0", "learning_rate", 1.5),
+        ("learning_rate: 1", "learning_rate", 1.0),
+        ("learning_rate: null", "learning_rate", None),
+        ("learning_rate:", "learning_rate", None),
+        ("max_grad_norm: ~", "max_grad_norm", 0.0),
+        ("weight_decay: -0.5", "weight_decay", -0.5),
+        ("warmup_steps: 4e3", "warmup_steps", 4000),
+        ("bf16: true", "bf16", True),
+        ("bf16: True", "bf16", True),
+        ("bf16: yes", "bf16", True),
+        ("bf16: false", "bf16", False),
+        ("predict_with_generate: false", "predict_with_generate", False),
+        ("predict_with_generate: no", "predict_with_generate", False),
+        ("eval_strategy: no", "eval_strategy", IntervalStrategy.NO),
+        ("eval_strategy: steps\neval_steps: 10", "eval_strategy", IntervalStrategy.STEPS),
+        ("run_name: a = b # c", "run_name", "a = b"),
+        ("run_name: '--a: b # c'", "run_name", "--a: b # c"),
+        ("run_name: ''", "run_name", ""),
+        ("run_name: Büsche", "run_name", "Büsche"),
+        ("\ufeffrun_name: a", "run_name", "a"),
+        ("report_to: tensorboard", "report_to", ["tensorboard"]),
+        ("report_to: [tensorboard, wandb]", "report_to", ["tensorboard", "wandb"]),
+        ("report_to: none", "report_to", []),
+        ("report_to: []", "report_to", []),
+        ("include_for_metrics: []", "include_for_metrics", []),
+        ("include_for_metrics: [inputs, loss]", "include_for_metrics", ["inputs", "loss"]),
+        ("lr_scheduler_kwargs: {timescale: 4000}", "lr_scheduler_kwargs", {"timescale": 4000}),
+        (
+            "lr_scheduler_kwargs:\n  a: 1e-6\n  b: -1\n  c: {d: true, e: no}\n  f: 0.5",
+            "lr_scheduler_kwargs",
+            {"a": 1e-6, "b": -1, "c": {"d": True, "e": "no"}, "f": 0.5},
+        ),
+        ("lr_scheduler_kwargs: {}", "lr_scheduler_kwargs", {}),
+        ("lr_scheduler_kwargs: '{\"a\": 1}'", "lr_scheduler_kwargs", {"a": 1}),
+        ("average-last: 5", "average_last", 5),
+        ("max_steps: &n 7\naverage_last: *n", "average_last", 7),
+    ],
+)
+def test_values_of_every_kind(recipe, text, name, value):
+    *_, training = recipe(text)
+    arrived = getattr(training, name)
+    assert arrived == value
+    assert isinstance(arrived, bool) == isinstance(value, bool)
+
+
+def test_lists_of_files_and_words_that_look_like_something_else(recipe):
+    data, *_ = recipe(
+        "train_source: [a b.en, 'c,d.en', ü.en]\n"
+        "train_target:\n- -1\n- 2.5\n- no\n"
+        "train_data: one.tsv\n"  # a single one needs no list
+        "validation_data: []\n"
+        "source_column: no\n"  # Norwegian, which YAML 1.1 takes for `false`
+        "target_column: on\n"
+    )
+    assert data.train_source == ["a b.en", "c,d.en", "ü.en"]
+    assert data.train_target == ["-1", "2.5", "no"]
+    assert (data.train_data, data.validation_data) == (["one.tsv"], [])
+    assert (data.source_column, data.target_column) == ("no", "on")
+
+
+def test_the_command_line_overrides_the_file(recipe):
+    text = (
+        "max_steps: 5\npreset: tiny\ntrain_source: [a, b]\npredict_with_generate: true\nbf16: true\nseed: 3\n"
+        "lr_scheduler_kwargs: {a: 1}"
+    )
+    data, model, training = recipe(
+        text, "--max_steps", "7", "--preset=big", "--train-source", "c", "d", "e", "--no_predict_with_generate",
+        "--bf16", "no", "--lr_scheduler_kwargs", '{"b": 2}', "--d-model", "64",
+    )  # fmt: skip
+    assert (training.max_steps, training.predict_with_generate, training.bf16, training.seed) == (7, False, False, 3)
+    assert (model.preset, model.d_model, data.train_source) == ("big", 64, ["c", "d", "e"])
+    assert training.lr_scheduler_kwargs == {"b": 2}
+
+
+def test_the_command_line_alone():
+    data, model, training = parse_recipe([], ["--train_data", "a.tsv", "b.tsv", "--dropout", "0", "--fp16=false"])
+    assert (data.train_data, model.dropout, training.fp16) == (["a.tsv", "b.tsv"], 0.0, False)
+
+
+def test_nothing_else_is_read(tmp_path, monkeypatch):
+    (tmp_path / "program.args").write_text("--seed 7")  # where transformers would look
+    monkeypatch.setattr(sys, "argv", [str(tmp_path / "program")])
+    assert parse_recipe()[2].seed == 42
+
+
+def test_an_option_given_twice_on_the_command_line_has_its_last_value():
+    assert parse_recipe([], ["--seed", "1", "--seed", "2"])[2].seed == 2
+
+
+@pytest.mark.skipif(torch.accelerator.is_available(), reason="needs a machine without an accelerator")
+def test_bf16_works_on_a_cpu(recipe):
+    *_, training = recipe("bf16: true")
+    assert (training.bf16, training.use_cpu, training.device.type) == (True, True, "cpu")
+    assert not training.dataloader_pin_memory  # which would warn
+
+
+# What is wrong
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("max_step: 5", r"recipe\.yaml: unknown option 'max_step'; did you mean 'max_steps'\?"),
+        ("max-step: 5", r"recipe\.yaml: unknown option 'max-step'; did you mean 'max_steps'\?"),
+        ("xyzzy: 5", r"recipe\.yaml: unknown option 'xyzzy'$"),
+        ("no_predict_with_generate: true", r"unknown option 'no_pred.*; did you mean 'predict_with_generate'\?"),
+        ("1: 5", r"unknown option 1$"),
+        ("max_steps: 5\nmax-steps: 6", r"recipe\.yaml:2: 'max_steps' is given twice"),
+        ("max_steps: 5\nseed: 1\nmax_steps: 5", r"recipe\.yaml:3: 'max_steps' is given twice"),
+        ("max_steps: many", r"--max_steps/--max-steps: invalid int value: 'many'"),
+        ("max_steps: 1.5", r"--max_steps.*: invalid int value: '1\.5'"),
+        ("max_steps: true", r"--max_steps.*: invalid int value: 'True'"),
+        ("max_steps: {a: 1}", r"--max_steps.*: invalid int value: "),
+        ("max_steps: ''", r"--max_steps.*: invalid int value: ''"),
+        ("max_steps: [1, 2]", r"max_steps takes one value, not a list: \[1, 2\]"),
+        ("max_steps: []", r"max_steps takes one value, not a list: \[\]"),
+        ("lr_scheduler_kwargs: [1]", r"lr_scheduler_kwargs takes one value, not a list"),
+        ("learning_rate: fast", r"--learning_rate.*: invalid float value: 'fast'"),
+        ("bf16: maybe", r"--bf16: .*got maybe but expected .*true/false"),
+        ("train_source: [a, [b]]", r"train_source takes a list of plain values, not \['a', \['b'\]\]"),
+        ("train_source: [a, null]", r"train_source takes a list of plain values"),
+        ("eval_strategy: stepz", r"--eval_strategy.*: invalid choice: 'stepz' \(choose from '?no'?, '?steps'?"),
+        ("lr_scheduler_type: cosin", r"cosin is not a valid SchedulerType, please select one of"),
+        ("per_device_train_batch_tokens: -1", r"per_device_train_batch_tokens is -1; give 0 or more"),
+        ("shuffle_buffer_size: 0", r"shuffle_buffer_size is 0; give 1 or more"),
+        (
+            "load_best_model_at_end: true\neval_strategy: steps\nsave_strategy: epoch",
+            r"load_best_model_at_end requires .* Evaluation strategy: .* Save strategy: ",
+        ),
+        ("- max_steps: 5", r"recipe\.yaml is no recipe; write a line for each option, `max_steps: 1000`"),
+        ("max_steps", r"recipe\.yaml is no recipe"),
+        ("# nothing", r"recipe\.yaml is no recipe"),
+        ("seed: 1\nmax_steps: 5: 6", r"recipe\.yaml:2: mapping values are not allowed here; write a line for each"),
+        ("seed: 1\n\tmax_steps: 5", r"recipe\.yaml:2: .*; write a line for each option"),
+        ("seed: *one", r"recipe\.yaml:1: found undefined alias 'one'"),
+        ("seed: !!python/object/apply:os.getcwd []", r"recipe\.yaml:1: could not determine a constructor"),
+        ("seed: \0", r"recipe\.yaml is not YAML: unacceptable character"),
+        ("run_name: 2024-13-45", r"recipe\.yaml is not YAML: month must be in 1\.\.12"),
+        (b"run_name: B\xfcsche", r"recipe\.yaml is not YAML: 'utf-8' codec can't decode byte 0xfc"),
+    ],
+)
+def test_a_wrong_recipe_is_one_line_that_names_what_is_wrong(recipe, text, message):
+    with pytest.raises(RecipeError, match=message) as caught:
+        recipe(text)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["--max_step", "5"], r"unknown option 'max_step'; did you mean 'max_steps'\?"),
+        (["--max-step=5"], r"unknown option 'max-step'; did you mean 'max_steps'\?"),
+        (["--xyzzy"], r"unknown option 'xyzzy'$"),
+        (["max_steps", "5"], r"'max_steps' belongs to no option; write --name value"),
+        (["--max_steps", "5", "6"], r"'6' belongs to no option; write --name value"),
+        (["--max_steps"], r"--max_steps.*: expected one argument"),
+        (["--max_steps", "many"], r"--max_steps.*: invalid int value: 'many'"),
+        (["--train_source"], r"--train_source.*: expected at least one argument"),
+        (["--max_ste", "5"], r"unknown option 'max_ste'; did you mean"),  # no abbreviations
+        (["--lr_scheduler_kwargs", "{'a': 1}"], r"Expecting property name enclosed in double quotes"),
+    ],
+)
+def test_wrong_overrides(recipe, overrides, message):
+    with pytest.raises(RecipeError, match=message):
+        recipe("seed: 1", *overrides)
+
+
+def test_a_file_that_cannot_be_read(tmp_path):
+    with pytest.raises(RecipeError, match=r"/none\.yaml can't be read \(No such file or directory\); name a recipe"):
+        parse_recipe([tmp_path / "none.yaml"])
+    with pytest.raises(RecipeError, match=r"can't be read \(Is a directory\); name a recipe, a YAML file"):
+        parse_recipe([tmp_path])
+
+
+# Corpora
+
+
+def test_files_are_looked_up_in_data_dir(recipe, tmp_path):
+    folder, elsewhere = tmp_path / "data", tmp_path / "elsewhere.en"
+    folder.mkdir()
+    for path in (*(folder / name for name in ("a.en", "bpe", "a.de", "b.de", "a.tsv", "b.jsonl.gz")), elsewhere):
+        path.write_text("x\n")
+    data, *_ = recipe(
+        f"data_dir: {folder}\n"
+        "train_source: [a.en, bpe]\n"  # a text file needs no suffix
+        "train_target: [a.de, b.de]\n"
+        "train_data: [a.tsv, wmt/wmt14, user/corpus.v1, b.jsonl.gz]\n"  # a name on the Hub may have one
+        f"test_source: [{elsewhere}]\n"
+        "test_target: [a.de]\n"
+        "source_column: en\ntarget_column: de\ndataset_config_name: de-en\nvalidation_split: dev\n"
+        "validation_data: [wmt/wmt14]\n"
+    )
+    columns = {"source_column": "en", "target_column": "de", "configuration": "de-en"}
+    assert data.corpus("train") == Corpus(
+        source=(f"{folder}/a.en", f"{folder}/bpe"),
+        target=(f"{folder}/a.de", f"{folder}/b.de"),
+        tables=(f"{folder}/a.tsv", "wmt/wmt14", "user/corpus.v1", f"{folder}/b.jsonl.gz"),
+        split="train",
+        **columns,
+    )
+    assert data.corpus("test") == Corpus((str(elsewhere),), (f"{folder}/a.de",), split="test", **columns)
+    assert data.corpus("validation") == Corpus(tables=("wmt/wmt14",), split="dev", **columns)
+
+
+def test_data_dir_may_be_the_current_folder_or_below_home(tmp_path, monkeypatch):
+    (tmp_path / "a.tsv").write_text("x\ty\n")
+    monkeypatch.chdir(tmp_path)
+    assert DataArguments(train_data=["a.tsv"]).corpus("train").tables == ("a.tsv",)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert DataArguments(data_dir="~", train_data=["a.tsv"]).corpus("train").tables == (str(tmp_path / "a.tsv"),)
+
+
+def test_a_missing_file_is_named_with_its_folder(tmp_path):
+    data = DataArguments(data_dir=str(tmp_path), train_source=["a.en"], train_target=["a.de"])
+    with pytest.raises(CorpusError, match=f"^{re.escape(str(tmp_path))}/a.en: no such file"):
+        data.corpus("train")
+
+
+# Models
+
+
+def test_presets_and_overrides_reach_the_configuration(recipe):
+    _, model, _ = recipe(
+        "preset: tiny\ndropout: 0\nlabel_smoothing: 0.2\nencoder_layers: 3\nposition_encoding: learned\n"
+        "norm_position: pre\nshare_encoder_decoder_embeddings: false\ntie_word_embeddings: false\nhead_dim: 16\n"
+        "max_position_embeddings: 99\nvocab_size: 5000"
+    )
+    config = model.config(321)
+    assert config == VanillaTransformerConfig.from_preset(
+        "tiny", vocab_size=321, dropout=0.0, label_smoothing=0.2, encoder_layers=3, position_encoding="learned",
+        norm_position="pre", share_encoder_decoder_embeddings=False, tie_word_embeddings=False, head_dim=16,
+        max_position_embeddings=99,
+    )  # fmt: skip
+    assert (config.decoder_layers, config.d_model, config.attention_dropout) == (2, 128, 0.0)  # the preset's
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"preset": "small"}, r"^There is no preset 'small'\. Choose one of: base, big, "),
+        ({"dropout": 1.5}, r"^`dropout` is 1\.5; it has to lie in \[0, 1\)"),
+        ({"d_model": 30}, r"^`encoder_attention_heads` is 8, which doesn't divide `d_model` 30"),
+        ({"position_encoding": "rotary"}, r"^`position_encoding` is 'rotary'; choose one of: paper, "),
+    ],
+)
+def test_values_that_make_no_model(options, message):
+    with pytest.raises(RecipeError, match=message):
+        ModelArguments(**options).config(300)
+
+
+# The recipes that come with the package, and what is said about options
+
+
+@pytest.mark.parametrize("path", PACKAGED, ids=lambda path: path.name)
+def test_the_packages_recipes(path):
+    data, model, training = parse_recipe([path], ["--output_dir", "outputs/test"])
+    assert len(data.train_source) == len(data.train_target)
+    assert training.max_steps > 0
+    assert not training.save_total_limit or training.save_total_limit >= training.average_last
+    config = model.config(model.vocab_size)
+    with torch.device("meta"):
+        parameters = VanillaTransformerForConditionalGeneration(config).num_parameters()
+    text = path.read_text(encoding="utf-8")
+    for within, millions in re.findall(r"(within )?(\d+(?:\.\d+)?) ?M parameters", text):  # what its comments say
+        assert parameters <= float(millions) * 1e6 or not within
+        assert within or f"{parameters / 1e6:.{len(millions.partition('.')[2])}f}" == millions
+    if path.name.startswith("multi30k"):
+        assert parameters < 10_000_000  # as small as the models that are compared on it
+    # Nothing in it is left to be read otherwise by another YAML library.
+    assert yaml.safe_load(text).keys() <= {*vars(data), *vars(model), *vars(training)}
+
+
+def test_the_packages_recipes_have_names(tmp_path, monkeypatch):
+    assert PACKAGED
+    monkeypatch.chdir(tmp_path)
+    named, by_path = (
+        parse_recipe([one], ["--output_dir", "x"]) for one in ("multi30k_tiny", RECIPES / "multi30k_tiny.yaml")
+    )
+    assert named[:2] == by_path[:2]
+    (tmp_path / "multi30k_tiny").write_text("max_steps: 7", encoding="utf-8")  # a file of the user's goes first
+    assert parse_recipe(["multi30k_tiny"], ["--output_dir", "x"])[2].max_steps == 7
+    with pytest.raises(RecipeError, match=r"multi30k_tiniest can't be read .* one of the package's: .*multi30k_tiny, "):
+        parse_recipe(["multi30k_tiniest"])
+
+
+def test_every_option_is_described_with_its_default():
+    text = describe_options()
+    parts = (DataArguments, ModelArguments, VanillaTransformerTrainingArguments)
+    options = [field.name for part in parts for field in dataclasses.fields(part) if field.init]
+    assert {"data_dir", "preset", "max_steps", "output_dir"} < set(options)
+    for option in options:
+        # Its line, or the line after it, goes on with words.
+        described = re.search(rf"^  --{option}\b(?:[^\n]*\n)?[^\n]*? {{3,}}(\S.*)", text, re.MULTILINE)
+        assert described, option
+        assert not described[1].startswith("--"), option
+    assert re.search(r"--max_steps.*\n\s+Updates in all\. \(default: 100000\)", text)
+
+
+def test_later_recipes_override_earlier_ones(tmp_path):
+    first, second = tmp_path / "first.yaml", tmp_path / "second.yaml"
+    first.write_text("max_steps: 5\ndropout: 0.3\nseed: 1\n")
+    second.write_text("dropout: 0.0\nseed: null\n")
+    _, model, training = parse_recipe([first, second], ["--max_steps", "7"])
+    assert (training.max_steps, model.dropout, training.seed) == (7, 0.0, 42)
+    second.write_text("dropuot: 0.0\n")
+    with pytest.raises(RecipeError, match=r"second\.yaml: unknown option 'dropuot'; did you mean 'dropout'"):
+        parse_recipe([first, second])

@@ -1,0 +1,511 @@
+"""The trainer: section 5's schedule and loss, batches by tokens, resuming after a kill at any moment."""
+
+import itertools
+import json
+import math
+import os
+import platform
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import datasets
+import evaluate
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from datasets import Dataset, IterableDataset
+from safetensors.torch import load_file
+from transformers import (
+    AutoModelForSeq2SeqLM,
+    AutoTokenizer,
+    DataCollatorForSeq2Seq,
+    EvalPrediction,
+    MarianConfig,
+    MarianMTModel,
+    Seq2SeqTrainer,
+    Seq2SeqTrainingArguments,
+    TrainerCallback,
+)
+
+from hf_vanilla_transformer.training import trainer as training
+from hf_vanilla_transformer.training.recipe import VanillaTransformerTrainingArguments
+from hf_vanilla_transformer.training.trainer import (
+    TranslationMetrics,
+    VanillaTransformerTrainer,
+    by_length,
+    callbacks_for,
+    paper_learning_rate,
+)
+
+
+def rows(tokenizer, number: int = 40) -> Dataset:
+    sources = [f"{'twenty-one half past ' * (n % 5)}nine {n}" for n in range(number)]
+    targets = [f"{'halb zehn ' * (n % 4)}einundzwanzig {n}" for n in range(number)]
+    return Dataset.from_dict(dict(tokenizer(sources, text_target=targets)))
+
+
+def arguments(folder: Path, **options) -> VanillaTransformerTrainingArguments:
+    defaults = {
+        "output_dir": str(folder),
+        "max_steps": 4,
+        "per_device_train_batch_tokens": 256,
+        "learning_rate": 0.01,
+        "warmup_steps": 2,
+        "save_strategy": "no",
+        "logging_steps": 1,
+        "disable_tqdm": True,
+        "predict_with_generate": False,
+    }
+    return VanillaTransformerTrainingArguments(**{**defaults, **options})
+
+
+def trainer_of(checkpoint: Path, folder: Path, **options) -> VanillaTransformerTrainer:
+    tokenizer = AutoTokenizer.from_pretrained(checkpoint)
+    others = {
+        name: options.pop(name) for name in ("train_dataset", "eval_dataset", "compute_metrics") if name in options
+    }
+    return VanillaTransformerTrainer(
+        model=AutoModelForSeq2SeqLM.from_pretrained(checkpoint),
+        args=arguments(folder, **options),
+        processing_class=tokenizer,
+        data_collator=DataCollatorForSeq2Seq(tokenizer),
+        **{"train_dataset": rows(tokenizer), **others},
+    )
+
+
+def losses(trainer: Seq2SeqTrainer) -> list[float]:
+    return [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+
+
+def test_the_schedule_is_the_papers_one_step_late(tiny_checkpoint, tmp_path):
+    d_model, warmup, factor = 32, 4, 0.5
+    rate = paper_learning_rate(d_model, warmup, factor)
+    trainer = trainer_of(tiny_checkpoint, tmp_path, max_steps=12, learning_rate=rate, warmup_steps=warmup)
+    trainer.train()
+    rates = [entry["learning_rate"] for entry in trainer.state.log_history if "loss" in entry]
+    paper = [factor * d_model**-0.5 * min(step**-0.5, step * warmup**-1.5) for step in range(1, 12)]
+    # The first update has step 0, where the formula has no value and the scheduler 0.
+    assert rates == pytest.approx([0.0, *paper], rel=1e-12)
+
+
+def test_the_defaults_are_the_papers():
+    args = VanillaTransformerTrainingArguments(output_dir="unused")
+    assert (args.adam_beta1, args.adam_beta2, args.adam_epsilon) == (0.9, 0.98, 1e-9)
+    assert (args.lr_scheduler_type, args.warmup_steps, args.max_steps) == ("inverse_sqrt", 4000, 100_000)
+    assert (args.weight_decay, args.max_grad_norm, args.learning_rate_factor) == (0.0, 0.0, 1.0)
+
+
+def test_adam_takes_the_step_that_its_formula_gives(tiny_checkpoint, tmp_path):
+    """One update against Kingma & Ba's formula in float64, beta and epsilon as in section 5.3."""
+    trainer = trainer_of(tiny_checkpoint, tmp_path, max_steps=1, learning_rate=0.01, lr_scheduler_type="constant")
+    before = {name: weight.detach().double() for name, weight in trainer.model.named_parameters()}
+    gradients = {}
+
+    class Keep(TrainerCallback):
+        def on_pre_optimizer_step(self, args, state, control, model=None, **kwargs):
+            gradients.update({name: weight.grad.double() for name, weight in model.named_parameters()})
+
+    trainer.add_callback(Keep())
+    trainer.train()
+    for name, weight in trainer.model.named_parameters():
+        m, v = (1 - 0.9) * gradients[name], (1 - 0.98) * gradients[name] ** 2
+        step = 0.01 * (m / (1 - 0.9)) / ((v / (1 - 0.98)).sqrt() + 1e-9)
+        # Gradients of 1e-9 and less stand beside epsilon: float32 is exact there to 1e-6 of a whole step.
+        torch.testing.assert_close(weight.detach().double(), before[name] - step, rtol=1e-5, atol=2e-7, msg=name)
+
+
+def test_every_parameter_moves(tiny_checkpoint, tmp_path):
+    trainer = trainer_of(tiny_checkpoint, tmp_path)
+    before = {name: weight.detach().clone() for name, weight in trainer.model.named_parameters()}
+    trainer.train()
+    unmoved = [name for name, weight in trainer.model.named_parameters() if torch.equal(weight, before[name])]
+    assert unmoved == []
+
+
+def test_the_stock_trainer_gives_the_same_loss_and_weights(tiny_checkpoint, tmp_path):
+    """transformers' LabelSmoother over logits, its sampler and collator, against our loss without logits."""
+    tokenizer = AutoTokenizer.from_pretrained(tiny_checkpoint)
+    data = rows(tokenizer, 8)
+    options = {"max_steps": 3, "per_device_train_batch_size": 8, "train_sampling_strategy": "sequential"}
+    ours = trainer_of(
+        tiny_checkpoint, tmp_path / "ours", train_dataset=data, per_device_train_batch_tokens=0, **options
+    )
+    ours.model.config.label_smoothing = 0.1
+    model = AutoModelForSeq2SeqLM.from_pretrained(tiny_checkpoint)
+    stock_arguments = {
+        **{
+            name: getattr(ours.args, name)
+            for name in ("learning_rate", "warmup_steps", "lr_scheduler_type", "adam_beta2")
+        },
+        **{name: getattr(ours.args, name) for name in ("adam_epsilon", "max_grad_norm", "logging_steps")},
+    }
+    stock = Seq2SeqTrainer(
+        model=model,
+        args=Seq2SeqTrainingArguments(
+            output_dir=str(tmp_path / "stock"),
+            label_smoothing_factor=0.1,
+            predict_with_generate=True,
+            save_strategy="no",
+            report_to="none",
+            use_cpu=True,
+            **options,
+            **stock_arguments,
+        ),
+        processing_class=tokenizer,
+        data_collator=DataCollatorForSeq2Seq(tokenizer, model=model),
+        train_dataset=data,
+    )
+    for trainer in (ours, stock):
+        trainer.model.config.dropout = 0.0
+        for module in trainer.model.modules():
+            if isinstance(module, torch.nn.Dropout):
+                module.p = 0.0
+        trainer.train()
+    # Sums over the vocabulary in another order: float32 agrees to a few units in the last place.
+    assert losses(ours) == pytest.approx(losses(stock), rel=1e-5)
+    for name, weight in ours.model.named_parameters():
+        torch.testing.assert_close(weight, stock.model.get_parameter(name), rtol=1e-3, atol=1e-4, msg=name)
+
+
+def test_training_sees_no_logits_and_evaluation_does(tiny_checkpoint, tmp_path):
+    seen = []
+    trainer = trainer_of(tiny_checkpoint, tmp_path, max_steps=1)
+    trainer.eval_dataset = trainer.train_dataset
+    trainer.model.register_forward_hook(lambda module, _, output: seen.append((module.training, output.logits is None)))
+    trainer.train()
+    trainer.evaluate()
+    assert set(seen) == {(True, True), (False, False)}
+
+
+def test_another_model_trains_too(tiny_checkpoint, tmp_path):
+    tokenizer = AutoTokenizer.from_pretrained(tiny_checkpoint)
+    config = MarianConfig(
+        vocab_size=len(tokenizer), d_model=16, encoder_layers=1, decoder_layers=1, encoder_attention_heads=2,
+        decoder_attention_heads=2, encoder_ffn_dim=16, decoder_ffn_dim=16, pad_token_id=0, eos_token_id=2,
+        decoder_start_token_id=1, forced_eos_token_id=2,
+    )  # fmt: skip
+    trainer = VanillaTransformerTrainer(
+        model=MarianMTModel(config),
+        args=arguments(tmp_path),
+        processing_class=tokenizer,
+        data_collator=DataCollatorForSeq2Seq(tokenizer),
+        train_dataset=rows(tokenizer),
+    )
+    trainer.train()
+    assert losses(trainer)[-1] < losses(trainer)[0]
+
+
+@pytest.mark.parametrize("accumulation", [1, 3])
+def test_updates_are_the_samplers_batches(tiny_checkpoint, tmp_path, accumulation):
+    trainer = trainer_of(tiny_checkpoint, tmp_path, max_steps=6, gradient_accumulation_steps=accumulation)
+    rows_seen = []
+    trainer.model.register_forward_pre_hook(
+        lambda module, args, kwargs: rows_seen.append(kwargs["labels"].tolist()), with_kwargs=True
+    )
+    trainer.train()
+    data, expected = trainer.train_dataset, []
+    for epoch in range(10):
+        trainer.batch_sampler.set_epoch(epoch)
+        expected += [[data[place]["labels"] for place in batch] for batch in trainer.batch_sampler]
+    plain = [[[token for token in row if token != -100] for row in batch] for batch in rows_seen]
+    assert plain == expected[: 6 * accumulation]
+
+
+def test_accumulating_is_the_same_as_larger_batches(tiny_checkpoint, tmp_path):
+    """Three batches an update against their union: the loss is a mean over the update's tokens."""
+    trainer = trainer_of(tiny_checkpoint, tmp_path, max_steps=1, gradient_accumulation_steps=3)
+    without_dropout(trainer.model)
+    trainer.train()
+    trainer.batch_sampler.set_epoch(0)
+    places = [place for batch in list(trainer.batch_sampler)[:3] for place in batch]
+    model = without_dropout(AutoModelForSeq2SeqLM.from_pretrained(tiny_checkpoint)).train()
+    batch = DataCollatorForSeq2Seq(AutoTokenizer.from_pretrained(tiny_checkpoint))(
+        [trainer.train_dataset[place] for place in places]
+    )
+    assert losses(trainer) == pytest.approx([model(**batch).loss.item()], rel=1e-5)
+
+
+def without_dropout(model):
+    for module in model.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.0
+    return model
+
+
+def test_tokens_are_counted(tiny_checkpoint, tmp_path):
+    trainer = trainer_of(tiny_checkpoint, tmp_path, max_steps=50, logging_steps=5)
+    counted = []
+    trainer.model.register_forward_pre_hook(
+        lambda module, args, kwargs: counted.append(int((kwargs["labels"] != -100).sum())), with_kwargs=True
+    )
+    trainer.train()
+    entries = [entry for entry in trainer.state.log_history if "loss" in entry]
+    assert [entry["target_tokens"] for entry in entries] == [sum(counted[: 5 * n]) for n in range(1, 11)]
+    assert all(entry["tokens_per_second"] > 0 for entry in entries)
+
+
+def test_a_resumed_run_counts_its_speed_from_where_it_goes_on(tiny_checkpoint, tmp_path, monkeypatch):
+    """By a clock that is one second later at each look."""
+    monkeypatch.setattr(training, "time", SimpleNamespace(perf_counter=itertools.count().__next__))
+    options = {"save_strategy": "steps", "save_steps": 2, "logging_steps": 2, "max_steps": 4}
+    whole = trainer_of(tiny_checkpoint, tmp_path, **options)
+    whole.train()
+    resumed = trainer_of(tiny_checkpoint, tmp_path, **options)
+    resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
+    speeds = [[e["tokens_per_second"] for e in t.state.log_history if "loss" in e] for t in (whole, resumed)]
+    assert speeds[0] == speeds[1]
+
+
+def test_a_run_resumed_at_its_end_trains_no_more(tiny_checkpoint, tmp_path):
+    """As one does that was killed between its last checkpoint and its scores; in the middle of an epoch."""
+    options = {"save_strategy": "steps", "save_steps": 2, "max_steps": 6}
+    whole = trainer_of(tiny_checkpoint, tmp_path, **options)
+    whole.train()
+    assert whole.state.epoch % 1 != 0
+    resumed = trainer_of(tiny_checkpoint, tmp_path, **options)
+    resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-6"))
+    assert resumed.state.global_step == 6
+    for mine, other in zip(whole.model.parameters(), resumed.model.parameters(), strict=True):
+        assert torch.equal(mine, other)
+    further = trainer_of(tiny_checkpoint, tmp_path, **{**options, "max_steps": 7})
+    further.train(resume_from_checkpoint=str(tmp_path / "checkpoint-6"))
+    assert further.state.global_step == 7
+
+
+def test_perplexity_is_that_of_every_token(tiny_checkpoint, tmp_path):
+    """Batches of unlike length, so that a mean of batch means would be another number."""
+    tokenizer = AutoTokenizer.from_pretrained(tiny_checkpoint)
+    data = rows(tokenizer, 11)
+    trainer = trainer_of(tiny_checkpoint, tmp_path, eval_dataset=data, per_device_eval_batch_size=3)
+    metrics = trainer.evaluate()
+    model, total, tokens = trainer.model.eval(), 0.0, 0
+    for row in data:
+        labels = torch.tensor([row["labels"]])
+        logits = model(input_ids=torch.tensor([row["input_ids"]]), labels=labels).logits
+        total += F.cross_entropy(logits[0].double(), labels[0], reduction="sum").item()
+        tokens += labels.shape[1]
+    assert metrics["eval_loss"] == pytest.approx(total / tokens, rel=1e-6)
+    assert metrics["eval_perplexity"] == pytest.approx(math.exp(total / tokens), rel=1e-6)
+
+
+def test_metrics_are_sacrebleus_with_samples_in_place(tiny_checkpoint):
+    tokenizer = AutoTokenizer.from_pretrained(tiny_checkpoint)
+    texts = [f"half past nine {n}" for n in range(9)]
+    ids = tokenizer(texts, padding=True, return_tensors="np")["input_ids"]
+    labels = np.where(ids == tokenizer.pad_token_id, -100, ids)
+    metrics = TranslationMetrics(tokenizer)
+    scores = metrics(EvalPrediction(predictions=ids, label_ids=labels, inputs=ids))
+    assert scores == pytest.approx({"bleu": 100.0, "chrf": 100.0})
+    assert metrics.samples == [(texts[n],) * 3 for n in (2, 4, 6)]
+    assert "tok:13a" in metrics.signature
+    one = metrics(EvalPrediction(predictions=ids[:1], label_ids=labels[1:2], inputs=None))
+    assert one["bleu"] < 100
+    assert metrics.samples == [("", texts[0], texts[1])]
+
+
+def test_evaluation_translates_and_keeps_the_best(tiny_checkpoint, tmp_path):
+    tokenizer = AutoTokenizer.from_pretrained(tiny_checkpoint)
+    data = by_length(rows(tokenizer, 6))
+    metrics = TranslationMetrics(tokenizer)
+    options = {"eval_strategy": "steps", "eval_steps": 1, "save_strategy": "steps", "save_steps": 1}
+    trainer = trainer_of(
+        tiny_checkpoint, tmp_path, eval_dataset=data, compute_metrics=metrics, predict_with_generate=True,
+        metric_for_best_model="perplexity", greater_is_better=False, load_best_model_at_end=True,
+        generation_num_beams=1, early_stopping_patience=2, max_steps=40, learning_rate=1.0, **options,
+    )  # fmt: skip
+    for callback in callbacks_for(trainer.args):
+        trainer.add_callback(callback)
+    trainer.train()
+    perplexities = [entry["eval_perplexity"] for entry in trainer.state.log_history if "eval_perplexity" in entry]
+    assert len(perplexities) < 40  # a rate of 1 makes it worse, so patience ends the run
+    assert trainer.state.best_metric == min(perplexities)
+    assert {"eval_bleu", "eval_chrf"} <= trainer.state.log_history[-2].keys() | trainer.state.log_history[-3].keys()
+
+
+class SameWords(evaluate.Metric):
+    """A metric object of the evaluate library, as `evaluate.load` returns it."""
+
+    def _info(self):
+        features = datasets.Features({"predictions": datasets.Value("string"), "references": datasets.Value("string")})
+        return evaluate.MetricInfo(description="", citation="", inputs_description="", features=features)
+
+    def _compute(self, predictions, references):
+        same = [set(left.split()) == set(right.split()) for left, right in zip(predictions, references, strict=True)]
+        return {"same_words": 100 * sum(same) / len(same)}
+
+
+def test_metrics_of_the_evaluate_library(tiny_checkpoint, tmp_path):
+    tokenizer = AutoTokenizer.from_pretrained(tiny_checkpoint)
+    metric, seen = SameWords(cache_dir=str(tmp_path)), []
+
+    def compute_metrics(predictions: EvalPrediction) -> dict[str, float]:
+        texts = [np.where(ids == -100, 0, ids) for ids in (predictions.predictions, predictions.label_ids)]
+        texts = [tokenizer.batch_decode(ids, skip_special_tokens=True) for ids in texts]
+        seen.append(texts[1])
+        return metric.compute(predictions=texts[0], references=texts[1])
+
+    data = rows(tokenizer, 5)
+    options = {"predict_with_generate": True, "generation_num_beams": 1, "per_device_eval_batch_size": 2}
+    trainer = trainer_of(tiny_checkpoint, tmp_path, eval_dataset=data, compute_metrics=compute_metrics, **options)
+    assert trainer.evaluate()["eval_same_words"] == 0.0
+    assert seen == [tokenizer.batch_decode(list(data["labels"]), skip_special_tokens=True)]  # each once and in order
+
+
+def test_the_card_of_a_trainer(tiny_checkpoint, tmp_path):
+    trainer = trainer_of(tiny_checkpoint, tmp_path / "my-model", max_steps=2)
+    trainer.train()
+    trainer.create_model_card(license="apache-2.0")
+    card = (tmp_path / "my-model" / "README.md").read_text(encoding="utf-8")
+    for fact in (
+        "license: apache-2.0",
+        "my-model",
+        "40",
+        "Adam, beta 0.9 and 0.98",
+        "inverse sqrt, 2 updates of warm-up",
+    ):
+        assert fact in card
+    assert str(tmp_path) not in card
+
+
+def test_glibc_keeps_freed_memory():
+    """In a process of its own, as it can't be undone."""
+    code = "from hf_vanilla_transformer.engine.memory import keep_freed_memory as k; raise SystemExit(0 if k() else 3)"
+    expected = 0 if platform.libc_ver()[0] == "glibc" else 3
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == expected
+
+
+@pytest.mark.parametrize("on_cpu", [True, False])
+def test_the_trainer_keeps_freed_memory_on_a_cpu(monkeypatch, on_cpu):
+    calls = []
+    monkeypatch.setattr(training, "keep_freed_memory", lambda: calls.append("kept"))
+    monkeypatch.setattr(Seq2SeqTrainer, "train", lambda self, *args, **kwargs: calls.append((args, kwargs)))
+    trainer = object.__new__(VanillaTransformerTrainer)
+    trainer.args = SimpleNamespace(device=torch.device("cpu" if on_cpu else "cuda"))
+    trainer.train("checkpoint", trial=None)
+    assert calls == [*(["kept"] if on_cpu else []), (("checkpoint",), {"trial": None})]
+
+
+def test_longest_come_first_in_evaluations(tiny_checkpoint):
+    data = by_length(rows(AutoTokenizer.from_pretrained(tiny_checkpoint)))
+    lengths = [len(row["input_ids"]) for row in data]
+    assert lengths == sorted(lengths, reverse=True)
+
+
+def test_streams_train_too(tiny_checkpoint, tmp_path):
+    tokenizer = AutoTokenizer.from_pretrained(tiny_checkpoint)
+    data = rows(tokenizer)
+
+    def examples():
+        for row in data:
+            yield {"input_ids": row["input_ids"], "labels": row["labels"]}
+
+    stream = IterableDataset.from_generator(examples)
+    trainer = trainer_of(tiny_checkpoint, tmp_path, train_dataset=stream, shuffle_buffer_size=16, max_steps=12)
+    trainer.train()
+    assert trainer.state.global_step == 12
+    assert losses(trainer)[-1] < losses(trainer)[0]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_workers_change_nothing(tiny_checkpoint, tmp_path, workers):
+    trainer = trainer_of(tiny_checkpoint, tmp_path, dataloader_num_workers=workers, seed=3)
+    trainer.train()
+    reference = trainer_of(tiny_checkpoint, tmp_path, seed=3)
+    reference.train()
+    assert losses(trainer) == losses(reference)
+
+
+def test_bfloat16_autocast_trains(tiny_checkpoint, tmp_path):
+    plain, mixed = (trainer_of(tiny_checkpoint, tmp_path, bf16=bf16, max_steps=8) for bf16 in (False, True))
+    for trainer in (plain, mixed):
+        without_dropout(trainer.model)
+        trainer.train()
+    assert losses(mixed) != losses(plain)
+    # bfloat16 has 8 bits: products are off by 0.4% at most, and the first losses by less.
+    assert losses(mixed)[:3] == pytest.approx(losses(plain)[:3], rel=0.01)
+    assert all(weight.dtype == torch.float32 for weight in mixed.model.parameters())
+
+
+def test_dropout_rises_over_the_first_updates(tiny_checkpoint, tmp_path):
+    trainer = trainer_of(tiny_checkpoint, tmp_path, max_steps=6, dropout_warmup_steps=4)
+    layer, seen, of_attention = trainer.model.model.encoder.layers[0], [], []
+    module, attention = layer.final_layer_norm.dropout, layer.self_attn
+    module.p, attention.attention_dropout = 0.2, 0.4
+    module.register_forward_pre_hook(lambda module, args: seen.append(module.p))
+    attention.register_forward_pre_hook(lambda module, args: of_attention.append(module.attention_dropout))
+    for callback in callbacks_for(trainer.args):
+        trainer.add_callback(callback)
+    trainer.train()
+    assert seen == pytest.approx([0.0, 0.05, 0.1, 0.15, 0.2, 0.2])
+    assert of_attention == pytest.approx([0.0, 0.1, 0.2, 0.3, 0.4, 0.4])
+    assert (module.p, attention.attention_dropout) == (0.2, 0.4)
+
+
+def test_resuming_goes_on_with_the_dropout_of_that_update(tiny_checkpoint, tmp_path):
+    options = {"dropout_warmup_steps": 4, "save_strategy": "steps", "save_steps": 1}
+    seen = []
+    for steps, checkpoint in ((2, None), (4, str(tmp_path / "checkpoint-2"))):
+        trainer = trainer_of(tiny_checkpoint, tmp_path, max_steps=steps, **options)
+        module = trainer.model.model.encoder.layers[0].final_layer_norm.dropout
+        module.p = 0.2
+        module.register_forward_pre_hook(lambda module, args: seen.append(module.p))
+        for callback in callbacks_for(trainer.args):
+            trainer.add_callback(callback)
+        trainer.train(resume_from_checkpoint=checkpoint)
+    assert seen == pytest.approx([0.0, 0.05, 0.1, 0.15])
+
+
+KILLED_RUNS = Path(__file__).with_name("killed_runs.py")
+MOMENTS = "update:3,update:8,weights:2,optimizer:1,rng:2,state:1,removal:1"
+
+
+def write_corpus(folder: Path, name: str, number: int) -> None:
+    sources = [f"{'twenty-one half past ' * (n % 5)}nine {n}" for n in range(number)]
+    targets = [f"{'halb zehn ' * (n % 4)}einundzwanzig {n}" for n in range(number)]
+    (folder / f"{name}.en").write_text("\n".join(sources) + "\n", encoding="utf-8")
+    (folder / f"{name}.de").write_text("\n".join(targets) + "\n", encoding="utf-8")
+
+
+def tiny_run(folder: Path) -> list[str]:
+    """Arguments of a run of 16 updates in several epochs, with dropout, evaluations and old checkpoints removed."""
+    write_corpus(folder, "train", 60)
+    write_corpus(folder, "val", 7)
+    options = {
+        "data_dir": folder, "train_source": "train.en", "train_target": "train.de", "validation_source": "val.en",
+        "validation_target": "val.de", "vocab_size": 300, "preset": "tiny", "d_model": 16, "encoder_ffn_dim": 32,
+        "decoder_ffn_dim": 32, "max_steps": 16, "warmup_steps": 4, "per_device_train_batch_tokens": 128,
+        "gradient_accumulation_steps": 2, "save_steps": 3, "save_total_limit": 2, "eval_strategy": "steps",
+        "eval_steps": 4, "generation_num_beams": 1, "generation_max_length": 8, "logging_steps": 2, "average_last": 2,
+    }  # fmt: skip
+    return [text for name, value in options.items() for text in (f"--{name}", str(value))]
+
+
+def run_killed(moments: str, arguments: list[str], tmp_path: Path) -> subprocess.CompletedProcess[str]:
+    environment = os.environ | {"HF_HOME": str(tmp_path / "hf"), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, str(KILLED_RUNS), moments, *arguments]
+    root = Path(__file__).parents[2]
+    environment["PYTHONPATH"] = f"{root}{os.pathsep}{environment.get('PYTHONPATH', '')}"
+    return subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+
+
+@pytest.mark.slow
+def test_a_killed_and_resumed_run_ends_with_the_same_weights(tmp_path):
+    arguments = tiny_run(tmp_path)
+    whole = run_killed("", [*arguments, "--output_dir", str(tmp_path / "whole")], tmp_path)
+    assert whole.returncode == 0, whole.stderr
+    killed = run_killed(MOMENTS, [*arguments, "--output_dir", str(tmp_path / "killed")], tmp_path)
+    assert killed.returncode == 0, killed.stdout + killed.stderr
+    assert killed.stdout.count("--- to be killed") == MOMENTS.count(",") + 1
+    assert "checkpoint-" in killed.stderr  # the warnings about what was cut short
+    for name in ("model.safetensors", "checkpoint-16/model.safetensors", "averaged-2/model.safetensors"):
+        one, other = (load_file(tmp_path / run / name) for run in ("whole", "killed"))
+        assert one.keys() == other.keys()
+        assert all(torch.equal(one[key], other[key]) for key in one), name
+    states = [torch.load(tmp_path / run / "checkpoint-16/optimizer.pt") for run in ("whole", "killed")]
+    for index, state in states[0]["state"].items():
+        assert all(torch.equal(value, states[1]["state"][index][key]) for key, value in state.items())
+    seen = [json.loads((tmp_path / run / "trainer_state.json").read_text()) for run in ("whole", "killed")]
+    assert seen[0]["num_input_tokens_seen"] == seen[1]["num_input_tokens_seen"]

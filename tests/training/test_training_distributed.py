@@ -1,0 +1,371 @@
+"""Several processes: they train, evaluate and resume as one does, and end together when one of them is killed.
+
+Two processes on CPUs over gloo, started as users start them.
+"""
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+import torch
+import yaml
+from accelerate.commands.config.config_args import load_config_from_file
+from accelerate.commands.launch import _validate_launch_command, launch_command_parser
+from accelerate.utils import DistributedType, FullyShardedDataParallelPlugin, patch_environment
+from accelerate.utils.launch import prepare_multi_gpu_env
+from safetensors.torch import load_file
+from transformers import AutoModelForSeq2SeqLM
+
+from hf_vanilla_transformer.data.batching import TokenBudgetBatchSampler
+from hf_vanilla_transformer.training.recipe import RECIPES, RecipeError, VanillaTransformerTrainingArguments
+from hf_vanilla_transformer.training.sharding import (
+    ShardingTrainer,
+    check_plugin,
+    numbered,
+    renamed,
+    share_embedding_module,
+)
+
+ROOT = Path(__file__).parents[2]
+CONFIGS = sorted((RECIPES / "accelerate").glob("*.yaml"))
+RECORDED = str(ROOT / "tests" / "training" / "recorded_run.py")
+
+WORDS = {"one": "eins", "two": "zwei", "half": "halb", "past": "nach", "nine": "neun", "euros": "Euro", "it": "es"}
+VALIDATION_SENTENCES = 7  # an odd number, which two processes with batches of two can't share out evenly
+UPDATES, SAVED_AT = 6, 3
+RECIPE = {
+    "train_source": ["train.en"], "train_target": ["train.de"],
+    "validation_source": ["valid.en"], "validation_target": ["valid.de"],
+    "preset": "tiny", "d_model": 32, "encoder_layers": 2, "decoder_layers": 2,
+    "encoder_attention_heads": 2, "decoder_attention_heads": 2, "encoder_ffn_dim": 64, "decoder_ffn_dim": 64,
+    "vocab_size": 300, "dropout": 0.0,  # with dropout, processes draw other masks than one process does
+    "per_device_train_batch_tokens": 128, "max_steps": UPDATES, "warmup_steps": 2, "learning_rate": 0.01,
+    "logging_steps": 1, "save_steps": SAVED_AT, "eval_strategy": "steps", "eval_steps": UPDATES,
+    "per_device_eval_batch_size": 2, "generation_num_beams": 1, "report_to": "none",
+}  # fmt: skip
+
+# Two processes add the same float32 numbers in another order than one: each sum differs by some 2^-24 of its size, and
+# six updates of a rate of 0.01 make no more of it than 1e-6 (measured: 3e-7). A batch left out or counted twice, or a
+# mean of the processes' means, changes losses in their second digit and weights by about the rate.
+WEIGHTS_DIFFER_BY = 1e-5
+LOSSES_DIFFER_BY = 1e-5  # relatively
+
+
+PATIENCE = 200  # seconds for what takes some ten: processes that wait for each other would do so for half an hour
+pytestmark = pytest.mark.timeout(2 * PATIENCE + 60)
+
+
+# ---- Sharing out the batches ----
+@pytest.mark.parametrize(("processes", "accumulation"), [(2, 1), (2, 3), (3, 2)])
+def test_processes_share_out_all_sentences_in_equally_many_batches(processes: int, accumulation: int) -> None:
+    random = np.random.default_rng(0)
+    source, target = random.integers(1, 30, (2, 203))
+
+    def batches(process: int, of: int, steps: int) -> list[list[int]]:
+        sampler = TokenBudgetBatchSampler(
+            source, target, 128, num_processes=of, process_index=process, accumulation_steps=steps, seed=5
+        )
+        sampler.set_epoch(3)
+        assert len(sampler) % steps == 0
+        found = list(sampler)
+        assert len(found) == len(sampler)
+        return found
+
+    shares = [batches(process, processes, accumulation) for process in range(processes)]
+    assert len({len(share) for share in shares}) == 1
+    assert sorted(place for share in shares for batch in share for place in batch) == list(range(203))
+    # Update by update the same sentences as one process that accumulates all of an update's batches.
+    alone = batches(0, 1, processes * accumulation)
+    for update in range(len(alone) // (processes * accumulation)):
+        own = slice(update * accumulation, (update + 1) * accumulation)
+        together = {place for share in shares for batch in share[own] for place in batch}
+        all_of_it = alone[update * processes * accumulation : (update + 1) * processes * accumulation]
+        assert together == {place for batch in all_of_it for place in batch}
+
+
+# ---- Accelerate's configurations ----
+@pytest.mark.parametrize("config", CONFIGS, ids=lambda path: path.stem)
+def test_accelerate_takes_the_configuration(config: Path) -> None:
+    values = load_config_from_file(str(config))  # refuses unknown keys of the first level
+    arguments = launch_command_parser().parse_args(["--config_file", str(config), "--machine_rank", "0", "-m", "x"])
+    for name, section in vars(values).items():
+        if isinstance(section, dict):  # launch hands every key on, known or not
+            prefix = "fsdp_" if name == "fsdp_config" else ""
+            known = [key if key.startswith(prefix) else prefix + key for key in section]
+            assert [key for key in known if not hasattr(arguments, key)] == []
+    assert values.num_processes % values.num_machines == 0
+    text = config.read_text(encoding="utf-8")
+    assert f"recipes/accelerate/{config.name} " in text, "the comment starts another configuration"
+    assert "torchrun" in text
+    assert ("--machine_rank R" in text) == (values.num_machines > 1 or config.stem == "deepspeed_zero2")
+
+
+@pytest.mark.parametrize(
+    "config", [path for path in CONFIGS if path.stem.startswith("fsdp")], ids=lambda path: path.stem
+)
+def test_fsdp_configurations_are_what_our_checkpoints_need(config: Path) -> None:
+    arguments = launch_command_parser().parse_args(
+        ["--config_file", str(config), "--machine_rank", "0", "--main_process_port", "0", "-m", "x"]
+    )
+    arguments, _, _ = _validate_launch_command(arguments)
+    assert arguments.use_fsdp
+    environment = prepare_multi_gpu_env(arguments)
+    changed = {key: value for key, value in environment.items() if os.environ.get(key) != value}
+    with patch_environment(**changed):
+        plugin = FullyShardedDataParallelPlugin()
+    assert plugin.fsdp_version == 2
+    assert "FULL_STATE_DICT" in str(plugin.state_dict_type)
+    assert plugin.reshard_after_forward is True
+    values = yaml.safe_load(config.read_text(encoding="utf-8"))
+    sizes = values.get("parallelism_config", {"all": values["num_processes"]}).values()
+    assert np.prod(list(sizes)) == values["num_processes"]
+
+
+def test_the_guide_names_every_configuration_and_no_other() -> None:
+    files = [*(ROOT / "docs").glob("*.md"), *RECIPES.rglob("*.yaml")]
+    text = "".join(file.read_text(encoding="utf-8") for file in files)
+    assert set(re.findall(r"recipes/accelerate/(\w+)\.yaml", text)) == {path.stem for path in CONFIGS}
+    guide = (ROOT / "docs" / "scaling.md").read_text(encoding="utf-8")
+    assert {path.stem for path in CONFIGS} <= set(re.findall(r"`(\w+)\.yaml`", guide))
+
+
+def test_deepspeeds_configuration_leaves_batches_and_clipping_to_the_recipe() -> None:
+    values = load_config_from_file(str(RECIPES / "accelerate" / "deepspeed_zero2.yaml"))
+    assert values.distributed_type == DistributedType.DEEPSPEED
+    assert values.deepspeed_config["zero_stage"] == 2
+    assert {values.deepspeed_config[key] for key in ("gradient_accumulation_steps", "gradient_clipping")} == {"auto"}
+
+
+# ---- FSDP's parts that need no second process ----
+def test_embeddings_that_share_their_matrix_become_one_module(tiny_checkpoint: Path) -> None:
+    model = AutoModelForSeq2SeqLM.from_pretrained(tiny_checkpoint).eval()
+    names, ids = set(model.state_dict()), torch.tensor([[5, 6, 7]])
+    before = model(input_ids=ids, labels=ids).loss
+    assert model.model.encoder.embed_tokens is not model.model.decoder.embed_tokens
+    share_embedding_module(model)
+    assert model.model.encoder.embed_tokens is model.model.decoder.embed_tokens
+    assert set(model.state_dict()) == names
+    assert model(input_ids=ids, labels=ids).loss == before
+
+
+def test_an_optimizers_state_goes_from_names_to_numbers_and_back() -> None:
+    layer = torch.nn.Linear(2, 3)
+    optimizer = torch.optim.Adam([{"params": [layer.bias]}, {"params": [layer.weight], "lr": 0.5}])
+    layer(torch.ones(2)).sum().backward()
+    optimizer.step()
+    plain = optimizer.state_dict()
+    named = renamed(plain, {0: "bias", 1: "weight"})
+    assert named["param_groups"][1]["params"] == ["weight"]
+    assert named["state"]["weight"]["exp_avg"].shape == (3, 2)
+    back = numbered(named)
+    assert back["param_groups"] == plain["param_groups"]
+    assert all(back["state"][key] is plain["state"][key] or back["state"][key] == plain["state"][key] for key in (0, 1))
+
+
+def test_fsdp_where_there_is_none_is_refused(
+    tiny_checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
+    monkeypatch.setenv("FSDP_VERSION", "2")
+    model = AutoModelForSeq2SeqLM.from_pretrained(tiny_checkpoint)
+    arguments = VanillaTransformerTrainingArguments(output_dir=str(tmp_path), use_cpu=True)
+    with pytest.raises(RecipeError, match=r"for GPUs and their like only; start on CPUs with .*recipes/accelerate/cpu"):
+        ShardingTrainer(model=model, args=arguments)
+
+
+@pytest.mark.parametrize(
+    ("version", "kind", "complaint"), [(1, "FULL", "fsdp_version is 1"), (2, "SHARDED", "write `fsdp_state_dict_type")]
+)
+def test_fsdp_that_saves_in_other_ways_is_refused(version: int, kind: str, complaint: str) -> None:
+    settings = {"FSDP_VERSION": version, "FSDP_STATE_DICT_TYPE": f"{kind}_STATE_DICT"}
+    with patch_environment(**settings):
+        plugin = FullyShardedDataParallelPlugin()
+    with pytest.raises(RecipeError, match=complaint):
+        check_plugin(plugin)
+
+
+# ---- Runs ----
+@dataclass
+class Run:
+    """A training run that has ended."""
+
+    folder: Path
+    log: str
+
+    @property
+    def weights(self) -> dict[str, torch.Tensor]:
+        return load_file(self.folder / "model.safetensors")
+
+    def logged(self, name: str) -> list[float]:
+        history = json.loads((self.folder / "trainer_state.json").read_text(encoding="utf-8"))["log_history"]
+        return [entry[name] for entry in history if name in entry]
+
+    def evaluations(self, process: int) -> list[list[list[str]]]:
+        """Of each evaluation: sources, translations and references."""
+        return json.loads((self.folder.parent / f"evaluations-{process}.json").read_text(encoding="utf-8"))
+
+
+MODULE = ["-m", "hf_vanilla_transformer"]
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
+ACCELERATE = [sys.executable, "-m", "accelerate.commands.launch", "--num_processes", "2", "--main_process_port", "0"]
+FSDP = [*ACCELERATE, "--config_file", str(RECIPES / "accelerate" / "fsdp_8gpu.yaml")]
+DDP = [*ACCELERATE, "--config_file", str(RECIPES / "accelerate" / "cpu_ddp.yaml")]
+
+
+def start(folder: Path, launcher: list[str], *options: str) -> subprocess.Popen[str]:
+    """Starts `train` in `folder`, with output in `folder/run`."""
+    folder.mkdir(exist_ok=True)
+    random = np.random.default_rng(0)
+    for part, sentences in (("train", 96), ("valid", VALIDATION_SENTENCES)):
+        pairs = [random.choice(list(WORDS), size=1 + 11 * n % 9) for n in range(sentences)]
+        for suffix, text in (("en", lambda word: word), ("de", lambda word: WORDS[word])):
+            lines = [" ".join(map(text, pair)) for pair in pairs]
+            (folder / f"{part}.{suffix}").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    (folder / "recipe.yaml").write_text(yaml.safe_dump(RECIPE), encoding="utf-8")
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""}
+    command = [*launcher, "train", "--config", "recipe.yaml", "--output_dir", "run", *options]
+    with (folder / "log").open("w", encoding="utf-8") as log:
+        return subprocess.Popen(command, cwd=folder, env=environment, stdout=log, stderr=subprocess.STDOUT, text=True)
+
+
+def train(folder: Path, launcher: list[str], *options: str) -> Run:
+    process = start(folder, launcher, *options)
+    try:
+        code = process.wait(timeout=PATIENCE)
+    finally:
+        process.terminate()  # a launcher then ends its processes too
+    log = (folder / "log").read_text(encoding="utf-8")
+    assert code == 0, log[-5000:]
+    return Run(folder / "run", log)
+
+
+def resume(folder: Path, begun: Run, launcher: list[str], *options: str) -> Run:
+    """Goes on from a copy of what `begun` was when it had saved for the first time."""
+    (folder / "run").mkdir(parents=True)
+    for name in (f"checkpoint-{SAVED_AT}", "tokenizer"):
+        shutil.copytree(begun.folder / name, folder / "run" / name)
+    shutil.copy(begun.folder / "recipe.json", folder / "run")
+    run = train(folder, launcher, "--resume", *options)
+    assert f"checkpoint-{SAVED_AT}" in run.log
+    return run
+
+
+ALONE = [sys.executable, *MODULE]
+AS_TWO = ("--gradient_accumulation_steps", "2")  # one process with it sees the updates of two
+
+
+@pytest.fixture(scope="module")
+def one(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    return train(tmp_path_factory.mktemp("one"), [sys.executable, RECORDED], *AS_TWO)
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    return train(tmp_path_factory.mktemp("two"), [*TORCHRUN, RECORDED])
+
+
+@pytest.fixture(scope="module")
+def sharded(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    return train(tmp_path_factory.mktemp("sharded"), [*FSDP, RECORDED])
+
+
+def assert_same(run: Run, reference: Run) -> None:
+    """The same weights, and the same losses from update SAVED_AT + 1 on."""
+    after = UPDATES - SAVED_AT
+    assert run.logged("loss")[-after:] == pytest.approx(reference.logged("loss")[-after:], rel=LOSSES_DIFFER_BY)
+    expected, found = reference.weights, run.weights
+    assert set(found) == set(expected)
+    for name, value in expected.items():
+        torch.testing.assert_close(found[name], value, rtol=0, atol=WEIGHTS_DIFFER_BY, msg=name)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["two", "sharded"])
+def test_two_processes_train_as_one(one: Run, kind: str, request: pytest.FixtureRequest) -> None:
+    run = request.getfixturevalue(kind)
+    assert_same(run, one)
+    assert len(run.logged("loss")) == UPDATES
+    assert run.logged("loss") == pytest.approx(one.logged("loss"), rel=LOSSES_DIFFER_BY)
+    assert run.logged("target_tokens") == one.logged("target_tokens")
+    assert len(re.findall(r"^update 1,", run.log, re.MULTILINE)) == 1, "each process reports"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["two", "sharded"])
+def test_evaluation_gathers_every_sentence_once_and_in_order(
+    one: Run, kind: str, request: pytest.FixtureRequest
+) -> None:
+    run = request.getfixturevalue(kind)
+    expected = one.evaluations(0)
+    assert [len(column) for column in expected[0]] == [VALIDATION_SENTENCES] * 3
+    assert len(set(map(len, expected[0][1]))) > 1, "processes that decode equally long never wait for each other"
+    # Every process scores all sentences, as each has to decide alike when to stop.
+    assert run.evaluations(0) == run.evaluations(1) == expected
+    for name in ("eval_loss", "eval_perplexity", "eval_bleu", "eval_chrf"):
+        assert run.logged(name) == pytest.approx(one.logged(name), rel=LOSSES_DIFFER_BY), name
+
+
+@pytest.mark.slow
+def test_sharded_checkpoints_hold_the_same_files(two: Run, sharded: Run) -> None:
+    for folder in (f"checkpoint-{SAVED_AT}", "."):
+        files = [sorted(path.name for path in (run.folder / folder).iterdir()) for run in (two, sharded)]
+        assert files[0] == files[1]
+        assert (sharded.folder / folder / "config.json").read_text() == (
+            two.folder / folder / "config.json"
+        ).read_text()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["two", "sharded"])
+def test_one_process_goes_on_from_checkpoints_of_two(
+    one: Run, kind: str, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    assert_same(resume(tmp_path, request.getfixturevalue(kind), ALONE, *AS_TWO), one)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("launcher", [[*DDP, *MODULE], [*FSDP, RECORDED]], ids=["two", "sharded"])
+def test_two_processes_go_on_from_checkpoints_of_one(one: Run, launcher: list[str], tmp_path: Path) -> None:
+    assert_same(resume(tmp_path, one, launcher), one)
+
+
+@pytest.mark.slow
+def test_a_killed_process_ends_all_and_the_run_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
+    process = start(tmp_path, [*TORCHRUN, *MODULE], "--max_steps", "100000", "--eval_strategy", "no")
+    try:
+        wait_for(tmp_path / "run" / f"checkpoint-{SAVED_AT}" / "trainer_state.json", process)
+        workers = psutil.Process(process.pid).children()
+        assert len(workers) == 2
+        workers[1].send_signal(signal.SIGKILL)
+        code = process.wait(timeout=PATIENCE)
+    finally:
+        process.terminate()
+    log = (tmp_path / "log").read_text(encoding="utf-8")
+    assert code not in (0, None)
+    assert "Signal 9 (SIGKILL)" in log
+    assert not any(worker.is_running() for worker in workers)
+    resumed = train(tmp_path, ALONE, "--resume", *AS_TWO, "--max_steps", str(last_step(tmp_path / "run") + 2))
+    assert "Going on from" in resumed.log
+
+
+def wait_for(file: Path, process: subprocess.Popen[str]) -> None:
+    """Waits until a process has written a file."""
+    deadline = time.monotonic() + PATIENCE
+    while not file.exists():
+        assert process.poll() is None, (file.parents[2] / "log").read_text(encoding="utf-8")[-5000:]
+        assert time.monotonic() < deadline, f"no {file} within {PATIENCE} seconds"
+        time.sleep(0.1)
+
+
+def last_step(run: Path) -> int:
+    return max(int(folder.name.split("-")[1]) for folder in run.glob("checkpoint-*"))
