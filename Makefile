@@ -1,24 +1,32 @@
-# `make` lists the commands. Each makes .venv and installs what it needs by itself, once.
+# `make` lists the commands. The first one that needs .venv creates it and installs the packages.
 PYTHON ?= python3
-# Processes that share the tests; each loads PyTorch, so more than the cores gain nothing.
+# Processes that run the tests; each loads PyTorch, so more than there are cores gain nothing.
 WORKERS ?= 2
+# Markers of the tests that are too long for `make test`; `make test-all` runs them as well.
+LONG := kill or hard or docs or notebook or browser or peers
 
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help quickstart test lint clean
+.PHONY: help quickstart test test-all gpu lint clean
 
 help: ## list these commands
-	@sed -n 's/^\([a-z][a-z]*\):.*## \(.*\)/make \1|\2/p' Makefile | awk -F'|' '{ printf "%-18s%s\n", $$1, $$2 }'
+	@sed -n 's/^\([a-z][a-z-]*\):.*## \(.*\)/make \1|\2/p' Makefile | awk -F'|' '{ printf "%-18s%s\n", $$1, $$2 }'
 
 quickstart: $(STAMP) ## train a small Transformer on this machine in minutes and translate with it
 	@$(BIN)/python -m scripts.quickstart
 
 test: lint ## everything that has to pass: lint, quick tests, slow tests
-	$(BIN)/python -m pytest -m "not slow" -n $(WORKERS)
-	$(BIN)/python -m pytest -m slow -n $(WORKERS) --dist worksteal
+	$(BIN)/python -m pytest -m "not slow and not ($(LONG))" -n $(WORKERS)
+	$(BIN)/python -m pytest -m "slow and not ($(LONG))" -n $(WORKERS) --dist worksteal
+
+test-all: test ## the same and the longest tests: the documentation's Python code, killed runs, peers ...
+	$(BIN)/python -m pytest -m "$(LONG)" -n $(WORKERS) --dist worksteal
+
+gpu: $(STAMP) ## the tests that need a GPU
+	$(BIN)/python -m pytest -m gpu
 
 lint: $(STAMP) ## style and types
 	$(BIN)/ruff check .
@@ -29,10 +37,10 @@ clean: ## remove .venv and caches; outputs/ stays
 	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-# The stamp is written last: an interrupted installation is taken up again by the next command.
+# The stamp is written last, so that the next command repeats an interrupted installation.
 $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
-		echo "Python 3.11 or newer is needed; name one: make $(MAKECMDGOALS) PYTHON=python3.12" >&2; exit 1; }
+		echo "Python 3.11 or newer is needed; give its name: make $(MAKECMDGOALS) PYTHON=python3.12" >&2; exit 1; }
 	@echo "Installing PyTorch, transformers and the rest into $(VENV): a few minutes, once."
 	@$(BIN)/python -c '' 2>/dev/null || $(PYTHON) -m venv --clear $(VENV)
 	@$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'

@@ -1,1 +1,1 @@
-"""What `-m benchmarks` is made of."""
+"""Benchmarks against other implementations: `python -m benchmarks`."""

@@ -1,4 +1,4 @@
-"""Measures training and decoding against other implementations of the same model, in one run on this machine.
+"""Compares training and decoding with other implementations of the same model, in one run on this machine.
 
     python -m benchmarks train --config base --peers marian,torch --json train.json --chart train.png
     python -m benchmarks train --config tiny --end-to-end --data_dir multi30k_tok
@@ -6,8 +6,8 @@
     python -m benchmarks generate --growth growth/
     python -m benchmarks translate --model outputs/multi30k_tiny --input test_2016_flickr.en
 
-Contenders take turns, A B A B, on the same random batches, each in a process of its own. Every figure is a median of
-rounds; read ratios, as machines have other things to do. docs/performance.md says what is compared with what.
+Contenders take turns, A B A B, on the same random batches, each in its own process. Every figure is a median of
+rounds; compare ratios, as machines have other work to do. docs/performance.md explains what is compared.
 """
 
 import argparse
@@ -44,10 +44,10 @@ from .workers import Entrant, Facts, be_quiet, set_threads, start, synchronize, 
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 PEAK_SIDES = {"cpu": (1024, 2048), "cuda": (4096, 8192, 16384)}
-COMPILED = 'ours with compute_type="compiled" too, which has to be compiled first: up to two minutes'
-PAUSE = 0.25  # seconds; OpenMP's threads wait up to 0.2 for more work, and keep a core busy with it
+COMPILED = 'also ours with compute_type="compiled"; compiling takes up to two minutes'
+PAUSE = 0.25  # seconds; idle OpenMP threads keep a core busy for up to 0.2 seconds
 NEW_TOKENS = 16
-BATCHES_OF_ONE = 8  # in place of one: by itself, it would show how caches are filled again after another's turn
+BATCHES_OF_ONE = 8  # instead of one, which would mainly measure refilling the caches after another's turn
 DECODING_CASES = {  # name -> beams, sentences
     "greedy, batch 1": (1, 1),
     "greedy, batch 32": (1, 32),
@@ -58,20 +58,20 @@ DECODING_CASES = {  # name -> beams, sentences
 
 @dataclass(frozen=True)
 class Peer:
-    """Somebody else's implementation.
+    """Another implementation.
 
     Attributes:
-        module: What has to be installed.
-        train: Whether it can be trained here.
-        generate: Whether it can decode here.
-        why_not: Why it can't do both.
+        module: The module that must be installed.
+        train: Whether the benchmark of training supports it.
+        generate: Whether the benchmark of decoding supports it.
+        unsupported_reason: Why not both are supported.
         translate: Whether there is a program that translates files with it.
     """
 
     module: str
     train: bool
     generate: bool
-    why_not: str = ""
+    unsupported_reason: str = ""
     translate: bool = False
 
 
@@ -80,28 +80,28 @@ PEERS = {
     "torch": Peer("torch", True, False, "torch.nn.Transformer has no decoding"),
     "bart": Peer("transformers", True, False, "it decodes as Marian does"),
     "ctranslate2": Peer("ctranslate2", False, True, "it only decodes", translate=True),
-    "fairseq": Peer("fairseq", False, False, "there is no adapter for it in benchmarks"),
-    "joeynmt": Peer("joeynmt", False, False, "there is no adapter for it in benchmarks"),
-    "opennmt": Peer("onmt", False, False, "there is no adapter for it in benchmarks"),
+    "fairseq": Peer("fairseq", False, False, "benchmarks has no adapter for it"),
+    "joeynmt": Peer("joeynmt", False, False, "benchmarks has no adapter for it"),
+    "opennmt": Peer("onmt", False, False, "benchmarks has no adapter for it"),
 }
 DEFAULT_PEERS = {"train": "marian,torch", "generate": "marian,ctranslate2", "translate": "ctranslate2"}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Measures what the command line asks for."""
+    """Runs the benchmark that the command line asks for."""
     options = parse_arguments(arguments)
     be_quiet()
     set_threads(options.threads)
     try:
         check(options)
         if options.command == "generate" and options.growth:
-            found = growth.measure_growth(options.device, DTYPES[options.dtype], options.rounds, say)
-            files = growth.write_growth(found, options.growth)
+            seconds = growth.measure_growth(options.device, DTYPES[options.dtype], options.rounds, say)
+            files = growth.write_growth(seconds, options.growth)
             print("\n".join(map(str, files)))
             return
         report = translate(options) if options.command == "translate" else measure(options)
     except (BenchmarkError, BatchingError) as error:
-        raise SystemExit(f"benchmark.py: {error}") from error
+        raise SystemExit(f"benchmarks: {error}") from error
     print(report)
     if options.json:
         options.json.parent.mkdir(parents=True, exist_ok=True)
@@ -111,7 +111,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def translate(options: argparse.Namespace) -> programs.Programs:
-    """Lets whole programs translate a file."""
+    """Times complete programs that translate a file."""
     peers, left_out = choose_peers(options.peers, "translate")
     for name, reason in left_out.items():
         say(f"left out: {name}, {reason}")
@@ -120,47 +120,47 @@ def translate(options: argparse.Namespace) -> programs.Programs:
 
 
 def compute_types(options: argparse.Namespace) -> tuple[str, ...]:
-    """Names what ours decodes by, beside the default."""
+    """Returns the compute types that ours decodes with, in addition to the default."""
     return ("int8", "compiled") if options.compiled else ("int8",)
 
 
 def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
-    """Reads the command line."""
+    """Parses the command line."""
     common = argparse.ArgumentParser(add_help=False)
     common.add_argument("--config", choices=SIZES, default="base", help="size of the models (default: base)")
     common.add_argument("--device", choices=("cpu", "cuda"), help="default: cuda where there is one")
     common.add_argument("--dtype", choices=DTYPES, help="default: float32 on a CPU, bfloat16 on CUDA; train: autocast")
-    common.add_argument("--peers", help=f"of {', '.join(PEERS)}, with commas; none: ours and the floor alone")
-    common.add_argument("--lengths", choices=LENGTHS, default="multi30k", help="of sentences (default: multi30k)")
-    common.add_argument("--rounds", type=positive, default=5, help="turns of each that count (default: 5)")
-    batches = f"of a turn; of one sentence, {BATCHES_OF_ONE} in place of each (default: 4)"
+    common.add_argument("--peers", help=f"of {', '.join(PEERS)}, separated by commas; none: ours and the floor only")
+    common.add_argument("--lengths", choices=LENGTHS, default="multi30k", help="sentence lengths (default: multi30k)")
+    common.add_argument("--rounds", type=positive, default=5, help="timed turns of each (default: 5)")
+    batches = f"batches per turn; {BATCHES_OF_ONE} single sentences count as one (default: 4)"
     common.add_argument("--batches", type=positive, default=4, help=batches)
-    common.add_argument("--threads", type=positive, help="of each process (default: torch's)")
-    common.add_argument("--seed", type=int, default=0, help="of batches (default: 0)")
-    common.add_argument("--json", type=Path, metavar="F.json", help="file to write all figures to")
-    common.add_argument("--chart", type=Path, metavar="F.png", help="picture to draw")
+    common.add_argument("--threads", type=positive, help="threads of each process (default: torch's)")
+    common.add_argument("--seed", type=int, default=0, help="seed of the batches (default: 0)")
+    common.add_argument("--json", type=Path, metavar="F.json", help="write all figures to this file")
+    common.add_argument("--chart", type=Path, metavar="F.png", help="draw a chart")
     common.add_argument("--same-process", action="store_true", help="all in one process: no peak memory, one allocator")
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True, metavar="train|generate|translate")
-    train = commands.add_parser("train", parents=[common], help="updates: target tokens a second")
-    train.add_argument("--tokens", type=positive, help="target tokens a batch (default: 2,048; on CUDA 25,000)")
-    train.add_argument("--end-to-end", action="store_true", help="our trainer against the stock one, on files")
+    train = commands.add_parser("train", parents=[common], help="updates: target tokens per second")
+    train.add_argument("--tokens", type=positive, help="target tokens per batch (default: 2,048; on CUDA 25,000)")
+    train.add_argument("--end-to-end", action="store_true", help="compare our trainer with the stock one, on files")
     train.add_argument("--data_dir", type=Path, help="folder of Multi30k's train.en and train.de")
-    train.add_argument("--updates", type=positive, default=20, help="of a turn, end to end (default: 20)")
-    generate = commands.add_parser("generate", parents=[common], help="translations: output tokens a second")
+    train.add_argument("--updates", type=positive, default=20, help="updates per turn, end to end (default: 20)")
+    generate = commands.add_parser("generate", parents=[common], help="translations: output tokens per second")
     generate.add_argument("--compiled", action="store_true", help=COMPILED)
-    generate.add_argument("--growth", type=Path, metavar="FOLDER", help="plot how cost grows with each size instead")
-    translate = commands.add_parser("translate", help="programs that translate a file: sentences a second")
-    translate.add_argument("--model", required=True, help="folder of a checkpoint of ours")
-    translate.add_argument("--input", type=Path, required=True, help="file with a sentence a line")
+    generate.add_argument("--growth", type=Path, metavar="FOLDER", help="instead, plot how time grows with each size")
+    translate = commands.add_parser("translate", help="programs that translate a file: sentences per second")
+    translate.add_argument("--model", required=True, help="folder of a checkpoint of this package")
+    translate.add_argument("--input", type=Path, required=True, help="file with one sentence per line")
     translate.add_argument("--num-beams", type=positive, default=4, help="beam size (default: 4)")
     translate.add_argument(
-        "--max-new-tokens", type=positive, default=100, help="end a translation there (default: 100)"
+        "--max-new-tokens", type=positive, default=100, help="longest translation, in tokens (default: 100)"
     )
     translate.add_argument("--compiled", action="store_true", help=COMPILED)
     translate.add_argument("--peers", help="ctranslate2 or none (default: ctranslate2)")
-    translate.add_argument("--rounds", type=positive, default=5, help="turns of each that count (default: 5)")
-    translate.add_argument("--threads", type=positive, help="of each program (default: torch's)")
+    translate.add_argument("--rounds", type=positive, default=5, help="timed turns of each (default: 5)")
+    translate.add_argument("--threads", type=positive, help="threads of each program (default: torch's)")
     translate.add_argument("--json", type=Path, metavar="F.json", help="file to write all figures to")
     translate.set_defaults(device="cpu", dtype="float32", chart=None)
     options = parser.parse_args(arguments)
@@ -174,7 +174,7 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def positive(text: str) -> int:
-    """A number from 1 up."""
+    """Parses an integer of at least 1; a type for argparse."""
     number = int(text)
     if number < 1:
         raise argparse.ArgumentTypeError(f"{text} is too few; give 1 or more")
@@ -182,10 +182,10 @@ def positive(text: str) -> int:
 
 
 def check(options: argparse.Namespace) -> None:
-    """Refuses what can't work before anything is measured.
+    """Checks the options before anything is measured.
 
     Raises:
-        BenchmarkError: With the mend.
+        BenchmarkError: They can't work; the message names the fix.
     """
     if options.device == "cuda" and not torch.cuda.is_available():
         raise BenchmarkError("there is no CUDA device here; give --device cpu")
@@ -194,18 +194,22 @@ def check(options: argparse.Namespace) -> None:
     if options.command == "train" and options.end_to_end and options.data_dir is None:
         raise BenchmarkError("--end-to-end needs --data_dir, the folder of Multi30k's train.en and train.de")
     if options.chart or getattr(options, "growth", None):
-        new_figure(1)  # says now rather than after an hour that matplotlib is missing
+        new_figure(1)  # fails now rather than after an hour if matplotlib is missing
     choose_peers(options.peers, options.command)
 
 
 def choose_peers(names: str, command: str) -> tuple[list[str], dict[str, str]]:
-    """Tells which of the peers can compete.
+    """Selects the peers that are installed and supported.
+
+    Args:
+        names: Names of peers, separated by commas.
+        command: "train", "generate" or "translate".
 
     Returns:
-        Their names, and of the others name -> reason.
+        The selected names; name of each other peer -> reason.
 
     Raises:
-        BenchmarkError: There is no such peer.
+        BenchmarkError: A name is unknown.
     """
     chosen, left_out = [], {}
     for name in dict.fromkeys(part.strip() for part in names.split(",")):
@@ -217,14 +221,14 @@ def choose_peers(names: str, command: str) -> tuple[list[str], dict[str, str]]:
         if find_spec(peer.module) is None:
             left_out[name] = "not installed"
         elif not getattr(peer, command):
-            left_out[name] = "there is no program to compare" if command == "translate" else peer.why_not
+            left_out[name] = "there is no program to compare" if command == "translate" else peer.unsupported_reason
         else:
             chosen.append(name)
     return chosen, left_out
 
 
 def measure(options: argparse.Namespace) -> Report:
-    """Lets all contenders take turns."""
+    """Builds the contenders, lets them take turns and returns the report."""
     size, dtype = SIZES[options.config], DTYPES[options.dtype]
     peers, left_out = choose_peers(options.peers, options.command)
     names = ["config", "device", "dtype", "rounds", "seed", "tokens"]
@@ -237,7 +241,7 @@ def measure(options: argparse.Namespace) -> Report:
         if is_training and options.end_to_end:
             cases: dict[str, Case | None] = {"Multi30k, end to end": None}
             report.size = size = end_to_end.prepare(options.data_dir, size, folder)
-            report.left_out |= {peer: "it has no trainer of its own here" for peer in peers if peer != "marian"}
+            report.left_out |= {peer: "there is no end-to-end benchmark of it" for peer in peers if peer != "marian"}
             entrants = end_to_end.entrants(
                 size, folder, options.tokens, options.updates, **work, with_marian="marian" in peers
             )
@@ -245,19 +249,19 @@ def measure(options: argparse.Namespace) -> Report:
             say("measuring the machine's peak")
             report.peak_flops, report.peak_at = measure_peak(options.device, dtype)
             report.formula = TRAINING_FORMULA if is_training else DECODING_FORMULA
-            found = training_cases(options) if is_training else decoding_cases(options)
-            cases = {case.name: case for case in found}
+            work_cases = training_cases(options) if is_training else decoding_cases(options)
+            cases = {case.name: case for case in work_cases}
             if is_training:
-                entrants = training_entrants(peers, size, found, **work)
+                entrants = training_entrants(peers, size, work_cases, **work)
             else:
                 more = {"threads": options.threads, "folder": folder, "compute_types": compute_types(options)}
-                entrants = decoding_entrants(peers, size, found, **work, **more)
+                entrants = decoding_entrants(peers, size, work_cases, **work, **more)
         compete(report, entrants, cases, options)
     return report
 
 
 def compete(report: Report, entrants: list[Entrant], cases: dict[str, Case | None], options: Any) -> None:
-    """Fills the report."""
+    """Runs all cases and adds their timings to the report."""
     workers = start(entrants, options.device, options.threads, options.same_process)
     try:
         check_parameters({worker.name: worker.facts() for worker in workers})
@@ -293,7 +297,7 @@ def decoding_cases(options: argparse.Namespace) -> tuple[Case, ...]:
 
 
 def check_parameters(facts: dict[str, Facts]) -> None:
-    """Compares the numbers of parameters, design of their own aside.
+    """Compares the numbers of parameters, without those that only one of the contenders has by design.
 
     Raises:
         BenchmarkError: They are not of the same size.
@@ -303,13 +307,13 @@ def check_parameters(facts: dict[str, Facts]) -> None:
     for name, count in counts.items():
         if count != ours:
             raise BenchmarkError(
-                f"{name} has {count:,} parameters and ours {ours:,}, so they are not the same model; mend its builder "
-                "in benchmarks/models.py, or state there what it has alone"
+                f"{name} has {count:,} parameters and ours {ours:,}, so they are not the same model; fix its builder "
+                "in benchmarks/models.py, or state there what only it has"
             )
 
 
 def measure_peak(device: str, dtype: torch.dtype, seconds: float = 1.0) -> tuple[float, str]:
-    """The most FLOP/s that this machine reaches in products of large square matrices, and what they were."""
+    """Returns the most FLOP/s that this machine reaches in products of large square matrices, and which these were."""
     best, best_side = 0.0, 0
     for side, kind in itertools.product(PEAK_SIDES[device], products_of(device, dtype).values()):
         a, b, out = (torch.randn(side, side, device=device).to(dtype) for _ in range(3))
@@ -328,7 +332,7 @@ def measure_peak(device: str, dtype: torch.dtype, seconds: float = 1.0) -> tuple
 
 
 def say(what: str) -> None:
-    """Shows what is going on, apart from the table."""
+    """Prints progress to standard error, separately from the table."""
     print(what, file=sys.stderr, flush=True)
 
 

@@ -21,11 +21,11 @@ Translate = Callable[[Any, int, int], list[list[int]]]  # prepared batch, beams,
 
 
 class TransformersDecoder:
-    """A model of transformers, ours among them, by its `generate()`.
+    """A model for transformers, ours included, with its `generate()`.
 
     Args:
         name: "marian", "ours", or "ours, " and a `compute_type`.
-        folder: What `write_models` wrote.
+        folder: The output of `write_models`.
         cases: What can be run.
         device: "cpu" or "cuda".
         dtype: Of the weights.
@@ -52,8 +52,8 @@ class TransformersDecoder:
         work, batches = self.cases[case]
         began = time.perf_counter()
         for batch in batches:
-            found = self._generate(batch, work.beams, work.new_tokens)
-            assert found.shape[1] == work.new_tokens + 1, found.shape  # the first token starts the target
+            output = self._generate(batch, work.beams, work.new_tokens)
+            assert output.shape[1] == work.new_tokens + 1, output.shape  # the first token is the start token
         synchronize(self.device)
         return Timing(time.perf_counter() - began, work.tokens)
 
@@ -61,7 +61,7 @@ class TransformersDecoder:
         return self.model.generate(**batch, num_beams=beams, max_new_tokens=new_tokens, **self.options)
 
     def translations(self, case: str) -> list[list[int]]:
-        """What it makes of the first batch of a case."""
+        """Translates the first batch of a case."""
         work, batches = self.cases[case]
         return self._generate(batches[0], work.beams, work.new_tokens)[:, 1:].tolist()
 
@@ -72,9 +72,9 @@ class CTranslate2Decoder:
     Args:
         cases: What can be run.
         device: "cpu" or "cuda".
-        folder: What `convert_to_ctranslate2` wrote.
+        folder: The output of `convert_to_ctranslate2`.
         compute_type: "float32", "int8" ...
-        threads: Of a translation; None: torch's.
+        threads: Number of threads; None: as many as torch uses.
     """
 
     def __init__(
@@ -100,8 +100,8 @@ class CTranslate2Decoder:
         work, batches = self.cases[case]
         began = time.perf_counter()
         for batch in batches:
-            found = self._translate(batch, work.beams, work.new_tokens)
-            assert all(len(words) == work.new_tokens for words in found), found
+            translations = self._translate(batch, work.beams, work.new_tokens)
+            assert all(len(words) == work.new_tokens for words in translations), translations
         return Timing(time.perf_counter() - began, work.tokens)
 
     def _translate(self, batch: list[list[str]], beams: int, new_tokens: int) -> list[list[str]]:
@@ -111,10 +111,10 @@ class CTranslate2Decoder:
         return [result.hypotheses[0] for result in results]
 
     def translations(self, case: str) -> list[list[int]]:
-        """What it makes of the first batch of a case."""
+        """Translates the first batch of a case."""
         work, batches = self.cases[case]
-        found = self._translate(batches[0], work.beams, work.new_tokens)
-        return [[int(word.removeprefix("t")) for word in words] for words in found]
+        translations = self._translate(batches[0], work.beams, work.new_tokens)
+        return [[int(word.removeprefix("t")) for word in words] for words in translations]
 
 
 def _words(batch: Batch) -> list[list[str]]:
@@ -123,7 +123,7 @@ def _words(batch: Batch) -> list[list[str]]:
 
 
 def write_models(size: Size, folder: Path, with_marian: bool) -> None:
-    """Saves ours, and Marian with the same weights and a tokenizer of such tokens as "t17", into a folder each."""
+    """Saves ours, and Marian with the same weights and a tokenizer with tokens such as "t17", each in its folder."""
     ours = models.vanilla_to_decode(size)
     ours.save_pretrained(folder / "ours")
     if not with_marian:
@@ -141,7 +141,7 @@ def write_models(size: Size, folder: Path, with_marian: bool) -> None:
 
 
 def convert_to_ctranslate2(folder: Path, compute_types: Sequence[str]) -> None:
-    """Writes the Marian of `write_models` in CTranslate2's format, a folder for each type."""
+    """Writes the Marian model of `write_models` in CTranslate2's format, in one folder per type."""
     converters: Any = import_module("ctranslate2.converters")
     for compute_type in compute_types:
         converter = converters.TransformersConverter(str(folder / "marian"))
@@ -158,7 +158,7 @@ def decoding_entrants(
     folder: Path,
     compute_types: Sequence[str] = ("int8",),
 ) -> list[Entrant]:
-    """Ours, ours by `compute_types` where that can be, the peers, the floor; models are written into `folder`."""
+    """Returns ours, ours with `compute_types` where possible, the peers and the floor; writes models to `folder`."""
     write_models(size, folder, with_marian=bool(peers))
     work = {"cases": cases, "device": device, "dtype": dtype}
     has_types = device == "cpu" and dtype == torch.float32

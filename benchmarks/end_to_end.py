@@ -1,4 +1,4 @@
-"""Training on files, data loading included: our trainer with its batches against the stock one with Marian."""
+"""Training on files, data loading included: our trainer with its batches, and the stock one with Marian."""
 
 import dataclasses
 import time
@@ -33,13 +33,18 @@ WARM_UP = 2  # updates before the clock starts
 
 
 def prepare(data: Path, size: Size, folder: Path) -> Size:
-    """Learns the vocabulary of train.en and train.de in a folder, and writes it and the token ids into another one.
+    """Trains a tokenizer on train.en and train.de, and writes it and the token ids to another folder.
+
+    Args:
+        data: Folder of train.en and train.de.
+        size: Of the model, with the largest vocabulary.
+        folder: Where tokenizer and token ids are written.
 
     Returns:
-        The size with the vocabulary's.
+        The size with the actual vocabulary.
 
     Raises:
-        BenchmarkError: The files are missing, or none.
+        BenchmarkError: The files are missing or can't be read.
     """
     disable_progress_bars()
     try:
@@ -55,10 +60,10 @@ def prepare(data: Path, size: Size, folder: Path) -> Size:
 
 
 class _Timed:
-    """A trainer that takes the time from one update's beginning to another's."""
+    """A trainer that measures the time between the beginnings of two updates."""
 
     def training_step(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
-        """One update; counts its target tokens."""
+        """Runs one update and counts its target tokens."""
         step, last = self.state.global_step, self.args.max_steps - 1
         if step in (WARM_UP, last):
             synchronize(self.args.device.type)
@@ -77,16 +82,16 @@ class _StockTrainer(_Timed, Seq2SeqTrainer):
 
 
 class EndToEnd:
-    """So many updates with a new trainer each turn.
+    """Trains a new model with a new trainer in each turn.
 
     Args:
         name: "ours" or "marian".
         size: Of the model.
-        folder: What `prepare` wrote.
-        tokens: Of a batch, padding included; the stock trainer's batches have as many sentences on average.
-        updates: That are timed.
+        folder: The output of `prepare`.
+        tokens: Tokens per batch, padding included; the stock trainer's batches have as many sentences on average.
+        updates: Number of timed updates.
         device: "cpu" or "cuda".
-        dtype: bfloat16: autocast.
+        dtype: bfloat16 means autocast.
     """
 
     def __init__(
@@ -123,6 +128,7 @@ class EndToEnd:
         return round(len(self.train) / len(TokenBudgetBatchSampler(*lengths, self.tokens)))
 
     def _trainer(self) -> Any:
+        """A new model in its trainer, with settings that are the same for both."""
         model: Any = self._model()
         settings: dict[str, Any] = {
             "output_dir": str(self.folder / self.name),
@@ -148,7 +154,7 @@ class EndToEnd:
 def entrants(
     size: Size, folder: Path, tokens: int, updates: int, device: str, dtype: torch.dtype, with_marian: bool
 ) -> list[Entrant]:
-    """Ours, and Marian."""
+    """Returns ours, and Marian if asked for."""
     work = {"size": size, "folder": folder, "tokens": tokens, "updates": updates, "device": device, "dtype": dtype}
     ours = Entrant("ours", partial(EndToEnd, "ours", **work))
     return [ours, Entrant("marian", partial(EndToEnd, "marian", **work))] if with_marian else [ours]

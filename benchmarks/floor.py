@@ -1,8 +1,8 @@
-"""The floor: nothing but the matrix products of the same work, on real tokens, started one by one from Python.
+"""The matmul floor: only the matrix products of the same work, on real tokens, called one by one from Python.
 
-The products are as large as can be: queries, keys and values are one, the cross keys and values of all layers another.
-In attention, all sentences of a batch have one length, which makes the operations come out right. Who computes with
-fewer bits, or starts its products faster than torch does, can be below the floor.
+The products are as large as possible: queries, keys and values are one product, the cross keys and values of all layers
+another. In attention, all sentences of a batch have the same length, chosen so that the number of operations is right.
+Who computes with fewer bits, or calls products with less overhead than torch, can be faster than the floor.
 """
 
 import math
@@ -17,18 +17,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hf_vanilla_transformer.ops_vanilla_transformer import LOGITS_A_CHUNK, ROWS_A_CHUNK
+from hf_vanilla_transformer.engine.cpu import CPU
 
 from .work import Batch, Case, Size
 from .workers import Facts, Timing, synchronize
 
 Call = Callable[[], Tensor]
-Linear = Callable[[Tensor], Call]  # input -> its product with a matrix, ready to be started
-Multiply = Callable[[Tensor, Tensor, Tensor], Call]  # two matrices, room for the result -> their product, ready
+Linear = Callable[[Tensor], Call]  # input -> the call that multiplies it by a matrix
+Multiply = Callable[[Tensor, Tensor, Tensor], Call]  # two matrices and a buffer -> the call that multiplies them
 
 
 class Multiplier(NamedTuple):
-    """A way to multiply large matrices.
+    """One implementation of products of large matrices.
 
     Attributes:
         multiply: x (N, in) and W (out, in) -> x W^T.
@@ -50,7 +50,7 @@ class Product:
 
     @property
     def flops(self) -> int:
-        """Of all of them, forwards."""
+        """Operations of all of them, in the forward pass."""
         return 2 * self.rows * self.inner * self.outer * self.count
 
 
@@ -66,26 +66,26 @@ class Attention:
 
     @property
     def flops(self) -> int:
-        """Of all of them, forwards."""
+        """Operations of all of them, in the forward pass."""
         return 4 * self.groups * self.queries * self.keys * self.width * self.count
 
 
 def source_products(size: Size, tokens: int) -> list[Product]:
-    """Encoder, then the decoder's keys and values of its output."""
+    """Products of the encoder, then of the decoder's keys and values of its output."""
     d, f, layers = size.d_model, size.ffn_dim, size.encoder_layers
     shapes = [(d, 3 * d, layers), (d, d, layers), (d, f, layers), (f, d, layers), (d, 2 * size.decoder_layers * d, 1)]
     return [Product(tokens, *shape) for shape in shapes]
 
 
 def target_products(size: Size, tokens: int) -> list[Product]:
-    """Decoder, then the projection to the vocabulary, which is the last one."""
+    """Products of the decoder, and last the projection to the vocabulary."""
     d, f, layers = size.d_model, size.ffn_dim, size.decoder_layers
     shapes = [(d, 3 * d, layers), (d, d, 3 * layers), (d, f, layers), (f, d, layers), (d, size.vocab_size, 1)]
     return [Product(tokens, *shape) for shape in shapes]
 
 
 def training_attentions(size: Size, batch: Batch) -> list[Attention]:
-    """Of the encoder, the decoder and between the two, for sentences of the root mean square length."""
+    """Attention of encoder, decoder and cross-attention, for sentences of the root mean square length."""
     groups, width = len(batch.source) * size.heads, size.d_model // size.heads
     source, target = _typical(batch.source_lengths), _typical(batch.target_lengths)
     shapes = [(source, source, size.encoder_layers), (target, target, size.decoder_layers)]
@@ -98,12 +98,12 @@ def _typical(lengths: np.ndarray) -> int:
 
 
 class _Floor:
-    """Products of several kinds: which is the fastest for each of them is found out at a case's first run.
+    """Products by several implementations, of which the first run of a case selects the fastest for each product.
 
     Args:
         cases: What can be run.
         device: "cpu" or "cuda".
-        kinds: Names of the ways in which to multiply.
+        kinds: Names of the implementations.
     """
 
     def __init__(self, cases: tuple[Case, ...], device: str, kinds: Iterable[str]) -> None:
@@ -111,7 +111,7 @@ class _Floor:
         self.fastest: dict[str, list[Call]] = {}
 
     def facts(self, case: str = "") -> Facts:
-        """How it multiplies."""
+        """Describes how it multiplies."""
         return Facts(note=f"matrix products alone, each by the fastest of {' and '.join(self.kind_names)}")
 
     @torch.inference_mode()
@@ -127,19 +127,19 @@ class _Floor:
         ]
         if len(kinds) == 1:
             return kinds[0]
-        # Of the same product by each kind, three times all of them in turn.
+        # Time each product by each implementation, three times in turns.
         turns = [[[_time([call], self.device) for call in calls] for calls in kinds] for _ in range(3)]
         seconds = [list(map(min, zip(*of_kind, strict=True))) for of_kind in zip(*turns, strict=True)]
         choices = zip(zip(*kinds, strict=True), zip(*seconds, strict=True), strict=True)
         return [calls[times.index(min(times))] for calls, times in choices]
 
     def _calls(self, batch: Batch, case: Case, kind: str) -> Iterable[Call]:
-        """All products of a batch, ready to be started."""
+        """Yields the calls of all products of a batch."""
         raise NotImplementedError
 
 
 class TrainingFloor(_Floor):
-    """Each product forwards, and two of the same size backwards: `torch.mm` in ready buffers, or oneDNN's.
+    """Each product forward, and two of the same size backward: by `torch.mm` into buffers, or by oneDNN.
 
     Args:
         size: Of the model.
@@ -154,14 +154,14 @@ class TrainingFloor(_Floor):
         batches = [batch for case in cases for batch in case.batches]
         self.most = max(max(batch.source_tokens, batch.target_tokens) for batch in batches)
         self.buffer = cache(self._buffer)
-        # A matrix of its own for every product, with its gradient.
+        # Every product has its own matrix, with its gradient.
         self.matrices = [
             [tuple(self._buffer(role, product.outer, product.inner) for role in "WG") for _ in range(product.count)]
             for product in self._products(1, 1)
         ]
 
     def flops(self, batch: Batch) -> int:
-        """Operations of an update: three times those of the way forwards."""
+        """Operations of an update: three times those of the forward pass."""
         products = self._products(batch.source_tokens, batch.target_tokens)
         return 3 * sum(part.flops for part in (*products, *training_attentions(self.size, batch)))
 
@@ -194,8 +194,8 @@ class TrainingFloor(_Floor):
     def _projection_calls(
         self, multiplier: Multiplier, product: Product, table: Tensor, of_table: Tensor
     ) -> Iterator[Call]:
-        """The logits, on a CPU some at a time, forwards and backwards."""
-        step = max(LOGITS_A_CHUNK // product.outer, ROWS_A_CHUNK[0]) if self.device == "cpu" else product.rows
+        """Calls of the logits, forward and backward; on a CPU in chunks, as the training loss computes them."""
+        step = max(CPU.logits_per_chunk // product.outer, CPU.rows_per_chunk) if self.device == "cpu" else product.rows
         x, of_x = (self._rows(role, product.rows, product.inner) for role in ("x", "dx"))
         logits = self.buffer("logits", min(step, product.rows), product.outer)
         for start in range(0, product.rows, step):
@@ -216,13 +216,13 @@ class TrainingFloor(_Floor):
 
 
 def step_rows(sentences: int, beams: int, new_tokens: int) -> Iterator[tuple[int, int]]:
-    """(step from 1, rows): in the first step, all beams of a sentence are one."""
+    """Yields (step from 1, rows); in the first step, a sentence has one row for all of its beams."""
     for step in range(1, new_tokens + 1):
         yield step, sentences * (1 if step == 1 else beams)
 
 
 def step_attentions(size: Size, batch: Batch, step: int, rows: int) -> list[Attention]:
-    """Of one step: to what is translated so far, and to the source, which the beams of a sentence have in common."""
+    """Attention in one step: to the translation so far, and to the source, which a sentence's beams share."""
     sentences, width, layers = len(batch.source), size.d_model // size.heads, size.decoder_layers
     source = max(round(float(batch.source_lengths.mean())), 1)
     return [
@@ -232,13 +232,13 @@ def step_attentions(size: Size, batch: Batch, step: int, rows: int) -> list[Atte
 
 
 def encoder_attention(size: Size, batch: Batch) -> Attention:
-    """The encoder's."""
+    """Attention of the encoder."""
     length, width = _typical(batch.source_lengths), size.d_model // size.heads
     return Attention(len(batch.source) * size.heads, length, length, width, size.encoder_layers)
 
 
 class DecodingFloor(_Floor):
-    """Encoder, cross keys and values once a sentence, and each step: `F.linear`, or the same with packed weights.
+    """Encoder, cross keys and values once per sentence, and each step: by `F.linear`, or with packed weights.
 
     Args:
         size: Of the model.
@@ -256,7 +256,7 @@ class DecodingFloor(_Floor):
         super().__init__(cases, device, self.linears)
 
     def flops(self, batch: Batch, beams: int, new_tokens: int) -> int:
-        """Operations of translating a batch."""
+        """Operations of the translation of a batch."""
         parts: list[Product | Attention] = [*source_products(self.size, batch.source_tokens)]
         parts.append(encoder_attention(self.size, batch))
         for step, rows in step_rows(len(batch.source), beams, new_tokens):
@@ -265,7 +265,7 @@ class DecodingFloor(_Floor):
         return sum(part.flops for part in parts)
 
     def _linears(self, kind: Callable[[Tensor], Linear]) -> dict[str, list[Linear]]:
-        """All maps, in the order in which they are taken."""
+        """All linear maps, in the order of their use."""
         parts = {"source": source_products(self.size, 1), "target": target_products(self.size, 1)}
         return {
             side: [
@@ -291,7 +291,7 @@ class DecodingFloor(_Floor):
         return (linear(x) for linear, x in zip(linears, inputs, strict=True))
 
     def _attention_calls(self, part: Attention) -> list[Call]:
-        room = 1 << (part.keys - 1).bit_length()  # so that steps have their caches in common
+        room = 1 << (part.keys - 1).bit_length()  # so that steps share their caches
         query = self.input(part.groups, part.queries, part.width)
         keys = self.input(part.groups, part.width, room)[:, :, : part.keys]
         scores = self.input(part.groups, part.queries, part.keys)
@@ -316,7 +316,7 @@ def _packed(weight: Tensor) -> Linear:
 
 
 def products_of(device: str, dtype: torch.dtype) -> dict[str, Multiplier]:
-    """The ways in which large matrices can be multiplied: name -> how."""
+    """Implementations of products of large matrices on this machine: name -> implementation."""
     kinds = {"torch.mm": Multiplier(_by_mm, _gradient_by_mm)}
     if device == "cpu" and dtype == torch.float32 and _has_packed_products():
         kinds["oneDNN's products"] = Multiplier(_by_onednn, _gradient_by_onednn)

@@ -1,4 +1,4 @@
-"""How the cost of decoding grows with each of its sizes, ours against the floor."""
+"""How the time of decoding grows with each of its sizes, for ours and the floor."""
 
 import dataclasses
 import json
@@ -17,11 +17,11 @@ from .work import Case, Size, uniform_batch
 from .workers import LocalWorker, take_turns
 
 LABELS = {
-    "batch": "sentences a batch",
+    "batch": "sentences per batch",
     "length": "tokens of source and translation",
     "beam": "beams",
     "vocabulary": "tokens in the vocabulary",
-    "layers": "layers of each stack",
+    "layers": "layers per stack",
 }
 VALUES = {
     "batch": (1, 4, 16, 64, 256),
@@ -34,7 +34,7 @@ VALUES = {
 
 @dataclass(frozen=True)
 class Point:
-    """What is decoded; one of the numbers changes while the others stay as they are here."""
+    """What is decoded; one number varies while the others keep these defaults."""
 
     batch: int = 8
     length: int = 16
@@ -57,15 +57,15 @@ class Point:
 def measure_growth(
     device: str, dtype: torch.dtype, rounds: int, report: Callable[[str], None]
 ) -> dict[str, list[dict[str, float]]]:
-    """Seconds a batch, of ours and the floor, for every value of every axis; both in this process."""
-    found: dict[str, list[dict[str, float]]] = {}
+    """Measures seconds per batch of ours and the floor, for every value of every axis, in this process."""
+    points: dict[str, list[dict[str, float]]] = {}
     for axis, values in VALUES.items():
-        found[axis] = []
+        points[axis] = []
         for value in values:
             report(f"{axis} {value}")
             seconds = _seconds(dataclasses.replace(Point(), **{axis: value}), device, dtype, rounds)
-            found[axis].append({"value": value, **seconds})
-    return found
+            points[axis].append({"value": value, **seconds})
+    return points
 
 
 def _seconds(point: Point, device: str, dtype: torch.dtype, rounds: int) -> dict[str, float]:
@@ -77,17 +77,17 @@ def _seconds(point: Point, device: str, dtype: torch.dtype, rounds: int) -> dict
     return {name: statistics.median(turn.seconds for turn in turns) for name, turns in timings.items()}
 
 
-def write_growth(found: dict[str, list[dict[str, float]]], folder: Path) -> list[Path]:
-    """A plot of each axis, and growth.json with the numbers."""
+def write_growth(measured: dict[str, list[dict[str, float]]], folder: Path) -> list[Path]:
+    """Writes a plot of each axis, and growth.json with the numbers; returns the plots' files."""
     folder.mkdir(parents=True, exist_ok=True)
-    contents: dict[str, Any] = {"machine": describe_machine(), "at": dataclasses.asdict(Point()), "seconds": found}
+    contents: dict[str, Any] = {"machine": describe_machine(), "at": dataclasses.asdict(Point()), "seconds": measured}
     (folder / "growth.json").write_text(json.dumps(contents, indent=1) + "\n")
     files = []
-    for axis, points in found.items():
+    for axis, points in measured.items():
         figure, (panel,) = new_figure(1, width=4.2)
         for name, colour in (("ours", "#2166ac"), ("floor", "#888888")):
             panel.plot([p["value"] for p in points], [p[name] for p in points], "o-", color=colour, label=name)
-        panel.set(xscale="log", yscale="log", xlabel=LABELS[axis], ylabel="seconds a batch")
+        panel.set(xscale="log", yscale="log", xlabel=LABELS[axis], ylabel="seconds per batch")
         panel.set_xticks([p["value"] for p in points], [f"{p['value']:,}" for p in points])
         panel.xaxis.minorticks_off()
         others = {name: value for name, value in dataclasses.asdict(Point()).items() if name != axis}

@@ -1,4 +1,4 @@
-"""The same Transformer by several hands: post-norm, sinusoids, one matrix for all embeddings, as many parameters."""
+"""The same Transformer by several implementations: post-norm, sinusoids, one embedding matrix, equal parameters."""
 
 import math
 from pathlib import Path
@@ -21,7 +21,7 @@ KINDS = {"ours": VanillaTransformerForConditionalGeneration, "marian": MarianMTM
 
 
 def _fields(size: Size) -> dict[str, Any]:
-    """What the configurations of transformers' sequence-to-sequence models have in common."""
+    """The fields that the configurations of transformers' sequence-to-sequence models share."""
     both = {"attention_heads": size.heads, "ffn_dim": size.ffn_dim}
     return {
         "vocab_size": size.vocab_size,
@@ -43,7 +43,7 @@ def _fields(size: Size) -> dict[str, Any]:
 
 
 def vanilla(size: Size, **overrides: Any) -> VanillaTransformerForConditionalGeneration:
-    """Ours, with what Marian has and the paper hasn't: biases of the projections, and its layout of the sinusoids."""
+    """Ours, with what Marian has and the paper doesn't: biases on the projections, and its layout of the sinusoids."""
     others = {"position_encoding": "marian", "attention_bias": True, "layer_norm_eps": 1e-5}
     others["label_smoothing"] = LABEL_SMOOTHING
     return VanillaTransformerForConditionalGeneration(
@@ -58,19 +58,19 @@ def marian(size: Size, **overrides: Any) -> MarianMTModel:
 
 
 def bart(size: Size) -> BartForConditionalGeneration:
-    """Hugging Face's BART: learned positions, and a LayerNorm behind the embeddings."""
+    """Hugging Face's BART: learned positions, and a LayerNorm after the embeddings."""
     return BartForConditionalGeneration(
         BartConfig(**_fields(size), forced_eos_token_id=None, init_std=size.d_model**-0.5)
     )
 
 
 def bart_alone(size: Size) -> dict[str, int]:
-    """Parameters that BART has and the others haven't."""
+    """Parameters that only BART has: name -> number."""
     return {"learned positions": 2 * (POSITIONS + 2) * size.d_model, "embeddings' LayerNorm": 4 * size.d_model}
 
 
 class TorchTransformer(nn.Module):
-    """torch.nn.Transformer with what it lacks: embeddings, sinusoids, the projection. No final LayerNorm, as the paper.
+    """torch.nn.Transformer with embeddings, sinusoids and the projection; without final LayerNorms, as in the paper.
 
     Args:
         size: Of the model.
@@ -89,7 +89,7 @@ class TorchTransformer(nn.Module):
             custom_decoder=nn.TransformerDecoder(decoder_layer, size.decoder_layers),
             batch_first=True,
         )
-        for module in self.modules():  # its one rate of dropout is meant for attention and feed-forward too
+        for module in self.modules():  # its dropout rate also applies to attention and feed-forward
             if isinstance(module, nn.MultiheadAttention):
                 module.dropout = 0.0
             elif isinstance(module, (nn.TransformerEncoderLayer, nn.TransformerDecoderLayer)):
@@ -124,21 +124,21 @@ def _sinusoids(d_model: int) -> Tensor:
 
 
 def count_parameters(model: nn.Module) -> int:
-    """Trained parameters, each matrix once."""
+    """Counts trained parameters, each matrix once."""
     return sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
 
 
 def load(name: str, folder: Path, dtype: torch.dtype) -> Any:
-    """Loads "ours" or "marian" from a folder of its own."""
+    """Loads "ours" or "marian" from its folder in `folder`."""
     model = KINDS[name].from_pretrained(folder / name, dtype=dtype)
-    if name == "marian":  # its sinusoids come back as parameters to train
+    if name == "marian":  # loading makes its sinusoids trainable
         for stack in (model.get_encoder(), model.get_decoder()):
             stack.embed_positions.requires_grad_(False)
     return model
 
 
 def vanilla_to_decode(size: Size) -> VanillaTransformerForConditionalGeneration:
-    """Ours with random weights; what targets start with is nothing, as CTranslate2 has it."""
+    """Ours with random weights; the start token's embedding is zero, as in CTranslate2."""
     torch.manual_seed(0)
     model = vanilla(size)
     with torch.no_grad():
@@ -147,7 +147,7 @@ def vanilla_to_decode(size: Size) -> VanillaTransformerForConditionalGeneration:
 
 
 def marian_like(size: Size, ours: VanillaTransformerForConditionalGeneration) -> MarianMTModel:
-    """Marian with the weights of ours, so that both translate alike."""
+    """Marian with the weights of ours, so that both give the same translations."""
     model = marian(size)
     unknown, missing = load_ours_into_marian(ours, model)
     assert not unknown, unknown
@@ -158,7 +158,7 @@ def marian_like(size: Size, ours: VanillaTransformerForConditionalGeneration) ->
 def load_ours_into_marian(
     ours: VanillaTransformerForConditionalGeneration, model: MarianMTModel
 ) -> tuple[list[str], list[str]]:
-    """Gives Marian our weights; returns names of ours that it hasn't, and of its own that weren't given."""
+    """Copies our weights to Marian; returns the names that only ours has, and those of Marian that weren't set."""
     weights = {name.replace(".feed_forward.", "."): weight for name, weight in ours.state_dict().items()}
     weights["model.shared.weight"] = ours.get_input_embeddings().weight
     missing, unknown = model.load_state_dict(weights, strict=False)

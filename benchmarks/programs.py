@@ -1,4 +1,4 @@
-"""Whole programs that translate a file: start, loading, translation and output together, as a user waits for it."""
+"""Complete programs that translate a file: start-up, loading, translation and output, all that a user waits for."""
 
 import dataclasses
 import json
@@ -21,7 +21,7 @@ from . import models
 from .report import describe_machine
 from .work import BenchmarkError
 
-# The smallest program that translates with CTranslate2; like ours, it cares for the order of lines and for batches.
+# A minimal program that translates with CTranslate2; like ours, it batches lines and keeps their order.
 CTRANSLATE2 = """
 import sys
 import ctranslate2
@@ -45,10 +45,10 @@ class Programs:
 
     Attributes:
         settings: Of the run.
-        sentences: Lines of the file.
-        seconds: Program -> of each round.
-        different: Program -> lines that aren't those of our float32.
-        machine: What figures depend on.
+        sentences: Number of lines in the file.
+        seconds: Program -> seconds of each round.
+        different: Program -> number of lines that differ from ours in float32.
+        machine: The machine and the versions.
     """
 
     settings: dict[str, Any]
@@ -58,7 +58,7 @@ class Programs:
     machine: dict[str, Any] = field(default_factory=describe_machine)
 
     def to_json(self) -> str:
-        """Everything."""
+        """Returns all fields as JSON."""
         return json.dumps(dataclasses.asdict(self), indent=1)
 
     def __str__(self) -> str:
@@ -84,24 +84,24 @@ def measure_programs(
     say: Any,
     compute_types: Sequence[str] = ("int8",),
 ) -> Programs:
-    """Lets programs translate a file in turns, after one turn that doesn't count.
+    """Lets programs translate a file in turns, after a warm-up turn.
 
     Args:
         model: A checkpoint's folder.
-        file: A sentence a line.
+        file: One sentence per line.
         beams: Beam size; scores are log-probabilities without a length penalty, as the formulas differ.
-        longest: Tokens of a translation at most.
-        rounds: Turns of each program that count.
-        threads: Of each program.
+        longest: Most tokens of a translation.
+        rounds: Timed turns of each program.
+        threads: Threads of each program.
         peers: "ctranslate2" or nothing.
-        say: Told what is going on.
-        compute_types: What ours decodes by, beside the default.
+        say: Is called with progress messages.
+        compute_types: Compute types of ours, in addition to the default.
 
     Raises:
-        BenchmarkError: There is no such file, it is empty, or a program fails.
+        BenchmarkError: The file is missing or empty, or a program fails.
     """
     if not file.is_file() or not (sentences := len(_lines(file.read_bytes()))):
-        raise BenchmarkError(f"--input {file} has no line; give a file with a sentence a line")
+        raise BenchmarkError(f"--input {file} has no lines; give a file with one sentence per line")
     options = ["--num-beams", beams, "--max-new-tokens", longest]
     if beams > 1:  # as CTranslate2 searches
         options += ["--length-penalty", 0, "--coverage-penalty", 0, "--early-stopping", "true"]
@@ -146,10 +146,15 @@ def _lines(text: bytes) -> list[str]:
 
 
 def convert(model: str, folder: Path, compute_types: Sequence[str]) -> None:
-    """Writes a checkpoint of ours in CTranslate2's format, a folder for each type, by way of Marian.
+    """Converts a checkpoint of ours to CTranslate2's format through Marian, in one folder per type.
+
+    Args:
+        model: The checkpoint's folder.
+        folder: Where the results are written.
+        compute_types: CTranslate2's types, "float32" or "int8".
 
     Raises:
-        BenchmarkError: Marian can't have such a model.
+        BenchmarkError: Marian doesn't support such a model.
     """
     ours = AutoModelForSeq2SeqLM.from_pretrained(model).eval()
     marian_of(ours).save_pretrained(folder / "marian")
@@ -158,7 +163,7 @@ def convert(model: str, folder: Path, compute_types: Sequence[str]) -> None:
     bart = transformers.BartLoader
 
     class Loader(transformers.MarianMTLoader):  # type: ignore[misc, name-defined]
-        """CTranslate2's own for Marian, but for positions, padding and what a target begins with, which are ours."""
+        """CTranslate2's loader for Marian, with our positions, padding and start token."""
 
         _remove_pad_weights: Callable[..., None] = staticmethod(lambda spec: None)
         set_decoder = bart.set_decoder
@@ -173,7 +178,7 @@ def convert(model: str, folder: Path, compute_types: Sequence[str]) -> None:
         def set_config(self, config: Any, model: Any, tokenizer: Any) -> None:
             bart.set_config(self, config, model, tokenizer)
             config.layer_norm_epsilon = ours.config.layer_norm_eps
-            config.unk_token = tokenizer.pad_token  # there is none, and it wants one
+            config.unk_token = tokenizer.pad_token  # required, though ours has none
 
     known = transformers._MODEL_LOADERS
     before = known["MarianConfig"]
@@ -192,10 +197,10 @@ MARIAN_FIELDS += ("pad_token_id", "bos_token_id", "eos_token_id", "decoder_start
 
 
 def marian_of(ours: Any) -> MarianMTModel:
-    """Marian with the weights of a checkpoint of ours, biases that ours hasn't 0; its positions stay Marian's own.
+    """Returns Marian with the weights of a checkpoint of ours, with zeros for biases that ours lacks; positions differ.
 
     Raises:
-        BenchmarkError: Marian can't have such a model.
+        BenchmarkError: Marian doesn't support such a model.
     """
     config = ours.config
     one_matrix = config.tie_word_embeddings and config.share_encoder_decoder_embeddings
@@ -204,8 +209,8 @@ def marian_of(ours: Any) -> MarianMTModel:
     is_usual = config.norm_position == "post" and config.position_encoding != "learned" and widths == {config.d_model}
     if not one_matrix or not is_usual:
         raise BenchmarkError(
-            "--model is no post-norm model with sinusoids, one matrix for all embeddings and d_k = d_v = d_model / h; "
-            "Marian can't have it"
+            "--model must be post-norm with sinusoids, one matrix for all embeddings and d_k = d_v = d_model / h; "
+            "Marian doesn't support others"
         )
     fields = {name: getattr(config, name) for name in MARIAN_FIELDS}
     marian = MarianMTModel(MarianConfig(**fields, forced_eos_token_id=None)).eval()
@@ -215,5 +220,5 @@ def marian_of(ours: Any) -> MarianMTModel:
                 parameter.zero_()
     unknown, _ = models.load_ours_into_marian(ours, marian)
     if unknown:
-        raise BenchmarkError(f"--model has what Marian hasn't: {', '.join(unknown)}")
+        raise BenchmarkError(f"--model has weights that Marian lacks: {', '.join(unknown)}")
     return marian

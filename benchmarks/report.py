@@ -1,4 +1,4 @@
-"""What was measured, as a table, as JSON and as a picture."""
+"""Results as a table, as JSON and as a chart."""
 
 import dataclasses
 import json
@@ -24,13 +24,13 @@ class Result:
 
     Attributes:
         name: The contender's.
-        tokens_per_second: The median of the rounds.
-        rounds: Tokens a second in each.
-        ratio: To the baseline's median.
-        floor_share: Part of what the floor reaches.
-        utilisation: Model FLOPs a second by the machine's peak.
-        peak_memory: Bytes beyond those that the libraries take; None: it says nothing.
-        parameters: Trained ones; None: there is no counting them.
+        tokens_per_second: Median of the rounds.
+        rounds: Tokens per second of each round.
+        ratio: Ratio to the baseline's median.
+        floor_share: Ratio to the floor's median.
+        utilisation: Model FLOPs per second divided by the machine's peak.
+        peak_memory: Bytes beyond those that the libraries take; None: not measured.
+        parameters: Number of trained parameters; None: unknown.
         note: How it is called.
     """
 
@@ -51,10 +51,10 @@ class CaseResult:
 
     Attributes:
         name: Of the case.
-        tokens: Target tokens of a round; None: each contender has its own.
-        padding: Share of padding in the batches, likewise.
-        model_flops: Of a round, likewise.
-        results: One of each contender.
+        tokens: Target tokens per round; None: they differ between contenders.
+        padding: Share of padding in the batches, or None likewise.
+        model_flops: Model FLOPs per round, or None likewise.
+        results: One result per contender.
     """
 
     name: str
@@ -66,18 +66,19 @@ class CaseResult:
 
 @dataclass
 class Report:
-    """A whole run.
+    """The results of a complete run.
 
     Attributes:
         command: "train" or "generate".
-        size: Of the models.
-        settings: Of the run.
-        formula: Of the model FLOPs.
-        peak_flops: The machine's, measured; None where no utilisation is computed.
-        peak_at: What the peak was measured with.
-        left_out: Peer -> why.
-        baseline: Whom ratios are to.
-        cases: What was measured.
+        size: Size of the models.
+        settings: Options of the run.
+        formula: Formula of the model FLOPs.
+        peak_flops: The machine's measured peak; None: no utilisation is computed.
+        peak_at: The product with which the peak was measured.
+        left_out: Peer -> reason.
+        baseline: The contender that ratios refer to.
+        cases: The results.
+        machine: The machine and the versions.
     """
 
     command: str
@@ -99,7 +100,7 @@ class Report:
         facts: dict[str, Facts],
         memory: dict[str, int | None],
     ) -> None:
-        """Takes up a case's timings; without a `case`, each contender has tokens of its own."""
+        """Adds a case's timings; without a `case`, the numbers of tokens differ between contenders."""
         flops = None if case is None else case.flops(self.size)
         rates = {who: [turn.tokens / turn.seconds for turn in turns] for who, turns in timings.items()}
         medians = {who: statistics.median(rounds) for who, rounds in rates.items()}
@@ -116,7 +117,7 @@ class Report:
         self.cases.append(CaseResult(name, tokens, padding, flops, results))
 
     def to_json(self) -> str:
-        """Everything."""
+        """Returns all fields as JSON."""
         return json.dumps(dataclasses.asdict(self), indent=1)
 
     def __str__(self) -> str:
@@ -135,7 +136,7 @@ class Report:
 def _table(case: CaseResult, baseline: str) -> list[str]:
     title = case.name
     if case.tokens is not None:
-        title += f": {case.tokens:,} target tokens a round, {case.padding:.1%} padding, {case.model_flops:.3g} FLOPs"
+        title += f": {case.tokens:,} target tokens per round, {case.padding:.1%} padding, {case.model_flops:.3g} FLOPs"
     header = ("", "tokens/s", "from", "to", f"of {baseline}", "of floor", "utilisation", "peak MB", "parameters", "")
     rows = [header] + [_row(result) for result in case.results]
     widths = [max(len(row[column]) for row in rows) for column in range(len(header))]
@@ -165,7 +166,7 @@ def _row(result: Result) -> tuple[str, ...]:
 
 
 def describe_machine() -> dict[str, Any]:
-    """What figures depend on."""
+    """The machine and the versions that the figures depend on."""
     return {
         "cpu": _cpu_name(),
         "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else "none",
@@ -186,7 +187,7 @@ def _cpu_name() -> str:
 
 
 def new_figure(panels: int, width: float = 3.6, height: float = 3.2) -> tuple[Any, list[Any]]:
-    """A figure with panels side by side, and no need of a screen.
+    """Makes a figure with panels side by side, which needs no screen.
 
     Raises:
         BenchmarkError: matplotlib is missing.
@@ -195,14 +196,14 @@ def new_figure(panels: int, width: float = 3.6, height: float = 3.2) -> tuple[An
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise BenchmarkError("pictures need matplotlib: pip install hf-vanilla-transformer[plot]") from error
+        raise BenchmarkError("charts need matplotlib: pip install hf-vanilla-transformer[plot]") from error
     figure = Figure(figsize=(width * panels, height), layout="constrained")
     FigureCanvasAgg(figure)
     return figure, list(figure.subplots(1, panels, squeeze=False)[0])
 
 
 def draw(report: Report, file: Path) -> None:
-    """Bars of tokens a second, a panel a case, with the ratio to the baseline at each."""
+    """Draws bars of tokens per second, one panel per case, each bar with its ratio to the baseline."""
     most = max(len(case.results) for case in report.cases)
     figure, panels = new_figure(len(report.cases), height=1.2 + 0.35 * most)
     for panel, case in zip(panels, report.cases, strict=True):
@@ -213,7 +214,7 @@ def draw(report: Report, file: Path) -> None:
         bars = panel.barh(names, rates, color=colours, xerr=list(zip(*errors, strict=True)), ecolor="#555555")
         panel.bar_label(bars, [f"{result.ratio:.2f}" for result in case.results], padding=4, fontsize=8)
         panel.set_title(case.name, fontsize=9)
-        panel.set_xlabel("target tokens a second", fontsize=8)
+        panel.set_xlabel("target tokens per second", fontsize=8)
         panel.tick_params(labelsize=8)
         panel.margins(x=0.2)
         panel.invert_yaxis()

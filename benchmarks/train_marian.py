@@ -1,11 +1,11 @@
-"""Trains Hugging Face's MarianMTModel at the size of one of our recipes with the stock Seq2SeqTrainer, to compare.
+"""Trains Hugging Face's MarianMTModel at the size of one of our recipes with the stock Seq2SeqTrainer.
 
     python -m benchmarks.train_marian --config multi30k_tiny --data_dir DIR --minutes 30 \
         --tokenizer outputs/multi30k_tiny/tokenizer --output_dir outputs/marian
 
-Data, tokenizer, sizes, dropout, smoothing, Adam and schedule are the recipe's, whose lines can be overridden as in
-`vanilla-transformer train`. What is Marian's and the stock Trainer's own stays theirs: random batches of as many
-sentences as our batches have on average, the loss from all logits, biases.
+Data, tokenizer, sizes, dropout, smoothing, Adam and schedule are the recipe's, whose options can be overridden as in
+`vanilla-transformer train`. Everything else is Marian's and the stock Trainer's: random batches with the same average
+number of sentences as ours, the loss from all logits, biases.
 """
 
 import argparse
@@ -33,7 +33,13 @@ from hf_vanilla_transformer.training.recipe import parse_recipe
 
 
 class StopAfter(TrainerCallback):
-    """Ends the training after so many seconds and keeps the last weights, for an average."""
+    """Ends training after a given time and keeps the last weights for averaging.
+
+    Args:
+        seconds: Time after which training ends.
+        save_steps: Updates between two sets of weights.
+        average: Number of sets to keep.
+    """
 
     def __init__(self, seconds: float, save_steps: int, average: int) -> None:
         self.seconds, self.save_steps, self.average = seconds, save_steps, average
@@ -44,7 +50,7 @@ class StopAfter(TrainerCallback):
         self.began = time.perf_counter()
 
     def on_step_end(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
-        """Keeps weights, and looks at the clock."""
+        """Keeps the weights, and ends training if the time is over."""
         if state.global_step % self.save_steps == 0:
             weights = {name: weight.detach().clone() for name, weight in model.state_dict().items()}
             self.kept = [*self.kept, weights][-self.average :]
@@ -56,12 +62,12 @@ def main() -> None:
     """Trains, averages, scores."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--config", required=True, help="our recipe")
-    parser.add_argument("--data_dir", required=True, help="folder of its files")
-    parser.add_argument("--tokenizer", required=True, help="the tokenizer that our run learned")
-    parser.add_argument("--output_dir", required=True, help="where translations and figures go")
-    parser.add_argument("--minutes", type=float, required=True, help="of training")
+    parser.add_argument("--data_dir", required=True, help="folder of the recipe's files")
+    parser.add_argument("--tokenizer", required=True, help="the tokenizer of our run")
+    parser.add_argument("--output_dir", required=True, help="folder for translations")
+    parser.add_argument("--minutes", type=float, required=True, help="duration of the training")
     parser.add_argument("--bf16", action="store_true", help="bfloat16 autocast")
-    options, overrides = parser.parse_known_args()  # of the recipe's lines
+    options, overrides = parser.parse_known_args()  # overrides: options of the recipe
     overrides += ["--data_dir", options.data_dir, "--output_dir", options.output_dir]
     data, sizes, args = parse_recipe([options.config], overrides)
     set_seed(args.seed)
@@ -116,7 +122,7 @@ def main() -> None:
 
 
 def marian_config(sizes: Any, vocab_size: int) -> MarianConfig:
-    """Marian at our sizes: one matrix for all embeddings, scaled; its start token is the padding."""
+    """Marian at our sizes: one scaled matrix for all embeddings; padding is the start token."""
     same = ("d_model", "encoder_layers", "decoder_layers", "encoder_attention_heads", "decoder_attention_heads")
     same += ("encoder_ffn_dim", "decoder_ffn_dim", "dropout")
     ours = sizes.config(vocab_size)

@@ -1,4 +1,4 @@
-"""Contenders in training: forward, loss, backward and an update of Adam, each as its users call it."""
+"""Contenders in training: forward, loss, backward and a step of Adam, called as users call them."""
 
 import time
 from collections.abc import Callable
@@ -11,6 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers.trainer_pt_utils import LabelSmoother
+
+from hf_vanilla_transformer.engine import training_shortcuts
 
 from . import models
 from .floor import TrainingFloor
@@ -26,10 +28,10 @@ class Trainee:
 
     Attributes:
         model: In training mode.
-        prepare: Adds to a batch what a collator would, outside of what is timed.
+        prepare: Adds to a batch what a collator would; not timed.
         loss: The mean smoothed cross-entropy of a batch.
         note: For the table.
-        alone: Parameters that the others haven't: name -> number.
+        alone: Parameters that only this contender has: name -> number.
     """
 
     model: nn.Module
@@ -39,15 +41,16 @@ class Trainee:
     alone: dict[str, int]
 
 
-def _ours(size: Size, skip_logits: bool) -> Trainee:
-    model = models.vanilla(size)
-    options: dict[str, Any] = {"skip_logits": True} if skip_logits else {}
-    note = "skip_logits, freed memory is kept: as our trainer" if skip_logits else "model(**batch).loss"
+def _ours(size: Size, as_trainer: bool) -> Trainee:
+    model, options, note = models.vanilla(size), {}, "model(**batch).loss"
+    if as_trainer:
+        options, note = {"skip_logits": True}, "shortcuts, skip_logits, keeps freed memory, as our trainer"
+        training_shortcuts(model).__enter__()  # until the process ends
     return Trainee(model, lambda batch: batch, lambda batch: model(**batch, **options).loss, note, {})
 
 
 def _of_transformers(model: Any, alone: dict[str, int]) -> Trainee:
-    """As Seq2SeqTrainer with `label_smoothing_factor` and DataCollatorForSeq2Seq do it."""
+    """A model as Seq2SeqTrainer with `label_smoothing_factor` and DataCollatorForSeq2Seq trains it."""
     model.config.use_cache = False
     smooth = LabelSmoother(epsilon=models.LABEL_SMOOTHING)
 
@@ -62,6 +65,7 @@ def _of_transformers(model: Any, alone: dict[str, int]) -> Trainee:
 
 
 def _torch(size: Size) -> Trainee:
+    """torch.nn.Transformer with the target shifted right by hand."""
     model = models.TorchTransformer(size)
 
     def prepare(batch: Inputs) -> Inputs:
@@ -82,8 +86,8 @@ def _torch(size: Size) -> Trainee:
 
 
 MAKERS: dict[str, Callable[[Size], Trainee]] = {
-    "ours": partial(_ours, skip_logits=True),
-    "ours, plain call": partial(_ours, skip_logits=False),
+    "ours": partial(_ours, as_trainer=True),
+    "ours, plain call": partial(_ours, as_trainer=False),
     "marian": lambda size: _of_transformers(models.marian(size), {}),
     "torch": _torch,
     "bart": lambda size: _of_transformers(models.bart(size), models.bart_alone(size)),
@@ -98,7 +102,7 @@ class TrainingContender:
         size: Of the model.
         cases: What can be run.
         device: "cpu" or "cuda".
-        dtype: bfloat16: autocast; the weights are float32 in any case.
+        dtype: bfloat16 means autocast; the weights are always float32.
     """
 
     def __init__(self, name: str, size: Size, cases: tuple[Case, ...], device: str, dtype: torch.dtype) -> None:
@@ -141,14 +145,14 @@ def _adam(model: nn.Module) -> torch.optim.Adam:
     options: dict[str, Any] = {"lr": 1e-4, "betas": (0.9, 0.98), "eps": 1e-9}
     try:
         return torch.optim.Adam(parameters, **options, fused=True)
-    except RuntimeError:  # not on this device in this version of torch
+    except RuntimeError:  # not available on this device
         return torch.optim.Adam(parameters, **options)
 
 
 def training_entrants(
     peers: list[str], size: Size, cases: tuple[Case, ...], device: str, dtype: torch.dtype
 ) -> list[Entrant]:
-    """Ours in both ways, the peers, the floor."""
+    """Returns ours in both variants, the peers and the floor."""
     work = {"size": size, "cases": cases, "device": device, "dtype": dtype}
     own = Entrant("ours", partial(TrainingContender, "ours", **work), keep_freed_memory=device == "cpu")
     floor = Entrant("floor", partial(TrainingFloor, **work), keep_freed_memory=device == "cpu")

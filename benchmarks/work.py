@@ -1,4 +1,4 @@
-"""What is to be computed: sizes of models, batches of random sentences, and the operations that they take."""
+"""What is computed: sizes of models, batches of random sentences, and their numbers of operations."""
 
 import math
 from dataclasses import dataclass
@@ -28,7 +28,7 @@ DECODING_FORMULA = (
 
 
 class BenchmarkError(Exception):
-    """What was asked for can't be measured; the message says why and the mend."""
+    """The requested benchmark isn't possible; the message says why and names the fix."""
 
 
 @dataclass(frozen=True)
@@ -79,13 +79,13 @@ SIZES = {
 
 @dataclass(frozen=True)
 class Lengths:
-    """How long the sentences of a corpus are: logarithms of a normal distribution.
+    """The lengths of a corpus's sentences: a log-normal distribution.
 
     Attributes:
         mean: Tokens of a sentence, on either side.
         deviation: Their standard deviation.
-        correlation: Of the logarithms of both sides.
-        pairs: Sentences that batches are made of.
+        correlation: Correlation of the logarithms of both sides.
+        pairs: Number of sentence pairs from which batches are made.
     """
 
     mean: float
@@ -111,7 +111,7 @@ class Batch:
     """Sentence pairs of random tokens, padded on the right.
 
     Attributes:
-        source: (B, S), the padding is the last token of the vocabulary.
+        source: (B, S), padded with the last token of the vocabulary.
         source_lengths: (B).
         target: (B, T), padded with -100.
         target_lengths: (B).
@@ -133,7 +133,7 @@ class Batch:
         return int(self.target_lengths.sum())
 
     def tensors(self, device: str) -> dict[str, torch.Tensor]:
-        """What a collator hands to a model."""
+        """Returns what a collator would pass to a model."""
         places = np.arange(self.source.shape[1])
         arrays = {
             "input_ids": self.source,
@@ -145,13 +145,13 @@ class Batch:
 
 @dataclass(frozen=True)
 class Case:
-    """Work that is timed as a whole.
+    """A unit of work that is timed.
 
     Attributes:
-        name: Of it.
-        batches: One after the other.
-        beams: Of decoding.
-        new_tokens: Of each translation; 0: this is training.
+        name: Its name.
+        batches: The batches, one after the other.
+        beams: Beam size in decoding.
+        new_tokens: Tokens per translation; 0: training.
     """
 
     name: str
@@ -161,7 +161,7 @@ class Case:
 
     @property
     def tokens(self) -> int:
-        """What a second's worth is counted in: target tokens to learn, or of the translations."""
+        """Number of target tokens that are trained on or generated."""
         if self.new_tokens:
             return sum(len(batch.source) for batch in self.batches) * self.new_tokens
         return sum(batch.target_tokens for batch in self.batches)
@@ -175,7 +175,7 @@ class Case:
         return 1 - sum(int(lengths.sum()) for _, lengths in sides) / sum(tokens.size for tokens, _ in sides)
 
     def flops(self, size: Size) -> float:
-        """Model FLOPs, by the formula that is printed."""
+        """Model FLOPs by the printed formula."""
         if self.new_tokens:
             return sum(
                 decoding_flops(size, batch.source_lengths, self.beams, self.new_tokens) for batch in self.batches
@@ -204,21 +204,21 @@ def decoding_flops(size: Size, source_lengths: Ints, beams: int, new_tokens: int
 
 
 def training_batches(lengths: Lengths, size: Size, tokens: int, count: int, seed: int) -> tuple[Batch, ...]:
-    """Batches of sentences of like length, by a budget of tokens, in random order.
+    """Makes batches of sentences of similar length, by a budget of tokens, in random order.
 
     Args:
-        lengths: The corpus's.
-        size: For its vocabulary.
-        tokens: Real target tokens a batch, about.
+        lengths: The corpus's lengths.
+        size: The model's size, for its vocabulary.
+        tokens: Approximate number of target tokens per batch, without padding.
         count: Number of batches.
-        seed: Of lengths, order and tokens.
+        seed: Seed of lengths, order and tokens.
 
     Raises:
         BatchingError: A sentence is longer than `tokens`.
     """
     source, target = lengths.draw(seed)
     sampler = TokenBudgetBatchSampler(source, target, tokens, seed=seed)
-    # The budget counts padding too, so the batches have less than it in real tokens.
+    # The budget includes padding, so batches have fewer real tokens.
     budget = round(tokens * tokens * len(sampler) / target.sum())
     chosen = list(TokenBudgetBatchSampler(source, target, budget, seed=seed))[:count]
     random = np.random.default_rng(seed)
@@ -226,7 +226,7 @@ def training_batches(lengths: Lengths, size: Size, tokens: int, count: int, seed
 
 
 def decoding_batches(lengths: Lengths, size: Size, sentences: int, count: int, seed: int) -> tuple[Batch, ...]:
-    """Batches of neighbours in a test set in the order of length; arguments as of `training_batches`."""
+    """Makes batches of consecutive sentences of a test set sorted by length; arguments as for `training_batches`."""
     source, target = (side[:TEST_SENTENCES] for side in lengths.draw(seed))
     order = np.argsort(source, kind="stable")
     random = np.random.default_rng(seed)
@@ -236,7 +236,7 @@ def decoding_batches(lengths: Lengths, size: Size, sentences: int, count: int, s
 
 
 def uniform_batch(size: Size, sentences: int, source_length: int, target_length: int, seed: int = 0) -> Batch:
-    """A batch without padding."""
+    """Makes a batch without padding."""
     lengths = np.full((2, sentences), [[source_length], [target_length]])
     return _batch(lengths[0], lengths[1], size, np.random.default_rng(seed))
 

@@ -1,4 +1,4 @@
-"""Contenders take turns, each in a process of its own: its memory and its allocator's settings are its own then."""
+"""Contenders that take turns, each in its own process, so that memory and the allocator's settings aren't shared."""
 
 import multiprocessing
 import re
@@ -23,7 +23,7 @@ from .work import BenchmarkError
 
 
 class Timing(NamedTuple):
-    """What one turn took, and how many tokens it was about."""
+    """Seconds and tokens of one turn."""
 
     seconds: float
     tokens: int
@@ -31,13 +31,13 @@ class Timing(NamedTuple):
 
 @dataclass(frozen=True)
 class Facts:
-    """What there is to know about a contender beside its speed.
+    """Properties of a contender other than its speed.
 
     Attributes:
-        parameters: Trained ones; None: there is no counting them.
-        alone: Those of them that are of its own design: name -> number.
+        parameters: Number of trained parameters; None: unknown.
+        alone: Parameters that only this contender has: name -> number.
         note: How it is called.
-        has_memory: Whether its peak memory means anything.
+        has_memory: Whether its peak memory is meaningful.
         in_dtype: Whether it computes in the type whose peak FLOP/s are measured.
     """
 
@@ -52,21 +52,21 @@ class Contender(Protocol):
     """One implementation with its model."""
 
     def run(self, case: str) -> Timing:
-        """Does the work of a case, timed."""
+        """Does the work of a case and returns the time it took."""
 
     def facts(self, case: str = "") -> Facts:
-        """Says what is known of it, and how it does the work of a case."""
+        """Returns its properties, and how it does the work of a case."""
 
 
 @dataclass(frozen=True)
 class Entrant:
-    """A contender that is yet to be made.
+    """How to make a contender.
 
     Attributes:
-        name: In the tables.
+        name: Its name in the tables.
         make: Makes it; can be pickled.
-        keep_freed_memory: Whether its process gets the allocator's setting of our own command line.
-        library: What it imports; by itself that isn't counted as its memory.
+        keep_freed_memory: Whether its process gets the allocator's settings of our command line.
+        library: The library that it imports, which doesn't count as its memory.
     """
 
     name: str
@@ -76,7 +76,7 @@ class Entrant:
 
 
 class LocalWorker:
-    """A contender in this process; its memory can't be told from others'."""
+    """A contender in this process; its memory can't be measured separately."""
 
     def __init__(self, entrant: Entrant, device: str, threads: int | None) -> None:
         self.name = entrant.name
@@ -92,15 +92,15 @@ class LocalWorker:
         return self.contender.facts(case)
 
     def close(self) -> int | None:
-        """Ends it; there is no peak memory to tell."""
+        """Ends it; its peak memory is unknown."""
         return None
 
     def stop(self) -> None:
-        """There is nothing to stop."""
+        """Does nothing."""
 
 
 class ProcessWorker:
-    """A contender in a process of its own."""
+    """A contender in its own process."""
 
     def __init__(self, entrant: Entrant, device: str, threads: int | None) -> None:
         self.name = entrant.name
@@ -119,14 +119,14 @@ class ProcessWorker:
         return self._ask("facts", case)
 
     def close(self) -> int | None:
-        """Ends the process: the peak of its memory in bytes, or None where that says nothing."""
+        """Ends the process and returns its peak memory in bytes, or None if that is meaningless."""
         has_memory = self.facts().has_memory
         peak = self._ask("close")
         self.process.join()
         return peak if has_memory else None
 
     def stop(self) -> None:
-        """Ends the process if it is still there, as after an error."""
+        """Ends the process if it still runs, after an error for example."""
         self.connection.close()
         self.process.terminate()
         self.process.join()
@@ -138,11 +138,11 @@ class ProcessWorker:
         except (EOFError, OSError) as error:
             self.process.join()
             raise BenchmarkError(
-                f"{self.name}: its process ended by itself (exit code {self.process.exitcode}); is there too little "
-                "memory? Take a smaller --config, fewer --tokens or fewer --peers"
+                f"{self.name}: its process ended unexpectedly (exit code {self.process.exitcode}); is there too little "
+                "memory? Use a smaller --config, fewer --tokens or fewer --peers"
             ) from error
         if kind == "error":
-            raise BenchmarkError(f"{self.name} failed; leave it out of --peers, or mend what it says:\n{answer}")
+            raise BenchmarkError(f"{self.name} failed; leave it out of --peers, or fix this error:\n{answer}")
         return answer
 
 
@@ -150,7 +150,7 @@ Worker = LocalWorker | ProcessWorker
 
 
 def start(entrants: Sequence[Entrant], device: str, threads: int | None, same_process: bool) -> list[Worker]:
-    """Makes a worker of each, at the same time."""
+    """Starts one worker per entrant, all at the same time."""
     kind = LocalWorker if same_process else ProcessWorker
     return [kind(entrant, device, threads) for entrant in entrants]
 
@@ -163,15 +163,18 @@ def take_turns(
     warm_up: bool = True,
     pause: float = 0.0,
 ) -> dict[str, list[Timing]]:
-    """A B A B: each worker once without counting, then in every round each once.
+    """Runs workers in turns, A B A B: once each to warm up, then once each per round.
 
     Args:
-        workers: Who takes turns.
-        case: The work.
-        rounds: Turns of each that count.
-        report: Is told what is going on.
-        warm_up: Whether the turn without counting is needed.
-        pause: Seconds before each turn, in which the last one's threads that wait for more work fall asleep.
+        workers: The workers.
+        case: The name of the work.
+        rounds: Timed turns of each worker.
+        report: Is called with progress messages.
+        warm_up: Whether a warm-up turn is needed.
+        pause: Seconds before each turn, in which idle threads of the last turn fall asleep.
+
+    Returns:
+        Worker's name -> timings of its rounds.
     """
     for worker in workers if warm_up else ():
         report(f"{case}: warming up {worker.name}")
@@ -186,20 +189,20 @@ def take_turns(
 
 
 def set_threads(threads: int | None) -> None:
-    """Lets torch compute with so many threads; None: as many as it likes."""
+    """Sets the number of torch's threads; None: torch's default."""
     if threads is not None:
         torch.set_num_threads(threads)
 
 
 def be_quiet() -> None:
-    """Keeps what libraries say off the terminal."""
+    """Silences the libraries' messages."""
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     warnings.filterwarnings("ignore", category=UserWarning)
 
 
 def synchronize(device: str) -> None:
-    """Waits until what was started has been computed."""
+    """Waits until the device has computed everything."""
     if device == "cuda":
         torch.cuda.synchronize()
 
@@ -221,7 +224,7 @@ def _serve(connection: Connection, entrant: Entrant, device: str, threads: int |
     while True:
         try:
             name, *arguments = connection.recv()
-        except EOFError:  # nobody asks any more
+        except EOFError:  # the other end was closed
             return
         if name == "close":
             connection.send(("done", _peak_memory(device) - before))
@@ -233,7 +236,7 @@ def _serve(connection: Connection, entrant: Entrant, device: str, threads: int |
 
 
 def _load_libraries(library: str) -> None:
-    """Imports a library, and has torch import what it imports at first use, so that it isn't counted as memory."""
+    """Imports a library and what torch imports at first use, so that neither counts as a contender's memory."""
     import_module(library)
     weight = torch.nn.Parameter(torch.ones(1))
     optimizer = torch.optim.Adam([weight])
@@ -242,12 +245,12 @@ def _load_libraries(library: str) -> None:
 
 
 def _peak_memory(device: str) -> int:
-    """The most bytes that this process has had so far."""
+    """Peak memory of this process so far, in bytes."""
     if device == "cuda":
         return torch.cuda.max_memory_allocated()
     status = Path("/proc/self/status")
-    if status.is_file():  # `ru_maxrss` begins with the parent's there
-        found = re.search(r"VmHWM:\s+(\d+) kB", status.read_text())
-        assert found is not None
-        return int(found.group(1)) * 1024
+    if status.is_file():  # on Linux, where `ru_maxrss` starts with the parent's
+        peak = re.search(r"VmHWM:\s+(\d+) kB", status.read_text())
+        assert peak is not None
+        return int(peak.group(1)) * 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)

@@ -2,7 +2,6 @@
 
 import importlib
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
@@ -44,8 +43,11 @@ def __dir__() -> list[str]:
 
 
 def register() -> None:
-    """Registers configuration, models and tokenizer with transformers' Auto classes; a second call changes nothing."""
+    """Registers the classes with transformers, and puts the engine into the models; a second call changes nothing."""
     from transformers import AutoConfig, AutoModel, AutoModelForSeq2SeqLM, AutoTokenizer
+
+    from .engine import Engine
+    from .generation_vanilla_transformer import EngineSlot
 
     config_class = __getattr__("VanillaTransformerConfig")
     model_class = __getattr__("VanillaTransformerModel")
@@ -60,14 +62,9 @@ def register() -> None:
     model_class.register_for_auto_class("AutoModel")
     head_class.register_for_auto_class("AutoModelForSeq2SeqLM")
     tokenizer_class.register_for_auto_class("AutoTokenizer")
+    EngineSlot.engine = Engine()
 
 
-def _started_as_command() -> bool:
-    """Whether this import is the start of the command line, whose `--help` shall not wait for torch."""
-    if sys.argv[0] == "-m":  # Python is on its way to the module that -m names
-        return __name__ in sys.orig_argv or f"-m{__name__}" in sys.orig_argv
-    return Path(sys.argv[0]).stem == "vanilla-transformer"
-
-
-if not _started_as_command():
+# The launcher of the command line doesn't wait for this; its commands register when they run.
+if "hf_vanilla_transformer_cli" not in sys.modules:
     register()

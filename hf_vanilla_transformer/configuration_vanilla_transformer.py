@@ -1,8 +1,11 @@
+# SPDX-License-Identifier: Apache-2.0
 """Configuration of the Transformer of "Attention Is All You Need" (Vaswani et al. 2017, arXiv:1706.03762)."""
 
 import copy
 import dataclasses
 import math
+import shutil
+from pathlib import Path
 from typing import Any, ClassVar
 
 from huggingface_hub.dataclasses import strict
@@ -36,7 +39,7 @@ class VanillaTransformerConfig(PreTrainedConfig):
         attention_dropout (`float`, defaults to 0.0): Dropout on attention weights; the paper has none.
         activation_dropout (`float`, defaults to 0.0): Dropout between the two feed-forward maps; the paper has none.
         label_smoothing (`float`, defaults to 0.0): $\epsilon_{ls}$ (5.4) of the model's own loss while it trains,
-            spread over the whole vocabulary; in evaluation the loss is the plain cross-entropy. 0.0 as everywhere in
+            spread over all of the vocabulary; in evaluation the loss is the plain cross-entropy. 0.0 as everywhere in
             transformers; the presets carry the paper's 0.1. Leave it at 0.0 with the Trainer's
             `label_smoothing_factor`, which computes the loss outside of the model.
         activation_function (`str`, defaults to `"relu"`): The function between the two feed-forward maps (eq. 2).
@@ -69,7 +72,7 @@ class VanillaTransformerConfig(PreTrainedConfig):
     Raises:
         StrictDataclassFieldValidationError: A field has the wrong type.
         StrictDataclassClassValidationError: A value, or two fields together, make no model; it names the field and
-            the mend.
+            the fix.
 
     Example:
         >>> config = VanillaTransformerConfig.from_preset("base")
@@ -186,7 +189,18 @@ class VanillaTransformerConfig(PreTrainedConfig):
         """What config.json says."""
         fields: dict[str, Any] = super().to_dict()
         fields.pop("_is_of_decoder", None)
+        if "auto_map" in fields:  # transformers names the Auto class of the model that is saved, and no other
+            models = {"AutoModel": "Model", "AutoModelForSeq2SeqLM": "ForConditionalGeneration"}
+            prefix = f"{__name__.rpartition('.')[2].replace('configuration', 'modeling')}.VanillaTransformer"
+            fields["auto_map"] = fields["auto_map"] | {auto: prefix + model for auto, model in models.items()}
         return fields
+
+    def save_pretrained(self, save_directory: Any, *args: Any, **kwargs: Any) -> None:
+        """Saves config.json, and beside code that is saved with it this code's licence."""
+        super().save_pretrained(save_directory, *args, **kwargs)
+        licence, copy = Path(__file__).with_name("LICENSE"), Path(save_directory, "LICENSE-CODE")
+        if self._auto_class is not None and licence.is_file() and not copy.exists():
+            shutil.copyfile(licence, copy)
 
     def validate_architecture(self) -> None:
         """Checks every field's range, and the fields together; called by `@strict`."""

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The Transformer of "Attention Is All You Need" (Vaswani et al. 2017, arXiv:1706.03762), read top to bottom.
 
 Shapes: B sentences, T positions of the queries, S positions of the keys, h heads of width d_k (values: d_v), V tokens.
@@ -17,31 +18,12 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import BaseModelOutput, Seq2SeqLMOutput, Seq2SeqModelOutput
 from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttentions as DecoderOutput
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
-from transformers.processing_utils import Unpack
-from transformers.utils import TransformersKwargs, can_return_tuple
+from transformers.utils import can_return_tuple
 from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
 from .configuration_vanilla_transformer import VanillaTransformerConfig, tensor_parallel_plan
-from .generation_vanilla_transformer import PAPER_DECODING, DecodingMixin
-from .ops_vanilla_transformer import (
-    NOT_PACKED,
-    Dropout,
-    LayerNorm,
-    Packing,
-    VocabularyResizing,
-    add_dropped,
-    attention_kernel,
-    label_smoothed_cross_entropy,
-    left_padding,
-    linear,
-    look_up,
-    on_cpu,
-    positions_of,
-    project,
-    shift_right,
-    up_to_last,
-)
+from .generation_vanilla_transformer import PAPER_DECODING, DecodingMixin, EngineSlot
 
 
 # ---- 3.5 Positional encoding ----
@@ -87,25 +69,30 @@ class LearnedPositions(nn.Embedding):
     def forward(self, position_ids: Tensor, length: int) -> Tensor:  # type: ignore[override]
         """Looks up `position_ids`, all below `length`: (1 or B, T, d_model)."""
         if length > self.num_embeddings:
-            raise ValueError(
-                f"{length} tokens are more than this model's {self.num_embeddings} learned positions "
-                "(`max_position_embeddings`). Truncate the text, generate less, or train with sinusoids."
+            tokens = (
+                f"{length} tokens are more than {self.num_embeddings} learned positions (`max_position_embeddings`)"
             )
+            raise ValueError(f"{tokens}. Truncate the text, generate less, or train with sinusoids.")
         return super().forward(position_ids)
+
+
+def positions_of(mask: Tensor | None, past_length: int | Tensor, x: Tensor) -> Tensor:
+    """Numbers the positions of x, (B, T, d_model), from 0 without padding, by the masks of the decoder: (1 or B, T)."""
+    if mask is None:
+        return (torch.arange(x.shape[1], device=x.device) + past_length)[None]
+    if mask.ndim == 4:  # a position sees itself and all before it
+        return ((mask if mask.dtype == torch.bool else mask == 0)[:, 0].sum(dim=-1) - 1).clamp(min=0)
+    return (mask.long().cumsum(dim=-1) - 1).clamp(min=0)[:, -x.shape[1] :]
 
 
 # ---- 3.2.1 Scaled dot-product attention ----
 def eager_attention(
-    module: Any,
-    query: Tensor,  # (B, h, T, d_k)
-    key: Tensor,  # (B, h, S, d_k)
-    value: Tensor,  # (B, h, S, d_v)
-    mask: Tensor | None,  # (B, 1, T, S), boolean, or added to the scores
-    scaling: float,
-    dropout: float = 0.0,
-    **kwargs: Any,
+    module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Any, scaling: float, dropout: float = 0, **kwargs: Any
 ) -> tuple[Tensor, Tensor]:
-    """softmax(Q K^T / sqrt(d_k)) V (eq. 1), and the weights; a query that may look at nothing gets zeros."""
+    """softmax(Q K^T / sqrt(d_k)) V (eq. 1), and the weights; a query that may look at nothing gets zeros.
+
+    Query (B, h, T, d_k), key (B, h, S, d_k), value (B, h, S, d_v), mask (B, 1, T, S), boolean, added to scores or None.
+    """
     scores = torch.matmul(query, key.transpose(-2, -1)) * scaling  # (B, h, T, S)
     if mask is None:  # nothing is masked, or sdpa is told by `is_causal` what is
         mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device)
@@ -135,36 +122,40 @@ class VanillaTransformerAttention(nn.Module):
         for projection in (self.q_proj, self.k_proj, self.v_proj):
             projection.init_gain = config.attention_init_gain  # type: ignore[assignment]
 
-    def forward(
-        self, x: Tensor, memory: Any, mask: Any, cache: Any = None, packing: Any = NOT_PACKED, **kwargs: Any
-    ) -> tuple[Tensor, Tensor | None]:
+    def forward(self, x: Tensor, memory: Any, mask: Any, cache: Any = None, **kwargs: Any) -> tuple[Tensor, Any]:
         """Attends from x, (B, T, d_model), to memory, (B, S, d_model), or without it to x; the weights may be None."""
-        query, key, value = self.project(x, memory, cache, *packing)
-        name, mask = attention_kernel(self, query, key, mask, is_cross=memory is not None, **kwargs)
-        attend = on_cpu(ALL_ATTENTION_FUNCTIONS.get_interface(name, eager_attention))
+        query = self.split(self.q_proj(x), self.head_dim)  # (B, h, T, d_k)
+        key, value = self.keys_and_values(x, memory, cache)  # (B, h, S, d_k), (B, h, S, d_v)
+        name = self.config._attn_implementation or "eager"
+        if "flash" in name and self.value_head_dim > self.head_dim:
+            raise ValueError(f'{name} needs d_v <= d_k (`value_head_dim`, `head_dim`); use attn_implementation="sdpa".')
+        if "flash" in name and memory is not None and mask is not None:
+            name, mask = "sdpa", mask[:, None, None, :].bool()  # transformers would unpad queries by the keys' mask
+        elif name == "sdpa" and kwargs.get("output_attentions"):
+            name = "eager"  # sdpa has no weights to show, and its masks are understood
+        attend = ALL_ATTENTION_FUNCTIONS.get_interface(name, eager_attention)
         kwargs["dropout"] = self.attention_dropout if self.training else 0.0
         heads, weights = attend(self, query, key, value, mask, scaling=self.scaling, **kwargs)
-        return linear(self.out_proj, packing[0].pack(heads.flatten(2))), weights
+        return self.out_proj(heads.flatten(2)), weights
 
-    def project(
-        self, x: Tensor, memory: Tensor | None, cache: EncoderDecoderCache | None, own: Packing, others: Packing
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Returns (B, h, T, d_k), (B, h, S, d_k), (B, h, S, d_v); with a cache, those of a memory are computed once."""
-        if memory is None:
-            others, (query, key, value) = own, project(x, self.q_proj, self.k_proj, self.v_proj)
-        elif cache is not None and cache.is_updated.get(self.layer_idx):
+    def split(self, x: Tensor, head_dim: int) -> Tensor:
+        """Gives each head its part of (B, T, h * head_dim): (B, h, T, head_dim)."""
+        return x.view(*x.shape[:-1], -1, head_dim).transpose(1, 2)
+
+    def keys_and_values(self, x: Tensor, memory: Tensor | None, cache: Any) -> tuple[Tensor, Tensor]:
+        """Projects x, or a memory, which with a cache is done once: (B, h, S, d_k) and (B, h, S, d_v)."""
+        if memory is not None and cache is not None and cache.is_updated.get(self.layer_idx):
             layer = cache.cross_attention_cache.layers[self.layer_idx]
-            return own.heads(linear(self.q_proj, x), self.head_dim), layer.keys, layer.values
-        else:
-            query, (key, value) = linear(self.q_proj, x), project(memory, self.k_proj, self.v_proj)
-        query, key = own.heads(query, self.head_dim), others.heads(key, self.head_dim)
-        value = others.heads(value, self.value_head_dim)
+            return layer.keys, layer.values
+        source = x if memory is None else memory
+        key = self.split(self.k_proj(source), self.head_dim)
+        value = self.split(self.v_proj(source), self.value_head_dim)
         if cache is None:
-            return query, key, value
+            return key, value
         if memory is None:
-            return query, *cache.self_attention_cache.update(key, value, self.layer_idx)
+            return cache.self_attention_cache.update(key, value, self.layer_idx)
         cache.is_updated[self.layer_idx] = True
-        return query, *cache.cross_attention_cache.update(key, value, self.layer_idx)
+        return cache.cross_attention_cache.update(key, value, self.layer_idx)
 
 
 # ---- 3.3 Position-wise feed-forward networks ----
@@ -176,24 +167,24 @@ class VanillaTransformerFeedForward(nn.Module):
         self.fc1 = nn.Linear(config.d_model, ffn_dim)
         self.fc2 = nn.Linear(ffn_dim, config.d_model)
         self.activation = ACT2FN[config.activation_function]
-        self.dropout = Dropout(config.activation_dropout)
+        self.dropout = nn.Dropout(config.activation_dropout)
 
     def forward(self, x: Tensor) -> Tensor:
         """Maps each position of (B, T, d_model) by itself."""
-        return linear(self.fc2, self.dropout(linear(self.fc1, x, self.activation)))
+        return self.fc2(self.dropout(self.activation(self.fc1(x))))
 
 
 # ---- 3.1 Encoder and decoder stacks ----
-class PostNormResidual(LayerNorm):
+class PostNormResidual(nn.LayerNorm):
     """LayerNorm(x + Dropout(Sublayer(x))): section 3.1, with the dropout of 5.4."""
 
     def __init__(self, config: VanillaTransformerConfig) -> None:
         super().__init__(config.d_model, eps=config.layer_norm_eps)
-        self.dropout = Dropout(config.dropout)
+        self.dropout = nn.Dropout(config.dropout)
 
     def forward(self, x: Tensor, sublayer: Callable[[Tensor], Tensor]) -> Tensor:  # type: ignore[override]
         """Wraps `sublayer`, a map from (B, T, d_model) to the same shape, around x."""
-        return super().forward(add_dropped(x, self.dropout, sublayer(x)))
+        return super().forward(x + self.dropout(sublayer(x)))
 
 
 class PreNormResidual(PostNormResidual):
@@ -201,7 +192,7 @@ class PreNormResidual(PostNormResidual):
 
     def forward(self, x: Tensor, sublayer: Callable[[Tensor], Tensor]) -> Tensor:  # type: ignore[override]
         """Wraps `sublayer`, a map from (B, T, d_model) to the same shape, around x."""
-        return add_dropped(x, self.dropout, sublayer(LayerNorm.forward(self, x)))
+        return x + self.dropout(sublayer(nn.LayerNorm.forward(self, x)))
 
 
 class VanillaTransformerEncoderLayer(GradientCheckpointingLayer):
@@ -235,16 +226,15 @@ class VanillaTransformerDecoderLayer(GradientCheckpointingLayer):
         self.final_layer_norm = residual(config)
 
     def forward(
-        self, x: Tensor, memory: Tensor, mask: Any, memory_mask: Any, past_key_values: Any = None, **kwargs: Any
+        self, x: Tensor, memory: Tensor, mask: Any, cross: Any, past_key_values: Any = None, **kwargs: Any
     ) -> Tensor:
         """Maps (B, T, d_model) to the same shape, looking at memory, (B, S, d_model)."""
-        cache = past_key_values
-        x = self.self_attn_layer_norm(x, lambda x: self.self_attn(x, None, mask, cache, **kwargs)[0])
-        x = self.encoder_attn_layer_norm(x, lambda x: self.encoder_attn(x, memory, memory_mask, cache, **kwargs)[0])
+        x = self.self_attn_layer_norm(x, lambda x: self.self_attn(x, None, mask, past_key_values, **kwargs)[0])
+        x = self.encoder_attn_layer_norm(x, lambda x: self.encoder_attn(x, memory, cross, past_key_values, **kwargs)[0])
         return self.final_layer_norm(x, lambda x: self.feed_forward(x))  # accelerate moves modules in arguments
 
 
-class VanillaTransformerPreTrainedModel(VocabularyResizing, PreTrainedModel):
+class VanillaTransformerPreTrainedModel(EngineSlot, PreTrainedModel):
     """What all models here share: initialisation, and what transformers has to know of them."""
 
     config: VanillaTransformerConfig
@@ -273,13 +263,25 @@ class VanillaTransformerPreTrainedModel(VocabularyResizing, PreTrainedModel):
         """Returns {alias: canonical name}: here `tie_word_embeddings` is about the output projection alone (3.4)."""
         return super().get_expanded_tied_weights_keys(True) if all_submodels else dict(self._tied_weights_keys or {})
 
-    def save_pretrained(self, save_directory: Any, *args: Any, **kwargs: Any) -> None:
-        """Saves weights, configuration and the flat files of code, with an entry for every Auto class."""
-        if self._auto_class is not None:
-            models = {"AutoModel": "Model", "AutoModelForSeq2SeqLM": "ForConditionalGeneration"}
-            prefix = f"{__name__.rpartition('.')[2]}.VanillaTransformer"
-            self.config.auto_map = {auto: prefix + model for auto, model in models.items()}
-        super().save_pretrained(save_directory, *args, **kwargs)
+    def _resize_token_embeddings(self, *size: Any) -> nn.Module:
+        is_joint, stacks = self.config.decoder_vocab_size is None, [self.get_encoder(), self.get_decoder()]
+        return self._resize_vocabulary_of(stacks if is_joint else stacks[:1], *size)
+
+    def resize_decoder_token_embeddings(self, *size: Any) -> nn.Module:
+        """Resizes a target vocabulary of its own; arguments as those of `resize_token_embeddings`."""
+        if self.config.decoder_vocab_size is None:
+            raise ValueError("Source and target have one vocabulary here: call `resize_token_embeddings` instead.")
+        embeddings = self._resize_vocabulary_of([self.get_decoder()], *size)
+        self.config.decoder_vocab_size = embeddings.num_embeddings
+        self.tie_weights()
+        return embeddings
+
+    def _resize_vocabulary_of(self, stacks: list[Any], *size: Any) -> Any:
+        for stack in stacks:
+            stack.embed_tokens = embeddings = self._get_resized_embeddings(stack.embed_tokens, *size)
+        if self.get_decoder() in stacks and (head := self.get_output_embeddings()) is not None:
+            self.set_output_embeddings(self._get_resized_lm_head(head, embeddings.num_embeddings))
+        return stacks[0].embed_tokens
 
 
 class VanillaTransformerStack(VanillaTransformerPreTrainedModel):
@@ -292,18 +294,23 @@ class VanillaTransformerStack(VanillaTransformerPreTrainedModel):
         self.embed_tokens = nn.Embedding(vocab_size, config.d_model)
         learned, last_norm = config.position_encoding == "learned", config.final_layer_norm
         self.embed_positions = LearnedPositions(config) if learned else SinusoidalPositions(config)
-        self.dropout = Dropout(config.dropout)
+        self.dropout = nn.Dropout(config.dropout)
         self.layers = nn.ModuleList(layers)
-        self.layer_norm = LayerNorm(config.d_model, config.layer_norm_eps) if last_norm else nn.Identity()
+        self.layer_norm = nn.LayerNorm(config.d_model, config.layer_norm_eps) if last_norm else nn.Identity()
         self.gradient_checkpointing = False
         self.post_init()
 
     def embed(self, ids: Tensor | None, embeds: Tensor | None, mask: Tensor | None, cache: Any = None) -> Tensor:
         """sqrt(d_model) times the tokens' embeddings (3.4), plus positions (3.5), with dropout (5.4)."""
-        x = look_up(self.embed_tokens, ids, embeds) * self.config.embedding_scale
-        past, length = 0, x.shape[1]
-        if cache is not None:
-            past, (length, _) = cache.get_seq_length(), cache.get_mask_sizes(length, 0)
+        if (ids is None) == (embeds is None):
+            advice = "With the Trainer's `label_smoothing_factor`, use `DataCollatorForSeq2Seq(tokenizer, model=model)`"
+            raise ValueError(f"Each stack needs exactly one of ids (the decoder: or labels) and embeddings. {advice}.")
+        try:
+            x = (self.embed_tokens(ids) if embeds is None else embeds) * self.config.embedding_scale
+        except IndexError as error:
+            raise outside_vocabulary(ids, self.embed_tokens.num_embeddings) from error
+        length = x.shape[1]
+        past, length = (0, length) if cache is None else (cache.get_seq_length(), cache.get_mask_sizes(length, 0)[0])
         return self.dropout(x + self.embed_positions(positions_of(mask, past, x), length).to(x.dtype))
 
 
@@ -329,12 +336,11 @@ class VanillaTransformerEncoder(VanillaTransformerStack):
         """Encodes the source into (B, S, d_model)."""
         padding = attention_mask if attention_mask is not None and attention_mask.ndim == 2 else None
         x = self.embed(input_ids, inputs_embeds, padding)
-        mask = create_bidirectional_mask(config=self.config, inputs_embeds=x, attention_mask=attention_mask)
-        packing = Packing.of(attention_mask if self.training else None, **kwargs)
-        x = packing.pack(x)
+        skip = {"allow_is_bidirectional_skip": self.config._attn_implementation != "eager"}  # skipping reads the mask
+        mask = create_bidirectional_mask(self.config, x, attention_mask, **skip)
         for layer in self.layers:
-            x = layer(x, mask, packing=(packing, packing), **kwargs)
-        return BaseModelOutput(last_hidden_state=packing.unpack(self.layer_norm(x)))
+            x = layer(x, mask, **kwargs)
+        return BaseModelOutput(last_hidden_state=self.layer_norm(x))
 
 
 class VanillaTransformerDecoder(VanillaTransformerStack):
@@ -363,7 +369,6 @@ class VanillaTransformerDecoder(VanillaTransformerStack):
         past_key_values: Cache | None = None,  # of earlier positions and of the source; extended in place
         inputs_embeds: Tensor | None = None,  # (B, T, d_model), in place of input_ids, not yet scaled
         use_cache: bool | None = None,
-        real_targets: Tensor | None = None,  # (B, T), False where padding need not be computed
         **kwargs: Any,
     ) -> DecoderOutput:
         """Decodes T positions into (B, T, d_model), after those which `past_key_values` holds."""
@@ -374,17 +379,12 @@ class VanillaTransformerDecoder(VanillaTransformerStack):
             cache = EncoderDecoderCache(DynamicCache() if cache is None else cache, DynamicCache())
         own = cache.self_attention_cache if cache is not None else None
         x = self.embed(input_ids, inputs_embeds, attention_mask, own)
-        kw = {"config": self.config, "inputs_embeds": x}
-        mask = create_causal_mask(**kw, attention_mask=attention_mask, past_key_values=own)
-        cross_mask = create_bidirectional_mask(
-            **kw, attention_mask=encoder_attention_mask, encoder_hidden_states=memory
-        )
-        packs = self.training and cache is None
-        packing = [Packing.of(real if packs else None, **kwargs) for real in (real_targets, encoder_attention_mask)]
-        x, memory = packing[0].pack(x), packing[1].pack(memory)
+        skip = {"allow_is_bidirectional_skip": self.config._attn_implementation != "eager"}  # skipping reads the mask
+        mask = create_causal_mask(self.config, x, attention_mask, own)
+        cross = create_bidirectional_mask(self.config, x, encoder_attention_mask, memory, **skip)
         for layer in self.layers:
-            x = layer(x, memory, mask, cross_mask, past_key_values=cache, packing=packing, **kwargs)
-        return DecoderOutput(last_hidden_state=packing[0].unpack(self.layer_norm(x)), past_key_values=cache)
+            x = layer(x, memory, mask, cross, past_key_values=cache, **kwargs)
+        return DecoderOutput(last_hidden_state=self.layer_norm(x), past_key_values=cache)
 
 
 class VanillaTransformerModel(VanillaTransformerPreTrainedModel):
@@ -420,8 +420,7 @@ class VanillaTransformerModel(VanillaTransformerPreTrainedModel):
         inputs_embeds: Tensor | None = None,
         decoder_inputs_embeds: Tensor | None = None,
         use_cache: bool | None = None,
-        real_targets: Tensor | None = None,
-        **kwargs: Unpack[TransformersKwargs],
+        **kwargs: Any,
     ) -> Seq2SeqModelOutput:
         """Runs the encoder, unless `encoder_outputs` are given, and the decoder; arguments are theirs."""
         kwargs["return_dict"] = True
@@ -430,16 +429,38 @@ class VanillaTransformerModel(VanillaTransformerPreTrainedModel):
         is_output = isinstance(encoder_outputs, BaseModelOutput)
         memory: Any = encoder_outputs if is_output else BaseModelOutput(*encoder_outputs[:3])
         target, source = (decoder_input_ids, decoder_attention_mask), (memory.last_hidden_state, attention_mask)
-        kwargs |= {"use_cache": use_cache, "real_targets": real_targets}
-        outputs = self.decoder(*target, *source, past_key_values, decoder_inputs_embeds, **kwargs)
+        outputs = self.decoder(*target, *source, past_key_values, decoder_inputs_embeds, use_cache=use_cache, **kwargs)
         encoded = {f"encoder_{name}": value for name, value in memory.items()}
         decoded = (outputs.last_hidden_state, outputs.past_key_values, outputs.hidden_states, outputs.attentions)
         return Seq2SeqModelOutput(*decoded, cross_attentions=outputs.cross_attentions, **encoded)
 
 
 # ---- 3.4 Embeddings and softmax ----
+def outside_vocabulary(ids: Any, vocab_size: int) -> IndexError:
+    """Makes the error for token ids, (...), that the vocabulary doesn't have."""
+    return IndexError(
+        f"Token ids go from {ids.min():d} to {ids.max():d}, but the vocabulary has {vocab_size} tokens, from 0 up. Do "
+        "tokenizer and model belong together? Compare `len(tokenizer)` with `config.vocab_size` (and "
+        "`config.decoder_vocab_size`); after adding tokens, call `model.resize_token_embeddings(len(tokenizer))`."
+    )
+
+
+def label_smoothed_cross_entropy(
+    logits: Tensor, labels: Tensor, num_items_in_batch: Any = None, label_smoothing: float = 0.0, **kwargs: Any
+) -> Tensor:
+    """Cross-entropy of (..., V) and labels, (...), with eps_ls spread over V (5.4): a mean over labels but for -100."""
+    logits = logits.to(torch.promote_types(logits.dtype, torch.float32)).flatten(0, -2)
+    labels = labels.to(logits.device).flatten()
+    try:
+        loss = F.cross_entropy(logits, labels, ignore_index=-100, reduction="sum", label_smoothing=label_smoothing)
+    except IndexError as error:
+        raise outside_vocabulary(labels.masked_fill(labels == -100, 0), logits.shape[-1]) from error
+    items = (labels != -100).sum() if num_items_in_batch is None else num_items_in_batch
+    return loss / (items.to(loss.device).clamp(min=1) if isinstance(items, Tensor) else max(items, 1))
+
+
 class VanillaTransformerForConditionalGeneration(VanillaTransformerPreTrainedModel, DecodingMixin, GenerationMixin):
-    """The whole model, with the projection to the vocabulary that shares the embeddings' matrix."""
+    """The complete model, with the projection to the vocabulary that shares the embeddings' matrix."""
 
     _tp_plan = {"lm_head": "colwise_gather_output"}
 
@@ -454,10 +475,6 @@ class VanillaTransformerForConditionalGeneration(VanillaTransformerPreTrainedMod
         self.generation_config = GenerationConfig(**PAPER_DECODING, **config.decoding_tokens)
         self.post_init()
 
-    def prepare_decoder_input_ids_from_labels(self, labels: Tensor) -> Tensor:
-        """Shifts labels, (B, T), right."""
-        return shift_right(labels, self.config.decoder_start_token_id, self.config.pad_token_id)
-
     @can_return_tuple
     def forward(
         self,
@@ -471,26 +488,33 @@ class VanillaTransformerForConditionalGeneration(VanillaTransformerPreTrainedMod
         decoder_inputs_embeds: Tensor | None = None,  # (B, T, d_model), in place of decoder_input_ids
         labels: Tensor | None = None,  # (B, T), -100 where there is none; not shifted again
         use_cache: bool | None = None,
-        logits_to_keep: int | Tensor = 0,  # only the last so many positions (0: all), or the positions of these indices
-        skip_logits: bool = False,  # with labels: a loss without logits, which is faster and needs far less memory
-        **kwargs: Unpack[TransformersKwargs],  # output_attentions, output_hidden_states, num_items_in_batch ...
+        logits_to_keep: int | Tensor = 0,  # the number of last positions (0: all), or the indices of positions
+        skip_logits: bool = False,  # with labels: the loss alone, for which padding is never projected
+        **kwargs: Any,  # output_attentions, output_hidden_states, num_items_in_batch ...
     ) -> Seq2SeqLMOutput:
         """Predicts the token at each target position: `logits`, (B, T, V), and with labels `loss`."""
         config, kwargs["return_dict"] = self.config, True
         if labels is not None or (self.training and use_cache is None):
             use_cache = False
         shifted = labels if decoder_input_ids is None and decoder_inputs_embeds is None else None
+        if decoder_attention_mask is None and not use_cache and past_key_values is None:
+            decoder_attention_mask = self.mask_of_left_padding(decoder_input_ids, shifted)
         if shifted is not None:
             decoder_input_ids = self.prepare_decoder_input_ids_from_labels(shifted)
-        if decoder_attention_mask is None and not use_cache and past_key_values is None:
-            decoder_attention_mask = left_padding(decoder_input_ids, shifted, config)
         source, target = (input_ids, attention_mask), (decoder_input_ids, decoder_attention_mask)
-        others = (inputs_embeds, decoder_inputs_embeds, use_cache, None if labels is None else up_to_last(labels))
-        outputs = self.model(*source, *target, encoder_outputs, past_key_values, *others, **kwargs)
+        others = (past_key_values, inputs_embeds, decoder_inputs_embeds, use_cache)
+        outputs = self.model(*source, *target, encoder_outputs, *others, **kwargs)
         kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
-        hidden, eps = outputs.last_hidden_state[:, kept], config.label_smoothing if self.training else 0.0
+        hidden, loss = outputs.last_hidden_state[:, kept], None
         logits = None if skip_logits and labels is not None else self.lm_head(hidden)
-        loss_kwargs = {"hidden": hidden, "projection": self.lm_head, "label_smoothing": eps, **kwargs}
-        loss = None if labels is None else self.loss_function(logits, labels[:, kept], **loss_kwargs)
+        if labels is not None:
+            kwargs["label_smoothing"] = config.label_smoothing if self.training else 0.0
+            loss_of, predicted = (self.loss_of_targets, hidden) if logits is None else (self.loss_function, logits)
+            loss = loss_of(predicted, labels[:, kept], **kwargs)
         kept_outputs = {name: value for name, value in outputs.items() if name != "last_hidden_state"}
         return Seq2SeqLMOutput(loss=loss, logits=logits, **kept_outputs)
+
+    def loss_of_targets(self, hidden: Tensor, labels: Tensor, **kwargs: Any) -> Tensor:
+        """Projects only what has a label of (B, T, d_model), and returns the loss of these targets."""
+        real = labels != -100
+        return self.loss_function(self.lm_head(hidden[real]), labels[real], **kwargs)

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Section 5.1 of "Attention Is All You Need": byte-pair encoding with one vocabulary for source and target.
 
 Sennrich et al. 2016 (arXiv:1508.07909) start from letters and merge the most frequent pair of neighbours until the
@@ -40,7 +41,7 @@ class VanillaTransformerTokenizerFast(PreTrainedTokenizerFast):
     text and leave out the space before a word (only where a text begins with a single space, they leave it in).
 
     `<pad>`, `<s>` and `</s>` within a text are plain text: nobody ends a sentence by writing `</s>` into it
-    (`split_special_tokens=False` allows it). Tokens that you add, special ones too, are matched whole:
+    (`split_special_tokens=False` allows it). Tokens that you add, special ones too, are matched in one piece:
     `add_special_tokens({"extra_special_tokens": ["<2de>"]})` makes a language tag.
     """
 
@@ -174,7 +175,7 @@ class VanillaTransformerTokenizerFast(PreTrainedTokenizerFast):
             ids: Token ids, (T,): a list, an array or a tensor.
 
         Returns:
-            T strings: "▁" for a space, "<0xC3>" for a byte that is no whole character or not a visible one, control
+            T strings: "▁" for a space, "<0xC3>" for a byte that is no complete character or not a visible one, control
             and added tokens as they are.
         """
         return [_readable(piece) for piece in self._spelled(self.convert_ids_to_tokens(_flat(ids)))]
@@ -287,7 +288,7 @@ def _flat(ids: Any) -> list[int]:
 
 
 def _readable(piece: str) -> str:
-    # A byte that is no whole character becomes a surrogate, which is not printable, and a byte again.
+    # A byte that is no complete character becomes a surrogate, which is not printable, and a byte again.
     text = bytes(BYTE_OF_LETTER[letter] for letter in piece).decode("utf-8", "surrogateescape").replace(" ", "▁")
     shown = (c if c.isprintable() else c.encode("utf-8", "surrogateescape") for c in text)
     return "".join(c if isinstance(c, str) else "".join(f"<0x{byte:02X}>" for byte in c) for c in shown)

@@ -1,9 +1,9 @@
-"""Trains a translation model on two text files, one sentence a line, with nothing but Hugging Face's own tools.
+"""Trains a translation model on two text files, one sentence per line, with the stock Seq2SeqTrainer.
 
     python scripts/fine_tune.py --train_source train.en --train_target train.de \
         --validation_source val.en --validation_target val.de --output_dir outputs/en-de --max_steps 600
 
-With `--model_name_or_path` it goes on from a saved model instead of a new one. Every option of
+With `--model_name_or_path` it starts from a saved model instead of a new one. All options of
 `Seq2SeqTrainingArguments` can be given as well; `--help` lists them.
 """
 
@@ -28,20 +28,20 @@ from hf_vanilla_transformer import (
     VanillaTransformerForConditionalGeneration,
     VanillaTransformerTokenizerFast,
 )
-from hf_vanilla_transformer.evaluation.metrics import corpus_bleu
+from hf_vanilla_transformer.training.trainer import TranslationMetrics
 
 
 @dataclass
 class DataArguments:
     """The files and the model."""
 
-    train_source: Path = field(metadata={"help": "Source sentences, one a line, UTF-8."})
+    train_source: Path = field(metadata={"help": "Source sentences, one per line, UTF-8."})
     train_target: Path = field(metadata={"help": "Their translations, line by line."})
     validation_source: Path | None = field(default=None, metadata={"help": "Source sentences to evaluate on."})
     validation_target: Path | None = field(default=None, metadata={"help": "Their translations."})
-    model_name_or_path: str | None = field(default=None, metadata={"help": "A saved model to go on from."})
+    model_name_or_path: str | None = field(default=None, metadata={"help": "A saved model to start from."})
     preset: str = field(default="tiny", metadata={"help": "Size of a new model: tiny, base, big, ..."})
-    vocab_size: int = field(default=8000, metadata={"help": "Of a new model's joint vocabulary."})
+    vocab_size: int = field(default=8000, metadata={"help": "Size of a new model's joint vocabulary."})
 
 
 @dataclass
@@ -88,15 +88,13 @@ def main() -> None:
     def tokenize(batch: dict[str, list[str]]) -> Any:
         return tokenizer(batch["source"], text_target=batch["target"], truncation=True, max_length=256)
 
+    metrics = TranslationMetrics(tokenizer)
+
     def compute_metrics(predictions: EvalPrediction) -> dict[str, float]:
-        texts = []
-        for ids in (predictions.inputs, predictions.predictions, predictions.label_ids):
-            ids[ids == -100] = tokenizer.pad_token_id
-            texts.append(tokenizer.batch_decode(ids, skip_special_tokens=True))
-        sources, hypotheses, references = texts
-        for source, hypothesis, reference in list(zip(sources, hypotheses, references, strict=True))[:3]:
-            print(f"\n  source:      {source}\n  translation: {hypothesis}\n  reference:   {reference}")
-        return {"bleu": corpus_bleu(hypotheses, references).value}
+        scores = metrics(predictions)
+        for source, translation, reference in metrics.samples:
+            print(f"\n  source:      {source}\n  translation: {translation}\n  reference:   {reference}")
+        return scores
 
     trainer = Seq2SeqTrainer(
         model=model,
@@ -115,9 +113,9 @@ def main() -> None:
 
 
 def read_pairs(source: Path, target: Path | None) -> Dataset:
-    """Reads two files of equally many lines into the columns "source" and "target"."""
+    """Reads two files with the same number of lines into the columns "source" and "target"."""
     if target is None:
-        raise SystemExit(f"{source} has no translations: give the matching --..._target file.")
+        raise SystemExit(f"{source} has no translations: give its --..._target file as well.")
     columns = {}
     for name, file in (("source", source), ("target", target)):
         if not file.is_file():
@@ -125,7 +123,7 @@ def read_pairs(source: Path, target: Path | None) -> Dataset:
         columns[name] = load_dataset("text", data_files=str(file), split="train")["text"]
     if len(columns["source"]) != len(columns["target"]):
         raise SystemExit(
-            f"{source} has {len(columns['source']):,} lines and {target} {len(columns['target']):,}: they have to be "
+            f"{source} has {len(columns['source']):,} lines and {target} {len(columns['target']):,}: they must be "
             "translations of each other, line by line."
         )
     return Dataset.from_dict(columns)

@@ -1,11 +1,10 @@
 """The command line: `vanilla-transformer COMMAND`.
 
-Each command is a module: `add_arguments` declares its options and names, as `run`, the function that does the work.
-torch and transformers take seconds to import, so the functions import them and `--help` doesn't wait.
+Each command is a module, whose `add_arguments` declares the options and sets `run` to the function that does the work.
+torch and transformers take seconds to import, so they are imported inside functions and `--help` is instant.
 """
 
 import argparse
-import difflib
 import os
 import re
 import sys
@@ -13,6 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 from .. import __version__
+from ..data.messages import did_you_mean
 from . import average, evaluate, train, translate
 from .common import UsageError
 
@@ -38,7 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return EXIT_WRONG_USE
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
-    except BrokenPipeError:  # the reader has enough, `| head -1`
+    except BrokenPipeError:  # the reader has stopped reading, `| head -1`
         _silence_standard_output()
         return EXIT_PIPE_CLOSED
     except OSError as error:  # a full disk, for instance
@@ -49,32 +49,30 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _silence_standard_output() -> None:
-    # Python flushes once more at its end, and what is left can't go where it should.
+    # Python flushes again when it exits, which would fail again.
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 class _Parser(argparse.ArgumentParser):
-    """An argument parser whose errors are one line, with the option that was probably meant."""
+    """An argument parser with one-line errors that suggest a similar option."""
 
     def error(self, message: str) -> NoReturn:
         message = " ".join(message.split()) + self._suggestion(message)
         self.exit(EXIT_WRONG_USE, f"{PROGRAM}: error: {message} (see {self.prog} --help)\n")
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
-        # A command's unknown options would be reported by the program's parser, which can't know what they resemble.
+        # Otherwise the program's parser would report a command's unknown options, without knowing the command's own.
         arguments, unknown = self.parse_known_args(args, namespace)
         if hasattr(arguments, "takes_overrides"):
-            arguments.overrides = unknown  # for the command itself to understand
+            arguments.overrides = unknown  # the command itself parses them
         elif unknown:
             getattr(arguments, "parser", self).error(f"unrecognized arguments: {' '.join(unknown)}")
         return arguments
 
     def _suggestion(self, message: str) -> str:
         options = [option for action in self._actions for option in action.option_strings if option.startswith("--")]
-        for unknown in re.findall(r"unrecognized arguments: .*?(--[\w-]+)", message):
-            for option in difflib.get_close_matches(unknown, options, n=1):
-                return f"; did you mean {option}?"
-        return ""
+        unknown = re.search(r"unrecognized arguments: .*?(--[\w-]+)", message)
+        return did_you_mean(unknown[1], options) if unknown else ""
 
 
 def _parser() -> _Parser:
@@ -89,7 +87,7 @@ def _parser() -> _Parser:
     return parser
 
 
-# What `vanilla-transformer COMMAND` knows; the first line of a function's docstring is the command's summary.
+# Command -> its `add_arguments`; the first line of that function's docstring is the command's summary.
 COMMANDS: dict[str, Callable[[argparse.ArgumentParser], None]] = {
     "train": train.add_arguments,
     "average": average.add_arguments,

@@ -4,7 +4,8 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .common import UsageError, first_line, positive
+from ..data.messages import first_line
+from .common import UsageError, positive
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -14,34 +15,39 @@ LAST = 5  # the paper's base model; 20 for its big one
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Average the last checkpoints of a run."""
-    parser.epilog = "The result is a saved model like any other: translate --model RUN/averaged-5"
+    parser.epilog = "The result is a saved model: vanilla-transformer translate --model RUN/averaged-5"
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument("run_folder", nargs="?", type=Path, metavar="RUN", help="a run's folder, with checkpoint-N")
     source.add_argument(
-        "--checkpoints", nargs="+", type=Path, metavar="DIR", help="the folders to average, in place of a run's last"
+        "--checkpoints",
+        nargs="+",
+        type=Path,
+        metavar="DIR",
+        help="checkpoints to average, instead of a run's last ones",
     )
     parser.add_argument(
-        "--last", type=positive, metavar="N", help=f"average RUN's N newest whole checkpoints (default: {LAST})"
+        "--last", type=positive, metavar="N", help=f"average RUN's N newest complete checkpoints (default: {LAST})"
     )
     parser.add_argument(
-        "--output", type=Path, metavar="DIR", help="folder to write (default: averaged-N beside the checkpoints)"
+        "--output", type=Path, metavar="DIR", help="folder to write (default: averaged-N next to the checkpoints)"
     )
-    parser.add_argument("--overwrite", action="store_true", help="replace a model that the output folder holds")
+    parser.add_argument("--overwrite", action="store_true", help="replace an existing model in the output folder")
     parser.set_defaults(run=_average)
 
 
 def _average(arguments: argparse.Namespace) -> None:
+    """Averages the checkpoints that the command line selects and prints which they were."""
     if arguments.checkpoints and arguments.last:
-        raise UsageError("--last counts RUN's checkpoints, but --checkpoints names them; give one of the two")
+        raise UsageError("--last is for RUN's checkpoints, and --checkpoints names others; give one of the two")
     if arguments.run_folder and not arguments.run_folder.is_dir():
-        raise UsageError(f"{arguments.run_folder} is not a folder; RUN needs the output folder of a training")
+        raise UsageError(f"{arguments.run_folder} is not a folder; RUN must be the output folder of a training")
     output = _output(arguments)
 
     from ..training.averaging import average_checkpoints
-    from ..training.checkpoints import last_whole_checkpoints
+    from ..training.checkpoints import last_complete_checkpoints
 
     try:
-        checkpoints = arguments.checkpoints or last_whole_checkpoints(
+        checkpoints = arguments.checkpoints or last_complete_checkpoints(
             arguments.run_folder, arguments.last or LAST, to_resume=False
         )
         average_checkpoints(checkpoints, output, overwrite=arguments.overwrite)
@@ -57,12 +63,12 @@ def _output(arguments: argparse.Namespace) -> Path:
         return Path(arguments.run_folder / f"averaged-{arguments.last or LAST}")
     parents = {checkpoint.parent for checkpoint in arguments.checkpoints}
     if len(parents) > 1:
-        raise UsageError("the checkpoints lie in different folders; say with --output where the average shall go")
+        raise UsageError("the checkpoints are in different folders; give the folder of the average with --output")
     return Path(parents.pop() / f"averaged-{len(arguments.checkpoints)}")
 
 
 def _named(checkpoints: "Sequence[Path]") -> str:
-    """What was averaged, by their steps where all of them are a Trainer's."""
+    """Describes what was averaged: by steps if all are a Trainer's checkpoints, by folders otherwise."""
     from ..training.checkpoints import step_of
 
     steps = [step_of(checkpoint) for checkpoint in checkpoints]

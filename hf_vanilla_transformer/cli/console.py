@@ -1,4 +1,4 @@
-"""What a training run shows: a bar on a terminal, a line for each log, scores and samples of each evaluation."""
+"""What a training run prints: a progress bar on a terminal, a line per log, scores and samples of each evaluation."""
 
 import sys
 from typing import Any
@@ -11,10 +11,10 @@ from ..training.trainer import TranslationMetrics
 
 
 class Console(TrainerCallback):
-    """Shows a run on standard output, and its bar on standard error if that is a terminal.
+    """Prints a run's log to standard output, and a progress bar to standard error if that is a terminal.
 
     Args:
-        metrics: Has the samples and BLEU's signature of the last evaluation.
+        metrics: Provides the samples and BLEU's signature of the last evaluation.
     """
 
     def __init__(self, metrics: TranslationMetrics) -> None:
@@ -22,13 +22,13 @@ class Console(TrainerCallback):
         self.bar: Any = None
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Opens the bar, where the run was left."""
+        """Opens the bar at the update where the run starts or resumes."""
         if state.is_world_process_zero:
-            # disable=None: a bar if standard error is a terminal, and only then.
+            # disable=None: a bar only if standard error is a terminal.
             self.bar = tqdm(total=state.max_steps, initial=state.global_step, unit=" updates", disable=None)
             batches = getattr(kwargs.get("train_dataloader"), "batch_sampler", None)
             if isinstance(batches, TokenBudgetBatchSampler):
-                self._show(f"Batches: {len(batches):,} an epoch for each device, {batches.padding_waste:.1%} padding")
+                self._show(f"Batches: {len(batches):,} per epoch and device, {batches.padding_waste:.1%} padding")
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Moves the bar."""
@@ -43,7 +43,7 @@ class Console(TrainerCallback):
         self.bar.set_postfix_str(f"loss {logs['loss']:.3f}, {speed}")
         self._show(
             f"update {state.global_step:,}, epoch {state.epoch:.1f}, {logs['target_tokens']:,} target tokens: "
-            f"loss {logs['loss']:.3f}, rate {logs['learning_rate']:.2e}, {speed}"
+            f"loss {logs['loss']:.3f}, learning rate {logs['learning_rate']:.2e}, {speed}"
         )
 
     def on_evaluate(self, args: Any, state: Any, control: Any, metrics: Any = None, **kwargs: Any) -> None:

@@ -10,13 +10,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..data.messages import first_line
 from .common import (
     UsageError,
     add_decoding_arguments,
     check_model_name,
     decoding_errors,
     decoding_options,
-    first_line,
     load_ensemble,
     loading,
     positive,
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from ..evaluation.translation import Hypothesis, Likelihood
 
 BLEU_KINDS = ("sacrebleu", "multi30k", "compound-split")
-# What the JSON file tells of a generation config.
+# Fields of the generation config in the JSON file.
 DECODING_FIELDS = (
     "num_beams",
     "do_sample",
@@ -48,22 +48,22 @@ DECODING_FIELDS = (
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Measure BLEU, chrF and perplexity of one or several checkpoints."""
     parser.epilog = (
-        "Perplexity is of the reference, per token of the model's own vocabulary, </s> included. Speed is of decoding "
-        "alone, from text to text. The n-best file has a JSON object a line: sentence (from 1), rank (from 1, the best "
-        "first), score (log-probability in nats, divided by the length penalty), num_tokens, text."
+        "Perplexity is that of the reference, per token of the model's own vocabulary, </s> included. Speed is that of "
+        "decoding alone, from text to text. The n-best file has one JSON object per line: sentence (from 1), rank (1: "
+        "the best), score (log-probability in nats, divided by the length penalty), num_tokens, text."
     )
     parser.add_argument(
         "--model",
         nargs="+",
         required=True,
         metavar="DIR",
-        help="saved models' folders, or names on the Hub: a row each",
+        help="saved models' folders, or names on the Hub; one row each",
     )
     parser.add_argument(
-        "--ensemble", action="store_true", help="make one model of them, whose probabilities are the mean of theirs"
+        "--ensemble", action="store_true", help="evaluate the models as one that averages their probabilities"
     )
-    parser.add_argument("--source", required=True, metavar="FILE", help="sentences, one a line, UTF-8; .gz too")
-    parser.add_argument("--reference", required=True, metavar="FILE", help="their right translations, line by line")
+    parser.add_argument("--source", required=True, metavar="FILE", help="sentences, one per line, UTF-8, .gz or not")
+    parser.add_argument("--reference", required=True, metavar="FILE", help="their reference translations, line by line")
     _add_metric_arguments(parser)
     _add_file_arguments(parser)
     add_decoding_arguments(parser)
@@ -76,31 +76,29 @@ def _add_metric_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         choices=BLEU_KINDS,
         default=["sacrebleu"],
-        help="sacrebleu: what to report today (default); multi30k: lower-cased, words as white space parts them, for "
-        "tokenised text; compound-split: the paper's, with hyphens as ##AT##-##AT##",
+        help="sacrebleu: what to report today (default); multi30k: lower-cased, split at white space only, for "
+        "tokenised text; compound-split: the paper's, with compounds split at hyphens (##AT##-##AT##)",
     )
     parser.add_argument(
         "--tokenize",
         default="13a",
         metavar="NAME",
-        help="how sacrebleu and compound-split part words: 13a (default), intl, none (parted already), zh, char ...",
+        help="tokeniser of sacrebleu and compound-split: 13a (default), intl, none (for tokenised text), zh, char ...",
     )
-    parser.add_argument("--lowercase", action="store_true", help="sacrebleu and chrF take no notice of case")
+    parser.add_argument("--lowercase", action="store_true", help="case-insensitive sacrebleu and chrF")
 
 
 def _add_file_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--json", metavar="FILE", help="write figures, signatures and settings there")
-    parser.add_argument("--output", metavar="FILE", help="write the translations there, one a line")
-    parser.add_argument(
-        "--n-best", type=positive, metavar="N", help="keep the N best translations of a sentence, for --n-best-output"
-    )
-    parser.add_argument("--n-best-output", metavar="FILE", help="write them there, with scores, as JSON lines")
-    parser.add_argument("--overwrite", action="store_true", help="replace files that exist")
+    parser.add_argument("--json", metavar="FILE", help="write scores, signatures and settings there")
+    parser.add_argument("--output", metavar="FILE", help="write the translations there, one per line")
+    parser.add_argument("--n-best", type=positive, metavar="N", help="N translations per sentence, for --n-best-output")
+    parser.add_argument("--n-best-output", metavar="FILE", help="write the N best there, with scores, as JSON lines")
+    parser.add_argument("--overwrite", action="store_true", help="replace existing files")
 
 
 @dataclass
 class _Result:
-    """What was measured of one model, or of one ensemble."""
+    """The scores and speeds of one model, or of one ensemble."""
 
     models: list[str]
     bleu: "dict[str, Score]"
@@ -123,19 +121,20 @@ class _Result:
 
 
 def _evaluate(arguments: argparse.Namespace) -> None:
+    """Checks files and metrics, evaluates each model or the ensemble, prints the report and writes the files."""
     for name in arguments.model:
         check_model_name(name)
     _check_models(arguments)
     sources, references = read_parallel(arguments.source, arguments.reference)
     _check_outputs(arguments)
     try:
-        _measure(arguments, ["a"], ["a"])  # a metric that can't be had shall show now
+        _measure(arguments, ["a"], ["a"])  # so that an unavailable metric fails now
     except (ValueError, ImportError, RuntimeError) as error:
         raise UsageError(first_line(error)) from error
 
     groups = [arguments.model] if arguments.ensemble else [[name] for name in arguments.model]
     results = [_result(arguments, group, sources, references) for group in groups]
-    print(_report(results), flush=True)  # before a full disk can come between
+    print(_report(results), flush=True)  # before writing, which may fail
     _write(arguments, results, len(sources))
 
 
@@ -144,12 +143,12 @@ def _check_models(arguments: argparse.Namespace) -> None:
         raise UsageError("--ensemble needs two models or more; give --model A B")
     if len(arguments.model) > 1 and not arguments.ensemble and (arguments.output or arguments.n_best_output):
         raise UsageError(
-            "--output and --n-best-output hold one model's translations; give a single --model, or --ensemble"
+            "--output and --n-best-output are for one model's translations; give a single --model, or --ensemble"
         )
 
 
 def _check_outputs(arguments: argparse.Namespace) -> None:
-    """Refuses, before any work is done, what could not be written after it."""
+    """Checks, before any work is done, that the output files can be written."""
     if bool(arguments.n_best) != bool(arguments.n_best_output):
         raise UsageError("--n-best N and --n-best-output FILE go together; give both")
     taken = {Path(arguments.source).resolve(): "--source", Path(arguments.reference).resolve(): "--reference"}
@@ -159,7 +158,7 @@ def _check_outputs(arguments: argparse.Namespace) -> None:
             continue
         path = Path(name)
         if path.resolve() in taken:
-            raise UsageError(f"{option} {name} is the file of {taken[path.resolve()]}; give another one")
+            raise UsageError(f"{option} {name} is also the file of {taken[path.resolve()]}; give another file")
         if path.is_dir() or not path.parent.is_dir():
             problem = "is a folder" if path.is_dir() else f"can't be written: there is no folder {path.parent}"
             raise UsageError(f"{option} {name} {problem}; give a file in a folder that exists")
@@ -169,6 +168,7 @@ def _check_outputs(arguments: argparse.Namespace) -> None:
 
 
 def _result(arguments: argparse.Namespace, names: list[str], sources: list[str], references: list[str]) -> _Result:
+    """Loads a model or an ensemble, computes its perplexity, translates, and scores the translations."""
     with loading():
         from tqdm import tqdm
 
@@ -178,7 +178,7 @@ def _result(arguments: argparse.Namespace, names: list[str], sources: list[str],
         tokenizer, model = load_ensemble(names, arguments.device, arguments.dtype)
         loaded = time.perf_counter()
     options = decoding_options(arguments, model)
-    # disable=None: bars if standard error is a terminal, and only then.
+    # disable=None: bars only if standard error is a terminal.
     bar = {"total": len(sources), "unit": " sentences", "disable": None, "leave": False}
     with decoding_errors():
         settings = _settings(arguments, model, options)
@@ -219,15 +219,17 @@ def _measure(
 
 
 def _settings(arguments: argparse.Namespace, model: "PreTrainedModel", options: dict[str, Any]) -> dict[str, Any]:
-    """How the model decodes, its own settings and those of the command line together."""
-    config, _ = model._prepare_generation_config(None, **options)  # generate()'s own first step
-    settings = {name: getattr(config, name, None) for name in DECODING_FIELDS}
+    """How the model decodes: its own settings, overridden by those of the command line."""
+    settings = {name: options.get(name, getattr(model.generation_config, name, None)) for name in DECODING_FIELDS}
+    if settings["max_new_tokens"] is not None:
+        settings["max_extra_length"] = None  # `generate()` then ignores it
     limits = {"batch_size": arguments.batch_size, "batch_tokens": arguments.batch_tokens}
     return {**settings, **limits, "device": str(model.device), "dtype": str(model.dtype)}
 
 
-# ---- What is shown and written ----
+# ---- Output ----
 def _report(results: Sequence[_Result]) -> str:
+    """Formats the results: a table, the signatures, and BLEU's details."""
     kinds = list(results[0].bleu)
     titles = ["BLEU" if kind == "sacrebleu" else f"BLEU {kind}" for kind in kinds]
     rows = [["model", *titles, results[0].chrf.name, "perplexity", "sentences/s", "tokens/s", "loading"]]
@@ -247,7 +249,7 @@ def _report(results: Sequence[_Result]) -> str:
 
 
 def _table(rows: list[list[str]]) -> list[str]:
-    """Lines of columns, the first one aligned to the left."""
+    """Aligned rows; the first column is left-aligned, the others are right-aligned."""
     widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
     return [
         "  ".join([row[0].ljust(widths[0]), *(cell.rjust(n) for cell, n in zip(row[1:], widths[1:], strict=True))])
@@ -298,6 +300,7 @@ def _record(arguments: argparse.Namespace, results: list[_Result], num_sentences
 
 
 def _result_record(result: _Result) -> dict[str, Any]:
+    """One result as an object for the JSON file."""
     likelihood = result.likelihood
     return {
         "models": result.models,

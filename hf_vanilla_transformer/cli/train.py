@@ -10,7 +10,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .common import UsageError, first_line
+from ..data.messages import first_line
+from .common import UsageError
 
 if TYPE_CHECKING:
     from datasets import Dataset, IterableDataset
@@ -19,31 +20,34 @@ if TYPE_CHECKING:
     from ..training.recipe import DataArguments, ModelArguments, VanillaTransformerTrainingArguments
     from ..training.trainer import VanillaTransformerTrainer
 
-RECIPE = "recipe.json"  # what a run was started with, in its output folder
-TOKENIZER = "tokenizer"  # the tokenizer that it learned
+RECIPE = "recipe.json"  # the options a run was started with, in its output folder
+TOKENIZER = "tokenizer"  # the folder of the tokenizer that a run trains
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Train a model by a recipe."""
+    """Train a model from a recipe."""
     parser.epilog = (
-        "Every option of a recipe can be given as well and overrides it: --max_steps 1000, --learning_rate 5e-4 ... "
-        "(--list-options shows them all). Several devices or machines: accelerate launch -m hf_vanilla_transformer "
-        "train --config RECIPE"
+        "Every option of a recipe can also be given on the command line, which overrides the recipe: --max_steps 1000, "
+        "--learning_rate 5e-4 ... (--list-options lists them). Several devices or machines: accelerate launch -m "
+        "hf_vanilla_transformer train --config RECIPE"
     )
     parser.add_argument(
         "--config",
         nargs="+",
         default=[],
         metavar="RECIPE",
-        help="a YAML file of options, or the name of a recipe of the package, such as multi30k_tiny; of several, the "
-        "later ones override",
+        help="a YAML file of options, or the name of one of the package's recipes, such as multi30k_tiny; of several, "
+        "later ones override earlier ones",
     )
-    parser.add_argument("--resume", action="store_true", help="go on from the last whole checkpoint in --output_dir")
-    parser.add_argument("--list-options", action="store_true", help="show every option of a recipe and its default")
+    parser.add_argument(
+        "--resume", action="store_true", help="resume from the last complete checkpoint of --output_dir"
+    )
+    parser.add_argument("--list-options", action="store_true", help="list all options of a recipe with their defaults")
     parser.set_defaults(run=_train, takes_overrides=True)
 
 
 def _train(arguments: argparse.Namespace) -> None:
+    """Parses the recipe and runs the training, or lists the options."""
     from .. import register
     from ..data.batching import BatchingError
     from ..data.corpora import CorpusError
@@ -77,22 +81,28 @@ class _Run:
         self.main = training.process_index == 0
 
     def check(self) -> None:
-        """Refuses what can't work before anything is read."""
+        """Checks the options before anything is read.
+
+        Raises:
+            UsageError: They contradict each other, or the output folder can't be used.
+            CorpusError: A file is missing or empty.
+            RecipeError: The model's decoding options make no sense.
+        """
         if not self.args.output_dir:
-            raise UsageError("name a folder for the run: --output_dir outputs/my-run")
+            raise UsageError("the run needs an output folder: --output_dir outputs/my-run")
         if not self.data.corpus("train"):
             raise UsageError("no training data; give train_source and train_target, or train_data")
         if self.args.eval_strategy != "no" and not self.data.corpus("validation"):
             raise UsageError("eval_strategy needs validation_source and validation_target, or validation_data")
         for part in ("validation", "test"):
-            self.data.corpus(part)  # whose files are checked
+            self.data.corpus(part)  # checks that the files exist
         self.model.decoding()
         self._check_bpe_dropout()
         self._check_output()
         last, kept = self.args.average_last, self.args.save_total_limit
         if kept and kept < last:
             raise UsageError(
-                f"average_last is {last} but save_total_limit keeps {kept} checkpoints; keep at least as many"
+                f"average_last is {last}, but save_total_limit keeps {kept} checkpoints; keep at least {last}"
             )
 
     def _check_bpe_dropout(self) -> None:
@@ -102,43 +112,44 @@ class _Run:
             raise UsageError(f"bpe_dropout_copies is {self.data.bpe_dropout_copies}; give 1 or more")
         if self.data.bpe_dropout and self.data.streaming:
             raise UsageError(
-                "bpe_dropout splits the corpus before training starts, and streaming reads it afterwards; leave one of "
-                "the two out"
+                "bpe_dropout segments the corpus before training starts, and streaming reads it during training; leave "
+                "one of the two out"
             )
 
     def _check_output(self) -> None:
+        """Checks that the output folder is new, or has a run with the same options to resume."""
         started = self.output / RECIPE
         if not self.resume:
-            # A run that never came to train leaves these two, and nothing that anybody would miss.
+            # A run that stopped before training leaves only these two, which may be replaced.
             if (
                 self.main
                 and self.output.is_dir()
                 and {path.name for path in self.output.iterdir()} - {RECIPE, TOKENIZER}
             ):
-                raise UsageError(f"{self.output} is not empty; go on with --resume, or name another --output_dir")
+                raise UsageError(f"{self.output} is not empty; resume with --resume, or give another --output_dir")
             return
         if not started.is_file():
-            raise UsageError(f"there is no run to go on with in {self.output}; start it without --resume")
+            raise UsageError(f"there is no run to resume in {self.output}; start one without --resume")
         before, now = json.loads(started.read_text(encoding="utf-8")), self._fixed()
-        before = asdict(type(self.data)()) | asdict(type(self.model)()) | before  # it may be older than an option
+        before = asdict(type(self.data)()) | asdict(type(self.model)()) | before  # an older file lacks newer options
         if changed := [name for name in now if before.get(name) != now[name]]:
             name = changed[0]
             raise UsageError(
-                f"{self.output} was started with {name} {before.get(name)!r}, not {now[name]!r}; go on with the same "
-                "data and model, or name another --output_dir"
+                f"{self.output} was started with {name} {before.get(name)!r}, not {now[name]!r}; resume with the same "
+                "data and model, or give another --output_dir"
             )
 
     def _fixed(self) -> dict[str, Any]:
-        """What can't change when a run goes on."""
+        """The options that must not change when a run resumes."""
         free = {"preprocessing_num_workers", "data_dir", "num_beams", "gnmt_length_penalty", "early_stopping"}
         fixed = {name: value for name, value in (asdict(self.data) | asdict(self.model)).items() if name not in free}
-        return fixed | ({"seed": self.args.seed_of_data} if self.data.bpe_dropout else {})  # which decides the pieces
+        return fixed | ({"seed": self.args.seed_of_data} if self.data.bpe_dropout else {})  # decides the segmentations
 
     def train(self) -> None:
-        """Trains, saves, averages and scores."""
+        """Trains a model, saves and averages it, scores it and writes its card."""
         from transformers import set_seed
 
-        from ..training.checkpoints import last_whole_checkpoint
+        from ..training.checkpoints import last_complete_checkpoint
         from ..training.finish import finish_run
         from ..training.trainer import run_facts
 
@@ -149,36 +160,37 @@ class _Run:
             shutil.rmtree(self.output / TOKENIZER, ignore_errors=True)
             (self.output / RECIPE).write_text(json.dumps(self._fixed(), indent=1), encoding="utf-8")
         trainer = self._trainer()
-        checkpoint = last_whole_checkpoint(self.output) if self.resume else None
+        checkpoint = last_complete_checkpoint(self.output) if self.resume else None
         if self.resume:
-            self._say(f"Going on from {checkpoint}" if checkpoint else "No whole checkpoint yet: from the beginning")
+            self._say(f"Resuming from {checkpoint}" if checkpoint else "No complete checkpoint: starting from scratch")
         began = time.perf_counter()
         trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
         seconds = time.perf_counter() - began
         if self.cleaning.seen and self.data.streaming:
-            self._say(f"Training data, as far as it was read: {self.cleaning}")
+            self._say(f"Training data, as far as the stream was read: {self.cleaning}")
         trainer.save_model()
         trainer.save_state()
         self._say(f"Trained {trainer.state.global_step:,} updates in {seconds / 60:.1f} minutes: {self.output}")
         trainer.accelerator.wait_for_everyone()
-        trainer.end()  # what is left is for one process, and the others may leave
+        trainer.end()  # the main process does the rest, and the others end
         if self.main:
             finish_run(run_facts(trainer, seconds), self.data, self.args, self._say)
 
     def _trainer(self) -> "VanillaTransformerTrainer":
+        """Reads and tokenizes the corpora, trains the tokenizer, builds the model and its trainer."""
         from transformers import DataCollatorForSeq2Seq
         from transformers.trainer_callback import PrinterCallback, ProgressCallback
 
         from ..data.bpe_dropout import BPEDropout
-        from ..data.corpora import Cleaning, in_other_pieces, tokenize
+        from ..data.corpora import Cleaning, resegment, tokenize
         from ..training.trainer import TranslationMetrics, VanillaTransformerTrainer, by_length, callbacks_for
         from .console import Console
 
         self.cleaning = cleaning = Cleaning(self.data.max_length, self.data.max_length_ratio)
-        # One process of each machine works, and the others take it from the cache; but one alone learns the vocabulary.
+        # One process per machine does the work and the others read its cache; the tokenizer is trained by one in all.
         with self.args.main_process_first(desc="reading the corpus"):
             pairs = self._read("train", self.data.streaming)
-        with self.args.main_process_first(local=False, desc="learning the vocabulary"):
+        with self.args.main_process_first(local=False, desc="training the tokenizer"):
             tokenizer = self._tokenizer(pairs)
         with self.args.main_process_first(desc="tokenizing the corpus"):
             workers = self.data.preprocessing_num_workers
@@ -189,7 +201,7 @@ class _Run:
                 except ValueError as error:  # another kind of tokenizer
                     raise UsageError(first_line(error)) from error
                 copies, longest = self.data.bpe_dropout_copies, self.data.max_length
-                train = in_other_pieces(train, dropout, copies, self.args.seed_of_data, longest, workers)
+                train = resegment(train, dropout, copies, self.args.seed_of_data, longest, workers)
             validation = None
             if self.data.corpus("validation"):
                 everything = Cleaning(sys.maxsize)
@@ -208,7 +220,7 @@ class _Run:
             compute_metrics=metrics,
             callbacks=[*callbacks_for(self.args), Console(metrics)],
         )
-        for callback in (PrinterCallback, ProgressCallback):  # ours shows what they would
+        for callback in (PrinterCallback, ProgressCallback):  # Console replaces them
             trainer.remove_callback(callback)
         return trainer
 
@@ -218,6 +230,7 @@ class _Run:
         return read_corpus(self.data.corpus(part), streaming)
 
     def _tokenizer(self, pairs: "Dataset | IterableDataset") -> Any:
+        """Loads the tokenizer that the recipe or an earlier process names, or trains and saves a new one."""
         from transformers import AutoTokenizer
 
         from .. import VanillaTransformerTokenizerFast
@@ -231,8 +244,8 @@ class _Run:
             return AutoTokenizer.from_pretrained(saved)
         if not self.main:
             raise UsageError(
-                f"the main process has left no {saved}; if it tells no error of its own, --output_dir is not the same "
-                "folder on all machines, as it has to be"
+                f"the main process has not written {saved}; if it reports no error of its own, --output_dir is not the "
+                "same folder on all machines, which it must be"
             )
         try:
             tokenizer = VanillaTransformerTokenizerFast.train_from_iterator(
@@ -250,7 +263,6 @@ class _Run:
         from transformers import AutoModelForSeq2SeqLM
 
         from .. import VanillaTransformerForConditionalGeneration
-        from ..training.trainer import paper_learning_rate
 
         model: PreTrainedModel
         if self.model.model_name_or_path:
@@ -261,11 +273,8 @@ class _Run:
             setattr(model.generation_config, name, value)
         if self.args.ddp_find_unused_parameters is None:
             self.args.ddp_find_unused_parameters = False  # every update uses all; looking for others takes time
-        if self.args.learning_rate is None:
-            warmup = int(self.args.get_warmup_steps(self.args.max_steps))
-            self.args.learning_rate = paper_learning_rate(
-                model.config.d_model, max(warmup, 1), self.args.learning_rate_factor
-            )
+        if self.args.keep_freed_memory is None:
+            self.args.keep_freed_memory = True
         self._say(f"Model: {model.num_parameters():,} parameters, vocabulary of {vocab_size:,}")
         return model
 
@@ -275,7 +284,7 @@ class _Run:
 
 
 def _be_quiet() -> None:
-    """Leaves the terminal to the run's own lines, and to warnings."""
+    """Silences everything but the run's own lines and warnings."""
     import datasets
     from transformers.utils import logging as transformers_logging
 

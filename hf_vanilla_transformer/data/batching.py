@@ -1,4 +1,4 @@
-"""Batches of about as many tokens each (section 5.1): sentences of like length together, as little padding as can be.
+"""Batches of approximately equal numbers of tokens (section 5.1): sentences of similar length, with little padding.
 
 A batch is bounded by its padded tokens, on the source side and on the target side alike: with a budget of 4,096 it has
 up to 4,096 source tokens and up to 4,096 target tokens, padding included.
@@ -17,28 +17,28 @@ Lengths = NDArray[np.int64]
 
 
 class BatchingError(ValueError):
-    """The sentences can't be made into such batches; the message says why and the mend."""
+    """The sentences can't be batched so; the message says why and names the fix."""
 
 
 class TokenBudgetBatchSampler(Sampler[list[int]]):
-    """Batches of sentence pairs within a budget of tokens, shuffled anew in each epoch.
+    """Batches of sentence pairs within a budget of tokens, reshuffled in each epoch.
 
     All processes make the same plan and take turns: of n processes, process r takes the batches r, r + n, r + 2n ...
-    There are as many batches as n times the accumulation steps divide, so that every process has equally many and every
-    update sees whole batches only. The plan depends on that product alone: two processes train on the same updates as
-    one process that accumulates twice as many batches.
+    The number of batches is a multiple of n times the accumulation steps, so that all processes have the same number of
+    batches and every update has all of its batches. The plan depends on that product alone: two processes train on the
+    same updates as one process that accumulates twice as many batches.
 
     Args:
         source_lengths: Tokens of each source sentence, (N,).
         target_lengths: Tokens of each target sentence, (N,).
-        max_tokens: Padded tokens a batch at most, on either side.
-        num_processes: Processes that share the batches.
-        process_index: Which of them this is.
-        accumulation_steps: Batches of each process in one update.
-        seed: Of the order; with the epoch's number it fixes every batch.
+        max_tokens: The most padded tokens per batch, on either side.
+        num_processes: Number of processes that share the batches.
+        process_index: This process's index, from 0.
+        accumulation_steps: Batches of each process per update.
+        seed: Seed of the order; with the epoch's number it determines every batch.
 
     Raises:
-        BatchingError: Too few sentences to give each process as many batches, or one is longer than the budget.
+        BatchingError: There are too few sentences for that many batches, or one is longer than the budget.
     """
 
     def __init__(
@@ -60,15 +60,15 @@ class TokenBudgetBatchSampler(Sampler[list[int]]):
         multiple = num_processes * accumulation_steps
         if -(-len(ends) // multiple) * multiple > len(order):
             raise BatchingError(
-                f"{len(order)} sentence pairs can't be shared by {num_processes} processes with {accumulation_steps} "
-                "batches each an update; use fewer of them, more tokens a batch or more data"
+                f"{len(order)} sentence pairs are too few for {num_processes} processes with {accumulation_steps} "
+                "batches each per update; use fewer processes or batches, more tokens per batch or more data"
             )
         self._ends = _split_largest(ends, multiple)
         padded = _padded_tokens(self.source_lengths[order], self.target_lengths[order], self._ends)
         self.padding_waste: float = 1 - (self.source_lengths.sum() + self.target_lengths.sum()) / padded
 
     def set_epoch(self, epoch: int) -> None:
-        """Makes the next iteration that of the epoch with this number, from 0."""
+        """Sets the epoch, from 0, whose order the next iteration has."""
         self.epoch = epoch
 
     def __len__(self) -> int:
@@ -81,10 +81,10 @@ class TokenBudgetBatchSampler(Sampler[list[int]]):
             yield batches[batch].tolist()
 
     def _by_length(self, random: np.random.Generator | None = None) -> Lengths:
-        """Places of the pairs by target length, then by source length; equal ones in random order.
+        """Indices of the pairs by target length, then by source length; equal ones in random order, (N,).
 
-        The source lengths rise and fall by turns, so that a batch that reaches from one target length to the next has
-        no long and short sources together: on Multi30k that takes a third off the padding.
+        The source lengths rise and fall alternately, so that a batch that spans two target lengths doesn't combine long
+        and short sources: on Multi30k this removes a third of the padding.
         """
         tie = np.zeros(len(self.source_lengths)) if random is None else random.random(len(self.source_lengths))
         turn = np.where(self.target_lengths % 2, self.source_lengths, -self.source_lengths)
@@ -94,25 +94,26 @@ class TokenBudgetBatchSampler(Sampler[list[int]]):
 class TokenBudgetStream(IterableDataset[list[dict[str, Any]]]):
     """Endless batches within a budget of tokens, from a dataset that is read as a stream.
 
-    `window` examples at a time are sorted into batches, which are shuffled with the seed. Every process needs a part of
-    the stream of its own (`datasets.distributed.split_dataset_by_node`); workers share theirs by themselves. After its
-    last example the stream begins again, in another order, so that no process is without a batch when others have one.
+    `window` examples at a time are sorted into batches, which are shuffled with the seed. Every process needs its own
+    part of the stream (`datasets.distributed.split_dataset_by_node`); data loader workers split it among themselves.
+    After its last example the stream starts again, in another order, so that no process runs out of batches before the
+    others.
 
     Args:
         dataset: Examples with "input_ids" and "labels", in an order that `set_epoch` changes.
-        max_tokens: Padded tokens a batch at most, on either side.
-        window: Examples that are in memory at a time.
-        seed: Of the order.
+        max_tokens: The most padded tokens per batch, on either side.
+        window: Number of examples in memory at a time.
+        seed: Seed of the order.
 
     Raises:
-        ValueError: While iterating: the stream has no example, or one that is longer than the budget.
+        ValueError: While iterating: the stream has no example, or one is longer than the budget.
     """
 
     def __init__(self, dataset: Any, max_tokens: int, window: int, seed: int = 0) -> None:
         self.dataset, self.max_tokens, self.window, self.seed = dataset, max_tokens, window, seed
 
     def __iter__(self) -> Iterator[list[dict[str, Any]]]:
-        # A copy, because workers share the number of the epoch in memory, and they are not in the same one.
+        # A copy, because workers share the epoch's number in memory, but are not in the same epoch.
         dataset = copy.deepcopy(self.dataset)
         numbers = count()
         for epoch in count():
@@ -125,24 +126,24 @@ class TokenBudgetStream(IterableDataset[list[dict[str, Any]]]):
                 worker = get_worker_info()
                 if worker is not None and worker.id > 0:
                     return  # there are more workers than files
-                raise ValueError("the stream has no sentence pair for this process; are all cleaned away?")
+                raise ValueError("the stream has no sentence pair for this process; were all of them left out?")
 
     def _batches(self, window: list[dict[str, Any]], number: int) -> Iterator[list[dict[str, Any]]]:
         source = np.array([len(example["input_ids"]) for example in window])
         target = np.array([len(example["labels"]) for example in window])
         sampler = TokenBudgetBatchSampler(source, target, self.max_tokens, seed=self.seed)
-        sampler.set_epoch(number)  # each window has an order of its own, in each pass
+        sampler.set_epoch(number)  # each window of each pass has its own order
         for batch in sampler:
             yield [window[place] for place in batch]
 
 
 def _ends(source: Lengths, target: Lengths, max_tokens: int) -> Lengths:
-    """Where the batches end of sentences that are taken in their order until the budget is full."""
+    """Where each batch ends if sentences are taken in order until the budget is full, (batches,)."""
     longest = np.maximum(source, target)
     if len(longest) and longest.max() > max_tokens:
         raise BatchingError(
-            f"a sentence of {longest.max()} tokens is longer than a batch may be, {max_tokens} tokens; "
-            "raise the batch's tokens, or drop long sentences (`max_length`)"
+            f"a sentence of {longest.max()} tokens is longer than a batch of {max_tokens} tokens; raise the tokens per "
+            "batch, or leave out long sentences (`max_length`)"
         )
     ends, start, width = [], 0, 0
     for place, length in enumerate(longest.tolist()):
@@ -154,7 +155,7 @@ def _ends(source: Lengths, target: Lengths, max_tokens: int) -> Lengths:
 
 
 def _split_largest(ends: Lengths, multiple: int) -> Lengths:
-    """Halves the batches of most sentences until `multiple` divides their number."""
+    """Splits the batches with the most sentences in two until the number of batches is a multiple of `multiple`."""
     bounds = [0, *ends.tolist()]
     while (len(bounds) - 1) % multiple:
         largest = int(np.argmax(np.diff(bounds)))

@@ -1,8 +1,8 @@
-"""BPE-dropout (Provilkov et al. 2020, arXiv:1910.13267): a text in other pieces each time it is seen.
+"""BPE-dropout (Provilkov et al. 2020, arXiv:1910.13267): a new segmentation of a text each time it is seen.
 
-The dropout that the tokenizers library has itself can't be seeded, so that no run could be repeated or gone on with.
-It also skips less than algorithm 1 of the paper, which is what stands here: at 0.1, Multi30k's English side in pieces
-of a vocabulary of 5,000 gets 1.15 times as many, and by the paper's algorithm 1.26 times as many.
+The tokenizers library has a dropout of its own, but it can't be seeded, so that no run could be repeated or resumed.
+It also drops fewer merges than algorithm 1 of the paper, which is implemented here: with probability 0.1 and a
+vocabulary of 5,000, Multi30k's English side has 1.15 times as many tokens by the library and 1.26 by algorithm 1.
 """
 
 import json
@@ -15,37 +15,45 @@ from ..tokenization_vanilla_transformer import VanillaTransformerTokenizerFast
 
 
 class BPEDropout:
-    """Tokenizes with a merge skipped now and then; the same seed gives the same pieces.
+    """Tokenizes with randomly dropped merges; the same seed gives the same segmentation.
 
     Args:
-        tokenizer: Whose pieces and merges are used; control tokens and added tokens stay whole.
-        probability: To skip a merge that could be made, in [0, 1]: at 0 the tokenizer's own pieces, at 1 bytes. The
-            authors' value is 0.1.
+        tokenizer: Has the vocabulary and the merges; control tokens and added tokens are never split.
+        probability: Probability of dropping a possible merge, from 0 (the tokenizer's usual segmentation) to 1 (bytes).
+            The authors' value is 0.1.
 
     Raises:
-        ValueError: Another kind of tokenizer, a probability out of range.
+        ValueError: The tokenizer is of another class, or the probability is out of range.
     """
 
     def __init__(self, tokenizer: Any, probability: float) -> None:
         if not isinstance(tokenizer, VanillaTransformerTokenizerFast):
             raise ValueError(
                 "BPE-dropout needs the merges of a VanillaTransformerTokenizerFast, and the tokenizer is a "
-                f"{type(tokenizer).__module__}.{type(tokenizer).__name__}; leave bpe_dropout out, or load one of ours "
-                "without trust_remote_code"
+                f"{type(tokenizer).__module__}.{type(tokenizer).__name__}; leave bpe_dropout out, or load a tokenizer "
+                "of this package without trust_remote_code"
             )
         if not isinstance(probability, (int, float)) or not 0 <= probability <= 1:
             raise ValueError(f"bpe_dropout is {probability!r}; give a probability from 0 to 1 (the authors': 0.1)")
         self.tokenizer, self.probability = tokenizer, probability
         model = json.loads(tokenizer.backend_tokenizer.to_str())["model"]
         self._ids: dict[str, int] = model["vocab"]
-        # A pair of neighbours -> its rank, which says what is merged first, and what the two become.
+        # Pair of neighbouring token ids -> (rank: the lowest is merged first, token id of the merged pair).
         self._merges = {
             (self._ids[left], self._ids[right]): (rank, self._ids[left + right])
             for rank, (left, right) in enumerate(model["merges"])
         }
 
     def encode(self, texts: Sequence[str], seeds: Iterable[int | str]) -> list[list[int]]:
-        """Returns each text's token ids, which the seed of the same place decides."""
+        """Segments texts.
+
+        Args:
+            texts: N texts.
+            seeds: N seeds, one for each text; the same seed gives a text the same segmentation.
+
+        Returns:
+            The token ids of each text, with the end of sentence.
+        """
         encodings = self.tokenizer(list(texts), verbose=False).encodings if texts else []
         return [self._vary(encoding, Random(seed)) for encoding, seed in zip(encodings, seeds, strict=True)]
 
@@ -64,9 +72,9 @@ class BPEDropout:
         return ids + self._pieces(word, random)
 
     def _pieces(self, word: str, random: Random) -> list[int]:
-        """Algorithm 1: makes the first of the possible merges that aren't dropped, until none is left.
+        """Algorithm 1: applies the lowest-ranked merge that isn't dropped, until no merge is left.
 
-        Whether a merge behind the first one would have been dropped doesn't matter, so it isn't drawn.
+        No random number is drawn for merges of a higher rank than one that is kept, as they don't matter.
         """
         pieces = [self._ids[letter] for letter in word]
         while True:

@@ -1,6 +1,6 @@
 """Parallel corpora: from files or the Hub to sentence pairs, and from pairs to token ids.
 
-A corpus is given as pairs of plain text files, as tables (.tsv, .csv, .jsonl, .parquet) or as a data set on the Hub.
+A corpus comes as pairs of plain text files, as tables (.tsv, .csv, .jsonl, .parquet) or as a data set on the Hub.
 Plain text, .tsv, .csv and .jsonl may be compressed (.gz).
 """
 
@@ -28,17 +28,17 @@ from .formats import (
     CorpusError,
     Pair,
     check_file,
-    first_line,
     is_table,
     pair_of,
     read_lines,
     read_table,
     read_text,
 )
+from .messages import first_line
 
-# Above so many pairs, several processes tokenize; below, starting them takes longer than the work.
-PAIRS_A_PROCESS = 200_000
-PAIRS_A_REPORT = 1_000_000  # of a stream, between two lines about what was left out
+# With fewer pairs, starting several processes takes longer than tokenizing in one.
+PAIRS_PER_PROCESS = 200_000
+PAIRS_PER_REPORT = 1_000_000  # pairs of a stream between two log lines about what was left out
 
 logger = logging.get_logger(__name__)
 
@@ -48,9 +48,9 @@ class Corpus:
     """Where sentence pairs come from: several sources, read one after the other.
 
     Attributes:
-        source: Plain text files, one sentence a line.
+        source: Plain text files, one sentence per line.
         target: Their translations, file by file and line by line.
-        tables: Files (.tsv, .csv, .jsonl, .parquet) that hold both sides, or names of data sets on the Hub.
+        tables: Files (.tsv, .csv, .jsonl, .parquet) with both sides, or names of data sets on the Hub.
         source_column: The column of the source in tables: "source", or a language of a "translation" column, "en".
         target_column: The column of the target.
         configuration: A Hub data set's configuration, "de-en".
@@ -76,7 +76,7 @@ class Corpus:
             if is_table(table):
                 check_file(Path(table))
             elif Path(table).is_file():
-                raise CorpusError(f"{table}: no table by its name; name it {', '.join(TABLES)}, or give it as text")
+                raise CorpusError(f"{table}: not a table ({', '.join(TABLES)}); rename it, or give it as a text file")
 
     def __bool__(self) -> bool:
         return bool(self.source or self.tables)
@@ -84,13 +84,13 @@ class Corpus:
 
 @dataclass
 class Cleaning:
-    """Which pairs are left out, and how many were.
+    """Which pairs are left out, and how many have been.
 
     Attributes:
-        max_length: Tokens of a side at most, the end of sentence included.
-        max_length_ratio: How many times as many tokens one side may have as the other; None: any.
+        max_length: The most tokens on either side, the end of sentence included.
+        max_length_ratio: How many times as many tokens one side may have as the other; None: no limit.
         left_out: Reason -> number of pairs.
-        kept: Number of pairs that are left.
+        kept: Number of pairs that were kept.
     """
 
     max_length: int
@@ -99,11 +99,14 @@ class Cleaning:
     kept: int = 0
 
     def keeps(self, source: NDArray[np.int64], target: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Tells which pairs stay, and counts.
+        """Decides which pairs to keep, and counts them.
 
         Args:
             source: Tokens of each source with its end of sentence, (N,): an empty text has 1.
-            target: Tokens of each target, likewise.
+            target: Tokens of each target, likewise, (N,).
+
+        Returns:
+            Whether each pair is kept, (N,).
         """
         longer, shorter = np.maximum(source, target), np.minimum(source, target)
         ratio = np.inf if self.max_length_ratio is None else self.max_length_ratio
@@ -122,7 +125,7 @@ class Cleaning:
 
     @property
     def seen(self) -> int:
-        """Number of pairs that were looked at."""
+        """Number of pairs that have been checked."""
         return self.kept + self.left_out.total()
 
     def __str__(self) -> str:
@@ -133,15 +136,16 @@ class Cleaning:
 def read_corpus(corpus: Corpus, streaming: bool = False) -> Dataset | IterableDataset:
     """Reads a corpus into the columns "source" and "target".
 
-    What is read is cached by datasets; a file that changes is read anew.
+    datasets caches what is read; a file that has changed is read again.
 
     Args:
         corpus: What to read.
-        streaming: Reads while it is used, in place of all at once: for what doesn't fit on the disk a second time.
+        streaming: Whether to read while the pairs are used rather than all at once, for corpora too large for a copy
+            on the disk.
 
     Raises:
-        CorpusError: A file is missing, empty, not UTF-8 or shorter than its translation, a row has no such column; with
-            file and line. A stream says so when it comes to the line.
+        CorpusError: A file is missing, empty, not UTF-8 or shorter than its translation, or a row has no such column;
+            the message names file and line. A stream raises it when it reaches the line.
     """
     sources: list[tuple[str, ...]] = [*zip(corpus.source, corpus.target, strict=True)]
     sources += [(table,) for table in corpus.tables]
@@ -152,26 +156,27 @@ def read_corpus(corpus: Corpus, streaming: bool = False) -> Dataset | IterableDa
         else:
             parts += [_from_hub(corpus, name, streaming) for (name,) in group]
     if not parts:
-        raise CorpusError("no corpus is given; name its files or a data set on the Hub")
+        raise CorpusError("no corpus is given; name files or a data set on the Hub")
     return parts[0] if len(parts) == 1 else concatenate_datasets(parts)
 
 
 def tokenize(
     pairs: Dataset | IterableDataset, tokenizer: Any, cleaning: Cleaning, num_proc: int | None = None
 ) -> Dataset | IterableDataset:
-    """Makes "input_ids" and "labels" of "source" and "target", and leaves out what `cleaning` says.
+    """Tokenizes "source" into "input_ids" and "target" into "labels", and leaves out pairs as `cleaning` says.
 
-    Token ids are cached by datasets: the same pairs and the same tokenizer are not tokenized a second time.
+    datasets caches the token ids: the same pairs are not tokenized twice by the same tokenizer.
 
     Args:
         pairs: Columns "source" and "target".
         tokenizer: Ends each sequence with its end-of-sentence token.
-        cleaning: What to leave out; its counts are raised. Of a stream that happens while it is read, in the
-            process that reads it, which logs a warning with the counts now and then.
-        num_proc: Processes; None: one, or all cores for a large corpus. The tokenizer itself uses all cores too.
+        cleaning: What to leave out; its counts are increased. For a stream this happens while it is read, in the
+            process that reads it, which logs the counts as a warning every `PAIRS_PER_REPORT` pairs.
+        num_proc: Number of processes; None: one, or one per core for a large corpus. The tokenizer itself uses all
+            cores too.
 
     Raises:
-        CorpusError: Nothing is left.
+        CorpusError: No pair is left.
     """
 
     def encode(batch: Mapping[str, list[str]]) -> dict[str, Any]:
@@ -181,8 +186,8 @@ def tokenize(
     def encode_and_clean(batch: Mapping[str, list[str]]) -> dict[str, Any]:
         columns, before = encode(batch), cleaning.seen
         stays = cleaning.keeps(*(np.array([len(ids) for ids in columns[name]]) for name in ("input_ids", "labels")))
-        if cleaning.seen // PAIRS_A_REPORT > before // PAIRS_A_REPORT:
-            logger.warning("Of the stream, as far as this process has read it: %s", cleaning)
+        if cleaning.seen // PAIRS_PER_REPORT > before // PAIRS_PER_REPORT:
+            logger.warning("Training data, as far as this process has read the stream: %s", cleaning)
         return {name: [ids for ids, keep in zip(rows, stays, strict=True) if keep] for name, rows in columns.items()}
 
     if isinstance(pairs, IterableDataset):
@@ -200,7 +205,7 @@ def tokenize(
     return encoded if stays.all() else encoded.select(np.flatnonzero(stays))
 
 
-def in_other_pieces(
+def resegment(
     pairs: Dataset,
     dropout: BPEDropout,
     copies: int,
@@ -208,20 +213,20 @@ def in_other_pieces(
     max_length: int | None = None,
     num_proc: int | None = None,
 ) -> Dataset:
-    """Repeats pairs in other pieces each time, on both sides, so that an epoch goes through all of them.
+    """Returns several copies of the pairs, each with a new segmentation of both sides; an epoch covers all of them.
 
-    They are cached as what `tokenize` makes is; the same seed gives the same pieces on every machine.
+    datasets caches the copies as those of `tokenize`; the same seed gives the same segmentations on every machine.
 
     Args:
-        pairs: What `tokenize` has made, with "source" and "target".
-        dropout: What splits them.
-        copies: How often each pair is there.
-        seed: Of the pieces.
-        max_length: A text that would have more pieces than that keeps its usual ones.
-        num_proc: Processes; None: one, or all cores for a large corpus.
+        pairs: The output of `tokenize`, with the columns "source" and "target".
+        dropout: Segments the texts.
+        copies: How many times each pair occurs.
+        seed: Decides the segmentations.
+        max_length: A text whose new segmentation has more tokens than this keeps its usual one.
+        num_proc: Number of processes; None: one, or one per core for a large corpus.
 
     Raises:
-        ValueError: There is to be no copy.
+        ValueError: `copies` is less than 1.
     """
     if copies < 1:
         raise ValueError(f"copies={copies}: give 1 or more")
@@ -254,13 +259,13 @@ def in_other_pieces(
 
 
 def lengths_of(dataset: Dataset, column: str) -> NDArray[np.int64]:
-    """Numbers of elements in each row of a column of lists, (N,), without making Python lists of them."""
+    """Returns the length of each row in a column of lists, (N,), without turning the rows into Python lists."""
     table = dataset.select_columns([column]).with_format("arrow")[:]
     return np.asarray(pyarrow.compute.list_value_length(table[column]).to_numpy(), dtype=np.int64)
 
 
 def _from_files(corpus: Corpus, sources: list[tuple[str, ...]], streaming: bool) -> Dataset | IterableDataset:
-    # Place, size and time of change stand for the content, so that datasets takes no stale copy from its cache.
+    # datasets' cache key: path, size and modification time, so that a changed file is not taken from the cache.
     stamps = [[(os.path.abspath(path), *_size_and_time(path)) for path in paths] for paths in sources]
     arguments = {"sources": sources, "stamps": stamps, "columns": (corpus.source_column, corpus.target_column)}
     if streaming:
@@ -285,21 +290,21 @@ def _read_sources(sources: list[tuple[str, ...]], stamps: list[Any], columns: tu
             empty = False
             yield pair
         if empty:
-            raise CorpusError(f"{paths[0]}: no sentence pair in it; is it the right file?")
+            raise CorpusError(f"{paths[0]}: contains no sentence pair; is it the right file?")
 
 
 def _from_hub(corpus: Corpus, name: str, streaming: bool) -> Dataset | IterableDataset:
-    """A data set that datasets itself finds, with the columns renamed."""
+    """A data set that `datasets.load_dataset` loads, with the columns renamed."""
     columns = (corpus.source_column, corpus.target_column)
     try:
         dataset = load_dataset(name, corpus.configuration, split=corpus.split, streaming=streaming)
         names = dataset.column_names or list(next(iter(dataset), {}))
-    except Exception as error:  # of whatever kind its reader or the network raises
+    except Exception as error:  # its reader and the network raise errors of many kinds
         raise CorpusError(
             f"{name}: can't be loaded ({first_line(_cause(error))}); name a data set on the Hub"
         ) from error
     if not names or (isinstance(dataset, Dataset) and not len(dataset)):
-        raise CorpusError(f"{name}: no sentence pair in its split {corpus.split!r}")
+        raise CorpusError(f"{name}: its split {corpus.split!r} contains no sentence pair")
 
     def to_pairs(batch: Mapping[str, list[Any]], places: list[int]) -> dict[str, list[str]]:
         rows = [dict(zip(batch, values, strict=True)) for values in zip(*batch.values(), strict=True)]
@@ -310,14 +315,14 @@ def _from_hub(corpus: Corpus, name: str, streaming: bool) -> Dataset | IterableD
 
 
 def _processes(num_proc: int | None, pairs: int) -> int | None:
-    return os.cpu_count() if num_proc is None and pairs > PAIRS_A_PROCESS else num_proc
+    return os.cpu_count() if num_proc is None and pairs > PAIRS_PER_PROCESS else num_proc
 
 
 def _fingerprint(pairs: Dataset, tokenizer: Any) -> str | None:
-    """What the cached token ids depend on.
+    """The cache key of the token ids: the pairs and what the tokenizer computes.
 
-    datasets would take the tokenizer's origin for a part of it, and each process that loads what another one has just
-    learned would tokenize again. None: leave it to datasets, which is right for every other tokenizer.
+    datasets would include where the tokenizer was loaded from, so that a process that loads what another one has just
+    trained would tokenize again. None: datasets makes the key, which is right for every other tokenizer.
     """
     if type(tokenizer) is not VanillaTransformerTokenizerFast:
         return None
@@ -327,12 +332,12 @@ def _fingerprint(pairs: Dataset, tokenizer: Any) -> str | None:
 
 
 def _cause(error: Exception) -> BaseException:
-    # datasets says of some errors no more than that there was one.
+    # For some errors, datasets' message only says that there was one.
     return error.__cause__ or error if isinstance(error, DatasetGenerationError) else error
 
 
 def texts_of(pairs: Iterable[Mapping[str, str]]) -> Iterator[str]:
-    """Yields both sides of each pair, to learn a joint vocabulary from (5.1)."""
+    """Yields both sides of each pair, for training a joint vocabulary (section 5.1)."""
     for pair in pairs:
         yield pair["source"]
         yield pair["target"]
@@ -342,11 +347,11 @@ __all__ = [
     "Cleaning",
     "Corpus",
     "CorpusError",
-    "in_other_pieces",
     "is_table",
     "lengths_of",
     "read_corpus",
     "read_lines",
+    "resegment",
     "texts_of",
     "tokenize",
 ]

@@ -1,7 +1,7 @@
-"""BLEU and chrF as sacreBLEU computes them, BLEU in the ways of older papers, and exact match.
+"""BLEU and chrF by sacreBLEU, BLEU as older papers computed it, and exact match.
 
-Scores carry the signatures that make them comparable. `corpus_bleu` is what to report today; `compound_split_bleu` and
-`multi30k_bleu` are for a comparison with figures that were obtained so.
+Each score has a signature; only scores with equal signatures are comparable. `corpus_bleu` is the one to report today;
+`compound_split_bleu` and `multi30k_bleu` are for comparisons with papers that used them.
 """
 
 import re
@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from sacrebleu.metrics.bleu import BLEU, BLEUScore
 from sacrebleu.metrics.chrf import CHRF, CHRFScore
 
-# How text may be split into words before its compounds are split.
+# sacreBLEU's tokenisers that may precede the splitting of compounds.
 COMPOUND_TOKENIZERS = ("13a", "intl", "none")
 
 
@@ -23,9 +23,9 @@ class Score:
         name: As sacreBLEU writes it, "BLEU" or "chrF2".
         value: From 0 to 100.
         signature: Settings and version, for instance "nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp|version:2.6.0".
-            Scores of different signatures can't be compared.
-        details: Of BLEU, as sacreBLEU writes them: precisions of 1 to 4 words, brevity penalty, lengths in words and
-            their ratio. A ratio far below 1 asks for another length penalty in decoding.
+            Scores with different signatures can't be compared.
+        details: For BLEU, as sacreBLEU writes them: precisions of 1 to 4 words, brevity penalty, lengths in words and
+            their ratio. A ratio far below 1 suggests another length penalty in decoding.
     """
 
     name: str
@@ -40,54 +40,61 @@ class Score:
 def corpus_bleu(
     hypotheses: Sequence[str], references: Sequence[str], *, tokenize: str = "13a", lowercase: bool = False
 ) -> Score:
-    """BLEU of a corpus, one reference a sentence.
+    """BLEU of a corpus, with one reference per sentence.
 
     Args:
-        hypotheses: The translations, as plain text: sacreBLEU splits words by itself.
-        references: The right translations, in the same order.
-        tokenize: How sacreBLEU splits words: "13a" for most languages, "intl" for its Unicode-aware variant, "zh",
-            "ja-mecab", "char", "none" for text that is split already ("none" isn't comparable with published scores).
-        lowercase: Whether "The" and "the" count as the same word.
+        hypotheses: The translations, N strings of plain text, which sacreBLEU tokenises.
+        references: The reference translations, in the same order.
+        tokenize: sacreBLEU's tokeniser: "13a" for most languages, "intl" for its Unicode-aware variant, "zh",
+            "ja-mecab", "char", "none" for tokenised text ("none" isn't comparable with published scores).
+        lowercase: Whether the score is case-insensitive.
+
+    Returns:
+        The score, from 0 to 100.
+
+    Raises:
+        ValueError: The numbers of hypotheses and references differ, there are none, or `tokenize` is unknown.
+        TypeError: `hypotheses` or `references` is not a list of strings.
     """
     hypotheses, references = _checked(hypotheses, references)
     if tokenize not in BLEU.TOKENIZERS:
         raise ValueError(f"unknown tokenize={tokenize!r}; sacreBLEU has {', '.join(map(repr, BLEU.TOKENIZERS))}")
-    # force: text that is split already is what "none" is for, so sacreBLEU needn't warn of it.
+    # force: no warning about tokenised text, which is what "none" is for.
     return _score(BLEU(tokenize=tokenize, lowercase=lowercase, force=tokenize == "none"), hypotheses, references)
 
 
 def compound_split_bleu(hypotheses: Sequence[str], references: Sequence[str], *, tokenize: str = "13a") -> Score:
-    """BLEU with compounds split at their hyphens, cased and not smoothed: the paper's of English-German (Table 2).
+    """BLEU with compounds split at hyphens, case-sensitive and not smoothed: the paper's for English-German (Table 2).
 
     The authors' script, tensor2tensor's get_ende_bleu.sh, splits hypotheses and references into words with Moses'
     tokenizer.perl, then "rich-text" into three (see `split_compounds`), and runs multi-bleu.perl. This function does
-    the same after splitting words with one of sacreBLEU's tokenizers:
+    the same after tokenising with one of sacreBLEU's tokenisers:
 
-    - "none" takes text that was split by Moses (`tokenizer.perl -l de`, hypotheses after
-      replace-unicode-punctuation.perl): that is the script's own figure, comparable with the paper's.
-    - "13a" takes plain text and comes near: it leaves quotation marks and dashes outside of ASCII joined to their
-      word, and parts a hyphen behind a digit by itself, where Moses doesn't.
-    - "intl" takes plain text and parts every punctuation mark, hyphens between letters included, so that the rule
-      finds only those between digits.
+    - "none" is for text that Moses has tokenised (`tokenizer.perl -l de`, hypotheses after
+      replace-unicode-punctuation.perl): the result is the script's own score, comparable with the paper's.
+    - "13a" is for plain text and comes close: it doesn't separate non-ASCII quotation marks and dashes from their
+      word, and it separates a hyphen after a digit, which Moses doesn't.
+    - "intl" is for plain text and separates every punctuation mark, hyphens between letters included, so that only
+      hyphens between digits remain to be split.
 
-    The figure is usually higher than sacreBLEU's for the same text: compare it with others of its signature alone.
+    The score is usually higher than sacreBLEU's for the same text: compare it only with scores of the same signature.
 
     Args:
-        hypotheses: The translations.
-        references: The right translations, in the same order.
+        hypotheses: The translations, N strings.
+        references: The reference translations, in the same order.
         tokenize: "13a", "intl" or "none", as above.
 
     Returns:
         The score; its signature has "tok:13a+compound-split" (or "intl", "none") and "smooth:none".
 
     Raises:
-        ValueError: The two aren't equally many, there is none, or another `tokenize`.
-        TypeError: They are no lists of strings.
+        ValueError: The numbers of hypotheses and references differ, there are none, or `tokenize` is another one.
+        TypeError: `hypotheses` or `references` is not a list of strings.
     """
     hypotheses, references = _checked(hypotheses, references)
     if tokenize not in COMPOUND_TOKENIZERS:
         raise ValueError(
-            f"tokenize={tokenize!r} does not go with split compounds; give one of "
+            f"tokenize={tokenize!r} can't be combined with split compounds; give one of "
             f"{', '.join(map(repr, COMPOUND_TOKENIZERS))}"
         )
     words = BLEU(tokenize=tokenize).tokenizer
@@ -102,30 +109,30 @@ def compound_split_bleu(hypotheses: Sequence[str], references: Sequence[str], *,
 def split_compounds(text: str) -> str:
     r"""Writes "rich-text" as "rich ##AT##-##AT## text", by perl's `s{(\S)-(\S)}{$1 ##AT##-##AT## $2}g`.
 
-    A match takes the two bytes beside the hyphen, so that the middle of "a-b-c" serves the first hyphen alone and
-    "b-c" stays. Perl sees bytes here, as does this function: "ä" is two of them and serves both hyphens.
+    A match consumes the bytes on both sides of the hyphen, so in "a-b-c" only the first hyphen is split. Perl works on
+    bytes here, and so does this function: "ä" has two of them, so both hyphens of "a-ä-c" are split.
     """
     split = re.sub(rb"(\S)-(\S)", rb"\1 ##AT##-##AT## \2", text.encode(errors="surrogatepass"))
     return split.decode(errors="surrogatepass")
 
 
 def multi30k_bleu(hypotheses: Sequence[str], references: Sequence[str]) -> Score:
-    """BLEU of lower-cased text that is split into words already, as the literature on Multi30k reports it.
+    """BLEU of lower-cased, tokenised text, as the literature on Multi30k reports it.
 
-    It is what `multi-bleu.perl -lc` computes: words are what white space parts, and nothing is smoothed. Comparable
-    with published figures where both sides are tokenised as the data set's own preparation does it (Moses'
-    tokenizer.perl, no byte-pair pieces); on plain text the figure means little.
+    It is the score of `multi-bleu.perl -lc`: words are separated by white space, without smoothing. It is comparable
+    with published scores if both sides are tokenised as in the data set's own preparation (Moses' tokenizer.perl, no
+    byte-pair encoding); on plain text it means little.
 
     Args:
-        hypotheses: The translations, tokenised.
-        references: The right translations, tokenised alike, in the same order.
+        hypotheses: The translations, N strings of tokenised text.
+        references: The reference translations, tokenised in the same way, in the same order.
 
     Returns:
         The score; its signature has "case:lc", "tok:none" and "smooth:none".
 
     Raises:
-        ValueError: The two aren't equally many, or there is none.
-        TypeError: They are no lists of strings.
+        ValueError: The numbers of hypotheses and references differ, or there are none.
+        TypeError: `hypotheses` or `references` is not a list of strings.
     """
     hypotheses, references = _checked(hypotheses, references)
     return _score(_multi_bleu(lowercase=True), hypotheses, references)
@@ -134,13 +141,20 @@ def multi30k_bleu(hypotheses: Sequence[str], references: Sequence[str]) -> Score
 def corpus_chrf(
     hypotheses: Sequence[str], references: Sequence[str], *, word_order: int = 0, lowercase: bool = False
 ) -> Score:
-    """The F-score of character n-grams up to length 6 of a corpus, one reference a sentence.
+    """ChrF of a corpus: the F-score of character n-grams up to length 6, with one reference per sentence.
 
     Args:
-        hypotheses: The translations, as plain text.
-        references: The right translations, in the same order.
-        word_order: The longest word n-gram that counts as well: 0 is chrF, 2 is chrF++.
-        lowercase: Whether "T" and "t" count as the same character.
+        hypotheses: The translations, N strings of plain text.
+        references: The reference translations, in the same order.
+        word_order: The longest word n-gram that counts in addition: 0 is chrF, 2 is chrF++.
+        lowercase: Whether the score is case-insensitive.
+
+    Returns:
+        The score, from 0 to 100.
+
+    Raises:
+        ValueError: The numbers of hypotheses and references differ, there are none, or `word_order` is negative.
+        TypeError: `hypotheses` or `references` is not a list of strings.
     """
     hypotheses, references = _checked(hypotheses, references)
     if word_order < 0:
@@ -149,7 +163,16 @@ def corpus_chrf(
 
 
 def exact_match(hypotheses: Sequence[str], references: Sequence[str]) -> float:
-    """Percentage (0 to 100) of hypotheses that equal their reference character by character."""
+    """Returns the percentage (0 to 100) of hypotheses that are identical to their reference.
+
+    Args:
+        hypotheses: The translations, N strings.
+        references: The reference translations, in the same order.
+
+    Raises:
+        ValueError: The numbers of hypotheses and references differ, or there are none.
+        TypeError: `hypotheses` or `references` is not a list of strings.
+    """
     hypotheses, references = _checked(hypotheses, references)
     equal = sum(hypothesis == reference for hypothesis, reference in zip(hypotheses, references, strict=True))
     return 100.0 * equal / len(references)
@@ -176,7 +199,7 @@ def _checked(hypotheses: Sequence[str], references: Sequence[str]) -> tuple[list
     hypotheses, references = _texts("hypotheses", hypotheses), _texts("references", references)
     if len(hypotheses) != len(references):
         raise ValueError(
-            f"{len(hypotheses)} hypotheses but {len(references)} references; give each hypothesis its one reference"
+            f"{len(hypotheses)} hypotheses but {len(references)} references; give one reference per hypothesis"
         )
     if not references:
         raise ValueError("hypotheses and references are empty; a score needs at least one sentence")
@@ -184,7 +207,7 @@ def _checked(hypotheses: Sequence[str], references: Sequence[str]) -> tuple[list
 
 
 def _texts(name: str, texts: Sequence[str]) -> list[str]:
-    # A bare string is a sequence of strings, its characters: the types would let it pass. A set has no order.
+    # A string is a sequence of strings too, so the type check alone would accept it. A set has no order.
     if isinstance(texts, str | bytes | Mapping | Set) or not isinstance(texts, Iterable):
         raise TypeError(f"{name} is a {type(texts).__name__}; give a list of strings, [text] for a single one")
     texts = list(texts)

@@ -15,14 +15,14 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.modeling_outputs import BaseModelOutput, Seq2SeqLMOutput
 
-from ..incremental_vanilla_transformer import EnsembleDecoder
-from ..search_vanilla_transformer import round_down
+from ..engine import Engine
+from ..engine.decoding.search import round_down
 
-# Padded source tokens a batch, times the number of beams: on two cores, more brings no more speed, and on any device
-# caches and logits grow with it. `--batch-tokens` on the command line.
+# Padded source tokens per batch, times the number of beams: on two cores, more brings no more speed, and on any
+# device caches and logits grow with it. `--batch-tokens` on the command line.
 BATCH_TOKENS = 4_096
 # Padded tokens in forced decoding, which has a row of the vocabulary's width for each target token at once.
-SCORED_TOKENS_A_BATCH = 2_048
+SCORED_TOKENS_PER_BATCH = 2_048
 # transformers gives the score -1e9 to places that hold no hypothesis.
 NO_HYPOTHESIS = -1e8
 # What the members of an ensemble have in common, beside the tokenizer.
@@ -97,7 +97,7 @@ def decode(
         model: A model, or what `ensemble` made of several.
         tokenizer: Its tokenizer.
         sentences: The sentences.
-        n_best: Hypotheses a sentence, of a beam search at least as wide. None: the best alone, without its score.
+        n_best: Hypotheses per sentence, of a beam search at least as wide. None: the best alone, without its score.
         batch_size: As in `translate`.
         batch_tokens: As in `translate`.
         progress: Called with the number of sentences done since its last call.
@@ -119,29 +119,29 @@ def decode(
     if n_best is not None:
         _check_n_best(n_best, num_beams)
         options = {**options, "num_return_sequences": n_best}
-    found = [[Hypothesis("", 0, None if n_best is None else 0.0)] for _ in sentences]
+    results = [[Hypothesis("", 0, None if n_best is None else 0.0)] for _ in sentences]
     filled = [index for index, sentence in enumerate(sentences) if sentence.strip()]
-    if progress is not None and len(filled) < len(found):
-        progress(len(found) - len(filled))
+    if progress is not None and len(filled) < len(results):
+        progress(len(results) - len(filled))
     token_ids = tokenizer([sentences[index] for index in filled])["input_ids"] if filled else []
     for batch in batches([len(ids) for ids in token_ids], batch_size, batch_tokens // num_beams):
         lists = _decode_batch(model, tokenizer, [token_ids[place] for place in batch], options)
         for place, hypotheses in zip(batch, lists, strict=True):
-            found[filled[place]] = hypotheses
+            results[filled[place]] = hypotheses
         if progress is not None:
             progress(len(batch))
-    return found
+    return results
 
 
 def batches(lengths: Sequence[int], batch_size: int | None, max_tokens: int) -> Iterator[list[int]]:
-    """Groups sentences of like length, the longest first, so that memory that doesn't suffice shows at once.
+    """Groups sentences of like length, the longest first, so that too little memory shows at once.
 
-    Their numbers are such as `round_down` gives, but for the last batch's.
+    Batches have the sizes that `round_down` gives, except for the last one.
 
     Args:
         lengths: Tokens of each sentence.
-        batch_size: Sentences a batch at most; None: any number.
-        max_tokens: Padded tokens a batch at most; a sentence that is longer is a batch by itself.
+        batch_size: Sentences per batch at most; None: any number.
+        max_tokens: Padded tokens per batch at most; a sentence that is longer is a batch by itself.
 
     Yields:
         Indices into `lengths`, each of them once.
@@ -175,14 +175,14 @@ def _decode_batch(
     scores = output.sequences_scores.tolist() if options.get("num_return_sequences") else [None] * len(texts)
     rows = [Hypothesis(*row) for row in zip(texts, _numbers_of_tokens(model, output), scores, strict=True)]
     width = len(rows) // len(token_ids)
-    return [_found(rows[start : start + width]) for start in range(0, len(rows), width)]
+    return [_without_empty_places(rows[start : start + width]) for start in range(0, len(rows), width)]
 
 
 def _on_one_line(text: str) -> str:
     return text.replace("\r", " ").replace("\n", " ")
 
 
-def _found(hypotheses: list[Hypothesis]) -> list[Hypothesis]:
+def _without_empty_places(hypotheses: list[Hypothesis]) -> list[Hypothesis]:
     # A search with fewer hypotheses than places fills the list up with such.
     return hypotheses[:1] + [one for one in hypotheses[1:] if one.score is not None and one.score > NO_HYPOTHESIS]
 
@@ -275,14 +275,14 @@ def score_targets(
     """
     _check_input(model, batch_size, sources=sources, targets=targets)
     if len(sources) != len(targets):
-        raise ValueError(f"{len(sources)} sources but {len(targets)} targets; give each source its one target")
+        raise ValueError(f"{len(sources)} sources but {len(targets)} targets; give one target for each source")
     if not sources:
         raise ValueError("sources and targets are empty; a likelihood needs at least one sentence")
     source_ids = tokenizer(list(sources))["input_ids"]
     target_ids = tokenizer(text_target=list(targets))["input_ids"]
     lengths = [max(len(source), len(target)) for source, target in zip(source_ids, target_ids, strict=True)]
     total = 0.0
-    for batch in batches(lengths, batch_size, SCORED_TOKENS_A_BATCH):
+    for batch in batches(lengths, batch_size, SCORED_TOKENS_PER_BATCH):
         total += _score_batch(model, tokenizer, [source_ids[i] for i in batch], [target_ids[i] for i in batch])
         if progress is not None:
             progress(len(batch))
@@ -333,17 +333,17 @@ def ensemble(models: Sequence[PreTrainedModel], tokenizers: Sequence[PreTrainedT
 
 
 def _check_member(number: int, first: Any, config: Any, first_vocabulary: Any, vocabulary: Any) -> None:
-    mend = "an ensemble averages the probabilities of one vocabulary, so train its members with one tokenizer"
+    fix = "an ensemble averages the probabilities of one vocabulary, so train its members with one tokenizer"
     if vocabulary != first_vocabulary:
         differing = sorted(token for token, _ in vocabulary.items() ^ first_vocabulary.items())
         raise ValueError(
             f"model {number} has another tokenizer than model 1: {len(vocabulary)} tokens instead of "
-            f"{len(first_vocabulary)}, and {differing[0]!r} is not the same in both; {mend}"
+            f"{len(first_vocabulary)}, and {differing[0]!r} is not the same in both; {fix}"
         )
     for name in SHARED_FIELDS:
         own, wanted = getattr(config, name, None), getattr(first, name, None)
         if own != wanted:
-            raise ValueError(f"model {number} has {name}={own} and model 1 {name}={wanted}; {mend}")
+            raise ValueError(f"model {number} has {name}={own} and model 1 {name}={wanted}; {fix}")
 
 
 class MemberCaches:
@@ -377,37 +377,33 @@ class MemberEncoders(nn.Module):
         return {str(number): output.last_hidden_state for number, output in enumerate(outputs)}
 
 
+class EnsembleEngine(Engine):
+    """The engine with several models: one search, each supported, each encoding and decoding for itself."""
+
+    def members(self, model: Any) -> Sequence[Any]:
+        """Returns the models that decode as one."""
+        return list(model.members)
+
+    def as_encoder_outputs(self, memories: Sequence[Tensor]) -> dict[str, Tensor]:
+        """Makes what `MemberEncoders` returns of each member's output, (B, S, d_model)."""
+        return {str(number): memory for number, memory in enumerate(memories)}
+
+    def memories(self, encoder_outputs: dict[str, Tensor]) -> Sequence[Tensor]:
+        """Returns the encoder's output of each member, (rows, S, d_model)."""
+        return [encoder_outputs[str(number)] for number in range(len(encoder_outputs))]
+
+
 class AveragedProbabilities(nn.Module):
     """What makes an ensemble of a model's class, which comes after it in the bases; `ensemble` builds it."""
 
     members: Any
+    engine = EnsembleEngine()
 
     def __init__(self, members: Sequence[PreTrainedModel]) -> None:
         PreTrainedModel.__init__(self, members[0].config)  # not the class's own, which would build another model
         self.generation_config = members[0].generation_config
         self.members = nn.ModuleList(members)
         self.training = any(member.training for member in members)
-
-    def _why_not_incremental(self) -> str | None:
-        if not all(hasattr(member, "_why_not_incremental") for member in self.members):
-            return "a member of the ensemble is a model of another package"
-        reasons = (member._why_not_incremental() for member in self.members)
-        return next((reason for reason in reasons if reason is not None), None)
-
-    def _weights(self, compute_type: str) -> list[Any]:
-        return [member._weights(compute_type) for member in self.members]
-
-    def _encode(self, weights: list[Any], input_ids: Tensor, mask: Tensor | None) -> dict[str, Tensor]:
-        pairs = zip(self.members, weights, strict=True)
-        encoded = (member._encode(own_weights, input_ids, mask) for member, own_weights in pairs)
-        return {str(number): output.last_hidden_state for number, output in enumerate(encoded)}
-
-    def _incremental_decoder(
-        self, weights: list[Any], encoder_outputs: dict[str, Tensor], *settings: Any, **more: Any
-    ) -> EnsembleDecoder:
-        outputs = [{"last_hidden_state": encoder_outputs[str(number)]} for number in range(len(self.members))]
-        members = zip(self.members, weights, outputs, strict=True)
-        return EnsembleDecoder([member._incremental_decoder(*own, *settings, **more) for member, *own in members])
 
     def get_encoder(self, modality: str | None = None) -> MemberEncoders:
         """Returns the members' encoders as one."""

@@ -1,1 +1,1 @@
-"""The model card and plots."""
+"""Model cards and plots."""

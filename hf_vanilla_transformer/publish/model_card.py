@@ -1,4 +1,4 @@
-"""The card that a trained model shows on the Hub, filled from the facts of its run (`model_card_template.md`)."""
+"""The model card that the Hub shows, filled from the facts of a run (`model_card_template.md`)."""
 
 import json
 import re
@@ -15,14 +15,14 @@ from ..evaluation.metrics import Score
 TEMPLATE = Path(__file__).with_name("model_card_template.md")
 TAGS = ("vanilla_transformer", "attention-is-all-you-need")
 LIMITS = (
-    "It translates a sentence at a time. How good it is on text unlike its training data has not been measured, nor "
-    "has any bias that this data may hold: check what it writes before you rely on it."
+    "The model translates one sentence at a time. Its quality on text that differs from the training data has not been "
+    "measured, nor has any bias in that data: check its translations before you rely on them."
 )
 POSITIONS = {
     "paper": "sinusoids",
-    "tensor2tensor": "sinusoids, as tensor2tensor has them",
-    "fairseq": "sinusoids, as fairseq has them",
-    "marian": "sinusoids, as Marian has them",
+    "tensor2tensor": "sinusoids, tensor2tensor's layout",
+    "fairseq": "sinusoids, fairseq's layout",
+    "marian": "sinusoids, Marian's layout",
     "learned": "learned",
 }
 
@@ -34,10 +34,10 @@ class Evaluation:
     Attributes:
         dataset: The test set's name, for instance "Multi30k, test_2016_flickr".
         scores: BLEU, chrF ... with their signatures.
-        sentences: How many there are.
+        sentences: Number of sentences.
         decoding: How they were decoded, for instance "beam 4, length penalty 0.6".
         dataset_id: The data set's name on the Hub.
-        split: Its split. Two test sets of the same `dataset_id` need two different ones.
+        split: Its split. Two test sets with the same `dataset_id` need different splits.
     """
 
     dataset: str
@@ -49,13 +49,13 @@ class Evaluation:
 
     @property
     def dataset_type(self) -> str:
-        """What the Hub files the results under: the data set's name there, or else one made of its own name."""
+        """The name that the Hub lists the results under: `dataset_id`, or one made from `dataset`."""
         return self.dataset_id or re.sub(r"[^\w.-]+", "-", self.dataset).strip("-").lower() or "test"
 
 
 @dataclass(frozen=True)
 class Sample:
-    """One sentence, what the model made of it, and what a translator did."""
+    """One sentence with the model's translation and a reference."""
 
     source: str
     translation: str
@@ -64,21 +64,21 @@ class Sample:
 
 @dataclass(frozen=True)
 class Recipe:
-    """How the model was trained; what is None is not known and left out.
+    """How the model was trained; None means unknown, and is left out of the card.
 
     Attributes:
         optimizer: With its constants, for instance "Adam, beta 0.9 and 0.98, epsilon 1e-9".
         schedule: For instance "inverse square root, 4,000 steps of warm-up".
-        learning_rate: The highest.
-        batch_tokens: Target tokens an update, on all devices together.
-        steps: Updates.
+        learning_rate: The peak learning rate.
+        batch_tokens: Target tokens per update, on all devices together.
+        steps: Number of updates.
         dropout: P_drop.
-        bpe_dropout: Probability that a merge was skipped in the training data.
+        bpe_dropout: Probability with which merges were dropped in the training data.
         label_smoothing: epsilon_ls.
         precision: For instance "bfloat16".
-        averaged_checkpoints: How many were averaged into the model.
+        averaged_checkpoints: Number of checkpoints that were averaged.
         hardware: For instance "1 x NVIDIA H200".
-        seconds: Wall-clock time of the training.
+        seconds: Duration of the training, in seconds.
         software: Versions, for instance "torch 2.13.0, transformers 5.23.0".
     """
 
@@ -99,22 +99,22 @@ class Recipe:
 
 @dataclass(frozen=True)
 class RunFacts:
-    """What a run knows about its model; what is missing is left out of the card.
+    """The facts about a model and its training run; what is missing is left out of the card.
 
     Attributes:
-        name: The model's name on the Hub, "user/name", or a title. Of an absolute path the last folder's name is taken.
+        name: The model's name on the Hub, "user/name", or a title. Of an absolute path, the last folder's name is used.
         config: Fields of the model's configuration, `model.config.to_dict()`.
-        parameters: Number of weights, tied ones counted once.
+        parameters: Number of parameters; tied ones count once.
         source_language: ISO 639 code, "en".
         target_language: ISO 639 code, "de".
-        license: As the Hub writes it, "apache-2.0".
-        datasets: Names on the Hub of the data trained on.
-        training_files: Files trained on; the card shows their names without folders.
-        training_pairs: Number of sentence pairs trained on.
-        recipe: How it was trained.
-        evaluations: Scores, one entry a test set.
-        samples: A few translations, best of sentences that it was not trained on.
-        limits: What it can't do, in Markdown, added to a general remark.
+        license: The Hub's identifier, "apache-2.0".
+        datasets: Names on the Hub of the training data.
+        training_files: Files with the training data; the card shows their names without folders.
+        training_pairs: Number of sentence pairs in the training data.
+        recipe: How the model was trained.
+        evaluations: Scores, one entry per test set.
+        samples: A few translations, preferably of sentences outside the training data.
+        limits: What the model can't do, in Markdown; a general remark follows it.
     """
 
     name: str
@@ -136,10 +136,10 @@ def fill_model_card(facts: RunFacts) -> ModelCard:
     """Returns the card: `str(card)` is its text, `card.save(folder / "README.md")` writes it.
 
     Args:
-        facts: What is known. Text in it may hold anything; it is escaped, except for `limits`.
+        facts: The facts. Their text is escaped, except for `limits`.
 
     Raises:
-        ValueError: Two evaluations would be one on the Hub, as they have the same `dataset_id` and `split`.
+        ValueError: Two evaluations have the same `dataset_id` and `split`, so that the Hub couldn't tell them apart.
     """
     name = _without_path(facts.name)
     sentence = facts.samples[0].source if facts.samples else "..."
@@ -179,12 +179,13 @@ def _metadata(facts: RunFacts, name: str) -> ModelCardData:
 
 
 def _eval_results(evaluations: Sequence[Evaluation]) -> list[EvalResult]:
+    """The scores as the Hub's metadata, after checking that no two evaluations have the same place."""
     places = [(evaluation.dataset_type, evaluation.split) for evaluation in evaluations]
     for place, evaluation in zip(places, evaluations, strict=True):
         if places.count(place) > 1:
             raise ValueError(
                 f"there are {places.count(place)} evaluations on {evaluation.dataset_type!r}, split "
-                f"{evaluation.split!r}; give each a split of its own"
+                f"{evaluation.split!r}; give each its own split"
             )
     return [
         EvalResult(
@@ -214,6 +215,7 @@ def _introduction(facts: RunFacts) -> str:
 
 
 def _architecture(facts: RunFacts) -> str:
+    """The table of the model's sizes, without unknown ones."""
     config = facts.config
     rows = [
         ("layers (N), encoder + decoder", _both_stacks(config, "layers")),
@@ -237,7 +239,7 @@ def _norm(config: Mapping[str, Any]) -> str:
 
 
 def _both_stacks(config: Mapping[str, Any], name: str) -> str | int | None:
-    """The encoder's and the decoder's number; layers always as a sum, others as one where they are equal."""
+    """The encoder's and the decoder's value, "6 + 6"; a single one if they are equal and not numbers of layers."""
     encoder, decoder = config.get(f"encoder_{name}"), config.get(f"decoder_{name}")
     if encoder is None or decoder is None:
         return None
@@ -265,7 +267,7 @@ def _sharing(config: Mapping[str, Any]) -> str | None:
 def _training_data(facts: RunFacts) -> str:
     lines = [f"- [{_text(name)}](https://huggingface.co/datasets/{quote(name)})" for name in facts.datasets]
     if facts.training_files:
-        # Windows' paths, as these know both kinds of slash.
+        # PureWindowsPath splits at both kinds of slash.
         lines.append("- files: " + ", ".join(_code(PureWindowsPath(path).name) for path in facts.training_files))
     if facts.training_pairs is not None:
         lines.append(f"- {facts.training_pairs:,} sentence pairs")
@@ -273,11 +275,12 @@ def _training_data(facts: RunFacts) -> str:
 
 
 def _recipe(recipe: Recipe) -> str:
+    """The table of the training, without unknown values."""
     rows = [
         ("optimizer", recipe.optimizer),
-        ("learning rate, at its highest", recipe.learning_rate),
+        ("peak learning rate", recipe.learning_rate),
         ("schedule", recipe.schedule),
-        ("target tokens a batch", recipe.batch_tokens),
+        ("target tokens per update", recipe.batch_tokens),
         ("steps", recipe.steps),
         ("dropout", recipe.dropout),
         ("BPE-dropout", recipe.bpe_dropout),
@@ -313,7 +316,7 @@ def _samples(samples: Sequence[Sample]) -> str:
 
 
 def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A Markdown table of cells that are Markdown already, without the columns in which there is nothing."""
+    """A Markdown table of Markdown cells, without empty columns."""
     if not rows:
         return ""
     columns = [place for place in range(len(header)) if any(row[place] for row in rows)]
@@ -343,12 +346,12 @@ def _duration(seconds: float) -> str:
 
 
 def _text(text: str) -> str:
-    """Any text as Markdown that shows it, on one line: nothing in it is a mark, a link, HTML or a formula."""
+    """Escapes text for Markdown, on one line: no mark-up, link, HTML or formula in it takes effect."""
     return re.sub(r"([\\`*_\[\]<>|~$&])", r"\\\1", " ".join(text.split()))
 
 
 def _code(text: str) -> str:
-    """Any text as code, which can't hold a backtick; in a table a bar ends the cell even there."""
+    """Formats text as Markdown code, where a backtick isn't possible and a bar would end a table's cell."""
     return f"`{' '.join(text.split()).replace('`', chr(39))}`".replace("|", "\\|")
 
 

@@ -1,4 +1,4 @@
-"""Figures of what a model computes. They need no screen and leave matplotlib's global state alone."""
+"""Plots of attention weights and learning curves. They need no screen and don't change matplotlib's global state."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -21,10 +21,10 @@ except ImportError as error:
 
 FONT_SIZE = 8
 INCHES_PER_PIECE = 0.17  # so that neighbouring labels of FONT_SIZE don't touch
-PANEL_INCHES = (1.6, 7.0)  # a panel's least and largest side; beyond it, labels are thinned out
+PANEL_INCHES = (1.6, 7.0)  # a panel's smallest and largest side; beyond the largest, only every n-th label is shown
 LONGEST_LABEL = 18
 
-# Beside matplotlib's own font, which lacks the scripts of East and South Asia: those of these that are installed.
+# Used if installed, in addition to matplotlib's own font, which lacks the scripts of East and South Asia.
 FALLBACK_FONTS = (
     "Noto Sans CJK JP", "Noto Sans CJK SC", "Noto Sans Devanagari", "Noto Sans Thai", "WenQuanYi Zen Hei",
     "Hiragino Sans", "PingFang SC", "Microsoft YaHei", "Arial Unicode MS", "Nirmala UI",
@@ -49,15 +49,19 @@ def plot_attention(
             `model(..., output_attentions=True).cross_attentions[-1][0]`.
         source_pieces: The tokens attended to, in columns.
         target_pieces: The tokens that attend, in rows.
-        heads: "all" for a map a head, "mean" for one map of their average.
-        title: Written above the maps.
+        heads: "all" for one map per head, "mean" for one map of their average.
+        title: Is written above the maps.
 
     Returns:
         A figure; `figure.savefig("attention.png")` writes it.
+
+    Raises:
+        TypeError: The pieces are one string.
+        ValueError: The weights' shape doesn't fit the pieces, or their rows are not distributions.
     """
     maps = _checked_weights(weights, source_pieces, target_pieces)
     if heads not in ("all", "mean"):
-        raise ValueError(f'heads={heads!r}; choose "all" for a map a head or "mean" for their average')
+        raise ValueError(f'heads={heads!r}; choose "all" for one map per head or "mean" for their average')
     if heads == "mean":
         names, maps = [f"mean of {len(maps)} heads"], maps.mean(axis=0, keepdims=True)
     else:
@@ -67,7 +71,7 @@ def plot_attention(
     family, fonts = _fonts()
     largest = float(maps.max())
     for panel, name, head in zip(panels, names, maps, strict=True):
-        # One scale of colours for all maps: a faint head is a diffuse one.
+        # All maps have one colour scale, so that heads can be compared.
         image = panel.imshow(head, cmap="Blues", vmin=0.0, vmax=largest, aspect="auto", interpolation="nearest")
         panel.set_title(name, fontsize=FONT_SIZE + 1)
         _label(panel, "x", [_readable(piece, fonts) for piece in source_pieces], family)
@@ -85,15 +89,15 @@ def plot_training(runs: Mapping[str, Sequence[Mapping[str, float]]]) -> Figure:
         runs: Name -> the Trainer's log, `trainer.state.log_history` or `log_history` of a trainer_state.json.
 
     Returns:
-        A figure of a panel for each of the three that any run has.
+        A figure with one panel for each of the three that occurs in any log.
 
     Raises:
-        ValueError: No run has any of them.
+        ValueError: None of them occurs in a log.
     """
     curves = [("loss", "training loss"), ("eval_perplexity", "validation perplexity"), ("eval_bleu", "validation BLEU")]
     shown = [(key, title) for key, title in curves if any(key in entry for log in runs.values() for entry in log)]
     if not shown:
-        raise ValueError("no log has a loss, a perplexity or a BLEU; give `trainer.state.log_history` of runs")
+        raise ValueError("no log has a loss, a perplexity or a BLEU score; give `trainer.state.log_history` of runs")
     figure = Figure(figsize=(4.0 * len(shown), 3.2), layout="constrained")
     FigureCanvasAgg(figure)
     for panel, (key, title) in zip(figure.subplots(1, len(shown), squeeze=False)[0], shown, strict=True):
@@ -117,6 +121,7 @@ def plot_training(runs: Mapping[str, Sequence[Mapping[str, float]]]) -> Figure:
 def _checked_weights(
     weights: Weights, source_pieces: Sequence[str], target_pieces: Sequence[str]
 ) -> npt.NDArray[np.float32]:
+    """Returns the weights as float32, (heads, target length, source length), if they fit the pieces."""
     for name, pieces in (("source_pieces", source_pieces), ("target_pieces", target_pieces)):
         if isinstance(pieces, str):
             raise TypeError(f"{name} is one string; give the list of its pieces, tokenizer.tokenize(text)")
@@ -131,11 +136,11 @@ def _checked_weights(
             f"pieces need (heads, target length, source length) = (heads, {pieces_shape[0]}, {pieces_shape[1]}){hint}"
         )
     sums = maps.sum(axis=-1)
-    # Rows of zeros stand for padding. The tolerance is bfloat16's.
+    # Rows of zeros are padding. The tolerance is for bfloat16.
     if not np.all((np.abs(sums - 1) < 0.02) | (sums == 0)) or maps.min() < 0:
         raise ValueError(
-            "the rows of weights are not distributions (positive, with sum 1); give attention weights after the "
-            "softmax, of a model in evaluation mode: model.eval() switches their dropout off"
+            "the rows of weights are not distributions (not negative, with sum 1); give attention weights after the "
+            "softmax, of a model in evaluation mode: model.eval() switches dropout off"
         )
     return maps
 
@@ -146,7 +151,7 @@ def _side(pieces: int) -> float:
 
 
 def _columns(count: int, width: float, height: float) -> int:
-    """Columns that make the grid about as wide as a screen, with few empty places: 4 for 8 square panels."""
+    """Number of columns that gives the grid a screen's proportions with few empty panels: 4 for 8 square panels."""
 
     def misfit(columns: int) -> float:
         rows = math.ceil(count / columns)
@@ -160,21 +165,21 @@ def _grid(count: int, width: float, height: float) -> tuple[Figure, list[Axes]]:
     """A figure with `count` empty panels of the given size in inches."""
     columns = _columns(count, width, height)
     rows = math.ceil(count / columns)
-    # Beside the panels: room for labels on the left and below, titles above each, the bar on the right.
+    # Add space for labels on the left and below, for a title above each panel and for the colour bar on the right.
     figure = Figure(figsize=(columns * (width + 0.15) + 2.0, rows * (height + 0.35) + 1.6), layout="constrained")
     FigureCanvasAgg(figure)
     grid = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
     panels = list(grid.flat)
     for unused in panels[count:]:
         unused.remove()
-    # Labels stand at the outer edge only; above a gap in the last row, the panel is the outer one.
+    # Only outer panels have labels; above a gap in the last row, the outer panel is that of the row before.
     for panel in panels[max(0, count - columns) : count]:
         panel.xaxis.set_tick_params(which="both", labelbottom=True)
     return figure, panels[:count]
 
 
 def _label(panel: Axes, axis: Literal["x", "y"], labels: list[str], family: list[str]) -> None:
-    # Above the largest side, a label for every n-th piece.
+    # If the panel is too small for all labels, label every n-th piece.
     step = math.ceil(len(labels) * INCHES_PER_PIECE / PANEL_INCHES[1])
     positions = list(range(0, len(labels), step))
     set_ticks = panel.set_xticks if axis == "x" else panel.set_yticks
@@ -190,14 +195,14 @@ def _colour_bar(figure: Figure, panels: list[Axes], image: AxesImage) -> None:
 
 
 def _fonts() -> tuple[list[str], list[FT2Font]]:
-    """Names and files of the fonts that a text is looked up in, one after the other."""
+    """Names and files of the fonts in which characters are looked up, in this order."""
     installed = {font.name for font in font_manager.fontManager.ttflist}
     family = ["DejaVu Sans", *(name for name in FALLBACK_FONTS if name in installed)]
     return family, [font_manager.get_font(font_manager.findfont(name)) for name in family]
 
 
 def _readable(text: str, fonts: list[FT2Font], longest: int = LONGEST_LABEL) -> str:
-    """The text with a mark for what can't be seen or drawn, which matplotlib would warn of at each drawing."""
+    """The text with a symbol for each character that is invisible or in no font, which matplotlib would warn of."""
     if not text.strip():
         return "\N{OPEN BOX}" * max(1, min(len(text), longest))
     if len(text) > longest:

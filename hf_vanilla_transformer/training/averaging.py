@@ -14,14 +14,14 @@ from torch import Tensor
 
 from .checkpoints import damage_of, read_json, tensors_in
 
-# Fields of config.json that may differ, as the same weights compute the same with either value: they are about
-# training, or about how and where the model was saved. Every other field makes another function of the weights.
+# Fields of config.json that may differ: they only matter in training, or say how and where the model was saved. With
+# any other field, the same weights would compute something else.
 FREE_FIELDS = {
     "_name_or_path", "activation_dropout", "attention_dropout", "attention_init_gain", "auto_map", "dropout", "dtype",
     "label_smoothing", "transformers_version", "use_cache",
 }  # fmt: skip
 VOCABULARY_FILES = ("tokenizer.json", "vocab*", "merges.txt", "*.spm", "*.model")
-# What travels with the weights; the states of optimizer and Trainer don't, as there is no training to go on with.
+# Files copied with the weights; the states of optimizer and Trainer are not, as no training resumes from an average.
 CARRIED_FILES = (
     "config.json", "generation_config.json", "*.py", "tokenizer_config.json", "special_tokens_map.json",
     "added_tokens.json", *VOCABULARY_FILES,
@@ -33,27 +33,27 @@ def average_checkpoints(
 ) -> None:
     """Writes a model whose weights are the arithmetic mean of those of the checkpoints.
 
-    Sums are float32 (float64 for float64 weights): the mean of n weights of size m at most is off by n m 2^-24 at
-    most, 3e-7 for five weights of size 1, where a single step of Adam changes them by about the learning rate. The
-    mean has the dtype of the checkpoints. Integer tensors have no mean; they have to be equal. Tied weights are saved
-    once, so they are tied in the mean as well.
+    Sums are float32 (float64 for float64 weights): the error of the mean of n weights of magnitude up to m is at most
+    n m 2^-24, which is 3e-7 for five weights of magnitude 1; a single step of Adam changes them by about the learning
+    rate. The mean has the dtype of the checkpoints. Integer tensors must be equal in all checkpoints. Tied weights are
+    saved once, so they are tied in the mean as well.
 
-    The output appears when it is complete; a killed call leaves a hidden folder, `.NAME.partial`, which the next one
-    removes. It carries the last checkpoint's configuration, generation configuration, tokenizer and code, and loads
-    as that does. Memory: one model in float32.
+    The output appears when it is complete; a killed call leaves a hidden folder, `.NAME.partial`, which the next call
+    removes. The output has the last checkpoint's configuration, generation configuration, tokenizer and code, and is
+    loaded in the same way. Memory: one model in float32.
 
     Args:
         checkpoints: Folders that the Trainer or `save_pretrained` wrote, weights in safetensors, one file or sharded.
         output: The folder to write.
-        overwrite: Whether a model that is there may be replaced.
+        overwrite: Whether an existing model may be replaced.
         max_shard_size: A larger file of weights is split, as by `save_pretrained`: bytes, or "5GB".
 
     Raises:
-        ValueError: A checkpoint is damaged, given twice or unlike the first (other tensors, shapes, dtypes,
-            architecture or vocabulary); weights aren't numbers; or `output` exists. The message names what and where.
+        ValueError: A checkpoint is damaged, given twice or doesn't match the first (tensors, shapes, dtypes,
+            architecture or vocabulary); weights are NaN; or `output` exists. The message names the file and the reason.
     """
     _check_output(output, overwrite)
-    _check_whole(checkpoints)
+    _check_complete(checkpoints)
     for checkpoint in checkpoints[1:]:
         _check_alike(checkpoints[0], checkpoint)
     with _appearing_when_complete(output) as folder:
@@ -68,34 +68,37 @@ def _check_output(output: Path, overwrite: bool) -> None:
         return
     if not overwrite:
         raise ValueError(f"{output} exists; choose another output, or ask to overwrite it")
-    # A run's folder is a saved model too, but with checkpoints in it, and these have a training's state.
+    # A run's folder is a saved model too, but it contains checkpoints, and these contain a training's state.
     is_model = (output / "config.json").is_file() and not (output / "trainer_state.json").exists()
     if not is_model or any(entry.is_dir() for entry in output.iterdir()):
-        raise ValueError(f"{output} is not merely a saved model, so it is not overwritten; choose another output")
+        raise ValueError(f"{output} contains more than a saved model, so it is not overwritten; choose another output")
 
 
 def mean_of(checkpoints: Sequence[Path]) -> dict[str, Tensor]:
-    """Returns the mean of each tensor over checkpoints that have the same ones, in their dtype.
+    """Returns the mean of each tensor over checkpoints of one architecture.
 
     Args:
-        checkpoints: Folders with weights in safetensors.
+        checkpoints: Folders with weights in safetensors, with the same names and shapes.
+
+    Returns:
+        Tensor's name -> mean, in the tensor's shape and dtype.
 
     Raises:
-        ValueError: A tensor of integers differs, or one holds NaN.
+        ValueError: An integer tensor differs, or a tensor contains NaN.
     """
     sums: dict[str, Tensor] = {}
     dtypes: dict[str, torch.dtype] = {}
     for checkpoint in checkpoints:
         for name, tensor in _tensors(checkpoint):
             if tensor.isnan().any():
-                raise ValueError(f"{checkpoint}: {name} holds NaN, as the training diverged there; leave it out")
+                raise ValueError(f"{checkpoint}: {name} contains NaN, as the training diverged; leave it out")
             if name not in sums:
                 dtypes[name] = tensor.dtype
-                sums[name] = tensor.to(_sum_dtype(tensor.dtype), copy=True)  # out of the file's memory
+                sums[name] = tensor.to(_sum_dtype(tensor.dtype), copy=True)  # a copy, as the file's memory is unmapped
             elif tensor.is_floating_point():
                 sums[name] += tensor
             elif not torch.equal(sums[name], tensor):
-                raise ValueError(f"{checkpoint}: {name} holds {tensor.dtype} and differs from {checkpoints[0]}'s")
+                raise ValueError(f"{checkpoint}: {name} is {tensor.dtype} and differs from {checkpoints[0]}'s")
     for name, dtype in dtypes.items():
         if dtype.is_floating_point:
             sums[name] = sums[name].div_(len(checkpoints)).to(dtype)
@@ -107,7 +110,7 @@ def _sum_dtype(dtype: torch.dtype) -> torch.dtype:
 
 
 def _tensors(checkpoint: Path) -> Iterator[tuple[str, Tensor]]:
-    """One tensor at a time: the file is mapped into memory, not read."""
+    """Yields one (name, tensor) at a time; the file is mapped into memory, not read at once."""
     names_of: dict[Path, list[str]] = {}
     for name, (file, _) in tensors_in(checkpoint).items():
         names_of.setdefault(file, []).append(name)
@@ -117,7 +120,8 @@ def _tensors(checkpoint: Path) -> Iterator[tuple[str, Tensor]]:
                 yield name, weights.get_tensor(name)
 
 
-def _check_whole(checkpoints: Sequence[Path]) -> None:
+def _check_complete(checkpoints: Sequence[Path]) -> None:
+    """Checks that there are checkpoints, each of them once, undamaged and in safetensors."""
     if not checkpoints:
         raise ValueError("there are no checkpoints to average; give at least one")
     damages = []
@@ -125,7 +129,7 @@ def _check_whole(checkpoints: Sequence[Path]) -> None:
         if damage := damage_of(checkpoint, to_resume=False):
             damages.append(f"{checkpoint}: {damage}")
         elif not any(checkpoint.glob("model*.safetensors")):
-            raise ValueError(f"{checkpoint} has no safetensors; `accelerate merge-weights` makes them of FSDP's shards")
+            raise ValueError(f"{checkpoint} has no safetensors; `accelerate merge-weights` converts FSDP's shards")
     if damages:
         raise ValueError(f"damaged checkpoints can't be averaged; leave them out ({'; '.join(damages)})")
     resolved = [checkpoint.resolve() for checkpoint in checkpoints]
@@ -135,7 +139,7 @@ def _check_whole(checkpoints: Sequence[Path]) -> None:
 
 
 def _check_alike(first: Path, other: Path) -> None:
-    """Compares what has to be equal before any weights are read."""
+    """Checks that two checkpoints have one architecture and vocabulary, before any weights are read."""
     _check_tensors_alike(first, other)
     mine, others = _architecture(first), _architecture(other)
     for field in sorted(mine.keys() | others.keys()):
@@ -164,26 +168,26 @@ def _check_tensors_alike(first: Path, other: Path) -> None:
 
 def _architecture(checkpoint: Path) -> dict[str, Any]:
     config = read_json(checkpoint / "config.json")
-    assert isinstance(config, dict)  # _check_whole has read it
+    assert isinstance(config, dict)  # _check_complete has read it
     return {field: value for field, value in config.items() if field not in FREE_FIELDS}
 
 
 def _vocabulary(checkpoint: Path) -> dict[str, Any]:
-    """What the vocabulary's files hold. Padding and truncation in tokenizer.json are those of its latest call."""
-    found: dict[str, Any] = {}
+    """File name -> content; without tokenizer.json's padding and truncation, which are those of its latest call."""
+    contents: dict[str, Any] = {}
     for pattern in VOCABULARY_FILES:
         for file in checkpoint.glob(pattern):
-            found[file.name] = file.read_bytes()
-    if "tokenizer.json" in found:
-        found["tokenizer.json"] = json.loads(found["tokenizer.json"]) | {"padding": None, "truncation": None}
-    return found
+            contents[file.name] = file.read_bytes()
+    if "tokenizer.json" in contents:
+        contents["tokenizer.json"] = json.loads(contents["tokenizer.json"]) | {"padding": None, "truncation": None}
+    return contents
 
 
 @contextmanager
 def _appearing_when_complete(output: Path) -> Iterator[Path]:
-    """A folder to fill, which takes the place of `output` at the end and goes if something fails."""
+    """Yields a folder to fill, which replaces `output` at the end and is removed after an error."""
     partial, old = (output.with_name(f".{output.name}.{part}") for part in ("partial", "old"))
-    for leftover in (partial, old):  # of a call that was killed
+    for leftover in (partial, old):  # from a killed call
         shutil.rmtree(leftover, ignore_errors=True)
     partial.mkdir(parents=True)
     try:

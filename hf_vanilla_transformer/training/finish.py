@@ -1,4 +1,4 @@
-"""What follows a training: averaging, scores of validation and test, the card."""
+"""What follows training: averaging checkpoints, scoring the validation and test sets, writing the model card."""
 
 import json
 from collections.abc import Callable
@@ -13,27 +13,31 @@ from ..evaluation.metrics import corpus_bleu, corpus_chrf
 from ..evaluation.translation import translate
 from ..publish.model_card import Evaluation, RunFacts, Sample, fill_model_card
 from .averaging import average_checkpoints
-from .checkpoints import last_whole_checkpoints
+from .checkpoints import last_complete_checkpoints
 from .recipe import DataArguments, VanillaTransformerTrainingArguments
 
 SCORES = "scores.json"
-SAMPLES_A_CARD = 5
+SAMPLES_PER_CARD = 5
 
 
 def finish_run(
     facts: RunFacts, data: DataArguments, args: VanillaTransformerTrainingArguments, say: Callable[[str], None]
 ) -> None:
-    """Averages the last checkpoints if that is asked for, scores the outcome and writes its card.
+    """Averages the last checkpoints if `args` asks for it, scores the resulting model and writes its card.
 
     Args:
-        facts: What the training knows.
-        data: Validation and test sets; those that aren't named aren't scored.
+        facts: What the trainer knows about the run.
+        data: Validation and test sets; a set without files is not scored.
         args: The run's folder, and how many checkpoints to average.
-        say: Takes each line that the user should see.
+        say: Is called with each line that the user should see.
+
+    Raises:
+        ValueError: There are fewer complete checkpoints than `args.average_last`, or they can't be averaged.
+        CorpusError: The validation or the test set can't be read.
     """
     folder = Path(args.output_dir or "")
     if last := args.average_last:
-        checkpoints = last_whole_checkpoints(folder, last, to_resume=False)
+        checkpoints = last_complete_checkpoints(folder, last, to_resume=False)
         folder = folder / f"averaged-{last}"
         average_checkpoints(checkpoints, folder, overwrite=True)
         say(f"Averaged the last {last} checkpoints: {folder}")
@@ -58,6 +62,7 @@ def finish_run(
 def _score(
     part: str, folder: Path, model: Any, tokenizer: Any, data: DataArguments, args: VanillaTransformerTrainingArguments
 ) -> tuple[Evaluation, list[Sample]]:
+    """Translates and scores a part of the data, and writes the translations; returns scores and a few samples."""
     pairs = read_corpus(data.corpus(part))
     sources, references = list(pairs["source"]), list(pairs["target"])
     translations = translate(model, tokenizer, sources)
@@ -74,8 +79,8 @@ def _score(
         decoding=_decoding(model.generation_config),
         split=part,
     )
-    step = max(len(sources) // SAMPLES_A_CARD, 1)
-    triples = list(zip(sources, translations, references, strict=True))[::step][:SAMPLES_A_CARD]
+    step = max(len(sources) // SAMPLES_PER_CARD, 1)
+    triples = list(zip(sources, translations, references, strict=True))[::step][:SAMPLES_PER_CARD]
     return evaluation, [Sample(*triple) for triple in triples]
 
 

@@ -1,7 +1,6 @@
-"""Recipes: everything that a training run needs to know, in one YAML file whose values the command line overrides."""
+"""Recipes: all options of a training run, in one YAML file whose values the command line overrides."""
 
 import dataclasses
-import difflib
 import json
 import math
 import re
@@ -16,12 +15,13 @@ from transformers import HfArgumentParser, Seq2SeqTrainingArguments
 
 from ..configuration_vanilla_transformer import VanillaTransformerConfig
 from ..data.corpora import Corpus, is_table
+from ..data.messages import did_you_mean
 
-RECIPES = Path(__file__).with_name("recipes")  # those of the package, which are known by their names
+RECIPES = Path(__file__).with_name("recipes")  # the package's, which are found by name
 
 
 class RecipeError(ValueError):
-    """A recipe or an option that overrides it is wrong; the message names it and the mend."""
+    """A recipe or an option that overrides it is wrong; the message names it and the fix."""
 
 
 def _files(help: str) -> Any:
@@ -34,33 +34,36 @@ def _option(default: Any, help: str) -> Any:
 
 @dataclass
 class DataArguments:
-    """The corpora, and what of them is used."""
+    """The corpora, and which of their pairs are used."""
 
     data_dir: str | None = _option(None, "Folder that relative file names are looked up in (default: the current one).")
-    train_source: list[str] = _files("Plain text files to train on, one sentence a line, .gz or not.")
+    train_source: list[str] = _files("Plain text files to train on, one sentence per line, .gz or not.")
     train_target: list[str] = _files("Their translations, line by line.")
     train_data: list[str] = _files("Tables (.tsv, .csv, .jsonl, .parquet) to train on, or data sets on the Hub.")
-    validation_source: list[str] = _files("Text files for the evaluations while training.")
+    validation_source: list[str] = _files("Text files for the evaluations during training.")
     validation_target: list[str] = _files("Their translations.")
-    validation_data: list[str] = _files("Tables or data sets on the Hub, likewise.")
+    validation_data: list[str] = _files("Tables or data sets on the Hub for the evaluations during training.")
     test_source: list[str] = _files("Text files to translate and score after training.")
     test_target: list[str] = _files("Their translations.")
-    test_data: list[str] = _files("Tables or data sets on the Hub, likewise.")
-    source_column: str = _option("source", "The source's column in tables, or its language in a 'translation' column.")
-    target_column: str = _option("target", "The target's column, likewise.")
+    test_data: list[str] = _files("Tables or data sets on the Hub to translate and score after training.")
+    source_column: str = _option("source", "Column of the source in tables, or its language in a 'translation' column.")
+    target_column: str = _option("target", "Column of the target, or its language.")
     dataset_config_name: str | None = _option(None, "Configuration of the data sets on the Hub, such as de-en.")
-    train_split: str = _option("train", "Split of the Hub's data sets to train on.")
-    validation_split: str = _option("validation", "Split for the evaluations while training.")
+    train_split: str = _option("train", "Split of the data sets on the Hub to train on.")
+    validation_split: str = _option("validation", "Split for the evaluations during training.")
     test_split: str = _option("test", "Split to score after training.")
-    streaming: bool = _option(False, "Read the training data while training, for what is larger than the disk.")
-    max_length: int = _option(256, "Leave out pairs with more tokens than this on a side.")
-    max_length_ratio: float | None = _option(None, "Leave out pairs with so many times as many tokens on one side.")
-    bpe_dropout: float = _option(0.0, "Skip merges in training with this probability (Provilkov et al. 2020: 0.1).")
-    bpe_dropout_copies: int = _option(16, "Ways of splitting the corpus that an epoch then goes through.")
-    preprocessing_num_workers: int | None = _option(None, "Processes that tokenize (default: as the corpus needs).")
+    streaming: bool = _option(False, "Read the training data during training, if it is too large for the disk.")
+    max_length: int = _option(256, "Leave out pairs with more tokens than this on either side.")
+    max_length_ratio: float | None = _option(None, "Leave out pairs with a larger ratio of their lengths.")
+    bpe_dropout: float = _option(0.0, "Probability of dropping a merge in training data (Provilkov et al. 2020: 0.1).")
+    bpe_dropout_copies: int = _option(16, "Segmentations of the corpus per epoch, with bpe_dropout.")
+    preprocessing_num_workers: int | None = _option(None, "Processes that tokenize (default: by the corpus's size).")
 
     def corpus(self, part: str) -> Corpus:
-        """The corpus for "train", "validation" or "test"; it is false where none is named.
+        """Returns a part's corpus, which is false if no source is given for it.
+
+        Args:
+            part: "train", "validation" or "test".
 
         Raises:
             CorpusError: A file is missing or empty.
@@ -68,7 +71,7 @@ class DataArguments:
         return Corpus(
             source=tuple(map(self._path, getattr(self, f"{part}_source"))),
             target=tuple(map(self._path, getattr(self, f"{part}_target"))),
-            # A data set on the Hub is in no folder.
+            # data_dir doesn't apply to a data set on the Hub.
             tables=tuple(self._path(name) if is_table(name) else name for name in getattr(self, f"{part}_data")),
             source_column=self.source_column,
             target_column=self.target_column,
@@ -82,41 +85,41 @@ class DataArguments:
 
 @dataclass
 class ModelArguments:
-    """The model; what is None is the preset's."""
+    """The model; None means the preset's value."""
 
     preset: str = _option("base", "Size: base, big, tiny, or a row of Table 3 (A-h1 ... E).")
-    vocab_size: int = _option(37_000, "Pieces of a new joint vocabulary at most (5.1).")
-    merge_punctuation: bool = _option(True, "Whether a piece of it may join words and punctuation.")
-    tokenizer_name_or_path: str | None = _option(None, "A saved tokenizer to use in place of a new one.")
-    model_name_or_path: str | None = _option(None, "A saved model to go on from; preset and sizes are its own then.")
+    vocab_size: int = _option(37_000, "Most tokens of a new joint vocabulary (5.1).")
+    merge_punctuation: bool = _option(True, "Whether one of its tokens may span a word and punctuation.")
+    tokenizer_name_or_path: str | None = _option(None, "A saved tokenizer to use instead of a new one.")
+    model_name_or_path: str | None = _option(None, "A saved model to start from; its sizes replace the preset's.")
     d_model: int | None = _option(None, "Width of every layer's output.")
-    encoder_layers: int | None = _option(None, "N of the encoder.")
-    decoder_layers: int | None = _option(None, "N of the decoder.")
-    encoder_attention_heads: int | None = _option(None, "h of the encoder.")
-    decoder_attention_heads: int | None = _option(None, "h of the decoder.")
-    encoder_ffn_dim: int | None = _option(None, "d_ff of the encoder.")
-    decoder_ffn_dim: int | None = _option(None, "d_ff of the decoder.")
-    head_dim: int | None = _option(None, "d_k, where it is not d_model / h.")
-    value_head_dim: int | None = _option(None, "d_v, where it is not d_model / h.")
+    encoder_layers: int | None = _option(None, "Layers of the encoder (N).")
+    decoder_layers: int | None = _option(None, "Layers of the decoder (N).")
+    encoder_attention_heads: int | None = _option(None, "Attention heads of the encoder (h).")
+    decoder_attention_heads: int | None = _option(None, "Attention heads of the decoder (h).")
+    encoder_ffn_dim: int | None = _option(None, "Feed-forward width of the encoder (d_ff).")
+    decoder_ffn_dim: int | None = _option(None, "Feed-forward width of the decoder (d_ff).")
+    head_dim: int | None = _option(None, "Width of a head's queries and keys (d_k; default: d_model / h).")
+    value_head_dim: int | None = _option(None, "Width of a head's values (d_v; default: d_model / h).")
     dropout: float | None = _option(None, "P_drop on sub-layers and embeddings (5.4).")
-    attention_dropout: float | None = _option(None, "Dropout on attention weights; the paper has none.")
-    activation_dropout: float | None = _option(None, "Dropout within the feed-forward; the paper has none.")
-    label_smoothing: float | None = _option(None, "eps_ls of the loss (5.4).")
+    attention_dropout: float | None = _option(None, "Dropout on attention weights (the paper: none).")
+    activation_dropout: float | None = _option(None, "Dropout inside the feed-forward layers (the paper: none).")
+    label_smoothing: float | None = _option(None, "Label smoothing of the loss (eps_ls, 5.4).")
     max_position_embeddings: int | None = _option(None, "Rows of the positional table.")
-    position_encoding: str | None = _option(None, "paper, learned (Table 3, row E), tensor2tensor, fairseq, marian.")
+    position_encoding: str | None = _option(None, "paper, learned (Table 3, row E), tensor2tensor, fairseq or marian.")
     attention_init_gain: float | None = _option(None, "Gain of Glorot's initialisation of W^Q, W^K, W^V (default: 1).")
-    norm_position: str | None = _option(None, "post as in the paper, or pre.")
+    norm_position: str | None = _option(None, "LayerNorm after each sub-layer (post, the paper's) or before it (pre).")
     share_encoder_decoder_embeddings: bool | None = _option(None, "One matrix for source and target embeddings (3.4).")
     tie_word_embeddings: bool | None = _option(None, "The same matrix for the pre-softmax projection (3.4).")
-    num_beams: int | None = _option(None, "Beam size that the model is saved with (default: 4, 6.1).")
-    gnmt_length_penalty: float | None = _option(None, "alpha that it is saved with (default: 0.6, 6.1).")
-    early_stopping: str | None = _option(None, "When its searches end: true, false or never (default: true, 6.1).")
+    num_beams: int | None = _option(None, "Beam size in the saved generation config (default: 4, 6.1).")
+    gnmt_length_penalty: float | None = _option(None, "alpha in the saved generation config (default: 0.6, 6.1).")
+    early_stopping: str | None = _option(None, "When a search ends: true, false or never (default: true, 6.1).")
 
     def decoding(self) -> dict[str, Any]:
-        """What the model's generation config is to say otherwise than the paper.
+        """Returns the fields of the model's generation config that differ from the paper's.
 
         Raises:
-            RecipeError: A value makes no sense.
+            RecipeError: A value is invalid.
         """
         given = {name: getattr(self, name) for name in ("num_beams", "gnmt_length_penalty", "early_stopping")}
         given = {name: value for name, value in given.items() if value is not None}
@@ -127,63 +130,72 @@ class ModelArguments:
             given["early_stopping"] = ends[self.early_stopping.lower()]
         if self.num_beams == 1 and given.setdefault("early_stopping", False) is not False:
             raise RecipeError(
-                "early_stopping is about beam search, and num_beams is 1; leave it out, or take two beams"
+                "early_stopping is for beam search, but num_beams is 1; leave it out, or use 2 beams or more"
             )
         if given.get("num_beams", 1) < 1 or not 0 <= given.get("gnmt_length_penalty", 0) < math.inf:
             raise RecipeError(
-                f"no model can decode with {given}; num_beams is 1 or more, gnmt_length_penalty 0 or more"
+                f"can't decode with {given}; num_beams must be at least 1, gnmt_length_penalty at least 0"
             )
         return given
 
     def config(self, vocab_size: int) -> VanillaTransformerConfig:
-        """The configuration of a new model.
+        """Returns the configuration of a new model.
+
+        Args:
+            vocab_size: Number of tokens in the vocabulary.
 
         Raises:
-            RecipeError: The values make no model.
+            RecipeError: The values don't fit together.
         """
         known = {field.name for field in dataclasses.fields(VanillaTransformerConfig)} - {"vocab_size"}
         given = {name: value for name, value in vars(self).items() if name in known and value is not None}
         try:
             return VanillaTransformerConfig.from_preset(self.preset, vocab_size=vocab_size, **given)
-        except Exception as error:  # strict dataclasses raise their own kinds
+        except Exception as error:  # strict dataclasses raise their own errors
             raise RecipeError(str(error.__cause__ or error)) from error
 
 
 @dataclass
 class VanillaTransformerTrainingArguments(Seq2SeqTrainingArguments):
-    """Transformers' arguments with the paper's values (section 5) as defaults, and a few of ours."""
+    """Seq2SeqTrainingArguments with the paper's values (section 5) as defaults, and a few more options."""
 
     report_to: list[str] = field(
         default_factory=lambda: ["none"],
-        metadata={"help": "Where to log: tensorboard, wandb, trackio ..., several of them, all or none."},
+        metadata={"help": "Where to log: tensorboard, wandb, trackio ...; one or several of them, all or none."},
     )
     per_device_train_batch_tokens: int = _option(
         4096,
-        "Padded tokens a batch at most, on the source side and on the target side; 0: batches of "
-        "per_device_train_batch_size sentences. The paper: about 25,000 an update over all devices.",
+        "Most padded tokens per batch, on the source side and on the target side; 0: batches of "
+        "per_device_train_batch_size sentences. The paper: about 25,000 per update on all devices together.",
     )
-    shuffle_buffer_size: int = _option(100_000, "Pairs that are shuffled and batched together when streaming.")
+    shuffle_buffer_size: int = _option(100_000, "Pairs that are shuffled and batched together, with streaming.")
     # lrate = factor * d_model^-0.5 * min(step^-0.5, step * warmup^-1.5) (5.3)
-    learning_rate: float | None = _option(None, "Highest rate (default: the paper's, by learning_rate_factor).")
-    learning_rate_factor: float = _option(1.0, "What the paper's schedule is multiplied by, without learning_rate.")
-    lr_scheduler_type: str = _option("inverse_sqrt", "The paper's schedule.")
+    learning_rate: float | None = _option(None, "Peak learning rate (default: the paper's times learning_rate_factor).")
+    learning_rate_factor: float = _option(1.0, "Multiplies the paper's schedule if learning_rate is not given.")
+    lr_scheduler_type: str = _option("inverse_sqrt", "Schedule of the learning rate (default: the paper's).")
     warmup_steps: float = _option(4000, "Updates of linear warm-up.")
-    max_steps: int = _option(100_000, "Updates in all.")
+    max_steps: int = _option(100_000, "Number of updates.")
     adam_beta2: float = _option(0.98, "Adam's beta2.")
     adam_epsilon: float = _option(1e-9, "Adam's epsilon.")
-    max_grad_norm: float = _option(0.0, "Norm that gradients are clipped to; 0: not at all, as in the paper.")
+    max_grad_norm: float = _option(0.0, "Norm that gradients are clipped to; 0: no clipping, as in the paper.")
     predict_with_generate: bool = _option(True, "Translate the validation set at each evaluation, for BLEU and chrF.")
-    include_for_metrics: list[str] = field(default_factory=lambda: ["inputs"], metadata={"help": "For the samples."})
-    dropout_warmup_steps: int = _option(
-        0, "Updates over which dropout rises from 0 to the model's (curriculum dropout)."
+    include_for_metrics: list[str] = field(
+        default_factory=lambda: ["inputs"], metadata={"help": "Of inputs and loss; samples need inputs."}
     )
-    early_stopping_patience: int | None = _option(None, "Evaluations without a better one after which to stop.")
-    average_last: int = _option(0, "Average so many last checkpoints at the end (6.1); 0: none.")
-    bleu_tokenize: str = _option("13a", "How sacreBLEU splits words; none for text that is split already.")
-    logging_steps: float = _option(100, "Updates between two lines of the log.")
+    dropout_warmup_steps: int = _option(
+        0, "Updates over which dropout rises from 0 to the model's value (curriculum dropout)."
+    )
+    early_stopping_patience: int | None = _option(None, "Stop after this many evaluations without improvement.")
+    average_last: int = _option(0, "Number of last checkpoints to average at the end (6.1); 0: none.")
+    bleu_tokenize: str = _option("13a", "sacreBLEU's tokeniser; none for tokenised text.")
+    logging_steps: float = _option(100, "Updates between two log lines.")
+    training_shortcuts: bool = _option(True, "Compute the same loss and gradients in less time, on a CPU.")
+    keep_freed_memory: bool | None = _option(
+        None, "On a CPU, let the whole process keep freed memory, which saves time (default: in the command alone)."
+    )
 
     def __post_init__(self) -> None:
-        if not torch.accelerator.is_available():  # transformers wants to be told so before it allows bf16
+        if not torch.accelerator.is_available():  # transformers only allows bf16 on a CPU with use_cpu
             self.use_cpu, self.dataloader_pin_memory = True, False
         super().__post_init__()
         if self.per_device_train_batch_tokens < 0:
@@ -193,7 +205,7 @@ class VanillaTransformerTrainingArguments(Seq2SeqTrainingArguments):
 
     @property
     def seed_of_data(self) -> int:
-        """What decides the order of the training data and its BPE-dropout: `data_seed`, or `seed` without one."""
+        """Seed of the order of the training data and of BPE-dropout: `data_seed`, or `seed` if there is none."""
         return int(self.seed if self.data_seed is None else self.data_seed)
 
 
@@ -206,7 +218,10 @@ class _Parser(HfArgumentParser):
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML as people read it: `no` is a word (a language, too), `1e-4` a number, and no option is given twice."""
+    """YAML in which `no` is a string (a language), `1e-4` a number, and an option given twice an error.
+
+    PyYAML has no option for this: it reads YAML 1.1, where `no` is false, `1e-4` a string and the last key wins.
+    """
 
     yaml_implicit_resolvers: ClassVar[dict[str, Any]] = {
         first: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:bool"]
@@ -229,15 +244,18 @@ _Loader.add_implicit_resolver("tag:yaml.org,2002:float", _NUMBER, list("-+012345
 
 
 def parse_recipe(paths: Iterable[str | Path] = (), overrides: Sequence[str] = ()) -> Arguments:
-    """Reads recipes and what the command line says otherwise.
+    """Reads recipes and the options of the command line that override them.
 
     Args:
-        paths: YAML files, or names of recipes of the package: option -> value, as on the command line but without
-            dashes; `null` is the default. The later ones override.
+        paths: YAML files, or names of the package's recipes. They map options, named as on the command line but without
+            the leading dashes, to values; `null` means the default. Later recipes override earlier ones.
         overrides: Options of the command line, `["--max_steps", "100"]`.
 
+    Returns:
+        The arguments of the data, of the model and of the training.
+
     Raises:
-        RecipeError: The file is none, an option is unknown or has a value of the wrong kind.
+        RecipeError: A file is not a recipe, or an option is unknown or has a value of the wrong type.
     """
     parser = _parser()
     known = {action.dest: action for action in reversed(parser._actions)}  # --name rather than --no_name
@@ -253,7 +271,7 @@ def parse_recipe(paths: Iterable[str | Path] = (), overrides: Sequence[str] = ()
         *arguments, unknown = parser.parse_args_into_dataclasses(
             [*written, *overrides], return_remaining_strings=True, look_for_args_file=False
         )
-    except (ValueError, TypeError, ImportError, OSError) as error:  # transformers checks what goes together
+    except (ValueError, TypeError, ImportError, OSError) as error:  # transformers checks that options are compatible
         raise RecipeError(" ".join(str(error).split())) from error
     if unknown:
         if unknown[0].startswith("--"):
@@ -263,18 +281,19 @@ def parse_recipe(paths: Iterable[str | Path] = (), overrides: Sequence[str] = ()
 
 
 def describe_options() -> str:
-    """Every option of a recipe, with its default and meaning."""
+    """Returns the help text of all options of a recipe, with their defaults."""
     return _parser().format_help()
 
 
 def _parser() -> _Parser:
     parts: Any = [DataArguments, ModelArguments, VanillaTransformerTrainingArguments]
     parser = _Parser(parts, allow_abbrev=False, add_help=False, usage="options of a recipe")
-    parser.set_defaults(output_dir="")  # so that nothing goes into transformers' "trainer_output", unnamed by anyone
+    parser.set_defaults(output_dir="")  # not "trainer_output", transformers' default, which nobody has named
     return parser
 
 
 def _read(path: Path) -> dict[Any, Any]:
+    """Reads a recipe by its path or its name."""
     packaged = RECIPES / f"{path}.yaml"
     try:
         recipe = yaml.load(
@@ -282,16 +301,16 @@ def _read(path: Path) -> dict[Any, Any]:
         )
     except OSError as error:
         raise RecipeError(
-            f"{path} can't be read ({error.strerror}); name a recipe, a YAML file, or one of the package's: "
+            f"{path} can't be read ({error.strerror}); give a YAML file, or one of the package's recipes: "
             f"{', '.join(sorted(file.stem for file in RECIPES.glob('*.yaml')))}"
         ) from error
     except yaml.MarkedYAMLError as error:
         where = f"{path}:{error.problem_mark.line + 1}" if error.problem_mark else path
-        raise RecipeError(f"{where}: {error.problem}; write a line for each option, `max_steps: 1000`") from error
-    except (yaml.YAMLError, ValueError) as error:  # no UTF-8, or a date that there is not
+        raise RecipeError(f"{where}: {error.problem}; write one line per option, `max_steps: 1000`") from error
+    except (yaml.YAMLError, ValueError) as error:  # not UTF-8, or a date that doesn't exist
         raise RecipeError(f"{path} is not YAML: {' '.join(str(error).split())}") from error
     if not isinstance(recipe, dict):
-        raise RecipeError(f"{path} is no recipe; write a line for each option, `max_steps: 1000`")
+        raise RecipeError(f"{path} is not a recipe; write one line per option, `max_steps: 1000`")
     return recipe
 
 
@@ -300,8 +319,7 @@ def _refuse_unknown(names: Iterable[Any], known: Iterable[str], complaint: str) 
     for name in names:
         plain = str(name).replace("-", "_")
         if plain not in known:
-            similar = difflib.get_close_matches(plain, known, n=1)
-            raise RecipeError(f"{complaint} {name!r}" + (f"; did you mean {similar[0]!r}?" if similar else ""))
+            raise RecipeError(f"{complaint} {name!r}{did_you_mean(plain, known)}")
 
 
 def _as_options(action: Any, value: Any) -> list[str]:
@@ -311,5 +329,5 @@ def _as_options(action: Any, value: Any) -> list[str]:
     if action.nargs != "+":
         raise RecipeError(f"{action.dest} takes one value, not a list: {value}")
     if any(item is None or isinstance(item, (dict, list)) for item in value):
-        raise RecipeError(f"{action.dest} takes a list of plain values, not {value}")
+        raise RecipeError(f"{action.dest} takes a list of numbers or strings, not {value}")
     return [option, *map(str, value)] if value else []

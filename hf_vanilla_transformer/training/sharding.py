@@ -1,7 +1,7 @@
-"""Seq2SeqTrainer with FSDP2: weights, gradients and Adam's moments are shared out among the processes.
+"""Seq2SeqTrainer with FSDP2: weights, gradients and Adam's moments are sharded across the processes.
 
-What it saves is what one process saves without FSDP, so that any number of processes goes on from any checkpoint, with
-FSDP or without, and so that every checkpoint is a model that `from_pretrained` loads.
+It saves what one process saves without FSDP, so that any number of processes can resume from any checkpoint, with FSDP
+or without, and so that `from_pretrained` loads every checkpoint.
 """
 
 from pathlib import Path
@@ -25,7 +25,7 @@ WEIGHTS, OPTIMIZER, SCHEDULER = "model.safetensors", "optimizer.pt", "scheduler.
 
 
 class ShardingTrainer(Seq2SeqTrainer):
-    """Seq2SeqTrainer, and what FSDP2 needs beyond it to train, save and resume this package's models."""
+    """Seq2SeqTrainer with what FSDP2 needs in addition to train, save and resume this package's models."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -35,14 +35,14 @@ class ShardingTrainer(Seq2SeqTrainer):
             share_embedding_module(self.model)
         elif parse_flag_from_env("ACCELERATE_USE_FSDP"):
             raise RecipeError(
-                f"FSDP is asked for, but Accelerate has it for GPUs and their like only; start on CPUs with "
+                "FSDP is asked for, but Accelerate supports it on GPUs and other accelerators only; on CPUs, use "
                 f"{RECIPES / 'accelerate' / 'cpu_ddp.yaml'}"
             )
 
     def _save(self, output_dir: str | None = None, state_dict: dict[str, Tensor] | None = None) -> None:
         sharded_class = type(self.model)
         if self.is_fsdp_enabled and state_dict:  # gathered by the Trainer, on the main process
-            # Under FSDP's class, its code would be saved in place of the model's, and tied weights several times.
+            # With FSDP's class, its code would be saved instead of the model's, and tied weights more than once.
             self.model.__class__ = self._model_class
             state_dict = {name: value for name, value in state_dict.items() if name not in _tied_to(self.model)}
         try:
@@ -54,7 +54,7 @@ class ShardingTrainer(Seq2SeqTrainer):
         if not self.is_fsdp_enabled:
             super()._save_optimizer_and_scheduler(output_dir)
             return
-        # The weights are in model.safetensors already; the Trainer would save them once more, in a form for FSDP only.
+        # The weights are in model.safetensors already; the Trainer would save them again, in a format for FSDP only.
         options = StateDictOptions(full_state_dict=True, cpu_offload=True)
         state = get_optimizer_state_dict(self.model, self._torch_optimizer, options=options)
         if self.args.should_save:
@@ -79,7 +79,7 @@ class ShardingTrainer(Seq2SeqTrainer):
         result = set_model_state_dict(self.model, weights, options=options)
         wrong = [*(name for name in result.missing_keys if name not in _tied_to(self.model)), *result.unexpected_keys]
         if wrong:
-            raise ValueError(f"{checkpoint / WEIGHTS} is of another model: {wrong[0]} is in one of the two only")
+            raise ValueError(f"{checkpoint / WEIGHTS} is of another model: only one of the two has {wrong[0]}")
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         if not self.is_fsdp_enabled or checkpoint is None:
@@ -99,9 +99,12 @@ class ShardingTrainer(Seq2SeqTrainer):
 
 
 def share_embedding_module(model: nn.Module) -> None:
-    """Makes embeddings that share their matrix one module, as FSDP wants all users of a matrix in one group.
+    """Replaces embeddings that share their matrix by one module, as FSDP needs all users of a matrix in one group.
 
     Accelerate puts the model's input and output embeddings into a group, and no others.
+
+    Args:
+        model: Is changed in place.
     """
     shared = model.get_input_embeddings()  # type: ignore[operator]
     for parent in list(model.modules()):
@@ -111,37 +114,37 @@ def share_embedding_module(model: nn.Module) -> None:
 
 
 def numbered(optimizer_state: dict[str, Any]) -> dict[str, Any]:
-    """An optimizer's state that names its parameters, in the form of `Optimizer.state_dict`, which numbers them."""
+    """Converts an optimizer's state with named parameters to that of `Optimizer.state_dict`, which numbers them."""
     names = [name for group in optimizer_state["param_groups"] for name in group["params"]]
     return renamed(optimizer_state, {name: number for number, name in enumerate(names)})
 
 
 def renamed(optimizer_state: dict[str, Any], new: dict[Any, Any]) -> dict[str, Any]:
-    """An optimizer's state with `new[key]` in place of each parameter's key."""
+    """Returns an optimizer's state with each parameter's key replaced by `new[key]`."""
     state = {new[key]: values for key, values in optimizer_state["state"].items()}
     groups = [{**group, "params": [new[key] for key in group["params"]]} for group in optimizer_state["param_groups"]]
     return {"state": state, "param_groups": groups}
 
 
 def _tied_to(model: Any) -> dict[str, str]:
-    """{name of a parameter: name of the parameter that it is}, for all but the one that is saved."""
+    """Name of each tied parameter that is not saved -> name of the saved one."""
     tied: dict[str, str] = model.all_tied_weights_keys
     return tied
 
 
 def check_plugin(plugin: Any) -> None:
-    """Refuses what this module isn't for.
+    """Checks that Accelerate's settings are those that this module supports.
 
     Args:
         plugin: Accelerate's FullyShardedDataParallelPlugin.
 
     Raises:
-        RecipeError: It asks for FSDP's first version, or for checkpoints in parts.
+        RecipeError: It asks for FSDP's first version, or for sharded checkpoints.
     """
     if plugin.fsdp_version != 2:
         raise RecipeError(f"fsdp_version is {plugin.fsdp_version}; write `fsdp_version: 2` into Accelerate's config")
     if "FULL_STATE_DICT" not in str(plugin.state_dict_type):
         raise RecipeError(
-            "Accelerate's config asks for checkpoints in parts, which neither from_pretrained nor another number of "
+            "Accelerate's config asks for sharded checkpoints, which neither from_pretrained nor another number of "
             "processes can load; write `fsdp_state_dict_type: FULL_STATE_DICT` into it"
         )

@@ -1,11 +1,12 @@
 """Section 5 of "Attention Is All You Need" on transformers' Seq2SeqTrainer."""
 
+import copy
 import inspect
 import math
 import platform
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,15 +22,18 @@ from torch.utils.data import DataLoader
 from transformers import EarlyStoppingCallback, EvalPrediction, TrainerCallback
 from transformers.trainer_utils import EvalLoopOutput
 
+from .. import engine
 from ..data.batching import TokenBudgetBatchSampler, TokenBudgetStream
 from ..data.corpora import lengths_of
 from ..engine.memory import keep_freed_memory
+from ..engine.training import paused_shortcuts, training_shortcuts
 from ..evaluation.metrics import Score, corpus_bleu, corpus_chrf
+from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from ..publish.model_card import Evaluation, Recipe, RunFacts, Sample, fill_model_card
 from .recipe import VanillaTransformerTrainingArguments
 from .sharding import ShardingTrainer
 
-SAMPLES_AN_EVALUATION = 3
+SAMPLES_PER_EVALUATION = 3
 
 
 def paper_learning_rate(d_model: int, warmup_steps: int, factor: float = 1.0) -> float:
@@ -41,11 +45,37 @@ def paper_learning_rate(d_model: int, warmup_steps: int, factor: float = 1.0) ->
     return factor * (d_model * warmup_steps) ** -0.5
 
 
+def peak_learning_rate(args: VanillaTransformerTrainingArguments, model: Any) -> float:
+    """The highest learning rate of a run: `learning_rate`, or without one that of the paper's schedule (5.3).
+
+    Args:
+        args: The arguments of the run.
+        model: Its model, whose configuration has `d_model` or, as other models have it, `hidden_size`.
+
+    Raises:
+        ValueError: There is no `learning_rate`, and the paper's can't be computed.
+    """
+    if args.learning_rate is not None:
+        return args.learning_rate
+    config = getattr(model, "config", None)
+    d_model = getattr(config, "d_model", None) or getattr(config, "hidden_size", None)
+    if d_model is None:
+        raise ValueError("This model's configuration has no d_model for the paper's schedule; give `learning_rate`.")
+    if 0 < args.warmup_steps < 1 and args.max_steps < 1:
+        raise ValueError(
+            f"warmup_steps={args.warmup_steps} is a share of the updates, whose number isn't known without max_steps; "
+            "give either as a number of updates, or learning_rate."
+        )
+    warmup_steps = max(int(args.get_warmup_steps(args.max_steps)), 1)
+    return paper_learning_rate(d_model, warmup_steps, args.learning_rate_factor)
+
+
 class VanillaTransformerTrainer(ShardingTrainer):
-    """Seq2SeqTrainer with batches by tokens, a loss without logits, and perplexity per token.
+    """Seq2SeqTrainer with the paper's schedule, batches by tokens, a loss without logits, and perplexity per token.
 
     Arguments are those of Seq2SeqTrainer; `args` has to be `VanillaTransformerTrainingArguments`. Any other
-    sequence-to-sequence model can be trained too.
+    sequence-to-sequence model can be trained too. This package's model is trained with the shortcuts of
+    `hf_vanilla_transformer.engine.training`, which give the same loss and gradients.
     """
 
     args: VanillaTransformerTrainingArguments
@@ -59,10 +89,29 @@ class VanillaTransformerTrainer(ShardingTrainer):
         self._clock = _Clock()
 
     def train(self, *args: Any, **kwargs: Any) -> Any:
-        """Trains as `Trainer.train` does; on a CPU, the process then keeps its memory until it ends."""
-        if self.args.device.type == "cpu":
+        """Trains as `Trainer.train` does, with `keep_freed_memory` and `training_shortcuts` as the arguments say."""
+        if self.args.keep_freed_memory and self.args.device.type == "cpu":
             keep_freed_memory()
         return super().train(*args, **kwargs)
+
+    def _inner_training_loop(self, *args: Any, **kwargs: Any) -> Any:  # the model is known here, `model_init` or not
+        is_sharded = self.is_fsdp_enabled or self.is_deepspeed_enabled
+        uses_shortcuts = self.args.training_shortcuts and not self.args.torch_compile and not is_sharded
+        with training_shortcuts(self.model) if uses_shortcuts else nullcontext():
+            return super()._inner_training_loop(*args, **kwargs)
+
+    @staticmethod
+    def get_optimizer_cls_and_kwargs(args: Any, model: Any = None) -> tuple[Any, Any]:
+        """The optimizer's class and arguments; its rate is the paper's where `learning_rate` is None."""
+        args, rate = copy.copy(args), peak_learning_rate(args, model)
+        args.learning_rate = rate  # of the copy: the same arguments may train a model of another size
+        return ShardingTrainer.get_optimizer_cls_and_kwargs(args, model)
+
+    @property
+    def target_tokens(self) -> int:
+        """Target tokens trained on so far, by all processes and before resuming too."""
+        saved = self.state.stateful_callbacks.get(TARGET_TOKENS, {})
+        return int(saved.get("attributes", {}).get("count", 0))
 
     def get_train_dataloader(self) -> DataLoader[Any]:
         """Batches within `per_device_train_batch_tokens`, this process's part of them."""
@@ -111,14 +160,15 @@ class VanillaTransformerTrainer(ShardingTrainer):
         # The Trainer tells the epoch to some samplers only, and not after resuming with several processes.
         if self.batch_sampler is not None:
             self.batch_sampler.set_epoch(kwargs["epoch"])
-        self._clock.start(self.state.num_input_tokens_seen)
+        self._clock.start(self.target_tokens)
         super()._run_epoch(**kwargs)
 
     def get_batch_samples(self, epoch_iterator: Iterator[Any], num_batches: int, device: torch.device) -> Any:
         """The batches of one update and its number of target tokens, which is counted here."""
         batches, items = super().get_batch_samples(epoch_iterator, num_batches, device)
         if items is not None:
-            self.state.num_input_tokens_seen += int(items)
+            count = self.target_tokens + int(items)
+            self.state.stateful_callbacks[TARGET_TOKENS] = {"args": {}, "attributes": {"count": count}}
         return batches, items
 
     def compute_loss(self, model: Any, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
@@ -132,7 +182,8 @@ class VanillaTransformerTrainer(ShardingTrainer):
         """One batch of the evaluation; its loss is added up by tokens."""
         if "labels" in inputs:
             inputs = {**inputs, "labels": self._without_repeated(inputs["labels"])}
-        outputs = super().prediction_step(model, inputs, *args, **kwargs)
+        with _unchanged(getattr(self.model, "generation_config", None)):
+            outputs = super().prediction_step(model, inputs, *args, **kwargs)
         if outputs[0] is not None and "labels" in inputs:
             self._evaluated.add(outputs[0], inputs["labels"])
         return outputs
@@ -142,7 +193,10 @@ class VanillaTransformerTrainer(ShardingTrainer):
         self._evaluated = _Sums()
         # Seq2SeqTrainer would count the sentences twice that `_without_repeated` is about.
         self.gather_function = self.accelerator.gather_for_metrics
-        with self._clock.paused():
+        # The weights stay as they are, so `generate()` needn't compare them at each call.
+        is_ours = isinstance(self.model, VanillaTransformerForConditionalGeneration)
+        frozen = engine.frozen(self.model.eval()) if is_ours else nullcontext()
+        with self._clock.paused(), paused_shortcuts(self.model), frozen:
             output = super().evaluation_loop(*args, metric_key_prefix=metric_key_prefix, **kwargs)
         loss, tokens = self.accelerator.reduce(self._evaluated.tensor(self.args.device), reduction="sum").tolist()
         if tokens:
@@ -166,11 +220,27 @@ class VanillaTransformerTrainer(ShardingTrainer):
             fill_model_card(facts).save(Path(self.args.output_dir or "") / "README.md")
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """Logs, with the target tokens seen and their number a second since the last line."""
+        """Logs, with the target tokens seen and their number per second since the last line."""
         if "loss" in logs:
-            tokens = self.state.num_input_tokens_seen
+            tokens = self.target_tokens
             logs |= {"target_tokens": tokens, "tokens_per_second": self._clock.rate(tokens)}
         super().log(logs, start_time)
+
+
+# Where the number of target tokens is in TrainerState, which saves and restores nothing but its own fields.
+TARGET_TOKENS = "TargetTokens"
+
+
+@contextmanager
+def _unchanged(config: Any) -> Iterator[None]:
+    """Keeps a generation config as it is: Seq2SeqTrainer writes transformers' defaults into it, `max_length` 20 too."""
+    before = None if config is None else dict(vars(config))
+    try:
+        yield
+    finally:
+        if before is not None:
+            vars(config).clear()
+            vars(config).update(before)
 
 
 class _Sums:
@@ -190,7 +260,7 @@ class _Sums:
 
 
 class _Clock:
-    """Measures tokens a second between calls, leaving out evaluations."""
+    """Measures tokens per second between calls, leaving out evaluations."""
 
     def __init__(self) -> None:
         self._since = 0.0
@@ -214,12 +284,20 @@ class _Clock:
         return round(rate, 1)
 
 
+Metric = Any  # an object with `compute(predictions=, references=)`, as evaluate's, or a function of the two lists
+
+
 class TranslationMetrics:
-    """BLEU and chrF of the validation set for `compute_metrics`, with a few translations to look at.
+    """Scores the translations of the validation set, for `compute_metrics`, and keeps a few of them to look at.
 
     Args:
         tokenizer: Decodes the token ids.
         tokenize: sacreBLEU's way to split words; "none" for text that is split already.
+        metrics: Further ones, beside BLEU and chrF. Objects with `compute(predictions=..., references=...)`, such as
+            `evaluate.load` returns, report the numbers of the dictionary that they return, under its keys; those with
+            the key "score", or with one that is taken, under the metric's own name. Functions
+            `f(translations, references)` report the number that they return, under their name.
+        show: Called with each line that shows a few translations at each evaluation; `print`, for instance.
 
     Attributes:
         samples: Of the last evaluation: (source, translation, reference); the source is empty unless the Trainer was
@@ -227,27 +305,51 @@ class TranslationMetrics:
         signature: sacreBLEU's, of the last evaluation.
     """
 
-    def __init__(self, tokenizer: Any, tokenize: str = "13a") -> None:
-        self.tokenizer, self.tokenize = tokenizer, tokenize
+    def __init__(
+        self,
+        tokenizer: Any,
+        tokenize: str = "13a",
+        metrics: Sequence[Metric] = (),
+        show: Callable[[str], Any] | None = None,
+    ) -> None:
+        self.tokenizer, self.tokenize, self.metrics, self.show = tokenizer, tokenize, tuple(metrics), show
         self.samples: list[tuple[str, str, str]] = []
         self.signature = ""
 
     def __call__(self, predictions: EvalPrediction) -> dict[str, float]:
-        """Scores translations that `generate()` made."""
+        """Scores translations that `generate()` made: {name: value}, BLEU and chrF from 0 to 100."""
         hypotheses, references = self._texts(predictions.predictions), self._texts(predictions.label_ids)
         bleu = corpus_bleu(hypotheses, references, tokenize=self.tokenize)
         self.signature = bleu.signature
-        places = np.linspace(0, len(hypotheses) - 1, SAMPLES_AN_EVALUATION + 2).astype(int)[1:-1].tolist()
+        self.samples = self._samples(predictions.inputs, hypotheses, references)
+        if self.show is not None:
+            for sample in self.samples:
+                self.show("\n  ".join(line for line in sample if line))
+        scores = {"bleu": bleu.value, "chrf": corpus_chrf(hypotheses, references).value}
+        for metric in self.metrics:
+            scores |= _scores_of(metric, hypotheses, references, taken=scores)
+        return scores
+
+    def _samples(self, inputs: Any, hypotheses: list[str], references: list[str]) -> list[tuple[str, str, str]]:
+        places = np.linspace(0, len(hypotheses) - 1, SAMPLES_PER_EVALUATION + 2).astype(int)[1:-1].tolist()
         places = sorted(set(places))
-        sources = [""] * len(places) if predictions.inputs is None else self._texts(predictions.inputs[places])
-        self.samples = [
-            (source, hypotheses[place], references[place]) for source, place in zip(sources, places, strict=True)
-        ]
-        return {"bleu": bleu.value, "chrf": corpus_chrf(hypotheses, references).value}
+        sources = [""] * len(places) if inputs is None else self._texts(inputs[places])
+        return [(source, hypotheses[place], references[place]) for source, place in zip(sources, places, strict=True)]
 
     def _texts(self, token_ids: Any) -> list[str]:
         token_ids = np.where(token_ids == -100, self.tokenizer.pad_token_id, token_ids)
         return list(self.tokenizer.batch_decode(token_ids, skip_special_tokens=True))
+
+
+def _scores_of(metric: Metric, hypotheses: list[str], references: list[str], taken: Any) -> dict[str, float]:
+    """Asks a metric for its numbers; texts and lists that it returns as well can't be logged."""
+    if not hasattr(metric, "compute"):
+        return {metric.__name__: float(metric(hypotheses, references))}
+    found = metric.compute(predictions=hypotheses, references=references) or {}
+    numbers = {key: float(value) for key, value in found.items() if isinstance(value, (int, float, np.number))}
+    name = getattr(metric, "name", None) or type(metric).__name__.lower()
+    renamed = {key: f"{name}_{key}" if key in taken and key != name else key for key in numbers}
+    return {name if key == "score" else renamed[key]: value for key, value in numbers.items()}
 
 
 class DropoutWarmup(TrainerCallback):
@@ -315,7 +417,7 @@ def run_facts(trainer: VanillaTransformerTrainer, seconds: float | None = None) 
         recipe=Recipe(
             optimizer=f"Adam, beta {args.adam_beta1} and {args.adam_beta2}, epsilon {args.adam_epsilon}",
             schedule=f"{_words(args.lr_scheduler_type)}, {args.warmup_steps:,.0f} updates of warm-up",
-            learning_rate=args.learning_rate,
+            learning_rate=peak_learning_rate(args, trainer.model),
             batch_tokens=tokens or None,
             steps=trainer.state.global_step,
             dropout=config.get("dropout"),

@@ -2,8 +2,8 @@
 
     python -m scripts.quickstart
 
-It takes about three minutes on two CPU cores and downloads nothing: the corpus is generated. The run's folder,
-outputs/quickstart/, then holds the model with its tokenizer, metrics.json and a picture of cross-attention.
+It takes about three minutes on two CPU cores and downloads nothing: the corpus is generated. The output folder,
+outputs/quickstart/, then contains the model with its tokenizer, metrics.json and a plot of cross-attention.
 """
 
 import argparse
@@ -32,13 +32,14 @@ from hf_vanilla_transformer import (
 )
 from hf_vanilla_transformer.evaluation.metrics import corpus_bleu, exact_match
 from hf_vanilla_transformer.publish.plotting import plot_attention
+from hf_vanilla_transformer.training.trainer import TranslationMetrics
 from scripts.quickstart.corpus import generate_pairs, split_pairs
 
 SEED = 0
 
 
 def main() -> None:
-    """Makes the corpus, trains, saves, loads again and tests."""
+    """Generates the corpus, trains and saves a model, loads it again and tests it."""
     options = parse_arguments()
     start = time.perf_counter()
     run = new_folder(options.output_dir)
@@ -79,10 +80,10 @@ def main() -> None:
 
 
 def parse_arguments() -> argparse.Namespace:
-    """Reads the command line; the defaults are the run that README shows."""
+    """Parses the command line; README describes the run with the default values."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output_dir", type=Path, default=Path("outputs/quickstart"))
-    parser.add_argument("--num_pairs", type=int, default=40_000, help="sentence pairs generated")
+    parser.add_argument("--num_pairs", type=int, default=40_000, help="number of sentence pairs to generate")
     parser.add_argument("--vocab_size", type=int, default=2000)
     parser.add_argument("--d_model", type=int, default=128)
     parser.add_argument("--dropout", type=float, default=0.0)
@@ -93,7 +94,7 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def new_folder(folder: Path) -> Path:
-    """Makes the run's folder; an earlier run in its place is kept under another name."""
+    """Creates the output folder; an earlier run's folder is kept under another name."""
     if folder.exists():
         earlier = folder.with_name(f"{folder.name}-{datetime.now():%Y%m%d-%H%M%S}")
         folder.rename(earlier)
@@ -103,7 +104,16 @@ def new_folder(folder: Path) -> Path:
 
 
 def train(model: Any, tokenizer: Any, pairs: dict[str, list[tuple[str, str]]], run: Path, options: Any) -> None:
-    """Trains with Hugging Face's own trainer: Adam and label smoothing as in the paper's section 5."""
+    """Trains with the stock Seq2SeqTrainer: Adam and label smoothing as in the paper's section 5."""
+    metrics = TranslationMetrics(tokenizer)
+
+    def compute_metrics(predictions: EvalPrediction) -> dict[str, float]:
+        scores = metrics(predictions)
+        for source, translation, reference in metrics.samples:
+            mark = "" if translation == reference else f"   (reference: {reference})"
+            print(f"\n  {source}\n    {translation}{mark}", end="")
+        print()
+        return scores
 
     def tokenize(batch: dict[str, list[str]]) -> dict[str, Any]:
         return dict(tokenizer(batch["english"], text_target=batch["german"]))
@@ -141,27 +151,22 @@ def train(model: Any, tokenizer: Any, pairs: dict[str, list[tuple[str, str]]], r
         eval_dataset=data["validation"],
         processing_class=tokenizer,
         data_collator=DataCollatorForSeq2Seq(tokenizer, model=model),
-        compute_metrics=lambda predictions: validate(tokenizer, predictions),
+        compute_metrics=compute_metrics,
     )
     trainer.train()
 
 
-def validate(tokenizer: Any, predictions: EvalPrediction) -> dict[str, float]:
-    """Scores the validation set and shows three of its translations."""
-    texts = []
-    for ids in (predictions.inputs, predictions.predictions, predictions.label_ids):
-        ids[ids == -100] = tokenizer.pad_token_id
-        texts.append(tokenizer.batch_decode(ids, skip_special_tokens=True))
-    sources, hypotheses, references = texts
-    for source, hypothesis, reference in list(zip(sources, hypotheses, references, strict=True))[:3]:
-        mark = "" if hypothesis == reference else f"   (right: {reference})"
-        print(f"\n  {source}\n    {hypothesis}{mark}", end="")
-    print()
-    return {"exact_match": exact_match(hypotheses, references), "bleu": corpus_bleu(hypotheses, references).value}
-
-
 def test(model: Any, tokenizer: Any, pairs: list[tuple[str, str]]) -> tuple[dict[str, Any], list[str]]:
-    """Translates with the model's own defaults, the paper's beam search, and returns the scores and translations."""
+    """Translates with the model's defaults, the paper's beam search.
+
+    Args:
+        model: The trained model.
+        tokenizer: Its tokenizer.
+        pairs: Source sentences with their references.
+
+    Returns:
+        Exact match in percent and BLEU with its signature, and the translations.
+    """
     sources, references = map(list, zip(*pairs, strict=True))
     hypotheses: list[str] = []
     for i in range(0, len(sources), 100):
@@ -173,7 +178,7 @@ def test(model: Any, tokenizer: Any, pairs: list[tuple[str, str]]) -> tuple[dict
 
 
 def draw_attention(model: Any, tokenizer: Any, source: str, target: str, file: Path) -> None:
-    """Draws what each target token looks at in the source, in the last layer's cross-attention."""
+    """Plots which source tokens each target token attends to, in the last layer's cross-attention."""
     inputs = tokenizer(source, text_target=target, return_tensors="pt")
     with torch.inference_mode():
         weights = model(**inputs, output_attentions=True).cross_attentions[-1][0]  # (heads, T, S)

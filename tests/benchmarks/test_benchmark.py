@@ -127,12 +127,12 @@ def test_growth(tmp_path, monkeypatch, capsys):
         (["train", "--peers", "marian,moses"], "there is no peer 'moses'; choose of marian, torch"),
         (["train", "--end-to-end"], "--end-to-end needs --data_dir"),
         (["train", "--dtype", "float16"], "--dtype bfloat16 or float32"),
-        (["train", "--tokens", "20"], "raise the batch's tokens"),
+        (["train", "--tokens", "20"], "raise the tokens per batch"),
         (["train", "--end-to-end", "--data_dir", "nowhere"], "--data_dir is the folder with Multi30k's"),
     ],
 )
-def test_errors_name_the_mend(arguments, complaint):
-    with pytest.raises(SystemExit, match=r"^benchmark\.py: ") as error:
+def test_errors_name_the_fix(arguments, complaint):
+    with pytest.raises(SystemExit, match=r"^benchmarks: ") as error:
         benchmark.main([*arguments, *QUICK])
     assert complaint in str(error.value)
 
@@ -172,7 +172,7 @@ def test_every_model_has_as_many_parameters(name):
 def test_another_number_of_parameters_is_an_error():
     facts = {"ours": workers.Facts(10), "bart": workers.Facts(12, {"positions": 2}), "floor": workers.Facts()}
     benchmark.check_parameters(facts)
-    with pytest.raises(work.BenchmarkError, match=r"marian has 11 parameters and ours 10, .* mend its builder"):
+    with pytest.raises(work.BenchmarkError, match=r"marian has 11 parameters and ours 10, .* fix its builder"):
         benchmark.check_parameters({**facts, "marian": workers.Facts(11)})
 
 
@@ -407,7 +407,7 @@ def test_processes_of_their_own_have_a_peak_memory():
     assert not worker.process.is_alive()
 
 
-# Whole programs
+# Complete programs
 
 
 def checkpoint(folder, tokenizer, **fields):
@@ -450,7 +450,7 @@ def test_a_checkpoint_as_marian(tmp_path, tiny_checkpoint, bias):
 )
 def test_what_marian_cannot_be(tmp_path, tiny_checkpoint, fields):
     ours = checkpoint(tmp_path, AutoTokenizer.from_pretrained(tiny_checkpoint), **fields)
-    with pytest.raises(work.BenchmarkError, match=r"^--model (is no post-norm model|has what Marian hasn't: )"):
+    with pytest.raises(work.BenchmarkError, match=r"^--model (must be post-norm|has weights that Marian lacks: )"):
         programs.marian_of(ours)
 
 
@@ -459,7 +459,7 @@ def test_a_file_to_translate_has_lines(tmp_path, tiny_checkpoint, content):
     file = tmp_path / "in.en"
     if content is not None:
         file.write_text(content)
-    with pytest.raises(SystemExit, match=r"in\.en has no line; give a file with a sentence a line"):
+    with pytest.raises(SystemExit, match=r"in\.en has no lines; give a file with one sentence per line"):
         benchmark.main(["translate", "--model", str(tiny_checkpoint), "--input", str(file)])
 
 

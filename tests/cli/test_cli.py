@@ -1,4 +1,4 @@
-"""The command line: instant help, translations in the order of the input, one-line errors that name the mend."""
+"""The command line: instant help, translations in the order of the input, one-line errors that name the fix."""
 
 import gc
 import io
@@ -13,14 +13,13 @@ import pytest
 import torch
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
-from hf_vanilla_transformer import __version__, cli
+from hf_vanilla_transformer import __version__, cli, engine
 from hf_vanilla_transformer.cli import translate
 from hf_vanilla_transformer.cli.common import UsageError, loading
-from hf_vanilla_transformer.engine import memory
 from hf_vanilla_transformer.evaluation import translation
 
 ROOT = Path(__file__).parents[2]
-COMMAND = [sys.executable, "-m", "hf_vanilla_transformer"]
+COMMAND = [sys.executable, "-m", "hf_vanilla_transformer_cli"]  # what `vanilla-transformer` starts
 
 
 @pytest.fixture
@@ -44,7 +43,7 @@ def run(monkeypatch, capsys):
 @pytest.mark.parametrize("arguments", [["--help"], ["translate", "--help"], ["--version"], ["translate"]])
 def test_help_and_wrong_use_import_nothing_heavy(arguments):
     result = subprocess.run(
-        [sys.executable, "-X", "importtime", "-m", "hf_vanilla_transformer", *arguments],
+        [sys.executable, "-X", "importtime", *COMMAND[1:], *arguments],
         cwd=ROOT, capture_output=True, text=True,
     )  # fmt: skip
     imported = {
@@ -55,11 +54,11 @@ def test_help_and_wrong_use_import_nothing_heavy(arguments):
 
 
 def test_the_installed_commands_help_imports_nothing_heavy():
-    # What the console script does: its own path in argv, then main.
+    # What the console script does.
     script = (
         "import sys\n"
         "sys.argv = ['/some/where/vanilla-transformer', '--version']\n"
-        "from hf_vanilla_transformer.cli import main\n"
+        "from hf_vanilla_transformer_cli import main\n"
         "try:\n"
         "    main()\n"
         "finally:\n"
@@ -143,7 +142,7 @@ def test_lines_of_standard_input_give_a_line_each_and_empty_ones_stay_empty(run,
 def test_order_holds_over_windows(run, tiny_checkpoint, monkeypatch):
     options = ["--model", tiny_checkpoint, "--max-new-tokens", 4]
     _, whole, _ = run("translate", *options, *SENTENCES)
-    monkeypatch.setattr(translate, "LINES_A_WINDOW", 2)
+    monkeypatch.setattr(translate, "LINES_PER_WINDOW", 2)
     _, in_windows, _ = run("translate", *options, *SENTENCES)
     assert in_windows == whole
 
@@ -182,22 +181,22 @@ MODEL = "<the checkpoint>"
         ([], b"", r"required: COMMAND \(see vanilla-transformer --help\)"),
         (["translat"], b"", r"invalid choice: 'translat' \(choose from .*translate'?\)"),
         (["translate"], b"", r"required: --model \(see vanilla-transformer translate --help\)"),
-        (["translate", "--model", MODEL, "--num-beam", "4"], b"", "--num-beam; did you mean --num-beams?"),
+        (["translate", "--model", MODEL, "--num-beam", "4"], b"", "--num-beam; did you mean '--num-beams'"),
         (["translate", "--model", MODEL, "--frobnicate"], b"", r"unrecognized arguments: --frobnicate \(see"),
-        (["translate", "--model", MODEL, "--beam", "0"], b"", "--beam: '0' is not a whole number from 1 up"),
-        (["translate", "--model", MODEL, "--batch-size", "x"], b"", "'x' is not a whole number"),
+        (["translate", "--model", MODEL, "--beam", "0"], b"", "--beam: '0' is not an integer of at least 1"),
+        (["translate", "--model", MODEL, "--batch-size", "x"], b"", "'x' is not an integer"),
         (["translate", "--model", MODEL, "--beam", "2", "--greedy"], b"", "--greedy: not allowed with"),
         (["translate", "--model", MODEL, "--dtype", "int8"], b"", "choose from '?float32'?"),
         (["translate", "--model", MODEL, "--device", "toaster", "a"], b"", "toaster can't be used.*--device cpu"),
         (["translate", "--model", "/no/where", "a"], b"", "/no/where does not exist; --model needs a folder that"),
         (["translate", "--model", "no/where", "a"], b"", r"can't load no/where \(.*--model needs"),
-        (["translate", "--model", str(ROOT / "tests"), "a"], b"", "no checkpoint: it has no config.json; --model"),
+        (["translate", "--model", str(ROOT / "tests"), "a"], b"", "not a checkpoint: it has no config.json; --model"),
         (["translate", "--model", __file__, "a"], b"", "is a file; --model needs a folder"),
-        (["translate", "--model", MODEL], "gut\nschön\n".encode("latin1"), r"line 2 .* \(byte 0xf6 at 4\).*iconv"),
+        (["translate", "--model", MODEL], "gut\nschön\n".encode("latin1"), r"input:2: not UTF-8 .* at 4\).*iconv"),
         (["translate", "--model", MODEL, "a\udcff"], b"", "sentence 1 is not valid UTF-8"),
     ],
 )  # fmt: skip
-def test_wrong_use_is_one_line_that_names_the_mend(run, tiny_checkpoint, arguments, stdin, message):
+def test_wrong_use_is_one_line_that_names_the_fix(run, tiny_checkpoint, arguments, stdin, message):
     arguments = [str(tiny_checkpoint) if argument == MODEL else argument for argument in arguments]
     code, out, err = run(*arguments, stdin=stdin)
     assert (code, out) == (2, "")
@@ -216,12 +215,12 @@ def test_a_damaged_checkpoint_is_one_line(run, tiny_checkpoint, tmp_path, damage
 
 def test_programs_keep_freed_memory(run, tiny_checkpoint, monkeypatch):
     calls = []
-    monkeypatch.setattr(memory, "keep_freed_memory", lambda: calls.append(1))
+    monkeypatch.setattr(engine, "keep_freed_memory", lambda: calls.append(1))
     assert run("translate", "--model", tiny_checkpoint, "--greedy", "--max-new-tokens", 2, "nine")[0] == 0
     assert calls == [1]
 
 
-def test_out_of_memory_names_the_mend(run, tiny_checkpoint, monkeypatch):
+def test_out_of_memory_names_the_fix(run, tiny_checkpoint, monkeypatch):
     def no_memory(*arguments, **options):
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate ...")
 

@@ -1,4 +1,4 @@
-"""`vanilla-transformer average`: the last whole checkpoints of a run, or those that are named."""
+"""`vanilla-transformer average`: the last complete checkpoints of a run, or those that are named."""
 
 import os
 import re
@@ -67,7 +67,7 @@ def test_the_last_few_into_a_folder(average, folder, tmp_path):
     assert average(folder, "--last", 1)[1] == f"averaged 1 checkpoint (step 6) into {folder / 'averaged-1'}\n"
 
 
-def test_damaged_ones_are_passed_over(average, folder, caplog):
+def test_damaged_ones_are_skipped(average, folder, caplog):
     (folder / "checkpoint-6" / "trainer_state.json").unlink()
     os.truncate(folder / "checkpoint-5" / "optimizer.pt", 10)  # no matter for the weights
     os.truncate(folder / "checkpoint-4" / "model.safetensors", 1000)
@@ -109,20 +109,20 @@ RUN = "<the run>"
     ("arguments", "message"),
     [
         ([], r"one of the arguments RUN --checkpoints is required \(see vanilla-transformer average --help\)"),
-        (["/no/where"], "/no/where is not a folder; RUN needs"),
-        ([__file__], "is not a folder; RUN needs"),
-        ([str(ROOT)], "has no whole checkpoint; give the folder of a training"),
-        ([RUN, "--last", "7"], r"has not 7 whole checkpoints but 6 \(checkpoint-1, .*\); ask for as many"),
-        ([RUN, "--last", "0"], "--last: '0' is not a whole number from 1 up"),
-        ([RUN, "--lst", "3"], "--lst 3; did you mean --last?"),
+        (["/no/where"], "/no/where is not a folder; RUN must be"),
+        ([__file__], "is not a folder; RUN must be"),
+        ([str(ROOT)], "has no complete checkpoint; give a training's output folder"),
+        ([RUN, "--last", "7"], r"has 6 complete checkpoints, not 7 \(checkpoint-1, .*\); ask for fewer"),
+        ([RUN, "--last", "0"], "--last: '0' is not an integer of at least 1"),
+        ([RUN, "--lst", "3"], "--lst 3; did you mean '--last'"),
         ([RUN, "--checkpoints", f"{RUN}/checkpoint-1"], "--checkpoints: not allowed with argument RUN"),
-        (["--checkpoints", f"{RUN}/checkpoint-1", "--last", "1"], "--last counts RUN's checkpoints, but"),
+        (["--checkpoints", f"{RUN}/checkpoint-1", "--last", "1"], "--last is for RUN's checkpoints, and"),
         (["--checkpoints", f"{RUN}/checkpoint-9"], "checkpoint-9: there is no such folder"),
-        (["--checkpoints", f"{RUN}/checkpoint-1", "/no/where"], "different folders; say with --output where"),
-        ([RUN, "--output", RUN, "--overwrite"], "not merely a saved model, so it is not overwritten"),
+        (["--checkpoints", f"{RUN}/checkpoint-1", "/no/where"], "different folders; give the folder of"),
+        ([RUN, "--output", RUN, "--overwrite"], "contains more than a saved model, so it is not overwritten"),
     ],
 )  # fmt: skip
-def test_wrong_use_is_one_line_that_names_the_mend(average, folder, arguments, message):
+def test_wrong_use_is_one_line_that_names_the_fix(average, folder, arguments, message):
     code, out, err = average(*(argument.replace(RUN, str(folder)) for argument in arguments))
     assert (code, out) == (2, "")
     assert re.fullmatch(f"vanilla-transformer: error: .*{message}.*\n", err), err
@@ -131,7 +131,7 @@ def test_wrong_use_is_one_line_that_names_the_mend(average, folder, arguments, m
 
 @pytest.mark.parametrize("arguments", [["--help"], [], ["/no/where"]])
 def test_help_and_wrong_use_import_nothing_heavy(arguments):
-    command = [sys.executable, "-X", "importtime", "-m", "hf_vanilla_transformer", "average", *arguments]
+    command = [sys.executable, "-X", "importtime", "-m", "hf_vanilla_transformer_cli", "average", *arguments]
     result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     imported = {line.rsplit("|", 1)[-1].strip() for line in result.stderr.splitlines() if "import time" in line}
     assert "hf_vanilla_transformer.cli.average" in imported

@@ -16,6 +16,7 @@ from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, PreTrainedTokeniz
 from hf_vanilla_transformer import cli
 from hf_vanilla_transformer.evaluation.metrics import corpus_bleu
 from hf_vanilla_transformer.evaluation.translation import translate
+from hf_vanilla_transformer.training import trainer
 
 PAIRS = [(f"{'half past ' * (n % 4)}nine {n}", f"{'halb zehn ' * (n % 3)}neun {n}") for n in range(50)]
 
@@ -64,18 +65,18 @@ def complaint(capsys, recipe: dict, *options: str) -> str:
         ({"train_target": []}, "1 source files but 0 target files"),
         ({"validation_source": [], "validation_target": []}, "eval_strategy needs"),
         ({"test_source": ["nowhere.en"]}, "nowhere.en: no such file"),
-        ({"average_last": 5, "save_total_limit": 3}, "keep at least as many"),
+        ({"average_last": 5, "save_total_limit": 3}, "keep at least 5"),
         ({"max_stepps": 3}, "did you mean 'max_steps'?"),
         ({"learning_rate": "fast"}, "invalid float value: 'fast'"),
         ({"d_model": 15}, "d_model"),
         ({"early_stopping": "soon"}, "early_stopping is 'soon'; give true, false or never"),
-        ({"num_beams": 0}, "num_beams is 1 or more"),
-        ({"num_beams": 1, "early_stopping": "never"}, "early_stopping is about beam search, and num_beams is 1"),
-        ({"gnmt_length_penalty": -1}, "gnmt_length_penalty 0 or more"),
+        ({"num_beams": 0}, "num_beams must be at least 1"),
+        ({"num_beams": 1, "early_stopping": "never"}, "early_stopping is for beam search, but num_beams is 1"),
+        ({"gnmt_length_penalty": -1}, "gnmt_length_penalty at least 0"),
         ({"preset": "huge"}, "There is no preset 'huge'"),
         ({"max_length": 1}, "no sentence pair is left"),
-        ({"per_device_train_batch_tokens": 3}, "longer than a batch may be"),
-        ({"gradient_accumulation_steps": 1000}, "can't be shared"),
+        ({"per_device_train_batch_tokens": 3}, "longer than a batch of 3 tokens"),
+        ({"gradient_accumulation_steps": 1000}, "50 sentence pairs are too few for 1 processes"),
         ({"bpe_dropout": 1.5}, "bpe_dropout is 1.5; give a probability"),
         ({"bpe_dropout": 0.1, "bpe_dropout_copies": 0}, "bpe_dropout_copies is 0; give 1 or more"),
         ({"bpe_dropout": 0.1, "streaming": True}, "leave one of the two out"),
@@ -104,12 +105,12 @@ def test_a_shorter_translation_is_told_with_its_line(capsys, recipe, corpus):
 def test_a_folder_in_use_is_not_written_to(capsys, recipe, corpus):
     (corpus / "run").mkdir()
     (corpus / "run" / "thesis.txt").write_text("my work")
-    assert "is not empty; go on with --resume" in complaint(capsys, recipe)
+    assert "is not empty; resume with --resume" in complaint(capsys, recipe)
     assert [path.name for path in (corpus / "run").iterdir()] == ["thesis.txt"]
 
 
 def test_resuming_needs_a_run(capsys, recipe):
-    assert "there is no run to go on with" in complaint(capsys, recipe, "--resume")
+    assert "there is no run to resume in" in complaint(capsys, recipe, "--resume")
 
 
 def test_a_run_that_failed_before_training_can_be_started_again(capsys, recipe, corpus):
@@ -129,8 +130,10 @@ def test_a_run_from_text_to_scores(capsys, recipe, corpus):
     assert train(recipe) == 0
     out, run = capsys.readouterr().out, corpus / "run"
     assert "Training data: 50 pairs kept, 0 left out" in out
-    assert re.search(r"Batches: \d+ an epoch for each device, \d+\.\d% padding", out)
-    assert re.search(r"update 4, epoch \d\.\d, [\d,]+ target tokens: loss \d\.\d+, rate .*, [\d,]+ tokens/s", out)
+    assert re.search(r"Batches: \d+ per epoch and device, \d+\.\d% padding", out)
+    assert re.search(
+        r"update 4, epoch \d\.\d, [\d,]+ target tokens: loss \d\.\d+, learning rate .*, [\d,]+ tokens/s", out
+    )
     assert re.search(r"update 4, validation: perplexity [\d.]+, BLEU [\d.]+ \(nrefs:1.*tok:13a.*\), chrF", out)
     assert out.count("  reference:   ") == 6
     assert "Averaged the last 2 checkpoints" in out
@@ -155,12 +158,12 @@ def test_a_run_from_text_to_scores(capsys, recipe, corpus):
     assert tokenizer.decode(output[0], skip_special_tokens=True) == translations[0]
 
 
-def test_a_finished_run_can_be_gone_on_with(capsys, recipe, corpus):
+def test_a_finished_run_can_be_resumed(capsys, recipe, corpus):
     assert train(recipe) == 0
     assert "d_model 16, not 32" in complaint(capsys, recipe, "--resume", "--d_model", "32")
     assert train(recipe, "--resume", "--max_steps", "6") == 0
     out = capsys.readouterr().out
-    assert f"Going on from {corpus / 'run' / 'checkpoint-4'}" in out
+    assert f"Resuming from {corpus / 'run' / 'checkpoint-4'}" in out
     assert json.loads((corpus / "run" / "trainer_state.json").read_text())["global_step"] == 6
 
 
@@ -184,7 +187,7 @@ def test_bpe_dropout(capsys, recipe, corpus):
     assert train(varied) == 0
     out = capsys.readouterr().out
     assert "Training data: 50 pairs kept" in out
-    batches = [int(number) for number in re.findall(r"Batches: (\d+) an epoch", out)]
+    batches = [int(number) for number in re.findall(r"Batches: (\d+) per epoch", out)]
     card = (corpus / "run" / "averaged-2" / "README.md").read_text(encoding="utf-8")
     assert "- 50 sentence pairs\n" in card
     assert "| BPE-dropout | 0.2 |" in card
@@ -192,7 +195,7 @@ def test_bpe_dropout(capsys, recipe, corpus):
     assert "seed 42, not 7" in complaint(capsys, varied, "--resume", "--seed", "7")
     assert train(varied, "--resume", "--max_steps", "6") == 0
     assert train({**recipe, "output_dir": str(corpus / "plain")}) == 0
-    batches += [int(number) for number in re.findall(r"Batches: (\d+) an epoch", capsys.readouterr().out)]
+    batches += [int(number) for number in re.findall(r"Batches: (\d+) per epoch", capsys.readouterr().out)]
     assert batches[0] == batches[1] > 2 * batches[2]
 
 
@@ -205,7 +208,7 @@ def test_bpe_dropout_needs_merges(capsys, recipe, tmp_path):
     assert "BPE-dropout needs the merges of a Vanilla" in complaint(capsys, recipe, *options)
 
 
-def test_a_run_older_than_an_option_can_be_gone_on_with(recipe, corpus):
+def test_a_run_older_than_an_option_can_be_resumed(recipe, corpus):
     assert train(recipe) == 0
     started = json.loads((corpus / "run" / "recipe.json").read_text())
     del started["bpe_dropout"], started["bpe_dropout_copies"]
@@ -233,4 +236,13 @@ def test_a_streamed_corpus_trains(capsys, recipe, corpus):
     assert train(recipe, "--streaming", "true", "--shuffle_buffer_size", "20", "--max_length", "9") == 0
     out = capsys.readouterr().out
     assert "Trained 4 updates" in out
-    assert re.search(r"as far as it was read: \d+ pairs kept, \d+ left out: \d+ with more than 9 tokens", out)
+    assert re.search(r"as far as the stream was read: \d+ pairs kept, \d+ left out: \d+ with more than 9 tokens", out)
+
+
+@pytest.mark.parametrize(("options", "keeps"), [((), True), (("--keep_freed_memory", "false"), False)])
+def test_the_command_keeps_freed_memory(recipe, monkeypatch, options, keeps):
+    calls = []
+    monkeypatch.setattr(trainer, "keep_freed_memory", lambda: calls.append(1))
+    changes = {"eval_strategy": "no", "max_steps": 1, "average_last": 0, "test_source": [], "test_target": []}
+    assert train({**recipe, **changes, "validation_source": [], "validation_target": []}, *options) == 0
+    assert calls == [1] * keeps

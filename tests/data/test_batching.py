@@ -201,7 +201,7 @@ def test_as_many_batches_as_sentences_if_they_have_to_be():
 
 def test_a_sentence_longer_than_the_budget():
     for lengths in ([(3, 9), (2, 2)], [(9, 3), (2, 2)]):
-        message = r"a sentence of 9 tokens is longer than a batch may be, 8 tokens; raise .*drop long sentences"
+        message = r"a sentence of 9 tokens is longer than a batch of 8 tokens; raise .*leave out long sentences"
         with pytest.raises(ValueError, match=message):
             sampler_of(lengths, 8)
         assert len(sampler_of(lengths, 9)) == 2
@@ -219,15 +219,15 @@ def test_a_sentence_longer_than_the_budget():
 )
 def test_too_few_sentences(sentences, num_processes, accumulation_steps, max_tokens):
     message = (
-        f"{sentences} sentence pairs can't be shared by {num_processes} processes with {accumulation_steps} batches "
-        "each an update; use fewer of them, more tokens a batch or more data"
+        f"{sentences} sentence pairs are too few for {num_processes} processes with {accumulation_steps} batches "
+        "each per update; use fewer processes or batches, more tokens per batch or more data"
     )
     with pytest.raises(ValueError, match=message):
         sampler_of([(4, 4)] * sentences, max_tokens, num_processes=num_processes, accumulation_steps=accumulation_steps)
 
 
 def test_no_sentence_at_all():
-    with pytest.raises(ValueError, match="0 sentence pairs can't be shared by 1 processes"):
+    with pytest.raises(ValueError, match="0 sentence pairs are too few for 1 processes"):
         sampler_of(np.empty((0, 2), dtype=int), 10)
 
 
@@ -376,12 +376,12 @@ def test_readers_that_are_in_different_passes_do_not_disturb_each_other():
 
 
 def test_a_stream_without_an_example():
-    with pytest.raises(ValueError, match="the stream has no sentence pair for this process; are all cleaned away"):
+    with pytest.raises(ValueError, match="the stream has no sentence pair for this process; were all of them left out"):
         next(iter(stream_of(0)))
     with pytest.raises(ValueError, match="has no sentence pair"):
         next(iter(DataLoader(stream_of(0, 0), batch_size=None, num_workers=2, collate_fn=list)))
 
 
 def test_a_stream_with_a_sentence_longer_than_the_budget():
-    with pytest.raises(ValueError, match="a sentence of 7 tokens is longer than a batch may be, 6 tokens"):
+    with pytest.raises(ValueError, match="a sentence of 7 tokens is longer than a batch of 6 tokens"):
         next(iter(stream_of(7, max_tokens=6)))

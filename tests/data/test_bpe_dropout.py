@@ -1,4 +1,4 @@
-"""BPE-dropout: the paper's algorithm and its probabilities, and a corpus in other pieces each time."""
+"""BPE-dropout: the paper's algorithm and its probabilities, and a corpus with a new segmentation each time."""
 
 import copy
 from collections import Counter
@@ -13,7 +13,7 @@ from transformers import AutoTokenizer
 
 from hf_vanilla_transformer import VanillaTransformerTokenizerFast
 from hf_vanilla_transformer.data.bpe_dropout import BPEDropout
-from hf_vanilla_transformer.data.corpora import Cleaning, Corpus, in_other_pieces, lengths_of, read_corpus, tokenize
+from hf_vanilla_transformer.data.corpora import Cleaning, Corpus, lengths_of, read_corpus, resegment, tokenize
 
 TEXTS = [
     "the wooden house is near the bushes , and the girl laughs .",
@@ -91,7 +91,7 @@ def test_pieces_have_the_probabilities_of_algorithm_1():
     seen = Counter(tuple(ids[:-1]) for ids in dropout.encode(["bandana"] * draws, range(draws)))
     assert seen.keys() <= expected.keys()
     for pieces, share in expected.items():
-        # Five standard deviations of a count of so many draws.
+        # Five standard deviations of the count over this number of draws.
         assert abs(seen[pieces] - draws * share) <= 5 * (draws * share * (1 - share)) ** 0.5 + 1
 
 
@@ -135,8 +135,8 @@ def rows_of(dataset):
     return [(row["input_ids"], row["labels"]) for row in dataset]
 
 
-def test_a_corpus_in_other_pieces(pairs, tokenizer):
-    varied = in_other_pieces(pairs, BPEDropout(tokenizer, 0.2), copies=3)
+def test_a_resegmented_corpus(pairs, tokenizer):
+    varied = resegment(pairs, BPEDropout(tokenizer, 0.2), copies=3)
     assert (len(varied), set(varied.column_names)) == (90, {"input_ids", "labels"})
     for column, side in (("input_ids", "source"), ("labels", "target")):
         texts = [tokenizer.decode(row[column], skip_special_tokens=True) for row in varied]
@@ -144,15 +144,15 @@ def test_a_corpus_in_other_pieces(pairs, tokenizer):
         assert lengths_of(varied, column).sum() > 3 * lengths_of(pairs, column).sum()
     rows = rows_of(varied)
     assert rows[:30] != rows[30:60] != rows[60:]
-    assert rows[:60] == rows_of(in_other_pieces(pairs, BPEDropout(tokenizer, 0.2), copies=2))
-    assert rows != rows_of(in_other_pieces(pairs, BPEDropout(tokenizer, 0.2), copies=3, seed=1))
-    assert rows != rows_of(in_other_pieces(pairs, BPEDropout(tokenizer, 0.1), copies=3))
+    assert rows[:60] == rows_of(resegment(pairs, BPEDropout(tokenizer, 0.2), copies=2))
+    assert rows != rows_of(resegment(pairs, BPEDropout(tokenizer, 0.2), copies=3, seed=1))
+    assert rows != rows_of(resegment(pairs, BPEDropout(tokenizer, 0.1), copies=3))
 
 
 def test_several_processes_make_the_same_of_it(pairs, tokenizer):
     datasets.disable_caching()  # or the second would read what the first has written
     try:
-        one, two = (in_other_pieces(pairs, BPEDropout(tokenizer, 0.2), 2, num_proc=number) for number in (1, 2))
+        one, two = (resegment(pairs, BPEDropout(tokenizer, 0.2), 2, num_proc=number) for number in (1, 2))
         assert rows_of(one) == rows_of(two)
         assert {Path(file["filename"]).name for file in one.cache_files}.isdisjoint(
             Path(file["filename"]).name for file in two.cache_files
@@ -165,7 +165,7 @@ def test_a_text_that_would_get_too_long_keeps_its_usual_pieces(pairs, tokenizer)
     usual = {column: lengths_of(pairs, column) for column in ("input_ids", "labels")}
     longest = int(max(lengths.max() for lengths in usual.values())) + 2
     dropout = BPEDropout(tokenizer, 0.1)
-    free, varied = in_other_pieces(pairs, dropout, 4), in_other_pieces(pairs, dropout, 4, max_length=longest)
+    free, varied = resegment(pairs, dropout, 4), resegment(pairs, dropout, 4, max_length=longest)
     for column, lengths in usual.items():
         found = lengths_of(varied, column)
         assert found.max() <= longest < lengths_of(free, column).max()
@@ -181,25 +181,25 @@ def test_tokenizers_of_a_class_derived_from_ours_are_told_apart(tmp_path, tokeni
     corpus = corpus_of(tmp_path, ["the house", "the bushes"], ["das Haus", "die Büsche"])
     for texts in (TEXTS[:1] * 9, TEXTS[1:2] * 9):
         derived = Derived.train_from_iterator(texts, 300, show_progress=False)
-        varied = in_other_pieces(tokenize(corpus, derived, Cleaning(100)), BPEDropout(derived, 0.3), copies=2)
+        varied = resegment(tokenize(corpus, derived, Cleaning(100)), BPEDropout(derived, 0.3), copies=2)
         decoded = [derived.decode(row["input_ids"], skip_special_tokens=True) for row in varied]
         assert decoded == ["the house", "the bushes"] * 2
 
 
 def test_no_copies(pairs, tokenizer):
     with pytest.raises(ValueError, match="copies=0: give 1 or more"):
-        in_other_pieces(pairs, BPEDropout(tokenizer, 0.1), copies=0)
+        resegment(pairs, BPEDropout(tokenizer, 0.1), copies=0)
 
 
 def test_what_was_split_is_not_split_again(pairs, tokenizer, monkeypatch):
-    rows = rows_of(in_other_pieces(pairs, BPEDropout(tokenizer, 0.4), copies=2))
+    rows = rows_of(resegment(pairs, BPEDropout(tokenizer, 0.4), copies=2))
     dropout = BPEDropout(copy.deepcopy(tokenizer), 0.4)
     monkeypatch.setattr(dropout, "encode", None)
-    assert rows_of(in_other_pieces(pairs, dropout, copies=2)) == rows
+    assert rows_of(resegment(pairs, dropout, copies=2)) == rows
 
 
 def test_pairs_that_were_left_out_stay_out(tmp_path, tokenizer):
     corpus = corpus_of(tmp_path, ["the house", "", "the bushes"], ["das Haus", "leer", "die Büsche"])
-    varied = in_other_pieces(tokenize(corpus, tokenizer, Cleaning(100)), BPEDropout(tokenizer, 0.5), copies=2)
+    varied = resegment(tokenize(corpus, tokenizer, Cleaning(100)), BPEDropout(tokenizer, 0.5), copies=2)
     texts = [tokenizer.decode(row["input_ids"], skip_special_tokens=True) for row in varied]
     assert texts == ["the house", "the bushes"] * 2

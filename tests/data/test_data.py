@@ -234,7 +234,7 @@ def test_sources_of_all_kinds_come_in_their_order(write, on_hub, streaming):
 
 def test_a_corpus_without_sources_is_false():
     assert not Corpus()
-    with pytest.raises(CorpusError, match="no corpus is given; name its files"):
+    with pytest.raises(CorpusError, match="no corpus is given; name files"):
         read_corpus(Corpus())
 
 
@@ -292,7 +292,11 @@ def refused(corpus, streaming, message):
 def test_texts_of_unequal_lengths(write, streaming, source, target, short):
     end = min(len(source.splitlines()), len(target.splitlines()))
     corpus = Corpus((write("s", source),), (write("t", target),))
-    refused(corpus, streaming, rf"/{short}: ends after line {end}, but .*/{'st'.replace(short, '')} goes on; they have")
+    refused(
+        corpus,
+        streaming,
+        rf"/{short}: ends after line {end}, but .*/{'st'.replace(short, '')} is longer; the two",
+    )
 
 
 GZ = packed(np.random.default_rng(0).bytes(3000).hex().encode() + b"\n" + b"b\n" * 1000)
@@ -307,11 +311,15 @@ CORRUPT[1500] ^= 0xFF
         ("s", "a\nb\n".encode("utf-16"), r"/s:1: not UTF-8 \(byte 0xff at 1\)"),
         ("s", b"a\nb\xe2\x82", r"/s:2: not UTF-8 \(byte 0xe2 at 2\)"),
         ("s.gz", packed(b"a\nb\nsch\xf6n\n"), r"/s.gz:3: not UTF-8 \(byte 0xf6 at 4\)"),
-        ("s.gz", GZ[:-500], r"/s.gz:\d+: the compressed file is damaged \(.*ended before.*\); get it anew"),
+        (
+            "s.gz",
+            GZ[:-500],
+            r"/s.gz:\d+: the compressed file is damaged \(.*ended before.*\); copy or download",
+        ),
         ("s.gz", GZ[:-5], r"/s.gz:1002: the compressed file is damaged \(.*ended before"),
         ("s.gz", bytes(CORRUPT), r"/s.gz:\d+: the compressed file is damaged"),
         ("s.gz", b"a\nb\n", r"/s.gz:1: the compressed file is damaged \(Not a gzipped file"),
-        ("s.gz", packed(b""), r"/s.gz: ends after line 0, but .*/t goes on"),
+        ("s.gz", packed(b""), r"/s.gz: ends after line 0, but .*/t is longer"),
     ],
 )
 def test_texts_that_cannot_be_read(write, streaming, name, content, message):
@@ -331,40 +339,52 @@ def test_damage_in_the_middle_of_a_compressed_file_is_found_wherever_it_is(write
     ("name", "content", "message"),
     [
         # Columns
-        ("a.tsv", "a\tb\nc\n", r"/a.tsv:2: 1 columns parted by tabs, not 2"),
-        ("a.tsv", "id\ten\tde\n1\ta\tb\n", r"/a.tsv:1: 3 columns .*, not 2; .* has to name them, 'source'"),
-        ("a.tsv", "source\tid\ttarget\na\t1\tb\nc\td\n", r"/a.tsv:3: 2 columns parted by tabs, not 3"),
-        ("a.csv", "source,target\na,b\n\nHello, you,Hallo\n", r"/a.csv:4: 3 columns, not 2; a text with a comma"),
+        ("a.tsv", "a\tb\nc\n", r"/a.tsv:2: 1 columns separated by tabs, not 2"),
+        ("a.tsv", "id\ten\tde\n1\ta\tb\n", r"/a.tsv:1: 3 columns .*, not 2; .* must name them, 'source'"),
+        ("a.tsv", "source\tid\ttarget\na\t1\tb\nc\td\n", r"/a.tsv:3: 2 columns separated by tabs, not 3"),
+        (
+            "a.csv",
+            "source,target\na,b\n\nHello, you,Hallo\n",
+            r"/a.csv:4: 3 columns, not 2; put a text that",
+        ),
         ("a.csv", 'source,target\n"a\nb",c\nd\n', r"/a.csv:4: 1 columns, not 2"),
-        ("a.csv", "a,b\nc,d\n", r"/a.csv:2: column 'source' is missing; there are 'a', 'b' \(`source_column` and"),
+        (
+            "a.csv",
+            "a,b\nc,d\n",
+            r"/a.csv:2: column 'source' is missing; the columns are 'a', 'b' \(`source_column`",
+        ),
         ("a.jsonl", '{"source": "a", "targett": "b"}\n', r"/a.jsonl:1: column 'target' is missing; .*'targett' "),
-        ("a.jsonl", "{}\n", r"/a.jsonl:1: column 'source' is missing; there are none"),
-        ("a.jsonl", as_translations([("a", "b")]), r"/a.jsonl:1: column 'source' is missing; there are 'en', 'de' "),
+        ("a.jsonl", "{}\n", r"/a.jsonl:1: column 'source' is missing; the columns are none"),
+        (
+            "a.jsonl",
+            as_translations([("a", "b")]),
+            r"/a.jsonl:1: column 'source' is missing; the columns are 'en', 'de' ",
+        ),
         ("a.parquet", pyarrow.table({"en": ["a"], "de": ["b"]}), r"/a.parquet:1: column 'source' is missing"),
         # Types
-        ("a.jsonl", as_json([("a", "b"), ("c", 1)]), r"/a.jsonl:2: column 'target' is no text but of type int"),
+        ("a.jsonl", as_json([("a", "b"), ("c", 1)]), r"/a.jsonl:2: column 'target' is not text but of type int"),
         ("a.jsonl", as_json([("a", "b"), (None, "c")]), r"/a.jsonl:2: column 'source' is empty \(null\)"),
-        ("a.jsonl", as_json([("a", ["b"])]), r"/a.jsonl:1: column 'target' is no text but of type list"),
-        ("a.jsonl", as_json([("a\ud83d", "b")]), r"/a.jsonl:1: column 'source' holds one half of a surrogate pair"),
+        ("a.jsonl", as_json([("a", ["b"])]), r"/a.jsonl:1: column 'target' is not text but of type list"),
+        ("a.jsonl", as_json([("a\ud83d", "b")]), r"/a.jsonl:1: column 'source' contains half of a surrogate pair"),
         ("a.parquet", pyarrow.table({"source": ["a", None], "target": ["b", "c"]}), r"/a.parquet:2: .*'source' is emp"),
-        ("a.parquet", pyarrow.table({"source": [1], "target": ["b"]}), r"/a.parquet:1: .*'source' is no text .* int"),
+        ("a.parquet", pyarrow.table({"source": [1], "target": ["b"]}), r"/a.parquet:1: .*'source' is not text .* int"),
         # Form
         ("a.jsonl", '{"source": "a", "target": "b"}\n\n{"source": "c"\n', r"/a.jsonl:3: not JSON \(.*\); write one"),
-        ("a.json", '[\n{"source": "a", "target": "b"}\n]\n', r"/a.json:1: not JSON .*; write one object a line"),
-        ("a.json", '[{"source": "a", "target": "b"}]\n', r"/a.json:1: a list; write one JSON object a line"),
-        ("a.csv", 'source,target\na,b\n"c,d\ne,f\n', r"/a.csv:3: not CSV \(unexpected end of data\); is a quote left"),
+        ("a.json", '[\n{"source": "a", "target": "b"}\n]\n', r"/a.json:1: not JSON .*; write one object per line"),
+        ("a.json", '[{"source": "a", "target": "b"}]\n', r"/a.json:1: a list; write one JSON object per line"),
+        ("a.csv", 'source,target\na,b\n"c,d\ne,f\n', r"/a.csv:3: not CSV \(unexpected end of data\); is a quote not"),
         ("a.csv", 'source,target\n"a"b,c\n', r"/a.csv:2: not CSV \("),
-        ("a.parquet", b"PAR1 and no more", r"/a.parquet: can't be read \(.*\); is it a whole Parquet file\?"),
-        ("a.parquet.gz", packed(b"PAR1"), r"/a.parquet.gz: can't be read \(.*\); is it a whole Parquet file\?"),
+        ("a.parquet", b"PAR1 and no more", r"/a.parquet: can't be read \(.*\); is it a complete Parquet file\?"),
+        ("a.parquet.gz", packed(b"PAR1"), r"/a.parquet.gz: can't be read \(.*\); is it a complete Parquet file\?"),
         ("a.tsv", b"a\tb\nc\t\xf6\n", r"/a.tsv:2: not UTF-8"),
         ("a.tsv.gz", packed(b"a\tb\nc\t\xf6\n"), r"/a.tsv.gz:2: not UTF-8"),
         ("a.csv", b"source,target\na,\xf6\n", r"/a.csv:2: not UTF-8"),
         ("a.jsonl.gz", packed(as_json(PAIRS).encode())[:-9], r"/a.jsonl.gz:\d: the compressed file is damaged"),
         # Nothing in it
-        ("a.tsv", "source\ttarget\n", r"/a.tsv: no sentence pair in it"),
-        ("a.csv", "source,target\n", r"/a.csv: no sentence pair in it"),
-        ("a.jsonl", "\n \n", r"/a.jsonl: no sentence pair in it"),
-        ("a.parquet", pyarrow.table({"source": [], "target": []}), r"/a.parquet: no sentence pair in it"),
+        ("a.tsv", "source\ttarget\n", r"/a.tsv: contains no sentence pair"),
+        ("a.csv", "source,target\n", r"/a.csv: contains no sentence pair"),
+        ("a.jsonl", "\n \n", r"/a.jsonl: contains no sentence pair"),
+        ("a.parquet", pyarrow.table({"source": [], "target": []}), r"/a.parquet: contains no sentence pair"),
     ],
 )
 def test_tables_that_cannot_be_read(write, streaming, name, content, message):
@@ -387,10 +407,10 @@ def test_files_are_checked_before_any_is_read(write, tmp_path, kind):
         files = {"source": (write("s", "a\n"),), "target": (write("t", "b\n"),)}
         return Corpus(**{**files, kind: (name,)})
 
-    with pytest.raises(CorpusError, match=r"/none\.tsv: no such file; name a text file or a table"):
+    with pytest.raises(CorpusError, match=r"/none\.tsv: no such file; name an existing file"):
         corpus(str(tmp_path / "none.tsv"))
     (tmp_path / "folder.tsv").mkdir()
-    with pytest.raises(CorpusError, match=r"/folder\.tsv: a folder; name a text file"):
+    with pytest.raises(CorpusError, match=r"/folder\.tsv: is a folder; name an existing file"):
         corpus(str(tmp_path / "folder.tsv"))
     with pytest.raises(CorpusError, match=r"/empty\.tsv: the file is empty; is it the right one"):
         corpus(write("empty.tsv", ""))
@@ -403,7 +423,7 @@ def test_each_source_needs_a_target(write):
 
 def test_a_file_of_no_known_kind_is_no_table(write):
     with pytest.raises(
-        CorpusError, match=r"/a\.txt: no table by its name; name it \.tsv, \.csv, .* or give it as text"
+        CorpusError, match=r"/a\.txt: not a table \(\.tsv, \.csv, .*; rename it, or give it as a text file"
     ):
         Corpus(tables=(write("a.txt", "a\tb\n"),))
 
@@ -427,7 +447,7 @@ def test_what_is_wrong_with_a_data_set_of_the_hub(write, on_hub, streaming):
     refuse(r"^no/where: can't be loaded \(.*\); name a data set on the Hub", name="no/where")
     refuse(r"/hub: can't be loaded \(.*'xx'.*en-de", configuration="xx")
     refuse(r"/hub: can't be loaded \(.*test.*train.*\)", configuration="en-de", split="test")
-    refuse(r"/hub, row 1: column 'source' is missing; there are 'en', 'de' ", configuration="en-de")
+    refuse(r"/hub, row 1: column 'source' is missing; the columns are 'en', 'de' ", configuration="en-de")
     write("broken/a.parquet", b"PAR1")
     refuse(r"/broken: can't be loaded \(Parquet.*\)", name=on_hub.replace("hub", "broken"))
     write("cut/a.jsonl", '{"source": "a", "target": "b"}\n{"source": "c')
@@ -613,7 +633,7 @@ def test_another_process_finds_what_was_tokenized(write, tmp_path, tokenizer):
 
 
 def test_a_stream_tells_now_and_then_what_it_leaves_out(tokenizer, monkeypatch, caplog):
-    monkeypatch.setattr(data, "PAIRS_A_REPORT", 5)
+    monkeypatch.setattr(data, "PAIRS_PER_REPORT", 5)
     monkeypatch.setattr(data.logger, "propagate", True)
     pairs = IterableDataset.from_generator(lambda: ({"source": "a" * (n % 2), "target": "b"} for n in range(12)))
     assert len(list(tokenize(pairs, tokenizer, Cleaning(99)))) == 6

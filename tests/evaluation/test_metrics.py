@@ -202,7 +202,7 @@ def test_compounds_as_the_papers_own_line_of_perl_splits_them():
 
 
 def test_compound_splitting_refuses_what_is_no_splitting_of_words():
-    with pytest.raises(ValueError, match="tokenize='char' does not go with split compounds; give one of '13a', "):
+    with pytest.raises(ValueError, match="tokenize='char' can't be combined with split compounds; give one of '13a', "):
         compound_split_bleu(["a"], ["a"], tokenize="char")
 
 
@@ -216,7 +216,7 @@ METRICS = [corpus_bleu, corpus_chrf, exact_match, compound_split_bleu, multi30k_
 @pytest.mark.parametrize(
     ("hypotheses", "references", "error", "message"),
     [
-        (["a", "b"], ["a"], ValueError, "2 hypotheses but 1 references; give each"),
+        (["a", "b"], ["a"], ValueError, "2 hypotheses but 1 references; give one"),
         ([], [], ValueError, "empty; a score needs at least one sentence"),
         ("a b", ["a b"], TypeError, r"hypotheses is a str; give a list of strings, \[text\]"),
         (["a b"], "a b", TypeError, "references is a str"),

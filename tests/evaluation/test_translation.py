@@ -461,7 +461,7 @@ def test_input_that_makes_no_sense(model, tokenizer):
         translate(model, tokenizer, "a b")
     with pytest.raises(TypeError, match="targets is a string"):
         score_targets(model, tokenizer, ["a"], "a")
-    with pytest.raises(ValueError, match="2 sources but 1 targets; give each"):
+    with pytest.raises(ValueError, match="2 sources but 1 targets; give one"):
         score_targets(model, tokenizer, ["a", "b"], ["a"])
     with pytest.raises(ValueError, match="empty; a likelihood needs"):
         score_targets(model, tokenizer, [], [])

@@ -2,8 +2,10 @@
 
 import importlib
 import logging
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -98,34 +100,56 @@ def test_unknown_name(name):
         getattr(hf_vanilla_transformer, name)
 
 
+REGISTERED = """
+from transformers import AutoConfig
+print(type(AutoConfig.for_model("vanilla_transformer")).__name__)
+"""
+
+
 @pytest.mark.parametrize(
-    ("arguments", "original", "is_command"),
+    "arguments",
     [
-        # While Python looks for what -m names, its arguments begin with "-m".
-        (["-m", "--help"], ["python", "-m", "hf_vanilla_transformer", "--help"], True),
-        (["-m"], ["python", "-X", "utf8", "-m", "hf_vanilla_transformer"], True),
-        (["-m", "-m"], ["python", "-m", "hf_vanilla_transformer", "-m"], True),
-        (["-m"], ["python", "-mhf_vanilla_transformer"], True),
-        (["-m", "train"], ["python", "-um", "hf_vanilla_transformer", "train"], True),
-        (["-m"], ["python", "-m", "another_package"], False),
-        (["-m"], ["python", "-manother_package"], False),
-        (["-m"], ["python", "-m", "scripts.quickstart.corpus"], False),
-        (["/usr/bin/vanilla-transformer", "translate"], ["python", "/usr/bin/vanilla-transformer", "translate"], True),
-        (["vanilla-transformer.exe"], ["vanilla-transformer.exe"], True),
-        (["train.py", "-m"], ["python", "train.py", "-m"], False),
-        (["-c"], ["python", "-c", "import hf_vanilla_transformer"], False),
-        ([""], ["python"], False),
+        "['train.py']",
+        "['/usr/bin/vanilla-transformer', 'translate']",
+        "['vanilla-transformer.py']",
+        "['vanilla-transformer.exe']",
+        "['-m', 'hf_vanilla_transformer']",
+        "['']",
+        "[]",
     ],
 )
-def test_started_as_command(monkeypatch, arguments, original, is_command):
-    monkeypatch.setattr(sys, "argv", arguments)
-    monkeypatch.setattr(sys, "orig_argv", original)
-    assert hf_vanilla_transformer._started_as_command() is is_command
+def test_importing_registers_whatever_the_program_is_called(arguments):
+    script = (
+        f"import sys\nsys.argv = {arguments}\nsys.orig_argv = ['python', '-m', 'hf_vanilla_transformer', '--help']\n"
+        f"import hf_vanilla_transformer\n{REGISTERED}"
+    )
+    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert (run.stdout, run.returncode) == ("VanillaTransformerConfig\n", 0), run.stderr
 
 
+def test_a_script_of_the_commands_name_may_use_the_package(tmp_path):
+    script = tmp_path / "vanilla-transformer.py"
+    script.write_text(f"import hf_vanilla_transformer\n{REGISTERED}")
+    environment = os.environ | {"PYTHONPATH": str(Path(hf_vanilla_transformer.__file__).parents[1])}
+    command = [sys.executable, str(script), "--help"]
+    run = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert (run.stdout, run.returncode) == ("VanillaTransformerConfig\n", 0), run.stderr
+
+
+def test_the_commands_launcher_leaves_registering_to_the_commands():
+    script = (
+        "import sys, hf_vanilla_transformer_cli, hf_vanilla_transformer\n"
+        "assert 'transformers' not in sys.modules\n"
+        f"hf_vanilla_transformer.register()\n{REGISTERED}"
+    )
+    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert (run.stdout, run.returncode) == ("VanillaTransformerConfig\n", 0), run.stderr
+
+
+@pytest.mark.parametrize("module", ["hf_vanilla_transformer", "hf_vanilla_transformer_cli"])
 @pytest.mark.parametrize("option", ["-m", "-um"])
-def test_starts_with_options_of_python(option):
-    command = [sys.executable, option, "hf_vanilla_transformer", "--version"]
+def test_starts_with_options_of_python(option, module):
+    command = [sys.executable, option, module, "--version"]
     run = subprocess.run(command, capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stderr
     assert hf_vanilla_transformer.__version__ in run.stdout

@@ -1,4 +1,4 @@
-"""The configuration: the paper's numbers, errors that name the mend, round trips."""
+"""The configuration: the paper's numbers, errors that name the fix, round trips."""
 
 import copy
 import dataclasses
@@ -290,8 +290,8 @@ def test_probability_in_its_range(field, value):
 @pytest.mark.parametrize("widths", [{}, {"head_dim": 64}, {"value_head_dim": 64}])
 def test_heads_that_do_not_divide_d_model(stack, widths):
     field = f"{stack}_attention_heads"
-    mend = r"choose a divisor, or set `head_dim` \(d_k\) and `value_head_dim` \(d_v\)"
-    _refused(f"`{field}` is 7, which doesn't divide `d_model` 512; {mend}", **{field: 7}, **widths)
+    fix = r"choose a divisor, or set `head_dim` \(d_k\) and `value_head_dim` \(d_v\)"
+    _refused(f"`{field}` is 7, which doesn't divide `d_model` 512; {fix}", **{field: 7}, **widths)
 
 
 def test_heads_of_their_own_width_need_no_divisor():
@@ -320,8 +320,8 @@ def test_unknown_name(field, value, choices):
 
 
 def test_two_vocabularies_cannot_share_a_matrix():
-    mend = "Set `share_encoder_decoder_embeddings=False`, or leave `decoder_vocab_size` None"
-    _refused(f"`decoder_vocab_size` is 100 and `vocab_size` 37000.*{mend}", decoder_vocab_size=100)
+    fix = "Set `share_encoder_decoder_embeddings=False`, or leave `decoder_vocab_size` None"
+    _refused(f"`decoder_vocab_size` is 100 and `vocab_size` 37000.*{fix}", decoder_vocab_size=100)
     config = VanillaTransformerConfig(decoder_vocab_size=100, share_encoder_decoder_embeddings=False)
     assert (config.vocab_size, config.target_vocab_size) == (37000, 100)
 

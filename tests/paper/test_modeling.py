@@ -366,8 +366,11 @@ def test_token_outside_the_vocabulary(where, bad):
     inputs = {name: value.clone() for name, value in inputs.items()}
     name, position = ("labels", -1) if where == "last label" else (where, 2)  # the last one is no decoder input
     inputs[name][1, position] = bad
-    with pytest.raises(IndexError, match=rf"^Token id {bad} .*vocabulary of {V} tokens, 0 to {V - 1}\.") as error:
+    text = rf"^Token ids go from (-?\d+) to (\d+), but the vocabulary has {V} tokens, from 0 up\."
+    with pytest.raises(IndexError, match=text) as error:
         tiny_model()(**inputs)
+    lowest, highest = map(int, re.match(text, str(error.value)).groups())
+    assert bad == (lowest if bad < 0 else highest)
     for check in ("tokenizer", "config.vocab_size", "config.decoder_vocab_size", "resize_token_embeddings"):
         assert check in str(error.value)
 
@@ -376,10 +379,13 @@ def test_token_outside_a_target_vocabulary_of_its_own():
     model = tiny_model(decoder_vocab_size=40, share_encoder_decoder_embeddings=False)
     source = torch.full((1, 2), 45)
     assert model(source, decoder_input_ids=torch.full((1, 2), 39)).logits.shape == (1, 2, 40)
-    with pytest.raises(IndexError, match=r"Token id 45 .*vocabulary of 40 tokens"):
+    with pytest.raises(IndexError, match=r"Token ids go from 45 to 45, but the vocabulary has 40 tokens"):
         model(source, decoder_input_ids=source)
-    with pytest.raises(IndexError, match=r"Token id 45 .*vocabulary of 40 tokens"):
-        model(source, labels=torch.tensor([[5, 45]]))
+    with pytest.raises(IndexError, match=r"Token ids go from 1 to 45, but the vocabulary has 40 tokens"):
+        model(source, labels=torch.tensor([[5, 45, -100]]))  # shifted right, after the start token
+    with pytest.raises(IndexError, match=r"Token ids go from 0 to 45, but the vocabulary has 40 tokens"):
+        # -100 is no token id, and isn't named
+        model(source[:, :1], decoder_input_ids=torch.tensor([[1, 5, 6]]), labels=torch.tensor([[5, 45, -100]]))
 
 
 # ---- Padding on either side ----

@@ -1,4 +1,4 @@
-"""Model cards: one whole card against its text, what is left out, and text that would break Markdown or YAML."""
+"""Model cards: one complete card against its text, what is left out, and text that would break Markdown or YAML."""
 
 import ast
 import re
@@ -120,14 +120,14 @@ inputs = tokenizer("Two dogs play.", return_tensors="pt")
 print(tokenizer.decode(model.generate(**inputs)[0], skip_special_tokens=True))
 ```
 
-Where the package hf_vanilla_transformer is not installed, the checkpoint's own code does the same. It runs on your machine, so look at it, or trust its author; then leave out the first line and write
+If the package hf_vanilla_transformer is not installed, use the checkpoint's own code. It runs on your machine, so read it or trust its author; then leave out the first line and write
 
 ```python
 tokenizer = AutoTokenizer.from_pretrained("somebody/multi30k-en-de", trust_remote_code=True)
 model = AutoModelForSeq2SeqLM.from_pretrained("somebody/multi30k-en-de", trust_remote_code=True)
 ```
 
-`generate` decodes as the checkpoint's generation configuration says.
+`generate` uses the settings of the checkpoint's generation configuration.
 
 ## Architecture
 
@@ -157,9 +157,9 @@ model = AutoModelForSeq2SeqLM.from_pretrained("somebody/multi30k-en-de", trust_r
 |  | value |
 | --- | --- |
 | optimizer | Adam, beta 0.9 and 0.98, epsilon 1e-9 |
-| learning rate, at its highest | 0.0007 |
+| peak learning rate | 0.0007 |
 | schedule | inverse square root, 4,000 steps of warm-up |
-| target tokens a batch | 25,000 |
+| target tokens per update | 25,000 |
 | steps | 8,000 |
 | dropout | 0.3 |
 | label smoothing | 0.1 |
@@ -177,7 +177,7 @@ model = AutoModelForSeq2SeqLM.from_pretrained("somebody/multi30k-en-de", trust_r
 | Multi30k, 2016 | 1,000 | beam 4, length penalty 0.6 | chrF2 | 62.50 | `nrefs:1\|case:mixed\|eff:yes\|nc:6\|nw:0\|space:no\|version:2.6.0` |
 | numbers | 500 |  | BLEU | 41.12 | `nrefs:1\|case:lc\|eff:no\|tok:13a\|smooth:exp\|version:2.6.0` |
 
-Only scores of the same signature can be compared.
+Only scores with the same signature can be compared.
 
 ## Sample translations
 
@@ -190,7 +190,7 @@ Only scores of the same signature can be compared.
 
 It knows captions of photographs.
 
-It translates a sentence at a time. How good it is on text unlike its training data has not been measured, nor has any bias that this data may hold: check what it writes before you rely on it.
+The model translates one sentence at a time. Its quality on text that differs from the training data has not been measured, nor has any bias in that data: check its translations before you rely on them.
 
 ## Citation
 
@@ -216,7 +216,7 @@ def sections_of(card):
     return re.findall("^## (.*)", str(card), re.MULTILINE)
 
 
-def test_a_whole_card():
+def test_a_complete_card():
     assert str(fill_model_card(FACTS)) == CARD
 
 
@@ -267,7 +267,7 @@ def test_scores_as_they_are_computed():
 
 
 def test_two_evaluations_that_the_hub_would_take_for_one():
-    with pytest.raises(ValueError, match="2 evaluations on 'me/data', split None; give each a split of its own"):
+    with pytest.raises(ValueError, match="2 evaluations on 'me/data', split None; give each its own split"):
         fill_model_card(RunFacts("x", evaluations=[Evaluation(name, [BLEU], dataset_id="me/data") for name in "ab"]))
     apart = [Evaluation(name, [BLEU], dataset_id="me/data", split=name) for name in "ab"]
     assert len(metadata_of(fill_model_card(RunFacts("x", evaluations=apart)))["model-index"][0]["results"]) == 2

@@ -1,4 +1,4 @@
-"""Checkpoints of the stock Trainer: whole ones are told from those that a killed training or a full disk leaves."""
+"""Checkpoints of the stock Trainer: complete ones, and those that a killed training or a full disk leaves."""
 
 import json
 import logging
@@ -21,8 +21,8 @@ from hf_vanilla_transformer.training import checkpoints
 from hf_vanilla_transformer.training.checkpoints import (
     checkpoints_in,
     damage_of,
-    last_whole_checkpoint,
-    last_whole_checkpoints,
+    last_complete_checkpoint,
+    last_complete_checkpoints,
     step_of,
     tensors_in,
 )
@@ -71,7 +71,7 @@ def test_checkpoints_by_step(run):
 
 def test_no_run(tmp_path):
     assert checkpoints_in(tmp_path / "nothing") == checkpoints_in(tmp_path) == []
-    assert last_whole_checkpoint(tmp_path / "nothing") is last_whole_checkpoint(tmp_path) is None
+    assert last_complete_checkpoint(tmp_path / "nothing") is last_complete_checkpoint(tmp_path) is None
 
 
 def test_names_are_the_trainers():
@@ -86,11 +86,11 @@ def test_names_are_the_trainers():
     assert optimizers == checkpoints.OPTIMIZERS
 
 
-def test_what_the_trainer_finished_is_whole(trained):
+def test_what_the_trainer_finished_is_complete(trained):
     for folder in checkpoints_in(trained):
         assert damage_of(folder) is None
         assert damage_of(folder, to_resume=False) is None
-    assert last_whole_checkpoint(trained) == trained / "checkpoint-4"
+    assert last_complete_checkpoint(trained) == trained / "checkpoint-4"
 
 
 def test_headers_tell_names_shapes_and_dtypes(checkpoint):
@@ -172,7 +172,7 @@ def test_a_longer_file_of_weights(checkpoint):
 
 def test_the_state_of_another_step(run):
     (run / "checkpoint-4").rename(run / "checkpoint-40")
-    assert damage_of(run / "checkpoint-40") == "trainer_state.json is that of step 4"
+    assert damage_of(run / "checkpoint-40") == "trainer_state.json is of step 4"
     (run / "checkpoint-3").rename(run / "best")
     assert damage_of(run / "best") is None
 
@@ -240,8 +240,8 @@ def test_a_model_alone_is_whole_but_not_to_resume(tiny_checkpoint, tmp_path):
     checkpoint = tmp_path / "checkpoint-1"
     assert damage_of(checkpoint, to_resume=False) is None
     assert damage_of(checkpoint).startswith("optimizer.pt is missing (save_only_model")
-    assert last_whole_checkpoint(tmp_path) is None
-    assert last_whole_checkpoint(tmp_path, to_resume=False) == checkpoint
+    assert last_complete_checkpoint(tmp_path) is None
+    assert last_complete_checkpoint(tmp_path, to_resume=False) == checkpoint
 
 
 def test_a_damaged_optimizer_does_not_matter_to_the_model(checkpoint):
@@ -256,40 +256,40 @@ def test_a_saved_model_needs_no_trainer(tiny_checkpoint):
     assert damage_of(tiny_checkpoint).startswith("trainer_state.json is missing")
 
 
-# The last whole one
+# The last complete one
 
 
-def test_damaged_ones_are_passed_over_with_a_warning_each(run, caplog):
+def test_damaged_ones_are_skipped_with_a_warning_each(run, caplog):
     (run / "checkpoint-4" / "trainer_state.json").unlink()
     os.truncate(run / "checkpoint-3" / "optimizer.pt", 1000)
     os.truncate(run / "checkpoint-1" / "optimizer.pt", 1000)  # older than what is found: not looked at
-    assert last_whole_checkpoint(run) == run / "checkpoint-2"
+    assert last_complete_checkpoint(run) == run / "checkpoint-2"
     fourth, third = (record.getMessage() for record in caplog.records if record.levelno == logging.WARNING)
-    assert fourth.startswith(f"passing over {run / 'checkpoint-4'}: trainer_state.json is missing")
-    assert third == f"passing over {run / 'checkpoint-3'}: optimizer.pt is cut short"
+    assert fourth.startswith(f"skipping {run / 'checkpoint-4'}: trainer_state.json is missing")
+    assert third == f"skipping {run / 'checkpoint-3'}: optimizer.pt is cut short"
 
 
 def test_no_whole_one(run, caplog):
     for folder in checkpoints_in(run):
         (folder / "model.safetensors").unlink()
-    assert last_whole_checkpoint(run) is None
+    assert last_complete_checkpoint(run) is None
     assert len(caplog.records) == 4
 
 
 def test_no_warning_where_nothing_is_damaged(trained, caplog):
-    last_whole_checkpoint(trained)
-    last_whole_checkpoints(trained, 4)
+    last_complete_checkpoint(trained)
+    last_complete_checkpoints(trained, 4)
     assert caplog.records == []
 
 
 def test_the_last_few(run):
-    assert [step_of(folder) for folder in last_whole_checkpoints(run, 2)] == [3, 4]
+    assert [step_of(folder) for folder in last_complete_checkpoints(run, 2)] == [3, 4]
     os.truncate(run / "checkpoint-3" / "model.safetensors", 1000)
-    assert [step_of(folder) for folder in last_whole_checkpoints(run, 3)] == [1, 2, 4]
-    with pytest.raises(ValueError, match=r"not 4 whole checkpoints but 3 \(checkpoint-1, checkpoint-2, checkpoint-4\)"):
-        last_whole_checkpoints(run, 4)
-    with pytest.raises(ValueError, match="no whole checkpoint"):
-        last_whole_checkpoints(run / "checkpoint-4", 1)
+    assert [step_of(folder) for folder in last_complete_checkpoints(run, 3)] == [1, 2, 4]
+    with pytest.raises(ValueError, match=r"3 complete checkpoints, not 4 \(checkpoint-1, checkpoint-2, checkpoint-4\)"):
+        last_complete_checkpoints(run, 4)
+    with pytest.raises(ValueError, match="no complete checkpoint"):
+        last_complete_checkpoints(run / "checkpoint-4", 1)
 
 
 class Killed(BaseException):
@@ -318,7 +318,7 @@ def test_a_training_killed_while_it_saves_goes_on(tiny_checkpoint, trained, tmp_
         with pytest.raises(Killed):
             stock_trainer(tiny_checkpoint, tmp_path).train()
     assert [step_of(folder) for folder in checkpoints_in(tmp_path)] == [1, 2, 3]
-    last = last_whole_checkpoint(tmp_path)
+    last = last_complete_checkpoint(tmp_path)
     assert last == tmp_path / "checkpoint-2"
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the Trainer's about itself

@@ -183,8 +183,8 @@ def test_bf16_works_on_a_cpu(recipe):
         ("lr_scheduler_kwargs: [1]", r"lr_scheduler_kwargs takes one value, not a list"),
         ("learning_rate: fast", r"--learning_rate.*: invalid float value: 'fast'"),
         ("bf16: maybe", r"--bf16: .*got maybe but expected .*true/false"),
-        ("train_source: [a, [b]]", r"train_source takes a list of plain values, not \['a', \['b'\]\]"),
-        ("train_source: [a, null]", r"train_source takes a list of plain values"),
+        ("train_source: [a, [b]]", r"train_source takes a list of numbers or strings, not \['a', \['b'\]\]"),
+        ("train_source: [a, null]", r"train_source takes a list of numbers or strings"),
         ("eval_strategy: stepz", r"--eval_strategy.*: invalid choice: 'stepz' \(choose from '?no'?, '?steps'?"),
         ("lr_scheduler_type: cosin", r"cosin is not a valid SchedulerType, please select one of"),
         ("per_device_train_batch_tokens: -1", r"per_device_train_batch_tokens is -1; give 0 or more"),
@@ -193,11 +193,11 @@ def test_bf16_works_on_a_cpu(recipe):
             "load_best_model_at_end: true\neval_strategy: steps\nsave_strategy: epoch",
             r"load_best_model_at_end requires .* Evaluation strategy: .* Save strategy: ",
         ),
-        ("- max_steps: 5", r"recipe\.yaml is no recipe; write a line for each option, `max_steps: 1000`"),
-        ("max_steps", r"recipe\.yaml is no recipe"),
-        ("# nothing", r"recipe\.yaml is no recipe"),
-        ("seed: 1\nmax_steps: 5: 6", r"recipe\.yaml:2: mapping values are not allowed here; write a line for each"),
-        ("seed: 1\n\tmax_steps: 5", r"recipe\.yaml:2: .*; write a line for each option"),
+        ("- max_steps: 5", r"recipe\.yaml is not a recipe; write one line per option, `max_steps: 1000`"),
+        ("max_steps", r"recipe\.yaml is not a recipe"),
+        ("# nothing", r"recipe\.yaml is not a recipe"),
+        ("seed: 1\nmax_steps: 5: 6", r"recipe\.yaml:2: mapping values are not allowed here; write one line per"),
+        ("seed: 1\n\tmax_steps: 5", r"recipe\.yaml:2: .*; write one line per option"),
         ("seed: *one", r"recipe\.yaml:1: found undefined alias 'one'"),
         ("seed: !!python/object/apply:os.getcwd []", r"recipe\.yaml:1: could not determine a constructor"),
         ("seed: \0", r"recipe\.yaml is not YAML: unacceptable character"),
@@ -232,9 +232,9 @@ def test_wrong_overrides(recipe, overrides, message):
 
 
 def test_a_file_that_cannot_be_read(tmp_path):
-    with pytest.raises(RecipeError, match=r"/none\.yaml can't be read \(No such file or directory\); name a recipe"):
+    with pytest.raises(RecipeError, match=r"/none\.yaml can't be read \(No such file or directory\); give a YAML file"):
         parse_recipe([tmp_path / "none.yaml"])
-    with pytest.raises(RecipeError, match=r"can't be read \(Is a directory\); name a recipe, a YAML file"):
+    with pytest.raises(RecipeError, match=r"can't be read \(Is a directory\); give a YAML file"):
         parse_recipe([tmp_path])
 
 
@@ -345,7 +345,7 @@ def test_the_packages_recipes_have_names(tmp_path, monkeypatch):
     assert named[:2] == by_path[:2]
     (tmp_path / "multi30k_tiny").write_text("max_steps: 7", encoding="utf-8")  # a file of the user's goes first
     assert parse_recipe(["multi30k_tiny"], ["--output_dir", "x"])[2].max_steps == 7
-    with pytest.raises(RecipeError, match=r"multi30k_tiniest can't be read .* one of the package's: .*multi30k_tiny, "):
+    with pytest.raises(RecipeError, match=r"multi30k_tiniest can't be read .* package's recipes: .*multi30k_tiny, "):
         parse_recipe(["multi30k_tiniest"])
 
 
@@ -355,11 +355,11 @@ def test_every_option_is_described_with_its_default():
     options = [field.name for part in parts for field in dataclasses.fields(part) if field.init]
     assert {"data_dir", "preset", "max_steps", "output_dir"} < set(options)
     for option in options:
-        # Its line, or the line after it, goes on with words.
+        # Its help text is on its line or on the next one.
         described = re.search(rf"^  --{option}\b(?:[^\n]*\n)?[^\n]*? {{3,}}(\S.*)", text, re.MULTILINE)
         assert described, option
         assert not described[1].startswith("--"), option
-    assert re.search(r"--max_steps.*\n\s+Updates in all\. \(default: 100000\)", text)
+    assert re.search(r"--max_steps.*\n\s+Number of updates\. \(default: 100000\)", text)
 
 
 def test_later_recipes_override_earlier_ones(tmp_path):

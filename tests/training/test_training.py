@@ -1,5 +1,6 @@
 """The trainer: section 5's schedule and loss, batches by tokens, resuming after a kill at any moment."""
 
+import copy
 import itertools
 import json
 import math
@@ -30,6 +31,8 @@ from transformers import (
     TrainerCallback,
 )
 
+from hf_vanilla_transformer.engine.decoding import prepared
+from hf_vanilla_transformer.evaluation.metrics import exact_match
 from hf_vanilla_transformer.training import trainer as training
 from hf_vanilla_transformer.training.recipe import VanillaTransformerTrainingArguments
 from hf_vanilla_transformer.training.trainer import (
@@ -38,6 +41,8 @@ from hf_vanilla_transformer.training.trainer import (
     by_length,
     callbacks_for,
     paper_learning_rate,
+    peak_learning_rate,
+    run_facts,
 )
 
 
@@ -89,6 +94,35 @@ def test_the_schedule_is_the_papers_one_step_late(tiny_checkpoint, tmp_path):
     paper = [factor * d_model**-0.5 * min(step**-0.5, step * warmup**-1.5) for step in range(1, 12)]
     # The first update has step 0, where the formula has no value and the scheduler 0.
     assert rates == pytest.approx([0.0, *paper], rel=1e-12)
+
+
+@pytest.mark.parametrize("model", ["ours", "another"])
+def test_without_a_learning_rate_it_is_the_papers(tiny_checkpoint, tmp_path, model):
+    """As in a library call that leaves all to the defaults; the same arguments train models of other sizes."""
+    options = {"learning_rate": None, "warmup_steps": 4, "learning_rate_factor": 0.5, "max_steps": 6}
+    trainer = trainer_of(tiny_checkpoint, tmp_path, **options)
+    if model == "another":
+        trainer = other_trainer(tiny_checkpoint, trainer.args)
+    trainer.train()
+    d_model = trainer.model.config.d_model
+    rates = [entry["learning_rate"] for entry in trainer.state.log_history if "loss" in entry]
+    paper = [0.5 * d_model**-0.5 * min(step**-0.5, step * 4**-1.5) for step in range(1, 6)]
+    assert rates == pytest.approx([0.0, *paper], rel=1e-12)
+    assert trainer.args.learning_rate is None
+    assert run_facts(trainer).recipe.learning_rate == pytest.approx(paper_learning_rate(d_model, 4, 0.5))
+
+
+def test_a_warm_up_in_shares_needs_the_number_of_updates(tmp_path):
+    model = SimpleNamespace(config=SimpleNamespace(d_model=16))
+    args = arguments(tmp_path, learning_rate=None, warmup_steps=0.1, max_steps=50)
+    assert peak_learning_rate(args, model) == paper_learning_rate(16, 5)
+    args.max_steps = -1
+    with pytest.raises(ValueError, match=r"warmup_steps=0.1 .* max_steps"):
+        peak_learning_rate(args, model)
+    with pytest.raises(ValueError, match=r"no d_model .* `learning_rate`"):
+        peak_learning_rate(args, SimpleNamespace())
+    args.learning_rate = 0.1
+    assert peak_learning_rate(args, SimpleNamespace()) == 0.1
 
 
 def test_the_defaults_are_the_papers():
@@ -180,20 +214,24 @@ def test_training_sees_no_logits_and_evaluation_does(tiny_checkpoint, tmp_path):
     assert set(seen) == {(True, True), (False, False)}
 
 
-def test_another_model_trains_too(tiny_checkpoint, tmp_path):
+def other_trainer(tiny_checkpoint, args):
     tokenizer = AutoTokenizer.from_pretrained(tiny_checkpoint)
     config = MarianConfig(
         vocab_size=len(tokenizer), d_model=16, encoder_layers=1, decoder_layers=1, encoder_attention_heads=2,
         decoder_attention_heads=2, encoder_ffn_dim=16, decoder_ffn_dim=16, pad_token_id=0, eos_token_id=2,
         decoder_start_token_id=1, forced_eos_token_id=2,
     )  # fmt: skip
-    trainer = VanillaTransformerTrainer(
+    return VanillaTransformerTrainer(
         model=MarianMTModel(config),
-        args=arguments(tmp_path),
+        args=args,
         processing_class=tokenizer,
         data_collator=DataCollatorForSeq2Seq(tokenizer),
         train_dataset=rows(tokenizer),
     )
+
+
+def test_another_model_trains_too(tiny_checkpoint, tmp_path):
+    trainer = other_trainer(tiny_checkpoint, arguments(tmp_path))
     trainer.train()
     assert losses(trainer)[-1] < losses(trainer)[0]
 
@@ -245,6 +283,38 @@ def test_tokens_are_counted(tiny_checkpoint, tmp_path):
     entries = [entry for entry in trainer.state.log_history if "loss" in entry]
     assert [entry["target_tokens"] for entry in entries] == [sum(counted[: 5 * n]) for n in range(1, 11)]
     assert all(entry["tokens_per_second"] > 0 for entry in entries)
+
+
+def test_the_trainers_own_count_of_tokens_is_left_to_it(tiny_checkpoint, tmp_path):
+    """It counts source tokens, and only where it is told to."""
+    options = {"save_strategy": "steps", "save_steps": 2, "max_steps": 4}
+    for counts in ("non_padding", "no"):
+        trainer = trainer_of(tiny_checkpoint, tmp_path / counts, include_num_input_tokens_seen=counts, **options)
+        counted = {"source": 0, "target": 0}
+
+        def count(module, args, kwargs, counted=counted):
+            counted["source"] += int(kwargs["attention_mask"].sum())
+            counted["target"] += int((kwargs["labels"] != -100).sum())
+
+        trainer.model.register_forward_pre_hook(count, with_kwargs=True)
+        trainer.train()
+        assert trainer.target_tokens == counted["target"]
+        assert trainer.state.num_input_tokens_seen == (counted["source"] if counts == "non_padding" else 0)
+        resumed = trainer_of(tiny_checkpoint, tmp_path / counts, include_num_input_tokens_seen=counts, **options)
+        resumed.train(resume_from_checkpoint=str(tmp_path / counts / "checkpoint-2"))
+        assert resumed.target_tokens == trainer.target_tokens
+        assert resumed.state.num_input_tokens_seen == trainer.state.num_input_tokens_seen
+        resumed.train()  # from the beginning, with the same trainer
+        assert resumed.target_tokens == trainer.target_tokens
+
+
+@pytest.mark.parametrize("restores", [True, False])
+def test_target_tokens_are_saved_whether_callbacks_are_restored_or_not(tiny_checkpoint, tmp_path, restores):
+    options = {"save_strategy": "steps", "save_steps": 2, "restore_callback_states_from_checkpoint": restores}
+    trainer, resumed = (trainer_of(tiny_checkpoint, tmp_path, **options) for _ in range(2))
+    trainer.train()
+    resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
+    assert resumed.target_tokens == trainer.target_tokens > 0
 
 
 def test_a_resumed_run_counts_its_speed_from_where_it_goes_on(tiny_checkpoint, tmp_path, monkeypatch):
@@ -304,6 +374,64 @@ def test_metrics_are_sacrebleus_with_samples_in_place(tiny_checkpoint):
     one = metrics(EvalPrediction(predictions=ids[:1], label_ids=labels[1:2], inputs=None))
     assert one["bleu"] < 100
     assert metrics.samples == [("", texts[0], texts[1])]
+
+
+class Scores(evaluate.Metric):
+    """Like sacreBLEU's of the evaluate library: a score, and lists that can't be logged."""
+
+    def __init__(self, name, **kwargs):
+        self.metric_name = name
+        super().__init__(config_name=name, **kwargs)
+
+    @property
+    def name(self):
+        return self.metric_name
+
+    def _info(self):
+        features = datasets.Features({"predictions": datasets.Value("string"), "references": datasets.Value("string")})
+        return evaluate.MetricInfo(description="", citation="", inputs_description="", features=features)
+
+    def _compute(self, predictions, references):
+        return {"score": 7, "bleu": 0.5, "counts": [1, 2], "of": self.metric_name, "sentences": len(predictions)}
+
+
+def test_metrics_beside_bleu(tiny_checkpoint, tmp_path):
+    """Of the evaluate library, and functions; none hides another."""
+    tokenizer = AutoTokenizer.from_pretrained(tiny_checkpoint)
+    texts = ["the fourth of May", "three euros and five cents"]
+    ids = tokenizer(texts, padding=True, return_tensors="np")["input_ids"]
+    objects = [Scores(name, cache_dir=str(tmp_path)) for name in ("first", "second")]
+    metrics = TranslationMetrics(tokenizer, metrics=[*objects, exact_match], show=(lines := []).append)
+    scores = metrics(EvalPrediction(predictions=ids, label_ids=ids, inputs=ids))
+    ours = {"bleu": 100.0, "chrf": 100.0, "exact_match": 100.0}
+    first = {"first": 7.0, "first_bleu": 0.5, "sentences": 2.0}
+    assert scores == pytest.approx(ours | first | {"second": 7.0, "second_bleu": 0.5, "second_sentences": 2.0})
+    assert all(type(score) is float for score in scores.values())
+    assert lines == ["the fourth of May\n  the fourth of May\n  the fourth of May"]
+
+
+def test_an_evaluation_leaves_the_generation_config_as_it_was(tiny_checkpoint, tmp_path):
+    """Seq2SeqTrainer writes transformers' defaults into it, which would end translations at 20 tokens."""
+    trainer = trainer_of(tiny_checkpoint, tmp_path, predict_with_generate=True, generation_num_beams=1)
+    before = copy.deepcopy(vars(trainer.model.generation_config))
+    trainer.evaluate(trainer.train_dataset.select(range(3)))
+    trainer.predict(trainer.train_dataset.select(range(3)))
+    assert vars(trainer.model.generation_config) == before
+    assert before["max_length"] is None
+
+
+def test_evaluations_freeze_the_model_for_the_engine(tiny_checkpoint, tmp_path, monkeypatch):
+    """The weights are compared once, not at each batch; afterwards they are compared again."""
+    metrics = TranslationMetrics(AutoTokenizer.from_pretrained(tiny_checkpoint))
+    trainer, sums = trainer_of(tiny_checkpoint, tmp_path, predict_with_generate=True, compute_metrics=metrics), []
+    compared = prepared.checksum
+    monkeypatch.setattr(prepared, "checksum", lambda tensors: sums.append(1) or compared(tensors))
+    trainer.args.per_device_eval_batch_size = 1
+    trainer.evaluate(trainer.train_dataset.select(range(3)))
+    assert len(sums) == 1
+    for _ in range(2):
+        trainer.model.generate(input_ids=torch.tensor([[5, 2]]), max_new_tokens=2)
+    assert len(sums) == 3
 
 
 def test_evaluation_translates_and_keeps_the_best(tiny_checkpoint, tmp_path):
@@ -377,15 +505,17 @@ def test_glibc_keeps_freed_memory():
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == expected
 
 
+@pytest.mark.parametrize("asked_for", [True, False, None])
 @pytest.mark.parametrize("on_cpu", [True, False])
-def test_the_trainer_keeps_freed_memory_on_a_cpu(monkeypatch, on_cpu):
+def test_freed_memory_is_kept_on_a_cpu_where_asked_for(monkeypatch, on_cpu, asked_for):
     calls = []
     monkeypatch.setattr(training, "keep_freed_memory", lambda: calls.append("kept"))
     monkeypatch.setattr(Seq2SeqTrainer, "train", lambda self, *args, **kwargs: calls.append((args, kwargs)))
     trainer = object.__new__(VanillaTransformerTrainer)
-    trainer.args = SimpleNamespace(device=torch.device("cpu" if on_cpu else "cuda"))
+    device = torch.device("cpu" if on_cpu else "cuda")
+    trainer.args = SimpleNamespace(device=device, keep_freed_memory=asked_for)
     trainer.train("checkpoint", trial=None)
-    assert calls == [*(["kept"] if on_cpu else []), (("checkpoint",), {"trial": None})]
+    assert calls == [*(["kept"] if on_cpu and asked_for else []), (("checkpoint",), {"trial": None})]
 
 
 def test_longest_come_first_in_evaluations(tiny_checkpoint):
@@ -508,4 +638,5 @@ def test_a_killed_and_resumed_run_ends_with_the_same_weights(tmp_path):
     for index, state in states[0]["state"].items():
         assert all(torch.equal(value, states[1]["state"][index][key]) for key, value in state.items())
     seen = [json.loads((tmp_path / run / "trainer_state.json").read_text()) for run in ("whole", "killed")]
-    assert seen[0]["num_input_tokens_seen"] == seen[1]["num_input_tokens_seen"]
+    assert seen[0]["stateful_callbacks"] == seen[1]["stateful_callbacks"]
+    assert seen[0]["stateful_callbacks"]["TargetTokens"]["attributes"]["count"] > 0

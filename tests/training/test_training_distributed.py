@@ -179,7 +179,7 @@ def test_fsdp_where_there_is_none_is_refused(
     monkeypatch.setenv("FSDP_VERSION", "2")
     model = AutoModelForSeq2SeqLM.from_pretrained(tiny_checkpoint)
     arguments = VanillaTransformerTrainingArguments(output_dir=str(tmp_path), use_cpu=True)
-    with pytest.raises(RecipeError, match=r"for GPUs and their like only; start on CPUs with .*recipes/accelerate/cpu"):
+    with pytest.raises(RecipeError, match=r"other accelerators only; on CPUs, use .*recipes/accelerate/cpu"):
         ShardingTrainer(model=model, args=arguments)
 
 
@@ -355,7 +355,7 @@ def test_a_killed_process_ends_all_and_the_run_goes_on_from_its_checkpoint(tmp_p
     assert "Signal 9 (SIGKILL)" in log
     assert not any(worker.is_running() for worker in workers)
     resumed = train(tmp_path, ALONE, "--resume", *AS_TWO, "--max_steps", str(last_step(tmp_path / "run") + 2))
-    assert "Going on from" in resumed.log
+    assert "Resuming from" in resumed.log
 
 
 def wait_for(file: Path, process: subprocess.Popen[str]) -> None:

@@ -19,11 +19,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers.utils import logging
 
-from .incremental_vanilla_transformer import IncrementalDecoder, Weights, through_layers
+from .incremental import IncrementalDecoder
+from .weights import Weights, through_layers
 
 logger = logging.get_logger(__name__)
 
-# Up to so many rows, products compiled for the model are faster than oneDNN's; from 16 rows on, they are slower.
+# Up to this number of rows, products compiled for the model are faster than oneDNN's; from 16 rows on, they are slower.
 FEW_ROWS = 8
 
 # Weights become constants, which can be packed.
@@ -34,7 +35,7 @@ COMPILER_OPTIONS: dict[str, dict[str, Any]] = {
 }
 
 # Sizes of the inputs that a program is made with. It takes any others, but is chosen to be fast for these; no two are
-# alike, so that none is taken for another, and none is 1, which would be taken for a constant.
+# alike, so that the exporter doesn't take one for another, and none is 1, which it would take for a constant.
 SENTENCES = {"few": 2, "many": 32}
 BEAMS, POSITIONS, ROOM, SOURCE_LENGTH, ROWS_OF_ROOM = 4, 12, 40, 14, 200
 
@@ -63,7 +64,7 @@ class DecoderStep(nn.Module):
         memory_values: Tensor,
         memory_bias: Tensor,
     ) -> tuple[Tensor, Tensor]:
-        """Goes on by one position, with k rows for each of B sentences.
+        """Advances by one position, with k rows for each of B sentences.
 
         Args:
             tokens: The tokens at this position, (B, k).
@@ -99,8 +100,8 @@ class DecoderStep(nn.Module):
             query = layer.cross_query(x).view(sentences, beams, stack.heads, 1, -1)
             scores = (query * memory_keys[number, :sentences, None]).sum(dim=-1) + memory_bias[:, None]
             shares_of_memory.append(scores.softmax(dim=-1))
-            found = (shares_of_memory[-1][..., None] * memory_values[number, :sentences, None]).sum(dim=-2)
-            return layer.cross_out(found.view(rows, -1), residual)
+            heads = (shares_of_memory[-1][..., None] * memory_values[number, :sentences, None]).sum(dim=-2)
+            return layer.cross_out(heads.view(rows, -1), residual)
 
         x = F.embedding(tokens.flatten(), table) * stack.scale + position
         logits = self.lm_head(through_layers(stack, x, attend_to_past, attend_to_memory))
@@ -241,8 +242,8 @@ def _examples(weights: Weights, kind: str) -> tuple[Tensor, ...]:
 def _fingerprint(weights: Weights, kind: str) -> str:
     """Says in a few letters what a program depends on: this code, the machine, and all that it has of the model."""
     digest = hashlib.sha256()
-    for name in ("compiled", "incremental"):
-        digest.update(Path(__file__).with_name(f"{name}_vanilla_transformer.py").read_bytes())
+    for name in ("compiled", "incremental", "weights"):
+        digest.update(Path(__file__).with_name(f"{name}.py").read_bytes())
     machine = (torch.__version__, torch.get_num_threads(), sorted(torch.cpu.get_capabilities().items()))
     stack = weights.decoder
     numbers = [stack.heads, stack.key_dim, stack.value_dim, stack.pre_norm, stack.scale]
@@ -253,6 +254,3 @@ def _fingerprint(weights: Weights, kind: str) -> str:
         for parameter in part.parameters():
             digest.update(parameter.detach().contiguous().flatten().view(torch.uint8).numpy())
     return digest.hexdigest()[:32]
-
-
-__all__ = ["CompiledDecoder"]

@@ -10,7 +10,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-Candidate = tuple[float, int, int]  # log-probability of the whole, number of the beam that goes on, its next token
+from ..cpu import CPU
+
+Candidate = tuple[float, int, int]  # log-probability of the hypothesis, number of its beam, next token
 
 
 class Step(NamedTuple):
@@ -42,11 +44,11 @@ class BeamRules:
     """How hypotheses are compared and when a sentence's search ends.
 
     Attributes:
-        num_beams: Beams that go on, and hypotheses that are kept.
+        num_beams: Beams per sentence, and hypotheses that are kept.
         ends: Tokens that end a hypothesis.
         length_penalty: Scores are log-probabilities / length ** length_penalty; see `GNMTLengthPenalty`.
         early_stopping: True: as soon as `num_beams` hypotheses have ended (the paper's). "never": as soon as no beam
-            can become better than the worst of them, whatever it goes on with. False: as soon as no beam would be if
+            can become better than the worst of them, whatever follows. False: as soon as no beam would be if
             it ended now.
         coverage_penalty: beta of Wu et al. 2016 (eq. 15); 0: none.
     """
@@ -70,16 +72,16 @@ class BeamSearch:
     def __init__(self, index: int, max_new_tokens: int, rules: BeamRules) -> None:
         self.index, self.max_new_tokens, self.rules = index, max_new_tokens, rules
         self.finished: list[tuple[float, Step]] = []  # score and last step, the best first
-        # What goes on, one a row of the decoder's: log-probability, rank, last step.
+        # The running beams, one per row of the decoder: log-probability, rank, last step.
         self.beams: list[tuple[float, int, Step | None]] = [(0.0, 0, None)]
         self.parents = [0]  # which of the former beams each one continues
         self.is_over = False
 
     def extend(self, candidates: Iterable[Candidate], length: int, first_row: int, coverage: Sequence[float]) -> bool:
-        """Takes the best continuations and tells whether the search goes on.
+        """Takes the best continuations and tells whether the search continues.
 
         Args:
-            candidates: Log-probability of the whole, number of the beam, and token, the best first.
+            candidates: Log-probability of the hypothesis, number of its beam, and token, the best first.
             length: Tokens that these hypotheses have.
             first_row: The decoder's row of this sentence's first beam.
             coverage: The coverage penalty of each beam, a number up to 0.
@@ -87,7 +89,7 @@ class BeamSearch:
         rules = self.rules
         running: list[tuple[float, int, Step]] = []
         for rank, (log_probability, beam, token) in enumerate(candidates):
-            # Behind the first `num_beams`, candidates only stand in for those that end.
+            # After the first `num_beams`, candidates only replace those that end.
             if log_probability == -math.inf or rank >= rules.num_beams == len(running):
                 break
             step = Step(token, self.beams[beam][1], first_row + beam, self.beams[beam][2])
@@ -123,17 +125,17 @@ class BeamSearch:
     def _place(self, running: list[tuple[float, int, Step]]) -> None:
         """Gives each beam a place: that of the beam which it continues, if it is the first to do so."""
         places: list[tuple[float, int, Step | None] | None] = [None] * self.rules.num_beams
-        parents, homeless = [0] * self.rules.num_beams, []
+        parents, displaced = [0] * self.rules.num_beams, []
         for rank, (log_probability, beam, step) in enumerate(running):
             if places[beam] is None:
                 places[beam], parents[beam] = (log_probability, rank, step), beam
             else:
-                homeless.append((beam, (log_probability, rank, step)))
-        # Places stay empty where the vocabulary is too small for so many beams; nothing comes of them.
-        homeless += [(running[0][1], (-math.inf, len(running), running[0][2]))] * (len(places) - len(running))
+                displaced.append((beam, (log_probability, rank, step)))
+        # Places stay empty where the vocabulary is too small for all beams; nothing comes of them.
+        displaced += [(running[0][1], (-math.inf, len(running), running[0][2]))] * (len(places) - len(running))
         for place, kept in enumerate(places):
             if kept is None:
-                parents[place], places[place] = homeless.pop(0)
+                parents[place], places[place] = displaced.pop(0)
         self.beams, self.parents = places, parents  # type: ignore[assignment]
 
 
@@ -167,8 +169,8 @@ Processor = Callable[[Tensor, Tensor], Tensor]
 Progress = Callable[[int], object]
 
 
-def ignore(value: int) -> None:
-    """For what nobody has asked for."""
+def noop(value: int) -> None:
+    """Does nothing with what nobody has asked for."""
 
 
 @torch.no_grad()
@@ -179,9 +181,9 @@ def beam_search(
     rules: BeamRules,
     process: Processor | None = None,
     keep_attention: bool = False,
-    progress: Progress = ignore,
+    progress: Progress = noop,
 ) -> tuple[list[BeamSearch], list[Tensor]]:
-    """Searches for the translations of a batch, each sentence by itself; those found leave it, some at a time.
+    """Searches for the translations of a batch, each sentence by itself; finished ones leave the batch, some at a time.
 
     Args:
         decoder: An `IncrementalDecoder`, or what has its `step` and `move`, with a row for each sentence.
@@ -189,9 +191,9 @@ def beam_search(
         max_new_tokens: Longest hypothesis of each sentence, from 1 up.
         rules: How to search.
         process: Changes log-probabilities, (rows, V), in view of tokens so far, (rows, length); row by row. Rows of
-            sentences that are found come too, for a while, and the tensor's memory is used again in the next step.
+            finished sentences are included for a while, and the tensor's memory is used again in the next step.
         keep_attention: Whether `decoder.attention` of each step is wanted.
-        progress: Called with the number of sentences that were found since the last call.
+        progress: Called with the number of sentences that were finished since the last call.
 
     Returns:
         The searches, in order, with `finished` hypotheses; and attention, (rows, S) of each step, where it was wanted.
@@ -215,14 +217,14 @@ def beam_search(
         penalties = (
             coverage.add(decoder.attention, decoder.source_mask) if coverage is not None else [0.0] * len(scores)
         )
-        found = best_continuations(log_probabilities, scores, len(live), num_candidates)
-        going_on = _extend(live, found, length, penalties)
-        if len(going_on) < num_open:
-            progress(num_open - len(going_on))
-        num_open = len(going_on)
-        if not going_on:
+        candidates = best_continuations(log_probabilities, scores, len(live), num_candidates)
+        running = _extend(live, candidates, length, penalties)
+        if len(running) < num_open:
+            progress(num_open - len(running))
+        num_open = len(running)
+        if not running:
             break
-        width, places = len(scores) // len(live), shrink(going_on, len(live))
+        width, places = len(scores) // len(live), shrink(running, len(live))
         rows = [place * width + parent for place in places for parent in live[place].parents]
         decoder.move(rows, places)
         live = [live[place] for place in places]
@@ -237,17 +239,17 @@ def beam_search(
 
 
 def _extend(
-    live: Sequence[BeamSearch], found: Sequence[Iterable[Candidate]], length: int, penalties: list[float]
+    live: Sequence[BeamSearch], candidates: Sequence[Iterable[Candidate]], length: int, penalties: list[float]
 ) -> list[int]:
-    """Extends each search by what `best_continuations` found; returns the places of those that go on."""
-    width, going_on = len(penalties) // len(live), []
-    for place, (search, candidates) in enumerate(zip(live, found, strict=True)):
+    """Extends each search by its `best_continuations`; returns the places of those that continue."""
+    width, running = len(penalties) // len(live), []
+    for place, (search, best) in enumerate(zip(live, candidates, strict=True)):
         first = place * width
         if search.is_over:
             search.parents = list(range(len(search.beams)))
-        elif search.extend(candidates, length, first, penalties[first : first + width]):
-            going_on.append(place)
-    return going_on
+        elif search.extend(best, length, first, penalties[first : first + width]):
+            running.append(place)
+    return running
 
 
 @torch.no_grad()
@@ -257,9 +259,9 @@ def greedy_search(
     max_new_tokens: Sequence[int],
     ends: frozenset[int],
     process: Processor | None = None,
-    on_token: Callable[[int], object] = ignore,
+    on_token: Callable[[int], object] = noop,
     keep_attention: bool = False,
-    progress: Progress = ignore,
+    progress: Progress = noop,
 ) -> tuple[list[list[int]], list[list[Tensor]]]:
     """Takes the most probable token at each step; sentences that are at their end leave the batch, some at a time.
 
@@ -271,42 +273,42 @@ def greedy_search(
         process: Changes logits, as in `beam_search`.
         on_token: Called with each token of a batch of one sentence.
         keep_attention: Whether `decoder.attention` is wanted.
-        progress: Called with the number of sentences that were found since the last call.
+        progress: Called with the number of sentences that were finished since the last call.
 
     Returns:
         New tokens of each sentence; and the attention of each of them, (S,), where it was wanted.
     """
     tokens = _read_prompts(decoder, prompts)
-    found: list[list[int]] = [[] for _ in max_new_tokens]
+    translations: list[list[int]] = [[] for _ in max_new_tokens]
     kept_attention: list[list[Tensor]] = [[] for _ in max_new_tokens]
-    live = list(range(len(found)))  # the sentence of each row
-    going_on = live  # rows that aren't at their end
-    while going_on:
+    live = list(range(len(translations)))  # the sentence of each row
+    running = live  # rows that aren't at their end
+    while running:
         logits = decoder.step(tokens)
         if process is not None:
             logits = process(prompts, logits.float())
         tokens = highest(logits)
-        new, former, going_on = tokens.tolist(), going_on, []
+        new, former, running = tokens.tolist(), running, []
         attention = decoder.attention if keep_attention else None
         for row in former:
             sentence, token = live[row], new[row]
-            found[sentence].append(token)
+            translations[sentence].append(token)
             if attention is not None:
                 kept_attention[sentence].append(attention[row])
-            if token not in ends and len(found[sentence]) < max_new_tokens[sentence]:
-                going_on.append(row)
+            if token not in ends and len(translations[sentence]) < max_new_tokens[sentence]:
+                running.append(row)
             on_token(token)
-        if len(going_on) < len(former):
-            progress(len(former) - len(going_on))
+        if len(running) < len(former):
+            progress(len(former) - len(running))
         if process is not None:
             prompts = torch.cat([prompts, tokens[:, None]], dim=1)
-        rows = shrink(going_on, len(live))
+        rows = shrink(running, len(live))
         if 0 < len(rows) < len(live):
             decoder.move(rows, rows)
             live, tokens, prompts = [live[row] for row in rows], tokens[rows], prompts[rows]
-            staying = set(going_on)
-            going_on = [place for place, row in enumerate(rows) if row in staying]
-    return found, kept_attention
+            staying = set(running)
+            running = [place for place, row in enumerate(rows) if row in staying]
+    return translations, kept_attention
 
 
 def _read_prompts(decoder: Any, prompts: Tensor) -> Tensor:
@@ -330,7 +332,7 @@ def round_down(number: int) -> int:
 
 
 def _step(number: int) -> int:
-    """A quarter of the power of two that `number` has reached: from there on, sizes are so far apart."""
+    """A quarter of the power of two that `number` has reached: the distance between sizes from there on."""
     return 1 << max(number.bit_length() - 3, 0)
 
 
@@ -350,10 +352,7 @@ def shrink(kept: Sequence[int], size: int) -> list[int]:
     return [place if place in staying or not moving else moving.pop() for place in range(new_size)]
 
 
-# Looking for the highest numbers of a row in its highest blocks only takes a fraction of the time of torch's own top-k,
-# and of its argmax from so many rows on.
-ROWS_WORTH_BLOCKS = 8
-# The highest of a block is found 32 numbers at a time; those that are left over, one by one.
+# torch looks for the highest of a block 32 numbers at a time, and one by one in what is left over.
 SIZES_OF_BLOCKS = [size for size in range(32, 257) if size % 32 <= size / 8]
 
 
@@ -367,14 +366,14 @@ def _in_blocks(rows: Tensor) -> Tensor:
     """Cuts (rows, V) into (rows, blocks, size); what is missing in the last one is filled with -inf."""
     size = block_size(rows.shape[1])
     missing = -rows.shape[1] % size
-    whole = F.pad(rows, (0, missing), value=-math.inf) if missing else rows
-    return whole.reshape(len(rows), -1, size)
+    padded = F.pad(rows, (0, missing), value=-math.inf) if missing else rows
+    return padded.reshape(len(rows), -1, size)
 
 
 def best_continuations(
     log_probabilities: Tensor, scores: Tensor, num_sentences: int, num_candidates: int
 ) -> list[Iterator[Candidate]]:
-    """Finds the tokens with which each sentence's beams go on best.
+    """Finds the best next tokens of each sentence's beams.
 
     Args:
         log_probabilities: Of each token, (rows, V), in float32, to be overwritten; equally many rows for each sentence.
@@ -395,8 +394,8 @@ def best_continuations(
         places = blocks.amax(dim=-1).topk(num_candidates, sorted=False).indices  # (B, K)
         totals, chosen = blocks.gather(1, places[..., None].expand(-1, -1, size)), places.tolist()
     totals = totals.reshape(num_sentences, -1)
-    found = totals.topk(min(num_candidates, totals.shape[1]))
-    parts = zip(found.values.tolist(), found.indices.tolist(), chosen, strict=True)
+    best = totals.topk(min(num_candidates, totals.shape[1]))
+    parts = zip(best.values.tolist(), best.indices.tolist(), chosen, strict=True)
     return [_candidates(values, places, blocks, size, width) for values, places, blocks in parts]
 
 
@@ -411,21 +410,8 @@ def _candidates(
 
 def highest(logits: Tensor) -> Tensor:
     """Finds the highest of each row, (rows, V): (rows,)."""
-    if logits.device.type != "cpu" or len(logits) < ROWS_WORTH_BLOCKS:
+    if logits.device.type != "cpu" or len(logits) < CPU.rows_worth_blocks:
         return logits.argmax(dim=-1)
     parts = _in_blocks(logits)
     block = parts.amax(dim=-1).argmax(dim=-1)  # (rows,)
     return block * parts.shape[2] + parts[torch.arange(len(parts)), block].argmax(dim=-1)
-
-
-__all__ = [
-    "BeamRules",
-    "BeamSearch",
-    "beam_search",
-    "best_continuations",
-    "greedy_search",
-    "highest",
-    "ignore",
-    "round_down",
-    "round_up",
-]

@@ -12,11 +12,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from test_generation import BOS, EOS, PAD, SHOWN, SOURCES, Recorder, gnmt_divisor, lively_model, new_tokens, padded
-from transformers import GenerationMixin
+from transformers.generation import logits_process
 
-from hf_vanilla_transformer import search_vanilla_transformer
-from hf_vanilla_transformer.generation_vanilla_transformer import BeamSearchOutput, GNMTLengthPenalty
-from hf_vanilla_transformer.search_vanilla_transformer import (
+from hf_vanilla_transformer.engine import Engine
+from hf_vanilla_transformer.engine.decoding import search as search_module
+from hf_vanilla_transformer.engine.decoding.generate import BeamSearchOutput, Call, _process_by
+from hf_vanilla_transformer.engine.decoding.search import (
     BeamRules,
     BeamSearch,
     beam_search,
@@ -27,6 +28,7 @@ from hf_vanilla_transformer.search_vanilla_transformer import (
     round_up,
     shrink,
 )
+from hf_vanilla_transformer.generation_vanilla_transformer import GNMTLengthPenalty
 
 # Sums of up to 40 log-probabilities in float32, which differ in their last digits (6e-8 of numbers up to 100) by the
 # order and by the precision in which they are added and divided.
@@ -172,7 +174,7 @@ def search_toy(toy, longest, rules, process=None, **options):
     return beam_search(toy, prompts, longest, rules, process, **options)
 
 
-# A number and the divisor that it means, for a hypothesis of so many tokens.
+# A number and the divisor that it means, for a hypothesis of a number of tokens.
 GNMT = {f"gnmt {alpha}": (GNMTLengthPenalty(alpha), functools.partial(gnmt_divisor, alpha=alpha)) for alpha in (0.6, 2)}
 PENALTIES = GNMT | {f"length {p}": (p, lambda length, p=p: length**p) for p in (0.0, 1.0, 1.5, -1.0)}
 
@@ -211,10 +213,8 @@ def test_never_stops_only_where_going_on_changes_nothing(penalty, coverage):
 
 @pytest.fixture(params=[1, 3, 99])
 def round_to(request, monkeypatch):
-    """Batches shrink by so many sentences at a time; those that are at their end stay until then."""
-    monkeypatch.setattr(
-        search_vanilla_transformer, "round_up", lambda number: -(-number // request.param) * request.param
-    )
+    """Batches shrink by this number of sentences at a time; those that are at their end stay until then."""
+    monkeypatch.setattr(search_module, "round_up", lambda number: -(-number // request.param) * request.param)
 
 
 @pytest.mark.usefixtures("round_to")
@@ -411,13 +411,13 @@ def test_the_highest_is_argmax(vocab_size):
 
 def by_us(model, **options):
     """What our own search finds; fails where transformers' loop is taken."""
-    with mock.patch.object(GenerationMixin, "_sample", None), mock.patch.object(GenerationMixin, "_beam_search", None):
+    with mock.patch.object(Call, "loop_of_transformers", None):
         return model.generate(return_dict_in_generate=True, **options)
 
 
 def by_transformers(model, **options):
     """What transformers' own loop finds, with the model's own encoder."""
-    with mock.patch.object(type(model), "_why_not_incremental", return_value="the test wants it"):
+    with mock.patch.object(Engine, "unsupported_reason", return_value="the test wants it"):
         return model.generate(**{**SHOWN, **options})
 
 
@@ -492,7 +492,6 @@ SETTINGS = {
     "biases": {"sequence_bias": [[[13], -3.0], [[5, 14], 4.0]]},
     "length decays": {"exponential_decay_length_penalty": (2, 1.5)},
     "normalized": {"renormalize_logits": True, "repetition_penalty": 1.3},
-    "finite": {"remove_invalid_values": True},
     "several ends": {"eos_token_id": [EOS, 5, 17]},
     "two ends": {"eos_token_id": [20, EOS], "min_new_tokens": 3},
     "other padding": {"pad_token_id": 23},
@@ -521,8 +520,7 @@ def test_settings_are_those_of_transformers(model, setting, beams):
     options = {"max_extra_length": 4, **beams, **SETTINGS[setting]}
     found = assert_same_output(model, **BATCHES[side], **options).sequences
     usual = _usual(side, **beams)
-    # Each of the settings changes something here but for one, as there is nothing that isn't finite.
-    assert torch.equal(found, usual) == (setting == "finite")
+    assert not torch.equal(found, usual)  # each of the settings changes something here
 
 
 @pytest.mark.parametrize("num_beams", [1, 3])
@@ -566,14 +564,13 @@ def test_without_padding():
 
 @pytest.mark.parametrize("longest", [1, 2, 4])
 def test_fewer_tokens_than_beams(longest):
-    """Four tokens, one of them the end: what there is, is what transformers finds, and the rest has its score."""
+    """Four tokens, one of them the end: transformers fills the list up itself."""
     small, options = exact_model(vocab_size=4, seed=5), {"num_beams": 6, "num_return_sequences": 6}
     options.update(input_ids=torch.tensor([[3, EOS]]), max_new_tokens=longest, length_penalty=0.0)
-    ours, theirs = by_us(small, **options), by_transformers(small, **options)
-    real = theirs.sequences_scores > -1e8
-    assert real.sum() == (4 if longest == 1 else 6)
-    assert torch.equal(ours.sequences[real], theirs.sequences[real])
-    assert torch.equal(ours.beam_indices[real], theirs.beam_indices[real])
+    ours, theirs = small.generate(return_dict_in_generate=True, **options), by_transformers(small, **options)
+    assert (theirs.sequences_scores > -1e8).sum() == (4 if longest == 1 else 6)
+    assert torch.equal(ours.sequences, theirs.sequences)
+    assert torch.equal(ours.beam_indices, theirs.beam_indices)
     assert ours.sequences_scores.tolist() == pytest.approx(theirs.sequences_scores.tolist(), **SCORES)
 
 
@@ -583,6 +580,28 @@ def test_fewer_hypotheses_than_asked_for_have_alignments():
     found = by_us(small, input_ids=torch.tensor([[3, EOS]]), **options)
     assert found.alignments.shape == (6, 1, 2)
     assert found.alignments.sum(dim=-1)[:, 0].tolist() == pytest.approx([1, 1, 1, 1, 0, 0])
+
+
+# ---- processors ----
+
+
+@pytest.mark.parametrize("length", [1, 4, 5, 6])
+@pytest.mark.parametrize("barred", [[3], [3, 0, 9], [-1, 3, 10]], ids=["one", "some", "some that don't exist"])
+def test_barred_tokens_are_those_of_transformers(barred, length):
+    """Here they are barred in place, with the same scores."""
+    processors = [
+        logits_process.MinLengthLogitsProcessor(5, barred),
+        logits_process.MinNewTokensLengthLogitsProcessor(2, 3, barred),
+        logits_process.SuppressTokensLogitsProcessor([token - 1 for token in barred]),
+        logits_process.NoRepeatNGramLogitsProcessor(1),
+        logits_process.MinNewTokensLengthLogitsProcessor(1, 4, [5]),
+    ]
+    tokens, scores = torch.randint(10, (3, length)), torch.randn(3, 10)
+    for chosen in (*([one] for one in processors), processors, processors[::-1]):
+        expected = logits_process.LogitsProcessorList(chosen)(tokens, scores.clone())
+        process = _process_by(logits_process.LogitsProcessorList(chosen), vocab_size=10)
+        assert torch.equal(process(tokens, scores.clone()), expected)
+    assert _process_by(logits_process.LogitsProcessorList(), vocab_size=10) is None
 
 
 # ---- a sentence's translation is its own ----

@@ -7,6 +7,7 @@ import gc
 import io
 import math
 import weakref
+from dataclasses import replace
 from types import SimpleNamespace
 from unittest import mock
 
@@ -19,7 +20,7 @@ from transformers import (
     AttentionInterface,
     DynamicCache,
     EncoderDecoderCache,
-    GenerationMixin,
+    GenerationConfig,
     LogitsProcessorList,
     MarianConfig,
     MarianMTModel,
@@ -27,22 +28,21 @@ from transformers import (
 )
 from transformers.pytorch_utils import Conv1D
 
-from hf_vanilla_transformer import VanillaTransformerForConditionalGeneration, incremental_vanilla_transformer
-from hf_vanilla_transformer.evaluation.translation import ensemble
-from hf_vanilla_transformer.generation_vanilla_transformer import NEEDING_OWN_SEARCH
-from hf_vanilla_transformer.incremental_vanilla_transformer import (
-    SHORTEST_SOURCE,
+from hf_vanilla_transformer import VanillaTransformerForConditionalGeneration
+from hf_vanilla_transformer.engine import unsupported_reason
+from hf_vanilla_transformer.engine.cpu import CPU
+from hf_vanilla_transformer.engine.decoding import linear
+from hf_vanilla_transformer.engine.decoding.generate import Call
+from hf_vanilla_transformer.engine.decoding.incremental import EnsembleDecoder, IncrementalDecoder, encode
+from hf_vanilla_transformer.engine.decoding.linear import (
     ColumnLinear,
-    EnsembleDecoder,
-    IncrementalDecoder,
     MixedLinear,
     PackedLinear,
     PlainLinear,
-    _kind_of_linear,
-    encode,
-    weights_of,
-    why_not,
+    kind_of_linear,
 )
+from hf_vanilla_transformer.engine.decoding.prepared import weights_of
+from hf_vanilla_transformer.evaluation.translation import ensemble
 from hf_vanilla_transformer.modeling_vanilla_transformer import VanillaTransformerFeedForward, eager_attention
 
 MODELS = {
@@ -164,7 +164,7 @@ def test_decoder_is_the_models(name, dtype):
         torch.testing.assert_close(torch.stack(logits), expected, **CLOSE[dtype])
 
 
-@pytest.mark.parametrize("length", [1, SHORTEST_SOURCE - 1, SHORTEST_SOURCE, SHORTEST_SOURCE + 3])
+@pytest.mark.parametrize("length", [1, CPU.shortest_source - 1, CPU.shortest_source, CPU.shortest_source + 3])
 @pytest.mark.parametrize("dtype", CLOSE)
 @torch.no_grad()
 def test_sources_of_any_length(length, dtype):
@@ -211,7 +211,7 @@ def test_long_sources_and_batches_are_not_folded(model):
 @torch.no_grad()
 def test_packed_weights_compute_what_the_model_does(name, monkeypatch):
     """Those of other tests are too small to be packed."""
-    monkeypatch.setattr(incremental_vanilla_transformer, "ELEMENTS_FOR_BOTH", 0)
+    monkeypatch.setattr(linear, "CPU", replace(CPU, elements_for_both=0))
     model, inputs = copy.deepcopy(varied(name)), padded(SOURCES)
     memory, real = encode(weights_of(model), **inputs), inputs["attention_mask"].bool()
     torch.testing.assert_close(memory[real], model.get_encoder()(**inputs)[0][real], **CLOSE[torch.float32])
@@ -426,13 +426,13 @@ SHOWING = {"return_dict_in_generate": True}
 # Why: what is said, the model, further arguments.
 REASONS = {
     "training": ("training mode", lambda: lively_model(dropout=0.0).train(), dict),
-    "subclass": ("forward is another", lambda: of_class(OverwrittenForward), dict),
-    "subclass of a wrapped forward": ("(Tilted is not one|forward is another)", lambda: of_class(Tilted), dict),
-    "patched model": ("(has hooks|forward is another)", lambda: changed(_patch), dict),
+    "subclass": ("OverwrittenForward is not", lambda: of_class(OverwrittenForward), dict),
+    "subclass of a wrapped forward": ("Tilted is not", lambda: of_class(Tilted), dict),
+    "patched model": ("forward of its own", lambda: changed(_patch), dict),
     "hook": ("FeedForward has hooks", lambda: changed(_hook), dict),
     "hook before": ("Linear has hooks", lambda: changed(_hook_before), dict),
     "hook on the whole": ("Generation has hooks", lambda: changed(_hook_on_the_whole), dict),
-    "patched layer": ("FeedForward has hooks", lambda: changed(_patch_a_layer), dict),
+    "patched layer": ("FeedForward has a forward of its own", lambda: changed(_patch_a_layer), dict),
     "foreign layer": ("Halved is not one", lambda: changed(lambda model: _put_in(model, _halve)), dict),
     "parametrized": (
         "ParametrizedLinear is not one",
@@ -442,6 +442,7 @@ REASONS = {
     "sampling": ("it samples", lively_model, lambda: {"do_sample": True, "temperature": 0.7}),
     "processor": ("OnlySevens", lively_model, lambda: {"logits_processor": LogitsProcessorList([OnlySevens()])}),
     "processor of the source": ("may look", lively_model, lambda: {"encoder_no_repeat_ngram_size": 1}),
+    "finite": ("InfNanRemove", lively_model, lambda: {"remove_invalid_values": True}),
     "criterion": ("StopAt", lively_model, lambda: {"stopping_criteria": StoppingCriteriaList([StopAt(18)])}),
     "user's cache": ("past_key_values", lively_model, lambda: {"past_key_values": _cache()}),
     "no cache": ("cache is another", lively_model, lambda: {"use_cache": False}),
@@ -459,8 +460,8 @@ REASONS = {
     "empty source": ("all padding", lively_model, _batch_with_an_empty_source),
     # What follows changes what the modules compute in ways that are easily overlooked.
     "hook everywhere": ("hook", lively_model, dict),
-    "patched class": ("FeedForward", lively_model, dict),
-    "wrapped class": ("forward is another", lively_model, dict),
+    "patched class": ("(FeedForward was|comes from)", lively_model, dict),
+    "wrapped class": ("(Generation was|comes from)", lively_model, dict),
     "dropout left on": ("([Dd]ropout|training)", lambda: changed(_leave_dropout_on, dropout=0.5), dict),
     "attention of one's own": ("attention", lambda: changed(_attend_otherwise), dict),
     "other norm": ("RMSNorm", lambda: changed(functools.partial(_put_norm_in, nn.RMSNorm(32)), **NORMED), dict),
@@ -496,11 +497,8 @@ def loops_of_transformers():
     """Counts their calls, in a list."""
     calls = []
 
-    def counted(loop):
-        return lambda *args, **kwargs: calls.append(1) or loop(*args, **kwargs)
-
-    names = ("_sample", "_beam_search")
-    with mock.patch.multiple(GenerationMixin, **{name: counted(getattr(GenerationMixin, name)) for name in names}):
+    loop = Call.loop_of_transformers
+    with mock.patch.object(Call, "loop_of_transformers", lambda *args, **kw: calls.append(1) or loop(*args, **kw)):
         yield calls
 
 
@@ -523,10 +521,6 @@ def test_what_is_not_covered_is_left_to_transformers(reason, num_beams):
 
 
 WANTED = {"coverage_penalty": 0.2, "output_alignments": True, "compute_type": "int8"}
-
-
-def test_these_are_all_that_need_our_own_search():
-    assert set(WANTED) == set(NEEDING_OWN_SEARCH)
 
 
 @pytest.mark.parametrize("reason", REASONS)
@@ -558,6 +552,19 @@ def test_a_decoding_method_of_ones_own_is_given_a_cache(model):
     assert isinstance(given[0], EncoderDecoderCache)
 
 
+def test_arguments_by_position_and_arguments_of_none(model):
+    """As transformers' own `generate()` takes them."""
+    inputs = padded(SOURCES)
+    expected = by_us(model, **inputs, num_beams=2, max_new_tokens=4).sequences
+    config = GenerationConfig(num_beams=2, max_new_tokens=4)
+    found = model.generate(inputs["input_ids"], config, None, None, None, None, None, None, None, None, None, **{
+        "attention_mask": inputs["attention_mask"]
+    })  # fmt: skip
+    assert torch.equal(found, expected)
+    nothing = dict.fromkeys(("custom_generate", "streamer", "generation_config", "stopping_criteria", "progress"))
+    assert torch.equal(model.generate(**inputs, num_beams=2, max_new_tokens=4, **nothing), expected)
+
+
 def test_several_streamed_sentences_are_left_to_transformers(model):
     """Whose streamers take no more than one either."""
     ours, theirs = Recorder(), Recorder()
@@ -581,15 +588,15 @@ def test_a_model_that_has_shown_its_attention_is_as_quick_as_before():
     model, inputs = lively_model(), padded(SOURCES)
     expected = by_us(model, **inputs, num_beams=3).sequences
     forced(model, cut(inputs, 0), [BOS, 5], output_attentions=True, output_hidden_states=True)
-    assert why_not(model) is None
+    assert unsupported_reason(model) is None
     assert torch.equal(by_us(model, **inputs, num_beams=3).sequences, expected)
 
 
 def test_parameters_of_several_types():
     model = lively_model()
     model.model.decoder.layers[1].feed_forward.to(torch.bfloat16)
-    assert "several devices or types" in why_not(model)
-    assert why_not(lively_model().to(torch.bfloat16)) is None
+    assert "several devices or types" in unsupported_reason(model)
+    assert unsupported_reason(lively_model().to(torch.bfloat16)) is None
 
 
 # ---- weights ----
@@ -768,10 +775,8 @@ def test_a_model_can_be_saved_after_it_has_generated(tmp_path):
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
 def test_8_bits_need_float32(dtype):
     name = str(dtype).removeprefix("torch.")
-    message = rf'`compute_type="int8"` needs a model in float32 on a CPU, .* {name} on cpu; .*`dtype=torch.float32`'
+    message = rf"`compute_type` can't be had here, as int8 needs a model in float32 on a CPU, .* {name} on cpu; "
     model = lively_model().to(dtype)
-    with pytest.raises(ValueError, match=message):
-        weights_of(model, "int8")
     for num_beams in (1, 2):
         with pytest.raises(ValueError, match=message):
             model.generate(**padded(SOURCES), num_beams=num_beams, compute_type="int8")
@@ -920,12 +925,11 @@ def test_an_ensemble_with_a_model_of_transformers_own():
 def test_how_weights_are_kept(monkeypatch):
     def kind(dtype, shape=(257, 256), **options):
         weight = torch.ones(shape, dtype=dtype, **options)
-        linear = _kind_of_linear("default", weight)
-        return PlainLinear if linear is PlainLinear else type(linear(weight, None))
+        keep = kind_of_linear("default", weight)
+        return PlainLinear if keep is PlainLinear else type(keep(weight, None))
 
-    limits = {"ELEMENTS_FOR_MKL": 100 * 100, "ELEMENTS_FOR_BOTH": 256 * 256}
-    for name, elements in limits.items():  # which depend on the processor otherwise
-        monkeypatch.setattr(incremental_vanilla_transformer, name, elements)
+    processor = replace(CPU, has_onednn=True, elements_for_mkl=100 * 100, elements_for_both=256 * 256)
+    monkeypatch.setattr(linear, "CPU", processor)
     assert kind(torch.float32) is PackedLinear
     assert kind(torch.float32, (256, 256)) is MixedLinear
     assert kind(torch.float32, (100, 100)) is ColumnLinear
@@ -933,34 +937,33 @@ def test_how_weights_are_kept(monkeypatch):
     assert kind(torch.float32, device="meta") is PlainLinear
     with torch.backends.mkldnn.flags(enabled=False):
         assert kind(torch.float32) is PlainLinear
-    for supported, expected in ((True, incremental_vanilla_transformer._by_mkl_or_onednn), (False, PlainLinear)):
-        monkeypatch.setattr(incremental_vanilla_transformer, "_has_fast_bfloat16", lambda value=supported: value)
-        assert _kind_of_linear("default", torch.ones(2, 2, dtype=torch.bfloat16)) is expected
+    for supported, expected in ((True, linear._by_mkl_or_onednn), (False, PlainLinear)):
+        monkeypatch.setattr(linear, "CPU", replace(CPU, has_fast_bfloat16=supported))
+        assert kind_of_linear("default", torch.ones(2, 2, dtype=torch.bfloat16)) is expected
 
 
 @pytest.mark.parametrize("kind", [PlainLinear, PackedLinear, ColumnLinear, MixedLinear])
 @pytest.mark.parametrize("has_bias", [False, True])
 @pytest.mark.parametrize("rows", [1, 3, 90])  # 90 are too many for MKL
 def test_linear_maps(kind, has_bias, rows, monkeypatch):
-    monkeypatch.setattr(incremental_vanilla_transformer, "MULTIPLICATIONS_FOR_MKL", 64 * 48 * 20)
+    monkeypatch.setattr(linear, "CPU", replace(CPU, multiplications_for_mkl=64 * 48 * 20))
     torch.manual_seed(0)
     weight, bias = torch.randn(48, 64), torch.randn(48) if has_bias else None
     x, residual = torch.randn(rows, 64), torch.randn(rows, 48)
-    kept, linear = residual.clone(), kind(weight, bias)
+    kept, linear_map = residual.clone(), kind(weight, bias)
     exact = nn.functional.linear(x.double(), weight.double(), bias.double() if has_bias else None)
     # Sums of 64 products: 64 roundings of 2^-24 of sizes up to 30.
     close = {"atol": 1e-4, "rtol": 0, "check_dtype": False}
-    torch.testing.assert_close(linear(x), exact, **close)
-    torch.testing.assert_close(linear(x, relu=True), exact.relu(), **close)
-    torch.testing.assert_close(linear(x, residual), exact + residual, **close)
+    torch.testing.assert_close(linear_map(x), exact, **close)
+    torch.testing.assert_close(linear_map(x, relu=True), exact.relu(), **close)
+    torch.testing.assert_close(linear_map(x, residual), exact + residual, **close)
     assert torch.equal(residual, kept)
 
 
 def test_weights_in_bfloat16_are_never_mkls(monkeypatch):
-    monkeypatch.setattr(incremental_vanilla_transformer, "ELEMENTS_FOR_MKL", math.inf)
-    monkeypatch.setattr(incremental_vanilla_transformer, "_has_fast_bfloat16", lambda: True)
+    monkeypatch.setattr(linear, "CPU", replace(CPU, elements_for_mkl=2**62, has_fast_bfloat16=True))
     weight = torch.ones(4, 4, dtype=torch.bfloat16)
-    assert type(_kind_of_linear("default", weight)(weight, None)) is PackedLinear
+    assert type(kind_of_linear("default", weight)(weight, None)) is PackedLinear
 
 
 def test_a_configuration_that_another_model_has_decoded_with():

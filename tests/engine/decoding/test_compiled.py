@@ -1,6 +1,8 @@
 """`compute_type="compiled"`: the step as a function of tensors, the programs made of it, and how they are kept."""
 
+import logging
 import os
+import re
 import subprocess
 import sys
 from unittest import mock
@@ -11,15 +13,17 @@ from test_generation import EOS, SOURCES, lively_model, padded
 from test_incremental import CLOSE, MODELS, cut, ensemble_of, forced, members, varied, wander
 from test_search import by_us
 
-from hf_vanilla_transformer import compiled_vanilla_transformer
-from hf_vanilla_transformer.compiled_vanilla_transformer import (
+from hf_vanilla_transformer.engine.decoding import compiled as compiled_module
+from hf_vanilla_transformer.engine.decoding.compiled import (
     FEW_ROWS,
     CompiledDecoder,
     DecoderStep,
     _fingerprint,
     program_of,
 )
-from hf_vanilla_transformer.incremental_vanilla_transformer import IncrementalDecoder, Weights, weights_of
+from hf_vanilla_transformer.engine.decoding.incremental import IncrementalDecoder
+from hf_vanilla_transformer.engine.decoding.prepared import weights_of
+from hf_vanilla_transformer.engine.decoding.weights import Weights
 
 OPTIONS = [
     {"num_beams": 1},
@@ -37,7 +41,7 @@ def uncompiled(monkeypatch):
         step = DecoderStep(weights)
         return lambda inputs: list(step(*inputs))
 
-    monkeypatch.setattr(compiled_vanilla_transformer, "program_of", take)
+    monkeypatch.setattr(compiled_module, "program_of", take)
 
 
 @pytest.fixture
@@ -99,10 +103,14 @@ def assert_same(model, inputs, options):
 
 
 @pytest.mark.parametrize("num_beams", [1, 2])
-def test_it_needs_float32(num_beams):
-    message = '`compute_type="compiled"` needs a model in float32 on a CPU, .* bfloat16 on cpu; .*`dtype=torch.float32`'
-    with pytest.raises(ValueError, match=message):
-        lively_model().to(torch.bfloat16).generate(**padded(SOURCES), num_beams=num_beams, compute_type="compiled")
+def test_it_needs_float32(num_beams, caplog):
+    """It changes nothing of the result, so a model in another type decodes without it, and a warning says so."""
+    model, options = lively_model().to(torch.float64), {**padded(SOURCES), "num_beams": num_beams}
+    logging.getLogger("transformers").propagate = True
+    logging.Logger.warning_once.cache_clear()
+    found = model.generate(**options, compute_type="compiled")
+    assert re.search(r'`compute_type` is "default" and not "compiled" here, as .* float32 on a CPU', caplog.text)
+    assert torch.equal(found, model.generate(**options))
 
 
 def test_without_a_compiler(folder, monkeypatch):
@@ -137,8 +145,8 @@ def compiler(folder, monkeypatch):
             raise RuntimeError("the file is empty")
         return kind
 
-    monkeypatch.setattr(compiled_vanilla_transformer, "_compile", compile_to)
-    monkeypatch.setattr(compiled_vanilla_transformer, "_load", load)
+    monkeypatch.setattr(compiled_module, "_compile", compile_to)
+    monkeypatch.setattr(compiled_module, "_load", load)
     return compiled
 
 
@@ -160,7 +168,7 @@ def test_a_broken_file_is_made_again(compiler, folder):
     program_of(Weights(lively_model(), "compiled"), 1)
     (path,) = folder.iterdir()
     path.write_text("")
-    with mock.patch.object(compiled_vanilla_transformer.logger, "warning") as warn:
+    with mock.patch.object(compiled_module.logger, "warning") as warn:
         assert program_of(Weights(lively_model(), "compiled"), 1) == "few"
     assert "can't be loaded (the file is empty), so it is made again" in warn.call_args_list[0].args[0]
     assert compiler == ["few", "few"]

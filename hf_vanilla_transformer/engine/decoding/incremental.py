@@ -1,0 +1,300 @@
+"""Encoder and decoder of section 3.1 for `generate()`: what the model's modules compute, the decoder step by step.
+
+A step of decoding multiplies few rows with large matrices, so what counts is how weights lie in memory, how often they
+are read, and how many operators are called. Here queries, keys and values are one product, the cross keys and values
+of all layers another one, taken once a sentence whatever the number of beams, products take their ReLU and residual
+along, caches have room from the start and are never copied for a beam that keeps its place, and for a single sentence
+the projections of cross-attention are multiplied into its keys and values.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ...modeling_vanilla_transformer import positions_of
+from ..cpu import CPU
+from .linear import Linear
+from .weights import LayerWeights, Weights, through_layers
+
+# Positions that caches have room for at first; it doubles when they are full.
+FIRST_POSITIONS = 32
+
+
+# ---- The encoder ----
+def encode(weights: Weights, input_ids: Tensor, attention_mask: Tensor | None = None) -> Tensor:
+    """Encodes a source.
+
+    Args:
+        weights: The model's.
+        input_ids: (B, S).
+        attention_mask: (B, S), 0 for padding; None: there is none. Each sentence has at least one position.
+
+    Returns:
+        The encoder's output, (B, S, d_model); that of padding is arbitrary.
+    """
+    stack, (batch, length) = weights.encoder, input_ids.shape
+    if attention_mask is not None and attention_mask.all():
+        attention_mask = None
+    positions = stack.positions(positions_of(attention_mask, 0, input_ids), length).to(stack.dtype)
+    x = stack.embed(input_ids, positions).flatten(0, 1)  # (B S, d_model)
+    mask = None if attention_mask is None else attention_mask[:, None, None].bool()
+
+    def attend(number: int, x: Tensor) -> Tensor:
+        parts = stack.layers[number].qkv(x).view(batch, length, -1).split_with_sizes(stack.qkv_sizes, dim=-1)
+        query, key, value = (part.view(batch, length, stack.heads, -1).transpose(1, 2) for part in parts)
+        heads = F.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=1.0)
+        return heads.transpose(1, 2).reshape(batch * length, -1)
+
+    return through_layers(stack, x, attend).view(batch, length, -1)
+
+
+# ---- The decoder, step by step ----
+class FoldedAttention:
+    """Multi-head attention to the one sentence of a batch, with the projections multiplied into its keys and values.
+
+    softmax(x (W^Q K^T)) (V W^O) is two small products for each step, in place of two of (d_model, d_model) and two for
+    each head: less to read, as long as h S <= d_model, and half as many operators.
+
+    Args:
+        cross: The module.
+        keys: Of the sentence, (h, S, d_k).
+        values: (h, S, d_v).
+        mask: Added to the scores, (h, S); None: there is no padding.
+    """
+
+    def __init__(self, cross: Any, keys: Tensor, values: Tensor, mask: Tensor | None) -> None:
+        self.shape = keys.shape[:2]
+        (heads, _, key_dim), value_dim, keys = keys.shape, values.shape[-1], keys * cross.scaling
+        query, out = cross.q_proj, cross.out_proj
+        self.keys = torch.bmm(keys, query.weight.detach().view(heads, key_dim, -1)).flatten(0, 1)  # (h S, d_model)
+        self.values = torch.bmm(values, out.weight.detach().t().view(heads, value_dim, -1)).flatten(0, 1)
+        self.bias = None if mask is None else mask.flatten()
+        if query.bias is not None:
+            bias = torch.bmm(keys, query.bias.detach().view(heads, key_dim, 1)).flatten()
+            self.bias = bias if self.bias is None else bias + self.bias
+        if out.bias is not None:  # each head's shares sum up to 1
+            self.values += out.bias.detach() / heads
+
+    def __call__(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
+        """Attends from x, (rows, d_model): residual + attention, (rows, d_model), and the shares, (rows, h, S)."""
+        shares = _softmax(F.linear(x, self.keys, self.bias).view(len(x), *self.shape))
+        return torch.addmm(residual, shares.flatten(1), self.values), shares
+
+
+class IncrementalDecoder:
+    """A decoder with its caches for a batch: each row is one hypothesis, and each sentence has equally many rows.
+
+    Args:
+        weights: The decoder's weights.
+        memory: The encoder's output, (B, S, d_model).
+        memory_mask: (B, S), 0 for padding; None: there is none. Each sentence has at least one position.
+        beams: Rows that a sentence will have at most. It begins with one.
+        keep_attention: Whether `attention` is wanted.
+    """
+
+    shapes_memory = True  # whether the source is folded or filled up, as torch's operators have it fastest
+
+    def __init__(
+        self,
+        weights: Weights,
+        memory: Tensor,
+        memory_mask: Tensor | None = None,
+        beams: int = 1,
+        keep_attention: bool = False,
+    ) -> None:
+        self.weights, self.keep_attention = weights.decoder, keep_attention
+        self.lm_head = weights.lm_head
+        self.attention: Tensor | None = None  # (rows, S), of the last step: the last layer's, mean of its heads
+        self.num_sentences = self.num_rows = len(memory)
+        self.length = 0
+        stack, dtype = weights.decoder, weights.decoder.dtype
+        # (layers, positions, rows, h d_k + h d_v): a step's keys and values are one piece, and so are a row's.
+        shape = (len(stack.layers), FIRST_POSITIONS, beams * len(memory), sum(stack.qkv_sizes[1:]))
+        self.past = memory.new_empty(shape, dtype=dtype)
+        self.position_embeddings = self.past.new_empty(0)  # of `_position`
+        self.source_mask = memory.new_ones(memory.shape[:2], dtype=torch.bool)  # (B, S)
+        if memory_mask is not None:
+            self.source_mask = memory_mask != 0
+        is_folded = self.shapes_memory and len(memory) == 1 and stack.heads * memory.shape[1] <= memory.shape[2]
+        shortest = CPU.shortest_source if self.shapes_memory and not is_folded and memory.device.type == "cpu" else 0
+        self.memory_keys, self.memory_values = self._project(memory.to(dtype), weights.memory, shortest)
+        filling = self.memory_keys.shape[3] - memory.shape[1]
+        self.memory_bias = None
+        if filling or not self.source_mask.all():
+            hidden = F.pad(~self.source_mask, (0, filling), value=True)
+            bias = torch.zeros_like(hidden, dtype=dtype).masked_fill_(hidden, torch.finfo(dtype).min)
+            self.memory_bias = bias[:, None].expand(-1, stack.heads, -1).contiguous()  # (B, h, S')
+        self.folded: list[FoldedAttention] = []
+        if is_folded:
+            mask = None if self.memory_bias is None else self.memory_bias[0]
+            parts = zip(stack.layers, self.memory_keys[:, 0], self.memory_values[:, 0], strict=True)
+            self.folded = [FoldedAttention(layer.cross, keys, values, mask) for layer, keys, values in parts]
+        self._view()
+
+    def _project(self, memory: Tensor, linear: Linear, shortest: int) -> Iterator[Tensor]:
+        """Computes keys and values of all layers: (layers, B, h, S', d_k) and the same with d_v.
+
+        S' is S, or `shortest` where that is more; what isn't of the source is 0.
+        """
+        weights = self.weights
+        batch, length, _ = memory.shape
+        layers, heads = len(weights.layers), weights.heads
+        fused = linear(memory.flatten(0, 1)).view(batch, length, layers, -1)
+        for part in fused.split_with_sizes(weights.qkv_sizes[1:], dim=-1):
+            part = part.view(batch, length, layers, heads, -1).permute(2, 0, 3, 1, 4)
+            padded = part.new_empty(*part.shape[:3], max(length, shortest), part.shape[4])
+            padded[:, :, :, :length] = part
+            padded[:, :, :, length:] = 0.0
+            yield padded
+
+    def _view(self) -> None:
+        """Makes the views that a step needs, so that it doesn't have to."""
+        sentences, heads = self.num_sentences, self.weights.heads
+        self.cross_caches = [
+            (keys.flatten(0, 1).transpose(1, 2), values.flatten(0, 1))
+            for keys, values in zip(self.memory_keys[:, :sentences], self.memory_values[:, :sentences], strict=True)
+        ]  # (B h, d_k, S'), (B h, S', d_v)
+        bias = self.memory_bias
+        self.cross_bias = None if bias is None else bias[:sentences].view(sentences * heads, 1, -1)
+
+    def step(self, tokens: Tensor) -> Tensor:
+        """Advances by one position.
+
+        Args:
+            tokens: The token at this position, of each row: (rows,).
+
+        Returns:
+            Logits of the next one, (rows, V).
+        """
+        weights = self.weights
+        self._make_room()
+        x = weights.embed(tokens, self._position())
+        pasts = list(self._pasts())
+
+        def attend_to_past(number: int, x: Tensor) -> Tensor:
+            return self._attend_to_past(pasts[number], weights.layers[number], x)
+
+        return self.lm_head(through_layers(weights, x, attend_to_past, self._attend_to_memory))
+
+    def _make_room(self) -> None:
+        """Goes to the next position; where the caches have no room for it, they grow."""
+        if self.length == self.past.shape[1]:
+            self.past = torch.cat([self.past, torch.empty_like(self.past)], dim=1)
+        self.length += 1
+
+    def _position(self) -> Tensor:
+        """Returns the embedding of this step's position, (1, d_model): looked up for as many as caches have room."""
+        if self.length > len(self.position_embeddings):
+            table, room = self.weights.positions, self.past.shape[1]
+            rows = getattr(table, "num_embeddings", None) or len(table.table)  # sinusoids grow when they have to
+            room = max(min(room, rows), self.length)
+            embeddings: Tensor = table(torch.arange(room, device=self.past.device), room)
+            self.position_embeddings = embeddings.to(self.weights.dtype)
+        return self.position_embeddings[self.length - 1 : self.length]
+
+    def _pasts(self) -> Iterable[tuple[Tensor, Tensor, Tensor]]:
+        """Makes views for each layer: where keys and values of this step belong, and keys and values up to it.
+
+        They are (rows, h d_k + h d_v), (rows, h, length, d_k) and (rows, h, length, d_v).
+        """
+        past, heads = self.past[:, : self.length, : self.num_rows], self.weights.heads
+        parts = past.split_with_sizes(self.weights.qkv_sizes[1:], dim=-1)
+        keys, values = (part.view(*part.shape[:-1], heads, -1).permute(0, 2, 3, 1, 4).unbind() for part in parts)
+        return zip(past[:, -1].unbind(), keys, values, strict=True)
+
+    def _attend_to_past(self, past: tuple[Tensor, Tensor, Tensor], layer: LayerWeights, x: Tensor) -> Tensor:
+        weights, (place, keys, values) = self.weights, past
+        query, new = layer.qkv(x).split_with_sizes([weights.qkv_sizes[0], place.shape[1]], dim=-1)
+        place.copy_(new)
+        query = query.view(self.num_rows, weights.heads, 1, -1)
+        return F.scaled_dot_product_attention(query, keys, values, scale=1.0).reshape(self.num_rows, -1)
+
+    def _attend_to_memory(self, number: int, x: Tensor, residual: Tensor) -> Tensor:
+        rows, heads, sentences = self.num_rows, self.weights.heads, self.num_sentences
+        layer = self.weights.layers[number]
+        is_shown = self.keep_attention and number == len(self.weights.layers) - 1
+        if self.folded:
+            x, shares = self.folded[number](x, residual)
+            if is_shown:
+                self.attention = shares.mean(dim=1).float()
+            return x
+        keys, values = self.cross_caches[number]
+        # The rows of a sentence are queries to the same keys: (B h, rows per sentence, d_k).
+        query = layer.cross_query(x).view(sentences, -1, heads, self.weights.key_dim)
+        query = query.transpose(1, 2).reshape(sentences * heads, -1, self.weights.key_dim)
+        bias = self.cross_bias
+        scores = torch.bmm(query, keys) if bias is None else torch.baddbmm(bias, query, keys)  # (B h, ..., S')
+        shares = _softmax(scores)
+        if is_shown:
+            mean = shares.view(sentences, heads, rows // sentences, -1).mean(dim=1).flatten(0, 1).float()
+            self.attention = mean[:, : self.source_mask.shape[1]]
+        attended = torch.bmm(shares, values).view(sentences, heads, -1, self.weights.value_dim)
+        return layer.cross_out(attended.transpose(1, 2).reshape(rows, -1), residual)
+
+    def move(self, rows: Sequence[int], sentences: Sequence[int]) -> None:
+        """Gives each row the past of one of the former rows, and each sentence the source of one of the former ones.
+
+        Only what changes its place is copied.
+
+        Args:
+            rows: The old row that each new one continues; equally many for each sentence, in the sentences' order.
+            sentences: The old number of each sentence.
+        """
+        _copy(rows, self.past[:, : self.length], dim=2)
+        _copy(sentences, self.memory_keys, self.memory_values, dim=1)
+        if self.memory_bias is not None:
+            _copy(sentences, self.memory_bias, self.source_mask, dim=0)
+        self.source_mask = self.source_mask[: len(sentences)]
+        if (len(rows), len(sentences)) != (self.num_rows, self.num_sentences):
+            self.num_rows, self.num_sentences = len(rows), len(sentences)
+            self._view()
+
+
+def _softmax(scores: Tensor) -> Tensor:
+    if scores.dtype in (torch.float32, torch.float64):
+        return torch.softmax(scores, dim=-1)
+    return torch.softmax(scores, dim=-1, dtype=torch.float32).to(scores.dtype)
+
+
+def _copy(sources: Sequence[int], *tensors: Tensor, dim: int) -> None:
+    """Writes what is at sources[i] of a dimension to i, in place, for each tensor."""
+    moves = [(source, target) for target, source in enumerate(sources) if source != target]
+    if moves:
+        froms, tos = torch.tensor(moves, device=tensors[0].device).unbind(dim=1)
+        for tensor in tensors:
+            tensor.index_copy_(dim, tos, tensor.index_select(dim, froms))
+
+
+class EnsembleDecoder:
+    """Several decoders that are asked as one: the mean of their probabilities.
+
+    Args:
+        decoders: The members, of the same batch.
+    """
+
+    def __init__(self, decoders: Sequence[IncrementalDecoder]) -> None:
+        self.decoders = decoders
+
+    @property
+    def attention(self) -> Tensor | None:
+        """The mean of what the members attend to, (rows, S)."""
+        kept = [decoder.attention for decoder in self.decoders if decoder.attention is not None]
+        return torch.stack(kept).mean(dim=0) if kept else None
+
+    @property
+    def source_mask(self) -> Tensor:
+        """Which positions of the source are no padding, (B, S)."""
+        return self.decoders[0].source_mask
+
+    def step(self, tokens: Tensor) -> Tensor:
+        """Advances by one position with each member: log-probabilities, (rows, V), in float32."""
+        log_probabilities = torch.stack([decoder.step(tokens).float().log_softmax(dim=-1) for decoder in self.decoders])
+        return log_probabilities.logsumexp(dim=0).sub_(torch.tensor(float(len(self.decoders))).log())
+
+    def move(self, rows: Sequence[int], sentences: Sequence[int]) -> None:
+        """Moves the rows of each member, as `IncrementalDecoder.move`."""
+        for decoder in self.decoders:
+            decoder.move(rows, sentences)

@@ -1,0 +1,126 @@
+"""A model's weights as decoding needs them: fused, packed, and taken through the layers of section 3.1."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ...modeling_vanilla_transformer import outside_vocabulary
+from .linear import Linear, PlainLinear, kind_of_linear
+
+
+class Weights:
+    """What decoding needs of a model, fused and packed.
+
+    Args:
+        model: A model that `unsupported_reason` has nothing against.
+        compute_type: One of `COMPUTE_TYPES`.
+    """
+
+    def __init__(self, model: Any, compute_type: str = "default") -> None:
+        linear = kind_of_linear(compute_type, model.lm_head.weight)
+        self.is_compiled = compute_type == "compiled"
+        of_steps = PlainLinear if self.is_compiled else linear  # the compiler packs by itself
+        self.encoder = StackWeights(model.get_encoder(), linear, model.config.encoder_attention_heads)
+        self.decoder = StackWeights(model.get_decoder(), of_steps, model.config.decoder_attention_heads)
+        self.lm_head = _fuse(of_steps, model.lm_head)
+        self.programs: dict[str, Any] = {}  # of `CompiledDecoder`, which come of:
+        self.sources = (model.get_decoder(), model.lm_head)
+        crosses = [layer.encoder_attn for layer in model.get_decoder().layers]
+        self.memory = _fuse(linear, *(m for cross in crosses for m in (cross.k_proj, cross.v_proj)))
+
+
+class StackWeights:
+    """What the encoder's and the decoder's stack have in common."""
+
+    def __init__(self, stack: Any, linear: Callable[[Tensor, Tensor | None], Linear], heads: int) -> None:
+        self.embed_tokens, self.positions = stack.embed_tokens, stack.embed_positions
+        self.scale, self.pre_norm = stack.config.embedding_scale, stack.config.norm_position == "pre"
+        self.layers = [LayerWeights(layer, linear) for layer in stack.layers]
+        self.last_norm: Callable[[Tensor], Tensor] = _norm(stack.layer_norm)
+        self.dtype = stack.embed_tokens.weight.dtype
+        attention = stack.layers[0].self_attn
+        self.heads, self.key_dim, self.value_dim = heads, attention.head_dim, attention.value_head_dim
+        self.qkv_sizes = [heads * self.key_dim, heads * self.key_dim, heads * self.value_dim]
+
+    def embed(self, tokens: Tensor, positions: Tensor) -> Tensor:
+        """Adds the scaled embeddings of tokens to those of their positions (3.4, 3.5)."""
+        try:
+            return torch.add(positions, self.embed_tokens(tokens), alpha=self.scale)
+        except IndexError as error:
+            raise outside_vocabulary(tokens, self.embed_tokens.num_embeddings) from error
+
+
+class LayerWeights:
+    """What a step needs of a layer."""
+
+    def __init__(self, layer: Any, linear: Callable[[Tensor, Tensor | None], Linear]) -> None:
+        own, network = layer.self_attn, layer.feed_forward
+        # 1 / sqrt(d_k) of eq. 1 is taken into the queries' weights.
+        self.qkv = _fuse(linear, own.q_proj, own.k_proj, own.v_proj, scaling=own.scaling)
+        self.out, self.own_norm = _fuse(linear, own.out_proj), _norm(layer.self_attn_layer_norm)
+        if (cross := getattr(layer, "encoder_attn", None)) is not None:
+            self.cross_query = _fuse(linear, cross.q_proj, scaling=cross.scaling)
+            self.cross_out, self.cross_norm = _fuse(linear, cross.out_proj), _norm(layer.encoder_attn_layer_norm)
+            self.cross = cross  # for `FoldedAttention`
+        self.fc1, self.fc2 = _fuse(linear, network.fc1), _fuse(linear, network.fc2)
+        self.activation = None if isinstance(network.activation, nn.ReLU) else network.activation
+        self.last_norm = _norm(layer.final_layer_norm)
+
+    def hidden(self, x: Tensor) -> Tensor:
+        """Computes the hidden layer of eq. 2, (rows, d_ff)."""
+        return self.fc1(x, relu=True) if self.activation is None else self.activation(self.fc1(x))
+
+
+def through_layers(
+    stack: StackWeights,
+    x: Tensor,
+    attend: Callable[[int, Tensor], Tensor],
+    attend_to_memory: Callable[[int, Tensor, Tensor], Tensor] | None = None,
+) -> Tensor:
+    """Takes embedded tokens through the layers of a stack (section 3.1).
+
+    Args:
+        stack: The encoder's or the decoder's weights.
+        x: (rows, d_model).
+        attend: Of a layer's number and its input, the heads' output side by side, (rows, h d_v).
+        attend_to_memory: Of a layer's number, its input and a residual: attention and residual, (rows, d_model).
+
+    Returns:
+        The stack's output, (rows, d_model).
+    """
+    for number, layer in enumerate(stack.layers):
+        if stack.pre_norm:
+            x = layer.out(attend(number, layer.own_norm(x)), x)
+            if attend_to_memory is not None:
+                x = attend_to_memory(number, layer.cross_norm(x), x)
+            x = layer.fc2(layer.hidden(layer.last_norm(x)), x)
+        else:
+            x = layer.own_norm(layer.out(attend(number, x), x))
+            if attend_to_memory is not None:
+                x = layer.cross_norm(attend_to_memory(number, x, x))
+            x = layer.last_norm(layer.fc2(layer.hidden(x), x))
+    return stack.last_norm(x)
+
+
+def _fuse(linear: Callable[[Tensor, Tensor | None], Linear], *modules: nn.Linear, scaling: float = 1.0) -> Linear:
+    """Makes one map of several that have their input in common: outputs stand side by side, the first one scaled."""
+    weights = [module.weight.detach() for module in modules]
+    biases = [module.bias.detach() for module in modules if module.bias is not None]
+    if 0 < len(biases) < len(modules):  # some have one
+        biases = [
+            w.new_zeros(len(w)) if m.bias is None else m.bias.detach() for m, w in zip(modules, weights, strict=True)
+        ]
+    if scaling != 1:
+        weights[0], biases[:1] = weights[0] * scaling, [bias * scaling for bias in biases[:1]]
+    bias = (torch.cat(biases) if len(biases) > 1 else biases[0]) if biases else None
+    return linear(torch.cat(weights) if len(weights) > 1 else weights[0], bias)
+
+
+def _norm(module: nn.Module) -> Callable[[Tensor], Tensor]:
+    if isinstance(module, nn.Identity):
+        return module
+    assert isinstance(module, nn.LayerNorm)
+    shape, weight, bias, eps = module.normalized_shape, module.weight.detach(), module.bias.detach(), module.eps
+    return lambda x: torch.layer_norm(x, shape, weight, bias, eps)

@@ -1,0 +1,231 @@
+"""The paper's functions of tensors, each on the cases at its edges."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from hf_vanilla_transformer import VanillaTransformerConfig
+from hf_vanilla_transformer import modeling_vanilla_transformer as modeling
+from hf_vanilla_transformer.generation_vanilla_transformer import DecodingMixin
+from hf_vanilla_transformer.modeling_vanilla_transformer import (
+    VanillaTransformerAttention,
+    label_smoothed_cross_entropy,
+    positions_of,
+)
+
+
+def decoding(start=1, pad=0):
+    """What the mixin needs of a model to prepare targets."""
+    mixin = DecodingMixin()
+    mixin.config = SimpleNamespace(decoder_start_token_id=start, pad_token_id=pad)
+    return mixin
+
+
+# ---- positions_of ----
+def positions(mask, past_length=0, length=4):
+    return positions_of(mask, past_length, torch.zeros(2, length, 8)).tolist()
+
+
+@pytest.mark.parametrize("past", [0, 3, torch.tensor(3)], ids=["0", "3", "tensor 3"])
+def test_positions_without_padding(past):
+    assert positions(None, past) == [[n + int(past) for n in range(4)]]
+
+
+@pytest.mark.parametrize("dtype", [torch.long, torch.bool, torch.int32, torch.float32], ids=str)
+def test_positions_of_a_padded_batch(dtype):
+    mask = torch.tensor([[1, 1, 1, 0], [0, 0, 1, 1]]).to(dtype)
+    right, left = positions(mask)
+    assert right[:3] == [0, 1, 2]
+    assert left[2:] == [0, 1]
+    assert all(0 <= position < 4 for position in right + left)  # padding too has a place in the table
+
+
+def test_positions_of_padding_alone():
+    assert positions(torch.zeros(2, 4)) == [[0] * 4] * 2
+
+
+def test_positions_with_padding_inside():
+    assert positions(torch.tensor([[1, 0, 1, 1], [0, 1, 0, 1]]))[0] == [0, 0, 1, 2]
+
+
+def test_positions_after_a_past():
+    mask = torch.tensor([[1, 1, 1, 1, 1], [0, 0, 1, 1, 1]])  # three positions in the past, two here
+    assert positions(mask, past_length=3, length=2) == [[3, 4], [1, 2]]
+    assert positions(mask, past_length=4, length=1) == [[4], [2]]
+
+
+@pytest.mark.parametrize("added", [False, True], ids=["boolean", "added"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_positions_of_a_causal_mask(added, dtype):
+    padding = torch.tensor([[1, 1, 1, 1], [0, 0, 1, 1]]).bool()
+    visible = (padding[:, None] & torch.ones(4, 4).tril().bool())[:, None]
+    mask = torch.zeros(visible.shape, dtype=dtype).masked_fill(~visible, torch.finfo(dtype).min) if added else visible
+    whole, left = positions(mask)
+    assert whole == [0, 1, 2, 3]
+    assert left[2:] == [0, 1]
+    last = positions(mask[:, :, 3:], past_length=3, length=1)
+    assert last == [[3], [1]]
+
+
+def test_positions_index_a_table():
+    assert positions_of(torch.ones(2, 4, dtype=torch.bool), 0, torch.zeros(2, 4, 8)).dtype == torch.long
+    assert positions_of(None, 0, torch.zeros(2, 4, 8)).dtype == torch.long
+
+
+# ---- targets shifted right ----
+@pytest.mark.parametrize(
+    ("labels", "shifted"),
+    [
+        ([5, 6, 7], [1, 5, 6]),
+        ([5], [1]),
+        ([5, 6, -100, -100], [1, 5, 6, 0]),
+        ([-100, -100, 5, 6], [0, 0, 1, 5]),
+        ([-100, 5, 6, -100], [0, 1, 5, 6]),
+        ([5, -100, 6, 7], [1, 5, 0, 6]),  # a target that isn't learned, in the middle
+        ([-100, -100], [1, 0]),
+        ([-100], [1]),
+        ([0, 1, 2], [1, 0, 1]),  # special tokens are tokens
+    ],
+)
+def test_shift_right(labels, shifted):
+    labels = torch.tensor([labels, labels])
+    before = labels.clone()
+    assert decoding().prepare_decoder_input_ids_from_labels(labels).tolist() == [shifted, shifted]
+    assert torch.equal(labels, before)
+
+
+def test_shift_right_where_padding_starts_a_target():
+    labels = torch.tensor([[-100, 5, 6], [5, 6, -100]])
+    assert decoding(9, 9).prepare_decoder_input_ids_from_labels(labels).tolist() == [[9, 9, 5], [9, 5, 6]]
+
+
+@pytest.mark.parametrize(("start", "pad"), [(None, 0), (1, None)])
+def test_shift_right_needs_both_tokens(start, pad):
+    with pytest.raises(ValueError, match=r"decoder_start_token_id.*pad_token_id"):
+        decoding(start, pad).prepare_decoder_input_ids_from_labels(torch.tensor([[5]]))
+
+
+# ---- label_smoothed_cross_entropy ----
+LABELS = torch.tensor([[3, 0, -100], [-100, 4, -100]])
+
+
+def smoothed(logits, labels, epsilon):
+    """The sum over targets, in float64: q is 1 - epsilon on the target and epsilon / V on every token besides."""
+    total = 0.0
+    for row, label in zip(logits.flatten(0, 1).double(), labels.flatten().tolist(), strict=True):
+        if label != -100:
+            q = torch.full_like(row, epsilon / len(row))
+            q[label] += 1 - epsilon
+            total -= (q * row.log_softmax(-1)).sum()
+    return total
+
+
+@pytest.mark.parametrize("epsilon", [0.0, 0.1, 0.9])
+def test_label_smoothed_cross_entropy(epsilon):
+    logits = torch.randn(2, 3, 5, dtype=torch.float64)
+    expected = smoothed(logits, LABELS, epsilon)
+    # In float64 two ways to sum fifteen terms differ in the last digits.
+    close = {"rtol": 1e-12, "atol": 0.0}
+    torch.testing.assert_close(label_smoothed_cross_entropy(logits, LABELS, None, epsilon), expected / 3, **close)
+    for count in (7, torch.tensor(7), torch.tensor([7])):
+        loss = label_smoothed_cross_entropy(logits, LABELS, count, epsilon)
+        torch.testing.assert_close(loss.squeeze(), expected / 7, **close)
+
+
+def test_loss_of_no_target_is_zero():
+    logits = torch.randn(2, 3, 5, requires_grad=True)
+    for count in (None, 7, torch.tensor(7), 0, torch.tensor(0)):
+        loss = label_smoothed_cross_entropy(logits, torch.full((2, 3), -100), count, 0.1)
+        assert loss == 0
+        (gradient,) = torch.autograd.grad(loss, logits)
+        assert (gradient == 0).all()
+
+
+def test_gradient_stays_with_the_targets():
+    logits = torch.randn(2, 3, 5, requires_grad=True)
+    label_smoothed_cross_entropy(logits, LABELS, label_smoothing=0.1).backward()
+    assert torch.equal((logits.grad != 0).any(-1), LABELS != -100)
+    torch.testing.assert_close(logits.grad.sum(-1), torch.zeros(2, 3))  # as of every cross-entropy
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64], ids=str)
+def test_loss_is_computed_in_float32_at_least(dtype):
+    logits = (10 * torch.randn(2, 3, 5)).to(dtype)
+    loss = label_smoothed_cross_entropy(logits, LABELS, label_smoothing=0.1)
+    assert loss.dtype == torch.promote_types(dtype, torch.float32)
+    torch.testing.assert_close(loss.double(), smoothed(logits, LABELS, 0.1) / 3, rtol=1e-6, atol=1e-6)
+
+
+def test_loss_takes_what_transformers_hands_over():
+    logits = torch.randn(2, 3, 5)
+    loss = label_smoothed_cross_entropy(logits=logits, labels=LABELS, vocab_size=5, shift_labels=LABELS, output_ids=1)
+    torch.testing.assert_close(loss, F.cross_entropy(logits.flatten(0, 1), LABELS.flatten()))
+
+
+@pytest.mark.parametrize("bad", [5, 99, -1, -99])
+def test_label_outside_the_vocabulary(bad):
+    labels = LABELS.clone()
+    labels[1, 0] = bad
+    with pytest.raises(IndexError, match=rf"^Token ids go from .*{bad}.* but the vocabulary has 5 tokens"):
+        label_smoothed_cross_entropy(torch.randn(2, 3, 5), labels)
+
+
+# ---- the implementation of eq. 1 ----
+def kernel_of(monkeypatch, name, mask=None, is_cross=False, d_k=8, d_v=8, **kwargs):
+    """The implementation that an attention asks for, and its mask."""
+    config = VanillaTransformerConfig(d_model=8, head_dim=d_k, value_head_dim=d_v)
+    config._attn_implementation, asked = name, []
+
+    def get_interface(name, default):
+        return lambda module, query, key, value, mask, **_: asked.append((name, mask)) or (value.transpose(1, 2), None)
+
+    monkeypatch.setattr(modeling.ALL_ATTENTION_FUNCTIONS, "get_interface", get_interface)
+    x = torch.zeros(2, 3, 8)
+    VanillaTransformerAttention(config, 1, 0)(x, x if is_cross else None, mask, **kwargs)
+    return asked[0]
+
+
+@pytest.mark.parametrize("name", ["sdpa", "flex_attention", "flash_attention_2"])
+def test_kernel_is_the_one_named(monkeypatch, name):
+    mask = torch.ones(2, 3, dtype=torch.bool)
+    assert kernel_of(monkeypatch, name, mask) == (name, mask)
+
+
+@pytest.mark.parametrize("name", ["eager", None])
+def test_kernel_without_a_name_is_the_formula(monkeypatch, name):
+    assert kernel_of(monkeypatch, name) == ("eager", None)
+
+
+def test_weights_need_the_formula(monkeypatch):
+    mask = torch.ones(2, 1, 3, 3, dtype=torch.bool)
+    assert kernel_of(monkeypatch, "sdpa", mask, output_attentions=True) == ("eager", mask)
+    assert kernel_of(monkeypatch, "sdpa", mask, output_attentions=None) == ("sdpa", mask)
+
+
+@pytest.mark.parametrize("name", ["flash_attention_2", "flash_attention_3", "kernels-community/flash-attn2"])
+def test_flash_needs_values_no_wider_than_keys(monkeypatch, name):
+    with pytest.raises(ValueError, match=r"d_v <= d_k.*value_head_dim.*head_dim.*sdpa"):
+        kernel_of(monkeypatch, name, d_k=4, d_v=8)
+
+
+def test_flash_across_two_sequences_with_padding(monkeypatch):
+    """flash-attn would take the mask of the keys for the queries' too."""
+    mask = torch.tensor([[1, 1, 0], [0, 1, 1]])
+    kernel, expanded = kernel_of(monkeypatch, "flash_attention_2", mask, is_cross=True)
+    assert kernel == "sdpa"
+    assert expanded.dtype == torch.bool
+    assert torch.equal(expanded, mask.bool().view(2, 1, 1, 3))
+    assert kernel_of(monkeypatch, "flash_attention_2", None, is_cross=True) == ("flash_attention_2", None)
+
+
+# ---- padding on the left of a target ----
+def test_left_padding_is_masked_and_right_padding_is_not():
+    right, left = torch.tensor([[1, 5, 0]]), torch.tensor([[0, 1, 5]])
+    assert decoding().mask_of_left_padding(right, None).tolist() == [[True, True, True]]
+    assert decoding().mask_of_left_padding(left, None).tolist() == [[False, True, True]]
+    assert decoding().mask_of_left_padding(None, torch.tensor([[5, 6, -100]])).tolist() == [[True, True, True]]
+    assert decoding().mask_of_left_padding(None, torch.tensor([[-100, 5, 6]])).tolist() == [[False, True, True]]
+    assert decoding().mask_of_left_padding(None, None) is None
+    assert decoding(0, 0).mask_of_left_padding(left, None) is None  # padding can't be told from the start

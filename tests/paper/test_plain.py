@@ -1,0 +1,592 @@
+"""The model is plain PyTorch: whatever works on any module works on it, and says the same as its formulas.
+
+Where `kind` is a parameter, transformers' Marian passes the same test: what it asks for is nothing special.
+"""
+
+import inspect
+import os
+import shutil
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from torch.func import functional_call, grad, jvp, vmap
+from torch.utils.flop_counter import FlopCounterMode
+from transformers import MarianConfig, MarianMTModel
+
+import hf_vanilla_transformer
+from hf_vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
+
+KINDS = ("ours", "Marian")
+MODES = pytest.mark.parametrize("training", [False, True], ids=["eval", "train"])
+BATCHES = pytest.mark.parametrize("padded", [False, True], ids=["whole", "padded"])
+# float64: values are of order 1 and sums have a few dozen terms, so that rounding stays below 1e-13; two derivatives
+# after each other lose a few digits more.
+EXACT = {"rtol": 1e-10, "atol": 1e-12}
+# float32 keeps 24 bits: rounding is below 1e-5 where logits are of order 1.
+ROUNDING = {"rtol": 1e-5, "atol": 1e-5}
+
+PAD, BOS, EOS = 0, 1, 2
+V, D_MODEL, D_FF, HEADS, LAYERS = 23, 16, 24, 2, 2
+SOURCE = torch.tensor([[5, 9, 7, 11, 3, EOS], [8, 4, 6, 12, 20, EOS], [13, 12, 6, 10, 9, EOS]])
+LABELS = torch.tensor([[6, 12, 5, 9, EOS], [14, 3, 8, 21, EOS], [7, 8, 15, 4, EOS]])
+LENGTHS = (6, 3, 5), (5, 2, 4)
+(B, S), T = SOURCE.shape, LABELS.shape[1]
+
+
+def make(kind="ours", dtype=torch.float64, dropout=0.0, attention="eager", **fields):
+    """A model with random numbers in every parameter: zero biases and unit norms would hide a wrong place."""
+    stacks = {"layers": LAYERS, "attention_heads": HEADS, "ffn_dim": D_FF}
+    sizes = {f"{stack}_{name}": n for stack in ("encoder", "decoder") for name, n in stacks.items()}
+    tokens = {"pad_token_id": PAD, "bos_token_id": BOS, "eos_token_id": EOS, "decoder_start_token_id": BOS}
+    both = {"vocab_size": V, "d_model": D_MODEL, "dropout": dropout, "attention_dropout": dropout, **sizes, **tokens}
+    both |= {"activation_dropout": dropout, "scale_embedding": True, "activation_function": "relu"}
+    torch.manual_seed(0)
+    if kind == "ours":
+        ours = VanillaTransformerConfig(**both, attn_implementation=attention, **fields)
+        model = VanillaTransformerForConditionalGeneration(ours)
+    else:
+        theirs = MarianConfig(**both, max_position_embeddings=64, forced_eos_token_id=None)
+        theirs._attn_implementation = attention
+        model = MarianMTModel(theirs)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.normal_(std=0.3)
+            if "norm" in name and name.endswith("weight"):
+                parameter.add_(1)
+    return model.to(dtype).eval()
+
+
+def batch_of(padded):
+    source, labels, mask = SOURCE.clone(), LABELS.clone(), torch.ones_like(SOURCE)
+    if padded:
+        for row, (real, targets) in enumerate(zip(*LENGTHS, strict=True)):
+            source[row, real:], mask[row, real:], labels[row, targets:] = PAD, 0, -100
+    return {"input_ids": source, "attention_mask": mask, "labels": labels}
+
+
+def loss_function(model):
+    """The loss as a pure function of parameters and batch, as torch.func wants it."""
+    buffers = dict(model.named_buffers())
+
+    def loss(parameters, batch):
+        return functional_call(model, (parameters, buffers), kwargs={**batch, "use_cache": False}).loss
+
+    return loss
+
+
+def parameters_of(model):
+    """Those that take part; Marian's table of positions is a parameter without a gradient."""
+    return {name: value.detach() for name, value in model.named_parameters() if value.requires_grad}
+
+
+def directions(parameters):
+    generator = torch.Generator().manual_seed(1)
+    return {
+        name: torch.randn(value.shape, generator=generator, dtype=value.dtype) for name, value in parameters.items()
+    }
+
+
+def backward(model, batch):
+    model.zero_grad()
+    model(**batch).loss.backward()
+    return {name: value.grad for name, value in model.named_parameters() if value.requires_grad}
+
+
+def assert_same(found, expected, **tolerance):
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        torch.testing.assert_close(found[name], value, **(tolerance or EXACT), msg=lambda text, n=name: f"{n}: {text}")
+
+
+# ---- torch.func and derivatives of derivatives ----
+@MODES
+@BATCHES
+@pytest.mark.parametrize("kind", KINDS)
+def test_grad_is_backward(kind, training, padded):
+    """With dropout too: the same seed drops the same."""
+    model, batch = make(kind, dropout=0.2).train(training), batch_of(padded)
+    torch.manual_seed(5)
+    expected = backward(model, batch)
+    torch.manual_seed(5)
+    found = grad(loss_function(model))(parameters_of(model), batch)
+    assert_same(found, expected)
+    assert all(value.abs().max() > 1e-6 for name, value in found.items() if "k_proj.bias" not in name)
+
+
+def with_added_mask(batch):
+    """With a mask of four dimensions, (B, 1, 1, S), which transformers takes as it is.
+
+    It looks into a mask of two, which vmap can't have; where attention is eager, our model asks it not to.
+    """
+    mask = batch["attention_mask"].to(torch.float64)[:, None, None, :]
+    return {**batch, "attention_mask": (1 - mask) * torch.finfo(mask.dtype).min}
+
+
+@MODES
+@BATCHES
+@pytest.mark.parametrize(("kind", "dimensions"), [("ours", 2), ("ours", 4), ("Marian", 4)])
+def test_gradients_of_each_sample(kind, dimensions, training, padded):
+    """vmap over the sentences of a batch gives what each gives alone."""
+    model, batch = make(kind).train(training), batch_of(padded)
+    batch = with_added_mask(batch) if dimensions == 4 else batch
+    loss, parameters = loss_function(model), parameters_of(model)
+
+    def loss_of_one(parameters, one):
+        return loss(parameters, {name: value[None] for name, value in one.items()})
+
+    found = vmap(grad(loss_of_one), in_dims=(None, 0))(parameters, batch)
+    for row in range(B):
+        expected = backward(model, {name: value[row : row + 1] for name, value in batch.items()})
+        assert_same({name: value[row] for name, value in found.items()}, expected)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_gradients_of_each_sample_with_dropout(kind):
+    model, batch = make(kind, dropout=0.2).train(), with_added_mask(batch_of(padded=True))
+    same = {name: value[:1].expand(B, *value.shape[1:]) for name, value in batch.items()}
+    loss, parameters = loss_function(model), parameters_of(model)
+
+    def loss_of_one(one):
+        return loss(parameters, {name: value[None] for name, value in one.items()})
+
+    different = vmap(loss_of_one, randomness="different")(same)
+    assert different.isfinite().all()
+    assert (different[:, None] - different)[~torch.eye(B, dtype=torch.bool)].abs().min() > 1e-3
+    same = vmap(loss_of_one, randomness="same")(same)
+    torch.testing.assert_close(same, same[:1].expand(B), **EXACT)
+
+
+@MODES
+@BATCHES
+@pytest.mark.parametrize("kind", KINDS)
+def test_jvp_is_the_gradient_in_a_direction(kind, training, padded):
+    model, batch = make(kind).train(training), batch_of(padded)
+    loss, parameters = loss_function(model), parameters_of(model)
+    along = directions(parameters)
+    value, slope = jvp(lambda parameters: loss(parameters, batch), (parameters,), (along,))
+    gradients = backward(model, batch)
+    torch.testing.assert_close(value, model(**batch).loss.detach(), **EXACT)
+    torch.testing.assert_close(slope, sum((gradients[name] * along[name]).sum() for name in along), **EXACT)
+
+
+@MODES
+@BATCHES
+@pytest.mark.parametrize("kind", KINDS)
+def test_double_backward_is_forward_over_reverse(kind, training, padded):
+    model, batch = make(kind).train(training), batch_of(padded)
+    parameters = {name: value for name, value in model.named_parameters() if value.requires_grad}
+    along = directions(parameters)
+    gradients = torch.autograd.grad(model(**batch).loss, [*parameters.values()], create_graph=True)
+    slope = sum((gradient * along[name]).sum() for name, gradient in zip(parameters, gradients, strict=True))
+    twice = torch.autograd.grad(slope, [*parameters.values()], allow_unused=True, materialize_grads=True)
+    gradient_of = grad(loss_function(model))
+    _, expected = jvp(lambda p: gradient_of(p, batch), (parameters_of(model),), (along,))
+    assert_same(dict(zip(parameters, twice, strict=True)), expected, rtol=1e-9, atol=1e-10)
+
+
+# ---- No look at values ----
+def for_a_training_step(attention, dtype, device):
+    """A model and a padded batch; for sdpa without masks, as transformers' own function for those reads their `all()`.
+
+    Ours makes a mask of padding before a target's first token, unless padding can't be told from the start token.
+    """
+    model = make(dtype=dtype, dropout=0.1, attention=attention, label_smoothing=0.1)
+    batch = batch_of(padded=True)
+    if attention == "sdpa":
+        model.config.decoder_start_token_id = PAD
+        del batch["attention_mask"]
+        batch["decoder_input_ids"] = model.prepare_decoder_input_ids_from_labels(batch["labels"])
+    return model.to(device), {name: value.to(device) for name, value in batch.items()}
+
+
+def a_training_step(model, batch):
+    model.train()(**batch, use_cache=False).loss.backward()
+    assert all(parameter.grad is not None for parameter in model.parameters() if parameter.requires_grad)
+
+
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+def test_a_training_step_needs_no_values(attention):
+    """On the meta device tensors have none."""
+    model, batch = for_a_training_step(attention, torch.float32, "meta")
+    a_training_step(model, batch)
+    with pytest.raises((NotImplementedError, RuntimeError)):  # that a look at values would be found
+        a_training_step(model, {**batch, "num_items_in_batch": torch.ones((), device="meta"), "skip_logits": True})
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+def test_a_training_step_waits_for_nothing(attention, dtype):
+    model, batch = for_a_training_step(attention, dtype, "cuda")
+    a_training_step(model, batch)  # the first one loads kernels
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        with pytest.raises(RuntimeError, match="synchroniz"):  # that the mode finds what it looks for
+            batch["labels"].max().item()
+        a_training_step(model, batch)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+# ---- Hooks, patches and counters ----
+def linears(model):
+    return {name for name, module in model.named_modules() if isinstance(module, nn.Linear)}
+
+
+def steps(model, batch):
+    """One step with gradients, one without; in the mode that the model is in."""
+    yield model(**batch)
+    with torch.no_grad():
+        yield model(**batch)
+    with torch.inference_mode():
+        yield model(**batch)
+
+
+@MODES
+@BATCHES
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_global_hook_sees_every_linear_map(kind, training, padded):
+    model, batch, seen = make(kind).train(training), batch_of(padded), Counter()
+    hook = nn.modules.module.register_module_forward_hook(lambda module, *_: seen.update([module]))
+    try:
+        for _ in steps(model, batch):
+            assert {name: seen[model.get_submodule(name)] for name in linears(model)} == dict.fromkeys(
+                linears(model), 1
+            )
+            seen.clear()
+    finally:
+        hook.remove()
+
+
+@MODES
+@BATCHES
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_patch_of_all_linear_maps_counts(kind, training, padded, monkeypatch):
+    """As often with gradients as without, with one number for the loss."""
+    model, batch, calls = make(kind).train(training), batch_of(padded), []
+    plain, forward = [float(output.loss) for output in steps(model, batch)], nn.Linear.forward
+
+    def patched(self, x):
+        calls.append(self)
+        return factor * forward(self, x)
+
+    monkeypatch.setattr(nn.Linear, "forward", patched)
+    for factor in (1.0, 1.1):
+        found = []
+        for output in steps(model, batch):
+            found.append(float(output.loss))
+            assert len(calls) == len(linears(model))
+            calls.clear()
+        assert len({*found}) == 1
+        assert (found == plain) is (factor == 1.0)
+
+
+@BATCHES
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+def test_one_number_for_the_loss_with_and_without_gradients(attention, dtype, padded):
+    model, batch = make(dtype=dtype, attention=attention, label_smoothing=0.1), batch_of(padded)
+    assert len({float(output.loss) for output in steps(model, batch)}) == 1
+
+
+@BATCHES
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+def test_operations_are_counted_as_marians(attention, padded):
+    """FlopCounterMode, forward and backward, of two models of one size with the same biases."""
+    counts = []
+    for kind in KINDS:
+        biases = {"attention_bias": True, "output_bias": True} if kind == "ours" else {}
+        model = make(kind, torch.float32, attention=attention, **biases).train()
+        counts.append([])
+        with FlopCounterMode(display=False) as counter:
+            loss = model(**batch_of(padded), use_cache=False).loss
+            counts[-1].append(counter.get_total_flops())
+            loss.backward()
+        counts[-1].append(counter.get_total_flops())
+    assert counts[0] == counts[1]
+    assert 0 < counts[0][0] < counts[0][1]
+
+
+def expected_shapes(model):
+    """What each module gives back for a batch, padded or not."""
+    shapes = {"model.encoder.embed_tokens": (B, S, D_MODEL), "model.decoder.embed_tokens": (B, T, D_MODEL)}
+    shapes |= {"lm_head": (B, T, V), "model.encoder.dropout": (B, S, D_MODEL), "model.decoder.dropout": (B, T, D_MODEL)}
+    for name, _ in model.named_modules():
+        if ".layers." not in name:
+            continue
+        positions = S if name.startswith("model.encoder") or "encoder_attn.k_proj" in name else T
+        positions = S if "encoder_attn.v_proj" in name else positions
+        if name.endswith(("fc1", "activation", "feed_forward.dropout")):
+            shapes[name] = (B, positions, D_FF)
+        else:
+            shapes[name] = (B, positions, D_MODEL)
+    return shapes
+
+
+@MODES
+@BATCHES
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+def test_hooks_get_whole_batches(attention, training, padded):
+    model, shapes = make(dropout=0.1, attention=attention).train(training), {}
+
+    def note(name):
+        def hook(module, inputs, output):
+            output = output[0] if isinstance(output, tuple) else output
+            shapes[name] = tuple(output.shape)
+
+        return hook
+
+    expected = expected_shapes(model)
+    for name in expected:
+        model.get_submodule(name).register_forward_hook(note(name))
+    model(**batch_of(padded)).loss.backward()
+    assert shapes == expected
+
+
+# ---- Replaced modules ----
+class Wrapper(nn.Module):
+    """Without weight and bias of its own; notes what it gets."""
+
+    def __init__(self, inner):
+        super().__init__()
+        self.inner, self.shapes = inner, []
+
+    def forward(self, x):
+        self.shapes.append(tuple(x.shape))
+        return self.inner(x)
+
+
+SELF = [f"self_attn.{name}_proj" for name in ("q", "k", "v", "out")]
+FORWARD = ["feed_forward.fc1", "feed_forward.fc2"]
+REPLACED = [
+    *(f"model.encoder.layers.0.{name}" for name in (*SELF, *FORWARD)),
+    *(f"model.decoder.layers.1.{name}" for name in (*SELF, *FORWARD)),
+    *(f"model.decoder.layers.1.{name.replace('self', 'encoder')}" for name in SELF),
+    "lm_head",
+]
+
+
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+@pytest.mark.parametrize("replacement", [nn.Sequential, Wrapper])
+@pytest.mark.parametrize("name", REPLACED)
+def test_a_projection_may_be_any_module(name, replacement, attention):
+    """It computes, learns and translates as the nn.Linear that it wraps."""
+    plain, model = (make(dropout=0.0, attention=attention).train() for _ in range(2))
+    module = replacement(model.get_submodule(name))
+    model.set_submodule(name, module)
+    assert not hasattr(module, "weight")
+    batch = batch_of(padded=True)
+    for options in ({}, {"skip_logits": True}):
+        outputs = [each(**batch, **options) for each in (model, plain)]
+        torch.testing.assert_close(outputs[0].loss, outputs[1].loss, rtol=0, atol=0)
+    gradients, expected = (
+        {parameter.shape: parameter.grad for parameter in [each.get_submodule(inner).weight] if backward(each, batch)}
+        for each, inner in ((model, f"{name}.0" if replacement is nn.Sequential else f"{name}.inner"), (plain, name))
+    )
+    assert_same(gradients, expected)
+    if replacement is Wrapper and name != "lm_head":  # which with `skip_logits` gets targets alone
+        inside = D_FF if name.endswith("fc2") else D_MODEL
+        positions = S if "encoder.layers" in name or "encoder_attn.k" in name or "encoder_attn.v" in name else T
+        assert {*module.shapes} == {(B, positions, inside)}
+    for optimizer in (torch.optim.SGD(each.parameters(), lr=0.1) for each in (model, plain)):
+        optimizer.step()
+    source = {key: batch[key] for key in ("input_ids", "attention_mask")}
+    for options in ({"num_beams": 1}, {"num_beams": 3}):
+        found, expected = (each.eval().generate(**source, **options, max_new_tokens=6) for each in (model, plain))
+        assert torch.equal(found, expected)
+
+
+@pytest.mark.parametrize("name", REPLACED)
+def test_what_a_replaced_projection_says_counts(name):
+    """In `forward` and in `generate()`: greedy decoding is that of the edited model, step by step without a cache."""
+    plain, model = (make(attention="sdpa") for _ in range(2))
+    width = model.get_submodule(name).out_features
+    shift = torch.linspace(-3, 3, width, dtype=torch.float64)
+
+    class Shift(nn.Module):
+        def forward(self, x):
+            return x * shift
+
+    model.set_submodule(name, nn.Sequential(model.get_submodule(name), Shift()))
+    batch = batch_of(padded=True)
+    source = {key: batch[key] for key in ("input_ids", "attention_mask")}
+    assert (model(**batch).logits - plain(**batch).logits).abs().max() > 1e-3
+    options = {"num_beams": 1, "max_new_tokens": 5, "suppress_tokens": [EOS]}
+    options |= {"output_logits": True, "return_dict_in_generate": True}
+    output = model.generate(**source, **options)
+    with torch.no_grad():
+        logits = model(**source, decoder_input_ids=output.sequences[:, :-1], use_cache=False).logits
+    torch.testing.assert_close(torch.stack(output.logits, dim=1), logits, check_dtype=False, **ROUNDING)
+
+
+# ---- Edited formulas ----
+PACKAGE = Path(hf_vanilla_transformer.__file__).parent
+CONFIGURATION, MODELING, GENERATION = ("configuration", "modeling", "generation")
+# What a reader may try: a file, a formula in it, what he makes of it, and the attention implementations it is about.
+EDITS = {
+    "as it is": (MODELING, "", "", ()),
+    "a comment": (MODELING, "# ---- 3.1 Encoder", "# ---- Section 3.1: Encoder", ()),
+    "activation": (MODELING, "self.activation(self.fc1(x))", "torch.tanh(self.fc1(x))", ("eager", "sdpa")),
+    "scaling": (MODELING, "self.head_dim**-0.5", "self.head_dim**-0.1", ("eager", "sdpa")),
+    "values": (MODELING, "self.v_proj(source)", "self.v_proj(source).relu()", ("eager", "sdpa")),
+    "residual": (
+        MODELING,
+        "super().forward(x + self.dropout(sublayer(x)))",
+        "x + super().forward(self.dropout(sublayer(x)))",
+        ("eager", "sdpa"),
+    ),
+    "positions": (MODELING, "10000**exponent", "100**exponent", ("eager", "sdpa")),
+    "embedding": (MODELING, "* self.config.embedding_scale", "* 2.0", ("eager", "sdpa")),
+    "scale in the configuration": (CONFIGURATION, "math.sqrt(self.d_model)", "2.0", ("eager", "sdpa")),
+    "no look at the source": (
+        MODELING,
+        "self.encoder_attn(x, memory, cross, past_key_values, **kwargs)[0]",
+        "0 * self.encoder_attn(x, memory, cross, past_key_values, **kwargs)[0]",
+        ("eager", "sdpa"),
+    ),
+    "memory": (MODELING, "source = x if memory is None else memory", "source = x if memory is None else memory.tanh()",
+               ("eager", "sdpa")),
+    "equation 1": (MODELING, "key.transpose(-2, -1)) * scaling", "key.transpose(-2, -1)) * scaling**2", ("eager",)),
+    "softmax": (MODELING, "F.softmax(scores, dim=-1", "F.softmax(scores / 2, dim=-1", ("eager",)),
+    "projection": (MODELING, "else self.lm_head(hidden)", "else self.lm_head(hidden.tanh())", ("eager", "sdpa")),
+    "length penalty": (GENERATION, "return ((5 + length) / 6)", "return ((1 + length) / 2)", ()),
+}  # fmt: skip
+
+
+def probe(model):
+    """What an edited model says: forward, greedy decoding with the cache, beam search, for each implementation."""
+    import torch
+
+    found = {}
+    generator = torch.Generator().manual_seed(0)
+    source = torch.randint(3, 23, (3, 6), generator=generator)
+    mask = torch.tensor([[1] * 6, [1] * 4 + [0] * 2, [1] * 5 + [0]])
+    for attention in ("eager", "sdpa"):
+        model.set_attn_implementation(attention)
+        options = {"max_new_tokens": 5, "return_dict_in_generate": True, "output_logits": True}
+        options |= {"attention_mask": mask, "suppress_tokens": [2]}
+        greedy = model.generate(source, num_beams=1, **options)
+        again = model.generate(source, num_beams=1, **options)
+        beams = model.generate(source, num_beams=3, **options, output_scores=True)
+        prompt = torch.ones(3, 1, dtype=torch.long)
+        with torch.no_grad():
+            for _ in range(5):  # without a cache, everything anew at each step
+                logits = model(source, attention_mask=mask, decoder_input_ids=prompt, use_cache=False).logits
+                best = logits[:, -1].index_fill(-1, torch.tensor([2]), -torch.inf).argmax(-1, keepdim=True)
+                prompt = torch.cat([prompt, best], dim=1)
+            total = model.compute_transition_scores(beams.sequences, beams.scores, beams.beam_indices).sum(dim=1)
+        found[attention] = {
+            "logits": logits,
+            "naive": prompt,
+            "greedy": greedy.sequences,
+            "again": again.sequences,
+            "steps": torch.stack(greedy.logits, dim=1),
+            "divisor": total / beams.sequences_scores,
+        }
+    return found
+
+
+OF_CHECKPOINTS = """
+import sys
+import torch
+
+
+class Hidden:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] == "hf_vanilla_transformer":
+            raise ImportError(name + " is hidden")
+
+
+sys.meta_path.insert(0, Hidden())
+from transformers import AutoModelForSeq2SeqLM
+
+root, results, *names = sys.argv[1:]
+found = {}
+for number, name in enumerate(names):
+    model = AutoModelForSeq2SeqLM.from_pretrained(f"{root}/edit_{number}", trust_remote_code=True)
+    assert type(model).__module__.startswith("transformers_modules."), type(model).__module__
+    found[name] = probe(model)
+assert "hf_vanilla_transformer" not in sys.modules
+torch.save(found, results)
+"""
+
+OF_THE_PACKAGE = """
+import sys
+import torch
+import transformers.models.auto
+
+root, results, *names = sys.argv[1:]
+found = {}
+for number, name in enumerate(names):
+    for module in [module for module in sys.modules if module.partition(".")[0] == "hf_vanilla_transformer"]:
+        del sys.modules[module]
+    sys.path.insert(0, f"{root}/edit_{number}")
+    import hf_vanilla_transformer
+    model_class = hf_vanilla_transformer.VanillaTransformerForConditionalGeneration
+    assert sys.modules[model_class.__module__].__file__.startswith(f"{root}/edit_{number}/")
+    found[name] = probe(model_class.from_pretrained(f"{root}/weights"))
+    sys.path.pop(0)
+torch.save(found, results)
+"""
+
+
+def write_edits(root, source):
+    """Copies of a folder, an edit in each."""
+    for number, (part, old, new, _) in enumerate(EDITS.values()):
+        folder = root / f"edit_{number}"
+        shutil.copytree(source, folder, ignore=shutil.ignore_patterns("__pycache__"))
+        (path,) = folder.rglob(f"{part}_vanilla_transformer.py")
+        text = path.read_text(encoding="utf-8")
+        assert text.count(old) == 1 or not old, f"{old!r} is to be found once in {path.name}"
+        path.write_text(text.replace(old, new) if old else text, encoding="utf-8")
+
+
+@pytest.fixture(scope="module", params=["a checkpoint's own code", "the package"])
+def edited(request, tmp_path_factory):
+    """What each edit makes of one model, in a process of its own."""
+    root = tmp_path_factory.mktemp("edited")
+    model = make(dtype=torch.float32)
+    model.save_pretrained(root / "weights")
+    if request.param == "the package":
+        (root / "source").mkdir()
+        shutil.copytree(PACKAGE, root / "source" / PACKAGE.name, ignore=shutil.ignore_patterns("__pycache__"))
+        write_edits(root, root / "source")
+        script = OF_THE_PACKAGE
+    else:
+        write_edits(root, root / "weights")
+        script = OF_CHECKPOINTS
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    run = subprocess.run(
+        [sys.executable, "-c", inspect.getsource(probe) + script, str(root), str(root / "results.pt"), *EDITS],
+        cwd=root, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert run.returncode == 0, run.stderr
+    return torch.load(root / "results.pt", weights_only=False)
+
+
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+@pytest.mark.parametrize("edit", EDITS)
+def test_an_edited_formula_counts_in_forward_and_in_generate(edited, edit, attention):
+    found, plain = edited[edit][attention], edited["as it is"][attention]
+    assert torch.equal(found["greedy"], found["naive"])
+    assert torch.equal(found["again"], found["naive"])
+    torch.testing.assert_close(found["steps"], found["logits"], **ROUNDING)
+    if attention in EDITS[edit][3]:
+        assert (found["logits"][:, 0] - plain["logits"][:, 0]).abs().max() > 1e-3
+        assert (found["steps"][:, 0] - plain["steps"][:, 0]).abs().max() > 1e-3
+    else:
+        assert torch.equal(found["logits"], plain["logits"])
+        assert torch.equal(found["greedy"], plain["greedy"])
+
+
+def test_an_edited_length_penalty_counts(edited):
+    length = 5  # tokens of each hypothesis, none of which ends
+    for edit, expected in (("as it is", (5 + length) / 6), ("length penalty", (1 + length) / 2)):
+        divisor = edited[edit]["sdpa"]["divisor"]
+        torch.testing.assert_close(divisor, torch.full_like(divisor, expected**0.6), **ROUNDING)

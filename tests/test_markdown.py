@@ -1,0 +1,90 @@
+"""The Markdown files: their Python code runs, their links lead to files, and README names what exists."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+FILES = {path.relative_to(ROOT).as_posix(): path for folder in (ROOT, ROOT / "docs") for path in folder.glob("*.md")}
+TEXTS = {name: path.read_text(encoding="utf-8") for name, path in FILES.items()}
+README = TEXTS["README.md"]
+
+RUNS, NOT_RUN = "```python", "```python no-run"  # what begins a block; `no-run` is for what can't run offline
+WITH_PYTHON = sorted(name for name, text in TEXTS.items() if RUNS in text.splitlines())
+
+
+def python_of(text: str) -> str:
+    """Returns a file's Python blocks, one after the other, on the lines where the file has them."""
+    lines, fence = [], ""
+    for line in text.splitlines():
+        if line.startswith("```"):
+            fence = "" if fence else line
+            lines.append("")
+        else:
+            lines.append(line if fence == RUNS else "")
+    return "\n".join(lines)
+
+
+@pytest.fixture
+def place(tiny_checkpoint: Path, tmp_path: Path) -> Path:
+    """A folder with what the files name: the quickstart's model and Multi30k, both tiny."""
+    (tmp_path / "outputs/quickstart").mkdir(parents=True)
+    (tmp_path / "outputs/quickstart/model").symlink_to(tiny_checkpoint)
+    (tmp_path / "multi30k").mkdir()
+    for part in ("train", "val", "test_2016_flickr"):
+        for language, sentence in (("en", "half past nine"), ("de", "halb zehn")):
+            lines = "".join(f"{sentence} {number}\n" for number in range(20))
+            (tmp_path / "multi30k" / f"{part}.{language}").write_text(lines, encoding="utf-8")
+    return tmp_path
+
+
+@pytest.mark.docs
+@pytest.mark.parametrize("name", WITH_PYTHON)
+def test_python_blocks_run_one_after_the_other(name: str, place: Path) -> None:
+    """The blocks of one file share their names, as if a reader had typed them."""
+    script = place / f"{name.replace('/', '_')}.py"
+    script.write_text(python_of(TEXTS[name]), encoding="utf-8")
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, script], cwd=place, env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_python_blocks_are_found() -> None:
+    assert {"README.md", "model_card.md", "docs/training.md", "docs/engine.md"} <= set(WITH_PYTHON)
+    assert python_of("a\n```python\nb\n```\nc\n```\nd\n```\n```python no-run\ne\n```") == "\n\nb" + "\n" * 8
+
+
+def test_few_python_blocks_are_not_run() -> None:
+    fences = [line for text in TEXTS.values() for line in text.splitlines() if re.match(r"```+ *py", line)]
+    assert set(fences) <= {RUNS, NOT_RUN}
+    assert fences.count(NOT_RUN) <= 2
+
+
+@pytest.mark.parametrize("target", re.findall(r"^([a-z-]+):.*##", (ROOT / "Makefile").read_text(), re.MULTILINE))
+def test_make_targets_are_in_the_readme(target: str) -> None:
+    assert f"`make {target}`" in README
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_files_that_are_linked_exist(name: str) -> None:
+    links = [link for link in re.findall(r"\]\(([^)#\s]+)", TEXTS[name]) if "://" not in link]
+    assert [link for link in links if not (FILES[name].parent / link).exists()] == []
+
+
+def test_the_readme_links_to_the_documentation() -> None:
+    assert [name for name in FILES if name.startswith("docs/") and f"]({name}" not in README] == []
+
+
+def test_the_table_of_sections_names_what_exists() -> None:
+    sources = "".join(path.read_text() for path in (ROOT / "hf_vanilla_transformer").rglob("*.py"))
+    rows = [line for line in README.splitlines() if re.match(r"\| \d", line)]
+    assert len(rows) >= 10
+    for row in rows:
+        for name in re.findall(r"`(\w+)`", row.split("|")[3]):
+            assert re.search(rf"\b(class|def) {name}\b|\b{name}\b\s*[:=]", sources), name
