@@ -12,6 +12,8 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from transformers import PreTrainedTokenizerFast
 
+from hf_vanilla_transformer import VanillaTransformerForConditionalGeneration, engine
+
 from . import models
 from .floor import DecodingFloor
 from .work import Batch, Case, Size
@@ -34,6 +36,8 @@ class TransformersDecoder:
     def __init__(self, name: str, folder: Path, cases: tuple[Case, ...], device: str, dtype: torch.dtype) -> None:
         self.device, (name, _, self.compute_type) = device, name.partition(", ")
         self.model = models.load(name, folder, dtype).to(device).eval()
+        if isinstance(self.model, VanillaTransformerForConditionalGeneration):
+            engine.freeze(self.model)  # as the commands do
         self.model.generation_config.eos_token_id = None
         self.options = {"compute_type": self.compute_type} if self.compute_type else {}
         self.cases = {case.name: (case, [self._prepare(batch) for batch in case.batches]) for case in cases}

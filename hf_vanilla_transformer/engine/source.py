@@ -87,7 +87,7 @@ def warn_of_other_code(name: Any, model: Any, **kwargs: Any) -> None:
         model: What was loaded from it; its configuration says whether there is any code.
         **kwargs: Those of `from_pretrained`: `revision`, `token`, `cache_dir` ...
     """
-    if not getattr(model.config, "auto_map", None) or str(name) in _warned:
+    if name is None or not getattr(model.config, "auto_map", None) or str(name) in _warned:
         return
     options = {key: kwargs[key] for key in PLACES if kwargs.get(key) is not None}
     differing = [f"{file}.py" for file in FILES if _differs(str(name), f"{file}.py", options)]
@@ -104,7 +104,10 @@ def warn_of_other_code(name: Any, model: Any, **kwargs: Any) -> None:
 
 def _differs(name: str, file: str, options: dict[str, Any]) -> bool:
     quiet = {"_raise_exceptions_for_missing_entries": False, "_raise_exceptions_for_connection_errors": False}
-    own = cached_file(name, file, **options, **quiet)
+    try:
+        own = cached_file(name, file, **options, **quiet)
+    except OSError:  # no such repository, as with weights that the caller has given
+        return False
     if own is None:
         return False
     try:

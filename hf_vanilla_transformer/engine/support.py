@@ -40,9 +40,9 @@ PAPER = (configuration, modeling, generation)
 HEAD = modeling.VanillaTransformerForConditionalGeneration
 PARTS = (nn.Linear, nn.LayerNorm, nn.Embedding, nn.Dropout, nn.Identity, nn.ModuleList)
 
-# Processors that change the scores of a row in view of that row alone, whatever the batch.
+# Processors that change the scores of a row in view of that row alone, whatever the batch. The exponential decay is not
+# among them: it makes infinities and NaN of tokens that another one bars, whose order is up to torch's top-k.
 ROW_BY_ROW = (
-    logits_process.ExponentialDecayLengthPenalty,
     logits_process.ForcedBOSTokenLogitsProcessor,
     logits_process.ForcedEOSTokenLogitsProcessor,
     logits_process.LogitNormalization,

@@ -132,3 +132,12 @@ def test_a_checkpoint_on_the_hub(edited, tiny_checkpoint, warnings, monkeypatch)
     asked.clear()
     source.warn_of_other_code("someone/other", model)
     assert asked == []
+
+
+def test_weights_that_come_from_nowhere(tiny_checkpoint, warnings):
+    """`from_pretrained(None, ...)` takes a configuration and weights of the caller's."""
+    model = AutoModelForSeq2SeqLM.from_pretrained(tiny_checkpoint)
+    assert model.config.auto_map
+    type(model).from_pretrained(None, config=model.config, state_dict=model.state_dict())
+    source.warn_of_other_code("no/such-repository", model)
+    assert warnings() == []

@@ -377,8 +377,8 @@ def _fill(tokens: list[list[int]], prompts: Tensor, filling: int) -> Tensor:
     return torch.cat([prompts, torch.tensor(rows, dtype=prompts.dtype, device=prompts.device)], dim=1)
 
 
-# These can raise scores above 0, where bounds on what a beam may still become are not bounds.
-RAISING = (logits_process.ExponentialDecayLengthPenalty, logits_process.SequenceBiasLogitsProcessor)
+# This can raise scores above 0, where bounds on what a beam may still become are not bounds.
+RAISING = (logits_process.SequenceBiasLogitsProcessor,)
 OUTPUTS_OF_STEPS = ("output_attentions", "output_hidden_states", "output_scores", "output_logits")
 KNOWN_ARGUMENTS = {"encoder_outputs", "attention_mask", "past_key_values", "use_cache", "logits_to_keep"}
 

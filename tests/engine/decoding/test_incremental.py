@@ -442,6 +442,12 @@ REASONS = {
     "sampling": ("it samples", lively_model, lambda: {"do_sample": True, "temperature": 0.7}),
     "processor": ("OnlySevens", lively_model, lambda: {"logits_processor": LogitsProcessorList([OnlySevens()])}),
     "processor of the source": ("may look", lively_model, lambda: {"encoder_no_repeat_ngram_size": 1}),
+    "decay": ("ExponentialDecay", lively_model, lambda: {"exponential_decay_length_penalty": (2, 1.5)}),
+    "rising scores": (
+        "scores may rise",
+        lively_model,
+        lambda: {"sequence_bias": [[[5], 4.0]], "early_stopping": "never", "num_beams": 3},
+    ),
     "finite": ("InfNanRemove", lively_model, lambda: {"remove_invalid_values": True}),
     "criterion": ("StopAt", lively_model, lambda: {"stopping_criteria": StoppingCriteriaList([StopAt(18)])}),
     "user's cache": ("past_key_values", lively_model, lambda: {"past_key_values": _cache()}),

@@ -490,7 +490,6 @@ SETTINGS = {
     "unwanted at first": {"begin_suppress_tokens": [5, 13]},
     "unwanted words": {"bad_words_ids": [[5], [9, 14], [3, 7]]},
     "biases": {"sequence_bias": [[[13], -3.0], [[5, 14], 4.0]]},
-    "length decays": {"exponential_decay_length_penalty": (2, 1.5)},
     "normalized": {"renormalize_logits": True, "repetition_penalty": 1.3},
     "several ends": {"eos_token_id": [EOS, 5, 17]},
     "two ends": {"eos_token_id": [20, EOS], "min_new_tokens": 3},
