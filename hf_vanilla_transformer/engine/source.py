@@ -112,6 +112,6 @@ def _differs(name: str, file: str, options: dict[str, Any]) -> bool:
         return False
     try:
         texts = [path.read_text(encoding="utf-8") for path in (Path(own), Path(__file__).parents[1] / file)]
-        return digest(texts[0]) != digest(texts[1])
+        return texts[0] != texts[1] and digest(texts[0]) != digest(texts[1])
     except (OSError, SyntaxError, ValueError):
         return True

@@ -256,6 +256,17 @@ def test_freezing_ends_with_the_step_of_an_optimizer(needs_engine):
     assert generated(model) == naive(model) != before
 
 
+@pytest.mark.parametrize("freezing", [engine.freeze, engine.frozen])
+@pytest.mark.parametrize("write", [by_numpy, lambda weight: weight.data[9, 9:12].add_(40.0)])
+def test_a_change_before_freezing_counts(needs_engine, freezing, write):
+    """torch counts neither of these writes, so a frozen model would keep what was prepared before them."""
+    model = new_model()
+    before = generated(model)
+    write(model.lm_head.weight)
+    with freezing(model) or contextlib.nullcontext():
+        assert generated(model) == naive(model) != before
+
+
 def test_freezing_a_model_before_it_has_generated_and_twice(needs_engine):
     model = new_model()
     engine.freeze(model)

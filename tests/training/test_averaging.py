@@ -9,20 +9,11 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from trainer_runs import stock_trainer
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, GenerationConfig, MarianConfig, MarianMTModel
 
 from hf_vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
 from hf_vanilla_transformer.training import averaging
 from hf_vanilla_transformer.training.averaging import average_checkpoints, mean_of
-
-
-@pytest.fixture(scope="module")
-def trained(tiny_checkpoint, tmp_path_factory):
-    """A run with the checkpoints 1 to 4, whose weights differ."""
-    run = tmp_path_factory.mktemp("trained") / "run"
-    stock_trainer(tiny_checkpoint, run).train()
-    return run
 
 
 @pytest.fixture

@@ -28,14 +28,6 @@ from hf_vanilla_transformer.training.checkpoints import (
 )
 
 
-@pytest.fixture(scope="module")
-def trained(tiny_checkpoint, tmp_path_factory):
-    """A run with the checkpoints 1 to 4."""
-    run = tmp_path_factory.mktemp("trained") / "run"
-    stock_trainer(tiny_checkpoint, run).train()
-    return run
-
-
 @pytest.fixture
 def run(trained, tmp_path):
     """The same, to be damaged."""

@@ -136,15 +136,19 @@ class Call:
     weights: Sequence[Weights] = ()
     source: tuple[Tensor, Tensor | None] | None = None
 
+    @property
+    def needs_attention(self) -> bool:
+        """Whether the user asked for what comes from the attention of the decoder, which the engine alone keeps."""
+        return bool(self.settings["coverage_penalty"] or self.settings["output_alignments"])
+
     def prepare(self) -> None:
         """Finds out whether the engine serves the model, and gets its weights."""
-        is_needed = bool(self.settings["coverage_penalty"] or self.settings["output_alignments"])
         self.compute_type = self.settings["compute_type"] or "default"
-        self.reason = self.engine.unsupported_reason(self.model, self.compute_type, is_needed)
+        self.reason = self.engine.unsupported_reason(self.model, self.compute_type, self.needs_attention)
         if self.reason is not None and self.compute_type != "default":
             refuse(self.settings, self.given, self.reason)
             self.compute_type = "default"
-            self.reason = self.engine.unsupported_reason(self.model, is_needed=is_needed)
+            self.reason = self.engine.unsupported_reason(self.model, is_needed=self.needs_attention)
         if self.reason is None:
             self.weights = [weights_of(one, self.compute_type) for one in self.engine.members(self.model)]
 
@@ -241,14 +245,13 @@ class Call:
         for limit in stopping_criteria:
             if isinstance(limit, MaxLengthPerSentence):
                 longest = [min(pair) for pair in zip(longest, limit.max_new_tokens.tolist(), strict=True)]
-        keeps_attention = bool(self.settings["coverage_penalty"] or self.settings["output_alignments"])
         decoders = [
             (CompiledDecoder if weights.is_compiled else IncrementalDecoder)(
                 weights,
                 memory[::expansion],
                 None if mask is None else mask[::expansion],
                 beams=config.num_beams,
-                keep_attention=keeps_attention,
+                keep_attention=self.needs_attention,
             )
             for weights, memory in zip(self.weights, self.engine.memories(model_kwargs["encoder_outputs"]), strict=True)
         ]

@@ -67,8 +67,9 @@ def weights_of(model: Any, compute_type: str = "default") -> Weights:
 def freeze(model: Any) -> None:
     """Takes the user's word that a model's weights don't change until `model.train()` or `release(model)`.
 
-    Calls of `generate()` then save the comparison of all bytes. Steps of an optimizer, `load_state_dict`, and whatever
-    else torch counts as a write are noticed all the same; a write by `parameter.data` or numpy is not.
+    Calls of `generate()` then save the comparison of all bytes, which is made once more here. Steps of an optimizer,
+    `load_state_dict`, and whatever else torch counts as a write are noticed all the same; a write by `parameter.data`
+    or numpy is not.
 
     Args:
         model: A model in evaluation mode.
@@ -79,7 +80,13 @@ def freeze(model: Any) -> None:
     if model.training:
         raise ValueError("a model in training mode can't be frozen, as its weights change; call model.eval() first")
     with _lock:
-        _prepared.setdefault(model, Prepared()).is_frozen = True
+        kept = _prepared.setdefault(model, Prepared())
+        if kept.weights and not kept.is_frozen:
+            modules = used_modules(model)
+            if not _is_current(kept, modules, parameters_of(modules)):
+                # They were changed before the promise, perhaps without torch's notice, and would never be compared.
+                kept = _prepared[model] = Prepared()
+        kept.is_frozen = True
 
 
 @contextmanager
