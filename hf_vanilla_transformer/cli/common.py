@@ -18,7 +18,11 @@ BATCH_TOKENS = 4_096  # as in `evaluation.translation`, which takes seconds to i
 
 
 class UsageError(Exception):
-    """What the user can fix; the message says how. The command prints it as one line, without a traceback."""
+    """What the user can fix; the message says how. The command prints it as one line and exits with 2."""
+
+
+class Failure(Exception):
+    """What failed while the command worked, such as a training that diverges. It prints one line and exits with 1."""
 
 
 def positive(text: str) -> int:

@@ -12,7 +12,8 @@ from huggingface_hub import save_torch_state_dict
 from safetensors import safe_open
 from torch import Tensor
 
-from .checkpoints import damage_of, read_json, tensors_in
+from ..evaluation.loading import read_json, tensors_in
+from .checkpoints import damage_of
 
 # Fields of config.json that may differ: they only matter in training, or say how and where the model was saved. With
 # any other field, the same weights would compute something else.

@@ -17,6 +17,7 @@ from torch.distributed import checkpoint as distributed
 from trainer_runs import stock_trainer
 from transformers import AutoModelForSeq2SeqLM, Seq2SeqTrainer, TrainerState, trainer
 
+from hf_vanilla_transformer.evaluation.loading import tensors_in
 from hf_vanilla_transformer.training import checkpoints
 from hf_vanilla_transformer.training.checkpoints import (
     checkpoints_in,
@@ -24,7 +25,6 @@ from hf_vanilla_transformer.training.checkpoints import (
     last_complete_checkpoint,
     last_complete_checkpoints,
     step_of,
-    tensors_in,
 )
 
 
