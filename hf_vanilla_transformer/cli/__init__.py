@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 from .. import __version__
 from ..data.messages import did_you_mean
 from . import average, evaluate, train, translate
-from .common import Failure, UsageError
+from .common import RunError, UsageError
 
 PROGRAM = "vanilla-transformer"
 EXIT_FAILURE = 1
@@ -36,7 +36,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except UsageError as error:
         print(f"{PROGRAM}: error: {error}", file=sys.stderr)
         return EXIT_WRONG_USE
-    except Failure as error:
+    except RunError as error:
         print(f"{PROGRAM}: error: {error}", file=sys.stderr)
         return EXIT_FAILURE
     except KeyboardInterrupt:

@@ -21,7 +21,7 @@ class UsageError(Exception):
     """What the user can fix; the message says how. The command prints it as one line and exits with 2."""
 
 
-class Failure(Exception):
+class RunError(Exception):
     """What failed while the command worked, such as a training that diverges. It prints one line and exits with 1."""
 
 
