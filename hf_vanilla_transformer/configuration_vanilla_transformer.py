@@ -14,6 +14,7 @@ from transformers.activations import ACT2FN
 
 POSITION_ENCODINGS = ("paper", "tensor2tensor", "fairseq", "marian", "learned")
 NORM_POSITIONS = ("post", "pre")
+MOST_LAYERS = 1_000
 
 
 @strict
@@ -63,6 +64,8 @@ class VanillaTransformerConfig(PreTrainedConfig):
         share_encoder_decoder_embeddings (`bool`, defaults to True): One matrix for source and target embeddings (3.4).
         tie_word_embeddings (`bool`, defaults to True): The same matrix for target embeddings and the pre-softmax
             projection (3.4).
+        tokenizer_fingerprint (`str`, *optional*): A digest of the vocabulary that the model was trained with, by which
+            another model's tokenizer is recognised.
         use_cache (`bool`, defaults to True): Keep keys and values between decoding steps.
         pad_token_id (`int`, defaults to 0): Padding.
         bos_token_id (`int`, defaults to 1): Start of sequence.
@@ -116,6 +119,7 @@ class VanillaTransformerConfig(PreTrainedConfig):
     output_bias: bool = False
     share_encoder_decoder_embeddings: bool = True
     tie_word_embeddings: bool = True
+    tokenizer_fingerprint: str | None = None
     use_cache: bool = True
     is_encoder_decoder: bool = True
     is_decoder: bool = False
@@ -215,6 +219,9 @@ class VanillaTransformerConfig(PreTrainedConfig):
             value = getattr(self, field)
             if value is not None and not 0 < value < math.inf:  # NaN is not either
                 raise ValueError(f"`{field}` is {value}; it has to be positive, and finite.")
+        for field in ("encoder_layers", "decoder_layers"):
+            if getattr(self, field) > MOST_LAYERS:  # building them would take hours before anything fails
+                raise ValueError(f"`{field}` is {getattr(self, field)}; at most {MOST_LAYERS:,} layers are supported.")
 
     def _validate_probabilities(self) -> None:
         for field in ("dropout", "attention_dropout", "activation_dropout", "label_smoothing"):

@@ -5,18 +5,20 @@ torch and transformers take seconds to import, so they are imported inside funct
 """
 
 import argparse
+import contextlib
+import errno
 import os
 import re
 import sys
+import traceback
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 from .. import __version__
-from ..data.messages import did_you_mean
+from ..data.messages import did_you_mean, first_line
 from . import average, evaluate, train, translate
-from .common import RunError, UsageError
+from .common import PROGRAM, RunError, UsageError, is_out_of_memory, wanted_memory
 
-PROGRAM = "vanilla-transformer"
 EXIT_FAILURE = 1
 EXIT_WRONG_USE = 2
 EXIT_INTERRUPTED = 130  # 128 + SIGINT, as shells have it
@@ -29,31 +31,76 @@ def main(argv: Sequence[str] | None = None) -> int:
     Args:
         argv: The arguments after the program's name, those of this process by default.
     """
-    arguments = _parser().parse_args(argv)
+    debug = False
     try:
+        _check_streams()
+        arguments = _parser().parse_args(argv)
+        debug = arguments.debug
         arguments.run(arguments)
         sys.stdout.flush()
-    except UsageError as error:
-        print(f"{PROGRAM}: error: {error}", file=sys.stderr)
-        return EXIT_WRONG_USE
-    except RunError as error:
-        print(f"{PROGRAM}: error: {error}", file=sys.stderr)
-        return EXIT_FAILURE
-    except KeyboardInterrupt:
-        return EXIT_INTERRUPTED
-    except BrokenPipeError:  # the reader has stopped reading, `| head -1`
-        _silence_standard_output()
-        return EXIT_PIPE_CLOSED
-    except OSError as error:  # a full disk, for instance
-        print(f"{PROGRAM}: error: {error}", file=sys.stderr)
-        _silence_standard_output()
-        return EXIT_FAILURE
+    except (Exception, KeyboardInterrupt) as error:
+        code, message = _outcome(error)
+        _complain("".join(traceback.format_exception(error)) + message if debug else message)
+        _flush(sys.stdout)
+        return code
     return 0
 
 
-def _silence_standard_output() -> None:
-    # Python flushes again when it exits, which would fail again.
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+def _check_streams() -> None:
+    """Checks that there is a standard output, and provides a standard error.
+
+    Raises:
+        UsageError: Standard output is closed.
+    """
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:  # it would become the number of the next file opened, and native code writes to 1 and 2
+            os.open(os.devnull, os.O_RDWR)
+    if _is_closed(sys.stderr):
+        sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
+    if _is_closed(sys.stdout):
+        raise UsageError("standard output is closed; redirect it, to /dev/null for instance")
+
+
+def _is_closed(stream: Any) -> bool:
+    return stream is None or getattr(stream, "closed", False)
+
+
+def _outcome(error: BaseException) -> tuple[int, str]:
+    """Returns the exit code, and what to print."""
+    if isinstance(error, KeyboardInterrupt):
+        return EXIT_INTERRUPTED, ""
+    if isinstance(error, BrokenPipeError):  # the reader has stopped reading, `| head -1`
+        return EXIT_PIPE_CLOSED, ""
+    if isinstance(error, UsageError):
+        return EXIT_WRONG_USE, f"{PROGRAM}: error: {error}\n"
+    if is_out_of_memory(error):
+        problem = f"the memory is exhausted{wanted_memory(error)}; close other programs, or give smaller batches"
+    elif isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        problem = f"{error}; free some space, or write to another disk"
+    elif isinstance(error, (RunError, OSError)):
+        problem = str(error)
+    else:
+        problem = f"{type(error).__name__}: {first_line(error)} (unexpected; give --debug for the traceback)"
+    return EXIT_FAILURE, f"{PROGRAM}: error: {problem}\n"
+
+
+def _complain(message: str) -> None:
+    with contextlib.suppress(OSError):  # a full disk, or nobody who reads it
+        sys.stderr.write(message)
+    _flush(sys.stderr)
+
+
+def _flush(stream: Any) -> None:
+    """Flushes a stream, and empties one that can't be: Python would try again at its end and change the exit code."""
+    if _is_closed(stream):
+        return
+    try:
+        stream.flush()
+    except OSError:
+        with contextlib.suppress(OSError):  # a stream that is no file
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 class _Parser(argparse.ArgumentParser):
@@ -62,6 +109,14 @@ class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         message = " ".join(message.split()) + self._suggestion(message)
         self.exit(EXIT_WRONG_USE, f"{PROGRAM}: error: {message} (see {self.prog} --help)\n")
+
+    def _print_message(self, message: str, file: Any = None) -> None:
+        (file or sys.stdout).write(message)  # argparse's own ignores a full disk and a closed pipe
+
+    def exit(self, status: int = 0, message: str | None = None) -> NoReturn:
+        sys.stdout.flush()  # now, when an error can still be told
+        _complain(message or "")
+        raise SystemExit(status)
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
         # Otherwise the program's parser would report a command's unknown options, without knowing the command's own.
@@ -81,13 +136,23 @@ class _Parser(argparse.ArgumentParser):
 def _parser() -> _Parser:
     parser = _Parser(prog=PROGRAM, description='The Transformer of "Attention Is All You Need".', allow_abbrev=False)
     parser.add_argument("--version", action="version", version=f"{PROGRAM} {__version__}")
+    parser.set_defaults(debug=False)
+    _add_debug(parser)
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", dest="command", required=True)
     for name, add in COMMANDS.items():
         summary = (add.__doc__ or "").splitlines()[0]
         command = commands.add_parser(name, help=summary, description=summary, allow_abbrev=False)
         command.set_defaults(parser=command)
         add(command)
+        _add_debug(command)
     return parser
+
+
+def _add_debug(parser: argparse.ArgumentParser) -> None:
+    # Without a default, as a command's would replace what is given before the command.
+    parser.add_argument(
+        "--debug", action="store_true", default=argparse.SUPPRESS, help="show the traceback of an error as well"
+    )
 
 
 # Command -> its `add_arguments`; the first line of that function's docstring is the command's summary.

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..data.messages import first_line
-from .common import UsageError, positive
+from .common import RunError, UsageError, positive
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -32,6 +32,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--output", type=Path, metavar="DIR", help="folder to write (default: averaged-N next to the checkpoints)"
     )
     parser.add_argument("--overwrite", action="store_true", help="replace an existing model in the output folder")
+    parser.add_argument(
+        "--trust-remote-code", action="store_true", help="run code that comes with the last checkpoint, to check it"
+    )
     parser.set_defaults(run=_average)
 
 
@@ -43,16 +46,24 @@ def _average(arguments: argparse.Namespace) -> None:
         raise UsageError(f"{arguments.run_folder} is not a folder; RUN must be the output folder of a training")
     output = _output(arguments)
 
+    from transformers.utils import logging
+
     from ..training.averaging import average_checkpoints
     from ..training.checkpoints import last_complete_checkpoints
 
+    logging.disable_progress_bar()
     try:
         checkpoints = arguments.checkpoints or last_complete_checkpoints(
             arguments.run_folder, arguments.last or LAST, to_resume=False
         )
-        average_checkpoints(checkpoints, output, overwrite=arguments.overwrite)
+        logging.set_verbosity_error()  # warnings of skipped checkpoints have been shown; the rest is in the error
+        average_checkpoints(
+            checkpoints, output, overwrite=arguments.overwrite, trust_remote_code=arguments.trust_remote_code
+        )
     except ValueError as error:
         raise UsageError(first_line(error)) from error
+    except OSError as error:  # a full disk, a folder that can't be written
+        raise RunError(first_line(error)) from error
     print(f"averaged {_named(checkpoints)} into {output}")
 
 

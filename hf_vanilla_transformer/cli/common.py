@@ -1,20 +1,26 @@
 """What the commands share: errors, types of arguments, text files, decoding options, and loading a model."""
 
 import argparse
+import errno
 import gc
 import math
+import os
 import re
-from collections.abc import Iterator, Sequence
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..data.messages import first_line
+from ..evaluation.limits import BATCH_TOKENS, LIMITS, MAX_SOURCE_TOKENS, check_generation
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-BATCH_TOKENS = 4_096  # as in `evaluation.translation`, which takes seconds to import; a test compares the two
+PROGRAM = "vanilla-transformer"
+# What messages of an exhausted memory on a CPU contain: PyTorch's allocator's and C++'s.
+OUT_OF_MEMORY = ("DefaultCPUAllocator", "allocate memory", "not enough memory", "bad_alloc")
 
 
 class UsageError(Exception):
@@ -32,15 +38,72 @@ def positive(text: str) -> int:
     return int(text)
 
 
+def up_to_limit(name: str) -> Callable[[str], int]:
+    """Returns a type for argparse: an integer from 1 to the limit of an option in `evaluation.limits`."""
+    return _at_most(LIMITS[name].largest, LIMITS[name].reason)
+
+
+def _at_most(largest: int, reason: str) -> Callable[[str], int]:
+    def parse(text: str) -> int:
+        if (text.isdecimal() and len(text) > 99) or positive(text) > largest:  # Python parses some thousand digits
+            raise argparse.ArgumentTypeError(f"{text[:20]} is more than {largest:,}: {reason}")
+        return int(text)
+
+    return parse
+
+
 def not_negative(text: str) -> float:
-    """Parses a number of at least 0; a type for argparse."""
+    """Parses a number from 0 to 100, which weighs one thing against another; a type for argparse."""
     try:
         number = float(text)
     except ValueError:
         number = math.nan
     if not 0 <= number < math.inf:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number of at least 0")
+    if number > 100:
+        raise argparse.ArgumentTypeError(f"{text} is more than 100, beyond which nothing else would count")
     return number
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an error says that the memory is exhausted, be it the machine's or a GPU's."""
+    if isinstance(error, OSError):
+        return error.errno == errno.ENOMEM
+    torch = sys.modules.get("torch")
+    if isinstance(error, MemoryError) or (torch is not None and isinstance(error, torch.OutOfMemoryError)):
+        return True
+    return isinstance(error, RuntimeError) and any(words in str(error) for words in OUT_OF_MEMORY)
+
+
+def wanted_memory(error: BaseException) -> str:
+    """Quotes from such an error, in parentheses, how much memory was asked for, where it says that."""
+    quoted = re.search(r"tried to allocate [\d.]+ \w+", str(error), re.IGNORECASE)
+    return f" ({quoted[0].lower()})" if quoted else ""
+
+
+def check_output(option: str, name: str, taken: Mapping[str, str | None], overwrite: bool) -> None:
+    """Checks, before any work is done, that a file can be written.
+
+    Args:
+        option: The option that names the file.
+        name: The file.
+        taken: Files of other options, which it must not be.
+        overwrite: Whether an existing file may be replaced.
+
+    Raises:
+        UsageError: It is one of those files, a folder or in no folder, or it exists.
+    """
+    path = Path(name)
+    if path.exists() and not path.is_file() and not path.is_dir():
+        return  # a device, such as /dev/stdout, has nothing to lose
+    for other, file in taken.items():
+        if file is not None and path.resolve() == Path(file).resolve():
+            raise UsageError(f"{option} {name} is also the file of {other}; give another file")
+    if path.is_dir() or not path.parent.is_dir():
+        problem = "is a folder" if path.is_dir() else f"can't be written: there is no folder {path.parent}"
+        raise UsageError(f"{option} {name} {problem}; give a file in a folder that exists")
+    if path.exists() and not overwrite:
+        raise UsageError(f"{option} {name} exists; give another file, or --overwrite to replace it")
 
 
 def read_lines(name: str) -> list[str]:
@@ -80,7 +143,11 @@ def add_decoding_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the options of decoding and of the device; `decoding_options` evaluates them."""
     beams = parser.add_mutually_exclusive_group()
     beams.add_argument(
-        "--num-beams", "--beam", type=positive, metavar="N", help="beam size (default: the model's generation config)"
+        "--num-beams",
+        "--beam",
+        type=up_to_limit("num_beams"),
+        metavar="N",
+        help="beam size (default: the model's generation config)",
     )
     beams.add_argument("--greedy", dest="num_beams", action="store_const", const=1, help="the same as --num-beams 1")
     parser.add_argument(
@@ -104,23 +171,43 @@ def add_decoding_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--max-new-tokens",
-        type=positive,
+        type=up_to_limit("max_new_tokens"),
         metavar="N",
         help="longest translation, in tokens (default: the model's own limit)",
     )
     parser.add_argument(
+        "--max-source-tokens",
+        type=up_to_limit("max_source_tokens"),
+        metavar="N",
+        help=f"longest line that is translated as one (default: {MAX_SOURCE_TOKENS:,} tokens, or the model's positions "
+        "if they are fewer); a longer one is translated in pieces of at most 256 tokens, and a warning names it",
+    )
+    parser.add_argument(
         "--batch-tokens",
-        type=positive,
+        type=up_to_limit("batch_tokens"),
         default=BATCH_TOKENS,
         metavar="N",
         help="source tokens per batch, times the beam size (default: %(default)s)",
     )
     parser.add_argument(
-        "--batch-size", type=positive, metavar="N", help="maximum number of sentences per batch (default: no limit)"
+        "--batch-size",
+        type=up_to_limit("batch_size"),
+        metavar="N",
+        help="maximum number of sentences per batch (default: no limit)",
+    )
+    processors = os.cpu_count() or 1
+    parser.add_argument(
+        "--threads",
+        type=_at_most(processors, "this machine has no more processors, for which more threads would only compete"),
+        metavar="N",
+        help="threads of the computation on a CPU (default: PyTorch's, a thread per core)",
     )
     parser.add_argument("--device", help="cpu, cuda, cuda:1, mps ... (default: cuda where available, else cpu)")
     parser.add_argument(
         "--dtype", choices=["float32", "bfloat16", "float16"], help="type of the weights (default: as they were saved)"
+    )
+    parser.add_argument(
+        "--trust-remote-code", action="store_true", help="run code that comes with the model; only if you trust it"
     )
     parser.add_argument(
         "--compute-type",
@@ -150,6 +237,10 @@ def decoding_options(arguments: argparse.Namespace, model: "PreTrainedModel") ->
         "compute_type": arguments.compute_type,
     }
     options = {name: value for name, value in {**given, **own}.items() if value is not None}
+    try:
+        check_generation(options, model.generation_config)
+    except ValueError as error:
+        raise UsageError(f"{error}; give --num-beams or --max-new-tokens, or correct generation_config.json") from error
     num_beams = arguments.num_beams or getattr(model.generation_config, "num_beams", None) or 1
     if (ends := arguments.early_stopping) is not None:
         if num_beams == 1:
@@ -175,20 +266,42 @@ def decoding_options(arguments: argparse.Namespace, model: "PreTrainedModel") ->
 @contextmanager
 def decoding_errors() -> Iterator[None]:
     """Turns errors of `generate()` and of a model into a `UsageError`."""
-    import torch
+    from ..engine.decoding.compiled import NoCompilerError
 
     try:
         yield
-    except torch.OutOfMemoryError as error:
-        raise UsageError(
-            "the device is out of memory; give a smaller --batch-tokens or --batch-size, or --device cpu"
-        ) from error
-    except (ValueError, IndexError) as error:  # a line beyond learned positions, a tokenizer of another model ...
+    except (ValueError, IndexError, NoCompilerError) as error:  # options that contradict each other, no C++ compiler
         raise UsageError(first_line(error)) from error
+    except (RuntimeError, MemoryError) as error:
+        if is_out_of_memory(error):
+            raise UsageError(
+                f"the device is out of memory{wanted_memory(error)}; give a smaller --batch-tokens, --batch-size or "
+                "--max-source-tokens, or another --device"
+            ) from error
+        raise
+
+
+def use_threads(number: int | None) -> None:
+    """Sets the number of PyTorch's threads; None: leaves it."""
+    import torch
+
+    if number is not None:
+        torch.set_num_threads(number)
+
+
+def warning_of_line(line: str, limit: int, consequence: str) -> str:
+    """Returns the warning of a line that is too long to be translated as one.
+
+    Args:
+        line: Which one, "line 3" say.
+        limit: Tokens of a line at most.
+        consequence: What becomes of it.
+    """
+    return f"{PROGRAM}: warning: {line} has more than {limit:,} tokens (--max-source-tokens): {consequence}"
 
 
 def check_model_name(name: str) -> None:
-    """Checks, before anything slow is imported, that a name is a checkpoint's folder or may be a name on the Hub.
+    """Checks, before anything slow is imported, that a name is a checkpoint's folder, or is on the Hub or in its cache.
 
     Raises:
         UsageError: It is neither.
@@ -202,6 +315,13 @@ def check_model_name(name: str) -> None:
         raise UsageError(f"{name} is a file; {fix}")
     elif not re.fullmatch(r"\w[\w.-]*(/\w[\w.-]*)?", name):
         raise UsageError(f"{name} does not exist; {fix}")
+    else:
+        from ..data.hub import HubError, check_model_on_hub
+
+        try:
+            check_model_on_hub(name)
+        except HubError as error:
+            raise UsageError(str(error)) from error
 
 
 @contextmanager
@@ -218,22 +338,26 @@ def loading() -> Iterator[None]:
         gc.enable()
 
 
-def load_model(name: str, device: str | None, dtype: str | None) -> tuple["PreTrainedTokenizerBase", "PreTrainedModel"]:
+def load_model(
+    name: str, device: str | None, dtype: str | None, trust_remote_code: bool = False
+) -> tuple["PreTrainedTokenizerBase", "PreTrainedModel"]:
     """Loads a checkpoint's tokenizer and model, ready to decode.
 
     Args:
         name: The checkpoint's folder, or its name on the Hub.
         device: Where the model goes; None: CUDA where it is available, the CPU otherwise.
         dtype: Type of the weights, such as "bfloat16"; None: as they were saved.
+        trust_remote_code: Whether code that comes with the checkpoint may run.
 
     Raises:
         UsageError: The device or the checkpoint can't be used.
     """
     import torch
-    from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
     from transformers.utils import logging
 
     from .. import VanillaTransformerForConditionalGeneration, engine, register
+    from ..data.hub import HubError, check_model_on_hub
+    from ..evaluation.loading import CheckpointError, load_checkpoint
 
     register()
     logging.set_verbosity_error()  # standard error is for what the user can fix
@@ -246,21 +370,23 @@ def load_model(name: str, device: str | None, dtype: str | None) -> tuple["PreTr
     if torch.device(device).type == "cpu":
         engine.keep_freed_memory()
     try:
-        tokenizer = AutoTokenizer.from_pretrained(name)
-        model = AutoModelForSeq2SeqLM.from_pretrained(name, dtype=dtype or "auto")
-    except Exception as error:  # a damaged checkpoint raises whatever its file's reader raises
+        offline = not Path(name).is_dir() and not check_model_on_hub(name)
+        tokenizer, model = load_checkpoint(
+            name, dtype=dtype or "auto", trust_remote_code=trust_remote_code, local_only=offline
+        )
+    except (HubError, CheckpointError) as error:
         raise UsageError(
-            f"can't load {name} ({first_line(error)}); --model needs the folder of a sequence-to-sequence model and "
-            "its tokenizer, both saved with save_pretrained, or its name on the Hub"
+            f"{error}; --model needs the folder of a sequence-to-sequence model and its tokenizer, both saved with "
+            "save_pretrained, or its name on the Hub"
         ) from error
-    model = model.to(device).eval()
+    model = model.to(device)
     if isinstance(model, VanillaTransformerForConditionalGeneration):
         engine.freeze(model)  # nobody changes its weights here, so `generate()` needn't compare them at each call
     return tokenizer, model
 
 
 def load_ensemble(
-    names: Sequence[str], device: str | None, dtype: str | None
+    names: Sequence[str], device: str | None, dtype: str | None, trust_remote_code: bool = False
 ) -> tuple["PreTrainedTokenizerBase", "PreTrainedModel"]:
     """Loads several checkpoints as one model that averages their probabilities, or a single one as it is.
 
@@ -268,6 +394,7 @@ def load_ensemble(
         names: Folders of checkpoints, or names on the Hub; they must have one vocabulary.
         device: As for `load_model`.
         dtype: As for `load_model`.
+        trust_remote_code: As for `load_model`.
 
     Returns:
         The first checkpoint's tokenizer, and the model.
@@ -277,7 +404,7 @@ def load_ensemble(
     """
     from ..evaluation.translation import ensemble
 
-    loaded = [load_model(name, device, dtype) for name in names]
+    loaded = [load_model(name, device, dtype, trust_remote_code) for name in names]
     tokenizer, model = loaded[0]
     if len(loaded) > 1:
         try:

@@ -4,23 +4,27 @@ import argparse
 import json
 import math
 import platform
+import sys
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..data.files import write_text
 from ..data.messages import first_line
 from .common import (
     UsageError,
     add_decoding_arguments,
     check_model_name,
+    check_output,
     decoding_errors,
     decoding_options,
     load_ensemble,
     loading,
-    positive,
     read_parallel,
+    up_to_limit,
+    use_threads,
+    warning_of_line,
 )
 
 if TYPE_CHECKING:
@@ -50,7 +54,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = (
         "Perplexity is that of the reference, per token of the model's own vocabulary, </s> included. Speed is that of "
         "decoding alone, from text to text. The n-best file has one JSON object per line: sentence (from 1), rank (1: "
-        "the best), score (log-probability in nats, divided by the length penalty), num_tokens, text."
+        "the best), score (log-probability in nats, divided by the length penalty; null if there is no finite one), "
+        "num_tokens, text. A line translated in pieces (--max-source-tokens) has one hypothesis, whose score is "
+        "null. Perplexity leaves out pairs of which one side is longer than that; a warning names them. Files are "
+        "written when all models are evaluated, each completely or not at all."
     )
     parser.add_argument(
         "--model",
@@ -91,7 +98,9 @@ def _add_metric_arguments(parser: argparse.ArgumentParser) -> None:
 def _add_file_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", metavar="FILE", help="write scores, signatures and settings there")
     parser.add_argument("--output", metavar="FILE", help="write the translations there, one per line")
-    parser.add_argument("--n-best", type=positive, metavar="N", help="N translations per sentence, for --n-best-output")
+    parser.add_argument(
+        "--n-best", type=up_to_limit("n_best"), metavar="N", help="N translations per sentence, for --n-best-output"
+    )
     parser.add_argument("--n-best-output", metavar="FILE", help="write the N best there, with scores, as JSON lines")
     parser.add_argument("--overwrite", action="store_true", help="replace existing files")
 
@@ -134,8 +143,10 @@ def _evaluate(arguments: argparse.Namespace) -> None:
 
     groups = [arguments.model] if arguments.ensemble else [[name] for name in arguments.model]
     results = [_result(arguments, group, sources, references) for group in groups]
-    print(_report(results), flush=True)  # before writing, which may fail
-    _write(arguments, results, len(sources))
+    try:
+        print(_report(results), flush=True)
+    finally:  # even if nobody reads the report
+        _write(arguments, results, len(sources))
 
 
 def _check_models(arguments: argparse.Namespace) -> None:
@@ -151,57 +162,92 @@ def _check_outputs(arguments: argparse.Namespace) -> None:
     """Checks, before any work is done, that the output files can be written."""
     if bool(arguments.n_best) != bool(arguments.n_best_output):
         raise UsageError("--n-best N and --n-best-output FILE go together; give both")
-    taken = {Path(arguments.source).resolve(): "--source", Path(arguments.reference).resolve(): "--reference"}
+    taken = {"--source": arguments.source, "--reference": arguments.reference}
     for option in ("--json", "--output", "--n-best-output"):
         name = getattr(arguments, option.strip("-").replace("-", "_"))
-        if name is None:
-            continue
-        path = Path(name)
-        if path.resolve() in taken:
-            raise UsageError(f"{option} {name} is also the file of {taken[path.resolve()]}; give another file")
-        if path.is_dir() or not path.parent.is_dir():
-            problem = "is a folder" if path.is_dir() else f"can't be written: there is no folder {path.parent}"
-            raise UsageError(f"{option} {name} {problem}; give a file in a folder that exists")
-        if path.exists() and not arguments.overwrite:
-            raise UsageError(f"{option} {name} exists; give another file, or --overwrite to replace it")
-        taken[path.resolve()] = option
+        if name is not None:
+            check_output(option, name, taken, arguments.overwrite)
+            taken[option] = name
 
 
 def _result(arguments: argparse.Namespace, names: list[str], sources: list[str], references: list[str]) -> _Result:
     """Loads a model or an ensemble, computes its perplexity, translates, and scores the translations."""
     with loading():
-        from tqdm import tqdm
-
         from ..evaluation import translation
 
+        use_threads(arguments.threads)
         begun = time.perf_counter()
-        tokenizer, model = load_ensemble(names, arguments.device, arguments.dtype)
-        loaded = time.perf_counter()
+        tokenizer, model = load_ensemble(names, arguments.device, arguments.dtype, arguments.trust_remote_code)
+        seconds = {"loading": time.perf_counter() - begun}
     options = decoding_options(arguments, model)
-    # disable=None: bars only if standard error is a terminal.
-    bar = {"total": len(sources), "unit": " sentences", "disable": None, "leave": False}
     with decoding_errors():
         settings = _settings(arguments, model, options)
-        with tqdm(**bar, desc="perplexity") as progress:
-            likelihood = translation.score_targets(
-                model, tokenizer, sources, references, batch_size=arguments.batch_size, progress=progress.update
-            )
-        scored = time.perf_counter()
-        with tqdm(**bar, desc="translations") as progress:
-            hypotheses = translation.decode(
-                model,
-                tokenizer,
-                sources,
-                n_best=arguments.n_best,
-                batch_size=arguments.batch_size,
-                batch_tokens=arguments.batch_tokens,
-                progress=progress.update,
-                **options,
-            )
-    decoded = time.perf_counter()
-    seconds = {"loading": loaded - begun, "scoring": scored - loaded, "decoding": decoded - scored}
+        if arguments.n_best is not None:
+            translation.check_n_best(arguments.n_best, settings["num_beams"] or 1)
+        likelihood, seconds["scoring"] = _scored(arguments, tokenizer, model, sources, references)
+        hypotheses, seconds["decoding"] = _decoded(arguments, tokenizer, model, sources, options)
     bleu, chrf = _measure(arguments, [one[0].text for one in hypotheses], references)
     return _Result(names, bleu, chrf, likelihood, hypotheses, seconds, settings)
+
+
+def _scored(
+    arguments: argparse.Namespace, tokenizer: Any, model: Any, sources: list[str], references: list[str]
+) -> "tuple[Likelihood, float]":
+    """Computes perplexity; also returns the seconds that it took."""
+    from ..evaluation import translation
+
+    begun = time.perf_counter()
+    with _bar("perplexity", len(sources)) as progress:
+        likelihood = translation.score_targets(
+            model,
+            tokenizer,
+            sources,
+            references,
+            batch_size=arguments.batch_size,
+            max_tokens=arguments.max_source_tokens,
+            progress=progress.update,
+            on_omission=lambda index: _warn(arguments, model, index, "it is left out of the perplexity"),
+        )
+    return likelihood, time.perf_counter() - begun
+
+
+def _decoded(
+    arguments: argparse.Namespace, tokenizer: Any, model: Any, sources: list[str], options: dict[str, Any]
+) -> "tuple[list[list[Hypothesis]], float]":
+    """Translates; also returns the seconds that it took."""
+    from ..evaluation import translation
+
+    begun = time.perf_counter()
+    with _bar("translations", len(sources)) as progress:
+        hypotheses = translation.decode(
+            model,
+            tokenizer,
+            sources,
+            n_best=arguments.n_best,
+            batch_size=arguments.batch_size,
+            batch_tokens=arguments.batch_tokens,
+            max_source_tokens=arguments.max_source_tokens,
+            progress=progress.update,
+            on_division=lambda index, count: _warn(arguments, model, index, f"it is translated in {count} pieces"),
+            **options,
+        )
+    return hypotheses, time.perf_counter() - begun
+
+
+def _bar(what: str, total: int) -> Any:
+    from tqdm import tqdm
+
+    # disable=None: a bar only if standard error is a terminal.
+    return tqdm(desc=what, total=total, unit=" sentences", disable=None, leave=False)
+
+
+def _warn(arguments: argparse.Namespace, model: "PreTrainedModel", index: int, consequence: str) -> None:
+    from tqdm import tqdm
+
+    from ..evaluation.translation import source_limit
+
+    limit = source_limit(model, arguments.max_source_tokens)
+    tqdm.write(warning_of_line(f"line {index + 1}", limit, consequence), file=sys.stderr)
 
 
 def _measure(
@@ -220,10 +266,13 @@ def _measure(
 
 def _settings(arguments: argparse.Namespace, model: "PreTrainedModel", options: dict[str, Any]) -> dict[str, Any]:
     """How the model decodes: its own settings, overridden by those of the command line."""
+    from ..evaluation.translation import source_limit
+
     settings = {name: options.get(name, getattr(model.generation_config, name, None)) for name in DECODING_FIELDS}
     if settings["max_new_tokens"] is not None:
         settings["max_extra_length"] = None  # `generate()` then ignores it
     limits = {"batch_size": arguments.batch_size, "batch_tokens": arguments.batch_tokens}
+    limits["max_source_tokens"] = source_limit(model, arguments.max_source_tokens)
     return {**settings, **limits, "device": str(model.device), "dtype": str(model.dtype)}
 
 
@@ -240,6 +289,11 @@ def _report(results: Sequence[_Result]) -> str:
         rows.append([" + ".join(result.models), *shown, f"{result.seconds['loading']:.1f} s"])
     scores = dict(zip(titles, results[0].bleu.values(), strict=True)) | {results[0].chrf.name: results[0].chrf}
     signatures = [f"{title}: {score.signature}" for title, score in scores.items()]
+    signatures += [
+        f"perplexity of {name[0]}: without {result.likelihood.num_left_out} pairs that are too long"
+        for result, name in zip(results, rows[1:], strict=True)
+        if result.likelihood.num_left_out
+    ]
     details = [
         f"{title}{f' of {row[0]}' if len(results) > 1 else ''}: {result.bleu[kind].details}"
         for result, row in zip(results, rows[1:], strict=True)
@@ -268,7 +322,10 @@ def _write(arguments: argparse.Namespace, results: list[_Result], num_sentences:
 
 
 def _write_lines(name: str, lines: Sequence[str]) -> None:
-    Path(name).write_text("".join(f"{line}\n" for line in lines), encoding="utf-8", newline="\n")
+    try:
+        write_text(name, "".join(f"{line}\n" for line in lines))
+    except OSError as error:  # of a full disk, which doesn't name the file
+        raise OSError(error.errno, error.strerror, name) from error
 
 
 def _n_best_lines(lists: "list[list[Hypothesis]]") -> list[str]:
@@ -277,11 +334,12 @@ def _n_best_lines(lists: "list[list[Hypothesis]]") -> list[str]:
             {
                 "sentence": sentence,
                 "rank": rank,
-                "score": hypothesis.score,
+                "score": None if hypothesis.score is None else _finite(hypothesis.score),
                 "num_tokens": hypothesis.num_tokens,
                 "text": hypothesis.text,
             },
             ensure_ascii=False,
+            allow_nan=False,
         )
         for sentence, hypotheses in enumerate(lists, start=1)
         for rank, hypothesis in enumerate(hypotheses, start=1)
@@ -309,6 +367,7 @@ def _result_record(result: _Result) -> dict[str, Any]:
         "perplexity": _finite(likelihood.perplexity),
         "negative_log_probability": _finite(likelihood.negative_log_probability),
         "num_reference_tokens": likelihood.num_tokens,
+        "num_pairs_without_perplexity": likelihood.num_left_out,
         "num_output_tokens": result.num_output_tokens,
         "sentences_per_second": result.per_second(len(result.hypotheses)),
         "tokens_per_second": result.per_second(result.num_output_tokens),

@@ -1,17 +1,18 @@
 """`vanilla-transformer train`."""
 
 import argparse
-import json
 import logging
 import shutil
 import sys
+import tempfile
 import time
-from dataclasses import asdict
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..data.messages import first_line
-from .common import UsageError
+from .common import RunError, UsageError
 
 if TYPE_CHECKING:
     from datasets import Dataset, IterableDataset
@@ -19,9 +20,6 @@ if TYPE_CHECKING:
 
     from ..training.recipe import DataArguments, ModelArguments, VanillaTransformerTrainingArguments
     from ..training.trainer import VanillaTransformerTrainer
-
-RECIPE = "recipe.json"  # the options a run was started with, in its output folder
-TOKENIZER = "tokenizer"  # the folder of the tokenizer that a run trains
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -42,8 +40,38 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--resume", action="store_true", help="resume from the last complete checkpoint of --output_dir"
     )
+    parser.add_argument(
+        "--dry-run",
+        action="store_true",
+        help="check everything, train for a few updates in a temporary folder, and show sizes, a batch and the time",
+    )
+    parser.add_argument(
+        "--verify-data",
+        action="store_true",
+        help="compare all bytes of the training files with those that the run was started with (with --resume; give it "
+        "at the start, too), not only a sample",
+    )
+    parser.add_argument(
+        "--accept-changed-data", action="store_true", help="with --resume, train on although the files have changed"
+    )
+    parser.add_argument(
+        "--trust-remote-code",
+        action="store_true",
+        help="run code that comes with model_name_or_path or tokenizer_name_or_path",
+    )
     parser.add_argument("--list-options", action="store_true", help="list all options of a recipe with their defaults")
     parser.set_defaults(run=_train, takes_overrides=True)
+
+
+@dataclass(frozen=True)
+class _Switches:
+    """What the command line says beside the recipe."""
+
+    resume: bool
+    dry_run: bool
+    verify_data: bool
+    accept_changed_data: bool
+    trust_remote_code: bool
 
 
 def _train(arguments: argparse.Namespace) -> None:
@@ -51,19 +79,24 @@ def _train(arguments: argparse.Namespace) -> None:
     from .. import register
     from ..data.batching import BatchingError
     from ..data.corpora import CorpusError
+    from ..data.hub import HubError
+    from ..evaluation.loading import CheckpointError
     from ..training.recipe import RecipeError, describe_options, parse_recipe
+    from ..training.trainer import DivergedError
 
     if arguments.list_options:
         print(describe_options())
         return
     register()
+    switches = {field.name: getattr(arguments, field.name) for field in fields(_Switches)}
     try:
-        data, model, training = parse_recipe(arguments.config, arguments.overrides)
-        run = _Run(data, model, training, arguments.resume)
+        run = _Run(*parse_recipe(arguments.config, arguments.overrides), _Switches(**switches))
         run.check()
-        run.train()
-    except (RecipeError, CorpusError, BatchingError) as error:
+        run.run()
+    except (RecipeError, CorpusError, BatchingError, HubError, CheckpointError) as error:
         raise UsageError(first_line(error)) from error
+    except DivergedError as error:
+        raise RunError(first_line(error)) from error
 
 
 class _Run:
@@ -74,20 +107,25 @@ class _Run:
         data: "DataArguments",
         model: "ModelArguments",
         training: "VanillaTransformerTrainingArguments",
-        resume: bool,
+        switches: _Switches,
     ) -> None:
-        self.data, self.model, self.args, self.resume = data, model, training, resume
-        self.output = Path(training.output_dir or "")
+        self.data, self.model, self.args, self.switches = data, model, training, switches
+        self.resume = switches.resume or training.resume_from_checkpoint is not None
+        self.output = self.folder = Path(training.output_dir or "")  # they differ in a dry run
         self.main = training.process_index == 0
 
     def check(self) -> None:
         """Checks the options before anything is read.
 
         Raises:
-            UsageError: They contradict each other, or the output folder can't be used.
+            UsageError: They contradict each other.
             CorpusError: A file is missing or empty.
-            RecipeError: The model's decoding options make no sense.
+            RecipeError: The model's decoding options make no sense, or too few checkpoints are saved to be averaged.
+            HubError: A model or tokenizer is neither a folder nor on the Hub.
         """
+        from ..data.hub import check_model_on_hub
+        from ..training.preflight import check_average
+
         if not self.args.output_dir:
             raise UsageError("the run needs an output folder: --output_dir outputs/my-run")
         if not self.data.corpus("train"):
@@ -96,14 +134,17 @@ class _Run:
             raise UsageError("eval_strategy needs validation_source and validation_target, or validation_data")
         for part in ("validation", "test"):
             self.data.corpus(part)  # checks that the files exist
+        for name in (self.model.model_name_or_path, self.model.tokenizer_name_or_path):
+            if name and not Path(name).is_dir():
+                check_model_on_hub(name)
+        if self.switches.accept_changed_data and not self.resume:
+            raise UsageError("--accept-changed-data is for a run that is resumed; give --resume too, or leave it out")
         self.model.decoding()
         self._check_bpe_dropout()
-        self._check_output()
-        last, kept = self.args.average_last, self.args.save_total_limit
-        if kept and kept < last:
-            raise UsageError(
-                f"average_last is {last}, but save_total_limit keeps {kept} checkpoints; keep at least {last}"
-            )
+        self._check_metrics()
+        check_average(self.args)
+        if self.main:
+            self._check_folder()
 
     def _check_bpe_dropout(self) -> None:
         if not 0 <= self.data.bpe_dropout <= 1:
@@ -116,65 +157,112 @@ class _Run:
                 "one of the two out"
             )
 
-    def _check_output(self) -> None:
+    def _check_metrics(self) -> None:
+        from ..evaluation.metrics import corpus_bleu
+
+        try:
+            corpus_bleu(["a"], ["a"], tokenize=self.args.bleu_tokenize)
+        except Exception as error:  # an unknown tokeniser, or a package or a file that it needs
+            raise UsageError(f"bleu_tokenize is {self.args.bleu_tokenize!r}: {first_line(error)}") from error
+
+    def run(self) -> None:
+        """Trains, or does what `--dry-run` says, as the only process in the output folder."""
+        from ..training.run_folder import locked
+
+        with ExitStack() as stack:
+            if self.main and not self.switches.dry_run:
+                stack.enter_context(locked(self.output))
+                self._check_folder()  # once more, as another process may have been faster
+            self._check_data()
+            if self.switches.dry_run:
+                self.output = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="dry-run-")))
+                self.args.output_dir = str(self.output)
+                self.args.push_to_hub = False
+            self.train()
+
+    def _check_folder(self) -> None:
         """Checks that the output folder is new, or has a run with the same options to resume."""
-        started = self.output / RECIPE
+        from ..training.run_folder import check_same_recipe, is_empty, read_recipe
+
         if not self.resume:
-            # A run that stopped before training leaves only these two, which may be replaced.
-            if (
-                self.main
-                and self.output.is_dir()
-                and {path.name for path in self.output.iterdir()} - {RECIPE, TOKENIZER}
-            ):
+            if not is_empty(self.output):
                 raise UsageError(f"{self.output} is not empty; resume with --resume, or give another --output_dir")
             return
-        if not started.is_file():
-            raise UsageError(f"there is no run to resume in {self.output}; start one without --resume")
-        before, now = json.loads(started.read_text(encoding="utf-8")), self._fixed()
-        before = asdict(type(self.data)()) | asdict(type(self.model)()) | before  # an older file lacks newer options
-        if changed := [name for name in now if before.get(name) != now[name]]:
-            name = changed[0]
-            raise UsageError(
-                f"{self.output} was started with {name} {before.get(name)!r}, not {now[name]!r}; resume with the same "
-                "data and model, or give another --output_dir"
-            )
+        # An older file lacks newer options.
+        before = asdict(type(self.data)()) | asdict(type(self.model)()) | read_recipe(self.output)
+        check_same_recipe(self.output, before, self._fixed())
+
+    def _check_data(self) -> None:
+        """Takes the fingerprints of the training data; those of a run that is resumed must not have changed."""
+        from ..data.fingerprints import changes, fingerprints
+        from ..training.run_folder import FINGERPRINTS, check_same_data, read_recipe
+
+        self.fingerprints = fingerprints(self.data.corpus("train"), complete=self.switches.verify_data)
+        if not (self.resume and self.main) or self.switches.accept_changed_data:
+            return
+        before = read_recipe(self.output).get(FINGERPRINTS, {})  # an older run has none
+        if before:
+            check_same_data(self.output, changes(before, self.fingerprints))
+            self.fingerprints = before
+        if self.switches.verify_data and not all(entry.get("digest", True) for entry in before.values()):
+            self._say("The run was started without --verify-data, so only samples of large files can be compared")
 
     def _fixed(self) -> dict[str, Any]:
-        """The options that must not change when a run resumes."""
+        """The options that must not change when a run resumes: those which decide what it trains on, and the model."""
         free = {"preprocessing_num_workers", "data_dir", "num_beams", "gnmt_length_penalty", "early_stopping"}
         fixed = {name: value for name, value in (asdict(self.data) | asdict(self.model)).items() if name not in free}
+        fixed = {name: value for name, value in fixed.items() if not name.startswith(("validation_", "test_"))}
         return fixed | ({"seed": self.args.seed_of_data} if self.data.bpe_dropout else {})  # decides the segmentations
 
     def train(self) -> None:
         """Trains a model, saves and averages it, scores it and writes its card."""
         from transformers import set_seed
 
-        from ..training.checkpoints import last_complete_checkpoint
-        from ..training.finish import finish_run
-        from ..training.trainer import run_facts
+        from ..training.preflight import dry_run, preflight
+        from ..training.run_folder import TOKENIZER, checkpoint_to_resume, write_recipe
 
         set_seed(self.args.seed)
         _be_quiet()
-        if self.main and not self.resume:
-            self.output.mkdir(parents=True, exist_ok=True)
+        self.checkpoint = None
+        if self.resume and not self.switches.dry_run:
+            self.checkpoint = checkpoint_to_resume(self.output, self.args.resume_from_checkpoint)
+        elif self.main:
             shutil.rmtree(self.output / TOKENIZER, ignore_errors=True)
-            (self.output / RECIPE).write_text(json.dumps(self._fixed(), indent=1), encoding="utf-8")
+        if self.main and not self.switches.dry_run:
+            write_recipe(self.output, self._fixed(), self.fingerprints)
         trainer = self._trainer()
-        checkpoint = last_complete_checkpoint(self.output) if self.resume else None
+        cleaning = replace(self.cleaning, left_out=self.cleaning.left_out.copy())
+        preflight(trainer, self.folder)
+        vars(self.cleaning).update(vars(cleaning))  # which has counted the first pairs of a stream
+        if self.switches.dry_run:
+            for line in dry_run(trainer):
+                self._say(line)
+        else:
+            self._train_and_finish(trainer)
+
+    def _train_and_finish(self, trainer: "VanillaTransformerTrainer") -> None:
+        from ..training.finish import finish_run
+        from ..training.trainer import run_facts
+
         if self.resume:
-            self._say(f"Resuming from {checkpoint}" if checkpoint else "No complete checkpoint: starting from scratch")
+            start = f"Resuming from {self.checkpoint}" if self.checkpoint else "No complete checkpoint: starting anew"
+            self._say(start)
         began = time.perf_counter()
-        trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+        trainer.train(resume_from_checkpoint=str(self.checkpoint) if self.checkpoint else None)
         seconds = time.perf_counter() - began
         if self.cleaning.seen and self.data.streaming:
             self._say(f"Training data, as far as the stream was read: {self.cleaning}")
-        trainer.save_model()
+        trainer.save_model(_internal_call=True)  # it is pushed to the Hub when it is complete
         trainer.save_state()
         self._say(f"Trained {trainer.state.global_step:,} updates in {seconds / 60:.1f} minutes: {self.output}")
         trainer.accelerator.wait_for_everyone()
         trainer.end()  # the main process does the rest, and the others end
         if self.main:
-            finish_run(run_facts(trainer, seconds), self.data, self.args, self._say)
+            try:
+                finish_run(trainer, run_facts(trainer, seconds), self.data, self._say)
+            except ValueError as error:
+                fix = "fix it, and give --resume to repeat what follows training"
+                raise RunError(f"the model is trained, but {first_line(error)}; {fix}") from error
 
     def _trainer(self) -> "VanillaTransformerTrainer":
         """Reads and tokenizes the corpora, trains the tokenizer, builds the model and its trainer."""
@@ -183,6 +271,7 @@ class _Run:
 
         from ..data.bpe_dropout import BPEDropout
         from ..data.corpora import Cleaning, resegment, tokenize
+        from ..training.run_folder import RecipeKeeper
         from ..training.trainer import TranslationMetrics, VanillaTransformerTrainer, by_length, callbacks_for
         from .console import Console
 
@@ -190,6 +279,8 @@ class _Run:
         # One process per machine does the work and the others read its cache; the tokenizer is trained by one in all.
         with self.args.main_process_first(desc="reading the corpus"):
             pairs = self._read("train", self.data.streaming)
+            if self.data.corpus("test"):
+                self._read("test")  # so that a wrong line is told now
         with self.args.main_process_first(local=False, desc="training the tokenizer"):
             tokenizer = self._tokenizer(pairs)
         with self.args.main_process_first(desc="tokenizing the corpus"):
@@ -208,7 +299,7 @@ class _Run:
                 validation = by_length(tokenize(self._read("validation"), tokenizer, everything))
         if not self.data.streaming:
             self._say(f"Training data: {cleaning}")
-        model = self._model(len(tokenizer))
+        model = self._model(tokenizer)
         metrics = TranslationMetrics(tokenizer, self.args.bleu_tokenize)
         trainer = VanillaTransformerTrainer(
             model=model,
@@ -218,7 +309,7 @@ class _Run:
             processing_class=tokenizer,
             data_collator=DataCollatorForSeq2Seq(tokenizer),
             compute_metrics=metrics,
-            callbacks=[*callbacks_for(self.args), Console(metrics)],
+            callbacks=[*callbacks_for(self.args), RecipeKeeper(), Console(metrics)],
         )
         for callback in (PrinterCallback, ProgressCallback):  # Console replaces them
             trainer.remove_callback(callback)
@@ -227,21 +318,35 @@ class _Run:
     def _read(self, part: str, streaming: bool = False) -> Any:
         from ..data.corpora import read_corpus
 
-        return read_corpus(self.data.corpus(part), streaming)
+        corpus = self.data.corpus(part)
+        if part == "train":
+            # What is read from the Hub is what the fingerprints say.
+            revisions = [
+                self.fingerprints.get(f"data {n}", {}).get("revision") for n in range(1, len(corpus.tables) + 1)
+            ]
+            corpus = replace(corpus, revisions=tuple(revisions))
+        return read_corpus(corpus, streaming)
 
     def _tokenizer(self, pairs: "Dataset | IterableDataset") -> Any:
-        """Loads the tokenizer that the recipe or an earlier process names, or trains and saves a new one."""
-        from transformers import AutoTokenizer
-
+        """Loads the tokenizer that the recipe, a checkpoint or an earlier process names, or trains a new one."""
         from .. import VanillaTransformerTokenizerFast
         from ..data.corpora import texts_of
+        from ..evaluation.loading import CheckpointError, load_tokenizer
+        from ..training.run_folder import TOKENIZER
 
         saved = self.output / TOKENIZER
         name = self.model.tokenizer_name_or_path or self.model.model_name_or_path
         if name:
-            return AutoTokenizer.from_pretrained(name)
+            return load_tokenizer(name, trust_remote_code=self.switches.trust_remote_code)
         if (saved / "tokenizer.json").is_file():
-            return AutoTokenizer.from_pretrained(saved)
+            try:
+                return load_tokenizer(saved)
+            except CheckpointError as error:
+                if self.checkpoint is None:
+                    raise
+                self._say(f"{first_line(error)}; that of {self.checkpoint.name} is used")
+        if self.checkpoint is not None:
+            return load_tokenizer(self.checkpoint)
         if not self.main:
             raise UsageError(
                 f"the main process has not written {saved}; if it reports no error of its own, --output_dir is not the "
@@ -259,23 +364,30 @@ class _Run:
         tokenizer.save_pretrained(saved)
         return tokenizer
 
-    def _model(self, vocab_size: int) -> "PreTrainedModel":
-        from transformers import AutoModelForSeq2SeqLM
+    def _model(self, tokenizer: Any) -> "PreTrainedModel":
+        import torch
 
         from .. import VanillaTransformerForConditionalGeneration
+        from ..evaluation.loading import check_tokenizer, load_model
+        from ..training.preflight import check_memory
 
         model: PreTrainedModel
-        if self.model.model_name_or_path:
-            model = AutoModelForSeq2SeqLM.from_pretrained(self.model.model_name_or_path)
+        if name := self.model.model_name_or_path:
+            model = load_model(name, trust_remote_code=self.switches.trust_remote_code)
+            if self.model.tokenizer_name_or_path is None:
+                check_tokenizer(tokenizer, model.config, name)
         else:
-            model = VanillaTransformerForConditionalGeneration(self.model.config(vocab_size))
-        for name, value in self.model.decoding().items():
-            setattr(model.generation_config, name, value)
+            config = self.model.config(len(tokenizer))
+            with torch.device("meta"):  # which takes no memory
+                check_memory(VanillaTransformerForConditionalGeneration(config).num_parameters())
+            model = VanillaTransformerForConditionalGeneration(config)
+        for option, value in self.model.decoding().items():
+            setattr(model.generation_config, option, value)
         if self.args.ddp_find_unused_parameters is None:
             self.args.ddp_find_unused_parameters = False  # every update uses all; looking for others takes time
         if self.args.keep_freed_memory is None:
             self.args.keep_freed_memory = True
-        self._say(f"Model: {model.num_parameters():,} parameters, vocabulary of {vocab_size:,}")
+        self._say(f"Model: {model.num_parameters():,} parameters, vocabulary of {len(tokenizer):,}")
         return model
 
     def _say(self, line: str) -> None:

@@ -3,24 +3,34 @@
 import argparse
 import io
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
 
+from . import lines
 from .common import (
     UsageError,
     add_decoding_arguments,
     check_model_name,
+    check_output,
     decoding_errors,
     decoding_options,
     load_model,
     loading,
+    use_threads,
+    warning_of_line,
 )
-
-# Lines that are sorted by length and translated in batches, before their translations are written.
-LINES_PER_WINDOW = 5_000
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Translate sentences given as arguments, or the lines of standard input."""
-    parser.epilog = 'Put a sentence that begins with a dash after "--": translate --model DIR -- "- 5 degrees"'
+    """Translate sentences given as arguments, the lines of a file, or those of standard input."""
+    parser.epilog = (
+        "Each line of the input gives one line, in the same order; empty ones stay empty. A file is checked for UTF-8 "
+        "before it is translated, in batches of lines of like length. What comes from a terminal or a pipe is "
+        "translated as soon as nothing more comes, so that a slow one is answered line by line. Put a sentence that "
+        'begins with a dash after "--": translate --model DIR -- "- 5 degrees"'
+    )
     parser.add_argument(
         "sentences",
         nargs="*",
@@ -28,50 +38,83 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="to translate (default: standard input)",
     )
     parser.add_argument("--model", required=True, metavar="DIR", help="a saved model's folder, or its name on the Hub")
+    parser.add_argument("--input", metavar="FILE", help="translate its lines: UTF-8, .gz or not")
+    parser.add_argument(
+        "--output", metavar="FILE", help="write the translations there; the file appears when it is complete"
+    )
+    parser.add_argument("--overwrite", action="store_true", help="replace an existing file")
     add_decoding_arguments(parser)
     parser.set_defaults(run=_translate)
 
 
 def _translate(arguments: argparse.Namespace) -> None:
-    """Translates the arguments or standard input, and prints the translations window by window."""
+    """Translates arguments, a file or standard input, and writes the translations window by window."""
     check_model_name(arguments.model)
-    sentences = arguments.sentences or _standard_input()
-    _check_unicode(arguments.sentences)
-    if not sentences:
-        return
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(encoding="utf-8", errors="replace")  # as the input, independently of the locale
+    if arguments.input is not None and arguments.sentences:
+        raise UsageError("sentences and --input FILE are two things to translate; give one of the two")
+    if arguments.output is not None:
+        taken = {"--input": arguments.input, "standard input": "/dev/stdin"}  # where there is none, it is no file
+        check_output("--output", arguments.output, taken, arguments.overwrite)
+    source = _source(arguments)
+    with _output(arguments.output) as file:
+        if source.total != 0:
+            _translate_lines(arguments, source, file)
 
+
+def _source(arguments: argparse.Namespace) -> lines.Lines:
+    if arguments.input is not None:
+        return lines.of_file(arguments.input)
+    if arguments.sentences:
+        return lines.of_arguments(arguments.sentences)
+    if _someone_types():
+        end = "Ctrl-Z and Enter end" if sys.platform == "win32" else "Ctrl-D ends"
+        print(f"Type one sentence per line; {end} the input.", file=sys.stderr)
+    return lines.of_standard_input(sys.stdin)
+
+
+def _someone_types() -> bool:
+    return sys.stdin is not None and not sys.stdin.closed and sys.stdin.isatty()
+
+
+@contextmanager
+def _output(name: str | None) -> Iterator[Any]:
+    """Yields the file to write to, which replaces the one of that name at the end; None: standard output."""
+    from ..data.files import replacing
+
+    if name is None:
+        if isinstance(sys.stdout, io.TextIOWrapper):
+            sys.stdout.reconfigure(encoding="utf-8", errors="replace")  # as the input, independently of the locale
+        yield None
+        return
+    with replacing(name) as path, Path(path).open("w", encoding="utf-8", newline="\n") as file:
+        yield file
+
+
+def _translate_lines(arguments: argparse.Namespace, source: lines.Lines, file: Any) -> None:
     with loading():
         from tqdm import tqdm
 
         from ..evaluation import translation
 
-        tokenizer, model = load_model(arguments.model, arguments.device, arguments.dtype)
-    limits = {"batch_size": arguments.batch_size, "batch_tokens": arguments.batch_tokens}
+        use_threads(arguments.threads)
+        tokenizer, model = load_model(arguments.model, arguments.device, arguments.dtype, arguments.trust_remote_code)
+    limits = {name: getattr(arguments, name) for name in ("batch_size", "batch_tokens", "max_source_tokens")}
     options = {**limits, **decoding_options(arguments, model)}
-    # disable=None: a bar only if standard error is a terminal.
-    with decoding_errors(), tqdm(total=len(sentences), unit=" sentences", disable=None, leave=False) as progress:
-        for start in range(0, len(sentences), LINES_PER_WINDOW):
-            lines = sentences[start : start + LINES_PER_WINDOW]
-            translations = translation.translate(model, tokenizer, lines, progress=progress.update, **options)
-            progress.write("\n".join(translations))
+    limit = translation.source_limit(model, arguments.max_source_tokens)
+    before = 0  # lines of earlier windows
 
+    def warn(index: int, count: int) -> None:
+        line = f"{source.unit} {before + index + 1}"
+        progress.write(warning_of_line(line, limit, f"it is translated in {count} pieces"), file=sys.stderr)
 
-def _check_unicode(sentences: list[str]) -> None:
-    for number, sentence in enumerate(sentences, start=1):
-        try:
-            sentence.encode()
-        except UnicodeEncodeError as error:  # surrogates, by which Python represents bytes that aren't UTF-8
-            raise UsageError(f"sentence {number} is not valid UTF-8; encode it in UTF-8") from error
-
-
-def _standard_input() -> list[str]:
-    if sys.stdin.isatty():
-        print("Type one sentence per line; Ctrl-D ends the input and translates it.", file=sys.stderr)
-    from ..data.formats import CorpusError, decode_lines
-
-    try:
-        return list(decode_lines(sys.stdin.buffer, "standard input"))
-    except CorpusError as error:
-        raise UsageError(str(error)) from error
+    # A bar only if standard error is a terminal (None), and nobody types there.
+    hidden = True if source.total is None and _someone_types() else None
+    with tqdm(total=source.total, unit=f" {source.unit}s", disable=hidden, leave=False) as progress:
+        for window in source.windows:
+            with decoding_errors():
+                translations = translation.translate(
+                    model, tokenizer, window, progress=progress.update, on_division=warn, **options
+                )
+            before += len(window)
+            progress.write("\n".join(translations), file=file)
+            (file or sys.stdout).flush()

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow
 import pyarrow.compute
 from datasets import Dataset, IterableDataset, concatenate_datasets, load_dataset
 from datasets.exceptions import DatasetGenerationError
@@ -55,6 +56,7 @@ class Corpus:
         target_column: The column of the target.
         configuration: A Hub data set's configuration, "de-en".
         split: A Hub data set's split.
+        revisions: The commit at which each of `tables` is read from the Hub; None, or left out: the newest.
     """
 
     source: tuple[str, ...] = ()
@@ -64,6 +66,7 @@ class Corpus:
     target_column: str = "target"
     configuration: str | None = None
     split: str = "train"
+    revisions: tuple[str | None, ...] = ()
 
     def __post_init__(self) -> None:
         if len(self.source) != len(self.target):
@@ -98,12 +101,15 @@ class Cleaning:
     left_out: Counter[str] = field(default_factory=Counter)
     kept: int = 0
 
-    def keeps(self, source: NDArray[np.int64], target: NDArray[np.int64]) -> NDArray[np.bool_]:
+    def keeps(
+        self, source: NDArray[np.int64], target: NDArray[np.int64], blank: NDArray[np.bool_] | None = None
+    ) -> NDArray[np.bool_]:
         """Decides which pairs to keep, and counts them.
 
         Args:
             source: Tokens of each source with its end of sentence, (N,): an empty text has 1.
             target: Tokens of each target, likewise, (N,).
+            blank: Whether a side of each pair is nothing but white space, (N,); None: of no pair.
 
         Returns:
             Whether each pair is kept, (N,).
@@ -111,7 +117,7 @@ class Cleaning:
         longer, shorter = np.maximum(source, target), np.minimum(source, target)
         ratio = np.inf if self.max_length_ratio is None else self.max_length_ratio
         reasons = {
-            "an empty side": shorter <= 1,
+            "an empty side": (shorter <= 1) | (False if blank is None else blank),
             f"more than {self.max_length} tokens": longer > self.max_length,
             f"a length ratio above {self.max_length_ratio}": longer > ratio * shorter,
         }
@@ -154,7 +160,8 @@ def read_corpus(corpus: Corpus, streaming: bool = False) -> Dataset | IterableDa
         if local:
             parts.append(_from_files(corpus, list(group), streaming))
         else:
-            parts += [_from_hub(corpus, name, streaming) for (name,) in group]
+            revision_of = dict(zip(corpus.tables, corpus.revisions, strict=False))
+            parts += [_from_hub(corpus, name, revision_of.get(name), streaming) for (name,) in group]
     if not parts:
         raise CorpusError("no corpus is given; name files or a data set on the Hub")
     return parts[0] if len(parts) == 1 else concatenate_datasets(parts)
@@ -185,7 +192,8 @@ def tokenize(
 
     def encode_and_clean(batch: Mapping[str, list[str]]) -> dict[str, Any]:
         columns, before = encode(batch), cleaning.seen
-        stays = cleaning.keeps(*(np.array([len(ids) for ids in columns[name]]) for name in ("input_ids", "labels")))
+        source, target = (np.array([len(ids) for ids in columns[name]]) for name in ("input_ids", "labels"))
+        stays = cleaning.keeps(source, target, _are_blank(batch["source"]) | _are_blank(batch["target"]))
         if cleaning.seen // PAIRS_PER_REPORT > before // PAIRS_PER_REPORT:
             logger.warning("Training data, as far as this process has read the stream: %s", cleaning)
         return {name: [ids for ids, keep in zip(rows, stays, strict=True) if keep] for name, rows in columns.items()}
@@ -199,7 +207,9 @@ def tokenize(
         new_fingerprint=_fingerprint(pairs, tokenizer),
         desc="Tokenizing",
     )
-    stays = cleaning.keeps(lengths_of(encoded, "input_ids"), lengths_of(encoded, "labels"))
+    texts = encoded.select_columns(["source", "target"]).with_format("arrow")[:]
+    blank = _are_blank(texts["source"]) | _are_blank(texts["target"])
+    stays = cleaning.keeps(lengths_of(encoded, "input_ids"), lengths_of(encoded, "labels"), blank)
     if not stays.any():
         raise CorpusError(f"no sentence pair is left of {len(pairs):,}: {cleaning}")
     return encoded if stays.all() else encoded.select(np.flatnonzero(stays))
@@ -264,6 +274,13 @@ def lengths_of(dataset: Dataset, column: str) -> NDArray[np.int64]:
     return np.asarray(pyarrow.compute.list_value_length(table[column]).to_numpy(), dtype=np.int64)
 
 
+def _are_blank(texts: Any) -> NDArray[np.bool_]:
+    """Whether each text is nothing but white space, (N,); `texts` is a list or an Arrow column."""
+    chunks = texts.chunks if isinstance(texts, pyarrow.ChunkedArray) else [pyarrow.array(texts, pyarrow.string())]
+    trimmed = (pyarrow.compute.utf8_trim_whitespace(chunk) for chunk in chunks)
+    return np.concatenate([np.zeros(0, bool), *(pyarrow.compute.equal(chunk, "").to_numpy(False) for chunk in trimmed)])
+
+
 def _from_files(corpus: Corpus, sources: list[tuple[str, ...]], streaming: bool) -> Dataset | IterableDataset:
     # datasets' cache key: path, size and modification time, so that a changed file is not taken from the cache.
     stamps = [[(os.path.abspath(path), *_size_and_time(path)) for path in paths] for paths in sources]
@@ -293,11 +310,11 @@ def _read_sources(sources: list[tuple[str, ...]], stamps: list[Any], columns: tu
             raise CorpusError(f"{paths[0]}: contains no sentence pair; is it the right file?")
 
 
-def _from_hub(corpus: Corpus, name: str, streaming: bool) -> Dataset | IterableDataset:
+def _from_hub(corpus: Corpus, name: str, revision: str | None, streaming: bool) -> Dataset | IterableDataset:
     """A data set that `datasets.load_dataset` loads, with the columns renamed."""
     columns = (corpus.source_column, corpus.target_column)
     try:
-        dataset = load_dataset(name, corpus.configuration, split=corpus.split, streaming=streaming)
+        dataset = load_dataset(name, corpus.configuration, split=corpus.split, revision=revision, streaming=streaming)
         names = dataset.column_names or list(next(iter(dataset), {}))
     except Exception as error:  # its reader and the network raise errors of many kinds
         raise CorpusError(

@@ -17,7 +17,7 @@ logger = logging.get_logger(__name__)
 
 FILES = ("configuration_vanilla_transformer", "generation_vanilla_transformer", "modeling_vanilla_transformer")
 MIRRORED = {
-    "configuration_vanilla_transformer": "c66888750e7993b3",
+    "configuration_vanilla_transformer": "0fdb5d7faacdd39f",
     "generation_vanilla_transformer": "119486ffb31d9db0",
     "modeling_vanilla_transformer": "1a0703f2c1eaa957",
 }

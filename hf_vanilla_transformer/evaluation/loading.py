@@ -1,16 +1,199 @@
 """Opening a checkpoint: its files' headers, and the checks that its weights and its tokenizer have to pass."""
 
+import hashlib
 import json
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import torch
+from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError, safe_open
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.utils import cached_file
+
+from ..data.messages import first_line
 
 CONFIG = "config.json"
+GENERATION_CONFIG = "generation_config.json"
 WEIGHTS = "model.safetensors"
 WEIGHTS_INDEX = "model.safetensors.index.json"
 # What safetensors says of a file that ends too early (or goes on after its last tensor).
 CUT_SHORT = ("header too small", "invalid header length", "file not fully covered")
+INTEGERS = ("BOOL", "U8", "I8", "U16", "I16", "U32", "I32", "U64", "I64")  # as safetensors names them
+# Embeddings are often padded to a multiple of 64 or 128 rows, or by a few languages' tags.
+UNUSED_ROWS, UNUSED_SHARE = 128, 0.01
+NAMES_PER_ERROR = 5
+
+
+class CheckpointError(ValueError):
+    """A checkpoint can't be used; the message names the file or the tensors, and why."""
+
+
+def load_checkpoint(
+    name: str | Path, *, dtype: torch.dtype | str = "auto", trust_remote_code: bool = False, local_only: bool = False
+) -> tuple[PreTrainedTokenizerBase, PreTrainedModel]:
+    """Loads a sequence-to-sequence model and its tokenizer, and checks that they belong together.
+
+    Args:
+        name: A folder that `save_pretrained` wrote, or a name on the Hub.
+        dtype: As for `load_model`.
+        trust_remote_code: As for `load_model`.
+        local_only: As for `load_model`.
+
+    Returns:
+        The tokenizer, and the model on the CPU in evaluation mode.
+
+    Raises:
+        CheckpointError: As for `load_model`, or the tokenizer is another model's.
+    """
+    tokenizer = load_tokenizer(name, trust_remote_code=trust_remote_code, local_only=local_only)
+    model = load_model(name, dtype=dtype, trust_remote_code=trust_remote_code, local_only=local_only)
+    check_tokenizer(tokenizer, model.config, str(name))
+    return tokenizer, model
+
+
+def load_tokenizer(
+    name: str | Path, *, trust_remote_code: bool = False, local_only: bool = False
+) -> PreTrainedTokenizerBase:
+    """Loads a tokenizer; arguments and errors as for `load_model`."""
+    with _plain_errors(name, trust_remote_code):
+        return AutoTokenizer.from_pretrained(name, trust_remote_code=trust_remote_code, local_files_only=local_only)
+
+
+def load_model(
+    name: str | Path, *, dtype: torch.dtype | str = "auto", trust_remote_code: bool = False, local_only: bool = False
+) -> PreTrainedModel:
+    """Loads a sequence-to-sequence model, and refuses what `from_pretrained` only warns of, or doesn't notice.
+
+    `from_pretrained` fills in missing tensors with random numbers, ignores unknown ones and converts integers.
+
+    Args:
+        name: A folder that `save_pretrained` wrote, or a name on the Hub.
+        dtype: Type of the weights; "auto": as they were saved.
+        trust_remote_code: Whether code that comes with the checkpoint may run. Without it, nobody is asked.
+        local_only: Whether a name on the Hub is only looked for among the files of earlier downloads.
+
+    Returns:
+        The model, on the CPU in evaluation mode.
+
+    Raises:
+        CheckpointError: It can't be loaded, or tensors are missing, unknown, of another shape, not finite, or integers
+            where the model has floating-point numbers.
+    """
+    with _plain_errors(name, trust_remote_code):
+        model, report = AutoModelForSeq2SeqLM.from_pretrained(
+            name,
+            dtype=dtype,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,  # they are in the report, then
+            trust_remote_code=trust_remote_code,
+            local_files_only=local_only,
+        )
+    _check_report(name, report)
+    config = cached_file(name, CONFIG, local_files_only=local_only)
+    folder = Path(config or name).parent
+    _check_types(folder, model)
+    decoding = read_json(folder / GENERATION_CONFIG)
+    if isinstance(decoding, str) and (folder / GENERATION_CONFIG).exists():  # from_pretrained would take defaults
+        raise CheckpointError(f"{name}: {decoding}")
+    if wrong := not_finite(model):
+        raise CheckpointError(f"{name}: {_named(wrong)} contains NaN or infinity; the training diverged")
+    return model.eval()
+
+
+@contextmanager
+def _plain_errors(name: str | Path, trust_remote_code: bool) -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:  # a damaged checkpoint raises whatever its file's reader raises
+        hint = ""
+        if not trust_remote_code and "trust_remote_code" in str(error):
+            hint = "; its own code only runs if you trust it and say so (--trust-remote-code)"
+        reason = error.__cause__ if isinstance(error, StrictDataclassError) and error.__cause__ else error
+        raise CheckpointError(f"can't load {name} ({first_line(reason)}){hint}") from error
+
+
+def _check_report(name: str | Path, report: dict[str, Any]) -> None:
+    """Refuses what `from_pretrained` reports, and would only log."""
+    problems = {"missing_keys": "the weights have no", "unexpected_keys": "the model has no"}
+    for key, problem in problems.items():
+        if report.get(key):
+            raise CheckpointError(f"{name}: {problem} {_named(report[key])}; config.json and the weights don't match")
+    if mismatched := report.get("mismatched_keys"):
+        shapes = [f"{key} is {tuple(saved)}, not {tuple(wanted)}" for key, saved, wanted in mismatched]
+        raise CheckpointError(f"{name}: {_named(shapes)}; config.json and the weights don't match")
+    if report.get("error_msgs"):
+        raise CheckpointError(f"{name}: {_named(report['error_msgs'])}")
+
+
+def _check_types(folder: Path, model: PreTrainedModel) -> None:
+    """Refuses integers in place of floating-point weights, which `from_pretrained` converts."""
+    if not any((folder / file).is_file() for file in (WEIGHTS, WEIGHTS_INDEX)):
+        return  # pytorch_model.bin, which an old checkpoint has
+    floating = {key for key, parameter in model.named_parameters() if parameter.is_floating_point()}
+    types = {key: entry["dtype"] for key, (_, entry) in tensors_in(folder).items() if key in floating}
+    if wrong := [f"{key} ({type_})" for key, type_ in types.items() if type_ in INTEGERS]:
+        raise CheckpointError(f"{folder}: {_named(wrong)} must have floating-point numbers; it has integers")
+
+
+def not_finite(model: torch.nn.Module) -> list[str]:
+    """Returns the names of a model's parameters that contain NaN or infinity."""
+    parameters = [(key, value.detach()) for key, value in model.named_parameters() if value.is_floating_point()]
+    # The extremes of NaN and anything are NaN.
+    return [key for key, value in parameters if value.numel() and not torch.stack(value.aminmax()).isfinite().all()]
+
+
+def check_tokenizer(tokenizer: PreTrainedTokenizerBase, config: Any, name: str) -> None:
+    """Checks that a tokenizer is the one that a model was trained with, as far as that can be known.
+
+    Args:
+        tokenizer: The tokenizer.
+        config: The model's configuration; its `tokenizer_fingerprint`, if there is one, decides.
+        name: The checkpoint's, for errors.
+
+    Raises:
+        CheckpointError: Its special tokens have other ids, it has ids that the model has no embedding for, it has many
+            fewer than the model, or the model was trained with another one.
+    """
+    for token in ("pad_token_id", "eos_token_id"):
+        own, wanted = getattr(tokenizer, token, None), getattr(config, token, None)
+        wanted = wanted if isinstance(wanted, list) else [wanted]
+        if own is not None and None not in wanted and own not in wanted:
+            raise CheckpointError(
+                f"{name}: the tokenizer's {token} is {own} and the model's {wanted[0]}; use the tokenizer that the "
+                "model was trained with"
+            )
+    size, rows = max(tokenizer.get_vocab().values(), default=-1) + 1, config.vocab_size
+    sizes = f"{name}: the tokenizer has {size:,} ids, and the model embeddings for {rows:,}"
+    if size > rows:
+        raise CheckpointError(f"{sizes}; use the tokenizer that the model was trained with")
+    known = getattr(config, "tokenizer_fingerprint", None)
+    if known is not None and known != tokenizer_fingerprint(tokenizer):
+        raise CheckpointError(
+            f"{name}: the model was trained with another tokenizer (`tokenizer_fingerprint` in config.json); use that "
+            "one, or remove the field if you have converted it"
+        )
+    if known is None and rows - size > max(UNUSED_ROWS, UNUSED_SHARE * rows):
+        raise CheckpointError(
+            f"{sizes}, and nothing says that the two belong together; use the tokenizer that the model was trained "
+            "with, or set `tokenizer_fingerprint` in config.json to "
+            f'"{tokenizer_fingerprint(tokenizer)}" if it is this one'
+        )
+
+
+def tokenizer_fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
+    """Returns a digest of a tokenizer's vocabulary, tokens and ids, without those that were added to it later."""
+    added = tokenizer.added_tokens_encoder
+    vocabulary = sorted(entry for entry in tokenizer.get_vocab().items() if entry[0] not in added)
+    return hashlib.sha256(json.dumps(vocabulary).encode()).hexdigest()[:16]
+
+
+def _named(names: Iterable[str]) -> str:
+    names = sorted(names)
+    more = f" and {len(names) - NAMES_PER_ERROR:,} more" if len(names) > NAMES_PER_ERROR else ""
+    return ", ".join(names[:NAMES_PER_ERROR]) + more
 
 
 def tensors_in(checkpoint: Path) -> dict[str, tuple[Path, dict[str, Any]]]:
@@ -33,6 +216,9 @@ def tensors_in(checkpoint: Path) -> dict[str, tuple[Path, dict[str, Any]]]:
     shard_of = index.get("weight_map")
     if not isinstance(shard_of, dict):
         raise ValueError(f"{WEIGHTS_INDEX} has no weight_map")
+    for shard in shard_of.values():
+        if not isinstance(shard, str) or Path(shard).name != shard:
+            raise ValueError(f"{WEIGHTS_INDEX} names {shard!r}, which is not a file beside it")
     headers = {shard: _header(checkpoint / shard) for shard in sorted(set(shard_of.values()))}
     for name, shard in shard_of.items():
         if name not in headers[shard]:
@@ -60,6 +246,6 @@ def read_json(file: Path) -> dict[str, Any] | str:
         return f"{file.name} is missing"
     try:
         values = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:  # JSON's and Unicode's errors
+    except (ValueError, RecursionError) as error:  # JSON's and Unicode's errors, and too many brackets
         return f"{file.name} is cut short or not JSON ({error})"
     return values if isinstance(values, dict) else f"{file.name} is not a JSON object"

@@ -5,22 +5,25 @@ model's own `generate()`: options are its keyword arguments, by default those of
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.modeling_outputs import BaseModelOutput, Seq2SeqLMOutput
+from transformers.utils import logging
 
 from ..engine import Engine
 from ..engine.decoding.search import round_down
+from .limits import BATCH_TOKENS, MAX_SOURCE_TOKENS, check_generation, check_limit
+from .pieces import divide, join, tokenize
 
-# Padded source tokens per batch, times the number of beams: on two cores, more brings no more speed, and on any
-# device caches and logits grow with it. `--batch-tokens` on the command line.
-BATCH_TOKENS = 4_096
+logger = logging.get_logger(__name__)
+
 # Padded tokens in forced decoding, which has a row of the vocabulary's width for each target token at once.
 SCORED_TOKENS_PER_BATCH = 2_048
 # transformers gives the score -1e9 to places that hold no hypothesis.
@@ -38,7 +41,7 @@ class Hypothesis:
         text: Its text, on one line.
         num_tokens: Tokens that the model wrote, the end of sentence included where it wrote one.
         score: Its log-probability in nats divided by the length penalty, `sequences_scores` of `generate()`; None
-            where n-best lists weren't asked for.
+            where n-best lists weren't asked for, or the sentence was translated in pieces.
     """
 
     text: str
@@ -49,11 +52,13 @@ class Hypothesis:
 def translate(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
-    sentences: Sequence[str],
+    sentences: Iterable[str],
     *,
     batch_size: int | None = None,
     batch_tokens: int = BATCH_TOKENS,
+    max_source_tokens: int | None = None,
     progress: Callable[[int], object] | None = None,
+    on_division: Callable[[int, int], object] | None = None,
     **options: Any,
 ) -> list[str]:
     """Translates sentences: one line each, in their order; one that is empty or white space stays empty.
@@ -61,34 +66,41 @@ def translate(
     Args:
         model: A model, or what `ensemble` made of several.
         tokenizer: Its tokenizer.
-        sentences: The sentences, in any order of length.
+        sentences: The sentences, in any order of length: a list, a generator or the like, which is read once.
         batch_size: Sentences at a time at most; None: as many as `batch_tokens` allows.
         batch_tokens: Padded source tokens at a time, times beams, at most; a longer sentence is a batch by itself.
+        max_source_tokens: Tokens of a source that is translated as one, at most; None: 1,024. It is the model's
+            positions where they end earlier. A longer one is divided into pieces of at most 256 tokens at the ends of
+            its sentences, else at white space, else anywhere; the translations are joined.
         progress: Called with the number of sentences done since its last call.
-        **options: For `generate()`, such as `num_beams` or `gnmt_length_penalty`.
+        on_division: Called with the index and the number of pieces of each sentence that is divided; None: a warning
+            is logged.
+        **options: For `generate()`, such as `num_beams` or `gnmt_length_penalty`; lengths are those of a piece.
 
     Returns:
         As many translations as there are sentences.
 
     Raises:
-        TypeError: `sentences` is one string.
-        ValueError: The model is in training mode, `batch_size` or `batch_tokens` is below 1, or `generate()` refuses
-            an option or a sentence.
+        TypeError: `sentences` is one string, a set, a dictionary or nothing, or one of them is not a string.
+        ValueError: The model is in training mode, an option is beyond its limit (`evaluation.limits`), or
+            `generate()` refuses an option or a sentence.
     """
-    options |= {"batch_size": batch_size, "batch_tokens": batch_tokens, "progress": progress}
-    lists = decode(model, tokenizer, sentences, **options)
+    options |= {"batch_size": batch_size, "batch_tokens": batch_tokens, "max_source_tokens": max_source_tokens}
+    lists = decode(model, tokenizer, sentences, progress=progress, on_division=on_division, **options)
     return [hypotheses[0].text for hypotheses in lists]
 
 
 def decode(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
-    sentences: Sequence[str],
+    sentences: Iterable[str],
     *,
     n_best: int | None = None,
     batch_size: int | None = None,
     batch_tokens: int = BATCH_TOKENS,
+    max_source_tokens: int | None = None,
     progress: Callable[[int], object] | None = None,
+    on_division: Callable[[int, int], object] | None = None,
     **options: Any,
 ) -> list[list[Hypothesis]]:
     """Translates sentences as `translate` does, into hypotheses with their lengths and, for n-best lists, scores.
@@ -100,37 +112,109 @@ def decode(
         n_best: Hypotheses per sentence, of a beam search at least as wide. None: the best alone, without its score.
         batch_size: As in `translate`.
         batch_tokens: As in `translate`.
+        max_source_tokens: As in `translate`.
         progress: Called with the number of sentences done since its last call.
+        on_division: As in `translate`.
         **options: For `generate()`.
 
     Returns:
         Hypotheses of each sentence, the best first: one, or `n_best` (fewer where the search found no more). An empty
-        sentence has one hypothesis, empty, of no tokens and score 0.
+        sentence has one hypothesis, empty, of no tokens and score 0. A sentence that is divided has one, without a
+        score: the best of each piece, joined.
 
     Raises:
-        TypeError: `sentences` is one string.
+        TypeError: As `translate`.
         ValueError: As `translate`; or `n_best` is below 1 or above the number of beams, or there is but one beam.
     """
-    _check_input(model, batch_size, sentences=sentences)
-    if batch_tokens < 1:
-        raise ValueError(f"batch_tokens is {batch_tokens}; it has to be 1 or more (the default: {BATCH_TOKENS:,})")
+    texts = _texts("sentences", sentences)
+    _check_model(model)
     config = options.get("generation_config") or model.generation_config
+    check_generation(options, config)
+    check_limit("batch_size", batch_size)
+    check_limit("batch_tokens", batch_tokens)
     num_beams = options.get("num_beams") or config.num_beams or 1
     if n_best is not None:
-        _check_n_best(n_best, num_beams)
+        check_n_best(n_best, num_beams)
         options = {**options, "num_return_sequences": n_best}
-    results = [[Hypothesis("", 0, None if n_best is None else 0.0)] for _ in sentences]
-    filled = [index for index, sentence in enumerate(sentences) if sentence.strip()]
+    check_limit("max_source_tokens", max_source_tokens)
+    results = [[Hypothesis("", 0, None if n_best is None else 0.0)] for _ in texts]
+    filled = [index for index, text in enumerate(texts) if text.strip()]
     if progress is not None and len(filled) < len(results):
         progress(len(results) - len(filled))
-    token_ids = tokenizer([sentences[index] for index in filled])["input_ids"] if filled else []
-    for batch in batches([len(ids) for ids in token_ids], batch_size, batch_tokens // num_beams):
-        lists = _decode_batch(model, tokenizer, [token_ids[place] for place in batch], options)
-        for place, hypotheses in zip(batch, lists, strict=True):
-            results[filled[place]] = hypotheses
+    pieces = _pieces(tokenizer, texts, filled, source_limit(model, max_source_tokens), on_division)
+    lists: list[list[Hypothesis]] = [[] for _ in pieces]
+    left = Counter(piece.sentence for piece in pieces)
+    for batch in batches([len(piece.token_ids) for piece in pieces], batch_size, batch_tokens // num_beams):
+        decoded = _decode_batch(model, tokenizer, [pieces[place].token_ids for place in batch], options)
+        for place, hypotheses in zip(batch, decoded, strict=True):
+            lists[place] = hypotheses
+            left[pieces[place].sentence] -= 1
         if progress is not None:
-            progress(len(batch))
+            progress(sum(left[sentence] == 0 for sentence in {pieces[place].sentence for place in batch}))
+    for sentence, own in _by_sentence(pieces, lists).items():
+        results[sentence] = own[0] if len(own) == 1 else [_joined([hypotheses[0] for hypotheses in own])]
     return results
+
+
+def source_limit(model: PreTrainedModel, max_tokens: int | None = None) -> int:
+    """Returns how many tokens a source may have to be translated as one.
+
+    Args:
+        model: A model, or what `ensemble` made of several.
+        max_tokens: The limit that is asked for; None: `MAX_SOURCE_TOKENS`.
+
+    Returns:
+        That, or the model's number of positions where it is less: that of a learned table, and whatever another
+        architecture has as `max_position_embeddings`. Our sinusoids have no end.
+    """
+    limit = MAX_SOURCE_TOKENS if max_tokens is None else max_tokens
+    for member in getattr(model, "members", [model]):
+        positions = getattr(member.config, "max_position_embeddings", None)
+        if isinstance(positions, int) and getattr(member.config, "position_encoding", "learned") == "learned":
+            limit = min(limit, positions)
+    return limit
+
+
+class _Piece(NamedTuple):
+    """What is translated at a time: a sentence, nearly always."""
+
+    sentence: int  # its index
+    token_ids: list[int]
+
+
+def _pieces(
+    tokenizer: PreTrainedTokenizerBase,
+    texts: list[str],
+    filled: list[int],
+    limit: int,
+    on_division: Callable[[int, int], object] | None,
+) -> list[_Piece]:
+    """Tokenizes the texts that `filled` has the indices of, and divides those of more than `limit` tokens."""
+
+    def encode(some: list[str]) -> list[list[int]]:
+        return tokenizer(some)["input_ids"]
+
+    pieces = []
+    for index, ids in zip(filled, tokenize(encode, [texts[index] for index in filled], limit), strict=True):
+        own = divide(encode, texts[index], limit) if ids is None else [ids]
+        if len(own) > 1 and on_division is not None:
+            on_division(index, len(own))
+        elif len(own) > 1:
+            logger.warning(f"sentences[{index}] has more than {limit:,} tokens and is translated in {len(own)} pieces.")
+        pieces += [_Piece(index, part) for part in own]
+    return pieces
+
+
+def _by_sentence(pieces: list[_Piece], lists: list[list[Hypothesis]]) -> dict[int, list[list[Hypothesis]]]:
+    grouped: dict[int, list[list[Hypothesis]]] = {}
+    for piece, hypotheses in zip(pieces, lists, strict=True):
+        grouped.setdefault(piece.sentence, []).append(hypotheses)
+    return grouped
+
+
+def _joined(pieces: list[Hypothesis]) -> Hypothesis:
+    # Scores of several searches add up to no score of one.
+    return Hypothesis(join(piece.text for piece in pieces), sum(piece.num_tokens for piece in pieces))
 
 
 def batches(lengths: Sequence[int], batch_size: int | None, max_tokens: int) -> Iterator[list[int]]:
@@ -205,9 +289,13 @@ def _number_of_tokens(tokens: list[int], ends: list[int | None], padding: int | 
     return len(tokens)
 
 
-def _check_n_best(n_best: int, num_beams: int) -> None:
-    if n_best < 1:
-        raise ValueError(f"n_best is {n_best}; it has to be 1 or more, or None for the best translation alone")
+def check_n_best(n_best: int, num_beams: int) -> None:
+    """Checks that a beam search of so many beams can give lists of so many hypotheses.
+
+    Raises:
+        ValueError: There are fewer beams, or just one, or `n_best` is below 1 or beyond its limit.
+    """
+    check_limit("n_best", n_best)
     if num_beams < max(n_best, 2):
         raise ValueError(
             f"n_best={n_best} needs a beam search of at least {max(n_best, 2)} beams, and num_beams is {num_beams}; "
@@ -215,12 +303,29 @@ def _check_n_best(n_best: int, num_beams: int) -> None:
         )
 
 
-def _check_input(model: PreTrainedModel, batch_size: int | None, **texts: Sequence[str]) -> None:
-    for name, value in texts.items():
-        if isinstance(value, str):
-            raise TypeError(f"{name} is a string; give a list of strings, [text] for a single one")
-    if batch_size is not None and batch_size < 1:
-        raise ValueError(f"batch_size is {batch_size}; it has to be 1 or more, or None for no limit but batch_tokens")
+def _texts(name: str, values: Iterable[str]) -> list[str]:
+    """Makes a list of what a caller gives as sentences, which may be a generator."""
+    if isinstance(values, str | bytes):
+        raise TypeError(f"{name} is a string; give a list of strings, [text] for a single one")
+    if isinstance(values, Mapping | set | frozenset) or not isinstance(values, Iterable):
+        kind = "None" if values is None else f"of type {type(values).__name__}"
+        raise TypeError(f"{name} is {kind}; give strings in an order, for instance a list of strings")
+    texts = list(values)
+    for index, text in enumerate(texts):
+        if not isinstance(text, str):
+            kind = "None" if text is None else f"of type {type(text).__name__}"
+            raise TypeError(f'{name}[{index}] is {kind}; give strings, "" for a missing one')
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise ValueError(
+                f"{name}[{index}] has half of a surrogate pair at position {error.start}, which is no character; "
+                'remove it, for instance by text.encode("utf-8", "replace").decode()'
+            ) from error
+    return texts
+
+
+def _check_model(model: PreTrainedModel) -> None:
     if model.training:
         raise ValueError("the model is in training mode, where dropout falsifies its output; call model.eval() first")
 
@@ -233,10 +338,12 @@ class Likelihood:
     Attributes:
         negative_log_probability: Of all target tokens together, in nats: plain cross-entropy, without label smoothing.
         num_tokens: Target tokens, each sentence's `</s>` included.
+        num_left_out: Pairs that are too long and not counted.
     """
 
     negative_log_probability: float
     num_tokens: int
+    num_left_out: int = 0
 
     @property
     def perplexity(self) -> float:
@@ -250,11 +357,13 @@ class Likelihood:
 def score_targets(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
-    sources: Sequence[str],
-    targets: Sequence[str],
+    sources: Iterable[str],
+    targets: Iterable[str],
     *,
     batch_size: int | None = None,
+    max_tokens: int | None = None,
     progress: Callable[[int], object] | None = None,
+    on_omission: Callable[[int], object] | None = None,
 ) -> Likelihood:
     """Forces the model to write given targets and sums up how improbable it finds them.
 
@@ -264,29 +373,63 @@ def score_targets(
         sources: The sentences; an empty one is a source of `</s>` alone.
         targets: Their translations, in the same order; an empty one is `</s>` alone.
         batch_size: Sentences at a time at most; fewer where they are long.
+        max_tokens: Tokens of a source and of a target at most, as `max_source_tokens` of `translate`. Pairs that have
+            more are left out.
         progress: Called with the number of sentences done since its last call.
+        on_omission: Called with the index of each pair that is left out; None: a warning is logged.
 
     Returns:
-        Log-probability and number of target tokens, hence perplexity.
+        Log-probability and number of target tokens, hence perplexity, and the number of pairs left out.
 
     Raises:
-        TypeError: `sources` or `targets` is one string.
-        ValueError: They aren't equally many, there is none, `batch_size` is below 1, or the model is in training mode.
+        TypeError: `sources` or `targets` is one string, a set, a dictionary or nothing, or has what is not a string.
+        ValueError: They aren't equally many, there is none, all are left out, `batch_size` or `max_tokens` is beyond
+            its limit, or the model is in training mode.
     """
-    _check_input(model, batch_size, sources=sources, targets=targets)
-    if len(sources) != len(targets):
-        raise ValueError(f"{len(sources)} sources but {len(targets)} targets; give one target for each source")
-    if not sources:
+    texts, references = _texts("sources", sources), _texts("targets", targets)
+    _check_model(model)
+    check_limit("batch_size", batch_size)
+    check_limit("max_tokens", max_tokens)
+    if len(texts) != len(references):
+        raise ValueError(f"{len(texts)} sources but {len(references)} targets; give one target for each source")
+    if not texts:
         raise ValueError("sources and targets are empty; a likelihood needs at least one sentence")
-    source_ids = tokenizer(list(sources))["input_ids"]
-    target_ids = tokenizer(text_target=list(targets))["input_ids"]
-    lengths = [max(len(source), len(target)) for source, target in zip(source_ids, target_ids, strict=True)]
+    pairs = _pairs(tokenizer, texts, references, source_limit(model, max_tokens), on_omission)
+    num_left_out = len(texts) - len(pairs)
+    if progress is not None and num_left_out:
+        progress(num_left_out)
     total = 0.0
-    for batch in batches(lengths, batch_size, SCORED_TOKENS_PER_BATCH):
-        total += _score_batch(model, tokenizer, [source_ids[i] for i in batch], [target_ids[i] for i in batch])
+    for batch in batches([max(map(len, pair)) for pair in pairs], batch_size, SCORED_TOKENS_PER_BATCH):
+        total += _score_batch(model, tokenizer, [pairs[i][0] for i in batch], [pairs[i][1] for i in batch])
         if progress is not None:
             progress(len(batch))
-    return Likelihood(total, sum(len(ids) for ids in target_ids))
+    return Likelihood(total, sum(len(target) for _, target in pairs), num_left_out)
+
+
+def _pairs(
+    tokenizer: PreTrainedTokenizerBase,
+    sources: list[str],
+    targets: list[str],
+    limit: int,
+    on_omission: Callable[[int], object] | None,
+) -> list[tuple[list[int], list[int]]]:
+    """Tokenizes pairs and leaves out those of which one side has more than `limit` tokens."""
+    source_ids = tokenize(lambda some: tokenizer(some)["input_ids"], sources, limit)
+    target_ids = tokenize(lambda some: tokenizer(text_target=some)["input_ids"], targets, limit)
+    pairs = []
+    for index, (source, target) in enumerate(zip(source_ids, target_ids, strict=True)):
+        if source is not None and target is not None:
+            pairs.append((source, target))
+        elif on_omission is not None:
+            on_omission(index)
+        else:
+            logger.warning(f"Pair {index} is left out: its source or its target has more than {limit:,} tokens.")
+    if not pairs:
+        raise ValueError(
+            f"every pair has a side of more than {limit:,} tokens, so there is nothing to score; give a sentence per "
+            "line, or raise the limit"
+        )
+    return pairs
 
 
 def _score_batch(

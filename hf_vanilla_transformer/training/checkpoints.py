@@ -1,24 +1,39 @@
-"""The checkpoints of a run: which ones exist, and which of them are complete after an interrupted training."""
+"""The checkpoints of a run: which ones exist, and which of them are complete after an interrupted training.
 
+Nothing that a file contains is executed: torch.load is only called with `weights_only`.
+"""
+
+import hashlib
+import json
 import re
 import zipfile
-from collections.abc import Iterable, Iterator
-from itertools import islice
+import zlib
+from collections.abc import Iterator
 from pathlib import Path
 
-from torch.distributed.checkpoint.filesystem import FileSystemReader
+import torch
+import xxhash
+from transformers.trainer_pt_utils import safe_globals
 from transformers.utils import logging
 
+from ..data.files import write_text
+from ..data.messages import first_line
 from ..evaluation.loading import CONFIG, WEIGHTS, WEIGHTS_INDEX, read_json, tensors_in
 
 logger = logging.get_logger(__name__)
 
 TRAINER_STATE = "trainer_state.json"
-FSDP_WEIGHTS = "pytorch_model_fsdp_0"  # a folder, from FSDP's SHARDED_STATE_DICT
-OPTIMIZERS = ("optimizer.pt", "optimizer.bin", "optimizer_0")  # plain, FSDP in one file, FSDP sharded
+OPTIMIZER = "optimizer.pt"
 SCHEDULER = "scheduler.pt"
+CHECKSUMS = "checksums.json"
+SAFETENSORS = "model*.safetensors"  # in one file or sharded
+FSDP_FILES = "pytorch_model_fsdp*"  # a file or a folder of shards; this package's trainer writes neither
 # What torch.save writes and resuming reads; nothing reads training_args.bin again.
-SAVED_BY_TORCH = ("optimizer.pt", "optimizer.bin", "scheduler.pt", "scaler.pt", "rng_state*.pth", "pytorch_model*.bin")
+SAVED_BY_TORCH = (OPTIMIZER, SCHEDULER, "scaler.pt", "rng_state*.pth")
+# What a model may come without; config.json it may not.
+OPTIONAL_JSON = (
+    "generation_config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
+)  # fmt: skip
 
 
 def checkpoints_in(run: Path) -> list[Path]:
@@ -45,7 +60,7 @@ def last_complete_checkpoint(run: Path, *, to_resume: bool = True) -> Path | Non
     Returns:
         The checkpoint's folder, or None if there is no complete one.
     """
-    return next(_complete_from_the_newest(run, to_resume), None)
+    return next(complete_checkpoints(run, to_resume=to_resume), None)
 
 
 def last_complete_checkpoints(run: Path, number: int, *, to_resume: bool = True) -> list[Path]:
@@ -61,7 +76,7 @@ def last_complete_checkpoints(run: Path, number: int, *, to_resume: bool = True)
     Raises:
         ValueError: There are fewer.
     """
-    newest = list(islice(_complete_from_the_newest(run, to_resume), number))
+    newest = [found for _, found in zip(range(number), complete_checkpoints(run, to_resume=to_resume), strict=False)]
     if not newest:
         raise ValueError(f"{run} has no complete checkpoint; give a training's output folder, with checkpoint-N in it")
     if len(newest) < number:
@@ -70,7 +85,13 @@ def last_complete_checkpoints(run: Path, number: int, *, to_resume: bool = True)
     return newest[::-1]
 
 
-def _complete_from_the_newest(run: Path, to_resume: bool) -> Iterator[Path]:
+def complete_checkpoints(run: Path, *, to_resume: bool = True) -> Iterator[Path]:
+    """Yields a run's complete checkpoints, the newest first, and logs a warning for each damaged one.
+
+    Args:
+        run: The folder that contains `checkpoint-N`.
+        to_resume: As for `damage_of`.
+    """
     for checkpoint in reversed(checkpoints_in(run)):
         damage = damage_of(checkpoint, to_resume=to_resume)
         if damage is None:
@@ -79,12 +100,36 @@ def _complete_from_the_newest(run: Path, to_resume: bool) -> Iterator[Path]:
             logger.warning(f"skipping {checkpoint}: {damage}")
 
 
+def write_checksums(checkpoint: Path) -> None:
+    """Writes `checksums.json`, with which `damage_of` finds damage within the weights, which have no checksums inside.
+
+    Args:
+        checkpoint: A folder with the model's weights in safetensors.
+
+    Raises:
+        OSError: A file can't be read or written.
+    """
+    write_text(checkpoint / CHECKSUMS, json.dumps(_checksums(checkpoint), indent=1) + "\n")
+
+
+def _checksums(checkpoint: Path) -> dict[str, dict[str, int | str]]:
+    files = sorted(file for file in checkpoint.glob(SAFETENSORS) if file.is_file())
+    return {file.name: _checksum(file) for file in files}
+
+
+def _checksum(file: Path) -> dict[str, int | str]:
+    with file.open("rb") as opened:
+        digest = hashlib.file_digest(opened, xxhash.xxh3_128)
+        return {"size": opened.tell(), "xxh3_128": digest.hexdigest()}
+
+
 def damage_of(checkpoint: Path, *, to_resume: bool = True) -> str | None:
     """Returns why a checkpoint is not complete, or None if it is.
 
     The Trainer writes the model, then `optimizer.pt`, `scheduler.pt` and `rng_state*.pth`, and `trainer_state.json`
-    last; a killed training or a full disk leaves some of them, or a truncated file. Sizes and tables of contents are
-    compared, not every byte, so this is fast on large models too. FSDP's and DeepSpeed's checkpoints are recognised.
+    last; a killed training or a full disk leaves some of them, or a truncated file. What torch.save has written
+    contains checksums; those of the weights are in `checksums.json`, and without one their sizes and header are
+    checked. It takes as long as reading the files. Of DeepSpeed's checkpoints, its own files are checked too.
 
     Args:
         checkpoint: The folder. If its name is `checkpoint-N`, it must contain a `trainer_state.json` that says N.
@@ -105,10 +150,11 @@ def _damages(checkpoint: Path, to_resume: bool) -> Iterator[str]:
         return
     if to_resume or step_of(checkpoint) is not None:
         yield from _state_damages(checkpoint)
-    yield from _config_damages(checkpoint)
-    yield from _weights_damages(checkpoint)
+    sharded = to_resume and any(checkpoint.glob("global_step*"))  # by DeepSpeed, with the optimizer
+    yield from _weights_damages(checkpoint, sharded)
+    yield from _json_damages(checkpoint)
     if to_resume:
-        yield from _resume_damages(checkpoint)
+        yield from _resume_damages(checkpoint, sharded)
 
 
 def _state_damages(checkpoint: Path) -> Iterator[str]:
@@ -119,74 +165,94 @@ def _state_damages(checkpoint: Path) -> Iterator[str]:
         yield f"{TRAINER_STATE} is of step {state.get('global_step')}"
 
 
-def _config_damages(checkpoint: Path) -> Iterator[str]:
-    config = read_json(checkpoint / CONFIG)
-    # With sharded FSDP weights the Trainer writes no configuration.
-    if isinstance(config, str) and not (checkpoint / FSDP_WEIGHTS).is_dir():
-        yield config
-
-
-def _weights_damages(checkpoint: Path) -> Iterator[str]:
-    """Checks the weights, in the order in which the Trainer and `from_pretrained` look for them."""
+def _weights_damages(checkpoint: Path, sharded: bool) -> Iterator[str]:
     if (checkpoint / WEIGHTS).exists() or (checkpoint / WEIGHTS_INDEX).exists():
         try:
             tensors_in(checkpoint)
         except ValueError as error:
             yield str(error)
-    elif (checkpoint / FSDP_WEIGHTS).is_dir():
-        yield from _distributed_damages(checkpoint / FSDP_WEIGHTS)
-    elif any(checkpoint.glob("global_step*")):
-        yield from _deepspeed_damages(checkpoint)
-    else:
+        if (checkpoint / CHECKSUMS).exists():
+            yield from _checksum_damages(checkpoint)
+    elif shards := next(checkpoint.glob(FSDP_FILES), None):
+        yield f"its weights are only in {shards.name}, not in safetensors; `accelerate merge-weights` converts them"
+    elif not sharded:
         yield f"it has no weights: neither {WEIGHTS} nor {WEIGHTS_INDEX}"
 
 
-def _resume_damages(checkpoint: Path) -> Iterator[str]:
-    yield from _archive_damages(file for pattern in SAVED_BY_TORCH for file in sorted(checkpoint.glob(pattern)))
-    if any(checkpoint.glob("global_step*")):  # DeepSpeed's optimizer is there, and usually the schedule
+def _checksum_damages(checkpoint: Path) -> Iterator[str]:
+    saved = read_json(checkpoint / CHECKSUMS)
+    if isinstance(saved, str):
+        yield saved
+        return
+    for name, checksum in _checksums(checkpoint).items():
+        if saved.get(name) != checksum:
+            yield f"{name} has changed since it was saved; if that was intended, remove {CHECKSUMS}"
+
+
+def _json_damages(checkpoint: Path) -> Iterator[str]:
+    optional = [name for name in OPTIONAL_JSON if (checkpoint / name).exists()]
+    values = [read_json(checkpoint / name) for name in (CONFIG, *optional)]
+    yield from (value for value in values if isinstance(value, str))
+
+
+def _resume_damages(checkpoint: Path, sharded: bool) -> Iterator[str]:
+    foreign = next(checkpoint.glob(FSDP_FILES), None)
+    if foreign is None and not (checkpoint / WEIGHTS).exists():  # in this order, the Trainer would look for weights
+        foreign = next(checkpoint.glob("pytorch_model.bin"), None)
+    if foreign:
+        yield f"it contains {foreign.name}, which was saved in another way, so training can't resume from it"
+    for file in (file for pattern in SAVED_BY_TORCH for file in sorted(checkpoint.glob(pattern))):
+        yield from _archive_damages(file)
+        yield from _loading_damages(file)
+    if sharded:
         yield from _deepspeed_damages(checkpoint)
         return
-    if not any((checkpoint / name).exists() for name in OPTIMIZERS):
-        yield "optimizer.pt is missing (save_only_model leaves it out), so training can't resume from it"
-    if (checkpoint / "optimizer_0").is_dir():
-        yield from _distributed_damages(checkpoint / "optimizer_0")
+    if not (checkpoint / OPTIMIZER).exists():
+        yield f"{OPTIMIZER} is missing (save_only_model leaves it out), so training can't resume from it"
     if not (checkpoint / SCHEDULER).exists():
         yield f"{SCHEDULER} is missing, so training can't resume from it"
 
 
-def _archive_damages(files: Iterable[Path]) -> Iterator[str]:
-    """Checks what torch.save has written: zip archives, whose table of contents is at the end."""
-    for file in files:
-        if not zipfile.is_zipfile(file):
-            yield f"{file.name} is cut short"
+def _archive_damages(file: Path) -> Iterator[str]:
+    """Checks what torch.save has written: a zip archive, with a checksum of each entry."""
+    if not _is_intact(file):
+        yield f"{file.name} is cut short or damaged"
 
 
-def _distributed_damages(folder: Path) -> Iterator[str]:
-    """Checks what torch.distributed.checkpoint has written: files of each process, and `.metadata` last."""
-    if not (folder / ".metadata").is_file():
-        yield f"{folder.name}/.metadata is missing"
-        return
+def _is_intact(file: Path) -> bool:
+    if not file.is_file():
+        return False
     try:
-        pieces = FileSystemReader(folder).read_metadata().storage_data.values()
-    except Exception as error:  # a truncated pickle raises errors of many kinds
-        yield f"{folder.name}/.metadata can't be read ({error})"
-        return
-    ends: dict[str, int] = {}
-    for piece in pieces:
-        ends[piece.relative_path] = max(piece.offset + piece.length, ends.get(piece.relative_path, 0))
-    for name, end in ends.items():
-        if not (folder / name).is_file():
-            yield f"{folder.name}/{name} is missing"
-        elif (folder / name).stat().st_size < end:
-            yield f"{folder.name}/{name} is cut short"
+        with zipfile.ZipFile(file) as archive:
+            entries = archive.infolist()
+            if sum(entry.file_size for entry in entries) > file.stat().st_size:  # torch.save compresses nothing
+                return False
+            without_checksums = all(entry.CRC == 0 for entry in entries)  # torch.serialization.set_crc32_options(False)
+            return without_checksums or archive.testzip() is None
+    except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, ValueError):  # as damage at different places raises
+        return False
+
+
+def _loading_damages(file: Path) -> Iterator[str]:
+    """Loads a file as the Trainer does, but for its tensors' values."""
+    try:
+        with safe_globals():
+            torch.load(file, map_location="cpu", weights_only=True, mmap=True)
+    except Exception as error:  # of many kinds
+        yield f"{file.name} can't be loaded ({first_line(error)})"
 
 
 def _deepspeed_damages(checkpoint: Path) -> Iterator[str]:
     """Checks the files of each process in the folder that `latest` names, which DeepSpeed writes last."""
-    if not (checkpoint / "latest").is_file():
+    latest = checkpoint / "latest"
+    if not latest.is_file():
         yield "latest is missing, which DeepSpeed writes last"
         return
-    folder = checkpoint / (checkpoint / "latest").read_text(encoding="utf-8").strip()
-    if not any(folder.glob("*model_states.pt")):
-        yield f"{folder.name} has no model states"
-    yield from _archive_damages(sorted(folder.glob("*.pt")))
+    name = latest.read_text(encoding="utf-8", errors="replace").strip()
+    if not re.fullmatch(r"global_step[0-9]+", name):
+        yield f"latest names {name!r}, not a folder global_step..."
+    elif not any((checkpoint / name).glob("*model_states.pt")):
+        yield f"{name} has no model states"
+    else:
+        for file in sorted((checkpoint / name).glob("*.pt")):
+            yield from _archive_damages(file)

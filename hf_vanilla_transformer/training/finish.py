@@ -1,4 +1,4 @@
-"""What follows training: averaging checkpoints, scoring the validation and test sets, writing the model card."""
+"""What follows training: averaging checkpoints, scoring the validation and test sets, the model card, the Hub."""
 
 import json
 from collections.abc import Callable
@@ -6,43 +6,40 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
-
 from ..data.corpora import read_corpus
+from ..data.files import write_text
+from ..evaluation.loading import load_checkpoint
 from ..evaluation.metrics import corpus_bleu, corpus_chrf
 from ..evaluation.translation import translate
 from ..publish.model_card import Evaluation, RunFacts, Sample, fill_model_card
 from .averaging import average_checkpoints
-from .checkpoints import last_complete_checkpoints
+from .checkpoints import complete_checkpoints
 from .recipe import DataArguments, VanillaTransformerTrainingArguments
+from .trainer import VanillaTransformerTrainer
 
 SCORES = "scores.json"
 SAMPLES_PER_CARD = 5
 
 
 def finish_run(
-    facts: RunFacts, data: DataArguments, args: VanillaTransformerTrainingArguments, say: Callable[[str], None]
+    trainer: VanillaTransformerTrainer, facts: RunFacts, data: DataArguments, say: Callable[[str], None]
 ) -> None:
-    """Averages the last checkpoints if `args` asks for it, scores the resulting model and writes its card.
+    """Averages the last checkpoints if asked to, scores the resulting model, writes its card and pushes it to the Hub.
 
     Args:
-        facts: What the trainer knows about the run.
+        trainer: After training; its arguments say how many checkpoints to average, and whether to push.
+        facts: What it knows about the run.
         data: Validation and test sets; a set without files is not scored.
-        args: The run's folder, and how many checkpoints to average.
         say: Is called with each line that the user should see.
 
     Raises:
-        ValueError: There are fewer complete checkpoints than `args.average_last`, or they can't be averaged.
+        ValueError: The checkpoints can't be averaged.
         CorpusError: The validation or the test set can't be read.
     """
-    folder = Path(args.output_dir or "")
-    if last := args.average_last:
-        checkpoints = last_complete_checkpoints(folder, last, to_resume=False)
-        folder = folder / f"averaged-{last}"
-        average_checkpoints(checkpoints, folder, overwrite=True)
-        say(f"Averaged the last {last} checkpoints: {folder}")
-    model = AutoModelForSeq2SeqLM.from_pretrained(folder).to(args.device).eval()
-    tokenizer = AutoTokenizer.from_pretrained(folder)
+    args = trainer.args
+    folder, averaged = _averaged(Path(args.output_dir or ""), args.average_last, say)
+    tokenizer, model = load_checkpoint(folder)
+    model = model.to(args.device)
     evaluations, samples = [], list(facts.samples)
     for part in ("validation", "test"):
         if data.corpus(part):
@@ -50,13 +47,36 @@ def finish_run(
             evaluations.append(evaluation)
             say(f"{part}: {', '.join(map(str, evaluation.scores))}")
             say(f"{part}: {evaluation.scores[0].details}")
-    (folder / SCORES).write_text(json.dumps([asdict(entry) for entry in evaluations], indent=1), encoding="utf-8")
+    write_text(folder / SCORES, json.dumps([asdict(entry) for entry in evaluations], indent=1))
     if data.bpe_dropout and facts.training_pairs is not None:
         facts = replace(facts, training_pairs=facts.training_pairs // data.bpe_dropout_copies)
-    facts = replace(facts, recipe=replace(facts.recipe, bpe_dropout=data.bpe_dropout or None))
+    recipe = replace(facts.recipe, bpe_dropout=data.bpe_dropout or None, averaged_checkpoints=averaged or None)
     files = [*data.train_source, *data.train_target, *data.train_data]
-    facts = replace(facts, evaluations=evaluations or facts.evaluations, samples=samples, training_files=files)
-    fill_model_card(facts).save(folder / "README.md")
+    facts = replace(facts, recipe=recipe, samples=samples, training_files=files)
+    # Where the model is that the card describes.
+    if args.push_to_hub:
+        facts = replace(facts, name=trainer.hub_model_id)
+    elif averaged and not args.hub_model_id:
+        facts = replace(facts, name=f"{facts.name}/{folder.name}")
+    # Scores that were measured during training are those of other weights.
+    facts = replace(facts, evaluations=evaluations or (() if averaged else facts.evaluations))
+    write_text(folder / "README.md", str(fill_model_card(facts)))
+    if args.push_to_hub:
+        say(f"Pushed to the Hub: {trainer.push_folder(folder)}")
+
+
+def _averaged(run: Path, last: int, say: Callable[[str], None]) -> tuple[Path, int]:
+    """Averages a run's last checkpoints; returns the folder of the model, and of how many checkpoints it is."""
+    complete = complete_checkpoints(run, to_resume=False)
+    newest = [checkpoint for _, checkpoint in zip(range(last), complete, strict=False)]
+    if not newest:
+        return run, 0
+    if len(newest) < last:  # the run was stopped early
+        say(f"The run has {len(newest)} complete checkpoints, not {last}: all of them are averaged")
+    folder = run / f"averaged-{len(newest)}"
+    average_checkpoints(newest[::-1], folder, overwrite=True)
+    say(f"Averaged the last {len(newest)} checkpoints: {folder}")
+    return folder, len(newest)
 
 
 def _score(
@@ -66,7 +86,7 @@ def _score(
     pairs = read_corpus(data.corpus(part))
     sources, references = list(pairs["source"]), list(pairs["target"])
     translations = translate(model, tokenizer, sources)
-    (folder / f"{part}.translations.txt").write_text("\n".join(translations) + "\n", encoding="utf-8")
+    write_text(folder / f"{part}.translations.txt", "".join(f"{line}\n" for line in translations))
     scores = [
         corpus_bleu(translations, references, tokenize=args.bleu_tokenize),
         corpus_chrf(translations, references),

@@ -16,6 +16,7 @@ from transformers import HfArgumentParser, Seq2SeqTrainingArguments
 from ..configuration_vanilla_transformer import VanillaTransformerConfig
 from ..data.corpora import Corpus, is_table
 from ..data.messages import did_you_mean
+from .options import Given, check_each, check_together
 
 RECIPES = Path(__file__).with_name("recipes")  # the package's, which are found by name
 
@@ -174,7 +175,8 @@ class VanillaTransformerTrainingArguments(Seq2SeqTrainingArguments):
     learning_rate_factor: float = _option(1.0, "Multiplies the paper's schedule if learning_rate is not given.")
     lr_scheduler_type: str = _option("inverse_sqrt", "Schedule of the learning rate (default: the paper's).")
     warmup_steps: float = _option(4000, "Updates of linear warm-up.")
-    max_steps: int = _option(100_000, "Number of updates.")
+    max_steps: int = _option(100_000, "Number of updates; -1: as many as num_train_epochs says.")
+    num_train_epochs: float = _option(0.0, "Number of epochs to train for, instead of max_steps.")
     adam_beta2: float = _option(0.98, "Adam's beta2.")
     adam_epsilon: float = _option(1e-9, "Adam's epsilon.")
     max_grad_norm: float = _option(0.0, "Norm that gradients are clipped to; 0: no clipping, as in the paper.")
@@ -182,13 +184,22 @@ class VanillaTransformerTrainingArguments(Seq2SeqTrainingArguments):
     include_for_metrics: list[str] = field(
         default_factory=lambda: ["inputs"], metadata={"help": "Of inputs and loss; samples need inputs."}
     )
+    greater_is_better: bool | None = _option(None, "Of metric_for_best_model (default: as the metric has it).")
     dropout_warmup_steps: int = _option(
         0, "Updates over which dropout rises from 0 to the model's value (curriculum dropout)."
     )
     early_stopping_patience: int | None = _option(None, "Stop after this many evaluations without improvement.")
+    max_nonfinite_updates: int = _option(
+        3, "Stop after this many updates in a row whose loss or gradients are NaN or infinite; 0: never."
+    )
     average_last: int = _option(0, "Number of last checkpoints to average at the end (6.1); 0: none.")
     bleu_tokenize: str = _option("13a", "sacreBLEU's tokeniser; none for tokenised text.")
     logging_steps: float = _option(100, "Updates between two log lines.")
+    logging_nan_inf_filter: bool = _option(False, "Leave losses of NaN out of the log; a recipe can't.")
+    include_num_input_tokens_seen: str = field(
+        default="no",
+        metadata={"help": "Log the number of source tokens so far.", "choices": ["no", "all", "non_padding"]},
+    )
     training_shortcuts: bool = _option(True, "Compute the same loss and gradients in less time, on a CPU.")
     keep_freed_memory: bool | None = _option(
         None, "On a CPU, let the whole process keep freed memory, which saves time (default: in the command alone)."
@@ -197,6 +208,12 @@ class VanillaTransformerTrainingArguments(Seq2SeqTrainingArguments):
     def __post_init__(self) -> None:
         if not torch.accelerator.is_available():  # transformers only allows bf16 on a CPU with use_cpu
             self.use_cpu, self.dataloader_pin_memory = True, False
+        if self.num_train_epochs and self.max_steps == type(self).max_steps:  # which nobody has chosen
+            self.max_steps = -1
+        if self.max_steps < 0 and not self.num_train_epochs:
+            raise ValueError(f"max_steps is {self.max_steps}; give num_train_epochs, or max_steps of 0 or more")
+        if self.greater_is_better is None and str(self.metric_for_best_model).endswith("perplexity"):
+            self.greater_is_better = False  # transformers would take the greatest perplexity for the best
         super().__post_init__()
         if self.per_device_train_batch_tokens < 0:
             raise ValueError(f"per_device_train_batch_tokens is {self.per_device_train_batch_tokens}; give 0 or more")
@@ -210,6 +227,19 @@ class VanillaTransformerTrainingArguments(Seq2SeqTrainingArguments):
 
 
 Arguments = tuple[DataArguments, ModelArguments, VanillaTransformerTrainingArguments]
+
+
+def _defaults_of(kind: Any) -> dict[str, Any]:
+    fields = (field for field in dataclasses.fields(kind) if field.init)
+    missing = dataclasses.MISSING
+    return {
+        field.name: field.default if field.default_factory is missing else field.default_factory() for field in fields
+    }
+
+
+_PARTS: tuple[Any, ...] = (DataArguments, ModelArguments, VanillaTransformerTrainingArguments)
+_NOT_GIVEN = object()
+_DEFAULTS = {kind: _defaults_of(kind) for kind in _PARTS}  # of a part's options
 
 
 class _Parser(HfArgumentParser):
@@ -265,19 +295,40 @@ def parse_recipe(paths: Iterable[str | Path] = (), overrides: Sequence[str] = ()
         _refuse_unknown(options, known, f"{path}: unknown option")
         recipe |= {str(name).replace("-", "_"): value for name, value in options.items()}
     recipe = {name: value for name, value in recipe.items() if value is not None}
-    parser.set_defaults(**{name: [] for name, value in recipe.items() if value == []})  # argparse has no empty lists
     try:
-        written = [option for name, value in recipe.items() for option in _as_options(known[name], value)]
-        *arguments, unknown = parser.parse_args_into_dataclasses(
-            [*written, *overrides], return_remaining_strings=True, look_for_args_file=False
+        given = _given(parser, known, recipe, overrides)
+        check_each(given)
+        data, model, training = (
+            kind(**{name: value for name, value in given.values.items() if name in _DEFAULTS[kind]}) for kind in _PARTS
         )
-    except (ValueError, TypeError, ImportError, OSError) as error:  # transformers checks that options are compatible
+        check_together(given, data, training)
+    # transformers checks that options are compatible, with errors of many kinds
+    except (ValueError, TypeError, ImportError, OSError, RuntimeError) as error:
         raise RecipeError(" ".join(str(error).split())) from error
+    if not training.predict_with_generate:
+        training.prediction_loss_only = True  # no scores can be computed of the logits that there are instead
+    return data, model, training
+
+
+def _given(parser: _Parser, known: dict[str, Any], recipe: dict[str, Any], overrides: Sequence[str]) -> Given:
+    """Parses the options of a recipe and of the command line; those that neither has are left out."""
+    for action in parser._actions:
+        action.default = _NOT_GIVEN
+    parser.set_defaults(**{name: [] for name, value in recipe.items() if value == []})  # argparse has no empty lists
+    written = [option for name, value in recipe.items() for option in _as_options(known[name], value)]
+    namespace, unknown = parser.parse_known_args([*written, *overrides])
     if unknown:
         if unknown[0].startswith("--"):
             _refuse_unknown([unknown[0].lstrip("-").partition("=")[0]], known, "unknown option")
         raise RecipeError(f"{unknown[0]!r} belongs to no option; write --name value")
-    return tuple(arguments)
+    values = {name: value for name, value in vars(namespace).items() if value is not _NOT_GIVEN}
+    for name, value in values.items():
+        if value == [] and known[name].nargs != "+":  # what argparse makes of `--name=--`
+            raise RecipeError(f"--{name}: expected one argument")
+    # Not "trainer_output", transformers' default, which nobody has named.
+    return Given(
+        {"output_dir": "", **values}, {name: value for part in _DEFAULTS.values() for name, value in part.items()}
+    )
 
 
 def describe_options() -> str:
@@ -286,10 +337,7 @@ def describe_options() -> str:
 
 
 def _parser() -> _Parser:
-    parts: Any = [DataArguments, ModelArguments, VanillaTransformerTrainingArguments]
-    parser = _Parser(parts, allow_abbrev=False, add_help=False, usage="options of a recipe")
-    parser.set_defaults(output_dir="")  # not "trainer_output", transformers' default, which nobody has named
-    return parser
+    return _Parser(_PARTS, allow_abbrev=False, add_help=False, usage="options of a recipe")
 
 
 def _read(path: Path) -> dict[Any, Any]:

@@ -67,6 +67,13 @@ class ShardingTrainer(Seq2SeqTrainer):
         else:
             super()._load_from_checkpoint(resume_from_checkpoint, model)
 
+    def _issue_warnings_after_load(self, load_result: Any) -> None:
+        # The Trainer would warn of tied weights, which are saved once, and go on with random ones for any others.
+        left_out = {*_tied_to(self.model), *(getattr(self.model, "_keys_to_ignore_on_save", None) or ())}
+        missing = [name for name in load_result.missing_keys if name not in left_out]
+        if wrong := [*missing, *load_result.unexpected_keys]:
+            raise ValueError(f"the checkpoint is of another model: only one of the two has {wrong[0]}")
+
     def _load_best_model(self) -> None:
         if self.is_fsdp_enabled:
             self._load_weights(Path(self.state.best_model_checkpoint))
@@ -128,7 +135,7 @@ def renamed(optimizer_state: dict[str, Any], new: dict[Any, Any]) -> dict[str, A
 
 def _tied_to(model: Any) -> dict[str, str]:
     """Name of each tied parameter that is not saved -> name of the saved one."""
-    tied: dict[str, str] = model.all_tied_weights_keys
+    tied: dict[str, str] = getattr(model, "all_tied_weights_keys", {})
     return tied
 
 

@@ -4,6 +4,7 @@ import copy
 import inspect
 import math
 import platform
+import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -17,23 +18,33 @@ import torch
 import transformers
 from accelerate.data_loader import prepare_data_loader
 from datasets.distributed import split_dataset_by_node
+from huggingface_hub import HfApi
+from safetensors import SafetensorError
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
-from transformers import EarlyStoppingCallback, EvalPrediction, TrainerCallback
+from transformers import EarlyStoppingCallback, EvalPrediction, PreTrainedTokenizerBase, TrainerCallback
 from transformers.trainer_utils import EvalLoopOutput
+from transformers.utils import logging
 
 from .. import engine
 from ..data.batching import TokenBudgetBatchSampler, TokenBudgetStream
 from ..data.corpora import lengths_of
+from ..data.messages import first_line
 from ..engine.memory import keep_freed_memory
 from ..engine.training import paused_shortcuts, training_shortcuts
+from ..evaluation.loading import not_finite, tokenizer_fingerprint
 from ..evaluation.metrics import Score, corpus_bleu, corpus_chrf
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from ..publish.model_card import Evaluation, Recipe, RunFacts, Sample, fill_model_card
+from .checkpoints import checkpoints_in, damage_of, write_checksums
 from .recipe import VanillaTransformerTrainingArguments
 from .sharding import ShardingTrainer
 
 SAMPLES_PER_EVALUATION = 3
+RUN_FILES = ("tokenizer/*", "run.lock", "recipe.json", "trainer_state.json", "*.bin")  # which no model needs
+CODE_FILES = ("*.py", "LICENSE-CODE")  # what a checkpoint needs to be loaded without this package
+
+logger = logging.get_logger(__name__)
 
 
 def paper_learning_rate(d_model: int, warmup_steps: int, factor: float = 1.0) -> float:
@@ -70,8 +81,14 @@ def peak_learning_rate(args: VanillaTransformerTrainingArguments, model: Any) ->
     return paper_learning_rate(d_model, warmup_steps, args.learning_rate_factor)
 
 
+class DivergedError(RuntimeError):
+    """Losses or gradients aren't finite any more; the message says since when, and what to try."""
+
+
 class VanillaTransformerTrainer(ShardingTrainer):
     """Seq2SeqTrainer with the paper's schedule, batches by tokens, a loss without logits, and perplexity per token.
+
+    It stops a run that diverges (`max_nonfinite_updates`) and saves no checkpoint with weights that aren't finite.
 
     Arguments are those of Seq2SeqTrainer; `args` has to be `VanillaTransformerTrainingArguments`. Any other
     sequence-to-sequence model can be trained too. This package's model is trained with the shortcuts of
@@ -87,6 +104,10 @@ class VanillaTransformerTrainer(ShardingTrainer):
         self._can_skip_logits = "skip_logits" in inspect.signature(forward).parameters
         self._evaluated = _Sums()
         self._clock = _Clock()
+        self._update = _Update()
+        is_ours = isinstance(self.model, VanillaTransformerForConditionalGeneration)
+        if is_ours and isinstance(self.processing_class, PreTrainedTokenizerBase):
+            self.model.config.tokenizer_fingerprint = tokenizer_fingerprint(self.processing_class)
 
     def train(self, *args: Any, **kwargs: Any) -> Any:
         """Trains as `Trainer.train` does, with `keep_freed_memory` and `training_shortcuts` as the arguments say."""
@@ -154,7 +175,8 @@ class VanillaTransformerTrainer(ShardingTrainer):
         return TokenBudgetStream(shuffled, self.args.per_device_train_batch_tokens, window, seed=self.args.seed_of_data)
 
     def _run_epoch(self, **kwargs: Any) -> None:
-        if 0 < self.args.max_steps <= self.state.global_step:  # resumed at its end: the Trainer would train once more
+        # The Trainer would train once more when it resumes at the end, and three epochs if max_steps is 0.
+        if 0 <= self.args.max_steps <= self.state.global_step:
             self.control.should_training_stop = True
             return
         # The Trainer tells the epoch to some samplers only, and not after resuming with several processes.
@@ -177,6 +199,108 @@ class VanillaTransformerTrainer(ShardingTrainer):
         if self._can_skip_logits and own_loss and model.training and "labels" in inputs:
             inputs = {**inputs, "skip_logits": True}
         return super().compute_loss(model, inputs, *args, **kwargs)
+
+    def training_step(self, model: Any, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Tensor:
+        """Forward and backward of one batch; its loss is remembered until the update is complete."""
+        loss: Tensor = super().training_step(model, inputs, *args, **kwargs)
+        self._update.add(loss, inputs)
+        return loss
+
+    def _maybe_log_save_evaluate(self, tr_loss: Tensor, grad_norm: Any, *args: Any, **kwargs: Any) -> None:
+        # Called after each update. A loss scaler for float16 skips updates whose gradients overflow, which is no harm.
+        losses = [self._update.loss, *([grad_norm] if grad_norm is not None and not self.args.fp16 else [])]
+        finite = all(math.isfinite(float(value)) for value in losses)
+        if self.args.world_size > 1:  # all processes have to agree, or some would wait for the others
+            failed = torch.tensor(float(not finite), device=self.args.device)
+            finite = not self.accelerator.reduce(failed, reduction="sum").item()
+        self._update.end(finite, self.state.global_step, self._place())
+        if 0 < self.args.max_nonfinite_updates <= self._update.failures:
+            raise DivergedError(self._divergence())
+        if not finite:
+            self.control.should_save = False
+        super()._maybe_log_save_evaluate(tr_loss, grad_norm, *args, **kwargs)
+
+    def _place(self) -> str:
+        """Where the batches of the last update are in the training data."""
+        epoch = self.state.epoch or 0.0
+        number = math.ceil(epoch) if epoch else 1
+        place = f"epoch {number}"
+        if self.batch_sampler is not None:
+            batches = len(self.batch_sampler)
+            place += f", batch {round((epoch - number + 1) * batches):,} of {batches:,}"
+        return place
+
+    def _divergence(self) -> str:
+        update, place, source = self._update.first_failure
+        text = self.processing_class.decode(source, skip_special_tokens=True) if self.processing_class else ""
+        saved = checkpoints_in(Path(self.args.output_dir or ""))
+        kept = f"the last checkpoint is {saved[-1].name}" if saved else "no checkpoint was saved before"
+        precision = "bf16 in place of fp16, " if self.args.fp16 else ""
+        return (
+            f"the training diverged: loss or gradients have been NaN or infinite in {self._update.failures} updates in "
+            f"a row, since update {update:,} ({place}, which begins with {text[:80]!r}); try {precision}a lower "
+            f"learning_rate (it reached {self._get_learning_rate():.1e}), a longer warmup_steps or max_grad_norm 1; "
+            f"{kept}"
+        )
+
+    def _save_checkpoint(self, model: Any, trial: Any) -> None:
+        """Saves a checkpoint, or none if weights aren't finite; a failed attempt leaves no half of one."""
+        folder = Path(self._get_output_dir(trial=trial)) / f"checkpoint-{self.state.global_step}"
+        if not self._weights_are_finite():
+            logger.warning(f"{folder.name} is not saved, as weights contain NaN or infinity")
+            return
+        try:
+            super()._save_checkpoint(model, trial)
+            if self.args.should_save:
+                write_checksums(folder)
+        except (OSError, RuntimeError, SafetensorError) as error:  # each library has its own error for a full disk
+            if damage_of(folder, to_resume=not self.args.save_only_model) is None:
+                raise  # what follows saving has failed, a push to the Hub for instance
+            if self.args.should_save:
+                shutil.rmtree(folder, ignore_errors=True)
+            raise OSError(
+                f"{folder} can't be saved ({first_line(error)}); if the disk is full, make room or keep fewer "
+                "checkpoints (save_total_limit), then resume the run"
+            ) from error
+
+    def _weights_are_finite(self) -> bool:
+        wrong = torch.tensor(float(bool(not_finite(self.model))), device=self.args.device)
+        if self.args.world_size > 1:  # with FSDP, each process has its own part
+            wrong = self.accelerator.reduce(wrong, reduction="sum")
+        return not wrong.item()
+
+    def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
+        # The Trainer copies the weights into the folder that it uploads, but not the code, without which they can't be
+        # loaded there.
+        if self.is_world_process_zero() and self.args.output_dir:
+            for pattern in CODE_FILES:
+                for file in Path(checkpoint_folder).glob(pattern):
+                    shutil.copyfile(file, Path(self.args.output_dir, file.name))
+        super()._push_from_checkpoint(checkpoint_folder)
+
+    def push_folder(self, folder: Path) -> str:
+        """Uploads a finished model, without what only training needs, to `hub_model_id`.
+
+        Args:
+            folder: The model with its tokenizer, code and card: the run's folder, or one of averaged weights.
+
+        Returns:
+            The address of the commit on the Hub.
+        """
+        self._finish_current_push()
+        if self.hub_model_id is None:
+            self.init_hf_repo()
+        return str(
+            HfApi().upload_folder(
+                repo_id=self.hub_model_id,
+                folder_path=folder,
+                commit_message="End of training",
+                token=self.args.hub_token,
+                revision=self.args.hub_revision,
+                ignore_patterns=["checkpoint-*", "averaged-*", *RUN_FILES],
+                delete_patterns=list(RUN_FILES),  # which the Trainer has pushed during training
+            )
+        )
 
     def prediction_step(self, model: Any, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
         """One batch of the evaluation; its loss is added up by tokens."""
@@ -241,6 +365,32 @@ def _unchanged(config: Any) -> Iterator[None]:
         if before is not None:
             vars(config).clear()
             vars(config).update(before)
+
+
+class _Update:
+    """What is known of the update in progress, and of those in a row whose loss or gradients weren't finite."""
+
+    def __init__(self) -> None:
+        self.loss: Any = 0.0
+        self.failures = 0
+        self.first_failure: tuple[int, str, Any] = (0, "", [])  # the update's number, its place, its first source
+        self._source: Any = []
+        self._complete = True
+
+    def add(self, loss: Tensor, inputs: dict[str, Any]) -> None:
+        """Takes the loss of one batch of the update."""
+        if self._complete:
+            self.loss, self._complete = 0.0, False
+            ids = inputs.get("input_ids")
+            self._source = [] if ids is None else ids[0]
+        self.loss = self.loss + loss.detach()
+
+    def end(self, finite: bool, number: int, place: str) -> None:
+        """Counts a complete update."""
+        self._complete = True
+        if not finite and not self.failures:
+            self.first_failure = (number, place, self._source)
+        self.failures = 0 if finite else self.failures + 1
 
 
 class _Sums:

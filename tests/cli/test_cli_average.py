@@ -119,14 +119,31 @@ RUN = "<the run>"
         (["--checkpoints", f"{RUN}/checkpoint-1", "--last", "1"], "--last is for RUN's checkpoints, and"),
         (["--checkpoints", f"{RUN}/checkpoint-9"], "checkpoint-9: there is no such folder"),
         (["--checkpoints", f"{RUN}/checkpoint-1", "/no/where"], "different folders; give the folder of"),
-        ([RUN, "--output", RUN, "--overwrite"], "contains more than a saved model, so it is not overwritten"),
+        ([RUN, "--last", "-3"], "--last: '-3' is not an integer of at least 1"),
+        ([RUN, "--last", "1000000000"], r"has 6 complete checkpoints, not 1000000000 \(checkpoint-1, .*\); ask for"),
+        ([RUN, "--last", "1" + 30 * "0"], "has 6 complete checkpoints, not 10*"),
+        ([RUN, "--output", RUN, "--overwrite"], "contains the checkpoints; choose another output"),
+        ([RUN, "--output", f"{RUN}/checkpoint-6"], "would be written into the checkpoint .*checkpoint-6; choose"),
+        ([RUN, "--output", f"{RUN}/checkpoint-2/mean"], "would be written into the checkpoint .*checkpoint-2; choose"),
+        ([RUN, "--output", f"{RUN}/tokenizer", "--overwrite"], "contains more than a saved model, so it is not"),
+        ([RUN, "--output", "a\0b"], "null byte"),
     ],
 )  # fmt: skip
 def test_wrong_use_is_one_line_that_names_the_fix(average, folder, arguments, message):
+    (folder / "tokenizer").mkdir()
     code, out, err = average(*(argument.replace(RUN, str(folder)) for argument in arguments))
     assert (code, out) == (2, "")
     assert re.fullmatch(f"vanilla-transformer: error: .*{message}.*\n", err), err
     assert not any(folder.glob("averaged*"))
+
+
+@pytest.mark.parametrize("output", ["/proc/average", f"{__file__}/average", "/dev/null", RUN + 300 * "x"])
+def test_an_output_that_cannot_be_written_is_one_line(average, folder, output):
+    before = sorted(folder.parent.iterdir())
+    code, out, err = average(folder, "--output", output.replace(RUN, str(folder)))
+    assert (code in (1, 2), out) == (True, "")
+    assert re.fullmatch("vanilla-transformer: error: .*\n", err), err
+    assert sorted(folder.parent.iterdir()) == before
 
 
 @pytest.mark.parametrize("arguments", [["--help"], [], ["/no/where"]])

@@ -4,7 +4,9 @@ import argparse
 import gzip
 import io
 import json
+import os
 import re
+import resource
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -18,7 +20,7 @@ from hf_vanilla_transformer.cli import evaluate
 from hf_vanilla_transformer.cli.common import BATCH_TOKENS, UsageError, decoding_options
 from hf_vanilla_transformer.evaluation import translation
 from hf_vanilla_transformer.evaluation.metrics import compound_split_bleu, corpus_bleu, corpus_chrf, multi30k_bleu
-from hf_vanilla_transformer.evaluation.translation import decode, ensemble, score_targets, translate
+from hf_vanilla_transformer.evaluation.translation import Hypothesis, decode, ensemble, score_targets, translate
 
 SOURCES = ["twenty-one", "half past nine on the fourth of May", "", "it costs two hundred"]
 REFERENCES = ["einundzwanzig", "halb zehn am vierten Mai", "", "es kostet zwei-hundert"]
@@ -241,6 +243,19 @@ def test_n_best_lists_are_json_lines(run, checkpoints):
     assert Path("best.de").read_text(encoding="utf-8").split("\n") == [*best, ""]
 
 
+def test_scores_that_are_not_finite_are_null_in_n_best_lists(run, monkeypatch):
+    scores = [float("inf"), float("-inf"), float("nan"), 0.5]
+    lists = [[Hypothesis("eins", 2, score)] for score in scores]
+    monkeypatch.setattr(translation, "decode", lambda *arguments, **options: lists)
+    assert run(*OPTIONS, "--n-best", 2, "--n-best-output", "n_best.jsonl")[0] == 0
+
+    def refuse(constant):
+        raise AssertionError(f"{constant} is not JSON")
+
+    lines = [json.loads(line, parse_constant=refuse) for line in Path("n_best.jsonl").read_text().splitlines()]
+    assert [line["score"] for line in lines] == [None, None, None, 0.5]
+
+
 # Files
 
 
@@ -272,6 +287,55 @@ def test_files_that_exist_are_replaced_only_when_told_to(run):
     assert "--json figures.json exists; give another file, or --overwrite to replace it" in err
     assert run(*OPTIONS, "--json", "figures.json", "--overwrite")[0] == 0
     assert json.loads(Path("figures.json").read_text())["num_sentences"] == 4
+
+
+FILES = {"--json": "figures", "--output": "best", "--n-best-output": "lists"}
+
+
+@pytest.mark.parametrize("option", FILES)
+@pytest.mark.parametrize("is_old", [True, False])
+def test_a_full_disk_leaves_the_old_file_or_none(run, monkeypatch, option, is_old):
+    write = evaluate._write
+
+    def on_a_full_disk(*arguments):
+        limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (10, limits[1]))
+        try:
+            write(*arguments)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+    monkeypatch.setattr(evaluate, "_write", on_a_full_disk)
+    file = Path(FILES[option])
+    if is_old:
+        file.write_text("precious")
+    n_best = ["--n-best", 2] if option == "--n-best-output" else []
+    code, out, err = run(*OPTIONS, option, file, *n_best, "--overwrite")
+    assert (code, err.count("\n")) == (1, 1)
+    assert "BLEU" in out
+    assert f"File too large: '{file}'" in err
+    others = {"source.en", "reference.de"}
+    assert {path.name for path in Path().iterdir()} == others | ({file.name} if is_old else set())
+    if is_old:
+        assert file.read_text() == "precious"
+
+
+@pytest.mark.parametrize("error", [BrokenPipeError(32, "Broken pipe"), OSError(28, "No space left on device")])
+def test_files_are_written_even_if_the_report_is_not(run, monkeypatch, error):
+    def fail(results):
+        raise error
+
+    monkeypatch.setattr(evaluate, "_report", fail)
+    code, out, _ = run(*OPTIONS, "--json", "figures", "--output", "best")
+    assert (code, out) == (141 if isinstance(error, BrokenPipeError) else 1, "")
+    assert json.loads(Path("figures").read_text())["num_sentences"] == 4
+    assert Path("best").read_text(encoding="utf-8").count("\n") == 4
+
+
+def test_a_device_is_written_to_without_permission(run):
+    code, _, _ = run(*OPTIONS, *(word for option in ("--json", "--output") for word in (option, os.devnull)))
+    assert code == 0
+    assert not Path(os.devnull).is_file()
 
 
 def test_figures_without_end_are_null_in_json():
@@ -353,7 +417,8 @@ def test_options_of_beams_for_a_model_that_is_saved_without(run, checkpoints, op
     assert run(*option, "--num-beams", 2, "--max-new-tokens", 3, models=["greedy"])[0] == 0
 
 
-def test_too_few_beams_for_n_best(run):
+def test_too_few_beams_for_n_best(run, monkeypatch):
+    monkeypatch.setattr(translation, "score_targets", None)  # it is said before any work is done
     code, _, err = run("--n-best", 3, "--n-best-output", "new", *OPTIONS)
     assert (code, err.count("\n")) == (2, 1)
     assert "n_best=3 needs a beam search of at least 3 beams, and num_beams is 2; raise num_beams" in err
@@ -366,7 +431,7 @@ def test_a_tokenizer_of_another_model_is_one_line(run, checkpoints):
     larger.save_pretrained("mixed")
     code, _, err = run(models=["mixed"])
     assert (code, err.count("\n")) == (2, 1)
-    assert "but the vocabulary has 283 tokens" in err
+    assert "mixed: the tokenizer has 284 ids, and the model embeddings for 283" in err
 
 
 def test_ctrl_c_ends_quietly(run, monkeypatch):

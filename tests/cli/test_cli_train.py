@@ -115,7 +115,7 @@ def test_resuming_needs_a_run(capsys, recipe):
 
 def test_a_run_that_failed_before_training_can_be_started_again(capsys, recipe, corpus):
     complaint(capsys, recipe, "--per_device_train_batch_tokens", "3")
-    assert {path.name for path in (corpus / "run").iterdir()} == {"recipe.json", "tokenizer"}
+    assert {path.name for path in (corpus / "run").iterdir()} == {"recipe.json", "run.lock", "tokenizer"}
     assert train(recipe, "--vocab_size", "290", "--eval_strategy", "no", "--average_last", "0") == 0
     assert AutoModelForSeq2SeqLM.from_pretrained(corpus / "run").config.vocab_size <= 290
 

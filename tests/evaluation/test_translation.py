@@ -443,11 +443,11 @@ def test_members_and_tokenizers_have_to_be_pairs(model, tokenizer, counts):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"n_best": 0}, "n_best is 0; it has to be 1 or more"),
+        ({"n_best": 0}, "n_best is 0; it has to be an integer from 1 to 1,000"),
         ({"n_best": 5}, "n_best=5 needs a beam search of at least 5 beams, and num_beams is 4; raise"),
         ({"n_best": 1, "num_beams": 1}, "n_best=1 needs a beam search of at least 2 beams"),
         ({"batch_size": 0}, "batch_size is 0"),
-        ({"batch_tokens": 0}, "batch_tokens is 0; it has to be 1 or more"),
+        ({"batch_tokens": 0}, "batch_tokens is 0; it has to be an integer from 1 to 1,000,000"),
         ({"gnmt_length_penalty": -1.0}, "`gnmt_length_penalty` is -1.0"),
     ],
 )
@@ -465,6 +465,43 @@ def test_input_that_makes_no_sense(model, tokenizer):
         score_targets(model, tokenizer, ["a", "b"], ["a"])
     with pytest.raises(ValueError, match="empty; a likelihood needs"):
         score_targets(model, tokenizer, [], [])
+
+
+@pytest.mark.parametrize(
+    "given", [iter, tuple, lambda texts: dict.fromkeys(texts).keys(), lambda texts: map(str, texts)]
+)
+def test_sentences_are_iterated_over_once(model, tokenizer, given):
+    assert translate(model, tokenizer, given(SENTENCES)) == translate(model, tokenizer, SENTENCES)
+    assert decode(model, tokenizer, given(SENTENCES)) == decode(model, tokenizer, SENTENCES)
+    pairs = [(source, f"{number} {target}") for number, (source, target) in enumerate(PAIRS)]
+    sources, targets = ([pair[side] for pair in pairs] for side in (0, 1))
+    expected = score_targets(model, tokenizer, sources, targets)
+    assert score_targets(model, tokenizer, given(sources), given(targets)) == expected
+
+
+@pytest.mark.parametrize(
+    ("texts", "problem"),
+    [
+        (b"a b", "{} is a string; give a list"),
+        (None, "{} is None; give strings in an order"),
+        ({"a": 1}, "{} is of type dict; give strings in an order"),
+        ({"a", "b"}, "{} is of type set; give strings in an order"),
+        (frozenset("ab"), "{} is of type frozenset; give strings in an order"),
+        (7, "{} is of type int; give strings in an order"),
+        (["a", None], r"{}\[1\] is None; give strings, \"\" for a missing one"),
+        (["a", 7], r"{}\[1\] is of type int; give strings"),
+        ([["a", "b"]], r"{}\[0\] is of type list; give strings"),
+        (["a", "b\ud83d"], r"{}\[1\] has half of a surrogate pair at position 1"),
+    ],
+)
+def test_what_is_no_list_of_strings(model, tokenizer, texts, problem):
+    for call in (translate, decode):
+        with pytest.raises((TypeError, ValueError), match=problem.format("sentences")):
+            call(model, tokenizer, texts)
+    with pytest.raises((TypeError, ValueError), match=problem.format("sources")):
+        score_targets(model, tokenizer, texts, ["a"])
+    with pytest.raises((TypeError, ValueError), match=problem.format("targets")):
+        score_targets(model, tokenizer, ["a"], texts)
 
 
 def test_a_model_in_training_mode_is_refused(tokenizer, other):

@@ -3,7 +3,9 @@
 import json
 import os
 import shutil
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,6 +16,7 @@ from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, GenerationConfig,
 from hf_vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
 from hf_vanilla_transformer.training import averaging
 from hf_vanilla_transformer.training.averaging import average_checkpoints, mean_of
+from hf_vanilla_transformer.training.checkpoints import checkpoints_in, damage_of, write_checksums
 
 
 @pytest.fixture
@@ -178,7 +181,7 @@ def test_configuration_tokenizer_and_code_are_the_last_checkpoints(checkpoints, 
         file.name
         for file in checkpoints[-1].iterdir()
         if file.suffix in (".py", ".json") and file.name != "trainer_state.json"
-    }
+    } | {"LICENSE-CODE"}
     assert {file.name for file in output.iterdir()} == kept | {"model.safetensors"}
     assert len(list(output.glob("*.py"))) == 4
     for name in kept:
@@ -229,13 +232,16 @@ NORM = "model.encoder.layers.0.self_attn_layer_norm.weight"
         (lambda c: change_weights(c, lambda w: w.update(news=torch.ones(1))), "-1 has no news, which .*-3 has"),
         (_replace(NORM, lambda w: w[:-1]), rf"checkpoint-3: {NORM} has shape \[31\], but \[32\] in checkpoint-1"),
         (_replace(NORM, lambda w: w.half()), f"checkpoint-3: {NORM} has dtype F16, but F32 in checkpoint-1"),
-        (_replace(NORM, lambda w: w * float("nan")), f"checkpoint-3: {NORM} contains NaN"),
+        (_replace(NORM, lambda w: w * float("nan")), f"checkpoint-3: {NORM} contains NaN or infinity"),
+        (_replace(NORM, lambda w: w * float("-inf")), f"checkpoint-3: {NORM} contains NaN or infinity"),
         (lambda c: change_json(c / "config.json", norm_position="pre"), "norm_position='pre', but checkpoint-1 'post'"),
         (lambda c: change_json(c / "config.json", more=1), "config.json has more=1, but checkpoint-1 None; only"),
         (lambda c: change_json(c / "tokenizer.json", version="2"), "checkpoint-3/tokenizer.json differs from check"),
         (lambda c: (c / "tokenizer.json").unlink(), "checkpoint-3/tokenizer.json differs from checkpoint-1's"),
         (lambda c: (c / "vocab.json").write_text("{}"), "checkpoint-3/vocab.json differs from checkpoint-1's"),
         (lambda c: os.truncate(c / "model.safetensors", 999), "checkpoint-3: model.safetensors is cut short"),
+        (lambda c: os.truncate(c / "tokenizer_config.json", 9), "checkpoint-3: tokenizer_config.json is cut short or"),
+        (lambda c: (c / "generation_config.json").write_text("[]"), "generation_config.json is not a JSON object"),
         (lambda c: (c / "config.json").unlink(), "damaged .*; leave them out .*checkpoint-3: config.json is missing"),
         (lambda c: (c / "trainer_state.json").unlink(), "checkpoint-3: trainer_state.json is missing"),
     ],
@@ -265,18 +271,46 @@ def test_weights_in_another_format(checkpoints, output):
     (checkpoints[0] / "latest").write_text("global_step1")
     (checkpoints[0] / "global_step1").mkdir()
     torch.save({}, checkpoints[0] / "global_step1" / "mp_rank_00_model_states.pt")
-    with pytest.raises(ValueError, match="checkpoint-1 has no safetensors"):
+    with pytest.raises(ValueError, match=r"checkpoint-1: it has no weights: neither model\.safetensors nor"):
         average_checkpoints(checkpoints, output)
 
 
-def test_integers_have_to_be_equal(checkpoints, output):
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_a_sum_that_overflows(checkpoints, dtype):
+    for checkpoint in checkpoints:
+        change_weights(checkpoint, replace_by("extra", torch.tensor([1.0, 0.6 * torch.finfo(dtype).max], dtype=dtype)))
+    with pytest.raises(ValueError, match=r"the sum of extra is too large for torch\.float"):
+        mean_of(checkpoints)
+
+
+def test_the_mean_of_the_largest_half_precision_numbers(checkpoints):
+    for checkpoint in checkpoints:
+        change_weights(checkpoint, replace_by("extra", torch.tensor([65504.0], dtype=torch.float16)))
+    assert mean_of(checkpoints)["extra"].item() == 65504.0
+
+
+def test_the_mean_in_8_bits(checkpoints):
+    for step, checkpoint in enumerate(checkpoints):
+        change_weights(checkpoint, replace_by("extra", torch.tensor([float(step)]).to(torch.float8_e4m3fn)))
+    mean = mean_of(checkpoints)["extra"]
+    assert (mean.dtype, mean.float().item()) == (torch.float8_e4m3fn, 1.5)
+
+
+def test_integers_have_to_be_equal(checkpoints):
     for checkpoint in checkpoints:
         change_weights(checkpoint, lambda weights: weights.update(counts=torch.tensor([2**40 + 1, 3])))
-    average_checkpoints(checkpoints, output)
-    assert weights_of(output)["counts"].tolist() == [2**40 + 1, 3]
+    assert mean_of(checkpoints)["counts"].tolist() == [2**40 + 1, 3]
     change_weights(checkpoints[2], lambda weights: weights.update(counts=torch.tensor([2**40 + 1, 4])))
     with pytest.raises(ValueError, match=r"checkpoint-3: counts is torch.int64 and differs from .*checkpoint-1's"):
-        average_checkpoints(checkpoints, output, overwrite=True)
+        mean_of(checkpoints)
+
+
+def test_weights_that_are_not_the_configurations(checkpoints, output):
+    for checkpoint in checkpoints:
+        change_weights(checkpoint, lambda weights: weights.update(counts=torch.tensor([3])))
+    with pytest.raises(ValueError, match=r"checkpoint-4: the model has no counts"):
+        average_checkpoints(checkpoints, output)
+    assert not output.exists()
 
 
 # The output
@@ -295,17 +329,190 @@ def test_an_output_is_replaced_only_if_asked(checkpoints, output):
     assert {entry.name for entry in output.parent.iterdir()} == {"run", "averaged"}
 
 
-@pytest.mark.parametrize("place", ["a run", "a checkpoint", "another folder", "a file"])
+@pytest.mark.parametrize("place", ["another run", "another folder", "a file"])
 def test_nothing_but_a_model_is_overwritten(checkpoints, output, place):
-    run = checkpoints[0].parent
+    run = Path(shutil.copytree(checkpoints[0].parent, output.with_name("another")))
     shutil.copy(checkpoints[0] / "config.json", run)  # as the Trainer's save_model leaves it
     output.mkdir()
     (output / "thesis.txt").write_text("all of it")
-    targets = {"a run": run, "a checkpoint": checkpoints[3], "another folder": output, "a file": output / "thesis.txt"}
+    targets = {"another run": run, "another folder": output, "a file": output / "thesis.txt"}
     with pytest.raises(ValueError, match="contains more than a saved model, so it is not overwritten"):
         average_checkpoints(checkpoints, targets[place], overwrite=True)
-    assert all((checkpoint / "optimizer.pt").exists() for checkpoint in checkpoints)
+    assert all((checkpoint / "optimizer.pt").exists() for checkpoint in checkpoints_in(run))
     assert (output / "thesis.txt").exists()
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+@pytest.mark.parametrize(
+    ("place", "message"),
+    [
+        ("run", "run contains the checkpoints; choose another output, such as .*run/averaged"),
+        (".", "contains the checkpoints"),
+        ("run/checkpoint-4", "would be written into the checkpoint .*run/checkpoint-4; choose another output"),
+        ("run/checkpoint-4/averaged", "would be written into the checkpoint .*run/checkpoint-4;"),
+        ("run/checkpoint-1/deep/down", "would be written into the checkpoint .*run/checkpoint-1;"),
+        ("run/checkpoint-5", "would be written into the checkpoint .*run/checkpoint-5;"),
+        ("link/averaged", "would be written into the checkpoint .*run/checkpoint-4;"),
+    ],
+)  # fmt: skip
+def test_an_output_where_the_checkpoints_are(checkpoints, tmp_path, place, message, overwrite):
+    (tmp_path / "link").symlink_to(checkpoints[3])
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(ValueError, match=message):
+        average_checkpoints(checkpoints[2:], tmp_path / place, overwrite=overwrite)
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_folders_above_the_run_may_have_a_checkpoints_name(checkpoints, tmp_path):
+    run = Path(shutil.move(checkpoints[0].parent, tmp_path / "checkpoint-7" / "run"))
+    average_checkpoints([run / "checkpoint-1", run / "checkpoint-2"], run / "averaged")
+    assert (run / "averaged" / "model.safetensors").exists()
+
+
+def test_an_output_that_is_a_link_is_written_where_it_leads(checkpoints, output):
+    average_checkpoints(checkpoints[:1], output)
+    link = output.with_name("link")
+    link.symlink_to(output)
+    average_checkpoints(checkpoints, link, overwrite=True)
+    assert link.is_symlink()
+    assert not torch.equal(weights_of(output)[NORM], weights_of(checkpoints[0])[NORM])
+    assert {entry.name for entry in output.parent.iterdir()} == {"run", "averaged", "link"}
+
+
+def test_no_space_is_told_before_any_weight_is_read(checkpoints, output, monkeypatch):
+    monkeypatch.setattr(averaging.shutil, "disk_usage", lambda path: SimpleNamespace(free=9))
+    monkeypatch.setattr(averaging, "mean_of", None)
+    with pytest.raises(
+        ValueError, match=r"averaged/deep needs 0\.\d MB, but .* has 0\.0 MB of free space; remove files"
+    ):
+        average_checkpoints(checkpoints, output / "deep")
+    assert {entry.name for entry in output.parent.iterdir()} == {"run"}
+
+
+def test_an_averaged_model_has_no_checksums_of_a_checkpoints_weights(checkpoints, output):
+    for checkpoint in checkpoints:
+        write_checksums(checkpoint)
+    average_checkpoints(checkpoints, output)
+    assert not (output / "checksums.json").exists()
+    assert damage_of(output, to_resume=False) is None
+
+
+# Old and new output change places
+
+
+def old_and_new(checkpoints, output):
+    """An output, and the content of the one that is to replace it."""
+    average_checkpoints(checkpoints[:2], output.with_name("new"))
+    new = contents(output.with_name("new"))
+    shutil.rmtree(output.with_name("new"))
+    average_checkpoints(checkpoints[:1], output)
+    return contents(output), new
+
+
+def contents(folder):
+    return {file.name: file.read_bytes() for file in folder.iterdir()}
+
+
+def without_exchange(monkeypatch):
+    """As on systems that can't exchange names."""
+    monkeypatch.setattr(averaging, "_exchange", lambda one, other: False)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="renameat2 is Linux's")
+def test_names_are_exchanged_in_one_step(checkpoints, output, monkeypatch):
+    _, new = old_and_new(checkpoints, output)
+    monkeypatch.setattr(Path, "rename", None)
+    average_checkpoints(checkpoints[:2], output, overwrite=True)
+    assert contents(output) == new
+    assert {entry.name for entry in output.parent.iterdir()} == {"run", "averaged"}
+
+
+def test_what_cannot_be_exchanged_stays(tmp_path):
+    (tmp_path / "one").mkdir()
+    assert not averaging._exchange(tmp_path / "one", tmp_path / "nothing")
+    assert [entry.name for entry in tmp_path.iterdir()] == ["one"]
+
+
+def test_where_names_cannot_be_exchanged(checkpoints, output, monkeypatch):
+    _, new = old_and_new(checkpoints, output)
+    without_exchange(monkeypatch)
+    average_checkpoints(checkpoints[:2], output, overwrite=True)
+    assert contents(output) == new
+    assert {entry.name for entry in output.parent.iterdir()} == {"run", "averaged"}
+
+
+@pytest.mark.parametrize("failing", [1, 2])
+@pytest.mark.parametrize("interruption", [OSError("Disk quota exceeded"), KeyboardInterrupt()])
+def test_a_rename_that_fails_restores_the_old_output(checkpoints, output, monkeypatch, failing, interruption):
+    old, _ = old_and_new(checkpoints, output)
+    without_exchange(monkeypatch)
+    rename, calls = Path.rename, []
+
+    def fails(path, target):
+        calls.append(path)
+        if len(calls) == failing:
+            raise interruption
+        return rename(path, target)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "rename", fails)
+        with pytest.raises(type(interruption)):
+            average_checkpoints(checkpoints[:2], output, overwrite=True)
+    assert contents(output) == old
+    assert {entry.name for entry in output.parent.iterdir()} == {"run", "averaged"}
+
+
+def test_an_old_output_that_nothing_can_restore_is_kept_and_the_next_call_does(checkpoints, output, monkeypatch):
+    old, new = old_and_new(checkpoints, output)
+    without_exchange(monkeypatch)
+    rename, calls = Path.rename, []
+
+    def fails_from_the_second_on(path, target):
+        calls.append(path)
+        if len(calls) > 1:
+            raise OSError("Input/output error")
+        return rename(path, target)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "rename", fails_from_the_second_on)
+        with pytest.raises(OSError, match="Input/output"):
+            average_checkpoints(checkpoints[:2], output, overwrite=True)
+    assert contents(output.with_name(".averaged.old")) == old
+    with pytest.raises(ValueError, match="averaged exists; choose another output, or ask to overwrite it"):
+        average_checkpoints(checkpoints[:2], output)
+    assert contents(output) == old
+    average_checkpoints(checkpoints[:2], output, overwrite=True)
+    assert contents(output) == new
+    assert {entry.name for entry in output.parent.iterdir()} == {"run", "averaged"}
+
+
+def test_what_appears_in_the_output_meanwhile_is_not_overwritten(checkpoints, output, monkeypatch):
+    average_checkpoints(checkpoints[:1], output)
+
+    def meanwhile(checkpoints):
+        (output / "notes").mkdir()
+        return mean_of(checkpoints)
+
+    monkeypatch.setattr(averaging, "mean_of", meanwhile)
+    with pytest.raises(ValueError, match="contains more than a saved model"):
+        average_checkpoints(checkpoints, output, overwrite=True)
+    assert (output / "notes").is_dir()
+    assert {entry.name for entry in output.parent.iterdir()} == {"run", "averaged"}
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_a_second_average_into_one_output_is_refused_while_the_first_works(checkpoints, output, monkeypatch, overwrite):
+    def second(chosen):
+        monkeypatch.setattr(averaging, "mean_of", mean_of)
+        with pytest.raises(ValueError, match=r"another process is writing .*averaged; wait until it has finished"):
+            average_checkpoints(checkpoints, output, overwrite=overwrite)
+        average_checkpoints(checkpoints, output.with_name("another"))
+        return mean_of(chosen)
+
+    monkeypatch.setattr(averaging, "mean_of", second)
+    average_checkpoints(checkpoints[:1], output)
+    assert torch.equal(weights_of(output)[NORM], weights_of(checkpoints[0])[NORM])
+    assert {entry.name for entry in output.parent.iterdir()} == {"run", "averaged", "another"}
 
 
 @pytest.mark.parametrize("interruption", [OSError("No space left on device"), KeyboardInterrupt()])
@@ -324,9 +531,12 @@ def test_what_fails_leaves_the_old_output_alone(checkpoints, output, monkeypatch
 
 
 def test_what_a_killed_call_left_is_no_part_of_the_next(checkpoints, output):
+    """It was killed when it had exchanged old and new, or before."""
+    average_checkpoints(checkpoints[:1], output)
     for leftover in (".averaged.partial", ".averaged.old"):
         shutil.copytree(checkpoints[0], output.with_name(leftover))
-    average_checkpoints(checkpoints, output)
+    output.with_name(".averaged.lock").touch()
+    average_checkpoints(checkpoints, output, overwrite=True)
     assert not (output / "optimizer.pt").exists()
     assert {entry.name for entry in output.parent.iterdir()} == {"run", "averaged"}
 
@@ -334,3 +544,11 @@ def test_what_a_killed_call_left_is_no_part_of_the_next(checkpoints, output):
 def test_folders_on_the_way_are_made(checkpoints, output):
     average_checkpoints(checkpoints, output / "deep" / "down")
     assert (output / "deep" / "down" / "model.safetensors").exists()
+
+
+def test_folders_on_the_way_are_removed_after_an_error(checkpoints, output):
+    change_weights(checkpoints[2], lambda weights: weights.update({NORM: weights[NORM] * float("nan")}))
+    output.mkdir()
+    with pytest.raises(ValueError, match="contains NaN"):
+        average_checkpoints(checkpoints, output / "deep" / "down")
+    assert list(output.iterdir()) == []

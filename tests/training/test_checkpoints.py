@@ -5,11 +5,14 @@ import logging
 import os
 import shutil
 import warnings
+import zipfile
 from pathlib import Path
 from pickle import UnpicklingError
 
+import numpy as np
 import pytest
 import torch
+import xxhash
 from accelerate.utils import constants as accelerate_names
 from safetensors import SafetensorError
 from safetensors.torch import load_file
@@ -25,6 +28,7 @@ from hf_vanilla_transformer.training.checkpoints import (
     last_complete_checkpoint,
     last_complete_checkpoints,
     step_of,
+    write_checksums,
 )
 
 
@@ -68,14 +72,12 @@ def test_no_run(tmp_path):
 
 def test_names_are_the_trainers():
     assert checkpoints.TRAINER_STATE == trainer.TRAINER_STATE_NAME
-    assert checkpoints.SCHEDULER == trainer.SCHEDULER_NAME
+    assert (checkpoints.OPTIMIZER, checkpoints.SCHEDULER) == (trainer.OPTIMIZER_NAME, trainer.SCHEDULER_NAME)
     assert (checkpoints.WEIGHTS, checkpoints.WEIGHTS_INDEX) == (
         trainer.SAFE_WEIGHTS_NAME,
         trainer.SAFE_WEIGHTS_INDEX_NAME,
     )
-    assert f"{accelerate_names.FSDP_MODEL_NAME}_0" == checkpoints.FSDP_WEIGHTS
-    optimizers = (trainer.OPTIMIZER_NAME, trainer.OPTIMIZER_NAME_BIN, f"{accelerate_names.OPTIMIZER_NAME}_0")
-    assert optimizers == checkpoints.OPTIMIZERS
+    assert f"{accelerate_names.FSDP_MODEL_NAME}*" == checkpoints.FSDP_FILES
 
 
 def test_what_the_trainer_finished_is_complete(trained):
@@ -117,9 +119,11 @@ def test_a_binary_file_cut_anywhere(checkpoint, name):
     assert damage_of(checkpoint) is None
 
 
-@pytest.mark.parametrize("name", ["config.json", "trainer_state.json"])
+@pytest.mark.parametrize("name", ["config.json", "trainer_state.json", *checkpoints.OPTIONAL_JSON])
 def test_a_json_file_cut_anywhere(checkpoint, name):
     file = checkpoint / name
+    if not file.exists():
+        file.write_text(json.dumps({"some": {"more": ["values"]}}))
     content = file.read_bytes().rstrip()
     for length in _cuts(len(content)):
         file.write_bytes(content[:length])
@@ -136,10 +140,11 @@ def test_a_missing_file(checkpoint, name):
     assert name in damage_of(checkpoint)
 
 
-@pytest.mark.parametrize("content", [b"", b"[1, 2]", b"\xff\xfe", b"null"])
-def test_a_json_file_of_something_else(checkpoint, content):
-    (checkpoint / "trainer_state.json").write_bytes(content)
-    assert damage_of(checkpoint).startswith("trainer_state.json")
+@pytest.mark.parametrize("content", [b"", b"[1, 2]", b"\xff\xfe", b"null", b"[" * 100_000])
+@pytest.mark.parametrize("name", ["trainer_state.json", "tokenizer.json"])
+def test_a_json_file_of_something_else(checkpoint, name, content):
+    (checkpoint / name).write_bytes(content)
+    assert damage_of(checkpoint).startswith(name)
 
 
 @pytest.mark.parametrize(
@@ -186,7 +191,101 @@ def test_files_of_several_processes_and_of_float16(checkpoint, number):
         shutil.copy(checkpoint / "rng_state_0.pth", checkpoint / name)
     assert damage_of(checkpoint) is None
     os.truncate(checkpoint / number, 1000)
-    assert damage_of(checkpoint) == f"{number} is cut short"
+    assert damage_of(checkpoint) == f"{number} is cut short or damaged"
+
+
+# Damage within files of the right length
+
+
+@pytest.mark.parametrize("name", ["optimizer.pt", "scheduler.pt", "rng_state.pth"])
+def test_a_flipped_bit_in_what_torch_saved(run, name):
+    """The checkpoint before is taken, unless the bit is in what nothing reads, such as the padding of an entry."""
+    file = run / "checkpoint-4" / name
+    content = file.read_bytes()
+    expected = torch.load(file, weights_only=False)
+    random = np.random.default_rng(0)
+    harmless = 0
+    places = [*random.integers(0, len(content), 40), *range(len(content) - 22, len(content))]
+    for place in places:
+        changed = bytearray(content)
+        changed[place] ^= 1 << random.integers(8)
+        file.write_bytes(changed)
+        if damage_of(file.parent) is None:
+            harmless += 1
+            assert str(torch.load(file, weights_only=False)) == str(expected), place
+    assert harmless < len(places)
+    file.write_bytes(content[:-1000] + bytes(500) + content[-500:])
+    assert last_complete_checkpoint(run) == run / "checkpoint-3"
+
+
+def test_zeros_in_the_optimizers_state(checkpoint):
+    file = checkpoint / "optimizer.pt"
+    content = bytearray(file.read_bytes())
+    middle = len(content) // 2
+    content[middle : middle + 512] = bytes(512)
+    file.write_bytes(content)
+    assert damage_of(checkpoint) == "optimizer.pt is cut short or damaged"
+    assert damage_of(checkpoint, to_resume=False) is None
+
+
+def test_without_torchs_checksums_the_archives_are_complete(checkpoint):
+    state = torch.load(checkpoint / "optimizer.pt")
+    torch.serialization.set_crc32_options(False)
+    try:
+        torch.save(state, checkpoint / "optimizer.pt")
+    finally:
+        torch.serialization.set_crc32_options(True)
+    assert damage_of(checkpoint) is None
+
+
+def test_an_archive_that_unpacks_to_far_more_is_not_unpacked(checkpoint):
+    with zipfile.ZipFile(checkpoint / "optimizer.pt", "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("archive/data/0", bytes(50_000_000))
+    assert damage_of(checkpoint) == "optimizer.pt is cut short or damaged"
+
+
+def test_a_pipe_is_no_file(checkpoint):
+    (checkpoint / "optimizer.pt").unlink()
+    os.mkfifo(checkpoint / "optimizer.pt")
+    assert damage_of(checkpoint) == "optimizer.pt is cut short or damaged"
+
+
+@pytest.mark.parametrize("to_resume", [True, False])
+def test_checksums_find_a_flipped_bit_in_the_weights(checkpoint, to_resume):
+    file = checkpoint / "model.safetensors"
+    content = bytearray(file.read_bytes())
+    content[-100] ^= 1
+    file.write_bytes(content)
+    assert damage_of(checkpoint, to_resume=to_resume) is None  # nothing tells, without checksums
+    write_checksums(checkpoint)
+    assert damage_of(checkpoint, to_resume=to_resume) is None
+    for place in (-1, -100, len(content) // 2):
+        content[place] ^= 1
+        file.write_bytes(content)
+        damage = damage_of(checkpoint, to_resume=to_resume)
+        assert damage == "model.safetensors has changed since it was saved; if that was intended, remove checksums.json"
+        content[place] ^= 1
+
+
+def test_checksums_of_shards(sharded):
+    write_checksums(sharded)
+    sums = json.loads((sharded / "checksums.json").read_text())
+    shards = sorted(sharded.glob("model-*.safetensors"))
+    assert list(sums) == [shard.name for shard in shards]
+    for shard in shards:
+        size, digest = shard.stat().st_size, xxhash.xxh3_128(shard.read_bytes()).hexdigest()
+        assert sums[shard.name] == {"size": size, "xxh3_128": digest}
+    assert damage_of(sharded) is None
+    content = bytearray(shards[1].read_bytes())
+    content[-1] ^= 1
+    shards[1].write_bytes(content)
+    assert damage_of(sharded).startswith(f"{shards[1].name} has changed")
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{", '{"model.safetensors": 1}', "{}", '{"../x": {}}'])
+def test_checksums_that_are_damaged_themselves(checkpoint, content):
+    (checkpoint / "checksums.json").write_text(content)
+    assert "checksums.json" in damage_of(checkpoint)
 
 
 # Sharded weights
@@ -219,9 +318,20 @@ def test_an_index_that_does_not_fit(sharded):
     name = next(name for name, shard in index["weight_map"].items() if shard == first)
     file.write_text(json.dumps(index | {"weight_map": index["weight_map"] | {name: second}}))
     assert damage_of(sharded) == f"{second} has no {name}, which model.safetensors.index.json looks for there"
-    for content in ("{}", '{"weight_map": [1]}', json.dumps(index)[:-5], ""):
+    for content in ("{}", '{"weight_map": [1]}', '{"weight_map": {"a": 1}}', json.dumps(index)[:-5], ""):
         file.write_text(content)
         assert damage_of(sharded).startswith("model.safetensors.index.json")
+
+
+@pytest.mark.parametrize("place", ["../{}", "{parent}/{}", "./{}"])
+def test_an_index_that_leads_out_of_the_checkpoint(sharded, place):
+    file = sharded / "model.safetensors.index.json"
+    index = json.loads(file.read_text())
+    name, shard = next(iter(index["weight_map"].items()))
+    (sharded / shard).rename(sharded.parent / shard)
+    index["weight_map"][name] = place.format(shard, parent=sharded.parent)
+    file.write_text(json.dumps(index))
+    assert "which is not a file beside it" in damage_of(sharded)
 
 
 # Models alone
@@ -258,7 +368,7 @@ def test_damaged_ones_are_skipped_with_a_warning_each(run, caplog):
     assert last_complete_checkpoint(run) == run / "checkpoint-2"
     fourth, third = (record.getMessage() for record in caplog.records if record.levelno == logging.WARNING)
     assert fourth.startswith(f"skipping {run / 'checkpoint-4'}: trainer_state.json is missing")
-    assert third == f"skipping {run / 'checkpoint-3'}: optimizer.pt is cut short"
+    assert third == f"skipping {run / 'checkpoint-3'}: optimizer.pt is cut short or damaged"
 
 
 def test_no_whole_one(run, caplog):
@@ -280,6 +390,8 @@ def test_the_last_few(run):
     assert [step_of(folder) for folder in last_complete_checkpoints(run, 3)] == [1, 2, 4]
     with pytest.raises(ValueError, match=r"3 complete checkpoints, not 4 \(checkpoint-1, checkpoint-2, checkpoint-4\)"):
         last_complete_checkpoints(run, 4)
+    with pytest.raises(ValueError, match="3 complete checkpoints, not 1000000000000000000000"):
+        last_complete_checkpoints(run, 10**21)
     with pytest.raises(ValueError, match="no complete checkpoint"):
         last_complete_checkpoints(run / "checkpoint-4", 1)
 
@@ -323,44 +435,28 @@ def test_a_training_killed_while_it_saves_goes_on(tiny_checkpoint, trained, tmp_
 # FSDP and DeepSpeed, laid out as accelerate and the Trainer write them
 
 
-@pytest.fixture
-def fsdp(checkpoint):
-    """Sharded state dicts: no config.json, model and optimizer in folders of torch.distributed.checkpoint."""
+def test_fsdp_shards_are_told_with_the_fix(checkpoint):
+    """They contain pickles, so they are not read."""
     for name in ("model.safetensors", "config.json", "optimizer.pt"):
         (checkpoint / name).unlink()
     for folder in ("pytorch_model_fsdp_0", "optimizer_0"):
-        state = {"weight": torch.randn(50, 40), "bias": torch.randn(50)}
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of there being one process
-            distributed.save(state, checkpoint_id=checkpoint / folder, no_dist=True)
-    return checkpoint
+            distributed.save({"weight": torch.randn(5, 4)}, checkpoint_id=checkpoint / folder, no_dist=True)
+    told = "its weights are only in pytorch_model_fsdp_0, not in safetensors; `accelerate merge-weights` converts them"
+    assert damage_of(checkpoint) == damage_of(checkpoint, to_resume=False) == told
 
 
-def test_fsdp_shards(fsdp):
-    assert damage_of(fsdp) is None
-    for folder in ("pytorch_model_fsdp_0", "optimizer_0"):
-        for file in [file for file in (fsdp / folder).iterdir()]:
-            content = file.read_bytes()
-            for length in (0, 10, len(content) // 2, len(content) - 1):
-                file.write_bytes(content[:length])
-                assert damage_of(fsdp).startswith(f"{folder}/{file.name}"), length
-            file.unlink()
-            assert damage_of(fsdp) == f"{folder}/{file.name} is missing"
-            file.write_bytes(content)
-    assert damage_of(fsdp) is None
-    (fsdp / "scheduler.pt").unlink()
-    assert damage_of(fsdp).startswith("scheduler.pt is missing")
+def test_fsdps_own_files_beside_the_weights(checkpoint):
+    torch.save({}, checkpoint / "pytorch_model_fsdp.bin")
+    assert damage_of(checkpoint, to_resume=False) is None
+    assert damage_of(checkpoint).startswith("it contains pytorch_model_fsdp.bin, which was saved in another way")
 
 
-def test_fsdp_in_one_file(checkpoint):
-    (checkpoint / "optimizer.pt").rename(checkpoint / "optimizer.bin")
-    torch.save(load_file(checkpoint / "model.safetensors"), checkpoint / "pytorch_model_fsdp.bin")
-    assert damage_of(checkpoint) is None
-    for name in ("optimizer.bin", "pytorch_model_fsdp.bin"):
-        content = (checkpoint / name).read_bytes()
-        (checkpoint / name).write_bytes(content[:-1])
-        assert damage_of(checkpoint) == f"{name} is cut short"
-        (checkpoint / name).write_bytes(content)
+def test_weights_that_the_trainer_would_load_instead(sharded):
+    torch.save({}, sharded / "pytorch_model.bin")
+    assert damage_of(sharded, to_resume=False) is None
+    assert damage_of(sharded).startswith("it contains pytorch_model.bin, which was saved in another way")
 
 
 @pytest.fixture
@@ -381,8 +477,12 @@ def test_deepspeed(deepspeed):
     for file in (deepspeed / "global_step4").iterdir():
         content = file.read_bytes()
         file.write_bytes(content[:-1])
-        assert damage_of(deepspeed) == f"{file.name} is cut short"
+        assert damage_of(deepspeed) == f"{file.name} is cut short or damaged"
         file.write_bytes(content)
+    assert damage_of(deepspeed, to_resume=False).startswith("it has no weights")
+    for elsewhere in ("../global_step4", "/", "global_step4/..", "\0", ""):
+        (deepspeed / "latest").write_text(elsewhere)
+        assert damage_of(deepspeed).startswith("latest names ")
     (deepspeed / "latest").write_text("global_step3")
     assert damage_of(deepspeed) == "global_step3 has no model states"
     (deepspeed / "latest").unlink()

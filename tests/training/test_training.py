@@ -1,10 +1,8 @@
-"""The trainer: section 5's schedule and loss, batches by tokens, resuming after a kill at any moment."""
+"""The trainer: section 5's schedule and loss, batches by tokens, resuming."""
 
 import copy
 import itertools
-import json
 import math
-import os
 import platform
 import subprocess
 import sys
@@ -18,7 +16,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 from datasets import Dataset, IterableDataset
-from safetensors.torch import load_file
 from transformers import (
     AutoModelForSeq2SeqLM,
     AutoTokenizer,
@@ -586,57 +583,3 @@ def test_resuming_goes_on_with_the_dropout_of_that_update(tiny_checkpoint, tmp_p
             trainer.add_callback(callback)
         trainer.train(resume_from_checkpoint=checkpoint)
     assert seen == pytest.approx([0.0, 0.05, 0.1, 0.15])
-
-
-KILLED_RUNS = Path(__file__).with_name("killed_runs.py")
-MOMENTS = "update:3,update:8,weights:2,optimizer:1,rng:2,state:1,removal:1"
-
-
-def write_corpus(folder: Path, name: str, number: int) -> None:
-    sources = [f"{'twenty-one half past ' * (n % 5)}nine {n}" for n in range(number)]
-    targets = [f"{'halb zehn ' * (n % 4)}einundzwanzig {n}" for n in range(number)]
-    (folder / f"{name}.en").write_text("\n".join(sources) + "\n", encoding="utf-8")
-    (folder / f"{name}.de").write_text("\n".join(targets) + "\n", encoding="utf-8")
-
-
-def tiny_run(folder: Path) -> list[str]:
-    """Arguments of a run of 16 updates in several epochs, with dropout, evaluations and old checkpoints removed."""
-    write_corpus(folder, "train", 60)
-    write_corpus(folder, "val", 7)
-    options = {
-        "data_dir": folder, "train_source": "train.en", "train_target": "train.de", "validation_source": "val.en",
-        "validation_target": "val.de", "vocab_size": 300, "preset": "tiny", "d_model": 16, "encoder_ffn_dim": 32,
-        "decoder_ffn_dim": 32, "max_steps": 16, "warmup_steps": 4, "per_device_train_batch_tokens": 128,
-        "gradient_accumulation_steps": 2, "save_steps": 3, "save_total_limit": 2, "eval_strategy": "steps",
-        "eval_steps": 4, "generation_num_beams": 1, "generation_max_length": 8, "logging_steps": 2, "average_last": 2,
-    }  # fmt: skip
-    return [text for name, value in options.items() for text in (f"--{name}", str(value))]
-
-
-def run_killed(moments: str, arguments: list[str], tmp_path: Path) -> subprocess.CompletedProcess[str]:
-    environment = os.environ | {"HF_HOME": str(tmp_path / "hf"), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, str(KILLED_RUNS), moments, *arguments]
-    root = Path(__file__).parents[2]
-    environment["PYTHONPATH"] = f"{root}{os.pathsep}{environment.get('PYTHONPATH', '')}"
-    return subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
-
-
-@pytest.mark.slow
-def test_a_killed_and_resumed_run_ends_with_the_same_weights(tmp_path):
-    arguments = tiny_run(tmp_path)
-    whole = run_killed("", [*arguments, "--output_dir", str(tmp_path / "whole")], tmp_path)
-    assert whole.returncode == 0, whole.stderr
-    killed = run_killed(MOMENTS, [*arguments, "--output_dir", str(tmp_path / "killed")], tmp_path)
-    assert killed.returncode == 0, killed.stdout + killed.stderr
-    assert killed.stdout.count("--- to be killed") == MOMENTS.count(",") + 1
-    assert "checkpoint-" in killed.stderr  # the warnings about what was cut short
-    for name in ("model.safetensors", "checkpoint-16/model.safetensors", "averaged-2/model.safetensors"):
-        one, other = (load_file(tmp_path / run / name) for run in ("whole", "killed"))
-        assert one.keys() == other.keys()
-        assert all(torch.equal(one[key], other[key]) for key in one), name
-    states = [torch.load(tmp_path / run / "checkpoint-16/optimizer.pt") for run in ("whole", "killed")]
-    for index, state in states[0]["state"].items():
-        assert all(torch.equal(value, states[1]["state"][index][key]) for key, value in state.items())
-    seen = [json.loads((tmp_path / run / "trainer_state.json").read_text()) for run in ("whole", "killed")]
-    assert seen[0]["stateful_callbacks"] == seen[1]["stateful_callbacks"]
-    assert seen[0]["stateful_callbacks"]["TargetTokens"]["attributes"]["count"] > 0

@@ -2,15 +2,17 @@
 
 With few rows, a step of a small model spends most of its time on calling operators. PyTorch's ahead-of-time compiler
 makes one function of all of them, with weights packed for its own matrix products. Two programs are made where they are
-needed, one for few rows and one for many; each takes half a minute the first time and is kept beside what
-`torch.compile` keeps (`TORCHINDUCTOR_CACHE_DIR`), for the next process to load.
+needed, one for few rows and one for many; each takes half a minute the first time and is kept in a folder of the user's
+own (`program_cache`), for the next process to load. Where that isn't possible, steps are computed without compiling.
 """
 
 import hashlib
 import os
-import tempfile
+import re
+import threading
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers.utils import logging
 
+from ..program_cache import (
+    OTHER_FOLDER,
+    UnusableFolderError,
+    discard,
+    keep,
+    kept_programs,
+    programs_folder,
+    workspace,
+)
 from .incremental import IncrementalDecoder
 from .weights import Weights, through_layers
 
@@ -34,12 +45,22 @@ COMPILER_OPTIONS: dict[str, dict[str, Any]] = {
     "many": CONSTANT_WEIGHTS,
 }
 
+# Precompiled headers lie below the temporary directory, whatever `TORCHINDUCTOR_CACHE_DIR` says.
+NO_SHARED_HEADERS = {"aot_inductor.precompile_headers": False, "cpp_cache_precompile_headers": False}
+
 # Sizes of the inputs that a program is made with. It takes any others, but is chosen to be fast for these; no two are
 # alike, so that the exporter doesn't take one for another, and none is 1, which it would take for a constant.
 SENTENCES = {"few": 2, "many": 32}
 BEAMS, POSITIONS, ROOM, SOURCE_LENGTH, ROWS_OF_ROOM = 4, 12, 40, 14, 200
 
 Program = Callable[[list[Tensor]], list[Tensor]]
+
+# One compilation at a time, as it changes the environment.
+_lock = threading.RLock()
+
+
+class NoCompilerError(RuntimeError):
+    """There is no C++ compiler."""
 
 
 class DecoderStep(nn.Module):
@@ -109,29 +130,41 @@ class DecoderStep(nn.Module):
 
 
 class CompiledDecoder(IncrementalDecoder):
-    """An `IncrementalDecoder` whose steps are machine code.
+    """An `IncrementalDecoder` whose steps are machine code; where there can't be any, it is one without.
 
     Args:
         weights: Of a float32 model on a CPU, prepared as "compiled".
         memory: As of `IncrementalDecoder`, like all others.
+        memory_mask: Likewise.
+        beams: Likewise.
+        keep_attention: Likewise.
 
     Raises:
-        RuntimeError: There is no C++ compiler, or it fails.
+        RuntimeError: There is no C++ compiler.
     """
 
-    shapes_memory = False
-
-    def __init__(self, weights: Weights, memory: Tensor, *settings: Any, **more: Any) -> None:
-        super().__init__(weights, memory, *settings, **more)
-        if self.memory_bias is None:
+    def __init__(
+        self,
+        weights: Weights,
+        memory: Tensor,
+        memory_mask: Tensor | None = None,
+        beams: int = 1,
+        keep_attention: bool = False,
+    ) -> None:
+        self.program = program_of(weights, beams * len(memory))
+        self.shapes_memory = self.program is None
+        super().__init__(weights, memory, memory_mask, beams, keep_attention)
+        if self.program is not None and self.memory_bias is None:
             self.memory_bias = memory.new_zeros(len(memory), self.weights.heads, memory.shape[1])
-        self.program = program_of(weights, self.past.shape[2])
 
     def _view(self) -> None:
-        """Needs no views of its caches."""
+        if self.program is None:  # it needs no views of its caches
+            super()._view()
 
     def step(self, tokens: Tensor) -> Tensor:
         """As `IncrementalDecoder.step`: logits, (rows, V), of what follows `tokens`, (rows,)."""
+        if self.program is None:
+            return super().step(tokens)
         stack, sentences = self.weights, self.num_sentences
         self._make_room()
         table, so_far = stack.embed_tokens.weight, tokens.new_empty(self.length)
@@ -143,84 +176,145 @@ class CompiledDecoder(IncrementalDecoder):
         return logits
 
 
-def program_of(weights: Weights, rows: int) -> Program:
+def program_of(weights: Weights, rows: int) -> Program | None:
     """Returns the program for a batch: that of the last call, one that was kept, or a new one.
 
     Args:
         weights: Prepared as "compiled".
         rows: Rows of the batch at most.
 
+    Returns:
+        The program; None: there can't be one, and a warning has said why.
+
     Raises:
-        RuntimeError: There is no C++ compiler, or it fails.
+        RuntimeError: There is no C++ compiler.
     """
     kind = "few" if rows <= FEW_ROWS else "many"
-    name = f"{kind}-{torch.get_num_threads()}"  # how work is shared among threads is part of a program
-    if name not in weights.programs:
-        # Not as part of what the caller records, casts or tests with fake tensors.
-        with torch.inference_mode(False), torch.no_grad(), torch.autocast("cpu", enabled=False):
-            weights.programs[name] = _load_or_compile(weights, kind)
-    program: Program = weights.programs[name]
+    key = f"{kind}-{torch.get_num_threads()}"  # how work is shared among threads is part of a program
+    with _lock:
+        if key not in weights.programs:
+            # Not as part of what the caller records, casts or tests with fake tensors.
+            with torch.inference_mode(False), torch.no_grad(), torch.autocast("cpu", enabled=False):
+                weights.programs[key] = _load_or_compile(weights, kind)
+    program: Program | None = weights.programs[key]
     return program
 
 
-def _load_or_compile(weights: Weights, kind: str) -> Program:
-    from torch._inductor.runtime.cache_dir_utils import cache_dir
+def _load_or_compile(weights: Weights, kind: str) -> Program | None:
+    name = f"{kind}-{_fingerprint(weights, kind)}"
+    try:
+        folder = programs_folder()
+        return _load_kept(folder, name) or _make(weights, kind, folder, name)
+    except UnusableFolderError as error:
+        logger.warning_once(f'`compute_type="compiled"` decodes without compiling, which is slower: {error}.')
+        return None
 
-    folder = Path(cache_dir()) / "vanilla_transformer"
-    path = folder / f"{kind}-{_fingerprint(weights, kind)}.pt2"
-    if path.exists():
+
+def _load_kept(folder: Path, name: str) -> Program | None:
+    for path in kept_programs(folder, name):
         try:
             return _load(path)
-        except Exception as error:  # whatever a file cut short makes of the loader
-            logger.warning(f"{path} can't be loaded ({error}), so it is made again.")
-    folder.mkdir(parents=True, exist_ok=True)
+        except Exception as error:  # whatever another machine's program makes of the loader
+            discard(path, f"can't be loaded ({_cause(error)})")
+    return None
+
+
+def _make(weights: Weights, kind: str, folder: Path, name: str) -> Program:
+    """Compiles a program, moves it to where programs are kept, and loads it.
+
+    Raises:
+        NoCompilerError: There is no C++ compiler.
+        UnusableFolderError: The folder can't be written or is full, or the compiler fails.
+    """
     size = f"{'up to' if kind == 'few' else 'more than'} {FEW_ROWS} hypotheses at a time"
-    logger.warning(f"Compiling the decoder for {size}: half a minute or longer, once for this model.")
-    with tempfile.TemporaryDirectory(dir=folder) as temporary:
-        new = Path(temporary) / path.name
-        _compile(weights, kind, new)
-        os.replace(new, path)  # at once, as other processes may look for it
-    return _load(path)
+    try:
+        with workspace(folder) as temporary:
+            with _compiler_files_in(temporary):
+                _check_compiler()
+                logger.warning(f"Compiling the decoder for {size}: half a minute or longer, once for this model.")
+                library = _compile(weights, kind, temporary)
+            path = keep(library, folder, name)
+        return _load(path)
+    except NoCompilerError:
+        raise
+    except OSError as error:
+        reason = f"{folder} can't be written ({_cause(error)}); give permission or make room there"
+        raise UnusableFolderError(f"{reason}, or {OTHER_FOLDER}") from error
+    except Exception as error:  # whatever the compiler raises: it may have found the disk full
+        reason = f"compiling in {folder} failed ({_cause(error)}); repair the C++ compiler or make room there"
+        raise UnusableFolderError(f"{reason}, or {OTHER_FOLDER}") from error
 
 
 def _load(path: Path) -> Program:
-    try:
-        # As `aoti_load_package` does it, which imports for a second first.
-        loader = torch._C._aoti.AOTIModelPackageLoader(str(path), "model", False, 1, -1)
-    except TypeError:  # another PyTorch's takes other arguments
-        loader = torch._inductor.aoti_load_package(str(path)).loader
-    # Without the package's own call, which parses how inputs and outputs are nested each time.
-    program: Program = loader.boxed_run
+    program: Program = torch._C._aoti.AOTIModelContainerRunnerCpu(str(path), 1).run
     return program
 
 
-def _compile(weights: Weights, kind: str, path: Path) -> None:
-    """Writes a program to a file.
+@contextmanager
+def _compiler_files_in(folder: Path) -> Iterator[None]:
+    """Has PyTorch's compiler keep its files, some of which it runs, in a folder that only the user may write.
+
+    By default it keeps them below the temporary directory, under a name that others can guess.
+    """
+    variable = "TORCHINDUCTOR_CACHE_DIR"
+    before = os.environ.get(variable)
+    os.environ[variable] = str(folder)
+    try:
+        from torch._inductor.utils import clear_caches
+
+        clear_caches()  # of files elsewhere
+        try:
+            yield
+        finally:
+            clear_caches()  # of files that will be removed
+    finally:
+        if before is None:
+            os.environ.pop(variable, None)
+        else:
+            os.environ[variable] = before
+
+
+def _check_compiler() -> None:
+    """Checks that there is a C++ compiler.
 
     Raises:
-        RuntimeError: There is no C++ compiler, or it fails.
+        NoCompilerError: PyTorch finds none.
     """
     from torch._inductor.cpp_builder import get_cpp_compiler
 
+    try:
+        get_cpp_compiler()
+    except Exception as error:
+        raise NoCompilerError(
+            f'`compute_type="compiled"` needs a C++ compiler that PyTorch can use, and {type(error).__name__} was '
+            f"raised ({_cause(error)}); install g++ or clang, name it in the environment variable CXX, or leave "
+            '`compute_type` at "default".'
+        ) from error
+
+
+def _compile(weights: Weights, kind: str, folder: Path) -> Path:
+    """Compiles a program into a library in a folder."""
     any_size = torch.export.Dim.DYNAMIC
     memory = {1: any_size, 3: any_size}
     tokens, so_far, past = {0: any_size, 1: any_size}, {0: any_size}, {1: any_size, 2: any_size}
     bias = {0: any_size, 2: any_size}
     dynamic: Any = (tokens, {}, {}, so_far, past, memory, memory, bias)
-    try:
-        get_cpp_compiler()
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            exported = torch.export.export(DecoderStep(weights), _examples(weights, kind), dynamic_shapes=dynamic)
-            options = dict(COMPILER_OPTIONS[kind])  # it adds its own to them
-            torch._inductor.aoti_compile_and_package(exported, package_path=str(path), inductor_configs=options)
-    except Exception as error:
-        first_line = str(error).strip().split("\n")[0]
-        raise RuntimeError(
-            f'`compute_type="compiled"` needs a C++ compiler that PyTorch can use, and {type(error).__name__} was '
-            f"raised ({first_line}); install g++ or clang, name it in the environment variable CXX, or leave "
-            '`compute_type` at "default".'
-        ) from error
+    library, examples = folder / "program.so", _examples(weights, kind)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        exported = torch.export.export(DecoderStep(weights), examples, dynamic_shapes=dynamic)
+        options = {**COMPILER_OPTIONS[kind], **NO_SHARED_HEADERS, "aot_inductor.output_path": str(library)}
+        torch._inductor.aot_compile(exported.module(), examples, options=options)
+    return library
+
+
+def _cause(error: Exception) -> str:
+    """Returns the line that tells most: of a C++ compiler's output, the first error."""
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    errors = (line for line in lines if re.search(r"\berror: ", line, re.IGNORECASE))
+    return next(errors, lines[0] if lines else type(error).__name__)
 
 
 def _examples(weights: Weights, kind: str) -> tuple[Tensor, ...]:
@@ -242,7 +336,7 @@ def _examples(weights: Weights, kind: str) -> tuple[Tensor, ...]:
 def _fingerprint(weights: Weights, kind: str) -> str:
     """Says in a few letters what a program depends on: this code, the machine, and all that it has of the model."""
     digest = hashlib.sha256()
-    for name in ("compiled", "incremental", "weights"):
+    for name in ("compiled", "incremental", "linear", "weights"):
         digest.update(Path(__file__).with_name(f"{name}.py").read_bytes())
     machine = (torch.__version__, torch.get_num_threads(), sorted(torch.cpu.get_capabilities().items()))
     stack = weights.decoder

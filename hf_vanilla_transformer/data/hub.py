@@ -1,0 +1,53 @@
+"""Names on the Hub: whether there is such a repository, and its present revision."""
+
+from huggingface_hub import HfApi, try_to_load_from_cache
+from huggingface_hub.errors import RepositoryNotFoundError
+
+SECONDS = 5.0  # transformers itself asks six times, with pauses that add up to 45 seconds
+
+
+class HubError(ValueError):
+    """A name is not on the Hub, or the Hub can't be reached; the message says so."""
+
+
+def revision_of(name: str, repo_type: str = "model") -> str | None:
+    """Asks the Hub for the commit that a repository's main branch is at.
+
+    Args:
+        name: The repository, such as "user/model".
+        repo_type: "model" or "dataset".
+
+    Returns:
+        The commit's hash, or None if the Hub can't be reached or works offline (`HF_HUB_OFFLINE`).
+
+    Raises:
+        HubError: The Hub has no such repository, or none that this user may read.
+    """
+    try:
+        return HfApi().repo_info(name, repo_type=repo_type, timeout=SECONDS).sha
+    except RepositoryNotFoundError as error:  # gated ones, too
+        raise HubError(
+            f"{name} is neither a folder here nor a {repo_type} on the Hub that you may read; check the spelling, and "
+            "log in with `hf auth login` if it is private"
+        ) from error
+    except Exception:  # no network, a server's fault, offline mode: each library under it has its own errors
+        return None
+
+
+def check_model_on_hub(name: str) -> bool:
+    """Checks, within seconds, that a model can be loaded from the Hub or from the cache of an earlier download.
+
+    Returns:
+        Whether the Hub can be reached; if not, only the cached files can be loaded.
+
+    Raises:
+        HubError: The Hub has no such model, or it can't be reached and no file of the model is cached.
+    """
+    if revision_of(name) is not None:
+        return True
+    if not isinstance(try_to_load_from_cache(name, "config.json"), str):
+        raise HubError(
+            f"{name} is not a folder here, and the Hub can't be reached to look for a model of that name; give a "
+            "folder that save_pretrained wrote, or connect to the network"
+        )
+    return False

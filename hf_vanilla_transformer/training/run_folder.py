@@ -1,0 +1,151 @@
+"""The folder of a run: who may write into it, and what it was started with (`recipe.json`)."""
+
+import json
+import shutil
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock, Timeout
+from transformers import TrainerCallback
+from transformers.utils import logging
+
+from ..data.files import write_text
+from ..evaluation.loading import read_json
+from .checkpoints import checkpoints_in, damage_of, last_complete_checkpoint, step_of
+from .recipe import RecipeError
+
+logger = logging.get_logger(__name__)
+
+RECIPE = "recipe.json"
+TOKENIZER = "tokenizer"  # the folder of the tokenizer that a run trains
+LOCK = "run.lock"
+REHEARSAL = ".rehearsal"  # a folder that `preflight` saves the untrained model in, and removes
+FINGERPRINTS = "data_fingerprints"  # in recipe.json, beside the options
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Creates a run's folder where it is missing, and keeps other processes from training there.
+
+    The operating system lets go of the lock when the process ends, however it ends; the file that it leaves does no
+    harm.
+
+    Args:
+        folder: The run's output folder.
+
+    Raises:
+        RecipeError: Another process trains there, or the folder can't be written.
+    """
+    lock = FileLock(folder / LOCK)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock.acquire(timeout=0)
+    except Timeout as error:
+        raise RecipeError(
+            f"another process is training in {folder}; wait until it has ended, or give another --output_dir"
+        ) from error
+    except OSError as error:
+        problem = error.strerror or error
+        raise RecipeError(f"{folder} can't be written ({problem}); give another --output_dir") from error
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def is_empty(folder: Path) -> bool:
+    """Whether a folder has nothing but what a run leaves that stopped before its first update."""
+    names = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
+    return all(name in (RECIPE, TOKENIZER, LOCK, REHEARSAL) or name.endswith(".partial") for name in names)
+
+
+def write_recipe(folder: Path, options: Mapping[str, Any], fingerprints: Mapping[str, Any]) -> None:
+    """Writes what a run is started with into its folder."""
+    write_text(folder / RECIPE, json.dumps({**options, FINGERPRINTS: fingerprints}, indent=1))
+
+
+def read_recipe(folder: Path) -> dict[str, Any]:
+    """Reads what a run was started with; from a checkpoint's copy, with a warning, if the file itself is damaged.
+
+    Raises:
+        RecipeError: There is no run in the folder, or all copies are damaged.
+    """
+    recipe = read_json(folder / RECIPE)
+    if isinstance(recipe, dict):
+        return recipe
+    for checkpoint in reversed(checkpoints_in(folder)):
+        copy = read_json(checkpoint / RECIPE)
+        if isinstance(copy, dict):
+            logger.warning(f"{folder}: {recipe}; its copy in {checkpoint.name} is used")
+            return copy
+    if (folder / RECIPE).exists():
+        raise RecipeError(f"{folder}: {recipe}, and no checkpoint has a copy; give another --output_dir")
+    raise RecipeError(f"there is no run to resume in {folder}; start one without --resume")
+
+
+def check_same_recipe(folder: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    """Checks that a run is resumed with the options that it was started with.
+
+    Args:
+        folder: The run's output folder.
+        before: What `read_recipe` returned, completed by defaults for options that are newer than the run.
+        now: The options that must not change.
+
+    Raises:
+        RecipeError: One of them has changed.
+    """
+    for name, value in now.items():
+        if before.get(name) != value:
+            raise RecipeError(
+                f"{folder} was started with {name} {before.get(name)!r}, not {value!r}; resume with the same data and "
+                "model, or give another --output_dir"
+            )
+
+
+def check_same_data(folder: Path, changes: Iterable[str]) -> None:
+    """Refuses to resume a run whose training data has changed.
+
+    Raises:
+        RecipeError: There are changes, as `data.fingerprints.changes` describes them.
+    """
+    if changed := list(changes):
+        raise RecipeError(
+            f"the training data has changed since the run in {folder} was started: {'; '.join(changed)}; restore it, "
+            "or resume with --accept-changed-data"
+        )
+
+
+def checkpoint_to_resume(folder: Path, named: str | None) -> Path | None:
+    """Returns the checkpoint that a run resumes from: the one that is named, or the last complete one.
+
+    Args:
+        folder: The run's output folder.
+        named: The value of `--resume_from_checkpoint`: a checkpoint's folder; None, or "True" as the Trainer has it:
+            the last complete one.
+
+    Raises:
+        RecipeError: The named one is not a complete checkpoint of this run.
+    """
+    if named is None or named.lower() == "true":
+        return last_complete_checkpoint(folder)
+    checkpoint = Path(named)
+    if checkpoint.resolve().parent != folder.resolve() or step_of(checkpoint) is None:
+        raise RecipeError(
+            f"--resume_from_checkpoint {named} is not a checkpoint of {folder}; name one of its checkpoint-N, or start "
+            "a new run from its weights with --model_name_or_path"
+        )
+    if damage := damage_of(checkpoint):
+        raise RecipeError(f"--resume_from_checkpoint {named}: {damage}; --resume takes the last complete one")
+    return checkpoint
+
+
+class RecipeKeeper(TrainerCallback):
+    """Copies `recipe.json` into each checkpoint, in case the run's own is damaged."""
+
+    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Copies the file after a checkpoint was saved."""
+        checkpoint = Path(args.output_dir) / f"checkpoint-{state.global_step}"
+        if state.is_world_process_zero and checkpoint.is_dir() and (checkpoint.parent / RECIPE).is_file():
+            shutil.copyfile(checkpoint.parent / RECIPE, checkpoint / RECIPE)

@@ -1,0 +1,100 @@
+"""Names on the Hub, asked of a server on localhost that answers as the Hub does, or not at all."""
+
+import json
+import socket
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import huggingface_hub.constants
+import pytest
+
+from hf_vanilla_transformer.data import hub
+from hf_vanilla_transformer.data.hub import HubError, check_model_on_hub, revision_of
+
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+
+
+class Hub(BaseHTTPRequestHandler):
+    """Has the model and the data set "some/thing"; everything else is missing, or fails."""
+
+    def do_GET(self) -> None:
+        path = self.path.partition("?")[0]
+        if path.endswith("some/thing"):
+            self.answer(200, {"id": "some/thing", "sha": COMMIT, "siblings": [], "tags": []})
+        elif "broken" in path:
+            self.answer(500, {"error": "of the test"})
+        else:
+            self.answer(404, {"error": "Repository not found"}, {"X-Error-Code": "RepoNotFound"})
+
+    def answer(self, status: int, content: dict, headers: dict | None = None) -> None:
+        body = json.dumps(content).encode()
+        self.send_response(status)
+        for name, value in {**(headers or {}), "Content-Type": "application/json", "Content-Length": len(body)}.items():
+            self.send_header(name, str(value))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *args: object) -> None:
+        """Says nothing."""
+
+
+@pytest.fixture
+def endpoint(monkeypatch):
+    """Lets the client ask another address, although the tests are offline."""
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
+
+    def ask(address):
+        monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", address)
+
+    return ask
+
+
+@pytest.fixture
+def server(endpoint):
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    endpoint(f"http://127.0.0.1:{server.server_port}")
+    yield
+    server.shutdown()
+    server.server_close()
+
+
+@pytest.mark.parametrize("repo_type", ["model", "dataset"])
+def test_a_repository_has_a_revision(server, repo_type):
+    assert revision_of("some/thing", repo_type) == COMMIT
+
+
+@pytest.mark.parametrize("repo_type", ["model", "dataset"])
+def test_a_name_that_is_not_there(server, repo_type):
+    with pytest.raises(HubError, match=f"some/nothing is neither a folder here nor a {repo_type} on the Hub"):
+        revision_of("some/nothing", repo_type)
+
+
+def test_models(server):
+    assert check_model_on_hub("some/thing")
+    with pytest.raises(HubError, match="neither a folder here nor a model"):
+        check_model_on_hub("some/nothing")
+
+
+def test_a_server_that_fails(server):
+    assert revision_of("some/broken") is None
+
+
+def test_nobody_listens(endpoint):
+    endpoint("http://127.0.0.1:1")
+    assert revision_of("some/thing") is None
+    with pytest.raises(HubError, match="is not a folder here, and the Hub can't be reached"):
+        check_model_on_hub("some/thing")
+
+
+def test_a_server_that_never_answers(endpoint, monkeypatch):
+    monkeypatch.setattr(hub, "SECONDS", 0.2)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        endpoint(f"http://127.0.0.1:{silent.getsockname()[1]}")
+        assert revision_of("some/thing") is None
+
+
+def test_a_cached_model_needs_no_network(endpoint, monkeypatch, tmp_path):
+    endpoint("http://127.0.0.1:1")
+    monkeypatch.setattr(hub, "try_to_load_from_cache", lambda name, file: str(tmp_path / file))
+    assert check_model_on_hub("some/thing") is False

@@ -1,0 +1,227 @@
+"""What the end of a run needs is checked before its first update; `--dry-run` stops there and leaves nothing."""
+
+import re
+import shutil
+from collections import namedtuple
+from pathlib import Path
+
+import pytest
+import torch
+
+from hf_vanilla_transformer import VanillaTransformerForConditionalGeneration
+from hf_vanilla_transformer.training import finish, preflight
+from hf_vanilla_transformer.training.checkpoints import checkpoints_in
+from hf_vanilla_transformer.training.trainer import TranslationMetrics, VanillaTransformerTrainer
+
+
+@pytest.fixture
+def refused(train, recipe, monkeypatch):
+    """Checks that a recipe is refused before any update, and returns the error."""
+
+    def refuse(changes, *options):
+        with monkeypatch.context() as patch:
+            patch.setattr(VanillaTransformerTrainer, "train", lambda *_, **__: pytest.fail("it trained"))
+            result = train({**recipe, **changes}, *options)
+        assert result.code == 2, result.err
+        assert not checkpoints_in(Path(recipe["output_dir"]))
+        return result.error
+
+    return refuse
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"average_last": 3}, "average_last is 3, but the run saves 2 checkpoints"),
+        ({"average_last": 3, "save_total_limit": 2}, "keep at least 3"),
+        ({"average_last": 1, "save_strategy": "no"}, "the run saves 0 checkpoints"),
+        ({"average_last": 1, "save_strategy": "best", "metric_for_best_model": "loss", "eval_strategy": "steps",
+          "eval_steps": 2}, "save_strategy best"),
+        ({"average_last": 1, "max_steps": 0}, "the run saves 0 checkpoints"),
+        ({"average_last": 3, "max_steps": 4, "save_steps": 0.5}, "the run saves 2 checkpoints"),
+        ({"average_last": 2, "save_strategy": "epoch"}, "the run saves 1 checkpoints"),
+        ({"bleu_tokenize": "13b"}, "bleu_tokenize is '13b'"),
+        ({"bleu_tokenize": "flores200"}, "bleu_tokenize is 'flores200'"),
+        ({"report_to": "wandb"}, "wandb"),
+        ({"encoder_layers": 10**6}, "at most 1,000 layers"),
+        ({"d_model": 10**6, "encoder_attention_heads": 1, "decoder_attention_heads": 1}, "and this machine has"),
+    ],
+)  # fmt: skip
+def test_what_would_fail_at_the_end(refused, changes, message):
+    assert message in refused(changes)
+
+
+@pytest.mark.parametrize("part", ["validation", "test"])
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [(b"neun\n\xff\n", ":2: not UTF-8"), (b"neun\n", "ends after line 1"), (b"", "the file is empty")],
+)
+def test_every_line_of_the_data(refused, recipe, part, content, message):
+    file = Path(recipe["data_dir"], recipe[f"{part}_target"][0])
+    file.write_bytes(content)
+    error = refused({})
+    assert file.name in error
+    assert message in error
+
+
+def test_disk_space(refused, recipe, monkeypatch):
+    usage = namedtuple("usage", "total used free")
+    monkeypatch.setattr(preflight.shutil, "disk_usage", lambda _: usage(10**6, 10**6 - 10**5, 10**5))
+    error = refused({})
+    assert "2 checkpoints of" in error
+    assert "save_total_limit" in error
+
+
+@pytest.mark.parametrize(
+    ("target", "name", "message"),
+    [
+        (VanillaTransformerForConditionalGeneration, "generate", "the run can't be completed"),
+        (TranslationMetrics, "__call__", "the run can't be completed"),
+        (VanillaTransformerTrainer, "save_model", "the run can't be completed"),
+        (preflight, "fill_model_card", "the run can't be completed"),
+        (preflight, "run_facts", "the run can't be completed"),
+    ],
+)
+def test_each_step_of_the_end_is_rehearsed(refused, monkeypatch, target, name, message):
+    def fail(*args, **kwargs):
+        raise ValueError("of the test")
+
+    monkeypatch.setattr(target, name, fail)
+    error = refused({})
+    assert message in error
+    assert "of the test" in error
+
+
+def test_too_little_memory_for_a_batch(refused, monkeypatch):
+    def forward(*args, **kwargs):
+        raise RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes")
+
+    monkeypatch.setattr(VanillaTransformerTrainer, "compute_loss", forward)
+    error = refused({})
+    assert "too little memory for a batch of 128 tokens" in error
+    assert "lower per_device_train_batch_tokens" in error
+
+
+def test_a_first_loss_that_is_not_finite(refused, monkeypatch):
+    plain = VanillaTransformerTrainer.compute_loss
+    monkeypatch.setattr(VanillaTransformerTrainer, "compute_loss", lambda *a, **k: plain(*a, **k) * float("nan"))
+    assert "the loss of the first batch is nan" in refused({})
+
+
+def test_the_rehearsal_changes_nothing(train, recipe, monkeypatch):
+    from safetensors.torch import load_file
+
+    weights = []
+    for rehearsed in (True, False):
+        if not rehearsed:
+            monkeypatch.setattr("hf_vanilla_transformer.training.preflight.preflight", lambda *_: None)
+        assert train({**recipe, "output_dir": recipe["output_dir"] + str(rehearsed)}).code == 0
+        weights.append(load_file(Path(recipe["output_dir"] + str(rehearsed), "model.safetensors")))
+    assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
+
+
+# ---- Dry run ----
+def test_a_dry_run_describes_and_leaves_nothing(train, recipe, tmp_path, monkeypatch):
+    monkeypatch.setattr(finish, "finish_run", lambda *_: pytest.fail("it finished"))
+    before = {path.name for path in tmp_path.rglob("*")} | {"recipe.yaml"}
+    result = train(recipe, "--dry-run")
+    assert result.code == 0, result.err
+    for part in (
+        "parameters, vocabulary of",
+        "Updates: ",
+        " per epoch, 4 in all",
+        "First batch: ",
+        "  source: ",
+        "  target: ",
+        "Memory for weights, gradients and Adam's moments: ",
+        "Time of an update: ",
+    ):
+        assert part in result.out
+    assert {path.name for path in tmp_path.rglob("*")} == before
+
+
+def test_a_dry_run_of_a_run_that_goes_on(train, finished):
+    folder = Path(finished["output_dir"])
+    before = {path: path.stat().st_mtime_ns for path in folder.rglob("*") if path.is_file()}
+    assert train(finished, "--resume", "--dry-run").code == 0
+    assert {path: path.stat().st_mtime_ns for path in folder.rglob("*") if path.is_file()} == before
+
+
+def test_a_dry_run_of_a_stream(train, recipe):
+    result = train({**recipe, "streaming": True, "shuffle_buffer_size": 20}, "--dry-run")
+    assert result.code == 0
+    assert "Updates: unknown per epoch, 4 in all" in result.out
+
+
+def test_a_dry_run_is_refused_as_the_run_would_be(refused):
+    assert "average_last is 3" in refused({"average_last": 3}, "--dry-run")
+
+
+# ---- No updates ----
+def test_max_steps_0_trains_nothing(train, recipe):
+    result = train({**recipe, "average_last": 0, "max_steps": 0})
+    assert result.code == 0, result.err
+    assert "Trained 0 updates" in result.out
+    assert checkpoints_in(Path(recipe["output_dir"])) == []
+
+
+# ---- White space ----
+@pytest.mark.parametrize("streaming", [False, True])
+def test_pairs_of_white_space_are_left_out_and_counted(train, recipe, streaming):
+    for side, blank in (("en", " "), ("de", " \t\u3000")):
+        file = Path(recipe["data_dir"], f"train.{side}")
+        lines = file.read_text().splitlines()
+        lines[3 if side == "en" else 7] = blank
+        file.write_text("".join(f"{line}\n" for line in lines))
+    result = train({**recipe, "streaming": streaming, "shuffle_buffer_size": 50, "average_last": 0})
+    assert result.code == 0
+    counted = re.search(r"(\d+) with an empty side", result.out)  # a stream is read more than once
+    assert counted
+    assert int(counted[1]) == 2 or (streaming and int(counted[1]) % 2 == 0)
+
+
+# ---- A full disk ----
+def test_a_checkpoint_that_cannot_be_saved(train, recipe, monkeypatch):
+    import safetensors.torch
+
+    plain = VanillaTransformerTrainer._save_optimizer_and_scheduler
+
+    def fail(self, folder):
+        if folder.endswith("checkpoint-4"):
+            Path(folder, "optimizer.pt").write_bytes(b"half of it")
+            raise RuntimeError("PytorchStreamWriter failed writing file data/7: file write failed")
+        plain(self, folder)
+
+    monkeypatch.setattr(VanillaTransformerTrainer, "_save_optimizer_and_scheduler", fail)
+    result = train({**recipe, "save_total_limit": 2})
+    assert result.code == 1
+    assert (
+        "checkpoint-4 can't be saved (PytorchStreamWriter failed writing file data/7: file write failed)" in result.err
+    )
+    assert "if the disk is full" in result.err
+    assert [checkpoint.name for checkpoint in checkpoints_in(Path(recipe["output_dir"]))] == ["checkpoint-2"]
+    monkeypatch.undo()
+    assert train(recipe, "--resume").code == 0
+    assert safetensors.torch.load_file(Path(recipe["output_dir"], "model.safetensors"))
+
+
+def test_no_file_is_written_by_halves(train, finished, monkeypatch):
+    folder = Path(finished["output_dir"], "averaged-2")
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    shutil.copytree(folder, folder.with_name("copy"))
+    plain = Path.write_text
+
+    def full(self, text, *args, **kwargs):
+        if "README" in self.name:
+            plain(self, text[:100], *args, **kwargs)
+            raise OSError(28, "No space left on device", str(self))
+        return plain(self, text, *args, **kwargs)
+
+    monkeypatch.setattr(Path, "write_text", full)
+    result = train(finished, "--resume")
+    assert result.code == 1
+    assert "No space left on device" in result.err
+    left = {path.name: path.read_bytes() for path in folder.iterdir()}
+    assert not [name for name in left if name.endswith(".partial")]
+    assert all(left.values())
+    assert left["model.safetensors"] == before["model.safetensors"]

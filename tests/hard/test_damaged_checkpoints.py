@@ -1,0 +1,265 @@
+"""`translate`, `evaluate` and `average` refuse a checkpoint whose weights, configuration or tokenizer are wrong."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
+
+from hf_vanilla_transformer import VanillaTransformerTokenizerFast
+from hf_vanilla_transformer.evaluation.loading import CheckpointError, load_checkpoint, tokenizer_fingerprint
+
+WEIGHT = "model.encoder.layers.0.self_attn.q_proj.weight"
+
+
+def change_weights(checkpoint: Path, change) -> None:
+    weights = load_file(checkpoint / "model.safetensors")
+    change(weights)
+    save_file(weights, checkpoint / "model.safetensors", metadata={"format": "pt"})
+
+
+def change_config(checkpoint: Path, **fields) -> None:
+    config = json.loads((checkpoint / "config.json").read_text())
+    (checkpoint / "config.json").write_text(json.dumps({**config, **fields}))
+
+
+def set_entry(value):
+    def change(weights):
+        weights[WEIGHT][1, 2] = value
+
+    return change
+
+
+DAMAGES = {
+    "missing": (lambda weights: weights.pop(WEIGHT), f"the weights have no {WEIGHT}"),
+    "unknown": (lambda weights: weights.update(extra=torch.ones(2)), "the model has no extra"),
+    "renamed": (lambda weights: weights.update({"x.weight": weights.pop(WEIGHT)}), f"the weights have no {WEIGHT}"),
+    "shape": (lambda weights: weights.update({WEIGHT: weights[WEIGHT][:8].clone()}), f"{WEIGHT} is (8, 16), not (16,"),
+    "transposed": (
+        lambda weights: weights.update(
+            {"model.encoder.layers.1.feed_forward.fc1.weight": torch.zeros(16, 32)}
+        ),
+        "fc1.weight is (16, 32), not (32, 16)",
+    ),
+    "integers": (lambda weights: weights.update({WEIGHT: weights[WEIGHT].to(torch.int8)}), f"{WEIGHT} (I8) must have"),
+    "all integers": (
+        lambda weights: weights.update({name: value.long() for name, value in weights.items()}), "must have floating"
+    ),
+    "booleans": (lambda weights: weights.update({WEIGHT: weights[WEIGHT] > 0}), f"{WEIGHT} (BOOL) must have"),
+    "NaN": (set_entry(float("nan")), f"{WEIGHT} contains NaN"),
+    "infinity": (set_entry(float("inf")), f"{WEIGHT} contains NaN or infinity"),
+    "minus infinity": (set_entry(float("-inf")), f"{WEIGHT} contains NaN or infinity"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_wrong_weights_are_named(checkpoint, damage):
+    change, message = DAMAGES[damage]
+    change_weights(checkpoint, change)
+    with pytest.raises(CheckpointError) as error:
+        load_checkpoint(checkpoint)
+    assert message in str(error.value)
+
+
+@pytest.mark.parametrize("damage", ["missing", "unknown", "shape", "integers", "NaN"])
+@pytest.mark.parametrize("name", ["translate", "evaluate", "average", "average of two"])
+def test_commands_refuse_them(command, checkpoint, tmp_path, damage, name):
+    change, message = DAMAGES[damage]
+    change_weights(checkpoint, change)
+    (tmp_path / "lines").write_text("nine 3\n")
+    if name == "translate":
+        result = command("translate", "--model", checkpoint, "nine 3")
+    elif name == "evaluate":
+        lines = tmp_path / "lines"
+        result = command("evaluate", "--model", checkpoint, "--source", lines, "--reference", lines)
+    else:
+        shutil.copytree(checkpoint, tmp_path / "other")
+        others = [tmp_path / "other"] if "two" in name else []
+        result = command("average", "--checkpoints", checkpoint, *others, "--output", tmp_path / "mean")
+        assert not (tmp_path / "mean").exists()
+    assert result.code == 2
+    assert result.out == ""
+    assert message.split(" is ")[0].removeprefix("the weights have no ") in result.error
+
+
+def test_other_float_types_are_welcome(checkpoint):
+    change_weights(checkpoint, lambda weights: weights.update({name: value.half() for name, value in weights.items()}))
+    load_checkpoint(checkpoint)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"model_type": "marian"}, "the weights have no model.decoder.layers.0.encoder_attn.k_proj.bias"),
+        ({"model_type": "bert"}, "can't load"),
+        ({"model_type": "t5"}, "can't load"),
+        ({"model_type": "gpt2"}, "can't load"),
+        ({"model_type": "nothing_like_it"}, "can't load"),
+        ({"model_type": None}, "can't load"),
+        ({"encoder_layers": 1_000_000}, "at most 1,000 layers"),
+        ({"decoder_layers": 10**30}, "at most 1,000 layers"),
+        ({"encoder_layers": 3}, "the weights have no model.encoder.layers.2"),
+        ({"encoder_layers": 1}, "the model has no model.encoder.layers.1"),
+        ({"d_model": 32}, "config.json and the weights don't match"),
+        ({"encoder_attention_heads": 3}, "q_proj.weight is (16, 16), not (12, 16)"),
+        ({"vocab_size": 10**9}, "can't load"),
+        ({"vocab_size": 1}, "the weights don't match"),
+        ({"dropout": "much"}, "can't load"),
+        ({"eos_token_id": 7}, "the tokenizer's eos_token_id is 2 and the model's 7"),
+        ({"pad_token_id": 5}, "the tokenizer's pad_token_id is 0 and the model's 5"),
+        ({"tokenizer_fingerprint": "0123456789abcdef"}, "trained with another tokenizer"),
+    ],
+)
+def test_another_configuration_is_refused(command, checkpoint, fields, message):
+    change_config(checkpoint, **fields)
+    result = command("translate", "--model", checkpoint, "nine 3")
+    assert (result.code, result.out) == (2, "")
+    assert message in result.error
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"null", b'"text"', b"\xff\xfe", b'{"model_type": "vanilla'])
+@pytest.mark.parametrize("file", ["config.json", "tokenizer.json", "tokenizer_config.json", "generation_config.json"])
+def test_damaged_json_is_one_line(command, checkpoint, file, content):
+    (checkpoint / file).write_bytes(content)
+    result = command("translate", "--model", checkpoint, "nine 3")
+    assert result.code == 2, (result.out, result.err)
+    assert result.out == ""
+    assert str(checkpoint) in result.error
+
+
+# ---- Tokenizers ----
+def tokenizer_of(size: int) -> VanillaTransformerTokenizerFast:
+    texts = [f"wort {number} {chr(97 + number % 26) * 3}" for number in range(3000)]
+    return VanillaTransformerTokenizerFast.train_from_iterator(texts, vocab_size=size, show_progress=False)
+
+
+def without_fingerprint(checkpoint: Path) -> None:
+    change_config(checkpoint, tokenizer_fingerprint=None)
+
+
+def test_training_keeps_the_fingerprint(checkpoint):
+    config = json.loads((checkpoint / "config.json").read_text())
+    assert config["tokenizer_fingerprint"] == tokenizer_fingerprint(AutoTokenizer.from_pretrained(checkpoint))
+
+
+def test_a_tokenizer_with_more_ids_is_refused(command, checkpoint):
+    tokenizer_of(400).save_pretrained(checkpoint)
+    without_fingerprint(checkpoint)
+    result = command("translate", "--model", checkpoint, "nine 3")
+    assert result.code == 2
+    assert "the tokenizer has 400 ids, and the model embeddings for 3" in result.error
+
+
+def test_another_tokenizer_of_the_same_size_is_refused(command, checkpoint):
+    size = len(AutoTokenizer.from_pretrained(checkpoint))
+    tokenizer_of(size).save_pretrained(checkpoint)
+    assert len(AutoTokenizer.from_pretrained(checkpoint)) == size
+    result = command("translate", "--model", checkpoint, "nine 3")
+    assert result.code == 2
+    assert "trained with another tokenizer" in result.error
+
+
+@pytest.mark.parametrize(("rows", "refused"), [(1000, True), (300, False)])
+def test_many_unused_embeddings_need_a_fingerprint(checkpoint, rows, refused):
+    model = AutoModelForSeq2SeqLM.from_pretrained(checkpoint)
+    model.resize_token_embeddings(rows)
+    model.save_pretrained(checkpoint)
+    load_checkpoint(checkpoint)  # whose fingerprint says that the two belong together
+    without_fingerprint(checkpoint)
+    if refused:
+        with pytest.raises(CheckpointError, match=f"model embeddings for {rows:,}, and nothing says that"):
+            load_checkpoint(checkpoint)
+    else:
+        load_checkpoint(checkpoint)
+
+
+def test_the_message_says_how_to_vouch_for_a_tokenizer(checkpoint):
+    model = AutoModelForSeq2SeqLM.from_pretrained(checkpoint)
+    model.resize_token_embeddings(1000)
+    model.save_pretrained(checkpoint)
+    without_fingerprint(checkpoint)
+    with pytest.raises(CheckpointError) as error:
+        load_checkpoint(checkpoint)
+    change_config(checkpoint, tokenizer_fingerprint=str(error.value).split('"')[1])
+    load_checkpoint(checkpoint)
+
+
+def test_added_tokens_leave_the_fingerprint(checkpoint):
+    tokenizer, model = load_checkpoint(checkpoint)
+    tokenizer.add_special_tokens({"extra_special_tokens": ["<2de>"]})
+    tokenizer.add_tokens(["Donaudampfschiff"])
+    model.resize_token_embeddings(len(tokenizer))
+    tokenizer.save_pretrained(checkpoint)
+    model.save_pretrained(checkpoint)
+    load_checkpoint(checkpoint)
+
+
+def test_training_refuses_a_tokenizer_that_does_not_fit(train, recipe, checkpoint, tmp_path):
+    size = len(AutoTokenizer.from_pretrained(checkpoint))
+    tokenizer_of(size).save_pretrained(checkpoint)
+    result = train({**recipe, "average_last": 0}, "--model_name_or_path", checkpoint)
+    assert result.code == 2
+    assert "trained with another tokenizer" in result.error
+
+
+# ---- Code that comes with a checkpoint ----
+@pytest.fixture
+def planted(checkpoint, tmp_path):
+    """A checkpoint whose own code would leave a file behind, in every place where transformers looks for code."""
+    marker = tmp_path / "it-ran"
+    code = f"open({str(marker)!r}, 'w').close()\n"
+    for name in ("modeling_evil.py", "configuration_evil.py", "tokenization_evil.py"):
+        (checkpoint / name).write_text(code + "class Evil: pass\n")
+    (checkpoint / "custom_generate").mkdir()
+    (checkpoint / "custom_generate" / "generate.py").write_text(code + "def generate(*args, **kwargs): pass\n")
+    auto_map = {"AutoConfig": "configuration_evil.Evil", "AutoModelForSeq2SeqLM": "modeling_evil.Evil"}
+    change_config(checkpoint, auto_map=auto_map)
+    tokenizer = json.loads((checkpoint / "tokenizer_config.json").read_text())
+    tokenizer["auto_map"] = {"AutoTokenizer": [None, "tokenization_evil.Evil"]}
+    (checkpoint / "tokenizer_config.json").write_text(json.dumps(tokenizer))
+    return checkpoint, marker
+
+
+@pytest.mark.parametrize("model_type", ["vanilla_transformer", "evil"])
+@pytest.mark.parametrize("name", ["translate", "evaluate", "average", "train"])
+def test_code_never_runs_and_nobody_is_asked(command, train, recipe, planted, tmp_path, monkeypatch, model_type, name):
+    checkpoint, marker = planted
+    change_config(checkpoint, model_type=model_type)
+    monkeypatch.setattr("builtins.input", lambda *_: pytest.fail("the command asked a question"))
+    (tmp_path / "lines").write_text("nine 3\n")
+    lines = tmp_path / "lines"
+    result = {
+        "translate": lambda: command("translate", "--model", checkpoint, "nine 3"),
+        "evaluate": lambda: command("evaluate", "--model", checkpoint, "--source", lines, "--reference", lines),
+        "average": lambda: command("average", "--checkpoints", checkpoint, "--output", tmp_path / "mean"),
+        "train": lambda: train({**recipe, "average_last": 0}, "--model_name_or_path", checkpoint),
+    }[name]()
+    assert not marker.exists()
+    if model_type == "evil":
+        assert result.code == 2
+        assert "--trust-remote-code" in result.error
+    else:
+        assert result.code == 0, result.err  # the installed classes are used, as for any checkpoint of this type
+
+
+def test_code_runs_where_it_is_trusted(command, planted):
+    checkpoint, marker = planted
+    change_config(checkpoint, model_type="evil")
+    result = command("translate", "--model", checkpoint, "--trust-remote-code", "nine 3")
+    assert result.code == 2  # its class is no model
+    assert marker.exists()
+
+
+# ---- Names ----
+@pytest.mark.parametrize("name", ["nowhere", "some/where"])
+def test_a_name_that_is_nowhere_is_told_at_once(command, train, recipe, name):
+    for result in (
+        command("translate", "--model", name, "nine 3"),
+        train({**recipe, "average_last": 0}, "--model_name_or_path", name),
+        train({**recipe, "average_last": 0}, "--tokenizer_name_or_path", name),
+    ):
+        assert result.code == 2
+        assert f"{name} is not a folder here, and the Hub can't be reached" in result.error

@@ -1,0 +1,109 @@
+"""A run that diverges stops, says so, and keeps its last good checkpoint."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import TrainerCallback
+
+from hf_vanilla_transformer.evaluation.loading import load_model
+from hf_vanilla_transformer.training import trainer as trainer_module
+from hf_vanilla_transformer.training.checkpoints import checkpoints_in, damage_of
+from hf_vanilla_transformer.training.trainer import VanillaTransformerTrainer
+
+
+class Poison(TrainerCallback):
+    """Sets a weight to a value after an update."""
+
+    def __init__(self, update: int, value: float) -> None:
+        self.update, self.value = update, value
+
+    def on_optimizer_step(self, args, state, control, model=None, **kwargs):
+        if state.global_step + 1 == self.update:
+            with torch.no_grad():
+                next(model.parameters())[0, 0] = self.value
+
+
+@pytest.fixture
+def poisoned(monkeypatch):
+    """Adds a `Poison` to every trainer."""
+
+    def poison(update, value=float("nan")):
+        before = trainer_module.callbacks_for
+        monkeypatch.setattr(trainer_module, "callbacks_for", lambda args: [*before(args), Poison(update, value)])
+
+    return poison
+
+
+def test_a_rate_that_is_far_too_high_ends_the_run(train, recipe):
+    result = train({**recipe, "max_steps": 40, "average_last": 0}, "--learning_rate", "1e12", "--save_steps", "1")
+    assert result.code == 1
+    assert "the training diverged: loss or gradients have been NaN or infinite in 3 updates in a row" in result.error
+    for part in ("since update", "epoch 1, batch", "which begins with", "learning_rate", "warmup_steps", "checkpoint"):
+        assert part in result.error
+    assert "loss 0.000" not in result.out
+    saved = checkpoints_in(Path(recipe["output_dir"]))
+    assert all(damage_of(checkpoint) is None for checkpoint in saved)
+    for checkpoint in saved:
+        load_model(checkpoint)  # has no NaN
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+def test_the_last_good_checkpoint_is_kept(train, recipe, poisoned, caplog, value):
+    poisoned(3, value)
+    options = ("--save_steps", "1", "--save_total_limit", "1", "--logging_steps", "1")
+    result = train({**recipe, "max_steps": 30, "average_last": 0}, *options)
+    assert result.code == 1
+    assert "the last checkpoint is checkpoint-2" in result.error
+    assert "since update 4" in result.error  # the first one that computed with the poisoned weight
+    assert [checkpoint.name for checkpoint in checkpoints_in(Path(recipe["output_dir"]))] == ["checkpoint-2"]
+    assert "checkpoint-3 is not saved" in caplog.text
+
+
+def test_it_can_be_resumed_from_there(train, recipe, poisoned, monkeypatch):
+    with monkeypatch.context() as patch:
+        before = trainer_module.callbacks_for
+        patch.setattr(trainer_module, "callbacks_for", lambda args: [*before(args), Poison(3, float("nan"))])
+        recipe |= {"max_steps": 6, "average_last": 0, "save_steps": 1}
+        assert train(recipe).code == 1
+    result = train(recipe, "--resume", "--learning_rate", "1e-4")
+    assert result.code == 0
+    assert "checkpoint-2" in result.out
+    load_model(recipe["output_dir"])
+
+
+def test_the_limit_is_an_option(train, recipe, poisoned):
+    poisoned(1)
+    recipe |= {"max_steps": 9, "average_last": 0}
+    result = train(recipe, "--max_nonfinite_updates", "5")
+    assert result.code == 1
+    assert "in 5 updates in a row, since update 2" in result.error
+
+
+def test_without_a_limit_the_model_is_refused_at_the_end(train, recipe, poisoned):
+    poisoned(1)
+    result = train(
+        {**recipe, "max_steps": 6, "average_last": 0}, "--max_nonfinite_updates", "0", "--logging_steps", "1"
+    )
+    assert "loss nan" in result.out  # and not 0.000
+    assert result.code == 1
+    assert "contains NaN or infinity" in result.error
+    assert checkpoints_in(Path(recipe["output_dir"])) == []
+
+
+def test_single_losses_that_are_not_finite_do_not_end_a_run(train, recipe, monkeypatch):
+    losses = iter([float("nan"), 1, float("inf"), float("nan"), 1, 1])
+    plain = VanillaTransformerTrainer.training_step
+
+    def step(self, model, inputs, *args, **kwargs):
+        loss = plain(self, model, inputs, *args, **kwargs)
+        value = next(losses)
+        if value != 1:
+            self._update.add(torch.tensor(value), inputs)
+        return loss
+
+    monkeypatch.setattr(VanillaTransformerTrainer, "training_step", step)
+    result = train({**recipe, "max_steps": 6, "average_last": 0, "save_steps": 3})
+    assert result.code == 0
+    # Update 3 is not saved, as its loss is not finite.
+    assert [checkpoint.name for checkpoint in checkpoints_in(Path(recipe["output_dir"]))] == ["checkpoint-6"]

@@ -1,0 +1,308 @@
+"""A run's folder is data: `average` and `train` execute nothing in it, and read and write nothing outside of it."""
+
+import json
+import pickle
+import resource
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from hf_vanilla_transformer.training import averaging
+
+
+class Planted:
+    """Is pickled as a call that creates a file."""
+
+    def __init__(self, marker: Path) -> None:
+        self.marker = marker
+
+    def __reduce__(self) -> tuple:
+        return open, (str(self.marker), "w")
+
+
+def saved_by_torch(file: Path, marker: Path) -> None:
+    file.parent.mkdir(exist_ok=True)
+    torch.save({"state": Planted(marker), "param_groups": []}, file)
+
+
+def pickled(file: Path, marker: Path) -> None:
+    file.parent.mkdir(exist_ok=True)
+    file.write_bytes(pickle.dumps(Planted(marker)))
+
+
+def code(file: Path, marker: Path) -> None:
+    file.parent.mkdir(exist_ok=True)
+    file.write_text(f"open({str(marker)!r}, 'w').close()\nclass Evil: pass\ndef generate(*args, **kwargs): pass\n")
+
+
+def with_fields(file: Path, **fields: object) -> None:
+    values = json.loads(file.read_text()) if file.exists() else {}
+    file.write_text(json.dumps({**values, **fields}))
+
+
+def auto_map(folder: Path, marker: Path, model_type: str = "vanilla_transformer") -> None:
+    code(folder / "evil.py", marker)
+    classes = {name: "evil.Evil" for name in ("AutoConfig", "AutoModel", "AutoModelForSeq2SeqLM")}
+    with_fields(folder / "config.json", auto_map=classes, model_type=model_type)
+
+
+def auto_tokenizer(folder: Path, marker: Path) -> None:
+    code(folder / "evil.py", marker)
+    tokenizer = {"AutoTokenizer": ["evil.Evil", "evil.Evil"]}
+    with_fields(folder / "tokenizer_config.json", auto_map=tokenizer, tokenizer_class="Evil")
+
+
+ARCHIVES = (
+    "optimizer.pt", "scheduler.pt", "rng_state.pth", "rng_state_0.pth", "scaler.pt", "training_args.bin",
+    "pytorch_model.bin", "pytorch_model_fsdp.bin", "optimizer.bin", "adapter_model.bin", "adapter/adapter_model.bin",
+    "tokenizer.model", "vocab.bin", "global_step4/mp_rank_00_model_states.pt",
+)  # fmt: skip
+METADATA = (".metadata", "pytorch_model_fsdp_0/.metadata", "optimizer_0/.metadata", "global_step4/.metadata")
+CODE = (
+    "custom_generate/generate.py", "modeling_vanilla_transformer.py", "configuration_vanilla_transformer.py",
+    "tokenization_vanilla_transformer.py", "generation_vanilla_transformer.py", "__init__.py", "sitecustomize.py",
+)  # fmt: skip
+PLANTS: dict[str, Callable[[Path, Path], None]] = {
+    **{name: lambda folder, marker, name=name: saved_by_torch(folder / name, marker) for name in ARCHIVES},
+    **{f"pickled {name}": lambda folder, marker, name=name: pickled(folder / name, marker) for name in ARCHIVES[:7]},
+    **{name: lambda folder, marker, name=name: pickled(folder / name, marker) for name in METADATA},
+    **{name: lambda folder, marker, name=name: code(folder / name, marker) for name in CODE},
+    "auto_map": auto_map,
+    "auto_map of another type": lambda folder, marker: auto_map(folder, marker, "evil"),
+    "auto_map of the tokenizer": auto_tokenizer,
+    "custom_generate": lambda folder, marker: with_fields(folder / "generation_config.json", custom_generate="."),
+}
+
+
+def plant(name: str, run: Path, marker: Path) -> None:
+    """Plants it wherever a run has a model or a tokenizer."""
+    for folder in (run, *run.glob("checkpoint-*"), run / "tokenizer", run / "averaged-2"):
+        if folder.is_dir():
+            PLANTS[name](folder, marker)
+
+
+@pytest.fixture
+def marker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr("builtins.input", lambda *_: pytest.fail("the command asked a question"))
+    return tmp_path / "it-ran"
+
+
+def test_what_is_planted_would_run(tmp_path, marker):
+    for place, (name, load) in enumerate({"a": torch.load, "b": pickle.load}.items()):
+        (saved_by_torch, pickled)[place](tmp_path / name, marker)
+        with (tmp_path / name).open("rb") as file:
+            load(file, **({"weights_only": False} if load is torch.load else {}))
+        marker.unlink()
+    code(tmp_path / "c.py", marker)
+    subprocess.run([sys.executable, tmp_path / "c.py"], check=True)
+    assert marker.exists()
+
+
+@pytest.mark.parametrize("name", PLANTS)
+def test_average_executes_nothing(command, finished, marker, tmp_path, name):
+    plant(name, tmp_path / "run", marker)
+    result = command("average", tmp_path / "run", "--last", 2, "--overwrite")
+    assert not marker.exists()
+    assert (result.code, bool(result.out)) in ((0, True), (2, False))
+    if result.code:
+        assert result.error
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", PLANTS)
+def test_resuming_executes_nothing(train, finished, marker, tmp_path, name):
+    plant(name, tmp_path / "run", marker)
+    result = train(finished, "--resume", "--max_steps", 6)
+    assert not marker.exists()
+    if result.code:
+        assert result.error
+
+
+@pytest.mark.parametrize("name", [*ARCHIVES, *METADATA, "auto_map"])
+@pytest.mark.parametrize("way", ["average", "resume"])
+def test_checkpoints_without_safetensors_are_not_loaded_in_another_way(
+    command, train, finished, marker, tmp_path, name, way
+):
+    """Resuming starts anew, then, as nothing is left to resume from, or refuses what only DeepSpeed could load."""
+    run = tmp_path / "run"
+    for checkpoint in run.glob("checkpoint-*"):
+        (checkpoint / "model.safetensors").unlink()
+        (checkpoint / "latest").write_text("global_step4")
+    plant(name, run, marker)
+    if way == "average":
+        result = command("average", run, "--last", 2, "--output", tmp_path / "mean")
+        assert result.code == 2
+        assert "no complete checkpoint" in result.error
+    else:
+        result = train(finished, "--resume", "--max_steps", 1, "--average_last", 0)
+        assert "Resuming from" not in result.out or result.error
+    assert not marker.exists()
+
+
+def test_a_planted_optimizer_is_skipped_by_name(train, finished, marker, tmp_path, caplog):
+    saved_by_torch(tmp_path / "run" / "checkpoint-4" / "optimizer.pt", marker)
+    result = train(finished, "--resume")
+    assert (result.code, marker.exists()) == (0, False)
+    assert f"Resuming from {tmp_path / 'run' / 'checkpoint-2'}" in result.out
+    assert "checkpoint-4: optimizer.pt can't be loaded (" in caplog.text
+
+
+# ---- Links ----
+SECRET = "-----BEGIN OPENSSH PRIVATE KEY-----"
+
+
+@pytest.fixture
+def secret(tmp_path: Path) -> Path:
+    (tmp_path / "ssh").mkdir()
+    (tmp_path / "ssh" / "id_rsa").write_text(SECRET)
+    return tmp_path / "ssh" / "id_rsa"
+
+
+def linked(link: Path, target: Path | str) -> None:
+    link.unlink(missing_ok=True)
+    link.symlink_to(target)
+
+
+@pytest.mark.parametrize("checkpoint", ["checkpoint-2", "checkpoint-4"])
+@pytest.mark.parametrize(
+    "name",
+    ["vocab.txt", "merges.txt", "spm.model", "evil.py", "config.json", "tokenizer.json", "special_tokens_map.json",
+     "model.safetensors", "model-00001-of-00002.safetensors"],
+)  # fmt: skip
+@pytest.mark.parametrize("relative", [False, True])
+def test_a_link_to_a_file_elsewhere_is_not_followed(command, finished, secret, tmp_path, checkpoint, name, relative):
+    file = tmp_path / "run" / checkpoint / name
+    linked(file, Path("..", "..", "ssh", "id_rsa") if relative else secret)
+    checkpoints = sorted((tmp_path / "run").glob("checkpoint-*"))
+    result = command("average", "--checkpoints", *checkpoints, "--output", tmp_path / "mean")
+    assert (result.code, (tmp_path / "mean").exists()) == (2, False)
+    assert f"{file} is a link to {secret}" in result.error
+
+
+def test_a_link_to_another_models_weights_is_not_followed(command, finished, tmp_path):
+    weights = tmp_path / "run" / "checkpoint-4" / "model.safetensors"
+    weights.rename(tmp_path / "private.safetensors")
+    linked(weights, tmp_path / "private.safetensors")
+    result = command("average", tmp_path / "run", "--last", 1)
+    assert (result.code, (tmp_path / "run" / "averaged-1").exists()) == (2, False)
+    assert "model.safetensors is a link to" in result.error
+
+
+def test_links_within_a_checkpoint_and_to_a_checkpoint_are_followed(command, finished, tmp_path):
+    checkpoint = tmp_path / "run" / "checkpoint-4"
+    (checkpoint / "config.json").rename(checkpoint / "settings")
+    linked(checkpoint / "config.json", "settings")
+    linked(tmp_path / "best", checkpoint)
+    assert command("average", "--checkpoints", tmp_path / "best", "--output", tmp_path / "mean").code == 0
+    assert not (tmp_path / "mean" / "config.json").is_symlink()
+
+
+def in_cache_of_hub(checkpoint: Path, cache: Path, revision: str) -> Path:
+    """Lays out a checkpoint as the Hub's cache does: snapshots/REVISION/NAME -> ../../blobs/HASH."""
+    (cache / "blobs").mkdir(parents=True, exist_ok=True)
+    (cache / "snapshots" / revision).mkdir(parents=True)
+    for number, file in enumerate(sorted(file for file in checkpoint.iterdir() if file.is_file())):
+        shutil.copy(file, cache / "blobs" / f"{revision}{number}")
+        (cache / "snapshots" / revision / file.name).symlink_to(Path("..", "..", "blobs", f"{revision}{number}"))
+    return cache / "snapshots" / revision
+
+
+def test_models_in_the_hubs_cache_are_averaged(command, finished, tmp_path):
+    run, cache = tmp_path / "run", tmp_path / "models--user--model"
+    snapshots = [in_cache_of_hub(run / f"checkpoint-{step}", cache, f"rev{step}") for step in (2, 4)]
+    assert command("average", "--checkpoints", *snapshots, "--output", tmp_path / "mean").code == 0
+    mean, expected = (load_file(folder / "model.safetensors") for folder in (tmp_path / "mean", run / "averaged-2"))
+    assert all(torch.equal(mean[name], value) for name, value in expected.items())
+    assert not any(file.is_symlink() for file in (tmp_path / "mean").iterdir())
+
+
+def test_a_cache_whose_blobs_are_elsewhere_is_not_the_hubs(command, finished, secret, tmp_path):
+    snapshot = in_cache_of_hub(tmp_path / "run" / "checkpoint-4", tmp_path / "models--user--model", "rev")
+    for name, target in (("vocab.txt", "../../blobs/id_rsa"), ("merges.txt", "../../../ssh/id_rsa")):
+        (snapshot / name).symlink_to(target)
+        blobs = tmp_path / "models--user--model" / "blobs"
+        if name == "vocab.txt":
+            blobs.rename(secret.parent / "blobs")
+            for file in (secret.parent / "blobs").iterdir():
+                shutil.copy(file, secret.parent)
+            blobs.symlink_to(secret.parent)
+        result = command("average", "--checkpoints", snapshot, "--output", tmp_path / "mean")
+        assert result.code == 2
+        assert f"is a link to {secret.parent}" in result.error
+
+
+@pytest.mark.parametrize("place", ["../outside.safetensors", "{folder}/outside.safetensors", "a/../../x", "..", ""])
+def test_an_index_leads_nowhere_else(command, train, finished, tmp_path, caplog, place):
+    run = tmp_path / "run"
+    for checkpoint in run.glob("checkpoint-*"):
+        weights = checkpoint / "model.safetensors"
+        names = load_file(weights).keys()
+        shutil.move(weights, run / "outside.safetensors")
+        (checkpoint / "checksums.json").unlink(missing_ok=True)
+        index = {"weight_map": dict.fromkeys(names, place.format(folder=run))}
+        (checkpoint / "model.safetensors.index.json").write_text(json.dumps(index))
+    result = command("average", run, "--last", 2, "--output", tmp_path / "mean")
+    assert (result.code, (tmp_path / "mean").exists()) == (2, False)
+    assert "no complete checkpoint" in result.error
+    assert "which is not a file beside it" in caplog.text or "is missing" in caplog.text
+    result = train(finished, "--resume", "--max_steps", 1, "--average_last", 0)
+    assert "Resuming from" not in result.out
+
+
+# ---- A full disk ----
+@contextmanager
+def no_file_larger_than(size: int) -> Iterator[None]:
+    """Writing beyond it fails as on a full disk, with another number."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+@pytest.mark.parametrize("written", ["model.safetensors", "tokenizer.json", "modeling_vanilla_transformer.py"])
+def test_a_full_disk_leaves_what_was_there(command, finished, tmp_path, written, overwrite):
+    run = tmp_path / "run"
+    size = 5_000
+    if written != "model.safetensors":  # what is too large is a file that is written after the weights
+        size = 2 * max(file.stat().st_size for file in (run / "checkpoint-4").glob("[!o]*") if file.is_file())
+        with (run / "checkpoint-4" / written).open("a") as file:
+            file.write("\n" * size)
+    if overwrite:
+        shutil.copytree(run / "averaged-2", run / "averaged-1")
+    before = {file: file.read_bytes() for file in run.rglob("*") if file.is_file()}
+    with no_file_larger_than(size):
+        result = command("average", run, "--last", 1, *(["--overwrite"] if overwrite else []))
+    assert (result.code, result.out) == (1, "")
+    assert "File too large" in result.error
+    assert {file: file.read_bytes() for file in run.rglob("*") if file.is_file()} == before
+    assert (run / "averaged-1").exists() == overwrite
+
+
+def test_a_disk_that_is_full_from_the_start(command, finished, tmp_path, monkeypatch):
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=10_000))
+    monkeypatch.setattr(averaging, "mean_of", None)
+    result = command("average", tmp_path / "run", "--last", 1)
+    assert result.code == 2
+    assert "averaged-1 needs 0.1 MB, but" in result.error
+    assert not (tmp_path / "run" / "averaged-1").exists()
+
+
+@pytest.mark.parametrize("part", ["lock", "partial"])
+def test_a_link_in_place_of_a_temporary_file_is_not_followed(command, finished, secret, tmp_path, part):
+    (tmp_path / "run" / f".averaged-1.{part}").symlink_to(secret if part == "lock" else secret.parent)
+    result = command("average", tmp_path / "run", "--last", 1)
+    assert (result.code, result.out) == (1, "")
+    assert f".averaged-1.{part}" in result.error
+    assert secret.read_text() == SECRET
+    assert list(secret.parent.iterdir()) == [secret]

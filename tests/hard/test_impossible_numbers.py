@@ -1,0 +1,146 @@
+"""Numbers that would stall the machine are refused at once, with the limit and the reason, wherever they come from."""
+
+import json
+import os
+import shutil
+
+import pytest
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, GenerationConfig
+
+from hf_vanilla_transformer.cli import evaluate, translate
+from hf_vanilla_transformer.evaluation import translation
+from hf_vanilla_transformer.evaluation.limits import LIMITS, check_limit
+from hf_vanilla_transformer.evaluation.translation import decode, score_targets
+
+BILLION = 1_000_000_000
+OPTIONS = ["--num-beams", "--beam", "--max-new-tokens", "--max-source-tokens", "--batch-size", "--batch-tokens"]
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tiny_checkpoint):
+    return AutoTokenizer.from_pretrained(tiny_checkpoint)
+
+
+@pytest.fixture(scope="module")
+def model(tiny_checkpoint):
+    return AutoModelForSeq2SeqLM.from_pretrained(tiny_checkpoint).eval()
+
+
+def _nothing(*arguments, **options):
+    raise AssertionError("work is done")
+
+
+@pytest.mark.parametrize("value", [BILLION, "1" + "0" * 5_000])
+@pytest.mark.parametrize(
+    ("name", "option"),
+    [*(("translate", option) for option in [*OPTIONS, "--threads"]), ("evaluate", "--n-best")],
+)
+def test_options_of_the_commands(command, monkeypatch, tiny_checkpoint, name, option, value):
+    monkeypatch.setattr(translate, "load_model", _nothing)
+    monkeypatch.setattr(evaluate, "load_ensemble", _nothing)
+    files = ["--source", __file__, "--reference", __file__] if name == "evaluate" else ["nine"]
+    result = command(name, "--model", tiny_checkpoint, option, value, *files)
+    assert (result.code, result.out) == (2, "")
+    largest = os.cpu_count() if option == "--threads" else LIMITS[_name(option)].largest
+    assert f" is more than {largest:,}: " in result.error
+    assert len(result.error) < 300
+
+
+def _name(option):
+    name = option.removeprefix("--").replace("-", "_")
+    return "num_beams" if name == "beam" else name
+
+
+@pytest.mark.parametrize("option", OPTIONS)
+def test_the_limit_itself_is_allowed(command, monkeypatch, tiny_checkpoint, option):
+    loaded = []
+    monkeypatch.setattr(translate, "load_model", lambda *arguments: loaded.append(arguments) or 1 / 0)
+    command("translate", "--model", tiny_checkpoint, option, LIMITS[_name(option)].largest, "nine")
+    assert loaded
+
+
+@pytest.mark.parametrize("option", ["--length-penalty", "--coverage-penalty"])
+def test_weights_that_make_infinities(command, monkeypatch, tiny_checkpoint, option):
+    monkeypatch.setattr(translate, "load_model", _nothing)
+    result = command("translate", "--model", tiny_checkpoint, option, "1e308", "nine")
+    assert (result.code, result.out) == (2, "")
+    assert f"argument {option}: 1e308 is more than 100, beyond which nothing else would count" in result.error
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"num_beams": BILLION},
+        {"num_beams": 4, "num_return_sequences": BILLION},
+        {"max_new_tokens": BILLION},
+        {"max_length": BILLION},
+        {"max_extra_length": BILLION},
+        {"n_best": BILLION, "num_beams": 4},
+        {"batch_size": BILLION},
+        {"batch_tokens": BILLION},
+        {"max_source_tokens": BILLION},
+        {"num_beams": "4"},
+        {"num_beams": 4.0},
+        {"num_beams": True},
+        {"num_beams": -1},
+        {"max_source_tokens": 0},
+        {"generation_config": GenerationConfig(num_beams=BILLION)},
+    ],
+)
+def test_options_of_library_calls(model, tokenizer, monkeypatch, options):
+    monkeypatch.setattr(model, "generate", _nothing)
+    name, value = next((name, value) for name, value in options.items() if value != 4 or isinstance(value, float))
+    if name == "generation_config":
+        name, value = "num_beams of the generation config", BILLION
+    with pytest.raises(ValueError, match=rf"^{name}.* is {value!r}; it has to be an integer from [01] to \d"):
+        decode(model, tokenizer, ["nine"], **options)
+
+
+def test_limits_of_forced_decoding(model, tokenizer):
+    for name in ("batch_size", "max_tokens"):
+        with pytest.raises(ValueError, match=f"{name} is {BILLION}; it has to be an integer from 1 to "):
+            score_targets(model, tokenizer, ["nine"], ["neun"], **{name: BILLION})
+
+
+@pytest.mark.parametrize("name", LIMITS)
+def test_every_limit_has_a_reason(name):
+    check_limit(name, LIMITS[name].largest)
+    check_limit(name, None)
+    with pytest.raises(ValueError, match=rf"{name} here is .* to {LIMITS[name].largest:,} \({LIMITS[name].reason}\)"):
+        check_limit(name, LIMITS[name].largest + 1, " here")
+
+
+SETTINGS = [
+    {"num_beams": BILLION},
+    {"num_return_sequences": BILLION},
+    {"num_beams": BILLION, "num_return_sequences": BILLION},
+    {"max_new_tokens": BILLION},
+    {"max_length": BILLION},
+    {"max_extra_length": BILLION},
+    {"num_beams": "many"},
+    {"num_beams": 0},
+    {"num_beams": -4},
+]
+
+
+@pytest.mark.parametrize("name", ["translate", "evaluate"])
+@pytest.mark.parametrize("fields", SETTINGS)
+def test_a_checkpoints_generation_config(command, monkeypatch, tiny_checkpoint, tmp_path, name, fields):
+    folder = shutil.copytree(tiny_checkpoint, tmp_path / "model")
+    path = folder / "generation_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | fields))
+    for function in ("translate", "decode", "score_targets"):
+        monkeypatch.setattr(translation, function, _nothing)
+    files = ["--source", __file__, "--reference", __file__] if name == "evaluate" else ["nine"]
+    result = command(name, "--model", folder, *files)
+    assert (result.code, result.out) == (2, "")
+    assert any(field in result.error for field in fields)
+    assert any(str(value) in result.error for value in fields.values())
+
+
+def test_options_take_the_place_of_a_checkpoints_impossible_ones(command, tiny_checkpoint, tmp_path):
+    folder = shutil.copytree(tiny_checkpoint, tmp_path / "model")
+    path = folder / "generation_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"num_beams": BILLION, "max_extra_length": BILLION}))
+    result = command("translate", "--model", folder, "--num-beams", 2, "--max-new-tokens", 2, "nine")
+    assert (result.code, result.out.count("\n"), result.err) == (0, 1, "")

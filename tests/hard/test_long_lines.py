@@ -1,0 +1,351 @@
+"""Long lines: divided within limits of tokens, memory and time, with nothing lost and a warning that names the line."""
+
+import io
+import json
+import logging
+import math
+import re
+import sys
+from types import SimpleNamespace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import AutoTokenizer, MarianConfig, MarianMTModel, T5Config
+
+from hf_vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
+from hf_vanilla_transformer.cli import lines
+from hf_vanilla_transformer.evaluation import pieces, translation
+from hf_vanilla_transformer.evaluation.pieces import divide, join, tokenize
+from hf_vanilla_transformer.evaluation.translation import Hypothesis, decode, ensemble, score_targets, translate
+
+SENTENCE = "half past nine on the fourth of May. "
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tiny_checkpoint):
+    return AutoTokenizer.from_pretrained(tiny_checkpoint)
+
+
+@pytest.fixture(scope="module")
+def encode(tokenizer):
+    return lambda texts: tokenizer(texts)["input_ids"]
+
+
+def _model(vocab_size, **fields):
+    torch.manual_seed(3)
+    sizes = {f"{stack}_{what}": 2 for stack in ("encoder", "decoder") for what in ("layers", "attention_heads")}
+    config = VanillaTransformerConfig(
+        vocab_size=vocab_size, d_model=16, encoder_ffn_dim=24, decoder_ffn_dim=24, output_bias=True,
+        tie_word_embeddings=False, **sizes, **fields,
+    )  # fmt: skip
+    model = VanillaTransformerForConditionalGeneration(config).eval()
+    model.lm_head.weight.data *= 2
+    model.lm_head.bias.data[config.eos_token_id] = 3.0  # so that translations end
+    return model
+
+
+@pytest.fixture(scope="module")
+def model(tokenizer):
+    return _model(len(tokenizer))
+
+
+def _texts(tokenizer, rows):
+    return [tokenizer.decode(ids, skip_special_tokens=True) for ids in rows]
+
+
+def _without_space(text):
+    return "".join(text.split())
+
+
+# Where a line is divided
+
+
+def test_pieces_end_with_sentences(tokenizer, encode):
+    texts = _texts(tokenizer, divide(encode, SENTENCE * 50, 1_024))
+    assert len(texts) > 1
+    assert all(text.endswith("May.") and text.startswith("half") for text in texts)
+    assert " ".join(texts) == (SENTENCE * 50).strip()
+
+
+@pytest.mark.parametrize("end", [". ", "! ", "? ", "… ", '." ', ".) ", "?” ", "。", "！", "？", "。」", "…\u3000"])
+def test_each_mark_ends_a_sentence(tokenizer, encode, end):
+    texts = _texts(tokenizer, divide(encode, f"two hundred{end}" * 9, 40))
+    assert len(texts) > 1
+    assert all(text.startswith("two hundred") and text.endswith(end.strip()) for text in texts)
+
+
+@pytest.mark.parametrize("text", ["3.14,is.not.an!end?" * 40, "twenty-one" * 90, "\U0001f600" * 90, "äöü" * 90])
+def test_without_white_space_it_is_cut_anywhere(tokenizer, encode, text):
+    rows = divide(encode, text, 60)
+    assert all(len(row) <= 60 for row in rows)
+    assert "".join(_texts(tokenizer, rows)) == text
+    assert max(map(len, rows)) > 45, "pieces are nearly full"
+
+
+def test_without_sentences_it_is_divided_at_white_space(tokenizer, encode):
+    texts = _texts(tokenizer, divide(encode, "three euros\tand  five cents\u2003" * 60, 100))
+    words = {"three", "euros", "and", "five", "cents"}
+    assert all(set(text.split()) <= words for text in texts)
+    assert " ".join(texts).split() == ["three", "euros", "and", "five", "cents"] * 60
+
+
+def test_a_long_sentence_among_short_ones_is_the_only_one_that_is_cut(tokenizer, encode):
+    text = "It is nine. " + "twenty-one " * 200 + "and so on. Es ist neun. Es ist zehn."
+    texts = _texts(tokenizer, divide(encode, text, 64))
+    assert " ".join(texts) == text
+    assert texts[-1].endswith("Es ist neun. Es ist zehn.")
+
+
+def test_white_space_alone_takes_no_piece(tokenizer, encode):
+    assert _texts(tokenizer, divide(encode, "a" + " " * 5_000 + "b", 64)) == ["a", "b"]
+    assert _texts(tokenizer, divide(encode, " " * 5_000 + "b" + " " * 5_000, 64)) == ["b"]
+
+
+@pytest.mark.parametrize("limit", [1, 2, 3, 4])
+def test_a_limit_below_a_single_character_is_said(encode, limit):
+    with pytest.raises(ValueError, match=r"alone has more than the \d tokens of a piece"):
+        divide(encode, "\U0001f600" * 9, limit)
+
+
+def _check_division(tokenizer, encode, text, limit):
+    rows = divide(encode, text, limit)
+    assert all(0 < len(row) <= limit for row in rows)
+    assert _without_space("".join(_texts(tokenizer, rows))) == _without_space(text)
+
+
+TEXTS = st.text(
+    st.sampled_from("ab .!?…。！\"'”」)\n\t\u2003ü今は\U0001f600e\u0301-") | st.characters(codec="utf-8"), max_size=300
+)
+
+
+@settings(max_examples=60)
+@given(text=TEXTS, limit=st.integers(10, 60))
+def test_nothing_is_lost_and_no_piece_is_too_long(tokenizer, encode, text, limit):
+    _check_division(tokenizer, encode, text, limit)
+
+
+@pytest.mark.hard
+@settings(max_examples=5_000)
+@given(text=TEXTS, limit=st.integers(10, 100))
+def test_nothing_is_lost_of_many_more(tokenizer, encode, text, limit):
+    _check_division(tokenizer, encode, text, limit)
+
+
+@pytest.mark.parametrize("part", [SENTENCE, "it costs ", "x", ".", '."', "今日は。", "a" + " " * 999])
+def test_work_is_linear_and_in_portions(encode, part):
+    """300 kilobytes: the tokenizer gets each character a few times, and never all of them at once."""
+    text = part * (300_000 // len(part))
+    portions = []
+
+    def counting(texts):
+        portions.append(sum(map(len, texts)))
+        return encode(texts)
+
+    assert tokenize(counting, [text], 1_024) == [None]
+    rows = divide(counting, text, 1_024)
+    assert sum(portions) <= 6 * len(text)
+    assert max(portions) <= pieces.CHARACTERS_AT_ONCE
+    assert all(len(row) <= pieces.PIECE_TOKENS for row in rows)
+
+
+def test_many_characters_may_be_few_tokens(encode):
+    class Long:
+        """A tokenizer that has one token for any run of the same letter."""
+
+        def __call__(self, texts):
+            return [[1 for _ in re.finditer(r"(.)\1*", text)] + [2] for text in texts]
+
+    rows = tokenize(Long(), ["a" * 300_000 + "b", "ab" * 100_000, "ab"], 10)
+    assert rows == [[1, 1, 2], None, [1, 1, 2]]
+
+
+@pytest.mark.parametrize(
+    ("parts", "joined"),
+    [
+        (["It is.", "So it is."], "It is. So it is."),
+        (["今日は。", "はい。"], "今日は。はい。"),
+        (["今日は。", "Yes."], "今日は。 Yes."),
+        (["Ja", "今"], "Ja 今"),
+        (["네.", "네."], "네. 네."),
+        (["", " a ", "", "b", ""], "a b"),
+        ([], ""),
+    ],
+)
+def test_translations_are_joined_as_their_script_has_it(parts, joined):
+    assert join(parts) == joined
+
+
+# Translations
+
+
+@pytest.mark.parametrize("options", [{"num_beams": 1, "early_stopping": False}, {"num_beams": 2}])
+def test_a_long_line_is_what_its_pieces_are(model, tokenizer, encode, options):
+    long = SENTENCE * 120
+    assert len(encode([long])[0]) > 1_024
+    texts = _texts(tokenizer, divide(encode, long, 1_024))
+    divisions, done = [], []
+    found = decode(
+        model, tokenizer, ["it", long, "", "nine", long], on_division=lambda *pair: divisions.append(pair),
+        progress=done.append, max_new_tokens=9, **options,
+    )  # fmt: skip
+    alone = [decode(model, tokenizer, [text], max_new_tokens=9, **options)[0][0] for text in ["it", *texts, "nine"]]
+    joined = Hypothesis(join(one.text for one in alone[1:-1]), sum(one.num_tokens for one in alone[1:-1]))
+    assert [row[0] for row in found] == [alone[0], joined, Hypothesis("", 0), alone[-1], joined]
+    assert divisions == [(1, len(texts)), (4, len(texts))]
+    assert sum(done) == 5
+    assert min(done) >= 0
+
+
+def test_a_line_within_the_limit_is_left_whole(model, tokenizer, encode):
+    line = SENTENCE * 30
+    count = len(encode([line])[0])
+    assert pieces.PIECE_TOKENS < count < translation.MAX_SOURCE_TOKENS
+    shapes, generate = [], model.generate
+    watched = SimpleNamespace(
+        training=False, config=model.config, generation_config=model.generation_config, device=model.device,
+        generate=lambda **inputs: shapes.append(tuple(inputs["input_ids"].shape)) or generate(**inputs),
+    )  # fmt: skip
+    options = {"max_new_tokens": 2, "on_division": None}
+    translate(watched, tokenizer, [line], **options)
+    translate(watched, tokenizer, [line], max_source_tokens=count, **options)
+    assert shapes == [(1, count), (1, count)]
+    shapes.clear()
+    translate(watched, tokenizer, [line], max_source_tokens=count - 1, **options)
+    assert sum(rows for rows, _ in shapes) > 1
+    assert max(length for _, length in shapes) <= pieces.PIECE_TOKENS
+    shapes.clear()
+    translate(watched, tokenizer, [line], max_source_tokens=40, **options)
+    assert max(length for _, length in shapes) <= 40
+
+
+def test_learned_positions_end_and_sinusoids_do_not(tokenizer, encode):
+    learned = _model(len(tokenizer), position_encoding="learned", max_position_embeddings=30)
+    divisions = []
+    line = SENTENCE * 5
+    translate(learned, tokenizer, [line], on_division=lambda *pair: divisions.append(pair))
+    assert divisions == [(0, len(divide(encode, line, 30)))]
+    endless = _model(len(tokenizer), max_position_embeddings=30)
+    translate(endless, tokenizer, [line], on_division=lambda *pair: divisions.append(pair), max_new_tokens=2)
+    assert len(divisions) == 1
+    both = ensemble([endless, learned], [tokenizer, tokenizer])
+    limits = [translation.source_limit(one) for one in (learned, endless, both)]
+    assert limits == [30, translation.MAX_SOURCE_TOKENS, 30]
+    assert translation.source_limit(learned, 20) == 20
+    assert translation.source_limit(learned, 40) == 30
+
+
+def test_other_architectures_end_where_they_say():
+    assert translation.source_limit(SimpleNamespace(config=MarianConfig(max_position_embeddings=512))) == 512
+    assert translation.source_limit(SimpleNamespace(config=T5Config())) == translation.MAX_SOURCE_TOKENS
+
+
+def test_marian_translates_lines_beyond_its_positions(tokenizer):
+    torch.manual_seed(0)
+    sizes = {f"{stack}_{what}": 2 for stack in ("encoder", "decoder") for what in ("layers", "attention_heads")}
+    config = MarianConfig(
+        vocab_size=len(tokenizer), d_model=8, encoder_ffn_dim=8, decoder_ffn_dim=8, max_position_embeddings=32,
+        pad_token_id=0, eos_token_id=2, decoder_start_token_id=1, forced_eos_token_id=None, **sizes,
+    )  # fmt: skip
+    marian = MarianMTModel(config).eval()
+    (text,) = translate(marian, tokenizer, [SENTENCE * 20], max_new_tokens=4, num_beams=1, do_sample=False)
+    assert text
+
+
+def test_library_calls_log_a_warning(model, tokenizer, caplog):
+    with caplog.at_level(logging.WARNING):
+        translate(model, tokenizer, ["it", SENTENCE * 3], max_source_tokens=30, max_new_tokens=2)
+        score_targets(model, tokenizer, ["it", SENTENCE * 3], ["es", "es"], max_tokens=30)
+    assert [record.getMessage() for record in caplog.records] == [
+        "sentences[1] has more than 30 tokens and is translated in 3 pieces.",
+        "Pair 1 is left out: its source or its target has more than 30 tokens.",
+    ]
+
+
+def test_n_best_lists_of_a_divided_line_are_one_hypothesis_without_a_score(model, tokenizer):
+    options = {"n_best": 2, "num_beams": 2, "max_new_tokens": 5, "on_division": lambda *pair: None}
+    short, long = decode(model, tokenizer, ["it", SENTENCE * 3], max_source_tokens=30, **options)
+    assert len(short) == 2
+    assert all(math.isfinite(one.score) for one in short)
+    assert [one.score for one in long] == [None]
+    assert long[0].num_tokens > 5
+
+
+def test_perplexity_leaves_out_what_is_too_long_on_either_side(model, tokenizer):
+    long, left_out, done = SENTENCE * 3, [], []
+    likelihood = score_targets(
+        model, tokenizer, ["it", long, "it", ""], ["es", "es", long, "es"], max_tokens=30,
+        on_omission=left_out.append, progress=done.append,
+    )  # fmt: skip
+    rest = score_targets(model, tokenizer, ["it", ""], ["es", "es"])
+    assert left_out == [1, 2]
+    assert (likelihood.num_left_out, rest.num_left_out, sum(done)) == (2, 0, 4)
+    assert likelihood.perplexity == pytest.approx(rest.perplexity, rel=1e-6)
+    assert likelihood.num_tokens == rest.num_tokens
+    with pytest.raises(ValueError, match=r"every pair has a side of more than 30 tokens.*raise the limit"):
+        score_targets(model, tokenizer, [long], ["es"], max_tokens=30)
+
+
+# The command line
+
+
+@pytest.fixture
+def run(command, tiny_checkpoint, monkeypatch, tmp_path):
+    """Runs a command on the tiny model in a folder of its own."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(name, *arguments, stdin=b""):
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin)))
+        return command(name, "--model", tiny_checkpoint, "--max-new-tokens", 2, *arguments)
+
+    return run
+
+
+WARNING = r"vanilla-transformer: warning: {} has more than {} tokens \(--max-source-tokens\): {}\n"
+
+
+@pytest.mark.parametrize("limit", [None, 30])
+def test_warnings_name_the_line_in_the_complete_input(run, monkeypatch, limit):
+    monkeypatch.setattr(lines, "LINES_PER_WINDOW", 2)
+    long = SENTENCE * (120 if limit is None else 3)
+    options, shown = ([], "1,024") if limit is None else (["--max-source-tokens", limit], "30")
+    result = run("translate", *options, stdin=f"it\n\n{long}\nit\n{long}\n".encode())
+    consequence = r"it is translated in \d+ pieces"
+    expected = "".join(WARNING.format(f"line {number}", shown, consequence) for number in (3, 5))
+    assert (result.code, result.out.count("\n")) == (0, 5)
+    assert re.fullmatch(expected, result.err), result.err
+    rows = result.out.split("\n")
+    assert rows[2] == rows[4]
+    assert rows[0] == rows[3] != ""
+
+    result = run("translate", *options, "--", "it", long)
+    assert re.fullmatch(WARNING.format("sentence 2", shown, consequence), result.err), result.err
+
+
+def test_evaluate_says_what_it_divides_and_leaves_out(run, tmp_path):
+    (tmp_path / "source").write_text(f"it\n{SENTENCE * 3}\nit\n")
+    (tmp_path / "reference").write_text(f"es\nes\n{SENTENCE * 3}\n")
+    result = run(
+        "evaluate", "--source", "source", "--reference", "reference", "--max-source-tokens", 30, "--num-beams", 2,
+        "--n-best", 2, "--n-best-output", "lists", "--json", "figures", "--output", "best",
+    )  # fmt: skip
+    left_out = "it is left out of the perplexity"
+    warnings = [("line 2", left_out), ("line 3", left_out), ("line 2", r"it is translated in 3 pieces")]
+    assert result.code == 0
+    assert re.fullmatch("".join(WARNING.format(line, 30, what) for line, what in warnings), result.err), result.err
+    assert ": without 2 pairs that are too long\n" in result.out
+    (record,) = json.loads((tmp_path / "figures").read_text())["results"]
+    assert (record["num_pairs_without_perplexity"], record["decoding"]["max_source_tokens"]) == (2, 30)
+    lists = [json.loads(row) for row in (tmp_path / "lists").read_text(encoding="utf-8").splitlines()]
+    assert [(row["sentence"], row["score"] is None) for row in lists] == [
+        (1, False), (1, False), (2, True), (3, False), (3, False),
+    ]  # fmt: skip
+    assert lists[2]["text"] == (tmp_path / "best").read_text(encoding="utf-8").split("\n")[1]
+
+
+@pytest.mark.slow
+def test_a_hundred_kilobytes_without_an_end(run):
+    result = run("translate", "--greedy", stdin=b"x" * 100_000 + b"\nit\n")
+    assert (result.code, result.out.count("\n")) == (0, 2)
+    assert "line 1 has more than 1,024 tokens" in result.err

@@ -1,0 +1,352 @@
+"""Terminals, closed and full streams, exhausted memory, no compiler, bugs: one line, the right exit code, `--debug`."""
+
+import errno
+import os
+import pty
+import re
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+
+from hf_vanilla_transformer import cli
+from hf_vanilla_transformer.cli import average, common, evaluate, train, translate
+from hf_vanilla_transformer.engine.decoding.compiled import NoCompilerError
+from hf_vanilla_transformer.evaluation import translation
+
+ROOT = Path(__file__).parents[2]
+COMMAND = [sys.executable, "-m", "hf_vanilla_transformer_cli"]
+TRANSLATE = [*COMMAND, "translate", "--greedy", "--max-new-tokens", "2", "--model"]
+# Of the processes, whose output is to be buffered as usual.
+ENVIRONMENT = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+PATIENCE = 120  # seconds, for a process that imports torch on a busy machine
+ALLOCATOR = (
+    "[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory: you tried to allocate "
+    "121896960 bytes. Error code 12 (Cannot allocate memory)"
+)
+needs_full_device = pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+
+
+# Streams
+
+
+def _shell(command, redirections):
+    script = 'exec "$@" ' + redirections
+    return subprocess.run(
+        ["sh", "-c", script, "sh", *map(str, command)],
+        cwd=ROOT,
+        env=ENVIRONMENT,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+    )
+
+
+NO_INPUT = "error: standard input is closed; give sentences as arguments, or a file by --input FILE\n"
+NO_OUTPUT = "error: standard output is closed; redirect it, to /dev/null for instance\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "redirections", "message"),
+    [
+        (["translate", "--model", "CHECKPOINT"], "<&-", NO_INPUT),
+        (["translate", "--model", "CHECKPOINT"], "<&- >&-", NO_OUTPUT),
+        (["translate", "--model", "CHECKPOINT", "nine"], ">&-", NO_OUTPUT),
+        (["evaluate", "--model", "CHECKPOINT", "--source", __file__, "--reference", __file__], ">&-", NO_OUTPUT),
+        (["train", "--list-options"], ">&-", NO_OUTPUT),
+        (["average", "/nowhere"], ">&-", NO_OUTPUT),
+        (["--help"], ">&-", NO_OUTPUT),
+        (["translate", "--model", "CHECKPOINT"], "<&- 2>&-", None),
+        (["translate", "--model", "CHECKPOINT"], "<&- >&- 2>&-", None),
+        (["translate", "--modle", "CHECKPOINT"], "2>&-", None),
+    ],
+)
+def test_closed_streams(tiny_checkpoint, arguments, redirections, message):
+    arguments = [str(tiny_checkpoint) if argument == "CHECKPOINT" else argument for argument in arguments]
+    result = _shell([*COMMAND, *arguments], redirections)
+    expected = "" if message is None else f"vanilla-transformer: {message}"
+    assert (result.returncode, result.stdout, result.stderr) == (2, "", expected)
+
+
+def test_files_do_not_get_the_numbers_of_closed_streams():
+    script = (
+        "import os, sys\n"
+        "from hf_vanilla_transformer_cli import main\n"
+        "try:\n"
+        "    main()\n"
+        "finally:\n"
+        "    os._exit(os.open('/dev/null', os.O_RDONLY))\n"
+    )
+    result = _shell([sys.executable, "-c", script, "--version"], "<&- >&- 2>&-")
+    assert result.returncode > 2
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["translate", "--help"], ["evaluate", "--help"], ["--version"]])
+def test_help_that_nobody_reads(arguments):
+    reader, writer = os.pipe()
+    os.close(reader)
+    result = subprocess.run(
+        [*COMMAND, *arguments], cwd=ROOT, env=ENVIRONMENT, stdout=writer, stderr=subprocess.PIPE, text=True
+    )
+    os.close(writer)
+    assert (result.returncode, result.stderr) == (141, "")
+
+
+@needs_full_device
+@pytest.mark.parametrize("arguments", [["--help"], ["evaluate", "--help"], ["--version"]])
+def test_help_that_finds_no_space(arguments):
+    result = _shell([*COMMAND, *arguments], ">/dev/full")
+    assert result.returncode == 1
+    assert re.fullmatch("vanilla-transformer: error: .*No space left on device; free some space.*\n", result.stderr)
+
+
+@needs_full_device
+@pytest.mark.parametrize("arguments", [["translate", "--modle"], ["translate", "--model", "/nowhere"]])
+def test_an_error_that_cannot_be_told_keeps_its_exit_code(arguments):
+    assert _shell([*COMMAND, *arguments], "2>/dev/full").returncode == 2
+    reader, writer = os.pipe()
+    os.close(reader)
+    assert subprocess.run([*COMMAND, *arguments], cwd=ROOT, env=ENVIRONMENT, stderr=writer).returncode == 2
+    os.close(writer)
+
+
+@pytest.mark.slow
+@needs_full_device
+def test_scores_that_find_no_space(tiny_checkpoint, tmp_path):
+    for name in ("source", "reference"):
+        (tmp_path / name).write_text("nine\n")
+    files = ["--source", tmp_path / "source", "--reference", tmp_path / "reference", "--json", tmp_path / "new"]
+    result = _shell([*COMMAND, "evaluate", "--model", tiny_checkpoint, "--max-new-tokens", 2, *files], ">/dev/full")
+    assert result.returncode == 1
+    assert re.fullmatch("vanilla-transformer: error: .*No space left on device; free some space.*\n", result.stderr)
+    assert '"perplexity"' in (tmp_path / "new").read_text()  # what was computed isn't lost
+
+
+# Terminals
+
+
+class _Terminal:
+    """A program on a terminal of its own."""
+
+    def __init__(self, command):
+        self.pid, self.file = pty.fork()
+        if self.pid == 0:
+            os.chdir(ROOT)
+            os.execve(command[0], command, ENVIRONMENT)
+        self.shown = b""
+        self.changed = threading.Condition()
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def _read(self):
+        while True:
+            try:
+                some = os.read(self.file, 10_000)
+            except OSError:  # the program has ended
+                some = b""
+            with self.changed:
+                self.shown += some
+                self.changed.notify_all()
+            if not some:
+                return
+
+    def type(self, text):
+        os.write(self.file, text)
+
+    def wait_for(self, number, pattern):
+        """Waits until the terminal shows as many matches."""
+        with self.changed:
+            assert self.changed.wait_for(lambda: len(re.findall(pattern, self.shown)) >= number, PATIENCE), self.shown
+
+    def exit_code(self):
+        return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+
+
+@pytest.mark.slow
+def test_a_terminal_is_answered_line_by_line(tiny_checkpoint):
+    terminal = _Terminal([*TRANSLATE, str(tiny_checkpoint)])
+    terminal.wait_for(1, rb"Type one sentence per line; Ctrl-D ends the input.\r\n")
+    for number in (1, 2):
+        terminal.type(b"twenty-one\n")
+        terminal.wait_for(number, rb"twenty-one\r\n")  # the terminal's echo
+        terminal.wait_for(number + number + 1, rb"\r\n")  # an answer before the next line is typed
+    terminal.type(b"\x04")
+    assert terminal.exit_code() == 0
+    lines = terminal.shown.split(b"\r\n")
+    assert len(lines) == 6
+    assert lines[2] == lines[4]
+    assert b"sentences/s" not in terminal.shown
+
+
+@pytest.mark.slow
+def test_ctrl_c_on_a_terminal(tiny_checkpoint):
+    terminal = _Terminal([*TRANSLATE, str(tiny_checkpoint)])
+    terminal.type(b"twenty-one\n")
+    terminal.wait_for(3, rb"\r\n")
+    terminal.type(b"\x03")
+    assert terminal.exit_code() == 130
+    assert b"Traceback" not in terminal.shown
+
+
+# Memory, compilers, bugs
+
+
+@pytest.fixture
+def fail(monkeypatch):
+    """Makes the translation, the loading or a whole command raise an error."""
+
+    def fail(error, what="translation"):
+        def failing(*arguments, **options):
+            raise error
+
+        target, name = {
+            "translation": (translation, "translate"),
+            "loading": (translate, "load_model"),
+            "command": (translate, "check_model_name"),
+        }[what]
+        monkeypatch.setattr(target, name, failing)
+
+    return fail
+
+
+@pytest.mark.parametrize(
+    "error", [RuntimeError(ALLOCATOR), MemoryError(), torch.OutOfMemoryError("Tried to allocate 20.00 MiB. GPU 0")]
+)
+def test_memory_that_translating_exhausts(command, tiny_checkpoint, fail, error):
+    fail(error)
+    result = command("translate", "--model", tiny_checkpoint, "nine")
+    assert (result.code, result.out) == (2, "")
+    assert "error: the device is out of memory" in result.error
+    assert "; give a smaller --batch-tokens, --batch-size or --max-source-tokens, or another --device" in result.error
+    assert ("tried to allocate" in result.error) == ("allocate" in str(error))
+
+
+@pytest.mark.parametrize("error", [RuntimeError(ALLOCATOR), MemoryError(), OSError(errno.ENOMEM, "Cannot allocate")])
+def test_memory_that_anything_else_exhausts(command, tiny_checkpoint, fail, error):
+    fail(error, "command")
+    result = command("translate", "--model", tiny_checkpoint, "nine")
+    assert (result.code, result.out) == (1, "")
+    assert "error: the memory is exhausted" in result.error
+    assert "; close other programs, or give smaller batches" in result.error
+
+
+@pytest.mark.slow
+def test_memory_that_a_limit_of_the_process_exhausts(tiny_checkpoint, tmp_path):
+    (tmp_path / "text").write_text(("it costs two hundred and five cents " * 8 + "\n") * 5_000)
+    script = (  # the limit comes when all is loaded: imports that fail say something else
+        "import resource, sys\n"
+        "from hf_vanilla_transformer.cli import lines, main, translate\n"
+        "before = translate.use_threads\n"
+        "def limited(number):\n"
+        "    before(number)\n"
+        "    used = int(open('/proc/self/statm').read().split()[0]) * resource.getpagesize()\n"
+        "    resource.setrlimit(resource.RLIMIT_AS, (used + 2**29, -1))\n"
+        "translate.use_threads = limited\n"
+        "sys.exit(main(sys.argv[1:]))\n"
+    )
+    options = ["--input", tmp_path / "text", "--batch-tokens", "1000000", "--num-beams", "8", "--threads", "1"]
+    command = [sys.executable, "-c", script, "translate", "--model", tiny_checkpoint, *options]
+    result = subprocess.run(
+        list(map(str, command)), cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True, timeout=PATIENCE
+    )
+    assert (result.returncode, result.stdout) == (2, "")
+    assert re.fullmatch(
+        r"vanilla-transformer: error: the device is out of memory( \(tried to allocate \d+ bytes\))?; give a smaller "
+        r"--batch-tokens.*\n",
+        result.stderr,
+    )
+
+
+def test_no_compiler(command, tiny_checkpoint, fail):
+    fail(NoCompilerError('`compute_type="compiled"` needs a C++ compiler; install g++ or clang'))
+    result = command("translate", "--model", tiny_checkpoint, "--compute-type", "compiled", "nine")
+    assert (result.code, result.out) == (2, "")
+    assert result.error.endswith('`compute_type="compiled"` needs a C++ compiler; install g++ or clang')
+
+
+@pytest.mark.slow
+def test_no_compiler_in_a_process_of_its_own(tiny_checkpoint, tmp_path):
+    environment = {"HF_HUB_OFFLINE": "1", "CXX": "/nowhere/g++", "PATH": "/nowhere"}
+    for name in ("HOME", "XDG_CACHE_HOME", "TMPDIR"):
+        environment[name] = str(tmp_path)
+    command = [*TRANSLATE, str(tiny_checkpoint), "--compute-type", "compiled", "nine"]
+    result = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=PATIENCE)
+    assert (result.returncode, result.stdout) == (2, "")
+    assert re.fullmatch(
+        "vanilla-transformer: error: .*needs a C\\+\\+ compiler .*; install g\\+\\+.*\n", result.stderr
+    ), result.stderr
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "line"),
+    [
+        (KeyError("bias"), 1, "KeyError: 'bias' (unexpected; give --debug for the traceback)"),
+        (RuntimeError("two\nlines"), 1, "RuntimeError: two (unexpected; give --debug for the traceback)"),
+        (AssertionError(), 1, "AssertionError: AssertionError (unexpected; give --debug for the traceback)"),
+        (common.RunError("it diverges"), 1, "it diverges"),
+        (common.UsageError("wrong use"), 2, "wrong use"),
+        (OSError(errno.ENOSPC, "No space left on device"), 1, "[Errno 28] No space left on device; free some space"),
+        (PermissionError(errno.EACCES, "Permission denied", "file"), 1, "[Errno 13] Permission denied: 'file'"),
+    ],
+)
+@pytest.mark.parametrize("place", ["without", "before", "after"])
+def test_one_line_and_the_traceback_for_those_who_ask(command, tiny_checkpoint, fail, error, code, line, place):
+    fail(error, "loading")
+    before, after = {"without": ([], []), "before": (["--debug"], []), "after": ([], ["--debug"])}[place]
+    result = command(*before, "translate", "--model", tiny_checkpoint, *after, "nine")
+    assert (result.code, result.out) == (code, "")
+    *traceback, last = result.err.splitlines()
+    assert last.startswith(f"vanilla-transformer: error: {line}")
+    assert bool(traceback) == (place != "without")
+    if traceback:
+        assert traceback[0] == "Traceback (most recent call last):"
+        assert any("in failing" in row for row in traceback)
+
+
+@pytest.mark.parametrize("place", [0, 1, 2])
+@pytest.mark.parametrize(
+    ("module", "function", "arguments"),
+    [
+        (average, "_average", ["run"]),
+        (evaluate, "_evaluate", ["--model", "m", "--source", "s", "--reference", "r"]),
+        (train, "_train", ["--max_steps", "3"]),
+        (translate, "_translate", ["--model", "m"]),
+    ],
+)
+def test_every_command_takes_debug_anywhere(command, monkeypatch, module, function, arguments, place):
+    def failing(arguments):
+        assert getattr(arguments, "overrides", ["--max_steps", "3"]) == ["--max_steps", "3"]
+        raise ValueError("some bug")
+
+    monkeypatch.setattr(module, function, failing)
+    words = [function.removeprefix("_"), *arguments]
+    words.insert(place if place < 2 else len(words), "--debug")
+    result = command(*words)
+    assert result.code == 1
+    assert result.err.startswith("Traceback (most recent call last):\n")
+    assert result.err.endswith(
+        "vanilla-transformer: error: ValueError: some bug (unexpected; give --debug for the traceback)\n"
+    )
+
+
+def test_ctrl_c_says_where_it_was_only_if_asked(command, tiny_checkpoint, fail):
+    fail(KeyboardInterrupt(), "loading")
+    result = command("translate", "--model", tiny_checkpoint, "nine")
+    assert (result.code, result.out, result.err) == (130, "", "")
+    result = command("--debug", "translate", "--model", tiny_checkpoint, "nine")
+    assert (result.code, result.out) == (130, "")
+    assert result.err.endswith("KeyboardInterrupt\n")
+
+
+def test_a_stream_of_python_that_is_closed(command, tiny_checkpoint, monkeypatch, tmp_path):
+    file = (tmp_path / "closed").open("w+")
+    file.close()
+    monkeypatch.setattr(sys, "stdin", file)
+    assert "error: standard input is closed" in command("translate", "--model", tiny_checkpoint).error
+    monkeypatch.setattr(sys, "stdin", None)
+    assert "error: standard input is closed" in command("translate", "--model", tiny_checkpoint).error
+    for stream in (None, file):
+        monkeypatch.setattr(sys, "stdout", stream)
+        assert cli.main(["translate", "--model", str(tiny_checkpoint), "nine"]) == 2

@@ -1,0 +1,301 @@
+"""Resuming: the same data or a refusal, damaged files replaced by what is left, one process per folder."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from datasets import Dataset
+
+from hf_vanilla_transformer.data import corpora, fingerprints
+from hf_vanilla_transformer.data.fingerprints import BLOCK, BLOCKS, Fingerprint, changes, fingerprint
+from hf_vanilla_transformer.evaluation.loading import load_checkpoint
+from hf_vanilla_transformer.training.recipe import RecipeError
+from hf_vanilla_transformer.training.run_folder import LOCK, locked
+
+
+# ---- Changed data ----
+def change_a_word(file: Path) -> None:
+    file.write_text(file.read_text().replace("nine 7", "nine 8"))
+
+
+def append(file: Path) -> None:
+    with file.open("a") as stream:
+        stream.write("nine 50\n")
+
+
+@pytest.mark.parametrize(("change", "message"), [(change_a_word, "another content"), (append, "bytes and has")])
+@pytest.mark.parametrize("streaming", [False, True])
+def test_changed_data_is_refused(train, recipe, change, message, streaming):
+    recipe |= {"streaming": streaming, "shuffle_buffer_size": 20}
+    assert train(recipe).code == 0
+    for side in ("en", "de"):
+        change(Path(recipe["data_dir"], f"train.{side}"))
+    result = train(recipe, "--resume", "--max_steps", "6")
+    assert result.code == 2
+    assert "the training data has changed since the run in" in result.error
+    assert message in result.error
+    assert "--accept-changed-data" in result.error
+    assert not Path(recipe["output_dir"], "checkpoint-6").exists()
+    assert train(recipe, "--resume", "--max_steps", "6", "--accept-changed-data").code == 0
+    assert train(recipe, "--resume", "--max_steps", "8").code == 0  # accepted once, it is the run's data
+
+
+def test_a_copy_of_the_data_is_welcome(train, finished):
+    for file in Path(finished["data_dir"]).glob("train.*"):
+        file.write_bytes(file.read_bytes())  # with another time
+    assert train(finished, "--resume", "--max_steps", "6").code == 0
+
+
+def test_moved_data_is_welcome(train, finished, tmp_path):
+    (tmp_path / "elsewhere").mkdir()
+    for file in Path(finished["data_dir"]).glob("*.??"):
+        file.rename(tmp_path / "elsewhere" / file.name)
+    assert train({**finished, "data_dir": str(tmp_path / "elsewhere")}, "--resume", "--max_steps", "6").code == 0
+
+
+def test_accepting_is_for_resuming(train, recipe):
+    assert "give --resume too" in train(recipe, "--accept-changed-data").error
+
+
+def test_a_run_without_fingerprints_is_resumed(train, finished):
+    path = Path(finished["output_dir"], "recipe.json")
+    record = json.loads(path.read_text())
+    del record["data_fingerprints"]
+    path.write_text(json.dumps(record))
+    assert train(finished, "--resume", "--max_steps", "6").code == 0
+    assert json.loads(path.read_text())["data_fingerprints"]
+
+
+def large_file(path: Path) -> Path:
+    path.write_bytes(b"0123456789abcde\n" * ((BLOCK * BLOCKS + 3 * BLOCK) // 16))
+    return path
+
+
+def overwrite(path: Path, position: int, text: bytes) -> None:
+    with path.open("r+b") as file:
+        file.seek(position)
+        file.write(text)
+
+
+@pytest.mark.parametrize("position", [0, BLOCK - 1, BLOCK * BLOCKS + 3 * BLOCK - 1])
+def test_samples_of_a_large_file_include_both_ends(tmp_path, position):
+    path = large_file(tmp_path / "large")
+    before = fingerprint(path)
+    overwrite(path, position, b"x")
+    assert before.difference(fingerprint(path)) == "has the same size and another content"
+
+
+def test_a_large_file_written_since_is_suspicious_until_all_of_it_is_read(tmp_path):
+    path = large_file(tmp_path / "large")
+    sampled, complete = fingerprint(path), fingerprint(path, complete=True)
+    os.utime(path, ns=(0, 0))
+    assert sampled.difference(fingerprint(path)) == "has the same size, and was written since"
+    assert complete.difference(fingerprint(path, complete=True)) is None
+    # Between two samples, which only all bytes show.
+    unseen = BLOCK + BLOCK // 300
+    overwrite(path, unseen, b"x")
+    assert fingerprint(path).sample == sampled.sample
+    assert complete.difference(fingerprint(path, complete=True)) == "has the same size and another content"
+
+
+def test_what_is_compared():
+    a, b = "a" * 40, "b" * 40
+    file = vars(Fingerprint(1, 2, "3"))
+    assert changes({"data 1": {"revision": a}}, {"data 1": {"revision": a}}) == []
+    assert changes({"data 1": {"revision": a}}, {"data 1": {"revision": None}}) == []  # the Hub can't be reached
+    assert changes({"data 1": {"revision": a}}, {"data 1": {"revision": b}}) == [
+        f"data 1 was at revision {a} and is at {b}"
+    ]
+    assert changes({"source 1": file}, {}) == ["source 1 is missing"]
+    assert changes({}, {"source 1": file}) == ["source 1 is new"]
+
+
+def test_data_on_the_hub_is_read_at_its_revision(train, recipe, monkeypatch):
+    now, read = {"revision": "a" * 40}, []
+
+    def load(name, *args, revision=None, **kwargs):
+        read.append(revision)
+        return Dataset.from_list([{"source": f"nine {n}", "target": f"neun {n}"} for n in range(50)])
+
+    monkeypatch.setattr(fingerprints, "revision_of", lambda name, repo_type: now["revision"])
+    monkeypatch.setattr(corpora, "load_dataset", load)
+    recipe |= {"train_source": [], "train_target": [], "train_data": ["some/thing"]}
+    assert train(recipe).code == 0
+    now["revision"] = "b" * 40
+    refused = train(recipe, "--resume", "--max_steps", "6")
+    assert refused.code == 2
+    assert f"data 1 was at revision {'a' * 40} and is at {'b' * 40}" in refused.error
+    now["revision"] = None  # the Hub can't be reached
+    assert train(recipe, "--resume", "--max_steps", "6").code == 0
+    now["revision"] = "b" * 40
+    assert train(recipe, "--resume", "--max_steps", "8", "--accept-changed-data").code == 0
+    assert read == ["a" * 40, "a" * 40, "b" * 40]
+
+
+def test_verifying_says_what_it_cannot_compare(train, finished):
+    result = train(finished, "--resume", "--max_steps", "6", "--verify-data")
+    assert result.code == 0
+    assert "only samples of large files can be compared" in result.out
+
+
+def test_what_may_differ(train, finished, tmp_path):
+    (tmp_path / "other.en").write_text("nine 3\n")
+    (tmp_path / "other.de").write_text("neun 3\n")
+    changed = {"test_source": ["other.en"], "test_target": ["other.de"]}
+    result = train(
+        {**finished, **changed, "validation_source": [], "validation_target": [], "average_last": 1},
+        "--resume", "--logging_steps", "1", "--report_to", "tensorboard", "--num_beams", "2",
+    )  # fmt: skip
+    assert result.code == 0, result.err
+    assert (tmp_path / "run" / "averaged-1" / "test.translations.txt").read_text().count("\n") == 1
+
+
+# ---- A wrong test file never needs a new training ----
+def test_a_test_file_that_breaks_during_training(train, finished, tmp_path):
+    (tmp_path / "test.de").write_bytes(b"neun\n\xff\xfe\n")
+    result = train(finished, "--resume")
+    assert result.code == 2
+    assert "test.de:2: not UTF-8" in result.error
+    (tmp_path / "test.de").write_text("neun\n" * 7)
+    assert train(finished, "--resume").code == 0
+
+
+# ---- Damaged files ----
+@pytest.mark.parametrize("content", [b"", b'{"data_dir": "', b"[]", b"\xff"])
+def test_a_damaged_recipe_is_taken_from_a_checkpoint(train, finished, caplog, content):
+    path = Path(finished["output_dir"], "recipe.json")
+    before = json.loads(path.read_text())
+    path.write_bytes(content)
+    with caplog.at_level("WARNING"):
+        result = train(finished, "--resume", "--max_steps", "6")
+    assert result.code == 0
+    assert json.loads(path.read_text()) == before
+
+
+def test_a_damaged_recipe_without_a_copy_is_told(train, finished):
+    for path in Path(finished["output_dir"]).rglob("recipe.json"):
+        path.write_bytes(b"{")
+    result = train(finished, "--resume", "--max_steps", "6")
+    assert result.code == 2
+    assert "recipe.json is cut short or not JSON" in result.error
+
+
+@pytest.mark.parametrize("damage", ["cut", "gone"])
+def test_a_damaged_tokenizer_is_taken_from_a_checkpoint(train, finished, damage):
+    path = Path(finished["output_dir"], "tokenizer", "tokenizer.json")
+    path.unlink() if damage == "gone" else path.write_bytes(path.read_bytes()[:100])
+    result = train(finished, "--resume", "--max_steps", "6")
+    assert result.code == 0
+    assert ("that of checkpoint-4 is used" in result.out) == (damage == "cut")
+    load_checkpoint(finished["output_dir"])  # the tokenizer is the model's
+
+
+@pytest.mark.parametrize("file", ["optimizer.pt", "scheduler.pt", "rng_state.pth", "model.safetensors"])
+@pytest.mark.parametrize("damage", ["cut", "zeros", "empty"])
+def test_the_checkpoint_before_a_damaged_one_is_taken(train, finished, caplog, file, damage):
+    path = Path(finished["output_dir"], "checkpoint-4", file)
+    content = path.read_bytes()
+    middle = len(content) // 2
+    zeros = content[: middle - 50] + bytes(100) + content[middle + 50 :]
+    path.write_bytes({"cut": content[:-20], "zeros": zeros, "empty": b""}[damage])
+    with caplog.at_level("WARNING"):
+        result = train(finished, "--resume", "--max_steps", "6")
+    assert result.code == 0
+    assert "Resuming from" in result.out
+    assert "checkpoint-2" in result.out
+    assert "Trained 6 updates" in result.out
+
+
+def test_resuming_warns_of_nothing(train, finished, caplog):
+    with caplog.at_level("WARNING"):
+        result = train(finished, "--resume", "--max_steps", "6")
+    assert result.code == 0
+    assert "missing keys" not in result.err + caplog.text
+
+
+def test_weights_of_another_model_are_not_completed_by_random_ones(train, finished):
+    from safetensors.torch import load_file, save_file
+
+    for checkpoint in Path(finished["output_dir"]).glob("checkpoint-*"):
+        weights = load_file(checkpoint / "model.safetensors")
+        name = next(iter(weights))
+        del weights[name]
+        save_file(weights, checkpoint / "model.safetensors", metadata={"format": "pt"})
+        (checkpoint / "checksums.json").unlink(missing_ok=True)
+    result = train(finished, "--resume", "--max_steps", "6")
+    assert result.code != 0
+    assert name in result.err
+
+
+# ---- Which checkpoint ----
+def test_a_named_checkpoint(train, finished):
+    result = train(finished, "--resume_from_checkpoint", Path(finished["output_dir"], "checkpoint-2"))
+    assert result.code == 0
+    assert "checkpoint-2" in result.out
+    assert "Trained 4 updates" in result.out
+
+
+def test_the_last_checkpoint_as_the_trainer_names_it(train, finished):
+    result = train(finished, "--resume_from_checkpoint", "True", "--max_steps", "6")
+    assert result.code == 0
+    assert "checkpoint-4" in result.out
+
+
+@pytest.mark.parametrize("name", ["nowhere", "run", "run/averaged-2", "elsewhere/checkpoint-2"])
+def test_what_is_not_a_checkpoint_of_the_run(train, finished, tmp_path, name):
+    result = train(finished, "--resume_from_checkpoint", tmp_path / name)
+    assert result.code == 2
+    assert "is not a checkpoint of" in result.error
+    assert "--model_name_or_path" in result.error
+
+
+def test_a_named_checkpoint_that_is_damaged(train, finished):
+    folder = Path(finished["output_dir"], "checkpoint-2")
+    (folder / "optimizer.pt").write_bytes(b"")
+    result = train(finished, "--resume_from_checkpoint", folder)
+    assert result.code == 2
+    assert "optimizer.pt" in result.error
+
+
+# ---- One process per folder ----
+def test_a_second_process_is_refused(train, finished):
+    with locked(Path(finished["output_dir"])):
+        result = train(finished, "--resume", "--max_steps", "6")
+    assert result.code == 2
+    assert "another process is training in" in result.error
+    assert train(finished, "--resume", "--max_steps", "6").code == 0  # the file of the lock is still there
+
+
+def test_a_new_run_in_the_folder_of_one_that_begins(train, recipe, tmp_path):
+    with locked(tmp_path / "run"):
+        result = train(recipe)
+    assert result.code == 2
+    assert "another process is training in" in result.error
+
+
+def test_a_killed_process_leaves_no_lock(tmp_path):
+    code = (
+        "import os, signal, sys, pathlib; from hf_vanilla_transformer.training.run_folder import locked\n"
+        "with locked(pathlib.Path(sys.argv[1])): os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    assert subprocess.run([sys.executable, "-c", code, tmp_path], timeout=240).returncode == -9
+    assert (tmp_path / LOCK).exists()
+    with locked(tmp_path):
+        pass
+
+
+def test_a_folder_that_is_refused_gets_no_file(train, recipe, tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "thesis.tex").write_text("text")
+    assert "is not empty" in train(recipe).error
+    assert "no run to resume" in train(recipe, "--resume").error
+    assert [path.name for path in (tmp_path / "run").iterdir()] == ["thesis.tex"]
+
+
+def test_the_lock_of_a_folder_that_cannot_be_written(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(RecipeError, match="can't be written"), locked(tmp_path / "file" / "run"):
+        pass

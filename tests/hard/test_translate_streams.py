@@ -1,0 +1,443 @@
+"""`translate` on files, pipes and slow producers: order, windows, bounds, and what is on disk afterwards."""
+
+import contextlib
+import gzip
+import io
+import itertools
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hf_vanilla_transformer.cli import lines, translate
+from hf_vanilla_transformer.cli.common import UsageError
+from hf_vanilla_transformer.data.formats import decode_lines
+from hf_vanilla_transformer.evaluation import translation
+
+ROOT = Path(__file__).parents[2]
+COMMAND = [sys.executable, "-m", "hf_vanilla_transformer_cli", "translate", "--greedy", "--max-new-tokens", "2"]
+OPTIONS = ["--greedy", "--max-new-tokens", 3]
+# Of the processes, whose output is to be buffered as usual.
+ENVIRONMENT = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+PATIENCE = 120  # seconds, for a process that imports torch on a busy machine
+
+
+class Chunks(io.RawIOBase):
+    """A file without a buffer that gives one of its chunks a read, or waits, or fails."""
+
+    def __init__(self, chunks):
+        self.chunks = iter(chunks)
+        self.bytes_read = 0
+
+    def read(self, size=-1):
+        chunk = next(self.chunks, b"")
+        if isinstance(chunk, Exception):
+            raise chunk
+        self.bytes_read += len(chunk or b"")
+        return chunk
+
+
+def _windows(chunks):
+    return lines._of_stream(Chunks(chunks), "the pipe")
+
+
+# Windows of a stream
+
+
+def test_what_a_slow_producer_has_sent_comes_at_once_without_the_line_that_it_has_begun():
+    reader, writer = os.pipe()
+    windows = lines._of_stream(os.fdopen(reader, "rb", buffering=0), "the pipe")
+    os.write(writer, b"one\n")
+    assert next(windows) == ["one"]
+    os.write(writer, b"two\nthree\nfo")
+    assert next(windows) == ["two", "three"]
+    os.write(writer, "ur ü".encode()[:-1])  # half of a character
+    threading.Timer(0.2, os.write, [writer, "ü".encode()[1:] + b"\n"]).start()
+    assert next(windows) == ["four ü"]
+    os.write(writer, b"the end")
+    os.close(writer)
+    assert list(windows) == [["the end"]]
+
+
+def test_a_fast_producer_gives_full_windows(monkeypatch):
+    monkeypatch.setattr(lines, "GRACE", 60)  # it is not waited for: a window ends when it is full, or at the end
+    chunks = [b"".join(b"%d\n" % number for number in range(start, start + 100)) for start in range(0, 12_000, 100)]
+    windows = list(_windows(chunks))
+    assert [len(window) for window in windows] == [5_000, 5_000, 2_000]
+    assert [line for window in windows for line in window] == [str(number) for number in range(12_000)]
+
+
+def test_an_endless_producer_is_read_a_window_ahead_and_no_more():
+    def endless():
+        while True:
+            yield b"x" * 1_000 + b"\n"
+
+    file = Chunks(endless())
+    windows = lines._of_stream(file, "the pipe")
+    for _ in range(5):
+        before = file.bytes_read
+        assert len(next(windows)) > 100
+        deadline = time.monotonic() + 60
+        while file.bytes_read - before < lines.CHARACTERS_PER_WINDOW and time.monotonic() < deadline:
+            time.sleep(0.01)
+        time.sleep(0.1)  # time for more, if it took more
+        assert file.bytes_read - before < 3 * lines.CHARACTERS_PER_WINDOW
+
+
+def test_a_line_without_an_end_is_refused_after_the_lines_before_it(monkeypatch):
+    monkeypatch.setattr(lines, "LONGEST_LINE", 200_000)
+
+    def endless():
+        yield b"one\ntwo\n"
+        while True:
+            yield b"x" * 60_000
+
+    windows = _windows(endless())
+    assert next(windows) == ["one", "two"]
+    with pytest.raises(UsageError, match="the pipe:3: the line has no end within 200,000 bytes; give a sentence per"):
+        next(windows)
+
+
+def test_what_is_not_utf8_in_a_pipe_ends_it_after_what_came_before():
+    found = []
+    with pytest.raises(UsageError, match=r"the pipe:4: not UTF-8 \(byte 0xff at 1\); convert it"):
+        found.extend(itertools.chain.from_iterable(_windows([b"one\ntwo\n", b"three\n\xff\nfive\n"])))
+    assert found == ["one", "two", "three"]
+
+
+def test_a_pipe_that_does_not_wait_and_one_that_fails():
+    assert list(_windows([None, b"one\n", None, None, b"two"])) in ([["one"], ["two"]], [["one", "two"]])
+    found = []
+    with pytest.raises(OSError, match="gone"):
+        found.extend(itertools.chain.from_iterable(_windows([b"one\n", OSError(5, "gone")])))
+    assert found == ["one"]
+
+
+def _check_chunks(text, cuts):
+    ends = sorted({cut % (len(text) + 1) for cut in cuts} | {0, len(text)})
+    chunks = [text[start:end] for start, end in itertools.pairwise(ends)]
+    expected = list(decode_lines(io.BytesIO(text), "a file"))
+    assert [line for window in _windows(chunks) for line in window] == expected
+
+
+TEXTS = st.text(st.sampled_from("a ü\n\r\ufeff。\U0001f600\u2028\x85\x0b"), max_size=40).map(str.encode)
+
+
+@settings(max_examples=60)
+@given(TEXTS, st.lists(st.integers(0, 200), max_size=6))
+def test_chunks_of_any_size_make_the_lines_that_a_file_has(text, cuts):
+    _check_chunks(text, cuts)
+
+
+@pytest.mark.hard
+@settings(max_examples=5_000)
+@given(TEXTS, st.lists(st.integers(0, 200), max_size=12))
+def test_many_more_chunks_of_any_size(text, cuts):
+    _check_chunks(text, cuts)
+
+
+# Files
+
+
+@pytest.fixture
+def run(command, tiny_checkpoint, monkeypatch, tmp_path):
+    """Runs `translate` in a folder of its own, with bytes or a file as standard input."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(*arguments, stdin=b""):
+        file = io.BytesIO(stdin) if isinstance(stdin, bytes) else stdin
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(file))
+        return command("translate", "--model", tiny_checkpoint, *OPTIONS, *arguments)
+
+    return run
+
+
+def _no_model(*arguments):
+    raise AssertionError("a model is loaded")
+
+
+SENTENCES = ["twenty-one", "half past nine on the fourth of May", "", "it", "drei Euro und fünf Cent"]
+TEXT = "".join(f"{sentence}\n" for sentence in SENTENCES)
+
+
+@pytest.mark.parametrize("name", ["text", "text.gz", "windows", "pipe"])
+def test_input_gives_what_the_arguments_give(run, name):
+    expected = run("--", *SENTENCES).out
+    content = {"text": TEXT.encode(), "text.gz": gzip.compress(TEXT.encode())}
+    content["windows"] = ("\ufeff" + TEXT.replace("\n", "\r\n")).encode()
+    if name == "pipe":
+        os.mkfifo(name)
+        threading.Thread(target=Path(name).write_bytes, args=[TEXT.encode()], daemon=True).start()
+    else:
+        Path(name).write_bytes(content[name])
+    result = run("--input", name)
+    assert (result.code, result.out, result.err) == (0, expected, "")
+    assert expected.count("\n") == len(SENTENCES)
+
+
+def test_a_file_is_translated_in_windows_of_lines_or_of_characters(run, monkeypatch):
+    expected = run("--", *SENTENCES).out
+    windows = []
+    translated = translation.translate
+
+    def counting(model, tokenizer, window, **options):
+        windows.append(len(window))
+        return translated(model, tokenizer, window, **options)
+
+    monkeypatch.setattr(translation, "translate", counting)
+    monkeypatch.setattr(lines, "LINES_PER_WINDOW", 2)
+    assert run(stdin=TEXT.encode()).out == expected
+    monkeypatch.setattr(lines, "CHARACTERS_PER_WINDOW", 10)
+    assert run("--", *SENTENCES).out == expected
+    assert windows == [2, 2, 1, 1, 1, 2, 1]
+
+
+def test_standard_input_that_is_a_file_is_read_from_where_it_is(run):
+    Path("text").write_text(TEXT, encoding="utf-8")
+    with open("text", "rb") as file:
+        file.readline()
+        result = run(stdin=file)
+    assert (result.code, result.out) == (0, run("--", *SENTENCES[1:]).out)
+
+
+@pytest.mark.parametrize("kind", ["input", "standard input", "gz"])
+def test_a_file_is_checked_to_its_end_before_any_work(run, monkeypatch, kind):
+    monkeypatch.setattr(translate, "load_model", _no_model)
+    monkeypatch.setattr(lines, "LINES_PER_WINDOW", 2)
+    bad = b"nine\n" * 9 + "schön".encode("latin1")
+    Path("bad").write_bytes(bad)
+    Path("bad.gz").write_bytes(gzip.compress(bad))
+    Path("old").write_text("precious")
+    options = {"input": ["--input", "bad"], "gz": ["--input", "bad.gz"]}.get(kind, [])
+    for more in ([], ["--output", "new"], ["--output", "old", "--overwrite"]):
+        with open("bad", "rb") as file:
+            result = run(*options, *more, stdin=file)
+        assert (result.code, result.out) == (2, "")
+        assert ":10: not UTF-8 (byte 0xf6 at 4); convert it first, for instance: iconv" in result.error
+    assert sorted(path.name for path in Path().iterdir()) == ["bad", "bad.gz", "old"]
+    assert Path("old").read_text() == "precious"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--input", "nowhere"], "nowhere: no such file; name an existing file"),
+        (["--input", "."], ".: is a folder; name an existing file"),
+        (["--input", ""], ".: is a folder; name an existing file"),
+        (["--input", "empty"], "empty: the file is empty; is it"),
+        (["--input", "damaged.gz"], "damaged.gz:1: the compressed file is damaged"),
+        (["--input", "text", "nine"], "sentences and --input FILE are two things to translate; give one of the two"),
+        (["--input", "text", "--output", "./text", "--overwrite"], "--output ./text is also the file of --input; give"),
+        (["--input", "text", "--output", "link", "--overwrite"], "--output link is also the file of --input; give"),
+        (["--output", "text", "nine"], "--output text exists; give another file, or --overwrite to replace it"),
+        (["--output", ".", "nine"], "--output . is a folder; give a file in a folder that exists"),
+        (["--output", "", "nine"], "--output  is a folder; give a file"),
+        (["--output", "nowhere/new", "nine"], "--output nowhere/new can't be written: there is no folder nowhere"),
+    ],
+)  # fmt: skip
+def test_files_that_cannot_be(run, monkeypatch, options, message):
+    monkeypatch.setattr(translate, "load_model", _no_model)
+    for name, content in (("empty", b""), ("damaged.gz", b"text"), ("text", b"nine\n")):
+        Path(name).write_bytes(content)
+    Path("link").symlink_to("text")
+    result = run(*options)
+    assert (result.code, result.out) == (2, "")
+    assert message in result.error
+    assert sorted(path.name for path in Path().iterdir()) == ["damaged.gz", "empty", "link", "text"]
+    assert Path("text").read_bytes() == b"nine\n"
+
+
+def test_output_appears_when_it_is_complete_and_is_written_window_by_window(run, monkeypatch):
+    expected = run("--", *SENTENCES).out
+    translated, seen = translation.translate, []
+
+    def looking(*arguments, **options):
+        seen.append([path.read_text(encoding="utf-8") for path in Path().glob(".new.*.partial")])
+        assert not Path("new").exists()
+        return translated(*arguments, **options)
+
+    monkeypatch.setattr(translation, "translate", looking)
+    monkeypatch.setattr(lines, "LINES_PER_WINDOW", 2)
+    result = run("--output", "new", "--", *SENTENCES)
+    assert (result.code, result.out, result.err) == (0, "", "")
+    rows = [f"{row}\n" for row in expected.split("\n")[:-1]]
+    assert seen == [[""], ["".join(rows[:2])], ["".join(rows[:4])]]
+    assert [path.name for path in Path().iterdir()] == ["new"]
+    assert Path("new").read_text(encoding="utf-8") == expected
+
+
+def test_an_empty_input_gives_an_empty_output(run, monkeypatch):
+    monkeypatch.setattr(translate, "load_model", _no_model)
+    assert run("--output", "new").code == 0
+    assert Path("new").read_bytes() == b""
+
+
+@pytest.mark.parametrize("failure", [OSError(28, "No space left on device"), KeyboardInterrupt(), ValueError("bad")])
+def test_a_run_that_fails_leaves_the_old_output(run, monkeypatch, failure):
+    translated = translation.translate
+
+    def failing(model, tokenizer, window, **options):
+        if window == SENTENCES[2:4]:
+            raise failure
+        return translated(model, tokenizer, window, **options)
+
+    monkeypatch.setattr(translation, "translate", failing)
+    monkeypatch.setattr(lines, "LINES_PER_WINDOW", 2)
+    Path("old").write_text("precious")
+    result = run("--output", "old", "--overwrite", "--", *SENTENCES)
+    assert result.code == {OSError: 1, KeyboardInterrupt: 130, ValueError: 2}[type(failure)]
+    assert [path.name for path in Path().iterdir()] == ["old"]
+    assert Path("old").read_text() == "precious"
+
+
+def test_output_to_a_device_needs_no_permission(run):
+    assert run("--output", os.devnull, "nine").code == 0
+    assert not Path(os.devnull).is_file()
+
+
+def test_threads(run, monkeypatch):
+    before = torch.get_num_threads()
+    used = []
+    translated = translation.translate
+
+    def looking(*arguments, **options):
+        used.append(torch.get_num_threads())
+        return translated(*arguments, **options)
+
+    monkeypatch.setattr(translation, "translate", looking)
+    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+    try:
+        assert run("--threads", 2, "nine").code == 0
+        assert run("--threads", 1, "nine").code == 0
+    finally:
+        torch.set_num_threads(before)
+    assert used == [2, 1]
+    for number in (3, 10**9):
+        assert (
+            f"--threads: {number} is more than 2: this machine has no more processors"
+            in run("--threads", number, "nine").error
+        )
+
+
+# Processes of their own
+
+
+@pytest.fixture
+def start(tiny_checkpoint):
+    """Starts `translate` with pipes on all sides, and ends it."""
+    processes = []
+
+    def start(*options, **streams):
+        pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE) | streams
+        command = [*COMMAND, "--model", str(tiny_checkpoint), *options]
+        processes.append(subprocess.Popen(command, cwd=ROOT, env=ENVIRONMENT, **pipes))
+        return processes[-1]
+
+    yield start
+    for process in processes:
+        process.kill()
+        process.wait()
+        for pipe in (process.stdin, process.stdout, process.stderr):
+            with contextlib.suppress(BrokenPipeError):
+                pipe.close()
+
+
+@pytest.mark.slow
+def test_a_slow_pipe_is_answered_line_by_line(start):
+    process = start()
+    answers = []
+    for sentence in (b"twenty-one\n", b"half past nine\n", b"\n"):
+        process.stdin.write(sentence)
+        process.stdin.flush()
+        answers.append(process.stdout.readline())  # hangs if the answer waits for more
+    process.stdin.write(b"twenty-one\nhalf past nine")
+    rest, errors = process.communicate(timeout=PATIENCE)
+    assert rest == answers[0] + answers[1]
+    assert (answers[2], errors, process.returncode) == (b"\n", b"", 0)
+
+
+@pytest.mark.slow
+def test_an_endless_producer_and_a_reader_that_leaves(start):
+    process = start()
+    stopped = threading.Event()
+
+    def produce():
+        try:
+            while True:
+                process.stdin.write(b"nine\n" * 1_000)
+        except (BrokenPipeError, ValueError):
+            stopped.set()
+
+    threading.Thread(target=produce, daemon=True).start()
+    memory = []
+    for _ in range(3):
+        for _ in range(6_000):
+            process.stdout.readline()
+        status = Path(f"/proc/{process.pid}/status").read_text()
+        memory.append(int(status.split("VmRSS:")[1].split()[0]) // 1024)  # MiB
+    process.stdout.close()
+    assert process.wait(PATIENCE) == 141
+    assert process.stderr.read() == b""
+    assert stopped.wait(PATIENCE)
+    assert memory[-1] - memory[0] < 100
+
+
+@pytest.mark.slow
+def test_an_error_ends_the_process_while_its_pipe_stays_open(start):
+    process = start("--device", "toaster")
+    assert process.wait(PATIENCE) == 2
+    assert process.stderr.read().startswith(b"vanilla-transformer: error: --device toaster can't be used here")
+
+
+@pytest.mark.slow
+def test_what_is_not_utf8_in_a_pipe_ends_it_after_the_translations_before(start):
+    process = start()
+    out, errors = process.communicate(b"nine\nten\n\xff\nnine\n", timeout=PATIENCE)
+    assert (process.returncode, out.count(b"\n")) == (2, 2)
+    assert errors.startswith(b"vanilla-transformer: error: standard input:3: not UTF-8 (byte 0xff at 1); convert")
+    assert errors.count(b"\n") == 1
+
+
+@pytest.mark.slow
+def test_ctrl_c_while_a_pipe_is_waited_for(start):
+    process = start()
+    process.stdin.write(b"nine\n")
+    process.stdin.flush()
+    process.stdout.readline()
+    process.send_signal(signal.SIGINT)
+    assert process.wait(PATIENCE) == 130
+    assert process.stderr.read() == b""
+
+
+@pytest.mark.slow
+def test_lines_of_a_long_pipe_keep_their_order(start):
+    process = start("--batch-tokens", "256")
+    randomness = random.Random(0)
+    sentences = [" ".join(["nine"] * randomness.randint(0, 9)) for _ in range(300)]
+    together = "".join(f"{sentence}\n" for sentence in sentences).encode()
+
+    def produce():
+        rest = together
+        while rest:
+            size = randomness.randint(1, 2_000)
+            process.stdin.write(rest[:size])
+            process.stdin.flush()
+            rest = rest[size:]
+            time.sleep(randomness.choice([0, 0.1]))
+        process.stdin.close()
+
+    threading.Thread(target=produce, daemon=True).start()
+    translations = process.stdout.read().split(b"\n")[:-1]
+    assert process.wait(PATIENCE) == 0
+    by_sentence = dict(zip(sentences, translations, strict=True))
+    assert [by_sentence[sentence] for sentence in sentences] == translations
+    assert len(set(by_sentence.values())) > 1
