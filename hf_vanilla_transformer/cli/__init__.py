@@ -7,6 +7,7 @@ torch and transformers take seconds to import, so they are imported inside funct
 import argparse
 import contextlib
 import errno
+import io
 import os
 import re
 import sys
@@ -57,6 +58,9 @@ def _check_streams() -> None:
             os.fstat(number)
         except OSError:  # it would become the number of the next file opened, and native code writes to 1 and 2
             os.open(os.devnull, os.O_RDWR)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper) and not stream.closed:
+            stream.reconfigure(errors="backslashreplace")  # names of files need not be UTF-8
     if _is_closed(sys.stderr):
         sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
     if _is_closed(sys.stdout):

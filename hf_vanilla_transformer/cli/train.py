@@ -242,6 +242,7 @@ class _Run:
 
     def _train_and_finish(self, trainer: "VanillaTransformerTrainer") -> None:
         from ..training.finish import finish_run
+        from ..training.run_folder import save_model
         from ..training.trainer import run_facts
 
         if self.resume:
@@ -252,8 +253,7 @@ class _Run:
         seconds = time.perf_counter() - began
         if self.cleaning.seen and self.data.streaming:
             self._say(f"Training data, as far as the stream was read: {self.cleaning}")
-        trainer.save_model(_internal_call=True)  # it is pushed to the Hub when it is complete
-        trainer.save_state()
+        save_model(trainer, self.output)
         self._say(f"Trained {trainer.state.global_step:,} updates in {seconds / 60:.1f} minutes: {self.output}")
         trainer.accelerator.wait_for_everyone()
         trainer.end()  # the main process does the rest, and the others end

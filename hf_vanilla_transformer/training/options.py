@@ -34,7 +34,7 @@ REFUSED = {
     "auto_find_batch_size": "after a lack of memory it would begin again with weights that are trained already; lower "
     "per_device_train_batch_tokens and raise gradient_accumulation_steps",
     "average_tokens_across_devices": "the loss is the mean over the target tokens of all devices",
-    "batch_eval_metrics": "BLEU and chrF are scores of a whole corpus, not means over batches",
+    "batch_eval_metrics": "BLEU and chrF are scores of a corpus, not means over batches",
     "bf16_full_eval": "evaluations during training keep the weights in float32; use bf16",
     "dataloader_drop_last": "it would leave out validation sentences; batches by tokens are all complete",
     "dataloader_in_order": "a run that is resumed has to read its batches in the same order",

@@ -21,7 +21,7 @@ from ..data.messages import first_line
 from ..publish.model_card import fill_model_card
 from .checkpoints import checkpoints_in
 from .recipe import RecipeError, VanillaTransformerTrainingArguments
-from .run_folder import REHEARSAL
+from .run_folder import SAVING
 from .trainer import VanillaTransformerTrainer, run_facts
 
 BYTES_PER_PARAMETER = 16  # of training: the weight, its gradient and Adam's two moments, 4 each
@@ -184,7 +184,7 @@ def _translate(trainer: VanillaTransformerTrainer, batch: dict[str, Any]) -> Non
 
 
 def _save(trainer: VanillaTransformerTrainer) -> None:
-    folder = Path(trainer.args.output_dir or "", REHEARSAL)
+    folder = Path(trainer.args.output_dir or "", SAVING)
     shutil.rmtree(folder, ignore_errors=True)  # of a killed run
     try:
         trainer.save_model(str(folder), _internal_call=True)

@@ -1,6 +1,7 @@
 """The folder of a run: who may write into it, and what it was started with (`recipe.json`)."""
 
 import json
+import os
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -8,12 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from filelock import FileLock, Timeout
-from transformers import TrainerCallback
+from safetensors import SafetensorError
+from transformers import Trainer, TrainerCallback
 from transformers.utils import logging
 
 from ..data.files import write_text
+from ..data.messages import first_line
 from ..evaluation.loading import read_json
-from .checkpoints import checkpoints_in, damage_of, last_complete_checkpoint, step_of
+from .checkpoints import TRAINER_STATE, checkpoints_in, damage_of, last_complete_checkpoint, step_of
 from .recipe import RecipeError
 
 logger = logging.get_logger(__name__)
@@ -21,7 +24,7 @@ logger = logging.get_logger(__name__)
 RECIPE = "recipe.json"
 TOKENIZER = "tokenizer"  # the folder of the tokenizer that a run trains
 LOCK = "run.lock"
-REHEARSAL = ".rehearsal"  # a folder that `preflight` saves the untrained model in, and removes
+SAVING = ".saving"  # a folder in which files are written that then replace others
 FINGERPRINTS = "data_fingerprints"  # in recipe.json, beside the options
 
 
@@ -58,7 +61,7 @@ def locked(folder: Path) -> Iterator[None]:
 def is_empty(folder: Path) -> bool:
     """Whether a folder has nothing but what a run leaves that stopped before its first update."""
     names = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
-    return all(name in (RECIPE, TOKENIZER, LOCK, REHEARSAL) or name.endswith(".partial") for name in names)
+    return all(name in (RECIPE, TOKENIZER, LOCK, SAVING) or name.endswith(".partial") for name in names)
 
 
 def write_recipe(folder: Path, options: Mapping[str, Any], fingerprints: Mapping[str, Any]) -> None:
@@ -139,6 +142,33 @@ def checkpoint_to_resume(folder: Path, named: str | None) -> Path | None:
     if damage := damage_of(checkpoint):
         raise RecipeError(f"--resume_from_checkpoint {named}: {damage}; --resume takes the last complete one")
     return checkpoint
+
+
+def save_model(trainer: Trainer, folder: Path) -> None:
+    """Saves a trained model and the trainer's log in the run's folder; an old model stays until all is written.
+
+    Args:
+        trainer: After training; all of its processes have to call this.
+        folder: The run's output folder.
+
+    Raises:
+        OSError: It can't be written; a full disk, for instance.
+    """
+    partial = folder / SAVING
+    try:
+        trainer.save_model(str(partial), _internal_call=True)  # without pushing it to the Hub
+        if trainer.is_world_process_zero():
+            trainer.state.save_to_json(str(partial / TRAINER_STATE))
+            for file in partial.iterdir():
+                os.replace(file, folder / file.name)
+    except (OSError, SafetensorError) as error:
+        raise OSError(
+            f"the model can't be saved in {folder} ({first_line(error)}); make room, and give --resume to repeat what "
+            "follows training"
+        ) from error
+    finally:
+        if trainer.is_world_process_zero():
+            shutil.rmtree(partial, ignore_errors=True)
 
 
 class RecipeKeeper(TrainerCallback):

@@ -7,11 +7,18 @@ from pathlib import Path
 
 import pytest
 import torch
+from transformers import TrainerCallback
 
 from hf_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from hf_vanilla_transformer.training import finish, preflight
+from hf_vanilla_transformer.training import trainer as trainer_module
 from hf_vanilla_transformer.training.checkpoints import checkpoints_in
 from hf_vanilla_transformer.training.trainer import TranslationMetrics, VanillaTransformerTrainer
+
+try:
+    import resource
+except ImportError:  # Windows
+    resource = None
 
 
 @pytest.fixture
@@ -203,6 +210,35 @@ def test_a_checkpoint_that_cannot_be_saved(train, recipe, monkeypatch):
     monkeypatch.undo()
     assert train(recipe, "--resume").code == 0
     assert safetensors.torch.load_file(Path(recipe["output_dir"], "model.safetensors"))
+
+
+class FullDisk(TrainerCallback):
+    """From the end of training on, no file can have more than 10,000 bytes."""
+
+    def on_train_end(self, args, state, control, **kwargs):
+        resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
+
+
+@pytest.mark.skipif(resource is None, reason="needs limits of Unix")
+def test_a_model_that_cannot_be_saved_leaves_the_old_one(train, finished, monkeypatch):
+    folder = Path(finished["output_dir"])
+    before = {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
+    plain = trainer_module.callbacks_for
+    monkeypatch.setattr(trainer_module, "callbacks_for", lambda args: [*plain(args), FullDisk()])
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    try:
+        result = train(finished, "--resume", "--max_steps", "6")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert result.code == 1
+    assert "the model can't be saved in" in result.error
+    changed = {"recipe.json"}
+    after = {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
+    assert after.keys() == before.keys()
+    assert all(after[name] == before[name] for name in before.keys() - changed)
+    monkeypatch.undo()
+    assert train(finished, "--resume", "--max_steps", "6").code == 0
+    assert (folder / "model.safetensors").read_bytes() != before["model.safetensors"]
 
 
 def test_no_file_is_written_by_halves(train, finished, monkeypatch):
