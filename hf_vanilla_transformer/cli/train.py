@@ -373,7 +373,7 @@ class _Run:
 
         model: PreTrainedModel
         if name := self.model.model_name_or_path:
-            model = load_model(name, trust_remote_code=self.switches.trust_remote_code)
+            model = load_model(name, trust_remote_code=self.switches.trust_remote_code, **self.model.regularization())
             if self.model.tokenizer_name_or_path is None:
                 check_tokenizer(tokenizer, model.config, name)
         else:

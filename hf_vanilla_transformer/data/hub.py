@@ -1,7 +1,7 @@
 """Names on the Hub: whether there is such a repository, and its present revision."""
 
 from huggingface_hub import HfApi, try_to_load_from_cache
-from huggingface_hub.errors import RepositoryNotFoundError
+from huggingface_hub.errors import HFValidationError, RepositoryNotFoundError
 
 SECONDS = 5.0  # transformers itself asks six times, with pauses that add up to 45 seconds
 
@@ -21,10 +21,12 @@ def revision_of(name: str, repo_type: str = "model") -> str | None:
         The commit's hash, or None if the Hub can't be reached or works offline (`HF_HUB_OFFLINE`).
 
     Raises:
-        HubError: The Hub has no such repository, or none that this user may read.
+        HubError: The Hub can't have a repository of this name, or has none that this user may read.
     """
     try:
         return HfApi().repo_info(name, repo_type=repo_type, timeout=SECONDS).sha
+    except HFValidationError as error:
+        raise HubError(f"{name!r} is neither a folder here nor a name that the Hub could have; check it") from error
     except RepositoryNotFoundError as error:  # gated ones, too
         raise HubError(
             f"{name} is neither a folder here nor a {repo_type} on the Hub that you may read; check the spelling, and "

@@ -63,7 +63,12 @@ def load_tokenizer(
 
 
 def load_model(
-    name: str | Path, *, dtype: torch.dtype | str = "auto", trust_remote_code: bool = False, local_only: bool = False
+    name: str | Path,
+    *,
+    dtype: torch.dtype | str = "auto",
+    trust_remote_code: bool = False,
+    local_only: bool = False,
+    **fields: Any,
 ) -> PreTrainedModel:
     """Loads a sequence-to-sequence model, and refuses what `from_pretrained` only warns of, or doesn't notice.
 
@@ -74,6 +79,7 @@ def load_model(
         dtype: Type of the weights; "auto": as they were saved.
         trust_remote_code: Whether code that comes with the checkpoint may run. Without it, nobody is asked.
         local_only: Whether a name on the Hub is only looked for among the files of earlier downloads.
+        **fields: Fields of the configuration that take the place of the checkpoint's, `dropout` for instance.
 
     Returns:
         The model, on the CPU in evaluation mode.
@@ -90,6 +96,7 @@ def load_model(
             ignore_mismatched_sizes=True,  # they are in the report, then
             trust_remote_code=trust_remote_code,
             local_files_only=local_only,
+            **fields,
         )
     _check_report(name, report)
     config = cached_file(name, CONFIG, local_files_only=local_only)

@@ -128,7 +128,7 @@ def updates_per_epoch(trainer: VanillaTransformerTrainer) -> int | None:
     """Returns how many updates an epoch has, or None for a stream."""
     if isinstance(trainer.train_dataset, datasets.IterableDataset):
         return None
-    return max(len(trainer.get_train_dataloader()) // trainer.args.gradient_accumulation_steps, 1)
+    return math.ceil(len(trainer.get_train_dataloader()) / trainer.args.gradient_accumulation_steps)
 
 
 def first_batch(trainer: VanillaTransformerTrainer) -> dict[str, Any]:

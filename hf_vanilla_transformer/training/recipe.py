@@ -92,7 +92,9 @@ class ModelArguments:
     vocab_size: int = _option(37_000, "Most tokens of a new joint vocabulary (5.1).")
     merge_punctuation: bool = _option(True, "Whether one of its tokens may span a word and punctuation.")
     tokenizer_name_or_path: str | None = _option(None, "A saved tokenizer to use instead of a new one.")
-    model_name_or_path: str | None = _option(None, "A saved model to start from; its sizes replace the preset's.")
+    model_name_or_path: str | None = _option(
+        None, "A saved model to start from; its architecture replaces the preset's."
+    )
     d_model: int | None = _option(None, "Width of every layer's output.")
     encoder_layers: int | None = _option(None, "Layers of the encoder (N).")
     decoder_layers: int | None = _option(None, "Layers of the decoder (N).")
@@ -138,6 +140,11 @@ class ModelArguments:
                 f"can't decode with {given}; num_beams must be at least 1, gnmt_length_penalty at least 0"
             )
         return given
+
+    def regularization(self) -> dict[str, Any]:
+        """Returns the fields of the configuration that regularise training, as far as they are given."""
+        names = ("dropout", "attention_dropout", "activation_dropout", "label_smoothing")
+        return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
 
     def config(self, vocab_size: int) -> VanillaTransformerConfig:
         """Returns the configuration of a new model.

@@ -129,10 +129,17 @@ def checkpoint_to_resume(folder: Path, named: str | None) -> Path | None:
             the last complete one.
 
     Raises:
-        RecipeError: The named one is not a complete checkpoint of this run.
+        RecipeError: The named one is not a complete checkpoint of this run, or those of the run are models alone.
     """
     if named is None or named.lower() == "true":
-        return last_complete_checkpoint(folder)
+        checkpoint = last_complete_checkpoint(folder)
+        model = last_complete_checkpoint(folder, to_resume=False) if checkpoint is None else None
+        if model is not None:  # starting anew would overwrite it
+            raise RecipeError(
+                f"no checkpoint in {folder} has all that training needs to resume, which save_only_model leaves out; "
+                f"start a new run from the weights with --model_name_or_path {model}"
+            )
+        return checkpoint
     checkpoint = Path(named)
     if checkpoint.resolve().parent != folder.resolve() or step_of(checkpoint) is None:
         raise RecipeError(

@@ -220,6 +220,17 @@ class VanillaTransformerTrainer(ShardingTrainer):
             self.control.should_save = False
         super()._maybe_log_save_evaluate(tr_loss, grad_norm, *args, **kwargs)
 
+    def _load_callback_state(self) -> None:
+        """Lets early stopping count on from where it was, so that a resumed run ends as an uninterrupted one."""
+        tokens = self.state.stateful_callbacks.pop(TARGET_TOKENS, None)  # which is no callback's
+        super()._load_callback_state()
+        saved = self.state.stateful_callbacks.get("EarlyStoppingCallback", {})
+        for callback in self.callback_handler.callbacks:
+            if isinstance(callback, EarlyStoppingCallback) and isinstance(saved, dict):
+                vars(callback).update(saved.get("attributes", {}))
+        if tokens is not None:
+            self.state.stateful_callbacks[TARGET_TOKENS] = tokens
+
     def _place(self) -> str:
         """Where the batches of the last update are in the training data."""
         epoch = self.state.epoch or 0.0
@@ -565,7 +576,7 @@ def run_facts(trainer: VanillaTransformerTrainer, seconds: float | None = None) 
         parameters=trainer.model.num_parameters(),
         training_pairs=len(trainer.train_dataset) if isinstance(trainer.train_dataset, datasets.Dataset) else None,
         recipe=Recipe(
-            optimizer=f"Adam, beta {args.adam_beta1} and {args.adam_beta2}, epsilon {args.adam_epsilon}",
+            optimizer=_optimizer(args),
             schedule=f"{_words(args.lr_scheduler_type)}, {args.warmup_steps:,.0f} updates of warm-up",
             learning_rate=peak_learning_rate(args, trainer.model),
             batch_tokens=tokens or None,
@@ -581,6 +592,13 @@ def run_facts(trainer: VanillaTransformerTrainer, seconds: float | None = None) 
         evaluations=_evaluations(trainer),
         samples=[Sample(*sample) for sample in getattr(trainer.compute_metrics, "samples", [])],
     )
+
+
+def _optimizer(args: VanillaTransformerTrainingArguments) -> str:
+    kind = str(getattr(args.optim, "value", args.optim))
+    adam = f"Adam, beta {args.adam_beta1} and {args.adam_beta2}, epsilon {args.adam_epsilon}"
+    decay = f", weight decay {args.weight_decay}" if args.weight_decay else ""
+    return (adam if kind.startswith("adamw_torch") else kind) + decay
 
 
 def _words(scheduler: Any) -> str:

@@ -70,6 +70,12 @@ def test_a_name_that_is_not_there(server, repo_type):
         revision_of("some/nothing", repo_type)
 
 
+@pytest.mark.parametrize("name", ["-1", "[]", " ", "a/b/c", "a b", "", "x" * 200, ".."])
+def test_what_is_no_name(name):
+    with pytest.raises(HubError, match="neither a folder here nor a name that the Hub could have"):
+        revision_of(name)
+
+
 def test_models(server):
     assert check_model_on_hub("some/thing")
     with pytest.raises(HubError, match="neither a folder here nor a model"):

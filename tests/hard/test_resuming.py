@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -299,3 +300,32 @@ def test_the_lock_of_a_folder_that_cannot_be_written(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(RecipeError, match="can't be written"), locked(tmp_path / "file" / "run"):
         pass
+
+
+def test_models_alone_are_not_overwritten_by_a_new_start(train, recipe):
+    recipe |= {"save_only_model": True, "average_last": 0}
+    assert train(recipe).code == 0
+    before = Path(recipe["output_dir"], "checkpoint-4", "model.safetensors").read_bytes()
+    result = train(recipe, "--resume", "--max_steps", "6")
+    assert result.code == 2
+    assert "save_only_model leaves out; start a new run from the weights with --model_name_or_path" in result.error
+    assert Path(recipe["output_dir"], "checkpoint-4", "model.safetensors").read_bytes() == before
+
+
+def test_early_stopping_counts_on(train, recipe):
+    """BLEU stays 0, so the run stops after four evaluations, resumed or not."""
+    options = {"eval_strategy": "steps", "eval_steps": 2, "early_stopping_patience": 3, "metric_for_best_model": "bleu"}
+    recipe |= options | {"average_last": 0, "max_steps": 4, "learning_rate": 1e-5}
+    assert train(recipe).code == 0
+    result = train(recipe, "--resume", "--max_steps", "60")
+    assert result.code == 0, result.err
+    resumed = train({**recipe, "output_dir": recipe["output_dir"] + "-at-once"}, "--max_steps", "60")
+    trained = [re.search(r"Trained (\d+) updates", each.out)[1] for each in (result, resumed)]
+    assert trained == ["8", "8"]
+
+
+def test_a_saved_model_is_trained_with_the_recipes_dropout(train, recipe, checkpoint):
+    options = ("--model_name_or_path", checkpoint, "--dropout", "0.25", "--label_smoothing", "0.2")
+    assert train({**recipe, "average_last": 0}, *options).code == 0
+    config = json.loads(Path(recipe["output_dir"], "config.json").read_text())
+    assert (config["dropout"], config["label_smoothing"]) == (0.25, 0.2)
