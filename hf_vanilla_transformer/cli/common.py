@@ -364,7 +364,7 @@ def load_model(
     logging.disable_progress_bar()
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     try:
-        torch.empty(0, device=device)
+        torch.zeros(1, device=device).item()
     except (RuntimeError, AssertionError) as error:
         raise UsageError(f"--device {device} can't be used here ({first_line(error)}); try --device cpu") from error
     if torch.device(device).type == "cpu":

@@ -17,7 +17,6 @@ from .common import UsageError
 # these is reached, which also bounds what is read ahead.
 LINES_PER_WINDOW = 5_000
 CHARACTERS_PER_WINDOW = 2**20
-LONGEST_LINE = 2**24  # bytes, without an end: an endless line would fill the memory
 BYTES_AT_ONCE = 2**16
 # Seconds that a terminal or a pipe gets to send more before what it has sent is translated.
 GRACE = 0.05
@@ -80,7 +79,7 @@ def of_standard_input(stream: Any) -> Lines:
     Raises:
         UsageError: It is closed, or a line of a file is not UTF-8.
     """
-    from ..data.formats import CorpusError, decode_lines
+    from ..data.formats import CorpusError, bounded_lines, decode_lines
 
     if stream is None or stream.closed or not hasattr(stream, "buffer"):
         raise UsageError("standard input is closed; give sentences as arguments, or a file by --input FILE")
@@ -89,11 +88,11 @@ def of_standard_input(stream: Any) -> Lines:
         return Lines(_of_stream(file.raw, name), None)
     start = file.tell()
     try:
-        total = sum(1 for _ in decode_lines(file, name))
+        total = sum(1 for _ in decode_lines(bounded_lines(file, name), name))
     except CorpusError as error:
         raise UsageError(str(error)) from error
     file.seek(start)
-    return Lines(_windows(decode_lines(file, name)), total)
+    return Lines(_windows(decode_lines(bounded_lines(file, name), name)), total)
 
 
 def _is_file(file: IO[bytes]) -> bool:
@@ -214,7 +213,7 @@ class _Ahead:
 
     def _blocks(self) -> Iterator[list[bytes]]:
         """Yields the lines that have come since the last ones, with their ends."""
-        from ..data.formats import CorpusError
+        from ..data.formats import LONGEST_LINE, CorpusError
 
         begun, size, number = [b""], 0, 1  # parts of a line without its end
         while (chunk := self.file.read(BYTES_AT_ONCE)) != b"":

@@ -182,8 +182,9 @@ class _Run:
 
     def _check_folder(self) -> None:
         """Checks that the output folder is new, or has a run with the same options to resume."""
-        from ..training.run_folder import check_same_recipe, is_empty, read_recipe
+        from ..training.run_folder import check_links, check_same_recipe, is_empty, read_recipe
 
+        check_links(self.output)
         if not self.resume:
             if not is_empty(self.output):
                 raise UsageError(f"{self.output} is not empty; resume with --resume, or give another --output_dir")
@@ -201,7 +202,7 @@ class _Run:
         if not (self.resume and self.main) or self.switches.accept_changed_data:
             return
         before = read_recipe(self.output).get(FINGERPRINTS, {})  # an older run has none
-        if before:
+        if before != {}:
             check_same_data(self.output, changes(before, self.fingerprints))
             self.fingerprints = before
         if self.switches.verify_data and not all(entry.get("digest", True) for entry in before.values()):
@@ -219,14 +220,16 @@ class _Run:
         from transformers import set_seed
 
         from ..training.preflight import dry_run, preflight
-        from ..training.run_folder import TOKENIZER, checkpoint_to_resume, write_recipe
+        from ..training.run_folder import TOKENIZER, check_checkpoint, checkpoint_to_resume, write_recipe
 
         set_seed(self.args.seed)
         _be_quiet()
         self.checkpoint = None
         if self.resume and not self.switches.dry_run:
             self.checkpoint = checkpoint_to_resume(self.output, self.args.resume_from_checkpoint)
-        elif self.main:
+            if self.checkpoint is not None:
+                check_checkpoint(self.checkpoint, self._fixed(), self.args.max_steps)
+        elif self.main and not self._tokenizer_name:
             shutil.rmtree(self.output / TOKENIZER, ignore_errors=True)
         if self.main and not self.switches.dry_run:
             write_recipe(self.output, self._fixed(), self.fingerprints)
@@ -266,11 +269,12 @@ class _Run:
 
     def _trainer(self) -> "VanillaTransformerTrainer":
         """Reads and tokenizes the corpora, trains the tokenizer, builds the model and its trainer."""
-        from transformers import DataCollatorForSeq2Seq
+        from transformers import AutoConfig, DataCollatorForSeq2Seq
         from transformers.trainer_callback import PrinterCallback, ProgressCallback
 
         from ..data.bpe_dropout import BPEDropout
         from ..data.corpora import Cleaning, resegment, tokenize
+        from ..evaluation.loading import check_tokenizer
         from ..training.run_folder import RecipeKeeper
         from ..training.trainer import TranslationMetrics, VanillaTransformerTrainer, by_length, callbacks_for
         from .console import Console
@@ -283,6 +287,8 @@ class _Run:
                 self._read("test")  # so that a wrong line is told now
         with self.args.main_process_first(local=False, desc="training the tokenizer"):
             tokenizer = self._tokenizer(pairs)
+            if self.checkpoint is not None:  # it may have changed since
+                check_tokenizer(tokenizer, AutoConfig.from_pretrained(self.checkpoint), str(self.checkpoint))
         with self.args.main_process_first(desc="tokenizing the corpus"):
             workers = self.data.preprocessing_num_workers
             train = tokenize(pairs, tokenizer, cleaning, workers)
@@ -327,6 +333,10 @@ class _Run:
             corpus = replace(corpus, revisions=tuple(revisions))
         return read_corpus(corpus, streaming)
 
+    @property
+    def _tokenizer_name(self) -> str | None:
+        return self.model.tokenizer_name_or_path or self.model.model_name_or_path
+
     def _tokenizer(self, pairs: "Dataset | IterableDataset") -> Any:
         """Loads the tokenizer that the recipe, a checkpoint or an earlier process names, or trains a new one."""
         from .. import VanillaTransformerTokenizerFast
@@ -335,8 +345,7 @@ class _Run:
         from ..training.run_folder import TOKENIZER
 
         saved = self.output / TOKENIZER
-        name = self.model.tokenizer_name_or_path or self.model.model_name_or_path
-        if name:
+        if name := self._tokenizer_name:
             return load_tokenizer(name, trust_remote_code=self.switches.trust_remote_code)
         if (saved / "tokenizer.json").is_file():
             try:

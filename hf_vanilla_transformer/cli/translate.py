@@ -55,6 +55,8 @@ def _translate(arguments: argparse.Namespace) -> None:
     if arguments.output is not None:
         taken = {"--input": arguments.input, "standard input": "/dev/stdin"}  # where there is none, it is no file
         check_output("--output", arguments.output, taken, arguments.overwrite)
+        if Path(arguments.output).resolve().parent == Path(arguments.model).resolve():
+            raise UsageError(f"--output {arguments.output} is a file of the model; give one in another folder")
     source = _source(arguments)
     with _output(arguments.output) as file:
         if source.total != 0:

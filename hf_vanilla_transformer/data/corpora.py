@@ -8,7 +8,7 @@ import json
 import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from transformers.utils import logging
 
 from ..tokenization_vanilla_transformer import VanillaTransformerTokenizerFast
 from .bpe_dropout import BPEDropout
+from .files import fingerprint
 from .formats import (
     TABLES,
     CorpusError,
@@ -282,8 +283,8 @@ def _are_blank(texts: Any) -> NDArray[np.bool_]:
 
 
 def _from_files(corpus: Corpus, sources: list[tuple[str, ...]], streaming: bool) -> Dataset | IterableDataset:
-    # datasets' cache key: path, size and modification time, so that a changed file is not taken from the cache.
-    stamps = [[(os.path.abspath(path), *_size_and_time(path)) for path in paths] for paths in sources]
+    # datasets' cache key: path and fingerprint, so that a changed file is not taken from the cache.
+    stamps = [[(os.path.abspath(path), *astuple(fingerprint(path))) for path in paths] for paths in sources]
     arguments = {"sources": sources, "stamps": stamps, "columns": (corpus.source_column, corpus.target_column)}
     if streaming:
         return IterableDataset.from_generator(_read_sources, gen_kwargs=arguments)
@@ -293,11 +294,6 @@ def _from_files(corpus: Corpus, sources: list[tuple[str, ...]], streaming: bool)
         if isinstance(error.__cause__, CorpusError):
             raise error.__cause__ from None
         raise
-
-
-def _size_and_time(path: str) -> tuple[int, int]:
-    status = os.stat(path)
-    return status.st_size, status.st_mtime_ns
 
 
 def _read_sources(sources: list[tuple[str, ...]], stamps: list[Any], columns: tuple[str, str]) -> Iterator[Pair]:

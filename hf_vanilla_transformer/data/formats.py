@@ -10,7 +10,7 @@ import gzip
 import json
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import zip_longest
+from itertools import count, zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ import pyarrow.parquet
 from .messages import first_line
 
 TABLES = (".tsv", ".csv", ".jsonl", ".json", ".parquet")
+LONGEST_LINE = 2**24  # bytes; without an end, a line would fill the memory
 PAIRS_PER_BATCH = 1_000  # rows of Parquet in memory at a time
 
 Pair = dict[str, str]  # with the keys "source" and "target"
@@ -40,7 +41,7 @@ def read_lines(path: str | Path) -> Iterator[str]:
     number = 0
     try:
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
-            for line in decode_lines(file, str(path)):
+            for line in decode_lines(bounded_lines(file, str(path)), str(path)):
                 number += 1
                 yield line
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
@@ -49,6 +50,27 @@ def read_lines(path: str | Path) -> Iterator[str]:
         ) from error
     except OSError as error:
         raise CorpusError(f"{path}: can't be read ({error.strerror or error}); name a readable file") from error
+
+
+def bounded_lines(file: Any, name: str) -> Iterator[bytes]:
+    """Yields a file's lines with their ends, as the file itself does, but none that would fill the memory.
+
+    Args:
+        file: Opened in binary mode.
+        name: The file's, for errors.
+
+    Raises:
+        CorpusError: A line has more than `LONGEST_LINE` bytes.
+    """
+    for number in count(1):
+        line = file.readline(LONGEST_LINE + 1)
+        if not line:
+            return
+        if len(line) > LONGEST_LINE:
+            raise CorpusError(
+                f"{name}:{number}: the line has no end within {LONGEST_LINE:,} bytes; give a sentence per line"
+            )
+        yield line
 
 
 def decode_lines(lines: Iterable[bytes], name: str) -> Iterator[str]:

@@ -25,6 +25,7 @@ INTEGERS = ("BOOL", "U8", "I8", "U16", "I16", "U32", "I32", "U64", "I64")  # as 
 # Embeddings are often padded to a multiple of 64 or 128 rows, or by a few languages' tags.
 UNUSED_ROWS, UNUSED_SHARE = 128, 0.01
 NAMES_PER_ERROR = 5
+MOST_LABELS = 1_000_000  # of a classifier; transformers makes a name of each
 
 
 class CheckpointError(ValueError):
@@ -59,7 +60,12 @@ def load_tokenizer(
 ) -> PreTrainedTokenizerBase:
     """Loads a tokenizer; arguments and errors as for `load_model`."""
     with _plain_errors(name, trust_remote_code):
-        return AutoTokenizer.from_pretrained(name, trust_remote_code=trust_remote_code, local_files_only=local_only)
+        _checked_folder(name, trust_remote_code, local_only)
+        tokenizer = AutoTokenizer.from_pretrained(
+            name, trust_remote_code=trust_remote_code, local_files_only=local_only
+        )
+        tokenizer(["a"], text_target=["a"])  # some settings are only read here
+        return tokenizer
 
 
 def load_model(
@@ -89,6 +95,7 @@ def load_model(
             where the model has floating-point numbers.
     """
     with _plain_errors(name, trust_remote_code):
+        folder = _checked_folder(name, trust_remote_code, local_only)
         model, report = AutoModelForSeq2SeqLM.from_pretrained(
             name,
             dtype=dtype,
@@ -99,9 +106,8 @@ def load_model(
             **fields,
         )
     _check_report(name, report)
-    config = cached_file(name, CONFIG, local_files_only=local_only)
-    folder = Path(config or name).parent
     _check_types(folder, model)
+    _check_tokens(name, model)
     decoding = read_json(folder / GENERATION_CONFIG)
     if isinstance(decoding, str) and (folder / GENERATION_CONFIG).exists():  # from_pretrained would take defaults
         raise CheckpointError(f"{name}: {decoding}")
@@ -137,12 +143,54 @@ def _check_report(name: str | Path, report: dict[str, Any]) -> None:
 
 def _check_types(folder: Path, model: PreTrainedModel) -> None:
     """Refuses integers in place of floating-point weights, which `from_pretrained` converts."""
-    if not any((folder / file).is_file() for file in (WEIGHTS, WEIGHTS_INDEX)):
-        return  # pytorch_model.bin, which an old checkpoint has
+    if any((folder / file).is_file() for file in (WEIGHTS, WEIGHTS_INDEX)):
+        types = {key: entry["dtype"] for key, (_, entry) in tensors_in(folder).items() if entry["dtype"] in INTEGERS}
+    else:  # an old checkpoint
+        files = folder.glob("pytorch_model*.bin")
+        weights = [torch.load(file, map_location="meta", weights_only=True) for file in files]
+        entries = [entry for part in weights for entry in part.items()]
+        types = {key: str(value.dtype) for key, value in entries if not value.is_floating_point()}
     floating = {key for key, parameter in model.named_parameters() if parameter.is_floating_point()}
-    types = {key: entry["dtype"] for key, (_, entry) in tensors_in(folder).items() if key in floating}
-    if wrong := [f"{key} ({type_})" for key, type_ in types.items() if type_ in INTEGERS]:
+    if wrong := [f"{key} ({types[key]})" for key in types.keys() & floating]:
         raise CheckpointError(f"{folder}: {_named(wrong)} must have floating-point numbers; it has integers")
+
+
+def _checked_folder(name: str | Path, trust_remote_code: bool, local_only: bool) -> Path:
+    """Returns the folder of a checkpoint's files, and refuses what its configuration must not ask for.
+
+    Raises:
+        ValueError: The configuration is damaged, or asks for it.
+    """
+    quiet = {"_raise_exceptions_for_missing_entries": False}
+    file = cached_file(name, CONFIG, local_files_only=local_only, **quiet)
+    if file is None:  # a tokenizer alone
+        return Path(name)
+    config = read_json(Path(file))
+    if isinstance(config, str):
+        raise ValueError(config)
+    if config.get("is_encoder_decoder") is False:
+        raise ValueError("is_encoder_decoder is false in config.json, but a model that translates has both")
+    labels = config.get("num_labels")
+    if isinstance(labels, int) and labels > MOST_LABELS:
+        raise ValueError(f"num_labels is {labels:,} in config.json, for which there is no memory; it may be left out")
+    for field in ("attn_implementation", "_attn_implementation"):
+        if "/" in str(config.get(field, "")) and not trust_remote_code:
+            raise ValueError(f"{field} in config.json names code on the Hub, which needs trust_remote_code")
+    return Path(file).parent
+
+
+def _check_tokens(name: str | Path, model: PreTrainedModel) -> None:
+    """Refuses a generation config whose special tokens aren't the model's."""
+    for token in ("pad_token_id", "eos_token_id", "decoder_start_token_id"):
+        own, wanted = (_as_list(getattr(config, token, None)) for config in (model.generation_config, model.config))
+        if own and wanted and not set(wanted) <= set(own):
+            raise CheckpointError(
+                f"{name}: {token} is {own[0]} in generation_config.json and {wanted[0]} in config.json"
+            )
+
+
+def _as_list(value: Any) -> list[Any]:
+    return [] if value is None else value if isinstance(value, list) else [value]
 
 
 def not_finite(model: torch.nn.Module) -> list[str]:
@@ -191,10 +239,15 @@ def check_tokenizer(tokenizer: PreTrainedTokenizerBase, config: Any, name: str) 
 
 
 def tokenizer_fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
-    """Returns a digest of a tokenizer's vocabulary, tokens and ids, without those that were added to it later."""
+    """Returns a digest of a tokenizer's vocabulary and of what it does with a text that contains all of it.
+
+    Tokens that are added later don't change it.
+    """
     added = tokenizer.added_tokens_encoder
-    vocabulary = sorted(entry for entry in tokenizer.get_vocab().items() if entry[0] not in added)
-    return hashlib.sha256(json.dumps(vocabulary).encode()).hexdigest()[:16]
+    vocabulary = sorted((number, token) for token, number in tokenizer.get_vocab().items() if token not in added)
+    text = tokenizer.convert_tokens_to_string([token for _, token in vocabulary])
+    ids = tokenizer(text, verbose=False)["input_ids"]
+    return hashlib.sha256(json.dumps([vocabulary, ids]).encode()).hexdigest()[:16]
 
 
 def _named(names: Iterable[str]) -> str:

@@ -20,6 +20,7 @@ from transformers.utils import logging
 from ..engine import Engine
 from ..engine.decoding.search import round_down
 from .limits import BATCH_TOKENS, MAX_SOURCE_TOKENS, check_generation, check_limit
+from .loading import tokenizer_fingerprint
 from .pieces import divide, join, tokenize
 
 logger = logging.get_logger(__name__)
@@ -470,6 +471,9 @@ def ensemble(models: Sequence[PreTrainedModel], tokenizers: Sequence[PreTrainedT
         raise ValueError(f"{len(models)} models and {len(tokenizers)} tokenizers; give each of at least one its own")
     for number, (model, tokenizer) in enumerate(zip(models, tokenizers, strict=True), start=1):
         _check_member(number, models[0].config, model.config, tokenizers[0].get_vocab(), tokenizer.get_vocab())
+        known = [one for one in (tokenizers[0], tokenizer) if isinstance(one, PreTrainedTokenizerBase)]
+        if number > 1 and len({tokenizer_fingerprint(one) for one in known}) > 1:
+            raise ValueError(f"model {number}'s tokenizer has model 1's vocabulary, but divides texts in another way")
     # Of the first member's class, whose decoding may have options of its own.
     base = type(models[0])
     return type(f"{base.__name__}Ensemble", (AveragedProbabilities, base), {})(models)

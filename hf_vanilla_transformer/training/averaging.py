@@ -31,6 +31,8 @@ CARRIED_FILES = (
     "special_tokens_map.json", "added_tokens.json", *VOCABULARY_FILES,
 )  # fmt: skip
 
+REPORT_FILES = ("README.md", "scores.json", "*.translations.txt")  # which a run writes beside an average
+
 
 def average_checkpoints(
     checkpoints: Sequence[Path],
@@ -105,6 +107,9 @@ def _check_output(output: Path, overwrite: bool) -> None:
     is_model = (output / "config.json").is_file() and not (output / TRAINER_STATE).exists()
     if not is_model or any(entry.is_dir() for entry in output.iterdir()):
         raise ValueError(f"{output} contains more than a saved model, so it is not overwritten; choose another output")
+    known = (*CARRIED_FILES, SAFETENSORS, f"{SAFETENSORS}.index.json", *REPORT_FILES)
+    if others := [file.name for file in output.iterdir() if not any(map(file.match, known))]:
+        raise ValueError(f"{output} contains {min(others)}, which would be lost; move it, or choose another output")
 
 
 def _check_space(output: Path, checkpoint: Path) -> None:

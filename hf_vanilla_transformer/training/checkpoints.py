@@ -10,9 +10,11 @@ import zipfile
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
 import xxhash
+from transformers import TrainerState
 from transformers.trainer_pt_utils import safe_globals
 from transformers.utils import logging
 
@@ -162,7 +164,21 @@ def _state_damages(checkpoint: Path) -> Iterator[str]:
     if isinstance(state, str):
         yield f"{state}; the Trainer writes it last, so saving was interrupted"
     elif (step := step_of(checkpoint)) is not None and state.get("global_step") != step:
-        yield f"{TRAINER_STATE} is of step {state.get('global_step')}"
+        yield f"{TRAINER_STATE} is of step {state.get('global_step')!r}"
+    elif not isinstance(state.get("log_history"), list) or not _are_callbacks(state.get("stateful_callbacks")):
+        yield f"{TRAINER_STATE} is damaged"
+    else:
+        try:
+            TrainerState.load_from_json(str(checkpoint / TRAINER_STATE))
+        except Exception as error:  # of many kinds
+            yield f"{TRAINER_STATE} can't be loaded ({first_line(error)})"
+
+
+def _are_callbacks(states: Any) -> bool:
+    if not isinstance(states, dict):
+        return states is None
+    lists = [state if isinstance(state, list) else [state] for state in states.values()]
+    return all(isinstance(state, dict) for each in lists for state in each)
 
 
 def _weights_damages(checkpoint: Path, sharded: bool) -> Iterator[str]:

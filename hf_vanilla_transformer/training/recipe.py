@@ -265,6 +265,14 @@ class _Loader(yaml.SafeLoader):
         for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
     }
 
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        event = self.peek_event()
+        if isinstance(event, yaml.AliasEvent) and isinstance(self.anchors.get(event.anchor), yaml.CollectionNode):
+            # A few of them, one within the other, can stand for more than fits in memory.
+            problem = f"the alias *{event.anchor} stands for more than a single value"
+            raise yaml.constructor.ConstructorError(None, None, problem, event.start_mark)
+        return super().compose_node(parent, index)
+
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         names: set[str] = set()
         for key, _ in node.value:

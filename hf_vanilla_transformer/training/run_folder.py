@@ -61,7 +61,24 @@ def locked(folder: Path) -> Iterator[None]:
 def is_empty(folder: Path) -> bool:
     """Whether a folder has nothing but what a run leaves that stopped before its first update."""
     names = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
-    return all(name in (RECIPE, TOKENIZER, LOCK, SAVING) or name.endswith(".partial") for name in names)
+    names = {name for name in names if name not in (LOCK, SAVING) and not name.endswith(".partial")}
+    recipe = read_json(folder / RECIPE)
+    is_run = isinstance(recipe, dict) and "train_source" in recipe
+    return names <= ({RECIPE, TOKENIZER} if is_run else set())
+
+
+def check_links(folder: Path) -> None:
+    """Checks that a run's folder has no symbolic links to other places, where a resumed run would write.
+
+    Raises:
+        RecipeError: It has one.
+    """
+    for path in (*folder.iterdir(), *folder.glob("*/*")) if folder.is_dir() else ():
+        if path.is_symlink() and not path.resolve().is_relative_to(folder.resolve()):
+            raise RecipeError(
+                f"{path} is a link to {path.resolve()}, outside of the run's folder, where nothing is written; "
+                "replace it by what it refers to"
+            )
 
 
 def write_recipe(folder: Path, options: Mapping[str, Any], fingerprints: Mapping[str, Any]) -> None:
@@ -149,6 +166,29 @@ def checkpoint_to_resume(folder: Path, named: str | None) -> Path | None:
     if damage := damage_of(checkpoint):
         raise RecipeError(f"--resume_from_checkpoint {named}: {damage}; --resume takes the last complete one")
     return checkpoint
+
+
+def check_checkpoint(checkpoint: Path, options: Mapping[str, Any], max_steps: int) -> None:
+    """Checks that a checkpoint was saved by the run that is resumed, and isn't beyond its end.
+
+    Args:
+        checkpoint: A complete one.
+        options: The options that must not change.
+        max_steps: The run's number of updates; negative: by its epochs.
+
+    Raises:
+        RecipeError: It is of a run with other options, or has more updates.
+    """
+    own = read_json(checkpoint / RECIPE)
+    saved = own if isinstance(own, dict) else {}  # an older run has none
+    for name in options:
+        if name in saved and saved[name] != options[name]:
+            raise RecipeError(
+                f"{checkpoint} is of another run, with {name} {saved[name]!r}, not {options[name]!r}; remove it, and "
+                "resume from one of this run's"
+            )
+    if 0 <= max_steps < (step := step_of(checkpoint) or 0):
+        raise RecipeError(f"max_steps is {max_steps:,}, but {checkpoint} has {step:,} updates already; give more")
 
 
 def save_model(trainer: Trainer, folder: Path) -> None:

@@ -19,6 +19,7 @@ from torch.distributed.checkpoint.state_dict import (
 )
 from transformers import Seq2SeqTrainer
 
+from ..evaluation.loading import CheckpointError
 from .recipe import RECIPES, RecipeError
 
 WEIGHTS, OPTIMIZER, SCHEDULER = "model.safetensors", "optimizer.pt", "scheduler.pt"
@@ -72,7 +73,7 @@ class ShardingTrainer(Seq2SeqTrainer):
         left_out = {*_tied_to(self.model), *(getattr(self.model, "_keys_to_ignore_on_save", None) or ())}
         missing = [name for name in load_result.missing_keys if name not in left_out]
         if wrong := [*missing, *load_result.unexpected_keys]:
-            raise ValueError(f"the checkpoint is of another model: only one of the two has {wrong[0]}")
+            raise CheckpointError(f"the checkpoint is of another model: only one of the two has {wrong[0]}")
 
     def _load_best_model(self) -> None:
         if self.is_fsdp_enabled:
@@ -86,7 +87,7 @@ class ShardingTrainer(Seq2SeqTrainer):
         result = set_model_state_dict(self.model, weights, options=options)
         wrong = [*(name for name in result.missing_keys if name not in _tied_to(self.model)), *result.unexpected_keys]
         if wrong:
-            raise ValueError(f"{checkpoint / WEIGHTS} is of another model: only one of the two has {wrong[0]}")
+            raise CheckpointError(f"{checkpoint / WEIGHTS} is of another model: only one of the two has {wrong[0]}")
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         if not self.is_fsdp_enabled or checkpoint is None:

@@ -107,7 +107,8 @@ class VanillaTransformerTrainer(ShardingTrainer):
         self._update = _Update()
         is_ours = isinstance(self.model, VanillaTransformerForConditionalGeneration)
         if is_ours and isinstance(self.processing_class, PreTrainedTokenizerBase):
-            self.model.config.tokenizer_fingerprint = tokenizer_fingerprint(self.processing_class)
+            with _without_bpe_dropout(self.processing_class):
+                self.model.config.tokenizer_fingerprint = tokenizer_fingerprint(self.processing_class)
 
     def train(self, *args: Any, **kwargs: Any) -> Any:
         """Trains as `Trainer.train` does, with `keep_freed_memory` and `training_shortcuts` as the arguments say."""
@@ -376,6 +377,19 @@ def _unchanged(config: Any) -> Iterator[None]:
         if before is not None:
             vars(config).clear()
             vars(config).update(before)
+
+
+@contextmanager
+def _without_bpe_dropout(tokenizer: Any) -> Iterator[None]:
+    """Lets a tokenizer segment a text in the same way each time."""
+    before = getattr(tokenizer, "bpe_dropout", None)
+    try:
+        if before:
+            tokenizer.bpe_dropout = None
+        yield
+    finally:
+        if before:
+            tokenizer.bpe_dropout = before
 
 
 class _Update:

@@ -108,8 +108,8 @@ def test_other_float_types_are_welcome(checkpoint):
         ({"vocab_size": 10**9}, "can't load"),
         ({"vocab_size": 1}, "the weights don't match"),
         ({"dropout": "much"}, "can't load"),
-        ({"eos_token_id": 7}, "the tokenizer's eos_token_id is 2 and the model's 7"),
-        ({"pad_token_id": 5}, "the tokenizer's pad_token_id is 0 and the model's 5"),
+        ({"eos_token_id": 7}, "eos_token_id is 2 in generation_config.json and 7 in config.json"),
+        ({"pad_token_id": 5}, "pad_token_id is 0 in generation_config.json and 5 in config.json"),
         ({"tokenizer_fingerprint": "0123456789abcdef"}, "trained with another tokenizer"),
     ],
 )

@@ -9,9 +9,12 @@ from pathlib import Path
 
 import pytest
 from datasets import Dataset
+from transformers import AutoTokenizer
 
+from hf_vanilla_transformer import VanillaTransformerTokenizerFast
 from hf_vanilla_transformer.data import corpora, fingerprints
-from hf_vanilla_transformer.data.fingerprints import BLOCK, BLOCKS, Fingerprint, changes, fingerprint
+from hf_vanilla_transformer.data.files import BLOCK, BLOCKS, Fingerprint, fingerprint
+from hf_vanilla_transformer.data.fingerprints import changes
 from hf_vanilla_transformer.evaluation.loading import load_checkpoint
 from hf_vanilla_transformer.training.recipe import RecipeError
 from hf_vanilla_transformer.training.run_folder import LOCK, locked
@@ -227,8 +230,8 @@ def test_weights_of_another_model_are_not_completed_by_random_ones(train, finish
         save_file(weights, checkpoint / "model.safetensors", metadata={"format": "pt"})
         (checkpoint / "checksums.json").unlink(missing_ok=True)
     result = train(finished, "--resume", "--max_steps", "6")
-    assert result.code != 0
-    assert name in result.err
+    assert result.code == 2
+    assert f"only one of the two has {name}" in result.error
 
 
 # ---- Which checkpoint ----
@@ -329,3 +332,16 @@ def test_a_saved_model_is_trained_with_the_recipes_dropout(train, recipe, checkp
     assert train({**recipe, "average_last": 0}, *options).code == 0
     config = json.loads(Path(recipe["output_dir"], "config.json").read_text())
     assert (config["dropout"], config["label_smoothing"]) == (0.25, 0.2)
+
+
+def test_a_tokenizer_that_has_changed_since(train, recipe, checkpoint):
+    recipe |= {"tokenizer_name_or_path": str(checkpoint), "average_last": 0}
+    assert train(recipe).code == 0
+    assert train(recipe, "--resume", "--max_steps", "5").code == 0
+    texts = [f"wort {number} {chr(97 + number % 26) * 3}" for number in range(3000)]
+    size = len(AutoTokenizer.from_pretrained(checkpoint))
+    other = VanillaTransformerTokenizerFast.train_from_iterator(texts, vocab_size=size, show_progress=False)
+    other.save_pretrained(checkpoint)
+    result = train(recipe, "--resume", "--max_steps", "6")
+    assert result.code == 2
+    assert "trained with another tokenizer" in result.error

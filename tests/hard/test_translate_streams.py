@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 
 from hf_vanilla_transformer.cli import lines, translate
 from hf_vanilla_transformer.cli.common import UsageError
+from hf_vanilla_transformer.data import formats
 from hf_vanilla_transformer.data.formats import decode_lines
 from hf_vanilla_transformer.evaluation import translation
 
@@ -94,7 +95,7 @@ def test_an_endless_producer_is_read_a_window_ahead_and_no_more():
 
 
 def test_a_line_without_an_end_is_refused_after_the_lines_before_it(monkeypatch):
-    monkeypatch.setattr(lines, "LONGEST_LINE", 200_000)
+    monkeypatch.setattr(formats, "LONGEST_LINE", 200_000)
 
     def endless():
         yield b"one\ntwo\n"

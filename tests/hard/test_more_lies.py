@@ -1,0 +1,242 @@
+"""What looks like a checkpoint, a run or a file, and isn't what it seems."""
+
+import gzip
+import json
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from hf_vanilla_transformer.data.formats import LONGEST_LINE
+from hf_vanilla_transformer.evaluation.loading import load_checkpoint, tokenizer_fingerprint
+from hf_vanilla_transformer.evaluation.translation import ensemble
+
+
+def change(file: Path, **fields) -> None:
+    file.write_text(json.dumps({**json.loads(file.read_text()), **fields}))
+
+
+# ---- Links in a run's folder ----
+@pytest.mark.parametrize("name", ["recipe.json", "scores.json", "README.md", "model.safetensors"])
+def test_a_linked_file_is_not_written_through(train, finished, tmp_path, name):
+    target = tmp_path / "precious"
+    target.write_text("mine")
+    link = Path(finished["output_dir"], name)
+    link.unlink(missing_ok=True)
+    link.symlink_to(target)
+    result = train(finished, "--resume", "--max_steps", "6")
+    assert result.code == 2
+    assert f"{name} is a link to" in result.error
+    assert target.read_text() == "mine"
+
+
+@pytest.mark.parametrize("name", ["checkpoint-6", ".saving", "averaged-2", "tokenizer"])
+def test_a_linked_folder_is_not_written_into(train, finished, tmp_path, name):
+    target = tmp_path / "precious"
+    target.mkdir()
+    (target / "config.json").write_text("{}")
+    link = Path(finished["output_dir"], name)
+    shutil.rmtree(link, ignore_errors=True)
+    link.symlink_to(target)
+    result = train(finished, "--resume", "--max_steps", "6")
+    assert result.code == 2
+    assert "is a link to" in result.error
+    assert [path.name for path in target.iterdir()] == ["config.json"]
+
+
+def test_a_linked_output_folder_is_welcome(train, recipe, tmp_path):
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "run").symlink_to(tmp_path / "elsewhere")
+    assert train(recipe).code == 0
+    assert train(recipe, "--resume", "--max_steps", "6").code == 0
+
+
+# ---- Files of the user ----
+def test_a_folder_named_tokenizer_is_the_users(train, recipe, checkpoint, tmp_path):
+    shutil.copytree(checkpoint, tmp_path / "run" / "tokenizer")
+    result = train(recipe, "--tokenizer_name_or_path", tmp_path / "run" / "tokenizer")
+    assert result.code == 2
+    assert "is not empty" in result.error
+    assert (tmp_path / "run" / "tokenizer" / "tokenizer.json").is_file()
+
+
+def test_a_foreign_recipe_is_the_users(train, recipe, tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "recipe.json").write_text('{"flour": 500}')
+    assert "is not empty" in train(recipe).error
+    assert (tmp_path / "run" / "recipe.json").read_text() == '{"flour": 500}'
+
+
+def test_notes_beside_an_average_are_kept(command, train, finished):
+    folder = Path(finished["output_dir"], "averaged-2")
+    (folder / "notes.md").write_text("mine")
+    for result in (train(finished, "--resume"), command("average", folder.parent, "--last", "2", "--output", folder,
+                                                       "--overwrite")):  # fmt: skip
+        assert result.code in (1, 2)
+        assert "contains notes.md, which would be lost" in result.error
+    assert (folder / "notes.md").read_text() == "mine"
+
+
+def test_a_translation_is_not_written_into_the_model(command, checkpoint):
+    before = (checkpoint / "model.safetensors").read_bytes()
+    output = checkpoint / "model.safetensors"
+    result = command("translate", "--model", checkpoint, "--output", output, "--overwrite", "nine 3")
+    assert result.code == 2
+    assert "is a file of the model" in result.error
+    assert output.read_bytes() == before
+
+
+# ---- Another run's ----
+def test_a_checkpoint_of_another_run(train, finished, tmp_path):
+    other = {**finished, "output_dir": str(tmp_path / "other"), "d_model": 8, "encoder_ffn_dim": 16, "max_steps": 6}
+    assert train({**other, "encoder_attention_heads": 2, "decoder_attention_heads": 2}).code == 0
+    shutil.copytree(tmp_path / "other" / "checkpoint-6", tmp_path / "run" / "checkpoint-6")
+    result = train(finished, "--resume", "--max_steps", "8")
+    assert result.code == 2
+    assert "checkpoint-6 is of another run, with d_model 8, not 16" in result.error
+
+
+def test_fewer_updates_than_there_are(train, finished):
+    result = train(finished, "--resume", "--max_steps", "3")
+    assert result.code == 2
+    assert "max_steps is 3, but" in result.error
+
+
+def test_a_swapped_tokenizer_of_the_run(train, finished, checkpoint):
+    own = Path(finished["output_dir"], "tokenizer", "tokenizer.json")
+    content = json.loads(own.read_text())
+    first, second = [token for token in content["model"]["vocab"] if content["model"]["vocab"][token] > 270][:2]
+    vocab = content["model"]["vocab"]
+    vocab[first], vocab[second] = vocab[second], vocab[first]
+    own.write_text(json.dumps(content))
+    result = train(finished, "--resume", "--max_steps", "6")
+    assert result.code == 2
+    assert "trained with another tokenizer" in result.error
+
+
+@pytest.mark.parametrize("value", [None, "x", [1], {"source 1": {"a": 1}}, {"source 1": None, "target 1": 5}])
+def test_damaged_fingerprints_are_a_change(train, finished, value):
+    change(Path(finished["output_dir"], "recipe.json"), data_fingerprints=value)
+    result = train(finished, "--resume", "--max_steps", "6")
+    assert result.code == 2
+    assert "--accept-changed-data" in result.error
+    assert train(finished, "--resume", "--max_steps", "6", "--accept-changed-data").code == 0
+
+
+@pytest.mark.parametrize(
+    "fields", [{"nonsense": 1}, {"log_history": "x"}, {"stateful_callbacks": {"x": 1}}, {"global_step": "4"}]
+)
+def test_a_damaged_state_means_the_checkpoint_before(train, finished, fields):
+    change(Path(finished["output_dir"], "checkpoint-4", "trainer_state.json"), **fields)
+    result = train(finished, "--resume", "--max_steps", "6")
+    assert result.code == 0, result.err
+    assert "checkpoint-2" in result.out
+
+
+def test_text_that_changes_with_the_same_size_and_time(train, recipe, tmp_path):
+    assert train(recipe).code == 0
+    for side, word in (("en", "nine"), ("de", "neun")):
+        file = tmp_path / f"train.{side}"
+        status = file.stat()
+        file.write_text(file.read_text().replace(word, word[::-1]))
+        os.utime(file, ns=(status.st_atime_ns, status.st_mtime_ns))
+    assert train({**recipe, "output_dir": str(tmp_path / "second")}).code == 0
+    models = [json.loads((tmp_path / run / "tokenizer" / "tokenizer.json").read_text()) for run in ("run", "second")]
+    assert models[0]["model"]["vocab"] != models[1]["model"]["vocab"]
+
+
+# ---- Checkpoints ----
+@pytest.mark.parametrize(
+    ("file", "fields", "message"),
+    [
+        ("config.json", {"is_encoder_decoder": False}, "is_encoder_decoder is false"),
+        ("config.json", {"num_labels": 10**9}, "num_labels is 1,000,000,000"),
+        ("config.json", {"attn_implementation": "someone/kernel"}, "names code on the Hub"),
+        ("generation_config.json", {"eos_token_id": 7}, "eos_token_id is 7 in generation_config.json and 2 in"),
+        ("generation_config.json", {"pad_token_id": 17}, "pad_token_id is 17"),
+        ("generation_config.json", {"decoder_start_token_id": 9}, "decoder_start_token_id is 9"),
+        ("tokenizer_config.json", {"model_max_length": "x"}, "can't load"),
+    ],
+)
+def test_settings_that_would_lie(command, checkpoint, file, fields, message):
+    change(checkpoint / file, **fields)
+    result = command("translate", "--model", checkpoint, "nine 3")
+    assert (result.code, result.out) == (2, "")
+    assert message in result.error
+
+
+def test_integers_in_an_old_checkpoint(command, checkpoint):
+    weights = load_file(checkpoint / "model.safetensors")
+    (checkpoint / "model.safetensors").unlink()
+    torch.save(weights, checkpoint / "pytorch_model.bin")
+    load_checkpoint(checkpoint)
+    torch.save({name: value.to(torch.int8) for name, value in weights.items()}, checkpoint / "pytorch_model.bin")
+    result = command("translate", "--model", checkpoint, "nine 3")
+    assert result.code == 2
+    assert "must have floating-point numbers" in result.error
+
+
+def fewer_merges(tokenizer):
+    tokenizer["model"]["merges"] = tokenizer["model"]["merges"][:5]
+
+
+def another_word(tokenizer):
+    tokenizer["normalizer"] = {"type": "Replace", "pattern": {"String": "n"}, "content": "m"}
+
+
+def random_pieces(tokenizer):
+    tokenizer["model"]["dropout"] = 0.9
+
+
+@pytest.mark.parametrize("edit", [fewer_merges, another_word, random_pieces])
+def test_a_tokenizer_that_segments_in_another_way(command, checkpoint, edit):
+    file = checkpoint / "tokenizer.json"
+    tokenizer = json.loads(file.read_text())
+    edit(tokenizer)
+    file.write_text(json.dumps(tokenizer))
+    result = command("translate", "--model", checkpoint, "nine 3")
+    assert result.code == 2
+    assert "trained with another tokenizer" in result.error
+
+
+def test_an_ensemble_of_two_segmentations(checkpoint, tmp_path):
+    one = load_checkpoint(checkpoint)
+    file = checkpoint / "tokenizer.json"
+    tokenizer = json.loads(file.read_text())
+    fewer_merges(tokenizer)
+    file.write_text(json.dumps(tokenizer))
+    change(checkpoint / "config.json", tokenizer_fingerprint=None)
+    other = load_checkpoint(checkpoint)
+    assert tokenizer_fingerprint(one[0]) != tokenizer_fingerprint(other[0])
+    with pytest.raises(ValueError, match="divides texts in another way"):
+        ensemble([one[1], other[1]], [one[0], other[0]])
+
+
+# ---- Files that would fill the memory ----
+def test_one_line_without_an_end(command, train, recipe, checkpoint, tmp_path):
+    bomb = tmp_path / "bomb.gz"
+    with gzip.open(bomb, "wb", compresslevel=1) as file:
+        for _ in range(3):
+            file.write(b"0" * (LONGEST_LINE // 2))
+    lines = tmp_path / "lines"
+    lines.write_text("nine 3\n")
+    message = f"bomb.gz:1: the line has no end within {LONGEST_LINE:,} bytes"
+    for result in (
+        command("translate", "--model", checkpoint, "--input", bomb),
+        command("evaluate", "--model", checkpoint, "--source", bomb, "--reference", lines),
+        train({**recipe, "train_source": [str(bomb)]}),
+    ):
+        assert result.code == 2
+        assert message in result.error
+
+
+def test_aliases_in_a_recipe(command, tmp_path):
+    levels = "\n".join(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 12))
+    (tmp_path / "bomb.yaml").write_text(f"a0: &a0 x\n{levels}\ntrain_source: *a11\n")
+    result = command("train", "--config", tmp_path / "bomb.yaml")
+    assert result.code == 2
+    assert "the alias *a1 stands for more than a single value" in result.error
+    assert len(result.error) < 1000
