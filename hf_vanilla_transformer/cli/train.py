@@ -269,12 +269,12 @@ class _Run:
 
     def _trainer(self) -> "VanillaTransformerTrainer":
         """Reads and tokenizes the corpora, trains the tokenizer, builds the model and its trainer."""
-        from transformers import AutoConfig, DataCollatorForSeq2Seq
+        from transformers import DataCollatorForSeq2Seq
         from transformers.trainer_callback import PrinterCallback, ProgressCallback
 
         from ..data.bpe_dropout import BPEDropout
         from ..data.corpora import Cleaning, resegment, tokenize
-        from ..evaluation.loading import check_tokenizer
+        from ..evaluation.loading import check_tokenizer, load_config
         from ..training.run_folder import RecipeKeeper
         from ..training.trainer import TranslationMetrics, VanillaTransformerTrainer, by_length, callbacks_for
         from .console import Console
@@ -288,7 +288,7 @@ class _Run:
         with self.args.main_process_first(local=False, desc="training the tokenizer"):
             tokenizer = self._tokenizer(pairs)
             if self.checkpoint is not None:  # it may have changed since
-                check_tokenizer(tokenizer, AutoConfig.from_pretrained(self.checkpoint), str(self.checkpoint))
+                check_tokenizer(tokenizer, load_config(self.checkpoint), str(self.checkpoint))
         with self.args.main_process_first(desc="tokenizing the corpus"):
             workers = self.data.preprocessing_num_workers
             train = tokenize(pairs, tokenizer, cleaning, workers)

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError, safe_open
-from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoConfig, AutoModelForSeq2SeqLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import cached_file
 
 from ..data.messages import first_line
@@ -66,6 +66,12 @@ def load_tokenizer(
         )
         tokenizer(["a"], text_target=["a"])  # some settings are only read here
         return tokenizer
+
+
+def load_config(name: str | Path) -> Any:
+    """Loads a configuration from a folder, without running code that comes with it; errors as for `load_model`."""
+    with _plain_errors(name, trust_remote_code=False):
+        return AutoConfig.from_pretrained(name, trust_remote_code=False)
 
 
 def load_model(
