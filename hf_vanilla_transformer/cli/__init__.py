@@ -16,9 +16,9 @@ from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 from .. import __version__
-from ..data.messages import did_you_mean, first_line
+from ..data.messages import did_you_mean, first_line, is_out_of_memory
 from . import average, evaluate, train, translate
-from .common import PROGRAM, RunError, UsageError, is_out_of_memory, wanted_memory
+from .common import PROGRAM, RunError, UsageError, wanted_memory
 
 EXIT_FAILURE = 1
 EXIT_WRONG_USE = 2

@@ -1,26 +1,22 @@
 """What the commands share: errors, types of arguments, text files, decoding options, and loading a model."""
 
 import argparse
-import errno
 import gc
 import math
 import os
 import re
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..data.messages import first_line
+from ..data.messages import first_line, is_out_of_memory
 from ..evaluation.limits import BATCH_TOKENS, LIMITS, MAX_SOURCE_TOKENS, check_generation
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 PROGRAM = "vanilla-transformer"
-# What messages of an exhausted memory on a CPU contain: PyTorch's allocator's and C++'s.
-OUT_OF_MEMORY = ("DefaultCPUAllocator", "allocate memory", "not enough memory", "bad_alloc")
 
 
 class UsageError(Exception):
@@ -63,16 +59,6 @@ def not_negative(text: str) -> float:
     if number > 100:
         raise argparse.ArgumentTypeError(f"{text} is more than 100, beyond which nothing else would count")
     return number
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an error says that the memory is exhausted, be it the machine's or a GPU's."""
-    if isinstance(error, OSError):
-        return error.errno == errno.ENOMEM
-    torch = sys.modules.get("torch")
-    if isinstance(error, MemoryError) or (torch is not None and isinstance(error, torch.OutOfMemoryError)):
-        return True
-    return isinstance(error, RuntimeError) and any(words in str(error) for words in OUT_OF_MEMORY)
 
 
 def wanted_memory(error: BaseException) -> str:

@@ -1,5 +1,7 @@
 """Names on the Hub: whether there is such a repository, and its present revision."""
 
+import functools
+
 from huggingface_hub import HfApi, try_to_load_from_cache
 from huggingface_hub.errors import HFValidationError, RepositoryNotFoundError
 
@@ -36,6 +38,7 @@ def revision_of(name: str, repo_type: str = "model") -> str | None:
         return None
 
 
+@functools.cache  # a command asks before it imports anything slow, and when it loads
 def check_model_on_hub(name: str) -> bool:
     """Checks, within seconds, that a model can be loaded from the Hub or from the cache of an earlier download.
 

@@ -1,7 +1,15 @@
-"""Parts of error messages. It imports nothing slow, as the command line needs it before it starts to work."""
+"""Parts of error messages, and what errors say.
+
+It imports nothing slow, as the command line needs it before it starts to work.
+"""
 
 import difflib
+import errno
+import sys
 from collections.abc import Iterable
+
+# What messages of an exhausted memory contain: PyTorch's allocator's and C++'s.
+OUT_OF_MEMORY = ("DefaultCPUAllocator", "allocate memory", "not enough memory", "bad_alloc", "out of memory")
 
 
 def first_line(error: BaseException) -> str:
@@ -18,3 +26,13 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     """
     similar = difflib.get_close_matches(name, list(known), n=1)
     return f"; did you mean {similar[0]!r}?" if similar else ""
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an error says that the memory is exhausted, be it the machine's or a GPU's."""
+    if isinstance(error, OSError):
+        return error.errno == errno.ENOMEM
+    torch = sys.modules.get("torch")
+    if isinstance(error, MemoryError) or (torch is not None and isinstance(error, torch.OutOfMemoryError)):
+        return True
+    return isinstance(error, RuntimeError) and any(words in str(error) for words in OUT_OF_MEMORY)

@@ -35,7 +35,7 @@ OTHERS_MAY_WRITE = stat.S_IWGRP | stat.S_IWOTH
 UNQUOTED = re.compile(r"[\s'\"]")
 
 WORKSPACE = ".compiling-"
-# A workspace without a lock is that of a process that has ended, or that has only just made it: so many seconds.
+# Seconds. A younger workspace without a lock may belong to a process that has not locked it yet.
 TIME_TO_LOCK = 10
 # Where there are no locks, one that is older was left over.
 LONGEST_COMPILATION = 24 * 60 * 60

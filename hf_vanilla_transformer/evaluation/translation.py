@@ -291,7 +291,7 @@ def _number_of_tokens(tokens: list[int], ends: list[int | None], padding: int | 
 
 
 def check_n_best(n_best: int, num_beams: int) -> None:
-    """Checks that a beam search of so many beams can give lists of so many hypotheses.
+    """Checks that a beam search has enough beams for n-best lists.
 
     Raises:
         ValueError: There are fewer beams, or just one, or `n_best` is below 1 or beyond its limit.

@@ -17,11 +17,11 @@ import torch
 from torch import nn
 from transformers import DefaultFlowCallback, EvalPrediction, TrainerCallback
 
-from ..data.messages import first_line
+from ..data.messages import first_line, is_out_of_memory
 from ..publish.model_card import fill_model_card
 from .checkpoints import checkpoints_in
 from .recipe import RecipeError, VanillaTransformerTrainingArguments
-from .run_folder import SAVING
+from .run_folder import saved
 from .trainer import VanillaTransformerTrainer, run_facts
 
 BYTES_PER_PARAMETER = 16  # of training: the weight, its gradient and Adam's two moments, 4 each
@@ -120,7 +120,8 @@ def preflight(trainer: VanillaTransformerTrainer, folder: Path) -> None:
         _update(trainer, batch)
         _translate(trainer, batch)
         if trainer.is_world_process_zero():
-            _save(trainer)
+            with saved(trainer, Path(trainer.args.output_dir or "")):
+                pass
             str(fill_model_card(run_facts(trainer)))
 
 
@@ -183,15 +184,6 @@ def _translate(trainer: VanillaTransformerTrainer, batch: dict[str, Any]) -> Non
         metrics(EvalPrediction(ids, labels, inputs=inputs["input_ids"].cpu().numpy()))
 
 
-def _save(trainer: VanillaTransformerTrainer) -> None:
-    folder = Path(trainer.args.output_dir or "", SAVING)
-    shutil.rmtree(folder, ignore_errors=True)  # of a killed run
-    try:
-        trainer.save_model(str(folder), _internal_call=True)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-
-
 @contextmanager
 def _same_mode(model: nn.Module) -> Iterator[None]:
     before = model.training
@@ -209,7 +201,7 @@ def _plain_errors(args: VanillaTransformerTrainingArguments) -> Iterator[None]:
     except RecipeError:
         raise
     except (MemoryError, RuntimeError) as error:
-        if not isinstance(error, (MemoryError, torch.OutOfMemoryError)) and "memory" not in str(error):
+        if not is_out_of_memory(error):
             raise
         raise RecipeError(
             f"there is too little memory for a batch of {args.per_device_train_batch_tokens:,} tokens "

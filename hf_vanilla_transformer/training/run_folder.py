@@ -191,6 +191,25 @@ def check_checkpoint(checkpoint: Path, options: Mapping[str, Any], max_steps: in
         raise RecipeError(f"max_steps is {max_steps:,}, but {checkpoint} has {step:,} updates already; give more")
 
 
+@contextmanager
+def saved(trainer: Trainer, folder: Path) -> Iterator[Path]:
+    """Yields a temporary folder below a run's with the model as it is, and removes it at the end.
+
+    Args:
+        trainer: The trainer of the model. With a sharded one, all of its processes have to call this.
+        folder: The run's output folder.
+    """
+    partial, is_main = folder / SAVING, trainer.is_world_process_zero()
+    try:
+        if is_main:
+            shutil.rmtree(partial, ignore_errors=True)  # of a killed run
+        trainer.save_model(str(partial), _internal_call=True)  # without pushing it to the Hub
+        yield partial
+    finally:
+        if is_main:
+            shutil.rmtree(partial, ignore_errors=True)
+
+
 def save_model(trainer: Trainer, folder: Path) -> None:
     """Saves a trained model and the trainer's log in the run's folder; an old model stays until all is written.
 
@@ -201,21 +220,17 @@ def save_model(trainer: Trainer, folder: Path) -> None:
     Raises:
         OSError: It can't be written; a full disk, for instance.
     """
-    partial = folder / SAVING
     try:
-        trainer.save_model(str(partial), _internal_call=True)  # without pushing it to the Hub
-        if trainer.is_world_process_zero():
-            trainer.state.save_to_json(str(partial / TRAINER_STATE))
-            for file in partial.iterdir():
-                os.replace(file, folder / file.name)
+        with saved(trainer, folder) as partial:
+            if trainer.is_world_process_zero():
+                trainer.state.save_to_json(str(partial / TRAINER_STATE))
+                for file in partial.iterdir():
+                    os.replace(file, folder / file.name)
     except (OSError, SafetensorError) as error:
         raise OSError(
             f"the model can't be saved in {folder} ({first_line(error)}); make room, and give --resume to repeat what "
             "follows training"
         ) from error
-    finally:
-        if trainer.is_world_process_zero():
-            shutil.rmtree(partial, ignore_errors=True)
 
 
 class RecipeKeeper(TrainerCallback):

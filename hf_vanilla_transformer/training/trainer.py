@@ -214,7 +214,7 @@ class VanillaTransformerTrainer(ShardingTrainer):
         if self.args.world_size > 1:  # all processes have to agree, or some would wait for the others
             failed = torch.tensor(float(not finite), device=self.args.device)
             finite = not self.accelerator.reduce(failed, reduction="sum").item()
-        self._update.end(finite, self.state.global_step, self._place())
+        self._update.end(finite, self.state.global_step, "" if finite else self._place())
         if 0 < self.args.max_nonfinite_updates <= self._update.failures:
             raise DivergedError(self._divergence())
         if not finite:

@@ -9,6 +9,7 @@ import pytest
 import torch
 import yaml
 from safetensors.torch import load_file
+from small_runs import PAIRS, recipe_in
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tokenizers import Tokenizer, models, processors
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, PreTrainedTokenizerFast
@@ -18,29 +19,16 @@ from hf_vanilla_transformer.evaluation.metrics import corpus_bleu
 from hf_vanilla_transformer.evaluation.translation import translate
 from hf_vanilla_transformer.training import trainer
 
-PAIRS = [(f"{'half past ' * (n % 4)}nine {n}", f"{'halb zehn ' * (n % 3)}neun {n}") for n in range(50)]
-
 
 @pytest.fixture
 def corpus(tmp_path: Path) -> Path:
-    for name, pairs in (("train", PAIRS), ("val", PAIRS[:5]), ("test", PAIRS[5:12])):
-        for side, suffix in ((0, "en"), (1, "de")):
-            lines = "".join(f"{pair[side]}\n" for pair in pairs)
-            (tmp_path / f"{name}.{suffix}").write_text(lines, encoding="utf-8")
+    recipe_in(tmp_path)
     return tmp_path
 
 
 @pytest.fixture
 def recipe(corpus: Path) -> dict:
-    return {
-        "data_dir": str(corpus), "train_source": ["train.en"], "train_target": ["train.de"],
-        "validation_source": ["val.en"], "validation_target": ["val.de"],
-        "test_source": ["test.en"], "test_target": ["test.de"],
-        "preset": "tiny", "d_model": 16, "encoder_ffn_dim": 32, "decoder_ffn_dim": 32, "vocab_size": 300,
-        "max_steps": 4, "warmup_steps": 2, "per_device_train_batch_tokens": 128, "logging_steps": 2,
-        "eval_strategy": "steps", "eval_steps": 2, "save_steps": 2, "average_last": 2, "generation_max_length": 12,
-        "output_dir": str(corpus / "run"),
-    }  # fmt: skip
+    return recipe_in(corpus) | {"eval_strategy": "steps", "eval_steps": 2, "generation_max_length": 12}
 
 
 def train(recipe: dict, *options: str) -> int:

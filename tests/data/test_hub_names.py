@@ -42,6 +42,7 @@ class Hub(BaseHTTPRequestHandler):
 def endpoint(monkeypatch):
     """Lets the client ask another address, although the tests are offline."""
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
+    check_model_on_hub.cache_clear()
 
     def ask(address):
         monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", address)

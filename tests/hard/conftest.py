@@ -7,10 +7,9 @@ from pathlib import Path
 
 import pytest
 import yaml
+from small_runs import recipe_in
 
 from hf_vanilla_transformer import cli
-
-PAIRS = [(f"{'half past ' * (n % 4)}nine {n}", f"{'halb zehn ' * (n % 3)}neun {n}") for n in range(50)]
 
 
 @dataclass(frozen=True)
@@ -45,28 +44,15 @@ def command(capsys: pytest.CaptureFixture[str]) -> Callable[..., Result]:
     return run
 
 
-def recipe_in(folder: Path) -> dict:
-    """Writes a small corpus into a folder, and returns a recipe for it that trains in a second."""
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, pairs in (("train", PAIRS), ("val", PAIRS[:5]), ("test", PAIRS[5:12])):
-        for side, suffix in ((0, "en"), (1, "de")):
-            lines = "".join(f"{pair[side]}\n" for pair in pairs)
-            (folder / f"{name}.{suffix}").write_text(lines, encoding="utf-8")
-    return {
-        "data_dir": str(folder), "train_source": ["train.en"], "train_target": ["train.de"],
-        "validation_source": ["val.en"], "validation_target": ["val.de"],
-        "test_source": ["test.en"], "test_target": ["test.de"],
-        "preset": "tiny", "d_model": 16, "encoder_ffn_dim": 32, "decoder_ffn_dim": 32, "vocab_size": 300,
-        "max_steps": 4, "warmup_steps": 2, "per_device_train_batch_tokens": 128, "logging_steps": 2,
-        "eval_strategy": "no", "save_steps": 2, "average_last": 2, "num_beams": 1,
-        "output_dir": str(folder / "run"),
-    }  # fmt: skip
+def quick_recipe_in(folder: Path) -> dict:
+    """A recipe for a small corpus, without evaluations and with greedy decoding, which take most of the time."""
+    return recipe_in(folder) | {"eval_strategy": "no", "num_beams": 1}
 
 
 @pytest.fixture
 def recipe(tmp_path: Path) -> dict:
     """A recipe for a small corpus in this test's folder; it is saved in `run`."""
-    return recipe_in(tmp_path)
+    return quick_recipe_in(tmp_path)
 
 
 @pytest.fixture
@@ -86,7 +72,7 @@ def trained_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a corpus and its finished run, not to be changed."""
     folder = tmp_path_factory.mktemp("trained")
     path = folder / "recipe.yaml"
-    path.write_text(yaml.safe_dump(recipe_in(folder)), encoding="utf-8")
+    path.write_text(yaml.safe_dump(quick_recipe_in(folder)), encoding="utf-8")
     assert cli.main(["train", "--config", str(path)]) == 0
     return folder
 
@@ -94,7 +80,7 @@ def trained_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def finished(trained_once: Path, tmp_path: Path) -> dict:
     """The recipe of a finished run of four updates, copied into this test's folder."""
-    recipe = recipe_in(tmp_path)
+    recipe = quick_recipe_in(tmp_path)
     shutil.copytree(trained_once / "run", tmp_path / "run")
     for file in tmp_path.glob("*.??"):
         shutil.copystat(trained_once / file.name, file)

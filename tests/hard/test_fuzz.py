@@ -4,12 +4,14 @@ import json
 import shutil
 from pathlib import Path
 
+import hypothesis
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
-FEW = settings(max_examples=25, suppress_health_check=list(HealthCheck))
-MANY = settings(max_examples=600, suppress_health_check=list(HealthCheck))
+FEW = hypothesis.settings(max_examples=25, suppress_health_check=list(HealthCheck))
+MANY = hypothesis.settings(max_examples=600, suppress_health_check=list(HealthCheck))
+LONG = [pytest.mark.hard, pytest.mark.timeout(3000)]
 
 ODD_TEXTS = ["", " ", "-1", "0", "1", "2", "3", "1.5", "1e3", "1e999", "nan", "inf", "true", "None", "x", "٣", "--",
              "a\0b", "9" * 30, "/dev/null", "/nowhere/x", ".", "..", "~", "a b", "[]", "{}", "\udcff",
@@ -104,11 +106,12 @@ def model(trained_once):
     return trained_once / "run" / "averaged-2"
 
 
+@pytest.mark.parametrize("settings", [FEW, pytest.param(MANY, marks=LONG)], ids=["few", "many"])
 @pytest.mark.parametrize("name", OPTIONS)
-def test_a_few_options(command, model, tmp_path, monkeypatch, name):
+def test_options(command, model, tmp_path, monkeypatch, name, settings):
     monkeypatch.chdir(tmp_path)
 
-    @FEW
+    @settings
     @given(options_of(name))
     def check(options):
         check_options(command, model, tmp_path, name, options)
@@ -116,36 +119,16 @@ def test_a_few_options(command, model, tmp_path, monkeypatch, name):
     check()
 
 
-@pytest.mark.hard
-@pytest.mark.timeout(3000)
-@pytest.mark.parametrize("name", OPTIONS)
-def test_many_options(command, model, tmp_path, monkeypatch, name):
-    monkeypatch.chdir(tmp_path)
-
-    @MANY
-    @given(options_of(name))
-    def check(options):
-        check_options(command, model, tmp_path, name, options)
-
-    check()
+SOME = [
+    pytest.param(FEW, marks=pytest.mark.slow),
+    pytest.param(hypothesis.settings(MANY, max_examples=300), marks=LONG),
+]
 
 
-@pytest.mark.slow
+@pytest.mark.parametrize("settings", SOME, ids=["few", "many"])
 @pytest.mark.parametrize("file", JSON_FILES)
-def test_a_few_values_in_a_file(command, model, tmp_path, file):
-    @FEW
-    @given(json_changes)
-    def check(changes):
-        check_files(command, model, tmp_path, file, lambda path: change_json(path, changes))
-
-    check()
-
-
-@pytest.mark.hard
-@pytest.mark.timeout(3000)
-@pytest.mark.parametrize("file", JSON_FILES)
-def test_many_values_in_a_file(command, model, tmp_path, file):
-    @settings(MANY, max_examples=300)
+def test_values_in_a_file(command, model, tmp_path, file, settings):
+    @settings
     @given(json_changes)
     def check(changes):
         check_files(command, model, tmp_path, file, lambda path: change_json(path, changes))
@@ -156,8 +139,8 @@ def test_many_values_in_a_file(command, model, tmp_path, file):
 @pytest.mark.hard
 @pytest.mark.timeout(3000)
 @pytest.mark.parametrize("file", FILES)
-def test_many_bytes_in_a_file(command, model, tmp_path, file):
-    @settings(MANY, max_examples=200)
+def test_bytes_in_a_file(command, model, tmp_path, file):
+    @hypothesis.settings(MANY, max_examples=200)
     @given(byte_changes, st.none() | st.integers(0, 10**6))
     def check(changes, end):
         check_files(command, model, tmp_path, file, lambda path: change_bytes(path, changes, end))

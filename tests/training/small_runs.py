@@ -1,0 +1,22 @@
+"""A corpus of fifty pairs and a recipe that trains on it in a second, for tests of the commands."""
+
+from pathlib import Path
+
+PAIRS = [(f"{'half past ' * (n % 4)}nine {n}", f"{'halb zehn ' * (n % 3)}neun {n}") for n in range(50)]
+
+
+def recipe_in(folder: Path) -> dict:
+    """Writes the corpus into a folder, and returns the recipe, of a run in the folder `run` there."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, pairs in (("train", PAIRS), ("val", PAIRS[:5]), ("test", PAIRS[5:12])):
+        for side, suffix in ((0, "en"), (1, "de")):
+            lines = "".join(f"{pair[side]}\n" for pair in pairs)
+            (folder / f"{name}.{suffix}").write_text(lines, encoding="utf-8")
+    return {
+        "data_dir": str(folder), "train_source": ["train.en"], "train_target": ["train.de"],
+        "validation_source": ["val.en"], "validation_target": ["val.de"],
+        "test_source": ["test.en"], "test_target": ["test.de"],
+        "preset": "tiny", "d_model": 16, "encoder_ffn_dim": 32, "decoder_ffn_dim": 32, "vocab_size": 300,
+        "max_steps": 4, "warmup_steps": 2, "per_device_train_batch_tokens": 128, "logging_steps": 2,
+        "save_steps": 2, "average_last": 2, "output_dir": str(folder / "run"),
+    }  # fmt: skip
