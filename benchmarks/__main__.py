@@ -4,7 +4,8 @@
     python -m benchmarks train --config tiny --end-to-end --data_dir multi30k_tok
     python -m benchmarks generate --config base --json generate.json --chart generate.png
     python -m benchmarks generate --growth growth/
-    python -m benchmarks translate --model outputs/multi30k_tiny --input test_2016_flickr.en
+    python -m benchmarks generate --config opus --compiled
+    python -m benchmarks real --model opus-mt-en-de --input test_2016_flickr.en --reference test_2016_flickr.de
 
 Contenders take turns, A B A B, on the same random batches, each in its own process. Every figure is a median of
 rounds; compare ratios, as machines have other work to do. docs/performance.md explains what is compared.
@@ -25,9 +26,10 @@ import torch
 
 from hf_vanilla_transformer.data.batching import BatchingError
 
-from . import end_to_end, growth, programs
+from . import end_to_end, growth
 from .decoding import decoding_entrants
 from .floor import products_of
+from .real import RealText, measure_real
 from .report import Report, draw, new_figure
 from .training import training_entrants
 from .work import (
@@ -40,13 +42,11 @@ from .work import (
     decoding_batches,
     training_batches,
 )
-from .workers import Entrant, Facts, be_quiet, set_threads, start, synchronize, take_turns
+from .workers import PAUSE, Entrant, Facts, be_quiet, set_threads, start, synchronize, take_turns
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 PEAK_SIDES = {"cpu": (1024, 2048), "cuda": (4096, 8192, 16384)}
 COMPILED = 'also ours with compute_type="compiled"; compiling takes up to two minutes'
-PAUSE = 0.25  # seconds; idle OpenMP threads keep a core busy for up to 0.2 seconds
-NEW_TOKENS = 16
 BATCHES_OF_ONE = 8  # instead of one, which would mainly measure refilling the caches after another's turn
 DECODING_CASES = {  # name -> beams, sentences
     "greedy, batch 1": (1, 1),
@@ -65,26 +65,24 @@ class Peer:
         train: Whether the benchmark of training supports it.
         generate: Whether the benchmark of decoding supports it.
         unsupported_reason: Why not both are supported.
-        translate: Whether there is a program that translates files with it.
     """
 
     module: str
     train: bool
     generate: bool
     unsupported_reason: str = ""
-    translate: bool = False
 
 
 PEERS = {
     "marian": Peer("transformers", True, True),
     "torch": Peer("torch", True, False, "torch.nn.Transformer has no decoding"),
     "bart": Peer("transformers", True, False, "it decodes as Marian does"),
-    "ctranslate2": Peer("ctranslate2", False, True, "it only decodes", translate=True),
+    "ctranslate2": Peer("ctranslate2", False, True, "it only decodes"),
     "fairseq": Peer("fairseq", False, False, "benchmarks has no adapter for it"),
     "joeynmt": Peer("joeynmt", False, False, "benchmarks has no adapter for it"),
     "opennmt": Peer("onmt", False, False, "benchmarks has no adapter for it"),
 }
-DEFAULT_PEERS = {"train": "marian,torch", "generate": "marian,ctranslate2", "translate": "ctranslate2"}
+DEFAULT_PEERS = {"train": "marian,torch", "generate": "marian,ctranslate2", "real": "marian,ctranslate2"}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -99,7 +97,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             files = growth.write_growth(seconds, options.growth)
             print("\n".join(map(str, files)))
             return
-        report = translate(options) if options.command == "translate" else measure(options)
+        report = real(options) if options.command == "real" else measure(options)
     except (BenchmarkError, BatchingError) as error:
         raise SystemExit(f"benchmarks: {error}") from error
     print(report)
@@ -110,13 +108,25 @@ def main(arguments: Sequence[str] | None = None) -> None:
         draw(report, options.chart)
 
 
-def translate(options: argparse.Namespace) -> programs.Programs:
-    """Times complete programs that translate a file."""
-    peers, left_out = choose_peers(options.peers, "translate")
+def real(options: argparse.Namespace) -> RealText:
+    """Measures a trained model on real text."""
+    peers, left_out = choose_peers(options.peers, "generate")
     for name, reason in left_out.items():
         say(f"left out: {name}, {reason}")
-    work = (options.num_beams, options.max_new_tokens, options.rounds, options.threads or torch.get_num_threads())
-    return programs.measure_programs(options.model, options.input, *work, peers, say, compute_types(options))
+    return measure_real(
+        options.model,
+        options.input,
+        options.reference,
+        beams=options.num_beams,
+        longest=options.max_new_tokens,
+        lines=options.lines,
+        singles=options.singles,
+        rounds=options.rounds,
+        threads=options.threads or torch.get_num_threads(),
+        peers=peers,
+        compute_types=compute_types(options),
+        say=say,
+    )
 
 
 def compute_types(options: argparse.Namespace) -> tuple[str, ...]:
@@ -141,28 +151,31 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     common.add_argument("--chart", type=Path, metavar="F.png", help="draw a chart")
     common.add_argument("--same-process", action="store_true", help="all in one process: no peak memory, one allocator")
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    commands = parser.add_subparsers(dest="command", required=True, metavar="train|generate|translate")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="train|generate|real")
     train = commands.add_parser("train", parents=[common], help="updates: target tokens per second")
     train.add_argument("--tokens", type=positive, help="target tokens per batch (default: 2,048; on CUDA 25,000)")
     train.add_argument("--end-to-end", action="store_true", help="compare our trainer with the stock one, on files")
     train.add_argument("--data_dir", type=Path, help="folder of Multi30k's train.en and train.de")
     train.add_argument("--updates", type=positive, default=20, help="updates per turn, end to end (default: 20)")
     generate = commands.add_parser("generate", parents=[common], help="translations: output tokens per second")
+    generate.add_argument("--new-tokens", type=positive, help="tokens of all translations (default: of real targets)")
+    generate.add_argument("--cases", nargs="+", metavar="CASE", help=f"of {'; '.join(DECODING_CASES)} (default: all)")
     generate.add_argument("--compiled", action="store_true", help=COMPILED)
     generate.add_argument("--growth", type=Path, metavar="FOLDER", help="instead, plot how time grows with each size")
-    translate = commands.add_parser("translate", help="programs that translate a file: sentences per second")
-    translate.add_argument("--model", required=True, help="folder of a checkpoint of this package")
-    translate.add_argument("--input", type=Path, required=True, help="file with one sentence per line")
-    translate.add_argument("--num-beams", type=positive, default=4, help="beam size (default: 4)")
-    translate.add_argument(
-        "--max-new-tokens", type=positive, default=100, help="longest translation, in tokens (default: 100)"
-    )
-    translate.add_argument("--compiled", action="store_true", help=COMPILED)
-    translate.add_argument("--peers", help="ctranslate2 or none (default: ctranslate2)")
-    translate.add_argument("--rounds", type=positive, default=5, help="timed turns of each (default: 5)")
-    translate.add_argument("--threads", type=positive, help="threads of each program (default: torch's)")
-    translate.add_argument("--json", type=Path, metavar="F.json", help="file to write all figures to")
-    translate.set_defaults(device="cpu", dtype="float32", chart=None)
+    real = commands.add_parser("real", help="real text with a trained model: sentences per second and BLEU")
+    real.add_argument("--model", type=Path, required=True, help="folder of a MarianMTModel, as OPUS-MT's are laid out")
+    real.add_argument("--input", type=Path, required=True, help="file with one sentence per line")
+    real.add_argument("--reference", type=Path, required=True, help="their translations")
+    real.add_argument("--num-beams", type=positive, nargs="+", default=[1, 4], help="beam sizes (default: 1 4)")
+    real.add_argument("--max-new-tokens", type=positive, default=128, help="longest translation (default: 128 tokens)")
+    real.add_argument("--lines", type=positive, help="number of lines, from the first (default: all)")
+    real.add_argument("--singles", type=positive, default=50, help="lines also translated one at a time (default: 50)")
+    real.add_argument("--compiled", action="store_true", help=COMPILED)
+    real.add_argument("--peers", help="of marian and ctranslate2, or none (default: both)")
+    real.add_argument("--rounds", type=positive, default=3, help="timed turns of each (default: 3)")
+    real.add_argument("--threads", type=positive, help="threads of each process (default: torch's)")
+    real.add_argument("--json", type=Path, metavar="F.json", help="file to write all figures to")
+    real.set_defaults(device="cpu", dtype="float32", chart=None)
     options = parser.parse_args(arguments)
     options.device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
     options.dtype = options.dtype or ("float32" if options.device == "cpu" else "bfloat16")
@@ -193,9 +206,14 @@ def check(options: argparse.Namespace) -> None:
         raise BenchmarkError("training in float16 needs a scaled loss; give --dtype bfloat16 or float32")
     if options.command == "train" and options.end_to_end and options.data_dir is None:
         raise BenchmarkError("--end-to-end needs --data_dir, the folder of Multi30k's train.en and train.de")
+    for name in getattr(options, "cases", None) or ():
+        if name not in DECODING_CASES:
+            raise BenchmarkError(
+                f"--cases: there is no case {name!r}; choose of {', '.join(map(repr, DECODING_CASES))}"
+            )
     if options.chart or getattr(options, "growth", None):
         new_figure(1)  # fails now rather than after an hour if matplotlib is missing
-    choose_peers(options.peers, options.command)
+    choose_peers(options.peers, "train" if options.command == "train" else "generate")
 
 
 def choose_peers(names: str, command: str) -> tuple[list[str], dict[str, str]]:
@@ -203,7 +221,7 @@ def choose_peers(names: str, command: str) -> tuple[list[str], dict[str, str]]:
 
     Args:
         names: Names of peers, separated by commas.
-        command: "train", "generate" or "translate".
+        command: "train" or "generate".
 
     Returns:
         The selected names; name of each other peer -> reason.
@@ -221,7 +239,7 @@ def choose_peers(names: str, command: str) -> tuple[list[str], dict[str, str]]:
         if find_spec(peer.module) is None:
             left_out[name] = "not installed"
         elif not getattr(peer, command):
-            left_out[name] = "there is no program to compare" if command == "translate" else peer.unsupported_reason
+            left_out[name] = peer.unsupported_reason
         else:
             chosen.append(name)
     return chosen, left_out
@@ -232,7 +250,7 @@ def measure(options: argparse.Namespace) -> Report:
     size, dtype = SIZES[options.config], DTYPES[options.dtype]
     peers, left_out = choose_peers(options.peers, options.command)
     names = ["config", "device", "dtype", "rounds", "seed", "tokens"]
-    names += ["updates"] if getattr(options, "end_to_end", False) else ["lengths", "batches"]
+    names += ["updates"] if getattr(options, "end_to_end", False) else ["lengths", "new_tokens", "batches"]
     settings = {name: getattr(options, name) for name in names if hasattr(options, name)}
     is_training = options.command == "train"
     report = Report(options.command, size, settings, "", None, "", left_out)
@@ -289,10 +307,11 @@ def decoding_cases(options: argparse.Namespace) -> tuple[Case, ...]:
     """Greedy and beam search, one sentence and many at a time; both searches on the same batches."""
     size, lengths = SIZES[options.config], LENGTHS[options.lengths]
     cases = []
-    for name, (beams, sentences) in DECODING_CASES.items():
+    for name in options.cases or DECODING_CASES:
+        beams, sentences = DECODING_CASES[name]
         count = options.batches * (BATCHES_OF_ONE if sentences == 1 else 1)
-        batches = decoding_batches(lengths, size, sentences, count, options.seed)
-        cases.append(Case(name, batches, beams, NEW_TOKENS))
+        batches = decoding_batches(lengths, size, sentences, count, options.seed, options.new_tokens)
+        cases.append(Case(name, batches, beams))
     return tuple(cases)
 
 

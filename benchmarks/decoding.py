@@ -1,7 +1,7 @@
 """Contenders in decoding: translations of a forced length, by greedy search and beam search."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -13,13 +13,12 @@ from tokenizers.models import WordLevel
 from transformers import PreTrainedTokenizerFast
 
 from hf_vanilla_transformer import VanillaTransformerForConditionalGeneration, engine
+from hf_vanilla_transformer.interop.marian import from_marian
 
 from . import models
 from .floor import DecodingFloor
 from .work import Batch, Case, Size
 from .workers import Entrant, Facts, Timing, synchronize
-
-Translate = Callable[[Any, int, int], list[list[int]]]  # prepared batch, beams, new tokens
 
 
 class TransformersDecoder:
@@ -38,7 +37,8 @@ class TransformersDecoder:
         self.model = models.load(name, folder, dtype).to(device).eval()
         if isinstance(self.model, VanillaTransformerForConditionalGeneration):
             engine.freeze(self.model)  # as the commands do
-        self.model.generation_config.eos_token_id = None
+        if self.model.generation_config.forced_eos_token_id is None:
+            self.model.generation_config.eos_token_id = None
         self.options = {"compute_type": self.compute_type} if self.compute_type else {}
         self.cases = {case.name: (case, [self._prepare(batch) for batch in case.batches]) for case in cases}
 
@@ -49,25 +49,27 @@ class TransformersDecoder:
         """Its parameters."""
         note = ", ".join(["generate()", *(f"{name}={value!r}" for name, value in self.options.items())])
         in_dtype = self.compute_type != "int8"
-        return Facts(models.count_parameters(self.model), note=note, has_memory=True, in_dtype=in_dtype)
+        bias = getattr(getattr(self.model, "lm_head", None), "bias", None)  # Marian's is a constant
+        alone = {} if bias is None else {"output bias": bias.numel()}
+        return Facts(models.count_parameters(self.model), alone, note, has_memory=True, in_dtype=in_dtype)
 
     def run(self, case: str) -> Timing:
         """Translates all batches of a case."""
         work, batches = self.cases[case]
+        outputs = []
         began = time.perf_counter()
-        for batch in batches:
-            output = self._generate(batch, work.beams, work.new_tokens)
-            assert output.shape[1] == work.new_tokens + 1, output.shape  # the first token is the start token
+        for batch, inputs in zip(work.batches, batches, strict=True):
+            outputs.append(self._generate(inputs, work.beams, batch.new_tokens))
+            assert outputs[-1].shape[1] == batch.new_tokens + 1, outputs[-1].shape  # the first is the start token
         synchronize(self.device)
-        return Timing(time.perf_counter() - began, work.tokens)
+        seconds = time.perf_counter() - began
+        return Timing(seconds, work.tokens, [row for output in outputs for row in output[:, 1:-1].tolist()])
 
-    def _generate(self, batch: dict[str, Any], beams: int, new_tokens: int) -> torch.Tensor:
-        return self.model.generate(**batch, num_beams=beams, max_new_tokens=new_tokens, **self.options)
-
-    def translations(self, case: str) -> list[list[int]]:
-        """Translates the first batch of a case."""
-        work, batches = self.cases[case]
-        return self._generate(batches[0], work.beams, work.new_tokens)[:, 1:].tolist()
+    def _generate(self, inputs: dict[str, Any], beams: int, new_tokens: int) -> torch.Tensor:
+        forced = {"max_new_tokens": new_tokens}
+        if self.model.generation_config.eos_token_id is not None:  # the last token is forced to be it
+            forced["min_new_tokens"] = new_tokens - 1
+        return self.model.generate(**inputs, num_beams=beams, **forced, **self.options)
 
 
 class CTranslate2Decoder:
@@ -102,23 +104,16 @@ class CTranslate2Decoder:
     def run(self, case: str) -> Timing:
         """Translates all batches of a case."""
         work, batches = self.cases[case]
+        outputs = []
         began = time.perf_counter()
-        for batch in batches:
-            translations = self._translate(batch, work.beams, work.new_tokens)
-            assert all(len(words) == work.new_tokens for words in translations), translations
-        return Timing(time.perf_counter() - began, work.tokens)
-
-    def _translate(self, batch: list[list[str]], beams: int, new_tokens: int) -> list[list[str]]:
-        results = self.translator.translate_batch(
-            batch, beam_size=beams, min_decoding_length=new_tokens, max_decoding_length=new_tokens
-        )
-        return [result.hypotheses[0] for result in results]
-
-    def translations(self, case: str) -> list[list[int]]:
-        """Translates the first batch of a case."""
-        work, batches = self.cases[case]
-        translations = self._translate(batches[0], work.beams, work.new_tokens)
-        return [[int(word.removeprefix("t")) for word in words] for words in translations]
+        for batch, words in zip(work.batches, batches, strict=True):
+            forced = {"min_decoding_length": batch.new_tokens, "max_decoding_length": batch.new_tokens}
+            results = self.translator.translate_batch(words, beam_size=work.beams, **forced)
+            outputs += [result.hypotheses[0] for result in results]
+            assert all(len(words) == batch.new_tokens for words in outputs[-len(results) :]), outputs
+        seconds = time.perf_counter() - began
+        tokens = [[int(word.removeprefix("t")) for word in words[:-1]] for words in outputs]
+        return Timing(seconds, work.tokens, tokens)
 
 
 def _words(batch: Batch) -> list[list[str]]:
@@ -126,30 +121,38 @@ def _words(batch: Batch) -> list[list[str]]:
     return [[f"t{token}" for token in tokens[:length]] for tokens, length in pairs]
 
 
-def write_models(size: Size, folder: Path, with_marian: bool) -> None:
-    """Saves ours, and Marian with the same weights and a tokenizer with tokens such as "t17", each in its folder."""
-    ours = models.vanilla_to_decode(size)
-    ours.save_pretrained(folder / "ours")
-    if not with_marian:
-        return
-    models.marian_like(size, ours).save_pretrained(folder / "marian")
-    special = {"</s>": models.END, "<unk>": models.UNKNOWN, "<pad>": size.pad}
+def write_models(size: Size, folder: Path) -> None:
+    """Saves Marian with a tokenizer with tokens such as "t17", and ours with the same weights, each in its folder."""
+    marian = models.marian_to_decode(size)
+    from_marian(marian)[0].save_pretrained(folder / "ours")
+    marian.save_pretrained(folder / "marian")
+    special = {"</s>": models.END, "<pad>": size.pad}
     words = special | {f"t{token}": token for token in range(size.vocab_size) if token not in special.values()}
     tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=Tokenizer(WordLevel(words, unk_token="<unk>")),
+        tokenizer_object=Tokenizer(WordLevel(words, unk_token=f"t{models.UNKNOWN}")),
         eos_token="</s>",
-        unk_token="<unk>",
+        unk_token=f"t{models.UNKNOWN}",
         pad_token="<pad>",
     )
     tokenizer.save_pretrained(folder / "marian")
 
 
-def convert_to_ctranslate2(folder: Path, compute_types: Sequence[str]) -> None:
-    """Writes the Marian model of `write_models` in CTranslate2's format, in one folder per type."""
+def convert_to_ctranslate2(marian: Path, folder: Path, compute_types: Iterable[str]) -> None:
+    """Writes a Marian model in CTranslate2's format, in one folder per type."""
     converters: Any = import_module("ctranslate2.converters")
     for compute_type in compute_types:
-        converter = converters.TransformersConverter(str(folder / "marian"))
+        converter = converters.TransformersConverter(str(marian))
         converter.convert(str(folder / compute_type), quantization=compute_type)
+
+
+def environments(compute_type: str) -> dict[str, dict[str, str]]:
+    """Returns variables with which CTranslate2 uses what it leaves out on some processors: AVX-512 and MKL.
+
+    MKL's products of int8 aren't among them: on AMD's processors, they are many times slower than oneDNN's.
+    """
+    wide = {"CT2_FORCE_CPU_ISA": "AVX512"} if torch.backends.cpu.get_cpu_capability() == "AVX512" else {}
+    variants: dict[str, dict[str, str]] = {"": {}, **({"AVX512": wide} if wide else {})}
+    return variants if compute_type == "int8" else {**variants, "MKL": {"CT2_USE_MKL": "1", **wide}}
 
 
 def decoding_entrants(
@@ -163,7 +166,7 @@ def decoding_entrants(
     compute_types: Sequence[str] = ("int8",),
 ) -> list[Entrant]:
     """Returns ours, ours with `compute_types` where possible, the peers and the floor; writes models to `folder`."""
-    write_models(size, folder, with_marian=bool(peers))
+    write_models(size, folder)
     work = {"cases": cases, "device": device, "dtype": dtype}
     has_types = device == "cpu" and dtype == torch.float32
     names = ["ours", *(f"ours, {kind}" for kind in compute_types if has_types)]
@@ -172,10 +175,11 @@ def decoding_entrants(
     if "ctranslate2" in peers:
         plain = str(dtype).removeprefix("torch.")
         types = {"ctranslate2": plain, "ctranslate2, int8": "int8"}
-        convert_to_ctranslate2(folder, list(types.values()))
+        convert_to_ctranslate2(folder / "marian", folder, types.values())
         converted = {"cases": cases, "device": device, "folder": folder, "threads": threads}
-        entrants += [
-            Entrant(name, partial(CTranslate2Decoder, **converted, compute_type=compute_type), library="ctranslate2")
-            for name, compute_type in types.items()
-        ]
+        for name, kind in types.items():
+            make = partial(CTranslate2Decoder, **converted, compute_type=kind)
+            for label, variables in (environments(kind) if size.is_opus_mt else {"": {}}).items():
+                full = f"{name}, {label}" if label else name
+                entrants.append(Entrant(full, make, library="ctranslate2", environment=variables))
     return [*entrants, Entrant("floor", partial(DecodingFloor, size, **work))]

@@ -281,7 +281,7 @@ class DecodingFloor(_Floor):
         linears = self.linears[kind]
         yield from self._product_calls(linears["source"], source_products(self.size, batch.source_tokens))
         yield from self._attention_calls(encoder_attention(self.size, batch))
-        for step, rows in step_rows(len(batch.source), case.beams, case.new_tokens):
+        for step, rows in step_rows(len(batch.source), case.beams, batch.new_tokens):
             yield from self._product_calls(linears["target"], target_products(self.size, rows))
             for attention in step_attentions(self.size, batch, step, rows):
                 yield from self._attention_calls(attention)

@@ -51,7 +51,7 @@ class Point:
     def case(self) -> Case:
         """One batch without padding."""
         batch = uniform_batch(self.size, self.batch, self.length, self.length)
-        return Case("growth", (batch,), self.beam, self.length)
+        return Case("growth", (batch,), self.beam)
 
 
 def measure_growth(

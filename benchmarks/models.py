@@ -7,7 +7,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from transformers import BartConfig, BartForConditionalGeneration, MarianConfig, MarianMTModel
+from transformers import BartConfig, BartForConditionalGeneration, GenerationConfig, MarianConfig, MarianMTModel
 
 from hf_vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
 
@@ -29,7 +29,7 @@ def _fields(size: Size) -> dict[str, Any]:
         "encoder_layers": size.encoder_layers,
         "decoder_layers": size.decoder_layers,
         **{f"{stack}_{name}": value for stack in ("encoder", "decoder") for name, value in both.items()},
-        "activation_function": "relu",
+        "activation_function": "swish" if size.is_opus_mt else "relu",
         "dropout": DROPOUT,
         "attention_dropout": 0.0,
         "activation_dropout": 0.0,
@@ -137,30 +137,17 @@ def load(name: str, folder: Path, dtype: torch.dtype) -> Any:
     return model
 
 
-def vanilla_to_decode(size: Size) -> VanillaTransformerForConditionalGeneration:
-    """Ours with random weights; the start token's embedding is zero, as in CTranslate2."""
+def marian_to_decode(size: Size) -> MarianMTModel:
+    """Marian with random weights; the padding's embedding is zero, as in OPUS-MT and CTranslate2."""
     torch.manual_seed(0)
-    model = vanilla(size)
+    model = marian(size)
     with torch.no_grad():
         model.get_input_embeddings().weight[size.pad] = 0.0
+        if size.is_opus_mt:
+            model.final_logits_bias.normal_()
+    if size.is_opus_mt:
+        special = {"eos_token_id": END, "pad_token_id": size.pad, "decoder_start_token_id": size.pad}
+        model.generation_config = GenerationConfig(
+            **special, forced_eos_token_id=END, bad_words_ids=[[size.pad]], num_beams=4, max_length=512
+        )
     return model
-
-
-def marian_like(size: Size, ours: VanillaTransformerForConditionalGeneration) -> MarianMTModel:
-    """Marian with the weights of ours, so that both give the same translations."""
-    model = marian(size)
-    unknown, missing = load_ours_into_marian(ours, model)
-    assert not unknown, unknown
-    assert not missing, missing
-    return model
-
-
-def load_ours_into_marian(
-    ours: VanillaTransformerForConditionalGeneration, model: MarianMTModel
-) -> tuple[list[str], list[str]]:
-    """Copies our weights to Marian; returns the names that only ours has, and those of Marian that weren't set."""
-    weights = {name.replace(".feed_forward.", "."): weight for name, weight in ours.state_dict().items()}
-    weights["model.shared.weight"] = ours.get_input_embeddings().weight
-    missing, unknown = model.load_state_dict(weights, strict=False)
-    constant = ("embed_positions", "final_logits_bias")
-    return list(unknown), [name for name in missing if not any(part in name for part in constant)]

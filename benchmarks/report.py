@@ -29,6 +29,7 @@ class Result:
         ratio: Ratio to the baseline's median.
         floor_share: Ratio to the floor's median.
         utilisation: Model FLOPs per second divided by the machine's peak.
+        different: Translations that differ from the baseline's; None: in training.
         peak_memory: Bytes beyond those that the libraries take; None: not measured.
         parameters: Number of trained parameters; None: unknown.
         note: How it is called.
@@ -40,6 +41,7 @@ class Result:
     ratio: float
     floor_share: float | None
     utilisation: float | None
+    different: int | None
     peak_memory: int | None
     parameters: int | None
     note: str
@@ -112,7 +114,9 @@ class Report:
                 used = median * flops / case.tokens / self.peak_flops
             share = median / medians[FLOOR] if FLOOR in medians else None
             ratio, fact = median / medians[self.baseline], facts[who]
-            results.append(Result(who, median, rates[who], ratio, share, used, memory[who], fact.parameters, fact.note))
+            other = _different(timings[who][-1], timings[self.baseline][-1])
+            more = (used, other, memory[who], fact.parameters, fact.note)
+            results.append(Result(who, median, rates[who], ratio, share, *more))
         tokens, padding = (None, None) if case is None else (case.tokens, case.padding)
         self.cases.append(CaseResult(name, tokens, padding, flops, results))
 
@@ -133,18 +137,28 @@ class Report:
         return "\n".join(lines)
 
 
+def _different(one: Timing, other: Timing) -> int | None:
+    if one.outputs is None or other.outputs is None:
+        return None
+    return sum(own != theirs for own, theirs in zip(one.outputs, other.outputs, strict=True))
+
+
 def _table(case: CaseResult, baseline: str) -> list[str]:
     title = case.name
     if case.tokens is not None:
         title += f": {case.tokens:,} target tokens per round, {case.padding:.1%} padding, {case.model_flops:.3g} FLOPs"
-    header = ("", "tokens/s", "from", "to", f"of {baseline}", "of floor", "utilisation", "peak MB", "parameters", "")
-    rows = [header] + [_row(result) for result in case.results]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(header))]
+    header = ("", "tokens/s", "from", "to", f"of {baseline}", "of floor", "utilisation", "other lines")
+    return [title, *align([(*header, "peak MB", "parameters", ""), *map(_row, case.results)])]
+
+
+def align(rows: list[tuple[str, ...]]) -> list[str]:
+    """Makes lines of a table: the first and the last column begin at their left, the others end at their right."""
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     lines = []
     for row in rows:
         cells = [row[0].ljust(widths[0]), *(cell.rjust(w) for cell, w in zip(row[1:-1], widths[1:-1], strict=True))]
         lines.append("  ".join([*cells, row[-1]]).rstrip())
-    return [title, *lines]
+    return lines
 
 
 def _row(result: Result) -> tuple[str, ...]:
@@ -159,6 +173,7 @@ def _row(result: Result) -> tuple[str, ...]:
         f"{result.ratio:.2f}",
         unless_none(result.floor_share, ".0%"),
         unless_none(result.utilisation, ".1%"),
+        unless_none(result.different, ","),
         unless_none(None if result.peak_memory is None else result.peak_memory / 1e6, ",.0f"),
         unless_none(result.parameters, ","),
         result.note,

@@ -33,7 +33,7 @@ class BenchmarkError(Exception):
 
 @dataclass(frozen=True)
 class Size:
-    """The numbers that fix a model: post-norm, one matrix for all embeddings, biases everywhere but on the logits.
+    """What fixes a model: post-norm, one matrix for all embeddings, biases everywhere.
 
     Attributes:
         d_model: d.
@@ -42,6 +42,7 @@ class Size:
         decoder_layers: N_d.
         ffn_dim: f, the paper's d_ff.
         vocab_size: V.
+        is_opus_mt: Whether it has OPUS-MT's activation function, trained output bias and generation settings.
     """
 
     d_model: int
@@ -50,6 +51,7 @@ class Size:
     decoder_layers: int
     ffn_dim: int
     vocab_size: int
+    is_opus_mt: bool = False
 
     @property
     def pad(self) -> int:
@@ -74,6 +76,7 @@ SIZES = {
     "small": Size(256, 4, 4, 4, 1024, 10_000),
     "base": Size(512, 8, 6, 6, 2048, 37_000),
     "big": Size(1024, 16, 6, 6, 4096, 37_000),
+    "opus": Size(512, 8, 6, 6, 2048, 58_101, is_opus_mt=True),
 }
 
 
@@ -132,6 +135,11 @@ class Batch:
         """Number of target tokens, padding aside."""
         return int(self.target_lengths.sum())
 
+    @property
+    def new_tokens(self) -> int:
+        """Tokens of each translation in decoding: those of the longest target."""
+        return self.target.shape[1]
+
     def tensors(self, device: str) -> dict[str, torch.Tensor]:
         """Returns what a collator would pass to a model."""
         places = np.arange(self.source.shape[1])
@@ -150,35 +158,33 @@ class Case:
     Attributes:
         name: Its name.
         batches: The batches, one after the other.
-        beams: Beam size in decoding.
-        new_tokens: Tokens per translation; 0: training.
+        beams: Beam size in decoding; 0: training.
     """
 
     name: str
     batches: tuple[Batch, ...]
-    beams: int = 1
-    new_tokens: int = 0
+    beams: int = 0
 
     @property
     def tokens(self) -> int:
         """Number of target tokens that are trained on or generated."""
-        if self.new_tokens:
-            return sum(len(batch.source) for batch in self.batches) * self.new_tokens
+        if self.beams:
+            return sum(len(batch.source) * batch.new_tokens for batch in self.batches)
         return sum(batch.target_tokens for batch in self.batches)
 
     @property
     def padding(self) -> float:
         """Share of all positions that are padding."""
         sides = [side for batch in self.batches for side in ((batch.source, batch.source_lengths),)]
-        if not self.new_tokens:
+        if not self.beams:
             sides += [(batch.target, batch.target_lengths) for batch in self.batches]
         return 1 - sum(int(lengths.sum()) for _, lengths in sides) / sum(tokens.size for tokens, _ in sides)
 
     def flops(self, size: Size) -> float:
         """Model FLOPs by the printed formula."""
-        if self.new_tokens:
+        if self.beams:
             return sum(
-                decoding_flops(size, batch.source_lengths, self.beams, self.new_tokens) for batch in self.batches
+                decoding_flops(size, batch.source_lengths, self.beams, batch.new_tokens) for batch in self.batches
             )
         return sum(training_flops(size, batch.source_lengths, batch.target_lengths) for batch in self.batches)
 
@@ -225,9 +231,22 @@ def training_batches(lengths: Lengths, size: Size, tokens: int, count: int, seed
     return tuple(_batch(source[places], target[places], size, random) for places in map(np.array, chosen))
 
 
-def decoding_batches(lengths: Lengths, size: Size, sentences: int, count: int, seed: int) -> tuple[Batch, ...]:
-    """Makes batches of consecutive sentences of a test set sorted by length; arguments as for `training_batches`."""
+def decoding_batches(
+    lengths: Lengths, size: Size, sentences: int, count: int, seed: int, new_tokens: int | None = None
+) -> tuple[Batch, ...]:
+    """Makes batches of consecutive sentences of a test set sorted by length.
+
+    Args:
+        lengths: The test set's lengths.
+        size: The model's size, for its vocabulary.
+        sentences: Per batch.
+        count: Number of batches.
+        seed: Seed of lengths, choice and tokens.
+        new_tokens: The length of all targets; None: those of the test set.
+    """
     source, target = (side[:TEST_SENTENCES] for side in lengths.draw(seed))
+    if new_tokens is not None:
+        target = np.full_like(target, new_tokens)
     order = np.argsort(source, kind="stable")
     random = np.random.default_rng(seed)
     starts = random.integers(0, len(order) - sentences + 1, size=count)

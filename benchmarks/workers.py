@@ -1,6 +1,7 @@
 """Contenders that take turns, each in its own process, so that memory and the allocator's settings aren't shared."""
 
 import multiprocessing
+import os
 import re
 import resource
 import sys
@@ -21,12 +22,18 @@ from hf_vanilla_transformer.engine.memory import keep_freed_memory
 
 from .work import BenchmarkError
 
+PAUSE = 0.25  # seconds; idle OpenMP threads keep a core busy for up to 0.2 seconds
+
 
 class Timing(NamedTuple):
-    """Seconds and tokens of one turn."""
+    """Seconds and tokens of one turn, and in decoding the translations, each without its last token.
+
+    The last one may be forced to be the end of sentence, or not.
+    """
 
     seconds: float
     tokens: int
+    outputs: list[list[int]] | None = None
 
 
 @dataclass(frozen=True)
@@ -67,12 +74,14 @@ class Entrant:
         make: Makes it; can be pickled.
         keep_freed_memory: Whether its process gets the allocator's settings of our command line.
         library: The library that it imports, which doesn't count as its memory.
+        environment: Variables that are set before that.
     """
 
     name: str
     make: Callable[[], Contender]
     keep_freed_memory: bool = False
     library: str = "torch"
+    environment: dict[str, str] = field(default_factory=dict)
 
 
 class LocalWorker:
@@ -214,6 +223,7 @@ def _serve(connection: Connection, entrant: Entrant, device: str, threads: int |
             keep_freed_memory()
         set_threads(threads)
         be_quiet()
+        os.environ.update(entrant.environment)
         _load_libraries(entrant.library)
         before = _peak_memory(device)
         contender = entrant.make()

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 __all__ = [
+    "OpusMTTokenizerFast",
+    "Translator",
     "VanillaTransformerConfig",
     "VanillaTransformerDecoder",
     "VanillaTransformerEncoder",
@@ -16,11 +18,20 @@ __all__ = [
     "VanillaTransformerTokenizer",
     "VanillaTransformerTokenizerFast",
     "__version__",
+    "from_marian",
     "register",
 ]
+# Where the names are that don't say it themselves; the others are in the paper's files.
+MODULES = {
+    "OpusMTTokenizerFast": "tokenization_opus_mt",
+    "Translator": "inference.translator",
+    "from_marian": "interop.marian",
+}
 
 if TYPE_CHECKING:
     from .configuration_vanilla_transformer import VanillaTransformerConfig
+    from .inference.translator import Translator
+    from .interop.marian import from_marian
     from .modeling_vanilla_transformer import (
         VanillaTransformerDecoder,
         VanillaTransformerEncoder,
@@ -28,6 +39,7 @@ if TYPE_CHECKING:
         VanillaTransformerModel,
         VanillaTransformerPreTrainedModel,
     )
+    from .tokenization_opus_mt import OpusMTTokenizerFast
     from .tokenization_vanilla_transformer import VanillaTransformerTokenizer, VanillaTransformerTokenizerFast
 
 
@@ -35,7 +47,8 @@ def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     role = "configuration" if name.endswith("Config") else "tokenization" if "Tokenizer" in name else "modeling"
-    return getattr(importlib.import_module(f".{role}_vanilla_transformer", __name__), name)
+    module = MODULES.get(name, f"{role}_vanilla_transformer")
+    return getattr(importlib.import_module(f".{module}", __name__), name)
 
 
 def __dir__() -> list[str]:
@@ -48,20 +61,25 @@ def register() -> None:
 
     from .engine import Engine
     from .generation_vanilla_transformer import EngineSlot
+    from .inference import register_pipeline
 
     config_class = __getattr__("VanillaTransformerConfig")
     model_class = __getattr__("VanillaTransformerModel")
     head_class = __getattr__("VanillaTransformerForConditionalGeneration")
-    tokenizer_class = __getattr__("VanillaTransformerTokenizerFast")
+    tokenizer_class, opus_mt_class = map(__getattr__, ("VanillaTransformerTokenizerFast", "OpusMTTokenizerFast"))
     AutoConfig.register(config_class.model_type, config_class, exist_ok=True)
     AutoModel.register(config_class, model_class, exist_ok=True)
     AutoModelForSeq2SeqLM.register(config_class, head_class, exist_ok=True)
+    # A name in tokenizer_config.json finds either class; without one, the last counts.
+    AutoTokenizer.register(config_class, fast_tokenizer_class=opus_mt_class, exist_ok=True)
     AutoTokenizer.register(config_class, fast_tokenizer_class=tokenizer_class, exist_ok=True)
+    register_pipeline()
     # Checkpoints carry their code (`trust_remote_code=True`): these say under which Auto class each is found there.
     config_class.register_for_auto_class()
     model_class.register_for_auto_class("AutoModel")
     head_class.register_for_auto_class("AutoModelForSeq2SeqLM")
     tokenizer_class.register_for_auto_class("AutoTokenizer")
+    opus_mt_class.register_for_auto_class("AutoTokenizer")
     EngineSlot.engine = Engine()
 
 

@@ -261,6 +261,11 @@ class VanillaTransformerConfig(PreTrainedConfig):
                 token_id is not None and token_id < 0 for token_id in (value if isinstance(value, list) else [value])
             ):
                 raise ValueError(f"`{field}` is {value}; a token id is 0 or more. Use None for a token that is absent.")
+        smallest = min(self.vocab_size, self.target_vocab_size)
+        if self.pad_token_id is not None and self.pad_token_id >= smallest:
+            raise ValueError(
+                f"`pad_token_id` is {self.pad_token_id}, and the vocabulary has {smallest} tokens, from 0 up."
+            )
 
 
 _POSITIVE_FIELDS = (

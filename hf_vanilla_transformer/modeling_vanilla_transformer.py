@@ -291,7 +291,7 @@ class VanillaTransformerStack(VanillaTransformerPreTrainedModel):
 
     def __init__(self, config: VanillaTransformerConfig, vocab_size: int, layers: Sequence[nn.Module]) -> None:
         super().__init__(config)
-        self.embed_tokens = nn.Embedding(vocab_size, config.d_model)
+        self.embed_tokens = nn.Embedding(vocab_size, config.d_model, config.pad_token_id)
         learned, last_norm = config.position_encoding == "learned", config.final_layer_norm
         self.embed_positions = LearnedPositions(config) if learned else SinusoidalPositions(config)
         self.dropout = nn.Dropout(config.dropout)

@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 
 from .. import __version__
 from ..data.messages import did_you_mean, first_line, is_out_of_memory
-from . import average, evaluate, train, translate
+from . import average, convert, evaluate, train, translate
 from .common import PROGRAM, RunError, UsageError, wanted_memory
 
 EXIT_FAILURE = 1
@@ -165,4 +165,5 @@ COMMANDS: dict[str, Callable[[argparse.ArgumentParser], None]] = {
     "average": average.add_arguments,
     "evaluate": evaluate.add_arguments,
     "translate": translate.add_arguments,
+    "convert": convert.add_arguments,
 }

@@ -16,6 +16,8 @@ from ..evaluation.limits import BATCH_TOKENS, LIMITS, MAX_SOURCE_TOKENS, check_g
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+    from ..inference.translator import Translator
+
 PROGRAM = "vanilla-transformer"
 
 
@@ -251,12 +253,12 @@ def decoding_options(arguments: argparse.Namespace, model: "PreTrainedModel") ->
 
 @contextmanager
 def decoding_errors() -> Iterator[None]:
-    """Turns errors of `generate()` and of a model into a `UsageError`."""
+    """Turns errors of `generate()`, of a model and of a missing library into a `UsageError`."""
     from ..engine.decoding.compiled import NoCompilerError
 
     try:
         yield
-    except (ValueError, IndexError, NoCompilerError) as error:  # options that contradict each other, no C++ compiler
+    except (ValueError, IndexError, NoCompilerError, ImportError) as error:  # options that contradict each other ...
         raise UsageError(first_line(error)) from error
     except (RuntimeError, MemoryError) as error:
         if is_out_of_memory(error):
@@ -324,10 +326,8 @@ def loading() -> Iterator[None]:
         gc.enable()
 
 
-def load_model(
-    name: str, device: str | None, dtype: str | None, trust_remote_code: bool = False
-) -> tuple["PreTrainedTokenizerBase", "PreTrainedModel"]:
-    """Loads a checkpoint's tokenizer and model, ready to decode.
+def load_translator(name: str, device: str | None, dtype: str | None, trust_remote_code: bool = False) -> "Translator":
+    """Loads a checkpoint, or converts a Marian model, ready to decode.
 
     Args:
         name: The checkpoint's folder, or its name on the Hub.
@@ -341,34 +341,26 @@ def load_model(
     import torch
     from transformers.utils import logging
 
-    from .. import VanillaTransformerForConditionalGeneration, engine, register
-    from ..data.hub import HubError, check_model_on_hub
-    from ..evaluation.loading import CheckpointError, load_checkpoint
+    from .. import engine, register
+    from ..data.hub import HubError
+    from ..evaluation.loading import CheckpointError
+    from ..inference.translator import DeviceError, Translator
 
     register()
     logging.set_verbosity_error()  # standard error is for what the user can fix
     logging.disable_progress_bar()
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        torch.zeros(1, device=device).item()
-    except (RuntimeError, AssertionError) as error:
-        raise UsageError(f"--device {device} can't be used here ({first_line(error)}); try --device cpu") from error
-    if torch.device(device).type == "cpu":
+    if device.startswith("cpu"):
         engine.keep_freed_memory()
     try:
-        offline = not Path(name).is_dir() and not check_model_on_hub(name)
-        tokenizer, model = load_checkpoint(
-            name, dtype=dtype or "auto", trust_remote_code=trust_remote_code, local_only=offline
-        )
+        return Translator(name, device, dtype=dtype or "auto", trust_remote_code=trust_remote_code)
+    except DeviceError as error:
+        raise UsageError(f"--{error}") from error
     except (HubError, CheckpointError) as error:
         raise UsageError(
             f"{error}; --model needs the folder of a sequence-to-sequence model and its tokenizer, both saved with "
             "save_pretrained, or its name on the Hub"
         ) from error
-    model = model.to(device)
-    if isinstance(model, VanillaTransformerForConditionalGeneration):
-        engine.freeze(model)  # nobody changes its weights here, so `generate()` needn't compare them at each call
-    return tokenizer, model
 
 
 def load_ensemble(
@@ -378,23 +370,23 @@ def load_ensemble(
 
     Args:
         names: Folders of checkpoints, or names on the Hub; they must have one vocabulary.
-        device: As for `load_model`.
-        dtype: As for `load_model`.
-        trust_remote_code: As for `load_model`.
+        device: As for `load_translator`.
+        dtype: As for `load_translator`.
+        trust_remote_code: As for `load_translator`.
 
     Returns:
         The first checkpoint's tokenizer, and the model.
 
     Raises:
-        UsageError: As for `load_model`, or the models can't be combined.
+        UsageError: As for `load_translator`, or the models can't be combined.
     """
     from ..evaluation.translation import ensemble
 
-    loaded = [load_model(name, device, dtype, trust_remote_code) for name in names]
-    tokenizer, model = loaded[0]
+    loaded = [load_translator(name, device, dtype, trust_remote_code) for name in names]
+    tokenizer, model = loaded[0].tokenizer, loaded[0].model
     if len(loaded) > 1:
         try:
-            model = ensemble([model for _, model in loaded], [tokenizer for tokenizer, _ in loaded])
+            model = ensemble([one.model for one in loaded], [one.tokenizer for one in loaded])
         except ValueError as error:
             raise UsageError(f"--ensemble: {first_line(error)}") from error
     return tokenizer, model

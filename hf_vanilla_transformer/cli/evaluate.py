@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from ..evaluation.metrics import Score
-    from ..evaluation.translation import Hypothesis, Likelihood
+    from ..evaluation.translation import Likelihood, Translation
 
 BLEU_KINDS = ("sacrebleu", "multi30k", "compound-split")
 # Fields of the generation config in the JSON file.
@@ -113,7 +113,7 @@ class _Result:
     bleu: "dict[str, Score]"
     chrf: "Score"
     likelihood: "Likelihood"
-    hypotheses: "list[list[Hypothesis]]"
+    hypotheses: "list[list[Translation]]"
     seconds: dict[str, float]  # of loading, decoding, scoring
     decoding: dict[str, Any]
 
@@ -174,6 +174,7 @@ def _result(arguments: argparse.Namespace, names: list[str], sources: list[str],
     """Loads a model or an ensemble, computes its perplexity, translates, and scores the translations."""
     with loading():
         from ..evaluation import translation
+        from ..evaluation.sources import check_target_codes
 
         use_threads(arguments.threads)
         begun = time.perf_counter()
@@ -181,7 +182,8 @@ def _result(arguments: argparse.Namespace, names: list[str], sources: list[str],
         seconds = {"loading": time.perf_counter() - begun}
     options = decoding_options(arguments, model)
     with decoding_errors():
-        settings = _settings(arguments, model, options)
+        check_target_codes(tokenizer, sources)
+        settings = _settings(arguments, tokenizer, model, options)
         if arguments.n_best is not None:
             translation.check_n_best(arguments.n_best, settings["num_beams"] or 1)
         likelihood, seconds["scoring"] = _scored(arguments, tokenizer, model, sources, references)
@@ -206,14 +208,14 @@ def _scored(
             batch_size=arguments.batch_size,
             max_tokens=arguments.max_source_tokens,
             progress=progress.update,
-            on_omission=lambda index: _warn(arguments, model, index, "it is left out of the perplexity"),
+            on_omission=lambda index: _warn(arguments, tokenizer, model, index, "it is left out of the perplexity"),
         )
     return likelihood, time.perf_counter() - begun
 
 
 def _decoded(
     arguments: argparse.Namespace, tokenizer: Any, model: Any, sources: list[str], options: dict[str, Any]
-) -> "tuple[list[list[Hypothesis]], float]":
+) -> "tuple[list[list[Translation]], float]":
     """Translates; also returns the seconds that it took."""
     from ..evaluation import translation
 
@@ -228,7 +230,9 @@ def _decoded(
             batch_tokens=arguments.batch_tokens,
             max_source_tokens=arguments.max_source_tokens,
             progress=progress.update,
-            on_division=lambda index, count: _warn(arguments, model, index, f"it is translated in {count} pieces"),
+            on_division=lambda index, count: _warn(
+                arguments, tokenizer, model, index, f"it is translated in {count} pieces"
+            ),
             **options,
         )
     return hypotheses, time.perf_counter() - begun
@@ -241,12 +245,14 @@ def _bar(what: str, total: int) -> Any:
     return tqdm(desc=what, total=total, unit=" sentences", disable=None, leave=False)
 
 
-def _warn(arguments: argparse.Namespace, model: "PreTrainedModel", index: int, consequence: str) -> None:
+def _warn(
+    arguments: argparse.Namespace, tokenizer: Any, model: "PreTrainedModel", index: int, consequence: str
+) -> None:
     from tqdm import tqdm
 
     from ..evaluation.translation import source_limit
 
-    limit = source_limit(model, arguments.max_source_tokens)
+    limit = source_limit(model, arguments.max_source_tokens, tokenizer)
     tqdm.write(warning_of_line(f"line {index + 1}", limit, consequence), file=sys.stderr)
 
 
@@ -264,7 +270,9 @@ def _measure(
     return {kind: kinds[kind]() for kind in dict.fromkeys(arguments.bleu)}, metrics.corpus_chrf(*sides, **case)
 
 
-def _settings(arguments: argparse.Namespace, model: "PreTrainedModel", options: dict[str, Any]) -> dict[str, Any]:
+def _settings(
+    arguments: argparse.Namespace, tokenizer: Any, model: "PreTrainedModel", options: dict[str, Any]
+) -> dict[str, Any]:
     """How the model decodes: its own settings, overridden by those of the command line."""
     from ..evaluation.translation import source_limit
 
@@ -272,7 +280,7 @@ def _settings(arguments: argparse.Namespace, model: "PreTrainedModel", options: 
     if settings["max_new_tokens"] is not None:
         settings["max_extra_length"] = None  # `generate()` then ignores it
     limits = {"batch_size": arguments.batch_size, "batch_tokens": arguments.batch_tokens}
-    limits["max_source_tokens"] = source_limit(model, arguments.max_source_tokens)
+    limits["max_source_tokens"] = source_limit(model, arguments.max_source_tokens, tokenizer)
     return {**settings, **limits, "device": str(model.device), "dtype": str(model.dtype)}
 
 
@@ -328,7 +336,7 @@ def _write_lines(name: str, lines: Sequence[str]) -> None:
         raise OSError(error.errno, error.strerror, name) from error
 
 
-def _n_best_lines(lists: "list[list[Hypothesis]]") -> list[str]:
+def _n_best_lines(lists: "list[list[Translation]]") -> list[str]:
     return [
         json.dumps(
             {

@@ -16,11 +16,14 @@ from .common import (
     check_output,
     decoding_errors,
     decoding_options,
-    load_model,
+    load_translator,
     loading,
     use_threads,
     warning_of_line,
 )
+
+# What goes to the translator as it is.
+OPTIONS = ("batch_size", "batch_tokens", "max_source_tokens", "target_lang", "split_sentences")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -37,10 +40,27 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="SENTENCE",
         help="to translate (default: standard input)",
     )
-    parser.add_argument("--model", required=True, metavar="DIR", help="a saved model's folder, or its name on the Hub")
+    parser.add_argument(
+        "--model",
+        required=True,
+        metavar="DIR",
+        help="a saved model's folder, or its name on the Hub; a Marian model (Helsinki-NLP/opus-mt-...) is converted "
+        "once, into the user's cache",
+    )
     parser.add_argument("--input", metavar="FILE", help="translate its lines: UTF-8, .gz or not")
     parser.add_argument(
         "--output", metavar="FILE", help="write the translations there; the file appears when it is complete"
+    )
+    parser.add_argument(
+        "--target-lang",
+        metavar="CODE",
+        help="what to translate into, with a model of several target languages: deu, for its code >>deu<<",
+    )
+    parser.add_argument(
+        "--split-sentences",
+        metavar="LANG",
+        help="split each line into sentences first, by the rules of its language (ISO 639-1): en, de ...; needs "
+        "sentencex",
     )
     parser.add_argument("--overwrite", action="store_true", help="replace an existing file")
     add_decoding_arguments(parser)
@@ -98,11 +118,11 @@ def _translate_lines(arguments: argparse.Namespace, source: lines.Lines, file: A
 
         from ..evaluation import translation
 
+        model = (arguments.model, arguments.device, arguments.dtype, arguments.trust_remote_code)
+        translator = load_translator(*model)
         use_threads(arguments.threads)
-        tokenizer, model = load_model(arguments.model, arguments.device, arguments.dtype, arguments.trust_remote_code)
-    limits = {name: getattr(arguments, name) for name in ("batch_size", "batch_tokens", "max_source_tokens")}
-    options = {**limits, **decoding_options(arguments, model)}
-    limit = translation.source_limit(model, arguments.max_source_tokens)
+    options = {name: getattr(arguments, name) for name in OPTIONS} | decoding_options(arguments, translator.model)
+    limit = translation.source_limit(translator.model, arguments.max_source_tokens, translator.tokenizer)
     before = 0  # lines of earlier windows
 
     def warn(index: int, count: int) -> None:
@@ -114,8 +134,8 @@ def _translate_lines(arguments: argparse.Namespace, source: lines.Lines, file: A
     with tqdm(total=source.total, unit=f" {source.unit}s", disable=hidden, leave=False) as progress:
         for window in source.windows:
             with decoding_errors():
-                translations = translation.translate(
-                    model, tokenizer, window, progress=progress.update, on_division=warn, **options
+                translations = translator(
+                    window, progress_bar=False, progress=progress.update, on_division=warn, **options
                 )
             before += len(window)
             progress.write("\n".join(translations), file=file)

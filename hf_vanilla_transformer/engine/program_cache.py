@@ -52,22 +52,36 @@ def programs_folder() -> Path:
         UnusableFolderError: It can't be created, somebody else may write to it or replace it, or programs can't be
             compiled or run there.
     """
-    try:
-        folder = _cache_folder() / "programs"
-        for place in reversed([folder, *folder.parents]):
-            if not place.exists():
-                with suppress(FileExistsError):  # another process was faster
-                    place.mkdir(0o700)
-        folder = folder.resolve(strict=True)
-        _check_folder(folder)
-    except (OSError, RuntimeError) as error:  # RuntimeError: the user has no home directory
-        raise UnusableFolderError(f"there is no folder for compiled programs ({error}); {OTHER_FOLDER}") from error
+    folder = private_folder("programs", "compiled programs")
     if UNQUOTED.search(str(folder)):
         raise UnusableFolderError(
             f"PyTorch's compiler can't use {folder}, which has a space or a quote; {OTHER_FOLDER}"
         )
     if hasattr(os, "ST_NOEXEC") and os.statvfs(folder).f_flag & os.ST_NOEXEC:
         raise UnusableFolderError(f"{folder} is mounted noexec, so programs there can't run; {OTHER_FOLDER}")
+    return folder
+
+
+def private_folder(name: str, contents: str) -> Path:
+    """Returns a folder in the user's cache; a missing one is created, and nobody else may read it.
+
+    Args:
+        name: The folder's.
+        contents: What is kept there, for errors.
+
+    Raises:
+        UnusableFolderError: It can't be created, or somebody else may write to it or replace it.
+    """
+    try:
+        folder = _cache_folder() / name
+        for place in reversed([folder, *folder.parents]):
+            if not place.exists():
+                with suppress(FileExistsError):  # another process was faster
+                    place.mkdir(0o700)
+        folder = folder.resolve(strict=True)
+        _check_folder(folder, contents)
+    except (OSError, RuntimeError) as error:  # RuntimeError: the user has no home directory
+        raise UnusableFolderError(f"there is no folder for {contents} ({error}); {OTHER_FOLDER}") from error
     return folder
 
 
@@ -87,11 +101,12 @@ def _platform_caches() -> Path:
     return given if given.is_absolute() else Path.home() / ".cache"  # its specification ignores relative ones
 
 
-def _check_folder(folder: Path) -> None:
+def _check_folder(folder: Path, contents: str) -> None:
     """Checks that nobody but the user (and root) can write to a folder or replace it.
 
     Args:
         folder: Without symbolic links in its path. Once this has passed, nobody else can put any there.
+        contents: What is kept there, for errors.
 
     Raises:
         UnusableFolderError: Somebody else can.
@@ -104,13 +119,13 @@ def _check_folder(folder: Path) -> None:
         status, is_above = place.stat(), place != folder
         if status.st_uid not in (trusted if is_above else {os.geteuid()}):
             raise UnusableFolderError(
-                f"{place} belongs to another user (number {status.st_uid}), so compiled programs aren't loaded from "
+                f"{place} belongs to another user (number {status.st_uid}), so {contents} aren't loaded from "
                 f"{'below it' if is_above else 'it'}; {OTHER_FOLDER}"
             )
         # In a sticky folder, such as /tmp, others can't rename what isn't theirs.
         if status.st_mode & OTHERS_MAY_WRITE and not (is_above and status.st_mode & stat.S_ISVTX):
             raise UnusableFolderError(
-                f"other users may write to {place}, so compiled programs aren't loaded from "
+                f"other users may write to {place}, so {contents} aren't loaded from "
                 f"{'below it' if is_above else 'it'}; run `chmod go-w {place}`, or {OTHER_FOLDER}"
             )
 
@@ -185,7 +200,7 @@ def workspace(folder: Path) -> Iterator[Path]:
     So it does with those that processes left over that were killed.
 
     Args:
-        folder: What `programs_folder` returned.
+        folder: What `private_folder` returned.
 
     Raises:
         OSError: The folder can't be written.

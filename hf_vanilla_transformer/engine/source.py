@@ -17,9 +17,9 @@ logger = logging.get_logger(__name__)
 
 FILES = ("configuration_vanilla_transformer", "generation_vanilla_transformer", "modeling_vanilla_transformer")
 MIRRORED = {
-    "configuration_vanilla_transformer": "0fdb5d7faacdd39f",
+    "configuration_vanilla_transformer": "e3dd6e0cdbaa8373",
     "generation_vanilla_transformer": "119486ffb31d9db0",
-    "modeling_vanilla_transformer": "1a0703f2c1eaa957",
+    "modeling_vanilla_transformer": "ad47ba197e6d75fc",
 }
 
 

@@ -33,7 +33,13 @@ class CheckpointError(ValueError):
 
 
 def load_checkpoint(
-    name: str | Path, *, dtype: torch.dtype | str = "auto", trust_remote_code: bool = False, local_only: bool = False
+    name: str | Path,
+    *,
+    dtype: torch.dtype | str = "auto",
+    trust_remote_code: bool = False,
+    local_only: bool = False,
+    revision: str | None = None,
+    token: str | bool | None = None,
 ) -> tuple[PreTrainedTokenizerBase, PreTrainedModel]:
     """Loads a sequence-to-sequence model and its tokenizer, and checks that they belong together.
 
@@ -42,6 +48,8 @@ def load_checkpoint(
         dtype: As for `load_model`.
         trust_remote_code: As for `load_model`.
         local_only: As for `load_model`.
+        revision: As for `load_model`.
+        token: As for `load_model`.
 
     Returns:
         The tokenizer, and the model on the CPU in evaluation mode.
@@ -49,22 +57,27 @@ def load_checkpoint(
     Raises:
         CheckpointError: As for `load_model`, or the tokenizer is another model's.
     """
-    tokenizer = load_tokenizer(name, trust_remote_code=trust_remote_code, local_only=local_only)
-    model = load_model(name, dtype=dtype, trust_remote_code=trust_remote_code, local_only=local_only)
+    where: dict[str, Any] = {"local_only": local_only, "revision": revision, "token": token}
+    tokenizer = load_tokenizer(name, trust_remote_code=trust_remote_code, **where)
+    model = load_model(name, dtype=dtype, trust_remote_code=trust_remote_code, **where)
     check_tokenizer(tokenizer, model.config, str(name))
     return tokenizer, model
 
 
 def load_tokenizer(
-    name: str | Path, *, trust_remote_code: bool = False, local_only: bool = False
+    name: str | Path,
+    *,
+    trust_remote_code: bool = False,
+    local_only: bool = False,
+    revision: str | None = None,
+    token: str | bool | None = None,
 ) -> PreTrainedTokenizerBase:
     """Loads a tokenizer; arguments and errors as for `load_model`."""
+    where: dict[str, Any] = {"local_files_only": local_only, "revision": revision, "token": token}
     with _plain_errors(name, trust_remote_code):
-        _checked_folder(name, trust_remote_code, local_only)
-        tokenizer = AutoTokenizer.from_pretrained(
-            name, trust_remote_code=trust_remote_code, local_files_only=local_only
-        )
-        tokenizer(["a"], text_target=["a"])  # some settings are only read here
+        _checked_folder(name, trust_remote_code, where)
+        tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=trust_remote_code, **where)
+        tokenizer(["a"], text_target=["a"], verbose=False)  # some settings are only read here
         return tokenizer
 
 
@@ -80,6 +93,8 @@ def load_model(
     dtype: torch.dtype | str = "auto",
     trust_remote_code: bool = False,
     local_only: bool = False,
+    revision: str | None = None,
+    token: str | bool | None = None,
     **fields: Any,
 ) -> PreTrainedModel:
     """Loads a sequence-to-sequence model, and refuses what `from_pretrained` only warns of, or doesn't notice.
@@ -91,6 +106,8 @@ def load_model(
         dtype: Type of the weights; "auto": as they were saved.
         trust_remote_code: Whether code that comes with the checkpoint may run. Without it, nobody is asked.
         local_only: Whether a name on the Hub is only looked for among the files of earlier downloads.
+        revision: Branch, tag or commit on the Hub.
+        token: For the Hub, as for `from_pretrained`.
         **fields: Fields of the configuration that take the place of the checkpoint's, `dropout` for instance.
 
     Returns:
@@ -100,15 +117,16 @@ def load_model(
         CheckpointError: It can't be loaded, or tensors are missing, unknown, of another shape, not finite, or integers
             where the model has floating-point numbers.
     """
+    where: dict[str, Any] = {"local_files_only": local_only, "revision": revision, "token": token}
     with _plain_errors(name, trust_remote_code):
-        folder = _checked_folder(name, trust_remote_code, local_only)
+        folder = _checked_folder(name, trust_remote_code, where)
         model, report = AutoModelForSeq2SeqLM.from_pretrained(
             name,
             dtype=dtype,
             output_loading_info=True,
             ignore_mismatched_sizes=True,  # they are in the report, then
             trust_remote_code=trust_remote_code,
-            local_files_only=local_only,
+            **where,
             **fields,
         )
     _check_report(name, report)
@@ -161,14 +179,13 @@ def _check_types(folder: Path, model: PreTrainedModel) -> None:
         raise CheckpointError(f"{folder}: {_named(wrong)} must have floating-point numbers; it has integers")
 
 
-def _checked_folder(name: str | Path, trust_remote_code: bool, local_only: bool) -> Path:
+def _checked_folder(name: str | Path, trust_remote_code: bool, where: dict[str, Any]) -> Path:
     """Returns the folder of a checkpoint's files, and refuses what its configuration must not ask for.
 
     Raises:
         ValueError: The configuration is damaged, or asks for it.
     """
-    quiet = {"_raise_exceptions_for_missing_entries": False}
-    file = cached_file(name, CONFIG, local_files_only=local_only, **quiet)
+    file = cached_file(name, CONFIG, _raise_exceptions_for_missing_entries=False, **where)
     if file is None:  # a tokenizer alone
         return Path(name)
     config = read_json(Path(file))
@@ -247,8 +264,11 @@ def check_tokenizer(tokenizer: PreTrainedTokenizerBase, config: Any, name: str) 
 def tokenizer_fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
     """Returns a digest of a tokenizer's vocabulary and of what it does with a text that contains all of it.
 
-    Tokens that are added later don't change it.
+    That of OPUS-MT, which would take seconds for such a text, says itself what it does. Tokens that are added later
+    don't change the digest.
     """
+    if (content := getattr(tokenizer, "content", None)) is not None:
+        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
     added = tokenizer.added_tokens_encoder
     vocabulary = sorted((number, token) for token, number in tokenizer.get_vocab().items() if token not in added)
     text = tokenizer.convert_tokens_to_string([token for _, token in vocabulary])

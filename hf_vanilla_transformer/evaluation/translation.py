@@ -7,8 +7,10 @@ model's own `generate()`: options are its keyword arguments, by default those of
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -19,9 +21,11 @@ from transformers.utils import logging
 
 from ..engine import Engine
 from ..engine.decoding.search import round_down
+from ..generation_vanilla_transformer import DecodingMixin
 from .limits import BATCH_TOKENS, MAX_SOURCE_TOKENS, check_generation, check_limit
 from .loading import tokenizer_fingerprint
-from .pieces import divide, join, tokenize
+from .pieces import tokenize
+from .sources import Piece, Reader, check_splitting, encoder, join_pieces, target_code
 
 logger = logging.get_logger(__name__)
 
@@ -34,32 +38,43 @@ SHARED_FIELDS = ("vocab_size", "decoder_vocab_size", "decoder_start_token_id", "
 
 
 # ---- Decoding ----
-@dataclass(frozen=True)
-class Hypothesis:
-    """One translation of a sentence.
+@dataclass(frozen=True, eq=False)
+class Alignment:
+    """How much each token of a translation attends to each token of its source.
 
     Attributes:
-        text: Its text, on one line.
-        num_tokens: Tokens that the model wrote, the end of sentence included where it wrote one.
+        source: The source's tokens, (S,).
+        target: The tokens that the model wrote, (T,); those of a prefix are not among them.
+        weights: The mean of the last layer's heads, (T, S).
+    """
+
+    source: tuple[str, ...]
+    target: tuple[str, ...]
+    weights: Tensor
+
+
+@dataclass(frozen=True)
+class Translation:
+    """One translation of a text.
+
+    Attributes:
+        text: Its text; on one line, unless the text was split into sentences and has several lines.
+        num_tokens: Tokens that the model wrote, the end of sentence included where it wrote one, without a prefix.
         score: Its log-probability in nats divided by the length penalty, `sequences_scores` of `generate()`; None
-            where n-best lists weren't asked for, or the sentence was translated in pieces.
+            where n-best lists weren't asked for, or the text was translated in pieces.
+        alignment: Where it was asked for, and the text was translated as one.
     """
 
     text: str
     num_tokens: int
     score: float | None = None
+    alignment: Alignment | None = field(default=None, compare=False)
 
 
 def translate(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
     sentences: Iterable[str],
-    *,
-    batch_size: int | None = None,
-    batch_tokens: int = BATCH_TOKENS,
-    max_source_tokens: int | None = None,
-    progress: Callable[[int], object] | None = None,
-    on_division: Callable[[int, int], object] | None = None,
     **options: Any,
 ) -> list[str]:
     """Translates sentences: one line each, in their order; one that is empty or white space stays empty.
@@ -68,27 +83,17 @@ def translate(
         model: A model, or what `ensemble` made of several.
         tokenizer: Its tokenizer.
         sentences: The sentences, in any order of length: a list, a generator or the like, which is read once.
-        batch_size: Sentences at a time at most; None: as many as `batch_tokens` allows.
-        batch_tokens: Padded source tokens at a time, times beams, at most; a longer sentence is a batch by itself.
-        max_source_tokens: Tokens of a source that is translated as one, at most; None: 1,024. It is the model's
-            positions where they end earlier. A longer one is divided into pieces of at most 256 tokens at the ends of
-            its sentences, else at white space, else anywhere; the translations are joined.
-        progress: Called with the number of sentences done since its last call.
-        on_division: Called with the index and the number of pieces of each sentence that is divided; None: a warning
-            is logged.
-        **options: For `generate()`, such as `num_beams` or `gnmt_length_penalty`; lengths are those of a piece.
+        **options: As for `decode`, except for `n_best`, and for `generate()`, such as `num_beams` or
+            `gnmt_length_penalty`.
 
     Returns:
         As many translations as there are sentences.
 
     Raises:
-        TypeError: `sentences` is one string, a set, a dictionary or nothing, or one of them is not a string.
-        ValueError: The model is in training mode, an option is beyond its limit (`evaluation.limits`), or
-            `generate()` refuses an option or a sentence.
+        TypeError: As `decode`.
+        ValueError: As `decode`.
     """
-    options |= {"batch_size": batch_size, "batch_tokens": batch_tokens, "max_source_tokens": max_source_tokens}
-    lists = decode(model, tokenizer, sentences, progress=progress, on_division=on_division, **options)
-    return [hypotheses[0].text for hypotheses in lists]
+    return [translations[0].text for translations in decode(model, tokenizer, sentences, **options)]
 
 
 def decode(
@@ -97,78 +102,170 @@ def decode(
     sentences: Iterable[str],
     *,
     n_best: int | None = None,
+    alignments: bool = False,
+    target_lang: str | None = None,
+    prefix: str | Sequence[str] | None = None,
+    split_sentences: str | None = None,
     batch_size: int | None = None,
     batch_tokens: int = BATCH_TOKENS,
     max_source_tokens: int | None = None,
     progress: Callable[[int], object] | None = None,
     on_division: Callable[[int, int], object] | None = None,
+    lock: AbstractContextManager[Any] | None = None,
     **options: Any,
-) -> list[list[Hypothesis]]:
-    """Translates sentences as `translate` does, into hypotheses with their lengths and, for n-best lists, scores.
+) -> list[list[Translation]]:
+    """Translates sentences into translations with their lengths and, for n-best lists, scores.
 
     Args:
         model: A model, or what `ensemble` made of several.
         tokenizer: Its tokenizer.
         sentences: The sentences.
-        n_best: Hypotheses per sentence, of a beam search at least as wide. None: the best alone, without its score.
-        batch_size: As in `translate`.
-        batch_tokens: As in `translate`.
-        max_source_tokens: As in `translate`.
+        n_best: Translations per sentence, of a beam search at least as wide. None: the best alone, without its score.
+        alignments: Whether translations have their alignments; a model of this package has them.
+        target_lang: What to translate into, for a tokenizer that has codes such as ">>deu<<": "deu" or ">>deu<<". A
+            sentence that begins with a code keeps it.
+        prefix: What translations have to begin with: a string for all, or a list with one for each sentence. White
+            space at its end doesn't count. It should end with a word, as it is tokenized by itself: the model goes on
+            with a new token.
+        split_sentences: The language of the sentences in two letters (ISO 639-1), by whose rules each is first split,
+            as it may be a paragraph or several; their translations are joined, with line breaks where they were. It
+            needs sentencex. None: nothing is split.
+        batch_size: Sentences at a time at most; None: as many as `batch_tokens` allows.
+        batch_tokens: Padded source tokens at a time, times beams, at most; a longer sentence is a batch by itself.
+        max_source_tokens: Tokens of a source that is translated as one, at most; None: 1,024, or the tokenizer's
+            `model_max_length` where it is less. It is the model's positions where they end earlier. A longer one is
+            divided into pieces of at most 256 tokens at the ends of its sentences, else at white space, else
+            anywhere; the translations are joined.
         progress: Called with the number of sentences done since its last call.
-        on_division: As in `translate`.
-        **options: For `generate()`.
+        on_division: Called with the index and the number of pieces of each sentence that is divided as it is too long;
+            None: a warning is logged.
+        lock: Held while the tokenizer or the model works on a batch, so that several threads may share them.
+        **options: For `generate()`; lengths are those of a piece.
 
     Returns:
-        Hypotheses of each sentence, the best first: one, or `n_best` (fewer where the search found no more). An empty
-        sentence has one hypothesis, empty, of no tokens and score 0. A sentence that is divided has one, without a
-        score: the best of each piece, joined.
+        Translations of each sentence, the best first: one, or `n_best` (fewer where the search found no more). An
+        empty sentence has one, empty, of no tokens and score 0. A sentence that is divided or split has one, without a
+        score or an alignment: the best of each piece, joined.
 
     Raises:
-        TypeError: As `translate`.
-        ValueError: As `translate`; or `n_best` is below 1 or above the number of beams, or there is but one beam.
+        TypeError: `sentences` is one string, a set, a dictionary or nothing, or one of them is not a string.
+        ValueError: The model is in training mode, an option is beyond its limit (`evaluation.limits`), or
+            `generate()` refuses an option or a sentence; `n_best` is below 1 or above the number of beams, or there
+            is but one beam; the model has no such target language, or no alignments; a prefix has special or unknown
+            tokens.
+        ImportError: `split_sentences` is asked for and sentencex is not installed.
     """
-    texts = _texts("sentences", sentences)
+    texts = texts_of("sentences", sentences)
     _check_model(model)
-    config = options.get("generation_config") or model.generation_config
-    check_generation(options, config)
-    check_limit("batch_size", batch_size)
-    check_limit("batch_tokens", batch_tokens)
-    num_beams = options.get("num_beams") or config.num_beams or 1
-    if n_best is not None:
-        check_n_best(n_best, num_beams)
-        options = {**options, "num_return_sequences": n_best}
-    check_limit("max_source_tokens", max_source_tokens)
-    results = [[Hypothesis("", 0, None if n_best is None else 0.0)] for _ in texts]
-    filled = [index for index, text in enumerate(texts) if text.strip()]
-    if progress is not None and len(filled) < len(results):
-        progress(len(results) - len(filled))
-    pieces = _pieces(tokenizer, texts, filled, source_limit(model, max_source_tokens), on_division)
-    lists: list[list[Hypothesis]] = [[] for _ in pieces]
-    left = Counter(piece.sentence for piece in pieces)
-    for batch in batches([len(piece.token_ids) for piece in pieces], batch_size, batch_tokens // num_beams):
-        decoded = _decode_batch(model, tokenizer, [pieces[place].token_ids for place in batch], options)
-        for place, hypotheses in zip(batch, decoded, strict=True):
-            lists[place] = hypotheses
-            left[pieces[place].sentence] -= 1
+    for name, value in (
+        ("batch_size", batch_size), ("batch_tokens", batch_tokens), ("max_source_tokens", max_source_tokens)
+    ):  # fmt: skip
+        check_limit(name, value)
+    check_splitting(split_sentences)
+    num_beams, options = _checked_options(model, options, n_best, alignments)
+    code = "" if target_lang is None else target_code(tokenizer, target_lang)
+    lock = nullcontext() if lock is None else lock
+    reader = Reader(tokenizer, source_limit(model, max_source_tokens, tokenizer), code, split_sentences)
+    with lock:
+        pieces, divided = reader.pieces(texts, _prefix_tokens(model, tokenizer, prefix, len(texts), options))
+    for index, count in divided.items():
+        (on_division or partial(_warn_of_division, reader.limit))(index, count)
+    left = Counter(piece.text for piece in pieces)
+    if progress is not None and len(left) < len(texts):
+        progress(len(texts) - len(left))
+    lists: list[list[Translation]] = [[] for _ in pieces]
+    for batch in _batches(pieces, batch_size, batch_tokens // num_beams):
+        with lock:
+            decoded = _decode_batch(model, tokenizer, [pieces[place] for place in batch], options)
+        for place, translations in zip(batch, decoded, strict=True):
+            lists[place] = translations
+            left[pieces[place].text] -= 1
         if progress is not None:
-            progress(sum(left[sentence] == 0 for sentence in {pieces[place].sentence for place in batch}))
-    for sentence, own in _by_sentence(pieces, lists).items():
-        results[sentence] = own[0] if len(own) == 1 else [_joined([hypotheses[0] for hypotheses in own])]
+            progress(sum(left[text] == 0 for text in {pieces[place].text for place in batch}))
+    results = [[Translation("", 0, None if n_best is None else 0.0)] for _ in texts]
+    for text, own in _by_text(pieces, lists).items():
+        results[text] = own[0][1] if len(own) == 1 else [_joined([(gap, one[0]) for gap, one in own])]
     return results
 
 
-def source_limit(model: PreTrainedModel, max_tokens: int | None = None) -> int:
+def _warn_of_division(limit: int, index: int, count: int) -> None:
+    logger.warning(f"sentences[{index}] has more than {limit:,} tokens and is translated in {count} pieces.")
+
+
+def _checked_options(
+    model: PreTrainedModel, options: dict[str, Any], n_best: int | None, alignments: bool
+) -> tuple[int, dict[str, Any]]:
+    """Returns the number of beams, and the options for `generate()`; raises `ValueError`."""
+    config = options.get("generation_config") or model.generation_config
+    check_generation(options, config)
+    num_beams = options.get("num_beams") or config.num_beams or 1
+    options = {**options, "return_dict_in_generate": True}  # for the beams' lengths
+    if options.get("max_new_tokens") is not None:
+        options.setdefault("max_length", None)  # transformers would warn of a generation config's at each batch
+    if n_best is not None:
+        check_n_best(n_best, num_beams)
+        options["num_return_sequences"] = n_best
+    if alignments and not isinstance(without_adapters(model), DecodingMixin):
+        raise ValueError(f"alignments need a model of this package, and this one is a {type(model).__name__}")
+    if alignments:
+        options["output_alignments"] = True
+    return num_beams, options
+
+
+def without_adapters(model: PreTrainedModel) -> PreTrainedModel:
+    """Returns the model that a `PeftModel` has been made of, which holds the adapters' layers; any other as it is."""
+    return model.get_base_model() if hasattr(model, "get_base_model") else model
+
+
+def _prefix_tokens(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    prefix: str | Sequence[str] | None,
+    count: int,
+    options: dict[str, Any],
+) -> list[tuple[int, ...]]:
+    """Returns the tokens that the decoder begins with, for each text; none where the model is free to begin."""
+    if prefix is None:
+        return [()] * count
+    given = [prefix] * count if isinstance(prefix, str) else texts_of("prefix", prefix)
+    if len(given) != count:
+        raise ValueError(f"prefix has {len(given)} strings for {count} sentences; give one for each, or one string")
+    begin = [_setting(model, options, "decoder_start_token_id"), _setting(model, options, "forced_bos_token_id")]
+    begin = [token for token in begin if token is not None]
+    known: dict[str, tuple[int, ...]] = {}
+    for text in dict.fromkeys(given):
+        ids = tokenizer(text_target=[text.rstrip()], add_special_tokens=False)["input_ids"][0]
+        if special := set(ids) & set(tokenizer.all_special_ids):
+            shown = ", ".join(tokenizer.convert_ids_to_tokens(sorted(special)))
+            raise ValueError(f"the prefix {text!r} becomes {shown} for the tokenizer; leave out what it doesn't know")
+        known[text] = (*begin, *ids) if ids else ()
+    return [known[text] for text in given]
+
+
+def _setting(model: PreTrainedModel, options: dict[str, Any], name: str) -> Any:
+    """Returns an option of `generate()` as it counts, which older models have in their configuration."""
+    places = (options.get("generation_config"), model.generation_config, model.config)
+    values = [options.get(name), *(getattr(place, name, None) for place in places)]
+    return next((value for value in values if value is not None), None)
+
+
+def source_limit(
+    model: PreTrainedModel, max_tokens: int | None = None, tokenizer: PreTrainedTokenizerBase | None = None
+) -> int:
     """Returns how many tokens a source may have to be translated as one.
 
     Args:
         model: A model, or what `ensemble` made of several.
-        max_tokens: The limit that is asked for; None: `MAX_SOURCE_TOKENS`.
+        max_tokens: The limit that is asked for; None: `MAX_SOURCE_TOKENS`, or the tokenizer's if it is less.
+        tokenizer: Its tokenizer, whose `model_max_length` is as long as the texts that it was trained on.
 
     Returns:
         That, or the model's number of positions where it is less: that of a learned table, and whatever another
         architecture has as `max_position_embeddings`. Our sinusoids have no end.
     """
-    limit = MAX_SOURCE_TOKENS if max_tokens is None else max_tokens
+    limit = max_tokens
+    if limit is None:
+        limit = min(MAX_SOURCE_TOKENS, int(getattr(tokenizer, "model_max_length", MAX_SOURCE_TOKENS)))
     for member in getattr(model, "members", [model]):
         positions = getattr(member.config, "max_position_embeddings", None)
         if isinstance(positions, int) and getattr(member.config, "position_encoding", "learned") == "learned":
@@ -176,46 +273,27 @@ def source_limit(model: PreTrainedModel, max_tokens: int | None = None) -> int:
     return limit
 
 
-class _Piece(NamedTuple):
-    """What is translated at a time: a sentence, nearly always."""
-
-    sentence: int  # its index
-    token_ids: list[int]
-
-
-def _pieces(
-    tokenizer: PreTrainedTokenizerBase,
-    texts: list[str],
-    filled: list[int],
-    limit: int,
-    on_division: Callable[[int, int], object] | None,
-) -> list[_Piece]:
-    """Tokenizes the texts that `filled` has the indices of, and divides those of more than `limit` tokens."""
-
-    def encode(some: list[str]) -> list[list[int]]:
-        return tokenizer(some)["input_ids"]
-
-    pieces = []
-    for index, ids in zip(filled, tokenize(encode, [texts[index] for index in filled], limit), strict=True):
-        own = divide(encode, texts[index], limit) if ids is None else [ids]
-        if len(own) > 1 and on_division is not None:
-            on_division(index, len(own))
-        elif len(own) > 1:
-            logger.warning(f"sentences[{index}] has more than {limit:,} tokens and is translated in {len(own)} pieces.")
-        pieces += [_Piece(index, part) for part in own]
-    return pieces
+def _batches(pieces: list[Piece], batch_size: int | None, max_tokens: int) -> Iterator[list[int]]:
+    """Groups pieces for a batch each; all of a batch have prefixes of one length, as padding can't begin a target."""
+    groups: dict[int, list[int]] = {}
+    for place, piece in enumerate(pieces):
+        groups.setdefault(len(piece.prefix), []).append(place)
+    for group in groups.values():
+        for batch in batches([len(pieces[place].token_ids) for place in group], batch_size, max_tokens):
+            yield [group[number] for number in batch]
 
 
-def _by_sentence(pieces: list[_Piece], lists: list[list[Hypothesis]]) -> dict[int, list[list[Hypothesis]]]:
-    grouped: dict[int, list[list[Hypothesis]]] = {}
-    for piece, hypotheses in zip(pieces, lists, strict=True):
-        grouped.setdefault(piece.sentence, []).append(hypotheses)
+def _by_text(pieces: list[Piece], lists: list[list[Translation]]) -> dict[int, list[tuple[str, list[Translation]]]]:
+    grouped: dict[int, list[tuple[str, list[Translation]]]] = {}
+    for piece, translations in zip(pieces, lists, strict=True):
+        grouped.setdefault(piece.text, []).append((piece.gap, translations))
     return grouped
 
 
-def _joined(pieces: list[Hypothesis]) -> Hypothesis:
+def _joined(pieces: list[tuple[str, Translation]]) -> Translation:
     # Scores of several searches add up to no score of one.
-    return Hypothesis(join(piece.text for piece in pieces), sum(piece.num_tokens for piece in pieces))
+    text = join_pieces([(gap, piece.text) for gap, piece in pieces])
+    return Translation(text, sum(piece.num_tokens for _, piece in pieces))
 
 
 def batches(lengths: Sequence[int], batch_size: int | None, max_tokens: int) -> Iterator[list[int]]:
@@ -243,42 +321,64 @@ def batches(lengths: Sequence[int], batch_size: int | None, max_tokens: int) -> 
 
 
 def _decode_batch(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, token_ids: list[list[int]], options: dict[str, Any]
-) -> list[list[Hypothesis]]:
-    inputs = tokenizer.pad({"input_ids": token_ids}, return_tensors="pt").to(model.device)
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, pieces: list[Piece], options: dict[str, Any]
+) -> list[list[Translation]]:
+    """Translates pieces whose prefixes have one length."""
+    inputs = tokenizer.pad({"input_ids": [piece.token_ids for piece in pieces]}, return_tensors="pt").to(model.device)
+    batch = {name: inputs[name] for name in ("input_ids", "attention_mask")}
+    if pieces[0].prefix:
+        batch["decoder_input_ids"] = torch.tensor([piece.prefix for piece in pieces], device=model.device)
     with torch.inference_mode():
-        output = model.generate(
-            input_ids=inputs["input_ids"],
-            attention_mask=inputs["attention_mask"],
-            **{**options, "return_dict_in_generate": True},  # for the beams' lengths
-        )
+        output = model.generate(**batch, **options)
     if options.get("num_return_sequences") and output.sequences_scores is None:
         # Where transformers' own loop searches, scores come only with those of every step, which take much memory.
         options["output_scores"] = True
-        return _decode_batch(model, tokenizer, token_ids, options)
+        return _decode_batch(model, tokenizer, pieces, options)
     texts = [_on_one_line(text) for text in tokenizer.batch_decode(output.sequences, skip_special_tokens=True)]
     scores = output.sequences_scores.tolist() if options.get("num_return_sequences") else [None] * len(texts)
-    rows = [Hypothesis(*row) for row in zip(texts, _numbers_of_tokens(model, output), scores, strict=True)]
-    width = len(rows) // len(token_ids)
+    counts = _numbers_of_tokens(model, output, max(len(pieces[0].prefix), 1))
+    width = len(texts) // len(pieces)
+    alignments: list[Alignment | None] = [None] * len(texts)
+    if options.get("output_alignments"):
+        sources = [piece.token_ids for piece in pieces for _ in range(width)]
+        alignments = _alignments(tokenizer, output, sources, counts)
+    rows = [Translation(*row) for row in zip(texts, counts, scores, alignments, strict=True)]
     return [_without_empty_places(rows[start : start + width]) for start in range(0, len(rows), width)]
+
+
+def _alignments(
+    tokenizer: PreTrainedTokenizerBase, output: Any, sources: list[list[int]], counts: list[int]
+) -> list[Alignment | None]:
+    """Cuts the alignments of each row, (rows, T, S), to its tokens, and names these."""
+    made: list[Alignment | None] = []
+    of_source = tokenizer.convert_ids_to_tokens
+    if getattr(tokenizer, "separate_vocabs", False):  # OPUS-MT's with two, whose ids are the target's where none says
+        names_of = {token_id: token for token, token_id in tokenizer.get_vocab().items()}
+        of_source = lambda ids: [names_of[token_id] for token_id in ids]  # noqa: E731
+    begin = output.sequences.shape[1] - output.alignments.shape[1]
+    for number, (source, count) in enumerate(zip(sources, counts, strict=True)):
+        target = output.sequences[number, begin : begin + count].tolist()
+        weights = output.alignments[number, :count, : len(source)].clone()  # which doesn't hold the batch's memory
+        made.append(Alignment(tuple(of_source(source)), tuple(tokenizer.convert_ids_to_tokens(target)), weights))
+    return made
 
 
 def _on_one_line(text: str) -> str:
     return text.replace("\r", " ").replace("\n", " ")
 
 
-def _without_empty_places(hypotheses: list[Hypothesis]) -> list[Hypothesis]:
+def _without_empty_places(translations: list[Translation]) -> list[Translation]:
     # A search with fewer hypotheses than places fills the list up with such.
-    return hypotheses[:1] + [one for one in hypotheses[1:] if one.score is not None and one.score > NO_HYPOTHESIS]
+    return translations[:1] + [one for one in translations[1:] if one.score is not None and one.score > NO_HYPOTHESIS]
 
 
-def _numbers_of_tokens(model: PreTrainedModel, output: Any) -> list[int]:
-    """Counts what the model wrote in each row, which is filled up to the longest one's length."""
+def _numbers_of_tokens(model: PreTrainedModel, output: Any, begin: int) -> list[int]:
+    """Counts what the model wrote in each row from a place on; rows are filled up to the longest one's length."""
     if output.get("beam_indices") is not None:
         return (output.beam_indices >= 0).sum(dim=1).tolist()
     config = model.generation_config
     ends = config.eos_token_id if isinstance(config.eos_token_id, list) else [config.eos_token_id]
-    return [_number_of_tokens(row[1:], ends, config.pad_token_id) for row in output.sequences.tolist()]
+    return [_number_of_tokens(row[begin:], ends, config.pad_token_id) for row in output.sequences.tolist()]
 
 
 def _number_of_tokens(tokens: list[int], ends: list[int | None], padding: int | None) -> int:
@@ -304,15 +404,25 @@ def check_n_best(n_best: int, num_beams: int) -> None:
         )
 
 
-def _texts(name: str, values: Iterable[str]) -> list[str]:
-    """Makes a list of what a caller gives as sentences, which may be a generator."""
+def texts_of(name: str, values: Iterable[str], first: int = 0) -> list[str]:
+    """Makes a list of what a caller gives as sentences, which may be a generator.
+
+    Args:
+        name: What they are called in errors.
+        values: The sentences.
+        first: The number of the first one, for errors.
+
+    Raises:
+        TypeError: It is one string, a set, a dictionary or nothing, or one of them is not a string.
+        ValueError: One of them has half of a surrogate pair.
+    """
     if isinstance(values, str | bytes):
         raise TypeError(f"{name} is a string; give a list of strings, [text] for a single one")
     if isinstance(values, Mapping | set | frozenset) or not isinstance(values, Iterable):
         kind = "None" if values is None else f"of type {type(values).__name__}"
         raise TypeError(f"{name} is {kind}; give strings in an order, for instance a list of strings")
     texts = list(values)
-    for index, text in enumerate(texts):
+    for index, text in enumerate(texts, start=first):
         if not isinstance(text, str):
             kind = "None" if text is None else f"of type {type(text).__name__}"
             raise TypeError(f'{name}[{index}] is {kind}; give strings, "" for a missing one')
@@ -387,7 +497,7 @@ def score_targets(
         ValueError: They aren't equally many, there is none, all are left out, `batch_size` or `max_tokens` is beyond
             its limit, or the model is in training mode.
     """
-    texts, references = _texts("sources", sources), _texts("targets", targets)
+    texts, references = texts_of("sources", sources), texts_of("targets", targets)
     _check_model(model)
     check_limit("batch_size", batch_size)
     check_limit("max_tokens", max_tokens)
@@ -395,7 +505,7 @@ def score_targets(
         raise ValueError(f"{len(texts)} sources but {len(references)} targets; give one target for each source")
     if not texts:
         raise ValueError("sources and targets are empty; a likelihood needs at least one sentence")
-    pairs = _pairs(tokenizer, texts, references, source_limit(model, max_tokens), on_omission)
+    pairs = _pairs(tokenizer, texts, references, source_limit(model, max_tokens, tokenizer), on_omission)
     num_left_out = len(texts) - len(pairs)
     if progress is not None and num_left_out:
         progress(num_left_out)
@@ -415,7 +525,7 @@ def _pairs(
     on_omission: Callable[[int], object] | None,
 ) -> list[tuple[list[int], list[int]]]:
     """Tokenizes pairs and leaves out those of which one side has more than `limit` tokens."""
-    source_ids = tokenize(lambda some: tokenizer(some)["input_ids"], sources, limit)
+    source_ids = tokenize(encoder(tokenizer), sources, limit)
     target_ids = tokenize(lambda some: tokenizer(text_target=some)["input_ids"], targets, limit)
     pairs = []
     for index, (source, target) in enumerate(zip(source_ids, target_ids, strict=True)):

@@ -107,6 +107,9 @@ class RunFacts:
         parameters: Number of parameters; tied ones count once.
         source_language: ISO 639 code, "en".
         target_language: ISO 639 code, "de".
+        languages: ISO 639 codes, where source and target language aren't given.
+        converted: Whether the model was converted from one of another system.
+        base_model: That one's name on the Hub.
         license: The Hub's identifier, "apache-2.0".
         datasets: Names on the Hub of the training data.
         training_files: Files with the training data; the card shows their names without folders.
@@ -122,6 +125,9 @@ class RunFacts:
     parameters: int | None = None
     source_language: str | None = None
     target_language: str | None = None
+    languages: Sequence[str] = ()
+    converted: bool = False
+    base_model: str | None = None
     license: str | None = None
     datasets: Sequence[str] = ()
     training_files: Sequence[str | Path] = ()
@@ -165,12 +171,13 @@ def fill_model_card(facts: RunFacts) -> ModelCard:
 
 
 def _metadata(facts: RunFacts, name: str) -> ModelCardData:
-    languages = [language for language in (facts.source_language, facts.target_language) if language]
+    languages = [one for one in (facts.source_language, facts.target_language, *facts.languages) if one]
     return ModelCardData(
         library_name="transformers",
         pipeline_tag="translation",
         license=facts.license,
         language=list(dict.fromkeys(languages)) or None,
+        base_model=facts.base_model,
         tags=list(TAGS),
         datasets=list(facts.datasets) or None,
         model_name=name.rpartition("/")[2] if facts.evaluations else None,
@@ -208,9 +215,17 @@ def _introduction(facts: RunFacts) -> str:
     languages = ""
     if facts.source_language and facts.target_language:
         languages = f" that translates from {_code(facts.source_language)} to {_code(facts.target_language)}"
+    origin = "trained with"
+    if facts.converted:
+        link = (
+            f" from [{_text(facts.base_model)}](https://huggingface.co/{quote(facts.base_model)})"
+            if facts.base_model
+            else ""
+        )
+        origin = f"converted{link}, with the same tokens, logits and translations, by"
     return (
         "A Transformer as in [Attention Is All You Need](https://arxiv.org/abs/1706.03762) (Vaswani et al. 2017)"
-        f"{languages}, trained with hf_vanilla_transformer."
+        f"{languages}, {origin} hf_vanilla_transformer."
     )
 
 

@@ -5,21 +5,21 @@ import math
 import os
 from dataclasses import replace
 from functools import partial
+from importlib import import_module
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
-from transformers import AutoTokenizer
+from transformers import MarianMTModel, MarianTokenizer
 
 import benchmarks.__main__ as benchmark
-from benchmarks import decoding, growth, models, programs, training, work, workers
+from benchmarks import decoding, growth, models, training, work, workers
 from benchmarks import floor as floors
 from benchmarks.floor import DecodingFloor, TrainingFloor
+from benchmarks.real import BATCH_TOKENS_TRIED, Contender
 from benchmarks.report import Report
-from hf_vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
-from hf_vanilla_transformer.evaluation.translation import translate
 
 SIZE = work.Size(d_model=16, heads=2, encoder_layers=2, decoder_layers=1, ffn_dim=32, vocab_size=300)
 QUICK = ["--config", "tiny", "--device", "cpu", "--rounds", "1", "--batches", "1", "--same-process"]
@@ -71,14 +71,19 @@ def test_train(tmp_path, capsys):
 
 def test_generate(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(benchmark, "DECODING_CASES", {"greedy, batch 1": (1, 1), "beam 2, batch 3": (2, 3)})
-    table, report = run(["generate", *QUICK, "--peers", "marian,torch,ctranslate2"], tmp_path, capsys)
+    table, report = run(
+        ["generate", *QUICK, "--new-tokens", "16", "--peers", "marian,torch,ctranslate2"], tmp_path, capsys
+    )
     assert [case["name"] for case in report["cases"]] == ["greedy, batch 1", "beam 2, batch 3"]
     assert [case["tokens"] for case in report["cases"]] == [benchmark.BATCHES_OF_ONE * 16, 3 * 16]
+    assert report["settings"]["new_tokens"] == 16
     for case in report["cases"]:
         results = {result["name"]: result for result in case["results"]}
         assert list(results) == ["ours", "ours, int8", "marian", "floor"]
         assert results["ours, int8"]["utilisation"] is None  # the peak is of another type
-        assert results["ours"]["parameters"] == results["marian"]["parameters"]
+        assert results["ours"]["parameters"] == results["marian"]["parameters"] + SIZE.vocab_size  # the output bias
+        assert results["ours"]["different"] == results["marian"]["different"] == 0
+        assert results["floor"]["different"] is None
         assert results["floor"]["note"].startswith("matrix products alone, each by the fastest of ")
     assert report["left_out"]["torch"] == "torch.nn.Transformer has no decoding"
     assert "left out: ctranslate2, not installed" in table
@@ -86,9 +91,12 @@ def test_generate(tmp_path, capsys, monkeypatch):
 
 
 def test_bfloat16_leaves_int8_out(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(benchmark, "DECODING_CASES", {"greedy, batch 2": (1, 2)})
-    _, report = run(["generate", *QUICK, "--dtype", "bfloat16", "--peers", "none"], tmp_path, capsys)
-    assert [result["name"] for result in report["cases"][0]["results"]] == ["ours", "floor"]
+    monkeypatch.setattr(benchmark, "DECODING_CASES", {"greedy, batch 2": (1, 2), "another": (1, 1)})
+    _, report = run(
+        ["generate", *QUICK, "--dtype", "bfloat16", "--peers", "none", "--cases", "greedy, batch 2"], tmp_path, capsys
+    )
+    (case,) = report["cases"]
+    assert [result["name"] for result in case["results"]] == ["ours", "floor"]
     assert report["baseline"] == "ours"
 
 
@@ -125,6 +133,10 @@ def test_growth(tmp_path, monkeypatch, capsys):
     ("arguments", "complaint"),
     [
         (["train", "--peers", "marian,moses"], "there is no peer 'moses'; choose of marian, torch"),
+        (
+            ["generate", "--cases", "greedy"],
+            "there is no case 'greedy'; choose of 'greedy, batch 1', 'greedy, batch 32'",
+        ),
         (["train", "--end-to-end"], "--end-to-end needs --data_dir"),
         (["train", "--dtype", "float16"], "--dtype bfloat16 or float32"),
         (["train", "--tokens", "20"], "raise the tokens per batch"),
@@ -142,7 +154,7 @@ def test_errors_name_the_fix(arguments, complaint):
     [
         (["train", "--config", "huge"], "invalid choice: 'huge'"),
         (["generate", "--rounds", "0"], "0 is too few; give 1 or more"),
-        (["translate"], "the following arguments are required: --model, --input"),
+        (["real"], "the following arguments are required: --model, --input, --reference"),
         (["decode"], "invalid choice: 'decode'"),
     ],
 )
@@ -187,34 +199,80 @@ def test_every_model_has_the_same_loss_at_first(name):
     assert math.log(SIZE.vocab_size) == pytest.approx(loss, abs=1.0)
 
 
-def decoders(folder, cases):
+@pytest.fixture(params=[False, True], ids=["", "OPUS-MT"])
+def size(request):
+    return replace(SIZE, is_opus_mt=request.param)
+
+
+def decoders(size, folder, cases):
     """Those of transformers."""
-    decoding.write_models(SIZE, folder, with_marian=True)
+    decoding.write_models(size, folder)
     return {name: decoding.TransformersDecoder(name, folder, cases, "cpu", torch.float32) for name in models.KINDS}
 
 
 def decoding_cases():
     batches = work.decoding_batches(work.LENGTHS["multi30k"], SIZE, 3, 2, seed=1)
-    return tuple(work.Case(f"beam {beams}", batches, beams, new_tokens=16) for beams in (1, 4))
+    return tuple(work.Case(f"beam {beams}", batches, beams) for beams in (1, 4))
 
 
-def test_all_decoders_do_the_same_work(tmp_path):
+def test_all_decoders_do_the_same_work(size, tmp_path):
     cases = decoding_cases()
-    found = decoders(tmp_path, cases)
+    found = decoders(size, tmp_path, cases)
     for case in cases:
-        expected = found["marian"].translations(case.name)
-        assert [len(tokens) for tokens in expected] == [16] * 3
-        assert found["ours"].translations(case.name) == expected
+        turn = found["marian"].run(case.name)
+        lengths = [int(batch.target_lengths.max()) for batch in case.batches for _ in range(3)]
+        assert [len(tokens) + 1 for tokens in turn.outputs] == lengths
+        assert turn.tokens == case.tokens == sum(lengths)
+        assert len(set(lengths)) == 2
+        assert found["ours"].run(case.name).outputs == turn.outputs
 
 
-def test_ctranslate2_does_the_same_work(tmp_path):
+def test_a_forced_translation_of_opus_mt_ends(tmp_path):
+    """Its end of sentence comes last and only there, and padding nowhere."""
+    (case, _) = decoding_cases()
+    size = replace(SIZE, is_opus_mt=True)
+    for decoder in decoders(size, tmp_path, (case,)).values():
+        batch = case.batches[0]
+        tokens = decoder._generate(decoder._prepare(batch), 4, batch.new_tokens)
+        assert (tokens[:, -1] == models.END).all()
+        assert not torch.isin(tokens[:, 1:-1], torch.tensor([models.END, size.pad])).any()
+
+
+def test_ctranslate2_does_the_same_work(size, tmp_path):
     pytest.importorskip("ctranslate2")
-    cases = decoding_cases()
-    found = decoders(tmp_path, cases)["marian"]
-    decoding.convert_to_ctranslate2(tmp_path, ["float32"])
+    cases = decoding_cases()[: 1 if size.is_opus_mt else 2]  # OPUS-MT's last token is forced, which beams depend on
+    found = decoders(size, tmp_path, cases)["marian"]
+    decoding.convert_to_ctranslate2(tmp_path / "marian", tmp_path, ["float32"])
     peer = decoding.CTranslate2Decoder(cases, "cpu", tmp_path, "float32", threads=1)
     for case in cases:
-        assert peer.translations(case.name) == found.translations(case.name)
+        turn = peer.run(case.name)
+        assert turn.outputs == found.run(case.name).outputs
+        assert turn.tokens == case.tokens
+
+
+def test_ctranslate2_has_variants_at_the_size_of_opus_mt(tmp_path, monkeypatch):
+    monkeypatch.setattr(decoding, "convert_to_ctranslate2", lambda *arguments: None)
+    work_of = {"cases": (), "device": "cpu", "dtype": torch.float32, "threads": 1, "folder": tmp_path}
+    entrants = decoding.decoding_entrants(["ctranslate2"], replace(SIZE, is_opus_mt=True), **work_of)
+    variables = {entrant.name: entrant.environment for entrant in entrants}
+    assert variables["ctranslate2"] == variables["ctranslate2, int8"] == {}
+    assert variables["ctranslate2, MKL"] == decoding.environments("float32")["MKL"]
+    assert variables["ctranslate2, MKL"]["CT2_USE_MKL"] == "1"
+    assert "ctranslate2, int8, MKL" not in variables
+    entrants = decoding.decoding_entrants(["ctranslate2"], SIZE, **work_of)
+    assert [entrant.name for entrant in entrants if entrant.environment] == []
+
+
+def says_a_variable():
+    return SimpleNamespace(facts=lambda case="": workers.Facts(note=os.environ["CT2_USE_MKL"]))
+
+
+@pytest.mark.slow
+def test_the_environment_of_a_contender_is_its_own():
+    worker = workers.ProcessWorker(workers.Entrant("one", says_a_variable, environment={"CT2_USE_MKL": "1"}), "cpu", 1)
+    assert worker.facts().note == "1"
+    assert "CT2_USE_MKL" not in os.environ
+    worker.stop()
 
 
 # ---- Batches ----
@@ -309,18 +367,18 @@ def test_a_model_computes_that():
 
 def test_decoding_flops_by_hand():
     # Three sentences of 4 tokens, a beam of 2, two steps: three rows, then six.
-    batch = work.uniform_batch(SIZE, 3, 4, 1)
+    batch = work.uniform_batch(SIZE, 3, 4, 2)
     source = 12 * (2 * (4 * 256 + 2 * 512) + 2 * 256)
     target = (3 + 6) * (6 * 256 + 2 * 512 + 300 * 16)
     attention = 3 * 2 * 4 * 4 + 3 * (1 + 4) + 6 * (2 + 4)  # encoder, first step, second step
-    case = work.Case("c", (batch,), beams=2, new_tokens=2)
+    case = work.Case("c", (batch,), beams=2)
     floor = DecodingFloor(SIZE, (case,), "cpu", torch.float32)
     assert floor.flops(batch, 2, 2) == case.flops(SIZE) == 2 * (source + target) + 4 * 16 * attention
 
 
 def test_the_decoding_floor_computes_that():
-    batch = work.uniform_batch(SIZE, 3, 4, 1)
-    case = work.Case("c", (batch,), beams=2, new_tokens=3)
+    batch = work.uniform_batch(SIZE, 3, 4, 3)
+    case = work.Case("c", (batch,), beams=2)
     floor = DecodingFloor(SIZE, (case,), "cpu", torch.bfloat16)  # torch doesn't count packed products
     floor.run("c")
     with FlopCounterMode(display=False) as counter:
@@ -407,97 +465,133 @@ def test_processes_of_their_own_have_a_peak_memory():
     assert not worker.process.is_alive()
 
 
-# Complete programs
+# ---- Real text ----
+TEXTS = {
+    "en": ["a man rides a bike .", "two dogs run on the beach .", "a girl in a red dress", "the man is old"],
+    "de": ["ein Mann fährt Rad .", "zwei Hunde rennen am Strand .", "ein Mädchen im roten Kleid", "der Mann ist alt"],
+}
 
 
-def checkpoint(folder, tokenizer, **fields):
-    torch.manual_seed(1)
-    config = VanillaTransformerConfig(**{**CHECKPOINT, "vocab_size": len(tokenizer), **fields})
-    model = VanillaTransformerForConditionalGeneration(config).eval()
-    with torch.no_grad():  # so that translations differ from one another
-        for parameter in model.parameters():
-            parameter.add_(torch.randn_like(parameter) * 0.3)
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return model
+@pytest.fixture(scope="module")
+def train_marian():
+    pytest.importorskip("sentencepiece", reason="Marian's tokenizer needs it")
+    return import_module("scripts.train_marian")
 
 
-CHECKPOINT = {"d_model": 32, "encoder_layers": 2, "decoder_layers": 1, "encoder_ffn_dim": 48, "decoder_ffn_dim": 48}
-CHECKPOINT |= {"encoder_attention_heads": 4, "decoder_attention_heads": 4, "layer_norm_eps": 1e-5}
+@pytest.fixture(scope="module")
+def trained(train_marian, tmp_path_factory):
+    """A folder with a tiny Marian model that scripts/train_marian.py has trained, and its texts."""
+    folder = tmp_path_factory.mktemp("trained")
+    for language, lines in TEXTS.items():
+        (folder / f"train.{language}").write_text("\n".join(lines * 10) + "\n", encoding="utf-8")
+    train_marian.main([*TRAINING, *files(folder), "--output-dir", str(folder / "marian")])
+    return folder
 
 
-@pytest.mark.parametrize("bias", [False, True])
-def test_a_checkpoint_as_marian(tmp_path, tiny_checkpoint, bias):
-    tokenizer = AutoTokenizer.from_pretrained(tiny_checkpoint)
-    ours = checkpoint(tmp_path, tokenizer, attention_bias=bias, position_encoding="marian")
-    marian = programs.marian_of(ours)
-    inputs = {"input_ids": torch.randint(3, 200, (3, 7)), "decoder_input_ids": torch.randint(3, 200, (3, 5))}
-    with torch.no_grad():
-        torch.testing.assert_close(ours(**inputs).logits, marian(**inputs).logits)
+TRAINING = ["--d-model", "16", "--layers", "1", "--heads", "2", "--ffn", "24", "--vocab-size", "60"]
+TRAINING += ["--batch-tokens", "100", "--minutes", "0.02"]
 
 
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {"norm_position": "pre"},
-        {"tie_word_embeddings": False},
-        {"share_encoder_decoder_embeddings": False},
-        {"position_encoding": "learned"},
-        {"head_dim": 4, "value_head_dim": 4},
-        {"value_head_dim": 16},
-        {"output_bias": True},
-    ],
-)
-def test_what_marian_cannot_be(tmp_path, tiny_checkpoint, fields):
-    ours = checkpoint(tmp_path, AutoTokenizer.from_pretrained(tiny_checkpoint), **fields)
-    with pytest.raises(work.BenchmarkError, match=r"^--model (must be post-norm|has weights that Marian lacks: )"):
-        programs.marian_of(ours)
+def files(folder):
+    names = {"--source": "en", "--target": "de", "--validation-source": "en", "--validation-target": "de"}
+    return [part for name, language in names.items() for part in (name, str(folder / f"train.{language}"))]
 
 
-@pytest.mark.parametrize("content", [None, ""])
-def test_a_file_to_translate_has_lines(tmp_path, tiny_checkpoint, content):
-    file = tmp_path / "in.en"
-    if content is not None:
-        file.write_text(content)
-    with pytest.raises(SystemExit, match=r"in\.en has no lines; give a file with one sentence per line"):
-        benchmark.main(["translate", "--model", str(tiny_checkpoint), "--input", str(file)])
+def test_a_trained_marian(train_marian, trained, capsys):
+    folder = trained / "marian"
+    model, tokenizer = MarianMTModel.from_pretrained(folder), MarianTokenizer.from_pretrained(folder)
+    vocabulary = json.loads((folder / "vocab.json").read_text(encoding="utf-8"))
+    pad = len(vocabulary) - 1
+    assert (vocabulary["</s>"], vocabulary["<unk>"], vocabulary["<pad>"]) == (0, 1, pad)
+    assert model.config.vocab_size == len(vocabulary) == len(set(vocabulary.values()))
+    assert not model.get_input_embeddings().weight[pad].any()
+    assert model.final_logits_bias[0, pad] == 0 != model.final_logits_bias.std()
+    settings = model.generation_config
+    assert (settings.bad_words_ids, settings.forced_eos_token_id, settings.num_beams) == ([[pad]], 0, 4)
+    assert tokenizer(TEXTS["en"][0])["input_ids"][-1] == 0
+    target = tokenizer(text_target=TEXTS["de"][0])["input_ids"]
+    assert tokenizer.decode(target, skip_special_tokens=True) == TEXTS["de"][0]
+    # It goes on from where it was, and nothing is overwritten unasked.
+    before = torch.load(folder / train_marian.STATE)
+    again = [*TRAINING, *files(trained), "--output-dir", str(folder)]
+    with pytest.raises(SystemExit, match=r"is not empty; name another folder, or give --resume"):
+        train_marian.main(again)
+    train_marian.main([*again, "--minutes", "0.05", "--resume"])
+    after = torch.load(folder / train_marian.STATE)
+    assert after["update"] > before["update"]
+    assert after["seconds"] > 0.05 * 60 > before["seconds"]
+    assert "validation, greedy: BLEU" in capsys.readouterr().out
+
+
+def real(folder, *arguments):
+    given = ["--input", str(folder / "train.en"), "--reference", str(folder / "train.de"), "--threads", "1"]
+    given += [
+        "--model",
+        str(folder / "marian"),
+        "--rounds",
+        "1",
+        "--lines",
+        "7",
+        "--singles",
+        "2",
+        "--max-new-tokens",
+        "9",
+    ]
+    benchmark.main(["real", *given, *arguments])
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("beams", ["1", "2"])
-def test_programs_that_translate_a_file(tmp_path, tiny_checkpoint, capsys, beams):
-    (tmp_path / "in.en").write_text("nine\nhalf\u2028past nine\n", encoding="utf-8")
-    arguments = ["--model", str(tiny_checkpoint), "--input", str(tmp_path / "in.en"), "--rounds", "1", "--threads", "1"]
-    arguments += ["--max-new-tokens", "4", "--json", str(tmp_path / "F.json"), "--num-beams", beams]
-    arguments += ["--peers", "marian,ctranslate2"]
-    benchmark.main(["translate", *arguments])
-    out, err = capsys.readouterr()
-    assert "left out: ctranslate2, not installed" in err
-    assert "left out: marian, there is no program to compare" in err
-    found = json.loads((tmp_path / "F.json").read_text())
-    assert found["sentences"] == 2
-    assert list(found["seconds"]) == ["ours", "ours, int8"]
-    assert all(len(seconds) == 1 and seconds[0] > 0 for seconds in found["seconds"].values())
-    assert found["different"]["ours"] == 0
-    assert "sentences/s" in out
+@pytest.mark.parametrize("peers", ["marian", "marian,ctranslate2"])
+def test_real(trained, tmp_path, capsys, monkeypatch, peers):
+    names = ["marian", "ours", "ours, int8"]
+    if "ctranslate2" in peers:
+        pytest.importorskip("ctranslate2")
+        monkeypatch.undo()
+        names += [f"ctranslate2{kind}{tuned}" for kind in ("", ", int8") for tuned in ("", ", tuned")]
+    real(trained, "--peers", peers, "--num-beams", "1", "2", "--json", str(tmp_path / "F.json"))
+    out = capsys.readouterr().out
+    found = json.loads((tmp_path / "F.json").read_text())["tables"]
+    searches = [f"{search}, {what}" for search in ("greedy", "beam 2") for what in ("all lines", "one line at a time")]
+    assert list(found) == ["start", *searches]
+    for title, table in found.items():
+        assert f"\n{title}\n" in out
+        assert list(table) == names
+    assert all(row["peak MB"] > 10 and row["s to the first translation"] > 0 for row in found["start"].values())
+    for search in searches:
+        assert found[search]["ours"]["other lines"] == 0
+        assert found[search]["marian"]["of marian"] == 1
+    for row in found["greedy, all lines"].values():
+        assert row["sentences/s"] == 7 / row["rounds"][0]
+        assert "|tok:13a|" in row["BLEU"]
+    if "ctranslate2" in peers:  # the same tokens, in whatever batches
+        assert found["greedy, all lines"]["ctranslate2"]["other lines"] == 0
+        assert found["start"]["ctranslate2"]["options"] == "-"
+        assert found["start"]["ctranslate2, tuned"]["options"]["batch_tokens"] in BATCH_TOKENS_TRIED
 
 
-def test_a_program_that_fails_ends_the_run(tmp_path):
-    file = tmp_path / "in.en"
-    file.write_text("nine\n")
-    with pytest.raises(work.BenchmarkError, match="a program failed: vanilla-transformer: error: "):
-        programs.measure_programs(str(tmp_path), file, 1, 4, 1, 1, [], lambda what: None)
+@pytest.mark.parametrize("missing", ["--input", "--reference"])
+def test_files_of_real_text_have_lines(trained, tmp_path, missing):
+    (tmp_path / "empty").write_text("")
+    with pytest.raises(
+        SystemExit, match=rf"^benchmarks: {missing} .*empty has no lines; give a file with one sentence"
+    ):
+        real(trained, missing, str(tmp_path / "empty"))
+    (tmp_path / "short").write_text("a line\n")
+    with pytest.raises(SystemExit, match=r"^benchmarks: --input has . lines and --reference ."):
+        real(trained, missing, str(tmp_path / "short"))
 
 
-def test_ctranslate2_translates_a_checkpoint_as_we_do(tmp_path, tiny_checkpoint):
-    ctranslate2 = pytest.importorskip("ctranslate2")
-    tokenizer = AutoTokenizer.from_pretrained(tiny_checkpoint)
-    ours = checkpoint(tmp_path / "ours", tokenizer)
-    programs.convert(str(tmp_path / "ours"), tmp_path, ("float32",))
-    lines = ["nine", "half past nine on the fourth of May", "drei Euro und fünf Cent"]
-    words = [tokenizer.convert_ids_to_tokens(ids) for ids in tokenizer(lines)["input_ids"]]
-    options = {"beam_size": 2, "max_decoding_length": 8, "length_penalty": 0.0}
-    translator = ctranslate2.Translator(str(tmp_path / "float32"), "cpu")
-    found = [result.hypotheses[0] for result in translator.translate_batch(words, **options)]
-    theirs = [tokenizer.decode(tokenizer.convert_tokens_to_ids(one)) for one in found]
-    assert theirs == translate(ours, tokenizer, lines, num_beams=2, gnmt_length_penalty=0.0, max_new_tokens=8)
+@pytest.mark.slow
+def test_a_program_that_fails_is_named(tmp_path):
+    settings = {"kind": "marian", "folder": str(tmp_path), "compute_type": "", "threads": 1, "vocabulary": ""}
+    contender = Contender("marian", settings)
+    contender.start()
+    with pytest.raises(
+        work.BenchmarkError,
+        match=r"(?s)^marian failed; leave it out, or fix .*no file named model\.safetensors",
+    ):
+        contender.translate(batches=[[[0]]], beams=1, longest=1)
+    contender.process.kill()
+    with pytest.raises(work.BenchmarkError, match=r"^marian: its process ended unexpectedly \(exit code -9\)"):
+        contender.translate(batches=[[[0]]], beams=1, longest=1)
+    contender.stop()

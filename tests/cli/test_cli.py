@@ -180,7 +180,7 @@ MODEL = "<the checkpoint>"
     ("arguments", "stdin", "message"),
     [
         ([], b"", r"required: COMMAND \(see vanilla-transformer --help\)"),
-        (["translat"], b"", r"invalid choice: 'translat' \(choose from .*translate'?\)"),
+        (["translat"], b"", r"invalid choice: 'translat' \(choose from .*translate"),
         (["translate"], b"", r"required: --model \(see vanilla-transformer translate --help\)"),
         (["translate", "--model", MODEL, "--num-beam", "4"], b"", "--num-beam; did you mean '--num-beams'"),
         (["translate", "--model", MODEL, "--frobnicate"], b"", r"unrecognized arguments: --frobnicate \(see"),
@@ -189,7 +189,7 @@ MODEL = "<the checkpoint>"
         (["translate", "--model", MODEL, "--batch-size", "x"], b"", "'x' is not an integer"),
         (["translate", "--model", MODEL, "--beam", "2", "--greedy"], b"", "--greedy: not allowed with"),
         (["translate", "--model", MODEL, "--dtype", "int8"], b"", "choose from '?float32'?"),
-        (["translate", "--model", MODEL, "--device", "toaster", "a"], b"", "toaster can't be used.*--device cpu"),
+        (["translate", "--model", MODEL, "--device", "toaster", "a"], b"", "--device toaster can't be used.*try cpu"),
         (["translate", "--model", "/no/where", "a"], b"", "/no/where does not exist; --model needs a folder that"),
         (["translate", "--model", "no/where", "a"], b"", "no/where is not a folder here, and the Hub can't be reached"),
         (["translate", "--model", str(ROOT / "tests"), "a"], b"", "not a checkpoint: it has no config.json; --model"),
@@ -226,7 +226,7 @@ def test_out_of_memory_names_the_fix(run, tiny_checkpoint, monkeypatch):
     def no_memory(*arguments, **options):
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate ...")
 
-    monkeypatch.setattr(translation, "translate", no_memory)
+    monkeypatch.setattr(translation, "decode", no_memory)
     code, _, err = run("translate", "--model", tiny_checkpoint, "nine")
     assert (code, err.count("\n")) == (2, 1)
     assert "smaller --batch-tokens" in err
@@ -236,7 +236,7 @@ def test_ctrl_c_ends_quietly(run, tiny_checkpoint, monkeypatch):
     def interrupted(*arguments):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(translate, "load_model", interrupted)
+    monkeypatch.setattr(translate, "load_translator", interrupted)
     assert run("translate", "--model", tiny_checkpoint, "nine") == (130, "", "")
 
 

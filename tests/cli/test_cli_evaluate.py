@@ -20,7 +20,7 @@ from hf_vanilla_transformer.cli import evaluate
 from hf_vanilla_transformer.cli.common import BATCH_TOKENS, UsageError, decoding_options
 from hf_vanilla_transformer.evaluation import translation
 from hf_vanilla_transformer.evaluation.metrics import compound_split_bleu, corpus_bleu, corpus_chrf, multi30k_bleu
-from hf_vanilla_transformer.evaluation.translation import Hypothesis, decode, ensemble, score_targets, translate
+from hf_vanilla_transformer.evaluation.translation import Translation, decode, ensemble, score_targets, translate
 
 SOURCES = ["twenty-one", "half past nine on the fourth of May", "", "it costs two hundred"]
 REFERENCES = ["einundzwanzig", "halb zehn am vierten Mai", "", "es kostet zwei-hundert"]
@@ -245,7 +245,7 @@ def test_n_best_lists_are_json_lines(run, checkpoints):
 
 def test_scores_that_are_not_finite_are_null_in_n_best_lists(run, monkeypatch):
     scores = [float("inf"), float("-inf"), float("nan"), 0.5]
-    lists = [[Hypothesis("eins", 2, score)] for score in scores]
+    lists = [[Translation("eins", 2, score)] for score in scores]
     monkeypatch.setattr(translation, "decode", lambda *arguments, **options: lists)
     assert run(*OPTIONS, "--n-best", 2, "--n-best-output", "n_best.jsonl")[0] == 0
 

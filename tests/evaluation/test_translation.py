@@ -11,8 +11,8 @@ from transformers.utils import ModelOutput
 
 from hf_vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
 from hf_vanilla_transformer.evaluation.translation import (
-    Hypothesis,
     Likelihood,
+    Translation,
     batches,
     decode,
     ensemble,
@@ -111,7 +111,7 @@ def test_n_best_lists_are_generates_own_sorted_by_score(model, tokenizer):
     found = decode(model, tokenizer, SENTENCES, n_best=3, batch_size=2, **options)
     for sentence, row in zip(SENTENCES, found, strict=True):
         if not sentence:
-            assert row == [Hypothesis("", 0, 0.0)]
+            assert row == [Translation("", 0, 0.0)]
             continue
         output = model.generate(
             **tokenizer([sentence], return_tensors="pt"),

@@ -36,7 +36,7 @@ def _nothing(*arguments, **options):
     [*(("translate", option) for option in [*OPTIONS, "--threads"]), ("evaluate", "--n-best")],
 )
 def test_options_of_the_commands(command, monkeypatch, tiny_checkpoint, name, option, value):
-    monkeypatch.setattr(translate, "load_model", _nothing)
+    monkeypatch.setattr(translate, "load_translator", _nothing)
     monkeypatch.setattr(evaluate, "load_ensemble", _nothing)
     files = ["--source", __file__, "--reference", __file__] if name == "evaluate" else ["nine"]
     result = command(name, "--model", tiny_checkpoint, option, value, *files)
@@ -54,14 +54,14 @@ def _name(option):
 @pytest.mark.parametrize("option", OPTIONS)
 def test_the_limit_itself_is_allowed(command, monkeypatch, tiny_checkpoint, option):
     loaded = []
-    monkeypatch.setattr(translate, "load_model", lambda *arguments: loaded.append(arguments) or 1 / 0)
+    monkeypatch.setattr(translate, "load_translator", lambda *arguments: loaded.append(arguments) or 1 / 0)
     command("translate", "--model", tiny_checkpoint, option, LIMITS[_name(option)].largest, "nine")
     assert loaded
 
 
 @pytest.mark.parametrize("option", ["--length-penalty", "--coverage-penalty"])
 def test_weights_that_make_infinities(command, monkeypatch, tiny_checkpoint, option):
-    monkeypatch.setattr(translate, "load_model", _nothing)
+    monkeypatch.setattr(translate, "load_translator", _nothing)
     result = command("translate", "--model", tiny_checkpoint, option, "1e308", "nine")
     assert (result.code, result.out) == (2, "")
     assert f"argument {option}: 1e308 is more than 100, beyond which nothing else would count" in result.error

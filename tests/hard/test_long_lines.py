@@ -18,7 +18,7 @@ from hf_vanilla_transformer import VanillaTransformerConfig, VanillaTransformerF
 from hf_vanilla_transformer.cli import lines
 from hf_vanilla_transformer.evaluation import pieces, translation
 from hf_vanilla_transformer.evaluation.pieces import divide, join, tokenize
-from hf_vanilla_transformer.evaluation.translation import Hypothesis, decode, ensemble, score_targets, translate
+from hf_vanilla_transformer.evaluation.translation import Translation, decode, ensemble, score_targets, translate
 
 SENTENCE = "half past nine on the fourth of May. "
 
@@ -191,8 +191,8 @@ def test_a_long_line_is_what_its_pieces_are(model, tokenizer, encode, options):
         progress=done.append, max_new_tokens=9, **options,
     )  # fmt: skip
     alone = [decode(model, tokenizer, [text], max_new_tokens=9, **options)[0][0] for text in ["it", *texts, "nine"]]
-    joined = Hypothesis(join(one.text for one in alone[1:-1]), sum(one.num_tokens for one in alone[1:-1]))
-    assert [row[0] for row in found] == [alone[0], joined, Hypothesis("", 0), alone[-1], joined]
+    joined = Translation(join(one.text for one in alone[1:-1]), sum(one.num_tokens for one in alone[1:-1]))
+    assert [row[0] for row in found] == [alone[0], joined, Translation("", 0), alone[-1], joined]
     assert divisions == [(1, len(texts)), (4, len(texts))]
     assert sum(done) == 5
     assert min(done) >= 0

@@ -202,8 +202,8 @@ def fail(monkeypatch):
             raise error
 
         target, name = {
-            "translation": (translation, "translate"),
-            "loading": (translate, "load_model"),
+            "translation": (translation, "decode"),
+            "loading": (translate, "load_translator"),
             "command": (translate, "check_model_name"),
         }[what]
         monkeypatch.setattr(target, name, failing)

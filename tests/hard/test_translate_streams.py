@@ -188,13 +188,13 @@ def test_input_gives_what_the_arguments_give(run, name):
 def test_a_file_is_translated_in_windows_of_lines_or_of_characters(run, monkeypatch):
     expected = run("--", *SENTENCES).out
     windows = []
-    translated = translation.translate
+    translated = translation.decode
 
     def counting(model, tokenizer, window, **options):
         windows.append(len(window))
         return translated(model, tokenizer, window, **options)
 
-    monkeypatch.setattr(translation, "translate", counting)
+    monkeypatch.setattr(translation, "decode", counting)
     monkeypatch.setattr(lines, "LINES_PER_WINDOW", 2)
     assert run(stdin=TEXT.encode()).out == expected
     monkeypatch.setattr(lines, "CHARACTERS_PER_WINDOW", 10)
@@ -212,7 +212,7 @@ def test_standard_input_that_is_a_file_is_read_from_where_it_is(run):
 
 @pytest.mark.parametrize("kind", ["input", "standard input", "gz"])
 def test_a_file_is_checked_to_its_end_before_any_work(run, monkeypatch, kind):
-    monkeypatch.setattr(translate, "load_model", _no_model)
+    monkeypatch.setattr(translate, "load_translator", _no_model)
     monkeypatch.setattr(lines, "LINES_PER_WINDOW", 2)
     bad = b"nine\n" * 9 + "schön".encode("latin1")
     Path("bad").write_bytes(bad)
@@ -246,7 +246,7 @@ def test_a_file_is_checked_to_its_end_before_any_work(run, monkeypatch, kind):
     ],
 )  # fmt: skip
 def test_files_that_cannot_be(run, monkeypatch, options, message):
-    monkeypatch.setattr(translate, "load_model", _no_model)
+    monkeypatch.setattr(translate, "load_translator", _no_model)
     for name, content in (("empty", b""), ("damaged.gz", b"text"), ("text", b"nine\n")):
         Path(name).write_bytes(content)
     Path("link").symlink_to("text")
@@ -259,14 +259,14 @@ def test_files_that_cannot_be(run, monkeypatch, options, message):
 
 def test_output_appears_when_it_is_complete_and_is_written_window_by_window(run, monkeypatch):
     expected = run("--", *SENTENCES).out
-    translated, seen = translation.translate, []
+    translated, seen = translation.decode, []
 
     def looking(*arguments, **options):
         seen.append([path.read_text(encoding="utf-8") for path in Path().glob(".new.*.partial")])
         assert not Path("new").exists()
         return translated(*arguments, **options)
 
-    monkeypatch.setattr(translation, "translate", looking)
+    monkeypatch.setattr(translation, "decode", looking)
     monkeypatch.setattr(lines, "LINES_PER_WINDOW", 2)
     result = run("--output", "new", "--", *SENTENCES)
     assert (result.code, result.out, result.err) == (0, "", "")
@@ -277,21 +277,21 @@ def test_output_appears_when_it_is_complete_and_is_written_window_by_window(run,
 
 
 def test_an_empty_input_gives_an_empty_output(run, monkeypatch):
-    monkeypatch.setattr(translate, "load_model", _no_model)
+    monkeypatch.setattr(translate, "load_translator", _no_model)
     assert run("--output", "new").code == 0
     assert Path("new").read_bytes() == b""
 
 
 @pytest.mark.parametrize("failure", [OSError(28, "No space left on device"), KeyboardInterrupt(), ValueError("bad")])
 def test_a_run_that_fails_leaves_the_old_output(run, monkeypatch, failure):
-    translated = translation.translate
+    translated = translation.decode
 
     def failing(model, tokenizer, window, **options):
         if window == SENTENCES[2:4]:
             raise failure
         return translated(model, tokenizer, window, **options)
 
-    monkeypatch.setattr(translation, "translate", failing)
+    monkeypatch.setattr(translation, "decode", failing)
     monkeypatch.setattr(lines, "LINES_PER_WINDOW", 2)
     Path("old").write_text("precious")
     result = run("--output", "old", "--overwrite", "--", *SENTENCES)
@@ -308,13 +308,13 @@ def test_output_to_a_device_needs_no_permission(run):
 def test_threads(run, monkeypatch):
     before = torch.get_num_threads()
     used = []
-    translated = translation.translate
+    translated = translation.decode
 
     def looking(*arguments, **options):
         used.append(torch.get_num_threads())
         return translated(*arguments, **options)
 
-    monkeypatch.setattr(translation, "translate", looking)
+    monkeypatch.setattr(translation, "decode", looking)
     monkeypatch.setattr(os, "cpu_count", lambda: 2)
     try:
         assert run("--threads", 2, "nine").code == 0

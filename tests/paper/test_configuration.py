@@ -336,6 +336,13 @@ def test_negative_token_id_in_a_list():
     _refused("`eos_token_id` is .*-1.*; a token id is 0 or more", eos_token_id=[2, -1])
 
 
+@pytest.mark.parametrize("field", ["vocab_size", "decoder_vocab_size"])
+def test_padding_is_a_token_of_both_vocabularies(field):
+    sizes = {"share_encoder_decoder_embeddings": False, field: 40}
+    _refused("`pad_token_id` is 40, and the vocabulary has 40 tokens, from 0 up", pad_token_id=40, **sizes)
+    assert VanillaTransformerConfig(pad_token_id=39, **sizes).pad_token_id == 39
+
+
 def test_absent_tokens():
     config = VanillaTransformerConfig(bos_token_id=None, eos_token_id=[2, 5])
     assert (config.bos_token_id, config.eos_token_id) == (None, [2, 5])

@@ -465,6 +465,16 @@ def test_a_row_without_labels_changes_nothing():
 
 
 # ---- Other ways in ----
+@pytest.mark.parametrize("start", [1, 0])
+def test_padding_is_no_input_to_learn_from(start):
+    """As in transformers' own models; where it is the start token, too, its embedding stays what it is."""
+    model = tiny_model(decoder_start_token_id=start, tie_word_embeddings=False)
+    model(SOURCE.masked_fill(SOURCE_MASK == 0, 0), SOURCE_MASK, labels=LABELS).loss.backward()
+    gradient = model.get_input_embeddings().weight.grad
+    assert not gradient[0].any()
+    assert gradient[1].any() == (start == 1)
+
+
 def test_embeddings_in_place_of_ids():
     model = tiny_model(decoder_vocab_size=40, share_encoder_decoder_embeddings=False)
     target = ids(3, 5, vocab_size=40)

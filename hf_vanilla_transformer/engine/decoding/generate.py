@@ -425,7 +425,7 @@ def _with_sequences_scores(own_loop: Callable[..., Any], config: GenerationConfi
 
 
 def _process_by(processors: Any, vocab_size: int) -> Processor | None:
-    """Lets processors change scores, (rows, V), one after the other; on a CPU, tokens are barred in place.
+    """Lets processors change scores, (rows, V), one after the other; on a CPU, some of them in place.
 
     There, copies of all scores, as transformers makes them, take up to a third of a step.
     """
@@ -433,7 +433,9 @@ def _process_by(processors: Any, vocab_size: int) -> Processor | None:
 
     def process(tokens: Tensor, scores: Tensor) -> Tensor:
         for one, barred in steps:
-            if barred is None or scores.device.type != "cpu":
+            if scores.device.type == "cpu" and type(one) is logits_process.LogitNormalization:
+                scores = torch.log_softmax(scores, -1, out=scores)
+            elif barred is None or scores.device.type != "cpu":
                 scores = one(tokens, scores)
             elif tokens.shape[1] < barred[1]:
                 scores = scores.index_fill_(1, barred[0], -math.inf)
@@ -450,6 +452,11 @@ def _barred_by(processor: Any, vocab_size: int) -> tuple[Tensor, float] | None:
         tokens, length = processor.eos_token_id, processor.prompt_length_to_skip + processor.min_new_tokens
     elif type(processor) is logits_process.SuppressTokensLogitsProcessor:
         tokens, length = processor.suppress_tokens, math.inf
+    elif type(processor) is logits_process.NoBadWordsLogitsProcessor:
+        words = list(processor.sequence_bias)
+        if any(len(word) > 1 or word[0] >= vocab_size for word in words):  # the latter is an error of the processor's
+            return None
+        tokens, length = torch.tensor(words).flatten(), math.inf
     else:
         return None
     return tokens[(tokens >= 0) & (tokens < vocab_size)], length

@@ -489,6 +489,15 @@ SETTINGS = {
     "unwanted tokens": {"suppress_tokens": [5, 9, 14]},
     "unwanted at first": {"begin_suppress_tokens": [5, 13]},
     "unwanted words": {"bad_words_ids": [[5], [9, 14], [3, 7]]},
+    "unwanted single words": {"bad_words_ids": [[5], [14]]},
+    "OPUS-MT's": {
+        "bad_words_ids": [[5]],
+        "forced_eos_token_id": EOS,
+        "renormalize_logits": True,
+        "max_new_tokens": 5,
+        "gnmt_length_penalty": None,
+        "early_stopping": False,
+    },
     "biases": {"sequence_bias": [[[13], -3.0], [[5, 14], 4.0]]},
     "normalized": {"renormalize_logits": True, "repetition_penalty": 1.3},
     "several ends": {"eos_token_id": [EOS, 5, 17]},
@@ -594,6 +603,9 @@ def test_barred_tokens_are_those_of_transformers(barred, length):
         logits_process.SuppressTokensLogitsProcessor([token - 1 for token in barred]),
         logits_process.NoRepeatNGramLogitsProcessor(1),
         logits_process.MinNewTokensLengthLogitsProcessor(1, 4, [5]),
+        logits_process.NoBadWordsLogitsProcessor([[3], [9]]),
+        logits_process.NoBadWordsLogitsProcessor([[3], [9, 4]]),
+        logits_process.LogitNormalization(),
     ]
     tokens, scores = torch.randint(10, (3, length)), torch.randn(3, 10)
     for chosen in (*([one] for one in processors), processors, processors[::-1]):
@@ -601,6 +613,24 @@ def test_barred_tokens_are_those_of_transformers(barred, length):
         process = _process_by(logits_process.LogitsProcessorList(chosen), vocab_size=10)
         assert torch.equal(process(tokens, scores.clone()), expected)
     assert _process_by(logits_process.LogitsProcessorList(), vocab_size=10) is None
+
+
+def test_scores_are_not_copied():
+    """What OPUS-MT's models ask for is done in the memory of the scores."""
+    processors = [
+        logits_process.NoBadWordsLogitsProcessor([[3]], eos_token_id=0),
+        logits_process.ForcedEOSTokenLogitsProcessor(20, 0),
+        logits_process.LogitNormalization(),
+    ]
+    scores = torch.randn(3, 10)
+    process = _process_by(logits_process.LogitsProcessorList(processors), vocab_size=10)
+    assert process(torch.zeros(3, 4, dtype=torch.long), scores).data_ptr() == scores.data_ptr()
+
+
+def test_an_unwanted_token_beyond_the_vocabulary_is_an_error():
+    process = _process_by([logits_process.NoBadWordsLogitsProcessor([[3], [10]])], vocab_size=10)
+    with pytest.raises(ValueError, match="vocabulary size is 10"):
+        process(torch.zeros(3, 4, dtype=torch.long), torch.randn(3, 10))
 
 
 # ---- a sentence's translation is its own ----

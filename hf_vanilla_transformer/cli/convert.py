@@ -1,0 +1,53 @@
+"""`vanilla-transformer convert`."""
+
+import argparse
+from pathlib import Path
+
+from ..data.messages import first_line
+from .common import RunError, UsageError, loading
+
+SYSTEMS = {"marian": "Marian as in transformers, such as Helsinki-NLP/opus-mt-en-de"}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Convert a model of another system into one of this package."""
+    known = "; ".join(f"{name}: {what}" for name, what in SYSTEMS.items())
+    parser.epilog = (
+        f"Systems: {known}. The result computes the same logits and, by its generation config, the same translations: "
+        "vanilla-transformer translate --model DIR"
+    )
+    parser.add_argument("source", metavar="SOURCE", help="the model's folder, or its name on the Hub")
+    parser.add_argument(
+        "--output", required=True, metavar="DIR", help="folder to write; it must not exist, or be empty"
+    )
+    parser.add_argument(
+        "--from", dest="system", choices=list(SYSTEMS), help="the system that SOURCE comes from (default: recognised)"
+    )
+    parser.add_argument("--revision", metavar="REV", help="branch, tag or commit on the Hub (default: main)")
+    parser.set_defaults(run=_convert)
+
+
+def _convert(arguments: argparse.Namespace) -> None:
+    """Converts and says where the result is."""
+    from ..data.hub import HubError, check_model_on_hub
+
+    try:
+        is_local = Path(arguments.source).exists() or not check_model_on_hub(arguments.source)
+    except HubError as error:
+        raise UsageError(str(error)) from error
+    with loading():
+        from transformers.utils import logging
+
+        from .. import register
+        from ..interop.marian import ConversionError, convert
+
+        register()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        convert(arguments.source, arguments.output, revision=arguments.revision, local_files_only=is_local)
+    except ConversionError as error:
+        raise UsageError(first_line(error)) from error
+    except OSError as error:  # a full disk, a folder that can't be written
+        raise RunError(first_line(error)) from error
+    print(f"converted {arguments.source} into {arguments.output}")

@@ -1,0 +1,83 @@
+"""transformers' pipeline("vanilla-translation"): a `Translator` with the outputs that pipeline("translation") had."""
+
+from collections.abc import Iterable
+from typing import Any
+
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers.pipelines.base import Pipeline
+
+from .translator import Result, Translator
+
+
+class VanillaTranslationPipeline(Pipeline):
+    """Translates with any sequence-to-sequence model that transformers loads.
+
+        translate = pipeline("vanilla-translation", model="outputs/quickstart/model")
+        translate("half past nine")  # [{"translation_text": "halb zehn"}]
+
+    A Marian model is not converted here, as it is by `Translator`: it decodes as transformers does.
+
+    Args:
+        model: The model.
+        tokenizer: Its tokenizer.
+        compute_type: As for `Translator`.
+        **kwargs: As for any pipeline, and options of `Translator`'s calls, which are those of each call then.
+    """
+
+    _load_tokenizer = True
+    _load_processor = _load_image_processor = _load_video_processor = _load_feature_extractor = False
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase | None = None,
+        compute_type: str = "default",
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(model=model, tokenizer=tokenizer, **kwargs)
+        self.translator = Translator(self.model, compute_type=compute_type, tokenizer=self.tokenizer)
+
+    def __call__(self, inputs: str | Iterable[str], **options: Any) -> Any:
+        """Translates a text, several, or a stream.
+
+        Args:
+            inputs: A string, a list of strings, or an iterator, as for `Translator`.
+            **options: As for `Translator`'s calls; `num_return_sequences` is `n_best`.
+
+        Returns:
+            For a string, [{"translation_text": ...}]; for a list, {"translation_text": ...} for each; an iterator
+            yields what a string gives. With `n_best` above 1, each text has a list of so many, with their scores.
+        """
+        options = {"batch_size": self._batch_size, **self._forward_params, **options}
+        options.pop("num_workers", None)  # a pipeline's, which has no use here
+        if (count := options.pop("num_return_sequences", None)) not in (None, 1):
+            options.setdefault("n_best", count)
+        results = self.translator(inputs, **options)
+        if isinstance(inputs, str):
+            return _records(results)
+        if not isinstance(results, list):
+            return map(_records, results)
+        records = [_records(result) for result in results]
+        return [row[0] for row in records] if all(len(row) == 1 for row in records) else records
+
+    def _sanitize_parameters(self, **options: Any) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
+        return {}, options, {}
+
+    def preprocess(self, inputs: str, **options: Any) -> dict[str, Any]:
+        """Returns a text as it is: a `Translator` does the three steps of a pipeline."""
+        return {"text": inputs}
+
+    def _forward(self, model_inputs: dict[str, Any], **options: Any) -> dict[str, Any]:
+        return {"result": self.translator(model_inputs["text"], **options)}
+
+    def postprocess(self, model_outputs: dict[str, Any], **options: Any) -> list[dict[str, Any]]:
+        """Returns the translations of a text."""
+        return _records(model_outputs["result"])
+
+
+def _records(result: Result) -> list[dict[str, Any]]:
+    if isinstance(result, str):
+        return [{"translation_text": result}]
+    rows = result if isinstance(result, list) else [result]
+    values = [{"translation_text": one.text, "score": one.score, "alignment": one.alignment} for one in rows]
+    return [{name: value for name, value in row.items() if value is not None} for row in values]

@@ -1,0 +1,332 @@
+"""A model to translate with: it owns model and tokenizer, where `evaluation.translation` has the functions.
+
+    translator = Translator("Helsinki-NLP/opus-mt-en-de")
+    translator("It is half past three.")  # a string; a list gives a list, and a generator a stream
+
+A Marian model, such as this one, is converted on first use.
+"""
+
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from tqdm import tqdm
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from ..data.hub import check_model_on_hub
+from ..data.messages import first_line
+from ..engine import freeze, release
+from ..evaluation import translation
+from ..evaluation.limits import check_limit
+from ..evaluation.loading import CONFIG, CheckpointError, check_tokenizer, load_checkpoint
+from ..evaluation.sources import check_splitting, check_target_codes, target_code
+from ..evaluation.translation import Translation
+from ..generation_vanilla_transformer import COMPUTE_TYPES, DecodingMixin
+from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
+from .converted import converted
+
+ADAPTER = "adapter_config.json"
+# A stream is read, sorted by length and translated in windows of so many texts, or of so many characters.
+WINDOW = 1_000
+CHARACTERS_PER_WINDOW = 2**20
+SECONDS_TO_BAR = 2  # a shorter call shows no progress bar
+
+Result = str | Translation | list[Translation]
+
+
+class Turns:
+    """A lock that goes from thread to thread: who has just had it doesn't get it again while others wait."""
+
+    def __init__(self) -> None:
+        self._waiting, self._working = threading.Lock(), threading.Lock()
+
+    def __enter__(self) -> None:
+        with self._waiting:
+            self._working.acquire()
+
+    def __exit__(self, *error: object) -> None:
+        self._working.release()
+
+
+class DeviceError(ValueError):
+    """A device can't be used; the message says why."""
+
+
+class Translator:
+    """Translates texts with one model.
+
+        translator = Translator("outputs/quickstart/model")
+        translator("half past nine")  # a string
+        translator(["half past nine", "the fourth of May"], num_beams=1)  # a list in the same order
+        for text in translator(line for line in file): ...  # a stream, read and translated window by window
+
+    Several threads may call one translator: they take turns, batch by batch.
+
+    A model that is loaded here is frozen for the engine (`engine.freeze`): its weights are not compared at each call.
+    `translator.model.train()` and adapters of PEFT end that. Before you write to its weights in another way, by
+    `parameter.data` say, call `engine.release(translator.model)`. A model that you give stays as it is: freeze it
+    yourself if its weights don't change.
+
+    Args:
+        model: A folder that `save_pretrained` wrote or a name on the Hub, of any sequence-to-sequence model; or a
+            model, a `PeftModel` among them. A folder or name of a Marian model (Helsinki-NLP/opus-mt-...) is converted
+            once, into the user's cache: `~/.cache/hf_vanilla_transformer/converted`, or below `$XDG_CACHE_HOME` or
+            `$HF_VANILLA_TRANSFORMER_CACHE`.
+        device: Where it translates; None: CUDA where it is available, else the CPU; a model that is given stays where
+            it is, or moves if a device is named.
+        compute_type: How a step is computed on a CPU: "default", "int8" or "compiled", as in `generate()`. "default"
+            is the model's generation config.
+        threads: PyTorch's threads, which are those of all of the process; None: leaves them.
+        tokenizer: That of a model that is given; a folder or a name has its own.
+        dtype: Type of the weights; "auto": as they were saved, float16 on a CPU in float32. A model that is given keeps its own.
+        revision: Branch, tag or commit on the Hub.
+        token: For the Hub, as for `from_pretrained`.
+        trust_remote_code: Whether code that comes with the checkpoint may run.
+
+    Attributes:
+        model: The model.
+        tokenizer: Its tokenizer.
+        compute_type: As given.
+
+    Raises:
+        ValueError: An option has a wrong value, the model can't be loaded (`CheckpointError`) or isn't on the Hub
+            (`HubError`), the device can't be used (`DeviceError`), or a model that is given is in training mode, has
+            no tokenizer, or another model's.
+    """
+
+    def __init__(
+        self,
+        model: str | Path | PreTrainedModel,
+        device: str | torch.device | None = None,
+        compute_type: str = "default",
+        threads: int | None = None,
+        *,
+        tokenizer: PreTrainedTokenizerBase | None = None,
+        dtype: torch.dtype | str = "auto",
+        revision: str | None = None,
+        token: str | bool | None = None,
+        trust_remote_code: bool = False,
+    ) -> None:
+        if compute_type not in COMPUTE_TYPES:
+            raise ValueError(f"compute_type is {compute_type!r}; choose one of {', '.join(map(repr, COMPUTE_TYPES))}")
+        if threads is not None and (isinstance(threads, bool) or not isinstance(threads, int) or threads < 1):
+            raise ValueError(f"threads is {threads!r}; it has to be an integer of at least 1")
+        self._loaded: PreTrainedModel | None = None  # and frozen
+        if isinstance(model, str | Path):
+            if tokenizer is not None:
+                raise ValueError("tokenizer is for a model that is given; a folder or a name has its own")
+            where: dict[str, Any] = {"revision": revision, "token": token, "trust_remote_code": trust_remote_code}
+            self.tokenizer, self.model = load_to_translate(model, device, dtype=dtype, **where)
+            self._loaded = self.model if isinstance(self.model, VanillaTransformerForConditionalGeneration) else None
+        else:
+            self.tokenizer, self.model = _checked(model, tokenizer, device)
+        if compute_type != "default" and not isinstance(translation.without_adapters(self.model), DecodingMixin):
+            raise ValueError(
+                f"compute_type is {compute_type!r}, which a model of this package has, and this one is a "
+                f"{type(self.model).__name__}; leave it out"
+            )
+        self.compute_type = compute_type
+        self._turns = Turns()
+        if threads is not None:
+            torch.set_num_threads(threads)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model is."""
+        return self.model.device
+
+    def __repr__(self) -> str:
+        name = getattr(self.model, "name_or_path", "") or type(self.model).__name__
+        return f"Translator({name!r}, device={str(self.device)!r}, compute_type={self.compute_type!r})"
+
+    def __call__(self, texts: str | Iterable[str], **options: Any) -> Any:
+        """Translates one text, several, or a stream of them.
+
+        Args:
+            texts: A string gives one translation. What has a length, such as a list or a column of a
+                `datasets.Dataset`, gives a list in the same order. Anything else that can be iterated over, such as a
+                generator, a file or a column of a streamed data set, gives an iterator: see `stream`.
+            **options: `n_best`, `alignments`, `target_lang`, `prefix`, `split_sentences`, `batch_size`,
+                `batch_tokens`, `max_source_tokens`, `progress` and `on_division` as for `translation.decode`;
+                `progress_bar`: True, False, or None, which shows one if standard error is a terminal and it takes more
+                than two seconds; all others are for `generate()`, such as `num_beams` or `max_new_tokens`. What they
+                leave out is up to the model's generation config.
+
+        Returns:
+            For each text its translation as a string; with `n_best`, a list of `Translation`s with their scores; with
+            `alignments=True`, a `Translation`, or a list of them.
+
+        Raises:
+            TypeError: Texts are not strings, or a set, a dictionary or nothing.
+            ValueError: As `translation.decode`; or the model has several target languages, and a text doesn't say
+                which.
+            ImportError: As `translation.decode`.
+        """
+        if isinstance(texts, str):
+            return self._translate([texts], options)[0]
+        if isinstance(texts, Iterable) and not hasattr(texts, "__len__"):
+            return self.stream(texts, **options)
+        return self._translate(texts, options)
+
+    def stream(self, texts: Iterable[str], *, window: int = WINDOW, **options: Any) -> Iterator[Result]:
+        """Translates texts that need not all be there yet, or have room in memory.
+
+        They are read a window at a time, translated in batches of like length, and yielded in their order.
+
+        Args:
+            texts: Strings: a generator, a list, a file, a column of a data set ...
+            window: Texts that are read before they are translated. 1 answers each as soon as it is read; many let
+                batches be full.
+            **options: As for a call. A `prefix` is one string.
+
+        Returns:
+            An iterator over what a call gives for each text.
+
+        Raises:
+            TypeError: As a call, when the text is reached.
+            ValueError: As a call; options are checked at once.
+            ImportError: As a call.
+        """
+        check_limit("batch_size", window)
+        self._check(options)
+        if not isinstance(options.get("prefix"), str | None):
+            raise ValueError("prefix has to be one string for a stream, or give the texts as a list")
+        return self._stream(texts, window, options)
+
+    def _stream(self, texts: Iterable[str], window: int, options: dict[str, Any]) -> Iterator[Result]:
+        first = 0
+        with self._bar(None, options) as bar:
+            for part in _windows(texts, window):
+                yield from self._translate(part, {**options, "progress_bar": False}, first)
+                first += len(part)
+                bar.update(len(part))
+
+    def _check(self, options: dict[str, Any]) -> None:
+        """Checks the options that need no text."""
+        check_splitting(options.get("split_sentences"))
+        if options.get("target_lang") is not None:
+            target_code(self.tokenizer, options["target_lang"])
+
+    def _translate(self, texts: Iterable[str], options: dict[str, Any], first: int = 0) -> list[Any]:
+        texts = translation.texts_of("sentences", texts, first)
+        if options.get("target_lang") is None:
+            check_target_codes(self.tokenizer, texts, first)
+        if self.compute_type != "default":
+            options = {"compute_type": self.compute_type, **options}
+        with self._turns:
+            self._keep_frozen()
+        with self._bar(len(texts), options) as bar:
+            given = {name: value for name, value in options.items() if name != "progress_bar"}
+            given["progress"] = _both(bar.update, options.get("progress"))
+            rows = translation.decode(self.model, self.tokenizer, texts, lock=self._turns, **given)
+        if options.get("n_best") is not None:
+            return rows
+        return [row[0] if options.get("alignments") else row[0].text for row in rows]
+
+    def _bar(self, total: int | None, options: dict[str, Any]) -> Any:
+        shown = options.get("progress_bar")
+        delay = SECONDS_TO_BAR if shown is None else 0
+        return tqdm(total=total, unit=" texts", disable=None if shown is None else not shown, delay=delay, leave=False)
+
+    def _keep_frozen(self) -> None:
+        """Freezes what was loaded here, unless PEFT has been at it, whose merging torch doesn't count as a write.
+
+        Its traces: while there are adapters, the model has their configuration; and what it was made of isn't trained.
+        """
+        if self._loaded is None or self._loaded.training:
+            return
+        is_whole = all(parameter.requires_grad for parameter in self._loaded.parameters())
+        if is_whole and not hasattr(self._loaded, "peft_config"):
+            freeze(self._loaded)
+        else:
+            release(self._loaded)
+            self._loaded = None
+
+
+def load_to_translate(
+    name: str | Path, device: str | torch.device | None = None, *, dtype: torch.dtype | str = "auto", **where: Any
+) -> tuple[PreTrainedTokenizerBase, PreTrainedModel]:
+    """Loads a model and its tokenizer for `Translator`, and freezes it; a Marian model is converted first.
+
+    Args:
+        name: As `model` of `Translator`.
+        device: As for `Translator`.
+        dtype: As for `Translator`.
+        **where: `revision`, `token` and `trust_remote_code` as for `Translator`.
+
+    Raises:
+        CheckpointError: It can't be loaded or converted.
+        HubError: It is neither a folder nor a name on the Hub.
+        DeviceError: The device can't be used.
+    """
+    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        torch.zeros(1, device=device).item()
+    except (RuntimeError, AssertionError) as error:
+        raise DeviceError(f"device {device} can't be used here ({first_line(error)}); try cpu") from error
+    _check_folder(Path(name))
+    hub: dict[str, Any] = {key: where.get(key) for key in ("revision", "token")}
+    # The check has no token but the user's own.
+    hub["local_only"] = not (Path(name).is_dir() or where.get("token") or check_model_on_hub(str(name)))
+    if (folder := converted(name, **hub)) is not None:
+        tokenizer, model = load_checkpoint(folder, dtype=dtype)
+    else:
+        trust = bool(where.get("trust_remote_code"))
+        tokenizer, model = load_checkpoint(name, dtype=dtype, trust_remote_code=trust, **hub)
+    if dtype == "auto" and model.dtype == torch.float16 and torch.device(device).type == "cpu":
+        model = model.float()  # the same numbers; CPUs compute half precision slowly
+    model = model.to(device)
+    if isinstance(model, VanillaTransformerForConditionalGeneration):
+        freeze(model)  # nobody changes its weights, so `generate()` needn't compare them at each call
+    return tokenizer, model
+
+
+def _check_folder(folder: Path) -> None:
+    """Refuses a folder that is no checkpoint; what is no folder may be a name on the Hub."""
+    if not folder.is_dir() or (folder / CONFIG).is_file():
+        return
+    fix = "give a folder that save_pretrained wrote, or a name on the Hub"
+    if (folder / ADAPTER).is_file():
+        fix = "it is an adapter of PEFT: give PeftModel.from_pretrained(model, folder).eval() and tokenizer=..."
+    raise CheckpointError(f"{folder} is no checkpoint: it has no {CONFIG}; {fix}")
+
+
+def _checked(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None, device: str | torch.device | None
+) -> tuple[PreTrainedTokenizerBase, PreTrainedModel]:
+    """Checks a model that a user gives, which stays his: it is moved if he says so, and not changed."""
+    if not hasattr(model, "generate") or not hasattr(model, "config"):
+        raise ValueError(f"model is of type {type(model).__name__}; give a folder, a name on the Hub, or a model")
+    if tokenizer is None:
+        raise ValueError("a model needs its tokenizer; give tokenizer=AutoTokenizer.from_pretrained(...)")
+    if model.training:
+        raise ValueError("the model is in training mode, where dropout falsifies its output; call model.eval() first")
+    check_tokenizer(tokenizer, model.config, type(model).__name__)
+    return tokenizer, model if device is None else model.to(device)
+
+
+def _windows(texts: Iterable[str], window: int) -> Iterator[list[str]]:
+    part: list[str] = []
+    size = 0
+    for text in texts:
+        part.append(text)
+        size += len(text) if isinstance(text, str) else 0  # what isn't one is refused with its window
+        if len(part) >= window or size >= CHARACTERS_PER_WINDOW:
+            yield part
+            part, size = [], 0
+    if part:
+        yield part
+
+
+def _both(update: Callable[[int], object], progress: Callable[[int], object] | None) -> Callable[[int], object]:
+    def call(number: int) -> None:
+        update(number)
+        if progress is not None:
+            progress(number)
+
+    return call
+
+
+__all__ = ["DeviceError", "Translation", "Translator"]

@@ -1,0 +1,504 @@
+"""OPUS-MT's models as ours: the yardstick is transformers' MarianMTModel, run beside."""
+
+import json
+import os
+import pickle
+import shutil
+import subprocess
+import sys
+import warnings
+
+import pytest
+import torch
+from opus_mt import marian_tokenizer, opus_mt_folder
+from safetensors.torch import load_file, save_file
+from transformers import (
+    AutoModelForSeq2SeqLM,
+    AutoTokenizer,
+    DataCollatorForSeq2Seq,
+    GenerationConfig,
+    MarianConfig,
+    MarianMTModel,
+    Seq2SeqTrainer,
+    Seq2SeqTrainingArguments,
+)
+
+import hf_vanilla_transformer
+from hf_vanilla_transformer import cli, engine
+from hf_vanilla_transformer.evaluation.loading import load_checkpoint
+from hf_vanilla_transformer.interop.marian import ConversionError, convert, from_marian, is_marian, marian_names
+
+PAD = 30
+# Where all sizes differ from one another, no axis can be taken for another.
+SIZES = {
+    "vocab_size": 41,
+    "d_model": 8,
+    "encoder_layers": 1,
+    "decoder_layers": 2,
+    "encoder_attention_heads": 2,
+    "decoder_attention_heads": 4,
+    "encoder_ffn_dim": 5,
+    "decoder_ffn_dim": 6,
+    "max_position_embeddings": 50,
+}
+SEPARATE = {"share_encoder_decoder_embeddings": False, "decoder_vocab_size": 37}
+VARIANTS = {
+    "shared": {},
+    "two vocabularies": SEPARATE,
+    "two vocabularies, untied output": {**SEPARATE, "tie_word_embeddings": False},
+    "unscaled embeddings": {"scale_embedding": False},
+    "silu": {"activation_function": "silu"},
+    "relu": {"activation_function": "relu"},
+    "gelu": {"activation_function": "gelu"},
+    "wider": {"d_model": 24, "encoder_attention_heads": 3},
+}
+
+
+def marian_model(**fields):
+    """A random model whose translations depend on the source, with OPUS-MT's settings of decoding."""
+    tokens = {"pad_token_id": PAD, "decoder_start_token_id": PAD, "eos_token_id": 0, "forced_eos_token_id": 0}
+    usual = {**SIZES, **tokens, "activation_function": "swish", "scale_embedding": True, "init_std": 0.7}
+    model = MarianMTModel(MarianConfig(**{**usual, "dropout": 0.0, **fields})).eval()
+    with torch.no_grad():
+        model.final_logits_bias.normal_()
+        for embeddings in {model.model.encoder.embed_tokens, model.model.decoder.embed_tokens}:
+            embeddings.weight[PAD] = 0
+    settings = {"bad_words_ids": [[PAD]], "num_beams": 4, "max_length": 30, "renormalize_logits": True}
+    model.generation_config = GenerationConfig(**tokens, **settings)
+    return model
+
+
+def batch():
+    """Sources and targets that are padded on the right."""
+    torch.manual_seed(1)
+    ids, labels = torch.randint(1, PAD, (4, 9)), torch.randint(1, PAD, (4, 7))
+    for row, (source, target) in enumerate([(9, 5), (4, 7), (7, 1), (1, 3)]):
+        ids[row, source - 1], labels[row, target - 1] = 0, 0
+        ids[row, source:], labels[row, target:] = PAD, -100
+    return {"input_ids": ids, "attention_mask": (ids != PAD).long(), "labels": labels}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """An OPUS-MT repository's files."""
+    torch.manual_seed(0)
+    path = opus_mt_folder(tmp_path_factory.mktemp("opus") / "opus-mt-en-de")
+    metadata = "language:\n- en\n- de\nlicense: cc-by-4.0\ntags:\n- translation"
+    (path / "README.md").write_text(f"---\n{metadata}\n---\n# opus-mt-en-de\n")
+    return path
+
+
+@pytest.fixture(scope="module")
+def converted(folder, tmp_path_factory):
+    output = tmp_path_factory.mktemp("converted") / "model"
+    convert(folder, output)
+    return output
+
+
+@pytest.fixture
+def copy_of(folder, tmp_path):
+    """Files of their own, to be edited."""
+    return shutil.copytree(folder, tmp_path / "copy")
+
+
+# ---- the model ----
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_logits_loss_and_gradients(variant):
+    """The same operations in the same order: no rounding differs, and 1e-5 leaves room for another processor's."""
+    theirs = marian_model(**VARIANTS[variant])
+    ours, tokenizer = from_marian(theirs)
+    assert tokenizer is None
+    assert not ours.training
+    expected, found = theirs(**batch()), ours(**batch())
+    assert torch.allclose(found.logits, expected.logits, rtol=0, atol=1e-5)
+    assert found.loss.item() == pytest.approx(expected.loss.item(), abs=1e-5)
+    expected.loss.backward()
+    found.loss.backward()
+    compared = 0
+    for name, parameter in ours.named_parameters():
+        if name == "lm_head.bias":  # Marian's is no parameter
+            continue
+        twins = [dict(theirs.named_parameters()).get(one) for one in marian_names(name, ours.config)]
+        gradient = next(twin.grad for twin in twins if twin is not None and twin.grad is not None)
+        assert torch.allclose(parameter.grad, gradient, rtol=0, atol=1e-5), name
+        compared += 1
+    assert compared == len(list(ours.parameters())) - 1
+
+
+@pytest.mark.parametrize("options", [{"num_beams": 1}, {}, {"num_beams": 6}, {"length_penalty": 0.4}], ids=str)
+@pytest.mark.parametrize("variant", ["shared", "two vocabularies", "gelu"])
+def test_decoding_is_marians(variant, options):
+    theirs = marian_model(**VARIANTS[variant])
+    ours, _ = from_marian(theirs)
+    assert engine.unsupported_reason(ours) is None
+    inputs = {name: value for name, value in batch().items() if name != "labels"}
+    expected = theirs.generate(**inputs, **options)
+    assert torch.equal(ours.generate(**inputs, **options), expected)
+    assert len({tuple(row) for row in expected.tolist()}) > 1  # translations depend on the source
+
+
+def test_the_papers_decoding_is_not_taken_over(converted):
+    for model in (from_marian(marian_model())[0], AutoModelForSeq2SeqLM.from_pretrained(converted)):
+        settings = model.generation_config
+        assert getattr(settings, "gnmt_length_penalty", None) is None
+        assert getattr(settings, "max_extra_length", None) is None
+        assert (settings.num_beams, settings.forced_eos_token_id) == (4, 0)
+        assert settings.bad_words_ids == [[model.config.pad_token_id]]
+        assert not settings.early_stopping
+
+
+def test_a_users_own_model_is_copied():
+    theirs = marian_model()
+    ours, _ = from_marian(theirs)
+    before = ours.lm_head.weight.clone()
+    with torch.no_grad():
+        theirs.model.shared.weight.add_(1)
+    assert torch.equal(ours.lm_head.weight, before)
+    theirs.generation_config.num_beams = 9
+    assert ours.generation_config.num_beams == 4
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_the_type_of_the_weights_is_kept(dtype):
+    theirs = marian_model().to(dtype)
+    ours, _ = from_marian(theirs)
+    assert {parameter.dtype for parameter in ours.parameters()} == {dtype}
+    assert torch.equal(ours.model.encoder.embed_tokens.weight, theirs.model.shared.weight)
+    exact = marian_model()  # its positional table isn't rounded
+    exact.load_state_dict({n: v.float() for n, v in theirs.state_dict().items() if "positions" not in n}, strict=False)
+    expected = exact(**batch()).logits
+    assert torch.allclose(ours.float()(**batch()).logits, expected, rtol=0, atol=1e-5)
+
+
+def test_fields_that_are_not_marians_are_not_read(copy_of):
+    """transformers would make a name for each of these labels."""
+    _config(copy_of, num_labels=10**12, _attn_implementation="some/code", auto_map={"AutoConfig": "evil.Config"})
+    from_marian(copy_of)
+
+
+def test_another_model_is_refused():
+    with pytest.raises(ConversionError, match="VanillaTransformerForConditionalGeneration is not a MarianMTModel"):
+        from_marian(from_marian(marian_model())[0])
+
+
+# ---- files ----
+def _as_bin(path, **options):
+    """Saves the weights in PyTorch's format, as many repositories have them."""
+    tensors = load_file(path / "model.safetensors")
+    (path / "model.safetensors").unlink()
+    tensors = {**tensors, "lm_head.weight": tensors["model.shared.weight"]}
+    table = MarianMTModel(MarianConfig.from_pretrained(path)).model.encoder.embed_positions.weight
+    tensors |= {f"model.{stack}.embed_positions.weight": table.detach() for stack in ("encoder", "decoder")}
+    torch.save(tensors, path / "pytorch_model.bin", **options)
+
+
+def _sharded(path):
+    model = MarianMTModel.from_pretrained(path)
+    (path / "model.safetensors").unlink()
+    model.save_pretrained(path, max_shard_size="20KB")
+    assert len(list(path.glob("model-*.safetensors"))) > 2
+
+
+def _old_configuration(path):
+    """Before there was generation_config.json, config.json had its fields."""
+    config = json.loads((path / "config.json").read_text())
+    config |= {"num_beams": 6, "bad_words_ids": [[config["pad_token_id"]]], "max_length": 512, "length_penalty": 0.7}
+    (path / "config.json").write_text(json.dumps(config))
+    (path / "generation_config.json").unlink()
+
+
+FILES = {
+    "safetensors": lambda path: None,
+    "PyTorch": _as_bin,
+    "PyTorch before 1.6": lambda path: _as_bin(path, _use_new_zipfile_serialization=False),
+    "sharded": _sharded,
+    "old configuration": _old_configuration,
+}
+
+
+@pytest.mark.parametrize("kind", FILES)
+def test_folders(kind, copy_of):
+    FILES[kind](copy_of)
+    assert is_marian(copy_of)
+    theirs = MarianMTModel.from_pretrained(copy_of)
+    ours, tokenizer = from_marian(copy_of)
+    inputs = tokenizer(["A man is riding a bicycle.", "Two girls"], padding=True, return_tensors="pt")
+    decoder_input_ids = torch.tensor([[theirs.config.pad_token_id, 5, 7]] * 2)
+    expected = theirs(**inputs, decoder_input_ids=decoder_input_ids).logits
+    assert torch.equal(ours(**inputs, decoder_input_ids=decoder_input_ids).logits, expected)
+    settings = ("num_beams", "bad_words_ids", "max_length", "length_penalty", "forced_eos_token_id")
+    for name in settings:
+        assert getattr(ours.generation_config, name) == getattr(theirs.generation_config, name), name
+    assert torch.equal(ours.generate(**inputs), theirs.generate(**inputs))
+
+
+def _edit(path, **changes):
+    """Changes tensors: a value of None removes one."""
+    tensors = {**load_file(path / "model.safetensors"), **changes}
+    save_file({name: value for name, value in tensors.items() if value is not None}, path / "model.safetensors")
+
+
+def _config(path, **fields):
+    config = json.loads((path / "config.json").read_text())
+    (path / "config.json").write_text(json.dumps(config | fields))
+
+
+NORM = "model.encoder.layers.1.final_layer_norm.weight"
+TABLE = "model.encoder.embed_positions.weight"
+DAMAGE = {
+    "missing tensors": (lambda path: _edit(path, **{NORM: None}), f"missing: {NORM}"),
+    "unknown tensors": (lambda path: _edit(path, **{"model.extra": torch.ones(2)}), "unknown: model.extra"),
+    "another shape": (
+        lambda path: _edit(path, **{NORM: torch.ones(17)}),
+        rf"of another shape: {NORM} \(17,\) instead of \(16,\)",
+    ),
+    "integers": (lambda path: _edit(path, **{NORM: torch.ones(16, dtype=torch.int8)}), "not of floating-point numbers"),
+    "NaN": (lambda path: _edit(path, **{NORM: torch.full((16,), torch.nan)}), f"not finite: {NORM}"),
+    "another table": (lambda path: _edit(path, **{TABLE: torch.rand(512, 16)}), f"not Marian's sinusoids: {TABLE}"),
+    "untied": (
+        lambda path: _edit(
+            path, **{"lm_head.weight": 2 * load_file(path / "model.safetensors")["model.shared.weight"]}
+        ),
+        "config.json says that they are one matrix: model.shared.weight and lm_head.weight",
+    ),
+    "FSMT": (lambda path: _config(path, model_type="fsmt"), "'fsmt': its tokenizer consists of Moses' scripts"),
+    "ours": (lambda path: _config(path, model_type="vanilla_transformer"), "already"),
+    "BERT": (lambda path: _config(path, model_type="bert"), "'bert': it is not of Marian's architecture"),
+    "layer drop": (lambda path: _config(path, encoder_layerdrop=0.1), "encoder_layerdrop is 0.1"),
+    "another tokenizer": (
+        lambda path: (path / "vocab.json").write_text(
+            json.dumps({token: 2 * n for token, n in json.loads((path / "vocab.json").read_text()).items()})
+        ),
+        "doesn't number its 188 tokens from 0 on",
+    ),
+    "a wrong field": (lambda path: _config(path, d_model="many"), "config.json is damaged"),
+    "an impossible field": (lambda path: _config(path, activation_function="sine"), "`activation_function` is 'sine'"),
+    "no config.json": (lambda path: (path / "config.json").unlink(), "config.json is missing"),
+    "half of config.json": (lambda path: (path / "config.json").write_text('{"model_type": "mar'), "cut short"),
+    "half of generation_config.json": (lambda path: (path / "generation_config.json").write_text("{"), "cut short"),
+    "no weights": (lambda path: (path / "model.safetensors").unlink(), "has none of model.safetensors"),
+    "half of the weights": (
+        lambda path: (path / "model.safetensors").write_bytes((path / "model.safetensors").read_bytes()[:5000]),
+        "model.safetensors can't be read",
+    ),
+    "no source.spm": (lambda path: (path / "source.spm").unlink(), "source.spm"),
+    "no vocab.json": (lambda path: (path / "vocab.json").unlink(), "vocab.json"),
+}
+
+
+@pytest.mark.parametrize("kind", DAMAGE)
+def test_damage_is_named_and_nothing_is_written(kind, copy_of, tmp_path, capsys):
+    damage, message = DAMAGE[kind]
+    damage(copy_of)
+    output = tmp_path / "out" / "model"
+    output.parent.mkdir()
+    with pytest.raises(ValueError, match=message):
+        convert(copy_of, output)
+    assert not list(output.parent.iterdir())
+    assert cli.main(["convert", str(copy_of), "--output", str(output)]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+    assert not list(output.parent.iterdir())
+
+
+class Planted:
+    def __reduce__(self):
+        return (open, ("planted", "w"))
+
+
+def test_a_pickle_runs_nothing(copy_of, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (copy_of / "model.safetensors").unlink()
+    torch.save({"model.shared.weight": Planted()}, copy_of / "pytorch_model.bin")
+    with pytest.raises(ConversionError, match=r"pytorch_model.bin can't be read"):
+        from_marian(copy_of)
+    assert not (tmp_path / "planted").exists()
+    pickle.loads(pickle.dumps(Planted()))  # which a plain pickle would have run
+    assert (tmp_path / "planted").exists()
+
+
+@pytest.mark.parametrize("shard", ["../../etc/passwd", "/etc/passwd", 7])
+def test_shards_are_files_beside_their_index(shard, copy_of):
+    (copy_of / "model.safetensors").unlink()
+    (copy_of / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"model.shared.weight": shard}}))
+    with pytest.raises(ConversionError, match="names of files beside it"):
+        from_marian(copy_of)
+
+
+# ---- converted checkpoints ----
+def test_a_converted_checkpoint(folder, converted):
+    tokenizer, ours = load_checkpoint(converted)
+    theirs, their_tokenizer = MarianMTModel.from_pretrained(folder), marian_tokenizer(folder)
+    texts = ["A man is riding a bicycle.", "Two young girls are playing football.", "Who?"]
+    inputs = tokenizer(texts, padding=True, return_tensors="pt")
+    assert torch.equal(inputs["input_ids"], their_tokenizer(texts, padding=True, return_tensors="pt")["input_ids"])
+    expected = theirs.generate(**inputs)
+    found = AutoModelForSeq2SeqLM.from_pretrained(converted).generate(**inputs)
+    assert torch.equal(found, expected)
+    options = {"skip_special_tokens": True}
+    assert AutoTokenizer.from_pretrained(converted).batch_decode(found, **options) == their_tokenizer.batch_decode(
+        expected, **options
+    )
+    assert ours.config.tokenizer_fingerprint
+
+
+WITHOUT = """
+import sys
+class Hidden:
+    def find_spec(self, name, *rest):
+        if name.partition(".")[0] == "hf_vanilla_transformer":
+            raise ImportError(name + " is hidden")
+sys.meta_path.insert(0, Hidden())
+sys.modules["sentencepiece"] = None  # as if it weren't installed
+import json
+import os
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
+tokenizer = AutoTokenizer.from_pretrained(sys.argv[1], trust_remote_code=True)
+model = AutoModelForSeq2SeqLM.from_pretrained(sys.argv[1], trust_remote_code=True)
+inputs = tokenizer(json.loads(sys.argv[2]), padding=True, return_tensors="pt")
+output = model.generate(**inputs)
+assert "hf_vanilla_transformer" not in sys.modules
+print(json.dumps([inputs["input_ids"].tolist(), output.tolist(), tokenizer.batch_decode(output)]))
+"""
+
+
+@pytest.mark.slow
+def test_without_the_package_and_sentencepiece(folder, converted, tmp_path):
+    texts = ["A man is riding a bicycle.", "Two young girls are playing football."]
+    command = [sys.executable, "-c", WITHOUT, str(converted), json.dumps(texts)]
+    result = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=240, check=False)
+    assert result.returncode == 0, result.stderr
+    inputs = marian_tokenizer(folder)(texts, padding=True, return_tensors="pt")
+    output = MarianMTModel.from_pretrained(folder).generate(**inputs)
+    decoded = marian_tokenizer(folder).batch_decode(output)
+    assert json.loads(result.stdout) == [inputs["input_ids"].tolist(), output.tolist(), decoded]
+
+
+def test_what_travels(converted):
+    names = {file.name for file in converted.iterdir()}
+    assert {"tokenization_opus_mt.py", "modeling_vanilla_transformer.py", "LICENSE-CODE", "README.md"} <= names
+    assert "tokenization_vanilla_transformer.py" not in names
+    assert not {"source.spm", "target.spm"} & names
+
+
+def test_the_card_quotes_the_source(converted):
+    card = (converted / "README.md").read_text()
+    for line in (
+        "license: cc-by-4.0",
+        "language:\n- en\n- de",
+        "library_name: transformers",
+        "pipeline_tag: translation",
+    ):
+        assert line in card
+    assert "converted, with the same tokens, logits and translations, by hf_vanilla_transformer" in card
+    assert 'AutoModelForSeq2SeqLM.from_pretrained("model")' in card
+
+
+def test_a_source_without_a_card(copy_of, tmp_path):
+    (copy_of / "README.md").write_text("---\nlicense: [\n---\n")
+    convert(copy_of, tmp_path / "model")
+    card = (tmp_path / "model" / "README.md").read_text()
+    assert "license:" not in card
+    assert "language:" not in card
+
+
+@pytest.mark.slow
+def test_a_stock_trainer_fine_tunes_it(folder, converted, tmp_path):
+    """Without dropout and with the same data, the losses of ours and of Marian are the same at first."""
+    pairs = [("A man is riding a bicycle.", "Ein Mann fährt Fahrrad."), ("Two girls", "Zwei Mädchen")] * 4
+    logs = {}
+    for name, path, auto in (("ours", converted, AutoModelForSeq2SeqLM), ("marian", folder, MarianMTModel)):
+        tokenizer = AutoTokenizer.from_pretrained(converted)
+        model = auto.from_pretrained(path, dropout=0.0)
+        data = [dict(tokenizer(source, text_target=target)) for source, target in pairs]
+        settings = {"max_steps": 12, "logging_steps": 1, "save_strategy": "no", "report_to": "none", "use_cpu": True}
+        trainer = Seq2SeqTrainer(
+            model,
+            Seq2SeqTrainingArguments(str(tmp_path / name), learning_rate=3e-3, predict_with_generate=True, **settings),
+            train_dataset=data,
+            eval_dataset=data[:2],
+            processing_class=tokenizer,
+            data_collator=DataCollatorForSeq2Seq(tokenizer, model=model),
+        )
+        trainer.train()
+        logs[name] = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+        assert trainer.predict(data[:2]).predictions.shape[0] == 2
+    assert logs["ours"][0] == pytest.approx(logs["marian"][0], abs=1e-5)
+    assert logs["ours"][-1] < 0.8 * logs["ours"][0]
+
+
+@pytest.mark.slow
+def test_it_is_exported(converted):
+    tokenizer, model = load_checkpoint(converted)
+    inputs = dict(tokenizer(["A man is riding", "Two girls"], padding=True, return_tensors="pt"))
+    inputs["decoder_input_ids"] = torch.tensor([[model.config.pad_token_id, 5]] * 2)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        program = torch.export.export(model, (), {**inputs, "use_cache": False})
+    found = program.module()(**inputs, use_cache=False)
+    assert torch.allclose(found.logits, model(**inputs).logits, atol=1e-5)
+
+
+# ---- where it is written ----
+def test_what_is_there_is_not_overwritten(folder, tmp_path):
+    (tmp_path / "notes.txt").write_text("mine")
+    with pytest.raises(ConversionError, match="exists; choose another output"):
+        convert(folder, tmp_path)
+    with pytest.raises(ConversionError, match="there is no folder"):
+        convert(folder, tmp_path / "a" / "b")
+    assert [file.name for file in tmp_path.iterdir()] == ["notes.txt"]
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    convert(folder, empty)
+    assert (empty / "config.json").is_file()
+
+
+def test_a_failure_leaves_nothing(folder, tmp_path, monkeypatch):
+    from hf_vanilla_transformer.tokenization_opus_mt import OpusMTTokenizerFast
+
+    def full_disk(*args, **kwargs):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(OpusMTTokenizerFast, "save_pretrained", full_disk)
+    with pytest.raises(OSError, match="No space left"):
+        convert(folder, tmp_path / "model")
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_command(folder, tmp_path, capsys):
+    assert cli.main(["convert", str(folder), "--output", str(tmp_path / "model"), "--from", "marian"]) == 0
+    assert capsys.readouterr().out == f"converted {folder} into {tmp_path / 'model'}\n"
+    assert cli.main(["convert", str(folder), "--output", str(tmp_path / "model")]) == 2
+    assert "exists; choose another output" in capsys.readouterr().err
+    assert cli.main(["convert", str(tmp_path / "nothing"), "--output", str(tmp_path / "other")]) == 2
+    assert len(capsys.readouterr().err.splitlines()) == 1
+
+
+HUB = """
+import sys
+from hf_vanilla_transformer import from_marian
+from hf_vanilla_transformer.interop.marian import convert
+model, tokenizer = from_marian("Helsinki-NLP/opus-mt-en-de")
+convert("Helsinki-NLP/opus-mt-en-de", sys.argv[1])
+print(model.num_parameters(), len(tokenizer))
+"""
+
+
+@pytest.mark.slow
+def test_a_name_on_the_hub(folder, tmp_path):
+    """Without a network, the files of an earlier download count; the layout is the Hub client's."""
+    commit = "0123456789abcdef0123456789abcdef01234567"
+    repository = tmp_path / "hub" / "models--Helsinki-NLP--opus-mt-en-de"
+    shutil.copytree(folder, repository / "snapshots" / commit)
+    (repository / "refs").mkdir()
+    (repository / "refs" / "main").write_text(commit)
+    environment = {**os.environ, "HF_HUB_CACHE": str(tmp_path / "hub"), "HF_HUB_OFFLINE": "1"}
+    command = [sys.executable, "-c", HUB, str(tmp_path / "model")]
+    result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240, check=False)
+    assert result.returncode == 0, result.stderr
+    card = (tmp_path / "model" / "README.md").read_text()
+    assert "base_model: Helsinki-NLP/opus-mt-en-de" in card
+    assert "converted from [Helsinki-NLP/opus-mt-en-de]" in card
+
+
+def test_the_public_name():
+    assert hf_vanilla_transformer.from_marian is from_marian
