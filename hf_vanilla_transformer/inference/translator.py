@@ -80,7 +80,8 @@ class Translator:
             is the model's generation config.
         threads: PyTorch's threads, which are those of all of the process; None: leaves them.
         tokenizer: That of a model that is given; a folder or a name has its own.
-        dtype: Type of the weights; "auto": as they were saved, float16 on a CPU in float32. A model that is given keeps its own.
+        dtype: Type of the weights; "auto": as they were saved, but float32 for float16 on a CPU. A model that is given
+            keeps its own.
         revision: Branch, tag or commit on the Hub.
         token: For the Hub, as for `from_pretrained`.
         trust_remote_code: Whether code that comes with the checkpoint may run.
