@@ -30,6 +30,7 @@ class TransformersProgram:
         self.torch: Any = import_module("torch")
         self.torch.set_num_threads(threads)
         self.options = {"compute_type": compute_type} if compute_type else {}
+        self.is_ours = kind == "ours"
         if kind == "marian":
             self.model = import_module("transformers").MarianMTModel.from_pretrained(folder).eval()
         else:
@@ -53,7 +54,8 @@ class TransformersProgram:
         source = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=self.model.config.pad_token_id)
         mask = (torch.arange(source.shape[1]) < lengths[:, None]).long()
         length = {"max_length": longest + 1, "num_beams": beams}  # the start token counts
-        return self.model.generate(input_ids=source, attention_mask=mask, **length, **self.options).tolist()
+        with torch.inference_mode(self.is_ours):  # as `Translator` has it
+            return self.model.generate(input_ids=source, attention_mask=mask, **length, **self.options).tolist()
 
     def _until_end(self, row: Ids) -> Ids:
         end = self.model.config.eos_token_id
