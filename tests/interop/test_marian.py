@@ -24,8 +24,8 @@ from transformers import (
 )
 
 import hf_vanilla_transformer
-from hf_vanilla_transformer import cli, engine
-from hf_vanilla_transformer.evaluation.loading import load_checkpoint
+from hf_vanilla_transformer import Translator, cli, engine
+from hf_vanilla_transformer.evaluation.loading import CheckpointError, load_checkpoint
 from hf_vanilla_transformer.interop.marian import ConversionError, convert, from_marian, is_marian, marian_names
 
 PAD = 30
@@ -339,6 +339,50 @@ def test_a_converted_checkpoint(folder, converted):
         expected, **options
     )
     assert ours.config.tokenizer_fingerprint
+
+
+EDITS = {
+    "a score": ("tokenizer.json", lambda content: content["model"]["vocab"][50].__setitem__(1, -1.0)),
+    "the target's score": (
+        "target_tokenizer.json",
+        lambda content: content["model"]["vocab"][150].__setitem__(1, -1.0),
+    ),
+    "a normalizer": ("target_tokenizer.json", lambda content: content["normalizer"]["normalizers"].pop(0)),
+    "a piece": ("tokenizer.json", lambda content: content["model"]["vocab"][50].__setitem__(0, "▁edited")),
+}
+
+
+@pytest.mark.parametrize("kind", EDITS)
+def test_an_edited_tokenizer_is_refused(kind, converted, tmp_path):
+    file, edit = EDITS[kind]
+    path = shutil.copytree(converted, tmp_path / "edited") / file
+    load_checkpoint(path.parent)
+    content = json.loads(path.read_text())
+    edit(content)
+    path.write_text(json.dumps(content))
+    with pytest.raises(CheckpointError, match="trained with another tokenizer"):
+        load_checkpoint(path.parent)
+
+
+def test_loading_a_model_of_several_target_languages_warns_of_nothing(tmp_path, caplog):
+    convert(opus_mt_folder(tmp_path / "opus", multi_target=True), tmp_path / "model")
+    tokenizer, _ = load_checkpoint(tmp_path / "model")
+    assert "language code" not in caplog.text
+    tokenizer("A man")
+    assert "language code" in caplog.text
+
+
+def test_half_precision_becomes_single_precision_on_a_cpu(copy_of, tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_VANILLA_TRANSFORMER_CACHE", str(tmp_path / "cache"))
+    model = MarianMTModel.from_pretrained(copy_of).half()
+    model.save_pretrained(copy_of)
+    assert from_marian(copy_of)[0].dtype == torch.float16
+    translator = Translator(copy_of)
+    assert translator.model.dtype == torch.float32
+    exact = MarianMTModel.from_pretrained(copy_of, dtype=torch.float32)
+    inputs = translator.tokenizer(["A man is riding a bicycle."], return_tensors="pt")
+    assert torch.equal(translator.model.generate(**inputs), exact.generate(**inputs))
+    assert Translator(copy_of, dtype=torch.float16).model.dtype == torch.float16
 
 
 WITHOUT = """
