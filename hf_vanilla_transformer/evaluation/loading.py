@@ -25,6 +25,7 @@ INTEGERS = ("BOOL", "U8", "I8", "U16", "I16", "U32", "I32", "U64", "I64")  # as 
 # Embeddings are often padded to a multiple of 64 or 128 rows, or by a few languages' tags.
 UNUSED_ROWS, UNUSED_SHARE = 128, 0.01
 NAMES_PER_ERROR = 5
+LARGEST_TABLE = 2**28  # numbers in a positional table, which is computed before the weights show what is wrong
 MOST_LABELS = 1_000_000  # of a classifier; transformers makes a name of each
 
 
@@ -196,6 +197,11 @@ def _checked_folder(name: str | Path, trust_remote_code: bool, where: dict[str, 
     labels = config.get("num_labels")
     if isinstance(labels, int) and labels > MOST_LABELS:
         raise ValueError(f"num_labels is {labels:,} in config.json, for which there is no memory; it may be left out")
+    sizes = [config.get(field) for field in ("max_position_embeddings", "d_model")]
+    if all(isinstance(size, int) for size in sizes) and sizes[0] * sizes[1] > LARGEST_TABLE:
+        raise ValueError(
+            f"max_position_embeddings is {sizes[0]:,} and d_model {sizes[1]:,} in config.json; there is no memory for that"
+        )
     for field in ("attn_implementation", "_attn_implementation"):
         if "/" in str(config.get(field, "")) and not trust_remote_code:
             raise ValueError(f"{field} in config.json names code on the Hub, which needs trust_remote_code")
