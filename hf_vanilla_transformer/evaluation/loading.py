@@ -200,7 +200,7 @@ def _checked_folder(name: str | Path, trust_remote_code: bool, where: dict[str, 
     sizes = [config.get(field) for field in ("max_position_embeddings", "d_model")]
     if all(isinstance(size, int) for size in sizes) and sizes[0] * sizes[1] > LARGEST_TABLE:
         raise ValueError(
-            f"max_position_embeddings is {sizes[0]:,} and d_model {sizes[1]:,} in config.json; there is no memory for that"
+            f"max_position_embeddings is {sizes[0]:,} and d_model {sizes[1]:,} in config.json: too large for the memory"
         )
     for field in ("attn_implementation", "_attn_implementation"):
         if "/" in str(config.get(field, "")) and not trust_remote_code:
