@@ -395,12 +395,12 @@ class OpusMTTokenizerFast(PreTrainedTokenizerFast):
     def _warn_of_codes(self, text: Any, is_split_into_words: bool) -> None:
         """Warns, once each, of a source text without the code that the model wants, or with an unknown one."""
         codes = self._source.codes
+        known = ", ".join(list(codes)[:CODE_EXAMPLES])
         texts = [text] if isinstance(text, str) else [next(_strings(item), "") for item in text]
         if is_split_into_words and text and isinstance(text[0], str):
             texts = texts[:1]
         for one in texts:
             code, _ = _parted(one)
-            known = ", ".join(list(codes)[:CODE_EXAMPLES])
             if code and code not in self._source.ids:
                 those = f"those it knows are {known}, ..." if codes else "it has none, as it has one target language"
                 self._warn_once("unknown code", f"the model has no language code {code!r}; {those}")
@@ -541,7 +541,8 @@ class _Side:
     ) -> None:
         self.backend = backend
         self.options: dict[str, Any] = {"unlisted": unlisted, "unused": unused, "control": control, "others": others}
-        self.codes = [token for token in others if token.startswith(">>") and token.endswith("<<")]
+        # A dictionary for its quick search; it keeps the order.
+        self.codes = dict.fromkeys(token for token in others if token.startswith(">>") and token.endswith("<<"))
         self.match({}, {})
 
     def __reduce__(self) -> Any:

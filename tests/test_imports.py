@@ -39,7 +39,7 @@ MAY_IMPORT = {
     "training": [],
     "training.*": ["training.*", "publish.*", "evaluation.*", "engine", "engine.*", "data.*", *PAPER],
     "interop": [],
-    "interop.sentencepiece": [OPUS_MT],
+    "interop.sentencepiece": ["evaluation.loading", OPUS_MT],
     "interop.*": ["interop.sentencepiece", "publish.*", "evaluation.*", "data.*", OPUS_MT, *PAPER],
     "inference": [],
     "inference.*": ["inference.*", "interop.*", "evaluation", "evaluation.*", "engine", "engine.*", "data.*", *PAPER],

@@ -137,7 +137,7 @@ def load_model(
     if isinstance(decoding, str) and (folder / GENERATION_CONFIG).exists():  # from_pretrained would take defaults
         raise CheckpointError(f"{name}: {decoding}")
     if wrong := not_finite(model):
-        raise CheckpointError(f"{name}: {_named(wrong)} contains NaN or infinity; the training diverged")
+        raise CheckpointError(f"{name}: {named(wrong)} contains NaN or infinity; the training diverged")
     return model.eval()
 
 
@@ -158,12 +158,12 @@ def _check_report(name: str | Path, report: dict[str, Any]) -> None:
     problems = {"missing_keys": "the weights have no", "unexpected_keys": "the model has no"}
     for key, problem in problems.items():
         if report.get(key):
-            raise CheckpointError(f"{name}: {problem} {_named(report[key])}; config.json and the weights don't match")
+            raise CheckpointError(f"{name}: {problem} {named(report[key])}; config.json and the weights don't match")
     if mismatched := report.get("mismatched_keys"):
         shapes = [f"{key} is {tuple(saved)}, not {tuple(wanted)}" for key, saved, wanted in mismatched]
-        raise CheckpointError(f"{name}: {_named(shapes)}; config.json and the weights don't match")
+        raise CheckpointError(f"{name}: {named(shapes)}; config.json and the weights don't match")
     if report.get("error_msgs"):
-        raise CheckpointError(f"{name}: {_named(report['error_msgs'])}")
+        raise CheckpointError(f"{name}: {named(report['error_msgs'])}")
 
 
 def _check_types(folder: Path, model: PreTrainedModel) -> None:
@@ -177,7 +177,7 @@ def _check_types(folder: Path, model: PreTrainedModel) -> None:
         types = {key: str(value.dtype) for key, value in entries if not value.is_floating_point()}
     floating = {key for key, parameter in model.named_parameters() if parameter.is_floating_point()}
     if wrong := [f"{key} ({types[key]})" for key in types.keys() & floating]:
-        raise CheckpointError(f"{folder}: {_named(wrong)} must have floating-point numbers; it has integers")
+        raise CheckpointError(f"{folder}: {named(wrong)} must have floating-point numbers; it has integers")
 
 
 def _checked_folder(name: str | Path, trust_remote_code: bool, where: dict[str, Any]) -> Path:
@@ -197,10 +197,10 @@ def _checked_folder(name: str | Path, trust_remote_code: bool, where: dict[str, 
     labels = config.get("num_labels")
     if isinstance(labels, int) and labels > MOST_LABELS:
         raise ValueError(f"num_labels is {labels:,} in config.json, for which there is no memory; it may be left out")
-    sizes = [config.get(field) for field in ("max_position_embeddings", "d_model")]
-    if all(isinstance(size, int) for size in sizes) and sizes[0] * sizes[1] > LARGEST_TABLE:
+    positions, width = config.get("max_position_embeddings"), config.get("d_model")
+    if isinstance(positions, int) and isinstance(width, int) and positions * width > LARGEST_TABLE:
         raise ValueError(
-            f"max_position_embeddings is {sizes[0]:,} and d_model {sizes[1]:,} in config.json: too large for the memory"
+            f"max_position_embeddings is {positions:,} and d_model {width:,} in config.json: too large for the memory"
         )
     for field in ("attn_implementation", "_attn_implementation"):
         if "/" in str(config.get(field, "")) and not trust_remote_code:
@@ -282,10 +282,11 @@ def tokenizer_fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
     return hashlib.sha256(json.dumps([vocabulary, ids]).encode()).hexdigest()[:16]
 
 
-def _named(names: Iterable[str]) -> str:
+def named(names: Iterable[str], most: int = NAMES_PER_ERROR) -> str:
+    """Returns names for an error, in order: all of them, or the first `most` and the number of the others."""
     names = sorted(names)
-    more = f" and {len(names) - NAMES_PER_ERROR:,} more" if len(names) > NAMES_PER_ERROR else ""
-    return ", ".join(names[:NAMES_PER_ERROR]) + more
+    more = f" and {len(names) - most:,} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
 
 
 def tensors_in(checkpoint: Path) -> dict[str, tuple[Path, dict[str, Any]]]:
@@ -341,3 +342,15 @@ def read_json(file: Path) -> dict[str, Any] | str:
     except (ValueError, RecursionError) as error:  # JSON's and Unicode's errors, and too many brackets
         return f"{file.name} is cut short or not JSON ({error})"
     return values if isinstance(values, dict) else f"{file.name} is not a JSON object"
+
+
+def json_object(file: Path) -> dict[str, Any]:
+    """Returns a JSON file's object.
+
+    Raises:
+        ValueError: It can't be read; the message names folder and file, and says why.
+    """
+    values = read_json(file)
+    if isinstance(values, str):
+        raise ValueError(f"{file.parent}: {values}")
+    return values

@@ -156,7 +156,7 @@ def decode(
         ImportError: `split_sentences` is asked for and sentencex is not installed.
     """
     texts = texts_of("sentences", sentences)
-    _check_model(model)
+    check_model(model)
     for name, value in (
         ("batch_size", batch_size), ("batch_tokens", batch_tokens), ("max_source_tokens", max_source_tokens)
     ):  # fmt: skip
@@ -436,7 +436,12 @@ def texts_of(name: str, values: Iterable[str], first: int = 0) -> list[str]:
     return texts
 
 
-def _check_model(model: PreTrainedModel) -> None:
+def check_model(model: PreTrainedModel) -> None:
+    """Checks that a model is in evaluation mode.
+
+    Raises:
+        ValueError: It is in training mode.
+    """
     if model.training:
         raise ValueError("the model is in training mode, where dropout falsifies its output; call model.eval() first")
 
@@ -498,7 +503,7 @@ def score_targets(
             its limit, or the model is in training mode.
     """
     texts, references = texts_of("sources", sources), texts_of("targets", targets)
-    _check_model(model)
+    check_model(model)
     check_limit("batch_size", batch_size)
     check_limit("max_tokens", max_tokens)
     if len(texts) != len(references):

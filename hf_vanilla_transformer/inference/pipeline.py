@@ -46,7 +46,8 @@ class VanillaTranslationPipeline(Pipeline):
 
         Returns:
             For a string, [{"translation_text": ...}]; for a list, {"translation_text": ...} for each; an iterator
-            yields what a string gives. With `n_best` above 1, each text has a list of so many, with their scores.
+            yields the result of a string for each. With `n_best` above 1, each text has a list of `n_best` records,
+            with their scores.
         """
         options = {"batch_size": self._batch_size, **self._forward_params, **options}
         options.pop("num_workers", None)  # a pipeline's, which has no use here

@@ -28,7 +28,7 @@ from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGener
 from .converted import converted
 
 ADAPTER = "adapter_config.json"
-# A stream is read, sorted by length and translated in windows of so many texts, or of so many characters.
+# A stream is read, sorted by length and translated in windows, which end at this number of texts or of characters.
 WINDOW = 1_000
 CHARACTERS_PER_WINDOW = 2**20
 SECONDS_TO_BAR = 2  # a shorter call shows no progress bar
@@ -302,8 +302,7 @@ def _checked(
         raise ValueError(f"model is of type {type(model).__name__}; give a folder, a name on the Hub, or a model")
     if tokenizer is None:
         raise ValueError("a model needs its tokenizer; give tokenizer=AutoTokenizer.from_pretrained(...)")
-    if model.training:
-        raise ValueError("the model is in training mode, where dropout falsifies its output; call model.eval() first")
+    translation.check_model(model)
     check_tokenizer(tokenizer, model.config, type(model).__name__)
     return tokenizer, model if device is None else model.to(device)
 

@@ -9,9 +9,7 @@ configuration.
 """
 
 import copy
-import os
 import re
-import shutil
 import tempfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -26,7 +24,7 @@ from transformers import GenerationConfig, MarianConfig, MarianMTModel, PreTrain
 
 from ..configuration_vanilla_transformer import VanillaTransformerConfig
 from ..data.messages import first_line
-from ..evaluation.loading import check_tokenizer, read_json, tokenizer_fingerprint
+from ..evaluation.loading import check_tokenizer, json_object, named, read_json, tokenizer_fingerprint
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration, sinusoidal_table
 from ..publish.model_card import RunFacts, fill_model_card
 from ..tokenization_opus_mt import OpusMTTokenizerFast
@@ -89,17 +87,7 @@ def from_marian(
             raise ConversionError(f"{type(source).__name__} is not a MarianMTModel")
         tensors = {name: value.detach().clone() for name, value in source.state_dict().items()}
         return _build(source.config, tensors, copy.deepcopy(source.generation_config)), None
-    folder = _folder_of(str(source), revision, token, local_files_only)
-    config = _marian_config(folder)
-    try:
-        tokenizer = opus_mt_tokenizer(folder)
-        model = _build(config, _tensors_in(folder), _generation_config(folder))
-        model.config.tokenizer_fingerprint = tokenizer_fingerprint(tokenizer)
-        check_tokenizer(tokenizer, model.config, str(source))
-    except ValueError as error:
-        raise ConversionError(str(error)) from error
-    model.config._name_or_path = str(source)
-    return model, tokenizer
+    return _load(str(source), _folder_of(str(source), revision, token, local_files_only))
 
 
 def convert(
@@ -128,24 +116,20 @@ def convert(
         raise ConversionError(f"{output} exists; choose another output")
     if not output.absolute().parent.is_dir():
         raise ConversionError(f"{output} can't be written: there is no folder {output.absolute().parent}")
-    where: dict[str, Any] = {"revision": revision, "token": token, "local_files_only": local_files_only}
-    model, tokenizer = from_marian(source, **where)
-    assert tokenizer is not None  # there is one with everything but a model
-    card = _card(output.name, str(source), _folder_of(str(source), **where), model)
-    folder = Path(tempfile.mkdtemp(prefix=f".{output.name}.", suffix=".partial", dir=output.absolute().parent))
-    try:
+    files = _folder_of(str(source), revision, token, local_files_only)
+    model, tokenizer = _load(str(source), files)
+    card = _card(output.name, str(source), files, model)
+    with tempfile.TemporaryDirectory(
+        prefix=f".{output.name}.", suffix=".partial", dir=output.absolute().parent
+    ) as place:
+        folder = Path(place) / "model"
+        folder.mkdir()
         model.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
         card.save(folder / "README.md")
-        umask = os.umask(0)
-        os.umask(umask)
-        folder.chmod(0o777 & ~umask)  # mkdtemp's folders are the user's alone
         if output.exists():
             output.rmdir()
         folder.rename(output)
-    except BaseException:
-        shutil.rmtree(folder, ignore_errors=True)
-        raise
 
 
 def is_marian(folder: Path) -> bool:
@@ -177,7 +161,7 @@ def _marian_config(folder: Path) -> MarianConfig:
     Raises:
         ConversionError: It is missing, damaged, or another system's.
     """
-    fields = _read_json(folder / "config.json")
+    fields = json_object(folder / "config.json")
     system = fields.get("model_type")
     if system != "marian":
         reason = REFUSED.get(str(system), "it is not of Marian's architecture")
@@ -192,18 +176,11 @@ def _marian_config(folder: Path) -> MarianConfig:
 def _generation_config(folder: Path) -> GenerationConfig:
     """Reads the settings of decoding; older checkpoints have them in config.json."""
     file = "generation_config.json" if (folder / "generation_config.json").exists() else "config.json"
-    fields = _read_json(folder / file)
+    fields = json_object(folder / file)
     try:
         return GenerationConfig.from_model_config(fields) if file == "config.json" else GenerationConfig(**fields)
     except (TypeError, ValueError) as error:
         raise ConversionError(f"{folder / file} is damaged ({first_line(error)})") from error
-
-
-def _read_json(file: Path) -> dict[str, Any]:
-    fields = read_json(file)
-    if isinstance(fields, str):
-        raise ConversionError(f"{file.parent}: {fields}")
-    return fields
 
 
 def _tensors_in(folder: Path) -> dict[str, Tensor]:
@@ -213,7 +190,7 @@ def _tensors_in(folder: Path) -> dict[str, Tensor]:
         raise ConversionError(f"{folder} has none of {', '.join(WEIGHTS)}")
     files = [file]
     if file.suffix == ".json":
-        shards = _read_json(file).get("weight_map")
+        shards = json_object(file).get("weight_map")
         names = set(shards.values()) if isinstance(shards, dict) else set()
         if not names or any(not isinstance(name, str) or Path(name).name != name for name in names):
             raise ConversionError(f"{file} has no weight_map with the names of files beside it")
@@ -231,6 +208,20 @@ def _tensors_in(folder: Path) -> dict[str, Tensor]:
 
 
 # ---- Model ----
+def _load(source: str, folder: Path) -> tuple[VanillaTransformerForConditionalGeneration, OpusMTTokenizerFast]:
+    """Makes model and tokenizer of the files in a folder; `source` is what the user calls it."""
+    try:
+        config = _marian_config(folder)
+        tokenizer = opus_mt_tokenizer(folder)
+        model = _build(config, _tensors_in(folder), _generation_config(folder))
+        model.config.tokenizer_fingerprint = tokenizer_fingerprint(tokenizer)
+        check_tokenizer(tokenizer, model.config, source)
+    except ValueError as error:
+        raise ConversionError(str(error)) from error
+    model.config._name_or_path = source
+    return model, tokenizer
+
+
 def _build(
     marian: MarianConfig, tensors: dict[str, Tensor], generation_config: GenerationConfig
 ) -> VanillaTransformerForConditionalGeneration:
@@ -338,12 +329,8 @@ def _is_table(table: Tensor) -> bool:
 
 
 def _refuse(problems: Mapping[str, Iterable[str]]) -> None:
-    reasons = []
-    for problem, names in problems.items():
-        if names := sorted(names):
-            more = f" and {len(names) - NAMES_PER_ERROR:,} more" if len(names) > NAMES_PER_ERROR else ""
-            reasons.append(f"{problem}: {', '.join(names[:NAMES_PER_ERROR])}{more}")
-    if reasons:
+    found = ((problem, set(names)) for problem, names in problems.items())
+    if reasons := [f"{problem}: {named(names, NAMES_PER_ERROR)}" for problem, names in found if names]:
         raise ConversionError(f"the weights don't match config.json; {'; '.join(reasons)}")
 
 
@@ -355,18 +342,15 @@ def _card(name: str, source: str, folder: Path, model: VanillaTransformerForCond
     except Exception:  # there is none, or its YAML is damaged: what isn't known is left out
         metadata = {}
     languages, licence = metadata.get("language"), metadata.get("license")
+    languages = languages if isinstance(languages, list) else [languages]
     facts = RunFacts(
         name=name,
         config=model.config.to_dict(),
         parameters=model.num_parameters(),
-        languages=[one for one in _as_list(languages) if isinstance(one, str)],
+        languages=[one for one in languages if isinstance(one, str)],
         license=licence if isinstance(licence, str) else None,
         converted=True,
         base_model=None if Path(source).is_dir() else source,
         limits="Quality, training data and licence are those of the original model.",
     )
     return fill_model_card(facts)
-
-
-def _as_list(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else [value]

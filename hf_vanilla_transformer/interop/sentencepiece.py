@@ -1,6 +1,5 @@
 """OPUS-MT's tokenizers: reads their SentencePiece models, without SentencePiece, into an OpusMTTokenizerFast."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +8,7 @@ from google.protobuf.message import DecodeError
 from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_tokenizers, processors
 from transformers.convert_slow_tokenizer import import_protobuf
 
+from ..evaluation.loading import json_object
 from ..tokenization_opus_mt import LONGEST_RULE, OTHER_SIDE, SPACE, OpusMTTokenizerFast
 
 SIDES = ("source", "target")
@@ -34,7 +34,7 @@ def opus_mt_tokenizer(folder: str | Path) -> OpusMTTokenizerFast:
             the message names the file and the reason.
     """
     folder = Path(folder)
-    config = _json(folder / "tokenizer_config.json") if (folder / "tokenizer_config.json").exists() else {}
+    config = json_object(folder / "tokenizer_config.json") if (folder / "tokenizer_config.json").exists() else {}
     special = {name: _content(config.get(name) or default) for name, default in SPECIAL.items()}
     separate = bool(config.get("separate_vocabs", False))
     if any((config.get("sp_model_kwargs") or {}).values()):
@@ -144,7 +144,7 @@ def _has_odd_rules(charsmap: bytes) -> bool:
 
 def _vocabulary(file: Path, special: dict[str, str]) -> dict[str, int]:
     """Token -> id, in the order of ids."""
-    vocabulary = _json(file)
+    vocabulary = json_object(file)
     if any(not isinstance(number, int) for number in vocabulary.values()):
         raise ValueError(f"{file} has ids that are no integers")
     if sorted(vocabulary.values()) != list(range(len(vocabulary))):
@@ -160,7 +160,7 @@ def _add_tokens(tokenizer: OpusMTTokenizerFast, folder: Path, config: dict[str, 
     """Adds the tokens that a user of MarianTokenizer had added, with the ids that they had."""
     added = {int(number): token for number, token in (config.get("added_tokens_decoder") or {}).items()}
     if (folder / "added_tokens.json").exists():
-        added |= {number: token for token, number in _json(folder / "added_tokens.json").items()}
+        added |= {number: token for token, number in json_object(folder / "added_tokens.json").items()}
     for number, token in sorted(added.items()):
         fields = {k: v for k, v in token.items() if k != "__type"} if isinstance(token, dict) else {"content": token}
         new = AddedToken(**fields)
@@ -176,15 +176,3 @@ def _add_tokens(tokenizer: OpusMTTokenizerFast, folder: Path, config: dict[str, 
 
 def _content(token: Any) -> str:
     return token["content"] if isinstance(token, dict) else str(token)
-
-
-def _json(file: Path) -> dict[str, Any]:
-    if not file.is_file():
-        raise ValueError(f"{file.parent}: {file.name} is missing")
-    try:
-        values = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{file} is cut short or not JSON ({error})") from error
-    if not isinstance(values, dict):
-        raise ValueError(f"{file} is not a JSON object")
-    return values

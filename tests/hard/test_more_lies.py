@@ -154,6 +154,7 @@ def test_text_that_changes_with_the_same_size_and_time(train, recipe, tmp_path):
     [
         ("config.json", {"is_encoder_decoder": False}, "is_encoder_decoder is false"),
         ("config.json", {"num_labels": 10**9}, "num_labels is 1,000,000,000"),
+        ("config.json", {"d_model": 10**6}, "max_position_embeddings is 1,024 and d_model 1,000,000"),
         ("config.json", {"attn_implementation": "someone/kernel"}, "names code on the Hub"),
         ("generation_config.json", {"eos_token_id": 7}, "eos_token_id is 7 in generation_config.json and 2 in"),
         ("generation_config.json", {"pad_token_id": 17}, "pad_token_id is 17"),

@@ -131,7 +131,7 @@ def test_a_merged_adapter_is_as_fast_as_none(tokenizer, adapters):
 def test_adapters_of_a_model_that_the_translator_has_loaded_and_frozen(
     tokenizer, adapters, tmp_path, calls_while_adapted
 ):
-    """PEFT merges by `parameter.data`, of which torch takes no notice."""
+    """PEFT merges by writing to `parameter.data`, which torch doesn't record."""
     new_model(tokenizer).save_pretrained(tmp_path)
     tokenizer.save_pretrained(tmp_path)
     translator = Translator(tmp_path, "cpu")
