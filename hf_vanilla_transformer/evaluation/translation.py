@@ -21,6 +21,7 @@ from transformers.utils import logging
 
 from ..engine import Engine
 from ..engine.decoding.search import round_down
+from ..engine.decoding.together import Postponed, together
 from ..generation_vanilla_transformer import DecodingMixin
 from .limits import BATCH_TOKENS, MAX_SOURCE_TOKENS, check_generation, check_limit
 from .loading import tokenizer_fingerprint
@@ -174,9 +175,14 @@ def decode(
     if progress is not None and len(left) < len(texts):
         progress(len(texts) - len(left))
     lists: list[list[Translation]] = [[] for _ in pieces]
-    for batch in _batches(pieces, batch_size, batch_tokens // num_beams):
-        with lock:
-            decoded = _decode_batch(model, tokenizer, [pieces[place] for place in batch], options)
+    search = partial(_generate, model, tokenizer, pieces, options)
+    outputs = together(model, search, _batches(pieces, batch_size, batch_tokens // num_beams))
+    while True:
+        with lock, torch.inference_mode():
+            batch, output = next(outputs, (None, None))
+            if batch is None:
+                break
+            decoded = _translations(model, tokenizer, [pieces[place] for place in batch], options, output)
         for place, translations in zip(batch, decoded, strict=True):
             lists[place] = translations
             left[pieces[place].text] -= 1
@@ -320,20 +326,36 @@ def batches(lengths: Sequence[int], batch_size: int | None, max_tokens: int) -> 
         yield batch
 
 
-def _decode_batch(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, pieces: list[Piece], options: dict[str, Any]
-) -> list[list[Translation]]:
-    """Translates pieces whose prefixes have one length."""
-    inputs = tokenizer.pad({"input_ids": [piece.token_ids for piece in pieces]}, return_tensors="pt").to(model.device)
+def _generate(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    pieces: list[Piece],
+    options: dict[str, Any],
+    places: Sequence[int],
+) -> Any:
+    """Calls `generate()` for pieces whose prefixes have one length."""
+    tokens = {"input_ids": [pieces[place].token_ids for place in places]}
+    inputs = tokenizer.pad(tokens, return_tensors="pt").to(model.device)
     batch = {name: inputs[name] for name in ("input_ids", "attention_mask")}
-    if pieces[0].prefix:
-        batch["decoder_input_ids"] = torch.tensor([piece.prefix for piece in pieces], device=model.device)
-    with torch.inference_mode():
-        output = model.generate(**batch, **options)
-    if options.get("num_return_sequences") and output.sequences_scores is None:
+    if pieces[places[0]].prefix:
+        batch["decoder_input_ids"] = torch.tensor([pieces[place].prefix for place in places], device=model.device)
+    output = model.generate(**batch, **options)
+    is_complete = not isinstance(output, Postponed)
+    if is_complete and options.get("num_return_sequences") and output.sequences_scores is None:
         # Where transformers' own loop searches, scores come only with those of every step, which take much memory.
         options["output_scores"] = True
-        return _decode_batch(model, tokenizer, pieces, options)
+        output = model.generate(**batch, **options)
+    return output
+
+
+def _translations(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    pieces: list[Piece],
+    options: dict[str, Any],
+    output: Any,
+) -> list[list[Translation]]:
+    """Makes translations of what `generate()` returned for pieces."""
     texts = [_on_one_line(text) for text in tokenizer.batch_decode(output.sequences, skip_special_tokens=True)]
     scores = output.sequences_scores.tolist() if options.get("num_return_sequences") else [None] * len(texts)
     counts = _numbers_of_tokens(model, output, max(len(pieces[0].prefix), 1))

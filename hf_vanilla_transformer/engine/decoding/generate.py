@@ -21,7 +21,8 @@ from .. import source, support
 from .compiled import CompiledDecoder
 from .incremental import EnsembleDecoder, IncrementalDecoder, encode
 from .prepared import release, weights_of
-from .search import BeamRules, BeamSearch, Processor, beam_search, greedy_search, noop
+from .search import BeamRules, BeamSearch, Processor, Search, beam_search, greedy_search, noop
+from .together import run_or_postpone
 from .weights import Weights
 
 logger = logging.get_logger(__name__)
@@ -197,12 +198,30 @@ class Call:
         reason = self.reason or _uncovered(logits_processor, stopping_criteria, config, model_kwargs, self.streamer)
         if reason is None and memory_mask is not None and (memory_mask.ndim != 2 or not memory_mask.any(dim=1).all()):
             reason = "a source is all padding"
-        if reason is None:
-            batch = self._batch(input_ids, logits_processor, stopping_criteria, config, model_kwargs)
-            output = self._greedy_search(batch, config) if config.num_beams == 1 else self._beam_search(batch, config)
-            if output is not None:
-                return output
-            reason, self.progress = "a search ended with fewer hypotheses than are asked for", noop
+        own_loop = partial(self._by_transformers, input_ids, logits_processor, stopping_criteria, config, model_kwargs)
+        if reason is not None:
+            return own_loop(reason)
+        batch = self._batch(input_ids, logits_processor, stopping_criteria, config, model_kwargs)
+        return run_or_postpone(self._search(batch, config, own_loop), batch.decoder)
+
+    def _search(self, batch: "Batch", config: GenerationConfig, own_loop: Callable[[str], Any]) -> Search[Any]:
+        """Searches, and returns what `generate()` does."""
+        output = yield from (self._greedy_search if config.num_beams == 1 else self._beam_search)(batch, config)
+        if output is None:
+            self.progress = noop
+            output = own_loop("a search ended with fewer hypotheses than are asked for")
+        return output
+
+    def _by_transformers(
+        self,
+        input_ids: Tensor,
+        logits_processor: Any,
+        stopping_criteria: StoppingCriteriaList,
+        config: GenerationConfig,
+        model_kwargs: dict[str, Any],
+        reason: str,
+    ) -> Any:
+        """Decodes with transformers' loop, for a reason."""
         refuse(self.settings, self.given, reason)
         if reason not in _reported:
             _reported.add(reason)
@@ -260,7 +279,7 @@ class Call:
         decoder = decoders[0] if len(decoders) == 1 else EnsembleDecoder(decoders)
         return Batch(decoder, prompts, longest, frozenset(ends), process)
 
-    def _beam_search(self, batch: "Batch", config: GenerationConfig) -> Any:
+    def _beam_search(self, batch: "Batch", config: GenerationConfig) -> Search[Any]:
         rules = BeamRules(
             config.num_beams,
             batch.ends,
@@ -270,18 +289,20 @@ class Call:
         )
         shows = bool(self.settings["output_alignments"])
         settings = (rules, batch.process, shows, self.progress)
-        searches, attention = beam_search(batch.decoder, batch.prompts, batch.max_new_tokens, *settings)
+        found = yield from beam_search(batch.decoder, batch.prompts, batch.max_new_tokens, *settings)
+        searches, attention = found
         is_short = any(len(search.finished) < config.num_return_sequences for search in searches)
         if is_short and self.compute_type != "int8" and not rules.coverage_penalty and not shows:
             return None  # transformers fills the list up with what its impossible beams hold
         output = _beam_output(searches, attention, batch.prompts, config)
         return output if config.return_dict_in_generate else output.sequences
 
-    def _greedy_search(self, batch: "Batch", config: GenerationConfig) -> Any:
+    def _greedy_search(self, batch: "Batch", config: GenerationConfig) -> Search[Any]:
         shows, streamer = bool(self.settings["output_alignments"]), self.streamer
         on_token = noop if streamer is None else lambda token: streamer.put(torch.tensor([token]))
         settings = (batch.ends, batch.process, on_token, shows, self.progress)
-        tokens, attention = greedy_search(batch.decoder, batch.prompts, batch.max_new_tokens, *settings)
+        found = yield from greedy_search(batch.decoder, batch.prompts, batch.max_new_tokens, *settings)
+        tokens, attention = found
         if streamer is not None:
             streamer.end()
         padding = config._pad_token_tensor

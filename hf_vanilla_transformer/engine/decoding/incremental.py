@@ -17,10 +17,13 @@ from torch import Tensor
 from ...modeling_vanilla_transformer import positions_of
 from ..cpu import CPU
 from .linear import Linear
-from .weights import LayerWeights, Weights, through_layers
+from .weights import Weights, through_layers
 
 # Positions that caches have room for at first; it doubles when they are full.
 FIRST_POSITIONS = 32
+# Decoders that step together have a multiple of this number of rows: a matrix product with another number of rows than
+# ever before costs oneDNN a millisecond to prepare, and memory.
+ROWS_TOGETHER = 8
 
 
 # ---- The encoder ----
@@ -109,6 +112,7 @@ class IncrementalDecoder:
         self.lm_head = weights.lm_head
         self.attention: Tensor | None = None  # (rows, S), of the last step: the last layer's, mean of its heads
         self.num_sentences = self.num_rows = len(memory)
+        self.beams = beams
         self.length = 0
         stack, dtype = weights.decoder, weights.decoder.dtype
         # (layers, positions, rows, h d_k + h d_v): a step's keys and values are one piece, and so are a row's.
@@ -169,20 +173,21 @@ class IncrementalDecoder:
         Returns:
             Logits of the next one, (rows, V).
         """
-        weights = self.weights
+        (logits,) = step_together([self], [tokens])
+        return logits
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        """Goes to the next position and embeds its tokens, (rows,): (rows, d_model)."""
         self._make_room()
-        x = weights.embed(tokens, self._position())
-        pasts = list(self._pasts())
-
-        def attend_to_past(number: int, x: Tensor) -> Tensor:
-            return self._attend_to_past(pasts[number], weights.layers[number], x)
-
-        return self.lm_head(through_layers(weights, x, attend_to_past, self._attend_to_memory))
+        return self.weights.embed(tokens, self._position())
 
     def _make_room(self) -> None:
         """Goes to the next position; where the caches have no room for it, they grow."""
         if self.length == self.past.shape[1]:
-            self.past = torch.cat([self.past, torch.empty_like(self.past)], dim=1)
+            layers, room, _, width = self.past.shape  # rows that have left need none any more
+            past = self.past.new_empty(layers, 2 * room, self.beams * self.num_sentences, width)
+            past[:, :room, : self.num_rows] = self.past[:, :, : self.num_rows]
+            self.past = past
         self.length += 1
 
     def _position(self) -> Tensor:
@@ -195,7 +200,7 @@ class IncrementalDecoder:
             self.position_embeddings = embeddings.to(self.weights.dtype)
         return self.position_embeddings[self.length - 1 : self.length]
 
-    def _pasts(self) -> Iterable[tuple[Tensor, Tensor, Tensor]]:
+    def pasts(self) -> Iterable[tuple[Tensor, Tensor, Tensor]]:
         """Makes views for each layer: where keys and values of this step belong, and keys and values up to it.
 
         They are (rows, h d_k + h d_v), (rows, h, length, d_k) and (rows, h, length, d_v).
@@ -205,34 +210,39 @@ class IncrementalDecoder:
         keys, values = (part.view(*part.shape[:-1], heads, -1).permute(0, 2, 3, 1, 4).unbind() for part in parts)
         return zip(past[:, -1].unbind(), keys, values, strict=True)
 
-    def _attend_to_past(self, past: tuple[Tensor, Tensor, Tensor], layer: LayerWeights, x: Tensor) -> Tensor:
+    def attend_to_past(self, past: tuple[Tensor, Tensor, Tensor], qkv: Tensor) -> Tensor:
+        """Attends from queries to the keys so far and these, all of qkv, (rows, 2 h d_k + h d_v): (rows, h d_v)."""
         weights, (place, keys, values) = self.weights, past
-        query, new = layer.qkv(x).split_with_sizes([weights.qkv_sizes[0], place.shape[1]], dim=-1)
+        query, new = qkv.split_with_sizes([weights.qkv_sizes[0], place.shape[1]], dim=-1)
         place.copy_(new)
         query = query.view(self.num_rows, weights.heads, 1, -1)
         return F.scaled_dot_product_attention(query, keys, values, scale=1.0).reshape(self.num_rows, -1)
 
-    def _attend_to_memory(self, number: int, x: Tensor, residual: Tensor) -> Tensor:
+    def attend_to_memory(self, number: int, query: Tensor) -> Tensor:
+        """Attends from queries of a layer, (rows, h d_k), to the source: (rows, h d_v)."""
         rows, heads, sentences = self.num_rows, self.weights.heads, self.num_sentences
-        layer = self.weights.layers[number]
-        is_shown = self.keep_attention and number == len(self.weights.layers) - 1
-        if self.folded:
-            x, shares = self.folded[number](x, residual)
-            if is_shown:
-                self.attention = shares.mean(dim=1).float()
-            return x
         keys, values = self.cross_caches[number]
         # The rows of a sentence are queries to the same keys: (B h, rows per sentence, d_k).
-        query = layer.cross_query(x).view(sentences, -1, heads, self.weights.key_dim)
+        query = query.view(sentences, -1, heads, self.weights.key_dim)
         query = query.transpose(1, 2).reshape(sentences * heads, -1, self.weights.key_dim)
         bias = self.cross_bias
         scores = torch.bmm(query, keys) if bias is None else torch.baddbmm(bias, query, keys)  # (B h, ..., S')
         shares = _softmax(scores)
-        if is_shown:
+        if self._shows(number):
             mean = shares.view(sentences, heads, rows // sentences, -1).mean(dim=1).flatten(0, 1).float()
             self.attention = mean[:, : self.source_mask.shape[1]]
         attended = torch.bmm(shares, values).view(sentences, heads, -1, self.weights.value_dim)
-        return layer.cross_out(attended.transpose(1, 2).reshape(rows, -1), residual)
+        return attended.transpose(1, 2).reshape(rows, -1)
+
+    def attend_folded(self, number: int, x: Tensor, residual: Tensor) -> Tensor:
+        """Computes the same with both projections, (rows, d_model), where they are folded."""
+        x, shares = self.folded[number](x, residual)
+        if self._shows(number):
+            self.attention = shares.mean(dim=1).float()
+        return x
+
+    def _shows(self, number: int) -> bool:
+        return self.keep_attention and number == len(self.weights.layers) - 1
 
     def move(self, rows: Sequence[int], sentences: Sequence[int]) -> None:
         """Gives each row the past of one of the former rows, and each sentence the source of one of the former ones.
@@ -251,6 +261,41 @@ class IncrementalDecoder:
         if (len(rows), len(sentences)) != (self.num_rows, self.num_sentences):
             self.num_rows, self.num_sentences = len(rows), len(sentences)
             self._view()
+
+
+def step_together(decoders: Sequence[IncrementalDecoder], tokens: Sequence[Tensor]) -> Sequence[Tensor]:
+    """Advances decoders with the same weights by a position each, with the products of all rows at once.
+
+    Args:
+        decoders: One, or several whose attention isn't folded; each may be at another position.
+        tokens: Of each, (rows,).
+
+    Returns:
+        Logits of each, (rows, V).
+    """
+    first, stack = decoders[0], decoders[0].weights
+    parts = [decoder.embed(own) for decoder, own in zip(decoders, tokens, strict=True)]
+    pasts = [list(decoder.pasts()) for decoder in decoders]
+    sizes = [len(part) for part in parts]
+    filling = -sum(sizes) % ROWS_TOGETHER if len(decoders) > 1 else 0
+
+    def join(parts: Sequence[Tensor]) -> Tensor:
+        more = [parts[0].new_zeros(filling, parts[0].shape[1])] if filling else []
+        return torch.cat([*parts, *more]) if len(decoders) > 1 else parts[0]
+
+    def attend_to_past(number: int, x: Tensor) -> Tensor:
+        rows = zip(decoders, pasts, stack.layers[number].qkv(x).split_with_sizes([*sizes, filling]), strict=False)
+        return join([decoder.attend_to_past(past[number], qkv) for decoder, past, qkv in rows])
+
+    def attend_to_memory(number: int, x: Tensor, residual: Tensor) -> Tensor:
+        if first.folded:
+            return first.attend_folded(number, x, residual)
+        rows = zip(decoders, stack.layers[number].cross_query(x).split_with_sizes([*sizes, filling]), strict=False)
+        heads = join([decoder.attend_to_memory(number, query) for decoder, query in rows])
+        return stack.layers[number].cross_out(heads, residual)
+
+    logits = first.lm_head(through_layers(stack, join(parts), attend_to_past, attend_to_memory))
+    return logits.split_with_sizes([*sizes, filling])[: len(decoders)]
 
 
 def _softmax(scores: Tensor) -> Tensor:

@@ -2,9 +2,9 @@
 
 import functools
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -168,12 +168,28 @@ class Coverage:
 Processor = Callable[[Tensor, Tensor], Tensor]
 Progress = Callable[[int], object]
 
+# A search yields the next token of each row, (rows,), is sent the logits of what follows, (rows, V), and returns what
+# it has found. So whoever runs it decides whose steps are computed together.
+Result = TypeVar("Result")
+Search = Generator[Tensor, Tensor, Result]
+
+
+@torch.no_grad()
+def run(search: Search[Result], decoder: Any) -> Result:
+    """Runs a search with its decoder to the end."""
+    try:
+        tokens = next(search)
+        while True:
+            tokens = search.send(decoder.step(tokens))
+    except StopIteration as end:
+        result: Result = end.value
+        return result
+
 
 def noop(value: int) -> None:
     """Does nothing with what nobody has asked for."""
 
 
-@torch.no_grad()
 def beam_search(
     decoder: Any,
     prompts: Tensor,
@@ -182,11 +198,11 @@ def beam_search(
     process: Processor | None = None,
     keep_attention: bool = False,
     progress: Progress = noop,
-) -> tuple[list[BeamSearch], list[Tensor]]:
+) -> Search[tuple[list[BeamSearch], list[Tensor]]]:
     """Searches for the translations of a batch, each sentence by itself; finished ones leave the batch, some at a time.
 
     Args:
-        decoder: An `IncrementalDecoder`, or what has its `step` and `move`, with a row for each sentence.
+        decoder: An `IncrementalDecoder`, or what has its `move`, with a row for each sentence.
         prompts: What each hypothesis begins with, (B, P).
         max_new_tokens: Longest hypothesis of each sentence, from 1 up.
         rules: How to search.
@@ -198,7 +214,8 @@ def beam_search(
     Returns:
         The searches, in order, with `finished` hypotheses; and attention, (rows, S) of each step, where it was wanted.
     """
-    tokens, scores = _read_prompts(decoder, prompts), torch.zeros(len(prompts), device=prompts.device)
+    tokens = yield from _read_prompts(prompts)
+    scores = torch.zeros(len(prompts), device=prompts.device)
     searches = live = [BeamSearch(index, longest, rules) for index, longest in enumerate(max_new_tokens)]
     num_open = len(searches)
     coverage = Coverage(rules.coverage_penalty) if rules.coverage_penalty else None
@@ -206,7 +223,7 @@ def beam_search(
     buffer: Tensor | None = None  # fresh memory for each step's log-probabilities would take longer than these
     num_candidates = max(2, 1 + len(rules.ends)) * rules.num_beams
     for length in range(1, max(max_new_tokens) + 1):
-        logits = decoder.step(tokens)  # (rows, V)
+        logits = yield tokens  # (rows, V)
         if buffer is None or len(buffer) < len(logits):
             buffer = torch.empty_like(logits, dtype=torch.float32)
         log_probabilities = torch.log_softmax(logits, -1, torch.float32, out=buffer[: len(logits)])
@@ -252,7 +269,6 @@ def _extend(
     return running
 
 
-@torch.no_grad()
 def greedy_search(
     decoder: Any,
     prompts: Tensor,
@@ -262,7 +278,7 @@ def greedy_search(
     on_token: Callable[[int], object] = noop,
     keep_attention: bool = False,
     progress: Progress = noop,
-) -> tuple[list[list[int]], list[list[Tensor]]]:
+) -> Search[tuple[list[list[int]], list[list[Tensor]]]]:
     """Takes the most probable token at each step; sentences that are at their end leave the batch, some at a time.
 
     Args:
@@ -278,13 +294,13 @@ def greedy_search(
     Returns:
         New tokens of each sentence; and the attention of each of them, (S,), where it was wanted.
     """
-    tokens = _read_prompts(decoder, prompts)
+    tokens = yield from _read_prompts(prompts)
     translations: list[list[int]] = [[] for _ in max_new_tokens]
     kept_attention: list[list[Tensor]] = [[] for _ in max_new_tokens]
     live = list(range(len(translations)))  # the sentence of each row
     running = live  # rows that aren't at their end
     while running:
-        logits = decoder.step(tokens)
+        logits = yield tokens
         if process is not None:
             logits = process(prompts, logits.float())
         tokens = highest(logits)
@@ -311,9 +327,9 @@ def greedy_search(
     return translations, kept_attention
 
 
-def _read_prompts(decoder: Any, prompts: Tensor) -> Tensor:
+def _read_prompts(prompts: Tensor) -> Search[Tensor]:
     for position in range(prompts.shape[1] - 1):
-        decoder.step(prompts[:, position])
+        yield prompts[:, position]
     return prompts[:, -1]
 
 

@@ -26,6 +26,7 @@ from hf_vanilla_transformer.engine.decoding.search import (
     highest,
     round_down,
     round_up,
+    run,
     shrink,
 )
 from hf_vanilla_transformer.generation_vanilla_transformer import GNMTLengthPenalty
@@ -171,7 +172,7 @@ def assert_same(found, expected):
 
 def search_toy(toy, longest, rules, process=None, **options):
     prompts = torch.tensor([PROMPT] * len(toy.sentences))
-    return beam_search(toy, prompts, longest, rules, process, **options)
+    return run(beam_search(toy, prompts, longest, rules, process, **options), toy)
 
 
 # A number and the divisor that it means, for a hypothesis of a number of tokens.
@@ -289,7 +290,8 @@ def test_progress_counts_each_sentence_once():
     assert len(done) > 1
     assert min(done) > 0
     done = []
-    greedy_search(Toy(1, 5, range(6)), torch.ones(6, 1).long(), longest, frozenset([0]), progress=done.append)
+    toy = Toy(1, 5, range(6))
+    run(greedy_search(toy, torch.ones(6, 1).long(), longest, frozenset([0]), progress=done.append), toy)
     assert sum(done) == 6
     assert min(done) > 0
 
@@ -311,14 +313,15 @@ def test_greedy_search_is_the_plain_one(ends, process):
     for seed in range(4):
         toy = Toy(seed, 6, order)
         prompts = torch.tensor([PROMPT] * len(order))
-        found, _ = greedy_search(toy, prompts, longest, frozenset(ends), process)
+        found, _ = run(greedy_search(toy, prompts, longest, frozenset(ends), process), toy)
         pairs = zip(order, longest, strict=True)
         assert found == [_plain_greedy(toy, number, most, ends, process) for number, most in pairs]
 
 
 def test_greedy_search_tells_each_token():
     told = []
-    (found,), _ = greedy_search(Toy(2, 6), torch.tensor([PROMPT]), [9], frozenset([0]), on_token=told.append)
+    toy = Toy(2, 6)
+    (found,), _ = run(greedy_search(toy, torch.tensor([PROMPT]), [9], frozenset([0]), on_token=told.append), toy)
     assert told == found
 
 
