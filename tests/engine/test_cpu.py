@@ -62,7 +62,9 @@ def training_step(model):
     inputs = padded(SOURCES)
     labels = inputs["input_ids"].roll(1, 0).masked_fill(inputs["attention_mask"] == 0, -100)
     loss = model(**inputs, labels=labels, skip_logits=True).loss
-    loss.backward()
+    loss.backward(retain_graph=True)
+    model.zero_grad()
+    loss.backward()  # once more, with what the first one has kept
     return {"loss": loss.detach()} | {name: one.grad for name, one in model.named_parameters() if one.grad is not None}
 
 
