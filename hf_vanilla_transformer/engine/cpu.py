@@ -1,73 +1,116 @@
 """Everything that depends on the processor: its vendor, its instruction sets, and thresholds measured on such ones.
 
-docs/performance.md has the measurements. Each field says what it decides.
+docs/performance.md has the measurements. `vanilla-transformer info --machine` prints what is used. The environment
+variable HF_VANILLA_TRANSFORMER_CPU changes it, so that any machine can test what is computed on others.
 """
 
 import math
-from dataclasses import dataclass
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import torch
 
+from . import torch_private
+
+VARIABLE = "HF_VANILLA_TRANSFORMER_CPU"
+
+
+def _decides(what: str, **default: Any) -> Any:
+    return field(metadata={"decides": what}, **default)
+
 
 @dataclass(frozen=True)
 class Processor:
-    """What the engine knows of the CPU that it runs on.
+    """What the engine knows of the CPU that it runs on; each field says what it decides."""
 
-    Attributes:
-        has_onednn: Whether this build of torch has oneDNN's packed and fused matrix products, which aren't public.
-        mkl_is_fastest: torch's own products are MKL's, ahead of oneDNN on Intel's processors; on others it uses
-            narrower vectors.
-        has_fast_bfloat16: Whether oneDNN multiplies bfloat16 by instructions made for it.
-        reduce_range: Whether 8-bit products take 7 bits of their inputs: without VNNI, 16-bit sums overflow otherwise.
-        elements_for_mkl: Decoding multiplies by float32 weights of up to this number of elements with MKL.
-        elements_for_both: Up to this number, with MKL for few rows and oneDNN for many; above, with oneDNN.
-        multiplications_for_mkl: What few rows are, times the weight's elements: 64 rows for a weight of 256 x 256, or
-            on Intel's processors one row for 37,000 x 512.
-        shortest_source: Decoding pads shorter sources to this length, masked: below the size of its vectors,
-            torch's softmax takes up to ten times as long.
-        rows_worth_blocks: From this number of rows on, greedy search looks for the highest scores in two stages.
-        logits_per_chunk: Logits that the training loss holds at a time: 12 MB in float32.
-        rows_per_chunk: But no fewer rows than products are fast with.
-        width_for_onednn_gradient: Gradients of weights with no side as wide are left to MKL, as oneDNN needs a
-            transposed copy of one of the two matrices.
-        scores_of_short_sentences: Up to this number of scores per head and sentence, eq. 1 as it stands trains faster
-            than torch's sdpa, which is made for long sentences.
-        padding_worth_packing: Below this share of padding, leaving it out of a batch costs more than it saves.
-    """
-
-    has_onednn: bool
-    mkl_is_fastest: bool
-    has_fast_bfloat16: bool
-    reduce_range: bool
-    elements_for_mkl: int
-    elements_for_both: float
-    multiplications_for_mkl: int
-    shortest_source: int = 16
-    rows_worth_blocks: int = 8
-    logits_per_chunk: int = 3_000_000
-    rows_per_chunk: int = 256
-    width_for_onednn_gradient: int = 768
-    scores_of_short_sentences: int = 32 * 32
-    padding_worth_packing: float = 0.1
-
-
-def this_processor() -> Processor:
-    """Finds out what this process runs on. Functions of torch that aren't public are used where the build has them."""
-    operators: Any = torch.ops.mkldnn
-    has_onednn = all(hasattr(operators, name) for name in ("_reorder_linear_weight", "_linear_pointwise"))
-    capabilities: dict[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()
-    is_intel = "Intel" in capabilities.get("cpu_name", "")
-    mkl_is_fastest = is_intel and bool(torch.backends.mkl.is_available())  # type: ignore[no-untyped-call]
-    return Processor(
-        has_onednn=has_onednn,
-        mkl_is_fastest=mkl_is_fastest,
-        has_fast_bfloat16=has_onednn and bool(operators._is_mkldnn_bf16_supported()),
-        reduce_range=not getattr(torch.cpu, "_is_vnni_supported", lambda: False)(),
-        elements_for_mkl=2**22 if mkl_is_fastest else 0,
-        elements_for_both=math.inf if mkl_is_fastest else 2**16,
-        multiplications_for_mkl=20_000_000 if mkl_is_fastest else 2**22,
+    has_onednn: bool = _decides("whether products may be oneDNN's packed and fused ones, which torch keeps private")
+    # torch's own products are MKL's. On other vendors' processors, MKL uses narrower vectors.
+    mkl_is_fastest: bool = _decides("whether MKL multiplies where it can, as on Intel's processors, or oneDNN")
+    has_fast_bfloat16: bool = _decides("whether decoding packs weights in bfloat16 for oneDNN")
+    # Without VNNI, 16-bit sums overflow otherwise.
+    reduce_range: bool = _decides("whether 8-bit products take 7 bits of their inputs, as needed without VNNI")
+    elements_for_mkl: int = _decides("decoding multiplies by float32 weights of up to so many elements with MKL")
+    elements_for_both: float = _decides("up to so many, few rows with MKL and many with oneDNN; above, oneDNN alone")
+    # 64 rows for a weight of 256 x 256, or on Intel's processors one row for 37,000 x 512.
+    multiplications_for_mkl: int = _decides("rows are few up to this number, times the elements of the weight")
+    # Below the size of its vectors, torch's softmax takes up to ten times as long.
+    shortest_source: int = _decides("decoding pads shorter sources to this length, masked", default=16)
+    rows_worth_blocks: int = _decides("rows from which on greedy search finds maxima in two stages", default=8)
+    # Up to 8 rows, products compiled for the model are faster than oneDNN's; from 16 rows on, they are slower.
+    rows_for_compiled_products: int = _decides("rows up to which compiled steps have their own products", default=8)
+    logits_per_chunk: int = _decides("logits that the training loss holds at a time", default=3_000_000)  # 12 MB
+    rows_per_chunk: int = _decides("but no fewer rows than this, with which products are fast", default=256)
+    # oneDNN needs a transposed copy of one of the two matrices.
+    width_for_onednn_gradient: int = _decides("gradients of weights with no side as wide are left to MKL", default=768)
+    # sdpa is made for long sentences.
+    scores_of_short_sentences: int = _decides(
+        "scores per head and sentence up to which training computes eq. 1 without sdpa", default=32 * 32
     )
+    padding_worth_packing: float = _decides("share of padding from which on training leaves it out", default=0.1)
 
 
-CPU = this_processor()
+def this_processor(changes: str = "") -> Processor:
+    """Finds out what this process runs on.
+
+    Args:
+        changes: Fields that are to be others, "mkl_is_fastest=true,reduce_range=false". What follows from one of them
+            follows from its new value.
+
+    Returns:
+        The processor.
+
+    Raises:
+        ValueError: The changes name no field, or a value that it can't have.
+    """
+    given = dict(_parsed(changes))
+    capabilities = torch.cpu.get_capabilities()
+    is_intel = "intel" in str(capabilities.get("cpu_name")).lower()
+    found = {
+        "has_onednn": torch_private.has_onednn(),
+        "mkl_is_fastest": is_intel and bool(torch.backends.mkl.is_available()),  # type: ignore[no-untyped-call]
+        "has_fast_bfloat16": torch_private.has_onednn() and torch_private.has_onednn_bfloat16(),
+        "reduce_range": not capabilities.get("avx512_vnni"),
+    }
+    for name in ("has_onednn", "has_fast_bfloat16"):
+        if given.get(name) and not found[name]:
+            raise _wrong(f"{name}=true, which this machine and this version of torch haven't got; leave it out")
+    by_mkl = given.get("mkl_is_fastest", found["mkl_is_fastest"])
+    thresholds = {
+        "elements_for_mkl": 2**22 if by_mkl else 0,
+        "elements_for_both": math.inf if by_mkl else 2**16,
+        "multiplications_for_mkl": 20_000_000 if by_mkl else 2**22,
+    }
+    return Processor(**(found | thresholds | given))
+
+
+def _parsed(changes: str) -> Iterator[tuple[str, Any]]:
+    kinds: dict[str, Any] = {one.name: one.type for one in fields(Processor)}
+    for part in filter(None, changes.replace(" ", "").split(",")):
+        name, _, text = part.partition("=")
+        if name not in kinds:
+            raise _wrong(f"{part!r}; write NAME=VALUE,NAME=VALUE with names of {', '.join(kinds)}")
+        yield name, _value(name, text, kinds[name])
+
+
+def _value(name: str, text: str, kind: type) -> Any:
+    if kind is bool:
+        if text not in ("true", "false"):
+            raise _wrong(f"{name}={text}; give true or false")
+        return text == "true"
+    smallest = 1 if name == "rows_per_chunk" else 0
+    try:
+        value = kind(text)
+    except ValueError:
+        value = -1
+    if not value >= smallest:  # NaN neither
+        raise _wrong(f"{name}={text}; give {'an integer' if kind is int else 'a number'} of at least {smallest}")
+    return value
+
+
+def _wrong(what: str) -> ValueError:
+    return ValueError(f"The environment variable {VARIABLE} says {what}.")
+
+
+CPU = this_processor(os.environ.get(VARIABLE, ""))

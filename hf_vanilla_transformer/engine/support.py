@@ -22,8 +22,6 @@ import huggingface_hub
 import torch
 import transformers
 from torch import Tensor, nn
-from torch.autograd import forward_ad
-from torch.utils._device import DeviceContext
 from transformers import activations, cache_utils, masking_utils, modeling_layers, modeling_outputs
 from transformers.generation import logits_process, stopping_criteria
 from transformers.generation import utils as generation_utils
@@ -34,7 +32,7 @@ from transformers.utils import generic, output_capturing
 from .. import configuration_vanilla_transformer as configuration
 from .. import generation_vanilla_transformer as generation
 from .. import modeling_vanilla_transformer as modeling
-from . import source
+from . import source, torch_private
 
 PAPER = (configuration, modeling, generation)
 HEAD = modeling.VanillaTransformerForConditionalGeneration
@@ -265,19 +263,9 @@ def code_reason() -> str | None:
 # ---- Surroundings ----
 def surroundings_reason() -> str | None:
     """Says what there is around a call that could see or change what the model computes, or None."""
-    if torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None:
+    if torch.compiler.is_compiling() or torch.jit.is_tracing():  # type: ignore[attr-defined, no-untyped-call]
         return "the call is being compiled or traced"
-    if nn.modules.module._has_any_global_hook():  # type: ignore[no-untyped-call]
-        return "there are hooks on all modules"
-    # `torch.set_default_device` leaves its own mode there, which only says where tensors are made.
-    modes = torch.overrides._get_current_function_mode_stack()  # type: ignore[no-untyped-call]
-    if any(type(mode) is not DeviceContext for mode in modes):
-        return "a TorchFunctionMode is active"
-    if torch._C._len_torch_dispatch_stack():
-        return "a TorchDispatchMode is active"
-    if torch._C._functorch.peek_interpreter_stack() is not None or forward_ad._current_level >= 0:
-        return "a transform of torch.func is active"
-    return code_reason() or _kernels_reason()
+    return torch_private.watcher() or code_reason() or _kernels_reason()
 
 
 def _kernels_reason() -> str | None:

@@ -16,11 +16,11 @@ from typing import Any
 import torch
 from accelerate.utils import is_deepspeed_available
 from torch import nn
-from torch._inductor.cpp_builder import get_cpp_compiler
 from transformers import Seq2SeqTrainer, get_scheduler
 from transformers.integrations import get_available_reporting_integrations, get_reporting_integration_callbacks
 
 from ..data.messages import first_line
+from ..engine import torch_private
 from ..evaluation.limits import LIMITS
 
 _ACCELERATE = Path(__file__).with_name("recipes") / "accelerate"
@@ -319,7 +319,7 @@ def _compilation(given: Given, data: Any, args: Any) -> Iterator[str]:
         return
     if given.values.get("torch_compile") is False:
         yield "torch_compile is false, but torch_compile_backend or torch_compile_mode is given; leave out one or both"
-    backend, mode, modes = args.torch_compile_backend, args.torch_compile_mode, torch._inductor.list_mode_options()
+    backend, mode, modes = args.torch_compile_backend, args.torch_compile_mode, torch_private.compile_modes()
     if backend not in COMPILERS or (backend == "cudagraphs" and not torch.cuda.is_available()):
         yield f"torch_compile_backend is {backend!r}; choose one of: {', '.join(COMPILERS)} (cudagraphs on GPUs only)"
     if mode is not None and backend != "inductor":
@@ -328,7 +328,7 @@ def _compilation(given: Given, data: Any, args: Any) -> Iterator[str]:
         yield f"torch_compile_mode is {mode!r}; choose one of: {', '.join(modes)}"
     if backend == "inductor" and args.device.type == "cpu":
         try:
-            get_cpp_compiler()
+            torch_private.check_cpp_compiler()
         except Exception as error:
             yield f"torch_compile needs a C++ compiler ({first_line(error)}); install g++, or name one by CXX"
 

@@ -21,6 +21,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers.utils import logging
 
+from .. import torch_private
+from ..cpu import CPU
 from ..program_cache import (
     OTHER_FOLDER,
     UnusableFolderError,
@@ -34,9 +36,6 @@ from .incremental import IncrementalDecoder
 from .weights import Weights, through_layers
 
 logger = logging.get_logger(__name__)
-
-# Up to this number of rows, products compiled for the model are faster than oneDNN's; from 16 rows on, they are slower.
-FEW_ROWS = 8
 
 # Weights become constants, which can be packed.
 CONSTANT_WEIGHTS = {"freezing": True}
@@ -189,7 +188,7 @@ def program_of(weights: Weights, rows: int) -> Program | None:
     Raises:
         RuntimeError: There is no C++ compiler.
     """
-    kind = "few" if rows <= FEW_ROWS else "many"
+    kind = "few" if rows <= CPU.rows_for_compiled_products else "many"
     key = f"{kind}-{torch.get_num_threads()}"  # how work is shared among threads is part of a program
     with _lock:
         if key not in weights.programs:
@@ -201,6 +200,12 @@ def program_of(weights: Weights, rows: int) -> Program | None:
 
 
 def _load_or_compile(weights: Weights, kind: str) -> Program | None:
+    if (missing := torch_private.missing_compiler()) is not None:
+        logger.warning_once(
+            f'`compute_type="compiled"` decodes without compiling, which is slower: torch {torch.__version__} lacks '
+            f"{missing}. Install torch 2.13."
+        )
+        return None
     name = f"{kind}-{_fingerprint(weights, kind)}"
     try:
         folder = programs_folder()
@@ -226,7 +231,7 @@ def _make(weights: Weights, kind: str, folder: Path, name: str) -> Program:
         NoCompilerError: There is no C++ compiler.
         UnusableFolderError: The folder can't be written or is full, or the compiler fails.
     """
-    size = f"{'up to' if kind == 'few' else 'more than'} {FEW_ROWS} hypotheses at a time"
+    size = f"{'up to' if kind == 'few' else 'more than'} {CPU.rows_for_compiled_products} hypotheses at a time"
     try:
         with workspace(folder) as temporary:
             with _compiler_files_in(temporary):
@@ -246,8 +251,7 @@ def _make(weights: Weights, kind: str, folder: Path, name: str) -> Program:
 
 
 def _load(path: Path) -> Program:
-    program: Program = torch._C._aoti.AOTIModelContainerRunnerCpu(str(path), 1).run
-    return program
+    return torch_private.load_program(path)
 
 
 @contextmanager
@@ -260,13 +264,11 @@ def _compiler_files_in(folder: Path) -> Iterator[None]:
     before = os.environ.get(variable)
     os.environ[variable] = str(folder)
     try:
-        from torch._inductor.utils import clear_caches
-
-        clear_caches()  # of files elsewhere
+        torch_private.clear_compiler_caches()  # of files elsewhere
         try:
             yield
         finally:
-            clear_caches()  # of files that will be removed
+            torch_private.clear_compiler_caches()  # of files that will be removed
     finally:
         if before is None:
             os.environ.pop(variable, None)
@@ -280,10 +282,8 @@ def _check_compiler() -> None:
     Raises:
         NoCompilerError: PyTorch finds none.
     """
-    from torch._inductor.cpp_builder import get_cpp_compiler
-
     try:
-        get_cpp_compiler()
+        torch_private.check_cpp_compiler()
     except Exception as error:
         raise NoCompilerError(
             f'`compute_type="compiled"` needs a C++ compiler that PyTorch can use, and {type(error).__name__} was '
@@ -304,7 +304,7 @@ def _compile(weights: Weights, kind: str, folder: Path) -> Path:
         warnings.simplefilter("ignore")
         exported = torch.export.export(DecoderStep(weights), examples, dynamic_shapes=dynamic)
         options = {**COMPILER_OPTIONS[kind], **NO_SHARED_HEADERS, "aot_inductor.output_path": str(library)}
-        torch._inductor.aot_compile(exported.module(), examples, options=options)
+        torch_private.compile_program(exported.module(), examples, options)
     return library
 
 

@@ -11,8 +11,12 @@ from typing import Protocol
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from transformers.utils import logging
 
+from .. import torch_private
 from ..cpu import CPU
+
+logger = logging.get_logger(__name__)
 
 
 class Linear(Protocol):
@@ -38,9 +42,9 @@ class PackedLinear:
     """The map with a copy of its weight in oneDNN's own order, which products of few rows read several times faster."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
-        operator = torch.ops.mkldnn._linear_pointwise
+        operator = torch_private.onednn_linear()
         self.map, self.map_and_add = operator.default, operator.binary
-        self.weight, self.bias = torch.ops.mkldnn._reorder_linear_weight(weight), bias
+        self.weight, self.bias = torch_private.onednn_weight()(weight), bias
 
     def __call__(self, x: Tensor, residual: Tensor | None = None, relu: bool = False) -> Tensor:
         """Maps (rows, in) to (rows, out)."""
@@ -73,20 +77,34 @@ class Int8Linear:
     """The map with 8-bit weights, scaled for each output, and inputs rounded to 8 bits as they come (FBGEMM)."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
-        weight = weight.float()
-        scale = (weight.abs().amax(dim=1) / 127).clamp(min=torch.finfo(torch.float32).tiny)
+        operators = torch_private.int8_linear()
+        assert operators is not None
+        pack, self.map, self.map_with_relu = operators
+        weight, scale = weight.float(), _int8_scale(weight)
         no_shift = torch.zeros(len(weight), dtype=torch.long)
         with warnings.catch_warnings():  # that torch means to replace these types, without saying yet by what
             warnings.simplefilter("ignore", UserWarning)
             quantized = torch.quantize_per_channel(weight, scale, no_shift, axis=0, dtype=torch.qint8)
-        self.packed = torch.ops.quantized.linear_prepack(quantized, None if bias is None else bias.float())
+        self.packed = pack(quantized, None if bias is None else bias.float())
 
     def __call__(self, x: Tensor, residual: Tensor | None = None, relu: bool = False) -> Tensor:
         """Maps (rows, in) to (rows, out)."""
-        operators, reduces = torch.ops.quantized, CPU.reduce_range
         if relu:
-            return operators.linear_relu_dynamic(x, self.packed, reduce_range=reduces)
-        return _finish(operators.linear_dynamic(x, self.packed, reduce_range=reduces), residual, False)
+            return self.map_with_relu(x, self.packed, reduce_range=CPU.reduce_range)
+        return _finish(self.map(x, self.packed, reduce_range=CPU.reduce_range), residual, False)
+
+
+class RoundedLinear(PlainLinear):
+    """What replaces `Int8Linear` where torch lacks its operators: its rounded weights, multiplied in float32."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        scale = _int8_scale(weight)[:, None]
+        super().__init__((weight.float() / scale).round_().mul_(scale), None if bias is None else bias.float())
+
+
+def _int8_scale(weight: Tensor) -> Tensor:
+    """Returns what each row's step of 8 bits stands for, (out,)."""
+    return (weight.float().abs().amax(dim=1) / 127).clamp(min=torch.finfo(torch.float32).tiny)
 
 
 def _finish(y: Tensor, residual: Tensor | None, relu: bool) -> Tensor:
@@ -97,7 +115,13 @@ def _finish(y: Tensor, residual: Tensor | None, relu: bool) -> Tensor:
 def kind_of_linear(compute_type: str, weight: Tensor) -> Callable[[Tensor, Tensor | None], Linear]:
     """Returns how a model with such weights keeps them, as a function of weight, (out, in), and bias, (out)."""
     if compute_type == "int8":
-        return Int8Linear
+        if torch_private.int8_linear() is not None:
+            return Int8Linear
+        logger.warning_once(
+            f'`compute_type="int8"` rounds the weights to 8 bits, but takes as long as "default": torch '
+            f"{torch.__version__} lacks products of 8 bits. Install torch 2.13, or use another compute type."
+        )
+        return RoundedLinear
     return _by_mkl_or_onednn if _can_be_packed(weight) else PlainLinear
 
 
@@ -108,6 +132,6 @@ def _by_mkl_or_onednn(weight: Tensor, bias: Tensor | None) -> Linear:
 
 
 def _can_be_packed(weight: Tensor) -> bool:
-    if weight.device.type != "cpu" or not CPU.has_onednn or not torch._C._get_mkldnn_enabled():
+    if weight.device.type != "cpu" or not CPU.has_onednn or not torch.backends.mkldnn.enabled:
         return False
     return weight.dtype == torch.float32 or (weight.dtype == torch.bfloat16 and CPU.has_fast_bfloat16)

@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from .. import torch_private
 from ..cpu import CPU
 
 # Where a gain is smaller, the input can't be told from the output with the precision that gradients need.
@@ -68,7 +69,7 @@ def _is_for_onednn(x: Tensor) -> bool:
 
 
 def _onednn_linear(*arguments: Any) -> Tensor:
-    product: Tensor = torch.ops.mkldnn._linear_pointwise(*arguments)
+    product: Tensor = torch_private.onednn_linear()(*arguments)
     return product
 
 
@@ -135,7 +136,7 @@ class _FusedLinear(torch.autograd.Function):
         x, positive, *weights = ctx.saved_tensors
         gradient = side_by_side([grad.reshape(-1, size) for grad, size in zip(grads, ctx.sizes, strict=True)])
         if positive is not None:
-            gradient = torch.ops.aten.threshold_backward(gradient, positive, 0)
+            gradient = torch_private.relu_backward(gradient, positive)
         of_x = None
         with without_autocast():
             if ctx.needs_input_grad[0]:
@@ -242,9 +243,8 @@ class _LayerNormOfOutput(torch.autograd.Function):
     def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
         y, mean, reciprocal, weight, bias = ctx.saved_tensors
         x = (y - bias).div_(weight).div_(reciprocal).add_(mean)
-        wanted = list(ctx.needs_input_grad[:3])
-        statistics = (weight.shape, mean, reciprocal, weight, bias)
-        return *torch.ops.aten.native_layer_norm_backward(grad_output, x, *statistics, wanted), None
+        wanted = ctx.needs_input_grad[:3]
+        return *torch_private.layer_norm_backward(grad_output, x, mean, reciprocal, weight, bias, wanted), None
 
 
 # ---- Attention in short sentences ----

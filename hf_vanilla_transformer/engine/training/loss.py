@@ -1,21 +1,17 @@
 """The label-smoothed loss of the projection to the vocabulary, without ever holding all logits."""
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from ...modeling_vanilla_transformer import outside_vocabulary
+from .. import torch_private
 from ..cpu import CPU
 from .functions import compute_dtype, gradient_of_weight, once, product, without_autocast
 
 # Rows of the vocabulary's matrix whose bfloat16 gradient is added to the float32 sum at a time.
 ROWS_PER_ADDITION = 2_048
-
-# Whether the backward pass that is running keeps its graph for another one. Not public in torch: where a build hasn't
-# got it, it might.
-_keeps_graph: Callable[[], bool] = getattr(torch._C._autograd, "_get_current_graph_task_keep_graph", lambda: True)
 
 
 def projected_cross_entropy(
@@ -85,7 +81,7 @@ class _ProjectedCrossEntropy(torch.autograd.Function):
     @staticmethod
     @once
     def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
-        grads, is_kept = [], _keeps_graph()
+        grads, is_kept = [], torch_private.keeps_graph()
         for grad, dtype in zip(ctx.saved_tensors, ctx.dtypes, strict=True):
             if grad is not None:  # that of the weights is as large as they are: scaled where it lies, if it may be
                 grad = (grad * grad_output if is_kept else grad.mul_(grad_output)).to(dtype)

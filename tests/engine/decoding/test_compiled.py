@@ -14,9 +14,9 @@ from test_incremental import CLOSE, MODELS, cut, ensemble_of, forced, members, v
 from test_search import by_us
 
 from hf_vanilla_transformer.engine import program_cache
+from hf_vanilla_transformer.engine.cpu import CPU
 from hf_vanilla_transformer.engine.decoding import compiled as compiled_module
 from hf_vanilla_transformer.engine.decoding.compiled import (
-    FEW_ROWS,
     CompiledDecoder,
     DecoderStep,
     _fingerprint,
@@ -153,7 +153,8 @@ def test_programs_are_made_once(compiler, folder):
     """One for few rows and one for many; the next process finds them in their folder."""
     model = lively_model()
     weights = weights_of(model, "compiled")
-    for rows, kind in ((1, "few"), (FEW_ROWS, "few"), (FEW_ROWS + 1, "many"), (500, "many"), (2, "few")):
+    few = CPU.rows_for_compiled_products
+    for rows, kind in ((1, "few"), (few, "few"), (few + 1, "many"), (500, "many"), (2, "few")):
         assert program_of(weights, rows) == kind
     assert compiler == ["few", "many"]
     assert weights_of(model, "compiled") is weights

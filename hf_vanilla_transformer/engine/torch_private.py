@@ -1,0 +1,166 @@
+"""The functions of torch that aren't public but used, each with what replaces it where torch has lost it.
+
+No other file of the package names one. Each is looked up by its path when it is needed, by `find`. Where this version
+of torch lacks it, public functions compute the same, or the engine leaves the call to the paper's own modules.
+"""
+
+import functools
+import pkgutil
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+PREPACK = "torch.ops.quantized.linear_prepack"
+LINEAR_INT8 = "torch.ops.quantized.linear_dynamic"
+LINEAR_RELU_INT8 = "torch.ops.quantized.linear_relu_dynamic"
+
+RUNNER = "torch._C._aoti.AOTIModelContainerRunnerCpu"
+COMPILE = "torch._inductor.aot_compile"
+CLEAR_CACHES = "torch._inductor.utils.clear_caches"
+
+
+@functools.cache
+def find(path: str) -> Any:
+    """Looks a function or a class of torch up by its path; None: this version of torch lacks it."""
+    try:
+        return pkgutil.resolve_name(path)
+    except (ImportError, AttributeError):
+        return None
+
+
+# ---- Linear maps ----
+def has_onednn() -> bool:
+    """Tells whether there are oneDNN's packed and fused linear maps; `F.linear` does without."""
+    return onednn_linear() is not None and onednn_weight() is not None
+
+
+def onednn_linear() -> Any:
+    """Returns the map, x W^T + b and then a ReLU; its overload `binary` adds a residual."""
+    return find("torch.ops.mkldnn._linear_pointwise")
+
+
+def onednn_weight() -> Any:
+    """Returns the function that copies a weight into oneDNN's own order."""
+    return find("torch.ops.mkldnn._reorder_linear_weight")
+
+
+def has_onednn_bfloat16() -> bool:
+    """Tells whether oneDNN multiplies bfloat16 on this processor; without it, bfloat16 is left to `F.linear`."""
+    is_supported = find("torch.ops.mkldnn._is_mkldnn_bf16_supported")
+    return is_supported is not None and bool(is_supported())
+
+
+def int8_linear() -> tuple[Any, Any, Any] | None:
+    """Returns what packs an 8-bit weight, the map and the map with a ReLU; None: `RoundedLinear` takes their place."""
+    pack, plain, with_relu = find(PREPACK), find(LINEAR_INT8), find(LINEAR_RELU_INT8)
+    return None if None in (pack, plain, with_relu) else (pack, plain, with_relu)
+
+
+# ---- Gradients ----
+def keeps_graph() -> bool:
+    """Tells whether the backward pass that is running keeps its graph for another one; where nobody says, it might."""
+    ask = find("torch._C._autograd._get_current_graph_task_keep_graph")
+    return ask is None or bool(ask())
+
+
+def relu_backward(gradient: Tensor, output: Tensor) -> Tensor:
+    """Computes the gradient of a ReLU's input from those of its output."""
+    backward = find("torch.ops.aten.threshold_backward")
+    computed: Tensor = gradient.masked_fill(output <= 0, 0) if backward is None else backward(gradient, output, 0)
+    return computed
+
+
+def layer_norm_backward(
+    gradient: Tensor, x: Tensor, mean: Tensor, reciprocal: Tensor, weight: Tensor, bias: Tensor, wanted: Sequence[bool]
+) -> tuple[Tensor | None, ...]:
+    """Computes the gradients of a layer normalisation over the last dimension, with respect to x, weight and bias.
+
+    Args:
+        gradient: Of its output, (..., d_model).
+        x: Its input, (..., d_model).
+        mean: Of x, (..., 1).
+        reciprocal: Of the standard deviation, (..., 1).
+        weight: (d_model,).
+        bias: (d_model,).
+        wanted: Which of the three are needed; others may be None.
+    """
+    backward = find("torch.ops.aten.native_layer_norm_backward")
+    if backward is not None:
+        return tuple(backward(gradient, x, weight.shape, mean, reciprocal, weight, bias, list(wanted)))
+    normed, of_normed = (x - mean) * reciprocal, gradient * weight
+    parallel = normed * (of_normed * normed).mean(dim=-1, keepdim=True)
+    of_x = (of_normed - of_normed.mean(dim=-1, keepdim=True) - parallel) * reciprocal
+    return of_x, (gradient * normed).flatten(0, -2).sum(dim=0), gradient.flatten(0, -2).sum(dim=0)
+
+
+# ---- Surroundings of a call ----
+def _has_foreign_mode(modes: Callable[[], Sequence[Any]]) -> bool:
+    # `torch.set_default_device` leaves its own mode there, which only says where tensors are made.
+    harmless = find("torch.utils._device.DeviceContext")
+    return any(type(mode) is not harmless for mode in modes())
+
+
+_WATCHERS: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
+    ("torch.nn.modules.module._has_any_global_hook", lambda ask: ask(), "there are hooks on all modules"),
+    ("torch.overrides._get_current_function_mode_stack", _has_foreign_mode, "a TorchFunctionMode is active"),
+    ("torch._C._len_torch_dispatch_stack", lambda ask: ask() > 0, "a TorchDispatchMode is active"),
+    (
+        "torch._C._functorch.peek_interpreter_stack",
+        lambda ask: ask() is not None,
+        "a transform of torch.func is active",
+    ),
+    ("torch.autograd.forward_ad", lambda module: module._current_level >= 0, "forward-mode gradients are computed"),
+)
+
+
+def watcher() -> str | None:
+    """Says what is active that could see or change what a call computes; None: nothing is.
+
+    Where nobody can tell, it says so, and the call is computed by the paper's own modules.
+    """
+    for path, is_active, activity in _WATCHERS:
+        try:
+            if is_active(find(path)):
+                return activity
+        except (AttributeError, TypeError):  # there is no such function
+            return f"torch {torch.__version__} lacks {path}, which tells whether {activity}"
+    return None
+
+
+# ---- Compilers ----
+def missing_compiler() -> str | None:
+    """Names what the ahead-of-time compiler lacks in this version of torch; None: nothing. Steps run without it."""
+    return next((path for path in (RUNNER, COMPILE, CLEAR_CACHES) if find(path) is None), None)
+
+
+def load_program(path: Path) -> Callable[[list[Tensor]], list[Tensor]]:
+    """Loads a compiled program."""
+    program: Callable[[list[Tensor]], list[Tensor]] = find(RUNNER)(str(path), 1).run
+    return program
+
+
+def compile_program(module: nn.Module, examples: tuple[Tensor, ...], options: Mapping[str, Any]) -> None:
+    """Compiles an exported module into the file that the options name."""
+    find(COMPILE)(module, examples, options=dict(options))
+
+
+def clear_compiler_caches() -> None:
+    """Lets the compiler forget the files that it has made."""
+    find(CLEAR_CACHES)()
+
+
+def check_cpp_compiler() -> None:
+    """Raises what torch raises if it finds no C++ compiler; where nobody can tell, compiling will."""
+    get_compiler = find("torch._inductor.cpp_builder.get_cpp_compiler")
+    if get_compiler is not None:
+        get_compiler()
+
+
+def compile_modes() -> list[str]:
+    """Returns the modes of `torch.compile`; where torch doesn't list them, those that it documents."""
+    modes = find("torch._inductor.list_mode_options")
+    documented = ["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"]
+    return documented if modes is None else list(modes())

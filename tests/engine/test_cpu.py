@@ -1,0 +1,314 @@
+"""What depends on the processor: both halves of the engine on any machine, and torch without its private functions."""
+
+import ast
+import copy
+import math
+import os
+import re
+import subprocess
+import sys
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+import torch
+from test_generation import SOURCES, padded
+from test_incremental import CLOSE, by_transformers, by_us, cut, decode_at_random, forced, varied
+
+from hf_vanilla_transformer.engine import cpu, torch_private, training_shortcuts, unsupported_reason
+from hf_vanilla_transformer.engine.cpu import CPU, VARIABLE, this_processor
+from hf_vanilla_transformer.engine.decoding import compiled, linear
+from hf_vanilla_transformer.engine.decoding.incremental import encode
+from hf_vanilla_transformer.engine.decoding.prepared import weights_of
+from hf_vanilla_transformer.engine.training import functions
+from hf_vanilla_transformer.training.options import torch_private as of_options
+
+PACKAGE = Path(cpu.__file__).parents[1]
+
+needs_onednn = pytest.mark.skipif(not CPU.has_onednn, reason="this torch has no oneDNN")
+
+# What the engine is to compute with, as the environment variable says it, and how it then keeps weights. The last ones
+# have thresholds at which this test's small model comes to what is made for large ones.
+HALVES = {
+    "mkl_is_fastest=true": {"ColumnLinear"},
+    "mkl_is_fastest=true,elements_for_mkl=1024,multiplications_for_mkl=4000": {"ColumnLinear", "MixedLinear"},
+    "mkl_is_fastest=false": {"MixedLinear"},
+    "mkl_is_fastest=false,elements_for_both=1024,width_for_onednn_gradient=0": {"MixedLinear", "PackedLinear"},
+    "has_onednn=false,has_fast_bfloat16=false": {"PlainLinear"},
+}
+TOO_SMALL = {"reduce_range": "true", "rows_worth_blocks": "1", "logits_per_chunk": "1", "rows_per_chunk": "1",
+             "shortest_source": "0", "scores_of_short_sentences": "0", "padding_worth_packing": "1"}  # fmt: skip
+
+
+def use(monkeypatch, processor):
+    """Lets the whole engine compute as it does on a processor."""
+    users = [module for name, module in sys.modules.items() if name.startswith("hf_vanilla_transformer.engine.")]
+    for module in users:
+        if "CPU" in vars(module):
+            monkeypatch.setattr(module, "CPU", processor)
+
+
+def model_of_ones_own():
+    """For which nothing is prepared yet."""
+    return copy.deepcopy(varied())
+
+
+def training_step(model):
+    """The loss and all gradients of a step of a model without dropout."""
+    model.train()
+    for module in model.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.0
+    inputs = padded(SOURCES)
+    labels = inputs["input_ids"].roll(1, 0).masked_fill(inputs["attention_mask"] == 0, -100)
+    loss = model(**inputs, labels=labels, skip_logits=True).loss
+    loss.backward(retain_graph=True)
+    model.zero_grad()
+    loss.backward()  # once more, with what the first one has kept
+    return {"loss": loss.detach()} | {name: one.grad for name, one in model.named_parameters() if one.grad is not None}
+
+
+def assert_same_training():
+    """A step with shortcuts has the plain modules' loss and gradients."""
+    model, plain = model_of_ones_own(), training_step(model_of_ones_own())
+    with training_shortcuts(model):
+        found = training_step(model)
+    assert found.keys() == plain.keys()
+    for name, expected in plain.items():
+        # Measured: up to 2e-6 of gradients of about 1.
+        torch.testing.assert_close(found[name], expected, atol=3e-5, rtol=1e-4, msg=lambda m, n=name: f"{n}: {m}")
+
+
+def assert_same_decoding(decode):
+    """Greedy and beam search choose what transformers' loop does of the plain modules."""
+    model, options = model_of_ones_own(), {**padded(SOURCES), "max_new_tokens": 12}
+    for num_beams in (1, 3):
+        expected = by_transformers(model, **options, num_beams=num_beams).sequences
+        assert torch.equal(decode(model, **options, num_beams=num_beams), expected)
+
+
+@torch.no_grad()
+def errors_of_steps(compute_type):
+    """The largest error of logits of given tokens, and the root of the mean square divided by how logits vary."""
+    model, inputs = model_of_ones_own(), padded(SOURCES)
+    mask, wrong, expected = inputs["attention_mask"], [], []
+    memory = encode(weights_of(model, compute_type), **inputs)
+    for i, tokens, logits, _ in decode_at_random(model, memory, mask, 8, beams=2, compute_type=compute_type):
+        expected.append(forced(model, cut(inputs, i), tokens).logits[0])
+        wrong.append(torch.stack(logits) - expected[-1])
+    largest = max(one.abs().max().item() for one in wrong)
+    return largest, (torch.cat(wrong).square().mean().sqrt() / torch.cat(expected).std()).item()
+
+
+# ---- Both halves ----
+@needs_onednn
+@pytest.mark.parametrize("half", HALVES)
+@pytest.mark.parametrize("small", [False, True], ids=["thresholds as they are", "small thresholds"])
+def test_either_half_decodes_as_the_plain_model(monkeypatch, half, small):
+    extra = ",".join(f"{name}={value}" for name, value in TOO_SMALL.items()) if small else ""
+    use(monkeypatch, this_processor(f"{half},{extra}"))
+    assert_same_decoding(lambda model, **options: by_us(model, **options).sequences)
+    largest, _ = errors_of_steps("default")
+    assert largest < CLOSE[torch.float32]["atol"] + 20 * CLOSE[torch.float32]["rtol"]  # logits are up to 20
+    layers = weights_of(model_of_ones_own()).decoder.layers
+    kinds = {type(one).__name__ for layer in layers for one in vars(layer).values()}
+    assert {kind for kind in kinds if kind.endswith("Linear")} == HALVES[half]
+
+
+@pytest.mark.filterwarnings("error::UserWarning")
+@pytest.mark.parametrize("changes", ["", "reduce_range=true", "mkl_is_fastest=true", "mkl_is_fastest=false"])
+def test_either_half_decodes_in_8_bits(monkeypatch, changes):
+    use(monkeypatch, this_processor(changes))
+    _, error = errors_of_steps("int8")
+    assert 1e-3 < error < 0.1  # as in test_8_bits_come_close; inputs of 7 bits are among the worst of them
+    options = {**padded(SOURCES), "max_new_tokens": 6, "compute_type": "int8"}
+    for num_beams in (1, 3):
+        assert by_us(model_of_ones_own(), **options, num_beams=num_beams).sequences.shape[1] == 7
+
+
+@needs_onednn
+@pytest.mark.parametrize("half", HALVES)
+@pytest.mark.parametrize("small", [False, True], ids=["thresholds as they are", "small thresholds"])
+def test_either_half_trains_as_the_plain_model(monkeypatch, half, small):
+    extra = ",".join(f"{name}={value}" for name, value in TOO_SMALL.items()) if small else ""
+    use(monkeypatch, this_processor(f"{half},{extra}"))
+    calls, multiply = [], functions._onednn_linear
+    monkeypatch.setattr(functions, "_onednn_linear", lambda *args: calls.append(len(args)) or multiply(*args))
+    assert_same_training()
+    assert bool(calls) == ("mkl_is_fastest=false" in half)
+
+
+# ---- The variable ----
+def test_what_follows_from_a_field_follows_from_its_new_value():
+    by_mkl, by_onednn = (this_processor(f"mkl_is_fastest={value}") for value in ("true", "false"))
+    assert (by_mkl.elements_for_mkl, by_mkl.elements_for_both) == (2**22, math.inf)
+    assert (by_onednn.elements_for_mkl, by_onednn.elements_for_both) == (0, 2**16)
+    assert by_mkl.multiplications_for_mkl > by_onednn.multiplications_for_mkl
+    assert this_processor("mkl_is_fastest=true, elements_for_mkl=7").elements_for_mkl == 7
+
+
+def test_a_field_is_written_as_it_is_printed():
+    text = ",".join(f"{one.name}={str(getattr(CPU, one.name)).lower()}" for one in fields(CPU))
+    assert this_processor(text) == CPU
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ("mkl=true", "'mkl=true'; write NAME=VALUE,NAME=VALUE with names of has_onednn, mkl_is_fastest, "),
+        ("mkl_is_fastest", "mkl_is_fastest=; give true or false"),
+        ("reduce_range=1", "reduce_range=1; give true or false"),
+        ("shortest_source=-1", "shortest_source=-1; give an integer of at least 0"),
+        ("shortest_source=1.5", "shortest_source=1.5; give an integer of at least 0"),
+        ("rows_per_chunk=0", "rows_per_chunk=0; give an integer of at least 1"),
+        ("elements_for_both=nan", "elements_for_both=nan; give a number of at least 0"),
+    ],
+)
+def test_a_wrong_name_or_value_is_an_error(changes, said):
+    with pytest.raises(ValueError, match=re.escape(f"The environment variable {VARIABLE} says {said}")):
+        this_processor(f"reduce_range=true,{changes}")
+
+
+def test_what_a_machine_lacks_cannot_be_set(monkeypatch):
+    monkeypatch.setattr(torch_private, "find", lambda path: None)
+    for name in ("has_onednn", "has_fast_bfloat16"):
+        with pytest.raises(ValueError, match=f"{name}=true, which this machine .* leave it out"):
+            this_processor(f"{name}=true")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("value", ["true", "false"])
+def test_the_environment_reaches_the_whole_engine(value):
+    script = (
+        "import torch\n"
+        "from hf_vanilla_transformer.engine.decoding.linear import kind_of_linear\n"
+        "from hf_vanilla_transformer.engine.training import functions\n"
+        "weight = torch.ones(512, 512)\n"
+        "kept = kind_of_linear('default', weight)(weight, None)\n"
+        "print(type(kept).__name__, functions._is_for_onednn(weight))\n"
+    )
+    environment = os.environ | {VARIABLE: f"mkl_is_fastest={value}"}
+    result = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True)
+    has = CPU.has_onednn
+    expected = {"true": ("ColumnLinear", False), "false": ("PackedLinear" if has else "PlainLinear", has)}[value]
+    assert (result.stderr, tuple(result.stdout.split())) == ("", tuple(map(str, expected)))
+
+
+# ---- Private functions of torch ----
+def _full_name(node, names):
+    """The path in torch of what an expression names, or None."""
+    if isinstance(node, ast.Name):
+        return names.get(node.id)
+    if isinstance(node, ast.Attribute) and (owner := _full_name(node.value, names)):
+        return f"{owner}.{node.attr}"
+    if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "getattr" and len(node.args) > 1:
+        owner, name = _full_name(node.args[0], names), node.args[1]
+        return owner and isinstance(name, ast.Constant) and f"{owner}.{name.value}"
+    return None
+
+
+def private_names(source):
+    """What of torch a source names although it is private: torch.ops, and names that begin with one underscore."""
+    tree = ast.parse(source)
+    names, found = {}, set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            imports = [(one.asname or one.name.split(".")[0], one.name) for one in node.names]
+            names |= {local: full if local != "torch" else "torch" for local, full in imports}
+            found |= {full for _, full in imports}
+        elif isinstance(node, ast.ImportFrom) and not node.level:
+            imports = {one.asname or one.name: f"{node.module}.{one.name}" for one in node.names}
+            names |= imports
+            found |= set(imports.values())
+    found |= {full for node in ast.walk(tree) if (full := _full_name(node, names))}
+    return sorted(full for full in found if re.match(r"torch\.(ops\b|(.*\.)?_(?!_))", full))
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "import torch\ntorch._C.f()",
+        "import torch\ngetattr(torch.cpu, '_is_it')",
+        "import torch\ntorch.ops.aten.f()",
+        "from torch import nn as n\nn.modules._f()",
+        "from torch._inductor import f",
+        "from torch.autograd import _f",
+        "import torch._dynamo",
+    ],
+)
+def test_a_private_name_is_noticed(source):
+    assert len(private_names(source)) >= 1
+    assert private_names("import torch\ntorch.__version__, torch.opsin, self._x, torch.nn.Linear") == []
+
+
+def test_private_names_are_in_one_file():
+    found = {path: private_names(path.read_text(encoding="utf-8")) for path in PACKAGE.rglob("*.py")}
+    assert {path.name: names for path, names in found.items() if names} == {}  # torch_private.py has them as text
+    assert of_options is torch_private
+
+
+PATHS = sorted(
+    node.value
+    for node in ast.walk(ast.parse(Path(torch_private.__file__).read_text(encoding="utf-8")))
+    if isinstance(node, ast.Constant) and re.fullmatch(r"torch(\.\w+)+", str(node.value))
+)
+COMPILER = (torch_private.RUNNER, torch_private.COMPILE, torch_private.CLEAR_CACHES)
+INT8 = (torch_private.PREPACK, torch_private.LINEAR_INT8, torch_private.LINEAR_RELU_INT8)
+WATCHERS = [path for path, _, _ in torch_private._WATCHERS]
+
+
+@pytest.fixture(params=PATHS)
+def hidden(request, monkeypatch):
+    """Takes one private function away from torch, as far as the package can see, and sees to it that it is missed."""
+    find, asked = torch_private.find, []
+
+    def find_others(path):
+        asked.append(path)
+        return None if path == request.param else find(path)
+
+    monkeypatch.setattr(torch_private, "find", find_others)
+    use(monkeypatch, this_processor("mkl_is_fastest=false,elements_for_both=0,width_for_onednn_gradient=0"))
+    yield request.param
+    assert request.param in asked
+
+
+def test_private_functions_exist():
+    """In this version of torch; where one has gone, its replacement is in use: slower, or the engine is off."""
+    assert len(PATHS) > 15
+    assert [path for path in PATHS if torch_private.find(path) is None] == []
+
+
+def test_results_stay_without_a_private_function(hidden, caplog):
+    assert_same_decoding(lambda model, **options: model.generate(**options))
+    assert_same_training()
+    model = model_of_ones_own()
+    reason = unsupported_reason(model)
+    assert (reason is not None and hidden in reason) == (hidden in WATCHERS)
+    if hidden in COMPILER:
+        options = {**padded(SOURCES[:2]), "num_beams": 1, "max_new_tokens": 8}
+        expected = by_transformers(model, **options).sequences
+        assert torch.equal(by_us(model, **options, compute_type="compiled").sequences, expected)
+        assert f"decodes without compiling, which is slower: torch {torch.__version__} lacks {hidden}" in caplog.text
+    elif hidden not in WATCHERS:
+        _, error = errors_of_steps("int8")
+        assert error < 0.1
+    assert type(weights_of(model, "int8").lm_head) is (linear.RoundedLinear if hidden in INT8 else linear.Int8Linear)
+    compiled._check_compiler()
+    assert set(torch_private.compile_modes()) <= set(torch._inductor.list_mode_options())
+    this_processor()
+    with torch.device("cpu"):  # a mode, which only says where tensors are made
+        assert_same_decoding(lambda model, **options: model.generate(**options))
+
+
+def test_a_mode_that_says_where_tensors_are_made_is_no_obstacle():
+    with torch.device("cpu"):
+        assert unsupported_reason(model_of_ones_own()) is None
+
+
+def test_8_bits_without_their_products_are_said_to_be_slow(monkeypatch, caplog):
+    find = torch_private.find
+    monkeypatch.setattr(torch_private, "find", lambda path: None if path in INT8 else find(path))
+    linear.logger.warning_once.cache_clear()
+    _, error = errors_of_steps("int8")
+    assert 1e-3 < error < 0.1
+    assert 'takes as long as "default": torch' in caplog.text
