@@ -13,9 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-PREPACK = "torch.ops.quantized.linear_prepack"
-LINEAR_INT8 = "torch.ops.quantized.linear_dynamic"
-LINEAR_RELU_INT8 = "torch.ops.quantized.linear_relu_dynamic"
+PACK_INT8 = "torch.ops.onednn.qlinear_prepack"
+LINEAR_INT8 = "torch.ops.onednn.qlinear_pointwise"
 
 RUNNER = "torch._C._aoti.AOTIModelContainerRunnerCpu"
 COMPILE = "torch._inductor.aot_compile"
@@ -53,10 +52,10 @@ def has_onednn_bfloat16() -> bool:
     return is_supported is not None and bool(is_supported())
 
 
-def int8_linear() -> tuple[Any, Any, Any] | None:
-    """Returns what packs an 8-bit weight, the map and the map with a ReLU; None: `RoundedLinear` takes their place."""
-    pack, plain, with_relu = find(PREPACK), find(LINEAR_INT8), find(LINEAR_RELU_INT8)
-    return None if None in (pack, plain, with_relu) else (pack, plain, with_relu)
+def int8_linear() -> tuple[Any, Any] | None:
+    """Returns what packs an 8-bit weight, and its product; None: `RoundedLinear` takes their place."""
+    pack, product = find(PACK_INT8), find(LINEAR_INT8)
+    return None if None in (pack, product) else (pack, product)
 
 
 # ---- Gradients ----

@@ -253,7 +253,7 @@ PATHS = sorted(
     if isinstance(node, ast.Constant) and re.fullmatch(r"torch(\.\w+)+", str(node.value))
 )
 COMPILER = (torch_private.RUNNER, torch_private.COMPILE, torch_private.CLEAR_CACHES)
-INT8 = (torch_private.PREPACK, torch_private.LINEAR_INT8, torch_private.LINEAR_RELU_INT8)
+INT8 = (torch_private.PACK_INT8, torch_private.LINEAR_INT8)
 WATCHERS = [path for path, _, _ in torch_private._WATCHERS]
 
 

@@ -4,7 +4,7 @@ How a weight is kept depends on its size: small ones for MKL, medium ones for MK
 large ones for oneDNN (`engine.cpu`).
 """
 
-import warnings
+import math
 from collections.abc import Callable
 from typing import Protocol
 
@@ -17,6 +17,8 @@ from .. import torch_private
 from ..cpu import CPU
 
 logger = logging.get_logger(__name__)
+
+SMALLEST = 1e-30  # that 8-bit numbers are scaled by: its reciprocal has room in float32
 
 
 class Linear(Protocol):
@@ -74,24 +76,31 @@ class MixedLinear:
 
 
 class Int8Linear:
-    """The map with 8-bit weights, scaled for each output, and inputs rounded to 8 bits as they come (FBGEMM)."""
+    """The map with weights in 8 bits, scaled for each output, and inputs rounded to 8 bits, scaled for each row.
+
+    So what a row becomes doesn't depend on the others of its batch.
+    """
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         operators = torch_private.int8_linear()
         assert operators is not None
-        pack, self.map, self.map_with_relu = operators
-        weight, scale = weight.float(), _int8_scale(weight)
-        no_shift = torch.zeros(len(weight), dtype=torch.long)
-        with warnings.catch_warnings():  # that torch means to replace these types, without saying yet by what
-            warnings.simplefilter("ignore", UserWarning)
-            quantized = torch.quantize_per_channel(weight, scale, no_shift, axis=0, dtype=torch.qint8)
-        self.packed = pack(quantized, None if bias is None else bias.float())
+        pack, self.product = operators
+        scale = _int8_scale(weight)
+        self.packed = pack((weight.float() / scale[:, None]).round_().to(torch.int8), None)
+        self.bias = None if bias is None else bias.float()
+        # Inputs are stored as what they are above the lowest.
+        self.highest = 63 if CPU.reduce_range else 127
+        self.scale, self.no_shift = scale / self.highest, torch.zeros(len(weight), dtype=torch.long)
+        self.one, self.zero = torch.tensor(1.0), torch.tensor(self.highest + 1)
 
     def __call__(self, x: Tensor, residual: Tensor | None = None, relu: bool = False) -> Tensor:
         """Maps (rows, in) to (rows, out)."""
-        if relu:
-            return self.map_with_relu(x, self.packed, reduce_range=CPU.reduce_range)
-        return _finish(self.map(x, self.packed, reduce_range=CPU.reduce_range), residual, False)
+        largest = torch.linalg.vector_norm(x, math.inf, dim=1, keepdim=True).clamp_(min=SMALLEST)  # (rows, 1)
+        rounded = (x * (self.highest / largest)).round_().add_(self.highest + 1).to(torch.uint8)
+        inputs = (rounded, self.one, self.zero, self.packed, self.scale, self.no_shift, None)
+        y = self.product(*inputs, 1.0, 0, torch.float32, "none", [], "")
+        y = y.mul_(largest) if self.bias is None else torch.addcmul(self.bias, y, largest, out=y)
+        return _finish(y, residual, relu)
 
 
 class RoundedLinear(PlainLinear):
@@ -104,7 +113,7 @@ class RoundedLinear(PlainLinear):
 
 def _int8_scale(weight: Tensor) -> Tensor:
     """Returns what each row's step of 8 bits stands for, (out,)."""
-    return (weight.float().abs().amax(dim=1) / 127).clamp(min=torch.finfo(torch.float32).tiny)
+    return (weight.float().abs().amax(dim=1) / 127).clamp(min=SMALLEST)
 
 
 def _finish(y: Tensor, residual: Tensor | None, relu: bool) -> Tensor:

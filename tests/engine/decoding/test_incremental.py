@@ -11,6 +11,7 @@ from dataclasses import replace
 from types import SimpleNamespace
 from unittest import mock
 
+import numpy as np
 import pytest
 import torch
 from test_generation import BOS, EOS, SOURCES, VARIANTS, VOCABULARY, OnlySevens, Recorder, StopAt, lively_model, padded
@@ -820,6 +821,46 @@ def test_8_bits_come_close(name):
         sizes.append(wanted.var())
     error = torch.stack(errors).mean().sqrt() / torch.stack(sizes).mean().sqrt()
     assert 1e-3 < error < 0.1
+
+
+@pytest.mark.parametrize("rows", [1, 5, 33])
+@pytest.mark.parametrize("relu", [False, True])
+def test_the_formula_of_8_bits(rows, relu):
+    """Each output's weights and each row's inputs are rounded to integers up to 127, whose products are exact."""
+    x, weight, bias, residual = torch.randn(rows, 48) * 3, torch.randn(20, 48), torch.randn(20), torch.randn(rows, 20)
+    x[0], weight[3] = 0.0, 0.0
+    expected = np.zeros((rows, 20))
+    steps = weight.abs().amax(dim=1).clamp(min=1e-30) / 127
+    rounded = (weight / steps[:, None]).round().double().numpy()
+    for row, values in enumerate(x):
+        largest = values.abs().max().clamp(min=1e-30)
+        integers = (values * (127 / largest)).round().double().numpy()
+        expected[row] = rounded @ integers * steps.double().numpy() * float(largest) / 127
+    expected += bias.double().numpy()
+    found = linear.Int8Linear(weight, bias)(x, None if relu else residual.clone(), relu)
+    wanted = expected.clip(min=0) if relu else expected + residual.double().numpy()
+    np.testing.assert_allclose(found.numpy(), wanted, atol=2e-5, rtol=1e-5)  # numbers up to 100, in float32
+
+
+@torch.no_grad()
+def test_in_8_bits_a_sentence_does_not_depend_on_its_batch(model):
+    x, linear_map = torch.randn(7, 32), linear.Int8Linear(torch.randn(48, 32), torch.randn(48))
+    x[3] *= 1000
+    assert all(linear_map(x)[row].equal(linear_map(x[row : row + 1])[0]) for row in range(7))
+    options = {"max_extra_length": 6, "compute_type": "int8"}
+    together = by_us(model, **padded(SOURCES), **options).sequences
+    for i, row in enumerate(together.tolist()):
+        (alone,) = by_us(model, **cut(padded(SOURCES), i), **options).sequences.tolist()
+        assert row[: len(alone)] == alone[: len(row)]
+
+
+@pytest.mark.parametrize("wrong", [math.inf, -math.inf, math.nan])
+def test_in_8_bits_what_is_no_number_stays_none(wrong):
+    x = torch.randn(3, 32)
+    x[1, 5] = wrong
+    y = linear.Int8Linear(torch.randn(48, 32), None)(x)
+    assert not y[1].isfinite().any()
+    assert y[[0, 2]].isfinite().all()
 
 
 @pytest.mark.filterwarnings("error::UserWarning")
