@@ -130,9 +130,9 @@ def watcher() -> str | None:
 
 
 # ---- Compilers ----
-def missing_compiler() -> str | None:
-    """Names what the ahead-of-time compiler lacks in this version of torch; None: nothing. Steps run without it."""
-    return next((path for path in (RUNNER, COMPILE, CLEAR_CACHES) if find(path) is None), None)
+def missing(*paths: str) -> str | None:
+    """Names the first of `RUNNER`, `COMPILE` and `CLEAR_CACHES` that torch lacks; steps run without them."""
+    return next((path for path in paths if find(path) is None), None)
 
 
 def load_program(path: Path) -> Callable[[list[Tensor]], list[Tensor]]:

@@ -20,6 +20,7 @@ from hf_vanilla_transformer.engine.cpu import CPU, VARIABLE, this_processor
 from hf_vanilla_transformer.engine.decoding import compiled, linear
 from hf_vanilla_transformer.engine.decoding.incremental import encode
 from hf_vanilla_transformer.engine.decoding.prepared import weights_of
+from hf_vanilla_transformer.engine.program_cache import FOLDER_VARIABLE
 from hf_vanilla_transformer.engine.training import functions
 from hf_vanilla_transformer.training.options import torch_private as of_options
 
@@ -258,9 +259,10 @@ WATCHERS = [path for path, _, _ in torch_private._WATCHERS]
 
 
 @pytest.fixture(params=PATHS)
-def hidden(request, monkeypatch):
+def hidden(request, monkeypatch, tmp_path):
     """Takes one private function away from torch, as far as the package can see, and sees to it that it is missed."""
     find, asked = torch_private.find, []
+    monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
 
     def find_others(path):
         asked.append(path)

@@ -200,19 +200,24 @@ def program_of(weights: Weights, rows: int) -> Program | None:
 
 
 def _load_or_compile(weights: Weights, kind: str) -> Program | None:
-    if (missing := torch_private.missing_compiler()) is not None:
-        logger.warning_once(
-            f'`compute_type="compiled"` decodes without compiling, which is slower: torch {torch.__version__} lacks '
-            f"{missing}. Install torch 2.13."
-        )
-        return None
     name = f"{kind}-{_fingerprint(weights, kind)}"
     try:
+        _check_torch(torch_private.RUNNER)
         folder = programs_folder()
         return _load_kept(folder, name) or _make(weights, kind, folder, name)
     except UnusableFolderError as error:
         logger.warning_once(f'`compute_type="compiled"` decodes without compiling, which is slower: {error}.')
         return None
+
+
+def _check_torch(*paths: str) -> None:
+    """Checks that torch has private functions.
+
+    Raises:
+        UnusableFolderError: It lacks one.
+    """
+    if (path := torch_private.missing(*paths)) is not None:
+        raise UnusableFolderError(f"torch {torch.__version__} lacks {path}; install torch 2.13")
 
 
 def _load_kept(folder: Path, name: str) -> Program | None:
@@ -229,8 +234,9 @@ def _make(weights: Weights, kind: str, folder: Path, name: str) -> Program:
 
     Raises:
         NoCompilerError: There is no C++ compiler.
-        UnusableFolderError: The folder can't be written or is full, or the compiler fails.
+        UnusableFolderError: The folder can't be written or is full, or the compiler fails or is missing in torch.
     """
+    _check_torch(torch_private.COMPILE, torch_private.CLEAR_CACHES)  # here, as to look for them takes seconds
     size = f"{'up to' if kind == 'few' else 'more than'} {CPU.rows_for_compiled_products} hypotheses at a time"
     try:
         with workspace(folder) as temporary:
