@@ -5,6 +5,7 @@ one of them is refused before anything is read. Python code that uses `VanillaTr
 """
 
 import copy
+import importlib
 import math
 import os
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -15,9 +16,9 @@ from typing import Any
 
 import torch
 from accelerate.utils import is_deepspeed_available
+import transformers
 from torch import nn
-from torch._inductor.cpp_builder import get_cpp_compiler
-from transformers import Seq2SeqTrainer, get_scheduler
+from transformers import get_scheduler
 from transformers.integrations import get_available_reporting_integrations, get_reporting_integration_callbacks
 
 from ..data.messages import first_line
@@ -328,7 +329,7 @@ def _compilation(given: Given, data: Any, args: Any) -> Iterator[str]:
         yield f"torch_compile_mode is {mode!r}; choose one of: {', '.join(modes)}"
     if backend == "inductor" and args.device.type == "cpu":
         try:
-            get_cpp_compiler()
+            importlib.import_module("torch._inductor.cpp_builder").get_cpp_compiler()  # slow to import
         except Exception as error:
             yield f"torch_compile needs a C++ compiler ({first_line(error)}); install g++, or name one by CXX"
 
@@ -381,7 +382,8 @@ def _optimizer_settings(args: Any, **changes: Any) -> tuple[Any, dict[str, Any]]
     args = copy.copy(args)
     args.learning_rate = args.learning_rate or 1e-3
     vars(args).update(changes)
-    optimizer: tuple[Any, dict[str, Any]] = Seq2SeqTrainer.get_optimizer_cls_and_kwargs(args, nn.Linear(1, 1))
+    trainer = transformers.Seq2SeqTrainer  # imported here, as it imports datasets, which takes a second
+    optimizer: tuple[Any, dict[str, Any]] = trainer.get_optimizer_cls_and_kwargs(args, nn.Linear(1, 1))
     return optimizer
 
 
