@@ -76,9 +76,12 @@ class _Switches:
 
 def _train(arguments: argparse.Namespace) -> None:
     """Parses the recipe and runs the training, or lists the options."""
-    recipe = _recipe(arguments)
-    if recipe is None:
+    if arguments.list_options:
+        with loading():
+            from ..training.recipe import describe_options
+        print(describe_options())
         return
+    recipe = _recipe(arguments)
     with loading():
         from .. import register
         from ..data.batching import BatchingError
@@ -100,14 +103,11 @@ def _train(arguments: argparse.Namespace) -> None:
         raise RunError(first_line(error)) from error
 
 
-def _recipe(arguments: argparse.Namespace) -> "Arguments | None":
-    """Parses the recipe, before what only a training needs is imported; None: its options have been listed instead."""
+def _recipe(arguments: argparse.Namespace) -> "Arguments":
+    """Parses the recipe before what only a training needs is imported, so that a mistyped option is told at once."""
     with loading():
-        from ..training.recipe import RecipeError, describe_options, parse_recipe
+        from ..training.recipe import RecipeError, parse_recipe
 
-        if arguments.list_options:
-            print(describe_options())
-            return None
         try:
             return parse_recipe(arguments.config, arguments.overrides)
         except RecipeError as error:

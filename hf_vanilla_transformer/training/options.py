@@ -5,7 +5,6 @@ one of them is refused before anything is read. Python code that uses `VanillaTr
 """
 
 import copy
-import importlib
 import math
 import os
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -15,9 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate.utils import is_deepspeed_available
 import transformers
+from accelerate.utils import is_deepspeed_available
 from torch import nn
+from torch._inductor.cpp_builder import get_cpp_compiler
 from transformers import get_scheduler
 from transformers.integrations import get_available_reporting_integrations, get_reporting_integration_callbacks
 
@@ -329,7 +329,7 @@ def _compilation(given: Given, data: Any, args: Any) -> Iterator[str]:
         yield f"torch_compile_mode is {mode!r}; choose one of: {', '.join(modes)}"
     if backend == "inductor" and args.device.type == "cpu":
         try:
-            importlib.import_module("torch._inductor.cpp_builder").get_cpp_compiler()  # slow to import
+            get_cpp_compiler()
         except Exception as error:
             yield f"torch_compile needs a C++ compiler ({first_line(error)}); install g++, or name one by CXX"
 
