@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..data.messages import first_line
-from .common import RunError, UsageError
+from .common import RunError, UsageError, loading
 
 if TYPE_CHECKING:
     from datasets import Dataset, IterableDataset
     from transformers import PreTrainedModel
 
-    from ..training.recipe import DataArguments, ModelArguments, VanillaTransformerTrainingArguments
+    from ..training.recipe import Arguments, DataArguments, ModelArguments, VanillaTransformerTrainingArguments
     from ..training.trainer import VanillaTransformerTrainer
 
 
@@ -76,27 +76,42 @@ class _Switches:
 
 def _train(arguments: argparse.Namespace) -> None:
     """Parses the recipe and runs the training, or lists the options."""
-    from .. import register
-    from ..data.batching import BatchingError
-    from ..data.corpora import CorpusError
-    from ..data.hub import HubError
-    from ..evaluation.loading import CheckpointError
-    from ..training.recipe import RecipeError, describe_options, parse_recipe
-    from ..training.trainer import DivergedError
-
     if arguments.list_options:
+        with loading():
+            from ..training.recipe import describe_options
         print(describe_options())
         return
-    register()
+    recipe = _recipe(arguments)
+    with loading():
+        from .. import register
+        from ..data.batching import BatchingError
+        from ..data.formats import CorpusError
+        from ..data.hub import HubError
+        from ..evaluation.loading import CheckpointError
+        from ..training.recipe import RecipeError
+        from ..training.trainer import DivergedError
+
+        register()
     switches = {field.name: getattr(arguments, field.name) for field in fields(_Switches)}
     try:
-        run = _Run(*parse_recipe(arguments.config, arguments.overrides), _Switches(**switches))
+        run = _Run(*recipe, _Switches(**switches))
         run.check()
         run.run()
     except (RecipeError, CorpusError, BatchingError, HubError, CheckpointError) as error:
         raise UsageError(first_line(error)) from error
     except DivergedError as error:
         raise RunError(first_line(error)) from error
+
+
+def _recipe(arguments: argparse.Namespace) -> "Arguments":
+    """Parses the recipe before what only a training needs is imported, so that a mistyped option is told at once."""
+    with loading():
+        from ..training.recipe import RecipeError, parse_recipe
+
+        try:
+            return parse_recipe(arguments.config, arguments.overrides)
+        except RecipeError as error:
+            raise UsageError(first_line(error)) from error
 
 
 class _Run:

@@ -10,7 +10,6 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import astuple, dataclass, field
 from itertools import groupby
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,65 +24,15 @@ from transformers.utils import logging
 from ..tokenization_vanilla_transformer import VanillaTransformerTokenizerFast
 from .bpe_dropout import BPEDropout
 from .files import fingerprint
-from .formats import (
-    TABLES,
-    CorpusError,
-    Pair,
-    check_file,
-    is_table,
-    pair_of,
-    read_lines,
-    read_table,
-    read_text,
-)
+from .formats import Corpus, CorpusError, Pair, is_table, read_lines, read_text
 from .messages import first_line
+from .tables import pair_of, read_table
 
 # With fewer pairs, starting several processes takes longer than tokenizing in one.
 PAIRS_PER_PROCESS = 200_000
 PAIRS_PER_REPORT = 1_000_000  # pairs of a stream between two log lines about what was left out
 
 logger = logging.get_logger(__name__)
-
-
-@dataclass(frozen=True)
-class Corpus:
-    """Where sentence pairs come from: several sources, read one after the other.
-
-    Attributes:
-        source: Plain text files, one sentence per line.
-        target: Their translations, file by file and line by line.
-        tables: Files (.tsv, .csv, .jsonl, .parquet) with both sides, or names of data sets on the Hub.
-        source_column: The column of the source in tables: "source", or a language of a "translation" column, "en".
-        target_column: The column of the target.
-        configuration: A Hub data set's configuration, "de-en".
-        split: A Hub data set's split.
-        revisions: The commit at which each of `tables` is read from the Hub; None, or left out: the newest.
-    """
-
-    source: tuple[str, ...] = ()
-    target: tuple[str, ...] = ()
-    tables: tuple[str, ...] = ()
-    source_column: str = "source"
-    target_column: str = "target"
-    configuration: str | None = None
-    split: str = "train"
-    revisions: tuple[str | None, ...] = ()
-
-    def __post_init__(self) -> None:
-        if len(self.source) != len(self.target):
-            raise CorpusError(
-                f"{len(self.source)} source files but {len(self.target)} target files; give each its translation"
-            )
-        for file in (*self.source, *self.target):
-            check_file(Path(file))
-        for table in self.tables:
-            if is_table(table):
-                check_file(Path(table))
-            elif Path(table).is_file():
-                raise CorpusError(f"{table}: not a table ({', '.join(TABLES)}); rename it, or give it as a text file")
-
-    def __bool__(self) -> bool:
-        return bool(self.source or self.tables)
 
 
 @dataclass

@@ -4,9 +4,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from .corpora import Corpus
 from .files import Fingerprint, fingerprint
-from .formats import is_table
+from .formats import Corpus, is_table
 from .hub import revision_of
 
 

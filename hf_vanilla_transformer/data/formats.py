@@ -1,34 +1,66 @@
-"""File formats of parallel corpora: plain text, .tsv, .csv, .jsonl and .parquet, all but the last compressed or not.
+"""Where corpora come from, and plain text, compressed or not; `data.tables` reads tables.
 
-Any problem with a file is a `CorpusError` that names the file, the line and the fix. That is why tables are read by
-csv, json and pyarrow.parquet behind `read_lines` rather than by datasets' loaders or pyarrow's readers of CSV and JSON:
-those don't name the line of a bad byte or a missing cell, and read an unclosed quote or a stray byte without an error.
+Any problem with a file is a `CorpusError` that names the file, the line and the fix. This module imports nothing slow,
+as the command line needs it before it starts to work.
 """
 
-import csv
 import gzip
-import json
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from itertools import count, zip_longest
 from pathlib import Path
 from typing import Any
 
-import pyarrow
-import pyarrow.parquet
-
-from .messages import first_line
-
 TABLES = (".tsv", ".csv", ".jsonl", ".json", ".parquet")
 LONGEST_LINE = 2**24  # bytes; without an end, a line would fill the memory
-PAIRS_PER_BATCH = 1_000  # rows of Parquet in memory at a time
 
 Pair = dict[str, str]  # with the keys "source" and "target"
-Rows = Iterator[tuple[int, Mapping[str, Any]]]  # of a table: the line or row number, and column -> value
 
 
 class CorpusError(ValueError):
     """A corpus can't be read; the message names the file, the line and the fix."""
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """Where sentence pairs come from: several sources, read one after the other.
+
+    Attributes:
+        source: Plain text files, one sentence per line.
+        target: Their translations, file by file and line by line.
+        tables: Files (.tsv, .csv, .jsonl, .parquet) with both sides, or names of data sets on the Hub.
+        source_column: The column of the source in tables: "source", or a language of a "translation" column, "en".
+        target_column: The column of the target.
+        configuration: A Hub data set's configuration, "de-en".
+        split: A Hub data set's split.
+        revisions: The commit at which each of `tables` is read from the Hub; None, or left out: the newest.
+    """
+
+    source: tuple[str, ...] = ()
+    target: tuple[str, ...] = ()
+    tables: tuple[str, ...] = ()
+    source_column: str = "source"
+    target_column: str = "target"
+    configuration: str | None = None
+    split: str = "train"
+    revisions: tuple[str | None, ...] = ()
+
+    def __post_init__(self) -> None:
+        if len(self.source) != len(self.target):
+            raise CorpusError(
+                f"{len(self.source)} source files but {len(self.target)} target files; give each its translation"
+            )
+        for file in (*self.source, *self.target):
+            check_file(Path(file))
+        for table in self.tables:
+            if is_table(table):
+                check_file(Path(table))
+            elif Path(table).is_file():
+                raise CorpusError(f"{table}: not a table ({', '.join(TABLES)}); rename it, or give it as a text file")
+
+    def __bool__(self) -> bool:
+        return bool(self.source or self.tables)
 
 
 def read_lines(path: str | Path) -> Iterator[str]:
@@ -126,110 +158,3 @@ def read_text(source_path: str, target_path: str) -> Iterator[Pair]:
                 "each other, line by line"
             )
         yield {"source": source, "target": target}
-
-
-def read_table(path: str, columns: tuple[str, str]) -> Iterator[Pair]:
-    """Yields the pairs of a table.
-
-    Args:
-        path: The file; the end of its name says which format it has.
-        columns: The names of the source's and the target's column.
-
-    Raises:
-        CorpusError: As for `read_lines`, or a row can't be parsed or lacks a column.
-    """
-    readers: dict[str, Callable[[str, tuple[str, str]], Rows]]
-    readers = {".tsv": _rows_of_tsv, ".csv": _rows_of_csv, ".parquet": _rows_of_parquet}
-    read = readers.get(Path(path.removesuffix(".gz")).suffix, _rows_of_json)
-    for number, row in read(path, columns):
-        yield pair_of(row, columns, f"{path}:{number}")
-
-
-def _rows_of_tsv(path: str, columns: tuple[str, str]) -> Rows:
-    """Two columns without a header, or the columns that a header names; without quoting, so no text has a tab."""
-    header: Sequence[str] = columns
-    for number, line in enumerate(read_lines(path), start=1):
-        cells = line.split("\t")
-        if number == 1 and set(columns) <= set(cells):
-            header = cells
-        elif len(cells) == len(header):
-            yield number, dict(zip(header, cells, strict=True))
-        elif line:
-            raise CorpusError(
-                f"{path}:{number}: {len(cells)} columns separated by tabs, not {len(header)}; if there are more than "
-                f"two, the first line must name them, {columns[0]!r} and {columns[1]!r} among them"
-            )
-
-
-def _rows_of_csv(path: str, columns: tuple[str, str]) -> Rows:
-    """The columns that the first record names."""
-    reader = csv.reader((line + "\n" for line in read_lines(path)), strict=True)
-    header: list[str] = []
-    while True:
-        number = reader.line_num + 1  # where the record begins: a quoted text may span several lines
-        try:
-            cells = next(reader, None)
-        except csv.Error as error:
-            raise CorpusError(f"{path}:{number}: not CSV ({error}); is a quote not closed?") from error
-        if cells is None:
-            return
-        if not header:
-            header = cells
-        elif len(cells) == len(header):
-            yield number, dict(zip(header, cells, strict=True))
-        elif cells:
-            fix = "put a text that contains a comma, a quote or a line break in quotes"
-            raise CorpusError(f"{path}:{number}: {len(cells)} columns, not {len(header)}; {fix}")
-
-
-def _rows_of_parquet(path: str, columns: tuple[str, str]) -> Rows:
-    try:
-        with pyarrow.parquet.ParquetFile(path) as file:
-            rows = (row for batch in file.iter_batches(PAIRS_PER_BATCH) for row in batch.to_pylist())
-            yield from enumerate(rows, start=1)
-    except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
-        raise CorpusError(f"{path}: can't be read ({first_line(error)}); is it a complete Parquet file?") from error
-
-
-def _rows_of_json(path: str, columns: tuple[str, str]) -> Rows:
-    for number, line in enumerate(read_lines(path), start=1):
-        if not line.strip():
-            continue
-        try:
-            row = json.loads(line)
-        except json.JSONDecodeError as error:
-            raise CorpusError(f"{path}:{number}: not JSON ({error.msg}); write one object per line") from error
-        if not isinstance(row, dict):
-            raise CorpusError(f"{path}:{number}: a {type(row).__name__}; write one JSON object per line")
-        yield number, row
-
-
-def pair_of(row: Mapping[str, Any], columns: tuple[str, str], where: str) -> Pair:
-    """Takes source and target from a row of a table, or from the row's "translation".
-
-    Args:
-        row: Column -> value.
-        columns: The names of the source's and the target's column.
-        where: File and line, to begin an error with.
-
-    Raises:
-        CorpusError: A column is missing, or its value is not text.
-    """
-    row = row["translation"] if isinstance(row.get("translation"), Mapping) else row
-    for column in columns:
-        if problem := _problem(row, column):
-            raise CorpusError(f"{where}: column {column!r} {problem} (`source_column` and `target_column` name them)")
-    return {"source": row[columns[0]], "target": row[columns[1]]}
-
-
-def _problem(row: Mapping[str, Any], column: str) -> str | None:
-    if column not in row:
-        return f"is missing; the columns are {', '.join(map(repr, row)) or 'none'}"
-    text = row[column]
-    if not isinstance(text, str):
-        return "is empty (null), not text" if text is None else f"is not text but of type {type(text).__name__}"
-    try:
-        text.encode()
-    except UnicodeEncodeError:  # JSON can write it, "\ud83d"
-        return "contains half of a surrogate pair, which is not a character"
-    return None

@@ -236,13 +236,17 @@ def _names(code: types.CodeType) -> Iterator[str]:
             yield constant  # which may be looked up by getattr
 
 
-@functools.cache
 def is_at_home(code: types.CodeType) -> bool:
     """Tells by its file whether code is torch's, transformers', the standard library's or the paper's."""
     name = code.co_filename
     if name.startswith("<"):  # what dataclasses write, and the interpreter's own modules
         return name.startswith("<frozen ") or (name == "<string>" and _is_dunder(code.co_name))
-    path = str(Path(name).resolve())
+    return _is_home(name)
+
+
+@functools.cache
+def _is_home(file: str) -> bool:
+    path = str(Path(file).resolve())
     if path in _OWN_FILES or path.startswith(_FOLDERS):
         return True
     return path.startswith(_STANDARD_LIBRARY) and "-packages/" not in path.removeprefix(_STANDARD_LIBRARY)

@@ -5,12 +5,13 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath, PureWindowsPath
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
-from ..evaluation.metrics import Score
+if TYPE_CHECKING:  # sacrebleu takes time to import, and a converted model has no scores
+    from ..evaluation.metrics import Score
 
 TEMPLATE = Path(__file__).with_name("model_card_template.md")
 TAGS = ("vanilla_transformer", "attention-is-all-you-need")
@@ -41,7 +42,7 @@ class Evaluation:
     """
 
     dataset: str
-    scores: Sequence[Score]
+    scores: "Sequence[Score]"
     sentences: int | None = None
     decoding: str | None = None
     dataset_id: str | None = None

@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
 from accelerate.utils import is_deepspeed_available
 from torch import nn
-from transformers import Seq2SeqTrainer, get_scheduler
+from transformers import get_scheduler
 from transformers.integrations import get_available_reporting_integrations, get_reporting_integration_callbacks
 
 from ..data.messages import first_line
@@ -381,7 +382,8 @@ def _optimizer_settings(args: Any, **changes: Any) -> tuple[Any, dict[str, Any]]
     args = copy.copy(args)
     args.learning_rate = args.learning_rate or 1e-3
     vars(args).update(changes)
-    optimizer: tuple[Any, dict[str, Any]] = Seq2SeqTrainer.get_optimizer_cls_and_kwargs(args, nn.Linear(1, 1))
+    trainer = transformers.Seq2SeqTrainer  # imported here, as it imports datasets, which takes a second
+    optimizer: tuple[Any, dict[str, Any]] = trainer.get_optimizer_cls_and_kwargs(args, nn.Linear(1, 1))
     return optimizer
 
 

@@ -14,7 +14,7 @@ import yaml
 from transformers import HfArgumentParser, Seq2SeqTrainingArguments
 
 from ..configuration_vanilla_transformer import VanillaTransformerConfig
-from ..data.corpora import Corpus, is_table
+from ..data.formats import Corpus, is_table
 from ..data.messages import did_you_mean
 from .options import Given, check_each, check_together
 

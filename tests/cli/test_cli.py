@@ -13,7 +13,7 @@ import pytest
 import torch
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
-from hf_vanilla_transformer import __version__, cli, engine
+from hf_vanilla_transformer import cli, engine
 from hf_vanilla_transformer.cli import lines, translate
 from hf_vanilla_transformer.cli.common import UsageError, loading
 from hf_vanilla_transformer.evaluation import translation
@@ -40,32 +40,76 @@ def run(monkeypatch, capsys):
 # Help
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["translate", "--help"], ["--version"], ["translate"]])
-def test_help_and_wrong_use_import_nothing_heavy(arguments):
+# Runs a console script of the arguments, and says on the last line of standard error what is imported at its end.
+CONSOLE_SCRIPT = """
+import atexit, sys
+atexit.register(lambda: print(*sys.modules, file=sys.stderr))
+from hf_vanilla_transformer_cli import main
+sys.exit(main())
+"""
+NEEDED_BY_NONE = {  # of what is installed and slow to import, what neither help nor a first translation needs
+    "datasets", "evaluate", "gradio", "hf_vanilla_transformer.evaluation.metrics", "matplotlib", "pandas", "pyarrow",
+    "sacrebleu", "scipy", "sklearn",
+}  # fmt: skip
+
+
+def _run_console_script(*arguments):
+    """The result of a console script in another process, and the modules imported there."""
     result = subprocess.run(
-        [sys.executable, "-X", "importtime", *COMMAND[1:], *arguments],
-        cwd=ROOT, capture_output=True, text=True,
-    )  # fmt: skip
-    imported = {
-        line.rsplit("|", 1)[-1].strip() for line in result.stderr.splitlines() if line.startswith("import time")
-    }
-    assert "hf_vanilla_transformer.cli" in imported
-    assert not {"torch", "transformers", "numpy"} & imported
-
-
-def test_the_installed_commands_help_imports_nothing_heavy():
-    # What the console script does.
-    script = (
-        "import sys\n"
-        "sys.argv = ['/some/where/vanilla-transformer', '--version']\n"
-        "from hf_vanilla_transformer_cli import main\n"
-        "try:\n"
-        "    main()\n"
-        "finally:\n"
-        "    assert not {'torch', 'transformers'} & set(sys.modules)\n"
+        [sys.executable, "-c", CONSOLE_SCRIPT, *map(str, arguments)], cwd=ROOT, capture_output=True, text=True
     )
-    result = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True)
-    assert (result.returncode, result.stdout) == (0, f"vanilla-transformer {__version__}\n")
+    *lines, modules = result.stderr.splitlines()
+    result.stderr = "".join(f"{line}\n" for line in lines)
+    return result, set(modules.split())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [
+        (["--help"], 0),
+        (["--version"], 0),
+        ([], 2),
+        (["--hepl"], 2),
+        (["tranlsate"], 2),
+        *(([name, "--help"], 0) for name in cli.COMMANDS),
+        *(([name, "--hepl"], 2) for name in cli.COMMANDS if name != "train"),
+        (["translate", "--model", "DIR", "--num-baems", "4"], 2),
+        (["evaluate", "--model", "DIR", "--source", "A", "--reference", "B", "--num-beams", "four"], 2),
+        (["average", "RUN", "--last", "0"], 2),
+        (["convert", "DIR", "--output", "NEW", "--from", "maria"], 2),
+        (["train", "--config"], 2),
+    ],
+)
+def test_help_and_wrong_use_import_nothing_heavy(arguments, code):
+    result, modules = _run_console_script(*arguments)
+    assert result.returncode == code
+    assert ("usage:" in result.stdout) is ("--help" in arguments)
+    assert result.stderr.startswith("vanilla-transformer: error: " if code else "")
+    assert result.stderr.count("\n") == (1 if code else 0)
+    assert "hf_vanilla_transformer.cli" in modules
+    slow = {"torch", "transformers", "tokenizers", "huggingface_hub", "numpy", "yaml"}
+    assert sorted((NEEDED_BY_NONE | slow) & modules) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("arguments", [["--lerning_rate", "3"], ["--config", "RECIPE"]])
+def test_a_wrong_option_of_train_imports_the_trainers_arguments_but_no_trainer(tmp_path, arguments):
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text("lerning_rate: 3\n", encoding="utf-8")
+    result, modules = _run_console_script("train", *(recipe if one == "RECIPE" else one for one in arguments))
+    assert result.returncode == 2
+    assert "rning_rate" in result.stderr
+    assert result.stderr.count("\n") == 1
+    unneeded = {"transformers.trainer", "hf_vanilla_transformer.modeling_vanilla_transformer"}
+    assert sorted((NEEDED_BY_NONE | unneeded) & modules) == []
+
+
+@pytest.mark.slow
+def test_a_first_translation_imports_little_beyond_the_model(tiny_checkpoint):
+    result, modules = _run_console_script("translate", "--model", tiny_checkpoint, "--max-new-tokens", 8, "twenty-one")
+    assert (result.returncode, result.stdout.count("\n"), result.stderr) == (0, 1, "")
+    assert "hf_vanilla_transformer.engine.decoding.search" in modules
+    assert sorted(NEEDED_BY_NONE & modules) == []
 
 
 def test_help_takes_under_300_milliseconds():
