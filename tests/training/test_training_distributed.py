@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -27,9 +28,11 @@ from safetensors.torch import load_file
 from transformers import AutoModelForSeq2SeqLM
 
 from hf_vanilla_transformer.data.batching import TokenBudgetBatchSampler
+from hf_vanilla_transformer.evaluation.loading import CheckpointError
 from hf_vanilla_transformer.training.recipe import RECIPES, RecipeError, VanillaTransformerTrainingArguments
 from hf_vanilla_transformer.training.sharding import (
     ShardingTrainer,
+    check_optimizer_state,
     check_plugin,
     numbered,
     renamed,
@@ -194,6 +197,20 @@ def test_fsdp_that_saves_in_other_ways_is_refused(version: int, kind: str, compl
         check_plugin(plugin)
 
 
+@pytest.mark.parametrize(("saved", "processes"), [(0, 0), (2, 2), (2, 0), (2, 3), (0, 2)])
+def test_an_optimizer_state_that_a_run_cant_load_is_refused(saved: int, processes: int, tmp_path: Path) -> None:
+    """DeepSpeed's; the Trainer would go on without it, with moments of zero."""
+    (tmp_path / "global_step3").mkdir()
+    for rank in range(saved):
+        (tmp_path / "global_step3" / f"zero_pp_rank_{rank}_mp_rank_00_optim_states.pt").touch()
+    if saved == processes:
+        check_optimizer_state(tmp_path, processes)
+        return
+    fix = "resume with DeepSpeed on 2 processes" if saved else "resume without DeepSpeed"
+    with pytest.raises(CheckpointError, match=f"optimizer state can't be loaded by this run; {fix}"):
+        check_optimizer_state(tmp_path, processes)
+
+
 # ---- Runs ----
 @dataclass
 class Run:
@@ -220,6 +237,7 @@ TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--np
 ACCELERATE = [sys.executable, "-m", "accelerate.commands.launch", "--num_processes", "2", "--main_process_port", "0"]
 FSDP = [*ACCELERATE, "--config_file", str(RECIPES / "accelerate" / "fsdp_8gpu.yaml")]
 DDP = [*ACCELERATE, "--config_file", str(RECIPES / "accelerate" / "cpu_ddp.yaml")]
+DEEPSPEED = [*ACCELERATE, "--config_file", str(RECIPES / "accelerate" / "deepspeed_zero2.yaml")]
 
 
 def start(folder: Path, launcher: list[str], *options: str) -> subprocess.Popen[str]:
@@ -233,6 +251,7 @@ def start(folder: Path, launcher: list[str], *options: str) -> subprocess.Popen[
             (folder / f"{part}.{suffix}").write_text("\n".join(lines) + "\n", encoding="utf-8")
     (folder / "recipe.yaml").write_text(yaml.safe_dump(RECIPE), encoding="utf-8")
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""}
+    environment["DS_ACCELERATOR"] = "cpu"
     command = [*launcher, "train", "--config", "recipe.yaml", "--output_dir", "run", *options]
     with (folder / "log").open("w", encoding="utf-8") as log:
         return subprocess.Popen(command, cwd=folder, env=environment, stdout=log, stderr=subprocess.STDOUT, text=True)
@@ -337,6 +356,20 @@ def test_one_process_goes_on_from_checkpoints_of_two(
 @pytest.mark.parametrize("launcher", [[*DDP, *MODULE], [*FSDP, RECORDED]], ids=["two", "sharded"])
 def test_two_processes_go_on_from_checkpoints_of_one(one: Run, launcher: list[str], tmp_path: Path) -> None:
     assert_same(resume(tmp_path, one, launcher), one)
+
+
+@pytest.mark.peers
+@pytest.mark.skipif(find_spec("deepspeed") is None, reason="needs DeepSpeed: pip install deepspeed")
+@pytest.mark.timeout(5 * PATIENCE)
+def test_two_processes_with_deepspeed_train_and_resume_as_one(one: Run, tmp_path: Path) -> None:
+    begun = train(tmp_path / "begun", [*DEEPSPEED, RECORDED])
+    assert_same(begun, one)
+    assert begun.logged("loss") == pytest.approx(one.logged("loss"), rel=LOSSES_DIFFER_BY)
+    assert_same(resume(tmp_path / "two", begun, [*DEEPSPEED, RECORDED]), one)
+    with pytest.raises(AssertionError, match="error: .*checkpoint-3: the optimizer state .* with DeepSpeed on 2 proc"):
+        resume(tmp_path / "alone", begun, ALONE, *AS_TWO)
+    with pytest.raises(AssertionError, match="error: .*checkpoint-3: the optimizer state .* resume without DeepSpeed"):
+        resume(tmp_path / "from_one", one, [*DEEPSPEED, RECORDED])
 
 
 @pytest.mark.slow
