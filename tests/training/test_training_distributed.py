@@ -29,6 +29,7 @@ from transformers import AutoModelForSeq2SeqLM
 
 from hf_vanilla_transformer.data.batching import TokenBudgetBatchSampler
 from hf_vanilla_transformer.evaluation.loading import CheckpointError
+from hf_vanilla_transformer.training.averaging import average_checkpoints
 from hf_vanilla_transformer.training.recipe import RECIPES, RecipeError, VanillaTransformerTrainingArguments
 from hf_vanilla_transformer.training.sharding import (
     ShardingTrainer,
@@ -342,6 +343,69 @@ def test_sharded_checkpoints_hold_the_same_files(two: Run, sharded: Run) -> None
         assert (sharded.folder / folder / "config.json").read_text() == (
             two.folder / folder / "config.json"
         ).read_text()
+
+
+@pytest.mark.slow
+def test_sharded_checkpoints_are_averaged_as_those_of_one(one: Run, sharded: Run, tmp_path: Path) -> None:
+    means = []
+    for name, run in (("one", one), ("sharded", sharded)):
+        checkpoints = [run.folder / f"checkpoint-{step}" for step in (SAVED_AT, UPDATES)]
+        average_checkpoints(checkpoints, tmp_path / name)
+        means.append(load_file(tmp_path / name / "model.safetensors"))
+    assert means[0].keys() == means[1].keys()
+    for name, value in means[0].items():
+        torch.testing.assert_close(means[1][name], value, rtol=0, atol=WEIGHTS_DIFFER_BY, msg=name)
+
+
+@pytest.mark.slow
+def test_shards_of_two_machines_train_and_resume_as_one(one: Run, sharded: Run, tmp_path: Path) -> None:
+    """Four processes: two shards in each of two groups, which add up their gradients, as fsdp_4_machines.yaml says."""
+    sizes = ["--parallelism_config_dp_replicate_size", "2", "--parallelism_config_dp_shard_size", "2"]
+    config = [*ACCELERATE, "--num_machines", "1", "--use_parallelism_config", "true", *sizes]
+    config[config.index("--num_processes") + 1] = "4"
+    config += ["--config_file", str(RECIPES / "accelerate" / "fsdp_4_machines.yaml"), RECORDED]
+    assert_same(resume(tmp_path, sharded, config, "--per_device_train_batch_tokens", "64"), one)
+
+
+# Saves a model as FSDP2 with `fsdp_state_dict_type: SHARDED_STATE_DICT` does, by two processes.
+SHARDED_SAVE = """
+import sys
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.state_dict import get_model_state_dict
+from torch.distributed.fsdp import fully_shard
+from hf_vanilla_transformer import VanillaTransformerForConditionalGeneration
+from hf_vanilla_transformer.training.sharding import share_embedding_module
+
+dist.init_process_group("gloo")
+model = VanillaTransformerForConditionalGeneration.from_pretrained(sys.argv[1])
+share_embedding_module(model)
+for layer in (*model.model.encoder.layers, *model.model.decoder.layers):
+    fully_shard(layer)
+fully_shard(model)
+dcp.save({"model": get_model_state_dict(model)}, checkpoint_id=sys.argv[2])
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.slow
+def test_sharded_weights_are_merged_and_averaged(one: Run, tmp_path: Path) -> None:
+    """What the error of `average` and `--resume` advises."""
+    begun, folder = one.folder / f"checkpoint-{SAVED_AT}", tmp_path / "checkpoint"
+    shards = folder / "pytorch_model_fsdp_0"
+    shutil.copytree(begun, folder, ignore=shutil.ignore_patterns("model.safetensors", "checksums.json"))
+    (tmp_path / "save.py").write_text(SHARDED_SAVE, encoding="utf-8")
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""}
+    merge = [sys.executable, "-m", "accelerate.commands.accelerate_cli", "merge-weights", str(shards), str(folder)]
+    with pytest.raises(ValueError, match="only in pytorch_model_fsdp_0, .* `accelerate merge-weights` converts them"):
+        subprocess.run([*TORCHRUN, "save.py", str(begun), str(shards)], cwd=tmp_path, env=environment, check=True)
+        average_checkpoints([folder, begun], tmp_path / "mean")
+    subprocess.run(merge, env=environment, check=True)
+    shutil.rmtree(shards)
+    average_checkpoints([begun, folder], tmp_path / "mean")
+    mean = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "mean").state_dict()
+    for name, value in AutoModelForSeq2SeqLM.from_pretrained(begun).state_dict().items():
+        torch.testing.assert_close(mean[name], value, msg=name)
 
 
 @pytest.mark.slow
