@@ -361,7 +361,7 @@ def test_sharded_checkpoints_are_averaged_as_those_of_one(one: Run, sharded: Run
 def test_shards_of_two_machines_train_and_resume_as_one(one: Run, sharded: Run, tmp_path: Path) -> None:
     """Four processes: two shards in each of two groups, which add up their gradients, as fsdp_4_machines.yaml says."""
     sizes = ["--parallelism_config_dp_replicate_size", "2", "--parallelism_config_dp_shard_size", "2"]
-    config = [*ACCELERATE, "--num_machines", "1", "--use_parallelism_config", "true", *sizes]
+    config = [*ACCELERATE, "--num_machines", "1", *sizes]
     config[config.index("--num_processes") + 1] = "4"
     config += ["--config_file", str(RECIPES / "accelerate" / "fsdp_4_machines.yaml"), RECORDED]
     assert_same(resume(tmp_path, sharded, config, "--per_device_train_batch_tokens", "64"), one)
@@ -402,7 +402,8 @@ def test_sharded_weights_are_merged_and_averaged(one: Run, tmp_path: Path) -> No
         average_checkpoints([folder, begun], tmp_path / "mean")
     subprocess.run(merge, env=environment, check=True)
     shutil.rmtree(shards)
-    average_checkpoints([begun, folder], tmp_path / "mean")
+    shutil.copytree(folder, tmp_path / "other")
+    average_checkpoints([folder, tmp_path / "other"], tmp_path / "mean")
     mean = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "mean").state_dict()
     for name, value in AutoModelForSeq2SeqLM.from_pretrained(begun).state_dict().items():
         torch.testing.assert_close(mean[name], value, msg=name)
@@ -429,6 +430,7 @@ def test_two_processes_with_deepspeed_train_and_resume_as_one(one: Run, tmp_path
     begun = train(tmp_path / "begun", [*DEEPSPEED, RECORDED])
     assert_same(begun, one)
     assert begun.logged("loss") == pytest.approx(one.logged("loss"), rel=LOSSES_DIFFER_BY)
+    average_checkpoints([begun.folder / f"checkpoint-{step}" for step in (SAVED_AT, UPDATES)], tmp_path / "mean")
     assert_same(resume(tmp_path / "two", begun, [*DEEPSPEED, RECORDED]), one)
     with pytest.raises(AssertionError, match="error: .*checkpoint-3: the optimizer state .* with DeepSpeed on 2 proc"):
         resume(tmp_path / "alone", begun, ALONE, *AS_TWO)
