@@ -11,7 +11,8 @@ import pytest
 from scripts import gpu_report
 
 DOCS = Path(__file__).parents[2] / "docs" / "performance.md"
-TINY = "--device cpu --dtype float32 --configs tiny --tokens 64 --rounds 1 --batches 1".split()
+TINY = ["--configs", "tiny", "--device", "cpu", "--dtype", "float32"]
+TINY += ["--tokens", "64", "--rounds", "1", "--batches", "1"]
 
 
 @pytest.fixture
@@ -35,7 +36,7 @@ def test_tables_take_the_place_of_the_last_ones(docs, monkeypatch):
 def test_a_benchmark_that_fails_leaves_the_file_as_it_was(docs, monkeypatch):
     outputs = iter([SimpleNamespace(returncode=0, stdout="figures"), SimpleNamespace(returncode=1, stdout="")])
     monkeypatch.setattr(subprocess, "run", lambda *_, **__: next(outputs))
-    with pytest.raises(SystemExit, match="`python -m benchmarks generate .*` failed"):
+    with pytest.raises(SystemExit, match=r"`python -m benchmarks generate .*` failed"):
         gpu_report.main(["--docs", str(docs), *TINY])
     assert docs.read_bytes() == DOCS.read_bytes()
 

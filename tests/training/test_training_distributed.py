@@ -397,8 +397,8 @@ def test_sharded_weights_are_merged_and_averaged(one: Run, tmp_path: Path) -> No
     (tmp_path / "save.py").write_text(SHARDED_SAVE, encoding="utf-8")
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""}
     merge = [sys.executable, "-m", "accelerate.commands.accelerate_cli", "merge-weights", str(shards), str(folder)]
-    with pytest.raises(ValueError, match="only in pytorch_model_fsdp_0, .* `accelerate merge-weights` converts them"):
-        subprocess.run([*TORCHRUN, "save.py", str(begun), str(shards)], cwd=tmp_path, env=environment, check=True)
+    subprocess.run([*TORCHRUN, "save.py", str(begun), str(shards)], cwd=tmp_path, env=environment, check=True)
+    with pytest.raises(ValueError, match=r"only in pytorch_model_fsdp_0, .* `accelerate merge-weights` converts them"):
         average_checkpoints([folder, begun], tmp_path / "mean")
     subprocess.run(merge, env=environment, check=True)
     shutil.rmtree(shards)
@@ -432,9 +432,9 @@ def test_two_processes_with_deepspeed_train_and_resume_as_one(one: Run, tmp_path
     assert begun.logged("loss") == pytest.approx(one.logged("loss"), rel=LOSSES_DIFFER_BY)
     average_checkpoints([begun.folder / f"checkpoint-{step}" for step in (SAVED_AT, UPDATES)], tmp_path / "mean")
     assert_same(resume(tmp_path / "two", begun, [*DEEPSPEED, RECORDED]), one)
-    with pytest.raises(AssertionError, match="error: .*checkpoint-3: the optimizer state .* with DeepSpeed on 2 proc"):
+    with pytest.raises(AssertionError, match=r"error: .*checkpoint-3: the optimizer state .* with DeepSpeed on 2 proc"):
         resume(tmp_path / "alone", begun, ALONE, *AS_TWO)
-    with pytest.raises(AssertionError, match="error: .*checkpoint-3: the optimizer state .* resume without DeepSpeed"):
+    with pytest.raises(AssertionError, match=r"error: .*checkpoint-3: the optimizer state .* resume without DeepSpeed"):
         resume(tmp_path / "from_one", one, [*DEEPSPEED, RECORDED])
 
 
