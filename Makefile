@@ -25,8 +25,9 @@ test: lint ## everything that has to pass: lint, quick tests, slow tests
 test-all: test ## the same and the longest tests: the documentation's Python code, killed runs, peers ...
 	$(BIN)/python -m pytest -m "$(LONG)" -n $(WORKERS) --dist worksteal
 
-gpu: $(STAMP) ## the tests that need a GPU
-	$(BIN)/python -m pytest -m gpu
+gpu: $(STAMP) ## the tests and the benchmarks that need a GPU; writes tables into docs/performance.md
+	CUDA_VISIBLE_DEVICES=$${CUDA_VISIBLE_DEVICES-0} $(BIN)/python -m pytest -m gpu
+	CUDA_VISIBLE_DEVICES=$${CUDA_VISIBLE_DEVICES-0} $(BIN)/python -m scripts.gpu_report
 
 lint: $(STAMP) ## style and types
 	$(BIN)/ruff check .

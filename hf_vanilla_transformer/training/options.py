@@ -71,7 +71,7 @@ REFUSED = {
 # The same, where there is no accelerator or use_cpu is set.
 REFUSED_ON_CPU = {
     "ddp_timeout": "transformers leaves it out on a CPU",
-    "deepspeed": f"DeepSpeed needs a GPU; for CPUs there is {_ACCELERATE / 'cpu_ddp.yaml'}",
+    "deepspeed": f"DeepSpeed is for GPUs; for CPUs there is {_ACCELERATE / 'cpu_ddp.yaml'}",
     "fp16": "nothing would be computed in float16 on a CPU; use bf16",
     "tf32": "only NVIDIA's GPUs since Ampere have TF32",
     "torch_empty_cache_steps": "a CPU has no cache of freed memory to empty; see keep_freed_memory",

@@ -24,6 +24,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers import AttentionInterface, AttentionMaskInterface, masking_utils
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
+from hf_vanilla_transformer import engine
 from hf_vanilla_transformer import modeling_vanilla_transformer as modeling
 from hf_vanilla_transformer.configuration_vanilla_transformer import VanillaTransformerConfig
 from hf_vanilla_transformer.generation_vanilla_transformer import EngineSlot
@@ -62,6 +63,24 @@ def test_an_attention_function_of_ones_own():
         model.set_attn_implementation("my_attention")
 
     check(new_model(), register)
+
+
+def test_generate_calls_the_attention_that_was_chosen():
+    calls = []
+
+    def counted(*args, **kwargs):
+        calls.append(args)
+        return sdpa_attention_forward(*args, **kwargs)
+
+    AttentionInterface.register("counted", counted)
+    AttentionMaskInterface.register("counted", masking_utils.sdpa_mask)
+    model, ids = new_model(), torch.tensor([[5, 6, 7]])
+    expected = model.generate(ids, max_new_tokens=4, min_new_tokens=4).tolist()
+    model.set_attn_implementation("counted")
+    assert engine.unsupported_reason(model) == "the attention is counted"
+    assert model.generate(ids, max_new_tokens=4, min_new_tokens=4).tolist() == expected
+    stacks = (model.config.encoder_layers, model.config.decoder_layers)
+    assert len(calls) == stacks[0] + 4 * 2 * stacks[1]  # at each step, each decoder layer attends twice
 
 
 def test_another_registry_in_modeling():

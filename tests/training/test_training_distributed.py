@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -27,9 +28,12 @@ from safetensors.torch import load_file
 from transformers import AutoModelForSeq2SeqLM
 
 from hf_vanilla_transformer.data.batching import TokenBudgetBatchSampler
+from hf_vanilla_transformer.evaluation.loading import CheckpointError
+from hf_vanilla_transformer.training.averaging import average_checkpoints
 from hf_vanilla_transformer.training.recipe import RECIPES, RecipeError, VanillaTransformerTrainingArguments
 from hf_vanilla_transformer.training.sharding import (
     ShardingTrainer,
+    check_optimizer_state,
     check_plugin,
     numbered,
     renamed,
@@ -194,6 +198,20 @@ def test_fsdp_that_saves_in_other_ways_is_refused(version: int, kind: str, compl
         check_plugin(plugin)
 
 
+@pytest.mark.parametrize(("saved", "processes"), [(0, 0), (2, 2), (2, 0), (2, 3), (0, 2)])
+def test_an_optimizer_state_that_a_run_cant_load_is_refused(saved: int, processes: int, tmp_path: Path) -> None:
+    """DeepSpeed's; the Trainer would go on without it, with moments of zero."""
+    (tmp_path / "global_step3").mkdir()
+    for rank in range(saved):
+        (tmp_path / "global_step3" / f"zero_pp_rank_{rank}_mp_rank_00_optim_states.pt").touch()
+    if saved == processes:
+        check_optimizer_state(tmp_path, processes)
+        return
+    fix = "resume with DeepSpeed on 2 processes" if saved else "resume without DeepSpeed"
+    with pytest.raises(CheckpointError, match=f"optimizer state can't be loaded by this run; {fix}"):
+        check_optimizer_state(tmp_path, processes)
+
+
 # ---- Runs ----
 @dataclass
 class Run:
@@ -220,6 +238,7 @@ TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--np
 ACCELERATE = [sys.executable, "-m", "accelerate.commands.launch", "--num_processes", "2", "--main_process_port", "0"]
 FSDP = [*ACCELERATE, "--config_file", str(RECIPES / "accelerate" / "fsdp_8gpu.yaml")]
 DDP = [*ACCELERATE, "--config_file", str(RECIPES / "accelerate" / "cpu_ddp.yaml")]
+DEEPSPEED = [*ACCELERATE, "--config_file", str(RECIPES / "accelerate" / "deepspeed_zero2.yaml")]
 
 
 def start(folder: Path, launcher: list[str], *options: str) -> subprocess.Popen[str]:
@@ -233,6 +252,7 @@ def start(folder: Path, launcher: list[str], *options: str) -> subprocess.Popen[
             (folder / f"{part}.{suffix}").write_text("\n".join(lines) + "\n", encoding="utf-8")
     (folder / "recipe.yaml").write_text(yaml.safe_dump(RECIPE), encoding="utf-8")
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""}
+    environment["DS_ACCELERATOR"] = "cpu"
     command = [*launcher, "train", "--config", "recipe.yaml", "--output_dir", "run", *options]
     with (folder / "log").open("w", encoding="utf-8") as log:
         return subprocess.Popen(command, cwd=folder, env=environment, stdout=log, stderr=subprocess.STDOUT, text=True)
@@ -326,6 +346,73 @@ def test_sharded_checkpoints_hold_the_same_files(two: Run, sharded: Run) -> None
 
 
 @pytest.mark.slow
+def test_sharded_checkpoints_are_averaged_as_those_of_one(one: Run, sharded: Run, tmp_path: Path) -> None:
+    means = []
+    for name, run in (("one", one), ("sharded", sharded)):
+        checkpoints = [run.folder / f"checkpoint-{step}" for step in (SAVED_AT, UPDATES)]
+        average_checkpoints(checkpoints, tmp_path / name)
+        means.append(load_file(tmp_path / name / "model.safetensors"))
+    assert means[0].keys() == means[1].keys()
+    for name, value in means[0].items():
+        torch.testing.assert_close(means[1][name], value, rtol=0, atol=WEIGHTS_DIFFER_BY, msg=name)
+
+
+@pytest.mark.slow
+def test_shards_of_two_machines_train_as_one_process(tmp_path: Path) -> None:
+    """Four processes: two shards in each of two groups, which add up their gradients, as fsdp_4_machines.yaml says."""
+    sizes = ["--parallelism_config_dp_replicate_size", "2", "--parallelism_config_dp_shard_size", "2"]
+    config = [*ACCELERATE, "--num_machines", "1", *sizes]
+    config[config.index("--num_processes") + 1] = "4"
+    config += ["--config_file", str(RECIPES / "accelerate" / "fsdp_4_machines.yaml"), RECORDED]
+    expected = train(tmp_path / "one", ALONE, "--gradient_accumulation_steps", "4")
+    found = train(tmp_path / "four", config)
+    assert_same(found, expected)
+    assert found.logged("loss") == pytest.approx(expected.logged("loss"), rel=LOSSES_DIFFER_BY)
+
+
+# Saves a model as FSDP2 with `fsdp_state_dict_type: SHARDED_STATE_DICT` does, by two processes.
+SHARDED_SAVE = """
+import sys
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.state_dict import get_model_state_dict
+from torch.distributed.fsdp import fully_shard
+from hf_vanilla_transformer import VanillaTransformerForConditionalGeneration
+from hf_vanilla_transformer.training.sharding import share_embedding_module
+
+dist.init_process_group("gloo")
+model = VanillaTransformerForConditionalGeneration.from_pretrained(sys.argv[1])
+share_embedding_module(model)
+for layer in (*model.model.encoder.layers, *model.model.decoder.layers):
+    fully_shard(layer)
+fully_shard(model)
+dcp.save({"model": get_model_state_dict(model)}, checkpoint_id=sys.argv[2])
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.slow
+def test_sharded_weights_are_merged_and_averaged(one: Run, tmp_path: Path) -> None:
+    """What the error of `average` and `--resume` advises."""
+    begun, folder = one.folder / f"checkpoint-{SAVED_AT}", tmp_path / "checkpoint"
+    shards = folder / "pytorch_model_fsdp_0"
+    shutil.copytree(begun, folder, ignore=shutil.ignore_patterns("model.safetensors", "checksums.json"))
+    (tmp_path / "save.py").write_text(SHARDED_SAVE, encoding="utf-8")
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""}
+    merge = [sys.executable, "-m", "accelerate.commands.accelerate_cli", "merge-weights", str(shards), str(folder)]
+    subprocess.run([*TORCHRUN, "save.py", str(begun), str(shards)], cwd=tmp_path, env=environment, check=True)
+    with pytest.raises(ValueError, match=r"only in pytorch_model_fsdp_0, .* `accelerate merge-weights` converts them"):
+        average_checkpoints([folder, begun], tmp_path / "mean")
+    subprocess.run(merge, env=environment, check=True)
+    shutil.rmtree(shards)
+    shutil.copytree(folder, tmp_path / "other")
+    average_checkpoints([folder, tmp_path / "other"], tmp_path / "mean")
+    mean = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "mean").state_dict()
+    for name, value in AutoModelForSeq2SeqLM.from_pretrained(begun).state_dict().items():
+        torch.testing.assert_close(mean[name], value, msg=name)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["two", "sharded"])
 def test_one_process_goes_on_from_checkpoints_of_two(
     one: Run, kind: str, request: pytest.FixtureRequest, tmp_path: Path
@@ -337,6 +424,21 @@ def test_one_process_goes_on_from_checkpoints_of_two(
 @pytest.mark.parametrize("launcher", [[*DDP, *MODULE], [*FSDP, RECORDED]], ids=["two", "sharded"])
 def test_two_processes_go_on_from_checkpoints_of_one(one: Run, launcher: list[str], tmp_path: Path) -> None:
     assert_same(resume(tmp_path, one, launcher), one)
+
+
+@pytest.mark.peers
+@pytest.mark.skipif(find_spec("deepspeed") is None, reason="needs DeepSpeed: pip install deepspeed")
+@pytest.mark.timeout(5 * PATIENCE)
+def test_two_processes_with_deepspeed_train_and_resume_as_one(one: Run, tmp_path: Path) -> None:
+    begun = train(tmp_path / "begun", [*DEEPSPEED, RECORDED])
+    assert_same(begun, one)
+    assert begun.logged("loss") == pytest.approx(one.logged("loss"), rel=LOSSES_DIFFER_BY)
+    average_checkpoints([begun.folder / f"checkpoint-{step}" for step in (SAVED_AT, UPDATES)], tmp_path / "mean")
+    assert_same(resume(tmp_path / "two", begun, [*DEEPSPEED, RECORDED]), one)
+    with pytest.raises(AssertionError, match=r"error: .*checkpoint-3: the optimizer state .* with DeepSpeed on 2 proc"):
+        resume(tmp_path / "alone", begun, ALONE, *AS_TWO)
+    with pytest.raises(AssertionError, match=r"error: .*checkpoint-3: the optimizer state .* resume without DeepSpeed"):
+        resume(tmp_path / "from_one", one, [*DEEPSPEED, RECORDED])
 
 
 @pytest.mark.slow

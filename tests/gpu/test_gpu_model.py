@@ -1,0 +1,143 @@
+"""The model, its loss, generate() and the training shortcuts on a device, compared with the CPU in float32."""
+
+import copy
+from contextlib import nullcontext
+
+import pytest
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from transformers.utils import is_flash_attn_2_available
+
+from hf_vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration, engine
+from hf_vanilla_transformer.engine.training.shortcuts import shortcuts_of_call
+from hf_vanilla_transformer.publish.plotting import plot_attention
+
+V = 40
+# float32 products in another order, through four layers; wrong attention changes logits of magnitude 1 by as much.
+ROUNDING = {"rtol": 1e-4, "atol": 1e-4}
+BFLOAT16 = 0.05  # relative error of all logits or gradients together: bfloat16 keeps 8 bits, and two layers add some
+FLASH2 = pytest.mark.skipif(not is_flash_attn_2_available(), reason="needs the package flash-attn and CUDA")
+ATTENTIONS = ["eager", "sdpa", "sdpa, flash", pytest.param("flash_attention_2", marks=FLASH2)]
+
+
+def model_of(**fields):
+    """A model in evaluation mode on the CPU; its translations depend on the source and end at different times."""
+    torch.manual_seed(3)
+    config = VanillaTransformerConfig(
+        vocab_size=V, d_model=64, encoder_layers=2, decoder_layers=2, encoder_attention_heads=4,
+        decoder_attention_heads=4, encoder_ffn_dim=96, decoder_ffn_dim=96, dropout=0.0, output_bias=True,
+        tie_word_embeddings=False, **fields,
+    )  # fmt: skip
+    model = VanillaTransformerForConditionalGeneration(config).eval()
+    model.lm_head.weight.data *= 2
+    model.lm_head.weight.data[config.eos_token_id] = 0.0
+    model.lm_head.bias.data[config.eos_token_id] = 3.6  # near the largest logits
+    return model
+
+
+def batch_of(device="cpu", is_padded=True):
+    generator = torch.Generator().manual_seed(1)
+    ids, labels = (torch.randint(3, V, (5, length), generator=generator) for length in (9, 8))
+    mask = torch.ones_like(ids)
+    if is_padded:
+        for row in range(4):
+            mask[row, 9 - row :], labels[row, 8 - row :] = 0, -100
+    batch = {"input_ids": ids.where(mask == 1, 0), "attention_mask": mask, "labels": labels}
+    return {name: tensor.to(device) for name, tensor in batch.items()}
+
+
+def gradients(model, batch, **options):
+    """Loss and all gradients, as one vector, on the CPU in float32."""
+    model.zero_grad()
+    loss = model(**batch, **options).loss
+    loss.backward()
+    return loss.detach().float().cpu(), torch.cat([p.grad.float().cpu().flatten() for p in model.parameters()])
+
+
+def relative_error(found, expected):
+    return ((found - expected).norm() / expected.norm()).item()
+
+
+def test_forward_and_backward_in_float32_are_the_cpus(device):
+    model, batch = model_of().train(), batch_of()
+    expected = gradients(model, batch)
+    logits = model(**batch).logits
+    model, batch = model.to(device), batch_of(device)
+    torch.testing.assert_close(gradients(model, batch), expected, **ROUNDING)
+    torch.testing.assert_close(model(**batch).logits.cpu(), logits, **ROUNDING)
+    for options in ({"skip_logits": True}, {"num_items_in_batch": 30}):
+        on_cpu = gradients(copy.deepcopy(model).cpu(), batch_of(), **options)
+        torch.testing.assert_close(gradients(model, batch, **options), on_cpu, **ROUNDING)
+
+
+@pytest.mark.parametrize("attention", ATTENTIONS)
+def test_bfloat16_autocast_is_near_float32(device, attention):
+    if attention == "flash_attention_2" and device.type == "cpu":
+        pytest.skip("flash-attn has no kernels for CPUs")
+    batch = batch_of(is_padded=False)  # flash kernels take no mask
+    model = model_of(attn_implementation="eager").train()
+    expected_loss, expected = gradients(model, batch)
+    expected_logits = model(**batch).logits.detach()
+    model.set_attn_implementation(attention.split(",")[0])
+    model, batch = model.to(device), batch_of(device, is_padded=False)
+    only_flash = sdpa_kernel(SDPBackend.FLASH_ATTENTION) if attention == "sdpa, flash" else nullcontext()
+    with torch.autocast(device.type, torch.bfloat16), only_flash:
+        loss, found = gradients(model, batch)
+        logits = model(**batch).logits
+    assert logits.dtype == torch.bfloat16
+    assert loss.item() == pytest.approx(expected_loss.item(), rel=BFLOAT16)
+    assert relative_error(logits.float().cpu(), expected_logits) < BFLOAT16
+    assert relative_error(found, expected) < BFLOAT16
+
+
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+@pytest.mark.parametrize("num_beams", [1, 4])
+def test_generate_returns_the_cpus_tokens(device, attention, num_beams):
+    model, inputs = model_of(attn_implementation=attention), batch_of()
+    inputs.pop("labels")
+    options = {"num_beams": num_beams, "min_new_tokens": 4, "max_new_tokens": 12, "return_dict_in_generate": True}
+    expected = model.generate(**inputs, **options, output_scores=True)
+    lengths = {len(row[row != model.config.pad_token_id]) for row in expected.sequences}
+    assert num_beams > 1 or len(lengths) > 1, "no translation ends before another"
+    inputs = {name: tensor.to(device) for name, tensor in inputs.items()}
+    found = model.to(device).generate(**inputs, **options, output_scores=True)
+    assert found.sequences.device.type == device.type
+    assert found.sequences.tolist() == expected.sequences.tolist()
+    if num_beams > 1:
+        torch.testing.assert_close(found.sequences_scores.cpu(), expected.sequences_scores, **ROUNDING)
+
+
+@pytest.mark.parametrize("num_beams", [1, 4])
+def test_the_engine_serves_cpus_and_elsewhere_only_what_needs_it(device, num_beams):
+    model, inputs = model_of(), batch_of()
+    inputs.pop("labels")
+    options = {"num_beams": num_beams, "min_new_tokens": 4, "max_new_tokens": 12, "return_dict_in_generate": True}
+    needing = options | {"output_alignments": True} | ({"coverage_penalty": 0.5} if num_beams > 1 else {})
+    expected = model.generate(**inputs, **needing)
+    model, inputs = model.to(device), {name: tensor.to(device) for name, tensor in inputs.items()}
+    reason = engine.unsupported_reason(model)
+    assert reason == (None if device.type == "cpu" else "it has not been measured to be faster on cuda")
+    found = model.generate(**inputs, **needing)
+    assert found.sequences.tolist() == expected.sequences.tolist()
+    torch.testing.assert_close(found.alignments.cpu(), expected.alignments, **ROUNDING)
+    for compute_type in ("int8", "compiled") if device.type != "cpu" else ():
+        with pytest.raises(ValueError, match=f"{compute_type} needs a model in float32 on a CPU, .* float32 on cuda"):
+            model.generate(**inputs, **options, compute_type=compute_type)
+
+
+def test_training_shortcuts_change_no_loss_and_are_for_cpus(device):
+    model = model_of().train().to(device)
+    batch = batch_of(device)
+    expected = gradients(model, batch)
+    with engine.training_shortcuts(model):
+        torch.testing.assert_close(gradients(model, batch, skip_logits=True), expected, **ROUNDING)
+        shortcuts = shortcuts_of_call(model, batch)
+        assert bool(shortcuts.layers) == shortcuts.fuses_loss == (device.type == "cpu")
+    torch.testing.assert_close(gradients(model, batch), expected, **ROUNDING)
+
+
+def test_attention_weights_on_a_device_are_plotted(device):
+    pytest.importorskip("matplotlib", reason="plots need matplotlib")
+    model, batch = model_of().to(device), batch_of(device, is_padded=False)
+    weights = model(**batch, output_attentions=True).cross_attentions[0][0]
+    assert plot_attention(weights, ["s"] * 9, ["t"] * 8).axes

@@ -1,0 +1,59 @@
+"""scripts/gpu_report.py: its tables take the place of the last ones, and nothing is lost if a benchmark fails."""
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from scripts import gpu_report
+
+DOCS = Path(__file__).parents[2] / "docs" / "performance.md"
+TINY = ["--configs", "tiny", "--device", "cpu", "--dtype", "float32"]
+TINY += ["--tokens", "64", "--rounds", "1", "--batches", "1"]
+
+
+@pytest.fixture
+def docs(tmp_path):
+    return shutil.copy(DOCS, tmp_path / "performance.md")
+
+
+def test_tables_take_the_place_of_the_last_ones(docs, monkeypatch):
+    outputs = iter(["first\n", "second\n", "third\n", "fourth\n"])
+    monkeypatch.setattr(subprocess, "run", lambda *_, **__: SimpleNamespace(returncode=0, stdout=next(outputs)))
+    old = docs.read_text(encoding="utf-8")
+    gpu_report.main(["--docs", str(docs), *TINY])
+    gpu_report.main(["--docs", str(docs), *TINY])
+    text = docs.read_text(encoding="utf-8")
+    assert "third\n```" in text
+    assert "$ python -m benchmarks generate --config tiny --device cpu" in text
+    assert "first" not in text.replace(old.partition(gpu_report.BEGIN)[0], "")
+    assert gpu_report.replace(docs, "") == gpu_report.replace(DOCS, "")
+
+
+def test_a_benchmark_that_fails_leaves_the_file_as_it_was(docs, monkeypatch):
+    outputs = iter([SimpleNamespace(returncode=0, stdout="figures"), SimpleNamespace(returncode=1, stdout="")])
+    monkeypatch.setattr(subprocess, "run", lambda *_, **__: next(outputs))
+    with pytest.raises(SystemExit, match=r"`python -m benchmarks generate .*` failed"):
+        gpu_report.main(["--docs", str(docs), *TINY])
+    assert docs.read_bytes() == DOCS.read_bytes()
+
+
+@pytest.mark.parametrize("text", ["", gpu_report.BEGIN, gpu_report.END + gpu_report.BEGIN, "{0}{1}{0}{1}"])
+def test_missing_markers_are_told_before_anything_is_measured(text, tmp_path, monkeypatch):
+    monkeypatch.setattr(subprocess, "run", lambda *_, **__: pytest.fail("measured"))
+    (tmp_path / "docs.md").write_text(text.format(gpu_report.BEGIN, gpu_report.END), encoding="utf-8")
+    with pytest.raises(SystemExit, match="needs the lines <!-- tables"):
+        gpu_report.main(["--docs", str(tmp_path / "docs.md")])
+
+
+@pytest.mark.slow
+def test_with_the_smallest_size_on_the_cpu(docs):
+    gpu_report.main(["--docs", str(docs), *TINY])
+    text = docs.read_text(encoding="utf-8").partition(gpu_report.BEGIN)[2]
+    for command, peers in gpu_report.PEERS.items():
+        part = re.search(rf"```\n\$ python -m benchmarks {command} .*?```", text, re.DOTALL)[0]
+        for name in ("ours", *peers.split(",")):
+            assert re.search(rf"^{name}\s+[\d,]+ ", part, re.MULTILINE), name
