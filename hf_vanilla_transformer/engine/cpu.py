@@ -38,6 +38,7 @@ class Processor:
     # Below the size of its vectors, torch's softmax takes up to ten times as long.
     shortest_source: int = _decides("decoding pads shorter sources to this length, masked", default=16)
     rows_worth_blocks: int = _decides("rows from which on greedy search finds maxima in two stages", default=8)
+    rows_for_fbgemm: int = _decides("rows up to which 8-bit products are FBGEMM's, and above oneDNN's", default=8)
     # Up to 8 rows, products compiled for the model are faster than oneDNN's; from 16 rows on, they are slower.
     rows_for_compiled_products: int = _decides("rows up to which compiled steps have their own products", default=8)
     logits_per_chunk: int = _decides("logits that the training loss holds at a time", default=3_000_000)  # 12 MB

@@ -15,6 +15,8 @@ from torch import Tensor, nn
 
 PACK_INT8 = "torch.ops.onednn.qlinear_prepack"
 LINEAR_INT8 = "torch.ops.onednn.qlinear_pointwise"
+PACK_FEW_INT8 = "torch.ops.quantized.linear_prepack"
+LINEAR_FEW_INT8 = "torch.ops.quantized.linear_dynamic"
 
 RUNNER = "torch._C._aoti.AOTIModelContainerRunnerCpu"
 COMPILE = "torch._inductor.aot_compile"
@@ -53,9 +55,18 @@ def has_onednn_bfloat16() -> bool:
 
 
 def int8_linear() -> tuple[Any, Any] | None:
-    """Returns what packs an 8-bit weight, and its product; None: `RoundedLinear` takes their place."""
-    pack, product = find(PACK_INT8), find(LINEAR_INT8)
-    return None if None in (pack, product) else (pack, product)
+    """Returns what packs an 8-bit weight, and its product (oneDNN); None: `RoundedLinear` takes their place."""
+    return _both(PACK_INT8, LINEAR_INT8)
+
+
+def int8_linear_of_few_rows() -> tuple[Any, Any] | None:
+    """Returns the same of FBGEMM, which torch means to remove; None: that of oneDNN takes their place, more slowly."""
+    return _both(PACK_FEW_INT8, LINEAR_FEW_INT8)
+
+
+def _both(*paths: str) -> tuple[Any, Any] | None:
+    first, second = map(find, paths)
+    return None if first is None or second is None else (first, second)
 
 
 # ---- Gradients ----
