@@ -27,10 +27,6 @@ DECODING_FORMULA = (
 )
 
 
-class BenchmarkError(Exception):
-    """The requested benchmark isn't possible; the message says why and names the fix."""
-
-
 @dataclass(frozen=True)
 class Size:
     """What fixes a model: post-norm, one matrix for all embeddings, biases everywhere.
@@ -254,10 +250,21 @@ def decoding_batches(
     return tuple(_batch(source[some], target[some], size, random) for some in places)
 
 
-def uniform_batch(size: Size, sentences: int, source_length: int, target_length: int, seed: int = 0) -> Batch:
-    """Makes a batch without padding."""
-    lengths = np.full((2, sentences), [[source_length], [target_length]])
-    return _batch(lengths[0], lengths[1], size, np.random.default_rng(seed))
+def random_batches(lengths: Lengths, size: Size, tokens: int, count: int, seed: int) -> tuple[Batch, ...]:
+    """Makes batches of random sentences, whatever their lengths: at Multi30k's, about half of a batch is padding.
+
+    Args:
+        lengths: The corpus's lengths.
+        size: The model's size, for its vocabulary.
+        tokens: Approximate number of target tokens per batch, without padding.
+        count: Number of batches.
+        seed: Seed of lengths, choice and tokens.
+    """
+    source, target = lengths.draw(seed)
+    random = np.random.default_rng(seed)
+    sentences = max(round(tokens / target.mean()), 1)
+    chosen = [random.choice(len(source), size=sentences, replace=False) for _ in range(count)]
+    return tuple(_batch(source[places], target[places], size, random) for places in chosen)
 
 
 def _batch(source_lengths: Ints, target_lengths: Ints, size: Size, random: np.random.Generator) -> Batch:
@@ -268,3 +275,9 @@ def _batch(source_lengths: Ints, target_lengths: Ints, size: Size, random: np.ra
 
     source, target = sentences(source_lengths, size.pad), sentences(target_lengths, -100)
     return Batch(source, source_lengths, target, target_lengths)
+
+
+def synchronize(device: str) -> None:
+    """Waits until the device has computed everything."""
+    if device == "cuda":
+        torch.cuda.synchronize()
