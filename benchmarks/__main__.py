@@ -189,20 +189,7 @@ def choose_peers(options: argparse.Namespace) -> tuple[list[str], list[str]]:
 def real(options: argparse.Namespace) -> Report:
     """Measures a trained model on real text."""
     peers, left_out = choose_peers(options)
-    report = measure_real(
-        options.model,
-        options.input,
-        options.reference,
-        beams=options.num_beams,
-        longest=options.max_new_tokens,
-        lines=options.lines,
-        singles=options.singles,
-        rounds=options.rounds,
-        threads=options.threads,
-        peers=peers,
-        compute_types=compute_types(options),
-        say=say,
-    )
+    report = measure_real(options, peers, compute_types(options), say)
     report.notes += left_out
     return report
 

@@ -12,7 +12,7 @@ import multiprocessing
 import statistics
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -39,6 +39,7 @@ ALL, NONE, MARIAN = "everything", "plain model", "marian"
 KEPT, FRESH = ", kept memory", ", fresh memory"
 KINDS = {KEPT: True, FRESH: False}  # whether the process keeps freed memory
 Patch = AbstractContextManager[Any]
+Say = Callable[[str], None]
 
 
 # ---- What takes the place of shortcuts ----
@@ -133,15 +134,14 @@ class Ablated(Protocol):
         """Does the work of a case; returns the seconds, and what came out of it."""
 
 
+Make = Callable[[], Ablated]
+Contenders = dict[str, tuple[Make, list[str]]]  # "ours" and "marian": how they are made, and their rows
+
+
 class InTurns:
-    """Does the work of a case once with each row's shortcut left out, in another order each time.
+    """Does the work of a case once with each row's shortcut left out, in another order each time."""
 
-    Args:
-        make: Makes the contender.
-        names: Of the rows: of `TRAINING` or `DECODING`, ALL, NONE or MARIAN.
-    """
-
-    def __init__(self, make: Callable[[], Ablated], names: list[str]) -> None:
+    def __init__(self, make: Make, names: list[str]) -> None:
         self.contender, self.names, self.turns = make(), names, 0
 
     def run(self, case: str) -> dict[str, tuple[float, Any]]:
@@ -178,17 +178,16 @@ class Translations(TransformersTranslator):
         return tuple(found)  # type: ignore[return-value]
 
 
-@dataclass
 class Meter:
     """Measures memory in forks of its process, which has imported everything and computed nothing."""
 
-    def peak(self, make: Callable[[], Ablated], name: str, cases: list[str], keeps: bool) -> int:
+    def measure(self, make: Make, name: str, cases: list[str], keeps: bool) -> int:
         """Returns the bytes that a contender takes at most, libraries aside, while it does each case twice."""
         with multiprocessing.get_context("fork").Pool(1) as pool:
             return pool.apply(_growth, (make, name, cases, keeps))
 
 
-def _growth(make: Callable[[], Ablated], name: str, cases: list[str], keeps: bool) -> int:
+def _growth(make: Make, name: str, cases: list[str], keeps: bool) -> int:
     before = peak_memory()
     if keeps:
         engine.keep_freed_memory()
@@ -205,19 +204,9 @@ def ablate(
     rounds: int,
     threads: int,
     settings: dict[str, Any],
-    say: Callable[[str], None],
+    say: Say,
 ) -> Report:
-    """Leaves each shortcut out alone.
-
-    Args:
-        size: Of the models.
-        training: Batches of updates.
-        decoding: Sources to be translated, by several searches.
-        rounds: Timed turns of each row.
-        threads: Of each process.
-        settings: For the report.
-        say: Is called with progress messages.
-    """
+    """Leaves each shortcut out alone: of updates on `training`, and of translations of `decoding`."""
     report = Report("ablate", settings)
     if training:
         ours, marian = (partial(Updates, name, size, training) for name in ("ours, plain call", MARIAN))
@@ -244,20 +233,13 @@ def ablate(
 
 
 def measure(
-    contenders: dict[str, tuple[Callable[[], Ablated], list[str]]],
+    contenders: Contenders,
     cases: tuple[Case, ...],
     rounds: int,
     threads: int,
-    say: Callable[[str], None],
+    say: Say,
 ) -> dict[str, Table]:
-    """Measures time and memory of all rows.
-
-    Args:
-        contenders: "ours" and "marian": how they are made, and their rows.
-        cases: What they do; the memory of decoding is that of all cases.
-        rounds: Timed turns of each row.
-        threads: Of each process.
-        say: Is called with progress messages.
+    """Measures time and memory of all rows of "ours" and "marian"; in decoding, memory is that of all cases.
 
     Returns:
         A table for each case with kept memory, and one with fresh memory.
@@ -301,10 +283,10 @@ def _row(own: list[tuple[float, Any]], base: list[tuple[float, Any]], marian: fl
 
 def _add_peaks(
     tables: dict[str, Table],
-    contenders: dict[str, tuple[Callable[[], Ablated], list[str]]],
+    contenders: Contenders,
     cases: tuple[Case, ...],
     threads: int,
-    say: Callable[[str], None],
+    say: Say,
 ) -> None:
     names = [case.name for case in cases]
     groups = [names] if cases[0].beams else [[name] for name in names]
@@ -313,7 +295,7 @@ def _add_peaks(
         for (kind, keeps), (make, rows) in itertools.product(KINDS.items(), contenders.values()):
             for row, group in itertools.product(rows, groups):
                 say(f"memory{kind}: {row}")
-                peak = meter.ask("peak", make, row, group, keeps)
+                peak = meter.ask("measure", make, row, group, keeps)
                 for name in group:
                     table = tables[name + kind]
                     table[row]["peak MB"] = megabytes(peak)
@@ -323,12 +305,7 @@ def _add_peaks(
 
 
 def lead(kept: Table, fresh: Table) -> Table:
-    """Splits the lead over Marian as it comes, without kept memory, into factors.
-
-    Args:
-        kept: Rows of updates with kept memory, as our trainer has them.
-        fresh: Rows of the same updates without it.
-    """
+    """Splits the lead of ours with kept memory over Marian as it comes, with fresh memory, into factors."""
     seconds = {name: row["s per batch"] for name, row in kept.items()}
     parts = {
         "kept memory, as Marian gains by it": fresh[MARIAN]["s per batch"] / seconds[MARIAN],

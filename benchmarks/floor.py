@@ -27,19 +27,12 @@ Multiply = Callable[[Tensor, Tensor, Tensor], Call]  # two matrices and a buffer
 
 
 class Multiplier(NamedTuple):
-    """One implementation of products of large matrices.
+    """One implementation of products of large matrices."""
 
-    Attributes:
-        multiply: x (N, in) and W (out, in) -> x W^T.
-        multiply_gradient: g (N, out) and x (N, in) -> g^T x.
-        prepare: Makes of W, once, what a step of decoding multiplies by.
-        map: x and that -> x W^T.
-    """
-
-    multiply: Multiply
-    multiply_gradient: Multiply
-    prepare: Callable[[Tensor], Tensor]
-    map: Callable[[Tensor, Tensor], Call]
+    multiply: Multiply  # x (N, in) and W (out, in) -> x W^T
+    multiply_gradient: Multiply  # g (N, out) and x (N, in) -> g^T x
+    prepare: Callable[[Tensor], Tensor]  # makes of W, once, what a step of decoding multiplies by
+    map: Callable[[Tensor, Tensor], Call]  # x and that -> x W^T
 
 
 @dataclass(frozen=True)
@@ -124,12 +117,6 @@ class Floor:
     """Products by several implementations, of which the first run of a case selects the fastest for each product.
 
     An update has two products of the same size backward for each one forward; a step of decoding has packed weights.
-
-    Args:
-        size: Of the model.
-        cases: What can be run.
-        device: "cpu" or "cuda".
-        dtype: Of all matrices.
     """
 
     def __init__(self, size: Size, cases: tuple[Case, ...], device: str, dtype: torch.dtype) -> None:

@@ -4,6 +4,7 @@ Token ids go in and come out, so that tokenizers don't count. Every contender ta
 batches and then one at a time, and ends sentences where the model does.
 """
 
+import argparse
 import itertools
 import statistics
 import time
@@ -24,26 +25,19 @@ from hf_vanilla_transformer.evaluation.translation import batches
 from hf_vanilla_transformer.interop import marian
 
 from .decoding import convert_to_ctranslate2, environments
-from .report import Report, Row, Table, compare, count_different, megabytes
+from .report import Report, Table, compare, count_different, megabytes
 from .translators import CTranslate2Translator, Ids, Job, TransformersTranslator
 from .workers import BenchmarkError, Entrant, Timing, Worker, take_turns
 
 # The tuned CTranslate2 translates some lines with each of these, one batch at a time and one per thread.
 BATCH_TOKENS_TRIED = (512, 1024, 2048)
 TRIAL_LINES = 128
+Say = Callable[[str], None]
 
 
 @dataclass
 class Contender:
-    """A process that translates.
-
-    Attributes:
-        entrant: How to make it.
-        threads: Its number of threads.
-        compute_type: CTranslate2's; "": it is another.
-        options: Of its jobs with the whole file: fields of `Job`.
-        worker: None until it is started.
-    """
+    """A process that translates: how to make it, CTranslate2's compute type, and fields of its `Job` with the file."""
 
     entrant: Entrant
     threads: int
@@ -73,33 +67,11 @@ class Contender:
             self.worker.stop()
 
 
-def measure_real(
-    model: Path,
-    source: Path,
-    reference: Path,
-    *,
-    beams: Sequence[int],
-    longest: int,
-    lines: int | None,
-    singles: int,
-    rounds: int,
-    threads: int,
-    peers: Sequence[str],
-    compute_types: Sequence[str],
-    say: Callable[[str], None],
-) -> Report:
+def measure_real(given: argparse.Namespace, peers: Sequence[str], compute_types: Sequence[str], say: Say) -> Report:
     """Lets the contenders translate a file in turns, after a warm-up turn.
 
     Args:
-        model: Folder of a MarianMTModel with its tokenizer's files.
-        source: File with one sentence per line.
-        reference: Their translations.
-        beams: Beam sizes, each measured by itself; 1 is greedy search.
-        longest: Most tokens of a translation.
-        lines: Number of lines that are used, from the first; None: all.
-        singles: Number of these that are also translated one at a time.
-        rounds: Timed turns of each contender.
-        threads: Threads of each.
+        given: The options of the command line.
         peers: Of "marian" and "ctranslate2".
         compute_types: Of ours, in addition to the default.
         say: Is called with progress messages.
@@ -107,30 +79,33 @@ def measure_real(
     Raises:
         BenchmarkError: A file is missing or has no lines, or a contender fails.
     """
-    texts, references = (_read(name, path)[:lines] for name, path in (("input", source), ("reference", reference)))
+    files = {"input": given.input, "reference": given.reference}
+    texts, references = (_read(name, path)[: given.lines] for name, path in files.items())
     if len(texts) != len(references):
         raise BenchmarkError(f"--input has {len(texts):,} lines and --reference {len(references):,}")
-    tokenizer = AutoTokenizer.from_pretrained(model)
+    tokenizer = AutoTokenizer.from_pretrained(given.model)
     ids = tokenizer(texts)["input_ids"]
-    given = {"model": model.name, "input": source.name, "sentences": len(ids), "singles": len(ids[:singles])}
-    report = Report("real", {**given, "longest": longest, "rounds": rounds, "threads": threads})
+    numbers = {"sentences": len(ids), "singles": len(ids[: given.singles]), "longest": given.max_new_tokens}
+    settings = {"model": given.model.name, "input": given.input.name, **numbers, "rounds": given.rounds}
+    report = Report("real", {**settings, "threads": given.threads})
     with TemporaryDirectory() as folder, ExitStack() as stack:
-        contenders = _contenders(model, Path(folder), peers, compute_types, threads)
+        contenders = _contenders(given.model, Path(folder), peers, compute_types, given.threads)
         for contender in contenders:
             stack.callback(contender.stop)
             if contender.name.endswith("tuned"):
                 say(f"tuning {contender.name}")
-                tune(contender, Job([ids[:TRIAL_LINES]], max(beams), [longest]))
-        report.tables["start"] = start = _starts(contenders, Job([ids[:1]], 1, [longest]), rounds, say)
-        for number in beams:
-            search = "greedy" if number == 1 else f"beam {number}"
-            files, outputs = _files(contenders, ids, Job([], number, [longest]), rounds, say)
+                tune(contender, Job([ids[:TRIAL_LINES]], max(given.num_beams), [given.max_new_tokens]))
+        start = _starts(contenders, Job([ids[:1]], 1, [given.max_new_tokens]), given.rounds, say)
+        report.tables["start"] = start
+        for beams in given.num_beams:
+            search, job = "greedy" if beams == 1 else f"beam {beams}", Job([], beams, [given.max_new_tokens])
+            table, outputs = _file(contenders, ids, job, given.rounds, say)
             for name, own in outputs.items():
                 translations = tokenizer.batch_decode(own, skip_special_tokens=True)
-                files[name]["BLEU"] = str(corpus_bleu(translations, references)).removeprefix("BLEU ")
-            report.tables[f"{search}, all lines"] = files
-            job = Job([], number, [longest])
-            report.tables[f"{search}, one line at a time"] = _singles(contenders, ids[:singles], job, rounds, say)
+                table[name]["BLEU"] = str(corpus_bleu(translations, references)).removeprefix("BLEU ")
+            report.tables[f"{search}, all lines"] = table
+            singles = _singles(contenders, ids[: given.singles], job, given.rounds, say)
+            report.tables[f"{search}, one line at a time"] = singles
         for contender in contenders:
             options = {**contender.options, **contender.entrant.environment} if contender.options else None
             assert contender.worker is not None
@@ -172,14 +147,14 @@ def _contenders(
 def tune(contender: Contender, job: Job) -> None:
     """Chooses the fastest of CTranslate2's variables, then of its options, for this machine and this text."""
 
-    def seconds(**options: int) -> float:
-        return [contender.translate(job._replace(**_own_batches(contender), **options)) for _ in range(2)][1].seconds
+    def seconds(**options: int) -> float:  # of the second time: the first one warms up
+        return [contender.translate(job._replace(**{**_own_batches(contender), **options})) for _ in "12"][1].seconds
 
     found = []
     for variables in environments(contender.compute_type).values():
         contender.entrant = replace(contender.entrant, environment=variables)
         contender.start()
-        found.append((seconds(), variables))  # of the second time: the first one warms up
+        found.append((seconds(), variables))
     contender.entrant = replace(contender.entrant, environment=min(found, key=itemgetter(0))[1])
     contender.start()
     pairs = itertools.product(BATCH_TOKENS_TRIED, sorted({1, contender.threads}))
@@ -187,7 +162,7 @@ def tune(contender: Contender, job: Job) -> None:
     contender.options = min(tried, key=lambda options: seconds(**options))
 
 
-def _starts(contenders: Sequence[Contender], job: Job, rounds: int, say: Callable[[str], None]) -> Table:
+def _starts(contenders: Sequence[Contender], job: Job, rounds: int, say: Say) -> Table:
     """Starts every contender once to warm up and once per round, until it has translated a sentence."""
 
     def start(contender: Contender) -> float:
@@ -201,16 +176,16 @@ def _starts(contenders: Sequence[Contender], job: Job, rounds: int, say: Callabl
     return {name: {"s to the first translation": statistics.median(own)} for name, own in turns.items()}
 
 
-def _files(
-    contenders: Sequence[Contender], ids: list[Ids], job: Job, rounds: int, say: Callable[[str], None]
+def _file(
+    contenders: Sequence[Contender], ids: list[Ids], job: Job, rounds: int, say: Say
 ) -> tuple[Table, dict[str, list[Ids]]]:
     """Translates all lines, ours and Marian in our batches, CTranslate2 in its own; returns a table and outputs."""
     groups = list(batches([len(one) for one in ids], None, BATCH_TOKENS // job.beams))
     back = np.argsort([place for group in groups for place in group])
     of_file = [[ids[place] for place in group] for group in groups]
     job = job._replace(batches=of_file, longest=job.longest * len(of_file))
-    own = {contender.name: job._replace(**{**_own_batches(contender), **contender.options}) for contender in contenders}
-    players = {contender.name: partial(contender.translate, own[contender.name]) for contender in contenders}
+    jobs = {one.name: job._replace(**{**_own_batches(one), **one.options}) for one in contenders}
+    players = {one.name: partial(one.translate, jobs[one.name]) for one in contenders}
     turns = take_turns(players, rounds, lambda what: say(f"{job.beams} beams, all lines: {what}"))
     outputs = {name: [(timings[-1].outputs or [])[place] for place in back] for name, timings in turns.items()}
     first, seconds = contenders[0].name, {name: [one.seconds for one in timings] for name, timings in turns.items()}
@@ -226,9 +201,7 @@ def _own_batches(contender: Contender) -> dict[str, int]:
     return {"batch_tokens": max(BATCH_TOKENS_TRIED)} if contender.compute_type else {}
 
 
-def _singles(
-    contenders: Sequence[Contender], ids: list[Ids], job: Job, rounds: int, say: Callable[[str], None]
-) -> Table:
+def _singles(contenders: Sequence[Contender], ids: list[Ids], job: Job, rounds: int, say: Say) -> Table:
     """Translates one sentence at a time."""
 
     def one_by_one(contender: Contender) -> list[Timing]:
@@ -237,15 +210,13 @@ def _singles(
     players = {contender.name: partial(one_by_one, contender) for contender in contenders}
     turns = take_turns(players, rounds, lambda what: say(f"{job.beams} beams, one line at a time: {what}"))
     times = {name: [1000 * timing.seconds for turn in own for timing in turn] for name, own in turns.items()}
-    outputs = {name: [timing.outputs for timing in own[-1]] for name, own in turns.items()}
-    first = contenders[0].name
-
-    def row(name: str, own: list[float]) -> Row:
-        return {
+    outputs, first = {name: [timing.outputs for timing in own[-1]] for name, own in turns.items()}, contenders[0].name
+    return {
+        name: {
             "median ms": statistics.median(own),
             "95% ms": float(np.percentile(own, 95)),
             f"of {first}": statistics.median(times[first]) / statistics.median(own),
             "other lines": count_different(outputs[name], outputs[first]),
         }
-
-    return {name: row(name, own) for name, own in times.items()}
+        for name, own in times.items()
+    }

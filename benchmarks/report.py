@@ -23,15 +23,7 @@ Table = dict[str, Row]  # contender -> column -> value; None: unknown
 
 @dataclass
 class Report:
-    """The results of a run.
-
-    Attributes:
-        command: "train", "generate", "real" or "ablate".
-        settings: Of the run.
-        tables: Title -> contender -> column -> value; `rounds`, of each round, aren't printed.
-        notes: Lines below the tables.
-        machine: The machine and the versions.
-    """
+    """The results of a run: tables by title, whose `rounds` aren't printed, and notes below them."""
 
     command: str
     settings: dict[str, Any]
@@ -54,14 +46,7 @@ class Report:
 
 
 def compare(amount: float, unit: str, seconds: dict[str, list[float]], first: str) -> Table:
-    """Makes rows of the work per second: the median of the rounds, the slowest, the fastest, and the ratio of medians.
-
-    Args:
-        amount: Work of a round.
-        unit: Of the work per second.
-        seconds: Contender -> seconds of each round.
-        first: The contender that ratios refer to.
-    """
+    """Makes rows of work per second: the median, the slowest and the fastest round, and the ratio to `first`."""
     table: Table = {}
     for name, rounds in seconds.items():
         found, ratio = [amount / one for one in rounds], statistics.median(seconds[first]) / statistics.median(rounds)

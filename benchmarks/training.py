@@ -24,18 +24,11 @@ Inputs = dict[str, Tensor]
 
 @dataclass(frozen=True)
 class Trainee:
-    """A model and how it is called.
-
-    Attributes:
-        model: In training mode.
-        prepare: Adds to a batch what a collator would; not timed.
-        loss: The mean smoothed cross-entropy of a batch.
-        note: For the table.
-    """
+    """A model in training mode, and how it is called."""
 
     model: nn.Module
-    prepare: Callable[[Inputs], Inputs]
-    loss: Callable[[Inputs], Tensor]
+    prepare: Callable[[Inputs], Inputs]  # adds to a batch what a collator would; not timed
+    loss: Callable[[Inputs], Tensor]  # the mean smoothed cross-entropy of a batch
     note: str
 
 
@@ -89,15 +82,7 @@ MAKERS: dict[str, Callable[[Size], Trainee]] = {
 
 
 class TrainingContender:
-    """Updates of one model.
-
-    Args:
-        name: One of `MAKERS`.
-        size: Of the model.
-        cases: What can be run.
-        device: "cpu" or "cuda".
-        dtype: bfloat16 means autocast; the weights are always float32.
-    """
+    """Updates of one model, by a name of `MAKERS`; bfloat16 means autocast, and the weights are always float32."""
 
     def __init__(
         self, name: str, size: Size, cases: tuple[Case, ...], device: str = "cpu", dtype: torch.dtype = torch.float32

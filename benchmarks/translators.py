@@ -15,37 +15,18 @@ Ids = list[int]
 
 
 class Job(NamedTuple):
-    """Sources that are translated.
-
-    Attributes:
-        batches: Token ids of their sentences.
-        beams: Beam size; 1 is greedy search.
-        longest: Most tokens of a translation in each batch, with the end of sentence.
-        is_forced: Whether all translations have that length, the last token aside.
-        batch_tokens: Source tokens of CTranslate2's own batches; 0: those above.
-        parallel: Number of batches that CTranslate2 translates at the same time.
-    """
+    """Batches of token ids, to be translated into at most `longest` tokens each, the end of sentence included."""
 
     batches: list[list[Ids]]
-    beams: int
-    longest: list[int]
-    is_forced: bool = False
-    batch_tokens: int = 0
-    parallel: int = 1
+    beams: int  # 1 is greedy search
+    longest: list[int]  # of each batch
+    is_forced: bool = False  # whether all translations are as long
+    batch_tokens: int = 0  # of CTranslate2's own batches; 0: those above
+    parallel: int = 1  # batches that CTranslate2 translates at the same time
 
 
 class TransformersTranslator:
-    """Marian as it comes, or ours with frozen weights, as its commands have it.
-
-    Args:
-        kind: "marian" or "ours".
-        folder: The checkpoint.
-        compute_type: Of ours; "": the default.
-        jobs: By name, for `run`.
-        dtype: Of the weights; None: the checkpoint's.
-        device: "cpu" or "cuda".
-        in_inference_mode: Whether torch's inference mode is on, as our commands have it.
-    """
+    """Marian as it comes, or ours with frozen weights; with `in_inference_mode`, as our commands have it."""
 
     def __init__(
         self,
@@ -122,16 +103,7 @@ class TransformersTranslator:
 
 
 class CTranslate2Translator:
-    """CTranslate2 with Marian's weights.
-
-    Args:
-        folder: The converted model.
-        vocabulary: JSON file: word -> token id.
-        compute_type: "float32", "int8" ...
-        threads: Number of threads.
-        jobs: By name, for `run`.
-        device: "cpu" or "cuda".
-    """
+    """CTranslate2 with Marian's weights; `vocabulary` is a JSON file: word -> token id."""
 
     def __init__(
         self,

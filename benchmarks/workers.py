@@ -34,47 +34,27 @@ class Timing(NamedTuple):
 
 @dataclass(frozen=True)
 class Facts:
-    """Properties of a contender other than its speed.
+    """Properties of a contender other than its speed."""
 
-    Attributes:
-        parameters: Number of trained parameters; None: unknown.
-        alone: Number of parameters that only this contender has.
-        note: How it is called.
-        in_dtype: Whether it computes in the type whose peak FLOP/s are measured.
-    """
-
-    parameters: int | None = None
-    alone: int = 0
-    note: str = ""
-    in_dtype: bool = True
+    parameters: int | None = None  # that are trained
+    alone: int = 0  # of these, which only this contender has
+    note: str = ""  # how it is called
+    in_dtype: bool = True  # whether it computes in the type whose peak FLOP/s are measured
 
 
 @dataclass(frozen=True)
 class Entrant:
-    """How to make a contender.
-
-    Attributes:
-        name: Its name in the tables.
-        make: Makes it; can be pickled.
-        keep_freed_memory: Whether its process gets the allocator's settings of our command line.
-        library: What is imported before it is made, and doesn't count as its memory; "": nothing.
-        environment: Variables that its process gets in addition.
-    """
+    """How to make a contender, by a function that can be pickled."""
 
     name: str
     make: Callable[[], Any]
-    keep_freed_memory: bool = False
-    library: str = "benchmarks.models"
-    environment: dict[str, str] = field(default_factory=dict)
+    keep_freed_memory: bool = False  # whether its process gets the allocator's settings of our command line
+    library: str = "benchmarks.models"  # is imported first, and doesn't count as its memory; "": nothing is
+    environment: dict[str, str] = field(default_factory=dict)  # variables that its process gets in addition
 
 
 class Worker:
-    """A contender in its own process, which starts at once.
-
-    Args:
-        entrant: How to make it.
-        threads: Its number of threads.
-    """
+    """A contender in its own process, which starts at once."""
 
     def __init__(self, entrant: Entrant, threads: int) -> None:
         self.name = entrant.name
@@ -176,16 +156,7 @@ def peak_memory() -> int:
 def take_turns(
     players: Mapping[str, Callable[[], T]], rounds: int, say: Callable[[str], None] = lambda _: None
 ) -> dict[str, list[T]]:
-    """Lets players take turns, A B A B: once each to warm up, then once each per round.
-
-    Args:
-        players: By name, what each does in a turn.
-        rounds: Timed turns of each.
-        say: Is called with progress messages.
-
-    Returns:
-        Player's name -> what its turns returned, without the first one.
-    """
+    """Lets players take turns, A B A B: once each to warm up, then once each per round; returns what these return."""
     turns: dict[str, list[T]] = {name: [] for name in players}
     for number in range(rounds + 1):
         for name, play in players.items():
