@@ -165,11 +165,7 @@ def check(options: argparse.Namespace) -> None:
 
 
 def choose_peers(options: argparse.Namespace) -> tuple[list[str], list[str]]:
-    """Selects the peers that are installed and part of the command; returns also why others are left out.
-
-    Raises:
-        BenchmarkError: A name is unknown.
-    """
+    """Selects the peers that are installed and part of the command; returns also why others are left out."""
     chosen, left_out = [], []
     for name in dict.fromkeys(part.strip() for part in options.peers.split(",")):
         if name in ("", "none"):

@@ -1,6 +1,6 @@
 """Sentences per second of MarianTokenizer and of ours, made of the same files, in turns.
 
-    python -m benchmarks.tokenizing --model outputs/marian_multi30k --input train.en
+    python -m scripts.compare_tokenizers --model outputs/marian_multi30k --input train.en
 
 "First sight": a new tokenizer, which hasn't seen any of the words. MarianTokenizer needs sentencepiece.
 """
@@ -14,9 +14,8 @@ from typing import Any
 
 from transformers import MarianTokenizer
 
+from benchmarks.report import align, describe_machine
 from hf_vanilla_transformer.interop.sentencepiece import opus_mt_tokenizer
-
-from .report import align, describe_machine
 
 JOBS: dict[str, tuple[int, int, dict[str, Any]]] = {  # lines, lines of a call, options
     "1,000 at a time": (10_000, 1_000, {}),
