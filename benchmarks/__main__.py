@@ -102,7 +102,9 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     common.add_argument("--batches", type=positive, default=4, help=batches)
     common.add_argument("--seed", type=int, default=0, help="seed of the batches (default: 0)")
     updates, searches = argparse.ArgumentParser(add_help=False), argparse.ArgumentParser(add_help=False)
-    updates.add_argument("--tokens", type=positive, help="target tokens per batch (default: 2,048; on CUDA 25,000)")
+    updates.add_argument(
+        "--tokens", type=positive, help="target tokens per batch (default: 2,048; ablate: 1,024; on CUDA 25,000)"
+    )
     searches.add_argument("--new-tokens", type=positive, help="tokens of all translations (default: of real targets)")
     searches.add_argument("--cases", nargs="+", metavar="CASE", help=f"of {'; '.join(DECODING_CASES)} (default: all)")
     compiled = argparse.ArgumentParser(add_help=False)
@@ -128,7 +130,8 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     options.device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
     options.dtype = options.dtype or ("float32" if options.device == "cpu" else "bfloat16")
     if getattr(options, "tokens", 0) is None:
-        options.tokens = 2_048 if options.device == "cpu" else 25_000
+        on_cpu = 1_024 if options.command == "ablate" else 2_048  # which has forty rows
+        options.tokens = on_cpu if options.device == "cpu" else 25_000
     if options.peers is None:
         options.peers = ",".join(name for name, (_, commands) in PEERS.items() if options.command in commands)
     return options
