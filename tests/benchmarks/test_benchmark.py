@@ -748,11 +748,11 @@ def test_real(trained, tmp_path, capsys, monkeypatch, peers):
         assert found[search]["ours"]["other lines"] == 0
         assert found[search]["marian"]["of marian"] == 1
     for row in found["greedy, all lines"].values():
-        assert row["sentences/s"] == 7 / row["rounds"][0]
+        assert row["sentences/s"] == pytest.approx(row["rounds"][0])  # of one round
         assert "|tok:13a|" in row["BLEU"]
     if "ctranslate2" in peers:  # the same tokens, in whatever batches
         assert found["greedy, all lines"]["ctranslate2"]["other lines"] == 0
-        assert found["start"]["ctranslate2"]["options"] == "-"
+        assert found["start"]["ctranslate2"]["options"] is None
         assert found["start"]["ctranslate2, tuned"]["options"]["batch_tokens"] in BATCH_TOKENS_TRIED
 
 
