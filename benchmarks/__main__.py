@@ -1,48 +1,49 @@
 """Compares training and decoding with other implementations of the same model, in one run on this machine.
 
     python -m benchmarks train --config base --peers marian,torch --json train.json --chart train.png
-    python -m benchmarks train --config tiny --end-to-end --data_dir multi30k_tok
-    python -m benchmarks generate --config base --json generate.json --chart generate.png
-    python -m benchmarks generate --growth growth/
-    python -m benchmarks generate --config opus --compiled
+    python -m benchmarks generate --config base --compiled --json generate.json --chart generate.png
     python -m benchmarks real --model opus-mt-en-de --input test_2016_flickr.en --reference test_2016_flickr.de
+    python -m benchmarks ablate --config small --rounds 3 --batches 1
 
-Contenders take turns, A B A B, on the same random batches, each in its own process. Every figure is a median of
-rounds; compare ratios, as machines have other work to do. docs/performance.md explains what is compared.
+Contenders take turns, A B A B, on the same batches, each in its own process. Every figure is a median of rounds;
+compare ratios, as machines have other work to do. docs/performance.md explains what is compared.
 """
 
 import argparse
 import itertools
+import statistics
 import sys
 import time
+import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
 import torch
+from transformers.utils import logging
 
 from hf_vanilla_transformer.data.batching import BatchingError
 
-from . import end_to_end, growth
+from .ablate import ablate
 from .decoding import decoding_entrants
 from .floor import products_of
-from .real import RealText, measure_real
-from .report import Report, draw, new_figure
+from .real import measure_real
+from .report import BASELINE, FLOOR, Report, compare, count_different, draw, megabytes, new_figure
 from .training import training_entrants
 from .work import (
     DECODING_FORMULA,
     LENGTHS,
     SIZES,
     TRAINING_FORMULA,
-    BenchmarkError,
     Case,
     decoding_batches,
+    random_batches,
+    synchronize,
     training_batches,
 )
-from .workers import PAUSE, Entrant, Facts, be_quiet, set_threads, start, synchronize, take_turns
+from .workers import BenchmarkError, Entrant, Facts, Timing, Worker, take_turns
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 PEAK_SIDES = {"cpu": (1024, 2048), "cuda": (4096, 8192, 16384)}
@@ -54,115 +55,69 @@ DECODING_CASES = {  # name -> beams, sentences
     "beam 4, batch 1": (4, 1),
     "beam 4, batch 32": (4, 32),
 }
-
-
-@dataclass(frozen=True)
-class Peer:
-    """Another implementation.
-
-    Attributes:
-        module: The module that must be installed.
-        train: Whether the benchmark of training supports it.
-        generate: Whether the benchmark of decoding supports it.
-        unsupported_reason: Why not both are supported.
-    """
-
-    module: str
-    train: bool
-    generate: bool
-    unsupported_reason: str = ""
-
-
+# Name of a peer -> the module that must be installed, and the commands that have it.
 PEERS = {
-    "marian": Peer("transformers", True, True),
-    "torch": Peer("torch", True, False, "torch.nn.Transformer has no decoding"),
-    "bart": Peer("transformers", True, False, "it decodes as Marian does"),
-    "ctranslate2": Peer("ctranslate2", False, True, "it only decodes"),
-    "fairseq": Peer("fairseq", False, False, "benchmarks has no adapter for it"),
-    "joeynmt": Peer("joeynmt", False, False, "benchmarks has no adapter for it"),
-    "opennmt": Peer("onmt", False, False, "benchmarks has no adapter for it"),
+    "marian": ("transformers", ("train", "generate", "real")),
+    "torch": ("torch", ("train",)),
+    "ctranslate2": ("ctranslate2", ("generate", "real")),
 }
-DEFAULT_PEERS = {"train": "marian,torch", "generate": "marian,ctranslate2", "real": "marian,ctranslate2"}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Runs the benchmark that the command line asks for."""
     options = parse_arguments(arguments)
-    be_quiet()
-    set_threads(options.threads)
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    warnings.filterwarnings("ignore", category=UserWarning)
+    if options.threads is not None:
+        torch.set_num_threads(options.threads)
+    options.threads = torch.get_num_threads()
     try:
         check(options)
-        if options.command == "generate" and options.growth:
-            seconds = growth.measure_growth(options.device, DTYPES[options.dtype], options.rounds, say)
-            files = growth.write_growth(seconds, options.growth)
-            print("\n".join(map(str, files)))
-            return
-        report = real(options) if options.command == "real" else measure(options)
+        report = {"real": real, "ablate": run_ablation}.get(options.command, run_contest)(options)
     except (BenchmarkError, BatchingError) as error:
         raise SystemExit(f"benchmarks: {error}") from error
     print(report)
     if options.json:
         options.json.parent.mkdir(parents=True, exist_ok=True)
         options.json.write_text(report.to_json() + "\n")
-    if options.chart and isinstance(report, Report):
+    if options.chart:
         draw(report, options.chart)
-
-
-def real(options: argparse.Namespace) -> RealText:
-    """Measures a trained model on real text."""
-    peers, left_out = choose_peers(options.peers, "generate")
-    for name, reason in left_out.items():
-        say(f"left out: {name}, {reason}")
-    return measure_real(
-        options.model,
-        options.input,
-        options.reference,
-        beams=options.num_beams,
-        longest=options.max_new_tokens,
-        lines=options.lines,
-        singles=options.singles,
-        rounds=options.rounds,
-        threads=options.threads or torch.get_num_threads(),
-        peers=peers,
-        compute_types=compute_types(options),
-        say=say,
-    )
-
-
-def compute_types(options: argparse.Namespace) -> tuple[str, ...]:
-    """Returns the compute types that ours decodes with, in addition to the default."""
-    return ("int8", "compiled") if options.compiled else ("int8",)
 
 
 def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     """Parses the command line."""
+    every = argparse.ArgumentParser(add_help=False)
+    every.add_argument("--rounds", type=positive, default=5, help="timed turns of each (default: %(default)s)")
+    every.add_argument("--threads", type=positive, help="threads of each process (default: torch's)")
+    every.add_argument("--json", type=Path, metavar="F.json", help="write all figures to this file")
+    every.add_argument("--chart", type=Path, metavar="F.png", help="draw a chart")
+    every.add_argument("--peers", help=f"of {', '.join(PEERS)}, separated by commas; none: ours alone (default: all)")
     common = argparse.ArgumentParser(add_help=False)
     common.add_argument("--config", choices=SIZES, default="base", help="size of the models (default: base)")
     common.add_argument("--device", choices=("cpu", "cuda"), help="default: cuda where there is one")
     common.add_argument("--dtype", choices=DTYPES, help="default: float32 on a CPU, bfloat16 on CUDA; train: autocast")
-    common.add_argument("--peers", help=f"of {', '.join(PEERS)}, separated by commas; none: ours and the floor only")
     common.add_argument("--lengths", choices=LENGTHS, default="multi30k", help="sentence lengths (default: multi30k)")
-    common.add_argument("--rounds", type=positive, default=5, help="timed turns of each (default: 5)")
-    batches = f"batches per turn; {BATCHES_OF_ONE} single sentences count as one (default: 4)"
+    batches = f"batches per turn; {BATCHES_OF_ONE} single sentences count as one (default: %(default)s)"
     common.add_argument("--batches", type=positive, default=4, help=batches)
-    common.add_argument("--threads", type=positive, help="threads of each process (default: torch's)")
     common.add_argument("--seed", type=int, default=0, help="seed of the batches (default: 0)")
-    common.add_argument("--json", type=Path, metavar="F.json", help="write all figures to this file")
-    common.add_argument("--chart", type=Path, metavar="F.png", help="draw a chart")
-    common.add_argument("--same-process", action="store_true", help="all in one process: no peak memory, one allocator")
+    updates, searches = argparse.ArgumentParser(add_help=False), argparse.ArgumentParser(add_help=False)
+    updates.add_argument(
+        "--tokens", type=positive, help="target tokens per batch (default: 2,048; ablate: 1,024; on CUDA 25,000)"
+    )
+    searches.add_argument("--new-tokens", type=positive, help="tokens of all translations (default: of real targets)")
+    searches.add_argument("--cases", nargs="+", metavar="CASE", help=f"of {'; '.join(DECODING_CASES)} (default: all)")
+    compiled = argparse.ArgumentParser(add_help=False)
+    compiled.add_argument("--compiled", action="store_true", help=COMPILED)
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    commands = parser.add_subparsers(dest="command", required=True, metavar="train|generate|real")
-    train = commands.add_parser("train", parents=[common], help="updates: target tokens per second")
-    train.add_argument("--tokens", type=positive, help="target tokens per batch (default: 2,048; on CUDA 25,000)")
-    train.add_argument("--end-to-end", action="store_true", help="compare our trainer with the stock one, on files")
-    train.add_argument("--data_dir", type=Path, help="folder of Multi30k's train.en and train.de")
-    train.add_argument("--updates", type=positive, default=20, help="updates per turn, end to end (default: 20)")
-    generate = commands.add_parser("generate", parents=[common], help="translations: output tokens per second")
-    generate.add_argument("--new-tokens", type=positive, help="tokens of all translations (default: of real targets)")
-    generate.add_argument("--cases", nargs="+", metavar="CASE", help=f"of {'; '.join(DECODING_CASES)} (default: all)")
-    generate.add_argument("--compiled", action="store_true", help=COMPILED)
-    generate.add_argument("--growth", type=Path, metavar="FOLDER", help="instead, plot how time grows with each size")
-    real = commands.add_parser("real", help="real text with a trained model: sentences per second and BLEU")
+    add = partial(parser.add_subparsers(dest="command", required=True, metavar="train|generate|real|ablate").add_parser)
+    add("train", parents=[common, updates, every], help="updates: target tokens per second")
+    add("generate", parents=[common, searches, compiled, every], help="translations: output tokens per second")
+    leave_out = add(
+        "ablate", parents=[common, updates, searches, every], help="each shortcut left out alone: time, memory"
+    )
+    leave_out.add_argument("--only", choices=("updates", "translations"), help="half of the tables (default: both)")
+    real = add("real", parents=[compiled, every], help="real text with a trained model: sentences per second and BLEU")
     real.add_argument("--model", type=Path, required=True, help="folder of a MarianMTModel, as OPUS-MT's are laid out")
     real.add_argument("--input", type=Path, required=True, help="file with one sentence per line")
     real.add_argument("--reference", type=Path, required=True, help="their translations")
@@ -170,19 +125,15 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     real.add_argument("--max-new-tokens", type=positive, default=128, help="longest translation (default: 128 tokens)")
     real.add_argument("--lines", type=positive, help="number of lines, from the first (default: all)")
     real.add_argument("--singles", type=positive, default=50, help="lines also translated one at a time (default: 50)")
-    real.add_argument("--compiled", action="store_true", help=COMPILED)
-    real.add_argument("--peers", help="of marian and ctranslate2, or none (default: both)")
-    real.add_argument("--rounds", type=positive, default=3, help="timed turns of each (default: 3)")
-    real.add_argument("--threads", type=positive, help="threads of each process (default: torch's)")
-    real.add_argument("--json", type=Path, metavar="F.json", help="file to write all figures to")
-    real.set_defaults(device="cpu", dtype="float32", chart=None)
+    real.set_defaults(device="cpu", dtype="float32", rounds=3)
     options = parser.parse_args(arguments)
     options.device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
     options.dtype = options.dtype or ("float32" if options.device == "cpu" else "bfloat16")
+    if getattr(options, "tokens", 0) is None:
+        on_cpu = 1_024 if options.command == "ablate" else 2_048  # which has forty rows
+        options.tokens = on_cpu if options.device == "cpu" else 25_000
     if options.peers is None:
-        options.peers = DEFAULT_PEERS[options.command]
-    if options.command == "train" and options.tokens is None:
-        options.tokens = 2_048 if options.device == "cpu" else 25_000
+        options.peers = ",".join(name for name, (_, commands) in PEERS.items() if options.command in commands)
     return options
 
 
@@ -204,96 +155,128 @@ def check(options: argparse.Namespace) -> None:
         raise BenchmarkError("there is no CUDA device here; give --device cpu")
     if options.command == "train" and options.dtype == "float16":
         raise BenchmarkError("training in float16 needs a scaled loss; give --dtype bfloat16 or float32")
-    if options.command == "train" and options.end_to_end and options.data_dir is None:
-        raise BenchmarkError("--end-to-end needs --data_dir, the folder of Multi30k's train.en and train.de")
+    if options.command == "ablate" and (options.device, options.dtype) != ("cpu", "float32"):
+        raise BenchmarkError("the shortcuts are for float32 on a CPU; give --device cpu --dtype float32")
     for name in getattr(options, "cases", None) or ():
         if name not in DECODING_CASES:
             raise BenchmarkError(
                 f"--cases: there is no case {name!r}; choose of {', '.join(map(repr, DECODING_CASES))}"
             )
-    if options.chart or getattr(options, "growth", None):
+    if options.chart:
         new_figure(1)  # fails now rather than after an hour if matplotlib is missing
-    choose_peers(options.peers, "train" if options.command == "train" else "generate")
+    choose_peers(options)
 
 
-def choose_peers(names: str, command: str) -> tuple[list[str], dict[str, str]]:
-    """Selects the peers that are installed and supported.
-
-    Args:
-        names: Names of peers, separated by commas.
-        command: "train" or "generate".
-
-    Returns:
-        The selected names; name of each other peer -> reason.
-
-    Raises:
-        BenchmarkError: A name is unknown.
-    """
-    chosen, left_out = [], {}
-    for name in dict.fromkeys(part.strip() for part in names.split(",")):
+def choose_peers(options: argparse.Namespace) -> tuple[list[str], list[str]]:
+    """Selects the peers that are installed and part of the command; returns also why others are left out."""
+    chosen, left_out = [], []
+    for name in dict.fromkeys(part.strip() for part in options.peers.split(",")):
         if name in ("", "none"):
             continue
         if name not in PEERS:
             raise BenchmarkError(f"there is no peer {name!r}; choose of {', '.join(PEERS)}")
-        peer = PEERS[name]
-        if find_spec(peer.module) is None:
-            left_out[name] = "not installed"
-        elif not getattr(peer, command):
-            left_out[name] = peer.unsupported_reason
+        module, commands = PEERS[name]
+        if options.command not in commands:
+            left_out.append(f"left out: {name}, only part of {' and '.join(commands)}")
+        elif find_spec(module) is None:
+            left_out.append(f"left out: {name}, not installed")
         else:
             chosen.append(name)
     return chosen, left_out
 
 
-def measure(options: argparse.Namespace) -> Report:
-    """Builds the contenders, lets them take turns and returns the report."""
-    size, dtype = SIZES[options.config], DTYPES[options.dtype]
-    peers, left_out = choose_peers(options.peers, options.command)
-    names = ["config", "device", "dtype", "rounds", "seed", "tokens"]
-    names += ["updates"] if getattr(options, "end_to_end", False) else ["lengths", "new_tokens", "batches"]
-    settings = {name: getattr(options, name) for name in names if hasattr(options, name)}
-    is_training = options.command == "train"
-    report = Report(options.command, size, settings, "", None, "", left_out)
-    with TemporaryDirectory() as name:
-        folder, work = Path(name), {"device": options.device, "dtype": dtype}
-        if is_training and options.end_to_end:
-            cases: dict[str, Case | None] = {"Multi30k, end to end": None}
-            report.size = size = end_to_end.prepare(options.data_dir, size, folder)
-            report.left_out |= {peer: "there is no end-to-end benchmark of it" for peer in peers if peer != "marian"}
-            entrants = end_to_end.entrants(
-                size, folder, options.tokens, options.updates, **work, with_marian="marian" in peers
-            )
-        else:
-            say("measuring the machine's peak")
-            report.peak_flops, report.peak_at = measure_peak(options.device, dtype)
-            report.formula = TRAINING_FORMULA if is_training else DECODING_FORMULA
-            work_cases = training_cases(options) if is_training else decoding_cases(options)
-            cases = {case.name: case for case in work_cases}
-            if is_training:
-                entrants = training_entrants(peers, size, work_cases, **work)
-            else:
-                more = {"threads": options.threads, "folder": folder, "compute_types": compute_types(options)}
-                entrants = decoding_entrants(peers, size, work_cases, **work, **more)
-        compete(report, entrants, cases, options)
+def real(options: argparse.Namespace) -> Report:
+    """Measures a trained model on real text."""
+    peers, left_out = choose_peers(options)
+    report = measure_real(options, peers, compute_types(options), say)
+    report.notes += left_out
     return report
 
 
-def compete(report: Report, entrants: list[Entrant], cases: dict[str, Case | None], options: Any) -> None:
-    """Runs all cases and adds their timings to the report."""
-    workers = start(entrants, options.device, options.threads, options.same_process)
+def compute_types(options: argparse.Namespace) -> tuple[str, ...]:
+    """Returns the compute types that ours decodes with, in addition to the default."""
+    return ("int8", "compiled") if options.compiled else ("int8",)
+
+
+def settings_of(options: argparse.Namespace) -> dict[str, object]:
+    """Returns the options that the figures depend on."""
+    names = ("config", "device", "dtype", "rounds", "seed", "tokens", "lengths", "new_tokens", "batches", "threads")
+    return {name: getattr(options, name) for name in names if hasattr(options, name)}
+
+
+def run_ablation(options: argparse.Namespace) -> Report:
+    """Leaves each shortcut out alone, on well filled batches and on badly filled ones."""
+    size, lengths = SIZES[options.config], LENGTHS[options.lengths]
+    bad = random_batches(lengths, size, options.tokens, options.batches, options.seed)
+    training = (*training_cases(options), Case("updates, badly filled batches", bad))
+    training = () if options.only == "translations" else training
+    decoding = () if options.only == "updates" else decoding_cases(options)
+    settings = {**settings_of(options), "padding": ", ".join(f"{case.padding:.0%}" for case in training)}
+    return ablate(size, training, decoding, options.rounds, options.threads, settings, say)
+
+
+def run_contest(options: argparse.Namespace) -> Report:
+    """Builds the contenders of train or generate, lets them take turns and returns the report."""
+    size, dtype, is_training = SIZES[options.config], DTYPES[options.dtype], options.command == "train"
+    peers, left_out = choose_peers(options)
+    say("measuring the machine's peak")
+    peak, peak_at = measure_peak(options.device, dtype)
+    report = Report(options.command, {**settings_of(options), "size": str(size)})
+    report.notes = [
+        f"peak: {peak / 1e9:,.1f} GFLOP/s, {peak_at}",
+        TRAINING_FORMULA if is_training else DECODING_FORMULA,
+    ]
+    report.notes += left_out
+    with TemporaryDirectory() as folder:
+        if is_training:
+            cases = training_cases(options)
+            entrants = training_entrants(peers, size, cases, options.device, dtype)
+        else:
+            cases = decoding_cases(options)
+            more = {"folder": Path(folder), "compute_types": compute_types(options)}
+            entrants = decoding_entrants(peers, size, cases, options.device, dtype, options.threads, **more)
+        compete(report, entrants, cases, peak, options)
+    return report
+
+
+def compete(
+    report: Report, entrants: list[Entrant], cases: tuple[Case, ...], peak: float, options: argparse.Namespace
+) -> None:
+    """Runs all cases and adds their tables to the report."""
+    size = SIZES[options.config]
+    workers = [Worker(entrant, options.threads) for entrant in entrants]
     try:
-        check_parameters({worker.name: worker.facts() for worker in workers})
-        timings = {
-            name: take_turns(workers, name, options.rounds, say, case is not None, 0 if options.same_process else PAUSE)
-            for name, case in cases.items()
-        }
-        facts = {name: {worker.name: worker.facts(name) for worker in workers} for name in cases}
-        memory = {worker.name: worker.close() for worker in workers}
+        facts = {worker.name: worker.ask("facts") for worker in workers}
+        check_parameters(facts)
+        for case in cases:
+            players = {worker.name: partial(worker.ask, "run", case.name) for worker in workers}
+            turns = take_turns(players, options.rounds, lambda what, to=case.name: say(f"{to}: {what}"))
+            title = f"{case.name}: {case.tokens:,} target tokens per round, {case.padding:.1%} padding"
+            title += f", {case.flops(size):.3g} FLOPs"
+            report.tables[title] = rows_of(case, turns, facts, case.flops(size) / case.tokens / peak)
+        for worker in workers:
+            _, peak_memory = worker.ask("peak")
+            for table in report.tables.values():
+                # The floor's buffers say nothing of what a model needs.
+                table[worker.name]["peak MB"] = None if worker.name == FLOOR else megabytes(peak_memory)
+                table[worker.name] |= {"parameters": facts[worker.name].parameters, "note": facts[worker.name].note}
     finally:
         for worker in workers:
             worker.stop()
-    for name, case in cases.items():
-        report.add(name, case, timings[name], facts[name], memory)
+
+
+def rows_of(
+    case: Case, turns: dict[str, list[Timing]], facts: dict[str, Facts], utilisation: float
+) -> dict[str, dict[str, object]]:
+    """Makes a case's table; `utilisation` is that of one token per second."""
+    baseline = BASELINE if BASELINE in turns else next(iter(turns))
+    seconds = {name: [timing.seconds for timing in own] for name, own in turns.items()}
+    table = compare(case.tokens, "tokens/s", seconds, baseline)
+    for name, row in table.items():
+        row[f"of {FLOOR}"] = row["tokens/s"] * statistics.median(seconds[FLOOR]) / case.tokens
+        row["utilisation"] = row["tokens/s"] * utilisation if facts[name].in_dtype else None
+        row["other lines"] = count_different(turns[name][-1].outputs, turns[baseline][-1].outputs)
+    return table
 
 
 def training_cases(options: argparse.Namespace) -> tuple[Case, ...]:
@@ -321,7 +304,7 @@ def check_parameters(facts: dict[str, Facts]) -> None:
     Raises:
         BenchmarkError: They are not of the same size.
     """
-    counts = {name: fact.parameters - sum(fact.alone.values()) for name, fact in facts.items() if fact.parameters}
+    counts = {name: fact.parameters - fact.alone for name, fact in facts.items() if fact.parameters}
     ours = counts["ours"]
     for name, count in counts.items():
         if count != ours:

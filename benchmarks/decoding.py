@@ -1,6 +1,6 @@
-"""Contenders in decoding: translations of a forced length, by greedy search and beam search."""
+"""Decoding: translations of a forced length, by greedy search and beam search."""
 
-import time
+import json
 from collections.abc import Iterable, Sequence
 from functools import partial
 from importlib import import_module
@@ -12,113 +12,22 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from transformers import PreTrainedTokenizerFast
 
-from hf_vanilla_transformer import VanillaTransformerForConditionalGeneration, engine
 from hf_vanilla_transformer.interop.marian import from_marian
 
 from . import models
-from .floor import DecodingFloor
-from .work import Batch, Case, Size
-from .workers import Entrant, Facts, Timing, synchronize
+from .floor import Floor
+from .translators import CTranslate2Translator, Job, TransformersTranslator
+from .work import Case, Size
+from .workers import Entrant
 
 
-class TransformersDecoder:
-    """A model for transformers, ours included, with its `generate()`.
-
-    Args:
-        name: "marian", "ours", or "ours, " and a `compute_type`.
-        folder: The output of `write_models`.
-        cases: What can be run.
-        device: "cpu" or "cuda".
-        dtype: Of the weights.
-    """
-
-    def __init__(self, name: str, folder: Path, cases: tuple[Case, ...], device: str, dtype: torch.dtype) -> None:
-        self.device, (name, _, self.compute_type) = device, name.partition(", ")
-        self.model = models.load(name, folder, dtype).to(device).eval()
-        if isinstance(self.model, VanillaTransformerForConditionalGeneration):
-            engine.freeze(self.model)  # as the commands do
-        if self.model.generation_config.forced_eos_token_id is None:
-            self.model.generation_config.eos_token_id = None
-        self.options = {"compute_type": self.compute_type} if self.compute_type else {}
-        self.cases = {case.name: (case, [self._prepare(batch) for batch in case.batches]) for case in cases}
-
-    def _prepare(self, batch: Batch) -> dict[str, Any]:
-        return {name: value for name, value in batch.tensors(self.device).items() if name != "labels"}
-
-    def facts(self, case: str = "") -> Facts:
-        """Its parameters."""
-        note = ", ".join(["generate()", *(f"{name}={value!r}" for name, value in self.options.items())])
-        in_dtype = self.compute_type != "int8"
-        bias = getattr(getattr(self.model, "lm_head", None), "bias", None)  # Marian's is a constant
-        alone = {} if bias is None else {"output bias": bias.numel()}
-        return Facts(models.count_parameters(self.model), alone, note, has_memory=True, in_dtype=in_dtype)
-
-    def run(self, case: str) -> Timing:
-        """Translates all batches of a case."""
-        work, batches = self.cases[case]
-        outputs = []
-        began = time.perf_counter()
-        for batch, inputs in zip(work.batches, batches, strict=True):
-            outputs.append(self._generate(inputs, work.beams, batch.new_tokens))
-            assert outputs[-1].shape[1] == batch.new_tokens + 1, outputs[-1].shape  # the first is the start token
-        synchronize(self.device)
-        seconds = time.perf_counter() - began
-        return Timing(seconds, work.tokens, [row for output in outputs for row in output[:, 1:-1].tolist()])
-
-    def _generate(self, inputs: dict[str, Any], beams: int, new_tokens: int) -> torch.Tensor:
-        forced = {"max_new_tokens": new_tokens}
-        if self.model.generation_config.eos_token_id is not None:  # the last token is forced to be it
-            forced["min_new_tokens"] = new_tokens - 1
-        return self.model.generate(**inputs, num_beams=beams, **forced, **self.options)
-
-
-class CTranslate2Decoder:
-    """CTranslate2 with Marian's weights.
-
-    Args:
-        cases: What can be run.
-        device: "cpu" or "cuda".
-        folder: The output of `convert_to_ctranslate2`.
-        compute_type: "float32", "int8" ...
-        threads: Number of threads; None: as many as torch uses.
-    """
-
-    def __init__(
-        self, cases: tuple[Case, ...], device: str, folder: Path, compute_type: str, threads: int | None
-    ) -> None:
-        library: Any = import_module("ctranslate2")
-        self.compute_type = compute_type
-        self.translator = library.Translator(
-            str(folder / compute_type),
-            device,
-            compute_type=compute_type,
-            intra_threads=threads or torch.get_num_threads(),
-        )
-        self.cases = {case.name: (case, [_words(batch) for batch in case.batches]) for case in cases}
-
-    def facts(self, case: str = "") -> Facts:
-        """It has the parameters of the model that it was converted from."""
-        is_int8 = self.compute_type == "int8"
-        return Facts(note=f"compute_type={self.compute_type!r}", has_memory=True, in_dtype=not is_int8)
-
-    def run(self, case: str) -> Timing:
-        """Translates all batches of a case."""
-        work, batches = self.cases[case]
-        outputs = []
-        began = time.perf_counter()
-        for batch, words in zip(work.batches, batches, strict=True):
-            forced = {"min_decoding_length": batch.new_tokens, "max_decoding_length": batch.new_tokens}
-            results = self.translator.translate_batch(words, beam_size=work.beams, **forced)
-            outputs += [result.hypotheses[0] for result in results]
-            assert all(len(words) == batch.new_tokens for words in outputs[-len(results) :]), outputs
-        seconds = time.perf_counter() - began
-        tokens = [[int(word.removeprefix("t")) for word in words[:-1]] for words in outputs]
-        return Timing(seconds, work.tokens, tokens)
-
-
-def _words(batch: Batch) -> list[list[str]]:
-    pairs = zip(batch.source.tolist(), batch.source_lengths.tolist(), strict=True)
-    return [[f"t{token}" for token in tokens[:length]] for tokens, length in pairs]
+def job_of(case: Case) -> Job:
+    """Returns a case's sources, without padding, and the lengths of its translations."""
+    sources = [
+        [tokens[:length] for tokens, length in zip(batch.source.tolist(), batch.source_lengths.tolist(), strict=True)]
+        for batch in case.batches
+    ]
+    return Job(sources, case.beams, [batch.new_tokens for batch in case.batches], is_forced=True)
 
 
 def write_models(size: Size, folder: Path) -> None:
@@ -135,14 +44,14 @@ def write_models(size: Size, folder: Path) -> None:
         pad_token="<pad>",
     )
     tokenizer.save_pretrained(folder / "marian")
+    (folder / "vocabulary.json").write_text(json.dumps(words))
 
 
 def convert_to_ctranslate2(marian: Path, folder: Path, compute_types: Iterable[str]) -> None:
     """Writes a Marian model in CTranslate2's format, in one folder per type."""
     converters: Any = import_module("ctranslate2.converters")
     for compute_type in compute_types:
-        converter = converters.TransformersConverter(str(marian))
-        converter.convert(str(folder / compute_type), quantization=compute_type)
+        converters.TransformersConverter(str(marian)).convert(str(folder / compute_type), quantization=compute_type)
 
 
 def environments(compute_type: str) -> dict[str, dict[str, str]]:
@@ -161,25 +70,29 @@ def decoding_entrants(
     cases: tuple[Case, ...],
     device: str,
     dtype: torch.dtype,
-    threads: int | None,
+    threads: int,
     folder: Path,
     compute_types: Sequence[str] = ("int8",),
 ) -> list[Entrant]:
     """Returns ours, ours with `compute_types` where possible, the peers and the floor; writes models to `folder`."""
     write_models(size, folder)
-    work = {"cases": cases, "device": device, "dtype": dtype}
-    has_types = device == "cpu" and dtype == torch.float32
-    names = ["ours", *(f"ours, {kind}" for kind in compute_types if has_types)]
-    names += ["marian"] if "marian" in peers else []
-    entrants = [Entrant(name, partial(TransformersDecoder, name, folder, **work)) for name in names]
+    plain, jobs = str(dtype).removeprefix("torch."), {case.name: job_of(case) for case in cases}
+    kinds = {"": {}, **{f", {kind}": {"compute_type": kind} for kind in compute_types}}
+    if device != "cpu" or dtype != torch.float32:
+        kinds = {"": {}}
+    work = {"jobs": jobs, "device": device, "dtype": plain}
+    ours, marian = (partial(TransformersTranslator, name, folder / name, **work) for name in ("ours", "marian"))
+    entrants = [Entrant(f"ours{name}", partial(ours, **options)) for name, options in kinds.items()]
+    if "marian" in peers:
+        entrants.append(Entrant("marian", marian))
+        entrants += [Entrant("marian, kept memory", marian, keep_freed_memory=True)] if device == "cpu" else []
     if "ctranslate2" in peers:
-        plain = str(dtype).removeprefix("torch.")
         types = {"ctranslate2": plain, "ctranslate2, int8": "int8"}
         convert_to_ctranslate2(folder / "marian", folder, types.values())
-        converted = {"cases": cases, "device": device, "folder": folder, "threads": threads}
+        files = {"vocabulary": folder / "vocabulary.json", "threads": threads, "jobs": jobs, "device": device}
         for name, kind in types.items():
-            make = partial(CTranslate2Decoder, **converted, compute_type=kind)
+            make = partial(CTranslate2Translator, folder / kind, compute_type=kind, **files)
             for label, variables in (environments(kind) if size.is_opus_mt else {"": {}}).items():
                 full = f"{name}, {label}" if label else name
                 entrants.append(Entrant(full, make, library="ctranslate2", environment=variables))
-    return [*entrants, Entrant("floor", partial(DecodingFloor, size, **work))]
+    return [*entrants, Entrant("floor", partial(Floor, size, cases, device, dtype))]

@@ -7,10 +7,10 @@ Who computes with fewer bits, or calls products with less overhead than torch, c
 
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache, partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -19,30 +19,27 @@ from torch import Tensor
 
 from hf_vanilla_transformer.engine.cpu import CPU
 
-from .work import Batch, Case, Size
-from .workers import Facts, Timing, synchronize
+from .work import Batch, Case, Size, synchronize
+from .workers import Facts, Timing
 
 Call = Callable[[], Tensor]
-Linear = Callable[[Tensor], Call]  # input -> the call that multiplies it by a matrix
 Multiply = Callable[[Tensor, Tensor, Tensor], Call]  # two matrices and a buffer -> the call that multiplies them
 
 
 class Multiplier(NamedTuple):
-    """One implementation of products of large matrices.
+    """One implementation of products of large matrices."""
 
-    Attributes:
-        multiply: x (N, in) and W (out, in) -> x W^T.
-        multiply_gradient: g (N, out) and x (N, in) -> g^T x.
-    """
-
-    multiply: Multiply
-    multiply_gradient: Multiply
+    multiply: Multiply  # x (N, in) and W (out, in) -> x W^T
+    multiply_gradient: Multiply  # g (N, out) and x (N, in) -> g^T x
+    prepare: Callable[[Tensor], Tensor]  # makes of W, once, what a step of decoding multiplies by
+    map: Callable[[Tensor, Tensor], Call]  # x and that -> x W^T
 
 
 @dataclass(frozen=True)
 class Product:
-    """(rows, inner) times `count` different matrices of (inner, outer)."""
+    """(rows, inner) times `count` different matrices of (inner, outer); `name` tells them from others."""
 
+    name: str
     rows: int
     inner: int
     outer: int
@@ -70,61 +67,84 @@ class Attention:
         return 4 * self.groups * self.queries * self.keys * self.width * self.count
 
 
-def source_products(size: Size, tokens: int) -> list[Product]:
-    """Products of the encoder, then of the decoder's keys and values of its output."""
+Part = Product | Attention
+
+
+def source_parts(size: Size, batch: Batch) -> list[Part]:
+    """Products of the encoder, the decoder's keys and values of its output, and the encoder's attention."""
     d, f, layers = size.d_model, size.ffn_dim, size.encoder_layers
     shapes = [(d, 3 * d, layers), (d, d, layers), (d, f, layers), (f, d, layers), (d, 2 * size.decoder_layers * d, 1)]
-    return [Product(tokens, *shape) for shape in shapes]
+    products = [Product(f"source {number}", batch.source_tokens, *shape) for number, shape in enumerate(shapes)]
+    length = _typical(batch.source_lengths)
+    return [*products, Attention(len(batch.source) * size.heads, length, length, d // size.heads, layers)]
 
 
 def target_products(size: Size, tokens: int) -> list[Product]:
     """Products of the decoder, and last the projection to the vocabulary."""
     d, f, layers = size.d_model, size.ffn_dim, size.decoder_layers
     shapes = [(d, 3 * d, layers), (d, d, 3 * layers), (d, f, layers), (f, d, layers), (d, size.vocab_size, 1)]
-    return [Product(tokens, *shape) for shape in shapes]
+    return [Product(f"target {number}", tokens, *shape) for number, shape in enumerate(shapes)]
 
 
-def training_attentions(size: Size, batch: Batch) -> list[Attention]:
-    """Attention of encoder, decoder and cross-attention, for sentences of the root mean square length."""
+def training_parts(size: Size, batch: Batch) -> list[Part]:
+    """The forward pass of an update: attention is to sentences of the root mean square length."""
     groups, width = len(batch.source) * size.heads, size.d_model // size.heads
     source, target = _typical(batch.source_lengths), _typical(batch.target_lengths)
-    shapes = [(source, source, size.encoder_layers), (target, target, size.decoder_layers)]
-    shapes += [(target, source, size.decoder_layers)]
-    return [Attention(groups, queries, keys, width, count) for queries, keys, count in shapes]
+    looks = [Attention(groups, target, keys, width, size.decoder_layers) for keys in (target, source)]
+    return [*source_parts(size, batch), *looks, *target_products(size, batch.target_tokens)]
+
+
+def decoding_parts(size: Size, batch: Batch, beams: int) -> Iterator[Part]:
+    """Yields the encoder's parts, and those of each step, in which a sentence's beams share the source.
+
+    In the first step, a sentence has one row for all of its beams.
+    """
+    yield from source_parts(size, batch)
+    sentences, width, layers = len(batch.source), size.d_model // size.heads, size.decoder_layers
+    source = max(round(float(batch.source_lengths.mean())), 1)
+    for step in range(1, batch.new_tokens + 1):
+        rows = sentences * (1 if step == 1 else beams)
+        yield from target_products(size, rows)
+        yield Attention(rows * size.heads, 1, step, width, layers)
+        yield Attention(sentences * size.heads, rows // sentences, source, width, layers)
 
 
 def _typical(lengths: np.ndarray) -> int:
     return max(round(math.sqrt((lengths.astype(float) ** 2).mean())), 1)
 
 
-class _Floor:
+class Floor:
     """Products by several implementations, of which the first run of a case selects the fastest for each product.
 
-    Args:
-        cases: What can be run.
-        device: "cpu" or "cuda".
-        kinds: Names of the implementations.
+    An update has two products of the same size backward for each one forward; a step of decoding has packed weights.
     """
 
-    def __init__(self, cases: tuple[Case, ...], device: str, kinds: Iterable[str]) -> None:
-        self.cases, self.device, self.kind_names = {case.name: case for case in cases}, device, tuple(kinds)
+    def __init__(self, size: Size, cases: tuple[Case, ...], device: str, dtype: torch.dtype) -> None:
+        self.size, self.cases, self.device, self.dtype = size, {case.name: case for case in cases}, device, dtype
+        self.kinds = products_of(device, dtype)
+        self.buffer = cache(self._buffer)
+        self.prepared = cache(self._prepared)
         self.fastest: dict[str, list[Call]] = {}
 
     def facts(self, case: str = "") -> Facts:
         """Describes how it multiplies."""
-        return Facts(note=f"matrix products alone, each by the fastest of {' and '.join(self.kind_names)}")
+        return Facts(note=f"matrix products alone, each by the fastest of {' and '.join(self.kinds)}")
+
+    def flops(self, batch: Batch, beams: int = 0) -> int:
+        """Operations of an update, three times those of its forward pass, or of the translation of a batch."""
+        if beams:
+            return sum(part.flops for part in decoding_parts(self.size, batch, beams))
+        return 3 * sum(part.flops for part in training_parts(self.size, batch))
 
     @torch.inference_mode()
     def run(self, case: str) -> Timing:
         """Times all batches of a case."""
         if case not in self.fastest:
             self.fastest[case] = self._find_fastest(self.cases[case])
-        return Timing(_time(self.fastest[case], self.device), self.cases[case].tokens)
+        return Timing(_time(self.fastest[case], self.device))
 
     def _find_fastest(self, case: Case) -> list[Call]:
-        kinds = [
-            [call for batch in case.batches for call in self._calls(batch, case, kind)] for kind in self.kind_names
-        ]
+        kinds = [[call for batch in case.batches for call in self.calls(batch, case, kind)] for kind in self.kinds]
         if len(kinds) == 1:
             return kinds[0]
         # Time each product by each implementation, three times in turns.
@@ -133,72 +153,58 @@ class _Floor:
         choices = zip(zip(*kinds, strict=True), zip(*seconds, strict=True), strict=True)
         return [calls[times.index(min(times))] for calls, times in choices]
 
-    def _calls(self, batch: Batch, case: Case, kind: str) -> Iterable[Call]:
-        """Yields the calls of all products of a batch."""
-        raise NotImplementedError
-
-
-class TrainingFloor(_Floor):
-    """Each product forward, and two of the same size backward: by `torch.mm` into buffers, or by oneDNN.
-
-    Args:
-        size: Of the model.
-        cases: What can be run.
-        device: "cpu" or "cuda".
-        dtype: Of all matrices.
-    """
-
-    def __init__(self, size: Size, cases: tuple[Case, ...], device: str, dtype: torch.dtype) -> None:
-        self.size, self.dtype, self.kinds = size, dtype, products_of(device, dtype)
-        super().__init__(cases, device, self.kinds)
-        batches = [batch for case in cases for batch in case.batches]
-        self.most = max(max(batch.source_tokens, batch.target_tokens) for batch in batches)
-        self.buffer = cache(self._buffer)
-        # Every product has its own matrix, with its gradient.
-        self.matrices = [
-            [tuple(self._buffer(role, product.outer, product.inner) for role in "WG") for _ in range(product.count)]
-            for product in self._products(1, 1)
-        ]
-
-    def flops(self, batch: Batch) -> int:
-        """Operations of an update: three times those of the forward pass."""
-        products = self._products(batch.source_tokens, batch.target_tokens)
-        return 3 * sum(part.flops for part in (*products, *training_attentions(self.size, batch)))
-
-    def _products(self, source_tokens: int, target_tokens: int) -> list[Product]:
-        return source_products(self.size, source_tokens) + target_products(self.size, target_tokens)
+    def calls(self, batch: Batch, case: Case, kind: str) -> list[Call]:
+        """Returns the calls of all products of a batch, by one implementation."""
+        if case.beams:
+            parts = decoding_parts(self.size, batch, case.beams)
+            return [call for part in parts for call in self._decoding_calls(part, kind)]
+        forwards: list[Call] = []
+        backwards: list[Call] = []
+        *parts, projection = training_parts(self.size, batch)
+        for part in parts:
+            if isinstance(part, Attention):
+                forwards += self._attention_calls(part)
+            else:
+                self._add_training_calls(part, self.kinds[kind], forwards, backwards)
+        assert isinstance(projection, Product)
+        return [*forwards, *self._projection_calls(self.kinds[kind], projection), *reversed(backwards)]
 
     def _buffer(self, role: str, *shape: int) -> Tensor:
         return torch.randn(shape, dtype=self.dtype, device=self.device).mul_(0.05)
 
-    def _rows(self, role: str, rows: int, width: int) -> Tensor:
-        return self.buffer(role, self.most, width)[:rows]
+    def _prepared(self, kind: str, name: str, *shape: int) -> Tensor:
+        return self.kinds[kind].prepare(self.buffer(name, *shape))
 
-    def _calls(self, batch: Batch, case: Case, kind: str) -> list[Call]:
-        multiplier = self.kinds[kind]
-        products = self._products(batch.source_tokens, batch.target_tokens)
-        forwards: list[Call] = []
-        backwards: list[Call] = []
-        *pairs, (projection, ((table, of_table),)) = zip(products, self.matrices, strict=True)
-        for product, matrices in pairs:
-            x, of_x = (self._rows(role, product.rows, product.inner) for role in ("x", "dx"))
-            y = self._rows("y", product.rows, product.outer)
-            for weight, of_weight in matrices:
-                forwards.append(multiplier.multiply(x, weight, y))
-                backwards.append(multiplier.multiply_gradient(y, x, of_weight))
-                backwards.append(multiplier.multiply(y, weight.t(), of_x))
-        for part in training_attentions(self.size, batch):
-            forwards += self._attention_calls(part)
-        return [*forwards, *self._projection_calls(multiplier, projection, table, of_table), *reversed(backwards)]
+    def _decoding_calls(self, part: Part, kind: str) -> list[Call]:
+        if isinstance(part, Product):
+            x, names = self.buffer("x", part.rows, part.inner), [f"{part.name} {i}" for i in range(part.count)]
+            weights = [self.prepared(kind, name, part.outer, part.inner) for name in names]
+            return [self.kinds[kind].map(x, weight) for weight in weights]
+        room = 1 << (part.keys - 1).bit_length()  # so that steps share their caches
+        query = self.buffer("q", part.groups, part.queries, part.width)
+        keys = self.buffer("k", part.groups, part.width, room)[:, :, : part.keys]
+        scores = self.buffer("s", part.groups, part.queries, part.keys)
+        values = self.buffer("v", part.groups, room, part.width)[:, : part.keys]
+        return [partial(torch.bmm, query, keys), partial(torch.bmm, scores, values)] * part.count
 
-    def _projection_calls(
-        self, multiplier: Multiplier, product: Product, table: Tensor, of_table: Tensor
-    ) -> Iterator[Call]:
+    def _add_training_calls(
+        self, part: Product, multiplier: Multiplier, forwards: list[Call], backwards: list[Call]
+    ) -> None:
+        x, of_x = (self.buffer(role, part.rows, part.inner) for role in ("x", "dx"))
+        y = self.buffer("y", part.rows, part.outer)
+        for number in range(part.count):  # every product has its own matrix, with its gradient
+            weight, of_weight = (self.buffer(f"{part.name} {number}{d}", part.outer, part.inner) for d in ("", " d"))
+            forwards.append(multiplier.multiply(x, weight, y))
+            backwards.append(multiplier.multiply_gradient(y, x, of_weight))
+            backwards.append(multiplier.multiply(y, weight.t(), of_x))
+
+    def _projection_calls(self, multiplier: Multiplier, part: Product) -> Iterator[Call]:
         """Calls of the logits, forward and backward; on a CPU in chunks, as the training loss computes them."""
-        step = max(CPU.logits_per_chunk // product.outer, CPU.rows_per_chunk) if self.device == "cpu" else product.rows
-        x, of_x = (self._rows(role, product.rows, product.inner) for role in ("x", "dx"))
-        logits = self.buffer("logits", min(step, product.rows), product.outer)
-        for start in range(0, product.rows, step):
+        step = max(CPU.logits_per_chunk // part.outer, CPU.rows_per_chunk) if self.device == "cpu" else part.rows
+        x, of_x = (self.buffer(role, part.rows, part.inner) for role in ("x", "dx"))
+        table, of_table = (self.buffer(role, part.outer, part.inner) for role in ("table", "dtable"))
+        logits = self.buffer("logits", min(step, part.rows), part.outer)
+        for start in range(0, part.rows, step):
             rows = slice(start, start + step)
             y = logits[: len(x[rows])]
             yield multiplier.multiply(x[rows], table, y)
@@ -215,130 +221,34 @@ class TrainingFloor(_Floor):
         return [partial(torch.bmm, left, right, out=out) for left, right, out in calls] * part.count
 
 
-def step_rows(sentences: int, beams: int, new_tokens: int) -> Iterator[tuple[int, int]]:
-    """Yields (step from 1, rows); in the first step, a sentence has one row for all of its beams."""
-    for step in range(1, new_tokens + 1):
-        yield step, sentences * (1 if step == 1 else beams)
-
-
-def step_attentions(size: Size, batch: Batch, step: int, rows: int) -> list[Attention]:
-    """Attention in one step: to the translation so far, and to the source, which a sentence's beams share."""
-    sentences, width, layers = len(batch.source), size.d_model // size.heads, size.decoder_layers
-    source = max(round(float(batch.source_lengths.mean())), 1)
-    return [
-        Attention(rows * size.heads, 1, step, width, layers),
-        Attention(sentences * size.heads, rows // sentences, source, width, layers),
-    ]
-
-
-def encoder_attention(size: Size, batch: Batch) -> Attention:
-    """Attention of the encoder."""
-    length, width = _typical(batch.source_lengths), size.d_model // size.heads
-    return Attention(len(batch.source) * size.heads, length, length, width, size.encoder_layers)
-
-
-class DecodingFloor(_Floor):
-    """Encoder, cross keys and values once per sentence, and each step: by `F.linear`, or with packed weights.
-
-    Args:
-        size: Of the model.
-        cases: What can be run.
-        device: "cpu" or "cuda".
-        dtype: Of all matrices.
-    """
-
-    def __init__(self, size: Size, cases: tuple[Case, ...], device: str, dtype: torch.dtype) -> None:
-        self.size, self.device, self.dtype = size, device, dtype
-        self.input = cache(self._input)
-        self.linears = {"F.linear": self._linears(_plain)}
-        if device == "cpu" and dtype == torch.float32 and _has_packed_products():
-            self.linears["oneDNN-packed products"] = self._linears(_packed)
-        super().__init__(cases, device, self.linears)
-
-    def flops(self, batch: Batch, beams: int, new_tokens: int) -> int:
-        """Operations of the translation of a batch."""
-        parts: list[Product | Attention] = [*source_products(self.size, batch.source_tokens)]
-        parts.append(encoder_attention(self.size, batch))
-        for step, rows in step_rows(len(batch.source), beams, new_tokens):
-            parts += target_products(self.size, rows)
-            parts += step_attentions(self.size, batch, step, rows)
-        return sum(part.flops for part in parts)
-
-    def _linears(self, kind: Callable[[Tensor], Linear]) -> dict[str, list[Linear]]:
-        """All linear maps, in the order of their use."""
-        parts = {"source": source_products(self.size, 1), "target": target_products(self.size, 1)}
-        return {
-            side: [
-                kind(self._input(product.outer, product.inner)) for product in products for _ in range(product.count)
-            ]
-            for side, products in parts.items()
-        }
-
-    def _input(self, *shape: int) -> Tensor:
-        return torch.randn(shape, dtype=self.dtype, device=self.device).mul_(0.05)
-
-    def _calls(self, batch: Batch, case: Case, kind: str) -> Iterator[Call]:
-        linears = self.linears[kind]
-        yield from self._product_calls(linears["source"], source_products(self.size, batch.source_tokens))
-        yield from self._attention_calls(encoder_attention(self.size, batch))
-        for step, rows in step_rows(len(batch.source), case.beams, batch.new_tokens):
-            yield from self._product_calls(linears["target"], target_products(self.size, rows))
-            for attention in step_attentions(self.size, batch, step, rows):
-                yield from self._attention_calls(attention)
-
-    def _product_calls(self, linears: list[Linear], products: list[Product]) -> Iterator[Call]:
-        inputs = [self.input(product.rows, product.inner) for product in products for _ in range(product.count)]
-        return (linear(x) for linear, x in zip(linears, inputs, strict=True))
-
-    def _attention_calls(self, part: Attention) -> list[Call]:
-        room = 1 << (part.keys - 1).bit_length()  # so that steps share their caches
-        query = self.input(part.groups, part.queries, part.width)
-        keys = self.input(part.groups, part.width, room)[:, :, : part.keys]
-        scores = self.input(part.groups, part.queries, part.keys)
-        values = self.input(part.groups, room, part.width)[:, : part.keys]
-        return [partial(torch.bmm, query, keys), partial(torch.bmm, scores, values)] * part.count
-
-
-def _plain(weight: Tensor) -> Linear:
-    return lambda x: partial(F.linear, x, weight)
-
-
-def _has_packed_products() -> bool:
-    operators = torch.ops.mkldnn
-    return torch._C._get_mkldnn_enabled() and all(
-        hasattr(operators, name) for name in ("_reorder_linear_weight", "_linear_pointwise")
-    )
-
-
-def _packed(weight: Tensor) -> Linear:
-    packed, linear = torch.ops.mkldnn._reorder_linear_weight(weight), torch.ops.mkldnn._linear_pointwise.default
-    return lambda x: partial(linear, x, packed, None, "none", [], "")
-
-
 def products_of(device: str, dtype: torch.dtype) -> dict[str, Multiplier]:
     """Implementations of products of large matrices on this machine: name -> implementation."""
-    kinds = {"torch.mm": Multiplier(_by_mm, _gradient_by_mm)}
-    if device == "cpu" and dtype == torch.float32 and _has_packed_products():
-        kinds["oneDNN's products"] = Multiplier(_by_onednn, _gradient_by_onednn)
+    kinds = {
+        "torch's products": Multiplier(
+            lambda x, weight, out: partial(torch.mm, x, weight.t(), out=out),
+            lambda gradient, x, out: partial(torch.mm, gradient.t(), x, out=out),
+            lambda weight: weight,
+            lambda x, weight: partial(F.linear, x, weight),
+        )
+    }
+    operators: Any = torch.ops.mkldnn
+    names = ("_reorder_linear_weight", "_linear_pointwise")
+    has_onednn = torch._C._get_mkldnn_enabled() and all(hasattr(operators, name) for name in names)
+    if device == "cpu" and dtype == torch.float32 and has_onednn:
+        kinds["oneDNN's products, of packed weights in decoding"] = Multiplier(
+            _by_onednn, _gradient_by_onednn, operators._reorder_linear_weight, _by_onednn
+        )
     return kinds
 
 
-def _by_mm(x: Tensor, weight: Tensor, out: Tensor) -> Call:
-    return partial(torch.mm, x, weight.t(), out=out)
-
-
-def _gradient_by_mm(gradient: Tensor, x: Tensor, out: Tensor) -> Call:
-    return partial(torch.mm, gradient.t(), x, out=out)
-
-
-def _by_onednn(x: Tensor, weight: Tensor, out: Tensor) -> Call:  # which has no use for room of ours
+def _by_onednn(x: Tensor, weight: Tensor, out: Tensor | None = None) -> Call:  # which has no use for room of ours
     return partial(torch.ops.mkldnn._linear_pointwise.default, x, weight, None, "none", [], "")
 
 
 def _gradient_by_onednn(gradient: Tensor, x: Tensor, out: Tensor) -> Call:
     if len(out) <= out.shape[1]:
-        return _by_onednn(gradient.t(), x.t(), out)
-    return _by_onednn(x.t(), gradient.t(), out)  # transposed: faster with the narrower one first
+        return _by_onednn(gradient.t(), x.t())
+    return _by_onednn(x.t(), gradient.t())  # transposed: faster with the narrower one first
 
 
 def _time(calls: list[Call], device: str) -> float:

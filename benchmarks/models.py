@@ -1,13 +1,12 @@
 """The same Transformer by several implementations: post-norm, sinusoids, one embedding matrix, equal parameters."""
 
 import math
-from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from transformers import BartConfig, BartForConditionalGeneration, GenerationConfig, MarianConfig, MarianMTModel
+from transformers import GenerationConfig, MarianConfig, MarianMTModel
 
 from hf_vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
 
@@ -16,8 +15,6 @@ from .work import Size
 DROPOUT = LABEL_SMOOTHING = 0.1
 POSITIONS = 1024  # rows of positional tables
 END, UNKNOWN = 0, 1  # token ids
-
-KINDS = {"ours": VanillaTransformerForConditionalGeneration, "marian": MarianMTModel}
 
 
 def _fields(size: Size) -> dict[str, Any]:
@@ -55,18 +52,6 @@ def marian(size: Size, **overrides: Any) -> MarianMTModel:
     """Hugging Face's Marian."""
     others = {"forced_eos_token_id": None, "init_std": size.d_model**-0.5}
     return MarianMTModel(MarianConfig(**{**_fields(size), **others, **overrides}))
-
-
-def bart(size: Size) -> BartForConditionalGeneration:
-    """Hugging Face's BART: learned positions, and a LayerNorm after the embeddings."""
-    return BartForConditionalGeneration(
-        BartConfig(**_fields(size), forced_eos_token_id=None, init_std=size.d_model**-0.5)
-    )
-
-
-def bart_alone(size: Size) -> dict[str, int]:
-    """Parameters that only BART has: name -> number."""
-    return {"learned positions": 2 * (POSITIONS + 2) * size.d_model, "embeddings' LayerNorm": 4 * size.d_model}
 
 
 class TorchTransformer(nn.Module):
@@ -126,15 +111,6 @@ def _sinusoids(d_model: int) -> Tensor:
 def count_parameters(model: nn.Module) -> int:
     """Counts trained parameters, each matrix once."""
     return sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
-
-
-def load(name: str, folder: Path, dtype: torch.dtype) -> Any:
-    """Loads "ours" or "marian" from its folder in `folder`."""
-    model = KINDS[name].from_pretrained(folder / name, dtype=dtype)
-    if name == "marian":  # loading makes its sinusoids trainable
-        for stack in (model.get_encoder(), model.get_decoder()):
-            stack.embed_positions.requires_grad_(False)
-    return model
 
 
 def marian_to_decode(size: Size) -> MarianMTModel:

@@ -1,25 +1,20 @@
 """Real text: a trained Marian model, the same model as ours, and the same in CTranslate2's format.
 
-Token ids go in and come out, so that tokenizers don't count. Every contender is a process of its own, takes the lines
-of a file by its own batches and then one at a time, and ends sentences where the model does.
+Token ids go in and come out, so that tokenizers don't count. Every contender takes the lines of a file by its own
+batches and then one at a time, and ends sentences where the model does.
 """
 
-import dataclasses
+import argparse
 import itertools
-import json
-import os
-import re
 import statistics
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from operator import itemgetter
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
 import numpy as np
 from transformers import AutoTokenizer
@@ -30,130 +25,53 @@ from hf_vanilla_transformer.evaluation.translation import batches
 from hf_vanilla_transformer.interop import marian
 
 from .decoding import convert_to_ctranslate2, environments
-from .report import align, describe_machine
-from .work import BenchmarkError
-from .workers import PAUSE
+from .report import Report, Table, compare, count_different, megabytes
+from .translators import CTranslate2Translator, Ids, Job, TransformersTranslator
+from .workers import BenchmarkError, Entrant, Timing, Worker, take_turns
 
-Ids = list[int]
 # The tuned CTranslate2 translates some lines with each of these, one batch at a time and one per thread.
 BATCH_TOKENS_TRIED = (512, 1024, 2048)
 TRIAL_LINES = 128
+Say = Callable[[str], None]
 
 
 @dataclass
 class Contender:
-    """A process that translates.
+    """A process that translates: how to make it, CTranslate2's compute type, and fields of its `Job` with the file."""
 
-    Attributes:
-        name: In the tables.
-        settings: Of `benchmarks.program`.
-        environment: Variables that it gets in addition.
-        options: Of its jobs with the whole file.
-        process: None until it is started.
-    """
-
-    name: str
-    settings: dict[str, Any]
-    environment: dict[str, str] = field(default_factory=dict)
+    entrant: Entrant
+    threads: int
+    compute_type: str = ""
     options: dict[str, int] = field(default_factory=dict)
-    process: Any = None
+    worker: Worker | None = None
+
+    @property
+    def name(self) -> str:
+        """Its name in the tables."""
+        return self.entrant.name
 
     def start(self) -> None:
         """Starts the process, and ends the one before."""
         self.stop()
-        command = [sys.executable, "-m", "benchmarks.program", json.dumps(self.settings)]
-        environment = {**os.environ, "OMP_NUM_THREADS": str(self.settings["threads"]), **self.environment}
-        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
-        self.process = subprocess.Popen(command, **pipes, text=True, env=environment)
+        self.worker = Worker(self.entrant, self.threads)
 
-    def translate(self, **job: Any) -> tuple[float, list[Ids]]:
-        """Returns the seconds and the translations of a job.
-
-        Raises:
-            BenchmarkError: It fails.
-        """
-        try:
-            print(json.dumps(job), file=self.process.stdin, flush=True)
-            answer = json.loads(self.process.stdout.readline())
-        except (OSError, ValueError) as error:
-            code = self.process.wait()
-            raise BenchmarkError(f"{self.name}: its process ended unexpectedly (exit code {code})") from error
-        if "error" in answer:
-            raise BenchmarkError(f"{self.name} failed; leave it out, or fix this error:\n{answer['error']}")
-        return answer["seconds"], answer["outputs"]
-
-    def peak_memory(self) -> int | None:
-        """Returns the most megabytes that were resident, libraries included; None: not on Linux."""
-        status = Path(f"/proc/{self.process.pid}/status")
-        peak = re.search(r"VmHWM:\s+(\d+) kB", status.read_text()) if status.is_file() else None
-        return int(peak.group(1)) * 1024 // 10**6 if peak else None
+    def translate(self, job: Job) -> Timing:
+        """Does a job."""
+        assert self.worker is not None
+        timing: Timing = self.worker.ask("translate", job)
+        return timing
 
     def stop(self) -> None:
         """Ends the process if there is one."""
-        if self.process is not None:
-            self.process.kill()
-            self.process.communicate()
+        if self.worker is not None:
+            self.worker.stop()
 
 
-@dataclass
-class RealText:
-    """What was measured: tables of columns by contender.
-
-    Attributes:
-        settings: Of the run.
-        tables: Title -> contender -> column -> value.
-        machine: The machine and the versions.
-    """
-
-    settings: dict[str, Any]
-    tables: dict[str, dict[str, dict[str, Any]]] = field(default_factory=dict)
-    machine: dict[str, Any] = field(default_factory=describe_machine)
-
-    def to_json(self) -> str:
-        """Returns all fields as JSON."""
-        return json.dumps(dataclasses.asdict(self), indent=1)
-
-    def __str__(self) -> str:
-        lines = [", ".join(f"{name} {value}" for name, value in one.items()) for one in (self.settings, self.machine)]
-        for title, table in self.tables.items():
-            shown = {name: {k: v for k, v in row.items() if k != "rounds"} for name, row in table.items()}
-            header = ("", *next(iter(shown.values())))
-            rows = [(name, *map(_cell, row.values())) for name, row in shown.items()]
-            lines += ["", title, *align([header, *rows])]
-        return "\n".join(lines)
-
-
-def _cell(value: Any) -> str:
-    return f"{value:,.2f}" if isinstance(value, float) else str(value)
-
-
-def measure_real(
-    model: Path,
-    source: Path,
-    reference: Path,
-    *,
-    beams: Sequence[int],
-    longest: int,
-    lines: int | None,
-    singles: int,
-    rounds: int,
-    threads: int,
-    peers: Sequence[str],
-    compute_types: Sequence[str],
-    say: Callable[[str], None],
-) -> RealText:
+def measure_real(given: argparse.Namespace, peers: Sequence[str], compute_types: Sequence[str], say: Say) -> Report:
     """Lets the contenders translate a file in turns, after a warm-up turn.
 
     Args:
-        model: Folder of a MarianMTModel with its tokenizer's files.
-        source: File with one sentence per line.
-        reference: Their translations.
-        beams: Beam sizes, each measured by itself; 1 is greedy search.
-        longest: Most tokens of a translation.
-        lines: Number of lines that are used, from the first; None: all.
-        singles: Number of these that are also translated one at a time.
-        rounds: Timed turns of each contender.
-        threads: Threads of each.
+        given: The options of the command line.
         peers: Of "marian" and "ctranslate2".
         compute_types: Of ours, in addition to the default.
         say: Is called with progress messages.
@@ -161,32 +79,38 @@ def measure_real(
     Raises:
         BenchmarkError: A file is missing or has no lines, or a contender fails.
     """
-    texts, references = (_read(name, path)[:lines] for name, path in (("input", source), ("reference", reference)))
+    files = {"input": given.input, "reference": given.reference}
+    texts, references = (_read(name, path)[: given.lines] for name, path in files.items())
     if len(texts) != len(references):
         raise BenchmarkError(f"--input has {len(texts):,} lines and --reference {len(references):,}")
-    tokenizer = AutoTokenizer.from_pretrained(model)
+    tokenizer = AutoTokenizer.from_pretrained(given.model)
     ids = tokenizer(texts)["input_ids"]
-    given = {"model": model.name, "input": source.name, "sentences": len(ids), "singles": len(ids[:singles])}
-    report = RealText({**given, "longest": longest, "rounds": rounds, "threads": threads})
+    numbers = {"sentences": len(ids), "singles": len(ids[: given.singles]), "longest": given.max_new_tokens}
+    settings = {"model": given.model.name, "input": given.input.name, **numbers, "rounds": given.rounds}
+    report = Report("real", {**settings, "threads": given.threads})
     with TemporaryDirectory() as folder, ExitStack() as stack:
-        contenders = _contenders(model, Path(folder), peers, compute_types, threads)
+        contenders = _contenders(given.model, Path(folder), peers, compute_types, given.threads)
         for contender in contenders:
             stack.callback(contender.stop)
             if contender.name.endswith("tuned"):
                 say(f"tuning {contender.name}")
-                tune(contender, ids[:TRIAL_LINES], max(beams), longest)
-        report.tables["start"] = _starts(contenders, ids[:1], longest, rounds, say)
-        for number in beams:
-            search, job = "greedy" if number == 1 else f"beam {number}", {"beams": number, "longest": longest}
-            files, outputs = _files(contenders, ids, job, rounds, lambda what, to=search: say(f"{to}: {what}"))
+                tune(contender, Job([ids[:TRIAL_LINES]], max(given.num_beams), [given.max_new_tokens]))
+        start = _starts(contenders, Job([ids[:1]], 1, [given.max_new_tokens]), given.rounds, say)
+        report.tables["start"] = start
+        for beams in given.num_beams:
+            search, job = "greedy" if beams == 1 else f"beam {beams}", Job([], beams, [given.max_new_tokens])
+            table, outputs = _file(contenders, ids, job, given.rounds, say)
             for name, own in outputs.items():
-                texts = tokenizer.batch_decode(own, skip_special_tokens=True)
-                files[name]["BLEU"] = str(corpus_bleu(texts, references)).removeprefix("BLEU ")
-            report.tables[f"{search}, all lines"] = files
-            report.tables[f"{search}, one line at a time"] = _singles(contenders, ids[:singles], job, rounds, say)
+                translations = tokenizer.batch_decode(own, skip_special_tokens=True)
+                table[name]["BLEU"] = str(corpus_bleu(translations, references)).removeprefix("BLEU ")
+            report.tables[f"{search}, all lines"] = table
+            singles = _singles(contenders, ids[: given.singles], job, given.rounds, say)
+            report.tables[f"{search}, one line at a time"] = singles
         for contender in contenders:
-            options = {**contender.options, **contender.environment} if contender.options else "-"
-            report.tables["start"][contender.name] |= {"peak MB": contender.peak_memory(), "options": options}
+            options = {**contender.options, **contender.entrant.environment} if contender.options else None
+            assert contender.worker is not None
+            whole, _ = contender.worker.ask("peak")  # libraries included
+            start[contender.name] |= {"peak MB": megabytes(whole), "options": options}
     return report
 
 
@@ -201,112 +125,98 @@ def _contenders(
 ) -> list[Contender]:
     """Converts the model and returns the contenders, the one that ratios refer to first."""
     marian.convert(model, folder / "ours")
-    common = {"threads": threads, "vocabulary": str(model / "vocab.json"), "compute_type": ""}
     contenders = []
     if "marian" in peers:
-        contenders.append(Contender("marian", {**common, "kind": "marian", "folder": str(model)}))
+        make = partial(TransformersTranslator, "marian", model)
+        contenders.append(Contender(Entrant("marian", make, library=""), threads))
     cache = {"HF_VANILLA_TRANSFORMER_CACHE": str(folder / "cache")}  # of compiled programs
     for kind in ("", *compute_types):
-        settings = {**common, "kind": "ours", "folder": str(folder / "ours"), "compute_type": kind}
-        contenders.append(Contender(f"ours, {kind}" if kind else "ours", settings, cache))
+        make = partial(TransformersTranslator, "ours", folder / "ours", kind, in_inference_mode=True)
+        ours = Entrant(f"ours, {kind}" if kind else "ours", make, keep_freed_memory=True, library="", environment=cache)
+        contenders.append(Contender(ours, threads))
     if "ctranslate2" in peers:
         kinds = {"ctranslate2": "float32", "ctranslate2, int8": "int8"}
         convert_to_ctranslate2(model, folder, kinds.values())
         for name, kind in kinds.items():
-            settings = {**common, "kind": "ctranslate2", "folder": str(folder / kind), "compute_type": kind}
-            contenders += [Contender(name, settings), Contender(f"{name}, tuned", settings)]
+            peer = partial(CTranslate2Translator, folder / kind, model / "vocab.json", kind, threads)
+            names = (name, f"{name}, tuned")
+            contenders += [Contender(Entrant(one, peer, library=""), threads, kind) for one in names]
     return contenders
 
 
-def tune(contender: Contender, ids: list[Ids], beams: int, longest: int) -> None:
+def tune(contender: Contender, job: Job) -> None:
     """Chooses the fastest of CTranslate2's variables, then of its options, for this machine and this text."""
 
-    def seconds(**options: int) -> float:
-        both = [contender.translate(batches=[ids], beams=beams, longest=longest, **options) for _ in range(2)]
-        return both[1][0]  # the first one warms up
+    def seconds(**options: int) -> float:  # of the second time: the first one warms up
+        return [contender.translate(job._replace(**{**_own_batches(contender), **options})) for _ in "12"][1].seconds
 
     found = []
-    for variables in environments(contender.settings["compute_type"]).values():
-        contender.environment = variables
+    for variables in environments(contender.compute_type).values():
+        contender.entrant = replace(contender.entrant, environment=variables)
         contender.start()
         found.append((seconds(), variables))
-    contender.environment = min(found, key=itemgetter(0))[1]
+    contender.entrant = replace(contender.entrant, environment=min(found, key=itemgetter(0))[1])
     contender.start()
-    pairs = itertools.product(BATCH_TOKENS_TRIED, sorted({1, contender.settings["threads"]}))
+    pairs = itertools.product(BATCH_TOKENS_TRIED, sorted({1, contender.threads}))
     tried = [{"batch_tokens": tokens, "parallel": parallel} for tokens, parallel in pairs]
     contender.options = min(tried, key=lambda options: seconds(**options))
 
 
-def _starts(
-    contenders: Sequence[Contender], ids: list[Ids], longest: int, rounds: int, say: Callable[[str], None]
-) -> dict[str, dict[str, Any]]:
+def _starts(contenders: Sequence[Contender], job: Job, rounds: int, say: Say) -> Table:
     """Starts every contender once to warm up and once per round, until it has translated a sentence."""
-    seconds: dict[str, list[float]] = {contender.name: [] for contender in contenders}
-    for number, contender in itertools.product(range(rounds + 1), contenders):
-        say(f"start {number} of {rounds}, {contender.name}")
+
+    def start(contender: Contender) -> float:
         began = time.perf_counter()
         contender.start()
-        contender.translate(batches=[ids], beams=1, longest=longest)
-        if number:
-            seconds[contender.name].append(time.perf_counter() - began)
-    return {name: {"s to the first translation": statistics.median(own)} for name, own in seconds.items()}
+        contender.translate(job)
+        return time.perf_counter() - began
+
+    players = {contender.name: partial(start, contender) for contender in contenders}
+    turns = take_turns(players, rounds, lambda what: say(f"start: {what}"))
+    return {name: {"s to the first translation": statistics.median(own)} for name, own in turns.items()}
 
 
-def _files(
-    contenders: Sequence[Contender], ids: list[Ids], job: dict[str, Any], rounds: int, say: Callable[[str], None]
-) -> tuple[dict[str, dict[str, Any]], dict[str, list[Ids]]]:
+def _file(
+    contenders: Sequence[Contender], ids: list[Ids], job: Job, rounds: int, say: Say
+) -> tuple[Table, dict[str, list[Ids]]]:
     """Translates all lines, ours and Marian in our batches, CTranslate2 in its own; returns a table and outputs."""
-    groups = list(batches([len(one) for one in ids], None, BATCH_TOKENS // job["beams"]))
+    groups = list(batches([len(one) for one in ids], None, BATCH_TOKENS // job.beams))
     back = np.argsort([place for group in groups for place in group])
-    job = {**job, "batches": [[ids[place] for place in group] for group in groups]}
-    seconds: dict[str, list[float]] = {contender.name: [] for contender in contenders}
-    outputs = {}
-    for number, contender in itertools.product(range(rounds + 1), contenders):
-        say(f"round {number} of {rounds}, {contender.name}")
-        time.sleep(PAUSE)
-        took, translations = contender.translate(**job, **contender.options)
-        outputs[contender.name] = [translations[place] for place in back]
-        seconds[contender.name] += [took] if number else []
-    medians = {name: statistics.median(own) for name, own in seconds.items()}
-    first = contenders[0].name
-    table = {
-        name: {
-            "sentences/s": len(ids) / median,
-            "from": len(ids) / max(seconds[name]),
-            "to": len(ids) / min(seconds[name]),
-            f"of {first}": medians[first] / median,
-            "tokens/s": sum(len(output) + 1 for output in outputs[name]) / median,  # with the end of sentence
-            "other lines": _different(outputs[name], outputs[first]),
-            "rounds": seconds[name],
-        }
-        for name, median in medians.items()
-    }
+    of_file = [[ids[place] for place in group] for group in groups]
+    job = job._replace(batches=of_file, longest=job.longest * len(of_file))
+    jobs = {one.name: job._replace(**{**_own_batches(one), **one.options}) for one in contenders}
+    players = {one.name: partial(one.translate, jobs[one.name]) for one in contenders}
+    turns = take_turns(players, rounds, lambda what: say(f"{job.beams} beams, all lines: {what}"))
+    outputs = {name: [(timings[-1].outputs or [])[place] for place in back] for name, timings in turns.items()}
+    first, seconds = contenders[0].name, {name: [one.seconds for one in timings] for name, timings in turns.items()}
+    table = compare(len(ids), "sentences/s", seconds, first)
+    for name, row in table.items():
+        tokens = sum(len(output) + 1 for output in outputs[name])  # with the end of sentence
+        row["tokens/s"] = tokens / statistics.median(seconds[name])
+        row["other lines"] = count_different(outputs[name], outputs[first])
     return table, outputs
 
 
-def _singles(
-    contenders: Sequence[Contender], ids: list[Ids], job: dict[str, Any], rounds: int, say: Callable[[str], None]
-) -> dict[str, dict[str, Any]]:
+def _own_batches(contender: Contender) -> dict[str, int]:
+    return {"batch_tokens": max(BATCH_TOKENS_TRIED)} if contender.compute_type else {}
+
+
+def _singles(contenders: Sequence[Contender], ids: list[Ids], job: Job, rounds: int, say: Say) -> Table:
     """Translates one sentence at a time."""
-    times: dict[str, list[float]] = {contender.name: [] for contender in contenders}
-    outputs: dict[str, list[Ids]] = {}
-    for number, contender in itertools.product(range(rounds + 1), contenders):
-        say(f"one line at a time: round {number} of {rounds}, {contender.name}")
-        time.sleep(PAUSE)
-        answers = [contender.translate(**job, batches=[[one]]) for one in ids]
-        outputs[contender.name] = [output for _, (output,) in answers]
-        times[contender.name] += [1000 * seconds for seconds, _ in answers] if number else []
-    first = contenders[0].name
+
+    def one_by_one(contender: Contender) -> list[Timing]:
+        return [contender.translate(job._replace(batches=[[one]])) for one in ids]
+
+    players = {contender.name: partial(one_by_one, contender) for contender in contenders}
+    turns = take_turns(players, rounds, lambda what: say(f"{job.beams} beams, one line at a time: {what}"))
+    times = {name: [1000 * timing.seconds for turn in own for timing in turn] for name, own in turns.items()}
+    outputs, first = {name: [timing.outputs for timing in own[-1]] for name, own in turns.items()}, contenders[0].name
     return {
         name: {
             "median ms": statistics.median(own),
             "95% ms": float(np.percentile(own, 95)),
             f"of {first}": statistics.median(times[first]) / statistics.median(own),
-            "other lines": _different(outputs[name], outputs[first]),
+            "other lines": count_different(outputs[name], outputs[first]),
         }
         for name, own in times.items()
     }
-
-
-def _different(one: list[Ids], other: list[Ids]) -> int:
-    return sum(own != theirs for own, theirs in zip(one, other, strict=True))

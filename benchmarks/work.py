@@ -1,7 +1,9 @@
 """What is computed: sizes of models, batches of random sentences, and their numbers of operations."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -27,22 +29,11 @@ DECODING_FORMULA = (
 )
 
 
-class BenchmarkError(Exception):
-    """The requested benchmark isn't possible; the message says why and names the fix."""
-
-
 @dataclass(frozen=True)
 class Size:
     """What fixes a model: post-norm, one matrix for all embeddings, biases everywhere.
 
-    Attributes:
-        d_model: d.
-        heads: h.
-        encoder_layers: N_e.
-        decoder_layers: N_d.
-        ffn_dim: f, the paper's d_ff.
-        vocab_size: V.
-        is_opus_mt: Whether it has OPUS-MT's activation function, trained output bias and generation settings.
+    `is_opus_mt`: whether it has OPUS-MT's activation function, trained output bias and generation settings.
     """
 
     d_model: int
@@ -82,14 +73,7 @@ SIZES = {
 
 @dataclass(frozen=True)
 class Lengths:
-    """The lengths of a corpus's sentences: a log-normal distribution.
-
-    Attributes:
-        mean: Tokens of a sentence, on either side.
-        deviation: Their standard deviation.
-        correlation: Correlation of the logarithms of both sides.
-        pairs: Number of sentence pairs from which batches are made.
-    """
+    """The lengths of `pairs` sentences: log-normal, with the correlation of the logarithms of both sides."""
 
     mean: float
     deviation: float
@@ -111,14 +95,7 @@ LENGTHS = {"multi30k": Lengths(14, 5, 0.85, 29_000), "wmt": Lengths(27, 15, 0.9,
 
 @dataclass(frozen=True)
 class Batch:
-    """Sentence pairs of random tokens, padded on the right.
-
-    Attributes:
-        source: (B, S), padded with the last token of the vocabulary.
-        source_lengths: (B).
-        target: (B, T), padded with -100.
-        target_lengths: (B).
-    """
+    """Sentence pairs of random tokens: sources (B, S), padded with the last token, and targets (B, T), with -100."""
 
     source: Ints
     source_lengths: Ints
@@ -153,13 +130,7 @@ class Batch:
 
 @dataclass(frozen=True)
 class Case:
-    """A unit of work that is timed.
-
-    Attributes:
-        name: Its name.
-        batches: The batches, one after the other.
-        beams: Beam size in decoding; 0: training.
-    """
+    """Batches that are timed, one after the other, as `name`; `beams` of decoding, or 0: training."""
 
     name: str
     batches: tuple[Batch, ...]
@@ -210,14 +181,7 @@ def decoding_flops(size: Size, source_lengths: Ints, beams: int, new_tokens: int
 
 
 def training_batches(lengths: Lengths, size: Size, tokens: int, count: int, seed: int) -> tuple[Batch, ...]:
-    """Makes batches of sentences of similar length, by a budget of tokens, in random order.
-
-    Args:
-        lengths: The corpus's lengths.
-        size: The model's size, for its vocabulary.
-        tokens: Approximate number of target tokens per batch, without padding.
-        count: Number of batches.
-        seed: Seed of lengths, order and tokens.
+    """Makes batches of sentences of similar length with about `tokens` target tokens, in random order.
 
     Raises:
         BatchingError: A sentence is longer than `tokens`.
@@ -227,37 +191,32 @@ def training_batches(lengths: Lengths, size: Size, tokens: int, count: int, seed
     # The budget includes padding, so batches have fewer real tokens.
     budget = round(tokens * tokens * len(sampler) / target.sum())
     chosen = list(TokenBudgetBatchSampler(source, target, budget, seed=seed))[:count]
-    random = np.random.default_rng(seed)
-    return tuple(_batch(source[places], target[places], size, random) for places in map(np.array, chosen))
+    return _batches(source, target, chosen, size, seed)
+
+
+def random_batches(lengths: Lengths, size: Size, tokens: int, count: int, seed: int) -> tuple[Batch, ...]:
+    """Makes batches of as many tokens, of random sentences: at Multi30k's lengths, about half of them is padding."""
+    source, target = lengths.draw(seed)
+    random, sentences = np.random.default_rng(seed), max(round(tokens / target.mean()), 1)
+    chosen = [random.choice(len(source), size=sentences, replace=False) for _ in range(count)]
+    return _batches(source, target, chosen, size, seed)
 
 
 def decoding_batches(
     lengths: Lengths, size: Size, sentences: int, count: int, seed: int, new_tokens: int | None = None
 ) -> tuple[Batch, ...]:
-    """Makes batches of consecutive sentences of a test set sorted by length.
-
-    Args:
-        lengths: The test set's lengths.
-        size: The model's size, for its vocabulary.
-        sentences: Per batch.
-        count: Number of batches.
-        seed: Seed of lengths, choice and tokens.
-        new_tokens: The length of all targets; None: those of the test set.
-    """
+    """Makes batches of consecutive sentences of a test set sorted by length, or with targets of `new_tokens` each."""
     source, target = (side[:TEST_SENTENCES] for side in lengths.draw(seed))
     if new_tokens is not None:
         target = np.full_like(target, new_tokens)
     order = np.argsort(source, kind="stable")
+    starts = np.random.default_rng(seed).integers(0, len(order) - sentences + 1, size=count)
+    return _batches(source, target, [order[start : start + sentences] for start in starts], size, seed)
+
+
+def _batches(source: Ints, target: Ints, places: Sequence[Any], size: Size, seed: int) -> tuple[Batch, ...]:
     random = np.random.default_rng(seed)
-    starts = random.integers(0, len(order) - sentences + 1, size=count)
-    places = [order[start : start + sentences] for start in starts]
-    return tuple(_batch(source[some], target[some], size, random) for some in places)
-
-
-def uniform_batch(size: Size, sentences: int, source_length: int, target_length: int, seed: int = 0) -> Batch:
-    """Makes a batch without padding."""
-    lengths = np.full((2, sentences), [[source_length], [target_length]])
-    return _batch(lengths[0], lengths[1], size, np.random.default_rng(seed))
+    return tuple(_batch(source[some], target[some], size, random) for some in map(np.array, places))
 
 
 def _batch(source_lengths: Ints, target_lengths: Ints, size: Size, random: np.random.Generator) -> Batch:
@@ -268,3 +227,9 @@ def _batch(source_lengths: Ints, target_lengths: Ints, size: Size, random: np.ra
 
     source, target = sentences(source_lengths, size.pad), sentences(target_lengths, -100)
     return Batch(source, source_lengths, target, target_lengths)
+
+
+def synchronize(device: str) -> None:
+    """Waits until the device has computed everything."""
+    if device == "cuda":
+        torch.cuda.synchronize()

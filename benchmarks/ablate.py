@@ -1,0 +1,319 @@
+"""Ablation: each shortcut of the engine left out alone, by patches from here; the engine itself has no switches.
+
+Updates are on well filled batches (by tokens) and on badly filled ones (random sentences), in processes that keep freed
+memory and in processes that don't. One process does all of its rows in turn, in another order each round; what each
+takes of memory is measured in a process of its own.
+"""
+
+import contextlib
+import itertools
+import math
+import multiprocessing
+import statistics
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, Protocol
+from unittest.mock import patch
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from hf_vanilla_transformer import engine
+from hf_vanilla_transformer.engine.decoding import generate, incremental, linear, search
+from hf_vanilla_transformer.engine.decoding.prepared import weights_of
+from hf_vanilla_transformer.engine.training import functions, layers, loss, packing, shortcuts
+
+from .decoding import job_of, write_models
+from .report import Report, Row, Table, count_different, megabytes
+from .training import TrainingContender
+from .translators import TransformersTranslator
+from .work import Case, Size
+from .workers import Entrant, Timing, Worker, peak_memory, take_turns
+
+ALL, NONE, MARIAN = "everything", "plain model", "marian"
+KEPT, FRESH = ", kept memory", ", fresh memory"
+KINDS = {KEPT: True, FRESH: False}  # whether the process keeps freed memory
+Patch = AbstractContextManager[Any]
+Say = Callable[[str], None]
+
+
+# ---- What takes the place of shortcuts ----
+def plain_linear(x: Tensor, *maps: nn.Linear, relu: bool = False) -> tuple[Tensor, ...]:
+    """Computes each map by itself, and its ReLU after it."""
+    outputs = [one(x) for one in maps]
+    return tuple(F.relu(y) for y in outputs) if relu else tuple(outputs)
+
+
+def plain_layer_norm(norm: nn.LayerNorm, x: Tensor) -> Tensor:
+    """Normalises as torch does, which keeps the input."""
+    return F.layer_norm(x, norm.normalized_shape, norm.weight, norm.bias, norm.eps)
+
+
+def plain_dropout(dropout: nn.Dropout, y: Tensor, residual: Tensor | None = None) -> Tensor:
+    """Drops as torch does, and adds the residual afterwards."""
+    y = F.dropout(y, dropout.p, dropout.training)
+    return y if residual is None else residual + y
+
+
+class UnfoldedDecoder(incremental.IncrementalDecoder):
+    """Projects a single sentence's queries and values in each step; its source is filled up as others are."""
+
+    shapes_memory = False
+
+    def _project(self, memory: Tensor, linear: Any, shortest: int) -> Iterator[Tensor]:
+        return super()._project(memory, linear, incremental.CPU.shortest_source)
+
+
+class ReselectingDecoder(incremental.IncrementalDecoder):
+    """Copies all caches at each move, as transformers does."""
+
+    def move(self, rows: Any, sentences: Any) -> None:
+        """Makes new caches of the old ones."""
+        places, owners = torch.tensor(rows), torch.tensor(sentences)
+        self.past = self.past.index_select(2, places)
+        self.memory_keys, self.memory_values = (
+            kept.index_select(1, owners) for kept in (self.memory_keys, self.memory_values)
+        )
+        if self.memory_bias is not None:
+            self.memory_bias = self.memory_bias.index_select(0, owners)
+        self.source_mask = self.source_mask.index_select(0, owners)
+        self.num_rows, self.num_sentences = len(rows), len(sentences)
+        self._view()
+
+
+def _cpu(module: Any, **fields: Any) -> Patch:
+    return patch.object(module, "CPU", replace(module.CPU, **fields))
+
+
+# Name of a shortcut -> what takes it out. Patches are made anew each time.
+TRAINING: dict[str, Callable[[], list[Patch]]] = {
+    "packing": lambda: [patch.object(packing.Packing, "where_worthwhile", lambda mask: packing.Packing())],
+    "linear maps": lambda: [patch.object(layers, "fused_linear", plain_linear)],
+    "oneDNN's products": lambda: [patch.object(functions, "_is_for_onednn", lambda x: False)],
+    "feed-forward": lambda: [patch.object(layers, "_feed_forward", lambda module, x: module(x))],
+    "LayerNorm": lambda: [patch.object(layers, "layer_norm", plain_layer_norm)],
+    "dropout": lambda: [patch.object(layers, "add_dropout", plain_dropout)],
+    "short attention": lambda: [patch.object(layers, "are_short", lambda queries, keys: False)],
+    "chunks of logits": lambda: [_cpu(loss, logits_per_chunk=2**62)],
+    "loss": lambda: [patch.object(shortcuts, "is_plain_linear", lambda *arguments: False)],
+    "skip_logits": lambda: [],  # with which packing goes: `Updates` leaves the argument out
+}
+DECODING: dict[str, Callable[[], list[Patch]]] = {
+    "packed weights": lambda: [patch.object(linear, "PackedLinear", linear.PlainLinear)],
+    "weights by column": lambda: [patch.object(linear, "ColumnLinear", linear.PlainLinear)],
+    "mixed weights": lambda: [patch.object(linear, "MixedLinear", linear.PackedLinear)],
+    "all linear maps": lambda: [patch.object(linear, "_can_be_packed", lambda weight: False)],
+    "folding": lambda: [patch.object(generate, "IncrementalDecoder", UnfoldedDecoder)],
+    "filling up sources": lambda: [_cpu(incremental, shortest_source=0)],
+    "caches in place": lambda: [patch.object(generate, "IncrementalDecoder", ReselectingDecoder)],
+    "two-stage search": lambda: [
+        _cpu(search, rows_worth_blocks=2**62),
+        patch.object(search, "SIZES_OF_BLOCKS", [2**62]),
+    ],
+}
+
+
+@contextlib.contextmanager
+def left_out(name: str) -> Iterator[None]:
+    """Takes a shortcut out; ALL and NONE take none."""
+    with ExitStack() as stack:
+        for one in {**TRAINING, **DECODING}.get(name, list)():
+            stack.enter_context(one)
+        yield
+
+
+class Ablated(Protocol):
+    """A contender that can do its work without a shortcut."""
+
+    def play(self, case: str, name: str) -> tuple[float, Any]:
+        """Does the work of a case; returns the seconds, and what came out of it."""
+
+
+Make = Callable[[], Ablated]
+Contenders = dict[str, tuple[Make, list[str]]]  # "ours" and "marian": how they are made, and their rows
+
+
+class InTurns:
+    """Does the work of a case once with each row's shortcut left out, in another order each time."""
+
+    def __init__(self, make: Make, names: list[str]) -> None:
+        self.contender, self.names, self.turns = make(), names, 0
+
+    def run(self, case: str) -> dict[str, tuple[float, Any]]:
+        """Returns the seconds of each row, and what came out."""
+        start, self.turns = self.turns % len(self.names), self.turns + 1
+        return {name: self.contender.play(case, name) for name in self.names[start:] + self.names[:start]}
+
+
+class Updates(TrainingContender):
+    """Updates of ours without a shortcut, or of Marian."""
+
+    def play(self, case: str, name: str) -> tuple[float, float]:
+        """Updates on all batches of a case; returns the seconds and the last loss."""
+        if name == MARIAN:
+            return self.update(case, self.trainee.loss)
+        options = {} if name in (NONE, "skip_logits") else {"skip_logits": True}
+        shortens = contextlib.nullcontext() if name == NONE else engine.training_shortcuts(self.trainee.model)
+        with left_out(name), shortens:
+            return self.update(case, lambda batch: self.trainee.model(**batch, **options).loss)
+
+
+class Translations(TransformersTranslator):
+    """Translations by ours without a shortcut, or by Marian."""
+
+    def play(self, case: str, name: str) -> tuple[float, Any]:
+        """Translates a case's sources; returns the seconds and the translations."""
+        if name == MARIAN:
+            return tuple(self.run(case))  # type: ignore[return-value]
+        with left_out(name):
+            engine.release(self.model)
+            engine.freeze(self.model)
+            weights_of(self.model)
+            found: Timing = self.run(case)
+        return tuple(found)  # type: ignore[return-value]
+
+
+class Meter:
+    """Measures memory in forks of its process, which has imported everything and computed nothing."""
+
+    def measure(self, make: Make, name: str, cases: list[str], keeps: bool) -> int:
+        """Returns the bytes that a contender takes at most, libraries aside, while it does each case twice."""
+        with multiprocessing.get_context("fork").Pool(1) as pool:
+            return pool.apply(_growth, (make, name, cases, keeps))
+
+
+def _growth(make: Make, name: str, cases: list[str], keeps: bool) -> int:
+    before = peak_memory()
+    if keeps:
+        engine.keep_freed_memory()
+    contender = make()
+    for case in cases * 2:
+        contender.play(case, name)
+    return peak_memory() - before
+
+
+def ablate(
+    size: Size,
+    training: tuple[Case, ...],
+    decoding: tuple[Case, ...],
+    rounds: int,
+    threads: int,
+    settings: dict[str, Any],
+    say: Say,
+) -> Report:
+    """Leaves each shortcut out alone: of updates on `training`, and of translations of `decoding`."""
+    report = Report("ablate", settings)
+    if training:
+        ours, marian = (partial(Updates, name, size, training) for name in ("ours, plain call", MARIAN))
+        trained = measure(
+            {"ours": (ours, [ALL, *TRAINING, NONE]), MARIAN: (marian, [MARIAN])}, training, rounds, threads, say
+        )
+        report.tables |= trained
+        for case in training:
+            tables = [trained[case.name + kind] for kind in KINDS]
+            report.tables[f"{case.name}: factors of the lead over Marian"] = lead(*tables)
+    if decoding:
+        with TemporaryDirectory() as name:
+            write_models(size, folder := Path(name))
+            jobs = {case.name: job_of(case) for case in decoding}
+            ours, marian = (partial(Translations, kind, folder / kind, jobs=jobs) for kind in ("ours", MARIAN))
+            makes = {"ours": (ours, [ALL, *DECODING]), MARIAN: (marian, [MARIAN])}
+            report.tables |= measure(makes, decoding, rounds, threads, say)
+    report.notes += [
+        "Each row leaves one shortcut out; `of everything`: its seconds divided by those with everything, `MB of "
+        "everything` likewise; above 1, the shortcut pays.",
+        "over marian: the lead over Marian with fresh memory, as it comes.",
+    ]
+    return report
+
+
+def measure(
+    contenders: Contenders,
+    cases: tuple[Case, ...],
+    rounds: int,
+    threads: int,
+    say: Say,
+) -> dict[str, Table]:
+    """Measures time and memory of all rows of "ours" and "marian"; in decoding, memory is that of all cases.
+
+    Returns:
+        A table for each case with kept memory, and one with fresh memory.
+    """
+    tables: dict[str, Table] = {}
+    with ExitStack() as stack:
+        workers = []
+        for (kind, keeps), (who, (make, names)) in itertools.product(KINDS.items(), contenders.items()):
+            workers.append(Worker(Entrant(who + kind, partial(InTurns, make, names), keeps), threads))
+            stack.callback(workers[-1].stop)
+        for case in cases:
+            players = {worker.name: partial(worker.ask, "run", case.name) for worker in workers}
+            turns = take_turns(players, rounds, lambda what, to=case.name: say(f"{to}: {what}"))  # type: ignore[misc]
+            marian = _seconds([turn[MARIAN] for turn in turns[f"{MARIAN}{FRESH}"]], case)
+            for kind in KINDS:
+                rows = {
+                    name: [turn[name] for turn in turns[who + kind]]
+                    for who in contenders
+                    for name in contenders[who][1]
+                }
+                tables[case.name + kind] = {name: _row(own, rows[ALL], marian, case) for name, own in rows.items()}
+    _add_peaks(tables, contenders, cases, threads, say)
+    return tables
+
+
+def _seconds(turns: list[tuple[float, Any]], case: Case) -> float:
+    return statistics.median(seconds for seconds, _ in turns) / len(case.batches)
+
+
+def _row(own: list[tuple[float, Any]], base: list[tuple[float, Any]], marian: float, case: Case) -> Row:
+    seconds, count = _seconds(own, case), len(case.batches)
+    ends = {"from": min(own)[0] / count, "to": max(own)[0] / count}
+    row = {
+        "s per batch": seconds,
+        **ends,
+        "of everything": seconds / _seconds(base, case),
+        "over marian": marian / seconds,
+    }
+    return {**row, "other lines": count_different(own[-1][1], base[-1][1])} if case.beams else row
+
+
+def _add_peaks(
+    tables: dict[str, Table],
+    contenders: Contenders,
+    cases: tuple[Case, ...],
+    threads: int,
+    say: Say,
+) -> None:
+    names = [case.name for case in cases]
+    groups = [names] if cases[0].beams else [[name] for name in names]
+    meter = Worker(Entrant("memory", Meter, library="benchmarks.ablate"), threads)
+    try:
+        for (kind, keeps), (make, rows) in itertools.product(KINDS.items(), contenders.values()):
+            for row, group in itertools.product(rows, groups):
+                say(f"memory{kind}: {row}")
+                peak = meter.ask("measure", make, row, group, keeps)
+                for name in group:
+                    table = tables[name + kind]
+                    table[row]["peak MB"] = megabytes(peak)
+                    table[row]["MB of everything"] = peak / 1e6 / max(table[ALL]["peak MB"], 1)
+    finally:
+        meter.stop()
+
+
+def lead(kept: Table, fresh: Table) -> Table:
+    """Splits the lead of ours with kept memory over Marian as it comes, with fresh memory, into factors."""
+    seconds = {name: row["s per batch"] for name, row in kept.items()}
+    parts = {
+        "kept memory, as Marian gains by it": fresh[MARIAN]["s per batch"] / seconds[MARIAN],
+        "loss": seconds["loss"] / seconds[ALL],
+        "products (linear maps)": seconds["linear maps"] / seconds[ALL],
+        "padding (packing)": seconds["packing"] / seconds[ALL],
+    }
+    whole = fresh[MARIAN]["s per batch"] / seconds[ALL]
+    parts |= {"everything else": whole / math.prod(parts.values()), "the lead: their product": whole}
+    parts["the lead over Marian with kept memory"] = seconds[MARIAN] / seconds[ALL]
+    return {name: {"factor": factor} for name, factor in parts.items()}

@@ -1,0 +1,160 @@
+"""Contenders in decoding. They import what they need and nothing else, as the start of their processes is measured.
+
+The clock runs while `generate()` or `translate_batch()` does: token ids become tensors or words before that.
+"""
+
+import json
+import time
+from importlib import import_module
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from .workers import Facts, Timing
+
+Ids = list[int]
+
+
+class Job(NamedTuple):
+    """Batches of token ids, to be translated into at most `longest` tokens each, the end of sentence included."""
+
+    batches: list[list[Ids]]
+    beams: int  # 1 is greedy search
+    longest: list[int]  # of each batch
+    is_forced: bool = False  # whether all translations are as long
+    batch_tokens: int = 0  # of CTranslate2's own batches; 0: those above
+    parallel: int = 1  # batches that CTranslate2 translates at the same time
+
+
+class TransformersTranslator:
+    """Marian as it comes, or ours with frozen weights; with `in_inference_mode`, as our commands have it."""
+
+    def __init__(
+        self,
+        kind: str,
+        folder: Path,
+        compute_type: str = "",
+        jobs: dict[str, Job] | None = None,
+        dtype: str | None = None,
+        device: str = "cpu",
+        in_inference_mode: bool = False,
+    ) -> None:
+        self.torch: Any = import_module("torch")
+        self.device, self.jobs, self.in_inference_mode = device, jobs or {}, in_inference_mode
+        self.compute_type, self.options = compute_type, {"compute_type": compute_type} if compute_type else {}
+        ours = ("hf_vanilla_transformer", "VanillaTransformerForConditionalGeneration")
+        module, name = ours if kind == "ours" else ("transformers", "MarianMTModel")
+        load = getattr(import_module(module), name).from_pretrained
+        self.model = (load(folder, dtype=dtype) if dtype else load(folder)).to(device).eval()
+        if kind == "ours":
+            import_module("hf_vanilla_transformer.engine").freeze(self.model)
+        else:  # loading makes its sinusoids trainable
+            for stack in (self.model.get_encoder(), self.model.get_decoder()):
+                stack.embed_positions.requires_grad_(False)
+
+    def facts(self, case: str = "") -> Facts:
+        """Its parameters."""
+        note = ", ".join(["generate()", *(f"{name}={value!r}" for name, value in self.options.items())])
+        bias = getattr(getattr(self.model, "lm_head", None), "bias", None)  # Marian's is a constant
+        alone = 0 if bias is None else bias.numel()
+        count = sum(parameter.numel() for parameter in self.model.parameters() if parameter.requires_grad)
+        return Facts(count, alone, note, in_dtype=self.compute_type != "int8")
+
+    def run(self, case: str) -> Timing:
+        """Does one of its jobs."""
+        return self.translate(self.jobs[case])
+
+    def translate(self, job: Job) -> Timing:
+        """Translates all batches."""
+        lengths = [self._lengths(job, longest) for longest in job.longest]
+        work = list(zip(map(self._inputs, job.batches), lengths, strict=True))
+        self._synchronize()
+        began = time.perf_counter()
+        with self.torch.inference_mode(self.in_inference_mode):
+            outputs = [self.model.generate(**inputs, num_beams=job.beams, **length).tolist() for inputs, length in work]
+        self._synchronize()
+        seconds = time.perf_counter() - began
+        if job.is_forced:
+            for rows, longest in zip(outputs, job.longest, strict=True):
+                assert len(rows[0]) == longest + 1, (len(rows[0]), longest)  # the first is the start token
+        return Timing(seconds, [self._words(row, job.is_forced) for rows in outputs for row in rows])
+
+    def _synchronize(self) -> None:
+        if self.device == "cuda":
+            self.torch.cuda.synchronize()
+
+    def _inputs(self, batch: list[Ids]) -> dict[str, Any]:
+        torch, lengths = self.torch, self.torch.tensor([len(ids) for ids in batch])
+        rows, padding = [torch.tensor(ids) for ids in batch], self.model.config.pad_token_id
+        source = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=padding)
+        mask = (torch.arange(source.shape[1]) < lengths[:, None]).long()
+        return {"input_ids": source.to(self.device), "attention_mask": mask.to(self.device), **self.options}
+
+    def _lengths(self, job: Job, longest: int) -> dict[str, Any]:
+        if not job.is_forced:
+            return {"max_length": longest + 1}  # the start token counts
+        if self.model.generation_config.forced_eos_token_id is None:
+            self.model.generation_config.eos_token_id = None
+            return {"max_new_tokens": longest}
+        return {"max_new_tokens": longest, "min_new_tokens": longest - 1}  # the last one is forced to be the end
+
+    def _words(self, row: Ids, is_forced: bool) -> Ids:
+        end = self.model.config.eos_token_id
+        return row[1:-1] if is_forced else row[1 : row.index(end, 1) if end in row[1:] else len(row)]
+
+
+class CTranslate2Translator:
+    """CTranslate2 with Marian's weights; `vocabulary` is a JSON file: word -> token id."""
+
+    def __init__(
+        self,
+        folder: Path,
+        vocabulary: Path,
+        compute_type: str,
+        threads: int,
+        jobs: dict[str, Job] | None = None,
+        device: str = "cpu",
+    ) -> None:
+        self.library: Any = import_module("ctranslate2")
+        self.settings = {"model_path": str(folder), "device": device, "compute_type": compute_type}
+        self.threads, self.jobs = threads, jobs or {}
+        self.ids: dict[str, int] = json.loads(vocabulary.read_text(encoding="utf-8"))
+        self.words = {number: word for word, number in self.ids.items()}
+        self._load(1)
+
+    def _load(self, parallel: int) -> None:
+        sizes = {"inter_threads": parallel, "intra_threads": max(self.threads // parallel, 1)}
+        self.parallel, self.translator = parallel, self.library.Translator(**self.settings, **sizes)
+
+    def facts(self, case: str = "") -> Facts:
+        """It has the parameters of the model that it was converted from."""
+        kind = self.settings["compute_type"]
+        return Facts(note=f"compute_type={kind!r}", in_dtype=kind != "int8")
+
+    def run(self, case: str) -> Timing:
+        """Does one of its jobs."""
+        return self.translate(self.jobs[case])
+
+    def translate(self, job: Job) -> Timing:
+        """Translates all sentences, in the job's batches or its own."""
+        if job.parallel != self.parallel:
+            self._load(job.parallel)
+        lines = [[[self.words[number] for number in ids] for ids in batch] for batch in job.batches]
+        if job.is_forced:
+            ends = [{"min_decoding_length": longest, "max_decoding_length": longest} for longest in job.longest]
+        else:  # the end of sentence isn't among the words, and Marian's last token is forced to be it
+            ends = [{"max_decoding_length": max(longest - 1, 1)} for longest in job.longest]
+        options: dict[str, Any] = {"beam_size": job.beams}
+        if job.batch_tokens:
+            lines, ends = [[line for batch in lines for line in batch]], [ends[0]]
+            options |= {"max_batch_size": job.batch_tokens, "batch_type": "tokens"}
+        began = time.perf_counter()
+        results = [
+            self.translator.translate_batch(batch, **options, **end) for batch, end in zip(lines, ends, strict=True)
+        ]
+        seconds = time.perf_counter() - began
+        rows = [[result.hypotheses[0] for result in batch] for batch in results]
+        if job.is_forced:
+            for words, longest in zip(rows, job.longest, strict=True):
+                assert all(len(one) == longest for one in words), words
+            rows = [[one[:-1] for one in words] for words in rows]
+        return Timing(seconds, [[self.ids[word] for word in one] for words in rows for one in words])
