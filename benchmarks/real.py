@@ -131,7 +131,7 @@ def _contenders(
         contenders.append(Contender(Entrant("marian", make, library=""), threads))
     cache = {"HF_VANILLA_TRANSFORMER_CACHE": str(folder / "cache")}  # of compiled programs
     for kind in ("", *compute_types):
-        make = partial(TransformersTranslator, "ours", folder / "ours", kind, in_inference_mode=True)
+        make = partial(TransformersTranslator, "ours", folder / "ours", kind, as_translator=True)
         ours = Entrant(f"ours, {kind}" if kind else "ours", make, keep_freed_memory=True, library="", environment=cache)
         contenders.append(Contender(ours, threads))
     if "ctranslate2" in peers:

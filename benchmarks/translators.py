@@ -26,7 +26,7 @@ class Job(NamedTuple):
 
 
 class TransformersTranslator:
-    """Marian as it comes, or ours with frozen weights; with `in_inference_mode`, as our commands have it."""
+    """Marian as it comes, or ours with frozen weights; with `as_translator`, as `Translator` runs it."""
 
     def __init__(
         self,
@@ -36,10 +36,10 @@ class TransformersTranslator:
         jobs: dict[str, Job] | None = None,
         dtype: str | None = None,
         device: str = "cpu",
-        in_inference_mode: bool = False,
+        as_translator: bool = False,
     ) -> None:
         self.torch: Any = import_module("torch")
-        self.device, self.jobs, self.in_inference_mode = device, jobs or {}, in_inference_mode
+        self.device, self.jobs, self.as_translator = device, jobs or {}, as_translator
         self.compute_type, self.options = compute_type, {"compute_type": compute_type} if compute_type else {}
         ours = ("hf_vanilla_transformer", "VanillaTransformerForConditionalGeneration")
         module, name = ours if kind == "ours" else ("transformers", "MarianMTModel")
@@ -69,14 +69,26 @@ class TransformersTranslator:
         work = list(zip(map(self._inputs, job.batches), lengths, strict=True))
         self._synchronize()
         began = time.perf_counter()
-        with self.torch.inference_mode(self.in_inference_mode):
-            outputs = [self.model.generate(**inputs, num_beams=job.beams, **length).tolist() for inputs, length in work]
+        with self.torch.inference_mode(self.as_translator):
+            if self.as_translator:
+                outputs = self._together(job, work)
+            else:
+                outputs = [self.model.generate(**i, num_beams=job.beams, **length).tolist() for i, length in work]
         self._synchronize()
         seconds = time.perf_counter() - began
         if job.is_forced:
             for rows, longest in zip(outputs, job.longest, strict=True):
                 assert len(rows[0]) == longest + 1, (len(rows[0]), longest)  # the first is the start token
         return Timing(seconds, [self._words(row, job.is_forced) for rows in outputs for row in rows])
+
+    def _together(self, job: Job, work: list[tuple[dict[str, Any], dict[str, Any]]]) -> list[list[Ids]]:
+        def generate(number: int) -> Any:
+            inputs, length = work[number]
+            return self.model.generate(**inputs, num_beams=job.beams, **length)
+
+        together = import_module("hf_vanilla_transformer.engine.decoding.together").together
+        outputs = dict(together(self.model, generate, range(len(work))))
+        return [outputs[number].tolist() for number in range(len(work))]
 
     def _synchronize(self) -> None:
         if self.device == "cuda":
