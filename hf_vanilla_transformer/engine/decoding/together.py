@@ -55,7 +55,7 @@ def together(model: Any, generate: Callable[[Item], Any], items: Iterable[Item])
         Item and result, when it is complete, which need not be in the items' order.
     """
     running: list[tuple[Item, Postponed]] = []
-    is_ours = type(model).generate is DecodingMixin.generate and "generate" not in vars(model)
+    is_ours = getattr(type(model), "generate", None) is DecodingMixin.generate and "generate" not in vars(model)
     for item in items:
         _thread.is_postponing = is_ours
         try:
