@@ -49,7 +49,7 @@ def test_missing_markers_are_told_before_anything_is_measured(text, tmp_path, mo
         gpu_report.main(["--docs", str(tmp_path / "docs.md")])
 
 
-@pytest.mark.slow
+@pytest.mark.hard
 def test_with_the_smallest_size_on_the_cpu(docs):
     gpu_report.main(["--docs", str(docs), *TINY])
     text = docs.read_text(encoding="utf-8").partition(gpu_report.BEGIN)[2]

@@ -357,7 +357,7 @@ def test_sharded_checkpoints_are_averaged_as_those_of_one(one: Run, sharded: Run
         torch.testing.assert_close(means[1][name], value, rtol=0, atol=WEIGHTS_DIFFER_BY, msg=name)
 
 
-@pytest.mark.slow
+@pytest.mark.hard
 def test_shards_of_two_machines_train_as_one_process(tmp_path: Path) -> None:
     """Four processes: two shards in each of two groups, which add up their gradients, as fsdp_4_machines.yaml says."""
     sizes = ["--parallelism_config_dp_replicate_size", "2", "--parallelism_config_dp_shard_size", "2"]
