@@ -10,13 +10,14 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache, partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from hf_vanilla_transformer.engine import torch_private
 from hf_vanilla_transformer.engine.cpu import CPU
 
 from .work import Batch, Case, Size, synchronize
@@ -231,18 +232,16 @@ def products_of(device: str, dtype: torch.dtype) -> dict[str, Multiplier]:
             lambda x, weight: partial(F.linear, x, weight),
         )
     }
-    operators: Any = torch.ops.mkldnn
-    names = ("_reorder_linear_weight", "_linear_pointwise")
-    has_onednn = torch._C._get_mkldnn_enabled() and all(hasattr(operators, name) for name in names)
+    has_onednn = torch.backends.mkldnn.enabled and torch_private.has_onednn()
     if device == "cpu" and dtype == torch.float32 and has_onednn:
         kinds["oneDNN's products, of packed weights in decoding"] = Multiplier(
-            _by_onednn, _gradient_by_onednn, operators._reorder_linear_weight, _by_onednn
+            _by_onednn, _gradient_by_onednn, torch_private.onednn_weight(), _by_onednn
         )
     return kinds
 
 
 def _by_onednn(x: Tensor, weight: Tensor, out: Tensor | None = None) -> Call:  # which has no use for room of ours
-    return partial(torch.ops.mkldnn._linear_pointwise.default, x, weight, None, "none", [], "")
+    return partial(torch_private.onednn_linear().default, x, weight, None, "none", [], "")
 
 
 def _gradient_by_onednn(gradient: Tensor, x: Tensor, out: Tensor) -> Call:

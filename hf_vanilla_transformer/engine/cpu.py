@@ -31,8 +31,8 @@ class Processor:
     has_fast_bfloat16: bool = _decides("whether decoding packs weights in bfloat16 for oneDNN")
     # Without VNNI, 16-bit sums overflow otherwise.
     reduce_range: bool = _decides("whether 8-bit products take 7 bits of their inputs, as needed without VNNI")
-    elements_for_mkl: int = _decides("decoding multiplies by float32 weights of up to so many elements with MKL")
-    elements_for_both: float = _decides("up to so many, few rows with MKL and many with oneDNN; above, oneDNN alone")
+    elements_for_mkl: int = _decides("MKL multiplies in decoding by float32 weights with up to this number of elements")
+    elements_for_both: float = _decides("up to this number, MKL multiplies few rows and oneDNN many; above, oneDNN all")
     # 64 rows for a weight of 256 x 256, or on Intel's processors one row for 37,000 x 512.
     multiplications_for_mkl: int = _decides("rows are few up to this number, times the elements of the weight")
     # Below the size of its vectors, torch's softmax takes up to ten times as long.

@@ -178,8 +178,9 @@ def decode(
     search = partial(_generate, model, tokenizer, pieces, options)
     outputs = together(model, search, _batches(pieces, batch_size, batch_tokens // num_beams))
     while True:
-        with lock, torch.inference_mode():
-            batch, output = next(outputs, (None, None))
+        with lock:
+            with torch.inference_mode():
+                batch, output = next(outputs, (None, None))
             if batch is None:
                 break
             decoded = _translations(model, tokenizer, [pieces[place] for place in batch], options, output)

@@ -102,12 +102,21 @@ def errors_of_steps(compute_type):
 
 
 # ---- Both halves ----
+@pytest.fixture(params=[False, True], ids=["thresholds as they are", "small thresholds"])
+def extra(request):
+    """Changes of the thresholds."""
+    return ",".join(f"{name}={value}" for name, value in TOO_SMALL.items()) if request.param else ""
+
+
+@pytest.fixture(params=HALVES)
+def half(request, extra, monkeypatch):
+    """One half of the engine, which is in use."""
+    use(monkeypatch, this_processor(f"{request.param},{extra}"))
+    return request.param
+
+
 @needs_onednn
-@pytest.mark.parametrize("half", HALVES)
-@pytest.mark.parametrize("small", [False, True], ids=["thresholds as they are", "small thresholds"])
-def test_either_half_decodes_as_the_plain_model(monkeypatch, half, small):
-    extra = ",".join(f"{name}={value}" for name, value in TOO_SMALL.items()) if small else ""
-    use(monkeypatch, this_processor(f"{half},{extra}"))
+def test_either_half_decodes_as_the_plain_model(half):
     assert_same_decoding(lambda model, **options: by_us(model, **options).sequences)
     largest, _ = errors_of_steps("default")
     assert largest < CLOSE[torch.float32]["atol"] + 20 * CLOSE[torch.float32]["rtol"]  # logits are up to 20
@@ -128,11 +137,7 @@ def test_either_half_decodes_in_8_bits(monkeypatch, changes):
 
 
 @needs_onednn
-@pytest.mark.parametrize("half", HALVES)
-@pytest.mark.parametrize("small", [False, True], ids=["thresholds as they are", "small thresholds"])
-def test_either_half_trains_as_the_plain_model(monkeypatch, half, small):
-    extra = ",".join(f"{name}={value}" for name, value in TOO_SMALL.items()) if small else ""
-    use(monkeypatch, this_processor(f"{half},{extra}"))
+def test_either_half_trains_as_the_plain_model(monkeypatch, half):
     calls, multiply = [], functions._onednn_linear
     monkeypatch.setattr(functions, "_onednn_linear", lambda *args: calls.append(len(args)) or multiply(*args))
     assert_same_training()

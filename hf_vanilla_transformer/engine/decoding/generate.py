@@ -198,10 +198,11 @@ class Call:
         reason = self.reason or _uncovered(logits_processor, stopping_criteria, config, model_kwargs, self.streamer)
         if reason is None and memory_mask is not None and (memory_mask.ndim != 2 or not memory_mask.any(dim=1).all()):
             reason = "a source is all padding"
-        own_loop = partial(self._by_transformers, input_ids, logits_processor, stopping_criteria, config, model_kwargs)
+        arguments = (input_ids, logits_processor, stopping_criteria, config, model_kwargs)
+        own_loop = partial(self._by_transformers, *arguments)
         if reason is not None:
             return own_loop(reason)
-        batch = self._batch(input_ids, logits_processor, stopping_criteria, config, model_kwargs)
+        batch = self._batch(*arguments)
         return run_or_postpone(self._search(batch, config, own_loop), batch.decoder)
 
     def _search(self, batch: "Batch", config: GenerationConfig, own_loop: Callable[[str], Any]) -> Search[Any]:
@@ -289,8 +290,7 @@ class Call:
         )
         shows = bool(self.settings["output_alignments"])
         settings = (rules, batch.process, shows, self.progress)
-        found = yield from beam_search(batch.decoder, batch.prompts, batch.max_new_tokens, *settings)
-        searches, attention = found
+        searches, attention = yield from beam_search(batch.decoder, batch.prompts, batch.max_new_tokens, *settings)
         is_short = any(len(search.finished) < config.num_return_sequences for search in searches)
         if is_short and self.compute_type != "int8" and not rules.coverage_penalty and not shows:
             return None  # transformers fills the list up with what its impossible beams hold
@@ -301,8 +301,7 @@ class Call:
         shows, streamer = bool(self.settings["output_alignments"]), self.streamer
         on_token = noop if streamer is None else lambda token: streamer.put(torch.tensor([token]))
         settings = (batch.ends, batch.process, on_token, shows, self.progress)
-        found = yield from greedy_search(batch.decoder, batch.prompts, batch.max_new_tokens, *settings)
-        tokens, attention = found
+        tokens, attention = yield from greedy_search(batch.decoder, batch.prompts, batch.max_new_tokens, *settings)
         if streamer is not None:
             streamer.end()
         padding = config._pad_token_tensor

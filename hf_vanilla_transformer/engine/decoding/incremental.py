@@ -278,24 +278,25 @@ def step_together(decoders: Sequence[IncrementalDecoder], tokens: Sequence[Tenso
     pasts = [list(decoder.pasts()) for decoder in decoders]
     sizes = [len(part) for part in parts]
     filling = -sum(sizes) % ROWS_TOGETHER if len(decoders) > 1 else 0
+    sizes.append(filling)
 
     def join(parts: Sequence[Tensor]) -> Tensor:
         more = [parts[0].new_zeros(filling, parts[0].shape[1])] if filling else []
         return torch.cat([*parts, *more]) if len(decoders) > 1 else parts[0]
 
     def attend_to_past(number: int, x: Tensor) -> Tensor:
-        rows = zip(decoders, pasts, stack.layers[number].qkv(x).split_with_sizes([*sizes, filling]), strict=False)
+        rows = zip(decoders, pasts, stack.layers[number].qkv(x).split_with_sizes(sizes), strict=False)
         return join([decoder.attend_to_past(past[number], qkv) for decoder, past, qkv in rows])
 
     def attend_to_memory(number: int, x: Tensor, residual: Tensor) -> Tensor:
         if first.folded:
             return first.attend_folded(number, x, residual)
-        rows = zip(decoders, stack.layers[number].cross_query(x).split_with_sizes([*sizes, filling]), strict=False)
+        rows = zip(decoders, stack.layers[number].cross_query(x).split_with_sizes(sizes), strict=False)
         heads = join([decoder.attend_to_memory(number, query) for decoder, query in rows])
         return stack.layers[number].cross_out(heads, residual)
 
     logits = first.lm_head(through_layers(stack, join(parts), attend_to_past, attend_to_memory))
-    return logits.split_with_sizes([*sizes, filling])[: len(decoders)]
+    return logits.split_with_sizes(sizes)[: len(decoders)]
 
 
 def _softmax(scores: Tensor) -> Tensor:

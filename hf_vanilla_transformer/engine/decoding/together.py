@@ -28,8 +28,7 @@ class Postponed:
     """
 
     def __init__(self, search: Search[Any], decoder: IncrementalDecoder) -> None:
-        self.search, self.decoder = search, decoder
-        self.tokens, self.num_sentences = next(search), decoder.num_sentences
+        self.search, self.decoder, self.tokens = search, decoder, next(search)
 
 
 def run_or_postpone(search: Search[Any], decoder: Any) -> Any:
@@ -68,7 +67,7 @@ def together(model: Any, generate: Callable[[Item], Any], items: Iterable[Item])
         if running and output.decoder.weights is not running[0][1].decoder.weights:  # they have changed since
             yield from _finish(running, 0)
         running.append((item, output))
-        yield from _finish(running, output.num_sentences // 2)
+        yield from _finish(running, output.decoder.num_sentences // 2)
     yield from _finish(running, 0)
 
 
