@@ -1,7 +1,7 @@
 """Compares training and decoding with other implementations of the same model, in one run on this machine.
 
-    python -m benchmarks train --config base --peers marian,torch --json train.json --chart train.png
-    python -m benchmarks generate --config base --compiled --json generate.json --chart generate.png
+    python -m benchmarks train --config base --peers marian torch --json train.json
+    python -m benchmarks generate --config base --compiled --json generate.json
     python -m benchmarks real --model opus-mt-en-de --input test_2016_flickr.en --reference test_2016_flickr.de
     python -m benchmarks ablate --config small --rounds 3 --batches 1
 
@@ -10,10 +10,7 @@ compare ratios, as machines have other work to do. docs/performance.md explains 
 """
 
 import argparse
-import itertools
-import statistics
 import sys
-import time
 import warnings
 from collections.abc import Sequence
 from functools import partial
@@ -27,26 +24,23 @@ from transformers.utils import logging
 from hf_vanilla_transformer.data.batching import BatchingError
 
 from .ablate import ablate
-from .decoding import decoding_entrants
-from .floor import products_of
+from .decoding import decoding_entrants, job_of, write_models
 from .real import measure_real
-from .report import BASELINE, FLOOR, Report, compare, count_different, draw, megabytes, new_figure
+from .report import BASELINE, Report, Table, compare, count_different, megabytes
 from .training import training_entrants
 from .work import (
-    DECODING_FORMULA,
     LENGTHS,
     SIZES,
     TRAINING_FORMULA,
     Case,
     decoding_batches,
+    measure_peak,
     random_batches,
-    synchronize,
     training_batches,
 )
-from .workers import BenchmarkError, Entrant, Facts, Timing, Worker, take_turns
+from .workers import BenchmarkError, Entrant, Timing, Worker, take_turns
 
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-PEAK_SIDES = {"cpu": (1024, 2048), "cuda": (4096, 8192, 16384)}
+DTYPES = ("float32", "bfloat16", "float16")
 COMPILED = 'also ours with compute_type="compiled"; compiling takes up to two minutes'
 BATCHES_OF_ONE = 8  # instead of one, which would mainly measure refilling the caches after another's turn
 DECODING_CASES = {  # name -> beams, sentences
@@ -54,12 +48,13 @@ DECODING_CASES = {  # name -> beams, sentences
     "greedy, batch 32": (1, 32),
     "beam 4, batch 1": (4, 1),
     "beam 4, batch 32": (4, 32),
+    "greedy, batch 64": (1, 64),
 }
-# Name of a peer -> the module that must be installed, and the commands that have it.
+USUAL_CASES = list(DECODING_CASES)[:4]
 PEERS = {
-    "marian": ("transformers", ("train", "generate", "real")),
-    "torch": ("torch", ("train",)),
-    "ctranslate2": ("ctranslate2", ("generate", "real")),
+    "train": ["marian", "torch"],
+    "generate": ["marian", "ctranslate2"],
+    "real": ["marian", "ctranslate2"],
 }
 
 
@@ -72,17 +67,19 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if options.threads is not None:
         torch.set_num_threads(options.threads)
     options.threads = torch.get_num_threads()
+    unprinted = ("command", "json", "model", "input", "reference")
+    given = {name: value for name, value in vars(options).items() if value is not None and name not in unprinted}
+    report = Report(options.command, given)
+    run = {"train": train, "generate": generate, "real": real, "ablate": run_ablation}[options.command]
     try:
-        check(options)
-        report = {"real": real, "ablate": run_ablation}.get(options.command, run_contest)(options)
+        check(options, report)
+        run(options, report)
     except (BenchmarkError, BatchingError) as error:
         raise SystemExit(f"benchmarks: {error}") from error
     print(report)
     if options.json:
         options.json.parent.mkdir(parents=True, exist_ok=True)
         options.json.write_text(report.to_json() + "\n")
-    if options.chart:
-        draw(report, options.chart)
 
 
 def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -91,11 +88,10 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     every.add_argument("--rounds", type=positive, default=5, help="timed turns of each (default: %(default)s)")
     every.add_argument("--threads", type=positive, help="threads of each process (default: torch's)")
     every.add_argument("--json", type=Path, metavar="F.json", help="write all figures to this file")
-    every.add_argument("--chart", type=Path, metavar="F.png", help="draw a chart")
-    every.add_argument("--peers", help=f"of {', '.join(PEERS)}, separated by commas; none: ours alone (default: all)")
     common = argparse.ArgumentParser(add_help=False)
     common.add_argument("--config", choices=SIZES, default="base", help="size of the models (default: base)")
-    common.add_argument("--device", choices=("cpu", "cuda"), help="default: cuda where there is one")
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    common.add_argument("--device", choices=("cpu", "cuda"), default=device, help="default: cuda where there is one")
     common.add_argument("--dtype", choices=DTYPES, help="default: float32 on a CPU, bfloat16 on CUDA; train: autocast")
     common.add_argument("--lengths", choices=LENGTHS, default="multi30k", help="sentence lengths (default: multi30k)")
     batches = f"batches per turn; {BATCHES_OF_ONE} single sentences count as one (default: %(default)s)"
@@ -106,34 +102,38 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
         "--tokens", type=positive, help="target tokens per batch (default: 2,048; ablate: 1,024; on CUDA 25,000)"
     )
     searches.add_argument("--new-tokens", type=positive, help="tokens of all translations (default: of real targets)")
-    searches.add_argument("--cases", nargs="+", metavar="CASE", help=f"of {'; '.join(DECODING_CASES)} (default: all)")
+    searches.add_argument("--cases", nargs="+", choices=DECODING_CASES, default=USUAL_CASES, metavar="CASE")
     compiled = argparse.ArgumentParser(add_help=False)
     compiled.add_argument("--compiled", action="store_true", help=COMPILED)
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    add = partial(parser.add_subparsers(dest="command", required=True, metavar="train|generate|real|ablate").add_parser)
-    add("train", parents=[common, updates, every], help="updates: target tokens per second")
-    add("generate", parents=[common, searches, compiled, every], help="translations: output tokens per second")
-    leave_out = add(
-        "ablate", parents=[common, updates, searches, every], help="each shortcut left out alone: time, memory"
-    )
+    commands = parser.add_subparsers(dest="command", required=True, metavar="train|generate|real|ablate")
+
+    def add(name: str, *parents: argparse.ArgumentParser, help: str) -> argparse.ArgumentParser:
+        command = commands.add_parser(name, parents=[*parents, every], help=help)
+        if name in PEERS:
+            text = f"of {' '.join(PEERS[name])}; nothing: ours alone (default: all)"
+            command.add_argument("--peers", nargs="*", choices=PEERS[name], default=PEERS[name], help=text)
+        return command
+
+    add("train", common, updates, help="updates: target tokens per second")
+    add("generate", common, searches, compiled, help="translations: output tokens per second")
+    leave_out = add("ablate", common, updates, searches, help="each shortcut left out alone: time, memory")
     leave_out.add_argument("--only", choices=("updates", "translations"), help="half of the tables (default: both)")
-    real = add("real", parents=[compiled, every], help="real text with a trained model: sentences per second and BLEU")
+    real = add("real", compiled, help="real text with a trained model: sentences per second and BLEU")
     real.add_argument("--model", type=Path, required=True, help="folder of a MarianMTModel, as OPUS-MT's are laid out")
     real.add_argument("--input", type=Path, required=True, help="file with one sentence per line")
     real.add_argument("--reference", type=Path, required=True, help="their translations")
     real.add_argument("--num-beams", type=positive, nargs="+", default=[1, 4], help="beam sizes (default: 1 4)")
-    real.add_argument("--max-new-tokens", type=positive, default=128, help="longest translation (default: 128 tokens)")
+    longest = "longest translation, in tokens (default: 128)"
+    real.add_argument("--max-new-tokens", dest="longest", metavar="N", type=positive, default=128, help=longest)
     real.add_argument("--lines", type=positive, help="number of lines, from the first (default: all)")
     real.add_argument("--singles", type=positive, default=50, help="lines also translated one at a time (default: 50)")
     real.set_defaults(device="cpu", dtype="float32", rounds=3)
     options = parser.parse_args(arguments)
-    options.device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
     options.dtype = options.dtype or ("float32" if options.device == "cpu" else "bfloat16")
     if getattr(options, "tokens", 0) is None:
         on_cpu = 1_024 if options.command == "ablate" else 2_048  # which has forty rows
         options.tokens = on_cpu if options.device == "cpu" else 25_000
-    if options.peers is None:
-        options.peers = ",".join(name for name, (_, commands) in PEERS.items() if options.command in commands)
     return options
 
 
@@ -145,8 +145,8 @@ def positive(text: str) -> int:
     return number
 
 
-def check(options: argparse.Namespace) -> None:
-    """Checks the options before anything is measured.
+def check(options: argparse.Namespace, report: Report) -> None:
+    """Checks the options before anything is measured, and leaves out CTranslate2 where it isn't installed.
 
     Raises:
         BenchmarkError: They can't work; the message names the fix.
@@ -157,124 +157,80 @@ def check(options: argparse.Namespace) -> None:
         raise BenchmarkError("training in float16 needs a scaled loss; give --dtype bfloat16 or float32")
     if options.command == "ablate" and (options.device, options.dtype) != ("cpu", "float32"):
         raise BenchmarkError("the shortcuts are for float32 on a CPU; give --device cpu --dtype float32")
-    for name in getattr(options, "cases", None) or ():
-        if name not in DECODING_CASES:
-            raise BenchmarkError(
-                f"--cases: there is no case {name!r}; choose of {', '.join(map(repr, DECODING_CASES))}"
-            )
-    if options.chart:
-        new_figure(1)  # fails now rather than after an hour if matplotlib is missing
-    choose_peers(options)
+    if "ctranslate2" in getattr(options, "peers", ()) and find_spec("ctranslate2") is None:
+        options.peers = [name for name in options.peers if name != "ctranslate2"]
+        report.notes.append("left out: ctranslate2, not installed")
 
 
-def choose_peers(options: argparse.Namespace) -> tuple[list[str], list[str]]:
-    """Selects the peers that are installed and part of the command; returns also why others are left out."""
-    chosen, left_out = [], []
-    for name in dict.fromkeys(part.strip() for part in options.peers.split(",")):
-        if name in ("", "none"):
-            continue
-        if name not in PEERS:
-            raise BenchmarkError(f"there is no peer {name!r}; choose of {', '.join(PEERS)}")
-        module, commands = PEERS[name]
-        if options.command not in commands:
-            left_out.append(f"left out: {name}, only part of {' and '.join(commands)}")
-        elif find_spec(module) is None:
-            left_out.append(f"left out: {name}, not installed")
-        else:
-            chosen.append(name)
-    return chosen, left_out
-
-
-def real(options: argparse.Namespace) -> Report:
+def real(options: argparse.Namespace, report: Report) -> None:
     """Measures a trained model on real text."""
-    peers, left_out = choose_peers(options)
-    report = measure_real(options, peers, compute_types(options), say)
-    report.notes += left_out
-    return report
+    report.settings |= {"model": options.model.name, "input": options.input.name}
+    measure_real(options, compute_types(options), report, say)
 
 
 def compute_types(options: argparse.Namespace) -> tuple[str, ...]:
     """Returns the compute types that ours decodes with, in addition to the default."""
+    if options.device != "cpu" or options.dtype != "float32":
+        return ()
     return ("int8", "compiled") if options.compiled else ("int8",)
 
 
-def settings_of(options: argparse.Namespace) -> dict[str, object]:
-    """Returns the options that the figures depend on."""
-    names = ("config", "device", "dtype", "rounds", "seed", "tokens", "lengths", "new_tokens", "batches", "threads")
-    return {name: getattr(options, name) for name in names if hasattr(options, name)}
-
-
-def run_ablation(options: argparse.Namespace) -> Report:
+def run_ablation(options: argparse.Namespace, report: Report) -> None:
     """Leaves each shortcut out alone, on well filled batches and on badly filled ones."""
     size, lengths = SIZES[options.config], LENGTHS[options.lengths]
     bad = random_batches(lengths, size, options.tokens, options.batches, options.seed)
     training = (*training_cases(options), Case("updates, badly filled batches", bad))
     training = () if options.only == "translations" else training
     decoding = () if options.only == "updates" else decoding_cases(options)
-    settings = {**settings_of(options), "padding": ", ".join(f"{case.padding:.0%}" for case in training)}
-    return ablate(size, training, decoding, options.rounds, options.threads, settings, say)
+    report.settings["padding"] = ", ".join(f"{case.padding:.0%}" for case in training)
+    ablate(report, size, training, decoding, options.rounds, options.threads, say)
 
 
-def run_contest(options: argparse.Namespace) -> Report:
-    """Builds the contenders of train or generate, lets them take turns and returns the report."""
-    size, dtype, is_training = SIZES[options.config], DTYPES[options.dtype], options.command == "train"
-    peers, left_out = choose_peers(options)
+def train(options: argparse.Namespace, report: Report) -> None:
+    """Measures updates, and how much of the machine's peak these use."""
+    size, cases, dtype = SIZES[options.config], training_cases(options), getattr(torch, options.dtype)
     say("measuring the machine's peak")
     peak, peak_at = measure_peak(options.device, dtype)
-    report = Report(options.command, {**settings_of(options), "size": str(size)})
-    report.notes = [
-        f"peak: {peak / 1e9:,.1f} GFLOP/s, {peak_at}",
-        TRAINING_FORMULA if is_training else DECODING_FORMULA,
-    ]
-    report.notes += left_out
-    with TemporaryDirectory() as folder:
-        if is_training:
-            cases = training_cases(options)
-            entrants = training_entrants(peers, size, cases, options.device, dtype)
-        else:
-            cases = decoding_cases(options)
-            more = {"folder": Path(folder), "compute_types": compute_types(options)}
-            entrants = decoding_entrants(peers, size, cases, options.device, dtype, options.threads, **more)
-        compete(report, entrants, cases, peak, options)
-    return report
+    report.notes += [f"peak: {peak / 1e9:,.1f} GFLOP/s, {peak_at}", TRAINING_FORMULA]
+    compete(report, training_entrants(options.peers, size, options.device, dtype), cases, options)
+    for case, table in zip(cases, report.tables.values(), strict=True):
+        for row in table.values():
+            row["utilisation"] = row["tokens/s"] * case.training_flops(size) / case.tokens / peak
 
 
-def compete(
-    report: Report, entrants: list[Entrant], cases: tuple[Case, ...], peak: float, options: argparse.Namespace
-) -> None:
+def generate(options: argparse.Namespace, report: Report) -> None:
+    """Measures translations of forced lengths."""
+    with TemporaryDirectory() as name:
+        write_models(SIZES[options.config], folder := Path(name))
+        work = {"device": options.device, "dtype": options.dtype, "threads": options.threads}
+        entrants = decoding_entrants(folder / "marian", folder, options.peers, compute_types(options), **work)
+        compete(report, entrants, decoding_cases(options), options)
+
+
+def compete(report: Report, entrants: list[Entrant], cases: tuple[Case, ...], options: argparse.Namespace) -> None:
     """Runs all cases and adds their tables to the report."""
-    size = SIZES[options.config]
     workers = [Worker(entrant, options.threads) for entrant in entrants]
     try:
-        facts = {worker.name: worker.ask("facts") for worker in workers}
-        check_parameters(facts)
         for case in cases:
-            players = {worker.name: partial(worker.ask, "run", case.name) for worker in workers}
+            players = {one.name: partial(one.ask, "run", job_of(case) if case.beams else case) for one in workers}
             turns = take_turns(players, options.rounds, lambda what, to=case.name: say(f"{to}: {what}"))
             title = f"{case.name}: {case.tokens:,} target tokens per round, {case.padding:.1%} padding"
-            title += f", {case.flops(size):.3g} FLOPs"
-            report.tables[title] = rows_of(case, turns, facts, case.flops(size) / case.tokens / peak)
+            report.tables[title] = rows_of(case, turns)
         for worker in workers:
             _, peak_memory = worker.ask("peak")
             for table in report.tables.values():
-                # The floor's buffers say nothing of what a model needs.
-                table[worker.name]["peak MB"] = None if worker.name == FLOOR else megabytes(peak_memory)
-                table[worker.name] |= {"parameters": facts[worker.name].parameters, "note": facts[worker.name].note}
+                table[worker.name]["peak MB"] = megabytes(peak_memory)
     finally:
         for worker in workers:
             worker.stop()
 
 
-def rows_of(
-    case: Case, turns: dict[str, list[Timing]], facts: dict[str, Facts], utilisation: float
-) -> dict[str, dict[str, object]]:
-    """Makes a case's table; `utilisation` is that of one token per second."""
+def rows_of(case: Case, turns: dict[str, list[Timing]]) -> Table:
+    """Makes a case's table."""
     baseline = BASELINE if BASELINE in turns else next(iter(turns))
     seconds = {name: [timing.seconds for timing in own] for name, own in turns.items()}
     table = compare(case.tokens, "tokens/s", seconds, baseline)
     for name, row in table.items():
-        row[f"of {FLOOR}"] = row["tokens/s"] * statistics.median(seconds[FLOOR]) / case.tokens
-        row["utilisation"] = row["tokens/s"] * utilisation if facts[name].in_dtype else None
         row["other lines"] = count_different(turns[name][-1].outputs, turns[baseline][-1].outputs)
     return table
 
@@ -290,47 +246,12 @@ def decoding_cases(options: argparse.Namespace) -> tuple[Case, ...]:
     """Greedy and beam search, one sentence and many at a time; both searches on the same batches."""
     size, lengths = SIZES[options.config], LENGTHS[options.lengths]
     cases = []
-    for name in options.cases or DECODING_CASES:
+    for name in options.cases:
         beams, sentences = DECODING_CASES[name]
         count = options.batches * (BATCHES_OF_ONE if sentences == 1 else 1)
         batches = decoding_batches(lengths, size, sentences, count, options.seed, options.new_tokens)
         cases.append(Case(name, batches, beams))
     return tuple(cases)
-
-
-def check_parameters(facts: dict[str, Facts]) -> None:
-    """Compares the numbers of parameters, without those that only one of the contenders has by design.
-
-    Raises:
-        BenchmarkError: They are not of the same size.
-    """
-    counts = {name: fact.parameters - fact.alone for name, fact in facts.items() if fact.parameters}
-    ours = counts["ours"]
-    for name, count in counts.items():
-        if count != ours:
-            raise BenchmarkError(
-                f"{name} has {count:,} parameters and ours {ours:,}, so they are not the same model; fix its builder "
-                "in benchmarks/models.py, or state there what only it has"
-            )
-
-
-def measure_peak(device: str, dtype: torch.dtype, seconds: float = 1.0) -> tuple[float, str]:
-    """Returns the most FLOP/s that this machine reaches in products of large square matrices, and which these were."""
-    best, best_side = 0.0, 0
-    for side, kind in itertools.product(PEAK_SIDES[device], products_of(device, dtype).values()):
-        a, b, out = (torch.randn(side, side, device=device).to(dtype) for _ in range(3))
-        call, ends = kind.multiply(a, b, out), time.perf_counter() + seconds
-        for number in range(100):
-            synchronize(device)
-            began = time.perf_counter()
-            call()
-            synchronize(device)
-            now = time.perf_counter()
-            if number and 2 * side**3 / (now - began) > best:  # the first one warms up
-                best, best_side = 2 * side**3 / (now - began), side
-            if number and now > ends:
-                break
-    return best, f"the best product of {best_side} x {best_side} matrices in {str(dtype).removeprefix('torch.')}"
 
 
 def say(what: str) -> None:

@@ -16,7 +16,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Protocol
+from typing import Any
 from unittest.mock import patch
 
 import torch
@@ -33,13 +33,15 @@ from .report import Report, Row, Table, count_different, megabytes
 from .training import TrainingContender
 from .translators import TransformersTranslator
 from .work import Case, Size
-from .workers import Entrant, Timing, Worker, peak_memory, take_turns
+from .workers import Entrant, Worker, peak_memory, take_turns
 
 ALL, NONE, MARIAN = "everything", "plain model", "marian"
 KEPT, FRESH = ", kept memory", ", fresh memory"
 KINDS = {KEPT: True, FRESH: False}  # whether the process keeps freed memory
 Patch = AbstractContextManager[Any]
 Say = Callable[[str], None]
+Make = Callable[[], Any]  # of something with `play`: does a case without a shortcut, returns seconds and what came out
+Contenders = dict[str, tuple[Make, list[str]]]  # "ours" and "marian": how they are made, and their rows
 
 
 # ---- What takes the place of shortcuts ----
@@ -127,24 +129,13 @@ def left_out(name: str) -> Iterator[None]:
         yield
 
 
-class Ablated(Protocol):
-    """A contender that can do its work without a shortcut."""
-
-    def play(self, case: str, name: str) -> tuple[float, Any]:
-        """Does the work of a case; returns the seconds, and what came out of it."""
-
-
-Make = Callable[[], Ablated]
-Contenders = dict[str, tuple[Make, list[str]]]  # "ours" and "marian": how they are made, and their rows
-
-
 class InTurns:
-    """Does the work of a case once with each row's shortcut left out, in another order each time."""
+    """Does a case once with each row's shortcut left out, in another order each time."""
 
     def __init__(self, make: Make, names: list[str]) -> None:
         self.contender, self.names, self.turns = make(), names, 0
 
-    def run(self, case: str) -> dict[str, tuple[float, Any]]:
+    def run(self, case: Case) -> dict[str, tuple[float, Any]]:
         """Returns the seconds of each row, and what came out."""
         start, self.turns = self.turns % len(self.names), self.turns + 1
         return {name: self.contender.play(case, name) for name in self.names[start:] + self.names[:start]}
@@ -153,7 +144,7 @@ class InTurns:
 class Updates(TrainingContender):
     """Updates of ours without a shortcut, or of Marian."""
 
-    def play(self, case: str, name: str) -> tuple[float, float]:
+    def play(self, case: Case, name: str) -> tuple[float, float]:
         """Updates on all batches of a case; returns the seconds and the last loss."""
         if name == MARIAN:
             return self.update(case, self.trainee.loss)
@@ -166,142 +157,104 @@ class Updates(TrainingContender):
 class Translations(TransformersTranslator):
     """Translations by ours without a shortcut, or by Marian."""
 
-    def play(self, case: str, name: str) -> tuple[float, Any]:
+    def play(self, case: Case, name: str) -> tuple[float, Any]:
         """Translates a case's sources; returns the seconds and the translations."""
-        if name == MARIAN:
-            return tuple(self.run(case))  # type: ignore[return-value]
         with left_out(name):
-            engine.release(self.model)
-            engine.freeze(self.model)
-            weights_of(self.model)
-            found: Timing = self.run(case)
-        return tuple(found)  # type: ignore[return-value]
+            if name != MARIAN:
+                engine.release(self.model)
+                engine.freeze(self.model)
+                weights_of(self.model)
+            timing = self.run(job_of(case))
+        return timing.seconds, timing.outputs
 
 
 class Meter:
     """Measures memory in forks of its process, which has imported everything and computed nothing."""
 
-    def measure(self, make: Make, name: str, cases: list[str], keeps: bool) -> int:
-        """Returns the bytes that a contender takes at most, libraries aside, while it does each case twice."""
+    def measure(self, make: Make, name: str, case: Case, keeps: bool) -> int:
+        """Returns the bytes that a contender takes at most, libraries aside, while it does a case twice."""
         with multiprocessing.get_context("fork").Pool(1) as pool:
-            return pool.apply(_growth, (make, name, cases, keeps))
+            return pool.apply(_growth, (make, name, case, keeps))
 
 
-def _growth(make: Make, name: str, cases: list[str], keeps: bool) -> int:
+def _growth(make: Make, name: str, case: Case, keeps: bool) -> int:
     before = peak_memory()
     if keeps:
         engine.keep_freed_memory()
     contender = make()
-    for case in cases * 2:
+    for _ in "12":
         contender.play(case, name)
     return peak_memory() - before
 
 
 def ablate(
+    report: Report,
     size: Size,
     training: tuple[Case, ...],
     decoding: tuple[Case, ...],
     rounds: int,
     threads: int,
-    settings: dict[str, Any],
     say: Say,
-) -> Report:
-    """Leaves each shortcut out alone: of updates on `training`, and of translations of `decoding`."""
-    report = Report("ablate", settings)
+) -> None:
+    """Leaves each shortcut out alone, of updates on `training` and of translations of `decoding`; adds the tables."""
     if training:
-        ours, marian = (partial(Updates, name, size, training) for name in ("ours, plain call", MARIAN))
-        trained = measure(
-            {"ours": (ours, [ALL, *TRAINING, NONE]), MARIAN: (marian, [MARIAN])}, training, rounds, threads, say
-        )
-        report.tables |= trained
+        contenders = {
+            "ours": (partial(Updates, "ours, plain call", size), [ALL, *TRAINING, NONE]),
+            MARIAN: (partial(Updates, MARIAN, size), [MARIAN]),
+        }
+        report.tables |= measure(contenders, training, rounds, threads, say)
         for case in training:
-            tables = [trained[case.name + kind] for kind in KINDS]
+            tables = [report.tables[case.name + kind] for kind in KINDS]
             report.tables[f"{case.name}: factors of the lead over Marian"] = lead(*tables)
     if decoding:
         with TemporaryDirectory() as name:
             write_models(size, folder := Path(name))
-            jobs = {case.name: job_of(case) for case in decoding}
-            ours, marian = (partial(Translations, kind, folder / kind, jobs=jobs) for kind in ("ours", MARIAN))
-            makes = {"ours": (ours, [ALL, *DECODING]), MARIAN: (marian, [MARIAN])}
-            report.tables |= measure(makes, decoding, rounds, threads, say)
+            makes = {kind: partial(Translations, kind, folder / kind) for kind in ("ours", MARIAN)}
+            contenders = {"ours": (makes["ours"], [ALL, *DECODING]), MARIAN: (makes[MARIAN], [MARIAN])}
+            report.tables |= measure(contenders, decoding, rounds, threads, say)
     report.notes += [
         "Each row leaves one shortcut out; `of everything`: its seconds divided by those with everything, `MB of "
         "everything` likewise; above 1, the shortcut pays.",
         "over marian: the lead over Marian with fresh memory, as it comes.",
     ]
-    return report
 
 
-def measure(
-    contenders: Contenders,
-    cases: tuple[Case, ...],
-    rounds: int,
-    threads: int,
-    say: Say,
-) -> dict[str, Table]:
-    """Measures time and memory of all rows of "ours" and "marian"; in decoding, memory is that of all cases.
-
-    Returns:
-        A table for each case with kept memory, and one with fresh memory.
-    """
+def measure(contenders: Contenders, cases: tuple[Case, ...], rounds: int, threads: int, say: Say) -> dict[str, Table]:
+    """Returns a table of time and memory for each case with kept memory, and one with fresh memory."""
     tables: dict[str, Table] = {}
     with ExitStack() as stack:
-        workers = []
-        for (kind, keeps), (who, (make, names)) in itertools.product(KINDS.items(), contenders.items()):
-            workers.append(Worker(Entrant(who + kind, partial(InTurns, make, names), keeps), threads))
-            stack.callback(workers[-1].stop)
+        entrants = [
+            Entrant(who + kind, partial(InTurns, *own), keeps)
+            for (kind, keeps), (who, own) in itertools.product(KINDS.items(), contenders.items())
+        ]
+        *workers, meter = [Worker(one, threads) for one in (*entrants, Entrant("memory", Meter, library=__name__))]
+        for worker in (*workers, meter):
+            stack.callback(worker.stop)
         for case in cases:
-            players = {worker.name: partial(worker.ask, "run", case.name) for worker in workers}
-            turns = take_turns(players, rounds, lambda what, to=case.name: say(f"{to}: {what}"))  # type: ignore[misc]
-            marian = _seconds([turn[MARIAN] for turn in turns[f"{MARIAN}{FRESH}"]], case)
-            for kind in KINDS:
-                rows = {
-                    name: [turn[name] for turn in turns[who + kind]]
-                    for who in contenders
-                    for name in contenders[who][1]
-                }
-                tables[case.name + kind] = {name: _row(own, rows[ALL], marian, case) for name, own in rows.items()}
-    _add_peaks(tables, contenders, cases, threads, say)
+            players = {worker.name: partial(worker.ask, "run", case) for worker in workers}
+            turns = take_turns(players, rounds, lambda what, to=case.name: say(f"{to}: {what}"))
+            marian = statistics.median(turn[MARIAN][0] for turn in turns[MARIAN + FRESH])
+            for kind, keeps in KINDS.items():
+                table = tables[case.name + kind] = {}
+                for who, (make, names) in contenders.items():
+                    for name in names:
+                        say(f"{case.name}{kind}: memory, {name}")
+                        peak = meter.ask("measure", make, name, case, keeps)
+                        table[name] = _row([turn[name] for turn in turns[who + kind]], marian, peak, case)
+                base = dict(table[ALL])
+                for row in table.values():
+                    row["of everything"] = row["s per batch"] / base["s per batch"]
+                    row["MB of everything"] = row["peak MB"] / max(base["peak MB"], 1)
+                    outputs = row.pop("outputs")
+                    row["other lines"] = count_different(outputs, base["outputs"]) if case.beams else None
     return tables
 
 
-def _seconds(turns: list[tuple[float, Any]], case: Case) -> float:
-    return statistics.median(seconds for seconds, _ in turns) / len(case.batches)
-
-
-def _row(own: list[tuple[float, Any]], base: list[tuple[float, Any]], marian: float, case: Case) -> Row:
-    seconds, count = _seconds(own, case), len(case.batches)
-    ends = {"from": min(own)[0] / count, "to": max(own)[0] / count}
-    row = {
-        "s per batch": seconds,
-        **ends,
-        "of everything": seconds / _seconds(base, case),
-        "over marian": marian / seconds,
-    }
-    return {**row, "other lines": count_different(own[-1][1], base[-1][1])} if case.beams else row
-
-
-def _add_peaks(
-    tables: dict[str, Table],
-    contenders: Contenders,
-    cases: tuple[Case, ...],
-    threads: int,
-    say: Say,
-) -> None:
-    names = [case.name for case in cases]
-    groups = [names] if cases[0].beams else [[name] for name in names]
-    meter = Worker(Entrant("memory", Meter, library="benchmarks.ablate"), threads)
-    try:
-        for (kind, keeps), (make, rows) in itertools.product(KINDS.items(), contenders.values()):
-            for row, group in itertools.product(rows, groups):
-                say(f"memory{kind}: {row}")
-                peak = meter.ask("measure", make, row, group, keeps)
-                for name in group:
-                    table = tables[name + kind]
-                    table[row]["peak MB"] = megabytes(peak)
-                    table[row]["MB of everything"] = peak / 1e6 / max(table[ALL]["peak MB"], 1)
-    finally:
-        meter.stop()
+def _row(turns: list[tuple[float, Any]], marian: float, peak: int, case: Case) -> Row:
+    seconds, count = [one for one, _ in turns], len(case.batches)
+    middle, ends = statistics.median(seconds), {"from": min(seconds) / count, "to": max(seconds) / count}
+    row = {"s per batch": middle / count, **ends, "over marian": marian / middle, "peak MB": megabytes(peak)}
+    return {**row, "outputs": turns[-1][1]}
 
 
 def lead(kept: Table, fresh: Table) -> Table:

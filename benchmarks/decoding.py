@@ -1,7 +1,7 @@
-"""Decoding: translations of a forced length, by greedy search and beam search."""
+"""Contenders in decoding, and what they have in common: the models, and translations of a forced length."""
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -15,19 +15,15 @@ from transformers import PreTrainedTokenizerFast
 from hf_vanilla_transformer.interop.marian import from_marian
 
 from . import models
-from .floor import Floor
 from .translators import CTranslate2Translator, Job, TransformersTranslator
 from .work import Case, Size
 from .workers import Entrant
 
 
 def job_of(case: Case) -> Job:
-    """Returns a case's sources, without padding, and the lengths of its translations."""
-    sources = [
-        [tokens[:length] for tokens, length in zip(batch.source.tolist(), batch.source_lengths.tolist(), strict=True)]
-        for batch in case.batches
-    ]
-    return Job(sources, case.beams, [batch.new_tokens for batch in case.batches], is_forced=True)
+    """Returns a case's sources and the lengths of its translations."""
+    sources, longest = zip(*((batch.sources, batch.new_tokens) for batch in case.batches), strict=True)
+    return Job(list(sources), case.beams, list(longest), is_forced=True)
 
 
 def write_models(size: Size, folder: Path) -> None:
@@ -44,55 +40,62 @@ def write_models(size: Size, folder: Path) -> None:
         pad_token="<pad>",
     )
     tokenizer.save_pretrained(folder / "marian")
-    (folder / "vocabulary.json").write_text(json.dumps(words))
+    (folder / "marian" / "vocab.json").write_text(json.dumps(words))
 
 
-def convert_to_ctranslate2(marian: Path, folder: Path, compute_types: Iterable[str]) -> None:
-    """Writes a Marian model in CTranslate2's format, in one folder per type."""
+def convert_to_ctranslate2(marian: Path, folder: Path, compute_type: str) -> Path:
+    """Writes a Marian model in CTranslate2's format, and returns where."""
     converters: Any = import_module("ctranslate2.converters")
-    for compute_type in compute_types:
-        converters.TransformersConverter(str(marian)).convert(str(folder / compute_type), quantization=compute_type)
+    converter = converters.TransformersConverter(str(marian))
+    return Path(converter.convert(str(folder / compute_type), quantization=compute_type))
 
 
-def environments(compute_type: str) -> dict[str, dict[str, str]]:
+def environments(compute_type: str) -> list[dict[str, str]]:
     """Returns variables with which CTranslate2 uses what it leaves out on some processors: AVX-512 and MKL.
 
     MKL's products of int8 aren't among them: on AMD's processors, they are many times slower than oneDNN's.
     """
     wide = {"CT2_FORCE_CPU_ISA": "AVX512"} if torch.backends.cpu.get_cpu_capability() == "AVX512" else {}
-    variants: dict[str, dict[str, str]] = {"": {}, **({"AVX512": wide} if wide else {})}
-    return variants if compute_type == "int8" else {**variants, "MKL": {"CT2_USE_MKL": "1", **wide}}
+    variants: list[dict[str, str]] = [{}, wide] if wide else [{}]
+    return variants if compute_type == "int8" else [*variants, {"CT2_USE_MKL": "1", **wide}]
 
 
 def decoding_entrants(
-    peers: list[str],
-    size: Size,
-    cases: tuple[Case, ...],
-    device: str,
-    dtype: torch.dtype,
-    threads: int,
+    marian: Path,
     folder: Path,
-    compute_types: Sequence[str] = ("int8",),
+    peers: Iterable[str],
+    compute_types: Iterable[str],
+    threads: int,
+    device: str = "cpu",
+    dtype: str = "float32",
+    is_real: bool = False,
 ) -> list[Entrant]:
-    """Returns ours, ours with `compute_types` where possible, the peers and the floor; writes models to `folder`."""
-    write_models(size, folder)
-    plain, jobs = str(dtype).removeprefix("torch."), {case.name: job_of(case) for case in cases}
-    kinds = {"": {}, **{f", {kind}": {"compute_type": kind} for kind in compute_types}}
-    if device != "cpu" or dtype != torch.float32:
-        kinds = {"": {}}
-    work = {"jobs": jobs, "device": device, "dtype": plain}
-    ours, marian = (partial(TransformersTranslator, name, folder / name, **work) for name in ("ours", "marian"))
-    entrants = [Entrant(f"ours{name}", partial(ours, **options)) for name, options in kinds.items()]
+    """Returns Marian, ours with the default and with `compute_types`, and CTranslate2.
+
+    Args:
+        marian: Folder of the Marian model.
+        folder: Has a folder "ours" with the same model; gets CTranslate2's models and compiled programs.
+        peers: Of "marian" and "ctranslate2".
+        compute_types: Of ours, in addition to the default.
+        threads: Of each process.
+        device: "cpu" or "cuda".
+        dtype: Of the weights.
+        is_real: Whether each is used as for files: ours by `Translator` with kept memory, and CTranslate2 also tuned.
+    """
+    transformers = partial(TransformersTranslator, dtype=dtype, device=device)
+    library = {"library": ""} if is_real else {}
+    entrants: list[Entrant] = []
     if "marian" in peers:
-        entrants.append(Entrant("marian", marian))
-        entrants += [Entrant("marian, kept memory", marian, keep_freed_memory=True)] if device == "cpu" else []
-    if "ctranslate2" in peers:
-        types = {"ctranslate2": plain, "ctranslate2, int8": "int8"}
-        convert_to_ctranslate2(folder / "marian", folder, types.values())
-        files = {"vocabulary": folder / "vocabulary.json", "threads": threads, "jobs": jobs, "device": device}
-        for name, kind in types.items():
-            make = partial(CTranslate2Translator, folder / kind, compute_type=kind, **files)
-            for label, variables in (environments(kind) if size.is_opus_mt else {"": {}}).items():
-                full = f"{name}, {label}" if label else name
-                entrants.append(Entrant(full, make, library="ctranslate2", environment=variables))
-    return [*entrants, Entrant("floor", partial(Floor, size, cases, device, dtype))]
+        make = partial(transformers, "marian", marian)
+        kept = [] if is_real or device != "cpu" else [Entrant("marian, kept memory", make, keep_freed_memory=True)]
+        entrants += [Entrant("marian", make, **library), *kept]
+    cache = {"HF_VANILLA_TRANSFORMER_CACHE": str(folder / "cache")}
+    for kind in ("", *compute_types):
+        make = partial(transformers, "ours", folder / "ours", kind, as_translator=is_real)
+        entrants.append(Entrant(f"ours, {kind}" if kind else "ours", make, is_real, environment=cache, **library))
+    library = library or {"library": "ctranslate2"}
+    for name, kind in {"ctranslate2": dtype, "ctranslate2, int8": "int8"}.items() if "ctranslate2" in peers else ():
+        converted = convert_to_ctranslate2(marian, folder, kind)
+        peer = partial(CTranslate2Translator, converted, marian / "vocab.json", kind, threads, device)
+        entrants += [Entrant(one, peer, **library) for one in (name, f"{name}, tuned")[: 1 + is_real]]
+    return entrants

@@ -108,11 +108,6 @@ def _sinusoids(d_model: int) -> Tensor:
     return torch.stack([angles.sin(), angles.cos()], dim=-1).flatten(1)
 
 
-def count_parameters(model: nn.Module) -> int:
-    """Counts trained parameters, each matrix once."""
-    return sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
-
-
 def marian_to_decode(size: Size) -> MarianMTModel:
     """Marian with random weights; the padding's embedding is zero, as in OPUS-MT and CTranslate2."""
     torch.manual_seed(0)

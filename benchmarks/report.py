@@ -1,4 +1,4 @@
-"""Results as tables, as JSON and as a chart."""
+"""Results as tables and as JSON."""
 
 import dataclasses
 import json
@@ -7,16 +7,12 @@ import statistics
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from importlib import import_module
-from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
 
-from .workers import BenchmarkError
-
-BASELINE, FLOOR = "marian", "floor"
+BASELINE = "marian"
 Row = dict[str, Any]
 Table = dict[str, Row]  # contender -> column -> value; None: unknown
 
@@ -70,7 +66,7 @@ def count_different(one: Sequence[Any] | None, other: Sequence[Any] | None) -> i
 def _cell(column: str, value: Any) -> str:
     if value is None:
         return "-"
-    if column in (f"of {FLOOR}", "utilisation"):
+    if column == "utilisation":
         return f"{value:.1%}"
     if isinstance(value, float):
         return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}" if abs(value) < 0.1 else f"{value:,.2f}"
@@ -90,64 +86,10 @@ def align(rows: list[tuple[str, ...]]) -> list[str]:
 def describe_machine() -> dict[str, Any]:
     """The machine and the versions that the figures depend on."""
     return {
-        "cpu": _cpu_name(),
+        "cpu": torch.cpu.get_capabilities().get("cpu_name") or platform.machine(),
         "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else "none",
         "threads": torch.get_num_threads(),
         "torch": torch.__version__,
         "transformers": transformers.__version__,
         "date": time.strftime("%Y-%m-%d"),
     }
-
-
-def _cpu_name() -> str:
-    information = Path("/proc/cpuinfo")
-    lines = information.read_text().splitlines() if information.is_file() else []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor() or platform.machine()
-
-
-def new_figure(panels: int, width: float = 3.6, height: float = 3.2) -> tuple[Any, list[Any]]:
-    """Makes a figure with panels side by side, which needs no screen.
-
-    Raises:
-        BenchmarkError: matplotlib is missing.
-    """
-    try:
-        canvas, figures = (import_module(f"matplotlib.{name}") for name in ("backends.backend_agg", "figure"))
-    except ImportError as error:
-        raise BenchmarkError("charts need matplotlib: pip install hf-vanilla-transformer[plot]") from error
-    figure = figures.Figure(figsize=(width * panels, height), layout="constrained")
-    canvas.FigureCanvasAgg(figure)
-    return figure, list(figure.subplots(1, panels, squeeze=False)[0])
-
-
-def draw(report: Report, file: Path) -> None:
-    """Draws bars, one panel per table with rounds: the first column, from the slowest to the fastest round.
-
-    Each bar has its ratio, the column that begins with "of".
-    """
-    tables = {title: table for title, table in report.tables.items() if "from" in next(iter(table.values()))}
-    most = max(map(len, tables.values()))
-    figure, panels = new_figure(len(tables), height=1.2 + 0.35 * most)
-    for panel, (title, table) in zip(panels, tables.items(), strict=True):
-        unit, *others = next(iter(table.values()))
-        ratio = next(column for column in others if column.startswith("of "))
-        values = [row[unit] for row in table.values()]
-        errors = [(row[unit] - row["from"], row["to"] - row[unit]) for row in table.values()]
-        colours = [_colour(name) for name in table]
-        bars = panel.barh(list(table), values, color=colours, xerr=list(zip(*errors, strict=True)), ecolor="#555555")
-        panel.bar_label(bars, [f"{row[ratio]:.2f}" for row in table.values()], padding=4, fontsize=8)
-        panel.set_title(title, fontsize=9)
-        panel.set_xlabel(f"{unit}; numbers: ratio to {ratio.removeprefix('of ')}", fontsize=8)
-        panel.tick_params(labelsize=8)
-        panel.margins(x=0.2)
-        panel.invert_yaxis()
-    figure.suptitle(f"{report.command}: {report.machine['cpu']}, {report.machine['threads']} threads", fontsize=9)
-    file.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(file, dpi=150)
-
-
-def _colour(name: str) -> str:
-    if name == FLOOR:
-        return "#bbbbbb"
-    return "#d8a35d" if name.startswith(("marian", "torch", "ctranslate2")) else "#2166ac"

@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -15,9 +14,8 @@ from transformers.trainer_pt_utils import LabelSmoother
 from hf_vanilla_transformer.engine import training_shortcuts
 
 from . import models
-from .floor import Floor
 from .work import Case, Size, synchronize
-from .workers import BenchmarkError, Entrant, Facts, Timing
+from .workers import BenchmarkError, Entrant, Timing
 
 Inputs = dict[str, Tensor]
 
@@ -29,15 +27,14 @@ class Trainee:
     model: nn.Module
     prepare: Callable[[Inputs], Inputs]  # adds to a batch what a collator would; not timed
     loss: Callable[[Inputs], Tensor]  # the mean smoothed cross-entropy of a batch
-    note: str
 
 
 def _ours(size: Size, as_trainer: bool) -> Trainee:
-    model, options, note = models.vanilla(size), {}, "model(**batch).loss"
+    """Ours as our trainer calls it, or by a plain `model(**batch).loss`."""
+    model, options = models.vanilla(size), {"skip_logits": True} if as_trainer else {}
     if as_trainer:
-        options, note = {"skip_logits": True}, "shortcuts, skip_logits, keeps freed memory, as our trainer"
         training_shortcuts(model).__enter__()  # until the process ends
-    return Trainee(model, lambda batch: batch, lambda batch: model(**batch, **options).loss, note)
+    return Trainee(model, lambda batch: batch, lambda batch: model(**batch, **options).loss)
 
 
 def _marian(size: Size) -> Trainee:
@@ -53,7 +50,7 @@ def _marian(size: Size) -> Trainee:
         inputs = {name: value for name, value in batch.items() if name != "labels"}
         return smooth(model(**inputs), batch["labels"])
 
-    return Trainee(model, prepare, loss, "loss by the Trainer's LabelSmoother")
+    return Trainee(model, prepare, loss)
 
 
 def _torch(size: Size) -> Trainee:
@@ -70,7 +67,7 @@ def _torch(size: Size) -> Trainee:
         labels = batch["labels"].flatten()
         return F.cross_entropy(logits.flatten(0, 1).float(), labels, label_smoothing=models.LABEL_SMOOTHING)
 
-    return Trainee(model, prepare, loss, "loss by F.cross_entropy")
+    return Trainee(model, prepare, loss)
 
 
 MAKERS: dict[str, Callable[[Size], Trainee]] = {
@@ -84,36 +81,29 @@ MAKERS: dict[str, Callable[[Size], Trainee]] = {
 class TrainingContender:
     """Updates of one model, by a name of `MAKERS`; bfloat16 means autocast, and the weights are always float32."""
 
-    def __init__(
-        self, name: str, size: Size, cases: tuple[Case, ...], device: str = "cpu", dtype: torch.dtype = torch.float32
-    ) -> None:
+    def __init__(self, name: str, size: Size, device: str = "cpu", dtype: torch.dtype = torch.float32) -> None:
         torch.manual_seed(0)
-        self.trainee, self.device, self.dtype = MAKERS[name](size), device, dtype
+        self.trainee, self.size, self.device, self.dtype = MAKERS[name](size), size, device, dtype
         self.trainee.model.to(device).train()
-        self.optimizer = _adam(self.trainee.model)
-        self.batches = {
-            case.name: [self.trainee.prepare(batch.tensors(device)) for batch in case.batches] for case in cases
-        }
+        trained = [parameter for parameter in self.trainee.model.parameters() if parameter.requires_grad]
+        self.optimizer = torch.optim.Adam(trained, lr=1e-4, betas=(0.9, 0.98), eps=1e-9, fused=True)
 
-    def facts(self, case: str = "") -> Facts:
-        """Its parameters."""
-        return Facts(models.count_parameters(self.trainee.model), note=self.trainee.note)
-
-    def run(self, case: str) -> Timing:
+    def run(self, case: Case) -> Timing:
         """Updates on all batches of a case."""
         return Timing(self.update(case, self.trainee.loss)[0])
 
-    def update(self, case: str, loss_of: Callable[[Inputs], Tensor]) -> tuple[float, float]:
+    def update(self, case: Case, loss_of: Callable[[Inputs], Tensor]) -> tuple[float, float]:
         """Updates on all batches of a case; returns the seconds and the last loss.
 
         Raises:
             BenchmarkError: The loss isn't finite.
         """
+        batches = [self.trainee.prepare(batch.tensors(self.size, self.device)) for batch in case.batches]
         synchronize(self.device)
         began = time.perf_counter()
-        for batch in self.batches[case]:
+        for batch in batches:
             self.optimizer.zero_grad(set_to_none=True)
-            with self._precision():
+            with torch.autocast(self.device, self.dtype, enabled=self.dtype != torch.float32):
                 loss = loss_of(batch)
             loss.backward()
             self.optimizer.step()
@@ -123,27 +113,12 @@ class TrainingContender:
             raise BenchmarkError(f"the loss is {loss.item()}; take another --dtype")
         return seconds, loss.item()
 
-    def _precision(self) -> AbstractContextManager[Any]:
-        return torch.autocast(self.device, self.dtype, enabled=self.dtype != torch.float32)
 
-
-def _adam(model: nn.Module) -> torch.optim.Adam:
-    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    options: dict[str, Any] = {"lr": 1e-4, "betas": (0.9, 0.98), "eps": 1e-9}
-    try:
-        return torch.optim.Adam(parameters, **options, fused=True)
-    except RuntimeError:  # not available on this device
-        return torch.optim.Adam(parameters, **options)
-
-
-def training_entrants(
-    peers: list[str], size: Size, cases: tuple[Case, ...], device: str, dtype: torch.dtype
-) -> list[Entrant]:
-    """Returns ours in both variants, the peers, Marian with ours' way of keeping memory, and the floor."""
-    work = {"size": size, "cases": cases, "device": device, "dtype": dtype}
-    keeps = device == "cpu"
-    entrants = [Entrant("ours", partial(TrainingContender, "ours", **work), keeps)]
-    entrants += [Entrant(name, partial(TrainingContender, name, **work)) for name in ("ours, plain call", *peers)]
+def training_entrants(peers: list[str], size: Size, device: str, dtype: torch.dtype) -> list[Entrant]:
+    """Returns ours in both variants, the peers, and on a CPU Marian with ours' way of keeping memory."""
+    make, keeps = partial(TrainingContender, size=size, device=device, dtype=dtype), device == "cpu"
+    entrants = [Entrant("ours", partial(make, "ours"), keeps)]
+    entrants += [Entrant(name, partial(make, name)) for name in ("ours, plain call", *peers)]
     if "marian" in peers and keeps:
-        entrants.append(Entrant("marian, kept memory", partial(TrainingContender, "marian", **work), keeps))
-    return [*entrants, Entrant("floor", partial(Floor, **work), keeps)]
+        entrants.append(Entrant("marian, kept memory", partial(make, "marian"), keeps))
+    return entrants

@@ -9,7 +9,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from .workers import Facts, Timing
+from .workers import Timing
 
 Ids = list[int]
 
@@ -33,37 +33,21 @@ class TransformersTranslator:
         kind: str,
         folder: Path,
         compute_type: str = "",
-        jobs: dict[str, Job] | None = None,
-        dtype: str | None = None,
+        dtype: str = "float32",
         device: str = "cpu",
         as_translator: bool = False,
     ) -> None:
         self.torch: Any = import_module("torch")
-        self.device, self.jobs, self.as_translator = device, jobs or {}, as_translator
-        self.compute_type, self.options = compute_type, {"compute_type": compute_type} if compute_type else {}
+        self.device, self.as_translator = device, as_translator
+        self.options = {"compute_type": compute_type} if compute_type else {}
         ours = ("hf_vanilla_transformer", "VanillaTransformerForConditionalGeneration")
         module, name = ours if kind == "ours" else ("transformers", "MarianMTModel")
         load = getattr(import_module(module), name).from_pretrained
-        self.model = (load(folder, dtype=dtype) if dtype else load(folder)).to(device).eval()
+        self.model = load(folder, dtype=dtype).to(device).eval()
         if kind == "ours":
             import_module("hf_vanilla_transformer.engine").freeze(self.model)
-        else:  # loading makes its sinusoids trainable
-            for stack in (self.model.get_encoder(), self.model.get_decoder()):
-                stack.embed_positions.requires_grad_(False)
 
-    def facts(self, case: str = "") -> Facts:
-        """Its parameters."""
-        note = ", ".join(["generate()", *(f"{name}={value!r}" for name, value in self.options.items())])
-        bias = getattr(getattr(self.model, "lm_head", None), "bias", None)  # Marian's is a constant
-        alone = 0 if bias is None else bias.numel()
-        count = sum(parameter.numel() for parameter in self.model.parameters() if parameter.requires_grad)
-        return Facts(count, alone, note, in_dtype=self.compute_type != "int8")
-
-    def run(self, case: str) -> Timing:
-        """Does one of its jobs."""
-        return self.translate(self.jobs[case])
-
-    def translate(self, job: Job) -> Timing:
+    def run(self, job: Job) -> Timing:
         """Translates all batches."""
         lengths = [self._lengths(job, longest) for longest in job.longest]
         work = list(zip(map(self._inputs, job.batches), lengths, strict=True))
@@ -117,18 +101,10 @@ class TransformersTranslator:
 class CTranslate2Translator:
     """CTranslate2 with Marian's weights; `vocabulary` is a JSON file: word -> token id."""
 
-    def __init__(
-        self,
-        folder: Path,
-        vocabulary: Path,
-        compute_type: str,
-        threads: int,
-        jobs: dict[str, Job] | None = None,
-        device: str = "cpu",
-    ) -> None:
+    def __init__(self, folder: Path, vocabulary: Path, compute_type: str, threads: int, device: str = "cpu") -> None:
         self.library: Any = import_module("ctranslate2")
         self.settings = {"model_path": str(folder), "device": device, "compute_type": compute_type}
-        self.threads, self.jobs = threads, jobs or {}
+        self.threads = threads
         self.ids: dict[str, int] = json.loads(vocabulary.read_text(encoding="utf-8"))
         self.words = {number: word for word, number in self.ids.items()}
         self._load(1)
@@ -137,16 +113,7 @@ class CTranslate2Translator:
         sizes = {"inter_threads": parallel, "intra_threads": max(self.threads // parallel, 1)}
         self.parallel, self.translator = parallel, self.library.Translator(**self.settings, **sizes)
 
-    def facts(self, case: str = "") -> Facts:
-        """It has the parameters of the model that it was converted from."""
-        kind = self.settings["compute_type"]
-        return Facts(note=f"compute_type={kind!r}", in_dtype=kind != "int8")
-
-    def run(self, case: str) -> Timing:
-        """Does one of its jobs."""
-        return self.translate(self.jobs[case])
-
-    def translate(self, job: Job) -> Timing:
+    def run(self, job: Job) -> Timing:
         """Translates all sentences, in the job's batches or its own."""
         if job.parallel != self.parallel:
             self._load(job.parallel)

@@ -1,31 +1,30 @@
 """What is computed: sizes of models, batches of random sentences, and their numbers of operations."""
 
 import math
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from hf_vanilla_transformer.data.batching import TokenBudgetBatchSampler
+from hf_vanilla_transformer.engine import torch_private
 
 Ints = NDArray[np.int64]
 
 LONGEST = 250  # tokens of a sentence
 TEST_SENTENCES = 1_000
 FIRST_WORD = 2  # ids below are the end of sentence and the unknown word, as in Marian's vocabularies
+PEAK_SIDES = {"cpu": (1024, 2048), "cuda": (4096, 8192, 16384)}
 
 TRAINING_FORMULA = (
     "model FLOPs of an update = 6 (M_S S + M_T T) + 12 d sum(N_e L_S^2 + N_d L_T^2 / 2 + N_d L_S L_T), with "
     "M_S = N_e (4 d^2 + 2 d f) + 2 N_d d^2, M_T = N_d (6 d^2 + 2 d f) + V d, for S source and T target tokens in "
     "sentences of L_S and L_T; utilisation = model FLOPs / seconds / peak"
-)
-DECODING_FORMULA = (
-    "model FLOPs of a batch = 2 (M_S S + M_T R) + 4 d (N_e sum(L_S^2) + N_d sum(r (t + L_S))), with M_S and M_T as in "
-    "training, R = all rows r of all steps t: a row for each sentence in the first step, one for each beam in the "
-    "others; utilisation = model FLOPs / seconds / peak"
 )
 
 
@@ -48,18 +47,6 @@ class Size:
     def pad(self) -> int:
         """The padding, which targets start with too, is the last token, as in Marian's vocabularies."""
         return self.vocab_size - 1
-
-    @property
-    def source_matrices(self) -> int:
-        """M_S: elements of the matrices that a source token is multiplied with."""
-        d, f = self.d_model, self.ffn_dim
-        return self.encoder_layers * (4 * d * d + 2 * d * f) + 2 * self.decoder_layers * d * d
-
-    @property
-    def target_matrices(self) -> int:
-        """M_T: elements of the matrices that a target token is multiplied with."""
-        d, f = self.d_model, self.ffn_dim
-        return self.decoder_layers * (6 * d * d + 2 * d * f) + self.vocab_size * d
 
 
 SIZES = {
@@ -95,37 +82,23 @@ LENGTHS = {"multi30k": Lengths(14, 5, 0.85, 29_000), "wmt": Lengths(27, 15, 0.9,
 
 @dataclass(frozen=True)
 class Batch:
-    """Sentence pairs of random tokens: sources (B, S), padded with the last token, and targets (B, T), with -100."""
+    """Sentence pairs of random token ids."""
 
-    source: Ints
-    source_lengths: Ints
-    target: Ints
-    target_lengths: Ints
-
-    @property
-    def source_tokens(self) -> int:
-        """Number of source tokens, padding aside."""
-        return int(self.source_lengths.sum())
-
-    @property
-    def target_tokens(self) -> int:
-        """Number of target tokens, padding aside."""
-        return int(self.target_lengths.sum())
+    sources: list[list[int]]
+    targets: list[list[int]]
 
     @property
     def new_tokens(self) -> int:
         """Tokens of each translation in decoding: those of the longest target."""
-        return self.target.shape[1]
+        return max(map(len, self.targets))
 
-    def tensors(self, device: str) -> dict[str, torch.Tensor]:
+    def tensors(self, size: Size, device: str) -> dict[str, Tensor]:
         """Returns what a collator would pass to a model."""
-        places = np.arange(self.source.shape[1])
-        arrays = {
-            "input_ids": self.source,
-            "attention_mask": (places < self.source_lengths[:, None]).astype(np.int64),
-            "labels": self.target,
-        }
-        return {name: torch.from_numpy(array).to(device) for name, array in arrays.items()}
+        source, labels = (
+            pad_sequence([torch.tensor(ids) for ids in side], batch_first=True, padding_value=padding).to(device)
+            for side, padding in ((self.sources, size.pad), (self.targets, -100))
+        )
+        return {"input_ids": source, "attention_mask": (source != size.pad).long(), "labels": labels}
 
 
 @dataclass(frozen=True)
@@ -140,44 +113,27 @@ class Case:
     def tokens(self) -> int:
         """Number of target tokens that are trained on or generated."""
         if self.beams:
-            return sum(len(batch.source) * batch.new_tokens for batch in self.batches)
-        return sum(batch.target_tokens for batch in self.batches)
+            return sum(len(batch.targets) * batch.new_tokens for batch in self.batches)
+        return sum(len(ids) for batch in self.batches for ids in batch.targets)
 
     @property
     def padding(self) -> float:
         """Share of all positions that are padding."""
-        sides = [side for batch in self.batches for side in ((batch.source, batch.source_lengths),)]
-        if not self.beams:
-            sides += [(batch.target, batch.target_lengths) for batch in self.batches]
-        return 1 - sum(int(lengths.sum()) for _, lengths in sides) / sum(tokens.size for tokens, _ in sides)
+        sides = [side for one in self.batches for side in ([one.sources] if self.beams else [one.sources, one.targets])]
+        positions = sum(len(side) * max(map(len, side)) for side in sides)
+        return 1 - sum(len(ids) for side in sides for ids in side) / positions
 
-    def flops(self, size: Size) -> float:
-        """Model FLOPs by the printed formula."""
-        if self.beams:
-            return sum(
-                decoding_flops(size, batch.source_lengths, self.beams, batch.new_tokens) for batch in self.batches
-            )
-        return sum(training_flops(size, batch.source_lengths, batch.target_lengths) for batch in self.batches)
-
-
-def training_flops(size: Size, source_lengths: Ints, target_lengths: Ints) -> float:
-    """TRAINING_FORMULA for one batch."""
-    matrices = size.source_matrices * source_lengths.sum() + size.target_matrices * target_lengths.sum()
-    source, target = source_lengths.astype(float), target_lengths.astype(float)
-    own = size.encoder_layers * source @ source + size.decoder_layers * target @ target / 2
-    return float(6 * matrices + 12 * size.d_model * (own + size.decoder_layers * source @ target))
-
-
-def decoding_flops(size: Size, source_lengths: Ints, beams: int, new_tokens: int) -> float:
-    """DECODING_FORMULA for one batch."""
-    source, sentences = source_lengths.astype(float), len(source_lengths)
-    rows = np.array([1] + [beams] * (new_tokens - 1))  # of each sentence in each step
-    steps = np.arange(1, new_tokens + 1)
-    matrices = size.source_matrices * source.sum() + size.target_matrices * sentences * rows.sum()
-    looks = sentences * (rows @ steps) + rows.sum() * source.sum()
-    return float(
-        2 * matrices + 4 * size.d_model * (size.encoder_layers * source @ source + size.decoder_layers * looks)
-    )
+    def training_flops(self, size: Size) -> float:
+        """Model FLOPs by TRAINING_FORMULA."""
+        d, f, encoder, decoder = size.d_model, size.ffn_dim, size.encoder_layers, size.decoder_layers
+        source, target = (
+            np.array([len(ids) for one in self.batches for ids in getattr(one, side)], dtype=float)
+            for side in ("sources", "targets")
+        )
+        of_source = encoder * (4 * d * d + 2 * d * f) + 2 * decoder * d * d
+        of_target = decoder * (6 * d * d + 2 * d * f) + size.vocab_size * d
+        attention = encoder * source @ source + decoder * target @ target / 2 + decoder * source @ target
+        return float(6 * (of_source * source.sum() + of_target * target.sum()) + 12 * d * attention)
 
 
 def training_batches(lengths: Lengths, size: Size, tokens: int, count: int, seed: int) -> tuple[Batch, ...]:
@@ -190,8 +146,9 @@ def training_batches(lengths: Lengths, size: Size, tokens: int, count: int, seed
     sampler = TokenBudgetBatchSampler(source, target, tokens, seed=seed)
     # The budget includes padding, so batches have fewer real tokens.
     budget = round(tokens * tokens * len(sampler) / target.sum())
-    chosen = list(TokenBudgetBatchSampler(source, target, budget, seed=seed))[:count]
-    return _batches(source, target, chosen, size, seed)
+    return _batches(
+        source, target, list(TokenBudgetBatchSampler(source, target, budget, seed=seed))[:count], size, seed
+    )
 
 
 def random_batches(lengths: Lengths, size: Size, tokens: int, count: int, seed: int) -> tuple[Batch, ...]:
@@ -214,22 +171,37 @@ def decoding_batches(
     return _batches(source, target, [order[start : start + sentences] for start in starts], size, seed)
 
 
-def _batches(source: Ints, target: Ints, places: Sequence[Any], size: Size, seed: int) -> tuple[Batch, ...]:
+def _batches(source: Ints, target: Ints, places: Iterable[Ints], size: Size, seed: int) -> tuple[Batch, ...]:
     random = np.random.default_rng(seed)
-    return tuple(_batch(source[some], target[some], size, random) for some in map(np.array, places))
 
+    def sentences(lengths: Ints) -> list[list[int]]:
+        return [random.integers(FIRST_WORD, size.pad, size=length).tolist() for length in lengths]
 
-def _batch(source_lengths: Ints, target_lengths: Ints, size: Size, random: np.random.Generator) -> Batch:
-    def sentences(lengths: Ints, padding: int) -> Ints:
-        shape = (len(lengths), int(lengths.max()))
-        tokens = random.integers(FIRST_WORD, size.pad, size=shape)
-        return np.where(np.arange(shape[1]) < lengths[:, None], tokens, padding)
-
-    source, target = sentences(source_lengths, size.pad), sentences(target_lengths, -100)
-    return Batch(source, source_lengths, target, target_lengths)
+    return tuple(Batch(sentences(source[some]), sentences(target[some])) for some in places)
 
 
 def synchronize(device: str) -> None:
     """Waits until the device has computed everything."""
     if device == "cuda":
         torch.cuda.synchronize()
+
+
+def measure_peak(device: str, dtype: torch.dtype) -> tuple[float, str]:
+    """Returns the most FLOP/s that this machine reaches in products of large square matrices, and which these were."""
+    products: list[Callable[[Tensor, Tensor], Tensor]] = [torch.mm]
+    if device == "cpu" and dtype == torch.float32 and torch_private.has_onednn():
+        onednn = torch_private.onednn_linear().default
+        products.append(lambda a, b: onednn(a, b, None, "none", [], ""))
+    found = []
+    for side in PEAK_SIDES[device]:
+        a, b = (torch.randn(side, side, device=device).to(dtype) for _ in "ab")
+        for product in products:
+            for number in range(30):
+                synchronize(device)
+                began = time.perf_counter()
+                product(a, b)
+                synchronize(device)
+                if number:  # the first one warms up
+                    found.append((2 * side**3 / (time.perf_counter() - began), side))
+    flops, side = max(found)
+    return flops, f"the best product of {side} x {side} matrices in {str(dtype).removeprefix('torch.')}"

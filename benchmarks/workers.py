@@ -12,7 +12,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -33,16 +33,6 @@ class Timing(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Facts:
-    """Properties of a contender other than its speed."""
-
-    parameters: int | None = None  # that are trained
-    alone: int = 0  # of these, which only this contender has
-    note: str = ""  # how it is called
-    in_dtype: bool = True  # whether it computes in the type whose peak FLOP/s are measured
-
-
-@dataclass(frozen=True)
 class Entrant:
     """How to make a contender, by a function that can be pickled."""
 
@@ -54,20 +44,30 @@ class Entrant:
 
 
 class Worker:
-    """A contender in its own process, which starts at once."""
+    """A contender in its own process, which starts at once; `restart` starts another one."""
 
     def __init__(self, entrant: Entrant, threads: int) -> None:
-        self.name = entrant.name
-        numbers = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), str(threads))
+        self.name, self.entrant, self.threads = entrant.name, entrant, threads
+        self._start()
+
+    def _start(self) -> None:
+        numbers = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), str(self.threads))
         paths = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
         self.process = subprocess.Popen(
             [sys.executable, "-c", "from benchmarks.workers import serve; serve()"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
-            env={**os.environ, **paths, **numbers, **entrant.environment},
+            env={**os.environ, **paths, **numbers, **self.entrant.environment},
         )
-        self._send(entrant)
+        self._send(self.entrant)
+
+    def restart(self, environment: dict[str, str] | None = None) -> None:
+        """Ends the process and starts another one, with other variables if any are given."""
+        self.stop()
+        if environment is not None:
+            self.entrant = replace(self.entrant, environment=environment)
+        self._start()
 
     def ask(self, method: str, *arguments: Any, **options: Any) -> Any:
         """Calls a method of the contender.
