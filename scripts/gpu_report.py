@@ -15,7 +15,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 BEGIN, END = "<!-- tables of scripts/gpu_report.py -->", "<!-- end of these tables -->"
-PEERS = {"train": "marian,torch", "generate": "marian"}  # torch.nn.Transformer has no decoding
+PEERS = {"train": ["marian", "torch"], "generate": ["marian"]}  # torch.nn.Transformer has no decoding
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -36,7 +36,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for config in options.configs:
         for command, peers in PEERS.items():
             more = ["--tokens", options.tokens] if command == "train" else []
-            parts.append(measure([command, "--config", config, *same, *more, "--peers", peers]))
+            parts.append(measure([command, "--config", config, *same, *more, "--peers", *peers]))
     options.docs.write_text(replace(options.docs, "\n\n".join(parts)), encoding="utf-8")
     print(f"written: {options.docs}")
 

@@ -55,5 +55,5 @@ def test_with_the_smallest_size_on_the_cpu(docs):
     text = docs.read_text(encoding="utf-8").partition(gpu_report.BEGIN)[2]
     for command, peers in gpu_report.PEERS.items():
         part = re.search(rf"```\n\$ python -m benchmarks {command} .*?```", text, re.DOTALL)[0]
-        for name in ("ours", *peers.split(",")):
+        for name in ("ours", *peers):
             assert re.search(rf"^{name}\s+[\d,]+ ", part, re.MULTILINE), name
