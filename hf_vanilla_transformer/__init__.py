@@ -83,6 +83,13 @@ def register() -> None:
     EngineSlot.engine = Engine()
 
 
-# The launcher of the command line doesn't wait for this; its commands register when they run.
-if "hf_vanilla_transformer_cli" not in sys.modules:
+def _is_command_line() -> bool:
+    """Tells whether the package is imported for its command line, whose commands register when they run."""
+    if "hf_vanilla_transformer_cli" in sys.modules:
+        return True
+    # What Python leaves there while it looks for the module of -m; the module's arguments follow in both lists.
+    return sys.argv[:1] == ["-m"] and sys.orig_argv[-len(sys.argv)] == __name__
+
+
+if not _is_command_line():
     register()
