@@ -83,13 +83,6 @@ def register() -> None:
     EngineSlot.engine = Engine()
 
 
-def _is_command_line() -> bool:
-    """Tells whether the package is imported for its command line, whose commands register when they run."""
-    if "hf_vanilla_transformer_cli" in sys.modules:
-        return True
-    # What Python leaves there while it looks for the module of -m; the module's arguments follow in both lists.
-    return sys.argv[:1] == ["-m"] and sys.orig_argv[-len(sys.argv)] == __name__
-
-
-if not _is_command_line():
+# The launcher of the command line doesn't wait for this; its commands register when they run.
+if "hf_vanilla_transformer_cli" not in sys.modules:
     register()
