@@ -8,8 +8,6 @@ from dataclasses import fields
 from typing import TYPE_CHECKING
 
 from .. import __version__
-from ..data.messages import first_line
-from .common import UsageError
 
 if TYPE_CHECKING:
     from ..engine.cpu import Processor
@@ -30,10 +28,8 @@ def _show(arguments: argparse.Namespace) -> None:
     import torch
     import transformers
 
-    try:
-        from ..engine.cpu import CPU, VARIABLE
-    except ValueError as error:  # the variable is wrong
-        raise UsageError(first_line(error)) from error
+    from ..engine.cpu import CPU, VARIABLE
+
     facts = [
         ("hf_vanilla_transformer", __version__),
         ("torch", torch.__version__),

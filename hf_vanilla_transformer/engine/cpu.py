@@ -15,6 +15,9 @@ import torch
 from . import torch_private
 
 VARIABLE = "HF_VANILLA_TRANSFORMER_CPU"
+# Of Intel's and AMD's, and of ARM's processors. oneDNN takes bfloat16 on all with AVX-512; without these instructions,
+# products of packed weights are no faster than `F.linear`.
+MULTIPLY_BFLOAT16 = ("avx512_bf16", "amx_bf16", "bf16")
 
 
 def _decides(what: str, **default: Any) -> Any:
@@ -68,10 +71,11 @@ def this_processor(changes: str = "") -> Processor:
     given = dict(_parsed(changes))
     capabilities = torch.cpu.get_capabilities()
     is_intel = "intel" in str(capabilities.get("cpu_name")).lower()
+    takes_bfloat16 = torch_private.has_onednn() and torch_private.has_onednn_bfloat16()
     found = {
         "has_onednn": torch_private.has_onednn(),
         "mkl_is_fastest": is_intel and bool(torch.backends.mkl.is_available()),  # type: ignore[no-untyped-call]
-        "has_fast_bfloat16": torch_private.has_onednn() and torch_private.has_onednn_bfloat16(),
+        "has_fast_bfloat16": takes_bfloat16 and any(map(capabilities.get, MULTIPLY_BFLOAT16)),
         "reduce_range": not capabilities.get("avx512_vnni"),
     }
     for name in ("has_onednn", "has_fast_bfloat16"):

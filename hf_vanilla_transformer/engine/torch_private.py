@@ -49,7 +49,7 @@ def onednn_weight() -> Any:
 
 
 def has_onednn_bfloat16() -> bool:
-    """Tells whether oneDNN multiplies bfloat16 on this processor; without it, bfloat16 is left to `F.linear`."""
+    """Tells whether oneDNN takes bfloat16 on this processor, fast or not; if not, it is left to `F.linear`."""
     is_supported = find("torch.ops.mkldnn._is_mkldnn_bf16_supported")
     return is_supported is not None and bool(is_supported())
 

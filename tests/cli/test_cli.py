@@ -16,6 +16,7 @@ from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 from hf_vanilla_transformer import cli, engine
 from hf_vanilla_transformer.cli import lines, translate
 from hf_vanilla_transformer.cli.common import UsageError, loading
+from hf_vanilla_transformer.engine.cpu import VARIABLE
 from hf_vanilla_transformer.evaluation import translation
 
 ROOT = Path(__file__).parents[2]
@@ -100,7 +101,8 @@ def test_a_wrong_option_of_train_imports_the_trainers_arguments_but_no_trainer(t
     assert result.returncode == 2
     assert "rning_rate" in result.stderr
     assert result.stderr.count("\n") == 1
-    assert sorted((NEEDED_BY_NONE | {"transformers.trainer"}) & modules) == []
+    unneeded = {"transformers.trainer", "hf_vanilla_transformer.modeling_vanilla_transformer"}
+    assert sorted((NEEDED_BY_NONE | unneeded) & modules) == []
 
 
 @pytest.mark.slow
@@ -246,6 +248,40 @@ def test_wrong_use_is_one_line_that_names_the_fix(run, tiny_checkpoint, argument
     code, out, err = run(*arguments, stdin=stdin)
     assert (code, out) == (2, "")
     assert re.fullmatch(f"vanilla-transformer: error: .*{message}.*\n", err), err
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["train", "--config", "multi30k_tiny", "--output_dir", "run"],
+        ["train", "--list-options"],
+        ["average", str(ROOT)],
+        ["evaluate", "--model", MODEL, "--source", __file__, "--reference", __file__],
+        ["translate", "--model", MODEL, "nine"],
+        ["convert", MODEL, "--output", "new"],
+        ["info"],
+    ],
+)
+def test_a_wrong_processor_variable_is_one_line_of_every_command(
+    run, tiny_checkpoint, tmp_path, monkeypatch, arguments
+):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv(VARIABLE, "reduce_range=maybe")
+    monkeypatch.delitem(sys.modules, "hf_vanilla_transformer.engine.cpu")  # it is read once, when this is imported
+    message = f"The environment variable {VARIABLE} says reduce_range=maybe; give true or false"
+    error = f"vanilla-transformer: error: {message}\n"
+    assert run(*(tiny_checkpoint if one == MODEL else one for one in arguments)) == (2, "", error)
+    assert [*tmp_path.iterdir()] == []
+
+
+@pytest.mark.slow
+def test_a_wrong_processor_variable_is_one_line_of_the_console_script(monkeypatch):
+    monkeypatch.setenv(VARIABLE, "mkl=true")
+    result, _ = _run_console_script("train", "--config", "multi30k_tiny")
+    said = f"{VARIABLE} says 'mkl=true'; .*mkl_is_fastest"
+    assert (result.returncode, result.stdout) == (2, "")
+    assert re.fullmatch(f"vanilla-transformer: error: .*{said}.*\n", result.stderr)
+    assert _run_console_script("--help")[0].returncode == 0
 
 
 @pytest.mark.parametrize("damaged", ["config.json", "model.safetensors", "tokenizer.json"])

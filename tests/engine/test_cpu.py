@@ -15,6 +15,7 @@ import torch
 from test_generation import SOURCES, padded
 from test_incremental import CLOSE, by_transformers, by_us, cut, decode_at_random, forced, varied
 
+from hf_vanilla_transformer import engine
 from hf_vanilla_transformer.engine import cpu, torch_private, training_shortcuts, unsupported_reason
 from hf_vanilla_transformer.engine.cpu import CPU, VARIABLE, this_processor
 from hf_vanilla_transformer.engine.decoding import compiled, linear
@@ -183,6 +184,27 @@ def test_what_a_machine_lacks_cannot_be_set(monkeypatch):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("module", ["hf_vanilla_transformer", "hf_vanilla_transformer.engine"])
+def test_a_wrong_variable_is_an_error_of_the_import(module):
+    script = f"try:\n    import {module}\nexcept ValueError as error:\n    print(error)"
+    environment = os.environ | {VARIABLE: "mkl=true"}
+    result = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True)
+    names = ", ".join(one.name for one in fields(CPU))
+    problem = f"says 'mkl=true'; write NAME=VALUE,NAME=VALUE with names of {names}."
+    assert (result.stdout, result.stderr) == (f"The environment variable {VARIABLE} {problem}\n", "")
+
+
+@pytest.mark.parametrize("instructions", [*cpu.MULTIPLY_BFLOAT16, None])
+def test_bfloat16_is_fast_by_instructions_that_multiply_it(monkeypatch, instructions):
+    monkeypatch.setattr(torch_private, "has_onednn_bfloat16", lambda: True)  # as with AVX-512 alone
+    capabilities = dict.fromkeys(cpu.MULTIPLY_BFLOAT16, False) | {"avx512_f": True, instructions: True}
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: capabilities)
+    assert this_processor().has_fast_bfloat16 is (CPU.has_onednn and instructions is not None)
+    monkeypatch.setattr(torch_private, "has_onednn_bfloat16", lambda: False)
+    assert not this_processor().has_fast_bfloat16
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("value", ["true", "false"])
 def test_the_environment_reaches_the_whole_engine(value):
     script = (
@@ -198,6 +220,15 @@ def test_the_environment_reaches_the_whole_engine(value):
     has = CPU.has_onednn
     expected = {"true": ("ColumnLinear", False), "false": ("PackedLinear" if has else "PlainLinear", has)}[value]
     assert (result.stderr, tuple(result.stdout.split())) == ("", tuple(map(str, expected)))
+
+
+# ---- Public names ----
+def test_public_names_of_the_engine():
+    for name in engine.__all__:
+        assert callable(getattr(engine, name))
+    assert set(engine.__all__) <= set(dir(engine))
+    with pytest.raises(AttributeError, match=r"module 'hf_vanilla_transformer.engine' has no attribute 'thaw'"):
+        _ = engine.thaw
 
 
 # ---- Private functions of torch ----
