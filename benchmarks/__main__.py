@@ -23,7 +23,7 @@ from transformers.utils import logging
 
 from hf_vanilla_transformer.data.batching import BatchingError
 
-from .ablate import ablate
+from .ablate import DECODING, TRAINING, ablate
 from .decoding import decoding_entrants, job_of, write_models
 from .real import measure_real
 from .report import BASELINE, Report, Table, compare, count_different, megabytes
@@ -118,7 +118,8 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("train", common, updates, help="updates: target tokens per second")
     add("generate", common, searches, compiled, help="translations: output tokens per second")
     leave_out = add("ablate", common, updates, searches, help="each shortcut left out alone: time, memory")
-    leave_out.add_argument("--only", choices=("updates", "translations"), help="half of the tables (default: both)")
+    names = [*TRAINING, *DECODING]
+    leave_out.add_argument("--only", nargs="+", choices=names, default=names, metavar="SHORTCUT", help=", ".join(names))
     real = add("real", compiled, help="real text with a trained model: sentences per second and BLEU")
     real.add_argument("--model", type=Path, required=True, help="folder of a MarianMTModel, as OPUS-MT's are laid out")
     real.add_argument("--input", type=Path, required=True, help="file with one sentence per line")
@@ -180,10 +181,8 @@ def run_ablation(options: argparse.Namespace, report: Report) -> None:
     size, lengths = SIZES[options.config], LENGTHS[options.lengths]
     bad = random_batches(lengths, size, options.tokens, options.batches, options.seed)
     training = (*training_cases(options), Case("updates, badly filled batches", bad))
-    training = () if options.only == "translations" else training
-    decoding = () if options.only == "updates" else decoding_cases(options)
     report.settings["padding"] = ", ".join(f"{case.padding:.0%}" for case in training)
-    ablate(report, size, training, decoding, options.rounds, options.threads, say)
+    ablate(report, size, training, decoding_cases(options), options, say)
 
 
 def train(options: argparse.Namespace, report: Report) -> None:

@@ -5,6 +5,7 @@ memory and in processes that don't. One process does all of its rows in turn, in
 takes of memory is measured in a process of its own.
 """
 
+import argparse
 import contextlib
 import itertools
 import math
@@ -41,6 +42,7 @@ KINDS = {KEPT: True, FRESH: False}  # whether the process keeps freed memory
 Patch = AbstractContextManager[Any]
 Say = Callable[[str], None]
 Make = Callable[[], Any]  # of something with `play`: does a case without a shortcut, returns seconds and what came out
+Cases = tuple[Case, ...]
 Contenders = dict[str, tuple[Make, list[str]]]  # "ours" and "marian": how they are made, and their rows
 
 
@@ -187,31 +189,24 @@ def _growth(make: Make, name: str, case: Case, keeps: bool) -> int:
     return peak_memory() - before
 
 
-def ablate(
-    report: Report,
-    size: Size,
-    training: tuple[Case, ...],
-    decoding: tuple[Case, ...],
-    rounds: int,
-    threads: int,
-    say: Say,
-) -> None:
+def ablate(report: Report, size: Size, training: Cases, decoding: Cases, options: argparse.Namespace, say: Say) -> None:
     """Leaves each shortcut out alone, of updates on `training` and of translations of `decoding`; adds the tables."""
-    if training:
+    of_updates, of_translations = ([name for name in names if name in options.only] for names in (TRAINING, DECODING))
+    if of_updates:
         contenders = {
-            "ours": (partial(Updates, "ours, plain call", size), [ALL, *TRAINING, NONE]),
+            "ours": (partial(Updates, "ours, plain call", size), [ALL, *of_updates, NONE]),
             MARIAN: (partial(Updates, MARIAN, size), [MARIAN]),
         }
-        report.tables |= measure(contenders, training, rounds, threads, say)
+        report.tables |= measure(contenders, training, options, say)
         for case in training:
             tables = [report.tables[case.name + kind] for kind in KINDS]
             report.tables[f"{case.name}: factors of the lead over Marian"] = lead(*tables)
-    if decoding:
+    if of_translations:
         with TemporaryDirectory() as name:
             write_models(size, folder := Path(name))
             makes = {kind: partial(Translations, kind, folder / kind) for kind in ("ours", MARIAN)}
-            contenders = {"ours": (makes["ours"], [ALL, *DECODING]), MARIAN: (makes[MARIAN], [MARIAN])}
-            report.tables |= measure(contenders, decoding, rounds, threads, say)
+            contenders = {"ours": (makes["ours"], [ALL, *of_translations]), MARIAN: (makes[MARIAN], [MARIAN])}
+            report.tables |= measure(contenders, decoding, options, say)
     report.notes += [
         "Each row leaves one shortcut out; `of everything`: its seconds divided by those with everything, `MB of "
         "everything` likewise; above 1, the shortcut pays.",
@@ -219,7 +214,7 @@ def ablate(
     ]
 
 
-def measure(contenders: Contenders, cases: tuple[Case, ...], rounds: int, threads: int, say: Say) -> dict[str, Table]:
+def measure(contenders: Contenders, cases: Cases, options: argparse.Namespace, say: Say) -> dict[str, Table]:
     """Returns a table of time and memory for each case with kept memory, and one with fresh memory."""
     tables: dict[str, Table] = {}
     with ExitStack() as stack:
@@ -227,12 +222,14 @@ def measure(contenders: Contenders, cases: tuple[Case, ...], rounds: int, thread
             Entrant(who + kind, partial(InTurns, *own), keeps)
             for (kind, keeps), (who, own) in itertools.product(KINDS.items(), contenders.items())
         ]
-        *workers, meter = [Worker(one, threads) for one in (*entrants, Entrant("memory", Meter, library=__name__))]
+        *workers, meter = [
+            Worker(one, options.threads) for one in (*entrants, Entrant("memory", Meter, library=__name__))
+        ]
         for worker in (*workers, meter):
             stack.callback(worker.stop)
         for case in cases:
             players = {worker.name: partial(worker.ask, "run", case) for worker in workers}
-            turns = take_turns(players, rounds, lambda what, to=case.name: say(f"{to}: {what}"))
+            turns = take_turns(players, options.rounds, lambda what, to=case.name: say(f"{to}: {what}"))
             marian = statistics.median(turn[MARIAN][0] for turn in turns[MARIAN + FRESH])
             for kind, keeps in KINDS.items():
                 table = tables[case.name + kind] = {}
@@ -260,12 +257,9 @@ def _row(turns: list[tuple[float, Any]], marian: float, peak: int, case: Case) -
 def lead(kept: Table, fresh: Table) -> Table:
     """Splits the lead of ours with kept memory over Marian as it comes, with fresh memory, into factors."""
     seconds = {name: row["s per batch"] for name, row in kept.items()}
-    parts = {
-        "kept memory, as Marian gains by it": fresh[MARIAN]["s per batch"] / seconds[MARIAN],
-        "loss": seconds["loss"] / seconds[ALL],
-        "products (linear maps)": seconds["linear maps"] / seconds[ALL],
-        "padding (packing)": seconds["packing"] / seconds[ALL],
-    }
+    parts = {"kept memory, as Marian gains by it": fresh[MARIAN]["s per batch"] / seconds[MARIAN]}
+    factors = {"loss": "loss", "products (linear maps)": "linear maps", "padding (packing)": "packing"}
+    parts |= {label: seconds[name] / seconds[ALL] for label, name in factors.items() if name in seconds}
     whole = fresh[MARIAN]["s per batch"] / seconds[ALL]
     parts |= {"everything else": whole / math.prod(parts.values()), "the lead: their product": whole}
     parts["the lead over Marian with kept memory"] = seconds[MARIAN] / seconds[ALL]
