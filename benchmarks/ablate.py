@@ -25,7 +25,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hf_vanilla_transformer import engine
-from hf_vanilla_transformer.engine.decoding import generate, incremental, linear, search
+from hf_vanilla_transformer.engine.decoding import generate, incremental, linear
 from hf_vanilla_transformer.engine.decoding.prepared import weights_of
 from hf_vanilla_transformer.engine.training import functions, layers, loss, packing, shortcuts
 
@@ -53,11 +53,6 @@ def plain_linear(x: Tensor, *maps: nn.Linear, relu: bool = False) -> tuple[Tenso
     return tuple(F.relu(y) for y in outputs) if relu else tuple(outputs)
 
 
-def plain_layer_norm(norm: nn.LayerNorm, x: Tensor) -> Tensor:
-    """Normalises as torch does, which keeps the input."""
-    return F.layer_norm(x, norm.normalized_shape, norm.weight, norm.bias, norm.eps)
-
-
 def plain_dropout(dropout: nn.Dropout, y: Tensor, residual: Tensor | None = None) -> Tensor:
     """Drops as torch does, and adds the residual afterwards."""
     y = F.dropout(y, dropout.p, dropout.training)
@@ -65,12 +60,9 @@ def plain_dropout(dropout: nn.Dropout, y: Tensor, residual: Tensor | None = None
 
 
 class UnfoldedDecoder(incremental.IncrementalDecoder):
-    """Projects a single sentence's queries and values in each step; its source is filled up as others are."""
+    """Projects a single sentence's queries and values in each step."""
 
-    shapes_memory = False
-
-    def _project(self, memory: Tensor, linear: Any, shortest: int) -> Iterator[Tensor]:
-        return super()._project(memory, linear, incremental.CPU.shortest_source)
+    can_fold = False
 
 
 class ReselectingDecoder(incremental.IncrementalDecoder):
@@ -100,9 +92,7 @@ TRAINING: dict[str, Callable[[], list[Patch]]] = {
     "linear maps": lambda: [patch.object(layers, "fused_linear", plain_linear)],
     "oneDNN's products": lambda: [patch.object(functions, "_is_for_onednn", lambda x: False)],
     "feed-forward": lambda: [patch.object(layers, "_feed_forward", lambda module, x: module(x))],
-    "LayerNorm": lambda: [patch.object(layers, "layer_norm", plain_layer_norm)],
     "dropout": lambda: [patch.object(layers, "add_dropout", plain_dropout)],
-    "short attention": lambda: [patch.object(layers, "are_short", lambda queries, keys: False)],
     "chunks of logits": lambda: [_cpu(loss, logits_per_chunk=2**62)],
     "loss": lambda: [patch.object(shortcuts, "is_plain_linear", lambda *arguments: False)],
     "skip_logits": lambda: [],  # with which packing goes: `Updates` leaves the argument out
@@ -113,12 +103,7 @@ DECODING: dict[str, Callable[[], list[Patch]]] = {
     "mixed weights": lambda: [patch.object(linear, "MixedLinear", linear.PackedLinear)],
     "all linear maps": lambda: [patch.object(linear, "_can_be_packed", lambda weight: False)],
     "folding": lambda: [patch.object(generate, "IncrementalDecoder", UnfoldedDecoder)],
-    "filling up sources": lambda: [_cpu(incremental, shortest_source=0)],
     "caches in place": lambda: [patch.object(generate, "IncrementalDecoder", ReselectingDecoder)],
-    "two-stage search": lambda: [
-        _cpu(search, rows_worth_blocks=2**62),
-        patch.object(search, "SIZES_OF_BLOCKS", [2**62]),
-    ],
 }
 
 

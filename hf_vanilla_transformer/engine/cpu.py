@@ -38,9 +38,6 @@ class Processor:
     elements_for_both: float = _decides("up to this number, MKL multiplies few rows and oneDNN many; above, oneDNN all")
     # 64 rows for a weight of 256 x 256, or on Intel's processors one row for 37,000 x 512.
     multiplications_for_mkl: int = _decides("rows are few up to this number, times the elements of the weight")
-    # Below the size of its vectors, torch's softmax takes up to ten times as long.
-    shortest_source: int = _decides("decoding pads shorter sources to this length, masked", default=16)
-    rows_worth_blocks: int = _decides("rows from which on greedy search finds maxima in two stages", default=8)
     rows_for_fbgemm: int = _decides("rows up to which 8-bit products are FBGEMM's, and above oneDNN's", default=8)
     # Up to 8 rows, products compiled for the model are faster than oneDNN's; from 16 rows on, they are slower.
     rows_for_compiled_products: int = _decides("rows up to which compiled steps have their own products", default=8)
@@ -48,10 +45,6 @@ class Processor:
     rows_per_chunk: int = _decides("but no fewer rows than this, with which products are fast", default=256)
     # oneDNN needs a transposed copy of one of the two matrices.
     width_for_onednn_gradient: int = _decides("gradients of weights with no side as wide are left to MKL", default=768)
-    # sdpa is made for long sentences.
-    scores_of_short_sentences: int = _decides(
-        "scores per head and sentence up to which training computes eq. 1 without sdpa", default=32 * 32
-    )
     padding_worth_packing: float = _decides("share of padding from which on training leaves it out", default=0.1)
 
 

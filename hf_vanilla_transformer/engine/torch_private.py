@@ -83,29 +83,6 @@ def relu_backward(gradient: Tensor, output: Tensor) -> Tensor:
     return computed
 
 
-def layer_norm_backward(
-    gradient: Tensor, x: Tensor, mean: Tensor, reciprocal: Tensor, weight: Tensor, bias: Tensor, wanted: Sequence[bool]
-) -> tuple[Tensor | None, ...]:
-    """Computes the gradients of a layer normalisation over the last dimension, with respect to x, weight and bias.
-
-    Args:
-        gradient: Of its output, (..., d_model).
-        x: Its input, (..., d_model).
-        mean: Of x, (..., 1).
-        reciprocal: Of the standard deviation, (..., 1).
-        weight: (d_model,).
-        bias: (d_model,).
-        wanted: Which of the three are needed; others may be None.
-    """
-    backward = find("torch.ops.aten.native_layer_norm_backward")
-    if backward is not None:
-        return tuple(backward(gradient, x, weight.shape, mean, reciprocal, weight, bias, list(wanted)))
-    normed, of_normed = (x - mean) * reciprocal, gradient * weight
-    parallel = normed * (of_normed * normed).mean(dim=-1, keepdim=True)
-    of_x = (of_normed - of_normed.mean(dim=-1, keepdim=True) - parallel) * reciprocal
-    return of_x, (gradient * normed).flatten(0, -2).sum(dim=0), gradient.flatten(0, -2).sum(dim=0)
-
-
 # ---- Surroundings of a call ----
 def _has_foreign_mode(modes: Callable[[], Sequence[Any]]) -> bool:
     # `torch.set_default_device` leaves its own mode there, which only says where tensors are made.

@@ -171,9 +171,7 @@ SPIED = {  # shortcut -> what only it calls
     "packing": (ablate.packing.Packing, "pack"),
     "linear maps": (ablate.functions._FusedLinear, "apply"),
     "feed-forward": (ablate.layers, "_feed_forward"),
-    "LayerNorm": (ablate.functions._LayerNormOfOutput, "apply"),
     "dropout": (ablate.layers, "add_dropout"),
-    "short attention": (ablate.functions._ShortAttention, "apply"),
     "loss": (ablate.loss._ProjectedCrossEntropy, "apply"),
     "skip_logits": (ablate.loss._ProjectedCrossEntropy, "apply"),
 }
@@ -244,11 +242,11 @@ def test_onednn_is_left_out():
 
 
 def test_what_is_left_out_comes_back():
-    before = (ablate.layers.fused_linear, ablate.generate.IncrementalDecoder, ablate.search.CPU)
+    before = (ablate.layers.fused_linear, ablate.generate.IncrementalDecoder, ablate.loss.CPU)
     for name in (*ablate.TRAINING, *ablate.DECODING):
         with ablate.left_out(name):
             pass
-    assert (ablate.layers.fused_linear, ablate.generate.IncrementalDecoder, ablate.search.CPU) == before
+    assert (ablate.layers.fused_linear, ablate.generate.IncrementalDecoder, ablate.loss.CPU) == before
 
 
 @pytest.fixture
@@ -278,7 +276,6 @@ def test_translations_without_a_shortcut_are_the_same(translations, name):
         ("all linear maps", ablate.linear, "_by_mkl_or_onednn"),
         ("folding", ablate.incremental.FoldedAttention, "__init__"),
         ("caches in place", ablate.incremental, "_copy"),
-        ("two-stage search", ablate.search, "_in_blocks"),
     ],
 )
 def test_a_shortcut_of_decoding_is_left_out(translations, monkeypatch, name, owner, function):
@@ -286,31 +283,12 @@ def test_a_shortcut_of_decoding_is_left_out(translations, monkeypatch, name, own
         pytest.skip("this torch has no oneDNN")
     if name == "weights by column":
         monkeypatch.setattr(ablate.linear, "CPU", replace(ablate.linear.CPU, elements_for_mkl=10**6))
-    monkeypatch.setattr(ablate.search, "SIZES_OF_BLOCKS", [32])  # the vocabulary is small
     calls = spy(monkeypatch, owner, function)
     translations(ablate.ALL)
     assert calls
     calls.clear()
     translations(name)
     assert not calls
-
-
-def test_sources_are_not_filled_up(translations, monkeypatch):
-    filled, project = [], ablate.incremental.IncrementalDecoder._project
-
-    def noted(self, memory, linear, shortest):
-        filled.append(shortest)
-        return project(self, memory, linear, shortest)
-
-    monkeypatch.setattr(ablate.incremental.IncrementalDecoder, "_project", noted)
-    translations(ablate.ALL)
-    assert any(filled)
-    filled.clear()
-    translations("filling up sources")
-    assert filled
-    assert not any(filled)
-    translations("folding")
-    assert all(filled[-2:])  # a single sentence is filled up in place of folding
 
 
 @pytest.mark.slow

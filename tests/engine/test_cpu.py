@@ -38,8 +38,7 @@ HALVES = {
     "mkl_is_fastest=false,elements_for_both=1024,width_for_onednn_gradient=0": {"MixedLinear", "PackedLinear"},
     "has_onednn=false,has_fast_bfloat16=false": {"PlainLinear"},
 }
-TOO_SMALL = {"reduce_range": "true", "rows_worth_blocks": "1", "logits_per_chunk": "1", "rows_per_chunk": "1",
-             "shortest_source": "0", "scores_of_short_sentences": "0", "padding_worth_packing": "1"}  # fmt: skip
+TOO_SMALL = {"reduce_range": "true", "logits_per_chunk": "1", "rows_per_chunk": "1", "padding_worth_packing": "1"}
 
 
 def use(monkeypatch, processor):
@@ -165,8 +164,8 @@ def test_a_field_is_written_as_it_is_printed():
         ("mkl=true", "'mkl=true'; write NAME=VALUE,NAME=VALUE with names of has_onednn, mkl_is_fastest, "),
         ("mkl_is_fastest", "mkl_is_fastest=; give true or false"),
         ("reduce_range=1", "reduce_range=1; give true or false"),
-        ("shortest_source=-1", "shortest_source=-1; give an integer of at least 0"),
-        ("shortest_source=1.5", "shortest_source=1.5; give an integer of at least 0"),
+        ("rows_for_fbgemm=-1", "rows_for_fbgemm=-1; give an integer of at least 0"),
+        ("rows_for_fbgemm=1.5", "rows_for_fbgemm=1.5; give an integer of at least 0"),
         ("rows_per_chunk=0", "rows_per_chunk=0; give an integer of at least 1"),
         ("elements_for_both=nan", "elements_for_both=nan; give a number of at least 0"),
     ],

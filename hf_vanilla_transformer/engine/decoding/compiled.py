@@ -151,7 +151,7 @@ class CompiledDecoder(IncrementalDecoder):
         keep_attention: bool = False,
     ) -> None:
         self.program = program_of(weights, beams * len(memory))
-        self.shapes_memory = self.program is None
+        self.can_fold = self.program is None
         super().__init__(weights, memory, memory_mask, beams, keep_attention)
         if self.program is not None and self.memory_bias is None:
             self.memory_bias = memory.new_zeros(len(memory), self.weights.heads, memory.shape[1])

@@ -15,7 +15,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ...modeling_vanilla_transformer import positions_of
-from ..cpu import CPU
 from .linear import Linear
 from .weights import Weights, through_layers
 
@@ -98,7 +97,7 @@ class IncrementalDecoder:
         keep_attention: Whether `attention` is wanted.
     """
 
-    shapes_memory = True  # whether the source is folded or filled up, as torch's operators have it fastest
+    can_fold = True
 
     def __init__(
         self,
@@ -122,37 +121,27 @@ class IncrementalDecoder:
         self.source_mask = memory.new_ones(memory.shape[:2], dtype=torch.bool)  # (B, S)
         if memory_mask is not None:
             self.source_mask = memory_mask != 0
-        is_folded = self.shapes_memory and len(memory) == 1 and stack.heads * memory.shape[1] <= memory.shape[2]
-        shortest = CPU.shortest_source if self.shapes_memory and not is_folded and memory.device.type == "cpu" else 0
-        self.memory_keys, self.memory_values = self._project(memory.to(dtype), weights.memory, shortest)
-        filling = self.memory_keys.shape[3] - memory.shape[1]
+        self.memory_keys, self.memory_values = self._project(memory.to(dtype), weights.memory)
         self.memory_bias = None
-        if filling or not self.source_mask.all():
-            hidden = F.pad(~self.source_mask, (0, filling), value=True)
-            bias = torch.zeros_like(hidden, dtype=dtype).masked_fill_(hidden, torch.finfo(dtype).min)
-            self.memory_bias = bias[:, None].expand(-1, stack.heads, -1).contiguous()  # (B, h, S')
+        if not self.source_mask.all():
+            bias = torch.zeros_like(self.source_mask, dtype=dtype)
+            bias.masked_fill_(~self.source_mask, torch.finfo(dtype).min)
+            self.memory_bias = bias[:, None].expand(-1, stack.heads, -1).contiguous()  # (B, h, S)
         self.folded: list[FoldedAttention] = []
-        if is_folded:
+        if self.can_fold and len(memory) == 1 and stack.heads * memory.shape[1] <= memory.shape[2]:
             mask = None if self.memory_bias is None else self.memory_bias[0]
             parts = zip(stack.layers, self.memory_keys[:, 0], self.memory_values[:, 0], strict=True)
             self.folded = [FoldedAttention(layer.cross, keys, values, mask) for layer, keys, values in parts]
         self._view()
 
-    def _project(self, memory: Tensor, linear: Linear, shortest: int) -> Iterator[Tensor]:
-        """Computes keys and values of all layers: (layers, B, h, S', d_k) and the same with d_v.
-
-        S' is S, or `shortest` where that is more; what isn't of the source is 0.
-        """
+    def _project(self, memory: Tensor, linear: Linear) -> Iterator[Tensor]:
+        """Computes keys and values of all layers: (layers, B, h, S, d_k) and the same with d_v."""
         weights = self.weights
         batch, length, _ = memory.shape
         layers, heads = len(weights.layers), weights.heads
         fused = linear(memory.flatten(0, 1)).view(batch, length, layers, -1)
         for part in fused.split_with_sizes(weights.qkv_sizes[1:], dim=-1):
-            part = part.view(batch, length, layers, heads, -1).permute(2, 0, 3, 1, 4)
-            padded = part.new_empty(*part.shape[:3], max(length, shortest), part.shape[4])
-            padded[:, :, :, :length] = part
-            padded[:, :, :, length:] = 0.0
-            yield padded
+            yield part.view(batch, length, layers, heads, -1).permute(2, 0, 3, 1, 4).contiguous()
 
     def _view(self) -> None:
         """Makes the views that a step needs, so that it doesn't have to."""
@@ -160,7 +149,7 @@ class IncrementalDecoder:
         self.cross_caches = [
             (keys.flatten(0, 1).transpose(1, 2), values.flatten(0, 1))
             for keys, values in zip(self.memory_keys[:, :sentences], self.memory_values[:, :sentences], strict=True)
-        ]  # (B h, d_k, S'), (B h, S', d_v)
+        ]  # (B h, d_k, S), (B h, S, d_v)
         bias = self.memory_bias
         self.cross_bias = None if bias is None else bias[:sentences].view(sentences * heads, 1, -1)
 

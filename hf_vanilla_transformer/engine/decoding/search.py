@@ -1,16 +1,12 @@
 """Greedy and beam search as in section 6.1 of "Attention Is All You Need", over anything that decodes step by step."""
 
-import functools
 import math
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
-
-from ..cpu import CPU
 
 Candidate = tuple[float, int, int]  # log-probability of the hypothesis, number of its beam, next token
 
@@ -303,7 +299,7 @@ def greedy_search(
         logits = yield tokens
         if process is not None:
             logits = process(prompts, logits.float())
-        tokens = highest(logits)
+        tokens = logits.argmax(dim=-1)
         new, former, running = tokens.tolist(), running, []
         attention = decoder.attention if keep_attention else None
         for row in former:
@@ -368,27 +364,9 @@ def shrink(kept: Sequence[int], size: int) -> list[int]:
     return [place if place in staying or not moving else moving.pop() for place in range(new_size)]
 
 
-# torch looks for the highest of a block 32 numbers at a time, and one by one in what is left over.
-SIZES_OF_BLOCKS = [size for size in range(32, 257) if size % 32 <= size / 8]
-
-
-@functools.cache
-def block_size(vocab_size: int) -> int:
-    """Returns the largest of `SIZES_OF_BLOCKS` that divides a vocabulary; 64, with something over, if none does."""
-    return max((size for size in SIZES_OF_BLOCKS if vocab_size % size == 0), default=64)
-
-
-def _in_blocks(rows: Tensor) -> Tensor:
-    """Cuts (rows, V) into (rows, blocks, size); what is missing in the last one is filled with -inf."""
-    size = block_size(rows.shape[1])
-    missing = -rows.shape[1] % size
-    padded = F.pad(rows, (0, missing), value=-math.inf) if missing else rows
-    return padded.reshape(len(rows), -1, size)
-
-
 def best_continuations(
     log_probabilities: Tensor, scores: Tensor, num_sentences: int, num_candidates: int
-) -> list[Iterator[Candidate]]:
+) -> list[list[Candidate]]:
     """Finds the best next tokens of each sentence's beams.
 
     Args:
@@ -400,34 +378,7 @@ def best_continuations(
     Returns:
         For each sentence K candidates, or as many as there are tokens, the best first.
     """
-    totals = log_probabilities.add_(scores[:, None])
-    width, size = totals.shape[1], totals.numel() // num_sentences
-    chosen = [[0]] * num_sentences  # all of a sentence is one block
-    if size > 4 * num_candidates * SIZES_OF_BLOCKS[-1]:
-        blocks = _in_blocks(totals)
-        width, size = blocks.shape[1] * blocks.shape[2], blocks.shape[2]
-        blocks = blocks.reshape(num_sentences, -1, size)
-        places = blocks.amax(dim=-1).topk(num_candidates, sorted=False).indices  # (B, K)
-        totals, chosen = blocks.gather(1, places[..., None].expand(-1, -1, size)), places.tolist()
-    totals = totals.reshape(num_sentences, -1)
+    width, totals = log_probabilities.shape[1], log_probabilities.add_(scores[:, None]).reshape(num_sentences, -1)
     best = totals.topk(min(num_candidates, totals.shape[1]))
-    parts = zip(best.values.tolist(), best.indices.tolist(), chosen, strict=True)
-    return [_candidates(values, places, blocks, size, width) for values, places, blocks in parts]
-
-
-def _candidates(
-    values: Sequence[float], places: Sequence[int], blocks: Sequence[int], size: int, width: int
-) -> Iterator[Candidate]:
-    """Says what stands at places in blocks that were put side by side; each beam has `width` tokens."""
-    for value, place in zip(values, places, strict=True):
-        number, offset = divmod(place, size)
-        yield value, *divmod(blocks[number] * size + offset, width)
-
-
-def highest(logits: Tensor) -> Tensor:
-    """Finds the highest of each row, (rows, V): (rows,)."""
-    if logits.device.type != "cpu" or len(logits) < CPU.rows_worth_blocks:
-        return logits.argmax(dim=-1)
-    parts = _in_blocks(logits)
-    block = parts.amax(dim=-1).argmax(dim=-1)  # (rows,)
-    return block * parts.shape[2] + parts[torch.arange(len(parts)), block].argmax(dim=-1)
+    parts = zip(best.values.tolist(), best.indices.tolist(), strict=True)
+    return [[(value, *divmod(place, width)) for value, place in zip(*one, strict=True)] for one in parts]

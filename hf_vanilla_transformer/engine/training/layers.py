@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
@@ -17,7 +18,7 @@ from ...modeling_vanilla_transformer import (
     VanillaTransformerFeedForward,
     eager_attention,
 )
-from .functions import add_dropout, are_short, fused_linear, layer_norm, short_attention, without_autocast
+from .functions import add_dropout, fused_linear, without_autocast
 from .packing import Packing
 
 
@@ -112,8 +113,12 @@ PLAIN_LAYERS = {fast: plain for plain, fast in FAST_LAYERS.items()}
 
 def _residual(norm: PostNormResidual, x: Tensor, sublayer: Callable[[Tensor], Tensor]) -> Tensor:
     if type(norm) is PreNormResidual:
-        return add_dropout(norm.dropout, sublayer(layer_norm(norm, x)), x)
-    return layer_norm(norm, add_dropout(norm.dropout, sublayer(x), x))
+        return add_dropout(norm.dropout, sublayer(_layer_norm(norm, x)), x)
+    return _layer_norm(norm, add_dropout(norm.dropout, sublayer(x), x))
+
+
+def _layer_norm(norm: nn.LayerNorm, x: Tensor) -> Tensor:
+    return F.layer_norm(x, norm.normalized_shape, norm.weight, norm.bias, norm.eps)
 
 
 def _feed_forward(module: VanillaTransformerFeedForward, x: Tensor) -> Tensor:
@@ -138,23 +143,16 @@ def _attention(
 
 
 def _attend(module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
-    """Computes eq. 1 in the way that is fastest for these lengths where the model is configured to use sdpa."""
+    """Computes eq. 1 by what the model is configured to use."""
     if module.config._attn_implementation != "sdpa":
         return _by_interface(eager_attention, module, query, key, value, mask)
     if query.dtype != torch.bfloat16:
-        return _attend_by_sdpa(module, query, key, value, mask)
+        return _by_interface(sdpa_attention_forward, module, query, key, value, mask)
     # torch's backward pass takes seven times as long in bfloat16.
     mask = mask.float() if mask is not None and mask.is_floating_point() else mask
     with without_autocast():
-        return _attend_by_sdpa(module, query.float(), key.float(), value.float(), mask).to(query.dtype)
-
-
-def _attend_by_sdpa(module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
-    if not module.training or not are_short(query.shape[2], key.shape[2]):
-        return _by_interface(sdpa_attention_forward, module, query, key, value, mask)
-    if module.attention_dropout or (mask is not None and mask.dtype != torch.bool):
-        return _by_interface(eager_attention, module, query, key, value, mask)
-    return short_attention(query, key, value, mask, module.scaling, module.is_causal)
+        floats = (one.float() for one in (query, key, value))
+        return _by_interface(sdpa_attention_forward, module, *floats, mask).to(query.dtype)
 
 
 def _by_interface(attend: Callable[..., Any], module: Any, *tensors: Any) -> Tensor:

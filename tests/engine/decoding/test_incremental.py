@@ -165,11 +165,10 @@ def test_decoder_is_the_models(name, dtype):
         torch.testing.assert_close(torch.stack(logits), expected, **CLOSE[dtype])
 
 
-@pytest.mark.parametrize("length", [1, CPU.shortest_source - 1, CPU.shortest_source, CPU.shortest_source + 3])
+@pytest.mark.parametrize("length", [1, 3, 19])
 @pytest.mark.parametrize("dtype", CLOSE)
 @torch.no_grad()
 def test_sources_of_any_length(length, dtype):
-    """Short ones are filled up, which shows neither in logits nor in attention."""
     model = varied(dtype=dtype)
     rows = torch.randint(3, 24, (3, length), generator=torch.Generator().manual_seed(2))
     for shortest in {1, length}:

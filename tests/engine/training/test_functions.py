@@ -1,152 +1,13 @@
 """Fused functions for training, each against torch's module or the formula, at its edges."""
 
 import dataclasses
-from types import SimpleNamespace
 
 import pytest
 import torch
 
 from hf_vanilla_transformer.engine.training import functions
-from hf_vanilla_transformer.engine.training.functions import add_dropout, fused_linear, layer_norm, short_attention
+from hf_vanilla_transformer.engine.training.functions import add_dropout, fused_linear
 from hf_vanilla_transformer.engine.training.loss import projected_cross_entropy
-from hf_vanilla_transformer.modeling_vanilla_transformer import eager_attention
-
-
-def attend_in_short_sentences(module, query, key, value, mask, scaling):
-    return short_attention(query, key, value, mask, scaling, module.is_causal), None
-
-
-def masks_of_attention(batch, queries, keys):
-    whole = torch.ones(batch, 1, queries, keys, dtype=torch.bool)
-    padded, blind = whole.clone(), whole.clone()
-    padded[0, :, :, keys // 2 :] = False
-    blind[0] = False  # a query that may look at nothing
-    return {"none": None, "padding": padded, "one row for all": padded[:1], "blind": blind}
-
-
-@pytest.mark.parametrize("is_causal", [False, True])
-@pytest.mark.parametrize("mask", ["none", "padding", "one row for all", "blind"])
-@pytest.mark.parametrize(("d_k", "d_v"), [(8, 8), (3, 5)])
-def test_attention_in_short_sentences_is_the_formula(mask, is_causal, d_k, d_v):
-    """Outputs and gradients, with queries, keys and values side by side in memory and apart."""
-    module = SimpleNamespace(is_causal=is_causal, training=True)
-    for queries, keys in ((1, 1), (6, 6), (4, 7)):
-        mask_of, found = masks_of_attention(3, queries, keys)[mask], []
-        wanted = torch.randn(3, queries, 2, d_v, dtype=torch.float64)
-        rows = torch.randn(3, max(queries, keys), 2 * (2 * d_k + d_v), dtype=torch.float64, requires_grad=True)
-        for attend in (attend_in_short_sentences, eager_attention):
-            parts = rows.split([2 * d_k, 2 * d_k, 2 * d_v], dim=-1)
-            query, key, value = (part.unflatten(-1, (2, -1)).transpose(1, 2) for part in parts)
-            heads, _ = attend(module, query[:, :, :queries], key[:, :, :keys], value[:, :, :keys], mask_of, scaling=0.3)
-            assert heads.is_contiguous() or attend is eager_attention
-            found.append((heads, *torch.autograd.grad((heads * wanted).sum(), rows)))
-        for ours, formula in zip(*found, strict=True):
-            torch.testing.assert_close(ours, formula, rtol=1e-12, atol=1e-13)
-
-
-def test_gradients_of_attention_lie_side_by_side_as_their_tensors_do():
-    rows = torch.randn(3, 4, 18)
-    parts = [part.unflatten(-1, (2, -1)).transpose(1, 2) for part in rows.split([6, 6, 6], dim=-1)]
-    together = [part.transpose(1, 2).flatten(2).flatten(0, 1) for part in functions.empty_gradients(*parts)]
-    assert functions.side_by_side(together).data_ptr() == together[0].data_ptr()
-    assert [part.shape for part in functions.empty_gradients(*parts)] == [part.shape for part in parts]
-    # Parts of something larger, or the same tensor twice, get room of their own.
-    for tensors in (parts[:2], [parts[0].contiguous(), rows, rows]):
-        apart = functions.empty_gradients(*tensors)
-        assert len({room.untyped_storage().data_ptr() for room in apart}) == len(apart)
-
-
-def norms(d=8, dtype=torch.float64):
-    """Two of torch's own, with the same gains and biases, away from 1 and 0: as a function of ours, and as a module."""
-    norm = torch.nn.LayerNorm(d, eps=1e-6).to(dtype)
-    with torch.no_grad():
-        norm.weight.copy_(torch.linspace(-2, 2, d))
-        norm.bias.copy_(torch.linspace(3, -3, d))
-    return Fused(norm), norm
-
-
-class Fused(torch.nn.Module):
-    """A layer normalisation of torch's, by the fused function."""
-
-    def __init__(self, norm):
-        super().__init__()
-        self.norm, self.weight, self.bias = norm, norm.weight, norm.bias
-
-    def forward(self, x):
-        return layer_norm(self.norm, x)
-
-
-# Going back from the output to the input costs some digits: those of the bias, divided by the gain.
-@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 1e-4)], ids=str)
-@pytest.mark.parametrize("shape", [(8,), (5, 8), (3, 4, 8), (0, 8)], ids=str)
-@pytest.mark.parametrize("frozen", [False, True])
-def test_norm_has_torchs_values_and_gradients(dtype, tolerance, shape, frozen):
-    own, plain = norms(dtype=dtype)
-    x, seen = 5 + 3 * torch.randn(shape, dtype=dtype), torch.randn(shape, dtype=dtype)
-    found = []
-    for norm in (own, plain):
-        norm.requires_grad_(not frozen)
-        at = x.clone().requires_grad_()
-        y = norm(at)
-        wanted = [at] if frozen else [at, norm.weight, norm.bias]
-        found.append((y, *torch.autograd.grad(y, wanted, seen)))
-    for ours, theirs in zip(*found, strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=tolerance, atol=tolerance)
-
-
-def kept_by(norm, x):
-    """What the graph of `norm(x)` holds on to, by the places of its memory, and the output's."""
-    places = []
-    with torch.autograd.graph.saved_tensors_hooks(lambda t: places.append(t.data_ptr()) or t, lambda t: t):
-        y = norm(x)
-    return places, y.data_ptr()
-
-
-def test_norm_keeps_its_output_in_place_of_its_input():
-    own, plain = norms()
-    x = torch.randn(5, 8, dtype=torch.float64, requires_grad=True)
-    places, of_output = kept_by(own, x)
-    assert of_output in places
-    assert x.data_ptr() not in places
-    places, of_output = kept_by(plain, x)
-    assert of_output not in places
-    assert x.data_ptr() in places
-
-
-@pytest.mark.parametrize("gain", [0.0, 1e-3, -1e-3])
-def test_norm_with_a_tiny_gain_keeps_its_input(gain):
-    """From such an output, there is no way back."""
-    own, plain = norms()
-    x, seen = torch.randn(2, 4, 8, dtype=torch.float64)
-    for norm in (own, plain):
-        norm.weight.data[3] = gain
-    assert x.data_ptr() in kept_by(own, x.requires_grad_())[0]
-    ours, theirs = (torch.autograd.grad(norm(x), [x, norm.weight, norm.bias], seen) for norm in (own, plain))
-    for one, other in zip(ours, theirs, strict=True):
-        assert torch.equal(one, other)
-
-
-@pytest.mark.parametrize("missing", ["weight", "bias"])
-def test_norm_without_a_parameter_is_torchs(missing):
-    norm, x = torch.nn.LayerNorm(8), torch.randn(5, 8)
-    setattr(norm, missing, None)
-    assert torch.equal(layer_norm(norm, x), norm(x))
-
-
-def test_norm_of_short_floats_and_under_autocast():
-    """bfloat16 has too few digits to go back from; under autocast, what comes in is float32, and so is the gradient."""
-    short = Fused(torch.nn.LayerNorm(8).to(torch.bfloat16))
-    x = torch.randn(5, 8, dtype=torch.bfloat16, requires_grad=True)
-    assert x.data_ptr() in kept_by(short, x)[0]
-    own, plain = norms(dtype=torch.float32)
-    x, found = torch.randn(5, 8, requires_grad=True), []
-    for norm in (own, plain):
-        with torch.autocast("cpu", torch.bfloat16):
-            y = norm(x)
-        found.append((y, *torch.autograd.grad(y.square().sum(), [x, norm.weight, norm.bias])))
-    for ours, theirs in zip(*found, strict=True):
-        assert ours.dtype == theirs.dtype
-        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("p", [0.1, 0.3, 0.5])
@@ -356,24 +217,8 @@ def test_a_relu_is_part_of_the_product(bias, dtype, autocast, tolerance):
 
 def test_a_graph_that_is_kept_can_be_gone_through_again():
     (one,), x = linear_maps(sizes=(6,)), torch.randn(3, 8, requires_grad=True)
-    norm, dropout = torch.nn.LayerNorm(6), torch.nn.Dropout(0.5)
-    y = layer_norm(norm, add_dropout(dropout, *fused_linear(x, one, relu=True)))
-    wanted = [x, *one.parameters(), *norm.parameters()]
+    y = add_dropout(torch.nn.Dropout(0.5), *fused_linear(x, one, relu=True))
+    wanted = [x, *one.parameters()]
     first = torch.autograd.grad(y.square().sum(), wanted, retain_graph=True)
     for once, again in zip(first, torch.autograd.grad(y.square().sum(), wanted), strict=True):
         assert torch.equal(once, again)
-
-
-def test_neighbouring_columns_are_joined_without_a_copy():
-    rows = torch.randn(4, 12)
-    for parts, is_view in (
-        ([rows[:, :3], rows[:, 3:5], rows[:, 5:9]], True),
-        ([rows[:, 3:5]], True),
-        ([rows[:, 3:5], rows[:, :3]], False),
-        ([rows[:, :3], rows[:, 4:5]], False),
-        ([rows[:, :3], rows[:, 3:5].clone()], False),
-        ([rows.t()[:, :2], rows.t()[:, 2:4]], False),
-    ):
-        joined = functions.side_by_side(parts)
-        assert torch.equal(joined, torch.cat(parts, dim=1))
-        assert (joined.data_ptr() == parts[0].data_ptr()) == is_view

@@ -1,7 +1,6 @@
 """Shortcuts in a model: the plain model's loss and gradients, and aside wherever something else has to be asked."""
 
 import copy
-import dataclasses
 import pickle
 import subprocess
 import sys
@@ -20,8 +19,8 @@ from transformers import AttentionInterface
 
 from hf_vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
 from hf_vanilla_transformer import modeling_vanilla_transformer as paper
-from hf_vanilla_transformer.engine.training import functions, paused_shortcuts, shortcuts, training_shortcuts
 from hf_vanilla_transformer.engine.training import layers as fast
+from hf_vanilla_transformer.engine.training import paused_shortcuts, shortcuts, training_shortcuts
 
 V = 30
 VARIANTS = {
@@ -115,13 +114,6 @@ def test_loss_and_gradients_are_the_plain_models(variant, padded, plans):
     model, batch = model_of(**VARIANTS[variant]), batch_of(padded)
     check(model, batch, plans, packs=padded)
     assert_untouched(model)
-
-
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_long_sentences_too(variant, plans, monkeypatch):
-    """By torch's sdpa, which short sentences are too short for."""
-    monkeypatch.setattr(functions, "CPU", dataclasses.replace(functions.CPU, scores_of_short_sentences=0))
-    check(model_of(**VARIANTS[variant]), batch_of(), plans)
 
 
 def test_logits_are_those_of_every_position(plans):
