@@ -10,6 +10,7 @@ compare ratios, as machines have other work to do. docs/performance.md explains 
 """
 
 import argparse
+import itertools
 import sys
 import warnings
 from collections.abc import Sequence
@@ -29,7 +30,6 @@ from .real import measure_real
 from .report import BASELINE, Report, Table, compare, count_different, megabytes
 from .training import training_entrants
 from .work import (
-    LENGTHS,
     SIZES,
     TRAINING_FORMULA,
     Case,
@@ -93,10 +93,8 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     device = "cuda" if torch.cuda.is_available() else "cpu"
     common.add_argument("--device", choices=("cpu", "cuda"), default=device, help="default: cuda where there is one")
     common.add_argument("--dtype", choices=DTYPES, help="default: float32 on a CPU, bfloat16 on CUDA; train: autocast")
-    common.add_argument("--lengths", choices=LENGTHS, default="multi30k", help="sentence lengths (default: multi30k)")
     batches = f"batches per turn; {BATCHES_OF_ONE} single sentences count as one (default: %(default)s)"
     common.add_argument("--batches", type=positive, default=4, help=batches)
-    common.add_argument("--seed", type=int, default=0, help="seed of the batches (default: 0)")
     updates, searches = argparse.ArgumentParser(add_help=False), argparse.ArgumentParser(add_help=False)
     updates.add_argument(
         "--tokens", type=positive, help="target tokens per batch (default: 2,048; ablate: 1,024; on CUDA 25,000)"
@@ -178,8 +176,8 @@ def compute_types(options: argparse.Namespace) -> tuple[str, ...]:
 
 def run_ablation(options: argparse.Namespace, report: Report) -> None:
     """Leaves each shortcut out alone, on well filled batches and on badly filled ones."""
-    size, lengths = SIZES[options.config], LENGTHS[options.lengths]
-    bad = random_batches(lengths, size, options.tokens, options.batches, options.seed)
+    size = SIZES[options.config]
+    bad = random_batches(size, options.tokens, options.batches)
     training = (*training_cases(options), Case("updates, badly filled batches", bad))
     report.settings["padding"] = ", ".join(f"{case.padding:.0%}" for case in training)
     ablate(report, size, training, decoding_cases(options), options, say)
@@ -215,10 +213,8 @@ def compete(report: Report, entrants: list[Entrant], cases: tuple[Case, ...], op
             turns = take_turns(players, options.rounds, lambda what, to=case.name: say(f"{to}: {what}"))
             title = f"{case.name}: {case.tokens:,} target tokens per round, {case.padding:.1%} padding"
             report.tables[title] = rows_of(case, turns)
-        for worker in workers:
-            _, peak_memory = worker.ask("peak")
-            for table in report.tables.values():
-                table[worker.name]["peak MB"] = megabytes(peak_memory)
+        for worker, table in itertools.product(workers, report.tables.values()):
+            table[worker.name]["peak MB"] = megabytes(worker.ask("peak"))
     finally:
         for worker in workers:
             worker.stop()
@@ -236,19 +232,16 @@ def rows_of(case: Case, turns: dict[str, list[Timing]]) -> Table:
 
 def training_cases(options: argparse.Namespace) -> tuple[Case, ...]:
     """One case: updates on all batches."""
-    size, lengths = SIZES[options.config], LENGTHS[options.lengths]
-    batches = training_batches(lengths, size, options.tokens, options.batches, options.seed)
-    return (Case("updates", batches),)
+    return (Case("updates", training_batches(SIZES[options.config], options.tokens, options.batches)),)
 
 
 def decoding_cases(options: argparse.Namespace) -> tuple[Case, ...]:
     """Greedy and beam search, one sentence and many at a time; both searches on the same batches."""
-    size, lengths = SIZES[options.config], LENGTHS[options.lengths]
     cases = []
     for name in options.cases:
         beams, sentences = DECODING_CASES[name]
         count = options.batches * (BATCHES_OF_ONE if sentences == 1 else 1)
-        batches = decoding_batches(lengths, size, sentences, count, options.seed, options.new_tokens)
+        batches = decoding_batches(SIZES[options.config], sentences, count, options.new_tokens)
         cases.append(Case(name, batches, beams))
     return tuple(cases)
 

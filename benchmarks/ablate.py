@@ -207,9 +207,7 @@ def measure(contenders: Contenders, cases: Cases, options: argparse.Namespace, s
             Entrant(who + kind, partial(InTurns, *own), keeps)
             for (kind, keeps), (who, own) in itertools.product(KINDS.items(), contenders.items())
         ]
-        *workers, meter = [
-            Worker(one, options.threads) for one in (*entrants, Entrant("memory", Meter, library=__name__))
-        ]
+        *workers, meter = [Worker(one, options.threads) for one in (*entrants, Entrant("memory", Meter))]
         for worker in (*workers, meter):
             stack.callback(worker.stop)
         for case in cases:

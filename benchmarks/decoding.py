@@ -83,19 +83,17 @@ def decoding_entrants(
         is_real: Whether each is used as for files: ours by `Translator` with kept memory, and CTranslate2 also tuned.
     """
     transformers = partial(TransformersTranslator, dtype=dtype, device=device)
-    library = {"library": ""} if is_real else {}
     entrants: list[Entrant] = []
     if "marian" in peers:
         make = partial(transformers, "marian", marian)
         kept = [] if is_real or device != "cpu" else [Entrant("marian, kept memory", make, keep_freed_memory=True)]
-        entrants += [Entrant("marian", make, **library), *kept]
+        entrants += [Entrant("marian", make), *kept]
     cache = {"HF_VANILLA_TRANSFORMER_CACHE": str(folder / "cache")}
     for kind in ("", *compute_types):
         make = partial(transformers, "ours", folder / "ours", kind, as_translator=is_real)
-        entrants.append(Entrant(f"ours, {kind}" if kind else "ours", make, is_real, environment=cache, **library))
-    library = library or {"library": "ctranslate2"}
+        entrants.append(Entrant(f"ours, {kind}" if kind else "ours", make, is_real, environment=cache))
     for name, kind in {"ctranslate2": dtype, "ctranslate2, int8": "int8"}.items() if "ctranslate2" in peers else ():
         converted = convert_to_ctranslate2(marian, folder, kind)
         peer = partial(CTranslate2Translator, converted, marian / "vocab.json", kind, threads, device)
-        entrants += [Entrant(one, peer, **library) for one in (name, f"{name}, tuned")[: 1 + is_real]]
+        entrants += [Entrant(one, peer) for one in (name, f"{name}, tuned")[: 1 + is_real]]
     return entrants

@@ -77,7 +77,7 @@ def measure_real(given: argparse.Namespace, compute_types: Sequence[str], report
             report.tables[f"{search}, one line at a time"] = singles
         for worker in workers:
             used = {**tuned[worker.name], **worker.entrant.environment} if worker.name in tuned else None
-            start[worker.name] |= {"peak MB": megabytes(worker.ask("peak")[0]), "options": used}  # libraries included
+            start[worker.name] |= {"peak MB": megabytes(worker.ask("peak")), "options": used}
 
 
 def _read(name: str, path: Path) -> list[str]:

@@ -16,7 +16,8 @@ from hf_vanilla_transformer.engine import torch_private
 
 Ints = NDArray[np.int64]
 
-LONGEST = 250  # tokens of a sentence
+SEED = 0
+MEAN, DEVIATION, CORRELATION, LONGEST, PAIRS = 14, 5, 0.85, 250, 29_000  # of the lengths of sentences, as Multi30k's
 TEST_SENTENCES = 1_000
 FIRST_WORD = 2  # ids below are the end of sentence and the unknown word, as in Marian's vocabularies
 PEAK_SIDES = {"cpu": (1024, 2048), "cuda": (4096, 8192, 16384)}
@@ -58,26 +59,14 @@ SIZES = {
 }
 
 
-@dataclass(frozen=True)
-class Lengths:
-    """The lengths of `pairs` sentences: log-normal, with the correlation of the logarithms of both sides."""
-
-    mean: float
-    deviation: float
-    correlation: float
-    pairs: int
-
-    def draw(self, seed: int) -> tuple[Ints, Ints]:
-        """Draws the lengths of all sources and of their targets, (pairs) each."""
-        variance = math.log(1 + (self.deviation / self.mean) ** 2)
-        source, other = np.random.default_rng(seed).standard_normal((2, self.pairs))
-        target = self.correlation * source + math.sqrt(1 - self.correlation**2) * other
-        logarithms = math.log(self.mean) - variance / 2 + math.sqrt(variance) * np.stack([source, target])
-        lengths = np.rint(np.exp(logarithms)).astype(np.int64).clip(2, LONGEST)
-        return lengths[0], lengths[1]
-
-
-LENGTHS = {"multi30k": Lengths(14, 5, 0.85, 29_000), "wmt": Lengths(27, 15, 0.9, 200_000)}
+def draw_lengths() -> tuple[Ints, Ints]:
+    """Draws the lengths of sources and of their targets, (PAIRS) each: log-normal, with correlated logarithms."""
+    variance = math.log(1 + (DEVIATION / MEAN) ** 2)
+    source, other = np.random.default_rng(SEED).standard_normal((2, PAIRS))
+    target = CORRELATION * source + math.sqrt(1 - CORRELATION**2) * other
+    logarithms = math.log(MEAN) - variance / 2 + math.sqrt(variance) * np.stack([source, target])
+    lengths = np.rint(np.exp(logarithms)).astype(np.int64).clip(2, LONGEST)
+    return lengths[0], lengths[1]
 
 
 @dataclass(frozen=True)
@@ -136,43 +125,40 @@ class Case:
         return float(6 * (of_source * source.sum() + of_target * target.sum()) + 12 * d * attention)
 
 
-def training_batches(lengths: Lengths, size: Size, tokens: int, count: int, seed: int) -> tuple[Batch, ...]:
+def training_batches(size: Size, tokens: int, count: int) -> tuple[Batch, ...]:
     """Makes batches of sentences of similar length with about `tokens` target tokens, in random order.
 
     Raises:
         BatchingError: A sentence is longer than `tokens`.
     """
-    source, target = lengths.draw(seed)
-    sampler = TokenBudgetBatchSampler(source, target, tokens, seed=seed)
+    source, target = draw_lengths()
+    sampler = TokenBudgetBatchSampler(source, target, tokens, seed=SEED)
     # The budget includes padding, so batches have fewer real tokens.
     budget = round(tokens * tokens * len(sampler) / target.sum())
-    return _batches(
-        source, target, list(TokenBudgetBatchSampler(source, target, budget, seed=seed))[:count], size, seed
-    )
+    chosen = list(TokenBudgetBatchSampler(source, target, budget, seed=SEED))[:count]
+    return _batches(source, target, chosen, size)
 
 
-def random_batches(lengths: Lengths, size: Size, tokens: int, count: int, seed: int) -> tuple[Batch, ...]:
-    """Makes batches of as many tokens, of random sentences: at Multi30k's lengths, about half of them is padding."""
-    source, target = lengths.draw(seed)
-    random, sentences = np.random.default_rng(seed), max(round(tokens / target.mean()), 1)
+def random_batches(size: Size, tokens: int, count: int) -> tuple[Batch, ...]:
+    """Makes batches of as many tokens, of random sentences: about half of all positions is padding."""
+    source, target = draw_lengths()
+    random, sentences = np.random.default_rng(SEED), max(round(tokens / target.mean()), 1)
     chosen = [random.choice(len(source), size=sentences, replace=False) for _ in range(count)]
-    return _batches(source, target, chosen, size, seed)
+    return _batches(source, target, chosen, size)
 
 
-def decoding_batches(
-    lengths: Lengths, size: Size, sentences: int, count: int, seed: int, new_tokens: int | None = None
-) -> tuple[Batch, ...]:
+def decoding_batches(size: Size, sentences: int, count: int, new_tokens: int | None = None) -> tuple[Batch, ...]:
     """Makes batches of consecutive sentences of a test set sorted by length, or with targets of `new_tokens` each."""
-    source, target = (side[:TEST_SENTENCES] for side in lengths.draw(seed))
+    source, target = (side[:TEST_SENTENCES] for side in draw_lengths())
     if new_tokens is not None:
         target = np.full_like(target, new_tokens)
     order = np.argsort(source, kind="stable")
-    starts = np.random.default_rng(seed).integers(0, len(order) - sentences + 1, size=count)
-    return _batches(source, target, [order[start : start + sentences] for start in starts], size, seed)
+    starts = np.random.default_rng(SEED).integers(0, len(order) - sentences + 1, size=count)
+    return _batches(source, target, [order[start : start + sentences] for start in starts], size)
 
 
-def _batches(source: Ints, target: Ints, places: Iterable[Ints], size: Size, seed: int) -> tuple[Batch, ...]:
-    random = np.random.default_rng(seed)
+def _batches(source: Ints, target: Ints, places: Iterable[Ints], size: Size) -> tuple[Batch, ...]:
+    random = np.random.default_rng(SEED)
 
     def sentences(lengths: Ints) -> list[list[int]]:
         return [random.integers(FIRST_WORD, size.pad, size=length).tolist() for length in lengths]

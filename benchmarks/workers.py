@@ -39,7 +39,6 @@ class Entrant:
     name: str
     make: Callable[[], Any]
     keep_freed_memory: bool = False  # whether its process gets the allocator's settings of our command line
-    library: str = "benchmarks.models"  # is imported first, and doesn't count as its memory; "": nothing is
     environment: dict[str, str] = field(default_factory=dict)  # variables that its process gets in addition
 
 
@@ -69,13 +68,13 @@ class Worker:
             self.entrant = replace(self.entrant, environment=environment)
         self._start()
 
-    def ask(self, method: str, *arguments: Any, **options: Any) -> Any:
+    def ask(self, method: str, *arguments: Any) -> Any:
         """Calls a method of the contender.
 
         Raises:
             BenchmarkError: It fails, or its process has ended.
         """
-        self._send((method, arguments, options))
+        self._send((method, arguments))
         try:
             kind, answer = pickle.load(self.process.stdout)  # type: ignore[arg-type]
         except (EOFError, OSError, pickle.UnpicklingError) as error:
@@ -102,42 +101,26 @@ class Worker:
 
 def serve() -> None:
     """Makes the contender that a Worker sends, and answers its questions."""
-    answers, error, contender, before = os.fdopen(os.dup(1), "wb"), "", None, 0
+    answers, error, contender = os.fdopen(os.dup(1), "wb"), "", None
     os.dup2(2, 1)  # whatever a library prints isn't an answer
     try:
         entrant = pickle.load(sys.stdin.buffer)
         if entrant.keep_freed_memory:
             import_module("hf_vanilla_transformer.engine.memory").keep_freed_memory()
-        load_library(entrant.library)
-        before = peak_memory()
         contender = entrant.make()
     except Exception:
         error = traceback.format_exc()
     while True:
         try:
-            method, arguments, options = pickle.load(sys.stdin.buffer)
+            method, arguments = pickle.load(sys.stdin.buffer)
         except EOFError:  # the other end was closed
             return
         try:
-            # What the process had at its peak, and of that what the libraries don't take.
-            answer = (peak_memory(), peak_memory() - before) if method == "peak" else None
-            if not error and answer is None:
-                answer = getattr(contender, method)(*arguments, **options)
-            pickle.dump(("error", error) if error else ("done", answer), answers)
+            answer = error or (peak_memory() if method == "peak" else getattr(contender, method)(*arguments))
+            pickle.dump(("error" if error else "done", answer), answers)
         except Exception:
             pickle.dump(("error", traceback.format_exc()), answers)
         answers.flush()
-
-
-def load_library(name: str) -> None:
-    """Imports a library and what torch imports at first use, so that neither counts as a contender's memory."""
-    if name:
-        import_module(name)
-    if name and "torch" in sys.modules:
-        torch: Any = sys.modules["torch"]
-        weight = torch.nn.Parameter(torch.ones(1))
-        (weight * weight).sum().backward()
-        torch.optim.Adam([weight]).step()
 
 
 def peak_memory() -> int:
