@@ -11,7 +11,7 @@ import itertools
 import math
 import multiprocessing
 import statistics
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
 from functools import partial
@@ -25,12 +25,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hf_vanilla_transformer import engine
-from hf_vanilla_transformer.engine.decoding import generate, incremental, linear
+from hf_vanilla_transformer.engine.decoding import incremental, linear
 from hf_vanilla_transformer.engine.decoding.prepared import weights_of
 from hf_vanilla_transformer.engine.training import functions, layers, loss, packing, shortcuts
 
 from .decoding import job_of, write_models
-from .report import Report, Row, Table, count_different, megabytes
+from .report import Report, Row, Table, count_different
 from .training import TrainingContender
 from .translators import TransformersTranslator
 from .work import Case, Size
@@ -59,61 +59,35 @@ def plain_dropout(dropout: nn.Dropout, y: Tensor, residual: Tensor | None = None
     return y if residual is None else residual + y
 
 
-class UnfoldedDecoder(incremental.IncrementalDecoder):
-    """Projects a single sentence's queries and values in each step."""
-
-    can_fold = False
-
-
-class ReselectingDecoder(incremental.IncrementalDecoder):
-    """Copies all caches at each move, as transformers does."""
-
-    def move(self, rows: Any, sentences: Any) -> None:
-        """Makes new caches of the old ones."""
-        places, owners = torch.tensor(rows), torch.tensor(sentences)
-        self.past = self.past.index_select(2, places)
-        self.memory_keys, self.memory_values = (
-            kept.index_select(1, owners) for kept in (self.memory_keys, self.memory_values)
-        )
-        if self.memory_bias is not None:
-            self.memory_bias = self.memory_bias.index_select(0, owners)
-        self.source_mask = self.source_mask.index_select(0, owners)
-        self.num_rows, self.num_sentences = len(rows), len(sentences)
-        self._view()
-
-
-def _cpu(module: Any, **fields: Any) -> Patch:
-    return patch.object(module, "CPU", replace(module.CPU, **fields))
+def reselect(sources: Sequence[int], *tensors: Tensor, dim: int) -> None:
+    """Copies all rows, as transformers does, in place of those that move."""
+    for tensor in tensors:
+        tensor.narrow(dim, 0, len(sources)).copy_(tensor.index_select(dim, torch.tensor(sources)))
 
 
 # Name of a shortcut -> what takes it out. Patches are made anew each time.
-TRAINING: dict[str, Callable[[], list[Patch]]] = {
-    "packing": lambda: [patch.object(packing.Packing, "where_worthwhile", lambda mask: packing.Packing())],
-    "linear maps": lambda: [patch.object(layers, "fused_linear", plain_linear)],
-    "oneDNN's products": lambda: [patch.object(functions, "_is_for_onednn", lambda x: False)],
-    "feed-forward": lambda: [patch.object(layers, "_feed_forward", lambda module, x: module(x))],
-    "dropout": lambda: [patch.object(layers, "add_dropout", plain_dropout)],
-    "chunks of logits": lambda: [_cpu(loss, logits_per_chunk=2**62)],
-    "loss": lambda: [patch.object(shortcuts, "is_plain_linear", lambda *arguments: False)],
-    "skip_logits": lambda: [],  # with which packing goes: `Updates` leaves the argument out
+TRAINING: dict[str, Callable[[], Patch]] = {
+    "packing": lambda: patch.object(packing.Packing, "where_worthwhile", lambda mask: packing.Packing()),
+    "linear maps": lambda: patch.object(layers, "fused_linear", plain_linear),
+    "oneDNN's products": lambda: patch.object(functions, "_is_for_onednn", lambda x: False),
+    "feed-forward": lambda: patch.object(layers, "_feed_forward", lambda module, x: module(x)),
+    "dropout": lambda: patch.object(layers, "add_dropout", plain_dropout),
+    "chunks of logits": lambda: patch.object(loss, "CPU", replace(loss.CPU, logits_per_chunk=2**62)),
+    "loss": lambda: patch.object(shortcuts, "is_plain_linear", lambda *arguments: False),
+    "skip_logits": contextlib.nullcontext,  # with which packing goes: `Updates` leaves the argument out
 }
-DECODING: dict[str, Callable[[], list[Patch]]] = {
-    "packed weights": lambda: [patch.object(linear, "PackedLinear", linear.PlainLinear)],
-    "weights by column": lambda: [patch.object(linear, "ColumnLinear", linear.PlainLinear)],
-    "mixed weights": lambda: [patch.object(linear, "MixedLinear", linear.PackedLinear)],
-    "all linear maps": lambda: [patch.object(linear, "_can_be_packed", lambda weight: False)],
-    "folding": lambda: [patch.object(generate, "IncrementalDecoder", UnfoldedDecoder)],
-    "caches in place": lambda: [patch.object(generate, "IncrementalDecoder", ReselectingDecoder)],
+DECODING: dict[str, Callable[[], Patch]] = {
+    "packed weights": lambda: patch.object(linear, "PackedLinear", linear.PlainLinear),
+    "weights by column": lambda: patch.object(linear, "ColumnLinear", linear.PlainLinear),
+    "mixed weights": lambda: patch.object(linear, "MixedLinear", linear.PackedLinear),
+    "folding": lambda: patch.object(incremental.IncrementalDecoder, "can_fold", False),
+    "caches in place": lambda: patch.object(incremental, "_copy", reselect),
 }
 
 
-@contextlib.contextmanager
-def left_out(name: str) -> Iterator[None]:
+def left_out(name: str) -> Patch:
     """Takes a shortcut out; ALL and NONE take none."""
-    with ExitStack() as stack:
-        for one in {**TRAINING, **DECODING}.get(name, list)():
-            stack.enter_context(one)
-        yield
+    return {**TRAINING, **DECODING}.get(name, contextlib.nullcontext)()
 
 
 class InTurns:
@@ -233,7 +207,7 @@ def measure(contenders: Contenders, cases: Cases, options: argparse.Namespace, s
 def _row(turns: list[tuple[float, Any]], marian: float, peak: int, case: Case) -> Row:
     seconds, count = [one for one, _ in turns], len(case.batches)
     middle, ends = statistics.median(seconds), {"from": min(seconds) / count, "to": max(seconds) / count}
-    row = {"s per batch": middle / count, **ends, "over marian": marian / middle, "peak MB": megabytes(peak)}
+    row = {"s per batch": middle / count, **ends, "over marian": marian / middle, "peak MB": round(peak / 1e6)}
     return {**row, "outputs": turns[-1][1]}
 
 

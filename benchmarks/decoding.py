@@ -21,9 +21,8 @@ from .workers import Entrant
 
 
 def job_of(case: Case) -> Job:
-    """Returns a case's sources and the lengths of its translations."""
-    sources, longest = zip(*((batch.sources, batch.new_tokens) for batch in case.batches), strict=True)
-    return Job(list(sources), case.beams, list(longest), is_forced=True)
+    """Returns a case's sources and the length of its translations."""
+    return Job([batch.sources for batch in case.batches], case.beams, case.new_tokens, is_forced=True)
 
 
 def write_models(size: Size, folder: Path) -> None:
@@ -70,17 +69,10 @@ def decoding_entrants(
     dtype: str = "float32",
     is_real: bool = False,
 ) -> list[Entrant]:
-    """Returns Marian, ours with the default and with `compute_types`, and CTranslate2.
+    """Returns Marian, ours with the default and with `compute_types`, and CTranslate2, of the model in `marian`.
 
-    Args:
-        marian: Folder of the Marian model.
-        folder: Has a folder "ours" with the same model; gets CTranslate2's models and compiled programs.
-        peers: Of "marian" and "ctranslate2".
-        compute_types: Of ours, in addition to the default.
-        threads: Of each process.
-        device: "cpu" or "cuda".
-        dtype: Of the weights.
-        is_real: Whether each is used as for files: ours by `Translator` with kept memory, and CTranslate2 also tuned.
+    `folder` has the same model in "ours", and gets CTranslate2's models and compiled programs. With `is_real`, each is
+    used as for files: ours by `Translator` with kept memory, and CTranslate2 also tuned.
     """
     transformers = partial(TransformersTranslator, dtype=dtype, device=device)
     entrants: list[Entrant] = []

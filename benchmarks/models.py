@@ -39,41 +39,26 @@ def _fields(size: Size) -> dict[str, Any]:
     }
 
 
-def vanilla(size: Size, **overrides: Any) -> VanillaTransformerForConditionalGeneration:
+def vanilla(size: Size) -> VanillaTransformerForConditionalGeneration:
     """Ours, with what Marian has and the paper doesn't: biases on the projections, and its layout of the sinusoids."""
     others = {"position_encoding": "marian", "attention_bias": True, "layer_norm_eps": 1e-5}
-    others["label_smoothing"] = LABEL_SMOOTHING
-    return VanillaTransformerForConditionalGeneration(
-        VanillaTransformerConfig(**{**_fields(size), **others, **overrides})
-    )
+    config = VanillaTransformerConfig(**_fields(size), **others, label_smoothing=LABEL_SMOOTHING)
+    return VanillaTransformerForConditionalGeneration(config)
 
 
-def marian(size: Size, **overrides: Any) -> MarianMTModel:
+def marian(size: Size) -> MarianMTModel:
     """Hugging Face's Marian."""
-    others = {"forced_eos_token_id": None, "init_std": size.d_model**-0.5}
-    return MarianMTModel(MarianConfig(**{**_fields(size), **others, **overrides}))
+    return MarianMTModel(MarianConfig(**_fields(size), forced_eos_token_id=None, init_std=size.d_model**-0.5))
 
 
 class TorchTransformer(nn.Module):
-    """torch.nn.Transformer with embeddings, sinusoids and the projection; without final LayerNorms, as in the paper.
-
-    Args:
-        size: Of the model.
-    """
+    """torch.nn.Transformer with embeddings, sinusoids and the projection; without final LayerNorms, as in the paper."""
 
     def __init__(self, size: Size) -> None:
         super().__init__()
-        sizes = {"d_model": size.d_model, "nhead": size.heads, "dim_feedforward": size.ffn_dim}
-        options = {"dropout": DROPOUT, "batch_first": True}
-        encoder_layer = nn.TransformerEncoderLayer(**sizes, **options)
-        decoder_layer = nn.TransformerDecoderLayer(**sizes, **options)
-        self.transformer = nn.Transformer(
-            size.d_model,
-            size.heads,
-            custom_encoder=nn.TransformerEncoder(encoder_layer, size.encoder_layers, enable_nested_tensor=False),
-            custom_decoder=nn.TransformerDecoder(decoder_layer, size.decoder_layers),
-            batch_first=True,
-        )
+        layers = size.encoder_layers, size.decoder_layers
+        self.transformer = nn.Transformer(size.d_model, size.heads, *layers, size.ffn_dim, DROPOUT, batch_first=True)
+        self.transformer.encoder.norm = self.transformer.decoder.norm = None
         for module in self.modules():  # its dropout rate also applies to attention and feed-forward
             if isinstance(module, nn.MultiheadAttention):
                 module.dropout = 0.0

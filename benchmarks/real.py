@@ -24,7 +24,7 @@ from hf_vanilla_transformer.evaluation.translation import batches
 from hf_vanilla_transformer.interop import marian
 
 from .decoding import decoding_entrants, environments
-from .report import Report, Table, compare, count_different, megabytes
+from .report import Report, Table, compare, count_different
 from .translators import Ids, Job
 from .workers import BenchmarkError, Timing, Worker, take_turns
 
@@ -35,13 +35,7 @@ Say = Callable[[str], None]
 
 
 def measure_real(given: argparse.Namespace, compute_types: Sequence[str], report: Report, say: Say) -> None:
-    """Lets the contenders translate a file in turns, after a warm-up turn, and adds the tables to a report.
-
-    Args:
-        given: The options of the command line.
-        compute_types: Of ours, in addition to the default.
-        report: Gets the tables.
-        say: Is called with progress messages.
+    """Lets ours, with the default and `compute_types`, and the peers translate a file in turns; adds the tables.
 
     Raises:
         BenchmarkError: A file is missing or has no lines, or a contender fails.
@@ -63,11 +57,11 @@ def measure_real(given: argparse.Namespace, compute_types: Sequence[str], report
         for worker in workers:
             if worker.name.endswith("tuned"):
                 say(f"tuning {worker.name}")
-                tuned[worker.name] = tune(worker, Job([ids[:TRIAL_LINES]], max(given.num_beams), [given.longest]))
-        start = _starts(workers, Job([ids[:1]], 1, [given.longest]), given.rounds, say)
+                tuned[worker.name] = tune(worker, Job([ids[:TRIAL_LINES]], max(given.num_beams), given.longest))
+        start = _starts(workers, Job([ids[:1]], 1, given.longest), given.rounds, say)
         report.tables["start"] = start
         for beams in given.num_beams:
-            search, job = "greedy" if beams == 1 else f"beam {beams}", Job([], beams, [given.longest])
+            search, job = "greedy" if beams == 1 else f"beam {beams}", Job([], beams, given.longest)
             table, outputs = _file(workers, tuned, ids, job, given.rounds, say)
             for name, own in outputs.items():
                 translations = tokenizer.batch_decode(own, skip_special_tokens=True)
@@ -77,7 +71,7 @@ def measure_real(given: argparse.Namespace, compute_types: Sequence[str], report
             report.tables[f"{search}, one line at a time"] = singles
         for worker in workers:
             used = {**tuned[worker.name], **worker.entrant.environment} if worker.name in tuned else None
-            start[worker.name] |= {"peak MB": megabytes(worker.ask("peak")), "options": used}
+            start[worker.name] |= {"peak MB": round(worker.ask("peak") / 1e6), "options": used}
 
 
 def _read(name: str, path: Path) -> list[str]:
@@ -122,20 +116,16 @@ def _file(
     """Translates all lines, ours and Marian in our batches, CTranslate2 in its own; returns a table and outputs."""
     groups = list(batches([len(one) for one in ids], None, BATCH_TOKENS // job.beams))
     back = np.argsort([place for group in groups for place in group])
-    of_file = [[ids[place] for place in group] for group in groups]
-    job = job._replace(batches=of_file, longest=job.longest * len(of_file))
+    job = job._replace(batches=[[ids[place] for place in group] for group in groups])
     players = {}
     for worker in workers:
         own = {"batch_tokens": max(BATCH_TOKENS_TRIED)} if "ctranslate2" in worker.name else {}
         players[worker.name] = partial(worker.ask, "run", job._replace(**tuned.get(worker.name, own)))
     turns: dict[str, list[Timing]] = take_turns(players, rounds, lambda what: say(f"{job.beams} beams, file: {what}"))
     outputs = {name: [(timings[-1].outputs or [])[place] for place in back] for name, timings in turns.items()}
-    first, seconds = workers[0].name, {name: [one.seconds for one in timings] for name, timings in turns.items()}
-    table = compare(len(ids), "sentences/s", seconds, first)
-    for name, row in table.items():
-        tokens = sum(len(output) + 1 for output in outputs[name])  # with the end of sentence
-        row["tokens/s"] = tokens / statistics.median(seconds[name])
-        row["other lines"] = count_different(outputs[name], outputs[first])
+    table = compare(len(ids), "sentences/s", turns)
+    for name, row in table.items():  # with the end of sentence
+        row["tokens/s"] = row["sentences/s"] * sum(len(output) + 1 for output in outputs[name]) / len(ids)
     return table, outputs
 
 

@@ -1,7 +1,5 @@
 """Results as tables and as JSON."""
 
-import dataclasses
-import json
 import platform
 import statistics
 import time
@@ -11,6 +9,8 @@ from typing import Any
 
 import torch
 import transformers
+
+from .workers import Timing
 
 BASELINE = "marian"
 Row = dict[str, Any]
@@ -27,10 +27,6 @@ class Report:
     notes: list[str] = field(default_factory=list)
     machine: dict[str, Any] = field(default_factory=lambda: describe_machine())
 
-    def to_json(self) -> str:
-        """Returns all fields as JSON."""
-        return json.dumps(dataclasses.asdict(self), indent=1)
-
     def __str__(self) -> str:
         lines = [", ".join(f"{name} {value}" for name, value in one.items()) for one in (self.machine, self.settings)]
         lines[1] = f"{self.command}: {lines[1]}"
@@ -41,19 +37,20 @@ class Report:
         return "\n".join([*lines, "", *self.notes])
 
 
-def compare(amount: float, unit: str, seconds: dict[str, list[float]], first: str) -> Table:
-    """Makes rows of work per second: the median, the slowest and the fastest round, and the ratio to `first`."""
+def compare(amount: float, unit: str, turns: dict[str, list[Timing]]) -> Table:
+    """Makes rows of work per second, and of lines that differ; ratios are to Marian, or else to the first.
+
+    A row has the median, the slowest and the fastest round, and the ratio of the medians.
+    """
+    first = BASELINE if BASELINE in turns else next(iter(turns))
     table: Table = {}
-    for name, rounds in seconds.items():
-        found, ratio = [amount / one for one in rounds], statistics.median(seconds[first]) / statistics.median(rounds)
-        ends = {"from": min(found), "to": max(found)}
-        table[name] = {unit: amount / statistics.median(rounds), **ends, f"of {first}": ratio, "rounds": found}
+    for name, own in turns.items():
+        rounds, base = ([timing.seconds for timing in timings] for timings in (own, turns[first]))
+        found, ratio = [amount / one for one in rounds], statistics.median(base) / statistics.median(rounds)
+        ends = {"from": min(found), "to": max(found), f"of {first}": ratio, "rounds": found}
+        table[name] = {unit: amount / statistics.median(rounds), **ends}
+        table[name]["other lines"] = count_different(own[-1].outputs, turns[first][-1].outputs)
     return table
-
-
-def megabytes(size: int | None) -> int | None:
-    """Returns millions of bytes."""
-    return None if size is None else round(size / 1e6)
 
 
 def count_different(one: Sequence[Any] | None, other: Sequence[Any] | None) -> int | None:

@@ -19,7 +19,7 @@ class Job(NamedTuple):
 
     batches: list[list[Ids]]
     beams: int  # 1 is greedy search
-    longest: list[int]  # of each batch
+    longest: int
     is_forced: bool = False  # whether all translations are as long
     batch_tokens: int = 0  # of CTranslate2's own batches; 0: those above
     parallel: int = 1  # batches that CTranslate2 translates at the same time
@@ -49,30 +49,24 @@ class TransformersTranslator:
 
     def run(self, job: Job) -> Timing:
         """Translates all batches."""
-        lengths = [self._lengths(job, longest) for longest in job.longest]
-        work = list(zip(map(self._inputs, job.batches), lengths, strict=True))
+        settings = {"num_beams": job.beams, **self.options, **self._lengths(job)}
+        work = [{**self._inputs(batch), **settings} for batch in job.batches]
         self._synchronize()
         began = time.perf_counter()
         with self.torch.inference_mode(self.as_translator):
-            if self.as_translator:
-                outputs = self._together(job, work)
-            else:
-                outputs = [self.model.generate(**i, num_beams=job.beams, **length).tolist() for i, length in work]
+            outputs = [output.tolist() for output in self._outputs(work)]
         self._synchronize()
         seconds = time.perf_counter() - began
         if job.is_forced:
-            for rows, longest in zip(outputs, job.longest, strict=True):
-                assert len(rows[0]) == longest + 1, (len(rows[0]), longest)  # the first is the start token
+            assert all(len(rows[0]) == job.longest + 1 for rows in outputs)  # the first is the start token
         return Timing(seconds, [self._words(row, job.is_forced) for rows in outputs for row in rows])
 
-    def _together(self, job: Job, work: list[tuple[dict[str, Any], dict[str, Any]]]) -> list[list[Ids]]:
-        def generate(number: int) -> Any:
-            inputs, length = work[number]
-            return self.model.generate(**inputs, num_beams=job.beams, **length)
-
+    def _outputs(self, work: list[dict[str, Any]]) -> list[Any]:
+        if not self.as_translator:
+            return [self.model.generate(**options) for options in work]
         together = import_module("hf_vanilla_transformer.engine.decoding.together").together
-        outputs = dict(together(self.model, generate, range(len(work))))
-        return [outputs[number].tolist() for number in range(len(work))]
+        outputs = dict(together(self.model, lambda number: self.model.generate(**work[number]), range(len(work))))
+        return [outputs[number] for number in range(len(work))]
 
     def _synchronize(self) -> None:
         if self.device == "cuda":
@@ -83,15 +77,15 @@ class TransformersTranslator:
         rows, padding = [torch.tensor(ids) for ids in batch], self.model.config.pad_token_id
         source = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=padding)
         mask = (torch.arange(source.shape[1]) < lengths[:, None]).long()
-        return {"input_ids": source.to(self.device), "attention_mask": mask.to(self.device), **self.options}
+        return {"input_ids": source.to(self.device), "attention_mask": mask.to(self.device)}
 
-    def _lengths(self, job: Job, longest: int) -> dict[str, Any]:
+    def _lengths(self, job: Job) -> dict[str, Any]:
         if not job.is_forced:
-            return {"max_length": longest + 1}  # the start token counts
+            return {"max_length": job.longest + 1}  # the start token counts
         if self.model.generation_config.forced_eos_token_id is None:
             self.model.generation_config.eos_token_id = None
-            return {"max_new_tokens": longest}
-        return {"max_new_tokens": longest, "min_new_tokens": longest - 1}  # the last one is forced to be the end
+            return {"max_new_tokens": job.longest}
+        return {"max_new_tokens": job.longest, "min_new_tokens": job.longest - 1}  # the last one is the end
 
     def _words(self, row: Ids, is_forced: bool) -> Ids:
         end = self.model.config.eos_token_id
@@ -118,22 +112,19 @@ class CTranslate2Translator:
         if job.parallel != self.parallel:
             self._load(job.parallel)
         lines = [[[self.words[number] for number in ids] for ids in batch] for batch in job.batches]
+        options: dict[str, Any] = {"beam_size": job.beams, "max_decoding_length": job.longest}
         if job.is_forced:
-            ends = [{"min_decoding_length": longest, "max_decoding_length": longest} for longest in job.longest]
+            options["min_decoding_length"] = job.longest
         else:  # the end of sentence isn't among the words, and Marian's last token is forced to be it
-            ends = [{"max_decoding_length": max(longest - 1, 1)} for longest in job.longest]
-        options: dict[str, Any] = {"beam_size": job.beams}
+            options["max_decoding_length"] = max(job.longest - 1, 1)
         if job.batch_tokens:
-            lines, ends = [[line for batch in lines for line in batch]], [ends[0]]
+            lines = [[line for batch in lines for line in batch]]
             options |= {"max_batch_size": job.batch_tokens, "batch_type": "tokens"}
         began = time.perf_counter()
-        results = [
-            self.translator.translate_batch(batch, **options, **end) for batch, end in zip(lines, ends, strict=True)
-        ]
+        results = [self.translator.translate_batch(batch, **options) for batch in lines]
         seconds = time.perf_counter() - began
-        rows = [[result.hypotheses[0] for result in batch] for batch in results]
+        rows = [result.hypotheses[0] for batch in results for result in batch]
         if job.is_forced:
-            for words, longest in zip(rows, job.longest, strict=True):
-                assert all(len(one) == longest for one in words), words
-            rows = [[one[:-1] for one in words] for words in rows]
-        return Timing(seconds, [[self.ids[word] for word in one] for words in rows for one in words])
+            assert all(len(row) == job.longest for row in rows)
+            rows = [row[:-1] for row in rows]
+        return Timing(seconds, [[self.ids[word] for word in row] for row in rows])

@@ -71,15 +71,10 @@ def draw_lengths() -> tuple[Ints, Ints]:
 
 @dataclass(frozen=True)
 class Batch:
-    """Sentence pairs of random token ids."""
+    """Sentence pairs of random token ids; targets are for training."""
 
     sources: list[list[int]]
     targets: list[list[int]]
-
-    @property
-    def new_tokens(self) -> int:
-        """Tokens of each translation in decoding: those of the longest target."""
-        return max(map(len, self.targets))
 
     def tensors(self, size: Size, device: str) -> dict[str, Tensor]:
         """Returns what a collator would pass to a model."""
@@ -92,17 +87,18 @@ class Batch:
 
 @dataclass(frozen=True)
 class Case:
-    """Batches that are timed, one after the other, as `name`; `beams` of decoding, or 0: training."""
+    """Batches that are timed, one after the other, as `name`: `beams` and `new_tokens` of decoding, or of training."""
 
     name: str
     batches: tuple[Batch, ...]
     beams: int = 0
+    new_tokens: int = 0
 
     @property
     def tokens(self) -> int:
         """Number of target tokens that are trained on or generated."""
         if self.beams:
-            return sum(len(batch.targets) * batch.new_tokens for batch in self.batches)
+            return sum(len(batch.sources) for batch in self.batches) * self.new_tokens
         return sum(len(ids) for batch in self.batches for ids in batch.targets)
 
     @property
@@ -147,11 +143,9 @@ def random_batches(size: Size, tokens: int, count: int) -> tuple[Batch, ...]:
     return _batches(source, target, chosen, size)
 
 
-def decoding_batches(size: Size, sentences: int, count: int, new_tokens: int | None = None) -> tuple[Batch, ...]:
-    """Makes batches of consecutive sentences of a test set sorted by length, or with targets of `new_tokens` each."""
+def decoding_batches(size: Size, sentences: int, count: int) -> tuple[Batch, ...]:
+    """Makes batches of consecutive sentences of a test set sorted by length."""
     source, target = (side[:TEST_SENTENCES] for side in draw_lengths())
-    if new_tokens is not None:
-        target = np.full_like(target, new_tokens)
     order = np.argsort(source, kind="stable")
     starts = np.random.default_rng(SEED).integers(0, len(order) - sentences + 1, size=count)
     return _batches(source, target, [order[start : start + sentences] for start in starts], size)

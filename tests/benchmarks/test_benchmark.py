@@ -30,7 +30,7 @@ class Local:
         self.name, self.contender = entrant.name, entrant.make()
 
     def ask(self, method, *arguments):
-        return (9_000_000, 8_000_000) if method == "peak" else getattr(self.contender, method)(*arguments)
+        return 8_000_000 if method == "peak" else getattr(self.contender, method)(*arguments)
 
     def stop(self):
         pass
@@ -180,7 +180,7 @@ SPIED = {  # shortcut -> what only it calls
 @pytest.fixture
 def padded():
     """An update on a batch half of which is padding, without dropout."""
-    (batch,) = work.random_batches(work.LENGTHS["multi30k"], SIZE, 300, 1, seed=0)
+    (batch,) = work.random_batches(SIZE, 300, 1)
     case = work.Case("c", (batch,))
     assert 0.3 < case.padding < 0.7
 
@@ -242,19 +242,18 @@ def test_onednn_is_left_out():
 
 
 def test_what_is_left_out_comes_back():
-    before = (ablate.layers.fused_linear, ablate.generate.IncrementalDecoder, ablate.loss.CPU)
+    before = (ablate.layers.fused_linear, ablate.incremental._copy, ablate.loss.CPU)
     for name in (*ablate.TRAINING, *ablate.DECODING):
         with ablate.left_out(name):
             pass
-    assert (ablate.layers.fused_linear, ablate.generate.IncrementalDecoder, ablate.loss.CPU) == before
+    assert (ablate.layers.fused_linear, ablate.incremental._copy, ablate.loss.CPU) == before
 
 
 @pytest.fixture
 def translations(tmp_path):
     """Ours, with one short sentence and with several whose beams move."""
-    lengths = replace(work.LENGTHS["multi30k"], mean=6, deviation=1)
     cases = tuple(
-        work.Case(f"{number} sentences", work.decoding_batches(lengths, SIZE, number, 1, 1, 9), beams=4)
+        work.Case(f"{number} sentences", work.decoding_batches(SIZE, number, 1), beams=4, new_tokens=9)
         for number in (1, 12)
     )
     decoding.write_models(SIZE, tmp_path)
@@ -273,7 +272,6 @@ def test_translations_without_a_shortcut_are_the_same(translations, name):
         ("packed weights", ablate.linear.PackedLinear, "__init__"),
         ("weights by column", ablate.linear.ColumnLinear, "__init__"),
         ("mixed weights", ablate.linear.MixedLinear, "__init__"),
-        ("all linear maps", ablate.linear, "_by_mkl_or_onednn"),
         ("folding", ablate.incremental.FoldedAttention, "__init__"),
         ("caches in place", ablate.incremental, "_copy"),
     ],
@@ -295,7 +293,7 @@ def test_a_shortcut_of_decoding_is_left_out(translations, monkeypatch, name, own
 def test_memory_is_that_of_a_fork(monkeypatch):
     monkeypatch.undo()
     case = work.Case("c", (uniform_batch(64, 32, 32),))
-    worker = workers.Worker(workers.Entrant("memory", ablate.Meter, library="benchmarks.ablate"), 1)
+    worker = workers.Worker(workers.Entrant("memory", ablate.Meter), 1)
     make = partial(ablate.Updates, "ours, plain call", SIZE)
     peaks = [worker.ask("measure", make, ablate.ALL, case, keeps) for keeps in (True, False)]
     worker.stop()
@@ -305,7 +303,6 @@ def test_memory_is_that_of_a_fork(monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
-        (["train", "--dtype", "float16"], "--dtype bfloat16 or float32"),
         (["train", "--tokens", "20"], "raise the tokens per batch"),
         (["ablate", "--dtype", "bfloat16"], "give --device cpu --dtype float32"),
     ],
@@ -355,7 +352,7 @@ def test_every_model_has_the_same_loss_at_first(name):
     torch.manual_seed(0)
     trainee = training.MAKERS[name](SIZE)
     trainee.model.eval() if name in ("torch", "marian") else trainee.model.train()
-    (batch,) = work.training_batches(work.LENGTHS["multi30k"], SIZE, 400, 1, seed=0)
+    (batch,) = work.training_batches(SIZE, 400, 1)
     loss = trainee.loss(trainee.prepare(batch.tensors(SIZE, "cpu"))).item()
     assert math.log(SIZE.vocab_size) == pytest.approx(loss, abs=1.0)
 
@@ -372,18 +369,17 @@ def decoders(size, folder):
 
 
 def decoding_cases():
-    batches = work.decoding_batches(work.LENGTHS["multi30k"], SIZE, 3, 2, seed=1)
-    return tuple(work.Case(f"beam {beams}", batches, beams) for beams in (1, 4))
+    batches = work.decoding_batches(SIZE, 3, 2)
+    return tuple(work.Case(f"beam {beams}", batches, beams, new_tokens=8 + beams) for beams in (1, 4))
 
 
 def test_all_decoders_do_the_same_work(size, tmp_path):
     found = decoders(size, tmp_path)
     for case in decoding_cases():
         turn = found["marian"].run(decoding.job_of(case))
-        lengths = [batch.new_tokens for batch in case.batches for _ in range(3)]
+        lengths = [case.new_tokens] * 6
         assert [len(tokens) + 1 for tokens in turn.outputs] == lengths
         assert case.tokens == sum(lengths)
-        assert len(set(lengths)) == 2
         assert found["ours"].run(decoding.job_of(case)).outputs == turn.outputs
 
 
@@ -393,7 +389,7 @@ def test_a_forced_translation_of_opus_mt_ends(tmp_path):
     size = replace(SIZE, is_opus_mt=True)
     for decoder in decoders(size, tmp_path).values():
         job = decoding.job_of(case)
-        lengths = decoder._lengths(job, job.longest[0])
+        lengths = decoder._lengths(job)
         tokens = decoder.model.generate(**decoder._inputs(job.batches[0]), num_beams=4, **lengths)
         assert (tokens[:, -1] == models.END).all()
         assert not torch.isin(tokens[:, 1:-1], torch.tensor([models.END, size.pad])).any()
@@ -439,7 +435,7 @@ def test_ctranslate2_is_tuned_by_what_is_fastest(monkeypatch, compute_type, trie
             return workers.Timing(2 - is_best + 10 * is_first - (job.parallel == 2) - (job.batch_tokens == 512) / 2)
 
     worker = Slow()
-    assert tune(worker, Job([[[2]]], 4, [9])) == {"batch_tokens": 512, "parallel": 2}
+    assert tune(worker, Job([[[2]]], 4, 9)) == {"batch_tokens": 512, "parallel": 2}
     assert worker.environment == {"CT2_FORCE_CPU_ISA": "AVX512"}
     assert any("CT2_USE_MKL" in variables for variables, _, _ in timed) == tries_mkl
 
@@ -466,19 +462,16 @@ def uniform_batch(sentences, source_length, target_length):
 
 
 # ---- Batches ----
-@pytest.mark.parametrize("name", work.LENGTHS)
-def test_lengths_are_as_said(name):
-    lengths = work.LENGTHS[name]
-    source, target = lengths.draw(seed=0)
+def test_lengths_are_as_said():
+    source, target = work.draw_lengths()
     for side in (source, target):
-        assert side.mean() == pytest.approx(lengths.mean, rel=0.02)
-        assert side.std() == pytest.approx(lengths.deviation, rel=0.1)
-    assert np.corrcoef(np.log(source), np.log(target))[0, 1] == pytest.approx(lengths.correlation, abs=0.05)
+        assert side.mean() == pytest.approx(work.MEAN, rel=0.02)
+        assert side.std() == pytest.approx(work.DEVIATION, rel=0.1)
+    assert np.corrcoef(np.log(source), np.log(target))[0, 1] == pytest.approx(work.CORRELATION, abs=0.05)
 
 
 def test_training_batches_have_about_as_many_real_tokens():
-    lengths = replace(work.LENGTHS["wmt"], pairs=5_000)
-    batches = work.training_batches(lengths, SIZE, 1000, 20, seed=0)
+    batches = work.training_batches(SIZE, 1000, 20)
     assert len(batches) == 20
     case = work.Case("updates", batches)
     tensors = [batch.tensors(SIZE, "cpu") for batch in batches]
@@ -492,7 +485,7 @@ def test_training_batches_have_about_as_many_real_tokens():
     for one in tensors:
         assert ((one["input_ids"] == SIZE.pad) == (one["attention_mask"] == 0)).all()
     assert 0 < case.padding < 0.3
-    assert work.training_batches(lengths, SIZE, 1000, 20, seed=0) == batches
+    assert work.training_batches(SIZE, 1000, 20) == batches
 
 
 # ---- Operations ----
@@ -535,7 +528,7 @@ def test_ratios_are_of_medians():
     case = work.Case("c", (uniform_batch(2, 3, 5),))
     turns = {"ours": (1, 2, 4), "marian": (4, 4, 40)}
     timings = {name: [workers.Timing(seconds) for seconds in own] for name, own in turns.items()}
-    ours, marian = (rows := benchmark.rows_of(case, timings)).values()
+    ours, marian = (rows := report.compare(case.tokens, "tokens/s", timings)).values()
     assert (ours["tokens/s"], marian["tokens/s"], ours["from"], ours["to"]) == (5, 2.5, 2.5, 10)
     assert (ours["of marian"], marian["of marian"]) == (2, 1)
     ours["utilisation"] = 0.5
@@ -567,9 +560,7 @@ def test_processes_of_their_own_have_a_peak_memory():
     make = partial(training.TrainingContender, "ours", SIZE)
     worker = workers.Worker(workers.Entrant("ours", make, keep_freed_memory=True), 1)
     assert worker.ask("run", case).seconds > 0
-    whole, own = worker.ask("peak")
-    assert 1_000_000 < own < 1_000_000_000
-    assert own < whole
+    assert 50_000_000 < worker.ask("peak") < 2_000_000_000
     worker.stop()
     assert worker.process.poll() is not None
 
@@ -692,9 +683,7 @@ def test_files_of_real_text_have_lines(trained, tmp_path, missing):
 
 @pytest.mark.slow
 def test_a_process_that_ends_is_named(tmp_path):
-    worker = workers.Worker(
-        workers.Entrant("marian", partial(TransformersTranslator, "marian", tmp_path), library=""), 1
-    )
+    worker = workers.Worker(workers.Entrant("marian", partial(TransformersTranslator, "marian", tmp_path)), 1)
     with pytest.raises(
         workers.BenchmarkError, match=r"(?s)^marian failed; .* fix this .*no file named model\.safetensors"
     ):

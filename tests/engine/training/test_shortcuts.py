@@ -235,12 +235,13 @@ def test_bfloat16_autocast(padded, plans):
 def test_bfloat16_attention_is_computed_in_float32(monkeypatch):
     seen = []
 
-    def attend(module, query, key, value, mask):
+    def attend(module, query, key, value, mask, **options):
         seen.append((query.dtype, mask.dtype, torch.is_autocast_enabled("cpu")))
-        return query
+        return query, None
 
-    monkeypatch.setattr(fast, "_attend_by_sdpa", attend)
-    module = SimpleNamespace(config=SimpleNamespace(_attn_implementation="sdpa"))
+    monkeypatch.setattr(fast, "sdpa_attention_forward", attend)
+    settings = {"_attn_implementation": "sdpa"}
+    module = SimpleNamespace(config=SimpleNamespace(**settings), training=False, scaling=1.0)
     query, mask = torch.randn(1, 2, 3, 4, dtype=torch.bfloat16), torch.zeros(1, 1, 3, 3, dtype=torch.bfloat16)
     with torch.autocast("cpu", torch.bfloat16):
         assert fast._attend(module, query, query, query, mask).dtype == torch.bfloat16
