@@ -2,7 +2,7 @@
 
     python -m scripts.plot_benchmark tiny.json small.json base.json --tables "greedy, all lines" --output real.png
 
-A bar is the median, its line goes from the slowest to the fastest round, and its number is the ratio that the table has.
+A bar is the median, its line goes from the slowest to the fastest round, and its number is the table's ratio.
 """
 
 import argparse
@@ -56,7 +56,7 @@ def draw(panels: Sequence[tuple[str, dict[str, Any]]], title: str, output: Path)
             [row["to"] - row[unit] for row in table.values()],
         ]
         colours = [OURS if name.startswith("ours") else OTHERS for name in table]
-        bars = panel.barh(list(table), values, color=colours, xerr=errors, ecolor=LINES)
+        bars = panel.barh(list(table), values, color=colours, xerr=list(zip(*errors, strict=True)), ecolor=LINES)
         panel.bar_label(bars, [f"{row[ratio]:.2f}" for row in table.values()], padding=4, fontsize=8)
         panel.set_title(name, fontsize=9)
         panel.set_xlabel(f"{unit}; numbers: ratio to {ratio.removeprefix('of ')}", fontsize=8)
