@@ -51,10 +51,7 @@ def draw(panels: Sequence[tuple[str, dict[str, Any]]], title: str, output: Path)
         unit, *others = next(iter(table.values()))
         ratio = next(column for column in others if column.startswith("of "))
         values = [row[unit] for row in table.values()]
-        errors = [
-            [row[unit] - row["from"] for row in table.values()],
-            [row["to"] - row[unit] for row in table.values()],
-        ]
+        errors = [(row[unit] - row["from"], row["to"] - row[unit]) for row in table.values()]
         colours = [OURS if name.startswith("ours") else OTHERS for name in table]
         bars = panel.barh(list(table), values, color=colours, xerr=list(zip(*errors, strict=True)), ecolor=LINES)
         panel.bar_label(bars, [f"{row[ratio]:.2f}" for row in table.values()], padding=4, fontsize=8)
