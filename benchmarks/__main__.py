@@ -10,7 +10,6 @@ compare ratios, as machines have other work to do. docs/performance.md explains 
 """
 
 import argparse
-import itertools
 import json
 import sys
 import warnings
@@ -31,16 +30,8 @@ from .decoding import decoding_entrants, job_of, write_models
 from .real import measure_real
 from .report import Report, compare
 from .training import training_entrants
-from .work import (
-    SIZES,
-    TRAINING_FORMULA,
-    Case,
-    decoding_batches,
-    measure_peak,
-    random_batches,
-    training_batches,
-)
-from .workers import BenchmarkError, Entrant, Worker, take_turns
+from .work import SIZES, TRAINING_FORMULA, Case, decoding_batches, measure_peak, random_batches, training_batches
+from .workers import BenchmarkError, Entrant, start, take_turns
 
 DTYPES = ("float32", "bfloat16")
 COMPILED = 'also ours with compute_type="compiled"; compiling takes up to two minutes'
@@ -205,18 +196,16 @@ def generate(options: argparse.Namespace, report: Report) -> None:
 
 def compete(report: Report, entrants: list[Entrant], cases: tuple[Case, ...], options: argparse.Namespace) -> None:
     """Runs all cases and adds their tables to the report."""
-    workers = [Worker(entrant, options.threads) for entrant in entrants]
-    try:
+    with start(entrants, options.threads) as workers:
         for case in cases:
             players = {one.name: partial(one.ask, "run", job_of(case) if case.beams else case) for one in workers}
             turns = take_turns(players, options.rounds, lambda what, to=case.name: say(f"{to}: {what}"))
             title = f"{case.name}: {case.tokens:,} target tokens per round, {case.padding:.1%} padding"
             report.tables[title] = compare(case.tokens, "tokens/s", turns)
-        for worker, table in itertools.product(workers, report.tables.values()):
-            table[worker.name]["peak MB"] = round(worker.ask("peak") / 1e6)
-    finally:
         for worker in workers:
-            worker.stop()
+            peak = round(worker.ask("peak") / 1e6)
+            for table in report.tables.values():
+                table[worker.name]["peak MB"] = peak
 
 
 def training_cases(options: argparse.Namespace) -> tuple[Case, ...]:

@@ -12,7 +12,7 @@ import math
 import multiprocessing
 import statistics
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -34,7 +34,7 @@ from .report import Report, Row, Table, count_different
 from .training import TrainingContender
 from .translators import TransformersTranslator
 from .work import Case, Size
-from .workers import Entrant, Worker, peak_memory, take_turns
+from .workers import Entrant, peak_memory, start, take_turns
 
 ALL, NONE, MARIAN = "everything", "plain model", "marian"
 KEPT, FRESH = ", kept memory", ", fresh memory"
@@ -98,8 +98,8 @@ class InTurns:
 
     def run(self, case: Case) -> dict[str, tuple[float, Any]]:
         """Returns the seconds of each row, and what came out."""
-        start, self.turns = self.turns % len(self.names), self.turns + 1
-        return {name: self.contender.play(case, name) for name in self.names[start:] + self.names[:start]}
+        first, self.turns = self.turns % len(self.names), self.turns + 1
+        return {name: self.contender.play(case, name) for name in self.names[first:] + self.names[:first]}
 
 
 class Updates(TrainingContender):
@@ -176,14 +176,11 @@ def ablate(report: Report, size: Size, training: Cases, decoding: Cases, options
 def measure(contenders: Contenders, cases: Cases, options: argparse.Namespace, say: Say) -> dict[str, Table]:
     """Returns a table of time and memory for each case with kept memory, and one with fresh memory."""
     tables: dict[str, Table] = {}
-    with ExitStack() as stack:
-        entrants = [
-            Entrant(who + kind, partial(InTurns, *own), keeps)
-            for (kind, keeps), (who, own) in itertools.product(KINDS.items(), contenders.items())
-        ]
-        *workers, meter = [Worker(one, options.threads) for one in (*entrants, Entrant("memory", Meter))]
-        for worker in (*workers, meter):
-            stack.callback(worker.stop)
+    entrants = [
+        Entrant(who + kind, partial(InTurns, *own), keeps)
+        for (kind, keeps), (who, own) in itertools.product(KINDS.items(), contenders.items())
+    ]
+    with start([*entrants, Entrant("memory", Meter)], options.threads) as (*workers, meter):
         for case in cases:
             players = {worker.name: partial(worker.ask, "run", case) for worker in workers}
             turns = take_turns(players, options.rounds, lambda what, to=case.name: say(f"{to}: {what}"))

@@ -26,7 +26,7 @@ from hf_vanilla_transformer.interop import marian
 from .decoding import decoding_entrants, environments
 from .report import Report, Table, compare, count_different
 from .translators import Ids, Job
-from .workers import BenchmarkError, Timing, Worker, take_turns
+from .workers import BenchmarkError, Timing, Worker, start, take_turns
 
 # The tuned CTranslate2 translates some lines with each of these, one batch at a time and one per thread.
 BATCH_TOKENS_TRIED = (512, 1024, 2048)
@@ -49,17 +49,15 @@ def measure_real(given: argparse.Namespace, compute_types: Sequence[str], report
     with TemporaryDirectory() as name, ExitStack() as stack:
         marian.convert(given.model, (folder := Path(name)) / "ours")
         options = {"threads": given.threads, "is_real": True}
-        workers = []
-        for entrant in decoding_entrants(given.model, folder, given.peers, compute_types, **options):
-            workers.append(Worker(entrant, given.threads))
-            stack.callback(workers[-1].stop)
+        entrants = decoding_entrants(given.model, folder, given.peers, compute_types, **options)
+        workers = stack.enter_context(start(entrants, given.threads))
         tuned: dict[str, dict[str, int]] = {}
         for worker in workers:
             if worker.name.endswith("tuned"):
                 say(f"tuning {worker.name}")
                 tuned[worker.name] = tune(worker, Job([ids[:TRIAL_LINES]], max(given.num_beams), given.longest))
-        start = _starts(workers, Job([ids[:1]], 1, given.longest), given.rounds, say)
-        report.tables["start"] = start
+        starts = _starts(workers, Job([ids[:1]], 1, given.longest), given.rounds, say)
+        report.tables["start"] = starts
         for beams in given.num_beams:
             search, job = "greedy" if beams == 1 else f"beam {beams}", Job([], beams, given.longest)
             table, outputs = _file(workers, tuned, ids, job, given.rounds, say)
@@ -71,7 +69,7 @@ def measure_real(given: argparse.Namespace, compute_types: Sequence[str], report
             report.tables[f"{search}, one line at a time"] = singles
         for worker in workers:
             used = {**tuned[worker.name], **worker.entrant.environment} if worker.name in tuned else None
-            start[worker.name] |= {"peak MB": round(worker.ask("peak") / 1e6), "options": used}
+            starts[worker.name] |= {"peak MB": round(worker.ask("peak") / 1e6), "options": used}
 
 
 def _read(name: str, path: Path) -> list[str]:
@@ -86,11 +84,11 @@ def tune(worker: Worker, job: Job) -> dict[str, int]:
     def seconds(**options: int) -> float:  # of the second time: the first one warms up
         return [float(worker.ask("run", job._replace(**options)).seconds) for _ in "12"][1]
 
-    found = []
-    for variables in environments("int8" if "int8" in worker.name else "float32"):
+    def seconds_with(variables: dict[str, str]) -> float:
         worker.restart(variables)
-        found.append(seconds(batch_tokens=max(BATCH_TOKENS_TRIED)))
-    worker.restart(environments("int8" if "int8" in worker.name else "float32")[found.index(min(found))])
+        return seconds(batch_tokens=max(BATCH_TOKENS_TRIED))
+
+    worker.restart(min(environments("int8" if "int8" in worker.name else "float32"), key=seconds_with))
     pairs = itertools.product(BATCH_TOKENS_TRIED, sorted({1, worker.threads}))
     tried = [{"batch_tokens": tokens, "parallel": parallel} for tokens, parallel in pairs]
     return min(tried, key=lambda options: seconds(**options))
@@ -99,13 +97,13 @@ def tune(worker: Worker, job: Job) -> dict[str, int]:
 def _starts(workers: Sequence[Worker], job: Job, rounds: int, say: Say) -> Table:
     """Starts every contender once to warm up and once per round, until it has translated a sentence."""
 
-    def start(worker: Worker) -> float:
+    def restart(worker: Worker) -> float:
         began = time.perf_counter()
         worker.restart()
         worker.ask("run", job)
         return time.perf_counter() - began
 
-    players = {worker.name: partial(start, worker) for worker in workers}
+    players = {worker.name: partial(restart, worker) for worker in workers}
     turns = take_turns(players, rounds, lambda what: say(f"start: {what}"))
     return {name: {"s to the first translation": statistics.median(own)} for name, own in turns.items()}
 

@@ -11,7 +11,8 @@ import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from importlib import import_module
 from pathlib import Path
@@ -97,6 +98,17 @@ class Worker:
             self.process.stdin.flush()  # type: ignore[union-attr]
         except OSError:  # it has ended, which the next answer says
             pass
+
+
+@contextmanager
+def start(entrants: Iterable[Entrant], threads: int) -> Iterator[list[Worker]]:
+    """Starts a process for each entrant, and ends all of them afterwards."""
+    with ExitStack() as stack:
+        workers = []
+        for entrant in entrants:
+            workers.append(Worker(entrant, threads))
+            stack.callback(workers[-1].stop)
+        yield workers
 
 
 def serve() -> None:

@@ -3,6 +3,7 @@
 import json
 import math
 import os
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from importlib import import_module
@@ -50,8 +51,9 @@ def tiny(monkeypatch):
     monkeypatch.setattr(benchmark, "measure_peak", lambda device, dtype: (1e12, "what the test says"))
     find_spec = benchmark.find_spec
     monkeypatch.setattr(benchmark, "find_spec", lambda name: None if name == "ctranslate2" else find_spec(name))
-    monkeypatch.setattr(benchmark, "Worker", Local)
-    monkeypatch.setattr(ablate, "Worker", Local)
+    local = lambda entrants, threads: nullcontext([Local(entrant, threads) for entrant in entrants])  # noqa: E731
+    monkeypatch.setattr(benchmark, "start", local)
+    monkeypatch.setattr(ablate, "start", local)
     monkeypatch.setattr(ablate, "Meter", NoMeter)
     monkeypatch.setattr(workers, "PAUSE", 0.0)
 

@@ -131,7 +131,7 @@ class _FusedLinear(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         x, positive, *weights = ctx.saved_tensors
         parts = [grad.reshape(-1, size) for grad, size in zip(grads, ctx.sizes, strict=True)]
-        gradient = torch.cat(parts, dim=1) if len(parts) > 1 else parts[0]
+        gradient = _joined(parts, dim=1)
         if positive is not None:
             gradient = torch_private.relu_backward(gradient, positive)
         of_x = None
@@ -147,8 +147,8 @@ class _FusedLinear(torch.autograd.Function):
         return of_x, None, None, *(one.to(dtype) for one, dtype in zip(of_parameters, ctx.dtypes, strict=True))
 
 
-def _joined(parts: list[Tensor]) -> Tensor:
-    return torch.cat(parts) if len(parts) > 1 else parts[0]
+def _joined(parts: list[Tensor], dim: int = 0) -> Tensor:
+    return torch.cat(parts, dim) if len(parts) > 1 else parts[0]
 
 
 # ---- Dropout ----

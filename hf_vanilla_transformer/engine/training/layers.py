@@ -5,7 +5,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
@@ -113,12 +112,8 @@ PLAIN_LAYERS = {fast: plain for plain, fast in FAST_LAYERS.items()}
 
 def _residual(norm: PostNormResidual, x: Tensor, sublayer: Callable[[Tensor], Tensor]) -> Tensor:
     if type(norm) is PreNormResidual:
-        return add_dropout(norm.dropout, sublayer(_layer_norm(norm, x)), x)
-    return _layer_norm(norm, add_dropout(norm.dropout, sublayer(x), x))
-
-
-def _layer_norm(norm: nn.LayerNorm, x: Tensor) -> Tensor:
-    return F.layer_norm(x, norm.normalized_shape, norm.weight, norm.bias, norm.eps)
+        return add_dropout(norm.dropout, sublayer(nn.LayerNorm.forward(norm, x)), x)
+    return nn.LayerNorm.forward(norm, add_dropout(norm.dropout, sublayer(x), x))
 
 
 def _feed_forward(module: VanillaTransformerFeedForward, x: Tensor) -> Tensor:
