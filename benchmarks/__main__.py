@@ -21,12 +21,12 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import torch
-from transformers.utils import logging
+from transformers.utils import is_flash_attn_2_available, logging
 
 from hf_vanilla_transformer.data.batching import BatchingError
 
 from .ablate import DECODING, TRAINING, ablate
-from .decoding import decoding_entrants, job_of, write_models
+from .decoding import Variants, decoding_entrants, job_of, write_models
 from .real import measure_real
 from .report import Report, compare
 from .training import training_entrants
@@ -34,7 +34,7 @@ from .work import SIZES, TRAINING_FORMULA, Case, decoding_batches, measure_peak,
 from .workers import BenchmarkError, Entrant, start, take_turns
 
 DTYPES = ("float32", "bfloat16")
-COMPILED = 'also ours with compute_type="compiled"; compiling takes up to two minutes'
+COMPILED = 'also ours with compute_type="compiled", train: torch.compile; compiling takes up to two minutes'
 BATCHES_OF_ONE = 8  # instead of one, which would mainly measure refilling the caches after another's turn
 DECODING_CASES = {  # name -> beams, sentences
     "greedy, batch 1": (1, 1),
@@ -106,7 +106,7 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
             command.add_argument("--peers", nargs="*", choices=PEERS[name], default=PEERS[name], help=text)
         return command
 
-    add("train", common, updates, help="updates: target tokens per second")
+    add("train", common, updates, compiled, help="updates: target tokens per second")
     add("generate", common, searches, compiled, help="translations: output tokens per second")
     leave_out = add("ablate", common, updates, searches, help="each shortcut left out alone: time, memory")
     names = [*TRAINING, *DECODING]
@@ -150,19 +150,23 @@ def check(options: argparse.Namespace, report: Report) -> None:
     if "ctranslate2" in getattr(options, "peers", ()) and find_spec("ctranslate2") is None:
         options.peers = [name for name in options.peers if name != "ctranslate2"]
         report.notes.append("left out: ctranslate2, not installed")
+    options.has_flash = options.device == "cuda" and is_flash_attn_2_available()
+    if options.device == "cuda" and not options.has_flash:
+        report.notes.append("left out: flash attention, flash_attn is not installed")
 
 
 def real(options: argparse.Namespace, report: Report) -> None:
     """Measures a trained model on real text."""
     report.settings |= {"model": options.model.name, "input": options.input.name}
-    measure_real(options, compute_types(options), report, say)
+    measure_real(options, variants(options), report, say)
 
 
-def compute_types(options: argparse.Namespace) -> tuple[str, ...]:
-    """Returns the compute types that ours decodes with, in addition to the default."""
-    if options.device != "cpu" or options.dtype != "float32":
-        return ()
-    return ("int8", "compiled") if options.compiled else ("int8",)
+def variants(options: argparse.Namespace) -> Variants:
+    """Returns what ours decodes with in addition to the default."""
+    if options.device == "cuda":
+        return {"ours, flash attention": {"attention": "flash_attention_2"}} if options.has_flash else {}
+    kinds = () if options.dtype != "float32" else ("int8", "compiled") if options.compiled else ("int8",)
+    return {f"ours, {kind}": {"compute_type": kind} for kind in kinds}
 
 
 def run_ablation(options: argparse.Namespace, report: Report) -> None:
@@ -179,7 +183,9 @@ def train(options: argparse.Namespace, report: Report) -> None:
     size, cases, dtype = SIZES[options.config], training_cases(options), getattr(torch, options.dtype)
     peak, peak_at = measure_peak(options.device, dtype)
     report.notes += [f"peak: {peak / 1e9:,.1f} GFLOP/s, {peak_at}", TRAINING_FORMULA]
-    compete(report, training_entrants(options.peers, size, options.device, dtype), cases, options)
+    names = ["ours, plain call", *(["ours, torch.compile"] if options.compiled else [])]
+    names += ["ours, flash attention"] if options.has_flash else []
+    compete(report, training_entrants([*names, *options.peers], size, options.device, dtype), cases, options)
     for case, table in zip(cases, report.tables.values(), strict=True):
         for row in table.values():
             row["utilisation"] = row["tokens/s"] * case.training_flops(size) / case.tokens / peak
@@ -189,8 +195,8 @@ def generate(options: argparse.Namespace, report: Report) -> None:
     """Measures translations of forced lengths."""
     with TemporaryDirectory() as name:
         write_models(SIZES[options.config], folder := Path(name))
-        work = {"device": options.device, "dtype": options.dtype, "threads": options.threads}
-        entrants = decoding_entrants(folder / "marian", folder, options.peers, compute_types(options), **work)
+        work = {name: getattr(options, name) for name in ("device", "dtype", "threads")}
+        entrants = decoding_entrants(folder / "marian", folder, options.peers, variants(options), **work)
         compete(report, entrants, decoding_cases(options), options)
 
 

@@ -1,7 +1,7 @@
 """Contenders in decoding, and what they have in common: the models, and translations of a forced length."""
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -18,6 +18,8 @@ from . import models
 from .translators import CTranslate2Translator, Job, TransformersTranslator
 from .work import Case, Size
 from .workers import Entrant
+
+Variants = Mapping[str, Mapping[str, str]]  # of ours: name -> options of TransformersTranslator
 
 
 def job_of(case: Case) -> Job:
@@ -63,16 +65,16 @@ def decoding_entrants(
     marian: Path,
     folder: Path,
     peers: Iterable[str],
-    compute_types: Iterable[str],
+    variants: Variants,
     threads: int,
     device: str = "cpu",
     dtype: str = "float32",
     is_real: bool = False,
 ) -> list[Entrant]:
-    """Returns Marian, ours with the default and with `compute_types`, and CTranslate2, of the model in `marian`.
+    """Returns Marian, ours with the default options and with each of `variants`, and CTranslate2, of one model.
 
-    `folder` has the same model in "ours", and gets CTranslate2's models and compiled programs. With `is_real`, each is
-    used as for files: ours by `Translator` with kept memory, and CTranslate2 also tuned.
+    `folder` has the model of `marian` in "ours", and gets CTranslate2's models and compiled programs. With `is_real`,
+    each is used as for files: ours by `Translator` with kept memory, and CTranslate2 also tuned.
     """
     transformers = partial(TransformersTranslator, dtype=dtype, device=device)
     entrants: list[Entrant] = []
@@ -81,9 +83,9 @@ def decoding_entrants(
         kept = [] if is_real or device != "cpu" else [Entrant("marian, kept memory", make, keep_freed_memory=True)]
         entrants += [Entrant("marian", make), *kept]
     cache = {"HF_VANILLA_TRANSFORMER_CACHE": str(folder / "cache")}
-    for kind in ("", *compute_types):
-        make = partial(transformers, "ours", folder / "ours", kind, as_translator=is_real)
-        entrants.append(Entrant(f"ours, {kind}" if kind else "ours", make, is_real, environment=cache))
+    for name, options in {"ours": {}, **variants}.items():
+        make = partial(transformers, "ours", folder / "ours", **options, as_translator=is_real)
+        entrants.append(Entrant(name, make, is_real, environment=cache))
     for name, kind in {"ctranslate2": dtype, "ctranslate2, int8": "int8"}.items() if "ctranslate2" in peers else ():
         converted = convert_to_ctranslate2(marian, folder, kind)
         peer = partial(CTranslate2Translator, converted, marian / "vocab.json", kind, threads, device)

@@ -23,7 +23,7 @@ from hf_vanilla_transformer.evaluation.metrics import corpus_bleu
 from hf_vanilla_transformer.evaluation.translation import batches
 from hf_vanilla_transformer.interop import marian
 
-from .decoding import decoding_entrants, environments
+from .decoding import Variants, decoding_entrants, environments
 from .report import Report, Table, compare, count_different
 from .translators import Ids, Job
 from .workers import BenchmarkError, Timing, Worker, start, take_turns
@@ -34,8 +34,8 @@ TRIAL_LINES = 128
 Say = Callable[[str], None]
 
 
-def measure_real(given: argparse.Namespace, compute_types: Sequence[str], report: Report, say: Say) -> None:
-    """Lets ours, with the default and `compute_types`, and the peers translate a file in turns; adds the tables.
+def measure_real(given: argparse.Namespace, variants: Variants, report: Report, say: Say) -> None:
+    """Lets ours, with the default and `variants`, and the peers translate a file in turns; adds the tables.
 
     Raises:
         BenchmarkError: A file is missing or has no lines, or a contender fails.
@@ -49,7 +49,7 @@ def measure_real(given: argparse.Namespace, compute_types: Sequence[str], report
     with TemporaryDirectory() as name, ExitStack() as stack:
         marian.convert(given.model, (folder := Path(name)) / "ours")
         options = {"threads": given.threads, "is_real": True}
-        entrants = decoding_entrants(given.model, folder, given.peers, compute_types, **options)
+        entrants = decoding_entrants(given.model, folder, given.peers, variants, **options)
         workers = stack.enter_context(start(entrants, given.threads))
         tuned: dict[str, dict[str, int]] = {}
         for worker in workers:

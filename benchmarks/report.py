@@ -72,12 +72,9 @@ def _cell(column: str, value: Any) -> str:
 
 def align(rows: list[tuple[str, ...]]) -> list[str]:
     """Makes lines of a table: the first and the last column begin at their left, the others end at their right."""
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    lines = []
-    for row in rows:
-        cells = [row[0].ljust(widths[0]), *(cell.rjust(w) for cell, w in zip(row[1:-1], widths[1:-1], strict=True))]
-        lines.append("  ".join([*cells, row[-1]]).rstrip())
-    return lines
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = ([row[0].ljust(widths[0]), *map(str.rjust, row[1:-1], widths[1:-1]), row[-1]] for row in rows)
+    return ["  ".join(cells).rstrip() for cells in lines]
 
 
 def describe_machine() -> dict[str, Any]:

@@ -29,11 +29,14 @@ class Trainee:
     loss: Callable[[Inputs], Tensor]  # the mean smoothed cross-entropy of a batch
 
 
-def _ours(size: Size, as_trainer: bool) -> Trainee:
-    """Ours as our trainer calls it, or by a plain `model(**batch).loss`."""
+def _ours(size: Size, as_trainer: bool = False, attention: str = "sdpa", is_compiled: bool = False) -> Trainee:
+    """Ours as our trainer calls it, or by a plain `model(**batch).loss`, by another attention or by torch.compile."""
     model, options = models.vanilla(size), {"skip_logits": True} if as_trainer else {}
+    model.set_attn_implementation(attention)
     if as_trainer:
         training_shortcuts(model).__enter__()  # until the process ends
+    elif is_compiled:
+        model.compile(dynamic=True)
     return Trainee(model, lambda batch: batch, lambda batch: model(**batch, **options).loss)
 
 
@@ -72,7 +75,9 @@ def _torch(size: Size) -> Trainee:
 
 MAKERS: dict[str, Callable[[Size], Trainee]] = {
     "ours": partial(_ours, as_trainer=True),
-    "ours, plain call": partial(_ours, as_trainer=False),
+    "ours, plain call": _ours,
+    "ours, torch.compile": partial(_ours, is_compiled=True),
+    "ours, flash attention": partial(_ours, attention="flash_attention_2"),
     "marian": _marian,
     "torch": _torch,
 }
@@ -114,11 +119,11 @@ class TrainingContender:
         return seconds, loss.item()
 
 
-def training_entrants(peers: list[str], size: Size, device: str, dtype: torch.dtype) -> list[Entrant]:
-    """Returns ours in both variants, the peers, and on a CPU Marian with ours' way of keeping memory."""
+def training_entrants(names: list[str], size: Size, device: str, dtype: torch.dtype) -> list[Entrant]:
+    """Returns ours, those of the names, and on a CPU Marian with ours' way of keeping memory."""
     make, keeps = partial(TrainingContender, size=size, device=device, dtype=dtype), device == "cpu"
     entrants = [Entrant("ours", partial(make, "ours"), keeps)]
-    entrants += [Entrant(name, partial(make, name)) for name in ("ours, plain call", *peers)]
-    if "marian" in peers and keeps:
+    entrants += [Entrant(name, partial(make, name)) for name in names]
+    if "marian" in names and keeps:
         entrants.append(Entrant("marian, kept memory", partial(make, "marian"), keeps))
     return entrants

@@ -36,6 +36,7 @@ class TransformersTranslator:
         dtype: str = "float32",
         device: str = "cpu",
         as_translator: bool = False,
+        attention: str = "sdpa",
     ) -> None:
         self.torch: Any = import_module("torch")
         self.device, self.as_translator = device, as_translator
@@ -43,7 +44,7 @@ class TransformersTranslator:
         ours = ("hf_vanilla_transformer", "VanillaTransformerForConditionalGeneration")
         module, name = ours if kind == "ours" else ("transformers", "MarianMTModel")
         load = getattr(import_module(module), name).from_pretrained
-        self.model = load(folder, dtype=dtype).to(device).eval()
+        self.model = load(folder, dtype=dtype, attn_implementation=attention).to(device).eval()
         if kind == "ours":
             import_module("hf_vanilla_transformer.engine").freeze(self.model)
 

@@ -1,7 +1,6 @@
 """What is computed: sizes of models, batches of random sentences, and their numbers of operations."""
 
 import math
-import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
@@ -10,6 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
+from torch.utils.benchmark import Timer
 
 from hf_vanilla_transformer.data.batching import TokenBudgetBatchSampler
 from hf_vanilla_transformer.engine import torch_private
@@ -176,12 +176,8 @@ def measure_peak(device: str, dtype: torch.dtype) -> tuple[float, str]:
     for side in PEAK_SIDES[device]:
         a, b = (torch.randn(side, side, device=device).to(dtype) for _ in "ab")
         for product in products:
-            for number in range(30):
-                synchronize(device)
-                began = time.perf_counter()
-                product(a, b)
-                synchronize(device)
-                if number:  # the first one warms up
-                    found.append((2 * side**3 / (time.perf_counter() - began), side))
+            names = {"product": product, "a": a, "b": b}
+            timer = Timer("product(a, b)", globals=names, num_threads=torch.get_num_threads())
+            found.append((2 * side**3 / min(timer.timeit(1).median for _ in range(10)), side))
     flops, side = max(found)
     return flops, f"the best product of {side} x {side} matrices in {str(dtype).removeprefix('torch.')}"

@@ -2,11 +2,13 @@
 
     python -m scripts.gpu_report
 
-Training and decoding at base and big in bfloat16, batches of 25,000 target tokens, compared with Marian and
-torch.nn.Transformer. It takes a few minutes. The file is changed when all of them have ended, or not at all.
+Training at base and big in bfloat16, batches of 25,000 target tokens, compared with Marian and torch.nn.Transformer;
+decoding of 1, 32 and 64 sentences, compared with Marian. Ours also runs with torch.compile in training, and with flash
+attention where flash_attn is installed. The file is changed when all of them have ended, or not at all.
 """
 
 import argparse
+import shlex
 import subprocess
 import sys
 import time
@@ -15,7 +17,10 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 BEGIN, END = "<!-- tables of scripts/gpu_report.py -->", "<!-- end of these tables -->"
-PEERS = {"train": ["marian", "torch"], "generate": ["marian"]}  # torch.nn.Transformer has no decoding
+COMMANDS = {
+    "train": ["--compiled", "--peers", "marian", "torch"],
+    "generate": ["--peers", "marian", "--cases", "greedy, batch 1", "beam 4, batch 32", "greedy, batch 64"],
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -34,16 +39,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
     same += ["--rounds", options.rounds, "--batches", options.batches]
     parts = []
     for config in options.configs:
-        for command, peers in PEERS.items():
+        for command, own in COMMANDS.items():
             more = ["--tokens", options.tokens] if command == "train" else []
-            parts.append(measure([command, "--config", config, *same, *more, "--peers", *peers]))
+            parts.append(measure([command, "--config", config, *same, *more, *own]))
     options.docs.write_text(replace(options.docs, "\n\n".join(parts)), encoding="utf-8")
     print(f"written: {options.docs}")
 
 
 def measure(arguments: list[str]) -> str:
     """Runs one benchmark and returns its command and its output as Markdown."""
-    shown = f"python -m benchmarks {' '.join(arguments)}"
+    shown = shlex.join(["python", "-m", "benchmarks", *arguments])
     print(shown, flush=True)
     begin = time.monotonic()
     done = subprocess.run([sys.executable, "-m", "benchmarks", *arguments], cwd=ROOT, stdout=subprocess.PIPE, text=True)

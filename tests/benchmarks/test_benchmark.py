@@ -14,12 +14,14 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import MarianMTModel, MarianTokenizer
+from transformers.utils import is_flash_attn_2_available
 
 import benchmarks.__main__ as benchmark
 from benchmarks import ablate, decoding, models, report, training, work, workers
 from benchmarks.real import BATCH_TOKENS_TRIED, tune
 from benchmarks.translators import CTranslate2Translator, Job, TransformersTranslator
 
+INT8 = {"ours, int8": {"compute_type": "int8"}}
 SIZE = work.Size(d_model=16, heads=2, encoder_layers=2, decoder_layers=1, ffn_dim=32, vocab_size=300)
 QUICK = ["--config", "tiny", "--device", "cpu", "--rounds", "1", "--batches", "1"]
 
@@ -118,11 +120,11 @@ def test_bfloat16_leaves_int8_out(tmp_path, capsys):
 def test_marian_keeps_memory_where_its_name_says_so(tmp_path):
     entrants = training.training_entrants(["marian"], SIZE, "cpu", torch.float32)
     keeps = {entrant.name: entrant.keep_freed_memory for entrant in entrants}
-    assert keeps == {"ours": True, "ours, plain call": False, "marian": False, "marian, kept memory": True}
+    assert keeps == {"ours": True, "marian": False, "marian, kept memory": True}
     names = [entrant.name for entrant in training.training_entrants(["marian"], SIZE, "cuda", torch.float32)]
     assert "marian, kept memory" not in names
     for is_real in (True, False):
-        entrants = decoding.decoding_entrants(tmp_path, tmp_path, ["marian"], ["int8"], 1, is_real=is_real)
+        entrants = decoding.decoding_entrants(tmp_path, tmp_path, ["marian"], INT8, 1, is_real=is_real)
         keeps = {entrant.name: entrant.keep_freed_memory for entrant in entrants}
         kept = {} if is_real else {"marian, kept memory": True}  # ours keeps it where it is run as our command line
         assert keeps == {"marian": False, **kept, "ours": is_real, "ours, int8": is_real}
@@ -334,6 +336,32 @@ def test_the_command_line_is_checked(arguments, complaint, capsys):
     assert complaint in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("has_flash", [True, False])
+def test_what_is_compared_on_a_gpu(has_flash, tmp_path, monkeypatch):
+    """Nothing of it runs here: only the names are looked at."""
+    compared = {}
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(benchmark, "is_flash_attn_2_available", lambda: has_flash)
+    monkeypatch.setattr(benchmark, "write_models", lambda size, folder: None)
+    monkeypatch.setattr(report, "describe_machine", lambda: {})
+    monkeypatch.setattr(benchmark, "measure_peak", lambda device, dtype: (1e12, ""))
+    monkeypatch.setattr(benchmark, "training_cases", lambda options: ())
+    monkeypatch.setattr(
+        benchmark,
+        "compete",
+        lambda report, entrants, cases, options: compared.update(
+            {report.command: ([one.name for one in entrants], report.notes)}
+        ),
+    )
+    for command, more in (("train", ["--compiled"]), ("generate", [])):
+        benchmark.main([command, "--device", "cuda", *more, "--peers", "marian"])
+    flash = ["ours, flash attention"] if has_flash else []
+    assert compared["train"][0] == ["ours", "ours, plain call", "ours, torch.compile", *flash, "marian"]
+    assert compared["generate"][0] == ["marian", "ours", *flash]
+    for _, notes in compared.values():
+        assert ("left out: flash attention, flash_attn is not installed" in notes) is not has_flash
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_no_gpu():
     with pytest.raises(SystemExit, match="give --device cpu"):
@@ -341,7 +369,11 @@ def test_no_gpu():
 
 
 # ---- Models ----
-@pytest.mark.parametrize("name", training.MAKERS)
+NEEDS_FLASH = pytest.mark.skipif(not is_flash_attn_2_available(), reason="flash attention needs a GPU and flash_attn")
+MAKERS = [pytest.param(name, marks=NEEDS_FLASH if "flash" in name else ()) for name in training.MAKERS]
+
+
+@pytest.mark.parametrize("name", MAKERS)
 def test_every_model_has_as_many_parameters(name):
     d, f, v = SIZE.d_model, SIZE.ffn_dim, SIZE.vocab_size
     attention, feed_forward, norm = 4 * (d * d + d), 2 * d * f + f + d, 2 * d
@@ -350,7 +382,7 @@ def test_every_model_has_as_many_parameters(name):
     assert sum(one.numel() for one in trained) == v * d + 2 * encoder + decoder
 
 
-@pytest.mark.parametrize("name", training.MAKERS)
+@pytest.mark.parametrize("name", MAKERS)
 def test_every_model_has_the_same_loss_at_first(name):
     """Smoothed cross-entropy of random predictions: about ln V, with whatever mask the padding has."""
     torch.manual_seed(0)
@@ -413,7 +445,7 @@ def test_ctranslate2_does_the_same_work(size, tmp_path):
 def test_ctranslate2_has_a_tuned_variant_for_real_text(tmp_path, monkeypatch):
     monkeypatch.setattr(decoding, "convert_to_ctranslate2", lambda marian, folder, compute_type: folder / compute_type)
     names = [
-        [one.name for one in decoding.decoding_entrants(tmp_path, tmp_path, ["ctranslate2"], [], 1, is_real=is_real)]
+        [one.name for one in decoding.decoding_entrants(tmp_path, tmp_path, ["ctranslate2"], {}, 1, is_real=is_real)]
         for is_real in (False, True)
     ]
     peers = ["ctranslate2", "ctranslate2, int8"]
