@@ -21,7 +21,7 @@ from transformers import AutoTokenizer
 from hf_vanilla_transformer.evaluation.limits import BATCH_TOKENS
 from hf_vanilla_transformer.evaluation.metrics import corpus_bleu
 from hf_vanilla_transformer.evaluation.translation import batches
-from hf_vanilla_transformer.interop import marian
+from hf_vanilla_transformer.interop.convert import convert
 
 from .decoding import Variants, decoding_entrants, environments
 from .report import Report, Table, compare, count_different
@@ -47,7 +47,7 @@ def measure_real(given: argparse.Namespace, variants: Variants, report: Report, 
     tokenizer = AutoTokenizer.from_pretrained(given.model)
     ids = tokenizer(texts)["input_ids"]
     with TemporaryDirectory() as name, ExitStack() as stack:
-        marian.convert(given.model, (folder := Path(name)) / "ours")
+        convert(given.model, (folder := Path(name)) / "ours")
         options = {"threads": given.threads, "is_real": True}
         entrants = decoding_entrants(given.model, folder, given.peers, variants, **options)
         workers = stack.enter_context(start(entrants, given.threads))

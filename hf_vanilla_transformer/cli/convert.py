@@ -6,7 +6,10 @@ from pathlib import Path
 from ..data.messages import first_line
 from .common import RunError, UsageError, loading
 
-SYSTEMS = {"marian": "Marian as in transformers, such as Helsinki-NLP/opus-mt-en-de"}
+SYSTEMS = {
+    "marian": "Marian as in transformers, such as Helsinki-NLP/opus-mt-en-de",
+    "mapping": "a state dict of any encoder-decoder in PyTorch, by --mapping",
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -23,6 +26,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--from", dest="system", choices=list(SYSTEMS), help="the system that SOURCE comes from (default: recognised)"
     )
+    parser.add_argument(
+        "--mapping", metavar="YAML", help="layout of a state dict: your file, or the name of one that comes with us"
+    )
+    parser.add_argument(
+        "--assume-causal",
+        action="store_true",
+        help="take a model of which nothing says so for one that was trained with a causal mask",
+    )
+    parser.add_argument("--no-tokenizer", action="store_true", help="convert the model alone")
     parser.add_argument("--revision", metavar="REV", help="branch, tag or commit on the Hub (default: main)")
     parser.set_defaults(run=_convert)
 
@@ -39,15 +51,27 @@ def _convert(arguments: argparse.Namespace) -> None:
         from transformers.utils import logging
 
         from .. import register
-        from ..interop.marian import ConversionError, convert
+        from ..interop.base import ConversionError
+        from ..interop.convert import convert
 
         register()
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     try:
-        convert(arguments.source, arguments.output, revision=arguments.revision, local_files_only=is_local)
+        notes = convert(
+            arguments.source,
+            arguments.output,
+            system=arguments.system,
+            mapping=arguments.mapping,
+            assume_causal=arguments.assume_causal,
+            with_tokenizer=not arguments.no_tokenizer,
+            revision=arguments.revision,
+            local_files_only=is_local,
+        )
     except ConversionError as error:
         raise UsageError(first_line(error)) from error
     except OSError as error:  # a full disk, a folder that can't be written
         raise RunError(first_line(error)) from error
     print(f"converted {arguments.source} into {arguments.output}")
+    for note in notes:
+        print(f"note: {note}")

@@ -15,7 +15,9 @@ from ..data.files import BLOCK, BLOCKS, fingerprint
 from ..data.messages import first_line
 from ..engine.program_cache import UnusableFolderError, private_folder, workspace
 from ..evaluation.loading import CONFIG, CheckpointError
-from ..interop.marian import ConversionError, convert, is_marian
+from ..interop.base import ConversionError
+from ..interop.convert import convert
+from ..interop.marian import is_marian
 
 logger = logging.get_logger(__name__)
 
@@ -72,7 +74,7 @@ def _file(name: str | Path, file: str, where: dict[str, Any]) -> str | None:
 
 def _convert(name: str | Path, root: Path, folder: Path, where: dict[str, Any]) -> None:
     with workspace(root) as place:
-        convert(name, place / "model", **where)
+        convert(name, place / "model", system="marian", **where)
         with suppress(OSError):  # there is one already if another process was faster
             os.rename(place / "model", folder)
         if not (folder / CONFIG).is_file():

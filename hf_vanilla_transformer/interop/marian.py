@@ -1,7 +1,6 @@
 """Hugging Face's Marian, and with it OPUS-MT (Helsinki-NLP/opus-mt-*): the same logits and the same translations.
 
     model, tokenizer = from_marian("Helsinki-NLP/opus-mt-en-de")
-    convert("Helsinki-NLP/opus-mt-en-de", "opus-mt-en-de")  # the same as a checkpoint of ours
 
 Marian differs from the paper in its layout of the sinusoids, biases on all projections and on the output, an epsilon of
 1e-5 in LayerNorm and, in OPUS-MT, the activation function and padding as the start token: all of them are fields of our
@@ -10,7 +9,6 @@ configuration.
 
 import copy
 import re
-import tempfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -26,8 +24,8 @@ from ..configuration_vanilla_transformer import VanillaTransformerConfig
 from ..data.messages import first_line
 from ..evaluation.loading import check_tokenizer, json_object, named, read_json, tokenizer_fingerprint
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration, sinusoidal_table
-from ..publish.model_card import RunFacts, fill_model_card
 from ..tokenization_opus_mt import OpusMTTokenizerFast
+from .base import ConversionError, Converted, Options
 from .sentencepiece import opus_mt_tokenizer
 
 # Fields that have the same name and the same meaning in both configurations.
@@ -54,10 +52,6 @@ REFUSED = {
 }
 WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
 NAMES_PER_ERROR = 20
-
-
-class ConversionError(ValueError):
-    """A model can't be converted; the message says why, and nothing has been written."""
 
 
 def from_marian(
@@ -90,46 +84,26 @@ def from_marian(
     return _load(str(source), _folder_of(str(source), revision, token, local_files_only))
 
 
-def convert(
-    source: str | Path,
-    output: str | Path,
-    *,
-    revision: str | None = None,
-    token: str | bool | None = None,
-    local_files_only: bool = False,
-) -> None:
-    """Writes a checkpoint of ours: weights, configuration, generation settings, tokenizer, code and a model card.
-
-    Args:
-        source: As for `from_marian`, but no model.
-        output: The folder to write, which appears when it is complete. It may exist if it is empty.
-        revision: As for `from_marian`.
-        token: As for `from_marian`.
-        local_files_only: As for `from_marian`.
+def load(source: str | Path, options: Options) -> Converted:
+    """Opens a Marian model with its tokenizer and what its card says.
 
     Raises:
-        ConversionError: As for `from_marian`, or there is something at `output`.
-        OSError: The output can't be written.
+        ConversionError: As for `from_marian`.
     """
-    output = Path(output)
-    if output.exists() and not (output.is_dir() and not any(output.iterdir())):
-        raise ConversionError(f"{output} exists; choose another output")
-    if not output.absolute().parent.is_dir():
-        raise ConversionError(f"{output} can't be written: there is no folder {output.absolute().parent}")
-    files = _folder_of(str(source), revision, token, local_files_only)
-    model, tokenizer = _load(str(source), files)
-    card = _card(output.name, str(source), files, model)
-    with tempfile.TemporaryDirectory(
-        prefix=f".{output.name}.", suffix=".partial", dir=output.absolute().parent
-    ) as place:
-        folder = Path(place) / "model"
-        folder.mkdir()
-        model.save_pretrained(folder)
-        tokenizer.save_pretrained(folder)
-        card.save(folder / "README.md")
-        if output.exists():
-            output.rmdir()
-        folder.rename(output)
+    where = {name: getattr(options, name) for name in ("revision", "token", "local_files_only")}
+    folder = _folder_of(str(source), **where)
+    model, tokenizer = _load(str(source), folder)
+    try:
+        metadata = ModelCard.load(folder / "README.md").data.to_dict()
+    except Exception:  # there is none, or its YAML is damaged: what isn't known is left out
+        metadata = {}
+    base_model = None if Path(source).is_dir() else str(source)
+    return Converted(model, tokenizer if options.with_tokenizer else None, metadata, base_model)
+
+
+def recognises(source: Path) -> bool:
+    """Tells by its config.json whether a folder has a Marian model of transformers."""
+    return is_marian(source)
 
 
 def is_marian(folder: Path) -> bool:
@@ -332,25 +306,3 @@ def _refuse(problems: Mapping[str, Iterable[str]]) -> None:
     found = ((problem, set(names)) for problem, names in problems.items())
     if reasons := [f"{problem}: {named(names, NAMES_PER_ERROR)}" for problem, names in found if names]:
         raise ConversionError(f"the weights don't match config.json; {'; '.join(reasons)}")
-
-
-# ---- Card ----
-def _card(name: str, source: str, folder: Path, model: VanillaTransformerForConditionalGeneration) -> ModelCard:
-    """Makes a card with what the source's card says of languages and licence, and no more than that."""
-    try:
-        metadata = ModelCard.load(folder / "README.md").data.to_dict()
-    except Exception:  # there is none, or its YAML is damaged: what isn't known is left out
-        metadata = {}
-    languages, licence = metadata.get("language"), metadata.get("license")
-    languages = languages if isinstance(languages, list) else [languages]
-    facts = RunFacts(
-        name=name,
-        config=model.config.to_dict(),
-        parameters=model.num_parameters(),
-        languages=[one for one in languages if isinstance(one, str)],
-        license=licence if isinstance(licence, str) else None,
-        converted=True,
-        base_model=None if Path(source).is_dir() else source,
-        limits="Quality, training data and licence are those of the original model.",
-    )
-    return fill_model_card(facts)

@@ -26,7 +26,9 @@ from transformers import (
 import hf_vanilla_transformer
 from hf_vanilla_transformer import Translator, cli, engine
 from hf_vanilla_transformer.evaluation.loading import CheckpointError, load_checkpoint
-from hf_vanilla_transformer.interop.marian import ConversionError, convert, from_marian, is_marian, marian_names
+from hf_vanilla_transformer.interop.base import ConversionError
+from hf_vanilla_transformer.interop.convert import convert
+from hf_vanilla_transformer.interop.marian import from_marian, is_marian, marian_names
 
 PAD = 30
 # Where all sizes differ from one another, no axis can be taken for another.
@@ -520,7 +522,7 @@ def test_the_command(folder, tmp_path, capsys):
 HUB = """
 import sys
 from hf_vanilla_transformer import from_marian
-from hf_vanilla_transformer.interop.marian import convert
+from hf_vanilla_transformer.interop.convert import convert
 model, tokenizer = from_marian("Helsinki-NLP/opus-mt-en-de")
 convert("Helsinki-NLP/opus-mt-en-de", sys.argv[1])
 print(model.num_parameters(), len(tokenizer))

@@ -1,0 +1,54 @@
+"""What the modules of all systems share: what a user says of a model, and what becomes of it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase
+
+from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
+
+
+class ConversionError(ValueError):
+    """A model can't be converted; the message says why, and nothing has been written."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """What a user says of a model beside its name.
+
+    Attributes:
+        mapping: A YAML file with the layout, or the name of one that comes with the package.
+        assume_causal: Whether a model that may have been trained without a causal mask is taken for one that was.
+        with_tokenizer: Whether a tokenizer is made.
+        revision: Branch, tag or commit on the Hub.
+        token: For the Hub, as for `from_pretrained`.
+        local_files_only: Whether a name on the Hub is only looked for among the files of earlier downloads.
+    """
+
+    mapping: str | Path | None = None
+    assume_causal: bool = False
+    with_tokenizer: bool = True
+    revision: str | None = None
+    token: str | bool | None = None
+    local_files_only: bool = False
+
+
+@dataclass(frozen=True)
+class Converted:
+    """A model of another system as one of ours.
+
+    Attributes:
+        model: In evaluation mode, in the type of its weights.
+        tokenizer: Its tokenizer, in evaluation as in training; None: there is none.
+        metadata: The metadata of its card, if it has one.
+        base_model: Its name on the Hub; None: it is a file or folder.
+        notes: What a user should know: what isn't exact, and by how much, and what is missing.
+    """
+
+    model: VanillaTransformerForConditionalGeneration
+    tokenizer: PreTrainedTokenizerBase | None = None
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+    base_model: str | None = None
+    notes: tuple[str, ...] = ()

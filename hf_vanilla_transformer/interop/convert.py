@@ -1,0 +1,90 @@
+"""Models of other systems become checkpoints of ours: convert("Helsinki-NLP/opus-mt-en-de", "opus-mt-en-de").
+
+Each system has a module here with `recognises`, which tells by a file's or folder's looks whether it is one of its
+models, and `load`, which returns it as one of ours.
+"""
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from huggingface_hub import ModelCard
+
+from ..publish.model_card import RunFacts, fill_model_card
+from . import mapping, marian
+from .base import ConversionError, Converted, Options
+
+SYSTEMS: dict[str, Any] = {"marian": marian, "mapping": mapping}
+SEE = "docs/interop.md says what each system's models consist of"
+
+
+def convert(source: str | Path, output: str | Path, *, system: str | None = None, **options: Any) -> tuple[str, ...]:
+    """Writes a checkpoint of ours: weights, configuration, generation settings, tokenizer, code and a model card.
+
+    Args:
+        source: A folder or file of another system's model, or for Marian also a name on the Hub.
+        output: The folder to write, which appears when it is complete. It may exist if it is empty.
+        system: The system that the model comes from; None: it is recognised.
+        **options: Fields of `Options`.
+
+    Returns:
+        What a user should know: what isn't exact, and by how much, and what is missing.
+
+    Raises:
+        ConversionError: The model can't be converted, or there is something at `output`.
+        OSError: The output can't be written.
+    """
+    output, given = Path(output), Options(**options)
+    if output.exists() and not (output.is_dir() and not any(output.iterdir())):
+        raise ConversionError(f"{output} exists; choose another output")
+    if not output.absolute().parent.is_dir():
+        raise ConversionError(f"{output} can't be written: there is no folder {output.absolute().parent}")
+    name = system or ("mapping" if given.mapping is not None else recognise(source))
+    loaded: Converted = SYSTEMS[name].load(source, given)
+    card = _card(output.name, loaded)
+    with tempfile.TemporaryDirectory(
+        prefix=f".{output.name}.", suffix=".partial", dir=output.absolute().parent
+    ) as place:
+        folder = Path(place) / "model"
+        folder.mkdir()
+        loaded.model.save_pretrained(folder)
+        if loaded.tokenizer is not None:
+            loaded.tokenizer.save_pretrained(folder)
+        card.save(folder / "README.md")
+        if output.exists():
+            output.rmdir()
+        folder.rename(output)
+    return loaded.notes
+
+
+def recognise(source: str | Path) -> str:
+    """Returns the system that a model comes from.
+
+    Raises:
+        ConversionError: It is none that is known.
+    """
+    place = Path(source)
+    found = [name for name, system in SYSTEMS.items() if system.recognises(place)]
+    if not found and not place.is_file():  # a name on the Hub, or something of which Marian's error says what it is
+        return "marian"
+    if len(found) != 1:
+        what = f"looks like several systems' ({', '.join(found)})" if found else "is no model of a known system"
+        raise ConversionError(f"{source} {what}; give --from with one of {', '.join(SYSTEMS)}. {SEE}")
+    return found[0]
+
+
+def _card(name: str, loaded: Converted) -> ModelCard:
+    """Makes a card with what the source's card says of languages and licence, and no more than that."""
+    languages, licence = loaded.metadata.get("language"), loaded.metadata.get("license")
+    languages = languages if isinstance(languages, list) else [languages]
+    facts = RunFacts(
+        name=name,
+        config=loaded.model.config.to_dict(),
+        parameters=loaded.model.num_parameters(),
+        languages=[one for one in languages if isinstance(one, str)],
+        license=licence if isinstance(licence, str) else None,
+        converted=True,
+        base_model=loaded.base_model,
+        limits="Quality, training data and licence are those of the original model.",
+    )
+    return fill_model_card(facts)

@@ -1,0 +1,67 @@
+"""Reads PyTorch's files, which are pickles: tensors and plain data, and nothing that could run code."""
+
+import argparse
+import collections
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from ..data.messages import first_line
+from .base import ConversionError
+
+SCALAR: Any = np.float64(0).__reduce__()[0]  # what makes a NumPy number of its bytes
+# Classes that other systems' checkpoints hold beside tensors. Making one runs nothing but what is written here.
+HARMLESS: list[Any] = [
+    argparse.Namespace,
+    collections.Counter,
+    collections.defaultdict,
+    np.dtype,
+    SCALAR,
+    (SCALAR, "numpy.core.multiarray.scalar"),  # its name before NumPy 2
+    *(type(np.dtype(kind)) for kind in ("bool", "int32", "int64", "float32", "float64")),
+    int,  # the factory of a defaultdict
+]
+
+
+def read(file: Path) -> Any:
+    """Reads a file of `torch.save` or of safetensors.
+
+    Raises:
+        ConversionError: It can't be read, or holds another class than `HARMLESS` and PyTorch's own list.
+    """
+    try:
+        if file.suffix == ".safetensors":
+            return load_file(file)
+        with torch.serialization.safe_globals(HARMLESS):
+            return torch.load(file, "cpu", weights_only=True)
+    except Exception as error:  # a damaged or hostile file raises whatever its reader raises
+        raise ConversionError(f"{file} can't be read ({_reason(file, error)})") from error
+
+
+def _reason(file: Path, error: Exception) -> str:
+    try:
+        with torch.serialization.safe_globals(HARMLESS):
+            names = torch.serialization.get_unsafe_globals_in_checkpoint(file)
+    except Exception:  # it is no zip file, or a damaged one
+        names = []
+    if names:
+        return f"it holds {', '.join(sorted(names))}, and files are only read with classes that can't run code"
+    return first_line(error)
+
+
+def tensors_of(value: Any, file: Path) -> dict[str, Tensor]:
+    """Returns a state dict's tensors.
+
+    Raises:
+        ConversionError: It is no table of tensors.
+    """
+    if not isinstance(value, Mapping) or not value:
+        raise ConversionError(f"{file} has no table of tensors where one is expected")
+    if wrong := [str(name) for name, one in value.items() if not (isinstance(name, str) and isinstance(one, Tensor))]:
+        raise ConversionError(f"{file}: {wrong[0]} in its table of tensors isn't a tensor")
+    return dict(value)
