@@ -150,6 +150,8 @@ def _config(
     fields["output_bias"] = "lm_head.bias" in known
     fields["final_layer_norm"] = not known.keys().isdisjoint({"encoder.layer_norm.weight", "decoder.layer_norm.weight"})
     fields |= layout.fields
+    if layout.unbiased_norm:  # (s + eps) is closest to sqrt(s^2 + 2 eps) where s is 1
+        fields["layer_norm_eps"] *= 2 * math.sqrt((fields["d_model"] - 1) / fields["d_model"])
     fields |= _head_dims(fields, rows)
     if not known.keys().isdisjoint(POSITIONS):
         tables = [_table(tensors, known[name], fields["d_model"], layout) for name in POSITIONS if name in known]

@@ -12,7 +12,7 @@ import yaml
 
 from ..data.messages import first_line
 from .base import ConversionError, Converted, Options
-from .layout import Layout, from_tensors
+from .layout import POSITIONS, Layout, from_tensors
 from .pickles import read, tensors_of
 
 SHIPPED = resources.files("hf_vanilla_transformer.interop") / "mappings"
@@ -35,6 +35,11 @@ HEAD_SPLITS = {
     "multi-head attention (3.2.2), and no weights of ours compute it",
 }
 LAYER_NORMS = ("biased", "unbiased")
+# Fields of our configuration that are in no tensor, and without which a wrong model would be made without a word.
+NEEDED = (
+    "encoder_attention_heads", "decoder_attention_heads", "norm_position", "layer_norm_eps", "activation_function",
+    "scale_embedding", "pad_token_id", "eos_token_id", "decoder_start_token_id",
+)  # fmt: skip
 # Where frameworks put the state dict in what they save.
 PLACES = ("state_dict", "model_state_dict", "model_state", "model")
 NO_TOKENIZER = "a state dict has no tokenizer: save yours beside the model"
@@ -66,8 +71,8 @@ def _norm_note(layout: Layout, eps: float) -> tuple[str, ...]:
     if not layout.unbiased_norm:
         return ()
     return (
-        "its LayerNorm adds eps to the standard deviation s, ours to its square: outputs differ by the factor "
-        f"(s + eps) / sqrt(s^2 + {eps:g}), which is 1 within eps where s is about 1",
+        f"its LayerNorm adds epsilon to the standard deviation s, ours adds {eps:g} to the variance: an output differs "
+        f"by the fraction {eps / 2:.1g} |1/s - 1/s^2|, that is 0 at s = 1 and {eps / 2 * 90:.1g} at s = 0.1",
     )
 
 
@@ -102,10 +107,13 @@ def read_mapping(source: str | Path, *, assume_causal: bool = False) -> Layout:
         raise ConversionError(f"{source}: head_split is {split!r}; give one of {', '.join(HEAD_SPLITS)}")
     if reason := HEAD_SPLITS[split]:
         raise ConversionError(f"{source} can't be converted: {reason}")
-    norm = entries.get("layer_norm", LAYER_NORMS[0])
+    norm = entries.get("layer_norm")
     if norm not in LAYER_NORMS:
         raise ConversionError(f"{source}: layer_norm is {norm!r}; give one of {', '.join(LAYER_NORMS)}")
-    prefix, config = entries.get("prefix", ""), entries.get("config", {})
+    prefix, config = entries.get("prefix", ""), {"bos_token_id": None, **entries.get("config", {})}
+    needed = NEEDED if POSITIONS[0] in entries["names"] else (*NEEDED, "position_encoding")
+    if missing := [name for name in needed if name not in config]:
+        raise ConversionError(f"{source}: config lacks {', '.join(missing)}, which no tensor tells")
     return Layout(
         names={ours: prefix + theirs for ours, theirs in entries["names"].items()},
         fields=config,

@@ -1,0 +1,511 @@
+"""State dicts by a mapping: every shipped layout beside a small module of that layout, written anew here."""
+
+import math
+
+import pytest
+import torch
+import yaml
+from torch import nn
+
+from hf_vanilla_transformer.interop import mapping
+from hf_vanilla_transformer.interop.base import Options
+
+# All sizes differ, so that no axis can be taken for another.
+D, HEADS, FFN, SOURCE_WORDS, TARGET_WORDS, ENCODER_LAYERS, DECODER_LAYERS, POSITIONS = 12, 3, 10, 17, 19, 2, 3, 25
+PAD, START, END = 1, 2, 3
+TOKENS = {"pad_token_id": PAD, "decoder_start_token_id": START, "eos_token_id": END}
+NO_PAD = {"suppress_tokens": [PAD]}  # which would be taken for padding when it is read
+HEADS_OF_BOTH = {"encoder_attention_heads": HEADS, "decoder_attention_heads": HEADS}
+
+
+# ---- What the layouts share ----
+def attend(query, key, value, mask, scale=None):
+    """Multi-head attention (3.2.2) of projected inputs; mask: True where a query may look."""
+    heads = [x.unflatten(-1, (HEADS, -1)).transpose(1, 2) for x in (query, key, value)]
+    scores = heads[0] @ heads[1].mT * (scale or heads[0].shape[-1] ** -0.5)
+    return (scores.masked_fill(~mask, -1e9).softmax(-1) @ heads[2]).transpose(1, 2).flatten(2)
+
+
+def sinusoids(length=POSITIONS, exponent=lambda i: 2 * (i // 2)):
+    rows = [[pos / 10000 ** (exponent(i) / D) for i in range(D)] for pos in range(length)]
+    table = torch.tensor(rows, dtype=torch.float64)
+    table[:, 0::2], table[:, 1::2] = table[:, 0::2].sin(), table[:, 1::2].cos()
+    return table.float()
+
+
+class UnbiasedNorm(nn.Module):
+    """gain (x - mean) / (std + eps) + bias, with names of its own."""
+
+    def __init__(self, gain, bias, eps=1e-6):
+        super().__init__()
+        self.names, self.eps = (gain, bias), eps
+        self.register_parameter(gain, nn.Parameter(torch.ones(D)))
+        self.register_parameter(bias, nn.Parameter(torch.zeros(D)))
+
+    def forward(self, x):
+        gain, bias = (getattr(self, name) for name in self.names)
+        return gain * (x - x.mean(-1, keepdim=True)) / (x.std(-1, keepdim=True) + self.eps) + bias
+
+
+def module(**children):
+    own = nn.Module()
+    for name, child in children.items():
+        own.add_module(name, nn.ModuleList(child) if isinstance(child, list) else child)
+    return own
+
+
+def buffer(name, value):
+    own = nn.Module()
+    own.register_buffer(name, value)
+    return own
+
+
+def linear(inner=D, outer=D, bias=True):
+    return nn.Linear(inner, outer, bias=bias)
+
+
+def masks(source, target):
+    """Padding of the source, and padding of the target with what lies ahead: True where one may look."""
+    causal = torch.ones(target.shape[1], target.shape[1], dtype=torch.bool).tril()
+    return (source != PAD)[:, None, None], (target != PAD)[:, None, None] & causal
+
+
+class Reference(nn.Module):
+    """An encoder-decoder: subclasses name its parts, and say how they are used."""
+
+    is_pre = False
+
+    def run(self, x, norm, sublayer):
+        return x + sublayer(norm(x)) if self.is_pre else norm(x + sublayer(x))
+
+    def forward(self, source, target):
+        of_source, of_target = masks(source, target)
+        memory = self.embedded(source, "encoder")
+        for number in range(ENCODER_LAYERS):
+            self_norm, attention, ffn_norm, ffn = self.encoder_layer(number)
+            memory = self.run(memory, self_norm, lambda x: attention(x, x, of_source))  # noqa: B023
+            memory = self.run(memory, ffn_norm, ffn)
+        memory = self.last_norm("encoder")(memory)
+        x = self.embedded(target, "decoder")
+        for number in range(DECODER_LAYERS):
+            self_norm, attention, cross_norm, cross, ffn_norm, ffn = self.decoder_layer(number)
+            x = self.run(x, self_norm, lambda x: attention(x, x, of_target))  # noqa: B023
+            x = self.run(x, cross_norm, lambda x: cross(x, memory, of_source))  # noqa: B023
+            x = self.run(x, ffn_norm, ffn)
+        return self.logits(self.last_norm("decoder")(x))
+
+    def last_norm(self, stack):
+        return nn.Identity()
+
+
+def attention_by(part, names, scale=None):
+    """Attention by the four projections of a module, in the order of q, k, v and the output."""
+    q, k, v, out = (part.get_submodule(name) for name in names)
+    return lambda x, memory, mask: out(attend(q(x), k(memory), v(memory), mask, scale))
+
+
+# ---- Layouts ----
+class Annotated(Reference):
+    is_pre = True
+
+    def __init__(self):
+        super().__init__()
+        norm = lambda: UnbiasedNorm("a_2", "b_2")  # noqa: E731
+        attention = lambda: module(linears=[linear() for _ in range(4)])  # noqa: E731
+
+        def layer(sublayers, **more):
+            ffn = module(w_1=linear(D, FFN), w_2=linear(FFN, D))
+            wraps = [module(norm=norm()) for _ in range(sublayers)]
+            return module(self_attn=attention(), feed_forward=ffn, sublayer=wraps, **more)
+
+        self.encoder = module(layers=[layer(2) for _ in range(ENCODER_LAYERS)], norm=norm())
+        self.decoder = module(layers=[layer(3, src_attn=attention()) for _ in range(DECODER_LAYERS)], norm=norm())
+        self.src_embed, self.tgt_embed = (
+            nn.Sequential(module(lut=nn.Embedding(words, D)), buffer("pe", sinusoids()[None]))
+            for words in (SOURCE_WORDS, TARGET_WORDS)
+        )
+        self.generator = module(proj=linear(D, TARGET_WORDS))
+
+    def embedded(self, ids, stack):
+        words, positions = self.src_embed if stack == "encoder" else self.tgt_embed
+        return words.lut(ids) * math.sqrt(D) + positions.pe[:, : ids.shape[1]]
+
+    def encoder_layer(self, number):
+        layer = self.encoder.layers[number]
+        return layer.sublayer[0].norm, self.by(layer.self_attn), layer.sublayer[1].norm, self.ffn(layer)
+
+    def decoder_layer(self, number):
+        layer = self.decoder.layers[number]
+        norms = [one.norm for one in layer.sublayer]
+        return norms[0], self.by(layer.self_attn), norms[1], self.by(layer.src_attn), norms[2], self.ffn(layer)
+
+    def by(self, part):
+        return attention_by(part, [f"linears.{number}" for number in range(4)])
+
+    def ffn(self, layer):
+        return lambda x: layer.feed_forward.w_2(layer.feed_forward.w_1(x).relu())
+
+    def last_norm(self, stack):
+        return getattr(self, stack).norm
+
+    def logits(self, x):
+        return self.generator.proj(x)
+
+
+class Hkproj(Reference):
+    is_pre = True
+
+    def __init__(self):
+        super().__init__()
+        norm = lambda: UnbiasedNorm("alpha", "bias")  # noqa: E731
+        attention = lambda: module(**{f"w_{name}": linear(bias=False) for name in "qkvo"})  # noqa: E731
+
+        def layer(sublayers, **more):
+            ffn = module(linear_1=linear(D, FFN), linear_2=linear(FFN, D))
+            wraps = [module(norm=norm()) for _ in range(sublayers)]
+            return module(self_attention_block=attention(), feed_forward_block=ffn, residual_connections=wraps, **more)
+
+        self.encoder = module(layers=[layer(2) for _ in range(ENCODER_LAYERS)], norm=norm())
+        crossing = [layer(3, cross_attention_block=attention()) for _ in range(DECODER_LAYERS)]
+        self.decoder = module(layers=crossing, norm=norm())
+        self.src_embed = module(embedding=nn.Embedding(SOURCE_WORDS, D))
+        self.tgt_embed = module(embedding=nn.Embedding(TARGET_WORDS, D))
+        self.src_pos, self.tgt_pos = (buffer("pe", sinusoids()[None]) for _ in range(2))
+        self.projection_layer = module(proj=linear(D, TARGET_WORDS))
+
+    def embedded(self, ids, stack):
+        words, table = (self.src_embed, self.src_pos) if stack == "encoder" else (self.tgt_embed, self.tgt_pos)
+        return words.embedding(ids) * math.sqrt(D) + table.pe[:, : ids.shape[1]]
+
+    def parts(self, layer, names):
+        norms = [one.norm for one in layer.residual_connections]
+        attentions = [attention_by(getattr(layer, name), ("w_q", "w_k", "w_v", "w_o")) for name in names]
+        block = layer.feed_forward_block
+        run = [*attentions, lambda x: block.linear_2(block.linear_1(x).relu())]
+        return [one for pair in zip(norms, run, strict=True) for one in pair]
+
+    def encoder_layer(self, number):
+        return self.parts(self.encoder.layers[number], ["self_attention_block"])
+
+    def decoder_layer(self, number):
+        return self.parts(self.decoder.layers[number], ["self_attention_block", "cross_attention_block"])
+
+    def last_norm(self, stack):
+        return getattr(self, stack).norm
+
+    def logits(self, x):
+        return self.projection_layer.proj(x)
+
+
+class SamLynnEvans(Reference):
+    is_pre = True
+
+    def __init__(self):
+        super().__init__()
+        attention = lambda: module(**{name: linear() for name in ("q_linear", "k_linear", "v_linear", "out")})  # noqa: E731
+        ffn = lambda: module(linear_1=linear(D, FFN), linear_2=linear(FFN, D))  # noqa: E731
+        norms = lambda most: {f"norm_{n}": UnbiasedNorm("alpha", "bias") for n in range(1, most + 1)}  # noqa: E731
+
+        def stack(words, layers):
+            pe = buffer("pe", sinusoids(exponent=lambda i: 2 * i)[None])
+            norm = UnbiasedNorm("alpha", "bias")
+            return module(embed=module(embed=nn.Embedding(words, D)), pe=pe, layers=layers, norm=norm)
+
+        encoders = [module(attn=attention(), ff=ffn(), **norms(2)) for _ in range(ENCODER_LAYERS)]
+        decoders = [module(attn_1=attention(), attn_2=attention(), ff=ffn(), **norms(3)) for _ in range(DECODER_LAYERS)]
+        self.encoder, self.decoder = stack(SOURCE_WORDS, encoders), stack(TARGET_WORDS, decoders)
+        self.out = linear(D, TARGET_WORDS)
+
+    def embedded(self, ids, stack):
+        part = getattr(self, stack)
+        return part.embed.embed(ids) * math.sqrt(D) + part.pe.pe[:, : ids.shape[1]]
+
+    def parts(self, layer, names):
+        run = [attention_by(getattr(layer, name), ("q_linear", "k_linear", "v_linear", "out")) for name in names]
+        run.append(lambda x: layer.ff.linear_2(layer.ff.linear_1(x).relu()))
+        return [one for n, part in enumerate(run, 1) for one in (getattr(layer, f"norm_{n}"), part)]
+
+    def encoder_layer(self, number):
+        return self.parts(self.encoder.layers[number], ["attn"])
+
+    def decoder_layer(self, number):
+        return self.parts(self.decoder.layers[number], ["attn_1", "attn_2"])
+
+    def last_norm(self, stack):
+        return getattr(self, stack).norm
+
+    def logits(self, x):
+        return self.out(x)
+
+
+class BiasedNorm(nn.LayerNorm):
+    """torch's, with its parameters called gamma and beta."""
+
+    def __init__(self, eps):
+        super().__init__(D, eps, elementwise_affine=False)
+        self.gamma, self.beta = nn.Parameter(torch.ones(D)), nn.Parameter(torch.zeros(D))
+
+    def forward(self, x):
+        return super().forward(x) * self.gamma + self.beta
+
+
+class Hyunwoongko(Reference):
+    def __init__(self):
+        super().__init__()
+        attention = lambda: module(**{name: linear() for name in ("w_q", "w_k", "w_v", "w_concat")})  # noqa: E731
+        ffn = lambda: module(linear1=linear(D, FFN), linear2=linear(FFN, D))  # noqa: E731
+        norms = lambda most: {f"norm{n}": BiasedNorm(1e-12) for n in range(1, most + 1)}  # noqa: E731
+        embedding = lambda words: module(tok_emb=nn.Embedding(words, D, padding_idx=PAD))  # noqa: E731
+        encoders = [module(attention=attention(), ffn=ffn(), **norms(2)) for _ in range(ENCODER_LAYERS)]
+        decoders = [
+            module(self_attention=attention(), enc_dec_attention=attention(), ffn=ffn(), **norms(3))
+            for _ in range(DECODER_LAYERS)
+        ]
+        self.encoder = module(emb=embedding(SOURCE_WORDS), layers=encoders)
+        self.decoder = module(emb=embedding(TARGET_WORDS), layers=decoders, linear=linear(D, TARGET_WORDS))
+
+    def embedded(self, ids, stack):
+        return getattr(self, stack).emb.tok_emb(ids) + sinusoids()[: ids.shape[1]]
+
+    def parts(self, layer, names):
+        run = [attention_by(getattr(layer, name), ("w_q", "w_k", "w_v", "w_concat")) for name in names]
+        run.append(lambda x: layer.ffn.linear2(layer.ffn.linear1(x).relu()))
+        return [one for n, part in enumerate(run, 1) for one in (getattr(layer, f"norm{n}"), part)]
+
+    def encoder_layer(self, number):
+        return self.parts(self.encoder.layers[number], ["attention"])
+
+    def decoder_layer(self, number):
+        return self.parts(self.decoder.layers[number], ["self_attention", "enc_dec_attention"])
+
+    def logits(self, x):
+        return self.decoder.linear(x)
+
+
+class Bentrevett(Reference):
+    def __init__(self):
+        super().__init__()
+        attention = lambda: module(**{f"fc_{name}": linear() for name in "qkvo"})  # noqa: E731
+
+        def layer(**more):
+            ffn = module(fc_1=linear(D, FFN), fc_2=linear(FFN, D))
+            norms = {name: nn.LayerNorm(D) for name in ("self_attn_layer_norm", "ff_layer_norm")}
+            return module(**norms, self_attention=attention(), positionwise_feedforward=ffn, **more)
+
+        def stack(words, layers, **more):
+            tables = {"tok_embedding": nn.Embedding(words, D), "pos_embedding": nn.Embedding(POSITIONS, D)}
+            return module(**tables, layers=layers, **more)
+
+        self.encoder = stack(SOURCE_WORDS, [layer() for _ in range(ENCODER_LAYERS)])
+        crossing = [
+            layer(enc_attn_layer_norm=nn.LayerNorm(D), encoder_attention=attention()) for _ in range(DECODER_LAYERS)
+        ]
+        self.decoder = stack(TARGET_WORDS, crossing, fc_out=linear(D, TARGET_WORDS))
+
+    def embedded(self, ids, stack):
+        part = getattr(self, stack)
+        return part.tok_embedding(ids) * math.sqrt(D) + part.pos_embedding.weight[: ids.shape[1]]
+
+    def by(self, part):
+        return attention_by(part, [f"fc_{name}" for name in "qkvo"])
+
+    def ffn(self, layer):
+        return lambda x: layer.positionwise_feedforward.fc_2(layer.positionwise_feedforward.fc_1(x).relu())
+
+    def encoder_layer(self, number):
+        layer = self.encoder.layers[number]
+        return layer.self_attn_layer_norm, self.by(layer.self_attention), layer.ff_layer_norm, self.ffn(layer)
+
+    def decoder_layer(self, number):
+        layer = self.decoder.layers[number]
+        first = layer.self_attn_layer_norm, self.by(layer.self_attention)
+        second = layer.enc_attn_layer_norm, self.by(layer.encoder_attention)
+        return *first, *second, layer.ff_layer_norm, self.ffn(layer)
+
+    def logits(self, x):
+        return self.decoder.fc_out(x)
+
+
+class Jadore(Reference):
+    """Of one attention's heads, keys and values have widths of their own."""
+
+    def __init__(self):
+        super().__init__()
+        d_k, d_v = 5, 7
+
+        def attention():
+            maps = {f"w_{name}s": linear(D, HEADS * (d_v if name == "v" else d_k), bias=False) for name in "qkv"}
+            return module(**maps, fc=linear(HEADS * d_v, D, bias=False), layer_norm=nn.LayerNorm(D, 1e-6))
+
+        def ffn():  # as convolutions of width 1, which its first versions have
+            norm = nn.LayerNorm(D, 1e-6)
+            return module(w_1=nn.Conv1d(D, FFN, 1), w_2=nn.Conv1d(FFN, D, 1), layer_norm=norm)
+
+        def stack(words, layers, name):
+            table = buffer("pos_table", sinusoids()[None])
+            parts = {name: nn.Embedding(words, D), "position_enc": table, "layer_stack": layers}
+            return module(**parts, layer_norm=nn.LayerNorm(D, 1e-6))
+
+        encoders = [module(slf_attn=attention(), pos_ffn=ffn()) for _ in range(ENCODER_LAYERS)]
+        decoders = [module(slf_attn=attention(), enc_attn=attention(), pos_ffn=ffn()) for _ in range(DECODER_LAYERS)]
+        self.encoder = stack(SOURCE_WORDS, encoders, "src_word_emb")
+        self.decoder = stack(TARGET_WORDS, decoders, "trg_word_emb")
+        self.trg_word_prj = linear(D, TARGET_WORDS, bias=False)
+
+    def embedded(self, ids, stack):
+        part = getattr(self, stack)
+        words = part.src_word_emb if stack == "encoder" else part.trg_word_emb
+        return words(ids) + part.position_enc.pos_table[:, : ids.shape[1]]
+
+    def parts(self, layer, names):
+        found = []
+        for name in names:
+            part = getattr(layer, name)
+            found += [part.layer_norm, attention_by(part, ("w_qs", "w_ks", "w_vs", "fc"))]
+        ffn = layer.pos_ffn
+        return [*found, ffn.layer_norm, lambda x: ffn.w_2(ffn.w_1(x.mT).relu()).mT]
+
+    def encoder_layer(self, number):
+        return self.parts(self.encoder.layer_stack[number], ["slf_attn"])
+
+    def decoder_layer(self, number):
+        return self.parts(self.decoder.layer_stack[number], ["slf_attn", "enc_attn"])
+
+    def last_norm(self, stack):
+        return getattr(self, stack).layer_norm
+
+    def logits(self, x):
+        return self.trg_word_prj(x)
+
+
+class TorchTutorial(nn.Module):
+    def __init__(self, norm_first=False):
+        super().__init__()
+        layers = ENCODER_LAYERS, DECODER_LAYERS
+        self.transformer = nn.Transformer(D, HEADS, *layers, FFN, 0.0, batch_first=True, norm_first=norm_first)
+        self.src_tok_emb = module(embedding=nn.Embedding(SOURCE_WORDS, D))
+        self.tgt_tok_emb = module(embedding=nn.Embedding(TARGET_WORDS, D))
+        self.positional_encoding = buffer("pos_embedding", sinusoids()[:, None])
+        self.generator = linear(D, TARGET_WORDS)
+
+    def forward(self, source, target):
+        def embedded(words, ids):
+            return words.embedding(ids) * math.sqrt(D) + self.positional_encoding.pos_embedding[: ids.shape[1], 0]
+
+        hidden = self.transformer(
+            embedded(self.src_tok_emb, source),
+            embedded(self.tgt_tok_emb, target),
+            tgt_mask=torch.ones(target.shape[1], target.shape[1], dtype=torch.bool).triu(1),
+            src_key_padding_mask=source == PAD,
+            tgt_key_padding_mask=target == PAD,
+            memory_key_padding_mask=source == PAD,
+        )
+        return self.generator(hidden)
+
+
+LAYOUTS = {
+    "annotated_transformer": (Annotated, {}),
+    "bentrevett": (Bentrevett, {}),
+    "hkproj": (Hkproj, {}),
+    "hyunwoongko": (Hyunwoongko, {"layer_norm": "biased"}),
+    "jadore801120": (Jadore, {"refused": ""}),
+    "samlynnevans": (SamLynnEvans, {}),
+    "torch_tutorial": (TorchTutorial, {}),
+}
+
+
+def random_model(kind, *arguments):
+    """A module with weights on all of which its outputs depend."""
+    torch.manual_seed(3)
+    model = kind(*arguments).eval()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.normal_(std=0.4)
+            if parameter.ndim == 1 and ("norm" in name or name.endswith(("a_2", "alpha", "gamma"))):
+                parameter.add_(1.0)
+    return model
+
+
+def written(folder, entries, name="mapping.yaml"):
+    (folder / name).write_text(yaml.safe_dump(entries))
+    return folder / name
+
+
+def saved(folder, model, **more):
+    torch.save({"state_dict": model.state_dict(), **more} if more else model.state_dict(), folder / "model.pt")
+    return folder / "model.pt"
+
+
+def entries_of(layout, more=None, **config):
+    return {"extends": layout, "config": {**HEADS_OF_BOTH, **TOKENS, **config}, **(more or {})}
+
+
+def batch():
+    source = torch.tensor([[5, 6, 7, 8, 9, END], [10, 11, END, PAD, PAD, PAD]])
+    target = torch.tensor([[START, 4, 5, 6, 7], [START, 8, 9, PAD, PAD]])
+    return source, target
+
+
+def assert_same(ours, theirs, tolerance=1e-5):
+    """Compares logits, and searches by plain loops with the other model."""
+    source, target = batch()
+    with torch.no_grad():
+        wanted = theirs(source, target)
+        found = ours(
+            input_ids=source,
+            attention_mask=(source != PAD).long(),
+            decoder_input_ids=target,
+            decoder_attention_mask=(target != PAD).long(),
+        ).logits
+        kept = target != PAD
+        assert (found - wanted)[kept].abs().max() <= tolerance * max(1.0, wanted.abs().max().item())
+        tokens = ours.generate(
+            input_ids=source, attention_mask=(source != PAD).long(), num_beams=1, max_length=9, **NO_PAD
+        )
+        decoded = torch.full((2, 1), START)
+        while decoded.shape[1] < tokens.shape[1]:
+            logits = theirs(source, decoded)[:, -1]
+            logits[:, PAD] = -math.inf
+            last = logits.argmax(-1)
+            last = last.where(~(decoded == END).any(1), torch.tensor(PAD))
+            decoded = torch.cat([decoded, last[:, None]], 1)
+    assert decoded.tolist() == tokens.tolist()
+    assert_beams(ours, theirs, source)
+
+
+@torch.no_grad()
+def assert_beams(ours, theirs, source, beams=3, longest=7):
+    """Beam search by sums of log-probabilities over whole hypotheses, without a length penalty."""
+    for row in source:
+        row = row[row != PAD][None]
+        found = ours.generate(
+            input_ids=row, num_beams=beams, max_length=longest, length_penalty=0.0, early_stopping=False, **NO_PAD
+        )
+        scored = [(0.0, [START])]
+        complete = []
+        for _ in range(longest - 1):
+            everything = []
+            for score, tokens in scored:
+                logs = theirs(row, torch.tensor([tokens]))[0, -1].log_softmax(-1)
+                everything += [
+                    (score + value.item(), [*tokens, token]) for token, value in enumerate(logs) if token != PAD
+                ]
+            everything.sort(reverse=True)
+            complete += [one for one in everything[:beams] if one[1][-1] == END]
+            scored = [one for one in everything[: 2 * beams] if one[1][-1] != END][:beams]
+        best = max([*complete, *scored])
+        assert found[0].tolist() == best[1]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_shipped_layouts(layout, tmp_path):
+    kind, more = LAYOUTS[layout]
+    theirs = random_model(kind)
+    file = written(tmp_path, entries_of(layout, more))
+    loaded = mapping.load(saved(tmp_path, theirs), Options(mapping=file))
+    assert (loaded.model.config.encoder_layers, loaded.model.config.decoder_layers) == (ENCODER_LAYERS, DECODER_LAYERS)
+    assert_same(loaded.model, theirs)
+
+
+def test_every_shipped_layout_is_tested():
+    assert set(mapping.shipped_mappings()) == {*LAYOUTS, "torch"}
