@@ -9,10 +9,10 @@ A table has the names of our parameters, without "model.", and those of the othe
 `*` is the number of a layer. A name that ends in neither ".weight" nor ".bias" is that of a module with both.
 """
 
+import dataclasses
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from itertools import product
 from typing import Any
@@ -36,7 +36,7 @@ KINDS = ("weight", "bias")
 ROUNDING = 2.0**-22
 
 
-@dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class Layout:
     """How another system lays out the model.
 
@@ -51,14 +51,14 @@ class Layout:
     """
 
     names: Mapping[str, str]
-    fields: Mapping[str, Any] = field(default_factory=dict)
+    fields: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     ignored: tuple[str, ...] = ()
     attention_scale: float | None = None
     unbiased_norm: bool = False
     first_position: int = 0
 
 
-@dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class Rule:
     """Parameters of ours that are, stacked along the first dimension, those of theirs, stacked likewise."""
 
@@ -128,6 +128,8 @@ def _config(
     """Makes the configuration of what the tensors tell and of the layout's fields, which come first."""
 
     def rows(name: str) -> int:
+        if name not in known:
+            _refuse({"missing": next((rule.theirs for rule in rules_of(layout, layers) if name in rule.ours), (name,))})
         return sum(len(tensors[one]) for one in known[name].theirs) // len(known[name].ours)
 
     def are_one(name: str, other: str) -> bool:
@@ -136,19 +138,20 @@ def _config(
         one, two = ([tensors[n] for n in known[parameter].theirs] for parameter in (name, other))
         return len(one) == len(two) and all(map(torch.equal, one, two))
 
-    if SOURCE not in known:
-        raise ConversionError(f"the weights can't be converted; missing: {layout.names.get(SOURCE, SOURCE)}")
+    words = rows(SOURCE)
     target = TARGET if TARGET in known else SOURCE
-    fields: dict[str, Any] = {"d_model": tensors[known[SOURCE].theirs[0]].shape[-1], "vocab_size": rows(SOURCE)}
-    fields["share_encoder_decoder_embeddings"] = are_one(TARGET, SOURCE)
-    fields["tie_word_embeddings"] = are_one(OUTPUT, target)
-    if not fields["share_encoder_decoder_embeddings"]:
-        fields["decoder_vocab_size"] = rows(TARGET)
+    fields: dict[str, Any] = {
+        "d_model": tensors[known[SOURCE].theirs[0]].shape[-1],
+        "vocab_size": words,
+        "decoder_vocab_size": rows(target),
+        "share_encoder_decoder_embeddings": are_one(TARGET, SOURCE),
+        "tie_word_embeddings": are_one(OUTPUT, target),
+        "attention_bias": any("_attn." in name and name.endswith("_proj.bias") for name in known),
+        "output_bias": "lm_head.bias" in known,
+        "final_layer_norm": any(f"{stack}.layer_norm.weight" in known for stack in layers),
+    }
     for stack, number in layers.items():
         fields |= {f"{stack}_layers": number, f"{stack}_ffn_dim": rows(f"{stack}.layers.0.feed_forward.fc1.weight")}
-    fields["attention_bias"] = any("_attn." in name and name.endswith("_proj.bias") for name in known)
-    fields["output_bias"] = "lm_head.bias" in known
-    fields["final_layer_norm"] = not known.keys().isdisjoint({"encoder.layer_norm.weight", "decoder.layer_norm.weight"})
     fields |= layout.fields
     if layout.unbiased_norm:  # (s + eps) is closest to sqrt(s^2 + 2 eps) where s is 1
         fields["layer_norm_eps"] *= 2 * math.sqrt((fields["d_model"] - 1) / fields["d_model"])
@@ -156,6 +159,8 @@ def _config(
     if not known.keys().isdisjoint(POSITIONS):
         tables = [_table(tensors, known[name], fields["d_model"], layout) for name in POSITIONS if name in known]
         fields |= _positions(tables, fields)
+    if unknown := fields.keys() - {one.name for one in dataclasses.fields(VanillaTransformerConfig)}:
+        raise ConversionError(f"our configuration has no field {', '.join(sorted(unknown))}; check the spelling")
     try:
         return VanillaTransformerConfig(**fields)
     except (StrictDataclassError, TypeError) as error:

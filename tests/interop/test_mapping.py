@@ -1,14 +1,20 @@
 """State dicts by a mapping: every shipped layout beside a small module of that layout, written anew here."""
 
 import math
+import subprocess
+import sys
 
 import pytest
 import torch
 import yaml
+from safetensors.torch import save_file
 from torch import nn
+from transformers import AutoModelForSeq2SeqLM
 
+from hf_vanilla_transformer import cli
 from hf_vanilla_transformer.interop import mapping
-from hf_vanilla_transformer.interop.base import Options
+from hf_vanilla_transformer.interop.base import ConversionError, Options
+from hf_vanilla_transformer.interop.convert import convert
 
 # All sizes differ, so that no axis can be taken for another.
 D, HEADS, FFN, SOURCE_WORDS, TARGET_WORDS, ENCODER_LAYERS, DECODER_LAYERS, POSITIONS = 12, 3, 10, 17, 19, 2, 3, 25
@@ -509,3 +515,317 @@ def test_shipped_layouts(layout, tmp_path):
 
 def test_every_shipped_layout_is_tested():
     assert set(mapping.shipped_mappings()) == {*LAYOUTS, "torch"}
+
+
+# ---- What a user's own mapping can say ----
+OWN_TORCH = {
+    "prefix": "core.",
+    "causal_mask": True,
+    "names": {
+        "encoder.embed_tokens.weight": "source_words.weight",
+        "decoder.embed_tokens.weight": "target_words.weight",
+        "lm_head": "head",
+    },
+}
+
+
+class OwnTorch(nn.Module):
+    """A user's model around torch.nn.Transformer: sinusoids that aren't saved, and unscaled embeddings."""
+
+    def __init__(self, norm_first):
+        super().__init__()
+        layers = ENCODER_LAYERS, DECODER_LAYERS
+        self.core = nn.Transformer(D, HEADS, *layers, FFN, 0.0, "gelu", batch_first=True, norm_first=norm_first)
+        self.source_words, self.target_words = nn.Embedding(SOURCE_WORDS, D), nn.Embedding(TARGET_WORDS, D)
+        self.head = linear(D, TARGET_WORDS)
+
+    def forward(self, source, target):
+        hidden = self.core(
+            self.source_words(source) + sinusoids()[: source.shape[1]],
+            self.target_words(target) + sinusoids()[: target.shape[1]],
+            tgt_mask=torch.ones(target.shape[1], target.shape[1], dtype=torch.bool).triu(1),
+            src_key_padding_mask=source == PAD,
+            tgt_key_padding_mask=target == PAD,
+            memory_key_padding_mask=source == PAD,
+        )
+        return self.head(hidden)
+
+
+OWN_FIELDS = {"activation_function": "gelu", "scale_embedding": False, "position_encoding": "paper"}
+
+
+def load_own(folder, model, entries, **options):
+    return mapping.load(saved(folder, model), Options(mapping=written(folder, entries), **options)).model
+
+
+@pytest.mark.parametrize("norm_first", [False, True])
+def test_torch_with_embeddings_named_by_the_user(norm_first, tmp_path):
+    theirs = random_model(OwnTorch, norm_first)
+    position = "pre" if norm_first else "post"
+    ours = load_own(tmp_path, theirs, entries_of("torch", OWN_TORCH, norm_position=position, **OWN_FIELDS))
+    assert ours.config.final_layer_norm
+    assert_same(ours, theirs)
+
+
+class Quirks(Bentrevett):
+    """One attention for self- and cross-attention, scores over sqrt(d_model), and a row of positions for padding."""
+
+    def __init__(self):
+        super().__init__()
+        for stack in (self.encoder, self.decoder):
+            stack.pos_embedding = nn.Embedding(POSITIONS + 1, D)
+        for layer in self.decoder.layers:
+            del layer.encoder_attention
+
+    def embedded(self, ids, stack):
+        part = getattr(self, stack)
+        return part.tok_embedding(ids) + part.pos_embedding.weight[1 : 1 + ids.shape[1]]
+
+    def by(self, part):
+        return attention_by(part, [f"fc_{name}" for name in "qkvo"], scale=D**-0.5)
+
+    def decoder_layer(self, number):
+        layer = self.decoder.layers[number]
+        attention = self.by(layer.self_attention)
+        norms = layer.self_attn_layer_norm, layer.enc_attn_layer_norm, layer.ff_layer_norm
+        return norms[0], attention, norms[1], attention, norms[2], self.ffn(layer)
+
+
+QUIRKS = {
+    "attention_scale": "1/sqrt(d_model)",
+    "first_position": 1,
+    "names": {
+        f"decoder.layers.*.encoder_attn.{ours}": f"decoder.layers.*.self_attention.fc_{theirs}"
+        for ours, theirs in (("q_proj", "q"), ("k_proj", "k"), ("v_proj", "v"), ("out_proj", "o"))
+    },
+}
+
+
+@pytest.mark.parametrize("scale", ["1/sqrt(d_model)", D**-0.5])
+def test_shared_attention_another_scale_and_a_row_of_positions_for_padding(scale, tmp_path):
+    theirs = random_model(Quirks)
+    entries = entries_of("bentrevett", {**QUIRKS, "attention_scale": scale}, d_model=D, scale_embedding=False)
+    ours = load_own(tmp_path, theirs, entries)
+    assert ours.config.max_position_embeddings == POSITIONS
+    assert_same(ours, theirs)
+
+
+class OneVocabulary(Bentrevett):
+    """One matrix for everything, without any biases in attention but the output's, and heads apart."""
+
+    def __init__(self):
+        super().__init__()
+        self.encoder.tok_embedding = self.decoder.tok_embedding
+        self.decoder.fc_out = linear(D, TARGET_WORDS, bias=False)
+        self.decoder.fc_out.weight = self.decoder.tok_embedding.weight
+        for stack in (self.encoder, self.decoder):
+            for layer in stack.layers:
+                layer.self_attention.fc_q = linear(bias=False)
+                layer.self_attention.heads = nn.ModuleList(linear(D, D // HEADS, bias=False) for _ in range(HEADS))
+                del layer.self_attention.fc_k
+
+    def by(self, part):
+        if not hasattr(part, "heads"):
+            return super().by(part)
+        keys = lambda x: torch.cat([head(x) for head in part.heads], -1)  # noqa: E731
+        return lambda x, memory, mask: part.fc_o(attend(part.fc_q(x), keys(memory), part.fc_v(memory), mask))
+
+
+def test_one_matrix_missing_biases_and_heads_apart(tmp_path):
+    theirs = random_model(OneVocabulary)
+    heads = "layers.*.self_attention.heads.{0,1,2}.weight"
+    names = {f"{stack}.layers.*.self_attn.k_proj.weight": f"{stack}.{heads}" for stack in ("encoder", "decoder")}
+    ours = load_own(tmp_path, theirs, entries_of("bentrevett", {"names": names}))
+    assert (ours.config.tie_word_embeddings, ours.config.share_encoder_decoder_embeddings) == (True, True)
+    assert not ours.config.output_bias
+    assert_same(ours, theirs)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+def test_the_weights_keep_their_type(dtype, tmp_path):
+    theirs = random_model(Bentrevett).to(dtype)
+    ours = load_own(tmp_path, theirs, entries_of("bentrevett"))
+    assert {parameter.dtype for parameter in ours.parameters()} == {dtype}
+    found = dict(ours.named_parameters())["model.encoder.layers.1.feed_forward.fc1.weight"]
+    assert torch.equal(found, theirs.encoder.layers[1].positionwise_feedforward.fc_1.weight)
+
+
+# ---- What is refused ----
+REFUSALS = {
+    "heads without a transpose": ({"head_split": "view"}, "cut by view(B, h, T, d_k) without a transpose"),
+    "unknown head_split": ({"head_split": "reshape"}, "head_split is 'reshape'; give one of transpose, view"),
+    "no causal mask": ({"causal_mask": False}, "was trained without a causal mask"),
+    "unknown norm": ({"layer_norm": "rms"}, "layer_norm is 'rms'; give one of biased, unbiased"),
+    "unknown entry": ({"nams": {}}, "unknown entry nams"),
+    "wrong type": ({"first_position": True}, "first_position is True"),
+    "a number as a name": ({"names": {"lm_head": 3}}, "the name of lm_head is 3"),
+    "unknown base": ({"extends": "bertrand"}, "there is no mapping bertrand"),
+    "unknown scale": ({"attention_scale": "2"}, "attention_scale is '2'; give a number or one of 1/sqrt(d_model)"),
+    "scale without d_model": ({"attention_scale": "1/sqrt(d_model)"}, "needs d_model in config"),
+    "unknown tensors": ({"names": {"lm_head": "decoder.head"}}, "unknown: decoder.fc_out.bias, decoder.fc_out.weight"),
+    "a module that isn't there": (
+        {"names": {"decoder.layers.*.encoder_attn.q_proj": "decoder.layers.*.encoder_attention.fc_k"}},
+        "unknown: decoder.layers.0.encoder_attention.fc_q.bias",
+    ),
+    "a refused layout": ({"refused": "there are two."}, "can't be converted: there are two."),
+}
+
+
+@pytest.mark.parametrize("case", REFUSALS)
+def test_refusals(case, tmp_path):
+    more, message = REFUSALS[case]
+    with pytest.raises(ConversionError) as raised:
+        load_own(tmp_path, random_model(Bentrevett), {**entries_of("bentrevett"), **more})
+    assert message in str(raised.value)
+
+
+FIELDS = {
+    "wrong number of heads": ({"encoder_attention_heads": 5}, "encoder_attention_heads is 5, which doesn't divide"),
+    "no such field": ({"layers": 3}, "our configuration has no field layers"),
+    "no such activation": ({"activation_function": "swoosh"}, "`activation_function` is 'swoosh'"),
+    "too few positions": ({"max_position_embeddings": 512}, "25 learned positions, fewer than the model's 512"),
+    "no sinusoids": ({"position_encoding": "paper"}, "not those of position_encoding='paper'"),
+}
+
+
+@pytest.mark.parametrize("case", FIELDS)
+def test_fields_that_make_no_model(case, tmp_path):
+    fields, message = FIELDS[case]
+    with pytest.raises(ConversionError) as raised:
+        load_own(tmp_path, random_model(Bentrevett), entries_of("bentrevett", **fields))
+    assert message in str(raised.value)
+
+
+def test_numbers_that_no_tensor_tells(tmp_path):
+    entries = entries_of("bentrevett")
+    for name in ("pad_token_id", "decoder_start_token_id"):
+        del entries["config"][name]
+    with pytest.raises(ConversionError, match="which no tensor tells") as raised:
+        load_own(tmp_path, random_model(Bentrevett), entries)
+    assert "pad_token_id" in str(raised.value)
+    assert "decoder_start_token_id" in str(raised.value)
+    entries = entries_of("torch", OWN_TORCH, norm_position="pre", scale_embedding=False)
+    with pytest.raises(ConversionError, match="lacks position_encoding"):
+        load_own(tmp_path, random_model(OwnTorch, True), entries)
+
+
+def test_a_mask_of_which_nobody_knows(tmp_path):
+    theirs = random_model(OwnTorch, False)
+    entries = entries_of("torch", {**OWN_TORCH}, **OWN_FIELDS)
+    del entries["causal_mask"]
+    with pytest.raises(ConversionError, match=r"may have been trained without one.*--assume-causal"):
+        load_own(tmp_path, theirs, entries)
+    assert_same(load_own(tmp_path, theirs, entries, assume_causal=True), theirs)
+
+
+def change(state, case):
+    """Damages a state dict, and returns what the error has to say."""
+    first = "encoder.layers.0.self_attention.fc_q.weight"
+    if case == "missing":
+        del state[first]
+        return f"missing: {first}"
+    if case == "a layer is missing":
+        for name in [name for name in state if name.startswith("decoder.layers.1.")]:
+            del state[name]
+        return "missing: decoder.layers.1.enc_attn_layer_norm.weight"
+    if case == "unknown":
+        state["encoder.layers.0.relative"] = torch.zeros(2)
+        return "unknown: encoder.layers.0.relative"
+    if case == "mis-shaped":
+        state[first] = torch.zeros(D, D + 1)
+        return f"of another shape: {first} (12, 13) instead of (12, 12)"
+    if case == "not finite":
+        state[first][0, 0] = math.nan
+        return f"not finite: {first}"
+    if case == "integers":
+        state[first] = state[first].long()
+        return f"not of floating-point numbers: {first}"
+    for name in [name for name in state if name.startswith("encoder.layers.")]:
+        del state[name]
+    return "the encoder has no layers: no tensor is called encoder.layers.*.self_attention.fc_q"
+
+
+@pytest.mark.parametrize(
+    "case", ["missing", "a layer is missing", "unknown", "mis-shaped", "not finite", "integers", "no encoder"]
+)
+def test_tensors_that_dont_match_are_listed(case, tmp_path):
+    model = random_model(Bentrevett)
+    state = dict(model.state_dict())
+    message = change(state, case)
+    torch.save(state, tmp_path / "model.pt")
+    file = written(tmp_path, entries_of("bentrevett"))
+    with pytest.raises(ConversionError) as raised:
+        convert(tmp_path / "model.pt", tmp_path / "output", mapping=file)
+    assert message in str(raised.value)
+    assert sorted(one.name for one in tmp_path.iterdir()) == ["mapping.yaml", "model.pt"]
+
+
+class Planted:
+    """What a pickle may run when it is read."""
+
+    def __reduce__(self):
+        return exec, ("open('planted', 'w').close()",)
+
+
+@pytest.mark.parametrize("zipped", [True, False])
+def test_a_planted_class_is_refused(zipped, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    model = random_model(Bentrevett)
+    torch.save(
+        {"state_dict": model.state_dict(), "extra": Planted()}, "model.pt", _use_new_zipfile_serialization=zipped
+    )
+    file = written(tmp_path, entries_of("bentrevett"))
+    with pytest.raises(ConversionError, match=r"model.pt can't be read \(.*exec"):
+        mapping.load(tmp_path / "model.pt", Options(mapping=file))
+    assert not (tmp_path / "planted").exists()
+
+
+@pytest.mark.parametrize("content", ["", "- a\n", "a: [", "\x00"])
+def test_a_mapping_that_is_none(content, tmp_path):
+    (tmp_path / "mapping.yaml").write_text(content)
+    with pytest.raises(ConversionError, match="mapping"):
+        mapping.read_mapping(tmp_path / "mapping.yaml")
+
+
+def test_a_mapping_is_plain_data(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mapping.yaml").write_text("names: !!python/object/apply:os.system ['touch planted']\n")
+    with pytest.raises(ConversionError, match="can't be read"):
+        mapping.read_mapping(tmp_path / "mapping.yaml")
+    assert not (tmp_path / "planted").exists()
+
+
+def test_a_model_whose_layout_nobody_gave(tmp_path):
+    file = saved(tmp_path, random_model(Bentrevett))
+    with pytest.raises(ConversionError, match="give --from with one of"):
+        convert(file, tmp_path / "output")
+    with pytest.raises(ConversionError, match=r"give --mapping.*annotated_transformer, bentrevett"):
+        convert(file, tmp_path / "output", system="mapping")
+
+
+# ---- The command ----
+@pytest.mark.parametrize("kind", ["pt", "state_dict", "safetensors"])
+def test_convert(kind, tmp_path, capsys):
+    theirs = random_model(Annotated)
+    file = saved(tmp_path, theirs, **({"epoch": 3} if kind == "state_dict" else {}))
+    if kind == "safetensors":
+        file = tmp_path / "model.safetensors"
+        save_file({name: value.clone() for name, value in theirs.state_dict().items()}, file)
+    given = written(tmp_path, entries_of("annotated_transformer"))
+    cli.main(["convert", str(file), "--mapping", str(given), "--output", str(tmp_path / "ours")])
+    printed = capsys.readouterr().out
+    assert "note: a state dict has no tokenizer: save yours beside the model" in printed
+    assert "1e-06 |1/s - 1/s^2|" in printed
+    assert_same(AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "ours"), theirs)
+
+
+def test_errors_of_the_command_come_on_one_line(tmp_path):
+    file = saved(tmp_path, random_model(Bentrevett))
+    arguments = ["convert", str(file), "--mapping", "bentrevett", "--output", str(tmp_path / "ours")]
+    done = subprocess.run(
+        [sys.executable, "-m", "hf_vanilla_transformer", *arguments], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 2
+    assert "config lacks encoder_attention_heads" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not (tmp_path / "ours").exists()
