@@ -239,6 +239,8 @@ def _weights(
         state = VanillaTransformerForConditionalGeneration(config).state_dict()
     shapes = {name.removeprefix("model."): value.shape for name, value in state.items()}
     named_there = {name: rule.theirs for rule in rules for name in rule.ours}
+    places = known.keys() - shapes.keys() - set(POSITIONS)
+    _refuse({"without a place in our model": [f"{' + '.join(known[name].theirs)} ({name})" for name in places]})
     weights: dict[str, Tensor] = {}
     problems: dict[str, list[str]] = {"missing": [], "of another shape": []}
     for name, shape in shapes.items():

@@ -667,6 +667,20 @@ REFUSALS = {
         {"names": {"decoder.layers.*.encoder_attn.q_proj": "decoder.layers.*.encoder_attention.fc_k"}},
         "unknown: decoder.layers.0.encoder_attention.fc_q.bias",
     ),
+    "a wrong name of ours": (
+        {
+            "names": {
+                "lm_head": "decoder.head",
+                "lm_head.weight": "decoder.fc_out.weight",
+                "head.bias": "decoder.fc_out.bias",
+            }
+        },
+        "without a place in our model: decoder.fc_out.bias (head.bias)",
+    ),
+    "a bias that config denies": (
+        {"config": {**entries_of("bentrevett")["config"], "output_bias": False}},
+        "without a place in our model: decoder.fc_out.bias (lm_head.bias)",
+    ),
     "a refused layout": ({"refused": "there are two."}, "can't be converted: there are two."),
 }
 
