@@ -132,27 +132,11 @@ def _config(
             _refuse({"missing": next((rule.theirs for rule in rules_of(layout, layers) if name in rule.ours), (name,))})
         return sum(len(tensors[one]) for one in known[name].theirs) // len(known[name].ours)
 
-    def are_one(name: str, other: str) -> bool:
-        if name not in known:
-            return True
-        one, two = ([tensors[n] for n in known[parameter].theirs] for parameter in (name, other))
-        return len(one) == len(two) and all(map(torch.equal, one, two))
-
-    words = rows(SOURCE)
-    target = TARGET if TARGET in known else SOURCE
-    fields: dict[str, Any] = {
-        "d_model": tensors[known[SOURCE].theirs[0]].shape[-1],
-        "vocab_size": words,
-        "decoder_vocab_size": rows(target),
-        "share_encoder_decoder_embeddings": are_one(TARGET, SOURCE),
-        "tie_word_embeddings": are_one(OUTPUT, target),
-        "attention_bias": any("_attn." in name and name.endswith("_proj.bias") for name in known),
-        "output_bias": "lm_head.bias" in known,
-        "final_layer_norm": any(f"{stack}.layer_norm.weight" in known for stack in layers),
-    }
-    for stack, number in layers.items():
-        fields |= {f"{stack}_layers": number, f"{stack}_ffn_dim": rows(f"{stack}.layers.0.feed_forward.fc1.weight")}
-    fields |= layout.fields
+    found = _sizes(tensors, known, layers, rows)
+    for name in ("share_encoder_decoder_embeddings", "tie_word_embeddings"):
+        if layout.fields.get(name) and not found[name]:
+            raise ConversionError(f"{name} is true, and the matrices differ")
+    fields = found | layout.fields
     if layout.unbiased_norm:  # (s + eps) is closest to sqrt(s^2 + 2 eps) where s is 1
         fields["layer_norm_eps"] *= 2 * math.sqrt((fields["d_model"] - 1) / fields["d_model"])
     fields |= _head_dims(fields, rows)
@@ -165,6 +149,33 @@ def _config(
         return VanillaTransformerConfig(**fields)
     except (StrictDataclassError, TypeError) as error:
         raise ConversionError(f"the fields make no model of ours ({first_line(error.__cause__ or error)})") from error
+
+
+def _sizes(
+    tensors: Mapping[str, Tensor], known: Mapping[str, Rule], layers: Mapping[str, int], rows: Callable[[str], int]
+) -> dict[str, Any]:
+    """Returns the fields of our configuration that tensors tell: sizes, biases, and which matrices are one."""
+
+    def are_one(name: str, other: str) -> bool:
+        if name not in known:
+            return True
+        one, two = ([tensors[n] for n in known[parameter].theirs] for parameter in (name, other))
+        return len(one) == len(two) and all(map(torch.equal, one, two))
+
+    words, target = rows(SOURCE), TARGET if TARGET in known else SOURCE
+    fields: dict[str, Any] = {
+        "d_model": tensors[known[SOURCE].theirs[0]].shape[-1],
+        "vocab_size": words,
+        "decoder_vocab_size": rows(target),
+        "share_encoder_decoder_embeddings": are_one(TARGET, SOURCE),
+        "tie_word_embeddings": are_one(OUTPUT, target),
+        "attention_bias": any("_attn." in name and name.endswith("_proj.bias") for name in known),
+        "output_bias": "lm_head.bias" in known,
+        "final_layer_norm": any(f"{stack}.layer_norm.weight" in known for stack in layers),
+    }
+    for stack, number in layers.items():
+        fields |= {f"{stack}_layers": number, f"{stack}_ffn_dim": rows(f"{stack}.layers.0.feed_forward.fc1.weight")}
+    return fields
 
 
 def _head_dims(fields: Mapping[str, Any], rows: Callable[[str], int]) -> dict[str, int]:

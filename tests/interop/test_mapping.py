@@ -698,6 +698,9 @@ FIELDS = {
     "no such field": ({"layers": 3}, "our configuration has no field layers"),
     "no such activation": ({"activation_function": "swoosh"}, "`activation_function` is 'swoosh'"),
     "too few positions": ({"max_position_embeddings": 512}, "25 learned positions, fewer than the model's 512"),
+    "matrices that differ": ({"tie_word_embeddings": True}, "tie_word_embeddings is true, and the matrices differ"),
+    "another number of layers": ({"encoder_layers": 1}, "without a place in our model: encoder.layers.1."),
+    "another width": ({"d_model": 24}, "encoder.pos_embedding.weight (25, 12) is no table of positions of width 24"),
     "no sinusoids": ({"position_encoding": "paper"}, "not those of position_encoding='paper'"),
 }
 
