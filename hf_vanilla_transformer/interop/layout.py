@@ -136,7 +136,7 @@ def _config(
     for name in ("share_encoder_decoder_embeddings", "tie_word_embeddings"):
         if layout.fields.get(name) and not found[name]:
             raise ConversionError(f"{name} is true, and the matrices differ")
-    fields = found | layout.fields
+    fields = {**found, **layout.fields}
     if layout.unbiased_norm:  # (s + eps) is closest to sqrt(s^2 + 2 eps) where s is 1
         fields["layer_norm_eps"] *= 2 * math.sqrt((fields["d_model"] - 1) / fields["d_model"])
     fields |= _head_dims(fields, rows)
@@ -162,7 +162,8 @@ def _sizes(
         one, two = ([tensors[n] for n in known[parameter].theirs] for parameter in (name, other))
         return len(one) == len(two) and all(map(torch.equal, one, two))
 
-    words, target = rows(SOURCE), TARGET if TARGET in known else SOURCE
+    words = rows(SOURCE)
+    target = TARGET if TARGET in known else SOURCE
     fields: dict[str, Any] = {
         "d_model": tensors[known[SOURCE].theirs[0]].shape[-1],
         "vocab_size": words,
