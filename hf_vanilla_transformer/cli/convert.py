@@ -8,6 +8,7 @@ from .common import RunError, UsageError, loading
 
 SYSTEMS = {
     "marian": "Marian as in transformers, such as Helsinki-NLP/opus-mt-en-de",
+    "fairseq": "fairseq's transformer, a checkpoint or its folder",
     "mapping": "a state dict of any encoder-decoder in PyTorch, by --mapping",
 }
 

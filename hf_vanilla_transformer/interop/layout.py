@@ -182,6 +182,7 @@ def _sizes(
 def _head_dims(fields: Mapping[str, Any], rows: Callable[[str], int]) -> dict[str, int]:
     """Returns d_k and d_v where these aren't d_model / h."""
     found: dict[str, set[int]] = {"head_dim": set(), "value_head_dim": set()}
+    widths = set()
     for stack in ("encoder", "decoder"):
         heads = fields.get(f"{stack}_attention_heads")
         if heads is None:
@@ -192,16 +193,13 @@ def _head_dims(fields: Mapping[str, Any], rows: Callable[[str], int]) -> dict[st
                 raise ConversionError(
                     f"{stack}_attention_heads is {heads}, which doesn't divide {projection}'s {width}"
                 )
+            widths.add(width)
             found[name].add(width // heads)
-    if found["head_dim"] == found["value_head_dim"] and all(
-        fields["d_model"] == fields[f"{stack}_attention_heads"] * width
-        for stack in ("encoder", "decoder")
-        for width in found["head_dim"]
-    ):
+    if widths == {fields["d_model"]}:
         return {}
-    if any(len(widths) > 1 for widths in found.values()):
+    if any(len(one) > 1 for one in found.values()):
         raise ConversionError("the heads of encoder and decoder have different widths, which is no model of ours")
-    return {name: widths.pop() for name, widths in found.items()}
+    return {name: one.pop() for name, one in found.items()}
 
 
 def _table(tensors: Mapping[str, Tensor], rule: Rule, d_model: int, layout: Layout) -> Tensor:

@@ -1,0 +1,341 @@
+"""fairseq's checkpoints: the yardstick is the model in plain formulas over their tensors, written anew here."""
+
+import argparse
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from transformers import AutoModelForSeq2SeqLM
+
+from hf_vanilla_transformer import cli
+from hf_vanilla_transformer.interop import fairseq
+from hf_vanilla_transformer.interop.base import ConversionError, Options
+from hf_vanilla_transformer.interop.convert import convert, recognise
+
+# All sizes differ, so that no axis can be taken for another.
+D, FFN, WORDS, TARGET_WORDS, POSITIONS = 12, {"encoder": 10, "decoder": 14}, 17, 19, 25
+LAYERS, HEADS = {"encoder": 2, "decoder": 3}, {"encoder": 2, "decoder": 3}
+PAD, END = 1, 2
+PROJECTIONS = ("q_proj", "k_proj", "v_proj", "out_proj")
+ATTENTIONS = {"encoder": ["self_attn"], "decoder": ["self_attn", "encoder_attn"]}
+
+CASES = {
+    "iwslt": {},
+    "base": {"share_all_embeddings": True},
+    "one vocabulary on the target side": {"share_decoder_input_output_embed": True},
+    "pre-norm": {"encoder_normalize_before": True, "decoder_normalize_before": True},
+    "learned positions": {"encoder_learned_pos": True, "decoder_learned_pos": True},
+    "unscaled": {"no_scale_embedding": True, "activation_fn": "gelu"},
+    "stacked": {"form": "stacked"},
+    "numbered norms": {"form": "numbered"},
+    "embed_out": {"form": "embed_out"},
+}
+
+
+def settings(**more):
+    """What fairseq saves as `args`."""
+    values = {f"{stack}_attention_heads": HEADS[stack] for stack in LAYERS}
+    flags = ("normalize_before", "learned_pos", "layerdrop")
+    values |= {f"{stack}_{flag}": 0 if flag == "layerdrop" else False for stack in LAYERS for flag in flags}
+    return {**values, "arch": "transformer", "activation_fn": "relu", "source_lang": "de", "target_lang": "en", **more}
+
+
+def tensors(case):
+    """Random tensors with fairseq's names of today."""
+    torch.manual_seed(5)
+    random = lambda *shape: torch.randn(shape) * 0.4  # noqa: E731
+    shared = case.get("share_all_embeddings")
+    source = random(WORDS, D)
+    target = source if shared else random(TARGET_WORDS, D)
+    is_tied = shared or case.get("share_decoder_input_output_embed")
+    state = {"encoder.embed_tokens.weight": source, "decoder.embed_tokens.weight": target}
+    state["decoder.output_projection.weight"] = target if is_tied else random(TARGET_WORDS, D)
+    for stack, layers in LAYERS.items():
+        state[f"{stack}.version"] = torch.tensor([3.0])
+        state[f"{stack}.embed_positions._float_tensor"] = torch.zeros(1)
+        if case.get("encoder_learned_pos"):
+            state[f"{stack}.embed_positions.weight"] = random(POSITIONS + PAD + 1, D)
+        for number in range(layers):
+            place = f"{stack}.layers.{number}."
+            norms = [f"{name}_layer_norm" for name in (*ATTENTIONS[stack], "final")]
+            inner = FFN[stack]
+            parts = [f"{attention}.{part}" for attention in ATTENTIONS[stack] for part in PROJECTIONS]
+            maps = {**dict.fromkeys(parts, (D, D)), "fc1": (inner, D), "fc2": (D, inner)}
+            for name, (rows, columns) in maps.items():
+                state |= {f"{place}{name}.weight": random(rows, columns), f"{place}{name}.bias": random(rows)}
+            for norm in norms:
+                state |= {f"{place}{norm}.weight": random(D) + 1, f"{place}{norm}.bias": random(D)}
+        if case.get("encoder_normalize_before"):
+            state |= {f"{stack}.layer_norm.{kind}": random(D) + (kind == "weight") for kind in ("weight", "bias")}
+    return state
+
+
+def older(state, form):
+    """The same tensors as earlier versions saved them."""
+    found = {}
+    for name, value in state.items():
+        if form == "embed_out" and name == "decoder.output_projection.weight":
+            name = "decoder.embed_out"
+        if form == "stacked" and ".q_proj." in name:
+            kind = name.rpartition(".")[2]
+            parts = [state[name.replace("q_proj", f"{one}_proj")] for one in "qkv"]
+            found[name.replace(f"q_proj.{kind}", f"in_proj_{kind}")] = torch.cat(parts)
+            continue
+        if form == "stacked" and (".k_proj." in name or ".v_proj." in name):
+            continue
+        if form == "numbered" and "layer_norm" in name:
+            stack, norm = name.partition(".")[0], name.split(".")[3]
+            order = [f"{one}_layer_norm" for one in (*ATTENTIONS[stack], "final")]
+            name = name.replace(norm, f"layer_norms.{order.index(norm)}")
+        found[name] = value
+    return found
+
+
+class Formulas:
+    """fairseq's model over a state dict."""
+
+    def __init__(self, state, args):
+        self.state, self.args, self.is_pre = state, args, args["encoder_normalize_before"]
+
+    def linear(self, name, x):
+        return F.linear(x, self.state[f"{name}.weight"], self.state[f"{name}.bias"])
+
+    def norm(self, name, x):
+        return F.layer_norm(x, (D,), self.state[f"{name}.weight"], self.state[f"{name}.bias"], 1e-5)
+
+    def attend(self, name, x, memory, allowed, heads):
+        q, k, v = (
+            self.linear(f"{name}.{part}_proj", one).unflatten(-1, (heads, -1)).transpose(1, 2)
+            for part, one in (("q", x), ("k", memory), ("v", memory))
+        )
+        scores = (q @ k.mT / math.sqrt(D // heads)).masked_fill(~allowed, -math.inf)
+        return self.linear(f"{name}.out_proj", (scores.softmax(-1) @ v).transpose(1, 2).flatten(2))
+
+    def embedded(self, ids, stack):
+        numbers = (ids != PAD).cumsum(1) * (ids != PAD) + PAD  # fairseq counts from behind the padding's index
+        scale = 1.0 if self.args.get("no_scale_embedding") else math.sqrt(D)
+        words = self.state[f"{stack}.embed_tokens.weight"][ids] * scale
+        if self.args["encoder_learned_pos"]:
+            return words + self.state[f"{stack}.embed_positions.weight"][numbers]
+        half = D // 2
+        angles = numbers[..., None] * torch.exp(-math.log(10000) / (half - 1) * torch.arange(half))
+        return words + torch.cat([angles.sin(), angles.cos()], -1)
+
+    def wrap(self, name, x, sublayer):
+        return x + sublayer(self.norm(name, x)) if self.is_pre else self.norm(name, x + sublayer(x))
+
+    def layer(self, place, heads, x, memory, own, cross):
+        act = F.gelu if self.args["activation_fn"] == "gelu" else F.relu
+        x = self.wrap(f"{place}self_attn_layer_norm", x, lambda y: self.attend(f"{place}self_attn", y, y, own, heads))
+        if memory is not None:
+            attend = lambda y: self.attend(f"{place}encoder_attn", y, memory, cross, heads)  # noqa: E731
+            x = self.wrap(f"{place}encoder_attn_layer_norm", x, attend)
+        ffn = lambda y: self.linear(f"{place}fc2", act(self.linear(f"{place}fc1", y)))  # noqa: E731
+        return self.wrap(f"{place}final_layer_norm", x, ffn)
+
+    def stack(self, stack, ids, memory, own, cross):
+        x = self.embedded(ids, stack)
+        for number in range(LAYERS[stack]):
+            x = self.layer(f"{stack}.layers.{number}.", HEADS[stack], x, memory, own, cross)
+        return self.norm(f"{stack}.layer_norm", x) if self.is_pre else x
+
+    def __call__(self, source, target):
+        padding = (source != PAD)[:, None, None]
+        memory = self.stack("encoder", source, None, padding, None)
+        length = target.shape[1]
+        causal = torch.ones(length, length, dtype=torch.bool).tril()
+        own = causal & (target != PAD)[:, None, None] | torch.eye(length, dtype=torch.bool)
+        x = self.stack("decoder", target, memory, own, padding)
+        return F.linear(x, self.state["decoder.output_projection.weight"])
+
+
+def write_dictionary(file, size):
+    file.write_text("".join(f"w{number} {100 - number}\n" for number in range(size - 5)) + "madeupword0000 0\n")
+
+
+def checkpoint(folder, case, form="args", **more):
+    """A folder as fairseq leaves it, and the formulas of its model."""
+    folder.mkdir(exist_ok=True)
+    args = settings(**{name: value for name, value in case.items() if name != "form"}, **more)
+    state = tensors(case)
+    saved = {"model": older(state, case.get("form")), "extra_state": {"epoch": 3}}
+    if form == "args":
+        saved["args"] = argparse.Namespace(**args)
+    elif form == "cfg":
+        saved["cfg"] = {"model": argparse.Namespace(**args), "task": {"source_lang": "de", "target_lang": "en"}}
+    else:
+        stacks = {s: {n.removeprefix(f"{s}_"): v for n, v in args.items() if n.startswith(s)} for s in LAYERS}
+        rest = {n: v for n, v in args.items() if not n.startswith(tuple(LAYERS))}
+        saved["cfg"] = {
+            "model": {"_name": "transformer", **stacks, **rest},
+            "task": {"source_lang": "de", "target_lang": "en"},
+        }
+    torch.save(saved, folder / "checkpoint_best.pt")
+    write_dictionary(folder / "dict.de.txt", WORDS)
+    write_dictionary(folder / "dict.en.txt", WORDS if case.get("share_all_embeddings") else TARGET_WORDS)
+    return Formulas(state, args)
+
+
+def batch():
+    """Padding at the left of the source, as fairseq has it, and at the right of the target."""
+    source = torch.tensor([[5, 6, 7, 8, 9, END], [PAD, PAD, PAD, 10, 11, END]])
+    target = torch.tensor([[END, 4, 5, 6, 7], [END, 8, 9, PAD, PAD]])
+    return source, target
+
+
+@torch.no_grad()
+def assert_same(ours, theirs):
+    for source in (batch()[0], torch.tensor([[5, 6, 7, 8, 9, END], [10, 11, END, PAD, PAD, PAD]])):
+        target = batch()[1]
+        masks = {"attention_mask": (source != PAD).long(), "decoder_attention_mask": (target != PAD).long()}
+        wanted, found = theirs(source, target), ours(input_ids=source, decoder_input_ids=target, **masks).logits
+        assert (found - wanted)[target != PAD].abs().max() <= 1e-5 * max(1.0, wanted.abs().max().item())
+    for beams in (1, 3):
+        for row in source:
+            row = row[row != PAD][None]
+            how = {"max_length": 7, "length_penalty": 0.0, "early_stopping": False, "suppress_tokens": [PAD]}
+            found = ours.generate(input_ids=row, num_beams=beams, **how)
+            assert found[0].tolist() == search(theirs, row, beams, 7)
+
+
+def search(theirs, row, beams, longest):
+    """Beam search by sums of log-probabilities over complete hypotheses."""
+    running, complete = [(0.0, [END])], []
+    for _ in range(longest - 1):
+        scored = []
+        for score, tokens in running:
+            logs = theirs(row, torch.tensor([tokens]))[0, -1].log_softmax(-1)
+            scored += [(score + value.item(), [*tokens, token]) for token, value in enumerate(logs) if token != PAD]
+        scored.sort(reverse=True)
+        complete += [one for one in scored[:beams] if one[1][-1] == END]
+        if beams == 1 and complete:
+            break
+        running = [one for one in scored[: 2 * beams] if one[1][-1] != END][:beams]
+    return (complete[0] if beams == 1 and complete else max([*complete, *running]))[1]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_same_logits_and_translations(case, tmp_path):
+    theirs = checkpoint(tmp_path / "model", CASES[case])
+    ours = fairseq.load(tmp_path / "model", Options()).model
+    assert ours.config.share_encoder_decoder_embeddings == bool(CASES[case].get("share_all_embeddings"))
+    assert_same(ours, theirs)
+
+
+@pytest.mark.parametrize("form", ["args", "cfg", "nested"])
+def test_settings_in_all_forms(form, tmp_path):
+    theirs = checkpoint(tmp_path / "model", CASES["pre-norm"], form)
+    assert_same(fairseq.load(tmp_path / "model" / "checkpoint_best.pt", Options()).model, theirs)
+
+
+REFUSALS = {
+    "layer drop": ({"decoder_layerdrop": 0.2}, "decoder_layerdrop (layer drop)"),
+    "adaptive softmax": ({"adaptive_softmax_cutoff": "100,200"}, "adaptive_softmax_cutoff (an adaptive softmax)"),
+    "factored embeddings": ({"adaptive_input": True}, "adaptive_input (factored embeddings)"),
+    "LayerNorm on embeddings": ({"layernorm_embedding": True}, "layernorm_embedding (a LayerNorm on embeddings)"),
+    "cross-self-attention": ({"cross_self_attention": True}, "cross_self_attention"),
+    "no positions": ({"no_token_positional_embeddings": True}, "no_token_positional_embeddings (no positions)"),
+    "an activation": ({"activation_fn": "gelu_fast"}, "activation_fn is 'gelu_fast'"),
+    "norms": (
+        {"decoder_normalize_before": True},
+        "encoder_normalize_before is False and decoder_normalize_before True",
+    ),
+    "tables": ({"encoder_learned_pos": True}, "encoder_learned_pos is True and decoder_learned_pos False"),
+    "heads": ({"encoder_attention_heads": None}, "its settings have no encoder_attention_heads"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSALS)
+def test_settings_that_make_another_model(case, tmp_path):
+    more, message = REFUSALS[case]
+    folder = tmp_path / "model"
+    checkpoint(folder, {})
+    value = torch.load(folder / "checkpoint_best.pt", weights_only=False)
+    value["args"] = argparse.Namespace(**{**vars(value["args"]), **more})
+    torch.save(value, folder / "checkpoint_best.pt")
+    with pytest.raises(ConversionError) as raised:
+        convert(folder, tmp_path / "ours")
+    assert message in str(raised.value)
+    assert not (tmp_path / "ours").exists()
+
+
+def damage(value, case):
+    state = value["model"]
+    name = "encoder.layers.1.fc1.weight"
+    if case == "missing":
+        del state[name]
+        return f"missing: {name}"
+    if case == "unknown":
+        state["decoder.layers.0.self_attn.rel_k"] = torch.zeros(2)
+        return "unknown: decoder.layers.0.self_attn.rel_k"
+    state[name] = torch.zeros(3, D)
+    return f"of another shape: {name} (3, 12) instead of (10, 12)"
+
+
+@pytest.mark.parametrize("case", ["missing", "unknown", "mis-shaped"])
+def test_tensors_that_dont_match_are_listed(case, tmp_path):
+    checkpoint(tmp_path / "model", {})
+    file = tmp_path / "model" / "checkpoint_best.pt"
+    value = torch.load(file, weights_only=False)
+    message = damage(value, case)
+    torch.save(value, file)
+    with pytest.raises(ConversionError) as raised:
+        fairseq.load(file, Options())
+    assert message in str(raised.value)
+
+
+class Planted:
+    """What a pickle may run when it is read."""
+
+    def __reduce__(self):
+        return exec, ("open('planted', 'w').close()",)
+
+
+def test_a_planted_class_is_refused(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    checkpoint(tmp_path, {})
+    value = torch.load("checkpoint_best.pt", weights_only=False)
+    torch.save({**value, "criterion": Planted()}, "checkpoint_best.pt")
+    with pytest.raises(ConversionError, match=r"can't be read \(it holds .*exec"):
+        fairseq.load(tmp_path, Options())
+    assert not (tmp_path / "planted").exists()
+
+
+def test_dictionaries(tmp_path):
+    checkpoint(tmp_path, {})
+    file = tmp_path / "dict.de.txt"
+    assert fairseq.dictionary(file)[:6] == ["<s>", "<pad>", "</s>", "<unk>", "w0", "w1"]
+    assert len(fairseq.dictionary(file)) == WORDS
+    file.write_text("<pad> 3 #fairseq:overwrite\na b 2\n")
+    assert fairseq.dictionary(file)[4:] == ["<pad>", "a b"]
+    file.write_text("w 3\nw 2\n")
+    with pytest.raises(ConversionError, match="line 2: the token 'w' has been there before"):
+        fairseq.dictionary(file)
+    file.write_text("w\n")
+    with pytest.raises(ConversionError, match="line 1: 'w' isn't a token and its count"):
+        fairseq.dictionary(file)
+    write_dictionary(file, WORDS + 1)
+    with pytest.raises(ConversionError, match="the source dictionary has 18 entries and the embeddings 17 rows"):
+        fairseq.load(tmp_path, Options())
+
+
+def test_which_file(tmp_path):
+    checkpoint(tmp_path, {})
+    best = tmp_path / "checkpoint_best.pt"
+    assert recognise(tmp_path) == recognise(best) == "fairseq"
+    best.rename(tmp_path / "averaged.pt")
+    fairseq.load(tmp_path, Options())
+    (tmp_path / "checkpoint5.pt").write_bytes((tmp_path / "averaged.pt").read_bytes())
+    with pytest.raises(ConversionError, match=r"has none of checkpoint_best.pt, checkpoint_last.pt"):
+        fairseq.load(tmp_path, Options())
+    torch.save({"model": 3}, best)
+    with pytest.raises(ConversionError, match="is no checkpoint of fairseq"):
+        fairseq.load(tmp_path, Options())
+
+
+def test_convert(tmp_path, capsys):
+    theirs = checkpoint(tmp_path / "model", {})
+    cli.main(["convert", str(tmp_path / "model"), "--output", str(tmp_path / "ours")])
+    assert "note: there is no tokenizer in it" in capsys.readouterr().out
+    assert_same(AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "ours"), theirs)
