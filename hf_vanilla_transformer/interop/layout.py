@@ -48,6 +48,7 @@ class Layout:
         unbiased_norm: Whether LayerNorm is gain (x - mean) / (std + eps) + bias, with the standard deviation's
             unbiased estimate.
         first_position: The row of a positional table that belongs to the first token.
+        required: Our names, with `*` for anything, of biases that are missing, and not zero, without a tensor.
     """
 
     names: Mapping[str, str]
@@ -56,6 +57,7 @@ class Layout:
     attention_scale: float | None = None
     unbiased_norm: bool = False
     first_position: int = 0
+    required: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -100,7 +102,10 @@ def from_tensors(
         if not number or first not in known:
             place = next((theirs for ours, theirs in layout.names.items() if ours.startswith(f"{stack}.layers.")), "?")
             raise ConversionError(f"the {stack} has no layers: no tensor is called {place}")
-    _refuse({"missing": [n for rule in known.values() for n in rule.theirs if n not in tensors]})
+    # What one layer has, all layers of its stack have.
+    families = {_family(name) for name in known}
+    expected = (rule for rule in rules if families & {_family(name) for name in rule.ours})
+    _refuse({"missing": [n for rule in expected for n in rule.theirs if n not in tensors]})
     config = _config(tensors, known, layers, layout)
     weights = _weights(tensors, known, rules, config, layout)
     dtype = weights[f"model.{SOURCE}"].dtype
@@ -114,6 +119,14 @@ def from_tensors(
 
 def _is_ignored(name: str, layout: Layout) -> bool:
     return any(fnmatchcase(name, pattern) for pattern in layout.ignored)
+
+
+def _is_required(name: str, layout: Layout) -> bool:
+    return any(fnmatchcase(name, pattern) for pattern in layout.required)
+
+
+def _family(name: str) -> str:
+    return re.sub(r"\.\d+\.", ".*.", name)
 
 
 def _refuse(problems: Mapping[str, Iterable[str]]) -> None:
@@ -145,6 +158,8 @@ def _config(
     if not fields["share_encoder_decoder_embeddings"]:
         fields["decoder_vocab_size"] = rows(TARGET)
     for stack, number in layers.items():
+        if (stated := layout.fields.get(f"{stack}_layers", number)) != number:
+            raise ConversionError(f"the weights have {number} {stack} layers, and the model's options say {stated}")
         fields |= {f"{stack}_layers": number, f"{stack}_ffn_dim": rows(f"{stack}.layers.0.feed_forward.fc1.weight")}
     fields["attention_bias"] = any("_attn." in name and name.endswith("_proj.bias") for name in known)
     fields["output_bias"] = "lm_head.bias" in known
@@ -250,7 +265,7 @@ def _weights(
                 ]
                 continue
             weights |= dict(zip(rule.ours, torch.split(value, [one[0] for one in own]), strict=True))
-        elif name.endswith(".bias") and name in named_there:  # zero where the other system has none
+        elif name.endswith(".bias") and name in named_there and not _is_required(name, layout):  # zero in theirs
             weights[name] = torch.zeros(shape)
         else:
             problems["missing"] += named_there.get(name, (f"a name for {name}",))
