@@ -178,6 +178,7 @@ def _config(
 def _head_dims(fields: Mapping[str, Any], rows: Callable[[str], int]) -> dict[str, int]:
     """Returns d_k and d_v where these aren't d_model / h."""
     found: dict[str, set[int]] = {"head_dim": set(), "value_head_dim": set()}
+    usual = True
     for stack in ("encoder", "decoder"):
         heads = fields.get(f"{stack}_attention_heads")
         if heads is None:
@@ -189,11 +190,8 @@ def _head_dims(fields: Mapping[str, Any], rows: Callable[[str], int]) -> dict[st
                     f"{stack}_attention_heads is {heads}, which doesn't divide {projection}'s {width}"
                 )
             found[name].add(width // heads)
-    if found["head_dim"] == found["value_head_dim"] and all(
-        fields["d_model"] == fields[f"{stack}_attention_heads"] * width
-        for stack in ("encoder", "decoder")
-        for width in found["head_dim"]
-    ):
+            usual = usual and width == fields["d_model"]
+    if usual:
         return {}
     if any(len(widths) > 1 for widths in found.values()):
         raise ConversionError("the heads of encoder and decoder have different widths, which is no model of ours")
