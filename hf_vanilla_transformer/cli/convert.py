@@ -9,6 +9,8 @@ from .common import RunError, UsageError, loading
 SYSTEMS = {
     "marian": "Marian as in transformers, such as Helsinki-NLP/opus-mt-en-de",
     "fairseq": "fairseq's transformer, a checkpoint or its folder",
+    "opennmt": "OpenNMT-py 3, a .pt file",
+    "joeynmt": "JoeyNMT, a folder with config.yaml and best.ckpt",
     "mapping": "a state dict of any encoder-decoder in PyTorch, by --mapping",
 }
 

@@ -11,10 +11,16 @@ from typing import Any
 from huggingface_hub import ModelCard
 
 from ..publish.model_card import RunFacts, fill_model_card
-from . import fairseq, mapping, marian
+from . import fairseq, joeynmt, mapping, marian, opennmt
 from .base import ConversionError, Converted, Options
 
-SYSTEMS: dict[str, Any] = {"marian": marian, "fairseq": fairseq, "mapping": mapping}
+SYSTEMS: dict[str, Any] = {
+    "marian": marian,
+    "fairseq": fairseq,
+    "opennmt": opennmt,
+    "joeynmt": joeynmt,
+    "mapping": mapping,
+}
 SEE = "docs/interop.md says what each system's models consist of"
 
 

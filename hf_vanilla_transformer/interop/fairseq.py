@@ -4,7 +4,6 @@ SOURCE is a checkpoint, or a folder with checkpoint_best.pt, checkpoint_last.pt 
 are the vocabularies. The sinusoids of fairseq begin after the padding's index, and its decoder starts from `</s>`.
 """
 
-import argparse
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ from torch import Tensor
 
 from .base import ConversionError, Converted, Options
 from .layout import POSITIONS, SOURCE, TARGET, Layout, from_tensors
-from .pickles import read, tensors_of
+from .pickles import fields_of, read, tensors_of
 
 CHECKPOINTS = ("checkpoint_best.pt", "checkpoint_last.pt")
 SPECIAL = ("<s>", "<pad>", "</s>", "<unk>")  # what every dictionary begins with, before the lines of its file
@@ -108,19 +107,13 @@ def _is_checkpoint(value: Any) -> bool:
 def settings_of(checkpoint: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the model's settings under the names of the command line, from `args` or, since 0.10, from `cfg`."""
     config = checkpoint.get("cfg")
-    model = _dict(config.get("model")) if isinstance(config, Mapping) else {}
-    task = _dict(config.get("task")) if isinstance(config, Mapping) else {}
-    settings = {**_dict(checkpoint.get("args")), **task}
+    model = fields_of(config.get("model")) if isinstance(config, Mapping) else {}
+    task = fields_of(config.get("task")) if isinstance(config, Mapping) else {}
+    settings = {**fields_of(checkpoint.get("args")), **task}
     for name, value in model.items():  # its newest form has one table for each stack
-        nested = _dict(value) if name in ("encoder", "decoder", "quant_noise") else None
+        nested = fields_of(value) if name in ("encoder", "decoder", "quant_noise") else None
         settings |= {name: value} if nested is None else {f"{name}_{key}": one for key, one in nested.items()}
     return settings
-
-
-def _dict(value: Any) -> dict[str, Any]:
-    if isinstance(value, argparse.Namespace):
-        return vars(value)
-    return dict(value) if isinstance(value, Mapping) else {}
 
 
 def layout_of(settings: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Layout:

@@ -12,7 +12,7 @@ A table has the names of our parameters, without "model.", and those of the othe
 import dataclasses
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from itertools import product
 from typing import Any
@@ -48,6 +48,7 @@ class Layout:
         unbiased_norm: Whether LayerNorm is gain (x - mean) / (std + eps) + bias, with the standard deviation's
             unbiased estimate.
         first_position: The row of a positional table that belongs to the first token.
+        required: Our names, with `*` for anything, of biases that are missing, and not zero, without a tensor.
     """
 
     names: Mapping[str, str]
@@ -56,6 +57,7 @@ class Layout:
     attention_scale: float | None = None
     unbiased_norm: bool = False
     first_position: int = 0
+    required: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,7 +102,10 @@ def from_tensors(
         if not number or first not in known:
             place = next((theirs for ours, theirs in layout.names.items() if ours.startswith(f"{stack}.layers.")), "?")
             raise ConversionError(f"the {stack} has no layers: no tensor is called {place}")
-    _refuse({"missing": [n for rule in known.values() for n in rule.theirs if n not in tensors]})
+    # What one layer has, all layers of its stack have.
+    families = {_family(name) for name in known}
+    expected = (rule for rule in rules if families & {_family(name) for name in rule.ours})
+    _refuse({"missing": [n for rule in expected for n in rule.theirs if n not in tensors]})
     config = _config(tensors, known, layers, layout)
     weights = _weights(tensors, known, rules, config, layout)
     dtype = weights[f"model.{SOURCE}"].dtype
@@ -114,6 +119,14 @@ def from_tensors(
 
 def _is_ignored(name: str, layout: Layout) -> bool:
     return any(fnmatchcase(name, pattern) for pattern in layout.ignored)
+
+
+def _is_required(name: str, layout: Layout) -> bool:
+    return any(fnmatchcase(name, pattern) for pattern in layout.required)
+
+
+def _family(name: str) -> str:
+    return re.sub(r"\.\d+\.", ".*.", name)
 
 
 def _refuse(problems: Mapping[str, Iterable[str]]) -> None:
@@ -133,9 +146,7 @@ def _config(
         return sum(len(tensors[one]) for one in known[name].theirs) // len(known[name].ours)
 
     found = _sizes(tensors, known, layers, rows)
-    for name in ("share_encoder_decoder_embeddings", "tie_word_embeddings"):
-        if layout.fields.get(name) and not found[name]:
-            raise ConversionError(f"{name} is true, and the matrices differ")
+    _check_fields(layout.fields, found)
     fields = {**found, **layout.fields}
     if layout.unbiased_norm:  # (s + eps) is closest to sqrt(s^2 + 2 eps) where s is 1
         fields["layer_norm_eps"] *= 2 * math.sqrt((fields["d_model"] - 1) / fields["d_model"])
@@ -149,6 +160,17 @@ def _config(
         return VanillaTransformerConfig(**fields)
     except (StrictDataclassError, TypeError) as error:
         raise ConversionError(f"the fields make no model of ours ({first_line(error.__cause__ or error)})") from error
+
+
+def _check_fields(fields: Mapping[str, Any], found: Mapping[str, Any]) -> None:
+    """Refuses fields that the tensors contradict, where nothing else would notice it or say it as clearly."""
+    for name in ("share_encoder_decoder_embeddings", "tie_word_embeddings"):
+        if fields.get(name) and not found[name]:
+            raise ConversionError(f"{name} is true, and the matrices differ")
+    for stack in ("encoder", "decoder"):
+        number = found[f"{stack}_layers"]
+        if (stated := fields.get(f"{stack}_layers", number)) != number:
+            raise ConversionError(f"the weights have {number} {stack} layers, and the model's options say {stated}")
 
 
 def _sizes(
@@ -269,7 +291,7 @@ def _weights(
                 ]
                 continue
             weights |= dict(zip(rule.ours, torch.split(value, [one[0] for one in own]), strict=True))
-        elif name.endswith(".bias") and name in named_there:  # zero where the other system has none
+        elif name.endswith(".bias") and name in named_there and not _is_required(name, layout):  # zero in theirs
             weights[name] = torch.zeros(shape)
         else:
             problems["missing"] += named_there.get(name, (f"a name for {name}",))
@@ -326,16 +348,22 @@ def _is_tied(name: str, config: VanillaTransformerConfig) -> bool:
 
 
 # ---- Names ----
-def rules_of(layout: Layout, layers: Mapping[str, int]) -> Iterator[Rule]:
-    """Yields the table's rules for each layer; `layers` has the number of them, by stack."""
+def rules_of(layout: Layout, layers: Mapping[str, int]) -> Iterable[Rule]:
+    """Returns the table's rules for each layer; `layers` has the number of them, by stack.
+
+    Of two rules for the same parameters of ours, the later one holds.
+    """
+    rules: dict[tuple[str, ...], Rule] = {}
     for ours, theirs in layout.names.items():
         numbers = range(layers[ours.partition(".")[0]]) if "*" in ours else range(1)
         kinds = [""] if ours.endswith(KINDS) else [f".{kind}" for kind in KINDS]
         for number, kind in product(numbers, kinds):
-            names = (
-                tuple(f"{name.replace('*', str(number))}{kind}" for name in _variants(one)) for one in (ours, theirs)
+            one, other = (
+                tuple(f"{name.replace('*', str(number))}{kind}" for name in _variants(names))
+                for names in (ours, theirs)
             )
-            yield Rule(*names)
+            rules[one] = Rule(one, other)
+    return rules.values()
 
 
 def _variants(name: str) -> list[str]:

@@ -2,7 +2,9 @@
 
 import argparse
 import collections
+import pickletools
 import re
+import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -41,9 +43,29 @@ def read(file: Path) -> Any:
         with torch.serialization.safe_globals(HARMLESS):
             return torch.load(file, "cpu", weights_only=True)
     except Exception as error:  # a damaged or hostile file raises whatever its reader raises
-        planted = re.search(r"Unsupported global: GLOBAL (\S+)", str(error))
+        planted = re.search(r"GLOBAL (\S+)", str(error))
         reason = f"it holds {planted[1]}, and only data is read, no code" if planted else first_line(error)
         raise ConversionError(f"{file} can't be read ({reason})") from error
+
+
+def texts_in(file: Path) -> set[str]:
+    """Returns the texts and the names of classes in a file of `torch.save`, without making anything of them.
+
+    By these, a system's files are recognised; it is empty if the file is no such file.
+    """
+    try:
+        with zipfile.ZipFile(file) as archive:
+            pickled = next(name for name in archive.namelist() if name.endswith("/data.pkl"))
+            return {text for _, text, _ in pickletools.genops(archive.read(pickled)) if isinstance(text, str)}
+    except Exception:  # a damaged file raises whatever its reader raises
+        return set()
+
+
+def fields_of(value: Any) -> dict[str, Any]:
+    """Returns what a table or a Namespace has; nothing of anything else."""
+    if isinstance(value, argparse.Namespace):
+        return vars(value)
+    return dict(value) if isinstance(value, Mapping) else {}
 
 
 def tensors_of(value: Any, file: Path) -> dict[str, Tensor]:

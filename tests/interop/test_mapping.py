@@ -699,7 +699,10 @@ FIELDS = {
     "no such activation": ({"activation_function": "swoosh"}, "`activation_function` is 'swoosh'"),
     "too few positions": ({"max_position_embeddings": 512}, "25 learned positions, fewer than the model's 512"),
     "matrices that differ": ({"tie_word_embeddings": True}, "tie_word_embeddings is true, and the matrices differ"),
-    "another number of layers": ({"encoder_layers": 1}, "without a place in our model: encoder.layers.1."),
+    "another number of layers": (
+        {"encoder_layers": 1},
+        "the weights have 2 encoder layers, and the model's options say 1",
+    ),
     "another width": ({"d_model": 24}, "encoder.pos_embedding.weight (25, 12) is no table of positions of width 24"),
     "no sinusoids": ({"position_encoding": "paper"}, "not those of position_encoding='paper'"),
 }
@@ -744,7 +747,7 @@ def change(state, case):
     if case == "a layer is missing":
         for name in [name for name in state if name.startswith("decoder.layers.1.")]:
             del state[name]
-        return "missing: decoder.layers.1.enc_attn_layer_norm.weight"
+        return "decoder.layers.1.enc_attn_layer_norm.weight"
     if case == "unknown":
         state["encoder.layers.0.relative"] = torch.zeros(2)
         return "unknown: encoder.layers.0.relative"

@@ -1,0 +1,213 @@
+"""OpenNMT-py 3: a .pt file with the weights of a pre-norm encoder-decoder, its vocabularies and its options.
+
+Its source has no end-of-sentence token; its target begins with the start token of the checkpoint's vocabulary.
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from .base import ConversionError, Converted, Options
+from .layout import OUTPUT, POSITIONS, SOURCE, TARGET, Layout, from_tensors
+from .pickles import read, tensors_of, texts_in
+
+EMBEDDINGS = "embeddings.make_embedding"
+ATTENTION = {"q_proj": "linear_query", "k_proj": "linear_keys", "v_proj": "linear_values", "out_proj": "final_linear"}
+LAYERS = {"encoder": "encoder.transformer.*", "decoder": "decoder.transformer_layers.*"}
+NAMES = {
+    SOURCE: f"encoder.{EMBEDDINGS}.emb_luts.0.weight",
+    TARGET: f"decoder.{EMBEDDINGS}.emb_luts.0.weight",
+    OUTPUT.removesuffix(".weight"): "generator",
+    **{ours: f"{ours.partition('.')[0]}.{EMBEDDINGS}.pe.pe" for ours in POSITIONS},
+    **{f"{stack}.layer_norm": f"{stack}.layer_norm" for stack in LAYERS},
+    **{
+        f"{stack}.layers.*.{attention}.{projection}": f"{LAYERS[stack]}.{name}.{linear}"
+        for stack, attention, name in (
+            ("encoder", "self_attn", "self_attn"),
+            ("decoder", "self_attn", "self_attn"),
+            ("decoder", "encoder_attn", "context_attn"),
+        )
+        for projection, linear in ATTENTION.items()
+    },
+    **{
+        f"{stack}.layers.*.{ours}": f"{layer}.feed_forward.{theirs}"
+        for stack, layer in LAYERS.items()
+        for ours, theirs in (
+            ("feed_forward.fc1", "w_1"),
+            ("feed_forward.fc2", "w_2"),
+            ("final_layer_norm", "layer_norm"),
+        )
+    },
+    "encoder.layers.*.self_attn_layer_norm": f"{LAYERS['encoder']}.layer_norm",
+    "decoder.layers.*.self_attn_layer_norm": f"{LAYERS['decoder']}.layer_norm_1",
+    "decoder.layers.*.encoder_attn_layer_norm": f"{LAYERS['decoder']}.layer_norm_2",
+}
+# Options that have to have one of these values, if the checkpoint has them; and what others mean.
+WANTED: dict[str, tuple[tuple[Any, ...], str]] = {
+    "model_task": (("seq2seq",), "it isn't an encoder-decoder"),
+    "encoder_type": (("transformer",), "its encoder is no Transformer"),
+    "decoder_type": (("transformer",), "its decoder is no Transformer"),
+    "self_attn_type": (("scaled-dot", "scaled-dot-flash"), "its decoder averages instead of attending to itself"),
+    "layer_norm": (("standard",), "its normalization takes no mean off, which LayerNorm does"),
+    "generator_function": (("softmax",), "its probabilities aren't a softmax"),
+    "position_encoding_type": (("SinusoidalInterleaved", "SinusoidalConcat"), "its positions aren't known here"),
+    "pos_ffn_activation_fn": (("relu", "gelu"), "its feed-forward layers are gated, or their function isn't known"),
+    "position_encoding": ((True,), "it has no sinusoids, and its embeddings aren't scaled"),
+}
+# Options that have to be off, and what they mean.
+UNWANTED = {
+    "max_relative_positions": "it has relative positions, which our attention doesn't",
+    "relative_positions_buckets": "it has relative positions, which our attention doesn't",
+    "multiquery": "its heads share keys and values",
+    "num_kv": "its heads share keys and values",
+    "sliding_window": "its decoder sees a window of the target only",
+    "num_experts": "its feed-forward layers are mixtures of experts",
+    "parallel_residual": "its sub-layers run in parallel, not one after the other",
+    "copy_attn": "its output copies words of the source",
+    "src_feats": "its source has features beside the tokens",
+    "n_src_feats": "its source has features beside the tokens",
+    "lora_layers": "it has adapters: merge them first with OpenNMT-py's tools/lora_weights.py",
+    "lora_embedding": "it has adapters: merge them first with OpenNMT-py's tools/lora_weights.py",
+    "quant_layers": "its layers are quantized",
+}
+POSITION_ENCODINGS = {"SinusoidalInterleaved": "paper", "SinusoidalConcat": "tensor2tensor"}
+PAD, BOS, EOS = "<blank>", "<s>", "</s>"
+DECODING = (
+    "a checkpoint of OpenNMT-py has no settings of decoding: those of the paper are written (beam of 4, alpha 0.6)"
+)
+NO_TOKENIZER = (
+    "no tokenizer is written: OpenNMT-py segments text before it looks tokens up, and the checkpoint has the "
+    "vocabularies alone. Sources have no </s> at their end"
+)
+
+
+def recognises(source: Path) -> bool:
+    """Tells by the texts in its pickle whether a file is a checkpoint of OpenNMT-py."""
+    return source.is_file() and texts_in(source) >= {"vocab", "opt", "src", "tgt"}
+
+
+def load(source: str | Path, options: Options) -> Converted:
+    """Reads a checkpoint.
+
+    Raises:
+        ConversionError: The file can't be read or is of another version, its model has what ours doesn't, or tensors
+            are missing, unknown or of another shape.
+    """
+    file = Path(source)
+    if any(text.startswith("torchtext") for text in texts_in(file)):
+        raise ConversionError(
+            f"{file} is of OpenNMT-py 2, which saves its vocabularies as objects of torchtext, and those may run code: "
+            "convert it with tools/convertv2_v3.py of OpenNMT-py 3 first"
+        )
+    checkpoint = read(file)
+    missing = [name for name in ("vocab", "opt") if not isinstance(checkpoint, Mapping) or name not in checkpoint]
+    if missing:
+        raise ConversionError(f"{file} is no checkpoint of OpenNMT-py 3: it has no {' and no '.join(missing)}")
+    try:
+        settings = dict(vars(checkpoint["opt"]))
+    except TypeError as error:
+        raise ConversionError(f"{file}: its opt is no table of options") from error
+    _check_options(settings)
+    layout = Layout(NAMES, {**_sizes(settings), **_tokens(checkpoint["vocab"])}, required=_required(settings))
+    model = from_tensors(_tensors(checkpoint, file), layout)
+    return Converted(model, notes=(DECODING, NO_TOKENIZER) if options.with_tokenizer else (DECODING,))
+
+
+def _check_options(settings: Mapping[str, Any]) -> None:
+    for name, (values, meaning) in WANTED.items():
+        if name in settings and settings[name] not in values:
+            raise ConversionError(f"the model can't be converted: its {name} is {settings[name]!r}, so {meaning}")
+    for name, meaning in UNWANTED.items():
+        if settings.get(name):
+            raise ConversionError(f"the model can't be converted: its {name} is {settings[name]!r}, so {meaning}")
+
+
+def _sizes(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the fields that the options tell; an option that is -1 or absent has its value elsewhere."""
+
+    def number(*names: str, default: int | None = None) -> int | None:
+        values = [settings[name] for name in names if settings.get(name) not in (None, -1)]
+        if any(isinstance(one, bool) or not isinstance(one, int) for one in values):
+            raise ConversionError(f"the model's option {names[0]} is {values[0]!r}; a number is expected")
+        return values[0] if values else default
+
+    heads = number("heads", default=8)
+    sizes: dict[str, Any] = {
+        "d_model": number("hidden_size", "enc_hid_size"),
+        "encoder_layers": number("layers", "enc_layers"),
+        "decoder_layers": number("layers", "dec_layers"),
+        "encoder_ffn_dim": number("transformer_ff"),
+        "decoder_ffn_dim": number("transformer_ff"),
+    }
+    dropout, attention_dropout = (_last(settings.get(name, 0.0)) for name in ("dropout", "attention_dropout"))
+    return {
+        **{name: value for name, value in sizes.items() if value is not None},
+        "encoder_attention_heads": heads,
+        "decoder_attention_heads": heads,
+        "norm_position": "pre",
+        "final_layer_norm": True,
+        "layer_norm_eps": settings.get("norm_eps", 1e-6),
+        "position_encoding": POSITION_ENCODINGS[settings.get("position_encoding_type", "SinusoidalInterleaved")],
+        "activation_function": settings.get("pos_ffn_activation_fn", "relu"),
+        "dropout": dropout,
+        "attention_dropout": attention_dropout,
+        "activation_dropout": dropout,
+        "output_bias": True,
+        **({"attention_bias": True} if settings.get("add_qkvbias") else {}),
+    }
+
+
+def _last(value: Any) -> Any:
+    """Returns the last of the values that an option had while the model was trained, or its only one."""
+    return value[-1] if isinstance(value, list) and value else value
+
+
+def _required(settings: Mapping[str, Any]) -> tuple[str, ...]:
+    """Returns the biases that the model has to have; versions before 3.2 always have those of the feed-forward maps."""
+    attention = ("*_attn.*",) if settings.get("add_qkvbias") else ()
+    feed_forward = ("*.fc?.bias",) if settings.get("add_ffnbias", True) else ()
+    return ("*layer_norm.bias", "lm_head.bias", *attention, *feed_forward)
+
+
+def _tokens(vocabularies: Any) -> dict[str, Any]:
+    """Returns the sizes of the vocabularies and the ids of the special tokens."""
+    if not isinstance(vocabularies, Mapping) or not all(_is_list_of_texts(vocabularies.get(n)) for n in ("src", "tgt")):
+        raise ConversionError("its vocab has no lists of tokens named src and tgt, as OpenNMT-py 3 writes them")
+    if vocabularies.get("src_feats"):
+        raise ConversionError(f"the model can't be converted: {UNWANTED['src_feats']}")
+    if vocabularies.get("data_task", "seq2seq") != "seq2seq":
+        raise ConversionError(f"the model can't be converted: {WANTED['model_task'][1]}")
+    source, target = vocabularies["src"], vocabularies["tgt"]
+    start = vocabularies.get("decoder_start_token", BOS)
+    if absent := [f"{token!r}" for token in (PAD, start, EOS) if token not in target]:
+        raise ConversionError(f"the target vocabulary has no {', '.join(absent)}")
+    pad = target.index(PAD)
+    if PAD not in source or source.index(PAD) != pad:
+        raise ConversionError(f"{PAD} has another id in the source than in the target vocabulary, where it is {pad}")
+    return {
+        "vocab_size": len(source),
+        "decoder_vocab_size": len(target),
+        "pad_token_id": pad,
+        "bos_token_id": target.index(BOS) if BOS in target else None,
+        "eos_token_id": target.index(EOS),
+        "decoder_start_token_id": target.index(start),
+    }
+
+
+def _is_list_of_texts(value: Any) -> bool:
+    return isinstance(value, Sequence) and not isinstance(value, str) and all(isinstance(one, str) for one in value)
+
+
+def _tensors(checkpoint: Mapping[str, Any], file: Path) -> dict[str, Tensor]:
+    """Returns the weights, which are in the checkpoint or, in safetensors, beside it."""
+    if "model" in checkpoint:
+        output = tensors_of(checkpoint.get("generator"), file)
+        # In version 3.0.0 the output was the first of several modules.
+        output = {f"generator.{name.removeprefix('0.')}": value for name, value in output.items()}
+        return {**tensors_of(checkpoint["model"], file), **output}
+    parts = [one for one in sorted(file.parent.glob("*.safetensors")) if one.name.startswith(f"{file.stem}.")]
+    if not parts:
+        raise ConversionError(f"{file} has no weights, and there is no {file.stem}.safetensors beside it")
+    return {name: value for part in parts for name, value in read(part).items()}

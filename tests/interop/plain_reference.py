@@ -1,0 +1,107 @@
+"""An encoder-decoder in a few lines, which reads its weights by the other system's names: a yardstick for tests."""
+
+import math
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+
+
+@dataclass
+class Reference:
+    """`names` has, by role, the other system's names with {} for a layer's number."""
+
+    tensors: dict
+    names: dict
+    heads: tuple
+    pre: bool
+    scaled: bool = True
+    activation: object = F.relu
+    eps: float = 1e-6
+    concatenated: bool = False  # sines, then cosines
+
+    def linear(self, name, x):
+        return F.linear(x, self.tensors[f"{name}.weight"], self.tensors.get(f"{name}.bias"))
+
+    def norm(self, name, x):
+        return F.layer_norm(x, x.shape[-1:], self.tensors[f"{name}.weight"], self.tensors[f"{name}.bias"], self.eps)
+
+    def embed(self, name, ids):
+        x = F.embedding(ids, self.tensors[f"{name}.weight"])
+        width = x.shape[-1]
+        index = torch.arange(width // 2) / (width // 2 - 1 if self.concatenated else width // 2)
+        angles = torch.arange(ids.shape[1])[:, None] / 10000**index
+        waves = [angles.sin(), angles.cos()]
+        table = torch.cat(waves, -1) if self.concatenated else torch.stack(waves, -1).flatten(1)
+        return x * (math.sqrt(width) if self.scaled else 1) + table
+
+    def attend(self, name, x, memory, mask, heads):
+        q, k, v = (
+            self.linear(f"{name}.{part}", of).unflatten(-1, (heads, -1)).transpose(1, 2)
+            for part, of in zip(self.names["attention"], (x, memory, memory), strict=False)
+        )
+        scores = (q @ k.mT / math.sqrt(q.shape[-1])).masked_fill(~mask[:, None], -1e9)
+        return self.linear(f"{name}.{self.names['attention'][3]}", (scores.softmax(-1) @ v).transpose(1, 2).flatten(2))
+
+    def add(self, name, x, sub_layer):
+        return x + sub_layer(self.norm(name, x)) if self.pre else self.norm(name, x + sub_layer(x))
+
+    def feed_forward(self, layer, x):
+        first, second = (f"{layer}.{name}" for name in self.names["feed_forward"])
+        return self.linear(second, self.activation(self.linear(first, x)))
+
+    def logits(self, source, source_mask, target):
+        n, (encoder_heads, decoder_heads) = self.names, self.heads
+        memory, number = self.embed(n["source"], source), 0
+        while f"{(layer := n['encoder'].format(number))}.{n['encoder_norms'][0]}.weight" in self.tensors:
+            memory = self.add(
+                f"{layer}.{n['encoder_norms'][0]}",
+                memory,
+                lambda x, at=layer: self.attend(f"{at}.{n['own'][0]}", x, x, source_mask[:, None], encoder_heads),
+            )
+            memory = self.add(f"{layer}.{n['encoder_norms'][1]}", memory, lambda x, at=layer: self.feed_forward(at, x))
+            number += 1
+        memory = self.norm("encoder.layer_norm", memory) if self.pre else memory
+        x, number = self.embed(n["target"], target), 0
+        causal = torch.ones(target.shape[1], target.shape[1], dtype=torch.bool).tril()[None]
+        while f"{(layer := n['decoder'].format(number))}.{n['decoder_norms'][0]}.weight" in self.tensors:
+            first, second, third = (f"{layer}.{name}" for name in n["decoder_norms"])
+            x = self.add(first, x, lambda y, at=layer: self.attend(f"{at}.{n['own'][1]}", y, y, causal, decoder_heads))
+            x = self.add(
+                second,
+                x,
+                lambda y, at=layer: self.attend(f"{at}.{n['cross']}", y, memory, source_mask[:, None], decoder_heads),
+            )
+            x = self.add(third, x, lambda y, at=layer: self.feed_forward(at, y))
+            number += 1
+        return self.linear(n["output"], self.norm("decoder.layer_norm", x) if self.pre else x)
+
+
+def assert_same(ours, theirs, pad, start):
+    """Compares logits under padding on both sides, and greedy decoding; `theirs(source, mask, target)` are logits."""
+    torch.manual_seed(3)
+    config = ours.config
+    source, target = torch.randint(4, config.vocab_size, (3, 9)), torch.randint(4, config.target_vocab_size, (3, 7))
+    target[:, 0] = start
+    mask = torch.arange(9) < torch.tensor([9, 4, 6])[:, None]
+    real = torch.arange(7) < torch.tensor([3, 7, 5])[:, None]
+    source, target = source.masked_fill(~mask, pad), target.masked_fill(~real, pad)
+    found = ours(source, mask.long(), target, decoder_attention_mask=real.long()).logits
+    expected = theirs(source, mask, target)
+    assert expected[real].std() > 0.5
+    assert (theirs(source.flip(0), mask.flip(0), target) - expected)[real].abs().max() > 0.1  # depends on the source
+    torch.testing.assert_close(found[real], expected[real], rtol=0, atol=1e-5)
+    left = torch.stack([row.roll(-int(n)) for row, n in zip(source, mask.sum(1), strict=True)])
+    shifted = ours(left, (left != pad).long(), target, decoder_attention_mask=real.long()).logits
+    torch.testing.assert_close(shifted[real], expected[real], rtol=0, atol=1e-5)
+    tokens, settings = torch.full((3, 1), start), ours.generation_config
+    barred = settings.suppress_tokens or []
+    for step in range(8):
+        scores = theirs(source, mask, tokens)[:, -1].clone()
+        scores[:, barred] = -torch.inf
+        if step < (settings.min_new_tokens or 0):
+            scores[:, config.eos_token_id] = -torch.inf
+        ended = (tokens == config.eos_token_id).any(1)
+        tokens = torch.cat([tokens, scores.argmax(-1).masked_fill(ended, pad)[:, None]], 1)
+    generated = ours.generate(source, attention_mask=mask.long(), num_beams=1, max_new_tokens=8)
+    assert torch.equal(generated, tokens[:, : generated.shape[1]])

@@ -1,0 +1,215 @@
+"""JoeyNMT's models as ours."""
+
+import os
+import sys
+import types
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+import yaml
+from plain_reference import Reference, assert_same
+
+from hf_vanilla_transformer.interop import joeynmt
+from hf_vanilla_transformer.interop.base import ConversionError, Options
+from hf_vanilla_transformer.interop.convert import recognise
+
+WIDTH, HEADS, LAYERS, INNER = 12, (2, 3), (2, 3), (10, 14)
+SPECIAL = ["<unk>", "<pad>", "<s>", "</s>"]
+TOKENS = {"src": [*SPECIAL, *(f"s{i}" for i in range(19))], "trg": [*SPECIAL, *(f"t{i}" for i in range(15))]}
+ROLES = {
+    "source": "src_embed.lut", "target": "trg_embed.lut", "output": "decoder.output_layer",
+    "encoder": "encoder.layers.{}", "decoder": "decoder.layers.{}",
+    "attention": ("q_layer", "k_layer", "v_layer", "output_layer"),
+    "feed_forward": ("feed_forward.pwff_layer.0", "feed_forward.pwff_layer.3"), "own": ("src_src_att", "trg_trg_att"),
+    "cross": "src_trg_att", "encoder_norms": ("layer_norm", "feed_forward.layer_norm"),
+    "decoder_norms": ("x_layer_norm", "dec_layer_norm", "feed_forward.layer_norm"),
+}  # fmt: skip
+
+
+def settings(layer_norm="post", scale=True, activation="relu", **testing):
+    stacks = {
+        stack: {
+            "type": "transformer", "num_layers": LAYERS[i], "num_heads": HEADS[i], "hidden_size": WIDTH,
+            "ff_size": INNER[i], "dropout": 0.1, "layer_norm": layer_norm, "activation": activation,
+            "embeddings": {"embedding_dim": WIDTH, "scale": scale},
+        }
+        for i, stack in enumerate(("encoder", "decoder"))
+    }  # fmt: skip
+    return {"name": "it", "data": {}, "testing": {"beam_size": 5, "beam_alpha": 1.0, **testing}, "model": stacks}
+
+
+def weights(pre):
+    tensors = {}
+
+    def module(name, *shape, bias=True):
+        tensors[f"{name}.weight"] = torch.randn(*shape) * 0.6 + (1 if len(shape) == 1 else 0)
+        if bias:
+            tensors[f"{name}.bias"] = torch.randn(shape[0])
+
+    for role, side in (("source", "src"), ("target", "trg"), ("output", "trg")):
+        module(ROLES[role], len(TOKENS[side]), WIDTH, bias=False)
+    for i, (stack, attentions) in enumerate({"encoder": ROLES["own"][:1], "decoder": ("trg_trg_att", "src_trg_att")}.items()):  # fmt: skip  # noqa: E501
+        if pre:
+            module(f"{stack}.layer_norm", WIDTH)
+        for layer in (ROLES[stack].format(number) for number in range(LAYERS[i])):
+            for name in (f"{attention}.{part}" for attention in attentions for part in ROLES["attention"]):
+                module(f"{layer}.{name}", WIDTH, WIDTH)
+            module(f"{layer}.{ROLES['feed_forward'][0]}", INNER[i], WIDTH)
+            module(f"{layer}.{ROLES['feed_forward'][1]}", WIDTH, INNER[i])
+            for norm in ROLES[f"{stack}_norms"]:
+                module(f"{layer}.{norm}", WIDTH)
+    return tensors
+
+
+def write(folder, config, tensors, tokens=TOKENS, **more):
+    (folder / "config.yaml").write_text(yaml.safe_dump(config))
+    for side, lines in tokens.items():
+        (folder / f"{side}_vocab.txt").write_text("\n".join(lines) + "\n")
+    torch.save({"model_state": tensors, "optimizer_state": {}, **more}, folder / "best.ckpt")
+    return folder
+
+
+def load(folder):
+    assert recognise(folder) == "joeynmt"
+    return joeynmt.load(folder, Options())
+
+
+@pytest.mark.parametrize("variant", ["post", "pre", "version 1", "unscaled", "gelu", "swish", "tied", "one matrix"])
+def test_logits_and_decoding(variant, tmp_path):
+    pre = variant in ("pre", "version 1")
+    config, tensors = settings("pre" if pre else "post", variant != "unscaled"), weights(pre)
+    for stack in config["model"].values():
+        stack["activation"] = variant if variant in ("gelu", "swish") else "relu"
+        if variant == "version 1":
+            del stack["layer_norm"]
+    tokens = TOKENS
+    if variant == "one matrix":
+        tokens = {"src": TOKENS["src"], "trg": TOKENS["src"]}
+        tensors["trg_embed.lut.weight"] = tensors["src_embed.lut.weight"]
+    if variant in ("tied", "one matrix"):
+        tensors["decoder.output_layer.weight"] = tensors["trg_embed.lut.weight"]
+    ours = load(write(tmp_path, config, tensors, tokens)).model
+    assert ours.config.tie_word_embeddings == (variant in ("tied", "one matrix"))
+    assert ours.config.share_encoder_decoder_embeddings == (variant == "one matrix")
+    activation = {"gelu": F.gelu, "swish": F.silu}.get(variant, F.relu)
+    theirs = Reference(tensors, ROLES, HEADS, pre, scaled=variant != "unscaled", activation=activation)
+    with torch.no_grad():
+        assert_same(ours, theirs.logits, pad=1, start=2)
+
+
+def test_settings_of_decoding(tmp_path):
+    config = settings(generate_unk=False, repetition_penalty=2, max_output_length=9, min_output_length=2)
+    config["data"]["special_symbols"] = {"lang_tags": ["<de>"], "sep_token": "<sep>"}
+    tokens = {side: [*SPECIAL, "<sep>", "<de>", *lines[6:]] for side, lines in TOKENS.items()}
+    converted = load(write(tmp_path, config, weights(False), tokens))
+    found = converted.model.generation_config
+    assert (found.num_beams, found.gnmt_length_penalty, found.min_new_tokens, found.max_new_tokens) == (5, 1.0, 2, 9)
+    assert found.suppress_tokens == [2, 1, 0, 4, 5]
+    assert any("repetition_penalty" in note for note in converted.notes)
+
+
+@pytest.mark.parametrize(
+    ("stack", "change", "message"),
+    [
+        ("encoder", {"alpha": 0.5}, "alpha is 0.5"),
+        ("decoder", {"activation": "tanh"}, "known are relu, gelu, swish"),
+        ("decoder", {"activation": "gelu"}, "ours is one for both"),
+        ("decoder", {"layer_norm": "pre"}, "pre or post in both"),
+        ("encoder", {"layer_norm": None}, "no model.encoder.layer_norm"),
+        ("encoder", {"type": "recurrent"}, "not a Transformer"),
+        ("decoder", {"embeddings": {"scale": False}}, "embeddings of one side are scaled"),
+        ("decoder", {"num_layers": 4}, "have 3 decoder layers, and the model's options say 4"),
+        ("encoder", {"ff_size": 11}, "of another shape.*pwff_layer.0.weight .10, 12. instead of .11, 12."),
+        ("encoder", {"num_heads": 5}, "doesn't divide"),
+    ],
+)
+def test_settings_that_are_refused(stack, change, message, tmp_path):
+    config = settings()
+    config["model"][stack] |= change
+    with pytest.raises(ConversionError, match=message):
+        load(write(tmp_path, config, weights(False)))
+
+
+def test_keys_that_are_missing_or_unknown(tmp_path):
+    tensors = weights(False)
+    with pytest.raises(ConversionError, match=r"missing: .*encoder.layer_norm"):
+        load(write(tmp_path, settings("pre"), tensors))
+    with pytest.raises(ConversionError, match=r"unknown: .*layer_norm"):
+        load(write(tmp_path, settings("post"), weights(True)))
+    without = {name: value for name, value in tensors.items() if not name.endswith("k_layer.bias")}
+    with pytest.raises(ConversionError, match=r"missing: .*k_layer.bias"):
+        load(write(tmp_path, settings(), without))
+
+
+def test_files_that_are_refused(tmp_path):
+    class Hostile:
+        def __reduce__(self):
+            return os.mkdir, (str(tmp_path / "planted"),)
+
+    with pytest.raises(ConversionError, match="only data is read, no code"):
+        load(write(tmp_path, settings(), weights(False), optimizer=Hostile()))
+    write(tmp_path, settings(), weights(False))
+    (tmp_path / "config.yaml").write_text(f"!!python/object/apply:os.mkdir ['{tmp_path / 'planted'}']")
+    with pytest.raises(ConversionError, match="can't be read"):
+        load(tmp_path)
+    assert not (tmp_path / "planted").exists()
+    (tmp_path / "config.yaml").write_text("model: {encoder: 3}")
+    with pytest.raises(ConversionError, match=r"no section model.encoder.embeddings"):
+        load(tmp_path)
+    with pytest.raises(ConversionError, match="of another shape"):
+        load(write(tmp_path, settings(), weights(False), {**TOKENS, "trg": TOKENS["trg"][:-1]}))
+
+
+# ---- The original beside ----
+@pytest.fixture
+def original():
+    """JoeyNMT's own modules, whose folder is in JOEYNMT_SOURCE; what only its training needs is left out."""
+    source = os.environ.get("JOEYNMT_SOURCE")
+    if not source or not Path(source, "joeynmt").is_dir():
+        pytest.skip("JOEYNMT_SOURCE isn't the folder of JoeyNMT's source")
+    before = dict(sys.modules)
+    package = types.ModuleType("joeynmt")
+    package.__path__ = [str(Path(source, "joeynmt"))]
+    helpers = types.ModuleType("joeynmt.helpers")
+    helpers.freeze_params = None
+    helpers.subsequent_mask = lambda size: torch.ones(1, size, size, dtype=torch.bool).tril()
+    builders = types.ModuleType("joeynmt.builders")
+    builders.build_activation = {"relu": torch.nn.ReLU, "gelu": torch.nn.GELU, "swish": torch.nn.SiLU}.get
+    builders.build_activation = lambda activation, known=builders.build_activation: known(activation)
+    sys.modules |= {"joeynmt": package, "joeynmt.helpers": helpers, "joeynmt.builders": builders}
+    from joeynmt.decoders import TransformerDecoder
+    from joeynmt.encoders import TransformerEncoder
+
+    yield TransformerEncoder, TransformerDecoder
+    for name in set(sys.modules) - set(before):
+        del sys.modules[name]
+
+
+@pytest.mark.peers
+@pytest.mark.parametrize(("layer_norm", "activation"), [("post", "relu"), ("pre", "swish"), ("pre", "gelu")])
+def test_the_original_computes_the_same(original, layer_norm, activation, tmp_path):
+    encoder, decoder = (
+        one(
+            hidden_size=WIDTH, ff_size=INNER[i], num_layers=LAYERS[i], num_heads=HEADS[i],
+            vocab_size=len(TOKENS["trg"]), layer_norm=layer_norm, activation=activation,
+        )
+        for i, one in enumerate(original)
+    )  # fmt: skip
+    sides = [torch.nn.Module() for _ in range(2)]
+    for module, tokens in zip(sides, TOKENS.values(), strict=True):
+        module.lut = torch.nn.Embedding(len(tokens), WIDTH)
+    modules = {"src_embed": sides[0], "trg_embed": sides[1], "encoder": encoder, "decoder": decoder}
+    theirs = torch.nn.ModuleDict(modules).eval()
+    for name, parameter in theirs.named_parameters():
+        torch.nn.init.normal_(parameter, mean=1.0 if "norm" in name and "weight" in name else 0.0, std=0.6)
+    ours = load(write(tmp_path, settings(layer_norm, activation=activation), theirs.state_dict())).model
+
+    def logits(source, mask, target):
+        source, target_mask = sides[0].lut(source) * WIDTH**0.5, (target != 1)[:, None]
+        memory, _ = encoder(source, None, mask[:, None])
+        return decoder(sides[1].lut(target) * WIDTH**0.5, memory, None, mask[:, None], None, None, target_mask)[0]
+
+    with torch.no_grad():
+        assert_same(ours, logits, pad=1, start=2)

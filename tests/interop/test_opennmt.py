@@ -1,0 +1,260 @@
+"""OpenNMT-py's models as ours."""
+
+import argparse
+import os
+import sys
+import types
+from pathlib import Path
+from unittest.mock import MagicMock
+
+import pytest
+import torch
+import torch.nn.functional as F
+from plain_reference import Reference, assert_same
+from safetensors.torch import save_file
+
+from hf_vanilla_transformer.interop import opennmt
+from hf_vanilla_transformer.interop.base import ConversionError, Options
+from hf_vanilla_transformer.interop.convert import recognise
+
+WIDTH, INNER, ENCODER, DECODER = 12, 10, 2, 3
+SPECIAL = ["<unk>", "<blank>", "<s>", "</s>"]
+VOCABULARY = {"src": [*SPECIAL, *(f"s{i}" for i in range(19))], "tgt": [*SPECIAL, *(f"t{i}" for i in range(15))]}
+LUT = "embeddings.make_embedding.emb_luts.0"
+ROLES = {
+    "source": f"encoder.{LUT}", "target": f"decoder.{LUT}", "output": "generator",
+    "encoder": "encoder.transformer.{}", "decoder": "decoder.transformer_layers.{}",
+    "attention": ("linear_query", "linear_keys", "linear_values", "final_linear"),
+    "feed_forward": ("feed_forward.w_1", "feed_forward.w_2"), "own": ("self_attn", "self_attn"),
+    "cross": "context_attn", "encoder_norms": ("layer_norm", "feed_forward.layer_norm"),
+    "decoder_norms": ("layer_norm_1", "layer_norm_2", "feed_forward.layer_norm"),
+}  # fmt: skip
+
+
+def options(**changes):
+    usual = {
+        "encoder_type": "transformer", "decoder_type": "transformer", "heads": 3, "enc_layers": ENCODER,
+        "dec_layers": DECODER, "hidden_size": WIDTH, "enc_hid_size": WIDTH, "dec_hid_size": WIDTH,
+        "transformer_ff": INNER, "position_encoding": True, "position_encoding_type": "SinusoidalInterleaved",
+        "max_relative_positions": 0, "self_attn_type": "scaled-dot", "layer_norm": "standard", "norm_eps": 1e-6,
+        "pos_ffn_activation_fn": "relu", "add_qkvbias": False, "add_ffnbias": True, "dropout": [0.1],
+        "attention_dropout": [0.2], "copy_attn": False, "lora_layers": [], "quant_layers": [], "layers": -1,
+    }  # fmt: skip
+    return argparse.Namespace(**{**usual, **changes})
+
+
+def checkpoint(*, biased=False, vocabulary=VOCABULARY, **changes):
+    """Random weights in OpenNMT-py's layout."""
+    tensors = {}
+
+    def module(name, *shape, bias=True, gain=0.6):
+        tensors[f"{name}.weight"] = torch.randn(*shape) * gain + (1 if len(shape) == 1 else 0)
+        if bias:
+            tensors[f"{name}.bias"] = torch.randn(shape[0])
+
+    for side, stack in (("src", "encoder"), ("tgt", "decoder")):
+        module(f"{stack}.{LUT}", len(vocabulary[side]), WIDTH, bias=False)
+        module(f"{stack}.layer_norm", WIDTH)
+    for stack, number, attentions in (("encoder", ENCODER, ["self_attn"]), ("decoder", DECODER, ["self_attn", "context_attn"])):  # fmt: skip  # noqa: E501
+        for layer in (ROLES[stack].format(i) for i in range(number)):
+            for attention in attentions:
+                for part in ROLES["attention"]:
+                    module(f"{layer}.{attention}.{part}", WIDTH, WIDTH, bias=biased)
+            module(f"{layer}.feed_forward.w_1", INNER, WIDTH)
+            module(f"{layer}.feed_forward.w_2", WIDTH, INNER)
+            for norm in ROLES[f"{stack}_norms"]:
+                module(f"{layer}.{norm}", WIDTH)
+    output = {"weight": torch.randn(len(vocabulary["tgt"]), WIDTH), "bias": torch.randn(len(vocabulary["tgt"]))}
+    return {
+        "model": tensors,
+        "generator": output,
+        "vocab": {**vocabulary, "data_task": "seq2seq", "decoder_start_token": "<s>"},
+        "opt": options(add_qkvbias=biased, **changes),
+        "optim": {"training_step": 7, "optimizer": {"state": {}}},
+    }
+
+
+def load(value, tmp_path):
+    torch.save(value, tmp_path / "model_step_7.pt")
+    assert recognise(tmp_path / "model_step_7.pt") == "opennmt"
+    return opennmt.load(tmp_path / "model_step_7.pt", Options()).model
+
+
+def all_tensors(value):
+    return {**value["model"], **{f"generator.{name}": one for name, one in value["generator"].items()}}
+
+
+@pytest.mark.parametrize("variant", ["plain", "biased", "gelu", "concatenated", "eps", "tied", "shared", "safetensors"])
+def test_logits_and_decoding(variant, tmp_path):
+    changes = {
+        "gelu": {"pos_ffn_activation_fn": "gelu"},
+        "concatenated": {"position_encoding_type": "SinusoidalConcat"},
+        "eps": {"norm_eps": 0.1},
+        "biased": {"biased": True},
+        "shared": {"vocabulary": {"src": VOCABULARY["src"], "tgt": VOCABULARY["src"]}},
+    }.get(variant, {})
+    value = checkpoint(**changes)
+    if variant == "shared":
+        value["model"][f"decoder.{LUT}.weight"] = value["model"][f"encoder.{LUT}.weight"]
+    if variant in ("tied", "shared"):
+        value["generator"]["weight"] = value["model"][f"decoder.{LUT}.weight"]
+    tensors = all_tensors(value)
+    if variant == "safetensors":
+        save_file(tensors, tmp_path / "model_step_7.safetensors")
+        del value["model"], value["generator"]
+    ours = load(value, tmp_path)
+    assert ours.config.tie_word_embeddings == (variant in ("tied", "shared"))
+    assert ours.config.share_encoder_decoder_embeddings == (variant == "shared")
+    theirs = Reference(
+        tensors,
+        ROLES,
+        heads=(3, 3),
+        pre=True,
+        activation=F.gelu if variant == "gelu" else F.relu,
+        eps=0.1 if variant == "eps" else 1e-6,
+        concatenated=variant == "concatenated",
+    )
+    with torch.no_grad():
+        assert_same(ours, theirs.logits, pad=1, start=2)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"self_attn_type": "average"}, "averages instead of attending"),
+        ({"pos_ffn_activation_fn": "silu"}, "gated"),
+        ({"pos_ffn_activation_fn": "gated-gelu"}, "gated"),
+        ({"layer_norm": "rms"}, "takes no mean off"),
+        ({"max_relative_positions": 20}, "relative positions"),
+        ({"max_relative_positions": -1}, "relative positions"),
+        ({"num_kv": 1}, "share keys and values"),
+        ({"parallel_residual": True}, "in parallel"),
+        ({"copy_attn": True}, "copies words"),
+        ({"lora_layers": ["linear_keys"]}, "lora_weights.py"),
+        ({"quant_layers": ["w_1"]}, "quantized"),
+        ({"position_encoding": False}, "no sinusoids"),
+        ({"encoder_type": "brnn"}, "no Transformer"),
+        ({"enc_layers": 3}, "have 2 encoder layers, and the model's options say 3"),
+        ({"transformer_ff": 11}, "of another shape.*w_1.weight .10, 12. instead of .11, 12."),
+        ({"heads": 5}, "doesn't divide"),
+        ({"heads": "3"}, "a number is expected"),
+    ],
+)
+def test_options_that_are_refused(change, message, tmp_path):
+    value = checkpoint()
+    value["opt"] = options(**change)
+    with pytest.raises(ConversionError, match=message):
+        load(value, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        (
+            "decoder.transformer_layers.1.context_attn.linear_keys.weight",
+            "missing: .*1.context_attn.linear_keys.weight",
+        ),
+        ("encoder.transformer.1.feed_forward.w_2.bias", "missing: .*1.feed_forward.w_2.bias"),
+    ],
+)
+def test_keys_that_are_missing_or_unknown(name, message, tmp_path):
+    value = checkpoint()
+    kept = value["model"].pop(name)
+    with pytest.raises(ConversionError, match=message):
+        load(value, tmp_path)
+    value["model"] |= {name: kept, "encoder.transformer.0.feed_forward.w_3.weight": kept}
+    with pytest.raises(ConversionError, match=r"unknown: .*w_3"):
+        load(value, tmp_path)
+
+
+def test_biases_that_all_layers_lack_are_missing_too(tmp_path):
+    value = checkpoint()
+    value["model"] = {name: one for name, one in value["model"].items() if not name.endswith("w_1.bias")}
+    with pytest.raises(ConversionError, match=r"missing: .*w_1.bias"):
+        load(value, tmp_path)
+
+
+def test_vocabularies_that_are_refused(tmp_path):
+    value = checkpoint()
+    value["vocab"]["src"] = ["<blank>", "<unk>", *VOCABULARY["src"][2:]]
+    with pytest.raises(ConversionError, match="another id in the source"):
+        load(value, tmp_path)
+    value["vocab"]["src"] = VOCABULARY["src"][:-1]
+    with pytest.raises(ConversionError, match="of another shape"):
+        load(value, tmp_path)
+
+
+class Field:
+    """Pickled as an object of torchtext, as version 2 has it."""
+
+
+def test_version_2_and_hostile_files_are_refused(tmp_path, monkeypatch):
+    module = types.ModuleType("torchtext.data.field")
+    module.Field = Field
+    monkeypatch.setattr(Field, "__module__", "torchtext.data.field")
+    for name in ("torchtext", "torchtext.data", "torchtext.data.field"):
+        monkeypatch.setitem(sys.modules, name, module)
+    with pytest.raises(ConversionError, match=r"OpenNMT-py 2.*convertv2_v3.py"):
+        load({**checkpoint(), "vocab": {"src": Field(), "tgt": Field()}}, tmp_path)
+
+    class Hostile:
+        def __reduce__(self):
+            return os.mkdir, (str(tmp_path / "planted"),)
+
+    with pytest.raises(ConversionError, match="only data is read, no code"):
+        load({**checkpoint(), "optim": Hostile()}, tmp_path)
+    assert not (tmp_path / "planted").exists()
+
+
+# ---- The original beside ----
+@pytest.fixture
+def original():
+    """OpenNMT-py's own modules, whose folder is in OPENNMT_SOURCE; its packages' `__init__` files don't run."""
+    source = os.environ.get("OPENNMT_SOURCE")
+    if not source or not Path(source, "onmt").is_dir():
+        pytest.skip("OPENNMT_SOURCE isn't the folder of OpenNMT-py's source")
+    before = dict(sys.modules)
+    package = types.ModuleType("onmt")
+    package.__path__ = [str(Path(source, "onmt"))]
+    sys.modules["onmt"] = package
+    for name in ("pyonmttok", "configargparse", "waitress", "flask", "ctranslate2", "spacy"):
+        if name not in sys.modules:
+            sys.modules[name] = MagicMock()
+    from onmt.decoders.transformer import TransformerDecoder
+    from onmt.encoders.transformer import TransformerEncoder
+    from onmt.modules.embeddings import Embeddings
+
+    yield Embeddings, TransformerEncoder, TransformerDecoder
+    for name in set(sys.modules) - set(before):
+        del sys.modules[name]
+
+
+@pytest.mark.peers
+@pytest.mark.parametrize("kind", ["SinusoidalInterleaved", "SinusoidalConcat"])
+@pytest.mark.parametrize(("biased", "activation"), [(False, "relu"), (True, "gelu")])
+def test_the_original_computes_the_same(original, kind, biased, activation, tmp_path):
+    embeddings, encoder_class, decoder_class = original
+    common = {"pos_ffn_activation_fn": activation, "add_qkvbias": biased}
+    sides = [
+        embeddings(WIDTH, len(VOCABULARY[side]), 1, position_encoding=True, position_encoding_type=kind)
+        for side in ("src", "tgt")
+    ]
+    encoder = encoder_class(ENCODER, WIDTH, 3, INNER, 0.0, 0.0, sides[0], 0, 0, **common)
+    decoder = decoder_class(
+        DECODER, WIDTH, 3, INNER, False, "scaled-dot", 0.0, 0.0, sides[1], 0, 0, False, False, -2, 0, **common
+    )
+    output = torch.nn.Linear(WIDTH, len(VOCABULARY["tgt"]))
+    theirs = torch.nn.ModuleDict({"encoder": encoder, "decoder": decoder}).eval()
+    for name, parameter in [*theirs.named_parameters(), *output.named_parameters()]:
+        torch.nn.init.normal_(parameter, mean=1.0 if "norm" in name and "weight" in name else 0.0, std=0.6)
+    value = checkpoint(biased=biased, pos_ffn_activation_fn=activation, position_encoding_type=kind)
+    value |= {"model": theirs.state_dict(), "generator": output.state_dict()}
+    ours = load(value, tmp_path)
+
+    def logits(source, mask, target):
+        memory, _, lengths = encoder(source[..., None], mask.sum(1))
+        decoder.init_state(source[..., None], memory, None)
+        return output(decoder(target[..., None], memory, src_len=lengths, step=None)[0])
+
+    with torch.no_grad():
+        assert_same(ours, logits, pad=1, start=2)
