@@ -217,7 +217,7 @@ def original():
     package = types.ModuleType("onmt")
     package.__path__ = [str(Path(source, "onmt"))]
     sys.modules["onmt"] = package
-    for name in ("pyonmttok", "configargparse", "waitress", "flask", "ctranslate2", "spacy"):
+    for name in ("pyonmttok", "configargparse", "waitress", "flask", "ctranslate2", "spacy", "ahocorasick"):
         if name not in sys.modules:
             sys.modules[name] = MagicMock()
     from onmt.decoders.transformer import TransformerDecoder
