@@ -217,7 +217,16 @@ def original():
     package = types.ModuleType("onmt")
     package.__path__ = [str(Path(source, "onmt"))]
     sys.modules["onmt"] = package
-    for name in ("pyonmttok", "configargparse", "waitress", "flask", "ctranslate2", "spacy", "ahocorasick"):
+    for name in (
+        "pyonmttok",
+        "configargparse",
+        "waitress",
+        "flask",
+        "ctranslate2",
+        "spacy",
+        "ahocorasick",
+        "rapidfuzz",
+    ):
         if name not in sys.modules:
             sys.modules[name] = MagicMock()
     from onmt.decoders.transformer import TransformerDecoder
