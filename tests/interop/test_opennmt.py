@@ -226,6 +226,7 @@ def original():
         "spacy",
         "ahocorasick",
         "rapidfuzz",
+        "fasttext",
     ):
         if name not in sys.modules:
             sys.modules[name] = MagicMock()
