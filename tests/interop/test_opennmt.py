@@ -230,6 +230,7 @@ def original():
     ):
         if name not in sys.modules:
             sys.modules[name] = MagicMock()
+    sys.modules["configargparse"].ArgumentParser = argparse.ArgumentParser
     from onmt.decoders.transformer import TransformerDecoder
     from onmt.encoders.transformer import TransformerEncoder
     from onmt.modules.embeddings import Embeddings
