@@ -2,6 +2,7 @@
 
 SOURCE is a checkpoint, or a folder with checkpoint_best.pt, checkpoint_last.pt or one .pt file; dict.*.txt beside it
 are the vocabularies. The sinusoids of fairseq begin after the padding's index, and its decoder starts from `</s>`.
+The generation config is that of fairseq-generate without options.
 """
 
 from collections.abc import Mapping
@@ -9,7 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from torch import Tensor
+from transformers import GenerationConfig
 
+from ..configuration_vanilla_transformer import VanillaTransformerConfig
+from ..data.messages import first_line
 from .base import ConversionError, Converted, Options
 from .layout import POSITIONS, SOURCE, TARGET, Layout, from_tensors
 from .pickles import fields_of, read, tensors_of
@@ -18,20 +22,34 @@ CHECKPOINTS = ("checkpoint_best.pt", "checkpoint_last.pt")
 SPECIAL = ("<s>", "<pad>", "</s>", "<unk>")  # what every dictionary begins with, before the lines of its file
 PAD, END = 1, 2
 FIXED_FIELDS: dict[str, Any] = {
+    "attention_bias": True,
     "layer_norm_eps": 1e-5,
     "pad_token_id": PAD,
     "bos_token_id": 0,
     "eos_token_id": END,
     "decoder_start_token_id": END,
 }
-ACTIVATIONS = {"relu": "relu", "gelu": "gelu", "gelu_accurate": "gelu_new", "swish": "silu", "tanh": "tanh"}
+ACTIVATIONS = {
+    "relu": "relu",
+    "relu_squared": "relu2",
+    "gelu": "gelu",
+    "gelu_accurate": "gelu_new",
+    "gelu_fast": "gelu_new",  # its earlier name
+    "swish": "silu",
+    "tanh": "tanh",
+    "linear": "linear",
+}
 # Settings that change what is computed into something that ours doesn't have, if they are anything but off.
 REFUSED = {
     "adaptive_input": "factored embeddings",
     "adaptive_softmax_cutoff": "an adaptive softmax",
     "cross_self_attention": "attention to source and target at once",
     "decoder_layerdrop": "layer drop",
+    "decoder_layers_to_keep": "layers that are left out",
+    "decoder_xformers_att_config": "another attention",
     "encoder_layerdrop": "layer drop",
+    "encoder_layers_to_keep": "layers that are left out",
+    "encoder_xformers_att_config": "another attention",
     "layernorm_embedding": "a LayerNorm on embeddings",
     "no_cross_attention": "a decoder that doesn't see the source",
     "no_decoder_final_norm": "a pre-norm decoder without a last LayerNorm",
@@ -40,6 +58,38 @@ REFUSED = {
     "quant_noise_scalar": "quantization noise",
     "tie_adaptive_weights": "an adaptive softmax",
 }
+# Architectures that may have the tensors of `transformer` and compute something else, and those that are `transformer`.
+OTHER_MODELS = {
+    "transformer_from_pretrained_xlm": "XLM",
+    "transformer_lm": "a language model",
+    "transformer_monotonic": "simultaneous translation",
+    "transformer_pointer_generator": "a pointer-generator",
+    "transformer_ulm": "a language model",
+    "transformer_unidirectional": "an encoder that doesn't see what follows",
+}
+SIZES = ("tiny", "iwslt_de_en", "wmt_en_de", "wmt_en_de_big", "wmt_en_de_big_t2t", "wmt_en_de_big_align", "align")
+ARCHITECTURES = ("transformer", *(f"transformer_{one}" for one in (*SIZES, "vaswani_wmt_en_de_big")))
+ARCHITECTURES = (*ARCHITECTURES, "transformer_vaswani_wmt_en_fr_big")
+# Tasks whose decoder starts from another token than </s>, or whose dictionaries have tokens that their files lack.
+OTHER_TASKS = (
+    "denoising", "multilingual_denoising", "multilingual_translation", "multilingual_translation_latent_depth",
+    "online_backtranslation", "semisupervised_translation", "simul_text_to_text", "translation_from_pretrained_bart",
+    "translation_from_pretrained_xlm", "translation_lev", "translation_moe", "translation_multi_simple_epoch",
+)  # fmt: skip
+# fairseq-generate: a beam of 5, no padding, no empty translation, and at most 200 tokens before </s>.
+LONGEST = 200
+DECODING: dict[str, Any] = {
+    "num_beams": 5,
+    "early_stopping": True,
+    "length_penalty": 1.0,
+    "min_new_tokens": 1,
+    "bad_words_ids": [[PAD]],
+    "forced_eos_token_id": END,
+}
+DECODING_NOTE = (
+    "it decodes as fairseq-generate does without options: beams of 5, log-probabilities divided by the length "
+    f"(length_penalty 1), at most {LONGEST} tokens; generation_config.json says so"
+)
 SUBLAYERS = {
     "encoder": {"self_attn_layer_norm": "self_attn_layer_norm", "final_layer_norm": "final_layer_norm"},
     "decoder": {
@@ -49,6 +99,8 @@ SUBLAYERS = {
     },
 }
 OVERWRITE = " #fairseq:overwrite"  # behind a token that takes the place of an earlier one of the same name
+VERSION = 3  # of stacks that normalise once more at their end, if they are pre-norm
+LANGUAGES = ("source_lang", "target_lang")
 IGNORED = ("*.version", "*._float_tensor", "*.embed_positions.weights")
 
 
@@ -78,16 +130,41 @@ def load(source: str | Path, options: Options) -> Converted:
     settings = settings_of(value)
     tensors = tensors_of(value["model"], file)
     model = from_tensors(tensors, layout_of(settings, tensors))
+    model.generation_config = _generation_config(settings, model.config)
     dictionaries = _dictionaries(file.parent, settings)
-    notes = []
-    for side, words, size in zip(
-        ("source", "target"), dictionaries, (model.config.vocab_size, model.config.target_vocab_size), strict=True
-    ):
+    sizes = (model.config.vocab_size, model.config.target_vocab_size)
+    for side, words, size in zip(("source", "target"), dictionaries, sizes, strict=True):
         if words is not None and len(words) != size:
             raise ConversionError(f"the {side} dictionary has {len(words):,} entries and the embeddings {size:,} rows")
+    is_joint = model.config.share_encoder_decoder_embeddings
+    if is_joint and None not in dictionaries and dictionaries[0] != dictionaries[1]:
+        raise ConversionError("source and target share their embeddings, and their dictionaries differ")
+    notes = [DECODING_NOTE, *_notes(settings)]
+    if None in dictionaries:
+        notes.append(f"there are no dictionaries (dict.*.txt) of both languages in {file.parent}: none was compared")
     if options.with_tokenizer:
         notes.append("there is no tokenizer in it: save yours beside the model")
-    return Converted(model, notes=tuple(notes))
+    languages = [settings[name] for name in LANGUAGES if isinstance(settings.get(name), str)]
+    return Converted(model, metadata={"language": languages}, notes=tuple(notes))
+
+
+def _notes(settings: Mapping[str, Any]) -> list[str]:
+    """Names code that isn't fairseq's own, of which nothing is known here."""
+    own = {"arch": ARCHITECTURES, "task": ("translation",)}
+    return [
+        f"{name} {settings[name]} isn't fairseq's own; it is taken for {known[0]}, and has to compute the same"
+        for name, known in own.items()
+        if settings[name] is not None and settings[name] not in known
+    ]
+
+
+def _generation_config(settings: Mapping[str, Any], config: VanillaTransformerConfig) -> GenerationConfig:
+    positions = settings.get("max_target_positions")
+    longest = min(LONGEST, (positions if isinstance(positions, int) else LONGEST + 1) - 1)
+    if config.position_encoding == "learned":
+        longest = min(longest, config.max_position_embeddings - 1)
+    longest = max(longest, 0) + len(("</s>", "</s>"))  # where it starts and ends
+    return GenerationConfig(**DECODING, **config.decoding_tokens, max_length=longest)
 
 
 def _checkpoint(source: Path) -> Path:
@@ -113,7 +190,8 @@ def settings_of(checkpoint: Mapping[str, Any]) -> dict[str, Any]:
     for name, value in model.items():  # its newest form has one table for each stack
         nested = fields_of(value) if name in ("encoder", "decoder", "quant_noise") else None
         settings |= {name: value} if nested is None else {f"{name}_{key}": one for key, one in nested.items()}
-    return settings
+    names = {"arch": settings.get("arch") or model.get("_name"), "task": settings.get("task") or task.get("_name")}
+    return {**settings, **names}
 
 
 def layout_of(settings: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Layout:
@@ -122,7 +200,12 @@ def layout_of(settings: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Lay
     Raises:
         ConversionError: A setting makes another model than ours.
     """
-    if reasons := [f"{name} ({what})" for name, what in REFUSED.items() if settings.get(name)]:
+    reasons = [f"{name} ({what})" for name, what in REFUSED.items() if settings.get(name)]
+    arch, task = str(settings["arch"]), settings["task"]
+    reasons += [f"arch {arch} ({what})" for name, what in OTHER_MODELS.items() if arch.startswith(name)]
+    if task in OTHER_TASKS:
+        reasons.append(f"task {task} (tokens of its own, or a decoder that starts otherwise)")
+    if reasons:
         raise ConversionError(f"it has what ours doesn't: {', '.join(reasons)}")
     activation = settings.get("activation_fn") or "relu"
     if activation not in ACTIVATIONS:
@@ -131,18 +214,35 @@ def layout_of(settings: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Lay
         _of_both(settings, "encoder_learned_pos", "decoder_learned_pos"),
         _of_both(settings, "encoder_normalize_before", "decoder_normalize_before"),
     )
+    shares = bool(settings.get("share_all_embeddings") or settings.get("merge_src_tgt_embed"))
+    has_last_norms = is_pre and _has_last_norms(tensors)
     fields = {
         **FIXED_FIELDS,
+        "share_encoder_decoder_embeddings": shares,
+        "tie_word_embeddings": shares or bool(settings.get("share_decoder_input_output_embed")),
+        "final_layer_norm": has_last_norms,
         **{f"{stack}_attention_heads": _heads(settings, stack) for stack in SUBLAYERS},
         "norm_position": "pre" if is_pre else "post",
         "activation_function": ACTIVATIONS[activation],
         "scale_embedding": not settings.get("no_scale_embedding"),
         "position_encoding": "learned" if is_learned else "fairseq",
     }
+    fields["activation_dropout"] = settings.get("relu_dropout") or 0.0  # its earlier name
     for name in ("dropout", "attention_dropout", "activation_dropout"):
-        if isinstance(settings.get(name), (int, float)):
+        if isinstance(settings.get(name), (int, float)) and settings[name]:
             fields[name] = settings[name]
-    return Layout(_names(tensors, is_learned), fields, IGNORED, first_position=PAD + 1 if is_learned else 0)
+    for stack in SUBLAYERS:
+        if isinstance(settings.get(f"{stack}_layers"), int):
+            fields[f"{stack}_layers"] = settings[f"{stack}_layers"]
+    names = _names(tensors, is_learned, has_last_norms)
+    first = PAD + 1 if is_learned else 0
+    return Layout(names, fields, IGNORED, first_position=first, required=("*.bias",))
+
+
+def _has_last_norms(tensors: Mapping[str, Tensor]) -> bool:
+    """Tells whether a pre-norm model is new enough to normalise once more behind its stacks."""
+    versions = [tensors.get(f"{stack}.version") for stack in SUBLAYERS]
+    return all(one is not None and one.numel() == 1 and one.item() >= VERSION for one in versions)
 
 
 def _of_both(settings: Mapping[str, Any], one: str, other: str) -> bool:
@@ -158,17 +258,17 @@ def _heads(settings: Mapping[str, Any], stack: str) -> int:
     return heads
 
 
-def _names(tensors: Mapping[str, Tensor], is_learned: bool) -> dict[str, str]:
+def _names(tensors: Mapping[str, Tensor], is_learned: bool, has_last_norms: bool) -> dict[str, str]:
     """Returns our names -> fairseq's, of its present versions or of those with older names."""
     names = {
         SOURCE: SOURCE,
         TARGET: TARGET,
-        "encoder.layer_norm": "encoder.layer_norm",
-        "decoder.layer_norm": "decoder.layer_norm",
         "lm_head.weight": "decoder.embed_out" if "decoder.embed_out" in tensors else "decoder.output_projection.weight",
     }
     if is_learned:
         names |= {name: name for name in POSITIONS}
+    if has_last_norms:
+        names |= {f"{stack}.layer_norm": f"{stack}.layer_norm" for stack in SUBLAYERS}
     is_stacked = "encoder.layers.0.self_attn.in_proj_weight" in tensors  # until 0.8
     is_numbered = "encoder.layers.0.layer_norms.0.weight" in tensors  # until 0.6
     for stack, norms in SUBLAYERS.items():
@@ -189,12 +289,12 @@ def _names(tensors: Mapping[str, Tensor], is_learned: bool) -> dict[str, str]:
 # ---- Dictionaries ----
 def _dictionaries(folder: Path, settings: Mapping[str, Any]) -> tuple[list[str] | None, list[str] | None]:
     """Returns the tokens of source and target in the order of their ids; None: there is no file."""
-    found = []
-    for side in ("source", "target"):
-        language = settings.get(f"{side}_lang")
-        file = folder / f"dict.{language}.txt"
-        found.append(dictionary(file) if language and file.is_file() else None)
-    return found[0], found[1]
+    files = [folder / f"dict.{settings.get(name)}.txt" for name in LANGUAGES]
+    source, target = (dictionary(file) if file.is_file() else None for file in files)
+    if settings.get("merge_src_tgt_embed") and source is not None and target is not None:
+        known = set(source)
+        source = target = [*source, *(token for token in target if token not in known)]
+    return source, target
 
 
 def dictionary(file: Path) -> list[str]:
@@ -203,15 +303,22 @@ def dictionary(file: Path) -> list[str]:
     Raises:
         ConversionError: A line isn't one of a dictionary, or a token occurs twice.
     """
+    try:
+        lines = file.read_text(encoding="utf-8").rstrip("\n").split("\n")
+    except UnicodeDecodeError as error:
+        raise ConversionError(f"{file} isn't a text in UTF-8 ({first_line(error)})") from error
     tokens = list(SPECIAL)
     known = set(tokens)
-    for number, line in enumerate(file.read_text(encoding="utf-8").rstrip("\n").split("\n"), 1):
-        entry = line.removesuffix(OVERWRITE)
+    for number, line in enumerate(lines, 1):
+        entry = line.rstrip().removesuffix(OVERWRITE)
         token, _, count = entry.rpartition(" ")
-        if not count.lstrip("-").isdigit():
+        if not count.lstrip("-").isdecimal():
             raise ConversionError(f"{file}, line {number}: {line!r} isn't a token and its count")
-        if token in known and entry == line:
-            raise ConversionError(f"{file}, line {number}: the token {token!r} has been there before")
+        if token in known and entry == line.rstrip():
+            raise ConversionError(
+                f"{file}, line {number}: the token {token!r} has been there before; end the line with{OVERWRITE} if "
+                "it takes the earlier one's place"
+            )
         known.add(token)
         tokens.append(token)
     return tokens

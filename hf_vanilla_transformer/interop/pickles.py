@@ -18,6 +18,12 @@ from ..data.messages import first_line
 from .base import ConversionError
 
 SCALAR: Any = np.float64(0).__reduce__()[0]  # what makes a NumPy number of its bytes
+
+
+class Figures:
+    """Takes the place of classes with figures of a training, of which nothing is used."""
+
+
 # Classes that other systems' checkpoints hold beside tensors. Making one runs nothing but what is written here.
 HARMLESS: list[Any] = [
     argparse.Namespace,
@@ -28,6 +34,7 @@ HARMLESS: list[Any] = [
     (SCALAR, "numpy.core.multiarray.scalar"),  # its name before NumPy 2
     *(type(np.dtype(kind)) for kind in ("bool", "int32", "int64", "float32", "float64")),
     int,  # the factory of a defaultdict
+    *((Figures, f"fairseq.meters.{name}Meter") for name in ("Average", "Stopwatch", "Time")),  # until 0.9
 ]
 
 
