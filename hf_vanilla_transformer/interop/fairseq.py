@@ -101,7 +101,13 @@ SUBLAYERS = {
 OVERWRITE = " #fairseq:overwrite"  # behind a token that takes the place of an earlier one of the same name
 VERSION = 3  # of stacks that normalise once more at their end, if they are pre-norm
 LANGUAGES = ("source_lang", "target_lang")
-IGNORED = ("*.version", "*._float_tensor", "*.embed_positions.weights")
+# 0.12.2 has copies of an encoder layer's weights, which it fills when it loads them: saved in training, they are zero.
+COPIES = [f"{part}_{kind}" for part in ("in_proj", "out_proj", "fc1", "fc2") for kind in ("weight", "bias")]
+NUMBERS = ("[0-9]", "[0-9][0-9]", "[0-9][0-9][0-9]")
+IGNORED = (
+    *("*.version", "*._float_tensor", "*.embed_positions.weights"),
+    *(f"encoder.layers.{number}.{copy}" for number in NUMBERS for copy in COPIES),
+)
 
 
 def recognises(source: Path) -> bool:

@@ -36,6 +36,9 @@ CASES = {
 def settings(**more):
     """What fairseq saves as `args`."""
     values = {f"{stack}_attention_heads": HEADS[stack] for stack in LAYERS}
+    values |= {f"{stack}_layers": LAYERS[stack] for stack in LAYERS} | {f"{stack}_embed_dim": D for stack in LAYERS}
+    values |= {f"{stack}_ffn_embed_dim": FFN[stack] for stack in LAYERS}
+    values |= {f"max_{side}_positions": POSITIONS for side in ("source", "target")}
     flags = ("normalize_before", "learned_pos", "layerdrop")
     values |= {f"{stack}_{flag}": 0 if flag == "layerdrop" else False for stack in LAYERS for flag in flags}
     return {**values, "arch": "transformer", "activation_fn": "relu", "source_lang": "de", "target_lang": "en", **more}
