@@ -1,9 +1,9 @@
 """CTranslate2: our models in its format, by `export` or by its own TransformersConverter.
 
-    import hf_vanilla_transformer.interop.ctranslate2  # registers the loader
-    from ctranslate2.converters import TransformersConverter
+import hf_vanilla_transformer.interop.ctranslate2  # registers the loader
+from ctranslate2.converters import TransformersConverter
 
-    TransformersConverter("outputs/quickstart/model").convert("ct2", quantization="int8")
+TransformersConverter("outputs/quickstart/model").convert("ct2", quantization="int8")
 """
 
 from collections.abc import Sequence
@@ -44,8 +44,6 @@ NEVER = -1e4
 SAME_SETTINGS = {
     "num_beams": "beam_size",
     "length_penalty": "length_penalty",
-    "repetition_penalty": "repetition_penalty",
-    "no_repeat_ngram_size": "no_repeat_ngram_size",
     "max_new_tokens": "max_decoding_length",
     "min_new_tokens": "min_decoding_length",
 }
@@ -55,6 +53,8 @@ OTHER_SETTINGS = {
     "doesn't)",
     "max_extra_length": "give max_decoding_length, one number for all sentences of a call (its default is 256)",
     "coverage_penalty": "its formula is another one",
+    "repetition_penalty": "translate_batch has an option of that name, which wasn't compared",
+    "no_repeat_ngram_size": "translate_batch has an option of that name, which wasn't compared",
     "forced_bos_token_id": "give target_prefix",
     "forced_eos_token_id": "a translation that is cut at the maximum length has no end token",
     "max_length": "give max_decoding_length, which is one less, as it doesn't count the start token",
@@ -95,20 +95,23 @@ def export(
 def notes(model: VanillaTransformerForConditionalGeneration) -> list[str]:
     """Returns what a user of an exported model should know: its longest sentences, and settings of decoding."""
     config, settings = model.config, model.generation_config
-    rows = len(_table(model.model.encoder, config))
     given = {name: getattr(settings, name, None) for name in (*SAME_SETTINGS, *OTHER_SETTINGS)}
-    usual = vars(GenerationConfig())
-    wanted = {SAME_SETTINGS[name]: given[name] for name in SAME_SETTINGS if given[name] not in (None, usual.get(name))}
-    wanted["beam_size"] = settings.num_beams or 1
-    arguments = ", ".join(f"{name}={value!r}" for name, value in wanted.items())
+    beams = settings.num_beams or 1
+    same = {SAME_SETTINGS[name]: given[name] for name in SAME_SETTINGS if given[name] is not None}
+    # CTranslate2's own defaults are 2 beams, and no empty translation.
+    arguments = ", ".join(f"{n}={v!r}" for n, v in ({"beam_size": beams, "min_decoding_length": 0} | same).items())
     found = [
-        f"its table of positions has {rows:,} rows: longer sentences are an error. translate_batch cuts sources to 1,024 "
-        "tokens unless max_input_length says otherwise",
-        f"the model's settings of decoding aren't in the files; give them to translate_batch: {arguments}",
+        f"the tables of positions have {len(_table(model.model.encoder, config)):,} rows: longer sentences are an "
+        "error. translate_batch cuts sources to 1,024 tokens unless max_input_length says otherwise",
+        f"the files don't hold the model's settings of decoding; give them to translate_batch: {arguments}",
     ]
     found += [
-        f"CTranslate2 has no {name} ({given[name]} here): {what}" for name, what in OTHER_SETTINGS.items() if given[name]
+        f"CTranslate2 has no {name} ({given[name]} here): {what}"
+        for name, what in OTHER_SETTINGS.items()
+        if given[name] or (given[name] == 0 and name.endswith("_id"))
     ]
+    if beams > 1 and settings.early_stopping is not True:
+        found.append("its beam search ends as with early_stopping=True, which isn't set here")
     if never := _never(settings):
         found.append(f"tokens {', '.join(map(str, never))} are never chosen: their output bias is {NEVER:g}")
     if sequences := [one for one in settings.bad_words_ids or [] if len(one) > 1]:
@@ -196,7 +199,9 @@ class VanillaTransformerLoader(ModelLoader):
         for field in ("decoder_start_token", "eos_token"):
             number = next(iter(_as_list(getattr(settings, f"{field}_id"))), None)
             if number is None or number >= len(target):
-                raise ConversionError(f"{field}_id is {number} in the generation config, which is no token of the target")
+                raise ConversionError(
+                    f"{field}_id is {number} in the generation config, which is no token of the target"
+                )
             setattr(config, field, target[number])
         # CTranslate2 adds those that a vocabulary lacks, for which there would be no embeddings.
         config.unk_token = tokenizer.unk_token or config.eos_token
