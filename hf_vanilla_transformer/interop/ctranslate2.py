@@ -1,9 +1,6 @@
-"""CTranslate2: our models in its format, by `export` or by its own TransformersConverter.
+"""CTranslate2: our models in its format, by `export` or by CTranslate2's own TransformersConverter.
 
-import hf_vanilla_transformer.interop.ctranslate2  # registers the loader
-from ctranslate2.converters import TransformersConverter
-
-TransformersConverter("outputs/quickstart/model").convert("ct2", quantization="int8")
+Importing this module registers a loader there: `TransformersConverter("outputs/quickstart/model").convert("ct2")`.
 """
 
 from collections.abc import Sequence
@@ -89,7 +86,10 @@ def export(
     spec.optimize(quantization=quantization)
     spec.save(str(folder))
     tokenizer.save_pretrained(folder)
-    return notes(model)
+    found = notes(model)
+    if getattr(tokenizer, "separate_vocabs", False):
+        found.append("source_vocabulary.json names the source's ids; the tokenizer's convert_ids_to_tokens the target's")
+    return found
 
 
 def notes(model: VanillaTransformerForConditionalGeneration) -> list[str]:
@@ -152,8 +152,8 @@ class VanillaTransformerLoader(ModelLoader):
         self._set_stack(decoder, decoder.embeddings, model.model.decoder)
         self.set_linear(decoder.projection, model.lm_head)
         if never := _never(model.generation_config):
-            bias = model.lm_head.bias
-            bias = model.lm_head.weight.new_zeros(config.target_vocab_size) if bias is None else bias.clone()
+            own: Tensor | None = model.lm_head.bias
+            bias = model.lm_head.weight.new_zeros(config.target_vocab_size) if own is None else own.clone()
             bias[never] = NEVER
             decoder.projection.bias = bias
         return transformer_spec.TransformerSpec(encoder, decoder)
@@ -174,6 +174,16 @@ class VanillaTransformerLoader(ModelLoader):
             self.set_linear(layer_spec.ffn.linear_0, layer.feed_forward.fc1)
             self.set_linear(layer_spec.ffn.linear_1, layer.feed_forward.fc2)
             self.set_layer_norm(layer_spec.ffn.layer_norm, layer.final_layer_norm)
+
+    def set_linear(self, spec: Any, module: Any, *args: Any) -> None:
+        """Copies a linear map, as CTranslate2 quantizes in place."""
+        spec.weight = module.weight.clone()
+        if module.bias is not None:
+            spec.bias = module.bias
+
+    def set_embeddings(self, spec: Any, module: Any) -> None:
+        """Copies embeddings, for the same reason."""
+        spec.weight = module.weight.clone()
 
     def get_vocabulary(self, model: Any, tokenizer: PreTrainedTokenizerBase) -> tuple[list[str], list[str]]:
         """Returns the tokens of source and target, by their ids."""
@@ -204,7 +214,7 @@ class VanillaTransformerLoader(ModelLoader):
                 )
             setattr(config, field, target[number])
         # CTranslate2 adds those that a vocabulary lacks, for which there would be no embeddings.
-        config.unk_token = tokenizer.unk_token or config.eos_token
+        config.unk_token = tokenizer.unk_token or tokenizer.pad_token or config.eos_token
         config.bos_token = tokenizer.bos_token or config.eos_token
         config.add_attribute("layer_norm_epsilon", model.config.layer_norm_eps)
 
@@ -272,8 +282,10 @@ def _table(stack: Any, config: VanillaTransformerConfig) -> Tensor:
 
 
 def _filled(tokens: dict[int, str], rows: int) -> list[str]:
-    """Returns the tokens of a vocabulary's rows; those that no text has get names."""
-    names = [tokens.get(number, f"<unused {number}>") for number in range(rows)]
+    """Returns the tokens of a vocabulary's rows; a row that no text has, or that repeats a token, gets a name."""
+    first = {token: number for number, token in sorted(tokens.items(), reverse=True)}
+    own = {number: token for token, number in first.items()}
+    names = [own.get(number, f"<unused {number}>") for number in range(rows)]
     if len(set(names)) < rows:
         raise ConversionError("several tokens of the vocabulary have the same name; CTranslate2 knows them by it")
     return names

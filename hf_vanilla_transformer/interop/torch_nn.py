@@ -68,12 +68,13 @@ def state_dict_of(model: VanillaTransformerForConditionalGeneration) -> dict[str
     _check(config)
     tensors = to_tensors(model, TORCH)
     for rule in rules_of(TORCH, {"encoder": config.encoder_layers, "decoder": config.decoder_layers}):
-        (name, *_), rows = rule.theirs, len(rule.ours) * config.d_model
+        name, rows = rule.theirs[0], len(rule.ours) * config.d_model
         if "_attn." in name and name.endswith("bias") and name not in tensors:
             tensors[name] = torch.zeros(rows, dtype=model.dtype)
     for name, value in ((TARGET, tensors[OWN_NAMES[SOURCE]]), (OUTPUT, model.lm_head.weight.detach())):
         tensors.setdefault(OWN_NAMES[name], value)
-    for name, stack in zip(POSITIONS, (model.model.encoder, model.model.decoder), strict=True):
+    stacks: list[Any] = [model.model.encoder, model.model.decoder]
+    for name, stack in zip(POSITIONS, stacks, strict=True):
         if config.position_encoding != "learned":
             layout = stack.embed_positions.layout
             tensors[OWN_NAMES[name]] = sinusoidal_table(config.max_position_embeddings, *layout)
@@ -145,7 +146,7 @@ def _notes(config: VanillaTransformerConfig) -> list[str]:
         notes.append("the biases of attention are zeros: the model has none")
     if config.attention_dropout != config.dropout or config.activation_dropout != config.dropout:
         notes.append(
-            "torch.nn.Transformer has one rate of dropout, also for attention weights and between the feed-forward "
-            f"maps, where the model has {config.attention_dropout:g} and {config.activation_dropout:g}: training differs"
+            "training differs: torch.nn.Transformer has one rate of dropout, also for attention weights and within the "
+            f"feed-forward networks, where the model has {config.attention_dropout:g} and {config.activation_dropout:g}"
         )
     return notes
