@@ -44,6 +44,7 @@ MAY_IMPORT = {
     "interop.pickles": ["interop.base", "data.messages"],
     "interop.sentencepiece": ["evaluation.loading", OPUS_MT],
     "interop.convert": ["interop", "interop.*", "publish.*", "evaluation.*", "data.*"],
+    "interop.torch_nn": ["interop.base", "interop.layout", "interop.mapping", *PAPER],
     "interop.*": [
         *(f"interop.{name}" for name in ("base", "layout", "pickles", "sentencepiece")),
         *("evaluation.*", "data.*", OPUS_MT, *PAPER),

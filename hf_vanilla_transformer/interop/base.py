@@ -1,6 +1,8 @@
 """What the modules of all systems share: what a user says of a model, and what becomes of it."""
 
-from collections.abc import Mapping
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -52,3 +54,32 @@ class Converted:
     metadata: Mapping[str, Any] = field(default_factory=dict)
     base_model: str | None = None
     notes: tuple[str, ...] = ()
+
+
+def check_new_folder(output: Path) -> None:
+    """Checks, before any work is done, that a folder can be made.
+
+    Raises:
+        ConversionError: There is something at `output`, or no folder to put it in.
+    """
+    if output.exists() and not (output.is_dir() and not any(output.iterdir())):
+        raise ConversionError(f"{output} exists; choose another output")
+    if not output.absolute().parent.is_dir():
+        raise ConversionError(f"{output} can't be written: there is no folder {output.absolute().parent}")
+
+
+@contextmanager
+def new_folder(output: Path) -> Iterator[Path]:
+    """Yields an empty folder, which becomes `output` at the end; after an error, nothing is there.
+
+    Raises:
+        OSError: It can't be written, or there is something at `output`.
+    """
+    parent = output.absolute().parent
+    with tempfile.TemporaryDirectory(prefix=f".{output.name}.", suffix=".partial", dir=parent) as place:
+        folder = Path(place) / "model"
+        folder.mkdir()
+        yield folder
+        if output.exists():
+            output.rmdir()
+        folder.rename(output)

@@ -4,7 +4,6 @@ Each system has a module here with `recognises`, which tells by a file's or fold
 models, and `load`, which returns it as one of ours.
 """
 
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ from huggingface_hub import ModelCard
 
 from ..publish.model_card import RunFacts, fill_model_card
 from . import fairseq, joeynmt, mapping, marian, opennmt
-from .base import ConversionError, Converted, Options
+from .base import ConversionError, Converted, Options, check_new_folder, new_folder
 
 SYSTEMS: dict[str, Any] = {
     "marian": marian,
@@ -41,25 +40,15 @@ def convert(source: str | Path, output: str | Path, *, system: str | None = None
         OSError: The output can't be written.
     """
     output, given = Path(output), Options(**options)
-    if output.exists() and not (output.is_dir() and not any(output.iterdir())):
-        raise ConversionError(f"{output} exists; choose another output")
-    if not output.absolute().parent.is_dir():
-        raise ConversionError(f"{output} can't be written: there is no folder {output.absolute().parent}")
+    check_new_folder(output)
     name = system or ("mapping" if given.mapping is not None else recognise(source))
     loaded: Converted = SYSTEMS[name].load(source, given)
     card = _card(output.name, loaded)
-    with tempfile.TemporaryDirectory(
-        prefix=f".{output.name}.", suffix=".partial", dir=output.absolute().parent
-    ) as place:
-        folder = Path(place) / "model"
-        folder.mkdir()
+    with new_folder(output) as folder:
         loaded.model.save_pretrained(folder)
         if loaded.tokenizer is not None:
             loaded.tokenizer.save_pretrained(folder)
         card.save(folder / "README.md")
-        if output.exists():
-            output.rmdir()
-        folder.rename(output)
     return loaded.notes
 
 

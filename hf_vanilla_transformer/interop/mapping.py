@@ -124,6 +124,16 @@ def read_mapping(source: str | Path, *, assume_causal: bool = False) -> Layout:
     )
 
 
+def read_names(source: str | Path) -> dict[str, str]:
+    """Reads a mapping's names alone: ours -> theirs.
+
+    Raises:
+        ConversionError: There is no such mapping, or it has unknown entries or wrong values.
+    """
+    entries = _entries(source)
+    return {ours: entries.get("prefix", "") + theirs for ours, theirs in entries["names"].items()}
+
+
 def _entries(source: str | Path) -> dict[str, Any]:
     """Reads a mapping and those that it extends, whose entries it replaces; `names` and `config` one by one."""
     place = SHIPPED / f"{source}.yaml" if str(source) in shipped_mappings() else Path(source)

@@ -78,6 +78,7 @@ def _run_console_script(*arguments):
         (["evaluate", "--model", "DIR", "--source", "A", "--reference", "B", "--num-beams", "four"], 2),
         (["average", "RUN", "--last", "0"], 2),
         (["convert", "DIR", "--output", "NEW", "--from", "maria"], 2),
+        (["export", "--model", "DIR", "--output", "NEW", "--to", "torchscript"], 2),
         (["train", "--config"], 2),
     ],
 )
@@ -259,6 +260,7 @@ def test_wrong_use_is_one_line_that_names_the_fix(run, tiny_checkpoint, argument
         ["evaluate", "--model", MODEL, "--source", __file__, "--reference", __file__],
         ["translate", "--model", MODEL, "nine"],
         ["convert", MODEL, "--output", "new"],
+        ["export", "--model", MODEL, "--to", "torch", "--output", "new"],
         ["info"],
     ],
 )

@@ -1,0 +1,114 @@
+"""`vanilla-transformer export`."""
+
+import argparse
+import importlib
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..data.messages import first_line
+from .common import RunError, UsageError, check_model_name, loading
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+FORMATS = {
+    "ctranslate2": "CTranslate2's engine",
+    "onnx": "ONNX graphs for onnxruntime",
+    "torch": "a state dict of torch.nn.Transformer",
+}
+MODULES = {"torch": "torch_nn"}  # where it hasn't the format's name
+QUANTIZATIONS = {  # format -> the types that its weights may have
+    "ctranslate2": (
+        *("int8", "int8_float32", "int8_float16", "int8_bfloat16", "int16", "float16", "bfloat16", "float32"),
+    ),
+    "onnx": ("int8",),
+    "torch": (),
+}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Export a model to another system's format."""
+    known = "; ".join(f"{name}: {what}" for name, what in FORMATS.items())
+    parser.epilog = f"Formats: {known}. ctranslate2 and onnx need pip install 'hf-vanilla-transformer[export]'."
+    parser.add_argument(
+        "--model", required=True, metavar="DIR", help="a saved model's folder, or its name on the Hub (also a Marian's)"
+    )
+    parser.add_argument("--to", required=True, choices=list(FORMATS), help="the format")
+    parser.add_argument(
+        "--output", required=True, metavar="DIR", help="folder to write; it must not exist, or be empty"
+    )
+    parser.add_argument(
+        "--quantization",
+        metavar="TYPE",
+        help=f"type of the weights, of {', '.join(QUANTIZATIONS['ctranslate2'])} for ctranslate2; int8 for onnx "
+        "(default: as they were saved)",
+    )
+    parser.add_argument(
+        "--trust-remote-code", action="store_true", help="run code that comes with the model; only if you trust it"
+    )
+    parser.set_defaults(run=_export)
+
+
+def _export(arguments: argparse.Namespace) -> None:
+    """Exports and says where the result is."""
+    options = _options(arguments.to, arguments.quantization)
+    check_model_name(arguments.model)
+    with loading():
+        from .. import register
+        from ..interop.base import ConversionError, check_new_folder, new_folder
+
+        register()
+        exporter = _exporter(arguments.to)
+    output = Path(arguments.output)
+    try:
+        check_new_folder(output)
+        tokenizer, model = _load(arguments.model, arguments.trust_remote_code)
+        with new_folder(output) as folder:
+            notes = exporter.export(model, tokenizer, folder, **options)
+    except ConversionError as error:
+        raise UsageError(first_line(error)) from error
+    except OSError as error:  # a full disk, a folder that can't be written
+        raise RunError(first_line(error)) from error
+    print(f"exported {arguments.model} into {output}")
+    for note in notes:
+        print(f"note: {note}")
+
+
+def _options(system: str, quantization: str | None) -> dict[str, Any]:
+    """Returns what `export` of a format takes for `--quantization`."""
+    if quantization is None:
+        return {}
+    known = QUANTIZATIONS[system]
+    if quantization not in known:
+        fix = f"give one of {', '.join(known)}" if known else "leave it out"
+        raise UsageError(f"--quantization {quantization} can't be had with --to {system}; {fix}")
+    return {"quantize": True} if system == "onnx" else {"quantization": quantization}
+
+
+def _exporter(system: str) -> Any:
+    """Imports a format's module, which may need packages that aren't installed."""
+    try:
+        return importlib.import_module(f"..interop.{MODULES.get(system, system)}", __package__)
+    except ImportError as error:
+        need = f"--to {system} needs more packages ({first_line(error)})"
+        raise UsageError(f"{need}: pip install 'hf-vanilla-transformer[export]'") from error
+
+
+def _load(name: str, trust_remote_code: bool) -> tuple["PreTrainedTokenizerBase", "PreTrainedModel"]:
+    """Loads one of our models on the CPU; a Marian model is converted first."""
+    from transformers.utils import logging
+
+    from ..data.hub import HubError
+    from ..evaluation.loading import CheckpointError
+    from ..inference.translator import load_to_translate
+    from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
+
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        tokenizer, model = load_to_translate(name, "cpu", trust_remote_code=trust_remote_code)
+    except (HubError, CheckpointError) as error:
+        raise UsageError(f"{error}; --model needs a folder that save_pretrained wrote, or a name on the Hub") from error
+    if not isinstance(model, VanillaTransformerForConditionalGeneration):
+        raise UsageError(f"{name} has a {type(model).__name__}; only models of this package and Marian's are exported")
+    return tokenizer, model

@@ -1,0 +1,152 @@
+"""torch.nn.Transformer: our models as its state dict, by the table of names by which its models come in."""
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+from safetensors.torch import save_file
+from torch import Tensor
+from transformers import PreTrainedTokenizerBase
+
+from ..configuration_vanilla_transformer import VanillaTransformerConfig
+from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration, sinusoidal_table
+from .base import ConversionError
+from .layout import OUTPUT, POSITIONS, SOURCE, TARGET, Layout, rules_of, to_tensors
+from .mapping import read_names
+
+# What torch.nn.Transformer leaves to its user; ours -> the names that the export gives.
+OWN_NAMES = {
+    SOURCE: "src_embed.weight",
+    TARGET: "tgt_embed.weight",
+    OUTPUT: "generator.weight",
+    "lm_head.bias": "generator.bias",
+    POSITIONS[0]: "src_positions.weight",
+    POSITIONS[1]: "tgt_positions.weight",
+}
+TORCH = Layout({**read_names("torch"), **OWN_NAMES})
+# Biases that torch.nn.Transformer always has beside those of its other maps.
+ATTENTION_BIASES = ("*.in_proj_bias", "*_attn.out_proj.bias")
+# Of which it has one for both stacks.
+OF_BOTH = ("attention_heads", "ffn_dim")
+
+
+def export(
+    model: VanillaTransformerForConditionalGeneration, tokenizer: PreTrainedTokenizerBase, folder: Path
+) -> list[str]:
+    """Writes a state dict, the arguments of torch.nn.Transformer, and a mapping by which `convert` brings it back.
+
+    Args:
+        model: The model.
+        tokenizer: Its tokenizer, whose files are written too.
+        folder: An empty folder.
+
+    Returns:
+        What a user should know.
+
+    Raises:
+        ConversionError: torch.nn.Transformer can't express the model.
+        OSError: The folder can't be written.
+    """
+    arguments, config = arguments_of(model.config), model.config
+    save_file(state_dict_of(model), folder / "model.safetensors", metadata={"format": "pt"})
+    (folder / "transformer.json").write_text(json.dumps(arguments, indent=2) + "\n", encoding="utf-8")
+    (folder / "mapping.yaml").write_text(yaml.safe_dump(_mapping(config), sort_keys=False), encoding="utf-8")
+    tokenizer.save_pretrained(folder)
+    return _notes(config)
+
+
+def state_dict_of(model: VanillaTransformerForConditionalGeneration) -> dict[str, Tensor]:
+    """Returns the tensors of torch.nn.Transformer, of embeddings, output projection and tables of positions.
+
+    Raises:
+        ConversionError: torch.nn.Transformer can't express the model.
+    """
+    config = model.config
+    _check(config)
+    tensors = to_tensors(model, TORCH)
+    for rule in rules_of(TORCH, {"encoder": config.encoder_layers, "decoder": config.decoder_layers}):
+        name, rows = rule.theirs[0], len(rule.ours) * config.d_model
+        if "_attn." in name and name.endswith("bias") and name not in tensors:
+            tensors[name] = torch.zeros(rows, dtype=model.dtype)
+    for name, value in ((TARGET, tensors[OWN_NAMES[SOURCE]]), (OUTPUT, model.lm_head.weight.detach())):
+        tensors.setdefault(OWN_NAMES[name], value)
+    stacks: list[Any] = [model.model.encoder, model.model.decoder]
+    for name, stack in zip(POSITIONS, stacks, strict=True):
+        if config.position_encoding != "learned":
+            layout = stack.embed_positions.layout
+            tensors[OWN_NAMES[name]] = sinusoidal_table(config.max_position_embeddings, *layout)
+    return {name: value.clone() for name, value in tensors.items()}  # safetensors wants none shared
+
+
+def arguments_of(config: VanillaTransformerConfig) -> dict[str, Any]:
+    """Returns the arguments with which torch.nn.Transformer is the same model.
+
+    Raises:
+        ConversionError: There are none.
+    """
+    _check(config)
+    return {
+        "d_model": config.d_model,
+        "nhead": config.encoder_attention_heads,
+        "num_encoder_layers": config.encoder_layers,
+        "num_decoder_layers": config.decoder_layers,
+        "dim_feedforward": config.encoder_ffn_dim,
+        "dropout": config.dropout,
+        "activation": config.activation_function,
+        "layer_norm_eps": config.layer_norm_eps,
+        "batch_first": True,
+        "norm_first": config.norm_position == "pre",
+    }
+
+
+def _check(config: VanillaTransformerConfig) -> None:
+    for field in OF_BOTH:
+        encoder, decoder = (getattr(config, f"{stack}_{field}") for stack in ("encoder", "decoder"))
+        if encoder != decoder:
+            raise ConversionError(
+                f"torch.nn.Transformer has one number for both stacks, and encoder_{field} is {encoder} and "
+                f"decoder_{field} {decoder}"
+            )
+    usual = config.d_model // config.encoder_attention_heads
+    for field in ("head_dim", "value_head_dim"):
+        if getattr(config, field) not in (None, usual) or config.d_model % config.encoder_attention_heads:
+            raise ConversionError(
+                f"torch.nn.Transformer's heads have the width d_model / h = {config.d_model} / "
+                f"{config.encoder_attention_heads}, and {field} is {getattr(config, field)}"
+            )
+
+
+def _mapping(config: VanillaTransformerConfig) -> dict[str, Any]:
+    """Returns the mapping by which the export comes back."""
+    own = {
+        one.name for one in dataclasses.fields(VanillaTransformerConfig)
+    } & VanillaTransformerConfig.__annotations__.keys()
+    names = {ours: theirs for ours, theirs in OWN_NAMES.items() if config.output_bias or ours != "lm_head.bias"}
+    mapping: dict[str, Any] = {"extends": "torch", "causal_mask": True, "names": names}
+    if not config.attention_bias:
+        mapping["ignored"] = list(ATTENTION_BIASES)
+    return {**mapping, "config": {name: getattr(config, name) for name in sorted(own)}}
+
+
+def _notes(config: VanillaTransformerConfig) -> list[str]:
+    notes = [
+        f"embeddings are multiplied by {config.embedding_scale:g}, then row n of src_positions or tgt_positions is "
+        "added to token n; the decoder needs a causal mask (tgt_is_causal)",
+        "transformer.json has the arguments of torch.nn.Transformer",
+    ]
+    if not config.final_layer_norm:
+        notes.append("set transformer.encoder.norm and transformer.decoder.norm to None: the model has no such norms")
+    if config.activation_function not in ("relu", "gelu"):
+        name = config.activation_function
+        notes.append(f"torch.nn.Transformer has no name for {name}: give activation=ACT2FN[{name!r}] of transformers")
+    if not config.attention_bias:
+        notes.append("the biases of attention are zeros: the model has none")
+    if config.attention_dropout != config.dropout or config.activation_dropout != config.dropout:
+        notes.append(
+            "training differs: torch.nn.Transformer has one rate of dropout, also for attention weights and within the "
+            f"feed-forward networks, where the model has {config.attention_dropout:g} and {config.activation_dropout:g}"
+        )
+    return notes

@@ -1,0 +1,308 @@
+"""Our models in CTranslate2: greedy search, beam search and log-probabilities beside ours."""
+
+import json
+import shutil
+import sys
+
+import pytest
+import torch
+from opus_mt import TEXTS, opus_mt_folder
+from transformers import AutoTokenizer
+
+from hf_vanilla_transformer import (
+    VanillaTransformerConfig,
+    VanillaTransformerForConditionalGeneration,
+    VanillaTransformerTokenizerFast,
+    cli,
+)
+from hf_vanilla_transformer.evaluation.loading import load_checkpoint
+from hf_vanilla_transformer.interop.base import ConversionError
+from hf_vanilla_transformer.interop.convert import convert
+
+ctranslate2 = pytest.importorskip("ctranslate2", reason="ctranslate2 isn't installed")
+from hf_vanilla_transformer.interop import ctranslate2 as exporter  # noqa: E402
+
+# Where all sizes differ from one another, no axis can be taken for another.
+SIZES = {
+    "d_model": 24,
+    "encoder_layers": 2,
+    "decoder_layers": 3,
+    "encoder_attention_heads": 2,
+    "decoder_attention_heads": 4,
+    "encoder_ffn_dim": 40,
+    "decoder_ffn_dim": 36,
+    "dropout": 0.0,
+    "max_position_embeddings": 64,
+}
+ONE = {"decoder_vocab_size": None, "share_encoder_decoder_embeddings": True}
+VARIANTS = {
+    "post-norm": {},
+    "post-norm with final norms": {"final_layer_norm": True},
+    "pre-norm": {"norm_position": "pre"},
+    "pre-norm with final norms": {"norm_position": "pre", "final_layer_norm": True},
+    "epsilon": {"layer_norm_eps": 0.1},
+    "tensor2tensor": {"position_encoding": "tensor2tensor"},
+    "fairseq": {"position_encoding": "fairseq"},
+    "marian": {"position_encoding": "marian"},
+    "learned": {"position_encoding": "learned"},
+    "biases": {"attention_bias": True, "output_bias": True},
+    "unscaled": {"scale_embedding": False},
+    "untied": {"tie_word_embeddings": False},
+    "one vocabulary": ONE,
+    "one vocabulary, untied": {**ONE, "tie_word_embeddings": False, "output_bias": True},
+    "d_k < d_v": {"head_dim": 5, "value_head_dim": 7, "attention_bias": True},
+    "d_k > d_v": {"head_dim": 9, "value_head_dim": 3, "attention_bias": True},
+    "wide heads": {"head_dim": 11, "value_head_dim": 11},
+    **{name: {"activation_function": name} for name in exporter.ACTIVATIONS},
+}
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    texts = TEXTS["source"] + TEXTS["target"]
+    return VanillaTransformerTokenizerFast.train_from_iterator(texts, vocab_size=320, show_progress=False)
+
+
+def make_model(tokenizer, **fields):
+    """Large random weights, so that the output depends on each; more rows than tokens, and not as many on both sides."""
+    rows = {"vocab_size": len(tokenizer) + 5, "decoder_vocab_size": len(tokenizer) + 3}
+    usual = {**SIZES, **rows, "share_encoder_decoder_embeddings": False}
+    model = VanillaTransformerForConditionalGeneration(VanillaTransformerConfig(**{**usual, **fields})).eval()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter.ndim == 1:
+                parameter += 0.3 * torch.randn_like(parameter)
+            elif "layers" in name:
+                parameter *= 4 if "encoder_attn" in name else 2
+    return model
+
+
+def compare(model, tokenizer, folder, masked=()):
+    """Compares greedy search, beam search with length^alpha, and the log-probabilities of what was found."""
+    texts = TEXTS["source"][:8]
+    inputs = tokenizer(texts, return_tensors="pt", padding=True)
+    source, target = (_vocabulary(folder, side) for side in ("source", "target"))
+    tokens = [[source[n] for n, seen in zip(*row, strict=True) if seen] for row in zip(*map(torch.Tensor.tolist, inputs.values()), strict=True)]  # fmt: skip
+    theirs = ctranslate2.Translator(str(folder), intra_threads=1)
+    limits = {"max_decoding_length": 14, "min_decoding_length": 0}
+    searches = [
+        ({"num_beams": 1}, {"beam_size": 1}),
+        ({"num_beams": 3, "length_penalty": 0.7, "early_stopping": True}, {"beam_size": 3, "length_penalty": 0.7}),
+    ]
+    for ours, settings in searches:
+        ids = model.generate(**inputs, **ours, max_new_tokens=14, forced_eos_token_id=None)
+        ids = [_ended(row, model.generation_config.eos_token_id) for row in ids.tolist()]
+        found = [one.hypotheses[0] for one in theirs.translate_batch(tokens, **settings, **limits)]
+        assert found == [[target[n] for n in row] for row in ids]
+        assert len({tuple(row) for row in ids}) > 1  # they depend on the source
+    scores = theirs.score_batch(tokens, found)
+    end = model.generation_config.eos_token_id
+    labels = torch.nn.utils.rnn.pad_sequence([torch.tensor([*row, end]) for row in ids], True, -100)
+    logits = model(**inputs, labels=labels).logits
+    logits[..., list(masked)] = -torch.inf
+    logs = logits.log_softmax(-1).gather(-1, labels.clamp(min=0)[..., None])[..., 0]
+    for row, (own, score) in enumerate(zip(logs, scores, strict=True)):
+        torch.testing.assert_close(own[: len(ids[row]) + 1], torch.tensor(score.log_probs), rtol=1e-6, atol=1e-4)
+
+
+def _vocabulary(folder, side):
+    files = [folder / f"{name}_vocabulary.json" for name in (side, "shared")]
+    return json.loads(next(file for file in files if file.is_file()).read_text(encoding="utf-8"))
+
+
+def _ended(row, end):
+    return row[1 : row.index(end, 1)] if end in row[1:] else row[1:]
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_the_same_translations_and_log_probabilities(tokenizer, tmp_path, variant):
+    model = make_model(tokenizer, **VARIANTS[variant])
+    exporter.export(model, tokenizer, tmp_path)
+    compare(model, tokenizer, tmp_path)
+
+
+def test_ids_are_the_same(tokenizer, tmp_path):
+    tokenizer = AutoTokenizer.from_pretrained(_saved(tokenizer, tmp_path / "own"))
+    tokenizer.add_special_tokens({"extra_special_tokens": ["<2de>"]})
+    (tmp_path / "out").mkdir()
+    exporter.export(make_model(tokenizer), tokenizer, tmp_path / "out")
+    names = _vocabulary(tmp_path / "out", "source")
+    assert tokenizer.convert_tokens_to_ids(names[: len(tokenizer)]) == list(range(len(tokenizer)))
+    again = AutoTokenizer.from_pretrained(tmp_path / "out")
+    ids = again("<2de> A man is riding a bicycle.")["input_ids"]
+    assert [names.index(token) for token in again.convert_ids_to_tokens(ids)] == ids
+
+
+def _saved(tokenizer, folder):
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize("separate", [False, True], ids=["one vocabulary", "two vocabularies"])
+def test_opus_mt(tmp_path, separate):
+    convert(opus_mt_folder(tmp_path / "marian", separate_vocabs=separate), tmp_path / "ours")
+    tokenizer, model = load_checkpoint(tmp_path / "ours")
+    (tmp_path / "out").mkdir()
+    pad = model.config.pad_token_id
+    with torch.no_grad():
+        model.lm_head.bias[pad] = 30.0  # it would be chosen everywhere
+    notes = exporter.export(model, tokenizer, tmp_path / "out")
+    compare(model, tokenizer, tmp_path / "out", masked=[pad])
+    assert any("source_vocabulary.json" in note for note in notes) is separate
+    assert f"tokens {pad} are never chosen: their output bias is -10000" in notes
+    if not separate:
+        names = _vocabulary(tmp_path / "out", "source")
+        assert tokenizer.convert_ids_to_tokens(range(len(names))) == names
+        assert tokenizer.convert_tokens_to_ids(names) == list(range(len(names)))
+
+
+def test_its_own_converter_finds_the_loader(tokenizer, tmp_path):
+    model = make_model(tokenizer, attention_bias=True)
+    model.save_pretrained(tmp_path / "ours")
+    tokenizer.save_pretrained(tmp_path / "ours")
+    converter = ctranslate2.converters.TransformersConverter(str(tmp_path / "ours"))
+    converter.convert(str(tmp_path / "out"))
+    compare(model, tokenizer, tmp_path / "out")
+
+
+def test_bfloat16_keeps_its_type(tokenizer, tmp_path):
+    exporter.export(make_model(tokenizer).to(torch.bfloat16), tokenizer, tmp_path)
+    parameters = sum(value.numel() for value in make_model(tokenizer).parameters())
+    assert 2 * parameters < (tmp_path / "model.bin").stat().st_size < 3 * parameters + 4 * 2048 * 24
+
+
+@pytest.mark.parametrize("quantization", ["int8", "int8_float32", "int16", "float16", "bfloat16"])
+def test_quantizations(tokenizer, tmp_path, quantization):
+    """8 and 16 bits translate; how well they do is measured on real models."""
+    model = make_model(tokenizer, head_dim=5, value_head_dim=7)
+    sizes = []
+    for kind in (None, quantization):
+        folder = tmp_path / str(kind)
+        folder.mkdir()
+        exporter.export(model, tokenizer, folder, quantization=kind)
+        sizes.append((folder / "model.bin").stat().st_size)
+    assert sizes[1] < sizes[0]
+    theirs = ctranslate2.Translator(str(folder), compute_type="auto", intra_threads=1)
+    tokens = tokenizer.convert_ids_to_tokens(tokenizer("A man is riding a bicycle.")["input_ids"])
+    (score,) = theirs.score_batch([tokens], [tokens[:5]])
+    labels = torch.tensor([tokenizer.convert_tokens_to_ids([*tokens[:5], "</s>"])])
+    own = model(torch.tensor([tokenizer.convert_tokens_to_ids(tokens)]), labels=labels).logits.log_softmax(-1)
+    expected = own.gather(-1, labels[..., None])[0, :, 0]
+    torch.testing.assert_close(torch.tensor(score.log_probs), expected, rtol=0, atol=0.5)
+
+
+def test_a_sentence_longer_than_learned_positions_is_an_error(tokenizer, tmp_path):
+    notes = exporter.export(make_model(tokenizer, position_encoding="learned"), tokenizer, tmp_path)
+    theirs = ctranslate2.Translator(str(tmp_path), intra_threads=1)
+    assert notes[0].startswith("the tables of positions have 64 rows")
+    theirs.translate_batch([["a"] * 64], max_decoding_length=2)
+    with pytest.raises(RuntimeError, match=r"positions? "):
+        theirs.translate_batch([["a"] * 65], max_decoding_length=2)
+
+
+def test_notes_say_what_the_files_dont_hold(tokenizer, tmp_path):
+    model = make_model(tokenizer)
+    settings = {"bad_words_ids": [[7], [5, 6]], "suppress_tokens": [9], "eos_token_id": [2, 4], "max_new_tokens": 30}
+    model.generation_config.update(**settings, forced_bos_token_id=0, repetition_penalty=1.5)
+    notes = "\n".join(exporter.export(model, tokenizer, tmp_path))
+    for words in (
+        "beam_size=4, min_decoding_length=0, max_decoding_length=30",
+        "no gnmt_length_penalty (0.6 here): its penalty is length^alpha",
+        "no max_extra_length (50 here)",
+        "no forced_bos_token_id (0 here): give target_prefix",
+        "repetition_penalty (1.5 here)",
+        "tokens 7, 9 are never chosen",
+        "given as suppress_sequences: [[5, 6]]",
+        "any of the tokens [2, 4]; give them as end_token",
+    ):
+        assert words in notes
+    assert "early_stopping" not in notes
+    model.generation_config.early_stopping = False
+    assert any("ends as with early_stopping=True" in note for note in exporter.notes(model))
+
+
+def test_what_ctranslate2_has_no_place_for_is_refused(tokenizer, tmp_path):
+    with pytest.raises(ConversionError, match="CTranslate2 has no activation_function 'mish'; it has relu, gelu"):
+        exporter.export(make_model(tokenizer, activation_function="mish"), tokenizer, tmp_path)
+    model = make_model(tokenizer)
+    model.generation_config.decoder_start_token_id = None
+    with pytest.raises(ConversionError, match="decoder_start_token_id is None in the generation config"):
+        exporter.export(model, tokenizer, tmp_path)
+    with pytest.raises(ConversionError, match="isn't this package's model"):
+        exporter.export(type("Edited", (type(model),), {})(model.config), tokenizer, tmp_path)
+    assert [*tmp_path.iterdir()] == []
+
+
+# ---- the command ----
+@pytest.fixture
+def run(capsys):
+    def run(*arguments):
+        try:
+            code = cli.main([str(argument) for argument in arguments])
+        except SystemExit as end:
+            code = end.code
+        return code, *capsys.readouterr()
+
+    return run
+
+
+def test_the_command(run, tiny_checkpoint, tmp_path):
+    output = tmp_path / "out"
+    arguments = ["export", "--model", tiny_checkpoint, "--to", "ctranslate2", "--output", output]
+    code, out, err = run(*arguments, "--quantization", "int8")
+    assert (code, err) == (0, "")
+    assert out.startswith(f"exported {tiny_checkpoint} into {output}\nnote: ")
+    assert "CTranslate2 has no gnmt_length_penalty (0.6 here)" in out
+    assert ctranslate2.Translator(str(output)).compute_type.startswith("int8")
+    before = {file.name: file.read_bytes() for file in output.iterdir()}
+    code, _, err = run(*arguments)
+    assert (code, err) == (2, f"vanilla-transformer: error: {output} exists; choose another output\n")
+    assert before == {file.name: file.read_bytes() for file in output.iterdir()}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--to", "torch", "--quantization", "int8"], "--quantization int8 can't be had with --to torch; leave it out"),
+        (["--to", "onnx", "--quantization", "int16"], "--to onnx; give one of int8"),
+        (["--to", "ctranslate2", "--quantization", "int4"], "--to ctranslate2; give one of int8, int8_float32"),
+        (["--to", "ctranslate2", "--output", "no/where"], "no/where can't be written: there is no folder"),
+        (["--to", "ctranslate2", "--model", "/no/where"], "/no/where does not exist; --model needs a folder"),
+    ],
+)
+def test_wrong_use_is_one_line(run, tiny_checkpoint, tmp_path, monkeypatch, arguments, message):
+    monkeypatch.chdir(tmp_path)
+    code, out, err = run("export", "--model", tiny_checkpoint, "--output", "out", *arguments)
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert message in err
+    assert [*tmp_path.iterdir()] == []
+
+
+def test_without_the_extra_the_command_names_it(run, tiny_checkpoint, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "ctranslate2", None)
+    monkeypatch.delitem(sys.modules, exporter.__name__)
+    for name in [name for name in sys.modules if name.startswith("ctranslate2.")]:
+        monkeypatch.setitem(sys.modules, name, None)
+    code, _, err = run("export", "--model", tiny_checkpoint, "--to", "ctranslate2", "--output", tmp_path / "out")
+    assert code == 2
+    assert "pip install 'hf-vanilla-transformer[export]'" in err
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_full_disk_leaves_nothing(run, tiny_checkpoint, tmp_path, monkeypatch):
+    def write(folder, **kwargs):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(exporter, "notes", write)
+    code, _, err = run("export", "--model", tiny_checkpoint, "--to", "ctranslate2", "--output", tmp_path / "out")
+    assert (code, [*tmp_path.iterdir()]) == (1, [])
+    assert "No space left on device" in err
+
+
+def test_a_damaged_checkpoint_is_one_line(run, tiny_checkpoint, tmp_path):
+    copy = shutil.copytree(tiny_checkpoint, tmp_path / "copy")
+    (copy / "model.safetensors").write_bytes(b"{")
+    code, _, err = run("export", "--model", copy, "--to", "ctranslate2", "--output", tmp_path / "out")
+    assert (code, err.count("\n")) == (2, 1)
+    assert "can't load" in err
+    assert not (tmp_path / "out").exists()
