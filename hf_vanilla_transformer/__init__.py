@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 __all__ = [
+    "DictionaryTokenizerFast",
     "OpusMTTokenizerFast",
     "Translator",
     "VanillaTransformerConfig",
@@ -23,6 +24,7 @@ __all__ = [
 ]
 # Where the names are that don't say it themselves; the others are in the paper's files.
 MODULES = {
+    "DictionaryTokenizerFast": "tokenization_dictionary",
     "OpusMTTokenizerFast": "tokenization_opus_mt",
     "Translator": "inference.translator",
     "from_marian": "interop.marian",
@@ -39,6 +41,7 @@ if TYPE_CHECKING:
         VanillaTransformerModel,
         VanillaTransformerPreTrainedModel,
     )
+    from .tokenization_dictionary import DictionaryTokenizerFast
     from .tokenization_opus_mt import OpusMTTokenizerFast
     from .tokenization_vanilla_transformer import VanillaTransformerTokenizer, VanillaTransformerTokenizerFast
 
@@ -66,20 +69,22 @@ def register() -> None:
     config_class = __getattr__("VanillaTransformerConfig")
     model_class = __getattr__("VanillaTransformerModel")
     head_class = __getattr__("VanillaTransformerForConditionalGeneration")
-    tokenizer_class, opus_mt_class = map(__getattr__, ("VanillaTransformerTokenizerFast", "OpusMTTokenizerFast"))
+    # The paper's tokenizer is the last, which counts where tokenizer_config.json has no name.
+    tokenizer_classes = list(
+        map(__getattr__, ("DictionaryTokenizerFast", "OpusMTTokenizerFast", "VanillaTransformerTokenizerFast"))
+    )
     AutoConfig.register(config_class.model_type, config_class, exist_ok=True)
     AutoModel.register(config_class, model_class, exist_ok=True)
     AutoModelForSeq2SeqLM.register(config_class, head_class, exist_ok=True)
-    # A name in tokenizer_config.json finds either class; without one, the last counts.
-    AutoTokenizer.register(config_class, fast_tokenizer_class=opus_mt_class, exist_ok=True)
-    AutoTokenizer.register(config_class, fast_tokenizer_class=tokenizer_class, exist_ok=True)
+    for tokenizer_class in tokenizer_classes:
+        AutoTokenizer.register(config_class, fast_tokenizer_class=tokenizer_class, exist_ok=True)
     register_pipeline()
     # Checkpoints carry their code (`trust_remote_code=True`): these say under which Auto class each is found there.
     config_class.register_for_auto_class()
     model_class.register_for_auto_class("AutoModel")
     head_class.register_for_auto_class("AutoModelForSeq2SeqLM")
-    tokenizer_class.register_for_auto_class("AutoTokenizer")
-    opus_mt_class.register_for_auto_class("AutoTokenizer")
+    for tokenizer_class in tokenizer_classes:
+        tokenizer_class.register_for_auto_class("AutoTokenizer")
     EngineSlot.engine = Engine()
 
 

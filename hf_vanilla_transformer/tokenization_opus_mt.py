@@ -101,7 +101,7 @@ class OpusMTTokenizerFast(PreTrainedTokenizerFast):
             if backend is None and (file is None or not os.path.isfile(file)):
                 raise ValueError(f"{name} is missing: a tokenizer of OPUS-MT has one file a side")
         opened = [b or Tokenizer.from_file(f) for f, b in zip(files, backends, strict=True)]
-        self._mode = _Mode()
+        self._mode = Mode()
         self._sides = [_Side(b, **rest[s]) for b, s in zip(opened, ("source", "target"), strict=True)]
         self.separate_vocabs = bool(kwargs.get("separate_vocabs", False))
         self._share_added_tokens()
@@ -269,7 +269,7 @@ class OpusMTTokenizerFast(PreTrainedTokenizerFast):
             add_special_tokens: Whether to end with `</s>`.
             **kwargs: `split_special_tokens`: read special tokens within the text as plain text.
         """
-        _check_texts(text, "text")
+        check_texts(text, "text")
         split = kwargs.get("split_special_tokens", self.split_special_tokens)
         names = [piece.name for part in (text, pair) if part for piece in self._side.read(part, not split)]
         return names + [self.eos_token] * add_special_tokens
@@ -287,8 +287,8 @@ class OpusMTTokenizerFast(PreTrainedTokenizerFast):
             with _LOCK:
                 return self._encode_with_backend(text, text_pair, **kwargs)
         except (TypeError, ValueError, AttributeError) as error:
-            _check_texts(text, "text")
-            _check_texts("" if text_pair is None else text_pair, "text_pair")
+            check_texts(text, "text")
+            check_texts("" if text_pair is None else text_pair, "text_pair")
             if isinstance(error, ValueError):  # on lengths, padding or truncation: it speaks for itself
                 raise
             raise TypeError(
@@ -362,7 +362,7 @@ class OpusMTTokenizerFast(PreTrainedTokenizerFast):
         kwargs["split_special_tokens"] = False
         self._mode.replay = True
         try:
-            both = [None if part is None else _mapped(part, replayed) for part in (text, text_pair)]
+            both = [None if part is None else mapped(part, replayed.__getitem__) for part in (text, text_pair)]
             result = super()._encode_plus(*both, **kwargs)
         finally:
             self._mode.replay = False
@@ -475,14 +475,14 @@ class OpusMTTokenizerFast(PreTrainedTokenizerFast):
         )
 
 
-class _Mode(threading.local):
+class Mode(threading.local):
     """Which side a thread is reading, and whether the backend gets text or ids."""
 
     target = False
     replay = False
 
     def __reduce__(self) -> Any:
-        return _Mode, ()
+        return Mode, ()
 
 
 class _LazyEncoding(BatchEncoding):
@@ -509,15 +509,15 @@ class _LazyEncoding(BatchEncoding):
         return BatchEncoding, (dict(self.data), None, None, False, 1)
 
 
-class _Words(dict[str, tuple[float, tuple[int, ...]]]):
-    """Word -> how sure its pieces are, and their ids; see `_Side.word`."""
+class Words(dict[str, tuple[float, tuple[Any, ...]]]):
+    """Word -> how sure its pieces are, and their ids (or names); `side.word` tells them, see `_Side.word`."""
 
-    def __init__(self, side: "_Side") -> None:
+    def __init__(self, side: Any) -> None:
         super().__init__()
         self.side = side
 
-    def __missing__(self, word: str) -> tuple[float, tuple[int, ...]]:
-        entry = self.side.word(word)
+    def __missing__(self, word: str) -> tuple[float, tuple[Any, ...]]:
+        entry: tuple[float, tuple[Any, ...]] = self.side.word(word)
         if len(word) <= LONGEST_WORD:
             if len(self) >= MOST_WORDS:
                 self.clear()
@@ -562,9 +562,9 @@ class _Side:
         return {number: token for token, number in self.ids.items()}
 
     @cached_property
-    def model(self) -> "_Unigram":
+    def model(self) -> "_SideModel":
         """SentencePiece's model in Python."""
-        return _Unigram(self.backend, **self.options)
+        return _SideModel(self.backend, **self.options)
 
     @cached_property
     def replay(self) -> Tokenizer:
@@ -589,7 +589,7 @@ class _Side:
         ]
         self.pattern = re.compile("|".join(patterns) or r"(?!)")
         self.with_space = [t for t in tokens if " " in t]
-        self.words = _Words(self)
+        self.words = Words(self)
 
     def reset(self) -> None:
         """Takes back what the last call set in the backend."""
@@ -681,28 +681,24 @@ def _restored(backend: Tokenizer, options: dict[str, Any], *added: Any) -> _Side
     return side
 
 
-class _Unigram:
-    """SentencePiece's unigram model of one side; arguments as for `_Side`."""
+class Unigram:
+    """The pieces of a SentencePiece unigram model with their scores.
 
-    def __init__(
-        self, backend: Tokenizer, unlisted: dict[str, float], unused: list[str], control: list[str], others: list[str]
-    ) -> None:
-        description = json.loads(backend.to_str())
-        normalizers = description["normalizer"]["normalizers"]
-        charsmaps = [n["precompiled_charsmap"] for n in normalizers if n["type"] == "Precompiled"]
-        self.charsmap = _Charsmap(base64.b64decode(charsmaps[0]) if charsmaps else b"")
-        self.unknown: int = description["model"]["unk_id"]
-        scores = {name: score for name, score in description["model"]["vocab"] if not name.startswith(OTHER_SIDE)}
-        scores = {name: score for name, score in scores.items() if name not in others} | unlisted
+    Args:
+        scores: Piece -> score; of normal pieces alone.
+        unused: Those of them that are never given.
+    """
+
+    def __init__(self, scores: dict[str, float], unused: Iterable[str] = ()) -> None:
         scores = dict(zip(scores, array("f", scores.values()), strict=True))  # in 32 bits, as SentencePiece has them
         lowest = min(scores.values())
         self.unknown_score = _float32(lowest - UNKNOWN_PENALTY)
+        for piece in unused:
+            del scores[piece]
         # A beginning of pieces that is none itself has no score: where a text isn't here any more, no piece goes on.
         self.scores: dict[str, float | None] = {p[:n]: None for p in scores for n in range(1, len(p))}
         self.scores |= scores
         self.longest = max(map(len, scores))
-        self.known = scores.keys() | set(unused)
-        self.control = set(control)
         # Whether a piece ends where a word ends, so that a word has the same pieces wherever it is.
         self.pieces_end_with_words = SPACE in scores and not any(SPACE in piece[1:] for piece in scores)
         # A word has to be as sure as this times the text's length: more than rounding can do on the way through it.
@@ -753,6 +749,24 @@ class _Unigram:
             found.append((begin + 1, self.unknown_score, True))
         return found
 
+
+class _SideModel(Unigram):
+    """SentencePiece's unigram model of one side; arguments as for `_Side`."""
+
+    def __init__(
+        self, backend: Tokenizer, unlisted: dict[str, float], unused: list[str], control: list[str], others: list[str]
+    ) -> None:
+        description = json.loads(backend.to_str())
+        normalizers = description["normalizer"]["normalizers"]
+        charsmaps = [n["precompiled_charsmap"] for n in normalizers if n["type"] == "Precompiled"]
+        self.charsmap = Charsmap(base64.b64decode(charsmaps[0]) if charsmaps else b"")
+        self.unknown: int = description["model"]["unk_id"]
+        scores = {name: score for name, score in description["model"]["vocab"] if not name.startswith(OTHER_SIDE)}
+        scores = {name: score for name, score in scores.items() if name not in others} | unlisted
+        super().__init__(scores)
+        self.known = scores.keys() | set(unused)
+        self.control = set(control)
+
     def spell(self, tokens: list[str]) -> str:
         """What SentencePiece's decoder makes of pieces (`▁` is still to be replaced)."""
         if not self.control.isdisjoint(tokens):
@@ -765,7 +779,7 @@ class _Unigram:
         return ""
 
 
-class _Charsmap:
+class Charsmap:
     """SentencePiece's normaliser: the longest match at each place, from a table compiled into a double-array trie."""
 
     def __init__(self, compiled: bytes) -> None:
@@ -862,9 +876,9 @@ def _strings(value: Any) -> Iterator[str]:
             yield from _strings(item)
 
 
-def _mapped(value: Any, new: dict[str, str]) -> Any:
+def mapped(value: Any, new: Callable[[str], str]) -> Any:
     """Nested lists, with other strings."""
-    return new[value] if isinstance(value, str) else type(value)(_mapped(item, new) for item in value)
+    return new(value) if isinstance(value, str) else type(value)(mapped(item, new) for item in value)
 
 
 def _samples(text: Any, text_pair: Any, is_split_into_words: bool) -> Iterator[tuple[Any, Any]]:
@@ -894,11 +908,11 @@ def _offsets(encoding: Any, sample: tuple[Any, Any], read: dict[str, Any]) -> It
             yield places[n]
 
 
-def _check_texts(value: Any, name: str) -> None:
+def check_texts(value: Any, name: str) -> None:
     """Refuses what isn't text; the error names the first such item."""
     if isinstance(value, (list, tuple)):
         for index, item in enumerate(value):
-            _check_texts(item, f"{name}[{index}]")
+            check_texts(item, f"{name}[{index}]")
     elif not isinstance(value, str):
         raise TypeError(
             f"{name} is of type {type(value).__name__}: give strings or lists of strings "

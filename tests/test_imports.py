@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[1]
 
 CONFIG, MODEL = "configuration_vanilla_transformer", "modeling_vanilla_transformer"
 GENERATION, TOKENIZATION = (f"{name}_vanilla_transformer" for name in ("generation", "tokenization"))
-OPUS_MT = "tokenization_opus_mt"
+OPUS_MT, DICTIONARY = "tokenization_opus_mt", "tokenization_dictionary"  # travel with converted checkpoints alone
 # Copied to the Hub with every checkpoint, where neither this package nor a library beyond these can be counted on.
 TRAVELLING = {CONFIG, MODEL, GENERATION, TOKENIZATION}
 TRAVELLING_LIBRARIES = {"torch", "transformers", "tokenizers"}
@@ -27,7 +27,8 @@ MAY_IMPORT = {
     TOKENIZATION: [],
     GENERATION: [],
     MODEL: [CONFIG, GENERATION],
-    OPUS_MT: [],  # travels with converted checkpoints alone
+    OPUS_MT: [],
+    DICTIONARY: [OPUS_MT],
     "engine": ["engine.*", *PAPER],
     "engine.*": ["engine.*", *PAPER],
     "data": [],
@@ -46,8 +47,8 @@ MAY_IMPORT = {
     "interop.convert": ["interop", "interop.*", "publish.*", "evaluation.*", "data.*"],
     "interop.torch_nn": ["interop.base", "interop.layout", "interop.mapping", *PAPER],
     "interop.*": [
-        *(f"interop.{name}" for name in ("base", "layout", "pickles", "sentencepiece")),
-        *("evaluation.*", "data.*", OPUS_MT, *PAPER),
+        *(f"interop.{name}" for name in ("base", "layout", "pickles", "segmentation", "sentencepiece")),
+        *("evaluation.*", "data.*", OPUS_MT, DICTIONARY, *PAPER),
     ],
     "inference": [],
     "inference.*": ["inference.*", "interop.*", "evaluation", "evaluation.*", "engine", "engine.*", "data.*", *PAPER],
@@ -55,7 +56,7 @@ MAY_IMPORT = {
     "cli.*": ["*"],
     "__main__": ["cli"],
     LAUNCHER: ["cli"],
-    "__init__": ["engine", "inference", "inference.translator", "interop.marian", OPUS_MT, *PAPER],
+    "__init__": ["engine", "inference", "inference.translator", "interop.marian", OPUS_MT, DICTIONARY, *PAPER],
     "scripts.*": ["*"],
     "benchmarks": ["*"],
     "benchmarks.*": ["*"],
@@ -161,7 +162,7 @@ def _problems(module: str, item: Import, rules: list[str]) -> Iterator[str]:
         yield f"imports {item.target} inside of a function"
     if item.target == "argparse" and not _matches(module, [*MAY_IMPORT_LATE, "interop.pickles"]):  # it reads Namespaces
         yield "argparse is for the command line"
-    if module in {*TRAVELLING, OPUS_MT}:
+    if module in {*TRAVELLING, OPUS_MT, DICTIONARY}:
         yield from _problems_on_the_way(module, item)
 
 
@@ -171,7 +172,7 @@ def _problems_on_the_way(module: str, item: Import) -> Iterator[str]:
         TRAVELLING_LIBRARIES | set(sys.stdlib_module_names) | ({"huggingface_hub"} if module == CONFIG else set())
     )
     if item.ours:
-        if item.target not in TRAVELLING:
+        if item.target not in {*TRAVELLING, OPUS_MT}:
             yield f"travels without {item.target}"
         elif item.level != 1 or item.names == (item.target,) or not item.top_level:
             yield f"write it at the top of the file as `from .{item.target} import name`"

@@ -12,7 +12,7 @@ from ..evaluation.loading import json_object
 from ..tokenization_opus_mt import LONGEST_RULE, OTHER_SIDE, SPACE, OpusMTTokenizerFast
 
 SIDES = ("source", "target")
-UNIGRAM = 1
+UNIGRAM, BPE = 1, 2  # types of models
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)  # types of SentencePiece's pieces
 SPECIAL = {"eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}
 # What is taken from tokenizer_config.json; the rest is MarianTokenizer's own.
@@ -46,7 +46,10 @@ def opus_mt_tokenizer(folder: str | Path) -> OpusMTTokenizerFast:
             raise ValueError(f"{folder}: {special[name]} has different ids in vocab.json and target_vocab.json")
     backends, rest = [], {}
     for side, vocabulary in zip(SIDES, vocabularies, strict=True):
-        model = _model(folder / f"{side}.spm")
+        file = folder / f"{side}.spm"
+        if not file.is_file():
+            raise ValueError(f"{folder}: {file.name} is missing; {NOT_SPM}")
+        model = sentencepiece_model(file, (UNIGRAM,))
         backend, rest[side] = _side(model, vocabulary, special)
         backends.append(backend)
     tokenizer = OpusMTTokenizerFast(
@@ -94,10 +97,19 @@ def _side(model: Any, vocabulary: dict[str, int], special: dict[str, str]) -> tu
     return backend, rest
 
 
-def _model(file: Path) -> Any:
-    """Reads a SentencePiece model, and refuses those whose rules OpusMTTokenizerFast doesn't have."""
-    if not file.is_file():
-        raise ValueError(f"{file.parent}: {file.name} is missing; {NOT_SPM}")
+def sentencepiece_model(file: Path, kinds: tuple[int, ...]) -> Any:
+    """Reads a SentencePiece model, and refuses those whose rules the tokenizers here don't have.
+
+    Args:
+        file: The model.
+        kinds: The types that it may be of, `UNIGRAM` and `BPE`.
+
+    Returns:
+        Its protobuf.
+
+    Raises:
+        ValueError: It is damaged, of another type, or asks for something that couldn't be done in exactly the same way.
+    """
     model = import_protobuf().ModelProto()
     try:
         model.ParseFromString(file.read_bytes())
@@ -107,7 +119,7 @@ def _model(file: Path) -> Any:
     trainer, normalizer = model.trainer_spec, model.normalizer_spec
     reasons = {
         "it has no pieces": NORMAL not in types,
-        "it isn't a unigram model": trainer.model_type != UNIGRAM,
+        "it isn't a unigram model" + (" nor BPE" if BPE in kinds else ""): trainer.model_type not in kinds,
         "it writes unknown characters as bytes": trainer.byte_fallback or BYTE in types,
         "it has user-defined symbols": USER_DEFINED in types,
         "it writes spaces behind words": trainer.treat_whitespace_as_suffix,

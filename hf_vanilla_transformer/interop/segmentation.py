@@ -1,0 +1,178 @@
+"""Tokenizers of models that come with dictionaries: subword-nmt's codes or SentencePiece models become one of ours.
+
+A folder has one file of codes or one SentencePiece model for both sides, or one per side, which its name tells.
+"""
+
+import base64
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from transformers import PreTrainedTokenizerBase
+
+from ..data.messages import first_line
+from ..tokenization_dictionary import SIDES, DictionaryTokenizerFast
+from .base import ConversionError
+from .sentencepiece import BPE, NORMAL, UNIGRAM, UNUSED, sentencepiece_model
+
+# What a user should know of a tokenizer with subword-nmt's codes.
+TOKENIZED_TEXT = (
+    "the tokenizer does no Moses tokenization (nor truecasing or lowercasing): if the training data had it, give it "
+    "such text, and expect such text from it"
+)
+VERSION = re.compile(r"#version: ?0\.([12])(\.0+)*$")
+CODES = re.compile(r"(.*[._-])?(bpe|bpe_?codes?|codes?)([._-].*|\d*)?", re.IGNORECASE)
+NO_CODES = (".bin", ".ckpt", ".gz", ".json", ".pt", ".py", ".yaml", ".yml", ".zip")
+NAMES = {  # of one side's file
+    "source": re.compile(r"(^|[._-])(src|source)([._-]|$)", re.IGNORECASE),
+    "target": re.compile(r"(^|[._-])(tgt|trg|target)([._-]|$)", re.IGNORECASE),
+}
+LONGEST_CODES = 50_000_000  # bytes
+
+
+def tokenizer_of(
+    folder: Path,
+    source_tokens: list[str],
+    target_tokens: list[str],
+    special: dict[str, str],
+    *,
+    source_eos: bool = True,
+    restricted: bool = False,
+) -> PreTrainedTokenizerBase | None:
+    """Makes the tokenizer of a model from the files in its folder.
+
+    Args:
+        folder: Contains subword-nmt's codes or SentencePiece models.
+        source_tokens: The source's dictionary in the order of ids, special tokens included.
+        target_tokens: The target's.
+        special: "pad_token", "eos_token", "unk_token" and others -> token.
+        source_eos: Whether the end-of-sentence token ends sources, too (OpenNMT-py has none there).
+        restricted: Whether only pieces of the dictionary are given where there is a choice (as JoeyNMT does; elsewhere
+            only with a vocabulary's threshold).
+
+    Returns:
+        The tokenizer, or None: there are no codes and no SentencePiece model.
+
+    Raises:
+        ConversionError: There is something that couldn't be reproduced exactly, or it isn't clear which file counts.
+    """
+    files = files_in(folder)
+    if files is None:
+        return None
+    dictionaries = (source_tokens, target_tokens)
+    _check(dictionaries, special)
+    segmentation = {
+        side: {"tokens": tokens, "segmenter": _segmenter(file, tokens if restricted else None, special)}
+        for side, file, tokens in zip(SIDES, files, dictionaries, strict=True)
+    }
+    return DictionaryTokenizerFast(
+        segmentation=segmentation, clean_up_tokenization_spaces=False, source_eos=source_eos, **special
+    )
+
+
+def files_in(folder: Path) -> tuple[Path, Path] | None:
+    """Returns the files that say how source and target are segmented; None: there are none.
+
+    Raises:
+        ConversionError: It isn't clear which they are.
+    """
+    files = [file for file in sorted(folder.iterdir()) if file.is_file()]
+    models = [file for file in files if file.suffix in (".model", ".spm")]
+    codes = [file for file in files if file not in models and _is_codes(file)]
+    if models and codes:
+        raise ConversionError(
+            f"{folder} has SentencePiece models ({_names(models)}) and codes of subword-nmt ({_names(codes)}); "
+            "leave those there that the model was trained with"
+        )
+    found = models or codes
+    if len(found) < 2:
+        return (found[0], found[0]) if found else None
+    sides = [[file for file in found if NAMES[side].search(file.name)] for side in SIDES]
+    if [len(side) for side in sides] != [1, 1] or sides[0] == sides[1]:
+        kind = "model" if models else "codes"
+        raise ConversionError(
+            f"{folder} has {_names(found)}, and nothing says which is whose; name one source.{kind} and the other "
+            f"target.{kind}, or leave only one there if it is for both"
+        )
+    return sides[0][0], sides[1][0]
+
+
+def _is_codes(file: Path) -> bool:
+    if file.suffix in NO_CODES or file.stat().st_size > LONGEST_CODES:
+        return False
+    with file.open("rb") as opened:
+        return opened.read(9) == b"#version:" or CODES.fullmatch(file.name) is not None
+
+
+def _names(files: list[Path]) -> str:
+    return ", ".join(file.name for file in files)
+
+
+def _check(dictionaries: tuple[list[str], list[str]], special: dict[str, str]) -> None:
+    if missing := [name for name in ("pad_token", "eos_token", "unk_token") if name not in special]:
+        raise ConversionError(f"the model has no {missing[0]}, which its tokenizer needs")
+    ids = [{token: number for number, token in enumerate(tokens)} for tokens in dictionaries]
+    for side, known in zip(SIDES, ids, strict=True):
+        if missing := [token for token in special.values() if token not in known]:
+            raise ConversionError(f"the {side} dictionary has no {', '.join(missing)}")
+    if other := [token for token in special.values() if ids[0][token] != ids[1][token]]:
+        raise ConversionError(
+            f"{other[0]} has the id {ids[0][other[0]]} in the source and {ids[1][other[0]]} in the target"
+        )
+
+
+def _segmenter(file: Path, vocabulary: list[str] | None, special: dict[str, str]) -> dict[str, Any]:
+    """Returns the arguments of SentencePiece or SubwordNMT; `vocabulary`: the only pieces to give."""
+    if file.suffix in (".model", ".spm"):
+        return _sentencepiece(file, vocabulary)
+    version, merges = codes_in(file)
+    allowed = None if vocabulary is None else [token for token in vocabulary if token not in special.values()]
+    return {"merges": merges, "version": version, "vocabulary": allowed}
+
+
+def codes_in(file: Path) -> tuple[int, list[str]]:
+    """Reads subword-nmt's codes.
+
+    Returns:
+        The minor number of their version, 1 or 2, and the merges in their order, "left right".
+
+    Raises:
+        ConversionError: They are no such codes.
+    """
+    try:
+        lines = file.read_text(encoding="utf-8").rstrip("\n").split("\n")
+    except UnicodeDecodeError as error:
+        raise ConversionError(f"{file} is no text of subword-nmt's codes ({first_line(error)})") from error
+    version = VERSION.match(lines[0].rstrip())
+    if lines[0].startswith("#version:") and not version:
+        raise ConversionError(f"{file} has the version {lines[0][9:].strip()}; only 0.1 and 0.2 are known")
+    merges = [line.strip("\r\n ") for line in (lines[1:] if version else lines)]
+    for number, merge in enumerate(merges, start=2 if version else 1):
+        parts = merge.split(" ")
+        if len(parts) == 3 and parts[2].isdigit():
+            raise ConversionError(f"{file} has the codes of fastBPE, with a third column; only subword-nmt's are known")
+        if len(parts) != 2 or not all(parts):
+            raise ConversionError(
+                f"{file}, line {number}: {merge!r} isn't two symbols, so these aren't subword-nmt's codes"
+            )
+    return int(version[1]) if version else 1, merges
+
+
+def _sentencepiece(file: Path, vocabulary: list[str] | None) -> dict[str, Any]:
+    try:
+        model = sentencepiece_model(file, (UNIGRAM, BPE))
+    except ValueError as error:
+        raise ConversionError(str(error)) from error
+    kind = "unigram" if model.trainer_spec.model_type == UNIGRAM else "bpe"
+    if any(piece.type == UNUSED for piece in model.pieces):
+        raise ConversionError(f"{file} can't be converted: it has unused pieces")
+    # The shortest decimal numbers that are these scores in 32 bits: files in JSON keep them through any reader.
+    scores = {piece.piece: float(str(np.float32(piece.score))) for piece in model.pieces if piece.type == NORMAL}
+    allowed = scores.keys() if vocabulary is None else set(vocabulary)
+    return {
+        "model": kind,
+        "scores": scores,
+        "charsmap": base64.b64encode(model.normalizer_spec.precompiled_charsmap).decode(),
+        "unused": [piece for piece in scores if piece not in allowed and len(piece) > 1],
+    }
