@@ -57,4 +57,4 @@ def test_with_the_smallest_size_on_the_cpu(docs):
     for command, peers in wanted.items():
         part = re.search(rf"```\n\$ python -m benchmarks {command} .*?```", text, re.DOTALL)[0]
         for name in ("ours", *peers):
-            assert re.search(rf"^{name}\s+[\d,]+ ", part, re.MULTILINE), name
+            assert re.search(rf"^{name}\s+[\d,.]+ ", part, re.MULTILINE), name
