@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 __all__ = [
+    "PRESETS",
     "DictionaryTokenizerFast",
     "OpusMTTokenizerFast",
     "Translator",
@@ -18,20 +19,25 @@ __all__ = [
     "VanillaTransformerPreTrainedModel",
     "VanillaTransformerTokenizer",
     "VanillaTransformerTokenizerFast",
+    "VanillaTransformerTrainer",
+    "VanillaTransformerTrainingArguments",
     "__version__",
     "from_marian",
     "register",
 ]
 # Where the names are that don't say it themselves; the others are in the paper's files.
 MODULES = {
+    "PRESETS": "configuration_vanilla_transformer",
     "DictionaryTokenizerFast": "tokenization_dictionary",
     "OpusMTTokenizerFast": "tokenization_opus_mt",
     "Translator": "inference.translator",
+    "VanillaTransformerTrainer": "training.trainer",
+    "VanillaTransformerTrainingArguments": "training.recipe",
     "from_marian": "interop.marian",
 }
 
 if TYPE_CHECKING:
-    from .configuration_vanilla_transformer import VanillaTransformerConfig
+    from .configuration_vanilla_transformer import PRESETS, VanillaTransformerConfig
     from .inference.translator import Translator
     from .interop.marian import from_marian
     from .modeling_vanilla_transformer import (
@@ -44,6 +50,8 @@ if TYPE_CHECKING:
     from .tokenization_dictionary import DictionaryTokenizerFast
     from .tokenization_opus_mt import OpusMTTokenizerFast
     from .tokenization_vanilla_transformer import VanillaTransformerTokenizer, VanillaTransformerTokenizerFast
+    from .training.recipe import VanillaTransformerTrainingArguments
+    from .training.trainer import VanillaTransformerTrainer
 
 
 def __getattr__(name: str) -> Any:
@@ -55,7 +63,7 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted(__all__)
 
 
 def register() -> None:

@@ -1,9 +1,9 @@
 """Trains a translation model on two text files, one sentence per line, with the stock Seq2SeqTrainer.
 
-    python scripts/fine_tune.py --train_source train.en --train_target train.de \
-        --validation_source val.en --validation_target val.de --output_dir outputs/en-de --max_steps 600
+    python scripts/fine_tune.py --train-source train.en --train-target train.de \
+        --validation-source val.en --validation-target val.de --output-dir outputs/en-de --max-steps 600
 
-With `--model_name_or_path` it starts from a saved model instead of a new one. All options of
+With `--model-name-or-path` it starts from a saved model instead of a new one. All options of
 `Seq2SeqTrainingArguments` can be given as well; `--help` lists them.
 """
 
@@ -68,7 +68,7 @@ def main() -> None:
     options, training = HfArgumentParser([DataArguments, TrainingArguments]).parse_args_into_dataclasses()
     set_seed(training.seed)
     if Path(training.output_dir).is_dir() and any(Path(training.output_dir).iterdir()):
-        raise SystemExit(f"--output_dir {training.output_dir} is not empty; name another folder.")
+        raise SystemExit(f"--output-dir {training.output_dir} is not empty; name another folder.")
     train = read_pairs(options.train_source, options.train_target)
     validation = None
     if options.validation_source:

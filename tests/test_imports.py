@@ -56,7 +56,10 @@ MAY_IMPORT = {
     "cli.*": ["*"],
     "__main__": ["cli"],
     LAUNCHER: ["cli"],
-    "__init__": ["engine", "inference", "inference.translator", "interop.marian", OPUS_MT, DICTIONARY, *PAPER],
+    "__init__": [
+        *("engine", "inference", "inference.translator", "interop.marian", "training.recipe", "training.trainer"),
+        *(OPUS_MT, DICTIONARY, *PAPER),
+    ],
     "scripts.*": ["*"],
     "benchmarks": ["*"],
     "benchmarks.*": ["*"],

@@ -139,7 +139,7 @@ class _Parser(argparse.ArgumentParser):
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
         # Otherwise the program's parser would report a command's unknown options, without knowing the command's own.
-        arguments, unknown = self.parse_known_args(args, namespace)
+        arguments, unknown = self.parse_known_args(_with_dashes(sys.argv[1:] if args is None else args), namespace)
         if hasattr(arguments, "takes_overrides"):
             arguments.overrides = unknown  # the command itself parses them
         elif unknown:
@@ -150,6 +150,13 @@ class _Parser(argparse.ArgumentParser):
         options = [option for action in self._actions for option in action.option_strings if option.startswith("--")]
         unknown = re.search(r"unrecognized arguments: .*?(--[\w-]+)", message)
         return did_you_mean(unknown[1], options) if unknown else ""
+
+
+def _with_dashes(arguments: Sequence[str]) -> list[str]:
+    """Writes the names of options with dashes: `--output_dir=a_b` is `--output-dir=a_b`."""
+    end = arguments.index("--") if "--" in arguments else len(arguments)
+    dashed = [re.sub(r"^--[^=]*", lambda name: name[0].replace("_", "-"), argument) for argument in arguments[:end]]
+    return dashed + list(arguments[end:])
 
 
 def _parser() -> _Parser:

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Train a model from a recipe."""
     parser.epilog = (
-        "Every option of a recipe can also be given on the command line, which overrides the recipe: --max_steps 1000, "
-        "--learning_rate 5e-4 ... (--list-options lists them). Several devices or machines: accelerate launch -m "
+        "Every option of a recipe can also be given on the command line, which overrides the recipe: --max-steps 1000, "
+        "--learning-rate 5e-4 ... (--list-options lists them). Several devices or machines: accelerate launch -m "
         "hf_vanilla_transformer train --config RECIPE"
     )
     parser.add_argument(
@@ -38,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "later ones override earlier ones",
     )
     parser.add_argument(
-        "--resume", action="store_true", help="resume from the last complete checkpoint of --output_dir"
+        "--resume", action="store_true", help="resume from the last complete checkpoint of --output-dir"
     )
     parser.add_argument(
         "--dry-run",
@@ -60,6 +60,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="run code that comes with model_name_or_path or tokenizer_name_or_path",
     )
     parser.add_argument("--list-options", action="store_true", help="list all options of a recipe with their defaults")
+    parser.add_argument("--list-recipes", action="store_true", help="list the package's recipes, and where they are")
     parser.set_defaults(run=_train, takes_overrides=True)
 
 
@@ -75,11 +76,11 @@ class _Switches:
 
 
 def _train(arguments: argparse.Namespace) -> None:
-    """Parses the recipe and runs the training, or lists the options."""
-    if arguments.list_options:
+    """Parses the recipe and runs the training, or lists options or recipes."""
+    if arguments.list_options or arguments.list_recipes:
         with loading():
-            from ..training.recipe import describe_options
-        print(describe_options())
+            from ..training.recipe import describe_options, describe_recipes
+        print(describe_options() if arguments.list_options else describe_recipes())
         return
     recipe = _recipe(arguments)
     with loading():
@@ -142,7 +143,7 @@ class _Run:
         from ..training.preflight import check_average
 
         if not self.args.output_dir:
-            raise UsageError("the run needs an output folder: --output_dir outputs/my-run")
+            raise UsageError("the run needs an output folder: --output-dir outputs/my-run")
         if not self.data.corpus("train"):
             raise UsageError("no training data; give train_source and train_target, or train_data")
         if self.args.eval_strategy != "no" and not self.data.corpus("validation"):
@@ -202,7 +203,7 @@ class _Run:
         check_links(self.output)
         if not self.resume:
             if not is_empty(self.output):
-                raise UsageError(f"{self.output} is not empty; resume with --resume, or give another --output_dir")
+                raise UsageError(f"{self.output} is not empty; resume with --resume, or give another --output-dir")
             return
         # An older file lacks newer options.
         before = asdict(type(self.data)()) | asdict(type(self.model)()) | read_recipe(self.output)
@@ -373,7 +374,7 @@ class _Run:
             return load_tokenizer(self.checkpoint)
         if not self.main:
             raise UsageError(
-                f"the main process has not written {saved}; if it reports no error of its own, --output_dir is not the "
+                f"the main process has not written {saved}; if it reports no error of its own, --output-dir is not the "
                 "same folder on all machines, which it must be"
             )
         try:

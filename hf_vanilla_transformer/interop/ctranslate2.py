@@ -88,7 +88,9 @@ def export(
     tokenizer.save_pretrained(folder)
     found = notes(model)
     if getattr(tokenizer, "separate_vocabs", False):
-        found.append("source_vocabulary.json names the source's ids; the tokenizer's convert_ids_to_tokens the target's")
+        found.append(
+            "source_vocabulary.json names the source's ids; the tokenizer's convert_ids_to_tokens the target's"
+        )
     return found
 
 

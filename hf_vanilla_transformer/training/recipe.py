@@ -33,6 +33,16 @@ def _option(default: Any, help: str) -> Any:
     return field(default=default, metadata={"help": help})
 
 
+# Names of options in the scripts of transformers' examples -> ours.
+ALIASES = {
+    "train_file": "train_data",
+    "validation_file": "validation_data",
+    "test_file": "test_data",
+    "source_lang": "source_column",
+    "target_lang": "target_column",
+}
+
+
 @dataclass
 class DataArguments:
     """The corpora, and which of their pairs are used."""
@@ -49,6 +59,7 @@ class DataArguments:
     test_data: list[str] = _files("Tables or data sets on the Hub to translate and score after training.")
     source_column: str = _option("source", "Column of the source in tables, or its language in a 'translation' column.")
     target_column: str = _option("target", "Column of the target, or its language.")
+    dataset_name: str | None = _option(None, "A data set on the Hub, for each of the three that has no files or data.")
     dataset_config_name: str | None = _option(None, "Configuration of the data sets on the Hub, such as de-en.")
     train_split: str = _option("train", "Split of the data sets on the Hub to train on.")
     validation_split: str = _option("validation", "Split for the evaluations during training.")
@@ -59,6 +70,11 @@ class DataArguments:
     bpe_dropout: float = _option(0.0, "Probability of dropping a merge in training data (Provilkov et al. 2020: 0.1).")
     bpe_dropout_copies: int = _option(16, "Segmentations of the corpus per epoch, with bpe_dropout.")
     preprocessing_num_workers: int | None = _option(None, "Processes that tokenize (default: by the corpus's size).")
+
+    def __post_init__(self) -> None:
+        for part in ("train", "validation", "test"):
+            if self.dataset_name and not (getattr(self, f"{part}_source") or getattr(self, f"{part}_data")):
+                setattr(self, f"{part}_data", [self.dataset_name])
 
     def corpus(self, part: str) -> Corpus:
         """Returns a part's corpus, which is false if no source is given for it.
@@ -294,7 +310,7 @@ def parse_recipe(paths: Iterable[str | Path] = (), overrides: Sequence[str] = ()
     Args:
         paths: YAML files, or names of the package's recipes. They map options, named as on the command line but without
             the leading dashes, to values; `null` means the default. Later recipes override earlier ones.
-        overrides: Options of the command line, `["--max_steps", "100"]`.
+        overrides: Options of the command line, `["--max-steps", "100"]`.
 
     Returns:
         The arguments of the data, of the model and of the training.
@@ -307,8 +323,9 @@ def parse_recipe(paths: Iterable[str | Path] = (), overrides: Sequence[str] = ()
     recipe: dict[str, Any] = {}
     for path in paths:
         options = _read(Path(path))
-        _refuse_unknown(options, known, f"{path}: unknown option")
-        recipe |= {str(name).replace("-", "_"): value for name, value in options.items()}
+        _refuse_unknown(options, [*known, *ALIASES], f"{path}: unknown option")
+        names = {name: str(name).replace("-", "_") for name in options}
+        recipe |= {ALIASES.get(names[name], names[name]): value for name, value in options.items()}
     recipe = {name: value for name, value in recipe.items() if value is not None}
     try:
         given = _given(parser, known, recipe, overrides)
@@ -334,12 +351,14 @@ def _given(parser: _Parser, known: dict[str, Any], recipe: dict[str, Any], overr
     namespace, unknown = parser.parse_known_args([*written, *overrides])
     if unknown:
         if unknown[0].startswith("--"):
-            _refuse_unknown([unknown[0].lstrip("-").partition("=")[0]], known, "unknown option")
+            option = unknown[0].partition("=")[0].replace("_", "-")
+            options = [f"--{name.replace('_', '-')}" for name in (*known, *ALIASES)]
+            raise RecipeError(f"unknown option {option}{did_you_mean(option, options)}")
         raise RecipeError(f"{unknown[0]!r} belongs to no option; write --name value")
     values = {name: value for name, value in vars(namespace).items() if value is not _NOT_GIVEN}
     for name, value in values.items():
         if value == [] and known[name].nargs != "+":  # what argparse makes of `--name=--`
-            raise RecipeError(f"--{name}: expected one argument")
+            raise RecipeError(f"{known[name].option_strings[0]}: expected one argument")
     # Not "trainer_output", transformers' default, which nobody has named.
     return Given(
         {"output_dir": "", **values}, {name: value for part in _DEFAULTS.values() for name, value in part.items()}
@@ -351,8 +370,23 @@ def describe_options() -> str:
     return _parser().format_help()
 
 
+def describe_recipes() -> str:
+    """Returns the names of the package's recipes, each with what it trains, and where they are."""
+    summaries = {file.stem: file.read_text(encoding="utf-8").splitlines()[0] for file in sorted(RECIPES.glob("*.yaml"))}
+    lines = [f"{name:28}{summary.removeprefix('# ')}" for name, summary in summaries.items()]
+    launch = [f"  {file}" for file in sorted(RECIPES.glob("accelerate/*.yaml"))]
+    where = f"They are in {RECIPES}; copy one to change it. For `accelerate launch --config_file`:"
+    return "\n".join([*lines, "", where, *launch])
+
+
 def _parser() -> _Parser:
-    return _Parser(_PARTS, allow_abbrev=False, add_help=False, usage="options of a recipe")
+    parser = _Parser(_PARTS, allow_abbrev=False, add_help=False, usage="options of a recipe")
+    for action in parser._actions:
+        action.option_strings = [option for option in action.option_strings if "_" not in option]  # for help and errors
+    for alias, name in ALIASES.items():
+        for option in (alias, alias.replace("_", "-")):
+            parser._option_string_actions[f"--{option}"] = parser._option_string_actions[f"--{name}"]
+    return parser
 
 
 def _read(path: Path) -> dict[Any, Any]:

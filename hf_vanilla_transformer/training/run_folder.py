@@ -47,11 +47,11 @@ def locked(folder: Path) -> Iterator[None]:
         lock.acquire(timeout=0)
     except Timeout as error:
         raise RecipeError(
-            f"another process is training in {folder}; wait until it has ended, or give another --output_dir"
+            f"another process is training in {folder}; wait until it has ended, or give another --output-dir"
         ) from error
     except OSError as error:
         problem = error.strerror or error
-        raise RecipeError(f"{folder} can't be written ({problem}); give another --output_dir") from error
+        raise RecipeError(f"{folder} can't be written ({problem}); give another --output-dir") from error
     try:
         yield
     finally:
@@ -101,7 +101,7 @@ def read_recipe(folder: Path) -> dict[str, Any]:
             logger.warning(f"{folder}: {recipe}; its copy in {checkpoint.name} is used")
             return copy
     if (folder / RECIPE).exists():
-        raise RecipeError(f"{folder}: {recipe}, and no checkpoint has a copy; give another --output_dir")
+        raise RecipeError(f"{folder}: {recipe}, and no checkpoint has a copy; give another --output-dir")
     raise RecipeError(f"there is no run to resume in {folder}; start one without --resume")
 
 
@@ -120,7 +120,7 @@ def check_same_recipe(folder: Path, before: Mapping[str, Any], now: Mapping[str,
         if before.get(name) != value:
             raise RecipeError(
                 f"{folder} was started with {name} {before.get(name)!r}, not {value!r}; resume with the same data and "
-                "model, or give another --output_dir"
+                "model, or give another --output-dir"
             )
 
 
@@ -142,7 +142,7 @@ def checkpoint_to_resume(folder: Path, named: str | None) -> Path | None:
 
     Args:
         folder: The run's output folder.
-        named: The value of `--resume_from_checkpoint`: a checkpoint's folder; None, or "True" as the Trainer has it:
+        named: The value of `--resume-from-checkpoint`: a checkpoint's folder; None, or "True" as the Trainer has it:
             the last complete one.
 
     Raises:
@@ -154,17 +154,17 @@ def checkpoint_to_resume(folder: Path, named: str | None) -> Path | None:
         if model is not None:  # starting anew would overwrite it
             raise RecipeError(
                 f"no checkpoint in {folder} has all that training needs to resume, which save_only_model leaves out; "
-                f"start a new run from the weights with --model_name_or_path {model}"
+                f"start a new run from the weights with --model-name-or-path {model}"
             )
         return checkpoint
     checkpoint = Path(named)
     if checkpoint.resolve().parent != folder.resolve() or step_of(checkpoint) is None:
         raise RecipeError(
-            f"--resume_from_checkpoint {named} is not a checkpoint of {folder}; name one of its checkpoint-N, or start "
-            "a new run from its weights with --model_name_or_path"
+            f"--resume-from-checkpoint {named} is not a checkpoint of {folder}; name one of its checkpoint-N, or start "
+            "a new run from its weights with --model-name-or-path"
         )
     if damage := damage_of(checkpoint):
-        raise RecipeError(f"--resume_from_checkpoint {named}: {damage}; --resume takes the last complete one")
+        raise RecipeError(f"--resume-from-checkpoint {named}: {damage}; --resume takes the last complete one")
     return checkpoint
 
 

@@ -82,14 +82,14 @@ def main() -> None:
 def parse_arguments() -> argparse.Namespace:
     """Parses the command line; README describes the run with the default values."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--output_dir", type=Path, default=Path("outputs/quickstart"))
-    parser.add_argument("--num_pairs", type=int, default=40_000, help="number of sentence pairs to generate")
-    parser.add_argument("--vocab_size", type=int, default=2000)
-    parser.add_argument("--d_model", type=int, default=128)
+    parser.add_argument("--output-dir", type=Path, default=Path("outputs/quickstart"))
+    parser.add_argument("--num-pairs", type=int, default=40_000, help="number of sentence pairs to generate")
+    parser.add_argument("--vocab-size", type=int, default=2000)
+    parser.add_argument("--d-model", type=int, default=128)
     parser.add_argument("--dropout", type=float, default=0.0)
-    parser.add_argument("--max_steps", type=int, default=1800)
-    parser.add_argument("--batch_size", type=int, default=64)
-    parser.add_argument("--learning_rate", type=float, default=2e-3)
+    parser.add_argument("--max-steps", type=int, default=1800)
+    parser.add_argument("--batch-size", type=int, default=64)
+    parser.add_argument("--learning-rate", type=float, default=2e-3)
     return parser.parse_args()
 
 

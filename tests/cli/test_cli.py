@@ -94,13 +94,13 @@ def test_help_and_wrong_use_import_nothing_heavy(arguments, code):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("arguments", [["--lerning_rate", "3"], ["--config", "RECIPE"]])
+@pytest.mark.parametrize("arguments", [["--lerning-rate", "3"], ["--config", "RECIPE"]])
 def test_a_wrong_option_of_train_imports_the_trainers_arguments_but_no_trainer(tmp_path, arguments):
     recipe = tmp_path / "recipe.yaml"
     recipe.write_text("lerning_rate: 3\n", encoding="utf-8")
     result, modules = _run_console_script("train", *(recipe if one == "RECIPE" else one for one in arguments))
     assert result.returncode == 2
-    assert "rning_rate" in result.stderr
+    assert "lerning" in result.stderr
     assert result.stderr.count("\n") == 1
     unneeded = {"transformers.trainer", "hf_vanilla_transformer.modeling_vanilla_transformer"}
     assert sorted((NEEDED_BY_NONE | unneeded) & modules) == []
@@ -205,6 +205,17 @@ def test_a_line_of_thousands_of_words(run, tiny_checkpoint):
     assert re.fullmatch(r"vanilla-transformer: warning: line 2 has more than .*: it is translated in \d+ pieces\n", err)
 
 
+def test_underscores_in_names_of_options(run, tiny_checkpoint, tmp_path):
+    output = tmp_path / "a_b"
+    code, out, err = run("translate", "--model", tiny_checkpoint, "--max_new_tokens=2", f"--output={output}", "A_b.")
+    assert (code, out, err) == (0, "", "")
+    assert run("translate", "--model", tiny_checkpoint, "--max-new-tokens", 2, "A_b.")[1] == output.read_text("utf-8")
+    text = run("translate", "--model", tiny_checkpoint, "--max_new_tokens", 2, "--", "--max_new_tokens")[1]
+    assert text == run("translate", "--model", tiny_checkpoint, "--max_new_tokens", 2, stdin=b"--max_new_tokens")[1]
+    code, _, err = run("translate", "--model", tiny_checkpoint, "--max_new_tokns", 2, "A b.")
+    assert (code, "did you mean '--max-new-tokens'" in err) == (2, True)
+
+
 def test_dtype(run, tiny_checkpoint):
     options = ["--model", tiny_checkpoint, "--max-new-tokens", 3, "--dtype", "bfloat16"]
     code, out, err = run("translate", *options, "nine")
@@ -254,7 +265,7 @@ def test_wrong_use_is_one_line_that_names_the_fix(run, tiny_checkpoint, argument
 @pytest.mark.parametrize(
     "arguments",
     [
-        ["train", "--config", "multi30k_tiny", "--output_dir", "run"],
+        ["train", "--config", "multi30k_tiny", "--output-dir", "run"],
         ["train", "--list-options"],
         ["average", str(ROOT)],
         ["evaluate", "--model", MODEL, "--source", __file__, "--reference", __file__],

@@ -48,7 +48,7 @@ def complaint(capsys, recipe: dict, *options: str) -> str:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"output_dir": None}, "--output_dir"),
+        ({"output_dir": None}, "--output-dir"),
         ({"train_source": [], "train_target": []}, "no training data"),
         ({"train_target": []}, "1 source files but 0 target files"),
         ({"validation_source": [], "validation_target": []}, "eval_strategy needs"),
@@ -76,7 +76,7 @@ def test_wrong_use_is_told(capsys, recipe, change, message):
 
 
 def test_options_of_the_command_line_are_checked_too(capsys, recipe):
-    assert "did you mean 'max_steps'?" in complaint(capsys, recipe, "--max_step", "3")
+    assert "did you mean '--max-steps'?" in complaint(capsys, recipe, "--max-step", "3")
     assert "invalid int value: 'x'" in complaint(capsys, recipe, "--max-steps", "x")
 
 
@@ -102,16 +102,17 @@ def test_resuming_needs_a_run(capsys, recipe):
 
 
 def test_a_run_that_failed_before_training_can_be_started_again(capsys, recipe, corpus):
-    complaint(capsys, recipe, "--per_device_train_batch_tokens", "3")
+    complaint(capsys, recipe, "--per-device-train-batch-tokens", "3")
     assert {path.name for path in (corpus / "run").iterdir()} == {"recipe.json", "run.lock", "tokenizer"}
-    assert train(recipe, "--vocab_size", "290", "--eval_strategy", "no", "--average_last", "0") == 0
+    assert train(recipe, "--vocab-size", "290", "--eval-strategy", "no", "--average-last", "0") == 0
     assert AutoModelForSeq2SeqLM.from_pretrained(corpus / "run").config.vocab_size <= 290
 
 
 def test_all_options_are_listed(capsys):
     assert cli.main(["train", "--list-options"]) == 0
     listed = capsys.readouterr().out
-    assert all(f"--{name}" in listed for name in ("train_source", "dropout", "learning_rate_factor", "adam_beta2"))
+    assert all(f"--{name} " in listed for name in ("train-source", "dropout", "learning-rate-factor", "adam-beta2"))
+    assert "--train_source" not in listed
 
 
 def test_a_run_from_text_to_scores(capsys, recipe, corpus):
@@ -148,8 +149,8 @@ def test_a_run_from_text_to_scores(capsys, recipe, corpus):
 
 def test_a_finished_run_can_be_resumed(capsys, recipe, corpus):
     assert train(recipe) == 0
-    assert "d_model 16, not 32" in complaint(capsys, recipe, "--resume", "--d_model", "32")
-    assert train(recipe, "--resume", "--max_steps", "6") == 0
+    assert "d_model 16, not 32" in complaint(capsys, recipe, "--resume", "--d-model", "32")
+    assert train(recipe, "--resume", "--max-steps", "6") == 0
     out = capsys.readouterr().out
     assert f"Resuming from {corpus / 'run' / 'checkpoint-4'}" in out
     assert json.loads((corpus / "run" / "trainer_state.json").read_text())["global_step"] == 6
@@ -166,7 +167,7 @@ def test_the_model_is_saved_with_the_recipes_decoding(recipe, corpus):
     assert found == translate(model, tokenizer, [source for source, _ in PAIRS[5:12]], **decoding)
     card = (corpus / "run" / "averaged-2" / "README.md").read_text(encoding="utf-8")
     assert "beam 2, length penalty 1.5, searched further" in card
-    assert train({**recipe, "num_beams": 3}, "--resume", "--max_steps", "6") == 0
+    assert train({**recipe, "num_beams": 3}, "--resume", "--max-steps", "6") == 0
     assert AutoModelForSeq2SeqLM.from_pretrained(corpus / "run").generation_config.num_beams == 3
 
 
@@ -181,7 +182,7 @@ def test_bpe_dropout(capsys, recipe, corpus):
     assert "| BPE-dropout | 0.2 |" in card
     assert "bpe_dropout 0.2, not 0.0" in complaint(capsys, recipe, "--resume")
     assert "seed 42, not 7" in complaint(capsys, varied, "--resume", "--seed", "7")
-    assert train(varied, "--resume", "--max_steps", "6") == 0
+    assert train(varied, "--resume", "--max-steps", "6") == 0
     assert train({**recipe, "output_dir": str(corpus / "plain")}) == 0
     batches += [int(number) for number in re.findall(r"Batches: (\d+) per epoch", capsys.readouterr().out)]
     assert batches[0] == batches[1] > 2 * batches[2]
@@ -192,7 +193,7 @@ def test_bpe_dropout_needs_merges(capsys, recipe, tmp_path):
     backend.post_processor = processors.TemplateProcessing("$A </s>", special_tokens=[("</s>", 2)])
     words = PreTrainedTokenizerFast(tokenizer_object=backend, pad_token="<pad>", eos_token="</s>")
     words.save_pretrained(tmp_path / "words")
-    options = ["--bpe_dropout", "0.1", "--tokenizer_name_or_path", str(tmp_path / "words")]
+    options = ["--bpe-dropout", "0.1", "--tokenizer-name-or-path", str(tmp_path / "words")]
     assert "BPE-dropout needs the merges of a Vanilla" in complaint(capsys, recipe, *options)
 
 
@@ -201,19 +202,19 @@ def test_a_run_older_than_an_option_can_be_resumed(recipe, corpus):
     started = json.loads((corpus / "run" / "recipe.json").read_text())
     del started["bpe_dropout"], started["bpe_dropout_copies"]
     (corpus / "run" / "recipe.json").write_text(json.dumps(started))
-    assert train(recipe, "--resume", "--max_steps", "6") == 0
+    assert train(recipe, "--resume", "--max-steps", "6") == 0
 
 
 def test_figures_go_to_tensorboard(recipe, corpus, monkeypatch):
     monkeypatch.setenv("TENSORBOARD_LOGGING_DIR", str(corpus / "figures"))
-    assert train(recipe, "--report_to", "tensorboard") == 0
+    assert train(recipe, "--report-to", "tensorboard") == 0
     events = EventAccumulator(str(corpus / "figures"))
     events.Reload()
     assert {"train/loss", "train/tokens_per_second", "eval/perplexity", "eval/bleu"} <= set(events.Tags()["scalars"])
 
 
 def test_going_on_from_a_saved_model(recipe, corpus, tiny_checkpoint):
-    options = ["--model_name_or_path", str(tiny_checkpoint), "--average_last", "0"]
+    options = ["--model-name-or-path", str(tiny_checkpoint), "--average-last", "0"]
     assert train(recipe, *options) == 0
     saved = AutoModelForSeq2SeqLM.from_pretrained(corpus / "run")
     assert saved.config.d_model == 32  # the model's own, not the recipe's
@@ -221,13 +222,13 @@ def test_going_on_from_a_saved_model(recipe, corpus, tiny_checkpoint):
 
 
 def test_a_streamed_corpus_trains(capsys, recipe, corpus):
-    assert train(recipe, "--streaming", "true", "--shuffle_buffer_size", "20", "--max_length", "9") == 0
+    assert train(recipe, "--streaming", "true", "--shuffle-buffer-size", "20", "--max-length", "9") == 0
     out = capsys.readouterr().out
     assert "Trained 4 updates" in out
     assert re.search(r"as far as the stream was read: \d+ pairs kept, \d+ left out: \d+ with more than 9 tokens", out)
 
 
-@pytest.mark.parametrize(("options", "keeps"), [((), True), (("--keep_freed_memory", "false"), False)])
+@pytest.mark.parametrize(("options", "keeps"), [((), True), (("--keep-freed-memory", "false"), False)])
 def test_the_command_keeps_freed_memory(recipe, monkeypatch, options, keeps):
     calls = []
     monkeypatch.setattr(trainer, "keep_freed_memory", lambda: calls.append(1))

@@ -119,9 +119,9 @@ def test_the_command_trains_resumes_evaluates_and_averages(device, tmp_path, cap
     """All of a run: the trial before it, checkpoints, the random numbers they keep, scores, and the model card."""
     recipe = recipe_in(tmp_path) | {"eval_strategy": "steps", "eval_steps": 2, "generation_max_length": 12}
     (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(recipe), encoding="utf-8")
-    command = ["train", "--config", str(tmp_path / "recipe.yaml"), "--use_cpu", str(device.type == "cpu")]
+    command = ["train", "--config", str(tmp_path / "recipe.yaml"), "--use-cpu", str(device.type == "cpu")]
     assert not main(command)
-    assert not main([*command, "--resume", "--max_steps", "6"])
+    assert not main([*command, "--resume", "--max-steps", "6"])
     output = capsys.readouterr().out
     assert "checkpoint-4" in output
     assert ("Peak memory of the GPU" in output) == (device.type == "cuda")

@@ -227,7 +227,7 @@ def test_a_model_that_cannot_be_saved_leaves_the_old_one(train, finished, monkey
     monkeypatch.setattr(trainer_module, "callbacks_for", lambda args: [*plain(args), FullDisk()])
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     try:
-        result = train(finished, "--resume", "--max_steps", "6")
+        result = train(finished, "--resume", "--max-steps", "6")
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert result.code == 1
@@ -237,7 +237,7 @@ def test_a_model_that_cannot_be_saved_leaves_the_old_one(train, finished, monkey
     assert after.keys() == before.keys()
     assert all(after[name] == before[name] for name in before.keys() - changed)
     monkeypatch.undo()
-    assert train(finished, "--resume", "--max_steps", "6").code == 0
+    assert train(finished, "--resume", "--max-steps", "6").code == 0
     assert (folder / "model.safetensors").read_bytes() != before["model.safetensors"]
 
 

@@ -200,7 +200,7 @@ def test_added_tokens_leave_the_fingerprint(checkpoint):
 def test_training_refuses_a_tokenizer_that_does_not_fit(train, recipe, checkpoint, tmp_path):
     size = len(AutoTokenizer.from_pretrained(checkpoint))
     tokenizer_of(size).save_pretrained(checkpoint)
-    result = train({**recipe, "average_last": 0}, "--model_name_or_path", checkpoint)
+    result = train({**recipe, "average_last": 0}, "--model-name-or-path", checkpoint)
     assert result.code == 2
     assert "trained with another tokenizer" in result.error
 
@@ -235,7 +235,7 @@ def test_code_never_runs_and_nobody_is_asked(command, train, recipe, planted, tm
         "translate": lambda: command("translate", "--model", checkpoint, "nine 3"),
         "evaluate": lambda: command("evaluate", "--model", checkpoint, "--source", lines, "--reference", lines),
         "average": lambda: command("average", "--checkpoints", checkpoint, "--output", tmp_path / "mean"),
-        "train": lambda: train({**recipe, "average_last": 0}, "--model_name_or_path", checkpoint),
+        "train": lambda: train({**recipe, "average_last": 0}, "--model-name-or-path", checkpoint),
     }[name]()
     assert not marker.exists()
     if model_type == "evil":
@@ -258,8 +258,8 @@ def test_code_runs_where_it_is_trusted(command, planted):
 def test_a_name_that_is_nowhere_is_told_at_once(command, train, recipe, name):
     for result in (
         command("translate", "--model", name, "nine 3"),
-        train({**recipe, "average_last": 0}, "--model_name_or_path", name),
-        train({**recipe, "average_last": 0}, "--tokenizer_name_or_path", name),
+        train({**recipe, "average_last": 0}, "--model-name-or-path", name),
+        train({**recipe, "average_last": 0}, "--tokenizer-name-or-path", name),
     ):
         assert result.code == 2
         assert f"{name} is not a folder here, and the Hub can't be reached" in result.error

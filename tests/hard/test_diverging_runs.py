@@ -36,7 +36,7 @@ def poisoned(monkeypatch):
 
 
 def test_a_rate_that_is_far_too_high_ends_the_run(train, recipe):
-    result = train({**recipe, "max_steps": 40, "average_last": 0}, "--learning_rate", "1e12", "--save_steps", "1")
+    result = train({**recipe, "max_steps": 40, "average_last": 0}, "--learning-rate", "1e12", "--save-steps", "1")
     assert result.code == 1
     assert "the training diverged: loss or gradients have been NaN or infinite in 3 updates in a row" in result.error
     for part in ("since update", "epoch 1, batch", "which begins with", "learning_rate", "warmup_steps", "checkpoint"):
@@ -51,7 +51,7 @@ def test_a_rate_that_is_far_too_high_ends_the_run(train, recipe):
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
 def test_the_last_good_checkpoint_is_kept(train, recipe, poisoned, caplog, value):
     poisoned(3, value)
-    options = ("--save_steps", "1", "--save_total_limit", "1", "--logging_steps", "1")
+    options = ("--save-steps", "1", "--save-total-limit", "1", "--logging-steps", "1")
     result = train({**recipe, "max_steps": 30, "average_last": 0}, *options)
     assert result.code == 1
     assert "the last checkpoint is checkpoint-2" in result.error
@@ -66,7 +66,7 @@ def test_it_can_be_resumed_from_there(train, recipe, poisoned, monkeypatch):
         patch.setattr(trainer_module, "callbacks_for", lambda args: [*before(args), Poison(3, float("nan"))])
         recipe |= {"max_steps": 6, "average_last": 0, "save_steps": 1}
         assert train(recipe).code == 1
-    result = train(recipe, "--resume", "--learning_rate", "1e-4")
+    result = train(recipe, "--resume", "--learning-rate", "1e-4")
     assert result.code == 0
     assert "checkpoint-2" in result.out
     load_model(recipe["output_dir"])
@@ -75,7 +75,7 @@ def test_it_can_be_resumed_from_there(train, recipe, poisoned, monkeypatch):
 def test_the_limit_is_an_option(train, recipe, poisoned):
     poisoned(1)
     recipe |= {"max_steps": 9, "average_last": 0}
-    result = train(recipe, "--max_nonfinite_updates", "5")
+    result = train(recipe, "--max-nonfinite-updates", "5")
     assert result.code == 1
     assert "in 5 updates in a row, since update 2" in result.error
 
@@ -83,7 +83,7 @@ def test_the_limit_is_an_option(train, recipe, poisoned):
 def test_without_a_limit_the_model_is_refused_at_the_end(train, recipe, poisoned):
     poisoned(1)
     result = train(
-        {**recipe, "max_steps": 6, "average_last": 0}, "--max_nonfinite_updates", "0", "--logging_steps", "1"
+        {**recipe, "max_steps": 6, "average_last": 0}, "--max-nonfinite-updates", "0", "--logging-steps", "1"
     )
     assert "loss nan" in result.out  # and not 0.000
     assert result.code == 1

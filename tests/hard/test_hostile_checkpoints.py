@@ -120,7 +120,7 @@ def test_average_executes_nothing(command, finished, marker, tmp_path, name):
 @pytest.mark.parametrize("name", PLANTS)
 def test_resuming_executes_nothing(train, finished, marker, tmp_path, name):
     plant(name, tmp_path / "run", marker)
-    result = train(finished, "--resume", "--max_steps", 6)
+    result = train(finished, "--resume", "--max-steps", 6)
     assert not marker.exists()
     if result.code:
         assert result.error
@@ -142,7 +142,7 @@ def test_checkpoints_without_safetensors_are_not_loaded_in_another_way(
         assert result.code == 2
         assert "no complete checkpoint" in result.error
     else:
-        result = train(finished, "--resume", "--max_steps", 1, "--average_last", 0)
+        result = train(finished, "--resume", "--max-steps", 1, "--average-last", 0)
         assert "Resuming from" not in result.out or result.error
     assert not marker.exists()
 
@@ -253,7 +253,7 @@ def test_an_index_leads_nowhere_else(command, train, finished, tmp_path, caplog,
     assert (result.code, (tmp_path / "mean").exists()) == (2, False)
     assert "no complete checkpoint" in result.error
     assert "which is not a file beside it" in caplog.text or "is missing" in caplog.text
-    result = train(finished, "--resume", "--max_steps", 1, "--average_last", 0)
+    result = train(finished, "--resume", "--max-steps", 1, "--average-last", 0)
     assert "Resuming from" not in result.out
 
 

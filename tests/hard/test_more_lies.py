@@ -27,7 +27,7 @@ def test_a_linked_file_is_not_written_through(train, finished, tmp_path, name):
     link = Path(finished["output_dir"], name)
     link.unlink(missing_ok=True)
     link.symlink_to(target)
-    result = train(finished, "--resume", "--max_steps", "6")
+    result = train(finished, "--resume", "--max-steps", "6")
     assert result.code == 2
     assert f"{name} is a link to" in result.error
     assert target.read_text() == "mine"
@@ -41,7 +41,7 @@ def test_a_linked_folder_is_not_written_into(train, finished, tmp_path, name):
     link = Path(finished["output_dir"], name)
     shutil.rmtree(link, ignore_errors=True)
     link.symlink_to(target)
-    result = train(finished, "--resume", "--max_steps", "6")
+    result = train(finished, "--resume", "--max-steps", "6")
     assert result.code == 2
     assert "is a link to" in result.error
     assert [path.name for path in target.iterdir()] == ["config.json"]
@@ -51,13 +51,13 @@ def test_a_linked_output_folder_is_welcome(train, recipe, tmp_path):
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "run").symlink_to(tmp_path / "elsewhere")
     assert train(recipe).code == 0
-    assert train(recipe, "--resume", "--max_steps", "6").code == 0
+    assert train(recipe, "--resume", "--max-steps", "6").code == 0
 
 
 # ---- Files of the user ----
 def test_a_folder_named_tokenizer_is_the_users(train, recipe, checkpoint, tmp_path):
     shutil.copytree(checkpoint, tmp_path / "run" / "tokenizer")
-    result = train(recipe, "--tokenizer_name_or_path", tmp_path / "run" / "tokenizer")
+    result = train(recipe, "--tokenizer-name-or-path", tmp_path / "run" / "tokenizer")
     assert result.code == 2
     assert "is not empty" in result.error
     assert (tmp_path / "run" / "tokenizer" / "tokenizer.json").is_file()
@@ -94,13 +94,13 @@ def test_a_checkpoint_of_another_run(train, finished, tmp_path):
     other = {**finished, "output_dir": str(tmp_path / "other"), "d_model": 8, "encoder_ffn_dim": 16, "max_steps": 6}
     assert train({**other, "encoder_attention_heads": 2, "decoder_attention_heads": 2}).code == 0
     shutil.copytree(tmp_path / "other" / "checkpoint-6", tmp_path / "run" / "checkpoint-6")
-    result = train(finished, "--resume", "--max_steps", "8")
+    result = train(finished, "--resume", "--max-steps", "8")
     assert result.code == 2
     assert "checkpoint-6 is of another run, with d_model 8, not 16" in result.error
 
 
 def test_fewer_updates_than_there_are(train, finished):
-    result = train(finished, "--resume", "--max_steps", "3")
+    result = train(finished, "--resume", "--max-steps", "3")
     assert result.code == 2
     assert "max_steps is 3, but" in result.error
 
@@ -112,7 +112,7 @@ def test_a_swapped_tokenizer_of_the_run(train, finished, checkpoint):
     vocab = content["model"]["vocab"]
     vocab[first], vocab[second] = vocab[second], vocab[first]
     own.write_text(json.dumps(content))
-    result = train(finished, "--resume", "--max_steps", "6")
+    result = train(finished, "--resume", "--max-steps", "6")
     assert result.code == 2
     assert "trained with another tokenizer" in result.error
 
@@ -120,10 +120,10 @@ def test_a_swapped_tokenizer_of_the_run(train, finished, checkpoint):
 @pytest.mark.parametrize("value", [None, "x", [1], {"source 1": {"a": 1}}, {"source 1": None, "target 1": 5}])
 def test_damaged_fingerprints_are_a_change(train, finished, value):
     change(Path(finished["output_dir"], "recipe.json"), data_fingerprints=value)
-    result = train(finished, "--resume", "--max_steps", "6")
+    result = train(finished, "--resume", "--max-steps", "6")
     assert result.code == 2
     assert "--accept-changed-data" in result.error
-    assert train(finished, "--resume", "--max_steps", "6", "--accept-changed-data").code == 0
+    assert train(finished, "--resume", "--max-steps", "6", "--accept-changed-data").code == 0
 
 
 @pytest.mark.parametrize(
@@ -131,7 +131,7 @@ def test_damaged_fingerprints_are_a_change(train, finished, value):
 )
 def test_a_damaged_state_means_the_checkpoint_before(train, finished, fields):
     change(Path(finished["output_dir"], "checkpoint-4", "trainer_state.json"), **fields)
-    result = train(finished, "--resume", "--max_steps", "6")
+    result = train(finished, "--resume", "--max-steps", "6")
     assert result.code == 0, result.err
     assert "checkpoint-2" in result.out
 

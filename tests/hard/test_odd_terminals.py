@@ -311,13 +311,13 @@ def test_one_line_and_the_traceback_for_those_who_ask(command, tiny_checkpoint, 
     [
         (average, "_average", ["run"]),
         (evaluate, "_evaluate", ["--model", "m", "--source", "s", "--reference", "r"]),
-        (train, "_train", ["--max_steps", "3"]),
+        (train, "_train", ["--max-steps", "3"]),
         (translate, "_translate", ["--model", "m"]),
     ],
 )
 def test_every_command_takes_debug_anywhere(command, monkeypatch, module, function, arguments, place):
     def failing(arguments):
-        assert getattr(arguments, "overrides", ["--max_steps", "3"]) == ["--max_steps", "3"]
+        assert getattr(arguments, "overrides", ["--max-steps", "3"]) == ["--max-steps", "3"]
         raise ValueError("some bug")
 
     monkeypatch.setattr(module, function, failing)

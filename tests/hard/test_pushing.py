@@ -1,4 +1,4 @@
-"""`train --push_to_hub`: every commit can be loaded without the package, and the last one is what was scored."""
+"""`train --push-to-hub`: every commit can be loaded without the package, and the last one is what was scored."""
 
 import json
 import shutil
@@ -61,7 +61,7 @@ def hub(monkeypatch, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["every_save", "end"])
 def test_commits(train, recipe, hub, strategy):
-    options = ("--push_to_hub", "true", "--hub_model_id", REPOSITORY, "--hub_strategy", strategy)
+    options = ("--push-to-hub", "true", "--hub-model-id", REPOSITORY, "--hub-strategy", strategy)
     result = train({**recipe, "max_steps": 6}, *options)
     assert result.code == 0, result.err
     assert "Pushed to the Hub: https://localhost/" in result.out
@@ -97,8 +97,8 @@ def test_a_run_without_averaging_has_its_card_beside_its_weights(train, recipe):
 
 
 def test_a_run_that_stopped_early_averages_what_it_has(train, recipe):
-    options = ("--eval_strategy", "steps", "--eval_steps", "1", "--early_stopping_patience", "1")
-    constant = ("--metric_for_best_model", "bleu", "--load_best_model_at_end", "false")
+    options = ("--eval-strategy", "steps", "--eval-steps", "1", "--early-stopping-patience", "1")
+    constant = ("--metric-for-best-model", "bleu", "--load-best-model-at-end", "false")
     result = train({**recipe, "max_steps": 60, "save_steps": 1, "average_last": 40}, *options, *constant)
     assert result.code == 0, result.err
     assert "complete checkpoints, not 40: all of them are averaged" in result.out

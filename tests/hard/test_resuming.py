@@ -37,27 +37,27 @@ def test_changed_data_is_refused(train, recipe, change, message, streaming):
     assert train(recipe).code == 0
     for side in ("en", "de"):
         change(Path(recipe["data_dir"], f"train.{side}"))
-    result = train(recipe, "--resume", "--max_steps", "6")
+    result = train(recipe, "--resume", "--max-steps", "6")
     assert result.code == 2
     assert "the training data has changed since the run in" in result.error
     assert message in result.error
     assert "--accept-changed-data" in result.error
     assert not Path(recipe["output_dir"], "checkpoint-6").exists()
-    assert train(recipe, "--resume", "--max_steps", "6", "--accept-changed-data").code == 0
-    assert train(recipe, "--resume", "--max_steps", "8").code == 0  # accepted once, it is the run's data
+    assert train(recipe, "--resume", "--max-steps", "6", "--accept-changed-data").code == 0
+    assert train(recipe, "--resume", "--max-steps", "8").code == 0  # accepted once, it is the run's data
 
 
 def test_a_copy_of_the_data_is_welcome(train, finished):
     for file in Path(finished["data_dir"]).glob("train.*"):
         file.write_bytes(file.read_bytes())  # with another time
-    assert train(finished, "--resume", "--max_steps", "6").code == 0
+    assert train(finished, "--resume", "--max-steps", "6").code == 0
 
 
 def test_moved_data_is_welcome(train, finished, tmp_path):
     (tmp_path / "elsewhere").mkdir()
     for file in Path(finished["data_dir"]).glob("*.??"):
         file.rename(tmp_path / "elsewhere" / file.name)
-    assert train({**finished, "data_dir": str(tmp_path / "elsewhere")}, "--resume", "--max_steps", "6").code == 0
+    assert train({**finished, "data_dir": str(tmp_path / "elsewhere")}, "--resume", "--max-steps", "6").code == 0
 
 
 def test_accepting_is_for_resuming(train, recipe):
@@ -69,7 +69,7 @@ def test_a_run_without_fingerprints_is_resumed(train, finished):
     record = json.loads(path.read_text())
     del record["data_fingerprints"]
     path.write_text(json.dumps(record))
-    assert train(finished, "--resume", "--max_steps", "6").code == 0
+    assert train(finished, "--resume", "--max-steps", "6").code == 0
     assert json.loads(path.read_text())["data_fingerprints"]
 
 
@@ -129,18 +129,18 @@ def test_data_on_the_hub_is_read_at_its_revision(train, recipe, monkeypatch):
     recipe |= {"train_source": [], "train_target": [], "train_data": ["some/thing"]}
     assert train(recipe).code == 0
     now["revision"] = "b" * 40
-    refused = train(recipe, "--resume", "--max_steps", "6")
+    refused = train(recipe, "--resume", "--max-steps", "6")
     assert refused.code == 2
     assert f"data 1 was at revision {'a' * 40} and is at {'b' * 40}" in refused.error
     now["revision"] = None  # the Hub can't be reached
-    assert train(recipe, "--resume", "--max_steps", "6").code == 0
+    assert train(recipe, "--resume", "--max-steps", "6").code == 0
     now["revision"] = "b" * 40
-    assert train(recipe, "--resume", "--max_steps", "8", "--accept-changed-data").code == 0
+    assert train(recipe, "--resume", "--max-steps", "8", "--accept-changed-data").code == 0
     assert read == ["a" * 40, "a" * 40, "b" * 40]
 
 
 def test_verifying_says_what_it_cannot_compare(train, finished):
-    result = train(finished, "--resume", "--max_steps", "6", "--verify-data")
+    result = train(finished, "--resume", "--max-steps", "6", "--verify-data")
     assert result.code == 0
     assert "only samples of large files can be compared" in result.out
 
@@ -151,7 +151,7 @@ def test_what_may_differ(train, finished, tmp_path):
     changed = {"test_source": ["other.en"], "test_target": ["other.de"]}
     result = train(
         {**finished, **changed, "validation_source": [], "validation_target": [], "average_last": 1},
-        "--resume", "--logging_steps", "1", "--report_to", "tensorboard", "--num_beams", "2",
+        "--resume", "--logging-steps", "1", "--report-to", "tensorboard", "--num-beams", "2",
     )  # fmt: skip
     assert result.code == 0, result.err
     assert (tmp_path / "run" / "averaged-1" / "test.translations.txt").read_text().count("\n") == 1
@@ -174,7 +174,7 @@ def test_a_damaged_recipe_is_taken_from_a_checkpoint(train, finished, caplog, co
     before = json.loads(path.read_text())
     path.write_bytes(content)
     with caplog.at_level("WARNING"):
-        result = train(finished, "--resume", "--max_steps", "6")
+        result = train(finished, "--resume", "--max-steps", "6")
     assert result.code == 0
     assert json.loads(path.read_text()) == before
 
@@ -182,7 +182,7 @@ def test_a_damaged_recipe_is_taken_from_a_checkpoint(train, finished, caplog, co
 def test_a_damaged_recipe_without_a_copy_is_told(train, finished):
     for path in Path(finished["output_dir"]).rglob("recipe.json"):
         path.write_bytes(b"{")
-    result = train(finished, "--resume", "--max_steps", "6")
+    result = train(finished, "--resume", "--max-steps", "6")
     assert result.code == 2
     assert "recipe.json is cut short or not JSON" in result.error
 
@@ -191,7 +191,7 @@ def test_a_damaged_recipe_without_a_copy_is_told(train, finished):
 def test_a_damaged_tokenizer_is_taken_from_a_checkpoint(train, finished, damage):
     path = Path(finished["output_dir"], "tokenizer", "tokenizer.json")
     path.unlink() if damage == "gone" else path.write_bytes(path.read_bytes()[:100])
-    result = train(finished, "--resume", "--max_steps", "6")
+    result = train(finished, "--resume", "--max-steps", "6")
     assert result.code == 0
     assert ("that of checkpoint-4 is used" in result.out) == (damage == "cut")
     load_checkpoint(finished["output_dir"])  # the tokenizer is the model's
@@ -206,7 +206,7 @@ def test_the_checkpoint_before_a_damaged_one_is_taken(train, finished, caplog, f
     zeros = content[: middle - 50] + bytes(100) + content[middle + 50 :]
     path.write_bytes({"cut": content[:-20], "zeros": zeros, "empty": b""}[damage])
     with caplog.at_level("WARNING"):
-        result = train(finished, "--resume", "--max_steps", "6")
+        result = train(finished, "--resume", "--max-steps", "6")
     assert result.code == 0
     assert "Resuming from" in result.out
     assert "checkpoint-2" in result.out
@@ -215,7 +215,7 @@ def test_the_checkpoint_before_a_damaged_one_is_taken(train, finished, caplog, f
 
 def test_resuming_warns_of_nothing(train, finished, caplog):
     with caplog.at_level("WARNING"):
-        result = train(finished, "--resume", "--max_steps", "6")
+        result = train(finished, "--resume", "--max-steps", "6")
     assert result.code == 0
     assert "missing keys" not in result.err + caplog.text
 
@@ -229,37 +229,37 @@ def test_weights_of_another_model_are_not_completed_by_random_ones(train, finish
         del weights[name]
         save_file(weights, checkpoint / "model.safetensors", metadata={"format": "pt"})
         (checkpoint / "checksums.json").unlink(missing_ok=True)
-    result = train(finished, "--resume", "--max_steps", "6")
+    result = train(finished, "--resume", "--max-steps", "6")
     assert result.code == 2
     assert f"only one of the two has {name}" in result.error
 
 
 # ---- Which checkpoint ----
 def test_a_named_checkpoint(train, finished):
-    result = train(finished, "--resume_from_checkpoint", Path(finished["output_dir"], "checkpoint-2"))
+    result = train(finished, "--resume-from-checkpoint", Path(finished["output_dir"], "checkpoint-2"))
     assert result.code == 0
     assert "checkpoint-2" in result.out
     assert "Trained 4 updates" in result.out
 
 
 def test_the_last_checkpoint_as_the_trainer_names_it(train, finished):
-    result = train(finished, "--resume_from_checkpoint", "True", "--max_steps", "6")
+    result = train(finished, "--resume-from-checkpoint", "True", "--max-steps", "6")
     assert result.code == 0
     assert "checkpoint-4" in result.out
 
 
 @pytest.mark.parametrize("name", ["nowhere", "run", "run/averaged-2", "elsewhere/checkpoint-2"])
 def test_what_is_not_a_checkpoint_of_the_run(train, finished, tmp_path, name):
-    result = train(finished, "--resume_from_checkpoint", tmp_path / name)
+    result = train(finished, "--resume-from-checkpoint", tmp_path / name)
     assert result.code == 2
     assert "is not a checkpoint of" in result.error
-    assert "--model_name_or_path" in result.error
+    assert "--model-name-or-path" in result.error
 
 
 def test_a_named_checkpoint_that_is_damaged(train, finished):
     folder = Path(finished["output_dir"], "checkpoint-2")
     (folder / "optimizer.pt").write_bytes(b"")
-    result = train(finished, "--resume_from_checkpoint", folder)
+    result = train(finished, "--resume-from-checkpoint", folder)
     assert result.code == 2
     assert "optimizer.pt" in result.error
 
@@ -267,10 +267,10 @@ def test_a_named_checkpoint_that_is_damaged(train, finished):
 # ---- One process per folder ----
 def test_a_second_process_is_refused(train, finished):
     with locked(Path(finished["output_dir"])):
-        result = train(finished, "--resume", "--max_steps", "6")
+        result = train(finished, "--resume", "--max-steps", "6")
     assert result.code == 2
     assert "another process is training in" in result.error
-    assert train(finished, "--resume", "--max_steps", "6").code == 0  # the file of the lock is still there
+    assert train(finished, "--resume", "--max-steps", "6").code == 0  # the file of the lock is still there
 
 
 def test_a_new_run_in_the_folder_of_one_that_begins(train, recipe, tmp_path):
@@ -309,9 +309,9 @@ def test_models_alone_are_not_overwritten_by_a_new_start(train, recipe):
     recipe |= {"save_only_model": True, "average_last": 0}
     assert train(recipe).code == 0
     before = Path(recipe["output_dir"], "checkpoint-4", "model.safetensors").read_bytes()
-    result = train(recipe, "--resume", "--max_steps", "6")
+    result = train(recipe, "--resume", "--max-steps", "6")
     assert result.code == 2
-    assert "save_only_model leaves out; start a new run from the weights with --model_name_or_path" in result.error
+    assert "save_only_model leaves out; start a new run from the weights with --model-name-or-path" in result.error
     assert Path(recipe["output_dir"], "checkpoint-4", "model.safetensors").read_bytes() == before
 
 
@@ -320,15 +320,15 @@ def test_early_stopping_counts_on(train, recipe):
     options = {"eval_strategy": "steps", "eval_steps": 2, "early_stopping_patience": 3, "metric_for_best_model": "bleu"}
     recipe |= options | {"average_last": 0, "max_steps": 4, "learning_rate": 1e-5}
     assert train(recipe).code == 0
-    result = train(recipe, "--resume", "--max_steps", "60")
+    result = train(recipe, "--resume", "--max-steps", "60")
     assert result.code == 0, result.err
-    resumed = train({**recipe, "output_dir": recipe["output_dir"] + "-at-once"}, "--max_steps", "60")
+    resumed = train({**recipe, "output_dir": recipe["output_dir"] + "-at-once"}, "--max-steps", "60")
     trained = [re.search(r"Trained (\d+) updates", each.out)[1] for each in (result, resumed)]
     assert trained == ["8", "8"]
 
 
 def test_a_saved_model_is_trained_with_the_recipes_dropout(train, recipe, checkpoint):
-    options = ("--model_name_or_path", checkpoint, "--dropout", "0.25", "--label_smoothing", "0.2")
+    options = ("--model-name-or-path", checkpoint, "--dropout", "0.25", "--label-smoothing", "0.2")
     assert train({**recipe, "average_last": 0}, *options).code == 0
     config = json.loads(Path(recipe["output_dir"], "config.json").read_text())
     assert (config["dropout"], config["label_smoothing"]) == (0.25, 0.2)
@@ -337,11 +337,11 @@ def test_a_saved_model_is_trained_with_the_recipes_dropout(train, recipe, checkp
 def test_a_tokenizer_that_has_changed_since(train, recipe, checkpoint):
     recipe |= {"tokenizer_name_or_path": str(checkpoint), "average_last": 0}
     assert train(recipe).code == 0
-    assert train(recipe, "--resume", "--max_steps", "5").code == 0
+    assert train(recipe, "--resume", "--max-steps", "5").code == 0
     texts = [f"wort {number} {chr(97 + number % 26) * 3}" for number in range(3000)]
     size = len(AutoTokenizer.from_pretrained(checkpoint))
     other = VanillaTransformerTokenizerFast.train_from_iterator(texts, vocab_size=size, show_progress=False)
     other.save_pretrained(checkpoint)
-    result = train(recipe, "--resume", "--max_steps", "6")
+    result = train(recipe, "--resume", "--max-steps", "6")
     assert result.code == 2
     assert "trained with another tokenizer" in result.error

@@ -52,14 +52,14 @@ def tiny_run(folder: Path, updates: int) -> list[str]:
 def kill_and_compare(folder: Path, killed_at: Sequence[str], updates: int) -> None:
     command, log = tiny_run(folder, updates), folder / "log"
     with Forks(log, folder / "caches") as forks:
-        assert forks.run("", *command, "--output_dir", folder / "whole") == 0, log.read_text()
+        assert forks.run("", *command, "--output-dir", folder / "whole") == 0, log.read_text()
         resuming: list[str] = []
         for moment in killed_at:
-            code = forks.run(moment, *command, "--output_dir", folder / "killed", *resuming)
+            code = forks.run(moment, *command, "--output-dir", folder / "killed", *resuming)
             assert code == KILLED, f"{moment}: ended with {code}\n{log.read_text()[-5000:]}"
             if (folder / "killed" / "recipe.json").exists():
                 resuming = ["--resume"]
-        assert forks.run("", *command, "--output_dir", folder / "killed", "--resume") == 0, log.read_text()[-5000:]
+        assert forks.run("", *command, "--output-dir", folder / "killed", "--resume") == 0, log.read_text()[-5000:]
     assert_same(folder / "whole", folder / "killed", updates)
 
 
@@ -115,7 +115,7 @@ def two_processes(folder: Path, log: Path, *arguments: str, kill: tuple[str, str
 def test_one_of_two_processes_is_killed(tmp_path: Path) -> None:
     """The other ends too, and the run that is resumed ends with the same weights."""
     updates, log = 12, tmp_path / "log"
-    command = [*tiny_run(tmp_path, updates), "--gradient_accumulation_steps", "1", "--output_dir"]
+    command = [*tiny_run(tmp_path, updates), "--gradient-accumulation-steps", "1", "--output-dir"]
     assert two_processes(tmp_path, log, *command, str(tmp_path / "whole")) == 0, log.read_text()
     resuming: list[str] = []
     for kill in WORKERS:
@@ -135,7 +135,7 @@ def test_one_of_two_processes_is_killed(tmp_path: Path) -> None:
 @pytest.mark.timeout(1800)
 def test_a_run_that_is_killed_before_its_first_update_is_started_or_resumed(tmp_path: Path) -> None:
     """Whatever it has written by then, the same command, or the same with `--resume`, trains."""
-    command = [*tiny_run(tmp_path, 4), "--output_dir", tmp_path / "run"]
+    command = [*tiny_run(tmp_path, 4), "--output-dir", tmp_path / "run"]
     with Forks(tmp_path / "log", tmp_path / "caches") as forks:
         for number in range(1, 13):
             shutil.rmtree(tmp_path / "run", ignore_errors=True)

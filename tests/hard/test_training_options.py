@@ -476,7 +476,7 @@ def test_combinations_that_are_refused(refusal, options, message):
 
 def test_what_needs_another_option_is_ignored_where_that_is_switched_off(run, recipe):
     recipe |= {"eval_strategy": "steps", "eval_steps": 2, "generation_max_length": 12}
-    assert not run({"average_last": 0}, "--eval_strategy", "no").logged("eval_loss")
+    assert not run({"average_last": 0}, "--eval-strategy", "no").logged("eval_loss")
 
 
 def test_interval_of_evaluations_without_a_strategy(refusal, recipe):
@@ -517,11 +517,11 @@ def test_all_schedules_work_or_say_what_they_need(kind):
         "cosine_with_min_lr": {"min_lr_rate": 0.1}, "cosine_warmup_with_min_lr": {"min_lr_rate": 0.1},
         "warmup_stable_decay": {"num_decay_steps": 100},
     }  # fmt: skip
-    options = ["--lr_scheduler_type", kind.value, "--eval_strategy", "steps", "--metric_for_best_model", "loss"]
+    options = ["--lr-scheduler-type", kind.value, "--eval-strategy", "steps", "--metric-for-best-model", "loss"]
     if kind.value in needs:
         with pytest.raises(RecipeError, match=f"lr_scheduler_type {kind.value} fails with"):
             parse_recipe([], options)
-        options += ["--lr_scheduler_kwargs", json.dumps(needs[kind.value])]
+        options += ["--lr-scheduler-kwargs", json.dumps(needs[kind.value])]
     assert parse_recipe([], options)[2].lr_scheduler_type == kind
 
 

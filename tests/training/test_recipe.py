@@ -20,6 +20,7 @@ from hf_vanilla_transformer.training.recipe import (
     RecipeError,
     VanillaTransformerTrainingArguments,
     describe_options,
+    describe_recipes,
     parse_recipe,
 )
 
@@ -134,8 +135,8 @@ def test_the_command_line_overrides_the_file(recipe):
         "lr_scheduler_kwargs: {timescale: 1}"
     )
     data, model, training = recipe(
-        text, "--max_steps", "7", "--preset=big", "--train-source", "c", "d", "e", "--no_predict_with_generate",
-        "--bf16", "no", "--lr_scheduler_kwargs", '{"timescale": 2}', "--d-model", "64",
+        text, "--max-steps", "7", "--preset=big", "--train-source", "c", "d", "e", "--no-predict-with-generate",
+        "--bf16", "no", "--lr-scheduler-kwargs", '{"timescale": 2}', "--d-model", "64",
     )  # fmt: skip
     assert (training.max_steps, training.predict_with_generate, training.bf16, training.seed) == (7, False, False, 3)
     assert (model.preset, model.d_model, data.train_source) == ("big", 64, ["c", "d", "e"])
@@ -143,7 +144,7 @@ def test_the_command_line_overrides_the_file(recipe):
 
 
 def test_the_command_line_alone():
-    data, model, training = parse_recipe([], ["--train_data", "a.tsv", "b.tsv", "--dropout", "0", "--fp16=false"])
+    data, model, training = parse_recipe([], ["--train-data", "a.tsv", "b.tsv", "--dropout", "0", "--fp16=false"])
     assert (data.train_data, model.dropout, training.fp16) == (["a.tsv", "b.tsv"], 0.0, False)
 
 
@@ -177,19 +178,19 @@ def test_bf16_works_on_a_cpu(recipe):
         ("1: 5", r"unknown option 1$"),
         ("max_steps: 5\nmax-steps: 6", r"recipe\.yaml:2: 'max_steps' is given twice"),
         ("max_steps: 5\nseed: 1\nmax_steps: 5", r"recipe\.yaml:3: 'max_steps' is given twice"),
-        ("max_steps: many", r"--max_steps/--max-steps: invalid int value: 'many'"),
-        ("max_steps: 1.5", r"--max_steps.*: invalid int value: '1\.5'"),
-        ("max_steps: true", r"--max_steps.*: invalid int value: 'True'"),
-        ("max_steps: {a: 1}", r"--max_steps.*: invalid int value: "),
-        ("max_steps: ''", r"--max_steps.*: invalid int value: ''"),
+        ("max_steps: many", r"--max-steps: invalid int value: 'many'"),
+        ("max_steps: 1.5", r"--max-steps.*: invalid int value: '1\.5'"),
+        ("max_steps: true", r"--max-steps.*: invalid int value: 'True'"),
+        ("max_steps: {a: 1}", r"--max-steps.*: invalid int value: "),
+        ("max_steps: ''", r"--max-steps.*: invalid int value: ''"),
         ("max_steps: [1, 2]", r"max_steps takes one value, not a list: \[1, 2\]"),
         ("max_steps: []", r"max_steps takes one value, not a list: \[\]"),
         ("lr_scheduler_kwargs: [1]", r"lr_scheduler_kwargs takes one value, not a list"),
-        ("learning_rate: fast", r"--learning_rate.*: invalid float value: 'fast'"),
+        ("learning_rate: fast", r"--learning-rate.*: invalid float value: 'fast'"),
         ("bf16: maybe", r"--bf16: .*got maybe but expected .*true/false"),
         ("train_source: [a, [b]]", r"train_source takes a list of numbers or strings, not \['a', \['b'\]\]"),
         ("train_source: [a, null]", r"train_source takes a list of numbers or strings"),
-        ("eval_strategy: stepz", r"--eval_strategy.*: invalid choice: 'stepz' \(choose from '?no'?, '?steps'?"),
+        ("eval_strategy: stepz", r"--eval-strategy.*: invalid choice: 'stepz' \(choose from '?no'?, '?steps'?"),
         ("lr_scheduler_type: cosin", r"cosin is not a valid SchedulerType, please select one of"),
         ("per_device_train_batch_tokens: -1", r"per_device_train_batch_tokens is -1; give 0 or more"),
         ("shuffle_buffer_size: 0", r"shuffle_buffer_size is 0; give 1 or more"),
@@ -218,17 +219,18 @@ def test_a_wrong_recipe_is_one_line_that_names_what_is_wrong(recipe, text, messa
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["--max_step", "5"], r"unknown option 'max_step'; did you mean 'max_steps'\?"),
-        (["--max-step=5"], r"unknown option 'max-step'; did you mean 'max_steps'\?"),
-        (["--xyzzy"], r"unknown option 'xyzzy'$"),
+        (["--max-step", "5"], r"unknown option --max-step; did you mean '--max-steps'\?"),
+        (["--max_step=5"], r"unknown option --max-step; did you mean '--max-steps'\?"),
+        (["--train-fil=5"], r"unknown option --train-fil; did you mean '--train-file'\?"),
+        (["--xyzzy"], r"unknown option --xyzzy$"),
         (["max_steps", "5"], r"'max_steps' belongs to no option; write --name value"),
-        (["--max_steps", "5", "6"], r"'6' belongs to no option; write --name value"),
-        (["--max_steps"], r"--max_steps.*: expected one argument"),
-        (["--run_name=--"], r"--run_name: expected one argument"),
-        (["--max_steps", "many"], r"--max_steps.*: invalid int value: 'many'"),
-        (["--train_source"], r"--train_source.*: expected at least one argument"),
-        (["--max_ste", "5"], r"unknown option 'max_ste'; did you mean"),  # no abbreviations
-        (["--lr_scheduler_kwargs", "{'a': 1}"], r"Expecting property name enclosed in double quotes"),
+        (["--max-steps", "5", "6"], r"'6' belongs to no option; write --name value"),
+        (["--max-steps"], r"--max-steps.*: expected one argument"),
+        (["--run-name=--"], r"--run-name: expected one argument"),
+        (["--max-steps", "many"], r"--max-steps.*: invalid int value: 'many'"),
+        (["--train-source"], r"--train-source.*: expected at least one argument"),
+        (["--max-ste", "5"], r"unknown option --max-ste; did you mean"),  # no abbreviations
+        (["--lr-scheduler-kwargs", "{'a': 1}"], r"Expecting property name enclosed in double quotes"),
     ],
 )
 def test_wrong_overrides(recipe, overrides, message):
@@ -324,7 +326,7 @@ def test_values_that_make_no_model(options, message):
 
 @pytest.mark.parametrize("path", PACKAGED, ids=lambda path: path.name)
 def test_the_packages_recipes(path):
-    data, model, training = parse_recipe([path], ["--output_dir", "outputs/test"])
+    data, model, training = parse_recipe([path], ["--output-dir", "outputs/test"])
     assert len(data.train_source) == len(data.train_target)
     assert training.max_steps > 0
     assert not training.save_total_limit or training.save_total_limit >= training.average_last
@@ -345,11 +347,11 @@ def test_the_packages_recipes_have_names(tmp_path, monkeypatch):
     assert PACKAGED
     monkeypatch.chdir(tmp_path)
     named, by_path = (
-        parse_recipe([one], ["--output_dir", "x"]) for one in ("multi30k_tiny", RECIPES / "multi30k_tiny.yaml")
+        parse_recipe([one], ["--output-dir", "x"]) for one in ("multi30k_tiny", RECIPES / "multi30k_tiny.yaml")
     )
     assert named[:2] == by_path[:2]
     (tmp_path / "multi30k_tiny").write_text("max_steps: 7", encoding="utf-8")  # a file of the user's goes first
-    assert parse_recipe(["multi30k_tiny"], ["--output_dir", "x"])[2].max_steps == 7
+    assert parse_recipe(["multi30k_tiny"], ["--output-dir", "x"])[2].max_steps == 7
     with pytest.raises(RecipeError, match=r"multi30k_tiniest can't be read .* package's recipes: .*multi30k_tiny, "):
         parse_recipe(["multi30k_tiniest"])
 
@@ -361,17 +363,47 @@ def test_every_option_is_described_with_its_default():
     assert {"data_dir", "preset", "max_steps", "output_dir"} < set(options)
     for option in options:
         # Its help text is on its line or on the next one.
-        described = re.search(rf"^  --{option}\b(?:[^\n]*\n)?[^\n]*? {{3,}}(\S.*)", text, re.MULTILINE)
+        described = re.search(
+            rf"^  --{option.replace('_', '-')}\b(?:[^\n]*\n)?[^\n]*? {{3,}}(\S.*)", text, re.MULTILINE
+        )
         assert described, option
         assert not described[1].startswith("--"), option
-    assert re.search(r"--max_steps.*\n\s+Number of updates; -1: [^(]*\(default: 100000\)", text)
+    assert re.search(r"--max-steps.*\n\s+Number of updates; -1: [^(]*\(default: 100000\)", text)
+
+
+def test_names_of_the_examples_scripts(tmp_path):
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text("source_lang: en\ntest-file: [test.csv]\n", encoding="utf-8")
+    names = ["--train_file", "a.tsv", "--validation-file", "b.tsv", "--target-lang", "de"]
+    data, _, _ = parse_recipe([recipe], names)
+    assert (data.train_data, data.validation_data, data.test_data) == (["a.tsv"], ["b.tsv"], ["test.csv"])
+    assert (data.source_column, data.target_column) == ("en", "de")
+    data, _, _ = parse_recipe([recipe], ["--source_column", "fr", "--test_data", "c.tsv"])
+    assert (data.source_column, data.test_data) == ("fr", ["c.tsv"])
+
+
+def test_a_data_set_of_the_hub_for_every_part_without_one():
+    data, _, _ = parse_recipe([], ["--dataset_name", "wmt14", "--dataset_config_name", "de-en"])
+    assert data.train_data == data.validation_data == data.test_data == ["wmt14"]
+    files = ["--validation-data", "b.tsv", "--test-source", "a", "--test-target", "b"]
+    data, _, _ = parse_recipe([], ["--dataset-name", "wmt14", *files])
+    assert (data.train_data, data.validation_data, data.test_data) == (["wmt14"], ["b.tsv"], [])
+
+
+def test_recipes_are_listed_with_a_sentence_each():
+    lines = describe_recipes().splitlines()
+    for file in RECIPES.glob("*.yaml"):
+        (line,) = [line for line in lines if line.split(" ")[0] == file.stem]
+        assert line.endswith(".")
+    for file in RECIPES.glob("accelerate/*.yaml"):
+        assert f"  {file}" in lines
 
 
 def test_later_recipes_override_earlier_ones(tmp_path):
     first, second = tmp_path / "first.yaml", tmp_path / "second.yaml"
     first.write_text("max_steps: 5\ndropout: 0.3\nseed: 1\n")
     second.write_text("dropout: 0.0\nseed: null\n")
-    _, model, training = parse_recipe([first, second], ["--max_steps", "7"])
+    _, model, training = parse_recipe([first, second], ["--max-steps", "7"])
     assert (training.max_steps, model.dropout, training.seed) == (7, 0.0, 42)
     second.write_text("dropuot: 0.0\n")
     with pytest.raises(RecipeError, match=r"second\.yaml: unknown option 'dropuot'; did you mean 'dropout'"):

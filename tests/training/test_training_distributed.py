@@ -253,7 +253,7 @@ def start(folder: Path, launcher: list[str], *options: str) -> subprocess.Popen[
     (folder / "recipe.yaml").write_text(yaml.safe_dump(RECIPE), encoding="utf-8")
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""}
     environment["DS_ACCELERATOR"] = "cpu"
-    command = [*launcher, "train", "--config", "recipe.yaml", "--output_dir", "run", *options]
+    command = [*launcher, "train", "--config", "recipe.yaml", "--output-dir", "run", *options]
     with (folder / "log").open("w", encoding="utf-8") as log:
         return subprocess.Popen(command, cwd=folder, env=environment, stdout=log, stderr=subprocess.STDOUT, text=True)
 
@@ -281,7 +281,7 @@ def resume(folder: Path, begun: Run, launcher: list[str], *options: str) -> Run:
 
 
 ALONE = [sys.executable, *MODULE]
-AS_TWO = ("--gradient_accumulation_steps", "2")  # one process with it sees the updates of two
+AS_TWO = ("--gradient-accumulation-steps", "2")  # one process with it sees the updates of two
 
 
 @pytest.fixture(scope="module")
@@ -364,7 +364,7 @@ def test_shards_of_two_machines_train_as_one_process(tmp_path: Path) -> None:
     config = [*ACCELERATE, "--num_machines", "1", *sizes]
     config[config.index("--num_processes") + 1] = "4"
     config += ["--config_file", str(RECIPES / "accelerate" / "fsdp_4_machines.yaml"), RECORDED]
-    expected = train(tmp_path / "one", ALONE, "--gradient_accumulation_steps", "4")
+    expected = train(tmp_path / "one", ALONE, "--gradient-accumulation-steps", "4")
     found = train(tmp_path / "four", config)
     assert_same(found, expected)
     assert found.logged("loss") == pytest.approx(expected.logged("loss"), rel=LOSSES_DIFFER_BY)
@@ -443,7 +443,7 @@ def test_two_processes_with_deepspeed_train_and_resume_as_one(one: Run, tmp_path
 
 @pytest.mark.slow
 def test_a_killed_process_ends_all_and_the_run_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
-    process = start(tmp_path, [*TORCHRUN, *MODULE], "--max_steps", "100000", "--eval_strategy", "no")
+    process = start(tmp_path, [*TORCHRUN, *MODULE], "--max-steps", "100000", "--eval-strategy", "no")
     try:
         wait_for(tmp_path / "run" / f"checkpoint-{SAVED_AT}" / "trainer_state.json", process)
         workers = psutil.Process(process.pid).children()
@@ -456,7 +456,7 @@ def test_a_killed_process_ends_all_and_the_run_goes_on_from_its_checkpoint(tmp_p
     assert code not in (0, None)
     assert "Signal 9 (SIGKILL)" in log
     assert not any(worker.is_running() for worker in workers)
-    resumed = train(tmp_path, ALONE, "--resume", *AS_TWO, "--max_steps", str(last_step(tmp_path / "run") + 2))
+    resumed = train(tmp_path, ALONE, "--resume", *AS_TWO, "--max-steps", str(last_step(tmp_path / "run") + 2))
     assert "Resuming from" in resumed.log
 
 
