@@ -17,9 +17,11 @@ from ..data.messages import first_line
 from .base import ConversionError, Converted, Options
 from .layout import POSITIONS, SOURCE, TARGET, Layout, from_tensors
 from .pickles import fields_of, read, tensors_of
+from .segmentation import TOKENIZED_TEXT, tokenizer_of
 
 CHECKPOINTS = ("checkpoint_best.pt", "checkpoint_last.pt")
 SPECIAL = ("<s>", "<pad>", "</s>", "<unk>")  # what every dictionary begins with, before the lines of its file
+SPECIAL_TOKENS = dict(zip(("bos_token", "pad_token", "eos_token", "unk_token"), SPECIAL, strict=True))
 PAD, END = 1, 2
 FIXED_FIELDS: dict[str, Any] = {
     "attention_bias": True,
@@ -148,10 +150,13 @@ def load(source: str | Path, options: Options) -> Converted:
     notes = [DECODING_NOTE, *_notes(settings)]
     if None in dictionaries:
         notes.append(f"there are no dictionaries (dict.*.txt) of both languages in {file.parent}: none was compared")
-    if options.with_tokenizer:
-        notes.append("there is no tokenizer in it: save yours beside the model")
     languages = [settings[name] for name in LANGUAGES if isinstance(settings.get(name), str)]
-    return Converted(model, metadata={"language": languages}, notes=tuple(notes))
+    tokenizer = None
+    if options.with_tokenizer:
+        tokens = (dictionaries[0] or [], dictionaries[1] or [])
+        tokenizer = tokenizer_of(file.parent, tokens, SPECIAL_TOKENS, languages=tuple(languages))
+        notes.append(TOKENIZED_TEXT)
+    return Converted(model, tokenizer, {"language": languages}, notes=tuple(notes))
 
 
 def _notes(settings: Mapping[str, Any]) -> list[str]:

@@ -8,11 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from transformers import PreTrainedTokenizerBase
 
 from ..data.messages import first_line
+from ..tokenization_dictionary import SEPARATOR
 from .base import ConversionError, Converted, Options
 from .layout import OUTPUT, POSITIONS, SOURCE, TARGET, Layout, from_tensors
 from .pickles import read, tensors_of
+from .segmentation import tokenizer_of
 
 ATTENTION = {"q_proj": "q_layer", "k_proj": "k_layer", "v_proj": "v_layer", "out_proj": "output_layer"}
 NAMES = {
@@ -42,6 +45,7 @@ NAMES = {
     "decoder.layers.*.self_attn_layer_norm": "decoder.layers.*.x_layer_norm",
     "decoder.layers.*.encoder_attn_layer_norm": "decoder.layers.*.dec_layer_norm",
 }
+SIDES = ("src", "trg")
 LAST_NORMS = ("encoder.layer_norm", "decoder.layer_norm")  # pre-norm alone has them
 ACTIVATIONS = {"relu": "relu", "gelu": "gelu", "swish": "silu"}
 # JoeyNMT's own defaults, of the encoder and of the decoder.
@@ -57,7 +61,8 @@ DEFAULTS: dict[str, tuple[Any, Any]] = {
     "dropout": (0.1, 0.1),
 }
 SPECIAL = {"unk": (0, "<unk>"), "pad": (1, "<pad>"), "bos": (2, "<s>"), "eos": (3, "</s>")}
-NO_TOKENIZER = "no tokenizer is written: JoeyNMT segments text before it looks tokens up. Sources end with {eos}"
+# Settings of the texts of one side that change them before they are segmented.
+CHANGES = ("lowercase", "normalize")
 OTHER_SETTINGS = ("repetition_penalty", "no_repeat_ngram_size")
 
 
@@ -93,9 +98,8 @@ def load(source: str | Path, options: Options) -> Converted:
     model = from_tensors(tensors, Layout(names, fields, required=("*.bias",)))
     settings, notes = _decoding(config, special)
     model.generation_config.update(**settings)
-    if options.with_tokenizer:
-        notes += (NO_TOKENIZER.format(eos=special["eos"][1]),)
-    return Converted(model, notes=notes)
+    tokenizer = _tokenizer(folder, config, special) if options.with_tokenizer else None
+    return Converted(model, tokenizer, notes=notes)
 
 
 # ---- Files ----
@@ -155,6 +159,41 @@ def vocabulary(folder: Path, config: Mapping[str, Any], side: str) -> list[str]:
     first = [token for _, token in _special(config).values()]
     separator = [symbols["sep_token"]] if symbols.get("sep_token") else []
     return list(dict.fromkeys([*first, *separator, *symbols.get("lang_tags", []), *lines]))
+
+
+def _tokenizer(
+    folder: Path, config: Mapping[str, Any], special: Mapping[str, tuple[int, str]]
+) -> PreTrainedTokenizerBase:
+    """Makes the tokenizer.
+
+    Raises:
+        ConversionError: A file is missing, or texts are changed or segmented in ways that the tokenizer doesn't have.
+    """
+    sides = [config["data"].get(side) for side in SIDES]
+    files = []
+    for name, side in zip(SIDES, sides, strict=True):
+        side = side if isinstance(side, dict) else {}
+        settings = side.get("tokenizer_cfg") or {}
+        problems = [f"{change}: {side[change]}" for change in CHANGES if side.get(change)]
+        if side.get("level") != "bpe":
+            problems.append(f"level: {side.get('level')}")
+        if settings.get("pretokenizer", "none") != "none":
+            problems.append(f"pretokenizer: {settings['pretokenizer']}")
+        if settings.get("separator", SEPARATOR) != SEPARATOR:
+            problems.append(f"separator: {settings['separator']}")
+        if problems:
+            raise ConversionError(
+                f"data.{name} of config.yaml has {', '.join(problems)}, which no tokenizer here does; convert without "
+                "one: --no-tokenizer"
+            )
+        files.append(settings.get("model_file") or settings.get("codes"))
+    return tokenizer_of(
+        folder,
+        (vocabulary(folder, config, "src"), vocabulary(folder, config, "trg")),
+        {f"{name}_token": token for name, (_, token) in special.items()},
+        files=(files[0], files[1]),
+        restricted=True,
+    )
 
 
 # ---- Settings ----

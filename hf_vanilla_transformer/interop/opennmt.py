@@ -12,6 +12,7 @@ from torch import Tensor
 from .base import ConversionError, Converted, Options
 from .layout import OUTPUT, POSITIONS, SOURCE, TARGET, Layout, from_tensors
 from .pickles import read, tensors_of, texts_in
+from .segmentation import TOKENIZED_TEXT, tokenizer_of
 
 EMBEDDINGS = "embeddings.make_embedding"
 ATTENTION = {"q_proj": "linear_query", "k_proj": "linear_keys", "v_proj": "linear_values", "out_proj": "final_linear"}
@@ -77,10 +78,9 @@ PAD, BOS, EOS = "<blank>", "<s>", "</s>"
 DECODING = (
     "a checkpoint of OpenNMT-py has no settings of decoding: those of the paper are written (beam of 4, alpha 0.6)"
 )
-NO_TOKENIZER = (
-    "no tokenizer is written: OpenNMT-py segments text before it looks tokens up, and the checkpoint has the "
-    "vocabularies alone. Sources have no </s> at their end"
-)
+SPECIAL_TOKENS = {"pad_token": PAD, "bos_token": BOS, "eos_token": EOS, "unk_token": "<unk>"}
+# Transforms of texts that the tokenizer does, and those that are for training alone.
+TRANSFORMS = ("bpe", "sentencepiece", "clean", "filtertoolong", "switchout", "tokendrop", "tokenmask")
 
 
 def recognises(source: Path) -> bool:
@@ -112,7 +112,39 @@ def load(source: str | Path, options: Options) -> Converted:
     _check_options(settings)
     layout = Layout(NAMES, {**_sizes(settings), **_tokens(checkpoint["vocab"])}, required=_required(settings))
     model = from_tensors(_tensors(checkpoint, file), layout)
-    return Converted(model, notes=(DECODING, NO_TOKENIZER) if options.with_tokenizer else (DECODING,))
+    if not options.with_tokenizer:
+        return Converted(model, notes=(DECODING,))
+    words, target_words = (list(checkpoint["vocab"][side]) for side in ("src", "tgt"))
+    tokenizer = tokenizer_of(
+        file.parent,
+        (words, target_words),
+        {name: token for name, token in SPECIAL_TOKENS.items() if token in words or token in target_words},
+        files=_subword_models(settings),
+        source_eos=False,
+    )
+    return Converted(model, tokenizer, notes=(DECODING, TOKENIZED_TEXT))
+
+
+def _subword_models(settings: Mapping[str, Any]) -> tuple[str | None, str | None]:
+    """Returns the names of the files that segment source and target, as far as the options tell them.
+
+    Raises:
+        ConversionError: Texts are changed in ways that the tokenizer doesn't have.
+    """
+    corpora = settings.get("data")
+    parts = [settings, *(corpora.values() if isinstance(corpora, Mapping) else ())]
+    lists = [part.get("transforms") for part in parts if isinstance(part, Mapping)]
+    others = {str(name) for names in lists if isinstance(names, Sequence) for name in names}.difference(TRANSFORMS)
+    for side in ("src", "tgt"):
+        if settings.get(f"{side}_vocab_threshold") and settings.get(f"{side}_subword_vocab"):
+            others.add(f"{side}_vocab_threshold")
+    if others:
+        raise ConversionError(
+            f"the model's texts go through {', '.join(sorted(others))}, which no tokenizer here does; convert without "
+            "one: --no-tokenizer"
+        )
+    source, target = (settings.get(f"{side}_subword_model") or None for side in ("src", "tgt"))
+    return source, target or source
 
 
 def _check_options(settings: Mapping[str, Any]) -> None:

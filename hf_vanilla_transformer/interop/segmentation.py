@@ -5,78 +5,75 @@ A folder has one file of codes or one SentencePiece model for both sides, or one
 
 import base64
 import re
-from pathlib import Path
+from pathlib import Path, PureWindowsPath
 from typing import Any
 
 import numpy as np
-from transformers import PreTrainedTokenizerBase
 
 from ..data.messages import first_line
 from ..tokenization_dictionary import SIDES, DictionaryTokenizerFast
 from .base import ConversionError
 from .sentencepiece import BPE, NORMAL, UNIGRAM, UNUSED, sentencepiece_model
 
+# The end of errors about missing files.
+WITHOUT = "; add it, or convert without a tokenizer: --no-tokenizer"
 # What a user should know of a tokenizer with subword-nmt's codes.
 TOKENIZED_TEXT = (
     "the tokenizer does no Moses tokenization (nor truecasing or lowercasing): if the training data had it, give it "
     "such text, and expect such text from it"
 )
 VERSION = re.compile(r"#version: ?0\.([12])(\.0+)*$")
-CODES = re.compile(r"(.*[._-])?(bpe|bpe_?codes?|codes?)([._-].*|\d*)?", re.IGNORECASE)
+CODES = re.compile(r"(.*[._-])?(bpe|bpe_?codes?|codes?)\d*([._-].*)?", re.IGNORECASE)
 NO_CODES = (".bin", ".ckpt", ".gz", ".json", ".pt", ".py", ".yaml", ".yml", ".zip")
-NAMES = {  # of one side's file
-    "source": re.compile(r"(^|[._-])(src|source)([._-]|$)", re.IGNORECASE),
-    "target": re.compile(r"(^|[._-])(tgt|trg|target)([._-]|$)", re.IGNORECASE),
-}
+SIDES_IN_NAMES = (("src", "source"), ("tgt", "trg", "target"))
 LONGEST_CODES = 50_000_000  # bytes
 
 
 def tokenizer_of(
     folder: Path,
-    source_tokens: list[str],
-    target_tokens: list[str],
+    dictionaries: tuple[list[str], list[str]],
     special: dict[str, str],
     *,
+    files: tuple[str | None, str | None] = (None, None),
+    languages: tuple[str, ...] = (),
     source_eos: bool = True,
     restricted: bool = False,
-) -> PreTrainedTokenizerBase | None:
+) -> DictionaryTokenizerFast:
     """Makes the tokenizer of a model from the files in its folder.
 
     Args:
         folder: Contains subword-nmt's codes or SentencePiece models.
-        source_tokens: The source's dictionary in the order of ids, special tokens included.
-        target_tokens: The target's.
+        dictionaries: The tokens of source and target in the order of ids, special ones included; empty: unknown.
         special: "pad_token", "eos_token", "unk_token" and others -> token.
+        files: Names of the codes or models of source and target, where the checkpoint tells them; folders in them
+            don't count.
+        languages: Codes of source and target, which may be parts of the files' names.
         source_eos: Whether the end-of-sentence token ends sources, too (OpenNMT-py has none there).
         restricted: Whether only pieces of the dictionary are given where there is a choice (as JoeyNMT does; elsewhere
             only with a vocabulary's threshold).
 
-    Returns:
-        The tokenizer, or None: there are no codes and no SentencePiece model.
-
     Raises:
-        ConversionError: There is something that couldn't be reproduced exactly, or it isn't clear which file counts.
+        ConversionError: A file is missing, there is something that couldn't be reproduced exactly, or it isn't clear
+            which file counts.
     """
-    files = files_in(folder)
-    if files is None:
-        return None
-    dictionaries = (source_tokens, target_tokens)
+    if [] in dictionaries:
+        raise ConversionError(f"{folder} doesn't have the dictionaries of source and target{WITHOUT}")
+    named = [folder / PureWindowsPath(name).name for name in files if name is not None]
+    if missing := [file for file in named if not file.is_file()]:
+        raise ConversionError(f"{missing[0]}, which the tokenizer needs, doesn't exist{WITHOUT}")
+    sides = named if len(named) == len(SIDES) else _files_in(folder, languages)
     _check(dictionaries, special)
     segmentation = {
         side: {"tokens": tokens, "segmenter": _segmenter(file, tokens if restricted else None, special)}
-        for side, file, tokens in zip(SIDES, files, dictionaries, strict=True)
+        for side, file, tokens in zip(SIDES, sides, dictionaries, strict=True)
     }
     return DictionaryTokenizerFast(
         segmentation=segmentation, clean_up_tokenization_spaces=False, source_eos=source_eos, **special
     )
 
 
-def files_in(folder: Path) -> tuple[Path, Path] | None:
-    """Returns the files that say how source and target are segmented; None: there are none.
-
-    Raises:
-        ConversionError: It isn't clear which they are.
-    """
+def _files_in(folder: Path, languages: tuple[str, ...]) -> tuple[Path, Path]:
+    """Returns the files that say how source and target are segmented."""
     files = [file for file in sorted(folder.iterdir()) if file.is_file()]
     models = [file for file in files if file.suffix in (".model", ".spm")]
     codes = [file for file in files if file not in models and _is_codes(file)]
@@ -86,9 +83,15 @@ def files_in(folder: Path) -> tuple[Path, Path] | None:
             "leave those there that the model was trained with"
         )
     found = models or codes
-    if len(found) < 2:
-        return (found[0], found[0]) if found else None
-    sides = [[file for file in found if NAMES[side].search(file.name)] for side in SIDES]
+    if not found:
+        raise ConversionError(
+            f"{folder} has neither codes of subword-nmt (a file whose name has bpe or codes in it) nor a SentencePiece "
+            f"model (.model, .spm), which say how words become tokens{WITHOUT}"
+        )
+    if len(found) == 1:
+        return found[0], found[0]
+    names = [(*words, *languages[n : n + 1]) for n, words in enumerate(SIDES_IN_NAMES)]
+    sides = [[file for file in found if _has_one_of(file.name, words)] for words in names]
     if [len(side) for side in sides] != [1, 1] or sides[0] == sides[1]:
         kind = "model" if models else "codes"
         raise ConversionError(
@@ -98,11 +101,16 @@ def files_in(folder: Path) -> tuple[Path, Path] | None:
     return sides[0][0], sides[1][0]
 
 
+def _has_one_of(name: str, words: tuple[str, ...]) -> bool:
+    return not set(re.split(r"[._-]", name.lower())).isdisjoint(words)
+
+
 def _is_codes(file: Path) -> bool:
     if file.suffix in NO_CODES or file.stat().st_size > LONGEST_CODES:
         return False
     with file.open("rb") as opened:
-        return opened.read(9) == b"#version:" or CODES.fullmatch(file.name) is not None
+        first = opened.readline(LONGEST_CODES)
+    return first.startswith(b"#version:") or bool(CODES.fullmatch(file.name) and len(first.split()) in (2, 3))
 
 
 def _names(files: list[Path]) -> str:

@@ -231,7 +231,7 @@ def search(theirs, row, beams, longest):
 @pytest.mark.parametrize("case", CASES)
 def test_same_logits_and_translations(case, tmp_path):
     theirs = checkpoint(tmp_path / "model", CASES[case])
-    ours = fairseq.load(tmp_path / "model", Options()).model
+    ours = fairseq.load(tmp_path / "model", Options(with_tokenizer=False)).model
     assert ours.config.share_encoder_decoder_embeddings == bool(CASES[case].get("share_all_embeddings"))
     assert_same(ours, theirs)
 
@@ -239,7 +239,7 @@ def test_same_logits_and_translations(case, tmp_path):
 @pytest.mark.parametrize("form", ["args", "cfg", "nested"])
 def test_settings_in_all_forms(form, tmp_path):
     theirs = checkpoint(tmp_path / "model", CASES["pre-norm"], form)
-    assert_same(fairseq.load(tmp_path / "model" / "checkpoint_best.pt", Options()).model, theirs)
+    assert_same(fairseq.load(tmp_path / "model" / "checkpoint_best.pt", Options(with_tokenizer=False)).model, theirs)
 
 
 REFUSALS = {
@@ -294,7 +294,7 @@ def test_tensors_that_dont_match_are_listed(case, tmp_path):
     message = damage(value, case)
     torch.save(value, file)
     with pytest.raises(ConversionError) as raised:
-        fairseq.load(file, Options())
+        fairseq.load(file, Options(with_tokenizer=False))
     assert message in str(raised.value)
 
 
@@ -311,7 +311,7 @@ def test_a_planted_class_is_refused(tmp_path, monkeypatch):
     value = torch.load("checkpoint_best.pt", weights_only=False)
     torch.save({**value, "criterion": Planted()}, "checkpoint_best.pt")
     with pytest.raises(ConversionError, match=r"can't be read \(it holds .*exec"):
-        fairseq.load(tmp_path, Options())
+        fairseq.load(tmp_path, Options(with_tokenizer=False))
     assert not (tmp_path / "planted").exists()
 
 
@@ -330,7 +330,7 @@ def test_dictionaries(tmp_path):
         fairseq.dictionary(file)
     write_dictionary(file, WORDS + 1)
     with pytest.raises(ConversionError, match="the source dictionary has 18 entries and the embeddings 17 rows"):
-        fairseq.load(tmp_path, Options())
+        fairseq.load(tmp_path, Options(with_tokenizer=False))
 
 
 def test_which_file(tmp_path):
@@ -338,13 +338,13 @@ def test_which_file(tmp_path):
     best = tmp_path / "checkpoint_best.pt"
     assert recognise(tmp_path) == recognise(best) == "fairseq"
     best.rename(tmp_path / "averaged.pt")
-    fairseq.load(tmp_path, Options())
+    fairseq.load(tmp_path, Options(with_tokenizer=False))
     (tmp_path / "checkpoint5.pt").write_bytes((tmp_path / "averaged.pt").read_bytes())
     with pytest.raises(ConversionError, match=r"has none of checkpoint_best.pt, checkpoint_last.pt"):
-        fairseq.load(tmp_path, Options())
+        fairseq.load(tmp_path, Options(with_tokenizer=False))
     torch.save({"model": 3}, best)
     with pytest.raises(ConversionError, match="is no checkpoint of fairseq"):
-        fairseq.load(tmp_path, Options())
+        fairseq.load(tmp_path, Options(with_tokenizer=False))
 
 
 def test_convert(tmp_path, capsys):
