@@ -9,6 +9,7 @@ from typing import Any
 
 from huggingface_hub import ModelCard
 
+from ..evaluation.loading import tokenizer_fingerprint
 from ..publish.model_card import RunFacts, fill_model_card
 from . import fairseq, joeynmt, mapping, marian, opennmt
 from .base import ConversionError, Converted, Options, check_new_folder, new_folder
@@ -43,13 +44,18 @@ def convert(source: str | Path, output: str | Path, *, system: str | None = None
     check_new_folder(output)
     name = system or ("mapping" if given.mapping is not None else recognise(source))
     loaded: Converted = SYSTEMS[name].load(source, given)
+    notes = loaded.notes
+    if loaded.tokenizer is None:
+        notes += ("no tokenizer is written: save yours beside the model",)
+    else:
+        loaded.model.config.tokenizer_fingerprint = tokenizer_fingerprint(loaded.tokenizer)
     card = _card(output.name, loaded)
     with new_folder(output) as folder:
         loaded.model.save_pretrained(folder)
         if loaded.tokenizer is not None:
             loaded.tokenizer.save_pretrained(folder)
         card.save(folder / "README.md")
-    return loaded.notes
+    return notes
 
 
 def recognise(source: str | Path) -> str:

@@ -42,7 +42,6 @@ NEEDED = (
 )  # fmt: skip
 # Where frameworks put the state dict in what they save.
 PLACES = ("state_dict", "model_state_dict", "model_state", "model")
-NO_TOKENIZER = "a state dict has no tokenizer: save yours beside the model"
 
 
 def recognises(source: Path) -> bool:
@@ -64,7 +63,7 @@ def load(source: str | Path, options: Options) -> Converted:
     value = read(file)
     place = next((one for one in PLACES if isinstance(value, Mapping) and isinstance(value.get(one), Mapping)), None)
     model = from_tensors(tensors_of(value if place is None else value[place], file), layout)
-    return Converted(model, notes=(NO_TOKENIZER, *_norm_note(layout, model.config.layer_norm_eps)))
+    return Converted(model, notes=tuple(_norm_note(layout, model.config.layer_norm_eps)))
 
 
 def _norm_note(layout: Layout, eps: float) -> tuple[str, ...]:

@@ -349,6 +349,22 @@ def test_which_file(tmp_path):
 
 def test_convert(tmp_path, capsys):
     theirs = checkpoint(tmp_path / "model", {})
-    cli.main(["convert", str(tmp_path / "model"), "--output", str(tmp_path / "ours")])
-    assert "note: there is no tokenizer in it" in capsys.readouterr().out
+    command = ["convert", str(tmp_path / "model"), "--output", str(tmp_path / "ours")]
+    assert cli.main(command) == 2
+    assert "has neither codes of subword-nmt" in capsys.readouterr().err
+    assert cli.main([*command, "--no-tokenizer"]) == 0
+    assert "note: no tokenizer is written: save yours beside the model" in capsys.readouterr().out
     assert_same(AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "ours"), theirs)
+
+
+def test_text_to_text(tmp_path, capsys):
+    theirs = checkpoint(tmp_path / "model", {})
+    codes = "#version: 0.2\n" + "".join(f"w {n}</w>\n" for n in range(10) if n != 3)
+    (tmp_path / "model" / "codes").write_text(codes, encoding="utf-8")
+    assert cli.main(["convert", str(tmp_path / "model"), "--output", str(tmp_path / "ours")]) == 0
+    assert "note: the tokenizer does no Moses tokenization" in capsys.readouterr().out
+    for words, ids in (("w1 w2  w5", [5, 6, 9, END]), (" w3 wx", [3, 3, 3, 3, END])):
+        assert cli.main(["translate", "--model", str(tmp_path / "ours"), "--max-new-tokens", "7", words]) == 0
+        best = search(theirs, torch.tensor([ids]), 5, 7)[1:-1]
+        line = " ".join(["<s>", "<pad>", "</s>", "<unk>", *(f"w{n}" for n in range(99))][n] for n in best)
+        assert capsys.readouterr().out == line.replace("<unk>", "").replace("<s>", "").strip() + "\n"

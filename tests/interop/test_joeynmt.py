@@ -76,6 +76,28 @@ def load(folder):
     return joeynmt.load(folder, Options(with_tokenizer=False))
 
 
+def test_its_tokenizer(tmp_path):
+    """Pieces are those of the vocabulary, sources have an end; what the tokenizer doesn't do is refused."""
+    side = {"level": "bpe", "tokenizer_type": "subword-nmt", "tokenizer_cfg": {"codes": "/data/codes.3000"}}
+    config = {**settings(), "data": {"src": side, "trg": side}}
+    merges = [*(f"{s} {n}</w>\n" for s in "st" for n in range(9)), "s 1\n", "s1 5</w>\n", "s1 9</w>\n"]
+    (tmp_path / "codes.3000").write_text("#version: 0.2\n" + "".join(merges))
+    write(tmp_path, config, weights(False))
+    made = joeynmt.load(tmp_path, Options())
+    assert made.tokenizer.tokenize("s1 s15 s19") == ["s1", "s15", "s@@", "1@@", "9"]  # there is no s19
+    assert made.tokenizer("s1 s15")["input_ids"] == [5, 19, 3]
+    assert made.tokenizer(text_target="t1 t2")["input_ids"] == [5, 6, 3]
+    for change, message in (
+        ({"lowercase": True}, "data.src of config.yaml has lowercase: True, which no tokenizer here does"),
+        ({"level": "word"}, "has level: word"),
+        ({"tokenizer_cfg": {"codes": "codes.3000", "pretokenizer": "moses"}}, "has pretokenizer: moses"),
+        ({"tokenizer_cfg": {"model_file": "no.model"}}, "no.model, which the tokenizer needs, doesn't exist"),
+    ):
+        write(tmp_path, {**config, "data": {"src": {**side, **change}, "trg": side}}, weights(False))
+        with pytest.raises(ConversionError, match=message):
+            joeynmt.load(tmp_path, Options())
+
+
 @pytest.mark.parametrize("variant", ["post", "pre", "version 1", "unscaled", "gelu", "swish", "tied", "one matrix"])
 def test_logits_and_decoding(variant, tmp_path):
     pre = variant in ("pre", "version 1")

@@ -834,7 +834,7 @@ def test_convert(kind, tmp_path, capsys):
     given = written(tmp_path, entries_of("annotated_transformer"))
     cli.main(["convert", str(file), "--mapping", str(given), "--output", str(tmp_path / "ours")])
     printed = capsys.readouterr().out
-    assert "note: a state dict has no tokenizer: save yours beside the model" in printed
+    assert "note: no tokenizer is written: save yours beside the model" in printed
     assert "1e-06 |1/s - 1/s^2|" in printed
     assert_same(AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "ours"), theirs)
 

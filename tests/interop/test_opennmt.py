@@ -80,6 +80,26 @@ def load(value, tmp_path):
     return opennmt.load(tmp_path / "model_step_7.pt", Options(with_tokenizer=False)).model
 
 
+def test_its_tokenizer(tmp_path):
+    """Sources have no end; files are those of the options; what the tokenizer doesn't do is refused."""
+    value = checkpoint(transforms=["bpe", "filtertoolong"], src_subword_model="data/s.codes", tgt_subword_model=None)
+    (tmp_path / "s.codes").write_text("#version: 0.2\n" + "".join(f"{s} {n}</w>\n" for s in "st" for n in range(9)))
+    torch.save(value, tmp_path / "model_step_7.pt")
+    made = opennmt.load(tmp_path / "model_step_7.pt", Options())
+    assert made.tokenizer("s1 s2 s3")["input_ids"] == [5, 6, 7]
+    assert made.tokenizer(text_target="t1 t2 x")["input_ids"] == [5, 6, 0, 3]
+    assert (made.tokenizer.pad_token_id, made.tokenizer.eos_token_id) == (1, 3)
+    for changes, message in (
+        ({"transforms": ["onnt_tokenize"], "data": {"a": {"transforms": ["bpe"]}}}, "go through onnt_tokenize, which"),
+        ({"data": {"a": {"transforms": ["docify"]}}}, "go through docify, which"),
+        ({"src_vocab_threshold": 5, "src_subword_vocab": "v"}, "go through src_vocab_threshold, which"),
+        ({"src_subword_model": "other"}, "other, which the tokenizer needs, doesn't exist"),
+    ):
+        torch.save(checkpoint(**changes), tmp_path / "model_step_7.pt")
+        with pytest.raises(ConversionError, match=message):
+            opennmt.load(tmp_path / "model_step_7.pt", Options())
+
+
 def all_tensors(value):
     return {**value["model"], **{f"generator.{name}": one for name, one in value["generator"].items()}}
 
