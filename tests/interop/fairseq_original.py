@@ -25,6 +25,13 @@ PACKAGES = (*PACKAGES, "fairseq.models.transformer")
 # Package -> module of its -> the names that the package has from there; in this order, as some need those before.
 NAMES = {
     "fairseq": {"utils": []},
+    "fairseq.data": {"dictionary": ["Dictionary"]},
+    "fairseq.models": {
+        "fairseq_decoder": ["FairseqDecoder"],
+        "fairseq_encoder": ["FairseqEncoder"],
+        "fairseq_incremental_decoder": ["FairseqIncrementalDecoder"],
+        "fairseq_model": ["FairseqEncoderDecoderModel"],
+    },
     "fairseq.modules": {
         "fairseq_dropout": ["FairseqDropout"],
         "gelu": ["gelu", "gelu_accurate"],
@@ -34,13 +41,6 @@ NAMES = {
         "sinusoidal_positional_embedding": ["SinusoidalPositionalEmbedding"],
         "positional_embedding": ["PositionalEmbedding"],
         "multihead_attention": ["MultiheadAttention"],
-    },
-    "fairseq.data": {"dictionary": ["Dictionary"]},
-    "fairseq.models": {
-        "fairseq_decoder": ["FairseqDecoder"],
-        "fairseq_encoder": ["FairseqEncoder"],
-        "fairseq_incremental_decoder": ["FairseqIncrementalDecoder"],
-        "fairseq_model": ["FairseqEncoderDecoderModel"],
     },
 }
 
@@ -103,7 +103,9 @@ def main(folder, checkpoint, questions, answers):
         file = str(Path(checkpoint).with_name(f"dict.{language}.txt"))
         setattr(task, f"{side}_dictionary", dictionary_class.load(file))
     model = model_class.build_model(saved["args"], task).eval()
-    model.load_state_dict(saved["model"], strict=True)
+    known = model.state_dict()  # its latest version has one buffer less
+    state = {name: value for name, value in saved["model"].items() if name in known or "_float_tensor" not in name}
+    model.load_state_dict(state, strict=True)
     for layer in model.encoder.layers:
         layer.load_to_BT = False  # 0.12.2 calls a private kernel of PyTorch, whose arguments are others today
     found = {"symbols": [task.source_dictionary.symbols, task.target_dictionary.symbols], "model": model.state_dict()}

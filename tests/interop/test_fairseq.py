@@ -2,6 +2,10 @@
 
 import argparse
 import math
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -368,3 +372,53 @@ def test_text_to_text(tmp_path, capsys):
         best = search(theirs, torch.tensor([ids]), 5, 7)[1:-1]
         line = " ".join(["<s>", "<pad>", "</s>", "<unk>", *(f"w{n}" for n in range(99))][n] for n in best)
         assert capsys.readouterr().out == line.replace("<unk>", "").replace("<s>", "").strip() + "\n"
+
+
+@pytest.mark.peers
+@pytest.mark.parametrize("case", [case for case in CASES if "form" not in CASES[case]])
+def test_fairseq_itself_computes_the_same(case, tmp_path):
+    """Logits with padding on both sides, and translations with the settings of decoding that are written."""
+    source_of_fairseq = os.environ.get("FAIRSEQ_SOURCE")
+    if not source_of_fairseq or not Path(source_of_fairseq, "fairseq", "sequence_generator.py").is_file():
+        pytest.skip("FAIRSEQ_SOURCE isn't the folder of fairseq's source")
+    checkpoint(tmp_path / "model", CASES[case])
+    file = tmp_path / "model" / "checkpoint_best.pt"
+    saved = torch.load(file, weights_only=False)
+    state = saved["model"]
+    for name, value in state.items():
+        if "layers" in name and value.ndim == 2:
+            value *= 2
+    # So that translations end: </s> is likelier by 4 in all places.
+    last_norm = f"decoder.layers.{LAYERS['decoder'] - 1}.final_layer_norm.bias"
+    end = state["decoder.output_projection.weight"][END]
+    state.get("decoder.layer_norm.bias", state[last_norm]).add_(4 * end / end.dot(end))
+    torch.save(saved, file)
+    generator = torch.Generator().manual_seed(0)
+    source, target = (torch.randint(3, WORDS, (16, n), generator=generator) for n in (7, 5))
+    source[:, -1], target[:, 0] = END, END
+    for row, ids in enumerate(source):
+        ids[: row % 6] = PAD
+    batches = {"left": (source, target), "right": (source.flip(1).clone(), target)}
+    for row, ids in enumerate(batches["right"][0]):
+        ids.copy_(torch.cat([source[row, row % 6 :], source[row, : row % 6]]))
+    torch.save({"batches": batches, "beams": [1, 5]}, tmp_path / "questions.pt")
+    program = Path(__file__).with_name("fairseq_original.py")
+    command = [sys.executable, program, source_of_fairseq, file, tmp_path / "questions.pt", tmp_path / "answers.pt"]
+    subprocess.run(command, check=True)
+    theirs = torch.load(tmp_path / "answers.pt", weights_only=False)
+    made = fairseq.load(tmp_path / "model", Options(with_tokenizer=False))
+    ours, longest = made.model, made.model.generation_config.max_length - 1
+    with torch.no_grad():
+        for name, (source, target) in batches.items():
+            mask = (source != PAD).long()
+            logits = ours(input_ids=source, attention_mask=mask, decoder_input_ids=target).logits
+            assert (logits - theirs[name]).abs().max() <= 1e-5 * max(1.0, logits.abs().max().item())
+            for beams in (1, 5):
+                found = ours.generate(input_ids=source, attention_mask=mask, num_beams=beams).tolist()
+                found = [[token for token in row[1:] if token != PAD] for row in found]
+                # A translation that is cut ends with a certain </s> here, and with a likely one in fairseq.
+                pairs = [pair for pair in zip(found, theirs[name, beams], strict=True) if len(pair[1]) < longest]
+                assert [one for one, _ in pairs] == [other for _, other in pairs]
+                assert pairs or case == "one vocabulary on the target side"  # where all are cut
+    words = fairseq.dictionary(tmp_path / "model" / "dict.de.txt")
+    assert words == theirs["symbols"][0]
