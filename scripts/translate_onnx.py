@@ -38,7 +38,8 @@ encoder, decoder, further = (
 )
 
 for line in sys.stdin:
-    source = np.array([reader.encode(line.rstrip("\n")).ids])
+    read = reader.encode(line.rstrip("\n"))  # a space before a name: a piece of the other language's vocabulary alone
+    source = np.array([[reader.token_to_id(f" {name}") or n for n, name in zip(read.ids, read.tokens, strict=True)]])
     mask, ids = np.ones_like(source), [token]
     past = {"encoder_hidden_states": encoder.run(None, {"input_ids": source, "attention_mask": mask})[0]}
     longest = limit or (source.size + extra if extra is not None and most in (None, 20) else most - 1)
@@ -54,5 +55,5 @@ for line in sys.stdin:
         output["logits"][..., [words[0] for words in barred]] = -np.inf
         ids.append(int(output["logits"][0, -1].argmax()) if forced is None or len(ids) < longest else forced)
     pieces = [writer.id_to_token(number) for number in ids[1:] if number not in special]
-    text = "".join(pieces).replace(" ", "").replace("▁", " ").strip()  # a space marks pieces of the other language
+    text = "".join(pieces).replace(" ", "").replace("▁", " ").strip()
     print(writer.decode(ids[1:]) if writer.decoder else text, flush=True)
