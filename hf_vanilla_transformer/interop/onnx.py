@@ -7,6 +7,7 @@ writes no encoder, fixes the lengths of target and past at 1, and keeps sinusoid
 
 import copy
 import logging
+import tempfile
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -31,8 +32,6 @@ from .base import ConversionError
 ENCODER, DECODER, DECODER_WITH_PAST = "encoder_model", "decoder_model", "decoder_with_past_model"
 # How far logits may be from the model's, as a part of the largest where that is above 1.
 TOLERANCE = 1e-4
-# Bytes that a file of one graph may have; a larger one needs a second file for its weights.
-LARGEST_FILE = 2 * 1000**3
 
 
 class Sizes(NamedTuple):
@@ -73,6 +72,8 @@ def export(
     """
     if type(model) is not VanillaTransformerForConditionalGeneration:
         raise ConversionError(f"{type(model).__name__} isn't this package's model, which alone can be exported")
+    if getattr(model, "is_quantized", False):
+        raise ConversionError("its weights are quantized; export the original, and let the export quantize it")
     exact = copy.deepcopy(model).cpu().float().eval()
     exact.set_attn_implementation("eager")
     expected = [_logits(exact, sizes) for sizes in COMPARED]
@@ -81,15 +82,15 @@ def export(
         for name, module, arguments, axes, outputs in graphs_of(exact):
             _write(folder / f"{name}.onnx", module, arguments, axes, outputs)
         found = [_logits_of_graphs(exact, sizes, folder) for sizes in COMPARED]
-        differences = [((a - b).abs().max() / b.abs().max().clamp(min=1)).item() for a, b in zip(found, expected)]
-        if not max(differences) <= TOLERANCE:  # NaN isn't either
-            raise ConversionError(f"onnxruntime's logits differ from the model's by {max(differences):.1g} of the largest")
+        difference = max(_difference(a, b) for a, b in zip(found, expected, strict=True))
+        if not difference <= TOLERANCE:  # NaN isn't either
+            raise ConversionError(f"onnxruntime's logits differ from the model's by {difference:.1g} of the largest")
         if quantize:
             _quantize(folder)
     model.config.save_pretrained(folder)
     model.generation_config.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
-    return _notes(model, folder, max(differences), quantize)
+    return _notes(model, difference, quantize)
 
 
 # ---- What the graphs compute ----
@@ -156,13 +157,15 @@ def _prepare(model: VanillaTransformerForConditionalGeneration, separate_output:
     """Replaces tables of sinusoids, and gives the output a matrix of its own, which embeddings don't read."""
     for stack in (model.model.encoder, model.model.decoder):
         if isinstance(stack.embed_positions, SinusoidalPositions):
-            stack.embed_positions = Sinusoids(stack.embed_positions.layout)
+            stack.embed_positions = Sinusoids(stack.embed_positions.layout)  # type: ignore[assignment]
     if separate_output:
         model.lm_head.weight = nn.Parameter(model.lm_head.weight.clone())
 
 
 # ---- Tracing ----
-def graphs_of(model: VanillaTransformerForConditionalGeneration) -> Iterator[tuple[str, nn.Module, Any, Any, list[str]]]:
+def graphs_of(
+    model: VanillaTransformerForConditionalGeneration,
+) -> Iterator[tuple[str, nn.Module, Any, Any, list[str]]]:
     """Yields the graphs: name, module, its arguments, by name the axes that have any length, and names of outputs."""
     layers, kinds = range(model.config.decoder_layers), ("decoder.key", "decoder.value", "encoder.key", "encoder.value")
     names = [f"{layer}.{kind}" for layer in layers for kind in kinds]
@@ -245,18 +248,33 @@ def _logits_of_graphs(model: VanillaTransformerForConditionalGeneration, sizes: 
     return torch.cat([torch.from_numpy(output["logits"]) for output in (one, two)], dim=1)
 
 
+def _difference(found: Tensor, expected: Tensor) -> float:
+    return ((found - expected).abs().max() / expected.abs().max().clamp(min=1)).item()
+
+
 # ---- 8 bits ----
 def _quantize(folder: Path) -> None:
     """Replaces the graphs by such as multiply 8-bit integers; embeddings, scores and sums stay as they are."""
     for name in (ENCODER, DECODER, DECODER_WITH_PAST):
-        file, large = folder / f"{name}.onnx", folder / f"{name}.onnx.data"
-        quantized = folder / f"{name}.int8.onnx"
+        file, is_large = folder / f"{name}.onnx", (folder / f"{name}.onnx.data").exists()
         options: Any = {"per_channel": True, "op_types_to_quantize": ["MatMul"], "weight_type": QuantType.QInt8}
-        quantize_dynamic(file, quantized, use_external_data_format=large.exists(), **options)
-        quantized.replace(file)
+        with tempfile.TemporaryDirectory(dir=folder) as place:
+            quantize_dynamic(file, Path(place, file.name), use_external_data_format=is_large, **options)
+            for one in Path(place).iterdir():
+                one.replace(folder / one.name)
 
 
-def _notes(
-    model: VanillaTransformerForConditionalGeneration, folder: Path, difference: float, quantized: bool
-) -> list[str]:
-    return [f"{difference}"]
+def _notes(model: VanillaTransformerForConditionalGeneration, difference: float, quantized: bool) -> list[str]:
+    config = model.config
+    found = [
+        f"in float32, logits differ from the model's by at most {difference:.0e} of the largest (of random tokens)",
+        "the graphs have no mask of the target: those of one batch may have padding behind them, but not before them",
+        "the search is up to the program that runs the graphs; generation_config.json has the model's settings",
+    ]
+    if quantized:
+        found.append("embeddings stay float32; what 8 bits cost, only translations of yours can tell")
+    if model.dtype is not torch.float32:
+        found.append(f"the weights were {str(model.dtype).removeprefix('torch.')} and are float32 now")
+    if config.position_encoding == "learned":
+        found.append(f"positions end at {config.max_position_embeddings:,}: longer inputs are an error in onnxruntime")
+    return found
