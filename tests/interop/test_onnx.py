@@ -235,7 +235,7 @@ def test_8_bits_and_weights_beside_the_graphs(both):
     assert 0 < (found - expected).abs().mean() < 0.1 * expected.std()
 
 
-TEXTS = ["twenty-one", "half past nine", "", "  ", "drei Euro und fünf Cent", "</s> <pad>", "日本 x"]
+TEXTS = ["twenty-one", "half past nine", "", "  ", "drei Euro", "</s> <pad>", "日本 x"]
 
 
 @pytest.mark.slow
