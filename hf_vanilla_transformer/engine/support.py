@@ -307,6 +307,8 @@ def unsupported_reason(model: Any, is_needed: bool = False) -> str | None:
     """
     if type(model) is not HEAD:
         return f"{type(model).__name__} is not {HEAD.__name__} itself"
+    if getattr(model, "is_quantized", False):
+        return "its weights are quantized"
     reason = surroundings_reason() or _module_reason(model)
     if reason is not None:
         return reason

@@ -194,6 +194,8 @@ def _checked_folder(name: str | Path, trust_remote_code: bool, where: dict[str, 
         raise ValueError(config)
     if config.get("is_encoder_decoder") is False:
         raise ValueError("is_encoder_decoder is false in config.json, but a model that translates has both")
+    if config.get("quantization_config") is not None:
+        raise ValueError("its weights are quantized; give Translator what from_pretrained loads, or take the original")
     labels = config.get("num_labels")
     if isinstance(labels, int) and labels > MOST_LABELS:
         raise ValueError(f"num_labels is {labels:,} in config.json, for which there is no memory; it may be left out")

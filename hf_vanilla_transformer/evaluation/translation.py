@@ -179,7 +179,7 @@ def decode(
     outputs = together(model, search, _batches(pieces, batch_size, batch_tokens // num_beams))
     while True:
         with lock:
-            with torch.inference_mode():
+            with _no_gradients(model):
                 batch, output = next(outputs, (None, None))
             if batch is None:
                 break
@@ -193,6 +193,11 @@ def decode(
     for text, own in _by_text(pieces, lists).items():
         results[text] = own[0][1] if len(own) == 1 else [_joined([(gap, one[0]) for gap, one in own])]
     return results
+
+
+def _no_gradients(model: PreTrainedModel) -> AbstractContextManager[None]:
+    """Keeps gradients off. Quantized weights may be tensors of classes that inference mode has no room for (quanto)."""
+    return torch.no_grad() if getattr(model, "is_quantized", False) else torch.inference_mode()
 
 
 def _warn_of_division(limit: int, index: int, count: int) -> None:
@@ -577,7 +582,7 @@ def _score_batch(
     inputs = tokenizer.pad({"input_ids": sources}, return_tensors="pt").to(model.device)
     rows = [torch.tensor(ids) for ids in targets]
     labels = nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=-100).to(model.device)  # (B, T)
-    with torch.inference_mode():
+    with _no_gradients(model):
         logits = model(
             input_ids=inputs["input_ids"],
             attention_mask=inputs["attention_mask"],

@@ -1,0 +1,280 @@
+"""Models of ours as ONNX graphs: an encoder, a decoder, and a decoder that goes on from what it has decoded.
+
+Files, inputs and outputs have the names that Optimum gives them, which other programs know. The graphs are made by
+torch.onnx, as transformers' own exporter (`transformers.exporters`, 5.23) can't make them: its export_for_generation
+writes no encoder, fixes the lengths of target and past at 1, and keeps sinusoids as a table, which ends.
+"""
+
+import copy
+import logging
+import tempfile
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import onnxruntime
+import torch
+import torch.nn.functional as F
+from onnxruntime.quantization import QuantType, quantize_dynamic
+from torch import Tensor, nn
+from transformers import EncoderDecoderCache, PreTrainedTokenizerBase
+
+from ..data.messages import first_line
+from ..modeling_vanilla_transformer import (
+    SinusoidalPositions,
+    VanillaTransformerForConditionalGeneration,
+    sinusoidal_table,
+)
+from .base import ConversionError
+
+ENCODER, DECODER, DECODER_WITH_PAST = "encoder_model", "decoder_model", "decoder_with_past_model"
+# How far logits may be from the model's, as a part of the largest where that is above 1.
+TOLERANCE = 1e-4
+
+
+class Sizes(NamedTuple):
+    """Sizes of an example, whose target goes on from `past` tokens."""
+
+    batch: int
+    source: int
+    past: int
+    target: int
+
+
+TRACED = Sizes(batch=2, source=5, past=3, target=4)
+COMPARED = (Sizes(batch=3, source=7, past=2, target=1), Sizes(batch=1, source=1, past=1, target=9))
+
+
+@torch.no_grad()
+def export(
+    model: VanillaTransformerForConditionalGeneration,
+    tokenizer: PreTrainedTokenizerBase,
+    folder: Path,
+    *,
+    quantize: bool = False,
+) -> list[str]:
+    """Writes a model as graphs for onnxruntime, with its settings and its tokenizer's files.
+
+    Args:
+        model: The model.
+        tokenizer: Its tokenizer.
+        folder: An empty folder.
+        quantize: Whether linear maps compute with 8-bit integers, with a scale for each output of a matrix.
+
+    Returns:
+        What a user should know.
+
+    Raises:
+        ConversionError: It isn't a model of ours, torch.onnx can't express it, or onnxruntime computes something else.
+        OSError: The folder can't be written.
+    """
+    if type(model) is not VanillaTransformerForConditionalGeneration:
+        raise ConversionError(f"{type(model).__name__} isn't this package's model, which alone can be exported")
+    if getattr(model, "is_quantized", False):
+        raise ConversionError("its weights are quantized; export the original, and let the export quantize it")
+    exact = copy.deepcopy(model).cpu().float().eval()
+    exact.set_attn_implementation("eager")
+    expected = [_logits(exact, sizes) for sizes in COMPARED]
+    _prepare(exact, separate_output=quantize)
+    with _quiet():
+        for name, module, arguments, axes, outputs in graphs_of(exact):
+            _write(folder / f"{name}.onnx", module, arguments, axes, outputs)
+        found = [_logits_of_graphs(exact, sizes, folder) for sizes in COMPARED]
+        differences = [_difference(a, b) for a, b in zip(found, expected, strict=True)]
+        if not all(one <= TOLERANCE for one in differences):  # NaN isn't either
+            raise ConversionError(f"onnxruntime's logits differ from the model's by {differences} of the largest")
+        if quantize:
+            _quantize(folder)
+    model.config.save_pretrained(folder)
+    model.generation_config.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return _notes(model, max(differences), quantize)
+
+
+# ---- What the graphs compute ----
+class Sinusoids(nn.Module):
+    """Sinusoids computed for the positions at hand, so that no sentence is too long for a table."""
+
+    def __init__(self, layout: tuple[int, str, int]) -> None:
+        super().__init__()
+        self.d_model, self.encoding, self.first_position = layout
+
+    def forward(self, position_ids: Tensor, length: int) -> Tensor:
+        """Looks up `position_ids`, (1 or B, T), among the last T of `length` positions: (1 or B, T, d_model)."""
+        past = length - position_ids.shape[1]
+        table = sinusoidal_table(position_ids.shape[1], self.d_model, self.encoding, self.first_position + past)
+        return F.embedding(position_ids - past, table)
+
+
+class Encoder(nn.Module):
+    """Source tokens to the encoder's output."""
+
+    def __init__(self, model: VanillaTransformerForConditionalGeneration) -> None:
+        super().__init__()
+        self.encoder = model.get_encoder()
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        """Maps (B, S) and (B, S) to (B, S, d_model)."""
+        return self.encoder(input_ids, attention_mask).last_hidden_state
+
+
+class Decoder(nn.Module):
+    """Target tokens to logits, and to the keys and values of target and source."""
+
+    def __init__(self, model: VanillaTransformerForConditionalGeneration) -> None:
+        super().__init__()
+        self.decoder, self.lm_head = model.get_decoder(), model.lm_head
+
+    def forward(self, mask: Tensor, input_ids: Tensor, memory: Tensor) -> tuple[Tensor, ...]:
+        """Maps (B, S), (B, T) and (B, S, d_model) to (B, T, V) and four tensors a layer."""
+        output = self.decoder(input_ids, None, memory, mask, use_cache=True)
+        cache = output.past_key_values
+        layers = zip(cache.self_attention_cache.layers, cache.cross_attention_cache.layers, strict=True)
+        tensors = (tensor for pair in layers for layer in pair for tensor in (layer.keys, layer.values))
+        return self.lm_head(output.last_hidden_state), *tensors
+
+
+class DecoderWithPast(nn.Module):
+    """Further target tokens to logits, and to the keys and values of the target."""
+
+    def __init__(self, model: VanillaTransformerForConditionalGeneration) -> None:
+        super().__init__()
+        self.decoder, self.lm_head = model.get_decoder(), model.lm_head
+
+    def forward(self, mask: Tensor, input_ids: Tensor, past: list[Tensor]) -> tuple[Tensor, ...]:
+        """Maps (B, S), (B, T) and four tensors a layer to (B, T, V) and two tensors a layer."""
+        cache = EncoderDecoderCache([tuple(past[i : i + 4]) for i in range(0, len(past), 4)])
+        memory = past[2].new_zeros(past[2].shape[0], past[2].shape[2], 1)  # nothing of it is read but its length
+        output = self.decoder(input_ids, None, memory, mask, cache, use_cache=True)
+        layers = output.past_key_values.self_attention_cache.layers
+        tensors = (tensor for layer in layers for tensor in (layer.keys, layer.values))
+        return self.lm_head(output.last_hidden_state), *tensors
+
+
+def _prepare(model: VanillaTransformerForConditionalGeneration, separate_output: bool) -> None:
+    """Replaces tables of sinusoids, and gives the output a matrix of its own, which embeddings don't read."""
+    for stack in (model.model.encoder, model.model.decoder):
+        if isinstance(stack.embed_positions, SinusoidalPositions):
+            stack.embed_positions = Sinusoids(stack.embed_positions.layout)  # type: ignore[assignment]
+    if separate_output:
+        model.lm_head.weight = nn.Parameter(model.lm_head.weight.clone())
+
+
+# ---- Tracing ----
+def graphs_of(
+    model: VanillaTransformerForConditionalGeneration,
+) -> Iterator[tuple[str, nn.Module, Any, Any, list[str]]]:
+    """Yields the graphs: name, module, its arguments, by name the axes that have any length, and names of outputs."""
+    layers, kinds = range(model.config.decoder_layers), ("decoder.key", "decoder.value", "encoder.key", "encoder.value")
+    names = [f"{layer}.{kind}" for layer in layers for kind in kinds]
+    present = ["logits", *(f"present.{name}" for name in names)]
+    source, mask, target = _example(model, TRACED)
+    first, more = target[:, : TRACED.past], target[:, TRACED.past :]
+    encoder, decoder = Encoder(model), Decoder(model)
+    of_source, of_target = {0: "batch", 1: "source_length"}, {0: "batch", 1: "target_length"}
+    axes = {"input_ids": of_source, "attention_mask": of_source}
+    yield ENCODER, encoder, (source, mask), axes, ["last_hidden_state"]
+
+    memory, inputs = encoder(source, mask), {"encoder_attention_mask": of_source, "input_ids": of_target}
+    yield DECODER, decoder, (mask, first, memory), inputs | {"encoder_hidden_states": of_source}, present
+
+    lengths = {"decoder": "past_length", "encoder": "source_length"}
+    axes = inputs | {f"past_key_values.{name}": {0: "batch", 2: lengths[name.split(".")[1]]} for name in names}
+    arguments = (mask, more, list(decoder(mask, first, memory)[1:]))
+    yield DECODER_WITH_PAST, DecoderWithPast(model), arguments, axes, [n for n in present if ".encoder." not in n]
+
+
+def _example(model: VanillaTransformerForConditionalGeneration, sizes: Sizes) -> tuple[Tensor, Tensor, Tensor]:
+    """Makes a source, (B, S), its mask with padding on both sides, and a target, (B, past + target), of any tokens."""
+    generator, config = torch.Generator().manual_seed(0), model.config
+    longest = config.max_position_embeddings if config.position_encoding == "learned" else None
+    source = torch.randint(config.vocab_size, (sizes.batch, sizes.source), generator=generator)[:, :longest]
+    target = torch.randint(config.target_vocab_size, (sizes.batch, sizes.past + sizes.target), generator=generator)
+    mask = torch.ones_like(source)
+    mask[1:2, :1] = mask[1:2, -1:] = mask[2:, :2] = 0
+    return source, mask, target[:, :longest]
+
+
+def _write(file: Path, module: nn.Module, arguments: Any, axes: dict[str, Any], outputs: list[str]) -> None:
+    """Traces a module and writes its graph; weights of more than 2 GB are in a file beside it."""
+    dynamic = list(axes.values())
+    if isinstance(arguments[-1], list):
+        dynamic = [*dynamic[: len(arguments) - 1], dynamic[len(arguments) - 1 :]]
+    options: Any = {"dynamic_shapes": tuple(dynamic), "dynamo": True, "verbose": False}
+    try:
+        program = torch.onnx.export(module.eval(), arguments, input_names=[*axes], output_names=outputs, **options)
+    except Exception as error:  # of any class, as a model may have modules that were never traced before
+        raise ConversionError(f"torch.onnx can't express the {file.stem}: {first_line(error)}") from error
+    program.save(str(file))  # type: ignore[union-attr]
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Hears nothing of what torch.onnx and onnxruntime's quantization say about themselves."""
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(before)
+
+
+# ---- Comparing ----
+def _logits(model: VanillaTransformerForConditionalGeneration, sizes: Sizes) -> Tensor:
+    """Computes the logits of an example, (B, past + target, V)."""
+    source, mask, target = _example(model, sizes)
+    real = torch.ones_like(target)  # padding's id is a token like others here
+    return model(source, mask, target, real, use_cache=False).logits
+
+
+def _logits_of_graphs(model: VanillaTransformerForConditionalGeneration, sizes: Sizes, folder: Path) -> Tensor:
+    """Computes the same with the graphs, the one with a past included."""
+    source, mask, target = (tensor.numpy() for tensor in _example(model, sizes))
+
+    def run(name: str, **inputs: Any) -> dict[str, Any]:
+        session = onnxruntime.InferenceSession(folder / f"{name}.onnx", providers=["CPUExecutionProvider"])
+        names = [output.name for output in session.get_outputs()]
+        return dict(zip(names, session.run(names, inputs), strict=True))
+
+    memory = run(ENCODER, input_ids=source, attention_mask=mask)["last_hidden_state"]
+    first, more = target[:, : sizes.past], target[:, sizes.past :]
+    one = run(DECODER, encoder_attention_mask=mask, input_ids=first, encoder_hidden_states=memory)
+    past = {name.replace("present", "past_key_values"): value for name, value in one.items() if name != "logits"}
+    two = run(DECODER_WITH_PAST, encoder_attention_mask=mask, input_ids=more, **past)
+    return torch.cat([torch.from_numpy(output["logits"]) for output in (one, two)], dim=1)
+
+
+def _difference(found: Tensor, expected: Tensor) -> float:
+    return ((found - expected).abs().max() / expected.abs().max().clamp(min=1)).item()
+
+
+# ---- 8 bits ----
+def _quantize(folder: Path) -> None:
+    """Replaces the graphs by such as multiply 8-bit integers; embeddings, scores and sums stay as they are."""
+    for name in (ENCODER, DECODER, DECODER_WITH_PAST):
+        file, is_large = folder / f"{name}.onnx", (folder / f"{name}.onnx.data").exists()
+        options: Any = {"per_channel": True, "op_types_to_quantize": ["MatMul"], "weight_type": QuantType.QInt8}
+        with tempfile.TemporaryDirectory(dir=folder) as place:
+            quantize_dynamic(file, Path(place, file.name), use_external_data_format=is_large, **options)
+            for one in Path(place).iterdir():
+                one.replace(folder / one.name)
+
+
+def _notes(model: VanillaTransformerForConditionalGeneration, difference: float, quantized: bool) -> list[str]:
+    config = model.config
+    found = [
+        f"in float32, logits differ from the model's by at most {difference:.0e} of the largest (of random tokens)",
+        "the graphs have no mask of the target: those of one batch may have padding behind them, but not before them",
+        "the search is up to the program that runs the graphs; generation_config.json has the model's settings",
+    ]
+    if quantized:
+        found.append("embeddings stay float32; what 8 bits cost, only translations of yours can tell")
+    if model.dtype is not torch.float32:
+        found.append(f"the weights were {str(model.dtype).removeprefix('torch.')} and are float32 now")
+    if config.position_encoding == "learned":
+        found.append(f"positions end at {config.max_position_embeddings:,}: longer inputs are an error in onnxruntime")
+    return found

@@ -1,0 +1,59 @@
+"""Translates standard input, line by line and greedily, with what `export --to onnx` wrote; torch isn't needed.
+
+pip install numpy onnxruntime tokenizers
+python translate_onnx.py FOLDER < source.txt > target.txt
+"""
+
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+from onnxruntime import InferenceSession
+from tokenizers import Tokenizer
+
+UNUSED = "_from_model_config bos_token_id compute_type pad_token_id transformers_version use_cache "  # in greedy search
+UNUSED += "coverage_penalty early_stopping gnmt_length_penalty length_penalty num_beams"
+
+folder = Path(sys.argv[1])
+settings, config = (json.loads((folder / name).read_text()) for name in ("generation_config.json", "config.json"))
+settings = {name: value for name, value in settings.items() if value is not None and name not in UNUSED.split()}
+token, end = settings.pop("decoder_start_token_id"), settings.pop("eos_token_id")
+barred, forced = settings.pop("bad_words_ids", []), settings.pop("forced_eos_token_id", None)
+limit, most, extra = (settings.pop(name, None) for name in ("max_new_tokens", "max_length", "max_extra_length"))
+if settings or any(len(words) > 1 for words in barred) or not (limit or most or extra is not None):
+    sys.exit(f"generation_config.json has no limit of the length, or what isn't known here: {[*settings]}, {barred}")
+if not (folder / "tokenizer.json").is_file():
+    sys.exit(f"{folder} has no tokenizer.json, without which texts can't be read here")
+
+target = folder / "target_tokenizer.json"
+reader = Tokenizer.from_file(str(folder / "tokenizer.json"))
+writer = Tokenizer.from_file(str(target)) if target.is_file() else reader
+reader.encode_special_tokens = True  # "</s>" in a text is plain text
+special = [number for number, added in writer.get_added_tokens_decoder().items() if added.special]
+if any(name.strip().startswith(">>") and name.endswith("<<") for name in reader.get_vocab()):
+    sys.exit("the model has several target languages, whose codes can't be read here")
+encoder, decoder, further = (
+    InferenceSession(folder / f"{name}.onnx") for name in ("encoder_model", "decoder_model", "decoder_with_past_model")
+)
+
+for line in sys.stdin:
+    read = reader.encode(line.rstrip("\n"))  # a space before a name: a piece of the other language's vocabulary alone
+    source = np.array([[reader.token_to_id(f" {name}") or n for n, name in zip(read.ids, read.tokens, strict=True)]])
+    mask, ids = np.ones_like(source), [token]
+    past = {"encoder_hidden_states": encoder.run(None, {"input_ids": source, "attention_mask": mask})[0]}
+    longest = limit or (source.size + extra if extra is not None and most in (None, 20) else most - 1)
+    if config["position_encoding"] == "learned":
+        longest = min(longest, config["max_position_embeddings"] - 1)
+    while line.strip() and len(ids) <= longest and ids[-1] not in np.atleast_1d(end):
+        session = decoder if len(ids) == 1 else further
+        names = [output.name for output in session.get_outputs()]
+        inputs = {"encoder_attention_mask": mask, "input_ids": np.array([ids[-1:]]), **past}
+        output = dict(zip(names, session.run(names, inputs), strict=True))
+        past = {} if session is decoder else past
+        past |= {name.replace("present", "past_key_values"): output[name] for name in names[1:]}
+        output["logits"][..., [words[0] for words in barred]] = -np.inf
+        ids.append(int(output["logits"][0, -1].argmax()) if forced is None or len(ids) < longest else forced)
+    pieces = [writer.id_to_token(number) for number in ids[1:] if number not in special]
+    text = "".join(pieces).replace(" ", "").replace("▁", " ").strip()
+    print(writer.decode(ids[1:]) if writer.decoder else text, flush=True)

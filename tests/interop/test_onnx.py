@@ -1,0 +1,303 @@
+"""Our models as ONNX graphs: logits and greedy search in onnxruntime beside ours."""
+
+import contextlib
+import io
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoTokenizer
+from transformers.activations import ACT2FN
+
+from hf_vanilla_transformer import (
+    Translator,
+    VanillaTransformerConfig,
+    VanillaTransformerForConditionalGeneration,
+    VanillaTransformerModel,
+    cli,
+)
+from hf_vanilla_transformer.configuration_vanilla_transformer import POSITION_ENCODINGS
+from hf_vanilla_transformer.interop.base import ConversionError
+from hf_vanilla_transformer.modeling_vanilla_transformer import SinusoidalPositions
+
+onnxruntime = pytest.importorskip("onnxruntime", reason="onnxruntime isn't installed")
+pytest.importorskip("onnxscript", reason="onnxscript isn't installed")
+from hf_vanilla_transformer.interop import onnx as exporter  # noqa: E402
+
+SCRIPT = Path(__file__).parents[2] / "scripts" / "translate_onnx.py"
+# Where all sizes differ from one another, no axis can be taken for another.
+SIZES = {
+    "vocab_size": 101,
+    "decoder_vocab_size": 89,
+    "share_encoder_decoder_embeddings": False,
+    "d_model": 24,
+    "encoder_layers": 1,
+    "decoder_layers": 2,
+    "encoder_attention_heads": 2,
+    "decoder_attention_heads": 4,
+    "encoder_ffn_dim": 40,
+    "decoder_ffn_dim": 36,
+    "max_position_embeddings": 16,
+}
+# Two models have all that a configuration can ask for.
+SINUSOIDS = {"position_encoding": "fairseq", "head_dim": 5, "value_head_dim": 7, "pad_token_id": 3}
+LEARNED = {
+    "position_encoding": "learned",
+    "norm_position": "pre",
+    "final_layer_norm": True,
+    "layer_norm_eps": 0.1,
+    "attention_bias": True,
+    "output_bias": True,
+    "scale_embedding": False,
+    "tie_word_embeddings": False,
+    "activation_function": "swish",
+}
+
+
+def make_model(**fields):
+    """Large random weights, so that the output depends on each; a new activation in each layer unless one is given."""
+    model = VanillaTransformerForConditionalGeneration(VanillaTransformerConfig(**{**SIZES, **fields})).eval()
+    layers = [*model.model.encoder.layers, *model.model.decoder.layers]
+    if "activation_function" not in fields:
+        for layer, name in zip(layers, ("gelu_new", "quick_gelu", "relu"), strict=True):
+            layer.feed_forward.activation = ACT2FN[name]
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter.ndim == 1:
+                parameter += 0.3 * torch.randn_like(parameter)
+            elif "layers" in name:
+                parameter *= 4 if "encoder_attn" in name else 2
+    return model
+
+
+class NoTokenizer:
+    def save_pretrained(self, folder):
+        pass
+
+
+class Graphs:
+    """The three graphs of a folder."""
+
+    def __init__(self, folder):
+        files = [folder / f"{name}_model.onnx" for name in ("encoder", "decoder", "decoder_with_past")]
+        self.encoder, self.decoder, self.further = map(onnxruntime.InferenceSession, files)
+
+    @staticmethod
+    def run(session, **inputs):
+        names = [output.name for output in session.get_outputs()]
+        return dict(
+            zip(names, session.run(names, {name: np.asarray(one) for name, one in inputs.items()}), strict=True)
+        )
+
+    def start(self, ids, mask, target):
+        memory = self.run(self.encoder, input_ids=ids, attention_mask=mask)["last_hidden_state"]
+        return self.run(self.decoder, encoder_attention_mask=mask, input_ids=target, encoder_hidden_states=memory)
+
+    def logits(self, ids, mask, target, first, step):
+        """The decoder's `first` positions, and then `step` at a time."""
+        output = self.start(ids, mask, target[:, :first])
+        found, past = [output.pop("logits")], output
+        for begin in range(first, target.shape[1], step):
+            inputs = {name.replace("present", "past_key_values"): value for name, value in past.items()}
+            more = target[:, begin : begin + step]
+            output = self.run(self.further, encoder_attention_mask=mask, input_ids=more, **inputs)
+            found.append(output.pop("logits"))
+            past |= output
+        return torch.from_numpy(np.concatenate(found, axis=1))
+
+
+def example(model, batch, source, target):
+    """Ids, a mask with padding on both sides, and a target."""
+    config = model.config
+    ids = torch.randint(4, config.vocab_size, (batch, source))
+    mask = torch.ones_like(ids)
+    for row in range(1, batch):
+        mask[row, : row % 3], mask[row, source - row % 2 :] = 0, 0
+    return (
+        ids.masked_fill(mask == 0, config.pad_token_id),
+        mask,
+        torch.randint(4, config.target_vocab_size, (batch, target)),
+    )
+
+
+def compare(model, graphs, sizes, tolerance):
+    for batch, source, target in sizes:
+        ids, mask, labels = example(model, batch, source, target)
+        with torch.no_grad():
+            expected = model(input_ids=ids, attention_mask=mask, decoder_input_ids=labels).logits
+        for first, step in {(target, 1), (1, 1), (max(target - 3, 1), 2)}:
+            found = graphs.logits(ids, mask, labels, first, step)
+            torch.testing.assert_close(found, expected, rtol=0, atol=tolerance)
+
+
+@pytest.fixture(scope="module")
+def both(tmp_path_factory):
+    """A model, and its graphs in float32 and, with weights in files beside them as above 2 GB, in 8 bits."""
+    place, quantize = tmp_path_factory.mktemp("both"), exporter._quantize
+
+    def keep_and_quantize(folder):
+        shutil.copytree(folder, place / "float32")
+        quantize(folder)
+
+    torch.manual_seed(0)
+    model = make_model(**SINUSOIDS)
+    (place / "int8").mkdir()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("torch.onnx._internal.exporter._onnx_program._LARGE_MODEL_THRESHOLD", 0)
+        patch.setattr(exporter, "_quantize", keep_and_quantize)
+        notes = exporter.export(model, NoTokenizer(), place / "int8", quantize=True)
+    return model, place, notes
+
+
+@pytest.mark.slow
+def test_graphs_with_sinusoids_have_no_longest_input(both):
+    model, place, notes = both
+    assert not any("positions end" in note or "are float32 now" in note for note in notes)
+    graphs = Graphs(place / "float32")
+    compare(model, graphs, [(1, 1, 1), (1, 6, 4), (5, 9, 7), (3, 33, 41)], 1e-4)
+    names = [f"{n}.{side}.{part}" for n in range(2) for side in ("decoder", "encoder") for part in ("key", "value")]
+    kinds = {
+        graphs.encoder: (["input_ids", "attention_mask"], ["last_hidden_state"]),
+        graphs.decoder: (
+            ["encoder_attention_mask", "input_ids", "encoder_hidden_states"],
+            ["logits", *(f"present.{name}" for name in names)],
+        ),
+        graphs.further: (
+            ["encoder_attention_mask", "input_ids", *(f"past_key_values.{name}" for name in names)],
+            ["logits", *(f"present.{name}" for name in names if "decoder" in name)],
+        ),
+    }
+    for session, (inputs, outputs) in kinds.items():
+        assert [one.name for one in session.get_inputs()] == inputs
+        assert [one.name for one in session.get_outputs()] == outputs
+        assert all(one.shape[0] == "batch" for one in session.get_inputs() + session.get_outputs())
+    assert json.loads((place / "int8" / "config.json").read_text())["position_encoding"] == "fairseq"
+    assert (place / "int8" / "generation_config.json").is_file()
+
+
+@pytest.fixture(scope="module")
+def exported(tiny_checkpoint, tmp_path_factory):
+    """A checkpoint in bfloat16 with a tokenizer, and what the command makes of it, with what it says."""
+    place = tmp_path_factory.mktemp("onnx")
+    torch.manual_seed(0)
+    tokenizer = AutoTokenizer.from_pretrained(tiny_checkpoint)
+    rows = {"vocab_size": len(tokenizer) + 5, "decoder_vocab_size": len(tokenizer) + 3}
+    make_model(**LEARNED | rows).to(torch.bfloat16).save_pretrained(place / "model")
+    tokenizer.save_pretrained(place / "model")
+    command = ["export", "--model", str(place / "model"), "--to", "onnx", "--output", str(place / "out")]
+    with contextlib.redirect_stdout(io.StringIO()) as said:
+        assert cli.main(command) in (0, None)
+    return place / "model", place / "out", said.getvalue()
+
+
+@pytest.mark.slow
+def test_graphs_with_learned_positions_of_a_model_in_bfloat16(exported):
+    checkpoint, output, said = exported
+    assert said.startswith(f"exported {checkpoint} into {output}\nnote: in float32, logits differ ")
+    assert "note: the weights were bfloat16 and are float32 now\n" in said
+    assert "note: positions end at 16: longer inputs are an error in onnxruntime\n" in said
+    model = VanillaTransformerForConditionalGeneration.from_pretrained(checkpoint)
+    assert model.dtype == torch.bfloat16
+    graphs, model = Graphs(output), model.float()
+    compare(model, graphs, [(1, 1, 1), (4, 16, 16)], 1e-4)
+    ids, mask, target = example(model, 1, 16, 17)
+    with pytest.raises(Exception, match=r"out of data bounds|indices element"):
+        graphs.logits(ids, mask, target, 16, 1)
+    with pytest.raises(Exception, match=r"out of data bounds|indices element"):
+        graphs.start(torch.cat([ids, ids], dim=1), torch.ones(1, 32, dtype=torch.long), target[:, :1])
+
+
+@pytest.mark.slow
+def test_8_bits_and_weights_beside_the_graphs(both):
+    onnx = pytest.importorskip("onnx", reason="onnx isn't installed")
+    model, place, notes = both
+    assert any("embeddings stay float32" in note for note in notes)
+    for folder in (place / "float32", place / "int8"):
+        assert sorted(file.name for file in folder.iterdir() if "onnx" in file.name) == sorted(
+            f"{name}_model.onnx{end}" for name in ("encoder", "decoder", "decoder_with_past") for end in ("", ".data")
+        )
+    # Every linear map, with a scale for each output; what is left multiplies queries, keys and values.
+    graph = onnx.load(place / "int8" / "decoder_with_past_model.onnx").graph
+    operations = [node.op_type for node in graph.node]
+    assert operations.count("MatMulInteger") == 2 * (4 + 2 + 2) + 1
+    assert operations.count("MatMul") == 2 * 2 * 2
+    scales = {one.name: one.dims for one in graph.initializer if one.name.endswith("_scale")}
+    assert [89] in [list(dims) for dims in scales.values()]
+    ids, mask, target = example(model, 4, 9, 7)
+    with torch.no_grad():
+        expected = model(input_ids=ids, attention_mask=mask, decoder_input_ids=target).logits
+    found = Graphs(place / "int8").logits(ids, mask, target, 2, 1)
+    assert 0 < (found - expected).abs().mean() < 0.1 * expected.std()
+
+
+TEXTS = ["twenty-one", "half past nine", "", "  ", "drei Euro", "</s> <pad>", "日本 x"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "settings", [{}, {"max_new_tokens": 5, "bad_words_ids": [[9], [11]], "forced_eos_token_id": 2}]
+)
+def test_the_script_needs_no_torch(exported, settings):
+    checkpoint, output, _ = exported
+    model = VanillaTransformerForConditionalGeneration.from_pretrained(checkpoint, dtype=torch.float32)
+    model.generation_config.update(**settings)
+    model.generation_config.save_pretrained(output)
+    expected = Translator(model, "cpu", tokenizer=AutoTokenizer.from_pretrained(checkpoint))(TEXTS, num_beams=1)
+    blocked = "import sys; sys.modules |= dict.fromkeys(['torch', 'transformers']); sys.argv = sys.argv[1:]; "
+    command = [sys.executable, "-c", f"{blocked}exec(open(sys.argv[0]).read())", str(SCRIPT), str(output)]
+    done = subprocess.run(command, input="\n".join(TEXTS) + "\n", capture_output=True, text=True, encoding="utf-8")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "".join(f"{text}\n" for text in expected)
+    assert len({*expected}) > 2
+
+
+def test_the_script_is_short():
+    assert len(SCRIPT.read_text(encoding="utf-8").splitlines()) <= 60
+
+
+@pytest.mark.parametrize("encoding", [name for name in POSITION_ENCODINGS if name != "learned"])
+def test_sinusoids_are_those_of_the_table(encoding):
+    table = SinusoidalPositions(VanillaTransformerConfig(**SIZES | {"d_model": 28, "position_encoding": encoding}))
+    computed = exporter.Sinusoids(table.layout)
+    for past, new in ((0, 1), (0, 16), (7, 1), (11, 5), (40, 9)):
+        positions = torch.arange(past, past + new)[None]
+        assert torch.equal(computed(positions, past + new), table(positions, past + new))
+    padded = torch.tensor([[0, 0, 1, 2], [0, 1, 2, 3]])
+    assert torch.equal(computed(padded, 4), table(padded, 4))
+
+
+def test_what_isnt_ours_is_refused(tmp_path):
+    with pytest.raises(ConversionError, match="VanillaTransformerModel isn't this package's model"):
+        exporter.export(VanillaTransformerModel(VanillaTransformerConfig(**SIZES)), NoTokenizer(), tmp_path)
+    model = make_model()
+    model.is_quantized = True
+    with pytest.raises(ConversionError, match="weights are quantized; export the original"):
+        exporter.export(model, NoTokenizer(), tmp_path)
+
+
+@pytest.mark.parametrize("error", [1e-3, float("nan")])
+def test_graphs_that_compute_something_else_are_refused(tmp_path, monkeypatch, error):
+    monkeypatch.setattr(exporter, "_write", lambda *arguments: None)
+    monkeypatch.setattr(
+        exporter, "_logits_of_graphs", lambda model, sizes, folder: exporter._logits(model, sizes) + error
+    )
+    with pytest.raises(ConversionError, match="onnxruntime's logits differ from the model's by"):
+        exporter.export(make_model(position_encoding="learned", scale_embedding=False), NoTokenizer(), tmp_path)
+
+
+def test_what_torch_cant_trace_is_refused_in_one_line(tmp_path):
+    model = make_model()
+
+    class Branching(torch.nn.Module):
+        def forward(self, x):
+            return x if bool((x > 0).all()) else -x
+
+    model.model.encoder.layers[0].feed_forward.activation = Branching()
+    with pytest.raises(ConversionError, match=r"torch\.onnx can't express the encoder_model: ") as raised:
+        exporter.export(model, NoTokenizer(), tmp_path)
+    assert "\n" not in str(raised.value)
