@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerBase
 
 from ..configuration_vanilla_transformer import VanillaTransformerConfig
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration, sinusoidal_table
-from .base import ConversionError
+from .base import ConversionError, check_plain
 from .layout import OUTPUT, POSITIONS, SOURCE, TARGET, Layout, rules_of, to_tensors
 from .mapping import read_names
 
@@ -64,6 +64,7 @@ def state_dict_of(model: VanillaTransformerForConditionalGeneration) -> dict[str
     Raises:
         ConversionError: torch.nn.Transformer can't express the model.
     """
+    check_plain(model)
     config = model.config
     _check(config)
     tensors = to_tensors(model, TORCH)
