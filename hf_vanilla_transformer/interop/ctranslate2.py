@@ -152,6 +152,8 @@ class VanillaTransformerLoader(ModelLoader):
         """
         check_plain(model)
         config = model.config
+        if model.dtype == torch.float64:
+            raise ConversionError("CTranslate2 has no float64: save the model in float32 first")
         if config.activation_function not in ACTIVATIONS:
             known = ", ".join(ACTIVATIONS)
             raise ConversionError(

@@ -386,3 +386,15 @@ def test_a_damaged_checkpoint_is_one_line(run, tiny_checkpoint, tmp_path):
     assert (code, err.count("\n")) == (2, 1)
     assert "can't load" in err
     assert not (tmp_path / "out").exists()
+
+
+def test_float16_stays_float16_and_float64_is_refused(run, tokenizer, tmp_path):
+    sizes = {}
+    for dtype in (torch.float32, torch.float16, torch.float64):
+        folder, output = tmp_path / str(dtype), tmp_path / f"{dtype}-out"
+        make_model(tokenizer).to(dtype).save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+        code, _, err = run("export", "--model", folder, "--to", "ctranslate2", "--output", output)
+        sizes[dtype] = (output / "model.bin").stat().st_size if code == 0 else err
+    assert sizes[torch.float16] < 0.9 * sizes[torch.float32]
+    assert "CTranslate2 has no float64: save the model in float32 first" in sizes[torch.float64]
