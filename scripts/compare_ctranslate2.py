@@ -1,10 +1,11 @@
-"""Translations of a model and of its export to CTranslate2: lines that differ, and BLEU.
+"""Translations of a model and of its export to CTranslate2: BLEU, lines that differ, and log-probabilities.
 
     vanilla-transformer export --model DIR --to ctranslate2 --quantization int8 --output DIR-int8
     python -m scripts.compare_ctranslate2 --model DIR --exported DIR-int8 --source test.en --reference test.de
 
 Both search with the penalty length^alpha, end when as many translations as beams have ended, and make at most
---max-new-tokens tokens, of which the last need not be the end.
+--max-new-tokens tokens, of which the last need not be the end. The log-probabilities are those that both give to each
+token of the export's translations.
 """
 
 import argparse
@@ -12,9 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import ctranslate2
+import torch
 
 from hf_vanilla_transformer import Translator
 from hf_vanilla_transformer.evaluation.metrics import corpus_bleu
+from hf_vanilla_transformer.interop.ctranslate2 import never_chosen
+
+BATCH = 32
 
 
 def main() -> None:
@@ -39,20 +44,37 @@ def main() -> None:
 
     tokenizer = ours.tokenizer
     theirs = ctranslate2.Translator(options.exported, compute_type="default", intra_threads=options.threads)
+    sources = [tokenizer.convert_ids_to_tokens(ids) for ids in tokenizer(lines)["input_ids"]]
     results = theirs.translate_batch(
-        [tokenizer.convert_ids_to_tokens(ids) for ids in tokenizer(lines)["input_ids"]],
+        sources,
         beam_size=options.num_beams,
         length_penalty=options.length_penalty,
         max_decoding_length=options.max_new_tokens,
         min_decoding_length=0,
-        max_batch_size=32,
+        max_batch_size=BATCH,
     )
-    ids = [tokenizer.convert_tokens_to_ids(result.hypotheses[0]) for result in results]
+    found = [result.hypotheses[0] for result in results]
+    ids = [tokenizer.convert_tokens_to_ids(tokens) for tokens in found]
     exported = tokenizer.batch_decode(ids, skip_special_tokens=True)
     for name, texts in {"model": translations, "export": exported}.items():
         print(f"{name}: {corpus_bleu(texts, references)}")
     differing = sum(one != other for one, other in zip(translations, exported, strict=True))
     print(f"{differing} of {len(lines)} lines differ; the export computes in {theirs.compute_type}")
+
+    scores = theirs.score_batch(sources, found, max_batch_size=BATCH)
+    theirs_of = [torch.tensor(score.log_probs) for score in scores]
+    own = [_log_probabilities(ours, *one) for one in zip(lines, ids, strict=True)]
+    differences = (torch.cat(own) - torch.cat(theirs_of)).abs()
+    print(f"log-probabilities of {len(differences):,} tokens differ by up to {differences.max():.1e}")
+
+
+@torch.no_grad()
+def _log_probabilities(translator: Translator, line: str, ids: list[int]) -> torch.Tensor:
+    """Returns what the model gives to each token of a translation and to its end."""
+    model, labels = translator.model, torch.tensor([[*ids, translator.model.config.eos_token_id]])
+    logits = model(**translator.tokenizer(line, return_tensors="pt"), labels=labels).logits[0]
+    logits[:, never_chosen(model.generation_config)] = -torch.inf
+    return logits.log_softmax(-1).gather(-1, labels[0, :, None])[:, 0]
 
 
 if __name__ == "__main__":

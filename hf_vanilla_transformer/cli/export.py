@@ -111,4 +111,4 @@ def _load(name: str, trust_remote_code: bool) -> tuple["PreTrainedTokenizerBase"
         raise UsageError(f"{error}; --model needs a folder that save_pretrained wrote, or a name on the Hub") from error
     if not isinstance(model, VanillaTransformerForConditionalGeneration):
         raise UsageError(f"{name} has a {type(model).__name__}; only models of this package and Marian's are exported")
-    return tokenizer, model
+    return tokenizer, model.to(model.config.dtype)  # float16, which is loaded as float32

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
 from transformers import PreTrainedTokenizerBase
 
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
@@ -56,6 +57,31 @@ class Converted:
     notes: tuple[str, ...] = ()
 
 
+def check_plain(model: Any) -> None:
+    """Checks, before its weights are written elsewhere, that a model computes what its weights and configuration say.
+
+    Raises:
+        ConversionError: It is another class, or modules were replaced (adapters, quantization) or have hooks.
+    """
+    kind = VanillaTransformerForConditionalGeneration
+    if type(model) is not kind:
+        raise ConversionError(f"{type(model).__name__} isn't this package's model, which alone can be exported")
+    with torch.device("meta"):
+        expected = {name: type(module) for name, module in kind(model.config).named_modules()}
+    for name, module in model.named_modules():
+        if type(module) is not expected.get(name):
+            raise ConversionError(
+                f"{name} is a {type(module).__name__}, which no plain model has there: merge adapters "
+                "(merge_and_unload), and export a model that isn't quantized"
+            )
+        hooks = (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
+        # transformers puts hooks on modules to record their outputs.
+        if "forward" in vars(module) or not all(
+            str(getattr(one, "__module__", "")).startswith("transformers.") for one in hooks
+        ):
+            raise ConversionError(f"{name or 'the model'} has hooks or a forward of its own, which can't be exported")
+
+
 def check_new_folder(output: Path) -> None:
     """Checks, before any work is done, that a folder can be made.
 
@@ -75,7 +101,8 @@ def new_folder(output: Path) -> Iterator[Path]:
     Raises:
         OSError: It can't be written, or there is something at `output`.
     """
-    parent = output.absolute().parent
+    output = output.absolute()  # "." can't be removed by that name
+    parent = output.parent
     with tempfile.TemporaryDirectory(prefix=f".{output.name}.", suffix=".partial", dir=parent) as place:
         folder = Path(place) / "model"
         folder.mkdir()

@@ -17,7 +17,7 @@ from transformers import GenerationConfig, PreTrainedTokenizerBase
 
 from ..configuration_vanilla_transformer import VanillaTransformerConfig
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration, sinusoidal_table
-from .base import ConversionError
+from .base import ConversionError, check_plain
 
 Activation = common_spec.Activation
 ACTIVATIONS = {
@@ -54,8 +54,13 @@ OTHER_SETTINGS = {
     "no_repeat_ngram_size": "translate_batch has an option of that name, which wasn't compared",
     "forced_bos_token_id": "give target_prefix",
     "forced_eos_token_id": "a translation that is cut at the maximum length has no end token",
-    "max_length": "give max_decoding_length, which is one less, as it doesn't count the start token",
 }
+# Settings that the export holds, that change no translation, or of which `notes` says more.
+LOOKED_AT = {
+    *SAME_SETTINGS, *OTHER_SETTINGS, "max_length", "early_stopping", "bad_words_ids", "suppress_tokens", "use_cache",
+    "pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id", "transformers_version",
+    "_from_model_config",
+}  # fmt: skip
 
 
 # ---- Files ----
@@ -100,6 +105,8 @@ def notes(model: VanillaTransformerForConditionalGeneration) -> list[str]:
     given = {name: getattr(settings, name, None) for name in (*SAME_SETTINGS, *OTHER_SETTINGS)}
     beams = settings.num_beams or 1
     same = {SAME_SETTINGS[name]: given[name] for name in SAME_SETTINGS if given[name] is not None}
+    if settings.max_length is not None:  # the start token is counted in ours
+        same.setdefault("max_decoding_length", settings.max_length - 1)
     # CTranslate2's own defaults are 2 beams, and no empty translation.
     arguments = ", ".join(f"{n}={v!r}" for n, v in ({"beam_size": beams, "min_decoding_length": 0} | same).items())
     found = [
@@ -114,10 +121,13 @@ def notes(model: VanillaTransformerForConditionalGeneration) -> list[str]:
     ]
     if beams > 1 and settings.early_stopping is not True:
         found.append("its beam search ends as with early_stopping=True, which isn't set here")
-    if never := _never(settings):
+    if never := never_chosen(settings):
         found.append(f"tokens {', '.join(map(str, never))} are never chosen: their output bias is {NEVER:g}")
     if sequences := [one for one in settings.bad_words_ids or [] if len(one) > 1]:
         found.append(f"bad_words_ids of several tokens have to be given as suppress_sequences: {sequences}")
+    set_here = settings.to_diff_dict()
+    if others := {name: set_here[name] for name in set_here.keys() - LOOKED_AT if set_here[name]}:
+        found.append(f"not carried over: {', '.join(f'{name}={others[name]!r}' for name in sorted(others))}")
     if len(ends := _as_list(settings.eos_token_id)) > 1:
         found.append(f"the model ends at any of the tokens {ends}; give them as end_token")
     return found
@@ -140,9 +150,10 @@ class VanillaTransformerLoader(ModelLoader):
         Raises:
             ConversionError: CTranslate2 can't express the model.
         """
-        if type(model) is not VanillaTransformerForConditionalGeneration:
-            raise ConversionError(f"{type(model).__name__} isn't this package's model, which alone can be exported")
+        check_plain(model)
         config = model.config
+        if model.dtype == torch.float64:
+            raise ConversionError("CTranslate2 has no float64: save the model in float32 first")
         if config.activation_function not in ACTIVATIONS:
             known = ", ".join(ACTIVATIONS)
             raise ConversionError(
@@ -153,7 +164,7 @@ class VanillaTransformerLoader(ModelLoader):
         self._set_stack(encoder, encoder.embeddings[0], model.model.encoder)
         self._set_stack(decoder, decoder.embeddings, model.model.decoder)
         self.set_linear(decoder.projection, model.lm_head)
-        if never := _never(model.generation_config):
+        if never := never_chosen(model.generation_config):
             own: Tensor | None = model.lm_head.bias
             bias = model.lm_head.weight.new_zeros(config.target_vocab_size) if own is None else own.clone()
             bias[never] = NEVER
@@ -283,9 +294,9 @@ def _table(stack: Any, config: VanillaTransformerConfig) -> Tensor:
     return sinusoidal_table(max(config.max_position_embeddings, POSITIONS), *stack.embed_positions.layout)
 
 
-def _filled(tokens: dict[int, str], rows: int) -> list[str]:
+def _filled(tokens: dict[int, str | None], rows: int) -> list[str]:
     """Returns the tokens of a vocabulary's rows; a row that no text has, or that repeats a token, gets a name."""
-    first = {token: number for number, token in sorted(tokens.items(), reverse=True)}
+    first = {token: number for number, token in sorted(tokens.items(), reverse=True) if token is not None}
     own = {number: token for token, number in first.items()}
     names = [own.get(number, f"<unused {number}>") for number in range(rows)]
     if len(set(names)) < rows:
@@ -293,7 +304,7 @@ def _filled(tokens: dict[int, str], rows: int) -> list[str]:
     return names
 
 
-def _never(settings: GenerationConfig) -> list[int]:
+def never_chosen(settings: GenerationConfig) -> list[int]:
     """Returns the tokens that are never to be chosen."""
     single: Sequence[Any] = [one[0] for one in settings.bad_words_ids or [] if len(one) == 1]
     return sorted({*single, *(settings.suppress_tokens or [])})

@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerBase
 
 from ..configuration_vanilla_transformer import VanillaTransformerConfig
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration, sinusoidal_table
-from .base import ConversionError
+from .base import ConversionError, check_plain
 from .layout import OUTPUT, POSITIONS, SOURCE, TARGET, Layout, rules_of, to_tensors
 from .mapping import read_names
 
@@ -64,6 +64,7 @@ def state_dict_of(model: VanillaTransformerForConditionalGeneration) -> dict[str
     Raises:
         ConversionError: torch.nn.Transformer can't express the model.
     """
+    check_plain(model)
     config = model.config
     _check(config)
     tensors = to_tensors(model, TORCH)
@@ -132,16 +133,26 @@ def _mapping(config: VanillaTransformerConfig) -> dict[str, Any]:
 
 
 def _notes(config: VanillaTransformerConfig) -> list[str]:
-    notes = [
-        f"embeddings are multiplied by {config.embedding_scale:g}, then row n of src_positions or tgt_positions is "
-        "added to token n; the decoder needs a causal mask (tgt_is_causal)",
-        "transformer.json has the arguments of torch.nn.Transformer",
-    ]
+    steps = ["arguments = json.load(open('transformer.json'))"]
+    if config.activation_function not in ("relu", "gelu"):  # the names that torch.nn.Transformer knows
+        # A function, as copies of its decoder layers take ReLU in place of an activation that is a module.
+        function = f"transformers.activations.ACT2FN[{config.activation_function!r}].forward"
+        steps.append(f"arguments['activation'] = {function}")
+    steps.append("transformer = torch.nn.Transformer(**arguments)")
     if not config.final_layer_norm:
-        notes.append("set transformer.encoder.norm and transformer.decoder.norm to None: the model has no such norms")
-    if config.activation_function not in ("relu", "gelu"):
-        name = config.activation_function
-        notes.append(f"torch.nn.Transformer has no name for {name}: give activation=ACT2FN[{name!r}] of transformers")
+        steps.append("transformer.encoder.norm = transformer.decoder.norm = None")
+    steps += [
+        "weights = safetensors.torch.load_file('model.safetensors')",
+        "transformer.load_state_dict({n: w for n, w in weights.items() if n.startswith(('encoder.', 'decoder.'))})",
+    ]
+    notes = [
+        f"load it, in its folder: {'; '.join(steps)}",
+        "back: vanilla-transformer convert DIR/model.safetensors --mapping DIR/mapping.yaml --output NEW; the "
+        "tokenizer and the settings of decoding don't come with it",
+        f"embeddings are multiplied by {config.embedding_scale!r}, then row n of src_positions or tgt_positions is "
+        "added to token n; the decoder needs a causal mask; logits are generator.weight times its output"
+        + (", plus generator.bias" if config.output_bias else ""),
+    ]
     if not config.attention_bias:
         notes.append("the biases of attention are zeros: the model has none")
     if config.attention_dropout != config.dropout or config.activation_dropout != config.dropout:

@@ -16,6 +16,7 @@ from hf_vanilla_transformer import (
     cli,
 )
 from hf_vanilla_transformer.evaluation.loading import load_checkpoint
+from hf_vanilla_transformer.interop import torch_nn
 from hf_vanilla_transformer.interop.base import ConversionError
 from hf_vanilla_transformer.interop.convert import convert
 
@@ -64,16 +65,25 @@ def tokenizer():
 
 
 def make_model(tokenizer, **fields):
-    """Large random weights, so that the output depends on each; more rows than tokens, and not as many on both sides."""
+    """Random weights; more rows than tokens, and not as many on both sides."""
     rows = {"vocab_size": len(tokenizer) + 5, "decoder_vocab_size": len(tokenizer) + 3}
     usual = {**SIZES, **rows, "share_encoder_decoder_embeddings": False}
     model = VanillaTransformerForConditionalGeneration(VanillaTransformerConfig(**{**usual, **fields})).eval()
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if parameter.ndim == 1:
-                parameter += 0.3 * torch.randn_like(parameter)
-            elif "layers" in name:
-                parameter *= 4 if "encoder_attn" in name else 2
+    return sharpened(model)
+
+
+@torch.no_grad()
+def sharpened(model):
+    """Makes the output depend on each weight and on the source, with clear winners: rounding may decide a tie."""
+    decoder = model.model.decoder
+    for parameter in model.parameters():
+        if parameter.ndim == 1:
+            parameter += 0.3 * torch.randn_like(parameter)
+    for layer in decoder.layers:
+        layer.encoder_attn.v_proj.weight *= 3
+    last = decoder.layer_norm if model.config.final_layer_norm else decoder.layers[-1].final_layer_norm
+    if model.config.final_layer_norm or model.config.norm_position == "post":
+        last.weight *= 4
     return model
 
 
@@ -82,7 +92,10 @@ def compare(model, tokenizer, folder, masked=()):
     texts = TEXTS["source"][:8]
     inputs = tokenizer(texts, return_tensors="pt", padding=True)
     source, target = (_vocabulary(folder, side) for side in ("source", "target"))
-    tokens = [[source[n] for n, seen in zip(*row, strict=True) if seen] for row in zip(*map(torch.Tensor.tolist, inputs.values()), strict=True)]  # fmt: skip
+    tokens = [
+        [source[n] for n in ids[mask.bool()].tolist()]
+        for ids, mask in zip(inputs["input_ids"], inputs["attention_mask"], strict=True)
+    ]
     theirs = ctranslate2.Translator(str(folder), intra_threads=1)
     limits = {"max_decoding_length": 14, "min_decoding_length": 0}
     searches = [
@@ -94,15 +107,23 @@ def compare(model, tokenizer, folder, masked=()):
         ids = [_ended(row, model.generation_config.eos_token_id) for row in ids.tolist()]
         found = [one.hypotheses[0] for one in theirs.translate_batch(tokens, **settings, **limits)]
         assert found == [[target[n] for n in row] for row in ids]
-        assert len({tuple(row) for row in ids}) > 1  # they depend on the source
     scores = theirs.score_batch(tokens, found)
     end = model.generation_config.eos_token_id
     labels = torch.nn.utils.rnn.pad_sequence([torch.tensor([*row, end]) for row in ids], True, -100)
-    logits = model(**inputs, labels=labels).logits
-    logits[..., list(masked)] = -torch.inf
-    logs = logits.log_softmax(-1).gather(-1, labels.clamp(min=0)[..., None])[..., 0]
+    logs, of_other_sources = (
+        _log_probabilities(model, {name: value.roll(shift, 0) for name, value in inputs.items()}, labels, masked)
+        for shift in (0, 1)
+    )
+    assert ((of_other_sources - logs).abs() * (labels >= 0)).max() > 0.1
     for row, (own, score) in enumerate(zip(logs, scores, strict=True)):
         torch.testing.assert_close(own[: len(ids[row]) + 1], torch.tensor(score.log_probs), rtol=1e-6, atol=1e-4)
+
+
+@torch.no_grad()
+def _log_probabilities(model, inputs, labels, masked):
+    logits = model(**inputs, labels=labels).logits
+    logits[..., list(masked)] = -torch.inf
+    return logits.log_softmax(-1).gather(-1, labels.clamp(min=0)[..., None])[..., 0]
 
 
 def _vocabulary(folder, side):
@@ -144,6 +165,7 @@ def test_opus_mt(tmp_path, separate):
     tokenizer, model = load_checkpoint(tmp_path / "ours")
     (tmp_path / "out").mkdir()
     pad = model.config.pad_token_id
+    sharpened(model)
     with torch.no_grad():
         model.lm_head.bias[pad] = 30.0  # it would be chosen everywhere
     notes = exporter.export(model, tokenizer, tmp_path / "out")
@@ -175,6 +197,7 @@ def test_bfloat16_keeps_its_type(tokenizer, tmp_path):
 def test_quantizations(tokenizer, tmp_path, quantization):
     """8 and 16 bits translate; how well they do is measured on real models."""
     model = make_model(tokenizer, head_dim=5, value_head_dim=7)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
     sizes = []
     for kind in (None, quantization):
         folder = tmp_path / str(kind)
@@ -182,6 +205,7 @@ def test_quantizations(tokenizer, tmp_path, quantization):
         exporter.export(model, tokenizer, folder, quantization=kind)
         sizes.append((folder / "model.bin").stat().st_size)
     assert sizes[1] < sizes[0]
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     theirs = ctranslate2.Translator(str(folder), compute_type="auto", intra_threads=1)
     tokens = tokenizer.convert_ids_to_tokens(tokenizer("A man is riding a bicycle.")["input_ids"])
     (score,) = theirs.score_batch([tokens], [tokens[:5]])
@@ -204,6 +228,7 @@ def test_notes_say_what_the_files_dont_hold(tokenizer, tmp_path):
     model = make_model(tokenizer)
     settings = {"bad_words_ids": [[7], [5, 6]], "suppress_tokens": [9], "eos_token_id": [2, 4], "max_new_tokens": 30}
     model.generation_config.update(**settings, forced_bos_token_id=0, repetition_penalty=1.5)
+    model.generation_config.update(do_sample=True, sequence_bias=[[[3], 2.0]], use_cache=False)
     notes = "\n".join(exporter.export(model, tokenizer, tmp_path))
     for words in (
         "beam_size=4, min_decoding_length=0, max_decoding_length=30",
@@ -214,9 +239,12 @@ def test_notes_say_what_the_files_dont_hold(tokenizer, tmp_path):
         "tokens 7, 9 are never chosen",
         "given as suppress_sequences: [[5, 6]]",
         "any of the tokens [2, 4]; give them as end_token",
+        "not carried over: do_sample=True, sequence_bias=[[[3], 2.0]]",
     ):
         assert words in notes
     assert "early_stopping" not in notes
+    model.generation_config.update(max_new_tokens=None, max_length=40)
+    assert "max_decoding_length=39" in exporter.notes(model)[1]
     model.generation_config.early_stopping = False
     assert any("ends as with early_stopping=True" in note for note in exporter.notes(model))
 
@@ -231,6 +259,58 @@ def test_what_ctranslate2_has_no_place_for_is_refused(tokenizer, tmp_path):
     with pytest.raises(ConversionError, match="isn't this package's model"):
         exporter.export(type("Edited", (type(model),), {})(model.config), tokenizer, tmp_path)
     assert [*tmp_path.iterdir()] == []
+
+
+def _adapted(model):
+    peft = pytest.importorskip("peft", reason="peft isn't installed")
+    model.add_adapter(peft.LoraConfig(target_modules=["q_proj"], init_lora_weights=False))
+
+
+def _hooked(model):
+    model.model.decoder.layers[1].register_forward_hook(lambda module, args, output: output)
+
+
+def _quantized(model):
+    torch.ao.quantization.quantize_dynamic(model, {torch.nn.Linear}, inplace=True)
+
+
+def _parametrized(model):
+    torch.nn.utils.parametrizations.weight_norm(model.model.encoder.layers[0].feed_forward.fc1)
+
+
+def _replaced(model):
+    model.lm_head.forward = lambda x: x
+
+
+EDITS = {
+    _adapted: r"q_proj is a Linear, .* merge adapters",
+    _hooked: "model.decoder.layers.1 has hooks",
+    _quantized: "is a DynamicQuantizedLinear|is a Linear, .* that isn't quantized",
+    _parametrized: "fc1 is a ParametrizedLinear",
+    _replaced: "lm_head has hooks or a forward of its own",
+}
+
+
+@pytest.mark.parametrize("edit", EDITS)
+@pytest.mark.parametrize("system", [exporter, torch_nn], ids=["ctranslate2", "torch"])
+def test_edited_models_are_refused(tokenizer, tmp_path, system, edit):
+    model = make_model(tokenizer, decoder_attention_heads=2, decoder_ffn_dim=40)
+    model(torch.tensor([[4]]), labels=torch.tensor([[5]]), output_attentions=True)  # transformers' own hooks
+    system.export(model, tokenizer, tmp_path)
+    written = {file: file.read_bytes() for file in tmp_path.iterdir()}
+    edit(model)
+    with pytest.raises(ConversionError, match=EDITS[edit]):
+        system.export(model, tokenizer, tmp_path)
+    assert written == {file: file.read_bytes() for file in tmp_path.iterdir()}
+
+
+def test_odd_tokens_keep_their_ids(tmp_path):
+    words = ["<pad>", "<s>", "</s>", "<unk>", "", "\n", "a\r\nb", '"', "\u2028", "é", "<unused 3>", "a"]
+    names = exporter._filled({**dict(enumerate(words)), 13: "a", 14: None, 20: "beyond"}, 16)
+    assert names[:12] == words
+    assert len(set(names)) == len(names) == 16
+    with pytest.raises(ConversionError, match="the same name"):
+        exporter._filled({0: "<unused 1>"}, 2)
 
 
 # ---- the command ----
@@ -306,3 +386,15 @@ def test_a_damaged_checkpoint_is_one_line(run, tiny_checkpoint, tmp_path):
     assert (code, err.count("\n")) == (2, 1)
     assert "can't load" in err
     assert not (tmp_path / "out").exists()
+
+
+def test_float16_stays_float16_and_float64_is_refused(run, tokenizer, tmp_path):
+    sizes = {}
+    for dtype in (torch.float32, torch.float16, torch.float64):
+        folder, output = tmp_path / str(dtype), tmp_path / f"{dtype}-out"
+        make_model(tokenizer).to(dtype).save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+        code, _, err = run("export", "--model", folder, "--to", "ctranslate2", "--output", output)
+        sizes[dtype] = (output / "model.bin").stat().st_size if code == 0 else err
+    assert sizes[torch.float16] < 0.9 * sizes[torch.float32]
+    assert "CTranslate2 has no float64: save the model in float32 first" in sizes[torch.float64]
