@@ -63,7 +63,7 @@ def test_python_blocks_are_found() -> None:
 def test_few_python_blocks_are_not_run() -> None:
     fences = [line for text in TEXTS.values() for line in text.splitlines() if re.match(r"```+ *py", line)]
     assert set(fences) <= {RUNS, NOT_RUN}
-    assert fences.count(NOT_RUN) <= 2
+    assert fences.count(NOT_RUN) <= 3
 
 
 @pytest.mark.parametrize("target", re.findall(r"^([a-z-]+):.*##", (ROOT / "Makefile").read_text(), re.MULTILINE))

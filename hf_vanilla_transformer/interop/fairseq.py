@@ -90,7 +90,8 @@ DECODING: dict[str, Any] = {
 }
 DECODING_NOTE = (
     "it decodes as fairseq-generate does without options: beams of 5, log-probabilities divided by the length "
-    f"(length_penalty 1), at most {LONGEST} tokens; generation_config.json says so"
+    f"(length_penalty 1), at most {LONGEST} tokens; generation_config.json says so. With beams, another "
+    "translation may win where one is cut at that length: its end is certain here, and has its probability in fairseq"
 )
 SUBLAYERS = {
     "encoder": {"self_attn_layer_norm": "self_attn_layer_norm", "final_layer_norm": "final_layer_norm"},

@@ -27,7 +27,7 @@ from ..modeling_vanilla_transformer import (
     VanillaTransformerForConditionalGeneration,
     sinusoidal_table,
 )
-from .base import ConversionError, check_plain
+from .base import ConversionError
 
 ENCODER, DECODER, DECODER_WITH_PAST = "encoder_model", "decoder_model", "decoder_with_past_model"
 # How far logits may be from the model's, as a part of the largest where that is above 1.
@@ -67,10 +67,13 @@ def export(
         What a user should know.
 
     Raises:
-        ConversionError: It isn't a plain model of ours, torch.onnx can't express it, or onnxruntime computes something else.
+        ConversionError: It isn't a model of ours, torch.onnx can't express it, or onnxruntime computes something else.
         OSError: The folder can't be written.
     """
-    check_plain(model)
+    if type(model) is not VanillaTransformerForConditionalGeneration:
+        raise ConversionError(f"{type(model).__name__} isn't this package's model, which alone can be exported")
+    if getattr(model, "is_quantized", False):
+        raise ConversionError("its weights are quantized; export the original, and let the export quantize it")
     exact = copy.deepcopy(model).cpu().float().eval()
     exact.set_attn_implementation("eager")
     expected = [_logits(exact, sizes) for sizes in COMPARED]
