@@ -77,8 +77,30 @@ class Reference:
         return self.linear(n["output"], self.norm("decoder.layer_norm", x) if self.pre else x)
 
 
+@torch.no_grad()
+def beam_search(logits, start, end, beams, longest, barred=(), shortest=0):
+    """Beam search by sums of log-probabilities over complete hypotheses, without a length penalty.
+
+    `logits` maps tokens, (1, T), to (1, T, V). The result has at most `longest` tokens with `start`.
+    """
+    running, complete = [(0.0, [start])], []
+    for step in range(longest - 1):
+        scored = []
+        for score, tokens in running:
+            logs = logits(torch.tensor([tokens]))[0, -1].log_softmax(-1)
+            unwanted = {*barred, end} if step < shortest else barred
+            scored += [(score + one.item(), [*tokens, n]) for n, one in enumerate(logs) if n not in unwanted]
+        scored.sort(reverse=True)
+        complete += [one for one in scored[:beams] if one[1][-1] == end]
+        running = [one for one in scored[: 2 * beams] if one[1][-1] != end][:beams]
+    return max([*complete, *running])[1]
+
+
 def assert_same(ours, theirs, pad, start):
-    """Compares logits under padding on both sides, and greedy decoding; `theirs(source, mask, target)` are logits."""
+    """Compares logits under padding on both sides, greedy and beam search; `theirs(source, mask, target)` are logits.
+
+    Both searches are plain loops over the other model's logits, without a length penalty.
+    """
     torch.manual_seed(3)
     config = ours.config
     source, target = torch.randint(4, config.vocab_size, (3, 9)), torch.randint(4, config.target_vocab_size, (3, 7))
@@ -105,3 +127,11 @@ def assert_same(ours, theirs, pad, start):
         tokens = torch.cat([tokens, scores.argmax(-1).masked_fill(ended, pad)[:, None]], 1)
     generated = ours.generate(source, attention_mask=mask.long(), num_beams=1, max_new_tokens=8)
     assert torch.equal(generated, tokens[:, : generated.shape[1]])
+    search = {"num_beams": 4, "max_new_tokens": 8, "gnmt_length_penalty": 0.0, "early_stopping": False}
+    for row, seen, found in zip(source, mask, ours.generate(source, attention_mask=mask.long(), **search), strict=True):
+        alone = row[seen][None]
+        expected = beam_search(
+            lambda tokens, alone=alone: theirs(alone, torch.ones_like(alone, dtype=torch.bool), tokens),
+            *(start, config.eos_token_id, 4, 9, barred, settings.min_new_tokens or 0),
+        )
+        assert [token for token in found.tolist() if token != pad] == [token for token in expected if token != pad]

@@ -7,6 +7,7 @@ import sys
 import pytest
 import torch
 import yaml
+from plain_reference import beam_search
 from safetensors.torch import save_file
 from torch import nn
 from transformers import AutoModelForSeq2SeqLM
@@ -476,31 +477,11 @@ def assert_same(ours, theirs, tolerance=1e-5):
             last = last.where(~(decoded == END).any(1), torch.tensor(PAD))
             decoded = torch.cat([decoded, last[:, None]], 1)
     assert decoded.tolist() == tokens.tolist()
-    assert_beams(ours, theirs, source)
-
-
-@torch.no_grad()
-def assert_beams(ours, theirs, source, beams=3, longest=7):
-    """Beam search by sums of log-probabilities over whole hypotheses, without a length penalty."""
     for row in source:
         row = row[row != PAD][None]
-        found = ours.generate(
-            input_ids=row, num_beams=beams, max_length=longest, length_penalty=0.0, early_stopping=False, **NO_PAD
-        )
-        scored = [(0.0, [START])]
-        complete = []
-        for _ in range(longest - 1):
-            everything = []
-            for score, tokens in scored:
-                logs = theirs(row, torch.tensor([tokens]))[0, -1].log_softmax(-1)
-                everything += [
-                    (score + value.item(), [*tokens, token]) for token, value in enumerate(logs) if token != PAD
-                ]
-            everything.sort(reverse=True)
-            complete += [one for one in everything[:beams] if one[1][-1] == END]
-            scored = [one for one in everything[: 2 * beams] if one[1][-1] != END][:beams]
-        best = max([*complete, *scored])
-        assert found[0].tolist() == best[1]
+        settings = {"num_beams": 3, "max_length": 7, "length_penalty": 0.0, "early_stopping": False}
+        found = ours.generate(input_ids=row, **settings, **NO_PAD)
+        assert found[0].tolist() == beam_search(lambda tokens, row=row: theirs(row, tokens), START, END, 3, 7, [PAD])
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
