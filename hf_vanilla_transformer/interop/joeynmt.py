@@ -173,7 +173,8 @@ def _tokenizer(
     files = []
     for name, side in zip(SIDES, sides, strict=True):
         side = side if isinstance(side, dict) else {}
-        settings = side.get("tokenizer_cfg") or {}
+        settings = side.get("tokenizer_cfg")
+        settings = settings if isinstance(settings, dict) else {}
         problems = [f"{change}: {side[change]}" for change in CHANGES if side.get(change)]
         if side.get("level") != "bpe":
             problems.append(f"level: {side.get('level')}")
@@ -186,7 +187,8 @@ def _tokenizer(
                 f"data.{name} of config.yaml has {', '.join(problems)}, which no tokenizer here does; convert without "
                 "one: --no-tokenizer"
             )
-        files.append(settings.get("model_file") or settings.get("codes"))
+        file = settings.get("model_file") or settings.get("codes")
+        files.append(file if isinstance(file, str) else None)
     return tokenizer_of(
         folder,
         (vocabulary(folder, config, "src"), vocabulary(folder, config, "trg")),

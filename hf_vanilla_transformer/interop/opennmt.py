@@ -143,7 +143,8 @@ def _subword_models(settings: Mapping[str, Any]) -> tuple[str | None, str | None
             f"the model's texts go through {', '.join(sorted(others))}, which no tokenizer here does; convert without "
             "one: --no-tokenizer"
         )
-    source, target = (settings.get(f"{side}_subword_model") or None for side in ("src", "tgt"))
+    files = (settings.get(f"{side}_subword_model") for side in ("src", "tgt"))
+    source, target = (file if isinstance(file, str) and file else None for file in files)
     return source, target or source
 
 

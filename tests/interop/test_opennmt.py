@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from plain_reference import Reference, assert_same
 from safetensors.torch import save_file
 
+from hf_vanilla_transformer import Translator
 from hf_vanilla_transformer.interop import opennmt
 from hf_vanilla_transformer.interop.base import ConversionError, Options
 from hf_vanilla_transformer.interop.convert import recognise
@@ -89,6 +90,11 @@ def test_its_tokenizer(tmp_path):
     assert made.tokenizer("s1 s2 s3")["input_ids"] == [5, 6, 7]
     assert made.tokenizer(text_target="t1 t2 x")["input_ids"] == [5, 6, 0, 3]
     assert (made.tokenizer.pad_token_id, made.tokenizer.eos_token_id) == (1, 3)
+    translator, greedy = Translator(made.model, tokenizer=made.tokenizer), {"num_beams": 1, "max_new_tokens": 5}
+    found = translator(["s1 s2", "", "s3 s4 s5 s6"], **greedy)
+    assert [found[1], found[0]] == ["", translator("s1 s2", **greedy)]
+    ids = made.model.generate(torch.tensor([[5, 6]]), **greedy)[0].tolist()
+    assert found[0] == " ".join(VOCABULARY["tgt"][n] for n in ids if n > 3)
     for changes, message in (
         ({"transforms": ["onnt_tokenize"], "data": {"a": {"transforms": ["bpe"]}}}, "go through onnt_tokenize, which"),
         ({"data": {"a": {"transforms": ["docify"]}}}, "go through docify, which"),
