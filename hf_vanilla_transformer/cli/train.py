@@ -2,6 +2,7 @@
 
 import argparse
 import logging
+import os
 import shutil
 import sys
 import tempfile
@@ -9,7 +10,7 @@ import time
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from ..data.messages import first_line
 from .common import RunError, UsageError, loading
@@ -275,13 +276,14 @@ class _Run:
         save_model(trainer, self.output)
         self._say(f"Trained {trainer.state.global_step:,} updates in {seconds / 60:.1f} minutes: {self.output}")
         trainer.accelerator.wait_for_everyone()
-        trainer.end()  # the main process does the rest, and the others end
-        if self.main:
-            try:
-                finish_run(trainer, run_facts(trainer, seconds), self.data, self._say)
-            except ValueError as error:
-                fix = "fix it, and give --resume to repeat what follows training"
-                raise RunError(f"the model is trained, but {first_line(error)}; {fix}") from error
+        trainer.end()
+        if not self.main:
+            _end_process()
+        try:
+            finish_run(trainer, run_facts(trainer, seconds), self.data, self._say)
+        except ValueError as error:
+            fix = "fix it, and give --resume to repeat what follows training"
+            raise RunError(f"the model is trained, but {first_line(error)}; {fix}") from error
 
     def _trainer(self) -> "VanillaTransformerTrainer":
         """Reads and tokenizes the corpora, trains the tokenizer, builds the model and its trainer."""
@@ -418,6 +420,17 @@ class _Run:
     def _say(self, line: str) -> None:
         if self.main:
             print(line, flush=True)
+
+
+def _end_process() -> NoReturn:
+    """Ends one of several training processes, which has nothing left to do, without shutting the interpreter down.
+
+    A thread of Gloo may still hold a tensor that Python knows. If it lets go of it while the interpreter shuts down,
+    the process aborts ("terminate called without an active exception"), and the launcher then kills the main process.
+    """
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
 
 
 def _be_quiet() -> None:
