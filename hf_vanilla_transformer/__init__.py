@@ -66,9 +66,21 @@ def __dir__() -> list[str]:
     return sorted(__all__)
 
 
+def _push_to_hub(self: Any, repo_id: str, **options: Any) -> Any:
+    """Uploads the model or the tokenizer; options and errors as those of `hf_vanilla_transformer.publish.hub`."""
+    from .publish.hub import push_to_hub
+
+    return push_to_hub(self, repo_id, **options)
+
+
 def register() -> None:
     """Registers the classes with transformers, and puts the engine into the models; a second call changes nothing."""
     from transformers import AutoConfig, AutoModel, AutoModelForSeq2SeqLM, AutoTokenizer
+
+    tokenizer_names = ("DictionaryTokenizerFast", "OpusMTTokenizerFast", "VanillaTransformerTokenizerFast")
+    # Before the engine takes down what the classes are like.
+    for name in ("VanillaTransformerPreTrainedModel", *tokenizer_names):
+        setattr(__getattr__(name), "push_to_hub", _push_to_hub)  # noqa: B010
 
     from .engine import Engine
     from .generation_vanilla_transformer import EngineSlot
@@ -78,9 +90,7 @@ def register() -> None:
     model_class = __getattr__("VanillaTransformerModel")
     head_class = __getattr__("VanillaTransformerForConditionalGeneration")
     # The paper's tokenizer is the last, which counts where tokenizer_config.json has no name.
-    tokenizer_classes = list(
-        map(__getattr__, ("DictionaryTokenizerFast", "OpusMTTokenizerFast", "VanillaTransformerTokenizerFast"))
-    )
+    tokenizer_classes = list(map(__getattr__, tokenizer_names))
     AutoConfig.register(config_class.model_type, config_class, exist_ok=True)
     AutoModel.register(config_class, model_class, exist_ok=True)
     AutoModelForSeq2SeqLM.register(config_class, head_class, exist_ok=True)

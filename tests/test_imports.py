@@ -36,7 +36,7 @@ MAY_IMPORT = {
     "evaluation": [],
     "evaluation.*": ["evaluation.*", "engine", "engine.*", "data.*", *PAPER],
     "publish": [],
-    "publish.*": ["publish.*", "evaluation.*"],
+    "publish.*": ["publish.*", "evaluation.*", "data.*"],
     "training": [],
     "training.*": ["training.*", "publish.*", "evaluation.*", "engine", "engine.*", "data.*", *PAPER],
     "interop": [],
@@ -57,7 +57,8 @@ MAY_IMPORT = {
     "__main__": ["cli"],
     LAUNCHER: ["cli"],
     "__init__": [
-        *("engine", "inference", "inference.translator", "interop.marian", "training.recipe", "training.trainer"),
+        *("engine", "inference", "inference.translator", "interop.marian", "publish.hub"),
+        *("training.recipe", "training.trainer"),
         *(OPUS_MT, DICTIONARY, *PAPER),
     ],
     "scripts.*": ["*"],

@@ -138,9 +138,10 @@ class _Run:
             UsageError: They contradict each other.
             CorpusError: A file is missing or empty.
             RecipeError: The model's decoding options make no sense, or too few checkpoints are saved to be averaged.
-            HubError: A model or tokenizer is neither a folder nor on the Hub.
+            HubError: A model or tokenizer is neither a folder nor on the Hub, or there is no token to push with.
         """
         from ..data.hub import check_model_on_hub
+        from ..publish.hub import check_token
         from ..training.preflight import check_average
 
         if not self.args.output_dir:
@@ -154,6 +155,8 @@ class _Run:
         for name in (self.model.model_name_or_path, self.model.tokenizer_name_or_path):
             if name and not Path(name).is_dir():
                 check_model_on_hub(name)
+        if self.args.push_to_hub and not self.switches.dry_run:
+            check_token()
         if self.switches.accept_changed_data and not self.resume:
             raise UsageError("--accept-changed-data is for a run that is resumed; give --resume too, or leave it out")
         self.model.decoding()

@@ -7,10 +7,8 @@ models, and `load`, which returns it as one of ours.
 from pathlib import Path
 from typing import Any
 
-from huggingface_hub import ModelCard
-
 from ..evaluation.loading import tokenizer_fingerprint
-from ..publish.model_card import RunFacts, fill_model_card
+from ..publish.model_card import RunFacts, save_card
 from . import fairseq, joeynmt, mapping, marian, opennmt
 from .base import ConversionError, Converted, Options, check_new_folder, new_folder
 
@@ -49,12 +47,12 @@ def convert(source: str | Path, output: str | Path, *, system: str | None = None
         notes += ("no tokenizer is written: save yours beside the model",)
     else:
         loaded.model.config.tokenizer_fingerprint = tokenizer_fingerprint(loaded.tokenizer)
-    card = _card(output.name, loaded)
+    facts = _facts(output.name, loaded)
     with new_folder(output) as folder:
         loaded.model.save_pretrained(folder)
         if loaded.tokenizer is not None:
             loaded.tokenizer.save_pretrained(folder)
-        card.save(folder / "README.md")
+        save_card(folder, facts)
     return notes
 
 
@@ -74,11 +72,11 @@ def recognise(source: str | Path) -> str:
     return found[0]
 
 
-def _card(name: str, loaded: Converted) -> ModelCard:
-    """Makes a card with what the source's card says of languages and licence, and no more than that."""
+def _facts(name: str, loaded: Converted) -> RunFacts:
+    """For the card: what the source's card says of languages and licence, and no more than that."""
     languages, licence = loaded.metadata.get("language"), loaded.metadata.get("license")
     languages = languages if isinstance(languages, list) else [languages]
-    facts = RunFacts(
+    return RunFacts(
         name=name,
         config=loaded.model.config.to_dict(),
         parameters=loaded.model.num_parameters(),
@@ -88,4 +86,3 @@ def _card(name: str, loaded: Converted) -> ModelCard:
         base_model=loaded.base_model,
         limits="Quality, training data and licence are those of the original model.",
     )
-    return fill_model_card(facts)

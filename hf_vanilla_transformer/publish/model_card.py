@@ -3,16 +3,21 @@
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
+from ..data.files import fingerprint, write_text
+
 if TYPE_CHECKING:  # sacrebleu takes time to import, and a converted model has no scores
     from ..evaluation.metrics import Score
 
+CARD = "README.md"
+FACTS = "model_card.json"  # what a card was made of, beside it: `vanilla-transformer card` makes another one of it
+WEIGHTS = "weights"  # in that file, the digests of the weights that the facts are about
 TEMPLATE = Path(__file__).with_name("model_card_template.md")
 TAGS = ("vanilla_transformer", "attention-is-all-you-need")
 LIMITS = (
@@ -64,6 +69,25 @@ class Sample:
 
 
 @dataclass(frozen=True)
+class CurvePoint:
+    """What was measured after some updates; None means that it wasn't.
+
+    Attributes:
+        step: Number of updates.
+        target_tokens: Target tokens trained on.
+        loss: Mean loss of training since the last line of the log, with label smoothing, in nats per token.
+        perplexity: On the validation set, per token.
+        bleu: On the validation set, as the training measures it.
+    """
+
+    step: int
+    target_tokens: int | None = None
+    loss: float | None = None
+    perplexity: float | None = None
+    bleu: float | None = None
+
+
+@dataclass(frozen=True)
 class Recipe:
     """How the model was trained; None means unknown, and is left out of the card.
 
@@ -73,10 +97,12 @@ class Recipe:
         learning_rate: The peak learning rate.
         batch_tokens: Target tokens per update, on all devices together.
         steps: Number of updates.
+        target_tokens: Target tokens trained on, in all.
         dropout: P_drop.
         bpe_dropout: Probability with which merges were dropped in the training data.
         label_smoothing: epsilon_ls.
         precision: For instance "bfloat16".
+        seed: Of the random numbers.
         averaged_checkpoints: Number of checkpoints that were averaged.
         hardware: For instance "1 x NVIDIA H200".
         seconds: Duration of the training, in seconds.
@@ -88,10 +114,12 @@ class Recipe:
     learning_rate: float | None = None
     batch_tokens: int | None = None
     steps: int | None = None
+    target_tokens: int | None = None
     dropout: float | None = None
     bpe_dropout: float | None = None
     label_smoothing: float | None = None
     precision: str | None = None
+    seed: int | None = None
     averaged_checkpoints: int | None = None
     hardware: str | None = None
     seconds: float | None = None
@@ -103,7 +131,9 @@ class RunFacts:
     """The facts about a model and its training run; what is missing is left out of the card.
 
     Attributes:
-        name: The model's name on the Hub, "user/name", or a title. Of an absolute path, the last folder's name is used.
+        name: What the model is loaded by: its name on the Hub, "user/name", or a folder. Of an absolute path, the last
+            folder's name is used.
+        title: The card's title, if it isn't the name.
         config: Fields of the model's configuration, `model.config.to_dict()`.
         parameters: Number of parameters; tied ones count once.
         source_language: ISO 639 code, "en".
@@ -116,12 +146,15 @@ class RunFacts:
         training_files: Files with the training data; the card shows their names without folders.
         training_pairs: Number of sentence pairs in the training data.
         recipe: How the model was trained.
+        curve: How it learned, in the order of the updates.
         evaluations: Scores, one entry per test set.
         samples: A few translations, preferably of sentences outside the training data.
         limits: What the model can't do, in Markdown; a general remark follows it.
+        tags: The Hub's tags, beside those that every card has.
     """
 
     name: str
+    title: str | None = None
     config: Mapping[str, Any] = field(default_factory=dict)
     parameters: int | None = None
     source_language: str | None = None
@@ -134,9 +167,38 @@ class RunFacts:
     training_files: Sequence[str | Path] = ()
     training_pairs: int | None = None
     recipe: Recipe = field(default_factory=Recipe)
+    curve: Sequence[CurvePoint] = ()
     evaluations: Sequence[Evaluation] = ()
     samples: Sequence[Sample] = ()
     limits: str | None = None
+    tags: Sequence[str] = ()
+
+
+def save_card(folder: str | Path, facts: RunFacts) -> None:
+    """Writes a model's card, `README.md`, and what it was made of, `model_card.json`, beside the model's weights.
+
+    Args:
+        folder: The folder of the saved model.
+        facts: The facts. Of files with training data, the names are kept without their folders.
+
+    Raises:
+        ValueError: As for `fill_model_card`.
+        OSError: The folder can't be written.
+    """
+    folder = Path(folder)
+    text = str(fill_model_card(facts))
+    names = [_file_name(path) for path in facts.training_files]
+    facts = replace(facts, name=_without_path(facts.name), config={}, training_files=names)
+    values = {name: value for name, value in asdict(facts).items() if value not in (None, (), [], {})}
+    values["recipe"] = {name: value for name, value in values["recipe"].items() if value is not None}
+    write_text(folder / CARD, text)
+    write_text(folder / FACTS, json.dumps({WEIGHTS: weights_in(folder), **values}, indent=1, ensure_ascii=False) + "\n")
+
+
+def weights_in(folder: Path) -> dict[str, str]:
+    """Returns the files with weights in a model's folder, each with a digest of all of it."""
+    files = sorted((*folder.glob("*.safetensors"), *folder.glob("pytorch_model*.bin")))
+    return {file.name: fingerprint(file, complete=True).digest for file in files}
 
 
 def fill_model_card(facts: RunFacts) -> ModelCard:
@@ -155,7 +217,7 @@ def fill_model_card(facts: RunFacts) -> ModelCard:
         metadata,
         template_path=str(TEMPLATE),
         metadata=metadata.to_yaml(),
-        title=_text(name),
+        title=_text(facts.title or name),
         introduction=_introduction(facts),
         # A JSON string is a Python string, too.
         name_literal=json.dumps(name, ensure_ascii=False),
@@ -163,6 +225,7 @@ def fill_model_card(facts: RunFacts) -> ModelCard:
         architecture=_architecture(facts),
         training_data=_training_data(facts),
         recipe=_recipe(facts.recipe),
+        curve=_curve(facts.curve),
         results=_results(facts.evaluations),
         samples=_samples(facts.samples),
         limits="\n\n".join(filter(None, (facts.limits, LIMITS))),
@@ -179,7 +242,7 @@ def _metadata(facts: RunFacts, name: str) -> ModelCardData:
         license=facts.license,
         language=list(dict.fromkeys(languages)) or None,
         base_model=facts.base_model,
-        tags=list(TAGS),
+        tags=list(dict.fromkeys((*TAGS, *facts.tags))),
         datasets=list(facts.datasets) or None,
         model_name=name.rpartition("/")[2] if facts.evaluations else None,
         eval_results=_eval_results(facts.evaluations) or None,
@@ -283,8 +346,7 @@ def _sharing(config: Mapping[str, Any]) -> str | None:
 def _training_data(facts: RunFacts) -> str:
     lines = [f"- [{_text(name)}](https://huggingface.co/datasets/{quote(name)})" for name in facts.datasets]
     if facts.training_files:
-        # PureWindowsPath splits at both kinds of slash.
-        lines.append("- files: " + ", ".join(_code(PureWindowsPath(path).name) for path in facts.training_files))
+        lines.append("- files: " + ", ".join(_code(_file_name(path)) for path in facts.training_files))
     if facts.training_pairs is not None:
         lines.append(f"- {facts.training_pairs:,} sentence pairs")
     return "\n".join(lines)
@@ -298,16 +360,33 @@ def _recipe(recipe: Recipe) -> str:
         ("schedule", recipe.schedule),
         ("target tokens per update", recipe.batch_tokens),
         ("steps", recipe.steps),
+        ("target tokens in all", recipe.target_tokens),
         ("dropout", recipe.dropout),
         ("BPE-dropout", recipe.bpe_dropout),
         ("label smoothing", recipe.label_smoothing),
         ("precision", recipe.precision),
+        ("seed", None if recipe.seed is None else str(recipe.seed)),
         ("averaged checkpoints", recipe.averaged_checkpoints),
         ("hardware", recipe.hardware),
         ("time", None if recipe.seconds is None else _duration(recipe.seconds)),
         ("software", recipe.software),
     ]
     return _table(["", "value"], [(label, _value(value)) for label, value in rows if value is not None])
+
+
+def _curve(curve: Sequence[CurvePoint]) -> str:
+    """The table of the learning curve; a column that no point has a value for is left out."""
+    rows = [
+        (
+            f"{point.step:,}",
+            _value(point.target_tokens),
+            "" if point.loss is None else f"{point.loss:.3f}",
+            "" if point.perplexity is None else f"{point.perplexity:,.2f}",
+            "" if point.bleu is None else f"{point.bleu:.2f}",
+        )
+        for point in curve
+    ]
+    return _table(["steps", "target tokens", "training loss", "validation perplexity", "validation BLEU"], rows)
 
 
 def _results(evaluations: Sequence[Evaluation]) -> str:
@@ -359,6 +438,10 @@ def _duration(seconds: float) -> str:
         return f"{whole // 60} min {whole % 60} s"
     minutes = round(whole / 60)
     return f"{minutes // 60} h {minutes % 60} min"
+
+
+def _file_name(path: str | Path) -> str:
+    return PureWindowsPath(path).name  # which splits at both kinds of slash
 
 
 def _text(text: str) -> str:

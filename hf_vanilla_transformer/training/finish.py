@@ -11,13 +11,13 @@ from ..data.files import write_text
 from ..evaluation.loading import load_checkpoint
 from ..evaluation.metrics import corpus_bleu, corpus_chrf
 from ..evaluation.translation import translate
-from ..publish.model_card import Evaluation, RunFacts, Sample, fill_model_card
+from ..publish.facts import SCORES
+from ..publish.model_card import Evaluation, RunFacts, Sample, save_card
 from .averaging import average_checkpoints
 from .checkpoints import complete_checkpoints
 from .recipe import DataArguments, VanillaTransformerTrainingArguments
 from .trainer import VanillaTransformerTrainer
 
-SCORES = "scores.json"
 SAMPLES_PER_CARD = 5
 
 
@@ -60,7 +60,7 @@ def finish_run(
         facts = replace(facts, name=f"{facts.name}/{folder.name}")
     # Scores that were measured during training are those of other weights.
     facts = replace(facts, evaluations=evaluations or (() if averaged else facts.evaluations))
-    write_text(folder / "README.md", str(fill_model_card(facts)))
+    save_card(folder, facts)
     if args.push_to_hub:
         say(f"Pushed to the Hub: {trainer.push_folder(folder)}")
 

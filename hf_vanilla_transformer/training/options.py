@@ -53,8 +53,8 @@ REFUSED = {
     "fsdp": _FSDP,
     "fsdp_config": _FSDP,
     "generation_config": "it would replace the paper's decoding; use num_beams, gnmt_length_penalty and early_stopping",
-    "hub_token": "it would be saved, readable, in each checkpoint's training_args.bin; log in with `hf auth login`, or "
-    "set HF_TOKEN",
+    "hub_token": "others could read it in the recipe, or in the list of processes; log in with `hf auth login`, or set "
+    "HF_TOKEN",
     "label_names": "the model's labels are called labels",
     "label_smoothing_factor": "the model smooths its own loss; use label_smoothing",
     "length_column_name": "lengths are counted from the tokens",

@@ -243,6 +243,10 @@ class VanillaTransformerTrainingArguments(Seq2SeqTrainingArguments):
         if self.shuffle_buffer_size < 1:
             raise ValueError(f"shuffle_buffer_size is {self.shuffle_buffer_size}; give 1 or more")
 
+    def __getstate__(self) -> dict[str, Any]:
+        """What is pickled, into training_args.bin for instance, which others may read: everything but the token."""
+        return {**vars(self), "hub_token": None}
+
     @property
     def seed_of_data(self) -> int:
         """Seed of the order of the training data and of BPE-dropout: `data_seed`, or `seed` if there is none."""

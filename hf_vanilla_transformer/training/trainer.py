@@ -35,13 +35,14 @@ from ..engine.training import paused_shortcuts, training_shortcuts
 from ..evaluation.loading import not_finite, tokenizer_fingerprint
 from ..evaluation.metrics import Score, corpus_bleu, corpus_chrf
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
-from ..publish.model_card import Evaluation, Recipe, RunFacts, Sample, fill_model_card
+from ..publish.facts import curve_of
+from ..publish.hub import NOT_SENT, RUN_FILES, check_token, hub_errors
+from ..publish.model_card import Evaluation, Recipe, RunFacts, Sample, save_card
 from .checkpoints import checkpoints_in, damage_of, write_checksums
 from .recipe import VanillaTransformerTrainingArguments
 from .sharding import ShardingTrainer
 
 SAMPLES_PER_EVALUATION = 3
-RUN_FILES = ("tokenizer/*", "run.lock", "recipe.json", "trainer_state.json", "*.bin")  # which no model needs
 CODE_FILES = ("*.py", "LICENSE-CODE")  # what a checkpoint needs to be loaded without this package
 
 logger = logging.get_logger(__name__)
@@ -290,6 +291,54 @@ class VanillaTransformerTrainer(ShardingTrainer):
                     shutil.copyfile(file, Path(self.args.output_dir, file.name))
         super()._push_from_checkpoint(checkpoint_folder)
 
+    def init_hf_repo(self, token: str | None = None, private: bool | None = None) -> None:
+        """Creates the repository, as the Trainer does; what is wrong with its name or the token is told in one line.
+
+        Raises:
+            PublishError: There is no token, or the user may not write there.
+            ConnectionError: The Hub can't be reached, or fails.
+        """
+        if token is None and self.args.hub_token is None:
+            check_token()
+        with hub_errors(self.args.hub_model_id or Path(self.args.output_dir or "").resolve().name):
+            super().init_hf_repo(token, private)
+
+    def push_to_hub(
+        self,
+        commit_message: str | None = "End of training",
+        blocking: bool = True,
+        token: str | None = None,
+        revision: str | None = None,
+        private: bool | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        """Saves and uploads model, tokenizer, code and card, without what only training needs.
+
+        Args:
+            commit_message: The commit's first line.
+            blocking: Whether to wait until all has arrived.
+            token: For the Hub; None: that of the arguments, or the saved one.
+            revision: A branch; None: that of the arguments, or main.
+            private: Whether a new repository is private; None: as the arguments say.
+            **kwargs: Of `create_model_card`: language, license ...
+
+        Returns:
+            The commit, or a future of it if it isn't waited for. None in other processes than the main one.
+
+        Raises:
+            PublishError: There is no token, or the user may not write there.
+            ConnectionError: The Hub can't be reached, or fails.
+        """
+        self.callback_handler.on_push_begin(self.args, self.state, self.control)
+        if self.hub_model_id is None:
+            self.init_hf_repo(token=token, private=private)
+        self.save_model(_internal_call=True)  # by all processes, each of which may have a part of it
+        if not self.is_world_process_zero():
+            return None
+        self.create_model_card(**kwargs)
+        folder = Path(self.args.output_dir or "")
+        return self._upload(folder, commit_message, token, revision, run_as_future=not blocking)
+
     def push_folder(self, folder: Path) -> str:
         """Uploads a finished model, without what only training needs, to `hub_model_id`.
 
@@ -298,21 +347,37 @@ class VanillaTransformerTrainer(ShardingTrainer):
 
         Returns:
             The address of the commit on the Hub.
+
+        Raises:
+            PublishError: There is no token, or the user may not write there.
+            ConnectionError: The Hub can't be reached, or fails.
         """
-        self._finish_current_push()
         if self.hub_model_id is None:
             self.init_hf_repo()
-        return str(
-            HfApi().upload_folder(
-                repo_id=self.hub_model_id,
-                folder_path=folder,
-                commit_message="End of training",
-                token=self.args.hub_token,
-                revision=self.args.hub_revision,
-                ignore_patterns=["checkpoint-*", "averaged-*", *RUN_FILES],
-                delete_patterns=list(RUN_FILES),  # which the Trainer has pushed during training
-            )
-        )
+        return str(self._upload(folder, "End of training"))
+
+    def _upload(
+        self,
+        folder: Path,
+        message: str | None,
+        token: str | None = None,
+        revision: str | None = None,
+        *,
+        run_as_future: bool = False,
+    ) -> Any:
+        self._finish_current_push()
+        what: dict[str, Any] = {
+            "repo_id": self.hub_model_id,
+            "folder_path": folder,
+            "commit_message": message,
+            "token": token or self.args.hub_token,
+            "revision": revision or self.args.hub_revision,
+            "run_as_future": run_as_future,
+            "ignore_patterns": list(NOT_SENT),
+            "delete_patterns": list(RUN_FILES),  # which the Trainer has pushed during training
+        }
+        with hub_errors(str(self.hub_model_id)):
+            return HfApi().upload_folder(**what)
 
     def prediction_step(self, model: Any, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
         """One batch of the evaluation; its loss is added up by tokens."""
@@ -349,11 +414,40 @@ class VanillaTransformerTrainer(ShardingTrainer):
         repeated = torch.arange(len(labels), device=labels.device) >= own
         return labels.masked_fill(repeated[:, None], -100)
 
-    def create_model_card(self, language: Any = None, license: str | None = None, **kwargs: Any) -> None:
-        """Writes the model's card into the run's folder; arguments as the Trainer's, which mostly leaves them out."""
+    def create_model_card(
+        self,
+        language: str | Sequence[str] | None = None,
+        license: str | None = None,
+        tags: str | Sequence[str] | None = None,
+        model_name: str | None = None,
+        finetuned_from: str | None = None,
+        tasks: Any = None,
+        dataset_tags: str | Sequence[str] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """Writes the model's card into the run's folder.
+
+        Args:
+            language: ISO 639 codes.
+            license: The Hub's identifier, "apache-2.0".
+            tags: The Hub's tags, beside those that every card has.
+            model_name: The card's title.
+            finetuned_from: The base model's name on the Hub.
+            tasks: Isn't used: the card says what the model does.
+            dataset_tags: Names on the Hub of the training data.
+            **kwargs: Others of the Trainer's method, which aren't used.
+        """
         if self.is_world_process_zero():
-            facts = replace(run_facts(self), license=license)
-            fill_model_card(facts).save(Path(self.args.output_dir or "") / "README.md")
+            facts = replace(
+                run_facts(self),
+                title=model_name,
+                languages=_listed(language),
+                license=license,
+                tags=_listed(tags),
+                base_model=finetuned_from,
+                datasets=_listed(dataset_tags),
+            )
+            save_card(Path(self.args.output_dir or ""), facts)
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Logs, with the target tokens seen and their number per second since the last line."""
@@ -585,7 +679,7 @@ def run_facts(trainer: VanillaTransformerTrainer, seconds: float | None = None) 
     args, config = trainer.args, trainer.model.config.to_dict()
     tokens = args.per_device_train_batch_tokens * args.gradient_accumulation_steps * args.world_size
     return RunFacts(
-        name=args.hub_model_id or Path(args.output_dir or "model").resolve().name,
+        name=trainer.hub_model_id or args.hub_model_id or Path(args.output_dir or "model").resolve().name,
         config=config,
         parameters=trainer.model.num_parameters(),
         training_pairs=len(trainer.train_dataset) if isinstance(trainer.train_dataset, datasets.Dataset) else None,
@@ -595,17 +689,24 @@ def run_facts(trainer: VanillaTransformerTrainer, seconds: float | None = None) 
             learning_rate=peak_learning_rate(args, trainer.model),
             batch_tokens=tokens or None,
             steps=trainer.state.global_step,
+            target_tokens=trainer.target_tokens or None,
             dropout=config.get("dropout"),
             label_smoothing=args.label_smoothing_factor or config.get("label_smoothing"),
             precision="bfloat16 autocast" if args.bf16 else "float16 autocast" if args.fp16 else "float32",
+            seed=args.seed,
             averaged_checkpoints=args.average_last or None,
             hardware=_hardware(args),
             seconds=seconds,
             software=f"torch {torch.__version__}, transformers {transformers.__version__}",
         ),
+        curve=curve_of(trainer.state.log_history),
         evaluations=_evaluations(trainer),
         samples=[Sample(*sample) for sample in getattr(trainer.compute_metrics, "samples", [])],
     )
+
+
+def _listed(value: str | Sequence[str] | None) -> list[str]:
+    return [value] if isinstance(value, str) else list(value or ())
 
 
 def _optimizer(args: VanillaTransformerTrainingArguments) -> str:

@@ -1,0 +1,76 @@
+"""`vanilla-transformer push`."""
+
+import argparse
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from .common import RunError, UsageError
+
+if TYPE_CHECKING:
+    from ..publish.hub import Upload
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Publish a model with its card and its code on the Hub."""
+    parser.epilog = (
+        "It logs in with the token of `hf auth login`, or that of HF_TOKEN. Everything appears in one commit; repeat "
+        "the command if it fails."
+    )
+    parser.add_argument("folder", type=Path, metavar="DIR", help="the model's folder, with its card")
+    parser.add_argument("repo", type=_repository, metavar="REPO", help="user/name; it is created if there is none")
+    parser.add_argument(
+        "--private", action="store_true", help="create a repository that only you can see (default: a public one)"
+    )
+    parser.add_argument("--revision", metavar="BRANCH", help="branch to push to, created if there is none")
+    parser.add_argument("--dry-run", action="store_true", help="check all and list files and sizes, but send nothing")
+    parser.set_defaults(run=_push)
+
+
+def _repository(text: str) -> str:
+    if not re.fullmatch(r"[\w.-]+/[\w.-]+", text):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a repository's name; give user/name")
+    return text
+
+
+def _push(arguments: argparse.Namespace) -> None:
+    """Checks a folder, and sends it."""
+    if not (arguments.folder / "config.json").is_file():
+        raise UsageError(f"{arguments.folder} has no config.json; DIR must be the folder of a saved model")
+
+    from transformers.utils import logging
+
+    from .. import register
+    from ..publish.hub import PublishError, check_token, prepare, publish
+
+    register()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        if not arguments.dry_run:
+            check_token()
+        upload = prepare(arguments.folder, arguments.repo)
+        _show(upload)
+        if arguments.dry_run:
+            print("dry run: nothing was sent")
+            return
+        done = publish(upload, arguments.repo, private=arguments.private, revision=arguments.revision)
+    except PublishError as error:
+        raise UsageError(str(error)) from error
+    except ConnectionError as error:
+        raise RunError(str(error)) from error
+    what = f"pushed into the {'private' if done.private else 'public'} repository {arguments.repo}"
+    print(f"{what if done.changed else f'{arguments.repo} has all of this already'}: {done.url}")
+
+
+def _show(upload: "Upload") -> None:
+    sizes = upload.sizes
+    width = len(f"{sum(sizes.values()):,}")
+    for name, size in sizes.items():
+        print(f"{size:{width},}  {name}")
+    print(f"{sum(sizes.values()):{width},}  bytes in {len(sizes)} files")
+    if upload.left_out:
+        shown = ", ".join(upload.left_out[:8]) + (" ..." if len(upload.left_out) > 8 else "")
+        print(f"not sent: {shown}")
+    for note in upload.notes:
+        print(f"note: {note}", flush=True)

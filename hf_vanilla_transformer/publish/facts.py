@@ -1,0 +1,177 @@
+"""What is known of a saved model for its card: the facts that a run saved, or else what its files say."""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import yaml
+from huggingface_hub import EvalResultEntry, ModelCard, eval_result_entries_to_yaml
+
+from ..evaluation.loading import CONFIG, json_object, read_json, tensors_in
+from ..evaluation.metrics import Score
+from .model_card import CARD, FACTS, WEIGHTS, CurvePoint, Evaluation, Recipe, RunFacts, Sample, weights_in
+
+SCORES = "scores.json"
+TRAINER_STATE = "trainer_state.json"
+TARGET_TOKENS = "target_tokens"
+POINTS_PER_CURVE = 10
+EVAL_RESULTS = ".eval_results"  # the Hub's folder for results on its benchmarks
+
+
+class CardError(ValueError):
+    """A card can't be made or published; the message says why and names the fix."""
+
+
+def read_facts(folder: Path) -> tuple[RunFacts, str | None]:
+    """Collects what is known of a saved model.
+
+    What was saved of the training counts only for the weights that it was saved for. What the metadata of an existing
+    card says of languages, licence, data sets and base model comes from its author, and counts more than what was
+    saved. What nobody has said is left out.
+
+    Args:
+        folder: The model's folder, as `save_pretrained` writes it.
+
+    Returns:
+        The facts, and a sentence for the user if the training isn't known, or None.
+
+    Raises:
+        CardError: There is no complete model in the folder, or a file that is read can't be.
+    """
+    try:
+        config = json_object(folder / CONFIG)
+        tensors = tensors_in(folder)
+        saved = json_object(folder / FACTS) if (folder / FACTS).exists() else None
+    except ValueError as error:
+        raise CardError(f"{error}; give a folder that save_pretrained or `vanilla-transformer train` wrote") from error
+    note = None
+    if saved is None:
+        values = _from_a_run(folder)
+    elif saved.pop(WEIGHTS, None) == weights_in(folder):
+        values = _from_json(folder, saved)
+    else:
+        values = {}
+        note = f"the weights have changed since {FACTS} was written: what it says of their training is left out"
+    values |= {name: value for name, value in _from_card(folder).items() if value}
+    values["name"] = values.get("name") or folder.resolve().name
+    # Aliases of a tied matrix aren't saved.
+    values["parameters"] = sum(math.prod(entry["shape"]) for _, entry in tensors.values())
+    return RunFacts(**{**values, "config": config}), note
+
+
+def describes_these_weights(folder: Path) -> bool:
+    """Whether the weights in a folder are those that its `model_card.json`, if it has one, was written for."""
+    saved = read_json(folder / FACTS)
+    return isinstance(saved, str) or saved.get(WEIGHTS) == weights_in(folder)
+
+
+def curve_of(log: Iterable[Mapping[str, Any]]) -> list[CurvePoint]:
+    """Returns the learning curve in a Trainer's log, at most ten points of it, the last one among them.
+
+    Args:
+        log: `trainer.state.log_history`, or that of a trainer_state.json. Its evaluations are the points; without
+            evaluations, the logged losses are.
+    """
+    steps: dict[int, dict[str, Any]] = {}
+    for entry in log:
+        if isinstance(entry.get("step"), int):
+            steps.setdefault(entry["step"], {}).update(entry)
+    evaluated = [step for step, entry in steps.items() if "eval_loss" in entry]
+    chosen = sorted(evaluated or [step for step, entry in steps.items() if "loss" in entry])
+    if len(chosen) > POINTS_PER_CURVE:
+        last = len(chosen) - 1
+        chosen = [chosen[round(n * last / (POINTS_PER_CURVE - 1))] for n in range(POINTS_PER_CURVE)]
+    names = {TARGET_TOKENS: TARGET_TOKENS, "loss": "loss", "perplexity": "eval_perplexity", "bleu": "eval_bleu"}
+    return [CurvePoint(step, **{name: steps[step].get(key) for name, key in names.items()}) for step in chosen]
+
+
+def eval_results(facts: RunFacts, benchmark: str, task: str) -> str:
+    """Returns the YAML for a file in `.eval_results`, where the Hub looks for results on its benchmarks.
+
+    Args:
+        facts: The facts; the first score of the test set, or else of the last evaluation, is the result.
+        benchmark: The benchmark's data set on the Hub.
+        task: The task in it, as its own `eval.yaml` calls it.
+
+    Raises:
+        CardError: There is no score.
+    """
+    tests = [one for one in facts.evaluations if one.split == "test"] or list(facts.evaluations)
+    if not tests or not tests[-1].scores:
+        raise CardError("there are no scores for --benchmark; train with a test set, or leave it out")
+    evaluation, score = tests[-1], tests[-1].scores[0]
+    notes = "; ".join(filter(None, (f"{score.name}, {score.signature}", evaluation.decoding)))
+    entry = EvalResultEntry(dataset_id=benchmark, task_id=task, value=round(score.value, 2), notes=notes)
+    return str(yaml.safe_dump(eval_result_entries_to_yaml([entry]), sort_keys=False, allow_unicode=True))
+
+
+def _from_json(folder: Path, values: dict[str, Any]) -> dict[str, Any]:
+    known = {one.name for one in fields(RunFacts)}
+    try:
+        read = {
+            "recipe": Recipe(**values.get("recipe", {})),
+            "curve": [CurvePoint(**one) for one in values.get("curve", ())],
+            "evaluations": _evaluations(values.get("evaluations", ())),
+            "samples": [Sample(**one) for one in values.get("samples", ())],
+        }
+        if unknown := values.keys() - known:
+            raise TypeError(f"unknown: {', '.join(sorted(unknown))}")
+    except (TypeError, AttributeError) as error:  # of a newer version, or edited
+        raise CardError(f"{folder / FACTS} can't be read ({error}); correct it, or remove it") from error
+    return {**values, **read}
+
+
+def _from_a_run(folder: Path) -> dict[str, Any]:
+    """What a run left that has no `model_card.json`, or a checkpoint during training."""
+    state, scores = read_json(folder / TRAINER_STATE), folder / SCORES
+    values: dict[str, Any] = {}
+    if isinstance(state, dict):
+        curve = curve_of(state.get("log_history", ()))
+        tokens = [entry[TARGET_TOKENS] for entry in state.get("log_history", ()) if TARGET_TOKENS in entry]
+        values["curve"] = curve
+        values["recipe"] = Recipe(steps=state.get("global_step"), target_tokens=max(tokens, default=None))
+    if scores.is_file():
+        try:
+            values["evaluations"] = _evaluations(yaml.safe_load(scores.read_text(encoding="utf-8")))  # JSON is YAML
+        except (TypeError, AttributeError, ValueError, yaml.YAMLError) as error:
+            raise CardError(f"{scores} can't be read ({type(error).__name__}); remove it, or score again") from error
+    return values
+
+
+def _evaluations(values: Iterable[Mapping[str, Any]]) -> list[Evaluation]:
+    return [Evaluation(**{**one, "scores": [Score(**score) for score in one["scores"]]}) for one in values]
+
+
+def _from_card(folder: Path) -> dict[str, Any]:
+    """What the metadata of the folder's card says."""
+    if not (folder / CARD).is_file():
+        return {}
+    data = load_card(folder / CARD).data
+    return {
+        "languages": _strings(data.get("language")),
+        "license": data.get("license"),
+        "datasets": _strings(data.get("datasets")),
+        "base_model": next(iter(_strings(data.get("base_model"))), None),
+        "tags": _strings(data.get("tags")),
+    }
+
+
+def load_card(file: Path) -> ModelCard:
+    """Reads a card.
+
+    Raises:
+        CardError: It isn't UTF-8, or its metadata isn't YAML.
+    """
+    try:
+        card: ModelCard = ModelCard.load(file)
+    except (ValueError, TypeError, yaml.YAMLError) as error:
+        problem = " ".join(str(error).split())[:200]
+        raise CardError(f"{file} isn't a model card ({problem}); correct its metadata, or remove it") from error
+    return card
+
+
+def _strings(value: Any) -> Sequence[str]:
+    values = value if isinstance(value, list) else [value]
+    return [one for one in values if isinstance(one, str)]

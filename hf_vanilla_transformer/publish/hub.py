@@ -1,0 +1,442 @@
+"""Publishing on the Hub: which files of a folder are sent, what is checked before, and errors that name the fix."""
+
+import fnmatch
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from huggingface_hub import (
+    CommitInfo,
+    CommitOperationAdd,
+    CommitOperationCopy,
+    CommitOperationDelete,
+    HfApi,
+    ModelCard,
+    get_token,
+    hf_hub_download,
+)
+from huggingface_hub.errors import (  # type: ignore[attr-defined]  # the client's library has another name than before
+    EntryNotFoundError,
+    HFValidationError,
+    HTTPError,
+    OfflineModeIsEnabled,
+    RepositoryNotFoundError,
+    RevisionNotFoundError,
+)
+from transformers import PreTrainedModel
+
+from ..data.hub import HubError
+from ..data.messages import first_line
+from ..evaluation.loading import CONFIG, CheckpointError, json_object, load_checkpoint, tensors_in
+from .facts import EVAL_RESULTS, CardError, describes_these_weights, load_card, read_facts
+from .model_card import CARD, FACTS, RunFacts, fill_model_card
+
+MODEL_TYPE = "vanilla_transformer"
+# What a run's folder has and nobody needs who only loads the model.
+RUN_FILES = ("tokenizer/*", "run.lock", "recipe.json", "trainer_state.json", FACTS, "checksums.json", "*.bin")
+NOT_SENT = (
+    *("checkpoint-*", "averaged-*", "runs/*", "wandb/*", "*.pt", "*.pth", "*.log", "*.partial", "*__pycache__/*"),
+    *RUN_FILES,
+)
+# What `from_pretrained` would mix with a new model's files, or take in their place, if an older one had left it there.
+WEIGHTS = ("*.safetensors", "*.safetensors.index.json", "pytorch_model*")
+MODEL_FILES = (*WEIGHTS, "tokenizer*.json", "special_tokens_map.json", "*.spm", "vocab*", "merges.txt", "*.py")
+TOKEN = re.compile(rb"\bhf_[A-Za-z0-9]{30,}\b")
+LARGEST_TEXT = 50_000_000  # bytes of a file that is searched for tokens
+LOADS = re.compile(r"from_pretrained\(\s*(\"(?:[^\"\\]|\\.)*\")")
+LOG_IN = "log in with `hf auth login`, or set HF_TOKEN, with a token that may write"
+
+
+class PublishError(HubError):
+    """Something can't be published; the message says why and names the fix."""
+
+
+@dataclass(frozen=True)
+class Upload:
+    """What would be sent.
+
+    Attributes:
+        folder: Where the files are.
+        files: Name in the repository -> its file, or its content where that differs from the folder's.
+        left_out: Files of the folder that aren't sent.
+        notes: What the user should know.
+    """
+
+    folder: Path
+    files: Mapping[str, Path | bytes]
+    left_out: Sequence[str] = ()
+    notes: Sequence[str] = ()
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """Name in the repository -> bytes."""
+        contents = self.files.items()
+        return {name: len(one) if isinstance(one, bytes) else one.stat().st_size for name, one in contents}
+
+
+@dataclass(frozen=True)
+class Published:
+    """What has become of an upload.
+
+    Attributes:
+        url: The commit's address.
+        private: Whether the repository is private.
+        changed: Whether there was anything new.
+    """
+
+    url: str
+    private: bool
+    changed: bool
+
+
+def check_token() -> None:
+    """Checks that there is a token to log in with.
+
+    Raises:
+        PublishError: There is none.
+    """
+    if not get_token():
+        raise PublishError(f"there is no token for the Hub; {LOG_IN}")
+
+
+def prepare(folder: Path, repo: str) -> Upload:
+    """Checks a model's folder, its code and its card, and returns what is to be sent. It asks nobody and sends nothing.
+
+    Args:
+        folder: The model's folder: a finished run's, one of averaged weights, or what `save_pretrained` wrote.
+        repo: The repository's name, "user/name". In what is sent, the card's code loads the model by this name.
+
+    Raises:
+        PublishError: The model can't be loaded, its own code is missing, a file contains a token, or the card is
+            missing, isn't the model's, or isn't complete.
+    """
+    _check_model(folder)
+    sent, left_out = _files(folder)
+    card, notes = _checked_card(folder, repo)
+    files: dict[str, Path | bytes] = {name: folder / name for name in sent}
+    files[CARD] = card.encode()
+    for name, content in files.items():
+        if _has_token(content):
+            raise PublishError(f"{folder / name} contains what looks like a token of the Hub; remove it, and revoke it")
+    return Upload(folder, files, left_out, notes)
+
+
+def publish(upload: Upload, repo: str, *, private: bool = False, revision: str | None = None) -> Published:
+    """Sends files in one commit: readers see all of it or nothing.
+
+    Weights, tokenizer files and code of an older model in the repository that the new one doesn't have are removed
+    by the same commit. Large files that arrived before an interruption aren't sent again.
+
+    Args:
+        upload: What `prepare` returned.
+        repo: The repository's name, "user/name"; it is created if there is none.
+        private: Whether only its owner may see it. An existing public repository is refused then.
+        revision: A branch, which is created if there is none; None: main.
+
+    Returns:
+        Where it is.
+
+    Raises:
+        PublishError: There is no token, the user may not write there, or it is public already.
+        ConnectionError: The Hub can't be reached, or fails; the message says what to do.
+    """
+    check_token()
+    api = HfApi()
+    with hub_errors(repo):
+        if not _exists(api, repo, private):
+            api.create_repo(repo, private=private, exist_ok=True)
+        _create_branch(api, repo, revision)
+        before = api.repo_info(repo, revision=revision)
+        replaces = (*MODEL_FILES, *RUN_FILES)
+        done = _commit(api, repo, upload.files, message="Upload model", revision=revision, replaces=replaces)
+    return Published(str(done.commit_url), bool(before.private), done.oid != before.sha)
+
+
+def push_to_hub(
+    self: Any,
+    repo_id: str,
+    *,
+    commit_message: str | None = None,
+    commit_description: str | None = None,
+    private: bool | None = None,
+    token: bool | str | None = None,
+    revision: str | None = None,
+    create_pr: bool = False,
+    max_shard_size: int | str | None = "50GB",
+    tags: str | list[str] | None = None,
+) -> CommitInfo:
+    """Uploads a model or a tokenizer, as transformers' method of this name does, with a card that says what is known.
+
+    transformers would write a card of empty headings. Here, a model without a card in its repository gets one with its
+    architecture and how it is used; a card that is there stays. A tokenizer is uploaded without a card.
+
+    Args:
+        self: The model or tokenizer.
+        repo_id: The repository's name, "user/name"; it is created if there is none.
+        commit_message: The commit's first line.
+        commit_description: The rest of it.
+        private: Whether a new repository is private; None: as the account's settings say.
+        token: For the Hub; None: the one that was saved by `hf auth login`, or that of HF_TOKEN.
+        revision: A branch, which is created if there is none; None: main.
+        create_pr: Whether to propose the upload as a pull request.
+        max_shard_size: The largest size of a file with weights.
+        tags: Are added to the card's.
+
+    Returns:
+        The commit.
+
+    Raises:
+        PublishError: There is no token, or the user may not write there.
+        ConnectionError: The Hub can't be reached, or fails.
+    """
+    if token is None:
+        check_token()
+    api, is_model = HfApi(token=token), isinstance(self, PreTrainedModel)
+    new_tags = [tags] if isinstance(tags, str) else list(tags or ())
+    with TemporaryDirectory() as folder:
+        self.save_pretrained(folder, max_shard_size=max_shard_size)
+        files: dict[str, Path | bytes] = {
+            path.relative_to(folder).as_posix(): path for path in Path(folder).rglob("*") if path.is_file()
+        }
+        with hub_errors(repo_id):
+            repo = api.create_repo(repo_id, private=private, exist_ok=True).repo_id
+            if is_model:
+                card = _card_there(repo, revision, token) or _card_of(self, repo)
+                _add_tags(card, (*(self.model_tags or ()), *new_tags))
+                files[CARD] = str(card).encode()
+            if not create_pr:
+                _create_branch(api, repo, revision)
+            return _commit(
+                api,
+                repo,
+                files,
+                message=commit_message or ("Upload model" if is_model else "Upload tokenizer"),
+                description=commit_description,
+                revision=revision,
+                create_pr=create_pr,
+                replaces=WEIGHTS if is_model else (),
+            )
+
+
+@contextmanager
+def hub_errors(repo: str) -> Iterator[None]:
+    """Turns errors of the Hub's client into ones of a single line that name the fix.
+
+    Args:
+        repo: The repository's name, for the messages.
+
+    Raises:
+        PublishError: The user can fix it: the name, the rights, the card.
+        ConnectionError: The Hub can't be reached, or fails.
+    """
+    try:
+        yield
+    except PublishError:
+        raise
+    except OfflineModeIsEnabled as error:
+        raise PublishError("HF_HUB_OFFLINE forbids to ask the Hub; unset it to publish") from error
+    except HFValidationError as error:
+        raise PublishError(f"{repo!r} can't be a repository's name; give user/name") from error
+    except (HTTPError, RuntimeError) as error:
+        status = _status(error)
+        if status == 401:
+            raise PublishError(f"the Hub doesn't accept the token (401) for {repo}; {LOG_IN}") from error
+        if status == 403:
+            raise PublishError(
+                f"you may not write to {repo} (403); give a repository of your own, or {LOG_IN} there"
+            ) from error
+        if status == 404:
+            raise PublishError(f"the Hub has no {repo} that you may see (404); check the name, or {LOG_IN}") from error
+        problem = f"answers with {status}" if status else f"can't be reached ({first_line(_innermost(error))})"
+        raise ConnectionError(
+            f"the Hub {problem}, so {repo} isn't complete there; push again, what has arrived isn't sent twice"
+        ) from error
+    except ValueError as error:
+        if not str(error).startswith("Invalid metadata"):
+            raise
+        problems = " ".join(str(error).split()[4:])
+        raise PublishError(f"the Hub refuses the metadata of {CARD}: {problems}; correct it") from error
+
+
+def _innermost(error: BaseException) -> BaseException:
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return error
+
+
+def _status(error: BaseException | None) -> int | None:
+    """The HTTP status of an error, or of what has caused it."""
+    while error is not None:
+        if (response := getattr(error, "response", None)) is not None:
+            return int(response.status_code)
+        error = error.__cause__
+    return None
+
+
+def _exists(api: HfApi, repo: str, private: bool) -> bool:
+    """Whether there is such a repository; it must not be public if it is to be private."""
+    try:
+        there = api.repo_info(repo)
+    except RepositoryNotFoundError:
+        return False
+    if private and not there.private:
+        raise PublishError(
+            f"{repo} exists and is public; make it private in its settings on the Hub, or give another name"
+        )
+    return True
+
+
+def _create_branch(api: HfApi, repo: str, revision: str | None) -> None:
+    if revision is not None and not revision.startswith("refs/"):
+        api.create_branch(repo, branch=revision, exist_ok=True)
+
+
+def _commit(
+    api: HfApi,
+    repo: str,
+    files: Mapping[str, Path | bytes],
+    *,
+    message: str,
+    description: str | None = None,
+    revision: str | None = None,
+    create_pr: bool = False,
+    replaces: Sequence[str],
+) -> CommitInfo:
+    """Sends files in one commit, which removes others that match the patterns `replaces`."""
+    there = api.list_repo_files(repo, revision=revision)
+    operations: list[CommitOperationAdd | CommitOperationCopy | CommitOperationDelete] = [
+        CommitOperationDelete(name) for name in there if name not in files and _matches(name, replaces)
+    ]
+    operations += [CommitOperationAdd(name, content) for name, content in files.items()]
+    return api.create_commit(
+        repo,
+        operations,
+        commit_message=message,
+        commit_description=description,
+        revision=revision,
+        create_pr=create_pr,
+    )
+
+
+def _card_there(repo: str, revision: str | None, token: bool | str | None) -> ModelCard | None:
+    """The repository's card, if it has one."""
+    try:
+        return load_card(Path(hf_hub_download(repo, CARD, revision=revision, token=token)))
+    except (EntryNotFoundError, RevisionNotFoundError):
+        return None
+
+
+def _card_of(model: PreTrainedModel, repo: str) -> ModelCard:
+    """A card of what a model says of itself."""
+    facts = RunFacts(name=repo, config=model.config.to_dict(), parameters=model.num_parameters())
+    return fill_model_card(facts)
+
+
+def _add_tags(card: ModelCard, tags: Sequence[str]) -> None:
+    old = card.data.get("tags") or []
+    if added := [tag for tag in dict.fromkeys(tags) if tag not in old]:
+        card.data["tags"] = [*old, *added]
+
+
+def _check_model(folder: Path) -> None:
+    """Checks that the model can be loaded, with this package and without it.
+
+    Raises:
+        PublishError: It can't.
+    """
+    if not folder.is_dir():
+        raise PublishError(f"{folder} is not a folder; give that of a model which save_pretrained wrote")
+    try:
+        config = json_object(folder / CONFIG)
+        tensors_in(folder)
+        if config.get("model_type") == MODEL_TYPE:
+            load_checkpoint(folder, local_only=True)
+    except (CheckpointError, ValueError) as error:
+        raise PublishError(f"{first_line(error)}; only a model that can be loaded is published") from error
+    settings = [config]
+    if (folder / "tokenizer_config.json").is_file():
+        settings.append(json_object(folder / "tokenizer_config.json"))
+    modules = {name for values in settings for name in _modules(values.get("auto_map"))}
+    if config.get("model_type") == MODEL_TYPE and not config.get("auto_map"):
+        modules.add("modeling_vanilla_transformer.py")
+    if missing := sorted(name for name in modules if not (folder / name).is_file()):
+        raise PublishError(
+            f"{folder} has no {missing[0]}, without which the model can't be loaded where this package isn't "
+            "installed; load model and tokenizer here, and save both again with save_pretrained"
+        )
+
+
+def _modules(auto_map: Any) -> Iterator[str]:
+    """The files with the classes that an `auto_map` names."""
+    for value in (auto_map or {}).values():
+        for name in value if isinstance(value, list) else [value]:
+            if name and "--" not in name:  # otherwise it is in another repository
+                yield f"{name.partition('.')[0]}.py"
+
+
+def _files(folder: Path) -> tuple[list[str], list[str]]:
+    """Names of the files that are sent, and of those that aren't."""
+    names = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
+    shown = [name for name in names if name.startswith(f"{EVAL_RESULTS}/") or not re.search(r"(^|/)\.", name)]
+    sent = [name for name in shown if not _matches(name, NOT_SENT)]
+    return sent, sorted(set(names) - set(sent))
+
+
+def _matches(name: str, patterns: Sequence[str]) -> bool:
+    return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
+
+
+def _has_token(content: Path | bytes) -> bool:
+    if isinstance(content, Path):
+        if content.suffix == ".safetensors" or content.stat().st_size > LARGEST_TEXT:
+            return False
+        content = content.read_bytes()
+    return TOKEN.search(content) is not None
+
+
+def _checked_card(folder: Path, repo: str) -> tuple[str, list[str]]:
+    """The card's text, whose code loads the model from the repository, and notes."""
+    file = folder / CARD
+    make = f"vanilla-transformer card {folder}"
+    if not file.is_file():
+        raise PublishError(f"{folder} has no {CARD}; write it with `{make}`")
+    try:
+        card = load_card(file)
+        facts, _ = read_facts(folder)
+    except CardError as error:
+        raise PublishError(str(error)) from error
+    text = file.read_text(encoding="utf-8-sig")
+    if "more information needed" in text.lower():
+        raise PublishError(
+            f'{file} says "More Information Needed"; fill that in, or write it with `{make} --overwrite`'
+        )
+    if not describes_these_weights(folder):
+        raise PublishError(
+            f"the weights in {folder} have changed since {CARD} was written; write it again with `{make} --overwrite`"
+        )
+    notes = [] if card.data.get("license") else [f"{CARD} names no licence; `{make} --license ID --overwrite` adds one"]
+    loaded = {json.loads(literal) for literal in LOADS.findall(text)}
+    if loaded and repo not in loaded:
+        own = [name for name in loaded if name == facts.name or Path(name).name == folder.resolve().name]
+        if not own:
+            raise PublishError(
+                f"the code in {file} loads {min(loaded)}, not {repo}; correct it, or write the card again with `{make} "
+                f"--name {repo} --overwrite`"
+            )
+        text = _renamed(text, own[0], repo)
+        notes.append(f"in the {CARD} that is sent, the model's name is {repo}, not {own[0]}")
+    return text, notes
+
+
+def _renamed(text: str, old: str, new: str) -> str:
+    """A card's text with the model's name replaced: in code that loads it, as title, and in `model-index`."""
+    old_literal, new_literal = (json.dumps(name, ensure_ascii=False) for name in (old, new))
+    text = LOADS.sub(lambda call: call[0].replace(call[1], new_literal) if call[1] == old_literal else call[0], text)
+    old_end, new_end = (name.rpartition("/")[2] for name in (old, new))
+    text = re.sub(rf"^(model-index:\n- name: ){re.escape(old_end)}$", lambda line: line[1] + new_end, text, flags=re.M)
+    return re.sub(rf"^# {re.escape(old)}$", lambda _: f"# {new}", text, flags=re.M)
