@@ -59,6 +59,8 @@ def _push(arguments: argparse.Namespace) -> None:
         raise UsageError(str(error)) from error
     except ConnectionError as error:
         raise RunError(str(error)) from error
+    if done.removed:
+        print(f"removed from the repository: {', '.join(done.removed)}")
     what = f"pushed into the {'private' if done.private else 'public'} repository {arguments.repo}"
     print(f"{what if done.changed else f'{arguments.repo} has all of this already'}: {done.url}")
 

@@ -282,8 +282,9 @@ class _Run:
         trainer.end()
         if not self.main:
             _end_process()
+        in_all = None if self.checkpoint else seconds  # nobody knows how long it took up to the checkpoint
         try:
-            finish_run(trainer, run_facts(trainer, seconds), self.data, self._say)
+            finish_run(trainer, run_facts(trainer, in_all), self.data, self._say)
         except ValueError as error:
             fix = "fix it, and give --resume to repeat what follows training"
             raise RunError(f"the model is trained, but {first_line(error)}; {fix}") from error

@@ -1,5 +1,6 @@
 """What is known of a saved model for its card: the facts that a run saved, or else what its files say."""
 
+import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
@@ -11,7 +12,19 @@ from huggingface_hub import EvalResultEntry, ModelCard, eval_result_entries_to_y
 
 from ..evaluation.loading import CONFIG, json_object, read_json, tensors_in
 from ..evaluation.metrics import Score
-from .model_card import CARD, FACTS, WEIGHTS, CurvePoint, Evaluation, Recipe, RunFacts, Sample, weights_in
+from .model_card import (
+    CARD,
+    FACTS,
+    TAGS,
+    WEIGHTS,
+    CurvePoint,
+    Evaluation,
+    Recipe,
+    RunFacts,
+    Sample,
+    fill_model_card,
+    weights_in,
+)
 
 SCORES = "scores.json"
 TRAINER_STATE = "trainer_state.json"
@@ -91,17 +104,17 @@ def eval_results(facts: RunFacts, benchmark: str, task: str) -> str:
     """Returns the YAML for a file in `.eval_results`, where the Hub looks for results on its benchmarks.
 
     Args:
-        facts: The facts; the first score of the test set, or else of the last evaluation, is the result.
+        facts: The facts; the first score on the test set is the result.
         benchmark: The benchmark's data set on the Hub.
         task: The task in it, as its own `eval.yaml` calls it.
 
     Raises:
-        CardError: There is no score.
+        CardError: The test set wasn't scored.
     """
-    tests = [one for one in facts.evaluations if one.split == "test"] or list(facts.evaluations)
-    if not tests or not tests[-1].scores:
-        raise CardError("there are no scores for --benchmark; train with a test set, or leave it out")
-    evaluation, score = tests[-1], tests[-1].scores[0]
+    tests = [one for one in facts.evaluations if one.split == "test" and one.scores]
+    if not tests:
+        raise CardError("there is no score on a test set for --benchmark; train with a test set, or leave it out")
+    evaluation, score = tests[0], tests[0].scores[0]
     notes = "; ".join(filter(None, (f"{score.name}, {score.signature}", evaluation.decoding)))
     entry = EvalResultEntry(dataset_id=benchmark, task_id=task, value=round(score.value, 2), notes=notes)
     return str(yaml.safe_dump(eval_result_entries_to_yaml([entry]), sort_keys=False, allow_unicode=True))
@@ -118,25 +131,28 @@ def _from_json(folder: Path, values: dict[str, Any]) -> dict[str, Any]:
         }
         if unknown := values.keys() - known:
             raise TypeError(f"unknown: {', '.join(sorted(unknown))}")
-    except (TypeError, AttributeError) as error:  # of a newer version, or edited
+        fill_model_card(RunFacts(**{"name": folder.name, **values, **read}))  # which sees values of other types
+    except (TypeError, AttributeError, KeyError, ValueError) as error:  # of a newer version, or edited
         raise CardError(f"{folder / FACTS} can't be read ({error}); correct it, or remove it") from error
     return {**values, **read}
 
 
 def _from_a_run(folder: Path) -> dict[str, Any]:
     """What a run left that has no `model_card.json`, or a checkpoint during training."""
-    state, scores = read_json(folder / TRAINER_STATE), folder / SCORES
     values: dict[str, Any] = {}
-    if isinstance(state, dict):
-        curve = curve_of(state.get("log_history", ()))
-        tokens = [entry[TARGET_TOKENS] for entry in state.get("log_history", ()) if TARGET_TOKENS in entry]
-        values["curve"] = curve
-        values["recipe"] = Recipe(steps=state.get("global_step"), target_tokens=max(tokens, default=None))
-    if scores.is_file():
-        try:
-            values["evaluations"] = _evaluations(yaml.safe_load(scores.read_text(encoding="utf-8")))  # JSON is YAML
-        except (TypeError, AttributeError, ValueError, yaml.YAMLError) as error:
-            raise CardError(f"{scores} can't be read ({type(error).__name__}); remove it, or score again") from error
+    file = folder / TRAINER_STATE
+    try:
+        if file.is_file():
+            state = json.loads(file.read_text(encoding="utf-8"))
+            values["curve"] = curve_of(state["log_history"])
+            tokens = [entry[TARGET_TOKENS] for entry in state["log_history"] if TARGET_TOKENS in entry]
+            values["recipe"] = Recipe(steps=state["global_step"], target_tokens=max(tokens, default=None))
+        file = folder / SCORES
+        if file.is_file():
+            values["evaluations"] = _evaluations(json.loads(file.read_text(encoding="utf-8")))
+        fill_model_card(RunFacts(folder.name, **values))
+    except (TypeError, AttributeError, KeyError, ValueError, RecursionError) as error:
+        raise CardError(f"{file} can't be read ({type(error).__name__}); remove it") from error
     return values
 
 
@@ -154,7 +170,7 @@ def _from_card(folder: Path) -> dict[str, Any]:
         "license": data.get("license"),
         "datasets": _strings(data.get("datasets")),
         "base_model": next(iter(_strings(data.get("base_model"))), None),
-        "tags": _strings(data.get("tags")),
+        "tags": [tag for tag in _strings(data.get("tags")) if tag not in TAGS],
     }
 
 

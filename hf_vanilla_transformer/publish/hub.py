@@ -45,7 +45,11 @@ NOT_SENT = (
 )
 # What `from_pretrained` would mix with a new model's files, or take in their place, if an older one had left it there.
 WEIGHTS = ("*.safetensors", "*.safetensors.index.json", "pytorch_model*")
-MODEL_FILES = (*WEIGHTS, "tokenizer*.json", "special_tokens_map.json", "*.spm", "vocab*", "merges.txt", "*.py")
+MODEL_FILES = (
+    *(*WEIGHTS, "generation_config.json", "tokenizer*.json", "special_tokens_map.json", "*.spm", "vocab*.json"),
+    *("merges.txt", "*_vanilla_transformer.py", "tokenization_*.py"),
+)
+LICENSE, LICENSE_OF_CODE = Path(__file__).parents[1] / "LICENSE", "LICENSE-CODE"
 TOKEN = re.compile(rb"\bhf_[A-Za-z0-9]{30,}\b")
 LARGEST_TEXT = 50_000_000  # bytes of a file that is searched for tokens
 LOADS = re.compile(r"from_pretrained\(\s*(\"(?:[^\"\\]|\\.)*\")")
@@ -85,11 +89,13 @@ class Published:
 
     Attributes:
         url: The commit's address.
+        removed: Files of an older model that the commit has removed.
         private: Whether the repository is private.
         changed: Whether there was anything new.
     """
 
     url: str
+    removed: Sequence[str]
     private: bool
     changed: bool
 
@@ -120,6 +126,8 @@ def prepare(folder: Path, repo: str) -> Upload:
     card, notes = _checked_card(folder, repo)
     files: dict[str, Path | bytes] = {name: folder / name for name in sent}
     files[CARD] = card.encode()
+    if any(name.endswith("_vanilla_transformer.py") for name in sent):
+        files.setdefault(LICENSE_OF_CODE, LICENSE)  # code that was saved without this package lacks it
     for name, content in files.items():
         if _has_token(content):
             raise PublishError(f"{folder / name} contains what looks like a token of the Hub; remove it, and revoke it")
@@ -130,7 +138,7 @@ def publish(upload: Upload, repo: str, *, private: bool = False, revision: str |
     """Sends files in one commit: readers see all of it or nothing.
 
     Weights, tokenizer files and code of an older model in the repository that the new one doesn't have are removed
-    by the same commit. Large files that arrived before an interruption aren't sent again.
+    by the same commit; folders stay as they are. Large files that arrived before an interruption aren't sent again.
 
     Args:
         upload: What `prepare` returned.
@@ -152,9 +160,9 @@ def publish(upload: Upload, repo: str, *, private: bool = False, revision: str |
             api.create_repo(repo, private=private, exist_ok=True)
         _create_branch(api, repo, revision)
         before = api.repo_info(repo, revision=revision)
-        replaces = (*MODEL_FILES, *RUN_FILES)
-        done = _commit(api, repo, upload.files, message="Upload model", revision=revision, replaces=replaces)
-    return Published(str(done.commit_url), bool(before.private), done.oid != before.sha)
+        removed = _stale(api, repo, revision, upload.files, (*MODEL_FILES, *RUN_FILES))
+        done = _commit(api, repo, upload.files, removed, message="Upload model", revision=revision)
+    return Published(str(done.commit_url), removed, bool(before.private), done.oid != before.sha)
 
 
 def push_to_hub(
@@ -215,11 +223,11 @@ def push_to_hub(
                 api,
                 repo,
                 files,
+                _stale(api, repo, None if create_pr else revision, files, WEIGHTS) if is_model else (),
                 message=commit_message or ("Upload model" if is_model else "Upload tokenizer"),
                 description=commit_description,
                 revision=revision,
                 create_pr=create_pr,
-                replaces=WEIGHTS if is_model else (),
             )
 
 
@@ -296,21 +304,28 @@ def _create_branch(api: HfApi, repo: str, revision: str | None) -> None:
         api.create_branch(repo, branch=revision, exist_ok=True)
 
 
+def _stale(
+    api: HfApi, repo: str, revision: str | None, files: Mapping[str, Path | bytes], patterns: Sequence[str]
+) -> list[str]:
+    """Files of the repository, outside of folders, that match patterns and that new files don't replace."""
+    there = api.list_repo_files(repo, revision=revision)
+    return [name for name in there if name not in files and "/" not in name and _matches(name, patterns)]
+
+
 def _commit(
     api: HfApi,
     repo: str,
     files: Mapping[str, Path | bytes],
+    removed: Sequence[str],
     *,
     message: str,
     description: str | None = None,
     revision: str | None = None,
     create_pr: bool = False,
-    replaces: Sequence[str],
 ) -> CommitInfo:
-    """Sends files in one commit, which removes others that match the patterns `replaces`."""
-    there = api.list_repo_files(repo, revision=revision)
+    """Sends files and removes others in one commit."""
     operations: list[CommitOperationAdd | CommitOperationCopy | CommitOperationDelete] = [
-        CommitOperationDelete(name) for name in there if name not in files and _matches(name, replaces)
+        *(CommitOperationDelete(name) for name in removed)
     ]
     operations += [CommitOperationAdd(name, content) for name, content in files.items()]
     return api.create_commit(

@@ -97,8 +97,9 @@ class Recipe:
         learning_rate: The peak learning rate.
         batch_tokens: Target tokens per update, on all devices together.
         steps: Number of updates.
-        target_tokens: Target tokens trained on, in all.
+        target_tokens: Target tokens trained on, in all; as text if the number is rounded.
         dropout: P_drop.
+        dropout_warmup_steps: Number of updates over which dropout rises from 0 to that.
         bpe_dropout: Probability with which merges were dropped in the training data.
         label_smoothing: epsilon_ls.
         precision: For instance "bfloat16".
@@ -114,8 +115,9 @@ class Recipe:
     learning_rate: float | None = None
     batch_tokens: int | None = None
     steps: int | None = None
-    target_tokens: int | None = None
+    target_tokens: int | str | None = None
     dropout: float | None = None
+    dropout_warmup_steps: int | None = None
     bpe_dropout: float | None = None
     label_smoothing: float | None = None
     precision: str | None = None
@@ -356,12 +358,13 @@ def _recipe(recipe: Recipe) -> str:
     """The table of the training, without unknown values."""
     rows = [
         ("optimizer", recipe.optimizer),
-        ("peak learning rate", recipe.learning_rate),
+        ("peak learning rate", None if recipe.learning_rate is None else f"{recipe.learning_rate:.4g}"),
         ("schedule", recipe.schedule),
         ("target tokens per update", recipe.batch_tokens),
         ("steps", recipe.steps),
         ("target tokens in all", recipe.target_tokens),
         ("dropout", recipe.dropout),
+        ("steps of warm-up of dropout", recipe.dropout_warmup_steps),
         ("BPE-dropout", recipe.bpe_dropout),
         ("label smoothing", recipe.label_smoothing),
         ("precision", recipe.precision),

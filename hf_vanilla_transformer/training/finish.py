@@ -8,6 +8,7 @@ from typing import Any
 
 from ..data.corpora import read_corpus
 from ..data.files import write_text
+from ..data.formats import is_table
 from ..evaluation.loading import load_checkpoint
 from ..evaluation.metrics import corpus_bleu, corpus_chrf
 from ..evaluation.translation import translate
@@ -51,8 +52,9 @@ def finish_run(
     if data.bpe_dropout and facts.training_pairs is not None:
         facts = replace(facts, training_pairs=facts.training_pairs // data.bpe_dropout_copies)
     recipe = replace(facts.recipe, bpe_dropout=data.bpe_dropout or None, averaged_checkpoints=averaged or None)
-    files = [*data.train_source, *data.train_target, *data.train_data]
-    facts = replace(facts, recipe=recipe, samples=samples, training_files=files)
+    on_hub = [name for name in data.train_data if _is_on_hub(name)]
+    files = [*data.train_source, *data.train_target, *(name for name in data.train_data if name not in on_hub)]
+    facts = replace(facts, recipe=recipe, samples=samples, training_files=files, datasets=on_hub)
     # Where the model is that the card describes.
     if args.push_to_hub:
         facts = replace(facts, name=trainer.hub_model_id)
@@ -93,7 +95,7 @@ def _score(
     ]
     names = [*getattr(data, f"{part}_source"), *getattr(data, f"{part}_data")]
     evaluation = Evaluation(
-        dataset=", ".join(Path(name).name for name in names),
+        dataset=", ".join(name if _is_on_hub(name) else Path(name).name for name in names),
         scores=scores,
         sentences=len(sources),
         decoding=_decoding(model.generation_config),
@@ -102,6 +104,10 @@ def _score(
     step = max(len(sources) // SAMPLES_PER_CARD, 1)
     triples = list(zip(sources, translations, references, strict=True))[::step][:SAMPLES_PER_CARD]
     return evaluation, [Sample(*triple) for triple in triples]
+
+
+def _is_on_hub(name: str) -> bool:
+    return not is_table(name) and not Path(name).exists()
 
 
 def _decoding(config: Any) -> str:

@@ -676,25 +676,16 @@ def run_facts(trainer: VanillaTransformerTrainer, seconds: float | None = None) 
         trainer: After training.
         seconds: How long it took.
     """
-    args, config = trainer.args, trainer.model.config.to_dict()
-    tokens = args.per_device_train_batch_tokens * args.gradient_accumulation_steps * args.world_size
+    args, model = trainer.args, trainer.model
     return RunFacts(
         name=trainer.hub_model_id or args.hub_model_id or Path(args.output_dir or "model").resolve().name,
-        config=config,
-        parameters=trainer.model.num_parameters(),
+        config=model.config.to_dict(),
+        parameters=model.num_parameters(),
         training_pairs=len(trainer.train_dataset) if isinstance(trainer.train_dataset, datasets.Dataset) else None,
-        recipe=Recipe(
-            optimizer=_optimizer(args),
-            schedule=f"{_words(args.lr_scheduler_type)}, {args.warmup_steps:,.0f} updates of warm-up",
-            learning_rate=peak_learning_rate(args, trainer.model),
-            batch_tokens=tokens or None,
+        recipe=replace(
+            recipe_of(args, model, args.world_size),
             steps=trainer.state.global_step,
             target_tokens=trainer.target_tokens or None,
-            dropout=config.get("dropout"),
-            label_smoothing=args.label_smoothing_factor or config.get("label_smoothing"),
-            precision="bfloat16 autocast" if args.bf16 else "float16 autocast" if args.fp16 else "float32",
-            seed=args.seed,
-            averaged_checkpoints=args.average_last or None,
             hardware=_hardware(args),
             seconds=seconds,
             software=f"torch {torch.__version__}, transformers {transformers.__version__}",
@@ -702,6 +693,29 @@ def run_facts(trainer: VanillaTransformerTrainer, seconds: float | None = None) 
         curve=curve_of(trainer.state.log_history),
         evaluations=_evaluations(trainer),
         samples=[Sample(*sample) for sample in getattr(trainer.compute_metrics, "samples", [])],
+    )
+
+
+def recipe_of(args: VanillaTransformerTrainingArguments, model: Any, processes: int) -> Recipe:
+    """What a run's arguments say for the model's card.
+
+    Args:
+        args: The arguments.
+        model: The model, whose configuration has dropout and label smoothing.
+        processes: Number of processes that train together.
+    """
+    tokens = args.per_device_train_batch_tokens * args.gradient_accumulation_steps * processes
+    return Recipe(
+        optimizer=_optimizer(args),
+        schedule=f"{_words(args.lr_scheduler_type)}, {args.warmup_steps:,.0f} updates of warm-up",
+        learning_rate=peak_learning_rate(args, model),
+        batch_tokens=tokens or None,
+        dropout=getattr(model.config, "dropout", None),
+        dropout_warmup_steps=args.dropout_warmup_steps or None,
+        label_smoothing=args.label_smoothing_factor or getattr(model.config, "label_smoothing", None),
+        precision="bfloat16 autocast" if args.bf16 else "float16 autocast" if args.fp16 else "float32",
+        seed=args.seed,
+        averaged_checkpoints=args.average_last or None,
     )
 
 

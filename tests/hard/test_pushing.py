@@ -54,6 +54,7 @@ def hub(monkeypatch, tmp_path):
         return done if run_as_future else f"https://localhost/{repo_id}/commit/{len(commits)}"
 
     monkeypatch.setattr(HfApi, "upload_folder", upload_folder)
+    monkeypatch.setenv("HF_TOKEN", "hf_of_nobody")
     monkeypatch.setattr(HfApi, "create_repo", lambda *_, **__: SimpleNamespace(repo_id=REPOSITORY))
     return commits
 

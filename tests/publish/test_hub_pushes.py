@@ -154,7 +154,7 @@ def pushed(tiny_checkpoint, tmp_path_factory):
     folder = tmp_path_factory.mktemp("pushed")
     changed = AutoModelForSeq2SeqLM.from_pretrained(tiny_checkpoint)
     with torch.no_grad():
-        changed.model.shared.weight[5] += 1.0
+        changed.get_input_embeddings().weight[5] += 1.0
     with pytest.MonkeyPatch.context() as patch, running(LocalHub(me=TOKEN)) as local:
         connect(patch, local.endpoint)
         # What only training needs is left in the folder, as is what an editor leaves.
@@ -306,12 +306,35 @@ def test_a_private_repository_stays_private(push, hub):
 
 
 def test_files_of_an_older_model_are_removed_and_others_stay(push, hub):
-    old = ["model-00001-of-00002.safetensors", "model.safetensors.index.json", "source.spm", "recipe.json"]
-    hub.add(REPO, dict.fromkeys([*old, "photo.png", "docs/notes.md", "data/vocabulary.txt"], "old"))
-    assert push()[0] == 0
+    old = ["model-00001-of-00002.safetensors", "model.safetensors.index.json", "recipe.json", "source.spm"]
+    others = ["photo.png", "handler.py", "docs/vocab.json", "last-checkpoint/model-00001-of-00002.safetensors"]
+    hub.add(REPO, dict.fromkeys([*old, *others], "old"))
+    code, out, _ = push()
+    assert code == 0
+    assert f"removed from the repository: {', '.join(old)}\n" in out
     files = hub.repositories[REPO].files()
     assert [name for name in old if name in files] == []
-    assert {"photo.png", "docs/notes.md", "data/vocabulary.txt", "model.safetensors"} <= {*files}
+    assert [files[name] for name in others] == [b"old"] * len(others)
+
+
+def test_results_on_benchmarks_are_sent_and_other_hidden_files_are_not(push, hub, model_folder):
+    for name in (".eval_results/some--bench.yaml", ".git/config", ".env"):
+        (model_folder / name).parent.mkdir(exist_ok=True)
+        (model_folder / name).write_text("x")
+    code, out, _ = push()
+    assert code == 0
+    assert "not sent: .env, .git/config, model_card.json\n" in out
+    assert [name for name in hub.repositories[REPO].files() if name.startswith(".")] == [
+        ".gitattributes",
+        ".eval_results/some--bench.yaml",
+    ]
+
+
+def test_a_licence_of_the_code_is_added_where_it_lacks(push, hub, model_folder):
+    (model_folder / "LICENSE-CODE").unlink()
+    assert push()[0] == 0
+    assert hub.repositories[REPO].files()["LICENSE-CODE"] == (PACKAGE / "LICENSE").read_bytes()
+    assert not (model_folder / "LICENSE-CODE").exists()
 
 
 def test_a_push_that_fails_half_way_and_is_repeated(push, hub, model_folder):
@@ -427,14 +450,14 @@ def no_metadata(folder):
 def other_weights(folder):
     model = AutoModelForSeq2SeqLM.from_pretrained(folder)
     with torch.no_grad():
-        model.model.shared.weight[3] = 0.5
+        model.get_input_embeddings().weight[3] = 0.5
     model.save_pretrained(folder)
 
 
 def not_a_number(folder):
     model = AutoModelForSeq2SeqLM.from_pretrained(folder)
     with torch.no_grad():
-        model.model.shared.weight[3] = float("nan")
+        model.get_input_embeddings().weight[3] = float("nan")
     model.save_pretrained(folder)
 
 
@@ -467,7 +490,7 @@ def no_model(folder):
     ("spoil", "message"),
     [
         (no_card, "has no README.md; write it with `vanilla-transformer card "),
-        (a_card_of_empty_headings, 'README.md says "More Information Needed"; fill it in'),
+        (a_card_of_empty_headings, 'README.md says "More Information Needed"; fill that in'),
         (a_card_of_another_model, "README.md loads somebody/another-model, not me/model; correct it"),
         (no_metadata, "README.md isn't a model card"),
         (other_weights, "the weights in .* have changed since README.md was written; write it again"),

@@ -1,0 +1,119 @@
+"""Writes model_card.md, the card of the tiny Multi30k model, from its recipe and what docs/results.md says of it.
+
+    python -m scripts.multi30k_card
+
+A test holds that model_card.md is what this writes.
+"""
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from hf_vanilla_transformer import VanillaTransformerForConditionalGeneration
+from hf_vanilla_transformer.data.files import write_text
+from hf_vanilla_transformer.evaluation.metrics import Score
+from hf_vanilla_transformer.publish.model_card import Evaluation, RunFacts, Sample, fill_model_card
+from hf_vanilla_transformer.training.recipe import parse_recipe
+from hf_vanilla_transformer.training.trainer import recipe_of
+
+ROOT = Path(__file__).parents[1]
+RESULTS = ROOT / "docs" / "results.md"
+HEADING = "## Multi30k English-German, the tiny model"
+PROCESSES = 2
+MEASURED = re.compile(
+    r"The model has (?P<parameters>[\d,]+) parameters\. Training took (?P<steps>[\d,]+) updates and "
+    r"(?P<tokens>[\d.]+ million) target tokens, on both cores for (?P<minutes>\d+) minutes "
+    r"\([^)]*(?P<date>\d{4}-\d\d-\d\d)\)\. These are the scores of the mean of the last (?P<averaged>\w+) checkpoints, "
+    r"[^.]*decoded as in the paper \((?P<beam>beam \d+), alpha (?P<alpha>[\d.]+)\)"
+)
+MACHINE = re.compile(r"Unless stated otherwise, the machine has (.*); each run used one core")
+LIMITS = (
+    "The model knows captions of photographs, lower-cased and tokenised as in Multi30k's own form lc.norm.tok; its "
+    "input has to be in that form, and its translations are. They tend to be too short. A single training run has some "
+    "variance: [docs/results.md](docs/results.md) has it, with the commands, trials and the published score for this "
+    "architecture. The weights aren't published; the command there trains such a model."
+)
+
+
+def facts() -> RunFacts:
+    """Returns the facts about the model.
+
+    Raises:
+        ValueError: docs/results.md doesn't say what it is expected to, or contradicts the recipe.
+    """
+    text = RESULTS.read_text(encoding="utf-8")
+    section = text.partition(f"{HEADING}\n")[2].partition("\n## ")[0]
+    measured, machine = MEASURED.search(section), MACHINE.search(text)
+    if measured is None or machine is None:
+        raise ValueError(f"{RESULTS}: the sentences under {HEADING!r}, or on the machine, have changed; adapt MEASURED")
+    folder = "outputs/multi30k_tiny"
+    # The options of the command there, beside those of torchrun.
+    options = ["--gradient-accumulation-steps", "1", "--bf16", "true", "--output-dir", folder]
+    data, model_arguments, args = parse_recipe(["multi30k_tiny"], options)
+    with torch.device("meta"):
+        model = VanillaTransformerForConditionalGeneration(model_arguments.config(model_arguments.vocab_size))
+    counted, said = model.num_parameters(), _number(measured["parameters"])
+    if (counted, args.max_steps) != (said, _number(measured["steps"])):
+        raise ValueError(f"{RESULTS} says {said:,} parameters, and the recipe gives {counted:,}; or the steps differ")
+    if measured["averaged"] != "ten" or args.average_last != 10:
+        raise ValueError(f"{RESULTS} and the recipe differ in the number of averaged checkpoints")
+    return RunFacts(
+        name=f"{folder}/averaged-{args.average_last}",
+        title="Multi30k English-German, the tiny model",
+        config=model.config.to_dict(),
+        parameters=counted,
+        source_language="en",
+        target_language="de",
+        training_files=[*data.train_source, *data.train_target],
+        recipe=replace(
+            recipe_of(args, model, PROCESSES),
+            steps=args.max_steps,
+            target_tokens=measured["tokens"],
+            hardware=f"{machine[1]}, {measured['date']}",
+            seconds=60.0 * int(measured["minutes"]),
+        ),
+        evaluations=_evaluations(section, f"{measured['beam']}, length penalty {measured['alpha']}"),
+        samples=[Sample(*row) for row in _table(section, "| source | translation | reference |")],
+        limits=LIMITS,
+    )
+
+
+def _number(text: str) -> int:
+    return int(text.replace(",", ""))
+
+
+def _table(section: str, header: str) -> list[list[str]]:
+    """The cells of the table with this header."""
+    rows = section.partition(f"{header}\n")[2].partition("\n\n")[0].splitlines()[1:]
+    if not rows:
+        raise ValueError(f"{RESULTS} has no table {header}")
+    return [re.split(r" *(?<!\\)\| *", row.strip("| ")) for row in rows]
+
+
+def _evaluations(section: str, decoding: str) -> list[Evaluation]:
+    """The scores that have a signature, on the validation and on the test set."""
+    rows = [row for row in _table(section, "| | validation | test_2016_flickr | signature |") if len(row) == 4]
+    evaluations = []
+    for place, name in ((1, "validation"), (2, "test_2016_flickr")):
+        scores = [
+            Score("chrF2" if row[0] == "chrF2" else "BLEU", float(row[place].strip("*")), _code(row[3]))
+            for row in rows
+            if row[3]
+        ]
+        evaluations.append(Evaluation(f"Multi30k, {name}", scores, decoding=decoding, split=name))
+    return evaluations
+
+
+def _code(cell: str) -> str:
+    return cell.strip("`").replace("\\|", "|")
+
+
+def main() -> None:
+    """Writes the card."""
+    write_text(ROOT / "model_card.md", str(fill_model_card(facts())))
+
+
+if __name__ == "__main__":
+    main()

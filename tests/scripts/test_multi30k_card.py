@@ -1,0 +1,50 @@
+"""model_card.md is what the script makes of the recipe and docs/results.md, and says what these say."""
+
+import pytest
+import yaml
+
+from hf_vanilla_transformer.publish.model_card import fill_model_card
+from scripts import multi30k_card
+
+
+def test_the_card_is_in_step_with_the_results():
+    made = str(fill_model_card(multi30k_card.facts()))
+    assert (multi30k_card.ROOT / "model_card.md").read_text(encoding="utf-8") == made, "python -m scripts.multi30k_card"
+
+
+def test_its_figures_are_those_of_the_results():
+    text = (multi30k_card.ROOT / "model_card.md").read_text(encoding="utf-8")
+    data = yaml.safe_load(text.split("---\n")[1])
+    validation, test = (one["metrics"] for one in data["model-index"][0]["results"])
+    assert [score["value"] for score in validation] == [41.61, 41.61, 41.71, 65.28]
+    assert [score["value"] for score in test] == [41.21, 41.21, 41.29, 65.88]
+    assert test[0]["args"]["signature"] == "nrefs:1|case:lc|eff:no|tok:none|smooth:none|version:2.6.0"
+    for row in (
+        "| parameters | 2,598,912 |", "| steps | 19,000 |", "| target tokens in all | 35.8 million |",
+        "| time | 1 h 31 min |", "| averaged checkpoints | 10 |", "| vocabulary | 10,000 tokens, one for both",
+        "| hardware | 2 cores of an AMD EPYC with AVX-512 BF16, 2026-11-22 |",
+        "| layers (N), encoder + decoder | 4 + 4 |",
+    ):  # fmt: skip
+        assert row in text
+    samples = text.partition("## Sample translations")[2].partition("## Limits")[0]
+    assert len([line for line in samples.splitlines() if line.startswith("| ")]) == 2 + 10
+    assert "license" not in data
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "problem"),
+    [
+        ("2,598,912 parameters", "2,598,913 parameters", "and the recipe gives 2,598,912"),
+        ("took 19,000 updates", "took 18,000 updates", "or the steps differ"),
+        ("Training took", "It took", "have changed; adapt MEASURED"),
+        ("last ten checkpoints", "last five checkpoints", "differ in the number of averaged checkpoints"),
+        ("| | validation | test_2016_flickr | signature |", "| | test_2016_flickr |", "has no table"),
+    ],
+)
+def test_results_that_say_something_else_are_refused(monkeypatch, tmp_path, old, new, problem):
+    text = multi30k_card.RESULTS.read_text(encoding="utf-8")
+    assert old in text
+    (tmp_path / "results.md").write_text(text.replace(old, new), encoding="utf-8")
+    monkeypatch.setattr(multi30k_card, "RESULTS", tmp_path / "results.md")
+    with pytest.raises(ValueError, match=problem):
+        multi30k_card.facts()
