@@ -250,7 +250,7 @@ def hub_errors(repo: str) -> Iterator[None]:
         raise PublishError("HF_HUB_OFFLINE forbids to ask the Hub; unset it to publish") from error
     except HFValidationError as error:
         raise PublishError(f"{repo!r} can't be a repository's name; give user/name") from error
-    except (HTTPError, RuntimeError) as error:
+    except (HTTPError, RuntimeError, ConnectionError, TimeoutError) as error:
         status = _status(error)
         if status == 401:
             raise PublishError(f"the Hub doesn't accept the token (401) for {repo}; {LOG_IN}") from error

@@ -31,7 +31,8 @@ CARRIED_FILES = (
     "special_tokens_map.json", "added_tokens.json", *VOCABULARY_FILES,
 )  # fmt: skip
 
-REPORT_FILES = ("README.md", "scores.json", "*.translations.txt")  # which a run writes beside an average
+# Which a run writes beside an average.
+REPORT_FILES = ("README.md", "model_card.json", "scores.json", "*.translations.txt")
 
 
 def average_checkpoints(

@@ -52,7 +52,7 @@ def finish_run(
     if data.bpe_dropout and facts.training_pairs is not None:
         facts = replace(facts, training_pairs=facts.training_pairs // data.bpe_dropout_copies)
     recipe = replace(facts.recipe, bpe_dropout=data.bpe_dropout or None, averaged_checkpoints=averaged or None)
-    on_hub = [name for name in data.train_data if _is_on_hub(name)]
+    on_hub = [name for name in data.train_data if is_on_hub(name)]
     files = [*data.train_source, *data.train_target, *(name for name in data.train_data if name not in on_hub)]
     facts = replace(facts, recipe=recipe, samples=samples, training_files=files, datasets=on_hub)
     # Where the model is that the card describes.
@@ -95,7 +95,7 @@ def _score(
     ]
     names = [*getattr(data, f"{part}_source"), *getattr(data, f"{part}_data")]
     evaluation = Evaluation(
-        dataset=", ".join(name if _is_on_hub(name) else Path(name).name for name in names),
+        dataset=", ".join(name if is_on_hub(name) else Path(name).name for name in names),
         scores=scores,
         sentences=len(sources),
         decoding=_decoding(model.generation_config),
@@ -106,7 +106,8 @@ def _score(
     return evaluation, [Sample(*triple) for triple in triples]
 
 
-def _is_on_hub(name: str) -> bool:
+def is_on_hub(name: str) -> bool:
+    """Whether training data of this name is a data set on the Hub, rather than a table's file or a folder."""
     return not is_table(name) and not Path(name).exists()
 
 

@@ -15,6 +15,7 @@ from transformers import AutoModelForSeq2SeqLM
 from hf_vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration, cli
 from hf_vanilla_transformer.publish.facts import curve_of, read_facts
 from hf_vanilla_transformer.publish.model_card import CurvePoint, Recipe, RunFacts, fill_model_card, save_card
+from hf_vanilla_transformer.training.finish import is_on_hub
 
 
 @pytest.fixture(scope="module")
@@ -88,6 +89,30 @@ def test_the_card_that_training_wrote(trained):
         for one in data_of(trained / "averaged-2").eval_results
     ]
     assert shown == [(one["split"], score["name"], score["signature"]) for one in scores for score in one["scores"]]
+
+
+@pytest.mark.slow
+def test_a_resumed_run_has_no_time_as_nobody_knows_all_of_it(tmp_path):
+    recipe = {**recipe_in(tmp_path), "num_beams": 1, "eval_strategy": "no"}
+    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(recipe), encoding="utf-8")
+    train = ["train", "--config", str(tmp_path / "recipe.yaml")]
+    averaged = tmp_path / "run" / "averaged-2"
+    assert cli.main(train) == 0
+    assert "\n| time | " in text_of(averaged)
+    assert cli.main([*train, "--resume", "--max-steps", "6"]) == 0
+    assert "\n| steps | 6 |\n" in text_of(averaged)
+    assert "\n| time | " not in text_of(averaged)
+    assert cli.main(["card", str(averaged), "--overwrite"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [("wmt/wmt14", True), ("wmt14", True), ("a.tsv", False), ("b.jsonl.gz", False), ("here", False)],
+)
+def test_data_sets_on_the_hub_are_named_and_files_are_files(name, expected, tmp_path, monkeypatch):
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path)
+    assert is_on_hub(name) is expected
 
 
 def test_what_the_user_says_is_added_and_the_rest_is_as_it_was(folder, card):
