@@ -18,7 +18,7 @@ from typing import Any, NoReturn
 
 from .. import __version__
 from ..data.messages import did_you_mean, first_line, is_out_of_memory
-from . import average, convert, evaluate, export, info, train, translate
+from . import average, convert, evaluate, export, info, score, train, translate
 from .common import PROGRAM, RunError, UsageError, wanted_memory
 
 EXIT_FAILURE = 1
@@ -187,6 +187,7 @@ COMMANDS: dict[str, Callable[[argparse.ArgumentParser], None]] = {
     "average": average.add_arguments,
     "evaluate": evaluate.add_arguments,
     "translate": translate.add_arguments,
+    "score": score.add_arguments,
     "convert": convert.add_arguments,
     "export": export.add_arguments,
     "info": info.add_arguments,
