@@ -226,7 +226,7 @@ class VanillaTransformerTrainingArguments(Seq2SeqTrainingArguments):
     )
     training_shortcuts: bool = _option(True, "Compute the same loss and gradients in less time, on a CPU.")
     keep_freed_memory: bool | None = _option(
-        None, "On a CPU, let the whole process keep freed memory, which saves time (default: in the command alone)."
+        None, "On a CPU, let the process keep freed memory, which saves time (default: in the command alone)."
     )
 
     def __post_init__(self) -> None:
