@@ -4,7 +4,7 @@
         --validation-target val.de --minutes 60 --output-dir outputs/marian
 
 The result has source.spm and target.spm (unigram), one vocab.json over both, and OPUS-MT's configuration: what
-`vanilla-transformer convert` and `MarianMTModel.from_pretrained` read. `--resume` goes on from the last state saved.
+`vanilla-transformer convert` and `MarianMTModel.from_pretrained` read. `--resume` continues from the last state saved.
 """
 
 import argparse
@@ -68,7 +68,7 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
         parser.add_argument(f"--{name}", type=Path, required=True, help="text file, one sentence per line")
     parser.add_argument("--output-dir", type=Path, required=True, help="folder for the model")
     parser.add_argument("--minutes", type=float, required=True, help="time to train, with that before --resume")
-    parser.add_argument("--resume", action="store_true", help="go on from the state in --output-dir")
+    parser.add_argument("--resume", action="store_true", help="continue from the state in --output-dir")
     parser.add_argument("--source-lang", default="en", help="its code (default: en)")
     parser.add_argument("--target-lang", default="de", help="its code (default: de)")
     numbers = {"d-model": 512, "layers": 6, "heads": 8, "ffn": 2048, "num-beams": 4}

@@ -3,6 +3,7 @@
 import atexit
 import os
 import shutil
+import signal
 import tempfile
 from pathlib import Path
 
@@ -19,6 +20,9 @@ for _variable in ("HF_HUB_CACHE", "HF_MODULES_CACHE", "HF_DATASETS_CACHE", "HF_X
 # The tests' tensors are so small that threads cost more than they save, all the more beside other processes.
 # Subprocesses inherit this: a test that trains in one gives it an environment of its own.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# A shell starts what runs in the background with Ctrl-C ignored, which the programs that tests interrupt would inherit.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 import pytest  # noqa: E402
 from hypothesis import settings  # noqa: E402

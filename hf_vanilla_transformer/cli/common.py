@@ -177,6 +177,18 @@ def add_decoding_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="source tokens per batch, times the beam size (default: %(default)s)",
     )
+    add_model_arguments(parser)
+    parser.add_argument(
+        "--compute-type",
+        choices=["default", "int8", "compiled"],
+        help="on a CPU only. int8: 8-bit weights, several times as fast with nearly the same output; compiled: machine "
+        "code for this model, faster with the same output; the first call compiles for about a minute and needs a C++ "
+        "compiler",
+    )
+
+
+def add_model_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declares the options of the batches' size, of the device, and of loading a model."""
     parser.add_argument(
         "--batch-size",
         type=up_to_limit("batch_size"),
@@ -196,13 +208,6 @@ def add_decoding_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--trust-remote-code", action="store_true", help="run code that comes with the model; only if you trust it"
-    )
-    parser.add_argument(
-        "--compute-type",
-        choices=["default", "int8", "compiled"],
-        help="on a CPU only. int8: 8-bit weights, several times as fast with nearly the same output; compiled: machine "
-        "code for this model, faster with the same output; the first call compiles for about a minute and needs a C++ "
-        "compiler",
     )
 
 

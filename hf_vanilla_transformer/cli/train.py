@@ -299,6 +299,7 @@ class _Run:
         from ..evaluation.loading import check_tokenizer, load_config
         from ..training.run_folder import RecipeKeeper
         from ..training.trainer import TranslationMetrics, VanillaTransformerTrainer, by_length, callbacks_for
+        from ..training.translation_log import TranslationLog
         from .console import Console
 
         self.cleaning = cleaning = Cleaning(self.data.max_length, self.data.max_length_ratio)
@@ -324,11 +325,13 @@ class _Run:
             validation = None
             if self.data.corpus("validation"):
                 everything = Cleaning(sys.maxsize)
-                validation = by_length(tokenize(self._read("validation"), tokenizer, everything))
+                lines = self._read("validation")
+                lines = lines.add_column("line", range(len(lines)))
+                validation = by_length(tokenize(lines, tokenizer, everything))
         if not self.data.streaming:
             self._say(f"Training data: {cleaning}")
         model = self._model(tokenizer)
-        metrics = TranslationMetrics(tokenizer, self.args.bleu_tokenize)
+        metrics = TranslationMetrics(tokenizer, self.args.bleu_tokenize, num_samples=self.args.num_samples)
         trainer = VanillaTransformerTrainer(
             model=model,
             args=self.args,
@@ -341,6 +344,8 @@ class _Run:
         )
         for callback in (PrinterCallback, ProgressCallback):  # Console replaces them
             trainer.remove_callback(callback)
+        if validation is not None:
+            trainer.add_callback(TranslationLog(trainer, validation["line"], len(lines)))
         return trainer
 
     def _read(self, part: str, streaming: bool = False) -> Any:

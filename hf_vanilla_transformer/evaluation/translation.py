@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -498,7 +498,48 @@ class Likelihood:
             return math.inf
 
 
+class TargetScore(NamedTuple):
+    """How probable a model finds one given translation.
+
+    Attributes:
+        log_probability: Of all its tokens together, in nats.
+        num_tokens: Its tokens, `</s>` included.
+    """
+
+    log_probability: float
+    num_tokens: int
+
+
 def score_targets(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    sources: Iterable[str],
+    targets: Iterable[str],
+    **options: Any,
+) -> Likelihood:
+    """Forces the model to write given targets and sums up how improbable it finds them.
+
+    Args:
+        model: As for `score_pairs`, like all others.
+        tokenizer: Its tokenizer.
+        sources: The sentences.
+        targets: Their translations.
+        **options: `batch_size`, `max_tokens`, `progress`, `on_omission`.
+
+    Returns:
+        Log-probability and number of target tokens, hence perplexity, and the number of pairs left out.
+
+    Raises:
+        TypeError: As for `score_pairs`.
+        ValueError: As for `score_pairs`.
+    """
+    scores = score_pairs(model, tokenizer, sources, targets, **options)
+    counted = [score for score in scores if score is not None]
+    total, num_tokens = math.fsum(one.log_probability for one in counted), sum(one.num_tokens for one in counted)
+    return Likelihood(-total, num_tokens, len(scores) - len(counted))
+
+
+def score_pairs(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
     sources: Iterable[str],
@@ -508,8 +549,8 @@ def score_targets(
     max_tokens: int | None = None,
     progress: Callable[[int], object] | None = None,
     on_omission: Callable[[int], object] | None = None,
-) -> Likelihood:
-    """Forces the model to write given targets and sums up how improbable it finds them.
+) -> list[TargetScore | None]:
+    """Forces the model to write given targets, and tells how probable it finds each.
 
     Args:
         model: A model, or what `ensemble` made of several.
@@ -523,7 +564,7 @@ def score_targets(
         on_omission: Called with the index of each pair that is left out; None: a warning is logged.
 
     Returns:
-        Log-probability and number of target tokens, hence perplexity, and the number of pairs left out.
+        The score of each pair, in their order; None: it is left out.
 
     Raises:
         TypeError: `sources` or `targets` is one string, a set, a dictionary or nothing, or has what is not a string.
@@ -539,15 +580,20 @@ def score_targets(
     if not texts:
         raise ValueError("sources and targets are empty; a likelihood needs at least one sentence")
     pairs = _pairs(tokenizer, texts, references, source_limit(model, max_tokens, tokenizer), on_omission)
-    num_left_out = len(texts) - len(pairs)
-    if progress is not None and num_left_out:
-        progress(num_left_out)
-    total = 0.0
-    for batch in batches([max(map(len, pair)) for pair in pairs], batch_size, SCORED_TOKENS_PER_BATCH):
-        total += _score_batch(model, tokenizer, [pairs[i][0] for i in batch], [pairs[i][1] for i in batch])
+    scores: list[TargetScore | None] = [None] * len(texts)
+    if progress is not None and len(pairs) < len(texts):
+        progress(len(texts) - len(pairs))
+    indices = list(pairs)
+    for batch in batches([max(map(len, pair)) for pair in pairs.values()], batch_size, SCORED_TOKENS_PER_BATCH):
+        chosen = [indices[i] for i in batch]
+        inputs, labels = ([pairs[index][side] for index in chosen] for side in (0, 1))
+        for index, target, log_probability in zip(
+            chosen, labels, _log_probabilities(model, tokenizer, inputs, labels), strict=True
+        ):
+            scores[index] = TargetScore(log_probability, len(target))
         if progress is not None:
             progress(len(batch))
-    return Likelihood(total, sum(len(target) for _, target in pairs), num_left_out)
+    return scores
 
 
 def _pairs(
@@ -556,14 +602,14 @@ def _pairs(
     targets: list[str],
     limit: int,
     on_omission: Callable[[int], object] | None,
-) -> list[tuple[list[int], list[int]]]:
-    """Tokenizes pairs and leaves out those of which one side has more than `limit` tokens."""
+) -> dict[int, tuple[list[int], list[int]]]:
+    """Tokenizes pairs, by their indices, and leaves out those of which one side has more than `limit` tokens."""
     source_ids = tokenize(encoder(tokenizer), sources, limit)
     target_ids = tokenize(lambda some: tokenizer(text_target=some)["input_ids"], targets, limit)
-    pairs = []
+    pairs = {}
     for index, (source, target) in enumerate(zip(source_ids, target_ids, strict=True)):
         if source is not None and target is not None:
-            pairs.append((source, target))
+            pairs[index] = source, target
         elif on_omission is not None:
             on_omission(index)
         else:
@@ -576,9 +622,9 @@ def _pairs(
     return pairs
 
 
-def _score_batch(
+def _log_probabilities(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, sources: list[list[int]], targets: list[list[int]]
-) -> float:
+) -> list[float]:
     inputs = tokenizer.pad({"input_ids": sources}, return_tensors="pt").to(model.device)
     rows = [torch.tensor(ids) for ids in targets]
     labels = nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=-100).to(model.device)  # (B, T)
@@ -590,7 +636,7 @@ def _score_batch(
             use_cache=False,
         ).logits  # (B, T, V)
         losses = F.cross_entropy(logits.flatten(0, 1).float(), labels.flatten(), ignore_index=-100, reduction="none")
-    return losses.double().sum().item()
+    return (-losses.double().view(labels.shape).sum(dim=1)).tolist()
 
 
 # ---- Ensembles ----

@@ -1,4 +1,4 @@
-"""Models of ours as ONNX graphs: an encoder, a decoder, and a decoder that goes on from what it has decoded.
+"""Models of ours as ONNX graphs: an encoder, a decoder, and a decoder that continues what it has decoded.
 
 Files, inputs and outputs have the names that Optimum gives them, which other programs know. The graphs are made by
 torch.onnx, as transformers' own exporter (`transformers.exporters`, 5.23) can't make them: its export_for_generation
@@ -35,7 +35,7 @@ TOLERANCE = 1e-4
 
 
 class Sizes(NamedTuple):
-    """Sizes of an example, whose target goes on from `past` tokens."""
+    """Sizes of an example, whose target continues `past` tokens."""
 
     batch: int
     source: int

@@ -38,7 +38,10 @@ from .model_card import CARD, FACTS, RunFacts, fill_model_card
 
 MODEL_TYPE = "vanilla_transformer"
 # What a run's folder has and nobody needs who only loads the model.
-RUN_FILES = ("tokenizer/*", "run.lock", "recipe.json", "trainer_state.json", FACTS, "checksums.json", "*.bin")
+RUN_FILES = (
+    *("tokenizer/*", "translations/*", "run.lock", "recipe.json", "trainer_state.json", "checksums.json", "*.bin"),
+    FACTS,
+)
 NOT_SENT = (
     *("checkpoint-*", "averaged-*", "runs/*", "wandb/*", "*.pt", "*.pth", "*.log", "*.partial", "*__pycache__/*"),
     *RUN_FILES,
@@ -53,6 +56,7 @@ LICENSE, LICENSE_OF_CODE = Path(__file__).parents[1] / "LICENSE", "LICENSE-CODE"
 TOKEN = re.compile(rb"\bhf_[A-Za-z0-9]{30,}\b")
 LARGEST_TEXT = 50_000_000  # bytes of a file that is searched for tokens
 LOADS = re.compile(r"from_pretrained\(\s*(\"(?:[^\"\\]|\\.)*\")")
+EMPTY = re.compile(r"more\s+information\s+needed", re.IGNORECASE)  # what transformers' own cards mostly consist of
 LOG_IN = "log in with `hf auth login`, or set HF_TOKEN, with a token that may write"
 
 
@@ -426,10 +430,8 @@ def _checked_card(folder: Path, repo: str) -> tuple[str, list[str]]:
     except CardError as error:
         raise PublishError(str(error)) from error
     text = file.read_text(encoding="utf-8-sig")
-    if "more information needed" in text.lower():
-        raise PublishError(
-            f'{file} says "More Information Needed"; fill that in, or write it with `{make} --overwrite`'
-        )
+    if empty := EMPTY.search(text):
+        raise PublishError(f'{file} says "{empty[0]}"; fill that in, or write it with `{make} --overwrite`')
     if not describes_these_weights(folder):
         raise PublishError(
             f"the weights in {folder} have changed since {CARD} was written; write it again with `{make} --overwrite`"

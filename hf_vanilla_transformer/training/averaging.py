@@ -61,7 +61,7 @@ def average_checkpoints(
         output: The folder to write; if it is a symbolic link, the folder that it refers to.
         overwrite: Whether an existing model may be replaced.
         max_shard_size: A larger file of weights is split, as by `save_pretrained`: bytes, or "5GB".
-        trust_remote_code: Whether code that comes with the last checkpoint may run, in order to check its weights.
+        trust_remote_code: Whether code that comes with the last checkpoint may run, to check its weights.
 
     Raises:
         ValueError: A checkpoint is damaged, given twice or doesn't match the first (tensors, shapes, dtypes,

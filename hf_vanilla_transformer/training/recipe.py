@@ -216,6 +216,7 @@ class VanillaTransformerTrainingArguments(Seq2SeqTrainingArguments):
         3, "Stop after this many updates in a row whose loss or gradients are NaN or infinite; 0: never."
     )
     average_last: int = _option(0, "Number of last checkpoints to average at the end (6.1); 0: none.")
+    num_samples: int = _option(3, "Translations of the validation set to show at each evaluation.")
     bleu_tokenize: str = _option("13a", "sacreBLEU's tokeniser; none for tokenised text.")
     logging_steps: float = _option(100, "Updates between two log lines.")
     logging_nan_inf_filter: bool = _option(False, "Leave losses of NaN out of the log; a recipe can't.")
@@ -225,7 +226,7 @@ class VanillaTransformerTrainingArguments(Seq2SeqTrainingArguments):
     )
     training_shortcuts: bool = _option(True, "Compute the same loss and gradients in less time, on a CPU.")
     keep_freed_memory: bool | None = _option(
-        None, "On a CPU, let the whole process keep freed memory, which saves time (default: in the command alone)."
+        None, "On a CPU, let the process keep freed memory, which saves time (default: in the command alone)."
     )
 
     def __post_init__(self) -> None:
@@ -240,6 +241,8 @@ class VanillaTransformerTrainingArguments(Seq2SeqTrainingArguments):
         super().__post_init__()
         if self.per_device_train_batch_tokens < 0:
             raise ValueError(f"per_device_train_batch_tokens is {self.per_device_train_batch_tokens}; give 0 or more")
+        if self.num_samples < 0:
+            raise ValueError(f"num_samples is {self.num_samples}; give 0 or more")
         if self.shuffle_buffer_size < 1:
             raise ValueError(f"shuffle_buffer_size is {self.shuffle_buffer_size}; give 1 or more")
 

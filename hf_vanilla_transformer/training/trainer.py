@@ -42,7 +42,6 @@ from .checkpoints import checkpoints_in, damage_of, write_checksums
 from .recipe import VanillaTransformerTrainingArguments
 from .sharding import ShardingTrainer
 
-SAMPLES_PER_EVALUATION = 3
 CODE_FILES = ("*.py", "LICENSE-CODE")  # what a checkpoint needs to be loaded without this package
 
 logger = logging.get_logger(__name__)
@@ -567,8 +566,10 @@ class TranslationMetrics:
             the key "score", or with one that is taken, under the metric's own name. Functions
             `f(translations, references)` report the number that they return, under their name.
         show: Called with each line that shows a few translations at each evaluation; `print`, for instance.
+        num_samples: How many translations to keep as samples.
 
     Attributes:
+        translations: All of the last evaluation, in the order of the data set.
         samples: Of the last evaluation: (source, translation, reference); the source is empty unless the Trainer was
             told `include_for_metrics=["inputs"]`.
         signature: sacreBLEU's, of the last evaluation.
@@ -580,8 +581,11 @@ class TranslationMetrics:
         tokenize: str = "13a",
         metrics: Sequence[Metric] = (),
         show: Callable[[str], Any] | None = None,
+        num_samples: int = 3,
     ) -> None:
         self.tokenizer, self.tokenize, self.metrics, self.show = tokenizer, tokenize, tuple(metrics), show
+        self.num_samples = num_samples
+        self.translations: list[str] = []
         self.samples: list[tuple[str, str, str]] = []
         self.signature = ""
 
@@ -590,6 +594,7 @@ class TranslationMetrics:
         hypotheses, references = self._texts(predictions.predictions), self._texts(predictions.label_ids)
         bleu = corpus_bleu(hypotheses, references, tokenize=self.tokenize)
         self.signature = bleu.signature
+        self.translations = hypotheses
         self.samples = self._samples(predictions.inputs, hypotheses, references)
         if self.show is not None:
             for sample in self.samples:
@@ -600,9 +605,10 @@ class TranslationMetrics:
         return scores
 
     def _samples(self, inputs: Any, hypotheses: list[str], references: list[str]) -> list[tuple[str, str, str]]:
-        places = np.linspace(0, len(hypotheses) - 1, SAMPLES_PER_EVALUATION + 2).astype(int)[1:-1].tolist()
-        places = sorted(set(places))
-        sources = [""] * len(places) if inputs is None else self._texts(inputs[places])
+        places = list(range(len(hypotheses)))
+        if self.num_samples < len(places):  # some from everywhere
+            places = np.linspace(0, len(places) - 1, self.num_samples + 2).astype(int)[1:-1].tolist()
+        sources = [""] * len(places) if inputs is None or not places else self._texts(inputs[places])
         return [(source, hypotheses[place], references[place]) for source, place in zip(sources, places, strict=True)]
 
     def _texts(self, token_ids: Any) -> list[str]:

@@ -270,6 +270,7 @@ def test_wrong_use_is_one_line_that_names_the_fix(run, tiny_checkpoint, argument
         ["average", str(ROOT)],
         ["evaluate", "--model", MODEL, "--source", __file__, "--reference", __file__],
         ["translate", "--model", MODEL, "nine"],
+        ["score", "--model", MODEL, "--source", __file__, "--target", __file__],
         ["convert", MODEL, "--output", "new"],
         ["export", "--model", MODEL, "--to", "torch", "--output", "new"],
         ["info"],

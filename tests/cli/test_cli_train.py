@@ -211,6 +211,40 @@ def test_figures_go_to_tensorboard(recipe, corpus, monkeypatch):
     events = EventAccumulator(str(corpus / "figures"))
     events.Reload()
     assert {"train/loss", "train/tokens_per_second", "eval/perplexity", "eval/bleu"} <= set(events.Tags()["scalars"])
+    texts = events.Tensors("validation/translations/text_summary")
+    assert [event.step for event in texts] == [2, 4]
+    shown = texts[0].tensor_proto.string_val[0].decode().splitlines()
+    assert shown[:2] == ["| source | translation | reference |", "|---|---|---|"]
+    assert len(shown) == 2 + 3  # num_samples
+    assert all(line.count("|") == 4 for line in shown)
+
+
+def test_translations_of_each_evaluation_are_in_the_order_of_the_validation_file(capsys, recipe, corpus, monkeypatch):
+    """Although they are translated by length, and a line that is empty is left out."""
+
+    def copy_sources(metrics, predictions):
+        scores = score(metrics, predictions)
+        assert len(metrics.translations) == len(predictions.predictions)
+        metrics.translations = metrics._texts(predictions.inputs)  # which a hardly trained model can't tell apart
+        return scores
+
+    score = trainer.TranslationMetrics.__call__
+    monkeypatch.setattr(trainer.TranslationMetrics, "__call__", copy_sources)
+    sources = (corpus / "val.en").read_text(encoding="utf-8").splitlines()
+    sources[3] = " "
+    (corpus / "val.en").write_text("".join(f"{line}\n" for line in sources), encoding="utf-8")
+    assert train(recipe, "--num-samples", "2") == 0
+    assert capsys.readouterr().out.count("  translation: ") == 2 * 2
+    files = {path.name: path.read_text(encoding="utf-8") for path in (corpus / "run" / "translations").iterdir()}
+    sources[3] = ""
+    assert files == dict.fromkeys(["update-2.txt", "update-4.txt"], "".join(f"{line}\n" for line in sources))
+    assert sources != sorted(sources, key=len, reverse=True)
+
+
+def test_no_samples_are_shown_if_none_are_asked_for(capsys, recipe):
+    assert train(recipe, "--num-samples", "0") == 0
+    assert "translation:" not in capsys.readouterr().out
+    assert "num_samples is -1; give 0 or more" in complaint(capsys, recipe, "--num-samples", "-1")
 
 
 def test_going_on_from_a_saved_model(recipe, corpus, tiny_checkpoint):

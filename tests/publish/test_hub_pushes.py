@@ -159,7 +159,8 @@ def pushed(tiny_checkpoint, tmp_path_factory):
         connect(patch, local.endpoint)
         # What only training needs is left in the folder, as is what an editor leaves.
         first = shutil.copytree(tiny_checkpoint, folder / "first")
-        for name in ("checkpoint-2/model.safetensors", "runs/log", "optimizer.pt", "training_args.bin", ".cache/x"):
+        left = ("checkpoint-2/model.safetensors", "runs/log", "translations/update-2.txt", "optimizer.pt")
+        for name in (*left, "training_args.bin", ".cache/x", "recipe.json", "trainer_state.json"):
             (first / name).parent.mkdir(exist_ok=True)
             (first / name).write_text("of training")
         assert cli.main(["card", str(first), "--source-lang", "en", "--target-lang", "de", "--license", "mit"]) == 0

@@ -30,7 +30,7 @@ def projected_cross_entropy(
         hidden: The decoder's output, (B, T, d_model).
         projection: To the vocabulary; its weight is (V, d_model).
         labels: (B, T), -100 where there is no target.
-        num_items_in_batch: Targets of the whole batch, of which this may be a part (gradient accumulation, several
+        num_items_in_batch: Targets of the complete batch, of which this may be a part (gradient accumulation, several
             processes); None: those of `labels`.
         label_smoothing: eps_ls.
 

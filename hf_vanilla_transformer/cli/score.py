@@ -1,0 +1,83 @@
+"""`vanilla-transformer score`."""
+
+import argparse
+import sys
+
+from ..data.files import write_text
+from .common import (
+    add_model_arguments,
+    check_model_name,
+    check_output,
+    decoding_errors,
+    load_ensemble,
+    loading,
+    read_parallel,
+    up_to_limit,
+    use_threads,
+    warning_of_line,
+)
+
+TITLES = "log_probability\ttokens"
+LEFT_OUT = "\t"  # of a pair that is too long
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Tell how probable a model finds given translations."""
+    parser.epilog = (
+        "The result has one line per pair, after a line of titles: the log-probability of the target in nats, a tab, "
+        "and the number of its tokens, </s> included. Of several models, the mean of their probabilities is taken, as "
+        "in evaluate --ensemble. The line of a pair with too long a side has no numbers, and a warning names it."
+    )
+    parser.add_argument(
+        "--model", nargs="+", required=True, metavar="DIR", help="a saved model's folder, or its name on the Hub"
+    )
+    parser.add_argument("--source", required=True, metavar="FILE", help="sentences, one per line, UTF-8, .gz or not")
+    parser.add_argument("--target", required=True, metavar="FILE", help="their translations, line by line")
+    parser.add_argument("--output", metavar="FILE", help="write the scores there (default: standard output)")
+    parser.add_argument("--overwrite", action="store_true", help="replace an existing file")
+    parser.add_argument(
+        "--max-source-tokens",
+        type=up_to_limit("max_source_tokens"),
+        metavar="N",
+        help="most tokens of a source, and of a target (default: as for translate)",
+    )
+    add_model_arguments(parser)
+    parser.set_defaults(run=_score)
+
+
+def _score(arguments: argparse.Namespace) -> None:
+    """Checks the files, scores the pairs, and writes a line for each."""
+    for name in arguments.model:
+        check_model_name(name)
+    sources, targets = read_parallel(arguments.source, arguments.target)
+    if arguments.output is not None:
+        taken = {"--source": arguments.source, "--target": arguments.target}
+        check_output("--output", arguments.output, taken, arguments.overwrite)
+    with loading():
+        from ..evaluation.sources import check_target_codes
+        from ..evaluation.translation import score_pairs, source_limit
+
+        use_threads(arguments.threads)
+        tokenizer, model = load_ensemble(
+            arguments.model, arguments.device, arguments.dtype, arguments.trust_remote_code
+        )
+    limit = source_limit(model, arguments.max_source_tokens, tokenizer)
+    with decoding_errors():
+        check_target_codes(tokenizer, sources)
+        scores = score_pairs(
+            model,
+            tokenizer,
+            sources,
+            targets,
+            batch_size=arguments.batch_size,
+            max_tokens=arguments.max_source_tokens,
+            on_omission=lambda index: print(
+                warning_of_line(f"line {index + 1}", limit, "it has no score"), file=sys.stderr
+            ),
+        )
+    lines = [TITLES, *(LEFT_OUT if one is None else f"{one.log_probability:.6f}\t{one.num_tokens}" for one in scores)]
+    text = "".join(f"{line}\n" for line in lines)
+    if arguments.output is None:
+        sys.stdout.write(text)
+    else:
+        write_text(arguments.output, text)

@@ -1,0 +1,72 @@
+"""The words and phrases that the documentation and the package's comments and messages don't use."""
+
+import io
+import re
+import tokenize
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+# What is out -> what to write.
+OUT = {
+    r"mend(s|ed|ing)?": "fix",
+    r"(the )?whole": "complete, all of, throughout",
+    r"stands in(?! for)|stood in(?! for)": "is saved in, is in",
+    r"go(es|ing)? on from": "resume from",
+    r"(has|have) no words? for": "has no equivalent",
+    r"take(s|n)? no notice of": "ignore",
+    r"worked for a minute": "compiles for about a minute",
+    r"in other pieces": "a new segmentation",
+    r"who multiplies": "GEMM backend",
+    r"more information needed": "leave it out",
+    r"delve|leverag(e|es|ing)|seamless(ly)?|cutting[- ]edge|state[- ]of[- ]the[- ]art": "say what it does",
+    r"blazing(ly)?|lightning[- ]fast|supercharge[sd]?|game[- ]chang(er|ing)|effortless(ly)?": "give the figure",
+    r"utili[sz](e|es|ed|ing)": "use",
+    r"in order to": "to",
+    r"please note|it is worth noting|note that": "say it",
+}
+PATTERNS = {re.compile(rf"\b({pattern})\b", re.IGNORECASE): instead for pattern, instead in OUT.items()}
+MARKDOWN = [path for folder in (ROOT, ROOT / "docs") for path in folder.glob("*.md")]
+CODE = [
+    path for folder in ("hf_vanilla_transformer", "scripts", "benchmarks") for path in (ROOT / folder).rglob("*.py")
+]
+FILES = {path.relative_to(ROOT).as_posix(): path for path in sorted([*MARKDOWN, *CODE])}
+
+
+def english_of(path: Path) -> Iterator[tuple[int, str]]:
+    """The English of a file by lines: all of Markdown; comments and strings of Python, without {expressions}."""
+    text = path.read_text(encoding="utf-8")
+    if path.suffix == ".md":
+        yield from enumerate(text.splitlines(), start=1)
+        return
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if tokenize.tok_name[token.type] in ("COMMENT", "STRING", "FSTRING_MIDDLE"):
+            text = re.sub(r"\{[^{}\n]*\}", "", token.string)
+            yield from enumerate(text.splitlines(), start=token.start[0])
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_words_that_are_out_are_not_used(name: str) -> None:
+    found = [
+        f"{name}:{number}: {match.group()!r}; write: {instead}"
+        for number, line in english_of(FILES[name])
+        for pattern, instead in PATTERNS.items()
+        for match in pattern.finditer(line)
+    ]
+    assert found == []
+
+
+def test_words_are_found(tmp_path: Path) -> None:
+    """In Markdown, comments, docstrings and messages; a variable may have any name."""
+    (tmp_path / "page.md").write_text("One\nThe whole file stands in a folder.\n", encoding="utf-8")
+    (tmp_path / "code.py").write_text('"""Mends it."""\nwhole = 1  # goes on from here\nprint(f"{whole} Note that")\n')
+    lines = {name: list(english_of(tmp_path / name)) for name in ("page.md", "code.py")}
+    found = {
+        name: [(n, m.group().lower()) for n, line in some for p in PATTERNS for m in p.finditer(line)]
+        for name, some in lines.items()
+    }
+    assert found["page.md"] == [(2, "the whole"), (2, "stands in")]
+    assert found["code.py"] == [(1, "mends"), (2, "goes on from"), (3, "note that")]
+    assert not any(pattern.search("It stands in for a model.") for pattern in PATTERNS)
