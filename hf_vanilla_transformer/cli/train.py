@@ -155,7 +155,7 @@ class _Run:
         for name in (self.model.model_name_or_path, self.model.tokenizer_name_or_path):
             if name and not Path(name).is_dir():
                 check_model_on_hub(name)
-        if self.args.push_to_hub and not self.switches.dry_run:
+        if self.main and self.args.push_to_hub and not self.switches.dry_run:
             check_token()
         if self.switches.accept_changed_data and not self.resume:
             raise UsageError("--accept-changed-data is for a run that is resumed; give --resume too, or leave it out")

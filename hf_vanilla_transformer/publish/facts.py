@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 from huggingface_hub import EvalResultEntry, ModelCard, eval_result_entries_to_yaml
 
-from ..evaluation.loading import CONFIG, json_object, read_json, tensors_in
+from ..evaluation.loading import CONFIG, json_object, tensors_in
 from ..evaluation.metrics import Score
 from .model_card import (
     CARD,
@@ -48,7 +48,7 @@ def read_facts(folder: Path) -> tuple[RunFacts, str | None]:
         folder: The model's folder, as `save_pretrained` writes it.
 
     Returns:
-        The facts, and a sentence for the user if the training isn't known, or None.
+        The facts, and a sentence for the user if the weights aren't those that a training was saved for, or None.
 
     Raises:
         CardError: There is no complete model in the folder, or a file that is read can't be.
@@ -72,12 +72,6 @@ def read_facts(folder: Path) -> tuple[RunFacts, str | None]:
     # Aliases of a tied matrix aren't saved.
     values["parameters"] = sum(math.prod(entry["shape"]) for _, entry in tensors.values())
     return RunFacts(**{**values, "config": config}), note
-
-
-def describes_these_weights(folder: Path) -> bool:
-    """Whether the weights in a folder are those that its `model_card.json`, if it has one, was written for."""
-    saved = read_json(folder / FACTS)
-    return isinstance(saved, str) or saved.get(WEIGHTS) == weights_in(folder)
 
 
 def curve_of(log: Iterable[Mapping[str, Any]]) -> list[CurvePoint]:

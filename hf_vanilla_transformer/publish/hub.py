@@ -33,7 +33,7 @@ from transformers import PreTrainedModel
 from ..data.hub import HubError
 from ..data.messages import first_line
 from ..evaluation.loading import CONFIG, CheckpointError, json_object, load_checkpoint, tensors_in
-from .facts import EVAL_RESULTS, CardError, describes_these_weights, load_card, read_facts
+from .facts import EVAL_RESULTS, CardError, load_card, read_facts
 from .model_card import CARD, FACTS, RunFacts, fill_model_card
 
 MODEL_TYPE = "vanilla_transformer"
@@ -426,18 +426,18 @@ def _checked_card(folder: Path, repo: str) -> tuple[str, list[str]]:
         raise PublishError(f"{folder} has no {CARD}; write it with `{make}`")
     try:
         card = load_card(file)
-        facts, _ = read_facts(folder)
+        facts, changed = read_facts(folder)
     except CardError as error:
         raise PublishError(str(error)) from error
     text = file.read_text(encoding="utf-8-sig")
     if empty := EMPTY.search(text):
         raise PublishError(f'{file} says "{empty[0]}"; fill that in, or write it with `{make} --overwrite`')
-    if not describes_these_weights(folder):
+    if changed:
         raise PublishError(
             f"the weights in {folder} have changed since {CARD} was written; write it again with `{make} --overwrite`"
         )
     notes = [] if card.data.get("license") else [f"{CARD} names no licence; `{make} --license ID --overwrite` adds one"]
-    loaded = {json.loads(literal) for literal in LOADS.findall(text)}
+    loaded = {_plain(literal) for literal in LOADS.findall(text)}
     if loaded and repo not in loaded:
         own = [name for name in loaded if name == facts.name or Path(name).name == folder.resolve().name]
         if not own:
@@ -448,6 +448,13 @@ def _checked_card(folder: Path, repo: str) -> tuple[str, list[str]]:
         text = _renamed(text, own[0], repo)
         notes.append(f"in the {CARD} that is sent, the model's name is {repo}, not {own[0]}")
     return text, notes
+
+
+def _plain(literal: str) -> str:
+    try:
+        return str(json.loads(literal))
+    except ValueError:  # an escape that only Python knows
+        return literal[1:-1]
 
 
 def _renamed(text: str, old: str, new: str) -> str:

@@ -297,7 +297,7 @@ class VanillaTransformerTrainer(ShardingTrainer):
             PublishError: There is no token, or the user may not write there.
             ConnectionError: The Hub can't be reached, or fails.
         """
-        if token is None and self.args.hub_token is None:
+        if token is None and self.args.hub_token is None and self.is_world_process_zero():
             check_token()
         with hub_errors(self.args.hub_model_id or Path(self.args.output_dir or "").resolve().name):
             super().init_hf_repo(token, private)

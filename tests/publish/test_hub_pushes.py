@@ -157,13 +157,13 @@ def pushed(tiny_checkpoint, tmp_path_factory):
         changed.get_input_embeddings().weight[5] += 1.0
     with pytest.MonkeyPatch.context() as patch, running(LocalHub(me=TOKEN)) as local:
         connect(patch, local.endpoint)
-        # What only training needs is left in the folder, as is what an editor leaves.
         first = shutil.copytree(tiny_checkpoint, folder / "first")
+        assert cli.main(["card", str(first), "--source-lang", "en", "--target-lang", "de", "--license", "mit"]) == 0
+        # What only training needs is left in the folder, as is what an editor leaves.
         left = ("checkpoint-2/model.safetensors", "runs/log", "translations/update-2.txt", "optimizer.pt")
         for name in (*left, "training_args.bin", ".cache/x", "recipe.json", "trainer_state.json"):
             (first / name).parent.mkdir(exist_ok=True)
             (first / name).write_text("of training")
-        assert cli.main(["card", str(first), "--source-lang", "en", "--target-lang", "de", "--license", "mit"]) == 0
         assert cli.main(["push", str(first), WAYS["command"]]) == 0
         second = shutil.copytree(tiny_checkpoint, folder / "second")
         changed.save_pretrained(second)
@@ -524,6 +524,7 @@ def test_a_licence_that_the_hub_does_not_know(push, hub, model_folder):
 
 def test_a_card_of_the_users_own_is_sent_as_it_is(push, hub, model_folder):
     card = f'---\nlicense: mit\n---\n\n# Ours\n\n```python\nfrom_pretrained("{REPO}", revision="a")\n```\n'
+    card += '```python\nfrom_pretrained("\\x41")\n```\n'
     (model_folder / "README.md").write_text(card)
     code, out, _ = push()
     assert code == 0
@@ -604,3 +605,14 @@ def test_the_trainers_token_is_in_no_file(hub, tiny_checkpoint, tmp_path, monkey
 
 def test_the_client_is_the_real_one():
     assert HfApi.create_commit.__module__ == HfApi.create_repo.__module__ == "huggingface_hub.hf_api"
+
+
+def test_training_with_a_push_needs_a_token_before_anything_is_read(hub, tmp_path, monkeypatch, capsys):
+    monkeypatch.delenv("HF_TOKEN")
+    (tmp_path / "a").write_text("nine\n")
+    files = ["--train-source", tmp_path / "a", "--train-target", tmp_path / "a", "--output-dir", tmp_path / "run"]
+    options = [*map(str, files), "--push-to-hub", "true", "--hub-model-id", REPO]
+    assert cli.main(["train", *options]) == 2
+    assert the_error(capsys.readouterr().err).startswith("there is no token for the Hub; log in with `hf auth login`")
+    assert not (tmp_path / "run").exists()
+    assert hub.requests == []
