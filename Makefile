@@ -10,7 +10,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help quickstart test test-all gpu lint clean
+.PHONY: help quickstart test test-all gpu lint docs clean
 
 help: ## list these commands
 	@sed -n 's/^\([a-z][a-z-]*\):.*## \(.*\)/make \1|\2/p' Makefile | awk -F'|' '{ printf "%-18s%s\n", $$1, $$2 }'
@@ -33,6 +33,9 @@ lint: $(STAMP) ## style and types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+docs: $(STAMP) ## the API reference, from the docstrings, as HTML in build/docs
+	$(BIN)/python -m scripts.api_reference --output build/docs
 
 clean: ## remove .venv and caches; outputs/ stays
 	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis

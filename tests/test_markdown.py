@@ -69,8 +69,23 @@ def test_few_python_blocks_are_not_run() -> None:
 
 
 @pytest.mark.parametrize("target", re.findall(r"^([a-z-]+):.*##", (ROOT / "Makefile").read_text(), re.MULTILINE))
-def test_make_targets_are_in_the_readme(target: str) -> None:
-    assert f"`make {target}`" in README
+def test_make_targets_are_documented(target: str) -> None:
+    assert f"`make {target}`" in TEXTS["CONTRIBUTING.md"] or f"`make {target}`" in README
+
+
+def test_the_readme_is_short() -> None:
+    assert len(README.split()) <= 900
+
+
+def test_the_chinese_readme_says_the_same() -> None:
+    """The same code, links to files and figures; where Chinese counts in units of its own, the English is beside it."""
+    chinese = TEXTS["README.zh.md"]
+    for pattern in (r"^```.*?^```", r"\]\(([\w./]+)", r"!\[.*?\]\(.*?\)", r"\| `([^`]+)`", r"\(\d[\d.]*\)"):
+        ours, theirs = (re.findall(pattern, text, re.MULTILINE | re.DOTALL) for text in (README, chinese))
+        other = {"README.md", "README.zh.md"}  # each links to the other
+        assert [one for one in ours if one not in other] == [one for one in theirs if one not in other]
+    ours, theirs = (set(re.findall(r"\d[\d.,]*\d", text)) for text in (README, chinese))
+    assert ours <= theirs
 
 
 @pytest.mark.parametrize("name", FILES)

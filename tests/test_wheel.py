@@ -1,6 +1,6 @@
 """What the wheel has in it: the package with its licence and recipes, the command's launcher, and nothing else."""
 
-import importlib.util
+import email
 import os
 import subprocess
 import sys
@@ -10,13 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from hatch_build import absolute_links
+
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "hf_vanilla_transformer"
 WANTED = {"hf_vanilla_transformer", "hf_vanilla_transformer_cli.py"}
-needs_hatchling = pytest.mark.skipif(
-    importlib.util.find_spec("hatchling") is None,
-    reason="WHEEL NOT BUILT: hatchling isn't installed; `pip install hatchling` to run this",
-)
 
 
 def files_of_the_package() -> set[str]:
@@ -43,7 +41,6 @@ def test_no_file_of_the_package_is_ignored_by_git():
     assert (run.returncode, run.stdout) == (1, ""), run.stderr
 
 
-@needs_hatchling
 def test_files_of_the_wheel(tmp_path):
     command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)]
     environment = os.environ | {"PIP_NO_INDEX": "1", "SOURCE_DATE_EPOCH": "1600000000"}
@@ -57,3 +54,36 @@ def test_files_of_the_wheel(tmp_path):
     assert any(name.startswith("hf_vanilla_transformer/training/recipes/") for name in own)
     assert {name.split("/")[0] for name in own} == WANTED
     assert any(name.endswith(".dist-info/licenses/LICENSE") for name in names)
+
+
+@pytest.mark.parametrize("source", [None, "https://example.org/us/it"])
+def test_the_readme_of_a_build(tmp_path, source):
+    """Its links lead to the repository, if pyproject.toml names one."""
+    place = tmp_path / "source"
+    place.mkdir()
+    for name in ("pyproject.toml", "hatch_build.py", "README.md", "LICENSE", "hf_vanilla_transformer_cli.py"):
+        (place / name).write_bytes((ROOT / name).read_bytes())
+    (place / "hf_vanilla_transformer").mkdir()
+    (place / "hf_vanilla_transformer" / "__init__.py").write_text('__version__ = "1.2.3"\n')
+    if source is not None:
+        with (place / "pyproject.toml").open("a", encoding="utf-8") as settings:
+            settings.write(f'\n[project.urls]\nSource = "{source}/"\n')
+    command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)]
+    subprocess.run(command, cwd=place, check=True, capture_output=True)
+    (wheel,) = tmp_path.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        (name,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
+        text = email.message_from_bytes(archive.read(name)).get_payload(decode=True).decode()
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert ("](docs/usage.md)" in text) is (source is None)
+    assert (f"]({source}/blob/HEAD/docs/usage.md)" in text) is (source is not None)
+    assert text == (readme if source is None else absolute_links(readme, source))
+
+
+def test_links_of_every_kind():
+    text = "[a](b/c.md#d) ![e f](g.png) [h](#i) [j](https://k.l/m) [![n](o.svg)](p.md) `[q](r)`"
+    expected = (
+        "[a](s:/blob/HEAD/b/c.md#d) ![e f](s:/raw/HEAD/g.png) [h](#i) [j](https://k.l/m) "
+        "[![n](s:/raw/HEAD/o.svg)](s:/blob/HEAD/p.md) `[q](s:/blob/HEAD/r)`"
+    )
+    assert absolute_links(text, "s:") == expected
