@@ -96,12 +96,3 @@ def test_files_that_are_linked_exist(name: str) -> None:
 
 def test_the_readme_links_to_the_documentation() -> None:
     assert [name for name in FILES if name.startswith("docs/") and f"]({name}" not in README] == []
-
-
-def test_the_table_of_sections_names_what_exists() -> None:
-    sources = "".join(path.read_text() for path in (ROOT / "hf_vanilla_transformer").rglob("*.py"))
-    rows = [line for line in README.splitlines() if re.match(r"\| \d", line)]
-    assert len(rows) >= 10
-    for row in rows:
-        for name in re.findall(r"`(\w+)`", row.split("|")[3]):
-            assert re.search(rf"\b(class|def) {name}\b|\b{name}\b\s*[:=]", sources), name
