@@ -212,6 +212,9 @@ def test_underscores_in_names_of_options(run, tiny_checkpoint, tmp_path):
     assert run("translate", "--model", tiny_checkpoint, "--max-new-tokens", 2, "A_b.")[1] == output.read_text("utf-8")
     text = run("translate", "--model", tiny_checkpoint, "--max_new_tokens", 2, "--", "--max_new_tokens")[1]
     assert text == run("translate", "--model", tiny_checkpoint, "--max_new_tokens", 2, stdin=b"--max_new_tokens")[1]
+    for sentence in ("--half_past nine", "--max_new_tokens is 2", "-- a_b"):  # no options, as they have spaces
+        text = run("translate", "--model", tiny_checkpoint, "--max_new_tokens", 8, sentence)[1]
+        assert text == run("translate", "--model", tiny_checkpoint, "--max_new_tokens", 8, stdin=sentence.encode())[1]
     code, _, err = run("translate", "--model", tiny_checkpoint, "--max_new_tokns", 2, "A b.")
     assert (code, "did you mean '--max-new-tokens'" in err) == (2, True)
 
@@ -238,6 +241,12 @@ MODEL = "<the checkpoint>"
     [
         ([], b"", r"required: COMMAND \(see vanilla-transformer --help\)"),
         (["translat"], b"", r"invalid choice: 'translat' \(choose from .*translate"),
+        (["trian"], b"", r"invalid choice: 'trian' .*; did you mean 'train'\?"),
+        (["--debgu", "info"], b"", r"--debgu; did you mean '--debug'\?"),
+        (["translate", "--modle", MODEL], b"", r"unrecognized arguments: --modle; did you mean '--model'\?"),
+        (["evaluate", "--model", MODEL, "--train-file", "x"], b"", r"unrecognized arguments: --train-file \(see"),
+        (["translate", "--model", MODEL, "--source-lang", "en", "a"], b"", r"arguments: --source-lang( en a)? \(see"),
+        (["translate", "--model", MODEL, "--num", "2", "a"], b"", r"arguments: --num( 2 a)?; did you mean '--num-beams'"),
         (["translate"], b"", r"required: --model \(see vanilla-transformer translate --help\)"),
         (["translate", "--model", MODEL, "--num-beam", "4"], b"", "--num-beam; did you mean '--num-beams'"),
         (["translate", "--model", MODEL, "--frobnicate"], b"", r"unrecognized arguments: --frobnicate \(see"),
