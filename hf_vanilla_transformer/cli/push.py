@@ -61,6 +61,8 @@ def _push(arguments: argparse.Namespace) -> None:
         raise RunError(str(error)) from error
     if done.removed:
         print(f"removed from the repository: {', '.join(done.removed)}")
+    if done.replaced_card:
+        print("replaced in the repository: README.md, which said something else; the repository's history has it")
     what = f"pushed into the {'private' if done.private else 'public'} repository {arguments.repo}"
     print(f"{what if done.changed else f'{arguments.repo} has all of this already'}: {done.url}")
 

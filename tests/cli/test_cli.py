@@ -14,7 +14,7 @@ import torch
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 from hf_vanilla_transformer import cli, engine
-from hf_vanilla_transformer.cli import lines, translate
+from hf_vanilla_transformer.cli import export, lines, translate
 from hf_vanilla_transformer.cli.common import UsageError, loading
 from hf_vanilla_transformer.engine.cpu import VARIABLE
 from hf_vanilla_transformer.evaluation import translation
@@ -236,6 +236,14 @@ def test_a_sentence_may_begin_with_a_dash_after_two(run, tiny_checkpoint):
 MODEL = "<the checkpoint>"
 
 
+@pytest.mark.parametrize("package", ["onnxruntime", "onnxscript"])
+def test_export_names_the_extra_that_it_needs(monkeypatch, package):
+    monkeypatch.delitem(sys.modules, "hf_vanilla_transformer.interop.onnx", raising=False)
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(UsageError, match=r"^--to onnx needs more packages .*: pip install 'hf-vanilla-.*\[export\]'$"):
+        export._exporter("onnx")
+
+
 @pytest.mark.parametrize(
     ("arguments", "stdin", "message"),
     [
@@ -246,7 +254,7 @@ MODEL = "<the checkpoint>"
         (["translate", "--modle", MODEL], b"", r"unrecognized arguments: --modle; did you mean '--model'\?"),
         (["evaluate", "--model", MODEL, "--train-file", "x"], b"", r"unrecognized arguments: --train-file \(see"),
         (["translate", "--model", MODEL, "--source-lang", "en", "a"], b"", r"arguments: --source-lang( en a)? \(see"),
-        (["translate", "--model", MODEL, "--num", "2", "a"], b"", r"arguments: --num( 2 a)?; did you mean '--num-beams'"),
+        (["translate", "--model", MODEL, "--num", "2"], b"", r"arguments: --num( 2)?; did you mean '--num-beams'"),
         (["translate"], b"", r"required: --model \(see vanilla-transformer translate --help\)"),
         (["translate", "--model", MODEL, "--num-beam", "4"], b"", "--num-beam; did you mean '--num-beams'"),
         (["translate", "--model", MODEL, "--frobnicate"], b"", r"unrecognized arguments: --frobnicate \(see"),
