@@ -35,6 +35,11 @@ def _repository(text: str) -> str:
 
 def _push(arguments: argparse.Namespace) -> None:
     """Checks a folder, and sends it."""
+    if (arguments.folder / "adapter_config.json").is_file():
+        raise UsageError(
+            f"{arguments.folder} has an adapter, not a model; publish it with PEFT's push_to_hub, or merge it into the "
+            "model (merge_and_unload) and save that"
+        )
     if not (arguments.folder / "config.json").is_file():
         raise UsageError(f"{arguments.folder} has no config.json; DIR must be the folder of a saved model")
 

@@ -452,7 +452,7 @@ class VanillaTransformerTrainer(ShardingTrainer):
                 languages=_listed(language),
                 license=license,
                 tags=_listed(tags),
-                base_model=finetuned_from,
+                base_model=finetuned_from or _base_of(self.model),
                 datasets=_listed(dataset_tags),
             )
             save_card(Path(self.args.output_dir or ""), facts)
@@ -732,6 +732,14 @@ def recipe_of(args: VanillaTransformerTrainingArguments, model: Any, processes: 
         seed=args.seed,
         averaged_checkpoints=args.average_last or None,
     )
+
+
+def _base_of(model: Any) -> str | None:
+    """The name on the Hub of the model that a PEFT adapter belongs to."""
+    for settings in getattr(model, "peft_config", {}).values():
+        name = getattr(settings, "base_model_name_or_path", None)
+        return name if name and not Path(name).exists() else None
+    return None
 
 
 def _listed(value: str | Sequence[str] | None) -> list[str]:

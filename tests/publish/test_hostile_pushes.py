@@ -5,12 +5,22 @@ import shutil
 
 import pytest
 import torch
-from hub_client import OTHERS_TOKEN, REPO, TOKEN, the_error, trainer_of
+from hub_client import OTHERS_TOKEN, REPO, TOKEN, connect, logits_in_a_new_process, logits_of, the_error, trainer_of
+from hub_server import LocalHub, running
 from huggingface_hub import ModelCard
+from huggingface_hub.utils import close_session
+from opus_mt import opus_mt_folder
 from safetensors.torch import load
-from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, Seq2SeqTrainer, Seq2SeqTrainingArguments
 
-from hf_vanilla_transformer import cli
+from hf_vanilla_transformer import (
+    DictionaryTokenizerFast,
+    OpusMTTokenizerFast,
+    VanillaTransformerConfig,
+    VanillaTransformerForConditionalGeneration,
+    cli,
+)
+from hf_vanilla_transformer.interop.segmentation import tokenizer_of
 from hf_vanilla_transformer.publish.hub import PublishError
 
 KEY = "-----BEGIN OPENSSH PRIVATE KEY-----\nb3BlbnNza\n"
@@ -243,3 +253,68 @@ def test_averaged_weights_are_sent_as_they_are(push, hub, tiny_checkpoint, tmp_p
     assert push(folder=averaged)[0] == 0
     weights = load(hub.repositories[REPO].files()["model.safetensors"])
     assert [value for value in weights.values() if value.ndim == 2 and (value[5] == 1.5).all()]
+
+
+# ---- Other tokenizers, other trainers ----
+def fairseq_like(folder):
+    """A model with the tokenizer of the other toolkits, as a conversion saves it."""
+    put(folder / "files", {"codes": "#version: 0.2\nn e\nne n</w>\nh a\n"})
+    pieces = [*["<s>", "<pad>", "</s>", "<unk>"], "ha@@", "lf</w>", "t@@", "w@@", "e@@", "n@@", "y", "e", "o@@", "9"]
+    special = {"bos_token": "<s>", "pad_token": "<pad>", "eos_token": "</s>", "unk_token": "<unk>"}
+    tokenizer = tokenizer_of(folder / "files", (pieces, pieces), special)
+    ids = {"pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2, "decoder_start_token_id": 2}
+    config = VanillaTransformerConfig.from_preset("tiny", vocab_size=len(pieces), **ids)
+    VanillaTransformerForConditionalGeneration(config).save_pretrained(folder / "model")
+    tokenizer.save_pretrained(folder / "model")
+    assert cli.main(["card", str(folder / "model"), "--license", "mit"]) == 0
+    return folder / "model"
+
+
+@pytest.fixture(scope="module")
+def others(tiny_checkpoint, tmp_path_factory):
+    """A hub with converted models, each pushed by the command and by the methods, and one of a stock Trainer."""
+    folder = tmp_path_factory.mktemp("others")
+    opus_mt_folder(folder / "marian")
+    assert cli.main(["convert", str(folder / "marian"), "--output", str(folder / "opus")]) == 0
+    kinds = {"opus": (folder / "opus", OpusMTTokenizerFast), "fairseq": (fairseq_like(folder), DictionaryTokenizerFast)}
+    wanted = {}
+    with pytest.MonkeyPatch.context() as patch, running(LocalHub(me=TOKEN)) as local:
+        connect(patch, local.endpoint)
+        for name, (saved, kind) in kinds.items():
+            assert cli.main(["push", str(saved), f"me/{name}"]) == 0
+            tokenizer, model = pair_of(saved)
+            assert type(tokenizer) is kind
+            tokenizer.push_to_hub(f"me/{name}-by-methods")
+            model.push_to_hub(f"me/{name}-by-methods")
+            wanted |= dict.fromkeys((f"me/{name}", f"me/{name}-by-methods"), logits_of(saved))
+        tokenizer, model = pair_of(tiny_checkpoint)
+        options = {"report_to": [], "use_cpu": True, "hub_model_id": "me/stock"}
+        arguments = Seq2SeqTrainingArguments(output_dir=str(folder / "stock"), **options)
+        Seq2SeqTrainer(model=model, args=arguments, processing_class=tokenizer).push_to_hub()
+        yield local, folder, wanted | {"me/stock": logits_of(tiny_checkpoint)}
+    close_session()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["hidden", "installed"])
+def test_other_models_load_in_a_new_process_with_the_same_logits(others, how):
+    local, folder, wanted = others
+    found = logits_in_a_new_process(local, how, [(repo, "main") for repo in wanted], folder)
+    assert {name: torch.equal(one, wanted[name.removesuffix("@main")]) for name, one in found.items()} == {
+        f"{repo}@main": True for repo in wanted
+    }
+
+
+def test_an_adapter_names_its_base_model(hub, tiny_checkpoint, tmp_path, push):
+    peft = pytest.importorskip("peft", reason="PEFT isn't installed")
+    trainer = trainer_of(tiny_checkpoint, tmp_path / "run", hub_model_id=REPO)
+    trainer.model.name_or_path = "me/base"
+    settings = peft.LoraConfig(task_type="SEQ_2_SEQ_LM", target_modules=["q_proj"], base_model_name_or_path="me/base")
+    trainer.model = peft.get_peft_model(trainer.model, settings)
+    trainer.push_to_hub()
+    files = hub.repositories[REPO].files()
+    assert "adapter_model.safetensors" in files
+    assert ModelCard(files["README.md"].decode()).data.base_model == "me/base"
+    code, _, err = push(folder=tmp_path / "run")
+    assert code == 2
+    assert "has an adapter, not a model; " in the_error(err)

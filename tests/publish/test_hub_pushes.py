@@ -1,76 +1,35 @@
 """Pushing a model: the real client of the Hub over HTTP, to a Hub on localhost, and back into a fresh process."""
 
-import json
 import re
 import shutil
 import subprocess
 import sys
-from pathlib import Path
 
 import huggingface_hub.constants as constants
 import pytest
 import torch
-from hub_client import OTHERS_TOKEN, REPO, TOKEN, connect, environment, the_error, trainer_of
+from hub_client import (
+    OTHERS_TOKEN,
+    PACKAGE,
+    REPO,
+    TOKEN,
+    connect,
+    environment,
+    logits_in_a_new_process,
+    logits_of,
+    the_error,
+    trainer_of,
+)
 from hub_server import LocalHub, running
 from huggingface_hub import HfApi, ModelCard
 from huggingface_hub.utils import close_session
 from safetensors.torch import load_file
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
-import hf_vanilla_transformer
 from hf_vanilla_transformer import cli
 from hf_vanilla_transformer.publish.hub import PublishError
 
-PACKAGE = Path(hf_vanilla_transformer.__file__).parent
 CODE = {f"{part}_vanilla_transformer.py" for part in ("configuration", "modeling", "generation", "tokenization")}
-SENTENCES = ["twenty-one", "half past nine", "Überraschung: 🙂"]
-
-LOADING = """
-import json, sys
-
-hide, results = sys.argv[1] == "hidden", {}
-if hide:
-    class Hidden:
-        def find_spec(self, name, path=None, target=None):
-            if name.startswith("hf_vanilla_transformer"):
-                raise ImportError(name + " is hidden")
-
-    sys.meta_path.insert(0, Hidden())
-else:
-    import hf_vanilla_transformer
-import torch
-from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
-
-for repo, revision in json.loads(sys.argv[2]):
-    where = {"revision": revision, **({"trust_remote_code": True} if hide else {})}
-    tokenizer = AutoTokenizer.from_pretrained(repo, **where)
-    model, report = AutoModelForSeq2SeqLM.from_pretrained(repo, output_loading_info=True, **where)
-    assert not report["missing_keys"] and not report["unexpected_keys"], report
-    assert type(model).__module__.startswith("transformers_modules" if hide else "hf_vanilla_transformer"), model
-    batch = tokenizer(SENTENCES, text_target=SENTENCES, padding=True, return_tensors="pt")
-    with torch.no_grad():
-        results[f"{repo}@{revision}"] = model.eval()(**batch).logits
-torch.save(results, sys.argv[3])
-"""
-
-
-def logits_in_a_new_process(hub, how, models, folder):
-    """The logits of models on the hub; with the package "hidden" or "installed"."""
-    result = folder / f"{how}.pt"
-    script = f"SENTENCES = {SENTENCES!r}\n{LOADING}"
-    options = ["-I"] if how == "hidden" else []
-    command = [sys.executable, *options, "-c", script, how, json.dumps(models), str(result)]
-    variables = {**environment(hub, folder / f"home-{how}"), "PYTHONPATH": str(PACKAGE.parent)}
-    run = subprocess.run(command, cwd=folder, env=variables, capture_output=True, text=True, timeout=280, check=False)
-    assert run.returncode == 0, run.stderr
-    return torch.load(result)
-
-
-def logits_of(folder):
-    tokenizer, model = (auto.from_pretrained(folder) for auto in (AutoTokenizer, AutoModelForSeq2SeqLM))
-    batch = tokenizer(SENTENCES, text_target=SENTENCES, padding=True, return_tensors="pt")
-    with torch.no_grad():
-        return model.eval()(**batch).logits
 
 
 # ---- What arrives ----
