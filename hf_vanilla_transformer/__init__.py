@@ -79,7 +79,7 @@ def register() -> None:
 
     tokenizer_names = ("DictionaryTokenizerFast", "OpusMTTokenizerFast", "VanillaTransformerTokenizerFast")
     # Before the engine takes down what the classes are like.
-    for name in ("VanillaTransformerPreTrainedModel", *tokenizer_names):
+    for name in ("VanillaTransformerConfig", "VanillaTransformerPreTrainedModel", *tokenizer_names):
         setattr(__getattr__(name), "push_to_hub", _push_to_hub)  # noqa: B010
 
     from .engine import Engine

@@ -9,6 +9,7 @@ import contextlib
 import errno
 import importlib
 import io
+import itertools
 import os
 import re
 import sys
@@ -25,6 +26,7 @@ EXIT_FAILURE = 1
 EXIT_WRONG_USE = 2
 EXIT_INTERRUPTED = 130  # 128 + SIGINT, as shells have it
 EXIT_PIPE_CLOSED = 141  # 128 + SIGPIPE
+OPTION = re.compile(r"^--\w[\w-]*(?==|$)")  # its name; a sentence may begin with dashes too
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -125,7 +127,15 @@ def _flush(stream: Any) -> None:
 class _Parser(argparse.ArgumentParser):
     """An argument parser with one-line errors that suggest a similar option."""
 
+    given: Sequence[str] = ()
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        self.given = list(args or ())
+        return super().parse_known_args(args, namespace)
+
     def error(self, message: str) -> NoReturn:
+        if message.startswith("the following arguments are required") and (unknown := self._unknown()):
+            message = f"unrecognized arguments: {' '.join(unknown)}"  # a mistyped one may be what is missing
         message = " ".join(message.split()) + self._suggestion(message)
         self.exit(EXIT_WRONG_USE, f"{PROGRAM}: error: {message} (see {self.prog} --help)\n")
 
@@ -146,7 +156,16 @@ class _Parser(argparse.ArgumentParser):
             getattr(arguments, "parser", self).error(f"unrecognized arguments: {' '.join(unknown)}")
         return arguments
 
+    def _unknown(self) -> list[str]:
+        """The options that were given and that there aren't."""
+        options = itertools.takewhile(lambda argument: argument != "--", self.given)
+        return [
+            one for one in options if OPTION.match(one) and one.partition("=")[0] not in self._option_string_actions
+        ]
+
     def _suggestion(self, message: str) -> str:
+        if choice := re.search(r"COMMAND: invalid choice: '([^']*)'", message):
+            return did_you_mean(choice[1], COMMANDS)
         options = [option for action in self._actions for option in action.option_strings if option.startswith("--")]
         unknown = re.search(r"unrecognized arguments: .*?(--[\w-]+)", message)
         return did_you_mean(unknown[1], options) if unknown else ""
@@ -155,7 +174,7 @@ class _Parser(argparse.ArgumentParser):
 def _with_dashes(arguments: Sequence[str]) -> list[str]:
     """Writes the names of options with dashes: `--output_dir=a_b` is `--output-dir=a_b`."""
     end = arguments.index("--") if "--" in arguments else len(arguments)
-    dashed = [re.sub(r"^--[^=]*", lambda name: name[0].replace("_", "-"), argument) for argument in arguments[:end]]
+    dashed = [OPTION.sub(lambda name: name[0].replace("_", "-"), argument) for argument in arguments[:end]]
     return dashed + list(arguments[end:])
 
 

@@ -54,6 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--license", type=_license, metavar="ID", help="the licence of the weights: apache-2.0")
     parser.add_argument(
         "--dataset",
+        "--dataset-name",
         nargs="+",
         action="extend",
         default=[],

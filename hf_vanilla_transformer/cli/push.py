@@ -35,6 +35,11 @@ def _repository(text: str) -> str:
 
 def _push(arguments: argparse.Namespace) -> None:
     """Checks a folder, and sends it."""
+    if (arguments.folder / "adapter_config.json").is_file():
+        raise UsageError(
+            f"{arguments.folder} has an adapter, not a model; publish it with PEFT's push_to_hub, or merge it into the "
+            "model (merge_and_unload) and save that"
+        )
     if not (arguments.folder / "config.json").is_file():
         raise UsageError(f"{arguments.folder} has no config.json; DIR must be the folder of a saved model")
 
@@ -61,6 +66,8 @@ def _push(arguments: argparse.Namespace) -> None:
         raise RunError(str(error)) from error
     if done.removed:
         print(f"removed from the repository: {', '.join(done.removed)}")
+    if done.replaced_card:
+        print("replaced in the repository: README.md, which said something else; the repository's history has it")
     what = f"pushed into the {'private' if done.private else 'public'} repository {arguments.repo}"
     print(f"{what if done.changed else f'{arguments.repo} has all of this already'}: {done.url}")
 

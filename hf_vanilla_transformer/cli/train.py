@@ -33,6 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--config",
         nargs="+",
+        action="extend",
         default=[],
         metavar="RECIPE",
         help="a YAML file of options, or the name of one of the package's recipes, such as multi30k_tiny; of several, "
@@ -111,7 +112,8 @@ def _recipe(arguments: argparse.Namespace) -> "Arguments":
         from ..training.recipe import RecipeError, parse_recipe
 
         try:
-            return parse_recipe(arguments.config, arguments.overrides)
+            switches = [option for option in arguments.parser._option_string_actions if option.startswith("--")]
+            return parse_recipe(arguments.config, arguments.overrides, switches)
         except RecipeError as error:
             raise UsageError(first_line(error)) from error
 

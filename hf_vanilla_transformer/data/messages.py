@@ -5,6 +5,7 @@ It imports nothing slow, as the command line needs it before it starts to work.
 
 import difflib
 import errno
+import re
 import sys
 from collections.abc import Iterable
 
@@ -24,8 +25,13 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
         name: The unknown name.
         known: The names that exist.
     """
-    similar = difflib.get_close_matches(name, list(known), n=1)
-    return f"; did you mean {similar[0]!r}?" if similar else ""
+    word = name.lstrip("-")
+    opposite = re.sub("source|target", lambda part: "target" if part[0] == "source" else "source", word)
+    plain = {one.lstrip("-"): one for one in known}  # with their dashes, unlike names would be similar
+    plain.pop(opposite, None)
+    longer = [one for one in plain if one.startswith(word) and len(word) > 1]  # an abbreviation
+    similar = sorted(longer, key=len) or difflib.get_close_matches(word, list(plain), n=1)
+    return f"; did you mean {plain[similar[0]]!r}?" if similar else ""
 
 
 def is_out_of_memory(error: BaseException) -> bool:

@@ -168,17 +168,21 @@ def _from_card(folder: Path) -> dict[str, Any]:
     }
 
 
-def load_card(file: Path) -> ModelCard:
+def load_card(file: Path | str, name: str | None = None) -> ModelCard:
     """Reads a card.
+
+    Args:
+        file: The file, or its text.
+        name: What messages call it; None: the file.
 
     Raises:
         CardError: It isn't UTF-8, or its metadata isn't YAML.
     """
     try:
-        card: ModelCard = ModelCard.load(file)
+        card: ModelCard = ModelCard.load(file) if isinstance(file, Path) else ModelCard(file)
     except (ValueError, TypeError, yaml.YAMLError) as error:
         problem = " ".join(str(error).split())[:200]
-        raise CardError(f"{file} isn't a model card ({problem}); correct its metadata, or remove it") from error
+        raise CardError(f"{name or file} isn't a model card ({problem}); correct its metadata, or remove it") from error
     return card
 
 

@@ -28,7 +28,7 @@ from huggingface_hub.errors import (  # type: ignore[attr-defined]  # the client
     RepositoryNotFoundError,
     RevisionNotFoundError,
 )
-from transformers import PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 
 from ..data.hub import HubError
 from ..data.messages import first_line
@@ -44,6 +44,7 @@ RUN_FILES = (
 )
 NOT_SENT = (
     *("checkpoint-*", "averaged-*", "runs/*", "wandb/*", "*.pt", "*.pth", "*.log", "*.partial", "*__pycache__/*"),
+    *("*.env", "*.pem", "*.key", "*id_rsa", "*id_ed25519"),  # where people keep secrets
     *RUN_FILES,
 )
 # What `from_pretrained` would mix with a new model's files, or take in their place, if an older one had left it there.
@@ -53,10 +54,14 @@ MODEL_FILES = (
     *("merges.txt", "*_vanilla_transformer.py", "tokenization_*.py"),
 )
 LICENSE, LICENSE_OF_CODE = Path(__file__).parents[1] / "LICENSE", "LICENSE-CODE"
-TOKEN = re.compile(rb"\bhf_[A-Za-z0-9]{30,}\b")
-LARGEST_TEXT = 50_000_000  # bytes of a file that is searched for tokens
+SECRETS = {
+    "a token of the Hub; remove it, and revoke it": re.compile(rb"\b(hf_|api_org_)[A-Za-z0-9]{30,}\b"),
+    "a private key; remove it": re.compile(rb"-----BEGIN [A-Z ]*PRIVATE KEY-----"),
+}
+LARGEST_TEXT = 50_000_000  # bytes of a file that is searched for secrets
 LOADS = re.compile(r"from_pretrained\(\s*(\"(?:[^\"\\]|\\.)*\")")
 EMPTY = re.compile(r"more\s+information\s+needed", re.IGNORECASE)  # what transformers' own cards mostly consist of
+OF_NOBODY = "This model card has been automatically generated."  # what they say of themselves
 LOG_IN = "log in with `hf auth login`, or set HF_TOKEN, with a token that may write"
 
 
@@ -96,12 +101,14 @@ class Published:
         removed: Files of an older model that the commit has removed.
         private: Whether the repository is private.
         changed: Whether there was anything new.
+        replaced_card: Whether the repository had a card that said something else.
     """
 
     url: str
     removed: Sequence[str]
     private: bool
     changed: bool
+    replaced_card: bool = False
 
 
 def check_token() -> None:
@@ -122,8 +129,8 @@ def prepare(folder: Path, repo: str) -> Upload:
         repo: The repository's name, "user/name". In what is sent, the card's code loads the model by this name.
 
     Raises:
-        PublishError: The model can't be loaded, its own code is missing, a file contains a token, or the card is
-            missing, isn't the model's, or isn't complete.
+        PublishError: The model can't be loaded, its own code is missing, a file contains a secret or is a link that
+            leads out of the folder, or the card is missing, isn't the model's, or isn't complete.
     """
     _check_model(folder)
     sent, left_out = _files(folder)
@@ -132,9 +139,7 @@ def prepare(folder: Path, repo: str) -> Upload:
     files[CARD] = card.encode()
     if any(name.endswith("_vanilla_transformer.py") for name in sent):
         files.setdefault(LICENSE_OF_CODE, LICENSE)  # code that was saved without this package lacks it
-    for name, content in files.items():
-        if _has_token(content):
-            raise PublishError(f"{folder / name} contains what looks like a token of the Hub; remove it, and revoke it")
+    _check_contents(folder, files)
     return Upload(folder, files, left_out, notes)
 
 
@@ -164,9 +169,51 @@ def publish(upload: Upload, repo: str, *, private: bool = False, revision: str |
             api.create_repo(repo, private=private, exist_ok=True)
         _create_branch(api, repo, revision)
         before = api.repo_info(repo, revision=revision)
+        card = _text_of_card_there(repo, revision, None)
         removed = _stale(api, repo, revision, upload.files, (*MODEL_FILES, *RUN_FILES))
         done = _commit(api, repo, upload.files, removed, message="Upload model", revision=revision)
-    return Published(str(done.commit_url), removed, bool(before.private), done.oid != before.sha)
+    replaced = card is not None and card.encode() != upload.files[CARD]
+    return Published(str(done.commit_url), removed, bool(before.private), done.oid != before.sha, replaced)
+
+
+def send_model(
+    folder: Path,
+    repo: str,
+    *,
+    message: str | None,
+    names: Sequence[str] | None = None,
+    token: bool | str | None = None,
+    revision: str | None = None,
+    run_as_future: bool = False,
+) -> Any:
+    """Sends a model's folder in one commit, as `publish` does, but a repository that exists, and without its checks.
+
+    Args:
+        folder: The model's folder.
+        repo: The repository's name, "user/name".
+        message: The commit's first line.
+        names: Files of the folder to send; None: all but what only training needs, and hidden ones.
+        token: For the Hub; None: the saved one.
+        revision: A branch, which is created if there is none; None: main.
+        run_as_future: Whether to return at once.
+
+    Returns:
+        The commit, or a future of it.
+
+    Raises:
+        PublishError: A file contains a secret or is a link that leads out of the folder, there is no token, or the user
+            may not write there.
+        ConnectionError: The Hub can't be reached, or fails.
+    """
+    files: dict[str, Path | bytes] = {name: folder / name for name in names or files_to_send(folder)}
+    _check_contents(folder, files)
+    api = HfApi(token=token)
+    with hub_errors(repo):
+        _create_branch(api, repo, revision)
+        removed = _stale(api, repo, revision, files, (*MODEL_FILES, *RUN_FILES))
+        return _commit(
+            api, repo, files, removed, message=message or "Upload model", revision=revision, run_as_future=run_as_future
+        )
 
 
 def push_to_hub(
@@ -185,10 +232,10 @@ def push_to_hub(
     """Uploads a model or a tokenizer, as transformers' method of this name does, with a card that says what is known.
 
     transformers would write a card of empty headings. Here, a model without a card in its repository gets one with its
-    architecture and how it is used; a card that is there stays. A tokenizer is uploaded without a card.
+    architecture and how it is used; a card that is there stays. A tokenizer or configuration is uploaded without one.
 
     Args:
-        self: The model or tokenizer.
+        self: The model, tokenizer or configuration.
         repo_id: The repository's name, "user/name"; it is created if there is none.
         commit_message: The commit's first line.
         commit_description: The rest of it.
@@ -228,11 +275,17 @@ def push_to_hub(
                 repo,
                 files,
                 _stale(api, repo, None if create_pr else revision, files, WEIGHTS) if is_model else (),
-                message=commit_message or ("Upload model" if is_model else "Upload tokenizer"),
+                message=commit_message or (f"Upload {_kind(self)}"),
                 description=commit_description,
                 revision=revision,
                 create_pr=create_pr,
             )
+
+
+def _kind(thing: Any) -> str:
+    if isinstance(thing, PreTrainedModel):
+        return "model"
+    return "config" if isinstance(thing, PreTrainedConfig) else "tokenizer"
 
 
 @contextmanager
@@ -326,26 +379,27 @@ def _commit(
     description: str | None = None,
     revision: str | None = None,
     create_pr: bool = False,
-) -> CommitInfo:
+    run_as_future: bool = False,
+) -> Any:
     """Sends files and removes others in one commit."""
     operations: list[CommitOperationAdd | CommitOperationCopy | CommitOperationDelete] = [
         *(CommitOperationDelete(name) for name in removed)
     ]
     operations += [CommitOperationAdd(name, content) for name, content in files.items()]
-    return api.create_commit(
-        repo,
-        operations,
-        commit_message=message,
-        commit_description=description,
-        revision=revision,
-        create_pr=create_pr,
-    )
+    what: dict[str, Any] = {"commit_message": message, "commit_description": description, "revision": revision}
+    what |= {"create_pr": create_pr, "run_as_future": run_as_future}
+    return api.create_commit(repo, operations, **what)
 
 
 def _card_there(repo: str, revision: str | None, token: bool | str | None) -> ModelCard | None:
-    """The repository's card, if it has one."""
+    """The repository's card, if it has one that isn't transformers' own of empty headings."""
+    text = _text_of_card_there(repo, revision, token)
+    return None if text is None or (OF_NOBODY in text and EMPTY.search(text)) else load_card(text, f"{repo}'s {CARD}")
+
+
+def _text_of_card_there(repo: str, revision: str | None, token: bool | str | None) -> str | None:
     try:
-        return load_card(Path(hf_hub_download(repo, CARD, revision=revision, token=token)))
+        return Path(hf_hub_download(repo, CARD, revision=revision, token=token)).read_bytes().decode(errors="replace")
     except (EntryNotFoundError, RevisionNotFoundError):
         return None
 
@@ -398,6 +452,11 @@ def _modules(auto_map: Any) -> Iterator[str]:
                 yield f"{name.partition('.')[0]}.py"
 
 
+def files_to_send(folder: Path) -> list[str]:
+    """Returns the names of a model's files, without hidden ones, secrets, and what only training needs."""
+    return _files(folder)[0]
+
+
 def _files(folder: Path) -> tuple[list[str], list[str]]:
     """Names of the files that are sent, and of those that aren't."""
     names = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
@@ -410,12 +469,32 @@ def _matches(name: str, patterns: Sequence[str]) -> bool:
     return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
 
 
-def _has_token(content: Path | bytes) -> bool:
-    if isinstance(content, Path):
-        if content.suffix == ".safetensors" or content.stat().st_size > LARGEST_TEXT:
-            return False
-        content = content.read_bytes()
-    return TOKEN.search(content) is not None
+def _check_contents(folder: Path, files: Mapping[str, Path | bytes]) -> None:
+    """Checks that no file contains a secret, or is a link that could lead to one.
+
+    Raises:
+        PublishError: One does, or is.
+    """
+    for name, content in files.items():
+        if isinstance(content, Path) and content.is_symlink():
+            _check_link(folder, content)
+        for what, pattern in SECRETS.items():
+            if pattern.search(_searched(content)):
+                raise PublishError(f"{folder / name} contains what looks like {what}")
+
+
+def _check_link(folder: Path, file: Path) -> None:
+    target, real = file.resolve(), folder.resolve()
+    cached = real.parents[1] / "blobs" if len(real.parents) > 1 else real  # a snapshot in the cache has only links
+    if not (target.is_relative_to(real) or target.is_relative_to(cached)):
+        raise PublishError(f"{file} is a link to {target}, out of the folder; put a copy in its place, or remove it")
+
+
+def _searched(content: Path | bytes) -> bytes:
+    if isinstance(content, bytes):
+        return content
+    is_data = content.suffix == ".safetensors" or content.stat().st_size > LARGEST_TEXT
+    return b"" if is_data else content.read_bytes()
 
 
 def _checked_card(folder: Path, repo: str) -> tuple[str, list[str]]:

@@ -357,7 +357,9 @@ def _trackers(names: list[str]) -> Iterator[str]:
         except ValueError as error:
             yield f"report_to: {first_line(error)}"
         if name not in available:
-            yield f"report_to is {name}, which isn't installed; install it, or choose from: {', '.join(available)}"
+            install = "pip install 'hf-vanilla-transformer[train]'" if name == "tensorboard" else "install it"
+            others = f"choose from: {', '.join(available)}" if available else "leave report_to out"
+            yield f"report_to is {name}, which isn't installed; {install}, or {others}"
 
 
 def _optimizer(given: Given, args: Any) -> Iterator[str]:

@@ -311,19 +311,23 @@ _NUMBER = re.compile(r"[-+]?\d+(?:\.\d*)?[eE][-+]?\d+$")
 _Loader.add_implicit_resolver("tag:yaml.org,2002:float", _NUMBER, list("-+0123456789"))
 
 
-def parse_recipe(paths: Iterable[str | Path] = (), overrides: Sequence[str] = ()) -> Arguments:
+def parse_recipe(
+    paths: Iterable[str | Path] = (), overrides: Sequence[str] = (), switches: Sequence[str] = ()
+) -> Arguments:
     """Reads recipes and the options of the command line that override them.
 
     Args:
         paths: YAML files, or names of the package's recipes. They map options, named as on the command line but without
             the leading dashes, to values; `null` means the default. Later recipes override earlier ones.
         overrides: Options of the command line, `["--max-steps", "100"]`.
+        switches: What else the command line knows, which an unknown option may have been meant to be.
 
     Returns:
         The arguments of the data, of the model and of the training.
 
     Raises:
-        RecipeError: A file is not a recipe, or an option is unknown or has a value of the wrong type.
+        RecipeError: A file is not a recipe, or an option is unknown, has a value of the wrong type, or is given under
+            two names.
     """
     parser = _parser()
     known = {action.dest: action for action in reversed(parser._actions)}  # --name rather than --no_name
@@ -332,10 +336,11 @@ def parse_recipe(paths: Iterable[str | Path] = (), overrides: Sequence[str] = ()
         options = _read(Path(path))
         _refuse_unknown(options, [*known, *ALIASES], f"{path}: unknown option")
         names = {name: str(name).replace("-", "_") for name in options}
+        _refuse_two_names(map(str, options), f"{path}: ")
         recipe |= {ALIASES.get(names[name], names[name]): value for name, value in options.items()}
     recipe = {name: value for name, value in recipe.items() if value is not None}
     try:
-        given = _given(parser, known, recipe, overrides)
+        given = _given(parser, known, recipe, overrides, switches)
         check_each(given)
         data, model, training = (
             kind(**{name: value for name, value in given.values.items() if name in _DEFAULTS[kind]}) for kind in _PARTS
@@ -349,17 +354,20 @@ def parse_recipe(paths: Iterable[str | Path] = (), overrides: Sequence[str] = ()
     return data, model, training
 
 
-def _given(parser: _Parser, known: dict[str, Any], recipe: dict[str, Any], overrides: Sequence[str]) -> Given:
+def _given(
+    parser: _Parser, known: dict[str, Any], recipe: dict[str, Any], overrides: Sequence[str], switches: Sequence[str]
+) -> Given:
     """Parses the options of a recipe and of the command line; those that neither has are left out."""
     for action in parser._actions:
         action.default = _NOT_GIVEN
     parser.set_defaults(**{name: [] for name, value in recipe.items() if value == []})  # argparse has no empty lists
+    _check_overrides(overrides, known)
     written = [option for name, value in recipe.items() for option in _as_options(known[name], value)]
     namespace, unknown = parser.parse_known_args([*written, *overrides])
     if unknown:
         if unknown[0].startswith("--"):
             option = unknown[0].partition("=")[0].replace("_", "-")
-            options = [f"--{name.replace('_', '-')}" for name in (*known, *ALIASES)]
+            options = [*switches, *(f"--{name.replace('_', '-')}" for name in (*known, *ALIASES))]
             raise RecipeError(f"unknown option {option}{did_you_mean(option, options)}")
         raise RecipeError(f"{unknown[0]!r} belongs to no option; write --name value")
     values = {name: value for name, value in vars(namespace).items() if value is not _NOT_GIVEN}
@@ -391,6 +399,7 @@ def _parser() -> _Parser:
     for action in parser._actions:
         action.option_strings = [option for option in action.option_strings if "_" not in option]  # for help and errors
     for alias, name in ALIASES.items():
+        parser._option_string_actions[f"--{name}"].help += f" Also --{alias.replace('_', '-')}."
         for option in (alias, alias.replace("_", "-")):
             parser._option_string_actions[f"--{option}"] = parser._option_string_actions[f"--{name}"]
     return parser
@@ -404,9 +413,10 @@ def _read(path: Path) -> dict[Any, Any]:
             (packaged if packaged.is_file() and not path.exists() else path).read_text(encoding="utf-8-sig"), _Loader
         )
     except OSError as error:
+        recipes = sorted(file.stem for file in RECIPES.glob("*.yaml"))
         raise RecipeError(
             f"{path} can't be read ({error.strerror}); give a YAML file, or one of the package's recipes: "
-            f"{', '.join(sorted(file.stem for file in RECIPES.glob('*.yaml')))}"
+            f"{', '.join(recipes)}{did_you_mean(str(path), recipes)}"
         ) from error
     except yaml.MarkedYAMLError as error:
         where = f"{path}:{error.problem_mark.line + 1}" if error.problem_mark else path
@@ -424,6 +434,29 @@ def _refuse_unknown(names: Iterable[Any], known: Iterable[str], complaint: str) 
         plain = str(name).replace("-", "_")
         if plain not in known:
             raise RecipeError(f"{complaint} {name!r}{did_you_mean(plain, known)}")
+
+
+def _refuse_two_names(names: Iterable[str], where: str = "") -> None:
+    """Refuses an option that is given under its own name and under its alias: only one of the values could count."""
+    first: dict[str, str] = {}
+    for name in names:
+        plain = _plain(name)
+        if _plain(other := first.setdefault(ALIASES.get(plain, plain), name)) != plain:
+            raise RecipeError(f"{where}{other} and {name} are two names of one option; give one of them")
+
+
+def _check_overrides(overrides: Sequence[str], known: dict[str, Any]) -> None:
+    """Refuses options of the command line of which argparse would silently take the last."""
+    options = [one.partition("=")[0] for one in overrides if one.startswith("--")]
+    _refuse_two_names(options)
+    for option in options:
+        name = _plain(option)
+        if options.count(option) > 1 and getattr(known.get(ALIASES.get(name, name)), "nargs", None) == "+":
+            raise RecipeError(f"{option} is given twice; write all of its values after one {option}")
+
+
+def _plain(option: str) -> str:
+    return option.removeprefix("--").replace("-", "_")
 
 
 def _as_options(action: Any, value: Any) -> list[str]:

@@ -23,8 +23,8 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 from transformers import EarlyStoppingCallback, EvalPrediction, PreTrainedTokenizerBase, TrainerCallback
-from transformers.trainer_utils import EvalLoopOutput
-from transformers.utils import logging
+from transformers.trainer_utils import EvalLoopOutput, HubStrategy
+from transformers.utils import PushInProgress, logging
 
 from .. import engine
 from ..data.batching import TokenBudgetBatchSampler, TokenBudgetStream
@@ -36,13 +36,11 @@ from ..evaluation.loading import not_finite, tokenizer_fingerprint
 from ..evaluation.metrics import Score, corpus_bleu, corpus_chrf
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from ..publish.facts import curve_of
-from ..publish.hub import NOT_SENT, RUN_FILES, check_token, hub_errors
+from ..publish.hub import check_token, files_to_send, hub_errors, send_model
 from ..publish.model_card import Evaluation, Recipe, RunFacts, Sample, save_card
 from .checkpoints import checkpoints_in, damage_of, write_checksums
 from .recipe import VanillaTransformerTrainingArguments
 from .sharding import ShardingTrainer
-
-CODE_FILES = ("*.py", "LICENSE-CODE")  # what a checkpoint needs to be loaded without this package
 
 logger = logging.get_logger(__name__)
 
@@ -97,6 +95,7 @@ class VanillaTransformerTrainer(ShardingTrainer):
 
     args: VanillaTransformerTrainingArguments
     batch_sampler: TokenBudgetBatchSampler | None = None
+    push_in_progress: PushInProgress | None
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -282,13 +281,27 @@ class VanillaTransformerTrainer(ShardingTrainer):
         return not wrong.item()
 
     def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
-        # The Trainer copies the weights into the folder that it uploads, but not the code, without which they can't be
-        # loaded there.
-        if self.is_world_process_zero() and self.args.output_dir:
-            for pattern in CODE_FILES:
-                for file in Path(checkpoint_folder).glob(pattern):
-                    shutil.copyfile(file, Path(self.args.output_dir, file.name))
-        super()._push_from_checkpoint(checkpoint_folder)
+        # The Trainer's own method sends all that is in the run's folder, whoever has put it there, and not the code.
+        args, checkpoint = self.args, Path(checkpoint_folder)
+        is_busy = self.push_in_progress is not None and not self.push_in_progress.is_done()
+        if not self.is_world_process_zero() or args.hub_strategy == HubStrategy.END:
+            return
+        if is_busy and not args.hub_always_push:
+            return
+        self.callback_handler.on_push_begin(args, self.state, self.control)
+        names, message = files_to_send(checkpoint), f"Training in progress, step {self.state.global_step}"
+        for name in names:  # as the checkpoint may be removed before it has been sent
+            shutil.copyfile(checkpoint / name, Path(args.output_dir or "", name))
+        where: dict[str, Any] = {"token": args.hub_token, "revision": args.hub_revision, "run_as_future": True}
+        jobs = [send_model(Path(args.output_dir or ""), str(self.hub_model_id), message=message, names=names, **where)]
+        if args.hub_strategy in (HubStrategy.CHECKPOINT, HubStrategy.ALL_CHECKPOINTS):
+            place = "last-checkpoint" if args.hub_strategy == HubStrategy.CHECKPOINT else checkpoint.name
+            what = {"repo_id": self.hub_model_id, "folder_path": checkpoint, "path_in_repo": place}
+            jobs.append(HfApi().upload_folder(**what, commit_message=f"{message}, checkpoint", **where))
+        if self.push_in_progress is not None and is_busy:
+            self.push_in_progress.jobs.extend(jobs)
+        else:
+            self.push_in_progress = PushInProgress(jobs)
 
     def init_hf_repo(self, token: str | None = None, private: bool | None = None) -> None:
         """Creates the repository, as the Trainer does; what is wrong with its name or the token is told in one line.
@@ -365,18 +378,14 @@ class VanillaTransformerTrainer(ShardingTrainer):
         run_as_future: bool = False,
     ) -> Any:
         self._finish_current_push()
-        what: dict[str, Any] = {
-            "repo_id": self.hub_model_id,
-            "folder_path": folder,
-            "commit_message": message,
-            "token": token or self.args.hub_token,
-            "revision": revision or self.args.hub_revision,
-            "run_as_future": run_as_future,
-            "ignore_patterns": list(NOT_SENT),
-            "delete_patterns": list(RUN_FILES),  # which the Trainer has pushed during training
-        }
-        with hub_errors(str(self.hub_model_id)):
-            return HfApi().upload_folder(**what)
+        return send_model(
+            folder,
+            str(self.hub_model_id),
+            message=message,
+            token=token or self.args.hub_token,
+            revision=revision or self.args.hub_revision,
+            run_as_future=run_as_future,
+        )
 
     def prediction_step(self, model: Any, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
         """One batch of the evaluation; its loss is added up by tokens."""
@@ -443,7 +452,7 @@ class VanillaTransformerTrainer(ShardingTrainer):
                 languages=_listed(language),
                 license=license,
                 tags=_listed(tags),
-                base_model=finetuned_from,
+                base_model=finetuned_from or _base_of(self.model),
                 datasets=_listed(dataset_tags),
             )
             save_card(Path(self.args.output_dir or ""), facts)
@@ -723,6 +732,14 @@ def recipe_of(args: VanillaTransformerTrainingArguments, model: Any, processes: 
         seed=args.seed,
         averaged_checkpoints=args.average_last or None,
     )
+
+
+def _base_of(model: Any) -> str | None:
+    """The name on the Hub of the model that a PEFT adapter belongs to."""
+    for settings in getattr(model, "peft_config", {}).values():
+        name = getattr(settings, "base_model_name_or_path", None)
+        return name if name and not Path(name).exists() else None
+    return None
 
 
 def _listed(value: str | Sequence[str] | None) -> list[str]:

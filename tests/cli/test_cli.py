@@ -14,7 +14,7 @@ import torch
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 from hf_vanilla_transformer import cli, engine
-from hf_vanilla_transformer.cli import lines, translate
+from hf_vanilla_transformer.cli import export, lines, translate
 from hf_vanilla_transformer.cli.common import UsageError, loading
 from hf_vanilla_transformer.engine.cpu import VARIABLE
 from hf_vanilla_transformer.evaluation import translation
@@ -212,6 +212,9 @@ def test_underscores_in_names_of_options(run, tiny_checkpoint, tmp_path):
     assert run("translate", "--model", tiny_checkpoint, "--max-new-tokens", 2, "A_b.")[1] == output.read_text("utf-8")
     text = run("translate", "--model", tiny_checkpoint, "--max_new_tokens", 2, "--", "--max_new_tokens")[1]
     assert text == run("translate", "--model", tiny_checkpoint, "--max_new_tokens", 2, stdin=b"--max_new_tokens")[1]
+    for sentence in ("--half_past nine", "--max_new_tokens is 2", "-- a_b"):  # no options, as they have spaces
+        text = run("translate", "--model", tiny_checkpoint, "--max_new_tokens", 8, sentence)[1]
+        assert text == run("translate", "--model", tiny_checkpoint, "--max_new_tokens", 8, stdin=sentence.encode())[1]
     code, _, err = run("translate", "--model", tiny_checkpoint, "--max_new_tokns", 2, "A b.")
     assert (code, "did you mean '--max-new-tokens'" in err) == (2, True)
 
@@ -233,11 +236,25 @@ def test_a_sentence_may_begin_with_a_dash_after_two(run, tiny_checkpoint):
 MODEL = "<the checkpoint>"
 
 
+@pytest.mark.parametrize("package", ["onnxruntime", "onnxscript"])
+def test_export_names_the_extra_that_it_needs(monkeypatch, package):
+    monkeypatch.delitem(sys.modules, "hf_vanilla_transformer.interop.onnx", raising=False)
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(UsageError, match=r"^--to onnx needs more packages .*: pip install 'hf-vanilla-.*\[export\]'$"):
+        export._exporter("onnx")
+
+
 @pytest.mark.parametrize(
     ("arguments", "stdin", "message"),
     [
         ([], b"", r"required: COMMAND \(see vanilla-transformer --help\)"),
         (["translat"], b"", r"invalid choice: 'translat' \(choose from .*translate"),
+        (["trian"], b"", r"invalid choice: 'trian' .*; did you mean 'train'\?"),
+        (["--debgu", "info"], b"", r"--debgu; did you mean '--debug'\?"),
+        (["translate", "--modle", MODEL], b"", r"unrecognized arguments: --modle; did you mean '--model'\?"),
+        (["evaluate", "--model", MODEL, "--train-file", "x"], b"", r"unrecognized arguments: --train-file \(see"),
+        (["translate", "--model", MODEL, "--source-lang", "en", "a"], b"", r"arguments: --source-lang( en a)? \(see"),
+        (["translate", "--model", MODEL, "--num", "2"], b"", r"arguments: --num( 2)?; did you mean '--num-beams'"),
         (["translate"], b"", r"required: --model \(see vanilla-transformer translate --help\)"),
         (["translate", "--model", MODEL, "--num-beam", "4"], b"", "--num-beam; did you mean '--num-beams'"),
         (["translate", "--model", MODEL, "--frobnicate"], b"", r"unrecognized arguments: --frobnicate \(see"),

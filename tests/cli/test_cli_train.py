@@ -80,6 +80,25 @@ def test_options_of_the_command_line_are_checked_too(capsys, recipe):
     assert "invalid int value: 'x'" in complaint(capsys, recipe, "--max-steps", "x")
 
 
+@pytest.mark.parametrize("name", ["--resume", "--dry-run", "--list-recipes", "--trust-remote-code"])
+def test_the_commands_own_switches_are_suggested(capsys, recipe, name):
+    assert f"unknown option {name[:-1]}; did you mean {name!r}?" in complaint(capsys, recipe, name[:-1])
+
+
+def test_a_recipe_of_the_package_is_suggested(capsys):
+    assert cli.main(["train", "--config", "multi30k_tni"]) == 2
+    assert "did you mean 'multi30k_tiny'?" in capsys.readouterr().err
+
+
+def test_recipes_may_be_given_one_by_one(capsys, tmp_path):
+    """Neither is forgotten."""
+    (tmp_path / "a.yaml").write_text("train_source: [nowhere.en]\ntrain_target: [nowhere.de]\n")
+    (tmp_path / "b.yaml").write_text(f"output_dir: {tmp_path / 'run'}\n")
+    recipes = ["--config", str(tmp_path / "a.yaml"), "--config", str(tmp_path / "b.yaml")]
+    assert cli.main(["train", *recipes]) == 2
+    assert "nowhere.en: no such file" in capsys.readouterr().err
+
+
 def test_a_missing_recipe_is_told(capsys):
     assert cli.main(["train", "--config", "nowhere.yaml"]) == 2
     assert "nowhere.yaml can't be read" in capsys.readouterr().err

@@ -8,8 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from huggingface_hub import HfApi
-from huggingface_hub.utils import filter_repo_objects
+from huggingface_hub import CommitOperationDelete, HfApi
 from safetensors.torch import load_file
 
 REPOSITORY = "somebody/somemodel"
@@ -37,23 +36,27 @@ def hub(monkeypatch, tmp_path):
     """Keeps what is uploaded as a list of folders, one per commit, each with the files of the one before."""
     commits: list[Path] = []
 
-    def upload_folder(self, *, repo_id, folder_path, path_in_repo="", ignore_patterns=None, delete_patterns=None,
-                      run_as_future=False, **others):  # fmt: skip
+    def create_commit(self, repo_id, operations, *, run_as_future=False, **others):
         assert repo_id == REPOSITORY
         commit = tmp_path / "hub" / str(len(commits))
         shutil.copytree(commits[-1], commit) if commits else commit.mkdir(parents=True)
-        files = [str(path.relative_to(folder_path)) for path in Path(folder_path).rglob("*") if path.is_file()]
-        there = [str(path.relative_to(commit)) for path in commit.rglob("*") if path.is_file()]
-        for name in filter_repo_objects(there, allow_patterns=delete_patterns) if delete_patterns else ():
-            (commit / name).unlink()
-        for name in filter_repo_objects(files, ignore_patterns=ignore_patterns):
-            (commit / path_in_repo / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(Path(folder_path, name), commit / path_in_repo / name)
+        for one in operations:
+            file = commit / one.path_in_repo
+            if isinstance(one, CommitOperationDelete):
+                file.unlink()
+                continue
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_bytes(one.path_or_fileobj if isinstance(one.path_or_fileobj, bytes)
+                             else Path(one.path_or_fileobj).read_bytes())  # fmt: skip
         commits.append(commit)
         done = SimpleNamespace(is_done=lambda: True, done=lambda: True, result=lambda: None)
         return done if run_as_future else f"https://localhost/{repo_id}/commit/{len(commits)}"
 
-    monkeypatch.setattr(HfApi, "upload_folder", upload_folder)
+    def list_repo_files(self, repo_id, *, revision=None):
+        return [str(path.relative_to(commits[-1])) for path in commits[-1].rglob("*")] if commits else []
+
+    monkeypatch.setattr(HfApi, "create_commit", create_commit)
+    monkeypatch.setattr(HfApi, "list_repo_files", list_repo_files)
     monkeypatch.setenv("HF_TOKEN", "hf_of_nobody")
     monkeypatch.setattr(HfApi, "create_repo", lambda *_, **__: SimpleNamespace(repo_id=REPOSITORY))
     return commits

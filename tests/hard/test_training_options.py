@@ -6,6 +6,7 @@ import math
 import os
 import re
 import shutil
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -472,6 +473,15 @@ def test_an_option_that_is_given_with_its_default_is_not_refused(run):
 )
 def test_combinations_that_are_refused(refusal, options, message):
     assert message in refusal(options)
+
+
+def test_what_is_not_installed_names_its_extra(refusal, monkeypatch):
+    for name in ("tensorboard", "tensorboardX"):
+        monkeypatch.setitem(sys.modules, name, None)
+    message = refusal({"report_to": "tensorboard"})
+    assert (
+        "report_to is tensorboard, which isn't installed; pip install 'hf-vanilla-transformer[train]', or " in message
+    )
 
 
 def test_what_needs_another_option_is_ignored_where_that_is_switched_off(run, recipe):

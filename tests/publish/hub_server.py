@@ -4,6 +4,7 @@ import base64
 import hashlib
 import json
 import re
+import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -72,6 +73,8 @@ class LocalHub:
         large: Digest -> content, of the large files that have arrived.
         requests: "METHOD /path" of all requests.
         refuses_upload: Says of a large file's content whether its upload fails.
+        dies_at: Says of a request, "METHOD /path", whether the connection breaks instead of an answer: "before" it is
+            done, or "after".
     """
 
     def __init__(self, **users: str) -> None:
@@ -80,6 +83,7 @@ class LocalHub:
         self.large: dict[str, bytes] = {}
         self.requests: list[str] = []
         self.refuses_upload: Callable[[bytes], bool] = lambda content: False
+        self.dies_at: Callable[[str], str | None] = lambda request: None
         self.lock = threading.Lock()
         self.endpoint = ""
 
@@ -114,15 +118,20 @@ class Handler(BaseHTTPRequestHandler):
 
     def respond(self, method: str) -> None:
         parts = urlsplit(self.path)
-        path, self.query = unquote(parts.path), parse_qs(parts.query)
+        path, self.query = parts.path, parse_qs(parts.query)
         self.body = self.read_body()
         with self.hub.lock:
-            self.hub.requests.append(f"{method} {path}")
+            request = f"{method} {unquote(path)}"
+            self.hub.requests.append(request)
+            self.dies = self.hub.dies_at(request)
+            if self.dies == "before":
+                self.hang_up()
+                return
             try:
                 for pattern, handle in ROUTES.items():
                     route_method, _, route = pattern.partition(" ")
                     if (match := re.fullmatch(route, path)) and (method == route_method or method == "HEAD"):
-                        handle(self, *match.groups())
+                        handle(self, *(group and unquote(group) for group in match.groups()))
                         return
                 raise HubError(404, "EntryNotFound")
             except HubError as error:
@@ -140,6 +149,9 @@ class Handler(BaseHTTPRequestHandler):
         return self.rfile.read(int(self.headers.get("Content-Length") or 0))
 
     def answer(self, content: Any, status: int = 200, headers: dict[str, str] | None = None) -> None:
+        if self.dies == "after":
+            self.hang_up()
+            return
         body = content if isinstance(content, bytes) else json.dumps(content).encode()
         self.send_response(status)
         defaults = {"Content-Type": "application/json", "Content-Length": str(len(body))}
@@ -148,6 +160,11 @@ class Handler(BaseHTTPRequestHandler):
         self.end_headers()
         if self.command != "HEAD":
             self.wfile.write(body)
+
+    def hang_up(self) -> None:
+        """Closes the connection without a word."""
+        self.close_connection = True
+        self.connection.shutdown(socket.SHUT_RDWR)
 
     def log_message(self, *args: object) -> None:
         """Says nothing."""
@@ -170,9 +187,14 @@ class Handler(BaseHTTPRequestHandler):
         if (user := self.user()) is None:
             raise HubError(401)
         found = self.repository(name)
-        if user != name.split("/")[0]:
+        if user != name.split("/")[0] and not self.is_proposal:
             raise HubError(403)
         return found
+
+    @property
+    def is_proposal(self) -> bool:
+        """Whether the change is for a pull request, which everybody may open."""
+        return self.query.get("create_pr") == ["1"]
 
     def files(self, name: str, revision: str) -> tuple[str, dict[str, File]]:
         repository = self.repository(name)
@@ -239,7 +261,9 @@ class Handler(BaseHTTPRequestHandler):
         self.answer({"files": answer})
 
     def batch(self, name: str) -> None:
-        self.writable(name)
+        self.repository(name)
+        if self.user() is None:
+            raise HubError(401)
         objects = []
         for one in json.loads(self.body)["objects"]:
             action = {"upload": {"href": f"{self.hub.endpoint}/large/{one['oid']}"}}
@@ -259,6 +283,8 @@ class Handler(BaseHTTPRequestHandler):
         if branch not in repository.branches:
             raise HubError(404, "RevisionNotFound")
         files = dict(repository.commits[repository.branches[branch]])
+        number = 1 + sum(one.startswith("refs/pr/") for one in repository.branches)
+        branch = f"refs/pr/{number}" if self.is_proposal else branch
         for line in self.body.splitlines():
             entry = json.loads(line)
             value = entry["value"]
@@ -271,7 +297,8 @@ class Handler(BaseHTTPRequestHandler):
             elif entry["key"] == "deletedFile":
                 del files[value["path"]]
         sha = repository.commit(branch, files)
-        self.answer({"commitUrl": f"{self.hub.endpoint}/{name}/commit/{sha}", "commitOid": sha})
+        proposal = {"pullRequestUrl": f"{self.hub.endpoint}/{name}/discussions/{number}"} if self.is_proposal else {}
+        self.answer({"commitUrl": f"{self.hub.endpoint}/{name}/commit/{sha}", "commitOid": sha, **proposal})
 
     def resolve(self, name: str, revision: str, path: str) -> None:
         sha, files = self.files(name, revision)

@@ -177,6 +177,10 @@ def test_bf16_works_on_a_cpu(recipe):
         ("no_predict_with_generate: true", r"unknown option 'no_pred.*; did you mean 'predict_with_generate'\?"),
         ("1: 5", r"unknown option 1$"),
         ("max_steps: 5\nmax-steps: 6", r"recipe\.yaml:2: 'max_steps' is given twice"),
+        (
+            "train_file: a\ntrain-data: b",
+            r"recipe\.yaml: train_file and train-data are two names of one option; give one",
+        ),
         ("max_steps: 5\nseed: 1\nmax_steps: 5", r"recipe\.yaml:3: 'max_steps' is given twice"),
         ("max_steps: many", r"--max-steps: invalid int value: 'many'"),
         ("max_steps: 1.5", r"--max-steps.*: invalid int value: '1\.5'"),
@@ -223,6 +227,12 @@ def test_a_wrong_recipe_is_one_line_that_names_what_is_wrong(recipe, text, messa
         (["--max_step=5"], r"unknown option --max-step; did you mean '--max-steps'\?"),
         (["--train-fil=5"], r"unknown option --train-fil; did you mean '--train-file'\?"),
         (["--xyzzy"], r"unknown option --xyzzy$"),
+        (
+            ["--source-lang", "en", "--source-column=x"],
+            r"^--source-lang and --source-column are two names of one option",
+        ),
+        (["--train-file", "a", "--train-file=b"], r"^--train-file is given twice; write all of its values after one"),
+        (["--train_source", "a", "--train_source", "b"], r"^--train_source is given twice"),
         (["max_steps", "5"], r"'max_steps' belongs to no option; write --name value"),
         (["--max-steps", "5", "6"], r"'6' belongs to no option; write --name value"),
         (["--max-steps"], r"--max-steps.*: expected one argument"),

@@ -1,0 +1,43 @@
+"""Fixtures of the tests of pushing."""
+
+import shutil
+
+import pytest
+from hub_client import OTHERS_TOKEN, REPO, TOKEN, connect
+from hub_server import LocalHub, running
+from huggingface_hub.utils import close_session
+
+from hf_vanilla_transformer import cli
+
+
+@pytest.fixture
+def hub(monkeypatch):
+    with running(LocalHub(me=TOKEN, other=OTHERS_TOKEN)) as local:
+        connect(monkeypatch, local.endpoint)
+        yield local
+    close_session()
+
+
+@pytest.fixture
+def model_folder(tiny_checkpoint, tmp_path):
+    """A model with its card."""
+    folder = shutil.copytree(tiny_checkpoint, tmp_path / "folder" / "my-model")
+    assert cli.main(["card", str(folder), "--source-lang", "en", "--target-lang", "de", "--license", "mit"]) == 0
+    return folder
+
+
+@pytest.fixture
+def push(capsys, hub, model_folder):
+    """Runs the command on that model."""
+
+    def run(*options, repo=REPO, folder=model_folder):
+        capsys.readouterr()
+        try:
+            code = cli.main(["push", str(folder), repo, *options])
+        except SystemExit as error:
+            code = error.code
+        out, err = capsys.readouterr()
+        assert TOKEN not in out + err
+        return code, out, err
+
+    return run
