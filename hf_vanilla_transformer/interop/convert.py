@@ -4,6 +4,7 @@ Each system has a module here with `recognises`, which tells by a file's or fold
 models, and `load`, which returns it as one of ours.
 """
 
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,12 @@ SYSTEMS: dict[str, Any] = {
     "mapping": mapping,
 }
 SEE = "docs/interop.md says what each system's models consist of"
+# Systems whose models don't come in, as no sample was at hand to prove it by -> patterns of their files' names.
+WITHOUT_SAMPLE = {
+    "tensor2tensor": ("*.ckpt-*.index", "*.ckpt-*.meta", "*.ckpt-*.data-*"),
+    "Marian (its own .npz, not transformers')": ("*.npz",),
+    "Eole": ("model.[0-9][0-9].safetensors",),
+}
 
 
 def convert(source: str | Path, output: str | Path, *, system: str | None = None, **options: Any) -> tuple[str, ...]:
@@ -40,6 +47,8 @@ def convert(source: str | Path, output: str | Path, *, system: str | None = None
     """
     output, given = Path(output), Options(**options)
     check_new_folder(output)
+    if system != "mapping" and given.mapping is None:
+        _check_is_sampled(Path(source))
     name = system or ("mapping" if given.mapping is not None else recognise(source))
     loaded: Converted = SYSTEMS[name].load(source, given)
     notes = loaded.notes
@@ -70,6 +79,22 @@ def recognise(source: str | Path) -> str:
         what = f"looks like several systems' ({', '.join(found)})" if found else "is no model of a known system"
         raise ConversionError(f"{source} {what}; give --from with one of {', '.join(SYSTEMS)}. {SEE}")
     return found[0]
+
+
+def _check_is_sampled(place: Path) -> None:
+    """Refuses a file, or a folder with files, of a system whose conversion was never proved.
+
+    Raises:
+        ConversionError: It is one; it says which system's.
+    """
+    names = [one.name for one in place.iterdir()] if place.is_dir() else [place.name]
+    if "config.json" in names:  # a model of transformers, which may have been made of an .npz beside it
+        names = [name for name in names if not name.endswith(".npz")]
+    for system, patterns in WITHOUT_SAMPLE.items():
+        if any(fnmatchcase(name, pattern) for name in names for pattern in patterns):
+            raise ConversionError(
+                f"{place} looks like a model of {system}, which isn't converted: there was no sample to prove it by"
+            )
 
 
 def _facts(name: str, loaded: Converted) -> RunFacts:

@@ -14,6 +14,7 @@ import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
+from functools import reduce
 from itertools import product
 from typing import Any
 
@@ -80,7 +81,7 @@ def from_tensors(
         generation_config: Settings of decoding; None: the model's own, with the paper's.
 
     Returns:
-        The model, in evaluation mode and in the type of its source embeddings.
+        The model, in evaluation mode and in the widest type of its weights.
 
     Raises:
         ConversionError: Tensors are missing, unknown, of another shape, no floating-point numbers or not finite, or
@@ -93,9 +94,11 @@ def from_tensors(
     _refuse(
         {
             "not of floating-point numbers": [n for n, value in tensors.items() if not value.is_floating_point()],
-            "not finite": [n for n, value in tensors.items() if not value.isfinite().all()],
+            "sparse, without values or of 8 bits": [n for n, value in tensors.items() if not _is_plain(value)],
+            "of another shape, without a dimension": [n for n, value in tensors.items() if value.ndim == 0],
         }
     )
+    _refuse({"not finite": [n for n, value in tensors.items() if not value.isfinite().all()]})
     known = {name: rule for rule in rules if not tensors.keys().isdisjoint(rule.theirs) for name in rule.ours}
     for stack, number in layers.items():
         first = f"{stack}.layers.0.feed_forward.fc1.weight"
@@ -108,7 +111,10 @@ def from_tensors(
     _refuse({"missing": [n for rule in expected for n in rule.theirs if n not in tensors]})
     config = _config(tensors, known, layers, layout)
     weights = _weights(tensors, known, rules, config, layout)
-    dtype = weights[f"model.{SOURCE}"].dtype
+    used = [
+        tensors[one] for name, rule in known.items() if {name, f"model.{name}"} & weights.keys() for one in rule.theirs
+    ]
+    dtype = reduce(torch.promote_types, (value.dtype for value in used))
     model = VanillaTransformerForConditionalGeneration.from_pretrained(
         None, config=config, state_dict={name: value.to(dtype) for name, value in weights.items()}, dtype=dtype
     )
@@ -119,6 +125,10 @@ def from_tensors(
 
 def _is_ignored(name: str, layout: Layout) -> bool:
     return any(fnmatchcase(name, pattern) for pattern in layout.ignored)
+
+
+def _is_plain(value: Tensor) -> bool:
+    return value.layout is torch.strided and not value.is_meta and (value.itemsize > 1 or not value.is_floating_point())
 
 
 def _is_required(name: str, layout: Layout) -> bool:
@@ -145,6 +155,7 @@ def _config(
             _refuse({"missing": next((rule.theirs for rule in rules_of(layout, layers) if name in rule.ours), (name,))})
         return sum(len(tensors[one]) for one in known[name].theirs) // len(known[name].ours)
 
+    _check_types(layout.fields)
     found = _sizes(tensors, known, layers, rows)
     _check_fields(layout.fields, found)
     fields = {**found, **layout.fields}
@@ -157,9 +168,34 @@ def _config(
     if unknown := fields.keys() - {one.name for one in dataclasses.fields(VanillaTransformerConfig)}:
         raise ConversionError(f"our configuration has no field {', '.join(sorted(unknown))}; check the spelling")
     try:
-        return VanillaTransformerConfig(**fields)
+        config = VanillaTransformerConfig(**fields)
     except (StrictDataclassError, TypeError) as error:
         raise ConversionError(f"the fields make no model of ours ({first_line(error.__cause__ or error)})") from error
+    _check_tokens(config)
+    return config
+
+
+def _check_types(fields: Mapping[str, Any]) -> None:
+    """Refuses fields that are no numbers, before anything is computed with them."""
+    for stack in ("encoder", "decoder"):
+        if fields.get(f"{stack}_attention_heads") is None:
+            raise ConversionError(f"the number of heads is in no tensor: give {stack}_attention_heads")
+    for name, value in fields.items():
+        wanted = VanillaTransformerConfig.__annotations__.get(name)
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        if wanted in (int, float, int | None, float | int) and not (is_number or value is None):
+            hint = ": YAML takes numbers such as 1e-6 for text; write 1.0e-6" if isinstance(value, str) else ""
+            raise ConversionError(f"{name} is {value!r}, which is no number{hint}")
+
+
+def _check_tokens(config: VanillaTransformerConfig) -> None:
+    """Refuses tokens that the target's vocabulary doesn't have: a decoder couldn't start, or would never end."""
+    rows = config.target_vocab_size
+    for name in ("pad_token_id", "decoder_start_token_id", "eos_token_id"):
+        value = getattr(config, name)
+        for number in value if isinstance(value, list) else [value]:
+            if number is not None and not 0 <= number < rows:
+                raise ConversionError(f"{name} is {number}, and the target vocabulary has {rows:,} tokens, from 0 up")
 
 
 def _check_fields(fields: Mapping[str, Any], found: Mapping[str, Any]) -> None:
@@ -202,13 +238,13 @@ def _sizes(
 
 
 def _head_dims(fields: Mapping[str, Any], rows: Callable[[str], int]) -> dict[str, int]:
-    """Returns d_k and d_v where these aren't d_model / h."""
+    """Returns d_k and d_v where these aren't d_model / h, and aren't given, as where one tensor has unlike maps."""
     found: dict[str, set[int]] = {"head_dim": set(), "value_head_dim": set()}
     widths = set()
+    if None not in map(fields.get, found):
+        return {}
     for stack in ("encoder", "decoder"):
-        heads = fields.get(f"{stack}_attention_heads")
-        if heads is None:
-            raise ConversionError(f"the number of heads is in no tensor: give {stack}_attention_heads")
+        heads = fields[f"{stack}_attention_heads"]
         for name, projection in (("head_dim", "q_proj"), ("value_head_dim", "v_proj")):
             width = rows(f"{stack}.layers.0.self_attn.{projection}.weight")
             if heads < 1 or width % heads:
@@ -291,7 +327,7 @@ def _weights(
                 ]
                 continue
             weights |= dict(zip(rule.ours, torch.split(value, [one[0] for one in own]), strict=True))
-        elif name.endswith(".bias") and name in named_there and not _is_required(name, layout):  # zero in theirs
+        elif name.endswith(".bias") and not _is_required(name, layout):  # theirs has none, as all its tensors are known
             weights[name] = torch.zeros(shape)
         else:
             problems["missing"] += named_there.get(name, (f"a name for {name}",))
@@ -309,8 +345,9 @@ def _fold(weights: dict[str, Tensor], config: VanillaTransformerConfig, layout: 
         for name in (name for name in weights if name.endswith("layer_norm.weight")):
             weights[name] = weights[name] * math.sqrt((config.d_model - 1) / config.d_model)
     if layout.attention_scale is not None:
-        d_k = len(weights["encoder.layers.0.self_attn.q_proj.weight"]) // config.encoder_attention_heads
         for name in (name for name in weights if ".q_proj." in name):
+            heads = getattr(config, f"{name.partition('.')[0]}_attention_heads")
+            d_k = len(weights[name]) // heads  # each stack has its own, where their heads differ
             weights[name] = weights[name] * (layout.attention_scale * math.sqrt(d_k))
 
 

@@ -3,6 +3,7 @@
 docs/interop.md describes the file's entries.
 """
 
+import math
 from collections.abc import Mapping
 from importlib import resources
 from pathlib import Path
@@ -35,6 +36,7 @@ HEAD_SPLITS = {
     "multi-head attention (3.2.2), and no weights of ours compute it",
 }
 LAYER_NORMS = ("biased", "unbiased")
+STACKS = ("encoder.", "decoder.", "lm_head")  # what our names begin with
 # Fields of our configuration that are in no tensor, and without which a wrong model would be made without a word.
 NEEDED = (
     "encoder_attention_heads", "decoder_attention_heads", "norm_position", "layer_norm_eps", "activation_function",
@@ -110,6 +112,11 @@ def read_mapping(source: str | Path, *, assume_causal: bool = False) -> Layout:
     if norm not in LAYER_NORMS:
         raise ConversionError(f"{source}: layer_norm is {norm!r}; give one of {', '.join(LAYER_NORMS)}")
     prefix, config = entries.get("prefix", ""), {"bos_token_id": None, **entries.get("config", {})}
+    if unknown := [ours for ours in entries["names"] if not ours.startswith(STACKS)]:
+        raise ConversionError(f"{source}: {unknown[0]} is no name of ours; they begin with one of {', '.join(STACKS)}")
+    first_position = entries.get("first_position", 0)
+    if first_position < 0:
+        raise ConversionError(f"{source}: first_position is {first_position}; give the number of a row, from 0 up")
     needed = NEEDED if POSITIONS[0] in entries["names"] else (*NEEDED, "position_encoding")
     if missing := [name for name in needed if name not in config]:
         raise ConversionError(f"{source}: config lacks {', '.join(missing)}, which no tensor tells")
@@ -119,7 +126,7 @@ def read_mapping(source: str | Path, *, assume_causal: bool = False) -> Layout:
         ignored=tuple(entries.get("ignored", ())),
         attention_scale=_scale(entries.get("attention_scale"), config, source),
         unbiased_norm=norm == "unbiased",
-        first_position=entries.get("first_position", 0),
+        first_position=first_position,
     )
 
 
@@ -173,8 +180,12 @@ def _merged(base: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
 
 def _scale(value: Any, config: Mapping[str, Any], source: str | Path) -> float | None:
     """Returns what scores are multiplied by; None: 1 / sqrt(d_k)."""
-    if value is None or not isinstance(value, str):
-        return value
+    if value is None:
+        return None
+    if not isinstance(value, str):
+        if not 0 < value < math.inf:
+            raise ConversionError(f"{source}: attention_scale is {value}; give a positive number")
+        return float(value)
     widths = {"1/sqrt(d_model)": "d_model", "1/sqrt(head_dim)": None}
     if value not in widths:
         raise ConversionError(f"{source}: attention_scale is {value!r}; give a number or one of {', '.join(widths)}")

@@ -4,6 +4,7 @@ import argparse
 import collections
 import pickletools
 import re
+import warnings
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -37,6 +38,12 @@ HARMLESS: list[Any] = [
     *((Figures, f"fairseq.meters.{name}Meter") for name in ("Average", "Stopwatch", "Time")),  # until 0.9
 ]
 
+# Words in PyTorch's message -> what the file is.
+OTHER_FORMATS = {
+    "TorchScript": "it is an archive of TorchScript, which is a program; save the module's state_dict() instead",
+    "legacy .tar": "it has the format that PyTorch had before 0.1.10, which may run code; save it with a newer one",
+}
+
 
 def read(file: Path) -> Any:
     """Reads a file of `torch.save` or of safetensors.
@@ -47,12 +54,27 @@ def read(file: Path) -> Any:
     try:
         if file.suffix == ".safetensors":
             return load_file(file)
-        with torch.serialization.safe_globals(HARMLESS):
+        with torch.serialization.safe_globals(HARMLESS), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of formats that are refused, which the error says better
             return torch.load(file, "cpu", weights_only=True)
     except Exception as error:  # a damaged or hostile file raises whatever its reader raises
-        planted = re.search(r"GLOBAL (\S+)", str(error))
-        reason = f"it holds {planted[1]}, and only data is read, no code" if planted else first_line(error)
-        raise ConversionError(f"{file} can't be read ({reason})") from error
+        raise ConversionError(f"{file} can't be read ({_reason(error)})") from error
+
+
+def _reason(error: Exception) -> str:
+    """Says why a file can't be read; PyTorch's own message advises users to run the code in it."""
+    message = str(error)
+    if planted := re.search(r"GLOBAL (\S+)", message):
+        return f"it holds {planted[1]}, and only data is read, no code"
+    for mark, what in OTHER_FORMATS.items():
+        if mark in message:
+            return what
+    if isinstance(error, LookupError | EOFError | AttributeError | AssertionError):  # of a text, or an empty file
+        return "torch.save didn't write it"
+    if "weights_only" not in message:
+        return first_line(error)
+    detail = re.search(r"WeightsUnpickler error: *\s*(\S.*)", message)
+    return f"only data that torch.save wrote is read, no code{f': {detail[1]}' if detail else ''}"
 
 
 def texts_in(file: Path) -> set[str]:

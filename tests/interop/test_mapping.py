@@ -1,8 +1,12 @@
 """State dicts by a mapping: every shipped layout beside a small module of that layout, written anew here."""
 
+import collections
+import io
 import math
+import pickle
 import subprocess
 import sys
+import tarfile
 
 import pytest
 import torch
@@ -26,9 +30,9 @@ HEADS_OF_BOTH = {"encoder_attention_heads": HEADS, "decoder_attention_heads": HE
 
 
 # ---- What the layouts share ----
-def attend(query, key, value, mask, scale=None):
+def attend(query, key, value, mask, scale=None, heads=HEADS):
     """Multi-head attention (3.2.2) of projected inputs; mask: True where a query may look."""
-    heads = [x.unflatten(-1, (HEADS, -1)).transpose(1, 2) for x in (query, key, value)]
+    heads = [x.unflatten(-1, (heads, -1)).transpose(1, 2) for x in (query, key, value)]
     scores = heads[0] @ heads[1].mT * (scale or heads[0].shape[-1] ** -0.5)
     return (scores.masked_fill(~mask, -1e9).softmax(-1) @ heads[2]).transpose(1, 2).flatten(2)
 
@@ -466,6 +470,11 @@ def assert_same(ours, theirs, tolerance=1e-5):
         ).logits
         kept = target != PAD
         assert (found - wanted)[kept].abs().max() <= tolerance * max(1.0, wanted.abs().max().item())
+        left, other = ([row.roll(int((row == PAD).sum())) for row in ids] for ids in (source, target))
+        left, other = torch.stack(left), torch.stack(other)
+        given = {"attention_mask": (left != PAD).long(), "decoder_attention_mask": (other != PAD).long()}
+        shifted = ours(input_ids=left, decoder_input_ids=other, **given).logits[other != PAD]
+        assert (shifted - wanted[kept]).abs().max() <= tolerance * max(1.0, wanted.abs().max().item())
         tokens = ours.generate(
             input_ids=source, attention_mask=(source != PAD).long(), num_beams=1, max_length=9, **NO_PAD
         )
@@ -591,6 +600,67 @@ def test_shared_attention_another_scale_and_a_row_of_positions_for_padding(scale
     assert_same(ours, theirs)
 
 
+class HeadsOfEachSide(Bentrevett):
+    """Scores that are divided by sqrt(d_model) or by nothing, with other heads in the decoder than in the encoder."""
+
+    def __init__(self, heads, scale):
+        super().__init__()
+        self.heads, self.scale = heads, scale
+
+    def by(self, part):
+        heads = self.heads[0 if any(part is layer.self_attention for layer in self.encoder.layers) else 1]
+        q, k, v, out = (part.get_submodule(f"fc_{name}") for name in "qkvo")
+        return lambda x, memory, mask: out(attend(q(x), k(memory), v(memory), mask, self.scale, heads))
+
+
+@pytest.mark.parametrize(("heads", "scale", "given"), [((3, 4), D**-0.5, "1/sqrt(d_model)"), ((2, 6), 1.0, 1)])
+def test_another_scale_with_other_heads_on_each_side(heads, scale, given, tmp_path):
+    theirs = random_model(HeadsOfEachSide, heads, scale)
+    numbers = {"encoder_attention_heads": heads[0], "decoder_attention_heads": heads[1], "d_model": D}
+    assert_same(load_own(tmp_path, theirs, entries_of("bentrevett", {"attention_scale": given}, **numbers)), theirs)
+
+
+UNLIKE_WIDTHS = {"head_dim": 5, "value_head_dim": 2}
+
+
+class Stacked(Bentrevett):
+    """Values and keys of unlike widths in one matrix without a bias, feed-forward maps that are convolutions."""
+
+    def __init__(self):
+        super().__init__()
+        d_k, d_v = (HEADS * width for width in UNLIKE_WIDTHS.values())
+        for name, part in list(self.named_modules()):
+            if name.endswith("_attention"):
+                del part.fc_k, part.fc_v
+                part.fc_q, part.both, part.fc_o = linear(D, d_k), linear(D, d_v + d_k, bias=False), linear(d_v, D)
+            elif name.endswith("feedforward"):
+                part.fc_1, part.fc_2 = nn.Conv1d(D, FFN, 1), nn.Conv1d(FFN, D, 1)
+
+    def by(self, part):
+        width = HEADS * UNLIKE_WIDTHS["value_head_dim"]
+        both = lambda memory: part.both(memory)  # noqa: E731
+        return lambda x, memory, mask: part.fc_o(
+            attend(part.fc_q(x), both(memory)[..., width:], both(memory)[..., :width], mask)
+        )
+
+    def ffn(self, layer):
+        inner, outer = layer.positionwise_feedforward.fc_1, layer.positionwise_feedforward.fc_2
+        return lambda x: outer(inner(x.mT).relu()).mT
+
+
+def test_keys_and_values_of_unlike_widths_in_one_matrix_and_convolutions(tmp_path):
+    theirs = random_model(Stacked)
+    names = mapping.read_names("bentrevett")
+    names = {ours: name for ours, name in names.items() if ".k_proj" not in ours and ".v_proj" not in ours}
+    for ours in [ours for ours in names if ours.endswith(".q_proj")]:
+        names[ours.replace("q_proj", "{v,k}_proj.weight")] = names[ours].replace("fc_q", "both.weight")
+    own = {"causal_mask": True, "head_split": "transpose", "layer_norm": "biased", "names": names}
+    config = {"norm_position": "post", "layer_norm_eps": 1e-5, "activation_function": "relu", "scale_embedding": True}
+    ours = load_own(tmp_path, theirs, {**own, "config": {**HEADS_OF_BOTH, **TOKENS, **config, **UNLIKE_WIDTHS}})
+    assert not ours.model.decoder.layers[1].encoder_attn.k_proj.bias.any()  # of which the mapping has no name
+    assert_same(ours, theirs)
+
+
 class OneVocabulary(Bentrevett):
     """One matrix for everything, without any biases in attention but the output's, and heads apart."""
 
@@ -631,6 +701,14 @@ def test_the_weights_keep_their_type(dtype, tmp_path):
     assert torch.equal(found, theirs.encoder.layers[1].positionwise_feedforward.fc_1.weight)
 
 
+def test_weights_of_two_types_become_the_wider_one(tmp_path):
+    theirs = random_model(Bentrevett)
+    theirs.encoder.tok_embedding.to(torch.float16)
+    ours = load_own(tmp_path, theirs, entries_of("bentrevett"))
+    assert {parameter.dtype for parameter in ours.parameters()} == {torch.float32}
+    assert_same(ours, theirs.float())
+
+
 # ---- What is refused ----
 REFUSALS = {
     "heads without a transpose": ({"head_split": "view"}, "cut by view(B, h, T, d_k) without a transpose"),
@@ -640,6 +718,10 @@ REFUSALS = {
     "unknown entry": ({"nams": {}}, "unknown entry nams"),
     "wrong type": ({"first_position": True}, "first_position is True"),
     "a number as a name": ({"names": {"lm_head": 3}}, "the name of lm_head is 3"),
+    "no such part": ({"names": {"enc.layers.*.fc1": "encoder.x"}}, "enc.layers.*.fc1 is no name of ours; they begin"),
+    "a row before the first": ({"first_position": -1}, "first_position is -1; give the number of a row, from 0 up"),
+    "a scale of nothing": ({"attention_scale": 0}, "attention_scale is 0; give a positive number"),
+    "a scale that is no number": ({"attention_scale": math.nan}, "attention_scale is nan; give a positive number"),
     "unknown base": ({"extends": "bertrand"}, "there is no mapping bertrand"),
     "unknown scale": ({"attention_scale": "2"}, "attention_scale is '2'; give a number or one of 1/sqrt(d_model)"),
     "scale without d_model": ({"attention_scale": "1/sqrt(d_model)"}, "needs d_model in config"),
@@ -653,10 +735,10 @@ REFUSALS = {
             "names": {
                 "lm_head": "decoder.head",
                 "lm_head.weight": "decoder.fc_out.weight",
-                "head.bias": "decoder.fc_out.bias",
+                "decoder.head.bias": "decoder.fc_out.bias",
             }
         },
-        "without a place in our model: decoder.fc_out.bias (head.bias)",
+        "without a place in our model: decoder.fc_out.bias (decoder.head.bias)",
     ),
     "a bias that config denies": (
         {"config": {**entries_of("bentrevett")["config"], "output_bias": False}},
@@ -676,6 +758,16 @@ def test_refusals(case, tmp_path):
 
 FIELDS = {
     "wrong number of heads": ({"encoder_attention_heads": 5}, "encoder_attention_heads is 5, which doesn't divide"),
+    "heads as a text": ({"decoder_attention_heads": "3"}, "decoder_attention_heads is '3', which is no number"),
+    "a number without a point": (
+        {"layer_norm_eps": "1e-6"},
+        "layer_norm_eps is '1e-6', which is no number: YAML takes",
+    ),
+    "an end that isn't there": (
+        {"eos_token_id": TARGET_WORDS},
+        "eos_token_id is 19, and the target vocabulary has 19 tokens, from 0 up",
+    ),
+    "a start that isn't there": ({"decoder_start_token_id": 30}, "decoder_start_token_id is 30, and the target"),
     "no such field": ({"layers": 3}, "our configuration has no field layers"),
     "no such activation": ({"activation_function": "swoosh"}, "`activation_function` is 'swoosh'"),
     "too few positions": ({"max_position_embeddings": 512}, "25 learned positions, fewer than the model's 512"),
@@ -719,6 +811,15 @@ def test_a_mask_of_which_nobody_knows(tmp_path):
     assert_same(load_own(tmp_path, theirs, entries, assume_causal=True), theirs)
 
 
+ODD_TENSORS = {
+    "integers": (torch.Tensor.long, "not of floating-point numbers"),
+    "sparse": (torch.Tensor.to_sparse, "sparse, without values or of 8 bits"),
+    "meta": (lambda value: value.to("meta"), "sparse, without values or of 8 bits"),
+    "float8": (lambda value: value.to(torch.float8_e4m3fn), "sparse, without values or of 8 bits"),
+    "a number": (torch.Tensor.sum, "of another shape, without a dimension"),
+}
+
+
 def change(state, case):
     """Damages a state dict, and returns what the error has to say."""
     first = "encoder.layers.0.self_attention.fc_q.weight"
@@ -738,17 +839,19 @@ def change(state, case):
     if case == "not finite":
         state[first][0, 0] = math.nan
         return f"not finite: {first}"
-    if case == "integers":
-        state[first] = state[first].long()
-        return f"not of floating-point numbers: {first}"
+    if case in ODD_TENSORS:
+        replace, message = ODD_TENSORS[case]
+        state[first] = replace(state[first])
+        return f"{message}: {first}"
     for name in [name for name in state if name.startswith("encoder.layers.")]:
         del state[name]
     return "the encoder has no layers: no tensor is called encoder.layers.*.self_attention.fc_q"
 
 
-@pytest.mark.parametrize(
-    "case", ["missing", "a layer is missing", "unknown", "mis-shaped", "not finite", "integers", "no encoder"]
-)
+DAMAGES = ("missing", "a layer is missing", "unknown", "mis-shaped", "not finite", "no encoder")
+
+
+@pytest.mark.parametrize("case", [*DAMAGES, *ODD_TENSORS])
 def test_tensors_that_dont_match_are_listed(case, tmp_path):
     model = random_model(Bentrevett)
     state = dict(model.state_dict())
@@ -778,6 +881,46 @@ def test_a_planted_class_is_refused(zipped, tmp_path, monkeypatch):
     file = written(tmp_path, entries_of("bentrevett"))
     with pytest.raises(ConversionError, match=r"model.pt can't be read \(.*exec"):
         mapping.load(tmp_path / "model.pt", Options(mapping=file))
+    assert not (tmp_path / "planted").exists()
+
+
+def plant_tar(file):
+    with tarfile.open(file, "w") as archive:
+        for name in ("storages", "tensors", "pickle"):
+            content = pickle.dumps(Planted())
+            entry = tarfile.TarInfo(name)
+            entry.size = len(content)
+            archive.addfile(entry, io.BytesIO(content))
+
+
+class Holder:
+    """A harmless class of PyTorch's list, whose state is what runs code."""
+
+    def __reduce__(self):
+        return collections.OrderedDict, (), {"state": Planted()}
+
+
+OTHER_FILES = {
+    "a tar of PyTorch 0.1": (plant_tar, "before 0.1.10, which may run code"),
+    "TorchScript": (lambda file: torch.jit.save(torch.jit.script(nn.Linear(2, 2)), file), "archive of TorchScript"),
+    "another protocol": (lambda file: file.write_bytes(pickle.dumps(Planted(), 4)), "no code: Unsupported operand 149"),
+    "a planted state": (lambda file: torch.save({"state_dict": Holder()}, file), "it holds exec, and only data"),
+    "a planted key": (lambda file: torch.save({("a", Planted()): 1}, file), "it holds exec, and only data"),
+    "a whole module": (lambda file: torch.save(nn.Linear(2, 2), file), "it holds torch.nn.modules.linear.Linear"),
+    "a text": (lambda file: file.write_text("encoder"), "torch.save didn't write it"),
+    "nothing": (lambda file: file.write_bytes(b""), "torch.save didn't write it"),
+}
+
+
+@pytest.mark.parametrize("case", OTHER_FILES)
+def test_files_that_arent_data(case, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write, message = OTHER_FILES[case]
+    write(tmp_path / "model.pt")
+    with pytest.raises(ConversionError, match=r"model.pt can't be read \(") as raised:
+        mapping.load(tmp_path / "model.pt", Options(mapping=written(tmp_path, entries_of("bentrevett"))))
+    assert message in str(raised.value)
+    assert "weights_only" not in str(raised.value)  # no advice to run what the file holds
     assert not (tmp_path / "planted").exists()
 
 
