@@ -1,7 +1,9 @@
 """Every `--option` that the Markdown files name exists: in the command or script it is given to, or elsewhere."""
 
 import argparse
+import itertools
 import re
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -117,3 +119,21 @@ def test_scripts_that_are_named_exist() -> None:
     named = {path for text in TEXTS.values() for path in re.findall(r"python (?:-m )?(scripts[./]\w+)", text)}
     assert named
     assert [path for path in named if not Path(ROOT, path.replace(".", "/")).with_suffix(".py").is_file()] == []
+
+
+def trainings_that_do_not_run() -> list[str]:
+    """The `train` commands of blocks that no test runs."""
+    shell = "\n".join(re.findall(r"```bash no-run.*?\n(.*?)```", "\n".join(TEXTS.values()), re.DOTALL))
+    lines = shell.replace("\\\n", " ").splitlines()
+    return [line.split(" train ", 1)[1] for line in lines if re.search(r"vanilla[_-]transformer train ", line)]
+
+
+@pytest.mark.parametrize("arguments", trainings_that_do_not_run())
+def test_the_options_of_trainings_that_do_not_run_go_together(arguments: str) -> None:
+    """Values are of the right type, and the run saves as many checkpoints as it averages."""
+    words = shlex.split(arguments)
+    assert words[0] == "--config"
+    configs = list(itertools.takewhile(lambda word: not word.startswith("--"), words[1:]))
+    _, _, training = recipe.parse_recipe(configs, words[1 + len(configs) :])
+    saves = 0 if training.save_strategy == "no" else training.max_steps // training.save_steps
+    assert training.average_last <= saves
