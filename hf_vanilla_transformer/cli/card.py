@@ -40,8 +40,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="what the card's code loads the model by: its name on the Hub (default: as it is, or the folder's)",
     )
     parser.add_argument("--title", type=_line, metavar="TEXT", help="the card's title (default: the name)")
-    parser.add_argument("--source-lang", type=_language, metavar="CODE", help="the language it translates from: en")
-    parser.add_argument("--target-lang", type=_language, metavar="CODE", help="the language it translates to: de")
+    parser.add_argument(
+        "--source-lang", type=_language, metavar="CODE", help="code of the language it translates from, such as en"
+    )
+    parser.add_argument(
+        "--target-lang", type=_language, metavar="CODE", help="code of the language it translates to, such as de"
+    )
     parser.add_argument(
         "--language",
         nargs="+",
@@ -51,7 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="CODE",
         help="its languages, if it has more than two or no direction",
     )
-    parser.add_argument("--license", type=_license, metavar="ID", help="the licence of the weights: apache-2.0")
+    parser.add_argument("--license", type=_license, metavar="ID", help="licence of the weights, such as apache-2.0")
     parser.add_argument(
         "--dataset",
         "--dataset-name",

@@ -293,13 +293,17 @@ def warning_of_line(line: str, limit: int, consequence: str) -> str:
     return f"{PROGRAM}: warning: {line} has more than {limit:,} tokens (--max-source-tokens): {consequence}"
 
 
-def check_model_name(name: str) -> None:
+def check_model_name(name: str, option: str = "--model") -> None:
     """Checks, before anything slow is imported, that a name is a checkpoint's folder, or is on the Hub or in its cache.
+
+    Args:
+        name: The folder, or the name on the Hub.
+        option: What it was given by, for errors.
 
     Raises:
         UsageError: It is neither.
     """
-    fix = "--model needs a folder that save_pretrained wrote, or a name on the Hub"
+    fix = f"{option} needs a folder that save_pretrained wrote, or a name on the Hub"
     path = Path(name)
     if path.is_dir():
         if not (path / "config.json").is_file():

@@ -30,12 +30,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--from", dest="system", choices=list(SYSTEMS), help="the system that SOURCE comes from (default: recognised)"
     )
     parser.add_argument(
-        "--mapping", metavar="YAML", help="layout of a state dict: your file, or the name of one that comes with us"
+        "--mapping", metavar="YAML", help="layout of a state dict: your file, or the name of one of the package's"
     )
     parser.add_argument(
         "--assume-causal",
         action="store_true",
-        help="take a model of which nothing says so for one that was trained with a causal mask",
+        help="convert a model although nothing says whether it was trained with a causal mask",
     )
     parser.add_argument("--no-tokenizer", action="store_true", help="convert the model alone")
     parser.add_argument("--revision", metavar="REV", help="branch, tag or commit on the Hub (default: main)")

@@ -40,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--quantization",
         metavar="TYPE",
-        help=f"type of the weights, of {', '.join(QUANTIZATIONS['ctranslate2'])} for ctranslate2; int8 for onnx "
+        help=f"type of the weights; ctranslate2: {', '.join(QUANTIZATIONS['ctranslate2'])}; onnx: int8 "
         "(default: as they were saved)",
     )
     parser.add_argument(

@@ -1,30 +1,199 @@
 """`vanilla-transformer info`."""
 
 import argparse
+import json
 import os
 import platform
-from collections.abc import Iterable
-from dataclasses import fields
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, fields
+from typing import TYPE_CHECKING, Any
 
 from .. import __version__
+from .common import RunError, UsageError, check_model_name
 
 if TYPE_CHECKING:
     from ..engine.cpu import Processor
+    from ..publish.description import Description
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Show versions and what is known of this machine."""
+    """Describe a checkpoint, or show versions and what is known of this machine."""
+    parser.epilog = (
+        "A checkpoint is described by its configuration and the headers of its weights: architecture in the paper's "
+        "symbols, parameters, memory, tokenizer, decoding and training. Its code doesn't run. The exit code is 1 if "
+        "configuration, weights and tokenizer don't belong together."
+    )
+    parser.add_argument(
+        "model",
+        nargs="?",
+        metavar="DIR",
+        help="a saved model's folder, or its name on the Hub, to describe (default: describe this machine)",
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead of tables; with DIR")
     parser.add_argument(
         "--machine",
         action="store_true",
-        help="also show what the engine derives from the processor, and its thresholds",
+        help="also show what the engine derives from the processor, and its thresholds; without DIR",
     )
-    parser.set_defaults(run=_show)
+    parser.set_defaults(run=_info)
 
 
-def _show(arguments: argparse.Namespace) -> None:
-    """Prints versions, the processor and the threads, and with --machine every field of `engine.cpu`."""
+def _info(arguments: argparse.Namespace) -> None:
+    if arguments.model is None:
+        if arguments.json:
+            raise UsageError("--json describes a checkpoint; give its folder: info DIR --json")
+        _show_machine(arguments.machine)
+    elif arguments.machine:
+        raise UsageError("--machine is about this machine, and DIR about a checkpoint; give one of them")
+    else:
+        _show_checkpoint(arguments.model, arguments.json)
+
+
+def _show_checkpoint(name: str, as_json: bool) -> None:
+    """Prints what is known of a checkpoint; fails at the end if its parts don't belong together."""
+    if not os.path.isdir(name):
+        check_model_name(name, "info DIR")
+
+    from transformers.utils import logging
+
+    from .. import register
+    from ..data.hub import HubError
+    from ..evaluation.loading import CheckpointError
+    from ..publish.description import describe
+    from ..publish.facts import CardError
+
+    register()
+    logging.set_verbosity_error()  # standard error is for what the user can fix
+    try:
+        found = describe(name)
+    except (CheckpointError, CardError, HubError) as error:
+        raise UsageError(str(error)) from error
+    print(json.dumps(_values(found), indent=1, ensure_ascii=False) if as_json else _text(found))
+    if found.problems:
+        raise RunError("; ".join(found.problems))
+
+
+def _values(found: "Description") -> dict[str, Any]:
+    """The description as JSON has it: names of the configuration's fields, numbers as numbers."""
+    from ..publish.description import BYTES
+
+    facts = {} if found.facts is None else asdict(found.facts)
+    for name in ("name", "config", "parameters", "title", "limits", "tags"):
+        facts.pop(name, None)
+    facts["recipe"] = _without_unknown(facts.get("recipe", {}))
+    memory = {f"{kind}_bytes": size * found.total for kind, size in BYTES.items()} if found.parameters else {}
+    return {
+        "name": found.name,
+        "config": dict(found.config),
+        "parameters": {"total": found.total, **found.parameters} if found.parameters else {},
+        "memory": {
+            "saved_bytes": found.saved_bytes,
+            "saved_types": found.types,
+            **memory,
+            "cache_numbers_per_token": found.cache_numbers,
+        },
+        "tokenizer": None if found.tokenizer is None else asdict(found.tokenizer),
+        "generation": found.decoding,
+        "training": {**_without_unknown(facts), "started_with": found.started_with},
+        "checkpoints": found.checkpoints,
+        "notes": found.notes,
+        "problems": found.problems,
+    }
+
+
+def _without_unknown(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if value not in (None, (), [], {}, False)}
+
+
+def _text(found: "Description") -> str:
+    """The description as tables, one per subject; what is unknown is left out."""
+    from ..publish.model_card import architecture_rows
+
+    subjects = {
+        "Architecture": architecture_rows(found.config),
+        "Parameters": _parameters(found),
+        "Memory": _memory(found),
+        "Tokenizer": _tokenizer(found),
+        "Decoding, unless options say otherwise": [(name, str(value)) for name, value in found.decoding.items()],
+        "Training": _training(found),
+        "Notes": [("note", note) for note in found.notes] + [("problem", problem) for problem in found.problems],
+    }
+    parts = [f"{subject}\n{_table(rows, indent='  ')}" for subject, rows in subjects.items() if rows]
+    return "\n\n".join([found.name, *parts])
+
+
+def _parameters(found: "Description") -> list[tuple[str, str]]:
+    if not found.parameters:
+        return [("total", "unknown without the weights, which can't be reached")]
+    return [(part, f"{number:,}") for part, number in {"total": found.total, **found.parameters}.items()]
+
+
+def _memory(found: "Description") -> list[tuple[str, str]]:
+    from ..publish.description import BYTES
+
+    rows = []
+    if found.parameters:
+        rows = [("weights as saved", f"{_megabytes(found.saved_bytes)} ({', '.join(found.types)})")]
+        rows += [
+            (f"weights in {kind}", f"{_megabytes(size * found.total)} ({size} per parameter)")
+            for kind, size in BYTES.items()
+        ]
+    number, size = found.cache_numbers, BYTES["float32"]
+    formula = f"{size} x {number:,}; decoder's N x h x (d_k + d_v) numbers"
+    rows.append(("cache per token of source and translation", f"{_megabytes(size * number)} in float32 ({formula})"))
+    tokens = 100
+    rows.append((f"cache of {tokens} tokens with 4 beams", _megabytes(4 * tokens * size * number)))
+    return rows
+
+
+def _tokenizer(found: "Description") -> list[tuple[str, str]]:
+    tokenizer = found.tokenizer
+    if tokenizer is None:
+        return [("class", "none that can be used")]
+    fits = {True: "that of config.json", False: "not that of config.json", None: "config.json has none to compare"}
+    return [
+        ("class", tokenizer.kind),
+        ("tokens", f"{tokenizer.size:,}"),
+        *((name, text) for name, text in tokenizer.special_tokens.items()),
+        ("fingerprint", f"{tokenizer.fingerprint}, {fits[tokenizer.matches]}"),
+    ]
+
+
+def _training(found: "Description") -> list[tuple[str, str]]:
+    from ..publish.model_card import recipe_rows
+
+    if found.facts is None:
+        return [("known", "what the model card on the Hub says")]
+    facts = found.facts
+    pairs = None if facts.training_pairs is None else f"{facts.training_pairs:,}"
+    rows: list[tuple[str, str | None]] = [
+        ("base model", facts.base_model),
+        ("data sets", ", ".join(facts.datasets)),
+        ("files", ", ".join(map(str, facts.training_files))),
+        ("sentence pairs", pairs),
+        *recipe_rows(facts.recipe),
+        *((f"{name} at the start", _listed(value)) for name, value in found.started_with.items()),
+    ]
+    rows += [
+        (f"{one.name} on {evaluation.dataset}", f"{one.value:.2f} ({one.signature})")
+        for evaluation in facts.evaluations
+        for one in evaluation.scores
+    ]
+    rows.append(("also in this folder", ", ".join(found.checkpoints)))
+    return [(label, value) for label, value in rows if value] or [("known", "nothing is saved beside the weights")]
+
+
+def _listed(value: Any) -> str:
+    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+
+
+def _megabytes(number: int) -> str:
+    """For instance "252.3 MB" or "8,192 bytes"; 1 MB is 1,000,000 bytes."""
+    return f"{number / 1e6:,.1f} MB" if number >= 1e6 else f"{number:,} bytes"
+
+
+def _show_machine(with_engine: bool) -> None:
+    """Prints versions, the processor and the threads, and with the engine every field of `engine.cpu`."""
     import torch
     import transformers
 
@@ -41,10 +210,10 @@ def _show(arguments: argparse.Namespace) -> None:
         ("threads", str(torch.get_num_threads())),
         ("GPU", torch.cuda.get_device_name() if torch.cuda.is_available() else "none"),
     ]
-    if arguments.machine:
+    if with_engine:
         facts.append((VARIABLE, os.environ.get(VARIABLE) or "not set"))
     print(_table(facts))
-    if arguments.machine:
+    if with_engine:
         print(f"\n{_table(_fields(CPU))}")
 
 
@@ -54,9 +223,9 @@ def _fields(processor: "Processor") -> Iterable[tuple[str, str, str]]:
         yield one.name, str(getattr(processor, one.name)).lower(), one.metadata["decides"]
 
 
-def _table(rows: Iterable[tuple[str, ...]]) -> str:
+def _table(rows: Iterable[tuple[str, ...]], indent: str = "") -> str:
     """Aligns columns, two spaces apart."""
     rows = list(rows)
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = ("  ".join(f"{cell:{width}}" for cell, width in zip(row, widths, strict=True)) for row in rows)
-    return "\n".join(line.rstrip() for line in lines)
+    return "\n".join(indent + line.rstrip() for line in lines)

@@ -23,7 +23,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--private", action="store_true", help="create a repository that only you can see (default: a public one)"
     )
     parser.add_argument("--revision", metavar="BRANCH", help="branch to push to, created if there is none")
-    parser.add_argument("--dry-run", action="store_true", help="check all and list files and sizes, but send nothing")
+    parser.add_argument(
+        "--dry-run", action="store_true", help="check everything and list files and sizes, but send nothing"
+    )
     parser.set_defaults(run=_push)
 
 

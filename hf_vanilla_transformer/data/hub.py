@@ -1,10 +1,14 @@
 """Names on the Hub: whether there is such a repository, and its present revision."""
 
 import functools
+from pathlib import Path
 
-from huggingface_hub import HfApi, try_to_load_from_cache
+from huggingface_hub import HfApi, snapshot_download, try_to_load_from_cache
 from huggingface_hub.errors import HFValidationError, RepositoryNotFoundError
 
+from .messages import first_line
+
+SMALL_FILES = ["*.json", "*.md", "*.txt", "*.spm", "*.model"]  # all but weights and code
 SECONDS = 5.0  # transformers itself asks six times, with pauses that add up to 45 seconds
 
 
@@ -56,3 +60,28 @@ def check_model_on_hub(name: str) -> bool:
             "folder that save_pretrained wrote, or connect to the network"
         )
     return False
+
+
+def without_weights(name: str) -> tuple[Path, dict[str, tuple[str, list[int]]]]:
+    """Downloads a model's files except for weights and code, and the headers of its weights.
+
+    Args:
+        name: The model's name on the Hub.
+
+    Returns:
+        The folder of its files, and tensor's name -> its dtype ("F32", "BF16" ...) and shape. Without a network, the
+        folder of an earlier download, and no tensors.
+
+    Raises:
+        HubError: There is no such model, the Hub can't be reached and nothing is cached, or the weights aren't in
+            safetensors.
+    """
+    online = check_model_on_hub(name)
+    try:
+        folder = Path(snapshot_download(name, allow_patterns=SMALL_FILES, local_files_only=not online))
+        if not online:
+            return folder, {}
+        headers = HfApi().get_safetensors_metadata(name).files_metadata.values()
+    except Exception as error:  # each library under it has its own
+        raise HubError(f"can't read {name} on the Hub ({first_line(error)})") from error
+    return folder, {key: (one.dtype, list(one.shape)) for file in headers for key, one in file.tensors.items()}

@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -86,6 +86,41 @@ def load_config(name: str | Path) -> Any:
     """Loads a configuration from a folder, without running code that comes with it; errors as for `load_model`."""
     with _plain_errors(name, trust_remote_code=False):
         return AutoConfig.from_pretrained(name, trust_remote_code=False)
+
+
+def check_headers(folder: Path, tensors: Mapping[str, Sequence[int]]) -> tuple[Any, list[str]]:
+    """Compares the shapes of saved tensors with those of the model that config.json describes, without its weights.
+
+    Args:
+        folder: A checkpoint's folder.
+        tensors: Name of each saved tensor -> its shape.
+
+    Returns:
+        The configuration, and a sentence for each way in which the tensors don't fit it.
+
+    Raises:
+        CheckpointError: There is no model for the configuration, or its weights are quantized.
+    """
+    with _plain_errors(folder, trust_remote_code=False):
+        _checked_folder(folder, trust_remote_code=False, where={})
+        config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+        with torch.device("meta"):
+            model = AutoModelForSeq2SeqLM.from_config(config, trust_remote_code=False)
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+    tied: dict[int, list[str]] = {}
+    for name, value in parameters.items():
+        tied.setdefault(id(value), []).append(name)
+    wrong = [
+        f"{name} is {tuple(shape)}, not {tuple(parameters[name].shape)}"
+        for name, shape in tensors.items()
+        if name in parameters and tuple(shape) != tuple(parameters[name].shape)
+    ]
+    found = {
+        "the weights have no": [names[0] for names in tied.values() if not tensors.keys() & set(names)],
+        "the model has no": [name for name in tensors if name not in parameters],
+        "of another shape:": wrong,
+    }
+    return config, [f"{problem} {named(names)}" for problem, names in found.items() if names]
 
 
 def load_model(

@@ -295,9 +295,13 @@ def _introduction(facts: RunFacts) -> str:
     )
 
 
-def _architecture(facts: RunFacts) -> str:
-    """The table of the model's sizes, without unknown ones."""
-    config = facts.config
+def architecture_rows(config: Mapping[str, Any], parameters: int | None = None) -> list[tuple[str, str]]:
+    """Describes a model's sizes in the paper's symbols, as text: labels and values, without unknown ones.
+
+    Args:
+        config: Fields of the model's configuration.
+        parameters: Their number; tied ones count once.
+    """
     rows = [
         ("layers (N), encoder + decoder", _both_stacks(config, "layers")),
         ("width (d_model)", config.get("d_model")),
@@ -310,9 +314,22 @@ def _architecture(facts: RunFacts) -> str:
         ("positions", POSITIONS.get(str(config.get("position_encoding")))),
         ("vocabulary", _vocabulary(config)),
         ("shared embeddings", _sharing(config)),
-        ("parameters", facts.parameters),
+        ("parameters", parameters),
     ]
-    return _table(["", "value"], [(label, _value(value)) for label, value in rows if value is not None])
+    return _known(rows)
+
+
+def _architecture(facts: RunFacts) -> str:
+    """The table of the model's sizes."""
+    rows = architecture_rows(facts.config, facts.parameters)
+    return _table(["", "value"], [(label, _text(value)) for label, value in rows])
+
+
+def _known(rows: Iterable[tuple[str, object]]) -> list[tuple[str, str]]:
+    """Leaves out what is unknown, and writes numbers with commas."""
+    return [
+        (label, f"{value:,}" if isinstance(value, int) else str(value)) for label, value in rows if value is not None
+    ]
 
 
 def _norm(config: Mapping[str, Any]) -> str:
@@ -354,8 +371,8 @@ def _training_data(facts: RunFacts) -> str:
     return "\n".join(lines)
 
 
-def _recipe(recipe: Recipe) -> str:
-    """The table of the training, without unknown values."""
+def recipe_rows(recipe: Recipe) -> list[tuple[str, str]]:
+    """Describes a training as text: labels and values, without unknown ones."""
     rows = [
         ("optimizer", recipe.optimizer),
         ("peak learning rate", None if recipe.learning_rate is None else f"{recipe.learning_rate:.4g}"),
@@ -374,7 +391,12 @@ def _recipe(recipe: Recipe) -> str:
         ("time", None if recipe.seconds is None else _duration(recipe.seconds)),
         ("software", recipe.software),
     ]
-    return _table(["", "value"], [(label, _value(value)) for label, value in rows if value is not None])
+    return _known(rows)
+
+
+def _recipe(recipe: Recipe) -> str:
+    """The table of the training."""
+    return _table(["", "value"], [(label, _text(value)) for label, value in recipe_rows(recipe)])
 
 
 def _curve(curve: Sequence[CurvePoint]) -> str:

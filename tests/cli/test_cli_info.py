@@ -1,13 +1,25 @@
-"""`vanilla-transformer info`: what it prints of this machine, and of the variable that overrides it."""
+"""`vanilla-transformer info`: what it prints of this machine, of the variable that overrides it, and of checkpoints."""
 
+import json
+import shutil
 from dataclasses import fields
 
 import pytest
 import torch
 import transformers
+import yaml
+from opus_mt import opus_mt_folder
+from safetensors.torch import load_file, save_file
+from small_runs import recipe_in
 
-from hf_vanilla_transformer import __version__, cli
+from hf_vanilla_transformer import (
+    VanillaTransformerConfig,
+    VanillaTransformerForConditionalGeneration,
+    __version__,
+    cli,
+)
 from hf_vanilla_transformer.engine.cpu import CPU, VARIABLE
+from hf_vanilla_transformer.publish.model_card import weights_in
 
 
 def test_info_has_the_versions(capsys):
@@ -28,3 +40,307 @@ def test_info_of_the_machine_has_every_field_with_what_it_decides(capsys, monkey
     expected = [[one.name, str(getattr(CPU, one.name)).lower(), one.metadata["decides"]] for one in fields(CPU)]
     assert rows == expected
     assert max(map(len, lines)) <= 120
+
+
+# ---- A checkpoint ----
+@pytest.fixture
+def info(capsys):
+    """Runs the command; returns code, output and errors."""
+
+    def run(*arguments):
+        capsys.readouterr()
+        code = cli.main(["info", *map(str, arguments)])
+        return code, *capsys.readouterr()
+
+    return run
+
+
+@pytest.fixture
+def values(info):
+    """What a checkpoint's JSON says."""
+
+    def run(folder, expected_code=0):
+        code, out, err = info(folder, "--json")
+        assert code == expected_code, err
+        return json.loads(out)
+
+    return run
+
+
+@pytest.fixture
+def folder(tiny_checkpoint, tmp_path):
+    return shutil.copytree(tiny_checkpoint, tmp_path / "model")
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """The folder of a run of four updates: its model, two checkpoints and `averaged-2`."""
+    folder = tmp_path_factory.mktemp("info")
+    recipe = {**recipe_in(folder), "num_beams": 1, "eval_strategy": "no"}
+    (folder / "recipe.yaml").write_text(yaml.safe_dump(recipe), encoding="utf-8")
+    assert cli.main(["train", "--config", str(folder / "recipe.yaml")]) == 0
+    return folder / "run"
+
+
+def section(out, title):
+    """The rows below a title, as label -> value."""
+    lines = out.split(f"\n{title}\n")[1].split("\n\n")[0].splitlines()
+    return dict(line.strip().split("  ", 1) for line in lines)
+
+
+def edit_json(file, **changes):
+    file.write_text(json.dumps({**json.loads(file.read_text()), **changes}))
+
+
+def save(folder, **fields):
+    """A model that differs from the base preset in its fields, without a tokenizer."""
+    sizes = {"encoder_ffn_dim": 24, "decoder_ffn_dim": 20, "encoder_layers": 1, "decoder_layers": 3}
+    config = VanillaTransformerConfig(**{"vocab_size": 50, "d_model": 16, **sizes, **fields})
+    VanillaTransformerForConditionalGeneration(config).save_pretrained(folder)
+    return folder
+
+
+def test_the_architecture_is_in_the_papers_symbols(info, folder):
+    code, out, err = info(folder)
+    rows = {label: value.strip() for label, value in section(out, "Architecture").items()}
+    assert (code, err, out.splitlines()[0]) == (0, "", str(folder))
+    assert rows["layers (N), encoder + decoder"] == "2 + 2"
+    assert (rows["width (d_model)"], rows["attention heads (h)"]) == ("32", "4")
+    assert (rows["width of a head's queries and keys (d_k)"], rows["feed-forward width (d_ff)"]) == ("8", "64")
+    assert rows["shared embeddings"] == "source, target and output"
+    assert rows["layer normalisation"] == "after each sub-layer"
+
+
+# Embeddings and output projection, by hand: matrices of 50 or 40 rows of width 16, a bias of 50.
+KINDS = {
+    "all tied": ({}, 800, 0),
+    "two vocabularies": ({"decoder_vocab_size": 40, "share_encoder_decoder_embeddings": False}, 800 + 640, 0),
+    "nothing tied": ({"share_encoder_decoder_embeddings": False, "tie_word_embeddings": False}, 1600, 800),
+    "a bias": ({"output_bias": True}, 800, 50),
+    "learned positions": ({"position_encoding": "learned", "max_position_embeddings": 9}, 800 + 2 * 9 * 16, 0),
+    "pre-norm": ({"norm_position": "pre", "final_layer_norm": True}, 800, 0),
+    "other heads": ({"decoder_attention_heads": 2, "head_dim": 3, "value_head_dim": 5}, 800, 0),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_parameters_by_part_are_those_of_the_model(values, tmp_path, kind):
+    fields, embeddings, output = KINDS[kind]
+    model = VanillaTransformerForConditionalGeneration.from_pretrained(save(tmp_path / "model", **fields))
+    parameters = values(tmp_path / "model")["parameters"]
+    assert parameters.pop("total") == sum(one.numel() for one in model.parameters())
+    assert parameters["embeddings"] == embeddings
+    assert parameters.get("output projection", 0) == output
+    positions = model.model.decoder.embed_positions.parameters()
+    kept = sum(one.numel() for one in (*model.model.decoder.embed_tokens.parameters(), *positions))
+    assert parameters["decoder"] == sum(one.numel() for one in model.model.decoder.parameters()) - kept
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_cache_is_what_decoding_keeps(values, tmp_path, kind):
+    """Compared with the cache of one sentence, source and translation of five tokens."""
+    model = VanillaTransformerForConditionalGeneration.from_pretrained(save(tmp_path / "model", **KINDS[kind][0]))
+    cache = model.eval()(torch.full((1, 5), 7), decoder_input_ids=torch.full((1, 5), 7), use_cache=True).past_key_values
+    kept = [one for part in (cache.self_attention_cache, cache.cross_attention_cache) for one in part.layers]
+    numbers = sum(layer.keys.numel() + layer.values.numel() for layer in kept)
+    assert values(tmp_path / "model")["memory"]["cache_numbers_per_token"] * (5 + 5) == numbers
+
+
+def test_memory_is_that_of_the_saved_type_and_of_others(values, info, tmp_path):
+    model = VanillaTransformerForConditionalGeneration.from_pretrained(save(tmp_path / "float32"))
+    model.to(torch.bfloat16).save_pretrained(tmp_path / "bfloat16")
+    total = model.num_parameters()
+    memory = values(tmp_path / "bfloat16")["memory"]
+    assert (memory["saved_types"], memory["saved_bytes"]) == (["BF16"], 2 * total)
+    assert (memory["float32_bytes"], memory["bfloat16_bytes"], memory["int8_bytes"]) == (4 * total, 2 * total, total)
+    assert f"{2 * total:,} bytes (BF16)" in info(tmp_path / "bfloat16")[1]
+
+
+def test_sharded_weights_are_counted_once(values, folder):
+    model = VanillaTransformerForConditionalGeneration.from_pretrained(folder)
+    (folder / "model.safetensors").unlink()
+    model.save_pretrained(folder, max_shard_size="20KB")
+    assert len(list(folder.glob("*.safetensors"))) > 1
+    assert values(folder)["parameters"]["total"] == model.num_parameters()
+
+
+def test_the_tokenizer_and_its_fingerprint(info, values, folder):
+    tokenizer = values(folder)["tokenizer"]
+    assert (tokenizer["kind"], tokenizer["matches"]) == ("VanillaTransformerTokenizerFast", None)
+    assert tokenizer["special_tokens"]["eos_token"] == "</s> (2)"
+    edit_json(folder / "config.json", tokenizer_fingerprint=tokenizer["fingerprint"])
+    assert values(folder)["tokenizer"]["matches"] is True
+    edit_json(folder / "config.json", tokenizer_fingerprint="0123456789abcdef")
+    code, out, err = info(folder)
+    assert "not that of config.json" in out
+    assert (code, err.count("\n")) == (1, 1)
+    assert "the model was trained with another tokenizer" in err
+
+
+def test_a_model_without_a_tokenizer(info, tmp_path):
+    code, out, err = info(save(tmp_path / "model"))
+    assert (code, err) == (0, "")
+    assert "none that can be used" in out
+
+
+def test_decoding_is_what_generation_config_says(values, folder):
+    edit_json(folder / "generation_config.json", num_beams=7, gnmt_length_penalty=0.9)
+    generation = values(folder)["generation"]
+    assert (generation["num_beams"], generation["gnmt_length_penalty"]) == (7, 0.9)
+    assert "transformers_version" not in generation
+
+
+def test_weights_that_do_not_fit_the_configuration_are_named(info, values, folder):
+    weights = load_file(folder / "model.safetensors")
+    taken, narrowed = "model.decoder.layers.1.feed_forward.fc2.bias", "model.encoder.layers.0.feed_forward.fc1.bias"
+    del weights[taken]
+    weights[narrowed] = weights[narrowed][:-1].clone()
+    save_file({**weights, "more": torch.zeros(3)}, folder / "model.safetensors", {"format": "pt"})
+    code, out, err = info(folder)
+    assert (code, err.count("\n")) == (1, 1)
+    for words in (f"the weights have no {taken}", "the model has no more", f"{narrowed} is (63,), not (64,)"):
+        assert words in err
+        assert words in out
+    assert len(values(folder, expected_code=1)["problems"]) == 1
+
+
+def test_a_configuration_of_more_layers_than_the_weights_have(info, folder):
+    edit_json(folder / "config.json", decoder_layers=3)
+    code, _, err = info(folder)
+    assert code == 1
+    assert "the weights have no model.decoder.layers.2." in err
+
+
+# ---- What a training has left ----
+def test_the_training_of_an_averaged_model(info, values, trained):
+    code, out, err = info(trained / "averaged-2")
+    assert (code, err) == (0, "")
+    rows = {label: value.strip() for label, value in section(out, "Training").items()}
+    assert (rows["steps"], rows["averaged checkpoints"], rows["sentence pairs"]) == ("4", "2", "50")
+    assert "tok:13a" in rows["BLEU on test.en"]
+    assert values(trained / "averaged-2")["training"]["recipe"]["averaged_checkpoints"] == 2
+
+
+def test_the_training_of_a_checkpoint_is_that_of_its_own_state(values, trained):
+    training = values(trained / "checkpoint-2")["training"]
+    assert training["recipe"]["steps"] == 2
+    assert training["started_with"]["train_source"] == ["train.en"]
+
+
+def test_the_folder_of_a_finished_run_names_its_checkpoints(values, trained):
+    assert values(trained)["checkpoints"] == ["averaged-2", "checkpoint-2", "checkpoint-4"]
+
+
+def test_the_folder_of_a_run_without_a_model_names_its_checkpoints(info, trained, tmp_path):
+    run = shutil.copytree(trained, tmp_path / "run")
+    (run / "config.json").unlink()
+    code, out, err = info(run)
+    assert (code, out) == (2, "")
+    assert "the folder of a training" in err
+    assert "averaged-2, checkpoint-2, checkpoint-4" in err
+
+
+def test_what_is_known_of_other_weights_is_left_out_with_a_note(info, trained, tmp_path):
+    folder = shutil.copytree(trained / "averaged-2", tmp_path / "elsewhere")
+    model = VanillaTransformerForConditionalGeneration.from_pretrained(folder)
+    torch.nn.init.ones_(model.model.encoder.embed_tokens.weight)
+    model.save_pretrained(folder)
+    code, out, _ = info(folder)
+    assert code == 0
+    assert "the weights have changed since model_card.json was written" in out
+    assert "averaged checkpoints" not in out
+
+
+def test_the_weights_and_the_code_are_not_touched(info, folder):
+    """Code that comes with a checkpoint doesn't run, even where transformers would ask."""
+    (folder / "modeling_vanilla_transformer.py").write_text("raise SystemExit('ran')")
+    (folder / "configuration_vanilla_transformer.py").write_text("raise SystemExit('ran')")
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    assert info(folder)[0] == 0
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+
+
+# ---- Folders that are no checkpoints, and damaged ones ----
+def cut(name):
+    def damage(folder):
+        file = folder / name
+        file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
+
+    return damage
+
+
+DAMAGES = {
+    "no config": (lambda folder: (folder / "config.json").unlink(), "is not a checkpoint: it has no config.json"),
+    "no weights": (lambda folder: (folder / "model.safetensors").unlink(), "model.safetensors is missing"),
+    "cut weights": (cut("model.safetensors"), "model.safetensors is cut short"),
+    "cut config": (cut("config.json"), "config.json is cut short or not JSON"),
+    "cut decoding": (cut("generation_config.json"), "generation_config.json is cut short or not JSON"),
+    "no model": (lambda folder: edit_json(folder / "config.json", d_model=-1), "`d_model` is -1"),
+    "another type": (lambda folder: edit_json(folder / "config.json", model_type="t5"), "a model of type 't5'"),
+    "quantized": (
+        lambda folder: edit_json(folder / "config.json", quantization_config={"quant_method": "torchao"}),
+        "its weights are quantized",
+    ),
+    "damaged facts": (
+        lambda folder: (folder / "model_card.json").write_text(json.dumps({"weights": weights_in(folder), "curve": 3})),
+        "model_card.json can't be read",
+    ),
+    "a damaged list of facts": (
+        lambda folder: (folder / "model_card.json").write_text("[]"),
+        "model_card.json is not a JSON object",
+    ),
+    "a damaged recipe": (lambda folder: (folder / "recipe.json").write_text("{"), "recipe.json is cut short"),
+    "an adapter": (
+        lambda folder: (folder / "config.json").rename(folder / "adapter_config.json"),
+        "has an adapter alone",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", DAMAGES)
+def test_a_folder_that_cannot_be_described_is_one_line_that_says_why(info, folder, kind):
+    damage, words = DAMAGES[kind]
+    damage(folder)
+    code, out, err = info(folder)
+    assert (code, out, err.count("\n")) == (2, "", 1), err
+    assert words in err
+
+
+def test_a_damaged_tokenizer_is_a_problem_beside_the_description(info, folder):
+    cut("tokenizer.json")(folder)
+    code, out, err = info(folder)
+    assert (code, err.count("\n")) == (1, 1)
+    assert "Architecture" in out
+    assert "the tokenizer: can't load" in err
+
+
+@pytest.mark.parametrize("name", ["nowhere/at/all", "no-such-model", "./missing"])
+def test_a_name_that_is_nowhere(info, name):
+    code, out, err = info(name)
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert name in err
+
+
+def test_a_file_is_not_a_checkpoint(info, folder):
+    code, _, err = info(folder / "config.json")
+    assert code == 2
+    assert "is a file; info DIR needs a folder" in err
+
+
+@pytest.mark.parametrize("arguments", [["--json"], ["--machine", "somewhere"], ["somewhere", "--machine", "--json"]])
+def test_options_that_exclude_each_other(info, arguments):
+    code, out, err = info(*arguments)
+    assert (code, out, err.count("\n")) == (2, "", 1)
+
+
+def test_marian_models_are_described_when_they_are_converted(info, values, tmp_path):
+    source = opus_mt_folder(tmp_path / "opus-mt-en-de")
+    code, _, err = info(source)
+    assert code == 2
+    assert "type 'marian'" in err
+    assert "vanilla-transformer convert" in err
+    assert cli.main(["convert", str(source), "--output", str(tmp_path / "ours")]) == 0
+    found = values(tmp_path / "ours")
+    assert found["tokenizer"]["kind"] == "OpusMTTokenizerFast"
+    assert found["config"]["position_encoding"] == "marian"
+    assert found["problems"] == []

@@ -32,6 +32,22 @@ from hf_vanilla_transformer.publish.hub import PublishError
 CODE = {f"{part}_vanilla_transformer.py" for part in ("configuration", "modeling", "generation", "tokenization")}
 
 
+def test_a_model_on_the_hub_is_described_without_its_weights(push, hub, tmp_path, monkeypatch, capsys):
+    assert push()[0] == 0
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+    capsys.readouterr()
+    assert cli.main(["info", REPO, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    model = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "folder" / "my-model")
+    assert found["parameters"]["total"] == model.num_parameters()
+    assert (found["config"]["d_model"], found["tokenizer"]["kind"]) == (32, "VanillaTransformerTokenizerFast")
+    assert found["problems"] == []
+    cached = {path.suffix for path in (tmp_path / "cache").rglob("*") if path.is_file()}
+    assert not cached & {".safetensors", ".py"}
+    assert cli.main(["info", "me/nothing"]) == 2
+    assert "me/nothing is neither a folder here nor a model on the Hub" in the_error(capsys.readouterr().err)
+
+
 # ---- What arrives ----
 WAYS = {"command": "me/by-command", "trainer": "me/by-trainer", "methods": "me/by-methods"}
 

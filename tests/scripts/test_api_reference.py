@@ -11,6 +11,7 @@ import pytest
 import hf_vanilla_transformer
 
 ROOT = Path(__file__).parents[2]
+PAPER = ("configuration", "modeling", "generation", "tokenization")
 
 
 @pytest.mark.docs
@@ -25,5 +26,46 @@ def test_the_api_reference_has_every_public_name(tmp_path):
         first = (getattr(hf_vanilla_transformer, name).__doc__ or "").strip().partition("\n")[0]
         if name not in ("PRESETS", "__version__"):
             assert re.sub(r"[`*_]", "", first) in re.sub(r"[`*_]", "", text)
-    for module in ("engine", "modeling_vanilla_transformer", "training/trainer", "inference/translator"):
-        assert (tmp_path / "hf_vanilla_transformer" / f"{module}.html").is_file()
+    pages = tmp_path / "hf_vanilla_transformer"
+    for module in ("engine", *(f"{part}_vanilla_transformer" for part in PAPER), "training/trainer"):
+        assert (pages / f"{module}.html").is_file()
+    assert missing_pages(pages) == []
+    classes = (pages / "modeling_vanilla_transformer.html").read_text(encoding="utf-8")
+    assert 'id="VanillaTransformerAttention.forward"' in classes
+
+
+@pytest.mark.docs
+def test_a_warning_is_an_error(tmp_path):
+    """An annotation that can't be resolved would be shown as text without a link."""
+    script = (
+        "import sys, hf_vanilla_transformer.data.files as files\n"
+        "from scripts import api_reference\n"
+        "files.write_text.__annotations__['path'] = 'NoSuchName'\n"
+        f"sys.argv[1:] = ['--output', {str(tmp_path)!r}]\n"
+        "api_reference.main()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode != 0
+    assert "NoSuchName" in done.stderr
+
+
+def missing_pages(pages):
+    """The functions and classes of the package that the documentation names and that aren't in its reference."""
+    text = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "docs").glob("*.md"))
+    code = "\n".join(re.findall(r"`([^`]+)`", text))
+    folders = "data|engine|evaluation|inference|interop|publish|training"
+    named = set(re.findall(rf"(?<![\w/.])(?:hf_vanilla_transformer\.)?({folders})\.([a-z]\w*)\.(\w+)", code))
+    named |= {
+        (folder, module, name.strip())
+        for folder, module, names in re.findall(
+            rf"from hf_vanilla_transformer\.({folders})\.([a-z]\w*) import ([\w, ]+)", text
+        )
+        for name in names.split(",")
+    }
+    assert named
+    found = {
+        (folder, module): page.read_text(encoding="utf-8")
+        for folder, module, _ in named
+        if (page := pages / folder / f"{module}.html").is_file()
+    }
+    return sorted(one for one in named if f'id="{one[2]}"' not in found.get(one[:2], ""))
