@@ -36,6 +36,7 @@ MAY_IMPORT = {
     "evaluation": [],
     "evaluation.*": ["evaluation.*", "engine", "engine.*", "data.*", *PAPER],
     "publish": [],
+    "publish.paper_plots": ["publish.drawing", CONFIG, MODEL],
     "publish.*": ["publish.*", "evaluation.*", "data.*"],
     "training": [],
     "training.*": ["training.*", "publish.*", "evaluation.*", "engine", "engine.*", "data.*", *PAPER],

@@ -19,8 +19,8 @@ from typing import Any, NoReturn
 
 from .. import __version__
 from ..data.messages import did_you_mean, first_line, is_out_of_memory
-from . import average, card, convert, evaluate, export, info, push, score, train, translate
-from .common import PROGRAM, RunError, UsageError, wanted_memory
+from . import average, card, convert, evaluate, export, info, plot, push, score, train, translate
+from .common import PROGRAM, RunError, UsageError, add_debug, wanted_memory
 
 EXIT_FAILURE = 1
 EXIT_WRONG_USE = 2
@@ -182,22 +182,15 @@ def _parser() -> _Parser:
     parser = _Parser(prog=PROGRAM, description='The Transformer of "Attention Is All You Need".', allow_abbrev=False)
     parser.add_argument("--version", action="version", version=f"{PROGRAM} {__version__}")
     parser.set_defaults(debug=False)
-    _add_debug(parser)
+    add_debug(parser)
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", dest="command", required=True)
     for name, add in COMMANDS.items():
         summary = (add.__doc__ or "").splitlines()[0]
         command = commands.add_parser(name, help=summary, description=summary, allow_abbrev=False)
         command.set_defaults(parser=command)
         add(command)
-        _add_debug(command)
+        add_debug(command)
     return parser
-
-
-def _add_debug(parser: argparse.ArgumentParser) -> None:
-    # Without a default, as a command's would replace what is given before the command.
-    parser.add_argument(
-        "--debug", action="store_true", default=argparse.SUPPRESS, help="show the traceback of an error as well"
-    )
 
 
 # Command -> its `add_arguments`; the first line of that function's docstring is the command's summary.
@@ -207,6 +200,7 @@ COMMANDS: dict[str, Callable[[argparse.ArgumentParser], None]] = {
     "evaluate": evaluate.add_arguments,
     "translate": translate.add_arguments,
     "score": score.add_arguments,
+    "plot": plot.add_arguments,
     "convert": convert.add_arguments,
     "export": export.add_arguments,
     "card": card.add_arguments,

@@ -127,6 +127,14 @@ def read_parallel(source: str, reference: str) -> tuple[list[str], list[str]]:
     return sources, references
 
 
+def add_debug(parser: argparse.ArgumentParser) -> None:
+    """Declares --debug, before and after a command's name."""
+    # Without a default, as a command's would replace what is given before the command.
+    parser.add_argument(
+        "--debug", action="store_true", default=argparse.SUPPRESS, help="show the traceback of an error as well"
+    )
+
+
 def add_decoding_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the options of decoding and of the device; `decoding_options` evaluates them."""
     beams = parser.add_mutually_exclusive_group()

@@ -100,6 +100,14 @@ def encoder(tokenizer: PreTrainedTokenizerBase) -> Encode:
     return lambda texts: tokenizer(texts, **quiet)["input_ids"]
 
 
+def source_tokens(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> list[str]:
+    """Names the tokens of a source, (S,), by its own vocabulary where the target has another."""
+    if not getattr(tokenizer, "separate_vocabs", False):
+        return list(tokenizer.convert_ids_to_tokens(ids))
+    names = {token_id: token for token, token_id in tokenizer.get_vocab().items()}  # the source's
+    return [names[token_id] for token_id in ids]
+
+
 def _with_code(code: str, text: str) -> str:
     return f"{code} {text}" if code else text
 

@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 from huggingface_hub import EvalResultEntry, ModelCard, eval_result_entries_to_yaml
 
-from ..evaluation.loading import CONFIG, json_object, tensors_in
+from ..evaluation.loading import CONFIG, json_object, read_json, tensors_in
 from ..evaluation.metrics import Score
 from .model_card import (
     CARD,
@@ -92,6 +92,16 @@ def curve_of(log: Iterable[Mapping[str, Any]]) -> list[CurvePoint]:
         chosen = [chosen[round(n * last / (POINTS_PER_CURVE - 1))] for n in range(POINTS_PER_CURVE)]
     names = {TARGET_TOKENS: TARGET_TOKENS, "loss": "loss", "perplexity": "eval_perplexity", "bleu": "eval_bleu"}
     return [CurvePoint(step, **{name: steps[step].get(key) for name, key in names.items()}) for step in chosen]
+
+
+def hardware_of(run: Path) -> str | None:
+    """Returns the hardware of a run, as its facts have it, in its folder or in that of the averaged model; or None."""
+    for file in (run / FACTS, *sorted(run.glob(f"*/{FACTS}"))):
+        facts = read_json(file)
+        recipe = facts.get("recipe") if isinstance(facts, dict) else None
+        if isinstance(recipe, dict) and isinstance(recipe.get("hardware"), str):
+            return str(recipe["hardware"])
+    return None
 
 
 def eval_results(facts: RunFacts, benchmark: str, task: str) -> str:

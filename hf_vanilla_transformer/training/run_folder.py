@@ -25,6 +25,7 @@ RECIPE = "recipe.json"
 TOKENIZER = "tokenizer"  # the folder of the tokenizer that a run trains
 LOCK = "run.lock"
 SAVING = ".saving"  # a folder in which files are written that then replace others
+DRAWN = ("loss", "eval_perplexity", "eval_bleu", "learning_rate")  # numbers in a run's log that plots show
 FINGERPRINTS = "data_fingerprints"  # in recipe.json, beside the options
 
 
@@ -241,3 +242,45 @@ class RecipeKeeper(TrainerCallback):
         checkpoint = Path(args.output_dir) / f"checkpoint-{state.global_step}"
         if state.is_world_process_zero and checkpoint.is_dir() and (checkpoint.parent / RECIPE).is_file():
             shutil.copyfile(checkpoint.parent / RECIPE, checkpoint / RECIPE)
+
+
+def read_log(run: str | Path) -> list[dict[str, Any]]:
+    """Reads the log of a run: all of it, or up to its last complete checkpoint if it is still training.
+
+    Args:
+        run: The run's output folder, or its trainer_state.json.
+
+    Returns:
+        What the Trainer logged, in order: `step`, and numbers such as `loss` or `eval_bleu`.
+
+    Raises:
+        RecipeError: There is no such folder, no log in it, or the log is damaged.
+    """
+    file = _state_of(Path(run))
+    state = read_json(file)
+    if isinstance(state, str):
+        raise RecipeError(f"{file.parent}: {state}; give the output folder of a run")
+    log = state.get("log_history")
+    if not isinstance(log, list) or not all(_is_entry(entry) for entry in log):
+        raise RecipeError(f"{file} has no log of a Trainer (`log_history`); give the output folder of a run")
+    return log
+
+
+def _is_entry(entry: Any) -> bool:
+    if not isinstance(entry, dict) or not isinstance(entry.get("step"), int):
+        return False
+    return all(isinstance(entry.get(key, 0), int | float) for key in DRAWN)
+
+
+def _state_of(run: Path) -> Path:
+    """Returns the file with a run's log."""
+    if run.is_file():
+        return run
+    if not run.is_dir():
+        raise RecipeError(f"{run} does not exist; give the output folder of a run")
+    if (run / TRAINER_STATE).is_file():
+        return run / TRAINER_STATE
+    checkpoint = last_complete_checkpoint(run)
+    if checkpoint is None:
+        raise RecipeError(f"{run} has neither {TRAINER_STATE} nor a checkpoint; give the output folder of a run")
+    return checkpoint / TRAINER_STATE

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import datasets
@@ -39,7 +40,7 @@ from ..publish.facts import curve_of
 from ..publish.hub import check_token, files_to_send, hub_errors, send_model
 from ..publish.model_card import Evaluation, Recipe, RunFacts, Sample, save_card
 from .checkpoints import checkpoints_in, damage_of, write_checksums
-from .recipe import VanillaTransformerTrainingArguments
+from .recipe import RecipeError, VanillaTransformerTrainingArguments, parse_recipe
 from .sharding import ShardingTrainer
 
 logger = logging.get_logger(__name__)
@@ -77,6 +78,25 @@ def peak_learning_rate(args: VanillaTransformerTrainingArguments, model: Any) ->
         )
     warmup_steps = max(int(args.get_warmup_steps(args.max_steps)), 1)
     return paper_learning_rate(d_model, warmup_steps, args.learning_rate_factor)
+
+
+def schedule_of_recipe(recipe: str) -> tuple[float, int]:
+    """Returns the highest learning rate of a recipe, and the updates until then.
+
+    Args:
+        recipe: A recipe's name or file.
+
+    Raises:
+        RecipeError: It is no recipe, or has another schedule than the paper's.
+    """
+    _, model, args = parse_recipe([recipe])
+    if args.lr_scheduler_type != "inverse_sqrt":
+        raise RecipeError(
+            f"{recipe} has lr_scheduler_type {args.lr_scheduler_type!s}, not the paper's inverse_sqrt; "
+            "give the folder of a run, whose log has the rates"
+        )
+    peak = peak_learning_rate(args, SimpleNamespace(config=model.config(model.vocab_size)))
+    return peak, max(int(args.get_warmup_steps(args.max_steps)), 1)
 
 
 class DivergedError(RuntimeError):

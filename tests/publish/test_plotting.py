@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from hf_vanilla_transformer.publish import plotting
+from hf_vanilla_transformer.publish import drawing, plotting
 from hf_vanilla_transformer.publish.plotting import plot_attention
 
 
@@ -107,16 +107,27 @@ def test_awkward_pieces_neither_crash_nor_warn():
     _png(figure)
     labels = _labels(_panels(figure)[0].yaxis)
     assert labels[:6] == ["$x^{2$", "\\frac{", "</s>", "␣", "␣", "␣"]
-    assert labels[8] == plotting.MISSING_GLYPH
-    assert len(labels[10]) == plotting.LONGEST_LABEL
+    assert labels[8] == drawing.MISSING_GLYPH
+    assert len(labels[10]) == drawing.LONGEST_LABEL
 
 
 def test_long_sentences_are_thinned_out_instead_of_growing_without_bound():
     figure = plot_attention(_weights(4, 700, 3), _pieces(3), _pieces(700))
     labels = _labels(_panels(figure)[0].yaxis)
-    assert 30 < len(labels) <= 42
-    assert labels[:2] == ["piece0", "piece18"]
+    assert 20 < len(labels) <= 30
+    assert labels[:2] == ["piece0", "piece24"]
     assert max(figure.get_size_inches()) < 30
+
+
+@pytest.mark.parametrize(("heads", "pieces"), [(1, 5), (8, 14), (8, 40), (16, 40), (32, 300)])
+def test_letters_stay_legible_at_1000_pixels(heads, pieces):
+    figure = plot_attention(_weights(heads, pieces, pieces), _pieces(pieces), _pieces(pieces))
+    labels = [
+        label for axis in (_panels(figure)[0].yaxis, _panels(figure)[-1].xaxis) for label in axis.get_ticklabels()
+    ]
+    pixels_per_point = min(1000 / figure.get_size_inches()[0], 1000) / 72
+    assert min(label.get_fontsize() for label in labels) * pixels_per_point >= 8
+    assert figure.get_size_inches()[1] < 50
 
 
 @pytest.mark.parametrize(
@@ -163,7 +174,7 @@ def test_pyplot_and_its_global_state_stay_untouched(tmp_path):
 
 def test_without_matplotlib_the_error_names_the_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    spec = importlib.util.spec_from_file_location("plotting_alone", plotting.__file__)
+    spec = importlib.util.spec_from_file_location("hf_vanilla_transformer.publish.drawing_alone", drawing.__file__)
     with pytest.raises(ImportError, match=r"pip install hf-vanilla-transformer\[plot\]"):
         spec.loader.exec_module(importlib.util.module_from_spec(spec))
 
@@ -175,7 +186,10 @@ def test_learning_curves_show_what_the_log_has():
     assert [panel.get_title() for panel in (loss, bleu)] == ["training loss", "validation BLEU"]
     assert [line.get_xydata().tolist() for line in loss.get_lines()] == [[[1, 5], [2, 4]], [[1, 5]]]
     assert [line.get_xydata().tolist() for line in bleu.get_lines()] == [[[2, 7.5]]]
-    assert [text.get_text() for text in bleu.get_legend().get_texts()] == ["base"]
+    assert [panel.get_ylabel() for panel in (loss, bleu)] == ["nats per token", "BLEU"]
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["base", "other"]
+    styles = [(line.get_color(), line.get_linestyle()) for line in loss.get_lines()]
+    assert len({colour for colour, _ in styles}) == len({dashes for _, dashes in styles}) == 2
 
 
 def test_learning_curves_need_a_figure_to_show():

@@ -1,0 +1,282 @@
+"""`vanilla-transformer plot`."""
+
+import argparse
+import importlib.util
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..data.messages import first_line
+from .common import (
+    UsageError,
+    add_debug,
+    check_model_name,
+    check_output,
+    decoding_errors,
+    load_translator,
+    loading,
+    positive,
+)
+
+if TYPE_CHECKING:
+    from ..publish.attention_plots import Choice, Part
+    from ..publish.plotting import Figure
+
+PICTURES = (".png", ".svg")
+PAGE = ".html"
+ENCODINGS = ("paper", "tensor2tensor", "fairseq", "marian")
+NAMED = {(512, 4000): " (base)", (1024, 4000): " (big)"}  # d_model and warm-up of the paper's two models
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Draw attention, positions, schedules, masks or learning curves."""
+    parser.epilog = "`vanilla-transformer plot KIND --help` lists the options of a kind. Plots need no screen."
+    kinds = parser.add_subparsers(title="kinds", metavar="KIND", dest="kind", required=True)
+    for name, add in KINDS.items():
+        summary = (add.__doc__ or "").splitlines()[0]
+        kind = kinds.add_parser(name, help=summary, description=summary, allow_abbrev=False)
+        kind.set_defaults(parser=kind)
+        add(kind)
+        page = ", or .html for a page with all layers and heads" if name == "attention" else ""
+        kind.add_argument("--output", required=True, metavar="FILE", help=f"the picture, .png or .svg{page}")
+        kind.add_argument("--overwrite", action="store_true", help="replace an existing file")
+        add_debug(kind)
+
+
+def _add_attention(parser: argparse.ArgumentParser) -> None:
+    """Where each token attends to, for one sentence."""
+    parser.add_argument("--model", required=True, metavar="DIR", help="a saved model's folder, or its name on the Hub")
+    parser.add_argument("--source", required=True, type=_text, metavar="TEXT", help="the sentence")
+    parser.add_argument(
+        "--target", type=_text, metavar="TEXT", help="its translation (default: the model's own, as translate gives it)"
+    )
+    parser.add_argument(
+        "--part",
+        choices=["encoder", "decoder", "cross"],
+        help="self-attention of the encoder or of the decoder, or the decoder's to the source (default: cross)",
+    )
+    parser.add_argument("--layer", type=_number_or("all"), metavar="N|all", help="from 1 (default: the last)")
+    parser.add_argument(
+        "--heads", "--head", type=_number_or("all", "mean"), metavar="N|all|mean", help="from 1 (default: all)"
+    )
+    parser.add_argument("--device", help="cpu, cuda, cuda:1, mps ... (default: cuda where available, else cpu)")
+    parser.add_argument(
+        "--trust-remote-code", action="store_true", help="run code that comes with the model; only if you trust it"
+    )
+    parser.set_defaults(run=_attention)
+
+
+def _add_positions(parser: argparse.ArgumentParser) -> None:
+    """The sinusoids of section 3.5 and their dot products."""
+    parser.add_argument(
+        "--encoding", choices=ENCODINGS, default="paper", help="order of the sinusoids (default: paper)"
+    )
+    parser.add_argument("--d-model", type=positive, default=512, metavar="N", help="width (default: 512)")
+    parser.add_argument("--positions", type=positive, default=100, metavar="N", help="how many (default: 100)")
+    parser.set_defaults(run=_positions)
+
+
+def _add_schedule(parser: argparse.ArgumentParser) -> None:
+    """Learning rates by update, as in section 5.3."""
+    parser.add_argument(
+        "names",
+        nargs="*",
+        metavar="NAME",
+        help="recipes, by name or file, and folders of runs, whose logged rates are drawn (default: the paper's base "
+        "and big model, with 4,000 and 8,000 updates of warm-up)",
+    )
+    parser.add_argument(
+        "--d-model", nargs="+", type=positive, default=[], metavar="N", help="widths of models (default: 512)"
+    )
+    parser.add_argument(
+        "--warmup-steps", nargs="+", type=positive, default=[], metavar="N", help="updates of warm-up (default: 4000)"
+    )
+    parser.add_argument("--updates", type=positive, metavar="N", help="updates shown (default: 5 times the warm-up)")
+    parser.set_defaults(run=_schedule)
+
+
+def _add_masks(parser: argparse.ArgumentParser) -> None:
+    """The padding mask and the causal mask of section 3.2.3."""
+    parser.add_argument(
+        "--source", type=_text, default="It is half past three .", metavar="TEXT", help="words of the source"
+    )
+    parser.add_argument(
+        "--target", type=_text, default="Es ist halb vier .", metavar="TEXT", help="words of the target"
+    )
+    parser.add_argument("--padding", type=int, default=2, metavar="N", help="padding after each (default: 2)")
+    parser.set_defaults(run=_masks)
+
+
+def _add_curves(parser: argparse.ArgumentParser) -> None:
+    """Loss, perplexity and BLEU of trainings by update."""
+    parser.add_argument(
+        "runs",
+        nargs="+",
+        metavar="RUN",
+        help="output folders of `vanilla-transformer train`, or trainer_state.json files; of a run that is still "
+        "training, what its last checkpoint knows",
+    )
+    parser.set_defaults(run=_curves)
+
+
+KINDS: dict[str, Callable[[argparse.ArgumentParser], None]] = {
+    "attention": _add_attention,
+    "positions": _add_positions,
+    "schedule": _add_schedule,
+    "masks": _add_masks,
+    "curves": _add_curves,
+}
+
+
+def _text(text: str) -> str:
+    if not text.strip():
+        raise argparse.ArgumentTypeError("the text is empty; give a sentence")
+    return text
+
+
+def _number_or(*words: str) -> Callable[[str], int | str]:
+    def parse(text: str) -> int | str:
+        return text if text in words else positive(text)
+
+    return parse
+
+
+def _attention(arguments: argparse.Namespace) -> None:
+    """Computes the attention of a sentence and draws it, or writes a page."""
+    suffix = _checked_output(arguments, page=True)
+    part: Part = arguments.part or "cross"
+    heads: Choice = arguments.heads or "all"
+    if suffix == PAGE and (arguments.part or arguments.layer or arguments.heads):
+        raise UsageError("an .html page has all layers and heads to choose from; leave out --part, --layer and --heads")
+    check_model_name(arguments.model)
+    _check_numbers(arguments.model, part, arguments.layer, heads)
+    with loading():
+        from ..evaluation.attention import attention_of
+
+        translator = load_translator(arguments.model, arguments.device, None, arguments.trust_remote_code)
+    with decoding_errors():
+        attention = attention_of(translator.model, translator.tokenizer, arguments.source, arguments.target)
+        if suffix == PAGE:
+            from ..data.files import write_text
+            from ..publish.attention_page import attention_page
+
+            write_text(arguments.output, attention_page(attention, f"Attention: {arguments.source}"))
+            return
+        from ..publish.attention_parts import of_part
+        from ..publish.plotting import draw_attention
+
+        layers = len(of_part(attention, part)[0])
+        figure = draw_attention(attention, part, layer=arguments.layer or layers, heads=heads)
+    _save(figure, arguments.output)
+
+
+def _check_numbers(model: str, part: str, layer: int | str | None, heads: int | str) -> None:
+    """Checks, before the weights are loaded, that a folder's model has such a layer and head."""
+    from ..evaluation.loading import CONFIG, read_json
+    from ..publish.attention_parts import check_choice, sizes_in
+
+    config = read_json(Path(model) / CONFIG)
+    sizes = sizes_in(config, part) if isinstance(config, dict) else None
+    if sizes is not None:
+        with _usage_errors():
+            check_choice(part, sizes, layer or "last", heads)
+
+
+def _positions(arguments: argparse.Namespace) -> None:
+    _checked_output(arguments)
+    from ..publish.plotting import plot_positions
+
+    with _usage_errors():
+        figure = plot_positions(arguments.encoding, arguments.d_model, arguments.positions)
+    _save(figure, arguments.output)
+
+
+def _masks(arguments: argparse.Namespace) -> None:
+    _checked_output(arguments)
+    from ..publish.plotting import plot_masks
+
+    source, target = [*arguments.source.split(), "</s>"], ["<s>", *arguments.target.split()]
+    with _usage_errors():
+        figure = plot_masks(source, target, arguments.padding)
+    _save(figure, arguments.output)
+
+
+def _schedule(arguments: argparse.Namespace) -> None:
+    """Draws the schedules of widths and recipes, and the logged rates of runs."""
+    _checked_output(arguments)
+    from ..publish.plotting import Schedule, plot_schedule
+    from ..training.run_folder import read_log
+    from ..training.trainer import paper_learning_rate, schedule_of_recipe
+
+    runs = [name for name in arguments.names if Path(name).is_dir() or Path(name).suffix == ".json"]
+    with _usage_errors():
+        schedules = {name: Schedule(*schedule_of_recipe(name)) for name in arguments.names if name not in runs}
+        for width, warmup in _pairs(arguments):
+            name = f"d_model {width:,}, warm-up {warmup:,}{NAMED.get((width, warmup), '')}"
+            schedules[name] = Schedule(paper_learning_rate(width, warmup), warmup)
+        rates = {
+            _name_of(run): [(one["step"], one["learning_rate"]) for one in read_log(run) if "learning_rate" in one]
+            for run in runs
+        }
+        figure = plot_schedule(schedules, arguments.updates, logged=rates)
+    _save(figure, arguments.output)
+
+
+def _pairs(arguments: argparse.Namespace) -> list[tuple[int, int]]:
+    """Widths and warm-ups of the schedules that aren't a recipe's."""
+    if arguments.d_model or arguments.warmup_steps:
+        widths, warmups = arguments.d_model or [512], arguments.warmup_steps or [4000]
+        return [(width, warmup) for width in widths for warmup in warmups]
+    return [] if arguments.names else [*NAMED, (512, 8000)]
+
+
+def _curves(arguments: argparse.Namespace) -> None:
+    """Draws the logs of runs."""
+    _checked_output(arguments)
+    from ..publish.facts import hardware_of
+    from ..publish.plotting import plot_training
+    from ..training.run_folder import read_log
+
+    names = [_name_of(run) for run in arguments.runs]
+    if twice := {name for name in names if names.count(name) > 1}:
+        raise UsageError(f"two runs are called {min(twice)}; rename a folder, so that their lines can be told apart")
+    with _usage_errors():
+        logs = {name: read_log(run) for name, run in zip(names, arguments.runs, strict=True)}
+        machines = dict.fromkeys(filter(None, (hardware_of(Path(run)) for run in arguments.runs)))
+        on = f" on {', '.join(machines)}" if machines else ""
+        figure = plot_training(logs, f"Training of {', '.join(names)}{on}, by updates")
+    _save(figure, arguments.output)
+
+
+def _name_of(run: str) -> str:
+    """Returns the name of a run: its folder's, also where a file in it is given."""
+    path = Path(run).resolve()
+    return path.name if path.is_dir() or path.suffix != ".json" else path.parent.name
+
+
+def _checked_output(arguments: argparse.Namespace, page: bool = False) -> str:
+    """Checks, before any work is done, that the picture can be drawn and written; returns its suffix."""
+    suffix = Path(arguments.output).suffix.lower()
+    known = (*PICTURES, PAGE) if page else PICTURES
+    if suffix not in known:
+        hint = "; .html is for attention" if suffix == PAGE else ""
+        raise UsageError(f"--output {arguments.output} has to end with {' or '.join(known)}{hint}")
+    if suffix != PAGE and importlib.util.find_spec("matplotlib") is None:
+        raise UsageError("plots need matplotlib, which isn't installed: pip install 'hf-vanilla-transformer[plot]'")
+    check_output("--output", arguments.output, {}, arguments.overwrite)
+    return suffix
+
+
+@contextmanager
+def _usage_errors() -> Iterator[None]:
+    try:
+        yield
+    except ValueError as error:
+        raise UsageError(first_line(error)) from error
+
+
+def _save(figure: "Figure", file: str) -> None:
+    from ..publish.plotting import save_figure
+
+    save_figure(figure, file)

@@ -1,0 +1,223 @@
+"""Pictures of what the paper defines: positional encodings (3.5), masks (3.2.3) and learning rates (5.3)."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from ..configuration_vanilla_transformer import POSITION_ENCODINGS
+from ..modeling_vanilla_transformer import sinusoidal_table
+from .drawing import (
+    FONT_SIZE,
+    WIDTH,
+    Axes,
+    Figure,
+    colour_bar,
+    fonts_installed,
+    line_style,
+    name_panel,
+    new_figure,
+    readable,
+    set_title,
+)
+
+MOST_POSITIONS, WIDEST_MODEL = 2_000, 8_192  # the picture has fewer pixels
+SHOWN_LABELS, SHOWN_CELLS = 15, 40  # tokens of a mask that have room for labels, and for lines between cells
+HIDDEN, SEEN = "#DDDDDD", "#0072B2"
+
+
+# ---- 3.5 Positional encoding ----
+def plot_positions(encoding: str = "paper", d_model: int = 512, positions: int = 100) -> Figure:
+    """Draws sinusoids, their dot products, and these by the distance of two positions.
+
+    Args:
+        encoding: The `position_encoding` of a configuration with sinusoids: "paper", "tensor2tensor" ...
+        d_model: Width of the encoding.
+        positions: Number of positions.
+
+    Returns:
+        A figure with three panels.
+
+    Raises:
+        ValueError: There is no such encoding, it has no sinusoids, or a number is out of range.
+    """
+    check_positions(encoding, d_model, positions)
+    table = sinusoidal_table(positions, d_model, encoding).numpy()  # (positions, d_model)
+    products = table @ table.T
+    figure = new_figure(WIDTH, 7.2)
+    panels = figure.subplot_mosaic([["sines", "cosines"], ["products", "distance"]])
+    for name, dimensions in _dimensions(encoding, d_model).items():
+        values = table[:, list(dimensions)].T
+        shown = panels[name].imshow(values, cmap="cividis", vmin=-1, vmax=1, aspect="auto", interpolation="nearest")
+        which = f"{'every other of ' if dimensions.step > 1 else ''}dimensions {dimensions[0]} to {dimensions[-1]}"
+        name_panel(panels[name], f"The {name}, {which}", "position", f"{name}, from fast to slow")
+    colour_bar(figure, [panels["sines"], panels["cosines"]], shown, "value")
+    shown = panels["products"].imshow(products, cmap="cividis", aspect="auto", interpolation="nearest")
+    name_panel(panels["products"], "Dot product of the encodings of two positions", "position", "position")
+    colour_bar(figure, panels["products"], shown, "dot product")
+    panels["distance"].plot(products[0], **line_style(0))
+    panels["distance"].grid(alpha=0.3)
+    name_panel(
+        panels["distance"], "The dot product depends on the distance alone", "distance in positions", "dot product"
+    )
+    set_title(figure, f"Positional encoding ({encoding}), d_model {d_model}, positions 0 to {positions - 1}")
+    return figure
+
+
+def check_positions(encoding: str, d_model: int, positions: int) -> None:
+    """Checks the arguments of `plot_positions`.
+
+    Raises:
+        ValueError: One of them can't be drawn.
+    """
+    sinusoids = [name for name in POSITION_ENCODINGS if name != "learned"]
+    if encoding not in sinusoids:
+        what = "has no sinusoids, as the table is trained" if encoding == "learned" else "doesn't exist"
+        raise ValueError(f"position encoding {encoding!r} {what}; choose one of {', '.join(sinusoids)}")
+    for name, value, least, most in (
+        ("d_model", d_model, 2, WIDEST_MODEL),
+        ("positions", positions, 2, MOST_POSITIONS),
+    ):
+        if not least <= value <= most:
+            raise ValueError(f"{name} is {value}; give a number from {least} to {most:,}")
+
+
+def _dimensions(encoding: str, d_model: int) -> dict[str, range]:
+    """Where an encoding has its sines and its cosines, whose last dimension may be missing or zero (odd widths)."""
+    if encoding == "paper":
+        return {"sines": range(0, d_model, 2), "cosines": range(1, d_model, 2)}
+    half = -(-d_model // 2) if encoding == "marian" else d_model // 2
+    return {"sines": range(half), "cosines": range(half, min(2 * half, d_model))}
+
+
+# ---- 3.2.3 Masks ----
+def plot_masks(source: Sequence[str], target: Sequence[str], padding: int = 2) -> Figure:
+    """Draws what may be seen: past padding by everyone, and in the decoder no later token.
+
+    Args:
+        source: The source's tokens, without padding.
+        target: The tokens that the decoder reads, without padding, the start token first.
+        padding: Padding after each of them, as in a batch with a longer sentence.
+
+    Returns:
+        A figure with three panels: the encoder's mask, the causal mask, and both together for the decoder.
+
+    Raises:
+        ValueError: There is no token, or too many for a picture.
+    """
+    check_masks(source, target, padding)
+    sources, targets = ([*tokens, *["<pad>"] * padding] for tokens in (source, target))
+    real_source, real_target = np.arange(len(sources)) < len(source), np.arange(len(targets)) < len(target)
+    causal = np.tri(len(targets), dtype=bool)
+    figure = new_figure(WIDTH, 4.4)
+    masks = (
+        ("Padding mask: encoder self-attention", np.tile(real_source, (len(sources), 1)), sources),
+        ("Causal mask: no later token", causal, targets),
+        ("Both: decoder self-attention", causal & real_target, targets),
+    )
+    for panel, (title, mask, tokens) in zip(figure.subplots(1, 3), masks, strict=True):
+        _draw_mask(panel, mask, tokens)
+        name_panel(panel, title, "token attended to (key)", "token that attends (query)")
+    for colour, label in ((SEEN, "may be seen"), (HIDDEN, "hidden")):
+        figure.axes[0].plot([], [], "s", color=colour, markersize=9, label=label)
+    figure.legend(loc="outside lower center", ncols=2, fontsize=FONT_SIZE + 1, frameon=False)
+    set_title(figure, "Masks of a padded pair: which token may attend to which")
+    return figure
+
+
+def check_masks(source: Sequence[str], target: Sequence[str], padding: int) -> None:
+    """Checks the arguments of `plot_masks`.
+
+    Raises:
+        ValueError: One of them can't be drawn.
+    """
+    for name, tokens in (("source", source), ("target", target)):
+        if isinstance(tokens, str) or not 1 <= len(tokens) <= MOST_POSITIONS:
+            raise ValueError(f"{name} must have 1 to {MOST_POSITIONS:,} tokens")
+    if not 0 <= padding <= MOST_POSITIONS:
+        raise ValueError(f"padding is {padding}; give a number from 0 to {MOST_POSITIONS:,}")
+
+
+def _draw_mask(panel: Axes, mask: npt.NDArray[np.bool_], tokens: Sequence[str]) -> None:
+    """Draws a mask, (queries, keys), whose rows and columns are the same tokens."""
+    from_to = {True: SEEN, False: HIDDEN}
+    colours = np.array([[_rgb(from_to[bool(seen)]) for seen in row] for row in mask])
+    panel.imshow(colours, interpolation="nearest")
+    family, fonts = fonts_installed()
+    places = list(range(0, len(tokens), -(-len(tokens) // SHOWN_LABELS)))
+    shown = [readable(tokens[place], fonts) for place in places]
+    panel.set_xticks(places, shown, rotation=90, family=family, parse_math=False)
+    panel.set_yticks(places, shown, family=family, parse_math=False)
+    if len(tokens) <= SHOWN_CELLS:
+        edges = np.arange(len(tokens) + 1) - 0.5
+        panel.vlines(edges, -0.5, len(tokens) - 0.5, color="white", linewidth=1)
+        panel.hlines(edges, -0.5, len(tokens) - 0.5, color="white", linewidth=1)
+    panel.spines[:].set_visible(False)
+
+
+def _rgb(colour: str) -> tuple[int, ...]:
+    return tuple(int(colour[start : start + 2], 16) for start in (1, 3, 5))
+
+
+# ---- 5.3 Learning rate ----
+@dataclass(frozen=True)
+class Schedule:
+    """A linear warm-up to the highest rate, then a decay with the inverse square root of the update (eq. 3).
+
+    Attributes:
+        peak: The highest rate; the paper's is (d_model * warmup)^-0.5.
+        warmup: Updates until then.
+    """
+
+    peak: float
+    warmup: int
+
+    def __call__(self, step: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+        """Returns the rates of updates, (n,), counted from 1: peak * min(step / warmup, (warmup / step)^0.5)."""
+        rates: npt.NDArray[np.float64] = self.peak * np.minimum(step / self.warmup, (self.warmup / step) ** 0.5)
+        return rates
+
+
+def plot_schedule(
+    schedules: Mapping[str, Schedule],
+    updates: int | None = None,
+    *,
+    logged: Mapping[str, Sequence[tuple[int, float]]] | None = None,
+) -> Figure:
+    """Draws learning rates by update.
+
+    Args:
+        schedules: Name -> the schedule.
+        updates: Updates that are shown; None: those of the longest log, or five times the longest warm-up.
+        logged: Name -> updates and rates that a run logged, as points.
+
+    Returns:
+        A figure.
+
+    Raises:
+        ValueError: There is nothing to draw, or a number is not positive.
+    """
+    logs = logged or {}
+    if not schedules and not any(logs.values()):
+        raise ValueError("there is no schedule and no logged learning rate to draw")
+    if any(one.peak <= 0 or one.warmup < 1 for one in schedules.values()) or (updates is not None and updates < 1):
+        raise ValueError("rates and numbers of updates have to be positive")
+    longest = max([step for log in logs.values() for step, _ in log] or [5 * one.warmup for one in schedules.values()])
+    steps = np.unique(np.linspace(1, updates or longest, 1000).round())
+    figure = new_figure(WIDTH, 4.2)
+    panel = figure.subplots()
+    for number, (name, schedule) in enumerate(schedules.items()):
+        panel.plot(steps, schedule(steps), label=f"{name}: peak {schedule.peak:.2e}", **line_style(number))
+    for number, (name, log) in enumerate(logs.items(), start=len(schedules)):
+        panel.plot(*zip(*log, strict=True), label=f"{name}, as logged", **line_style(number))
+    panel.grid(alpha=0.3)
+    panel.set_ylim(bottom=0)
+    panel.set_xlim(left=0)
+    panel.xaxis.set_major_formatter("{x:,.0f}")
+    panel.yaxis.set_major_formatter("{x:.1e}")
+    family, _ = fonts_installed()
+    panel.legend(prop={"size": FONT_SIZE + 1, "family": family})
+    name_panel(panel, "", "update", "learning rate")
+    set_title(figure, "Learning rate by update: a linear warm-up, then the inverse square root of the update")
+    return figure
