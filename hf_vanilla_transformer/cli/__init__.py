@@ -18,7 +18,7 @@ from typing import Any, NoReturn
 
 from .. import __version__
 from ..data.messages import did_you_mean, first_line, is_out_of_memory
-from . import average, card, convert, evaluate, export, info, push, score, train, translate
+from . import average, card, convert, demo, evaluate, export, info, push, score, train, translate
 from .common import PROGRAM, RunError, UsageError, wanted_memory
 
 EXIT_FAILURE = 1
@@ -188,6 +188,7 @@ COMMANDS: dict[str, Callable[[argparse.ArgumentParser], None]] = {
     "evaluate": evaluate.add_arguments,
     "translate": translate.add_arguments,
     "score": score.add_arguments,
+    "demo": demo.add_arguments,
     "convert": convert.add_arguments,
     "export": export.add_arguments,
     "card": card.add_arguments,
