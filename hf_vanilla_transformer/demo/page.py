@@ -140,7 +140,8 @@ def _attention(models: Sequence[Model]) -> tuple[list[Any], list[Any]]:
     with gr.Row():
         kinds = [(label, kind) for kind, (label, _) in KINDS.items()]
         kind = _radio("Attention", kinds, "cross", more=130)
-        layer = _radio("Layer", list(range(1, layers + 1)), layers)
+        shared = min(min(model.layers) for model in models)  # the last layer that all of them have
+        layer = _radio("Layer", list(range(1, layers + 1)), shared)
         head = _radio("Head", [("mean", 0), *((str(number), number) for number in range(1, heads + 1))], 0, more=46)
         rank = _radio("Rank of the translation", [1], 1, buttons=4)
         line = gr.Number(1, label="Line", precision=0, step=1, min_width=90, visible=False)
@@ -206,12 +207,8 @@ def _limit(longest: Any) -> int | None:
 
 
 def _integer(name: str, value: Any, largest: int) -> int:
-    if (
-        isinstance(value, bool)
-        or not isinstance(value, int | float)
-        or value != int(value)
-        or not 1 <= value <= largest
-    ):
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not is_number or not 1 <= value <= largest or value != int(value):
         raise ValueError(f"{name}: give an integer from 1 to {largest}.")
     return int(value)
 

@@ -3,6 +3,7 @@
 Gradio's server has routes for files, uploads and pages of its own, which this page needs none of: they are closed.
 """
 
+import json
 import os
 import re
 import socket
@@ -21,11 +22,12 @@ SESSIONS = 1_000  # visitors whose last translations are remembered
 FONTS = ["system-ui", "-apple-system", "Segoe UI", "Roboto", "Ubuntu", "Cantarell", "Noto Sans", "sans-serif"]
 FONTS_MONO = ["ui-monospace", "SFMono-Regular", "Menlo", "Consolas", "monospace"]
 
+MOST_BYTES = 1_000_000  # of a request
 # What a browser or a client of Gradio asks for: the page, its scripts and styles, and the two functions.
 OPEN = re.compile(
     r"/(config/?|theme\.css|favicon\.ico|robots\.txt|manifest\.json|(assets|static)/.*|gradio_api/("
     r"info/?|config/?|app_id/?|theme\.css|startup-events|reset/?|cancel|heartbeat/\w+|queue/(join|data)|"
-    r"call/[\w/]+))?"
+    r"call/translate(/\w+)?))?"
 )
 
 # Ctrl+Enter in the text box, or Cmd+Enter, is the button. Groups of buttons get their titles as names, which Gradio
@@ -44,17 +46,56 @@ SCRIPT = """() => {
 
 
 class OnlyThePage:
-    """Refuses every path that the page doesn't need, whatever Gradio would answer."""
+    """Refuses what the page doesn't need, whatever Gradio would answer: paths, and files or addresses as values."""
 
     def __init__(self, app: Any) -> None:
         self.app = app
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        """Passes a request on, or answers 404."""
+        """Passes a request on, or answers it with an error."""
         if scope["type"] == "http" and not OPEN.fullmatch(scope["path"]):
-            await PlainTextResponse("This page has nothing there.", status_code=404)(scope, receive, send)
+            answer = PlainTextResponse("This page has nothing there.", status_code=404)
+        elif scope["type"] == "http" and scope["method"] == "POST":
+            body = await _body(receive)
+            if is_plain(body):
+                await self.app(scope, _replayed(body, receive), send)
+                return
+            answer = PlainTextResponse("This page takes text and numbers.", status_code=400)
+        else:
+            await self.app(scope, receive, send)
             return
-        await self.app(scope, receive, send)
+        await answer(scope, receive, send)
+
+
+async def _body(receive: Any) -> bytes:
+    """A request's body; nothing of one that is too large or broken off."""
+    body = b""
+    while True:
+        event = await receive()
+        body += event.get("body", b"")
+        if event["type"] != "http.request" or len(body) > MOST_BYTES:
+            return b""
+        if not event.get("more_body"):
+            return body
+
+
+def _replayed(body: bytes, receive: Any) -> Any:
+    waiting = [{"type": "http.request", "body": body, "more_body": False}]
+
+    async def again() -> Any:
+        return waiting.pop() if waiting else await receive()
+
+    return again
+
+
+def is_plain(body: bytes) -> bool:
+    """Whether a request's values are texts, numbers, or nothing; Gradio would fetch files and addresses in others."""
+    try:
+        values = json.loads(body)
+    except (ValueError, RecursionError):
+        return False
+    data = values.get("data") or [] if isinstance(values, dict) else None
+    return isinstance(data, list) and all(one is None or isinstance(one, str | int | float) for one in data)
 
 
 def check_address(host: str, port: int | None) -> None:
