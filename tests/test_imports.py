@@ -53,6 +53,10 @@ MAY_IMPORT = {
     ],
     "inference": [],
     "inference.*": ["inference.*", "interop.*", "evaluation", "evaluation.*", "engine", "engine.*", "data.*", *PAPER],
+    "demo": [],
+    "demo.local": ["demo.models", "inference.*", "evaluation.*"],
+    "demo.space": ["demo", "inference.*", "publish.*", "evaluation.*", "data.*"],
+    "demo.*": ["demo.models", "demo.tables"],  # travel with a Space, without the rest of the package
     "cli": ["*"],
     "cli.*": ["*"],
     "__main__": ["cli"],

@@ -186,6 +186,11 @@ def add_decoding_arguments(parser: argparse.ArgumentParser) -> None:
         help="source tokens per batch, times the beam size (default: %(default)s)",
     )
     add_model_arguments(parser)
+    add_compute_type(parser)
+
+
+def add_compute_type(parser: argparse.ArgumentParser) -> None:
+    """Declares how a step of decoding is computed."""
     parser.add_argument(
         "--compute-type",
         choices=["default", "int8", "compiled"],
@@ -203,6 +208,11 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="maximum number of sentences per batch (default: no limit)",
     )
+    add_loading_arguments(parser)
+
+
+def add_loading_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declares the options of the device, and of loading a model."""
     processors = os.cpu_count() or 1
     parser.add_argument(
         "--threads",
@@ -343,7 +353,9 @@ def loading() -> Iterator[None]:
         gc.enable()
 
 
-def load_translator(name: str, device: str | None, dtype: str | None, trust_remote_code: bool = False) -> "Translator":
+def load_translator(
+    name: str, device: str | None, dtype: str | None, trust_remote_code: bool = False, compute_type: str = "default"
+) -> "Translator":
     """Loads a checkpoint, or converts a Marian model, ready to decode.
 
     Args:
@@ -351,9 +363,11 @@ def load_translator(name: str, device: str | None, dtype: str | None, trust_remo
         device: Where the model goes; None: CUDA where it is available, the CPU otherwise.
         dtype: Type of the weights, such as "bfloat16"; None: as they were saved.
         trust_remote_code: Whether code that comes with the checkpoint may run.
+        compute_type: As for `Translator`.
 
     Raises:
         UsageError: The device or the checkpoint can't be used.
+        ValueError: The model has no such `compute_type`.
     """
     import torch
     from transformers.utils import logging
@@ -370,7 +384,7 @@ def load_translator(name: str, device: str | None, dtype: str | None, trust_remo
     if device.startswith("cpu"):
         engine.keep_freed_memory()
     try:
-        return Translator(name, device, dtype=dtype or "auto", trust_remote_code=trust_remote_code)
+        return Translator(name, device, compute_type, dtype=dtype or "auto", trust_remote_code=trust_remote_code)
     except DeviceError as error:
         raise UsageError(f"--{error}") from error
     except (HubError, CheckpointError) as error:

@@ -132,8 +132,8 @@ def prepare(folder: Path, repo: str) -> Upload:
         PublishError: The model can't be loaded, its own code is missing, a file contains a secret or is a link that
             leads out of the folder, or the card is missing, isn't the model's, or isn't complete.
     """
-    _check_model(folder)
-    sent, left_out = _files(folder)
+    check_model(folder)
+    sent, left_out = model_files(folder)
     card, notes = _checked_card(folder, repo)
     files: dict[str, Path | bytes] = {name: folder / name for name in sent}
     files[CARD] = card.encode()
@@ -205,7 +205,7 @@ def send_model(
             may not write there.
         ConnectionError: The Hub can't be reached, or fails.
     """
-    files: dict[str, Path | bytes] = {name: folder / name for name in names or files_to_send(folder)}
+    files: dict[str, Path | bytes] = {name: folder / name for name in names or model_files(folder)[0]}
     _check_contents(folder, files)
     api = HfApi(token=token)
     with hub_errors(repo):
@@ -416,8 +416,8 @@ def _add_tags(card: ModelCard, tags: Sequence[str]) -> None:
         card.data["tags"] = [*old, *added]
 
 
-def _check_model(folder: Path) -> None:
-    """Checks that the model can be loaded, with this package and without it.
+def check_model(folder: Path) -> None:
+    """Checks that a folder's model can be loaded, with this package and without it.
 
     Raises:
         PublishError: It can't.
@@ -452,13 +452,8 @@ def _modules(auto_map: Any) -> Iterator[str]:
                 yield f"{name.partition('.')[0]}.py"
 
 
-def files_to_send(folder: Path) -> list[str]:
-    """Returns the names of a model's files, without hidden ones, secrets, and what only training needs."""
-    return _files(folder)[0]
-
-
-def _files(folder: Path) -> tuple[list[str], list[str]]:
-    """Names of the files that are sent, and of those that aren't."""
+def model_files(folder: Path) -> tuple[list[str], list[str]]:
+    """Returns the names of a model's files that are published, and of those that aren't."""
     names = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
     shown = [name for name in names if name.startswith(f"{EVAL_RESULTS}/") or not re.search(r"(^|/)\.", name)]
     sent = [name for name in shown if not _matches(name, NOT_SENT)]

@@ -37,7 +37,7 @@ from ..evaluation.loading import not_finite, tokenizer_fingerprint
 from ..evaluation.metrics import Score, corpus_bleu, corpus_chrf
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from ..publish.facts import curve_of
-from ..publish.hub import check_token, files_to_send, hub_errors, send_model
+from ..publish.hub import check_token, hub_errors, model_files, send_model
 from ..publish.model_card import Evaluation, Recipe, RunFacts, Sample, save_card
 from .checkpoints import checkpoints_in, damage_of, write_checksums
 from .recipe import RecipeError, VanillaTransformerTrainingArguments, parse_recipe
@@ -309,7 +309,7 @@ class VanillaTransformerTrainer(ShardingTrainer):
         if is_busy and not args.hub_always_push:
             return
         self.callback_handler.on_push_begin(args, self.state, self.control)
-        names, message = files_to_send(checkpoint), f"Training in progress, step {self.state.global_step}"
+        names, message = model_files(checkpoint)[0], f"Training in progress, step {self.state.global_step}"
         for name in names:  # as the checkpoint may be removed before it has been sent
             shutil.copyfile(checkpoint / name, Path(args.output_dir or "", name))
         where: dict[str, Any] = {"token": args.hub_token, "revision": args.hub_revision, "run_as_future": True}

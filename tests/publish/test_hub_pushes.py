@@ -1,5 +1,6 @@
 """Pushing a model: the real client of the Hub over HTTP, to a Hub on localhost, and back into a fresh process."""
 
+import json
 import re
 import shutil
 import subprocess
