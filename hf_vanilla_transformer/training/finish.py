@@ -88,7 +88,8 @@ def _score(
     pairs = read_corpus(data.corpus(part))
     sources, references = list(pairs["source"]), list(pairs["target"])
     translations = translate(model, tokenizer, sources)
-    write_text(folder / f"{part}.translations.txt", "".join(f"{line}\n" for line in translations))
+    lines = (" ".join(text.splitlines()) for text in translations)  # a poor model may write line feeds
+    write_text(folder / f"{part}.translations.txt", "".join(f"{line}\n" for line in lines))
     scores = [
         corpus_bleu(translations, references, tokenize=args.bleu_tokenize),
         corpus_chrf(translations, references),

@@ -6,19 +6,22 @@
 - years: in digits and in words, with births, buildings and moves
 - dates: in digits, with names of days and months, and spelt out
 - times: in words ("half past three" is "halb vier") and in digits ("2:35 PM" is "14:35 Uhr")
-- money: in digits ("$1,234.50" is "1.234,50 $") and in words
+- money: in digits ("$1,234.50" is "1.234,50 $", "$20" is "20 $") and in words
 - ordinals: "the twenty-first chapter" in the four German cases
 - percentages: in digits and in words
 - durations: "three years ago" is "vor drei Jahren"
-- modals: German has the time first and the verb last
+- modals: German has the day first, where there is one, and the verb last
 - schedules: verbs that German splits ("leaves" is "fährt ... ab")
 - subordinates: clauses with "weil" and "dass", whose verb comes last
 - perfects: the English past, with the German participle at the end
 - travels: place, manner, time in English; time, manner, place in German
-- questions: whether and how much
+- questions: whether, when and how much
+- negations: "nicht" and "keine", and where German has them
+- greetings: wishes and thanks, with and without a name
 
 Each English sentence has one German translation and vice versa, so exact match is a fair score.
-Sums are correct, and the names of days match their dates.
+Sums are correct, and the names of days match their dates. The pairs of `UNSEEN` and all that come within a word of them
+are left out, so that they show what a model makes of sentences that it can't have learned by heart.
 """
 
 from __future__ import annotations
@@ -39,9 +42,19 @@ Parts = str | tuple[str, ...]  # a frame selects parts of a split phrase by inde
 MAX_PAIRS = 100_000  # beyond it, the smaller categories have no new sentences
 
 WEIGHTS = {
-    "numbers": 10, "years": 8, "dates": 10, "times": 8, "money": 9, "ordinals": 9, "percentages": 6, "durations": 6,
-    "modals": 10, "schedules": 8, "subordinates": 8, "perfects": 8, "travels": 6, "questions": 6,
+    "numbers": 10, "years": 8, "dates": 10, "times": 8, "money": 10, "ordinals": 9, "percentages": 6, "durations": 6,
+    "modals": 12, "schedules": 10, "subordinates": 8, "perfects": 8, "travels": 6, "questions": 9, "negations": 9,
+    "greetings": 4,
 }  # fmt: skip
+
+# English to German; no pair of the corpus has a side that differs from one of theirs by less than two words.
+UNSEEN = {
+    "It costs twenty euros.": "Es kostet zwanzig Euro.",
+    "He has to pay €20.": "Er muss 20 € bezahlen.",
+    "She has to pay twenty euros.": "Sie muss zwanzig Euro bezahlen.",
+    "We leave at half past three.": "Wir fahren um halb vier ab.",
+    "My sister wants to save £80 on May 1st.": "Am 1. Mai will meine Schwester 80 £ sparen.",
+}
 
 # English to German. "a/b/c" are the forms for "I", for a plural and for the third person singular; a digit
 # tells slots of one kind apart; "[0]" is the first part of a split phrase. A sentence gets its capital later.
@@ -97,34 +110,69 @@ FRAMES: dict[str, dict[str, str]] = {
             "{who} wohne/wohnen/wohnt seit {count} {unit} in {city}.",
     },
     "modals": {
+        "{who} {modal[0]} {buy[0]} {count} {thing}.": "{who} {modal} {count} {thing} {buy[0]}.",
         "{who} {modal[0]} {buy[0]} {count} {thing} {when}.": "{when} {modal} {who} {count} {thing} {buy[0]}.",
+        "{who} {modal[0]} {pay[0]} {money}.": "{who} {modal} {money} {pay[0]}.",
         "{who} {modal[0]} {pay[0]} {money} {when}.": "{when} {modal} {who} {money} {pay[0]}.",
+        "{who} {modal[0]} {get_up[0]} at {time}.": "{who} {modal} um {time} {get_up[2]}.",
+        "{who} {modal[0]} {get_up[0]} at {time} {when}.": "{when} {modal} {who} um {time} {get_up[2]}.",
         "{who} {modal[0]} travel to {city} {when}.": "{when} {modal} {who} nach {city} reisen.",
     },
     "schedules": {
-        "{who} {get_up[1]} at {time} {when}.": "{who} {get_up[0]} {when} um {time} {get_up[1]}.",
-        "{event} {start[1]} at {time} {when}.": "{event} {start[0]} {when} um {time} {start[1]}.",
-        "{vehicle} {leave[1]} at {time} {when}.": "{vehicle} {leave[0]} {when} um {time} {leave[1]}.",
+        "{who} {get_up[1]} at {time} {maybe_when}.": "{who} {get_up[0]} {maybe_when} um {time} {get_up[1]}.",
+        "{event} {start[1]} at {time} {maybe_when}.": "{event} {start[0]} {maybe_when} um {time} {start[1]}.",
+        "{vehicle} {leave[1]} at {time} {maybe_when}.": "{vehicle} {leave[0]} {maybe_when} um {time} {leave[1]}.",
     },
     "subordinates": {
         "because {who} {get_up[1]} at {time}": "weil {who} um {time} {get_up[1]}{get_up[0]}",
-        "{who} {hope} {event} {start[1]} {when}.": "{who} {hope} {event} {when} {start[1]}{start[0]}.",
+        "{who} {hope} {event} {start[1]} {maybe_when}.": "{who} {hope} {event} {maybe_when} {start[1]}{start[0]}.",
         "{who} {hope} {vehicle} {leave[1]} at {time}.": "{who} {hope} {vehicle} um {time} {leave[1]}{leave[0]}.",
     },
     "perfects": {
-        "{who} {buy[1]} {count} {thing} {when_past}.": "{who} habe/haben/hat {when_past} {count} {thing} {buy[1]}.",
-        "{who} {pay[1]} {money} {when_past}.": "{who} habe/haben/hat {when_past} {money} {pay[1]}.",
+        "{who} {buy[1]} {count} {thing} {maybe_when_past}.":
+            "{who} habe/haben/hat {maybe_when_past} {count} {thing} {buy[1]}.",
+        "{who} {pay[1]} {money} {maybe_when_past}.": "{who} habe/haben/hat {maybe_when_past} {money} {pay[1]}.",
     },
     "travels": {
-        "{who} travel/travel/travels to {city} {by_train} {when}.":
-            "{who} reise/reisen/reist {when} {by_train} nach {city}.",
+        "{who} travel/travel/travels to {city} {by_train} {maybe_when}.":
+            "{who} reise/reisen/reist {maybe_when} {by_train} nach {city}.",
         "{who} drive/drive/drives to {city} at {time}.": "{who} fahre/fahren/fährt um {time} nach {city}.",
     },
     "questions": {
         "how much do {count} {thing} cost?": "wie viel kosten {count} {thing}?",
-        "{modal[1]} {who} {modal[2]} {buy[0]} {count} {thing} {when}?":
-            "{modal} {who} {when} {count} {thing} {buy[0]}?",
-        "does {vehicle} {leave[0]} at {time} {when}?": "{leave[0]} {vehicle} {when} um {time} {leave[1]}?",
+        "how much does {good} cost?": "wie viel kostet {good}?",
+        "how are you{name}?": "wie geht es dir{name}?",
+        "does {good} cost {money}?": "kostet {good} {money}?",
+        "{modal[1]} {who} {modal[2]} {buy[0]} {count} {thing} {maybe_when}?":
+            "{modal} {who} {maybe_when} {count} {thing} {buy[0]}?",
+        "{modal[1]} {who} {modal[2]} {pay[0]} {money} {maybe_when}?": "{modal} {who} {maybe_when} {money} {pay[0]}?",
+        "do/do/does {who} {get_up[0]} at {time} {maybe_when}?":
+            "{get_up[0]} {who} {maybe_when} um {time} {get_up[1]}?",
+        "does {vehicle} {leave[0]} at {time} {maybe_when}?": "{leave[0]} {vehicle} {maybe_when} um {time} {leave[1]}?",
+        "when does {event} {start[0]} {maybe_when}?": "wann {start[0]} {event} {maybe_when} {start[1]}?",
+    },
+    "negations": {
+        "it is not {time} yet.": "es ist noch nicht {time}.",
+        "{good} doesn't cost {money}.": "{good} kostet nicht {money}.",
+        "{shop} is not open {when}.": "{shop} ist {when} nicht geöffnet.",
+        "{who} {modal[3]} {pay[0]} {money}.": "{who} {modal} nicht {money} {pay[0]}.",
+        "{who} {modal[3]} {pay[0]} {money} {when}.": "{when} {modal} {who} nicht {money} {pay[0]}.",
+        "{who} {modal[3]} {buy[0]} any {thing}.": "{who} {modal} keine {thing} {buy[0]}.",
+        "{who} {modal[3]} {buy[0]} any {thing} {when}.": "{when} {modal} {who} keine {thing} {buy[0]}.",
+        "{who} didn't {buy[0]} any {thing} {maybe_when_past}.":
+            "{who} habe/haben/hat {maybe_when_past} keine {thing} {buy[1]}.",
+        "{who} don't/don't/doesn't {get_up[0]} at {time} {maybe_when}.":
+            "{who} {get_up[0]} {maybe_when} nicht um {time} {get_up[1]}.",
+        "{event} doesn't {start[0]} at {time} {maybe_when}.":
+            "{event} {start[0]} {maybe_when} nicht um {time} {start[1]}.",
+    },
+    "greetings": {
+        "{hello}{name}{mark}": "{hello}{name}{mark}",
+        "{hello}{name}! It is {time}.": "{hello}{name}! Es ist {time}.",
+        "happy {birthday} birthday{name}!": "alles Gute zum {birthday} Geburtstag{name}!",
+        "see you {until}{name}!": "bis {until}{name}!",
+        "thank you very much for the {count} {thing}{name}.": "vielen Dank für die {count} {thing}{name}.",
+        "welcome to {city}{name}!": "willkommen in {city}{name}!",
     },
 }  # fmt: skip
 
@@ -139,10 +187,6 @@ TABLES: dict[str, dict[Parts, Parts]] = {
         "apples": "Äpfel", "books": "Bücher", "eggs": "Eier", "tickets": "Karten", "chairs": "Stühle",
         "cups": "Tassen", "flowers": "Blumen", "bottles": "Flaschen", "stamps": "Briefmarken", "shirts": "Hemden",
         "lemons": "Zitronen", "glasses": "Gläser",
-    },
-    "good": {
-        "the table": "der Tisch", "the lamp": "die Lampe", "the bicycle": "das Fahrrad", "the coat": "der Mantel",
-        "the camera": "die Kamera", "the bed": "das Bett",
     },
     "building": {
         "the house": "das Haus", "the church": "die Kirche", "the bridge": "die Brücke", "the castle": "das Schloss",
@@ -168,12 +212,12 @@ TABLES: dict[str, dict[Parts, Parts]] = {
     "by_train": {"by train": "mit dem Zug", "by bus": "mit dem Bus", "by car": "mit dem Auto"},
     "label": {"room": "Zimmer", "page": "Seite", "seat": "Platz", "platform": "Gleis"},
     "unit": {"years": "Jahren", "months": "Monaten", "weeks": "Wochen", "days": "Tagen"},
-    "modal": {  # in a statement; before and after the subject of a question
-        ("have/have/has to", "do/do/does", "have to"): "muss/müssen/muss",
-        ("want/want/wants to", "do/do/does", "want to"): "will/wollen/will",
-        ("can", "can", ""): "kann/können/kann",
-        ("should", "should", ""): "sollte/sollten/sollte",
-        ("would like to", "would", "like to"): "möchte/möchten/möchte",
+    "modal": {  # in a statement; before and after the subject of a question; negated
+        ("have/have/has to", "do/do/does", "have to", "don't/don't/doesn't have to"): "muss/müssen/muss",
+        ("want/want/wants to", "do/do/does", "want to", "don't/don't/doesn't want to"): "will/wollen/will",
+        ("can", "can", "", "can't"): "kann/können/kann",
+        ("should", "should", "", "shouldn't"): "sollte/sollten/sollte",
+        ("would like to", "would", "like to", "wouldn't like to"): "möchte/möchten/möchte",
     },
     "buy": {  # infinitive; past and participle
         ("buy", "bought"): ("kaufen", "gekauft"), ("sell", "sold"): ("verkaufen", "verkauft"),
@@ -185,11 +229,12 @@ TABLES: dict[str, dict[Parts, Parts]] = {
         ("spend", "spent"): ("ausgeben", "ausgegeben"),
     },
     "rise": {("rise", "rose"): ("steigen", "gestiegen"), ("fall", "fell"): ("fallen", "gefallen")},
-    "get_up": {  # bare and inflected; verb and the part that German splits off
-        ("get up", "get/get/gets up"): ("stehe/stehen/steht", "auf"),
-        ("come back", "come/come/comes back"): ("komme/kommen/kommt", "zurück"),
-        ("arrive", "arrive/arrive/arrives"): ("komme/kommen/kommt", "an"),
-        ("go out", "go/go/goes out"): ("gehe/gehen/geht", "aus"),
+    "get_up": {  # bare and inflected; verb, the part that German splits off, and both together
+        ("get up", "get/get/gets up"): ("stehe/stehen/steht", "auf", "aufstehen"),
+        ("come back", "come/come/comes back"): ("komme/kommen/kommt", "zurück", "zurückkommen"),
+        ("arrive", "arrive/arrive/arrives"): ("komme/kommen/kommt", "an", "ankommen"),
+        ("go out", "go/go/goes out"): ("gehe/gehen/geht", "aus", "ausgehen"),
+        ("leave", "leave/leave/leaves"): ("fahre/fahren/fährt", "ab", "abfahren"),
     },
     "start": {
         ("start", "starts"): ("fängt", "an"), ("take place", "takes place"): ("findet", "statt"),
@@ -202,7 +247,24 @@ TABLES: dict[str, dict[Parts, Parts]] = {
         "am/are/is happy because": "bin/sind/ist froh, weil",
         "am/are/is in a hurry because": "habe/haben/hat es eilig, weil",
     },
+    "hello": {
+        "hello": "hallo", "good morning": "guten Morgen", "good afternoon": "guten Tag", "good evening": "guten Abend",
+        "good night": "gute Nacht", "goodbye": "auf Wiedersehen", "thank you": "danke",
+        "thank you very much": "vielen Dank", "have a nice day": "einen schönen Tag",
+        "congratulations": "herzlichen Glückwunsch",
+    },
+    "name": {
+        "": "", ", Anna": ", Anna", ", Peter": ", Peter", ", Maria": ", Maria", ", Paul": ", Paul",
+        ", Mr. Becker": ", Herr Becker", ", Mrs. Becker": ", Frau Becker", ", Mr. Wagner": ", Herr Wagner",
+        ", Mrs. Wagner": ", Frau Wagner",
+    },
+    "mark": {".": ".", "!": "!"},
 }  # fmt: skip
+
+GOODS = (
+    ("the table", "der Tisch"), ("the lamp", "die Lampe"), ("the bicycle", "das Fahrrad"),
+    ("the coat", "der Mantel"), ("the camera", "die Kamera"), ("the bed", "das Bett"),
+)  # fmt: skip
 
 MINUTES = (  # English, German, whether German names the coming hour
     ("half past", "halb", True), ("a quarter past", "Viertel nach", False), ("a quarter to", "Viertel vor", False),
@@ -210,6 +272,8 @@ MINUTES = (  # English, German, whether German names the coming hour
     ("five to", "fünf vor", False), ("ten to", "zehn vor", False), ("twenty to", "zwanzig vor", False),
 )  # fmt: skip
 CENTS = (0, 10, 20, 25, 49, 50, 75, 80, 90, 95, 99)  # as prices in digits end
+
+PRICES = {100: ("¤#,##0.00", "#,##0.00 ¤"), 1: ("¤#,##0", "#,##0 ¤")}  # English and German, as Babel writes them
 
 CURRENCIES = (
     ("euros", "Euro", "cents", "Cent"), ("dollars", "Dollar", "cents", "Cent"), ("pounds", "Pfund", "pence", "Pence"),
@@ -249,7 +313,8 @@ def generate_pairs(num_pairs: int = 40_000, seed: int = 0) -> list[Pair]:
     while len(pairs) < num_pairs:
         (category,) = rng.choices(tuple(WEIGHTS), tuple(WEIGHTS.values()))
         english, german = draw_pair(category, rng)
-        while not seen.isdisjoint((english, german)):  # from the same category, to keep to the weights
+        while not seen.isdisjoint((english, german)) or near_unseen(english, german):
+            # from the same category, to keep to the weights
             english, german = draw_pair(category, rng)
         seen.update((english, german))
         pairs.append((english, german))
@@ -299,6 +364,29 @@ def draw_pair(category: str, rng: random.Random) -> Pair:
     return english, german
 
 
+def near_unseen(english: str, german: str) -> bool:
+    """Whether a side of the pair is that of one of `UNSEEN`, or has a word more, a word less or another word."""
+    pair = _plain_words(english), _plain_words(german)
+    return any(_within_a_word(*sides) for unseen in _unseen_words() for sides in zip(pair, unseen, strict=True))
+
+
+def _within_a_word(first: list[str], second: list[str]) -> bool:
+    pairs = zip(first, second, strict=False)
+    start = next((place for place, (a, b) in enumerate(pairs) if a != b), min(len(first), len(second)))
+    a, b = first[start:], second[start:]
+    return a[1:] == b[1:] or a[1:] == b or a == b[1:]
+
+
+def _plain_words(text: str) -> list[str]:
+    """Return the words without case and punctuation, which make no difference here."""
+    return [word.strip(".,!?") for word in text.lower().split()]
+
+
+@cache
+def _unseen_words() -> list[tuple[list[str], list[str]]]:
+    return [(_plain_words(english), _plain_words(german)) for english, german in UNSEEN.items()]
+
+
 # -- frames
 
 
@@ -315,8 +403,9 @@ def _phrase(kind: str, rng: random.Random) -> tuple[Parts, Parts]:
 
 def _fill(frame: str, phrases: dict[str, Parts], person: int) -> str:
     inflected = {slot: _inflect(parts, person) for slot, parts in phrases.items()}
-    text = " ".join(str(_inflect(frame, person)).format(**inflected).split())  # an empty part leaves no gap
-    return text[0].upper() + text[1:] if text[-1] in ".?" else text
+    text = " ".join(str(_inflect(frame, person)).format(**inflected).split())
+    text = re.sub(r" ([.?])$", r"\1", text)  # an empty part leaves no gap
+    return text[0].upper() + text[1:] if text[-1] in ".?!" else text
 
 
 def _inflect(parts: Parts, person: int) -> Parts:
@@ -325,7 +414,7 @@ def _inflect(parts: Parts, person: int) -> Parts:
         return tuple(str(_inflect(part, person)) for part in parts)
     if "/" not in parts:  # most have one form: no need to search them
         return parts
-    return re.sub(r"[^\W\d]+(/[^\W\d]+){2}", lambda match: match[0].split("/")[person], parts)
+    return re.sub(r"(?:[^\W\d]|')+(?:/(?:[^\W\d]|')+){2}", lambda match: match[0].split("/")[person], parts)
 
 
 # -- numbers, money and percentages
@@ -368,13 +457,14 @@ def _count(rng: random.Random, highest: int = 99) -> Pair:
 
 
 def _money(rng: random.Random) -> Pair:
-    """Return an amount, in digits or in words, with or without hundredths."""
+    """Return an amount, in digits or in words, with or without hundredths ("€20.00" and "€20")."""
     if rng.random() < 0.5:
         highest, step = rng.choice(
             ((99, 1), (99, 1), (99, 1), (999, 1), (9_999, 50))
         )  # long amounts are rare and round
         whole = rng.randrange(step, highest + 1, step)
-        return _price(100 * whole + rng.choice(CENTS), rng.choice(("EUR", "USD", "GBP")))
+        currency = rng.choice(("EUR", "USD", "GBP"))
+        return _price(100 * whole + rng.choice(CENTS), currency) if rng.random() < 0.5 else _price(whole, currency, 1)
     english_unit, german_unit, english_cents, german_cents = rng.choice(CURRENCIES)
     (english, german), cents = _count(rng, rng.choice((99, 999))), _count(rng)
     if rng.random() < 0.5:
@@ -385,11 +475,23 @@ def _money(rng: random.Random) -> Pair:
     )
 
 
-def _price(hundredths: int, currency: str) -> Pair:
-    """Return an amount in digits with the sign of its currency: "$1,234.50" is "1.234,50 $"."""
-    format_currency, amount = _require("babel.numbers").format_currency, Decimal(hundredths) / 100
-    german = format_currency(amount, currency, locale="de_DE").replace("\u00a0", " ")  # the space that people type
-    return format_currency(amount, currency, locale="en_US"), german
+def _price(amount: int, currency: str, unit: int = 100) -> Pair:
+    """Return an amount in digits with the sign of its currency.
+
+    Of hundredths, "$1,234.50" is "1.234,50 $"; of whole units (`unit` is 1), "$1,234" is "1.234 $".
+    """
+    format_currency, patterns = _require("babel.numbers").format_currency, PRICES[unit]
+    values = Decimal(amount) / unit, currency
+    english, german = (
+        format_currency(*values, pattern, locale=locale, currency_digits=False)
+        for pattern, locale in zip(patterns, ("en_US", "de_DE"), strict=True)
+    )
+    return english, german
+
+
+def _good(rng: random.Random) -> Pair:
+    """Return what has a price; often "it", which people ask for."""
+    return ("it", "es") if rng.random() < 0.4 else rng.choice(GOODS)
 
 
 def _percent(rng: random.Random) -> Pair:
@@ -460,12 +562,24 @@ def _year(rng: random.Random) -> Pair:
     return _words(year, "year") if rng.random() < 0.5 else (str(year), str(year))
 
 
-def _when(adverbs: tuple[Pair, ...], rng: random.Random) -> Pair:
+def _when(adverbs: tuple[Pair, ...], rng: random.Random, weekday: str = "'am' ", day: str = "'am' ") -> Pair:
     """Return the day on which something happens: an adverb, a day of the week or a date."""
     roll = rng.random()
     if roll < 0.2:
         return rng.choice(adverbs)
-    return _date("'on' EEEE", "'am' EEEE", rng) if roll < 0.6 else _date("'on' MMMM dth", "'am' d. MMMM", rng)
+    if roll < 0.6:
+        return _date("'on' EEEE", f"{weekday}EEEE", rng)
+    return _date("'on' MMMM dth", f"{day}d. MMMM", rng)
+
+
+def _maybe(kind: str, rng: random.Random) -> tuple[Parts, Parts]:
+    """Return a phrase or nothing."""
+    return _phrase(kind, rng) if rng.random() < 0.5 else ("", "")
+
+
+def _birthday(rng: random.Random) -> Pair:
+    english, german = _words(rng.randint(1, 99), "ordinal")
+    return english, f"{german}n"
 
 
 PHRASES: dict[str, Callable[[random.Random], tuple[Parts, Parts]]] = {
@@ -474,6 +588,7 @@ PHRASES: dict[str, Callable[[random.Random], tuple[Parts, Parts]]] = {
     "sum": _sum,
     "count": _count,
     "money": _money,
+    "good": _good,
     "percent": _percent,
     "nominative": partial(_ordinal, "nominative"),
     "accusative": partial(_ordinal, "accusative"),
@@ -490,4 +605,8 @@ PHRASES: dict[str, Callable[[random.Random], tuple[Parts, Parts]]] = {
     "year": _year,
     "when": partial(_when, (("today", "heute"), ("tomorrow", "morgen"))),
     "when_past": partial(_when, (("yesterday", "gestern"), ("the day before yesterday", "vorgestern"))),
+    "maybe_when": partial(_maybe, "when"),
+    "maybe_when_past": partial(_maybe, "when_past"),
+    "until": partial(_when, (("tomorrow", "morgen"), ("soon", "bald")), weekday="", day="'zum' "),
+    "birthday": _birthday,
 }

@@ -16,8 +16,10 @@ from scripts.quickstart.corpus import (
     PERSONS,
     PHRASES,
     TABLES,
+    UNSEEN,
     WEIGHTS,
     generate_pairs,
+    near_unseen,
     split_pairs,
 )
 
@@ -139,6 +141,8 @@ TELLTALES = {
     "perfects": (r" (bought|sold|ordered|paid) ", r" (habe|haben|hat) .*(gekauft|verkauft|bestellt|bezahlt)\.$"),
     "travels": (r"travels? to .* by ", r"reis(e|en|t) .* mit dem \w+ nach \w+\.$"),
     "questions": (r"\?$", r"\?$"),
+    "negations": (r"n't| not ", r" (nicht|keine) "),
+    "greetings": (r"^(Good|Happy|See you|Welcome|Thank you)", r"^(Gute|Alles Gute|Bis|Willkommen|Vielen Dank)"),
 }
 
 
@@ -194,22 +198,25 @@ def test_times(english, german):
 
 
 @pytest.mark.parametrize(
-    ("hundredths", "currency", "english", "german"),
+    ("amount", "currency", "unit", "english", "german"),
     [
-        (123_450, "USD", "$1,234.50", "1.234,50 $"),
-        (480, "EUR", "€4.80", "4,80 €"),
-        (100, "GBP", "£1.00", "1,00 £"),
-        (999_999, "EUR", "€9,999.99", "9.999,99 €"),
-        (1_005, "USD", "$10.05", "10,05 $"),
+        (123_450, "USD", 100, "$1,234.50", "1.234,50 $"),
+        (480, "EUR", 100, "€4.80", "4,80 €"),
+        (100, "GBP", 100, "£1.00", "1,00 £"),
+        (999_999, "EUR", 100, "€9,999.99", "9.999,99 €"),
+        (1_005, "USD", 100, "$10.05", "10,05 $"),
+        (20, "EUR", 1, "€20", "20 €"),
+        (1_234, "GBP", 1, "£1,234", "1.234 £"),
     ],
 )
-def test_prices(hundredths, currency, english, german):
-    assert corpus._price(hundredths, currency) == (english, german)
+def test_prices(amount, currency, unit, english, german):
+    assert corpus._price(amount, currency, unit) == (english, german)
 
 
 def test_money_and_counts_in_words():
     amounts = phrases("money", 20_000)
     assert amounts["twenty-three euros"] == "dreiundzwanzig Euro"
+    assert (amounts["€30"], amounts["€30.00"]) == ("30 €", "30,00 €")
     assert any(german.endswith(" Pfund und zwölf Pence") for german in amounts.values())
     assert not any(re.search(r"eins (Euro|Dollar|Pfund|Cent|Pence)", german) for german in amounts.values())
     assert set(phrases("count").values()) == {corpus._words(number)[1] for number in range(2, 100)}
@@ -252,6 +259,12 @@ def test_days_on_which_something_happens():
     assert (past["yesterday"], past["on Saturday"], past["on May 31st"]) == ("gestern", "am Samstag", "am 31. Mai")
     assert "tomorrow" not in past
     assert "yesterday" not in days
+    until = phrases("until")
+    assert (until["soon"], until["on Monday"], until["on March 2nd"]) == ("bald", "Montag", "zum 2. März")
+    for kind in ("when", "when_past"):
+        optional = phrases(f"maybe_{kind}", 1_000)
+        assert optional.pop("") == ""
+        assert optional.items() <= phrases(kind, 20_000).items()
 
 
 @pytest.mark.parametrize(
@@ -270,7 +283,7 @@ def test_ordinals_are_declined(case, letter, page, chapter):
     assert declined["the twenty-first chapter"] == chapter
 
 
-MONDAY = ("on Monday", "am Montag")
+MONDAY, NOTHING = ("on Monday", "am Montag"), ("", "")
 HALF_SIX = ("half past six", "halb sieben")
 SENTENCES = [  # category, beginning of its frame, what fills it (a table is picked from by the English word), sentences
     ("numbers", "{label}", {"label": "room", "low_number": ("twelve", "zwölf")}, "room twelve", "Zimmer zwölf"),
@@ -289,12 +302,20 @@ SENTENCES = [  # category, beginning of its frame, what fills it (a table is pic
      "Rents fell by 9.5% in 2007.", "Die Mieten sind im Jahr 2007 um 9,5 % gefallen."),
     ("durations", "{who} have", {"who": "she", "city": "Vienna", "count": ("two", "zwei"), "unit": "years"},
      "She has lived in Vienna for two years.", "Sie wohnt seit zwei Jahren in Wien."),
-    ("modals", "{who} {modal[0]} {pay[0]}",
+    ("modals", "{who} {modal[0]} {pay[0]} {money} {when}",
      {"who": "I", "modal": "have", "pay": "pay", "when": MONDAY,
       "money": ("twenty-three euros", "dreiundzwanzig Euro")},
      "I have to pay twenty-three euros on Monday.", "Am Montag muss ich dreiundzwanzig Euro bezahlen."),
-    ("schedules", "{who}", {"who": "Peter", "get_up": "get up", "time": HALF_SIX, "when": MONDAY},
+    ("modals", "{who} {modal[0]} {pay[0]} {money}.",
+     {"who": "she", "modal": "would", "pay": "save", "money": ("€20", "20 €")},
+     "She would like to save €20.", "Sie möchte 20 € sparen."),
+    ("modals", "{who} {modal[0]} {get_up[0]} at {time} {when}",
+     {"who": "my parents", "modal": "want", "get_up": "leave", "time": HALF_SIX, "when": MONDAY},
+     "My parents want to leave at half past six on Monday.", "Am Montag wollen meine Eltern um halb sieben abfahren."),
+    ("schedules", "{who}", {"who": "Peter", "get_up": "get up", "time": HALF_SIX, "maybe_when": MONDAY},
      "Peter gets up at half past six on Monday.", "Peter steht am Montag um halb sieben auf."),
+    ("schedules", "{who}", {"who": "I", "get_up": "leave", "time": HALF_SIX, "maybe_when": NOTHING},
+     "I leave at half past six.", "Ich fahre um halb sieben ab."),
     ("subordinates", "because", {"who": "we", "get_up": "get up", "time": HALF_SIX},
      "because we get up at half past six", "weil wir um halb sieben aufstehen"),
     ("subordinates", "{who} {hope} {vehicle}",
@@ -302,18 +323,62 @@ SENTENCES = [  # category, beginning of its frame, what fills it (a table is pic
      "I am in a hurry because the train leaves at half past six.",
      "Ich habe es eilig, weil der Zug um halb sieben abfährt."),
     ("perfects", "{who} {buy[1]}",
-     {"who": "my sister", "buy": "buy", "count": ("two", "zwei"), "thing": "eggs", "when_past": MONDAY},
+     {"who": "my sister", "buy": "buy", "count": ("two", "zwei"), "thing": "eggs", "maybe_when_past": MONDAY},
      "My sister bought two eggs on Monday.", "Meine Schwester hat am Montag zwei Eier gekauft."),
-    ("travels", "{who} travel", {"who": "we", "city": "Rome", "by_train": "by bus", "when": MONDAY},
+    ("travels", "{who} travel", {"who": "we", "city": "Rome", "by_train": "by bus", "maybe_when": MONDAY},
      "We travel to Rome by bus on Monday.", "Wir reisen am Montag mit dem Bus nach Rom."),
-    ("questions", "{modal[1]}",
-     {"modal": "have", "who": "my brother", "buy": "bring", "count": ("two", "zwei"), "thing": "cups", "when": MONDAY},
+    ("questions", "{modal[1]} {who} {modal[2]} {buy[0]}",
+     {"modal": "have", "who": "my brother", "buy": "bring", "count": ("two", "zwei"), "thing": "cups",
+      "maybe_when": MONDAY},
      "Does my brother have to bring two cups on Monday?", "Muss mein Bruder am Montag zwei Tassen mitbringen?"),
-    ("questions", "{modal[1]}",
-     {"modal": "can", "who": "I", "buy": "sell", "count": ("two", "zwei"), "thing": "books", "when": MONDAY},
+    ("questions", "{modal[1]} {who} {modal[2]} {buy[0]}",
+     {"modal": "can", "who": "I", "buy": "sell", "count": ("two", "zwei"), "thing": "books", "maybe_when": MONDAY},
      "Can I sell two books on Monday?", "Kann ich am Montag zwei Bücher verkaufen?"),
-    ("questions", "does", {"vehicle": "the ship", "leave": "arrive", "time": HALF_SIX, "when": MONDAY},
+    ("questions", "{modal[1]} {who} {modal[2]} {pay[0]}",
+     {"modal": "should", "who": "he", "pay": "spend", "money": ("€20", "20 €"), "maybe_when": NOTHING},
+     "Should he spend €20?", "Sollte er 20 € ausgeben?"),
+    ("questions", "does {vehicle}",
+     {"vehicle": "the ship", "leave": "arrive", "time": HALF_SIX, "maybe_when": MONDAY},
      "Does the ship arrive at half past six on Monday?", "Kommt das Schiff am Montag um halb sieben an?"),
+    ("questions", "do/do/does", {"who": "we", "get_up": "go out", "time": HALF_SIX, "maybe_when": NOTHING},
+     "Do we go out at half past six?", "Gehen wir um halb sieben aus?"),
+    ("questions", "when", {"event": "the exam", "start": "take place", "maybe_when": MONDAY},
+     "When does the exam take place on Monday?", "Wann findet die Prüfung am Montag statt?"),
+    ("questions", "does {good}", {"good": ("it", "es"), "money": ("€20", "20 €")},
+     "Does it cost €20?", "Kostet es 20 €?"),
+    ("questions", "how are you", {"name": ", Anna"}, "How are you, Anna?", "Wie geht es dir, Anna?"),
+    ("negations", "it is not", {"time": HALF_SIX}, "It is not half past six yet.", "Es ist noch nicht halb sieben."),
+    ("negations", "{good}", {"good": ("it", "es"), "money": ("€20", "20 €")},
+     "It doesn't cost €20.", "Es kostet nicht 20 €."),
+    ("negations", "{shop}", {"shop": "the bank", "when": MONDAY},
+     "The bank is not open on Monday.", "Die Bank ist am Montag nicht geöffnet."),
+    ("negations", "{who} {modal[3]} {pay[0]} {money} {when}",
+     {"who": "we", "modal": "have", "pay": "pay", "money": ("€20", "20 €"), "when": MONDAY},
+     "We don't have to pay €20 on Monday.", "Am Montag müssen wir nicht 20 € bezahlen."),
+    ("negations", "{who} {modal[3]} {pay[0]} {money}.",
+     {"who": "he", "modal": "have", "pay": "pay", "money": ("€20", "20 €")},
+     "He doesn't have to pay €20.", "Er muss nicht 20 € bezahlen."),
+    ("negations", "{who} {modal[3]} {buy[0]} any {thing}.",
+     {"who": "Anna", "modal": "can", "buy": "bring", "thing": "eggs"},
+     "Anna can't bring any eggs.", "Anna kann keine Eier mitbringen."),
+    ("negations", "{who} didn't", {"who": "my parents", "buy": "sell", "thing": "cups", "maybe_when_past": NOTHING},
+     "My parents didn't sell any cups.", "Meine Eltern haben keine Tassen verkauft."),
+    ("negations", "{who} don't", {"who": "she", "get_up": "leave", "time": HALF_SIX, "maybe_when": MONDAY},
+     "She doesn't leave at half past six on Monday.", "Sie fährt am Montag nicht um halb sieben ab."),
+    ("negations", "{event}", {"event": "the game", "start": "start", "time": HALF_SIX, "maybe_when": NOTHING},
+     "The game doesn't start at half past six.", "Das Spiel fängt nicht um halb sieben an."),
+    ("greetings", "{hello}{name}{mark}", {"hello": "thank you very", "name": ", Mr. Becker", "mark": "."},
+     "Thank you very much, Mr. Becker.", "Vielen Dank, Herr Becker."),
+    ("greetings", "{hello}{name}!", {"hello": "good evening", "name": ", Anna", "time": HALF_SIX},
+     "Good evening, Anna! It is half past six.", "Guten Abend, Anna! Es ist halb sieben."),
+    ("greetings", "happy", {"birthday": ("thirtieth", "dreißigsten"), "name": NOTHING},
+     "Happy thirtieth birthday!", "Alles Gute zum dreißigsten Geburtstag!"),
+    ("greetings", "see you", {"until": ("on May 1st", "zum 1. Mai"), "name": ", Paul"},
+     "See you on May 1st, Paul!", "Bis zum 1. Mai, Paul!"),
+    ("greetings", "thank you", {"count": ("two", "zwei"), "thing": "books", "name": NOTHING},
+     "Thank you very much for the two books.", "Vielen Dank für die zwei Bücher."),
+    ("greetings", "welcome", {"city": "Vienna", "name": ", Mrs. Wagner"},
+     "Welcome to Vienna, Mrs. Wagner!", "Willkommen in Wien, Frau Wagner!"),
 ]  # fmt: skip
 
 
@@ -355,12 +420,12 @@ def test_one_sentence_has_one_translation_in_both_directions(drawn):
 def test_sentences_are_well_formed(drawn):
     for pairs in drawn.values():
         for english, german in pairs:
-            assert not re.search(r"[{}/\[\]|]|\s\s|^\s|\s$|\s[.,?]", german)
-            assert not re.search(r"[{}\[\]|]|[a-z]/|\s\s|^\s|\s$|\s[.,?]", english)
+            assert not re.search(r"[{}/\[\]|]|\s\s|^\s|\s$|\s[.,?!]", german)
+            assert not re.search(r"[{}\[\]|]|[a-z]/|\s\s|^\s|\s$|\s[.,?!]", english)
             assert "\u00a0" not in german
             for side in (english, german):
-                assert side[-1] not in ".?" or side[0].isupper()
-            assert (english[-1] in ".?") == (german[-1] in ".?")
+                assert side[-1] not in ".?!" or side[0].isupper()
+            assert (english[-1] in ".?!") == (german[-1] in ".?!")
             assert len(english.split()) <= 18
 
 
@@ -386,6 +451,44 @@ def test_the_shares_follow_the_weights(pairs):
 def test_fewer_pairs_are_the_beginning_of_more_and_seeds_differ(pairs):
     assert generate_pairs(100, seed=3) == pairs[:100]
     assert generate_pairs(100, seed=4) != pairs[:100]
+
+
+def edits(first, second):
+    """Levenshtein's distance of two lists of words, by the textbook's table."""
+    row = list(range(len(second) + 1))
+    for i, word in enumerate(first, 1):
+        before, row = row, [i]
+        for j, other in enumerate(second, 1):
+            row.append(min(before[j] + 1, row[-1] + 1, before[j - 1] + (word != other)))
+    return row[-1]
+
+
+def words_of(text):
+    return re.findall(r"[^\s.,?!]+(?:[.,][^\s.,?!]+)*", text.lower())
+
+
+def test_the_corpus_has_no_copy_of_the_unseen_sentences_with_less_than_two_words_changed():
+    for unseen, texts in zip(zip(*UNSEEN.items(), strict=True), zip(*generate_pairs(), strict=True), strict=True):
+        lines = [words_of(text) for text in texts]
+        for words in map(words_of, unseen):
+            assert min(edits(words, line) for line in lines if abs(len(words) - len(line)) <= 1) >= 2
+
+
+@pytest.mark.parametrize(
+    ("english", "german", "near"),
+    [
+        ("It costs twenty euros.", "Es kostet zwanzig Euro.", True),
+        ("it costs twenty euros", "?", True),  # the same words
+        ("It costs thirty euros.", "?", True),  # another word
+        ("It costs twenty euros today.", "?", True),  # a word more
+        ("Costs twenty euros.", "?", True),  # a word less
+        ("?", "Sie muss zwanzig Euro nicht bezahlen.", True),  # in German alone
+        ("It costs thirty dollars.", "Es kostet dreißig Dollar.", False),
+        ("How much does it cost?", "Wie viel kostet es?", False),
+    ],
+)
+def test_what_is_near_an_unseen_sentence(english, german, near):
+    assert near_unseen(english, german) is near
 
 
 LOAD = """

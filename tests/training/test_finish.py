@@ -1,0 +1,20 @@
+"""What a finished run writes: translations line by line, whatever the model has written."""
+
+from types import SimpleNamespace
+
+from hf_vanilla_transformer.training import finish
+from hf_vanilla_transformer.training.recipe import DataArguments
+
+
+def test_each_translation_has_one_line(tmp_path, monkeypatch):
+    for name, text in (("test.en", "one\ntwo\nthree\n"), ("test.de", "eins\nzwei\ndrei\n")):
+        (tmp_path / name).write_text(text)
+    written = ["eins\nund\r\nnoch\u2028eins", "zwei", ""]
+    monkeypatch.setattr(finish, "translate", lambda *_: written)
+    data = DataArguments(data_dir=str(tmp_path), test_source=["test.en"], test_target=["test.de"])
+    model = SimpleNamespace(generation_config=SimpleNamespace(num_beams=1))
+    evaluation, samples = finish._score("test", tmp_path, model, None, data, SimpleNamespace(bleu_tokenize="13a"))
+    lines = (tmp_path / "test.translations.txt").read_text(encoding="utf-8").splitlines()
+    assert lines == ["eins und noch eins", "zwei", ""]
+    assert evaluation.sentences == 3
+    assert [sample.translation for sample in samples] == written
