@@ -2,6 +2,7 @@
 
 import shutil
 
+import huggingface_hub.constants as constants
 import pytest
 from hub_client import OTHERS_TOKEN, REPO, TOKEN, connect
 from hub_server import LocalHub, running
@@ -11,7 +12,8 @@ from hf_vanilla_transformer import cli
 
 
 @pytest.fixture
-def hub(monkeypatch):
+def hub(monkeypatch, tmp_path):
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub-cache"))
     with running(LocalHub(me=TOKEN, other=OTHERS_TOKEN)) as local:
         connect(monkeypatch, local.endpoint)
         yield local
