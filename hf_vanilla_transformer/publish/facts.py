@@ -3,7 +3,7 @@
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,10 @@ TRAINER_STATE = "trainer_state.json"
 TARGET_TOKENS = "target_tokens"
 POINTS_PER_CURVE = 10
 EVAL_RESULTS = ".eval_results"  # the Hub's folder for results on its benchmarks
+# Of what is saved, what stays true of other weights.
+BY_AUTHOR = ("title", "source_language", "target_language", "limits")
+# Fields of a card's metadata that are made of the facts; all others are its author's.
+MADE = ("base_model", "datasets", "language", "library_name", "license", "model-index", "pipeline_tag", "tags")
 
 
 class CardError(ValueError):
@@ -42,7 +46,7 @@ def read_facts(folder: Path) -> tuple[RunFacts, str | None]:
 
     What was saved of the training counts only for the weights that it was saved for. What the metadata of an existing
     card says of languages, licence, data sets and base model comes from its author, and counts more than what was
-    saved. What nobody has said is left out.
+    saved, as do fields that no card has by itself. What nobody has said is left out.
 
     Args:
         folder: The model's folder, as `save_pretrained` writes it.
@@ -67,11 +71,48 @@ def read_facts(folder: Path) -> tuple[RunFacts, str | None]:
     else:
         values = {}
         note = f"the weights have changed since {FACTS} was written: what it says of their training is left out"
-    values |= {name: value for name, value in _from_card(folder).items() if value}
+    said = said_by_author(folder)
+    values = {name: value for name, value in values.items() if name not in BY_AUTHOR} | said
     values["name"] = values.get("name") or folder.resolve().name
     # Aliases of a tied matrix aren't saved.
     values["parameters"] = sum(math.prod(entry["shape"]) for _, entry in tensors.values())
     return RunFacts(**{**values, "config": config}), note
+
+
+def said_by_author(folder: Path) -> dict[str, Any]:
+    """Returns what only a model's author can know, for another card of it, be it trained further in between.
+
+    Args:
+        folder: The model's folder; it may have no card.
+
+    Returns:
+        Names of fields of `RunFacts` -> values that aren't empty.
+
+    Raises:
+        CardError: The card, or what was saved of it, can't be read.
+    """
+    try:
+        saved = json_object(folder / FACTS) if (folder / FACTS).exists() else {}
+    except ValueError as error:
+        raise CardError(f"{error}; remove it") from error
+    said = {name: saved[name] for name in BY_AUTHOR if isinstance(saved.get(name), str)}
+    said |= {name: value for name, value in _from_card(folder).items() if value}
+    languages = said.get("languages", ())
+    if languages and not {said.get("source_language"), said.get("target_language")} <= {*languages, None}:
+        said = {name: value for name, value in said.items() if not name.endswith("_language")}  # others are meant now
+    return said
+
+
+def with_what_was_said(facts: RunFacts, said: Mapping[str, Any]) -> RunFacts:
+    """Fills in what facts don't say.
+
+    Args:
+        facts: The facts of a new card.
+        said: What `said_by_author` has read from the older one.
+    """
+    if facts.languages or facts.source_language or facts.target_language:
+        said = {name: value for name, value in said.items() if "language" not in name}
+    return replace(facts, **{name: value for name, value in said.items() if not getattr(facts, name)})
 
 
 def curve_of(log: Iterable[Mapping[str, Any]]) -> list[CurvePoint]:
@@ -169,12 +210,14 @@ def _from_card(folder: Path) -> dict[str, Any]:
     if not (folder / CARD).is_file():
         return {}
     data = load_card(folder / CARD).data
+    others = {name: value for name, value in data.to_dict().items() if name not in MADE}  # type: ignore[no-untyped-call]
     return {
         "languages": _strings(data.get("language")),
         "license": data.get("license"),
         "datasets": _strings(data.get("datasets")),
         "base_model": next(iter(_strings(data.get("base_model"))), None),
         "tags": [tag for tag in _strings(data.get("tags")) if tag not in TAGS],
+        "metadata": json.loads(json.dumps(others, default=str)),  # which makes text of dates
     }
 
 

@@ -153,6 +153,7 @@ class RunFacts:
         samples: A few translations, preferably of sentences outside the training data.
         limits: What the model can't do, in Markdown; a general remark follows it.
         tags: The Hub's tags, beside those that every card has.
+        metadata: Other fields of the card's metadata, such as `license_name`.
     """
 
     name: str
@@ -174,6 +175,7 @@ class RunFacts:
     samples: Sequence[Sample] = ()
     limits: str | None = None
     tags: Sequence[str] = ()
+    metadata: Mapping[str, Any] = field(default_factory=dict)
 
 
 def save_card(folder: str | Path, facts: RunFacts) -> None:
@@ -248,6 +250,7 @@ def _metadata(facts: RunFacts, name: str) -> ModelCardData:
         datasets=list(facts.datasets) or None,
         model_name=name.rpartition("/")[2] if facts.evaluations else None,
         eval_results=_eval_results(facts.evaluations) or None,
+        **facts.metadata,
     )
 
 

@@ -12,7 +12,7 @@ from ..data.formats import is_table
 from ..evaluation.loading import load_checkpoint
 from ..evaluation.metrics import corpus_bleu, corpus_chrf
 from ..evaluation.translation import translate
-from ..publish.facts import SCORES
+from ..publish.facts import SCORES, said_by_author, with_what_was_said
 from ..publish.model_card import Evaluation, RunFacts, Sample, save_card
 from .averaging import average_checkpoints
 from .checkpoints import complete_checkpoints
@@ -38,6 +38,7 @@ def finish_run(
         CorpusError: The validation or the test set can't be read.
     """
     args = trainer.args
+    said = _said_by_author(Path(args.output_dir or ""), args.average_last)  # averaging replaces the folder
     folder, averaged = _averaged(Path(args.output_dir or ""), args.average_last, say)
     tokenizer, model = load_checkpoint(folder)
     model = model.to(args.device)
@@ -62,9 +63,14 @@ def finish_run(
         facts = replace(facts, name=f"{facts.name}/{folder.name}")
     # Scores that were measured during training are those of other weights.
     facts = replace(facts, evaluations=evaluations or (() if averaged else facts.evaluations))
-    save_card(folder, facts)
+    save_card(folder, with_what_was_said(facts, said))
     if args.push_to_hub:
         say(f"Pushed to the Hub: {trainer.push_folder(folder)}")
+
+
+def _said_by_author(run: Path, last: int) -> dict[str, Any]:
+    """What the author has added to the card of an earlier end of this run."""
+    return said_by_author(run) | said_by_author(run / f"averaged-{last}")
 
 
 def _averaged(run: Path, last: int, say: Callable[[str], None]) -> tuple[Path, int]:

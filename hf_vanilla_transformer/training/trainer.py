@@ -36,7 +36,7 @@ from ..engine.training import paused_shortcuts, training_shortcuts
 from ..evaluation.loading import not_finite, tokenizer_fingerprint
 from ..evaluation.metrics import Score, corpus_bleu, corpus_chrf
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
-from ..publish.facts import curve_of
+from ..publish.facts import curve_of, said_by_author, with_what_was_said
 from ..publish.hub import check_token, hub_errors, model_files, send_model
 from ..publish.model_card import Evaluation, Recipe, RunFacts, Sample, save_card
 from .checkpoints import checkpoints_in, damage_of, write_checksums
@@ -453,7 +453,7 @@ class VanillaTransformerTrainer(ShardingTrainer):
         dataset_tags: str | Sequence[str] | None = None,
         **kwargs: Any,
     ) -> None:
-        """Writes the model's card into the run's folder.
+        """Writes the model's card into the run's folder; what the metadata of an older one there says is kept.
 
         Args:
             language: ISO 639 codes.
@@ -475,7 +475,8 @@ class VanillaTransformerTrainer(ShardingTrainer):
                 base_model=finetuned_from or _base_of(self.model),
                 datasets=_listed(dataset_tags),
             )
-            save_card(Path(self.args.output_dir or ""), facts)
+            folder = Path(self.args.output_dir or "")
+            save_card(folder, with_what_was_said(facts, said_by_author(folder)))
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Logs, with the target tokens seen and their number per second since the last line."""

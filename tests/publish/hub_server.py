@@ -44,7 +44,7 @@ class Repository:
     def commit(self, branch: str, files: dict[str, File]) -> str:
         """Adds a commit to a branch."""
         contents = sorted((name, file.oid) for name, file in files.items())
-        sha = hashlib.sha1(f"{len(self.commits)} {branch} {contents}".encode()).hexdigest()
+        sha = hashlib.sha1(f"{[*self.commits]} {branch} {contents}".encode()).hexdigest()
         self.commits[sha], self.branches[branch] = files, sha
         return sha
 

@@ -173,9 +173,43 @@ def test_what_the_user_has_written_into_the_metadata_is_kept(folder, card):
     assert data_of(folder).language == ["en", "de", "cs"]
 
 
+def test_fields_of_the_metadata_that_no_card_has_by_itself_are_kept(folder, card):
+    own = "---\nlicense: other\nlicense_name: ours\nwidget:\n- text: 'a: b'\nsince: 2026-01-02\n"
+    (folder / "README.md").write_text(text_of(folder).replace("---\n", own, 1))
+    for _ in range(2):
+        assert card(folder, "--overwrite")[0] == 0
+        data = data_of(folder).to_dict()
+        assert (data["license"], data["license_name"], data["since"]) == ("other", "ours", "2026-01-02")
+        assert data["widget"] == [{"text": "a: b"}]
+
+
+def test_languages_that_were_changed_in_the_metadata_count(folder, card):
+    assert card(folder, "--source-lang", "en", "--target-lang", "de", "--overwrite")[0] == 0
+    (folder / "README.md").write_text(text_of(folder).replace("\n- de\n", "\n- fr\n", 1))
+    assert card(folder, "--overwrite")[0] == 0
+    assert data_of(folder).language == ["en", "fr"]
+    assert "`de`" not in text_of(folder)
+
+
+@pytest.mark.slow
+def test_what_the_author_has_said_survives_a_longer_training(tmp_path, card):
+    recipe = {**recipe_in(tmp_path), "num_beams": 1, "eval_strategy": "no"}
+    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(recipe), encoding="utf-8")
+    train = ["train", "--config", str(tmp_path / "recipe.yaml")]
+    averaged = tmp_path / "run" / "averaged-2"
+    assert cli.main(train) == 0
+    said = ["--source-lang", "en", "--target-lang", "de", "--license", "mit", "--title", "Ours", "--limits", "Numbers."]
+    assert card(averaged, *said, "--overwrite")[0] == 0
+    assert cli.main([*train, "--resume", "--max-steps", "6"]) == 0
+    text, data = text_of(averaged), data_of(averaged)
+    assert (data.language, data.license) == (["en", "de"], "mit")
+    assert all(one in text for one in ("# Ours\n", "from `en` to `de`", "Numbers.\n", "| steps | 6 |"))
+
+
 def test_other_weights_have_no_known_training(folder, card):
     change_weights(folder)
-    code, out, _ = card(folder, "--license", "mit", "--overwrite")
+    said = ["--source-lang", "en", "--target-lang", "de"]
+    code, out, _ = card(folder, "--license", "mit", *said, "--overwrite")
     assert code == 0
     assert (
         "note: the weights have changed since model_card.json was written: what it says of their training is left out"

@@ -255,6 +255,18 @@ def test_averaged_weights_are_sent_as_they_are(push, hub, tiny_checkpoint, tmp_p
     assert [value for value in weights.values() if value.ndim == 2 and (value[5] == 1.5).all()]
 
 
+def test_a_trainers_second_push_keeps_what_the_first_said(hub, tiny_checkpoint, tmp_path):
+    trainer = trainer_of(tiny_checkpoint, tmp_path / "run", hub_model_id=REPO)
+    trainer.push_to_hub(language=["en", "de"], license="mit", model_name="Ours")
+    trainer.push_to_hub(tags="mine")
+    card = ModelCard(hub.repositories[REPO].files()["README.md"].decode())
+    assert (card.data.language, card.data.license) == (["en", "de"], "mit")
+    assert "mine" in card.data.tags
+    assert "\n# Ours\n" in card.content
+    trainer.push_to_hub(language="fr")
+    assert ModelCard(hub.repositories[REPO].files()["README.md"].decode()).data.language == ["fr"]
+
+
 # ---- Other tokenizers, other trainers ----
 def fairseq_like(folder):
     """A model with the tokenizer of the other toolkits, as a conversion saves it."""
