@@ -48,7 +48,7 @@ def test_systems_without_a_sample_are_refused_with_the_reason(system, tmp_path, 
 def test_an_npz_beside_a_model_of_transformers_is_no_obstacle(tmp_path):
     write_marian(tmp_path)
     (tmp_path / "config.json").write_text('{"model_type": "bart"}')
-    with pytest.raises(ConversionError, match="of the type .bart.: it is not of Marian"):
+    with pytest.raises(ConversionError, match=r"of the type .bart.: it is not of Marian"):
         convert(tmp_path, tmp_path / "ours")
 
 
