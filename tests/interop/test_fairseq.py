@@ -337,6 +337,17 @@ def test_dictionaries(tmp_path):
         fairseq.load(tmp_path, Options(with_tokenizer=False))
 
 
+def test_a_file_from_before_pytorch_1_6(tmp_path):
+    """The published models of 2018 and 2019 are no zip archives."""
+    checkpoint(tmp_path, {})
+    file = tmp_path / "checkpoint_best.pt"
+    newer = fairseq.load(file, Options(with_tokenizer=False)).model.state_dict()
+    torch.save(torch.load(file, weights_only=False), tmp_path / "model.pt", _use_new_zipfile_serialization=False)
+    assert recognise(tmp_path / "model.pt") == "fairseq"
+    older = fairseq.load(tmp_path / "model.pt", Options(with_tokenizer=False)).model.state_dict()
+    assert all(torch.equal(value, older[name]) for name, value in newer.items())
+
+
 def test_which_file(tmp_path):
     checkpoint(tmp_path, {})
     best = tmp_path / "checkpoint_best.pt"
