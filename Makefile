@@ -22,7 +22,7 @@ test: lint ## everything that has to pass: lint, quick tests, slow tests
 	$(BIN)/python -m pytest -m "not slow and not ($(LONG))" -n $(WORKERS)
 	$(BIN)/python -m pytest -m "slow and not ($(LONG))" -n $(WORKERS) --dist worksteal
 
-test-all: test ## the same and the longest tests: the documentation's Python code, killed runs, peers ...
+test-all: test ## the same and the longest tests: the documentation's code, killed runs, peers ...
 	$(BIN)/python -m pytest -m "$(LONG)" -n $(WORKERS) --dist worksteal
 
 gpu: $(STAMP) ## the tests and the benchmarks that need a GPU; writes tables into docs/performance.md
