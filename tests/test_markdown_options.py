@@ -32,11 +32,19 @@ HISTORY = ("CHANGELOG.md", "docs/performance_history.md")  # name what older ver
 
 def commands() -> dict[str, set[str]]:
     """Each command's options."""
-    parser = cli._parser()
-    (subparsers,) = (one for one in parser._actions if isinstance(one, argparse._SubParsersAction))
-    found = {name: set(command._option_string_actions) for name, command in subparsers.choices.items()}
+    found = {name: options_of(command) for name, command in commands_of(cli._parser()).items()}
     found["train"] |= {option.replace("_", "-") for option in recipe._parser()._option_string_actions}
     return found
+
+
+def commands_of(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
+    actions = (one for one in parser._actions if isinstance(one, argparse._SubParsersAction))
+    return {name: command for action in actions for name, command in action.choices.items()}
+
+
+def options_of(parser: argparse.ArgumentParser) -> set[str]:
+    """A parser's options, with those of the kinds that the command `plot` has."""
+    return set(parser._option_string_actions).union(*map(options_of, commands_of(parser).values()))
 
 
 def options_in(source: str) -> set[str]:
@@ -52,6 +60,8 @@ SCRIPTS = {
     **{f"scripts/{path.name}": options_in(path.read_text()) for path in (ROOT / "scripts").glob("*.py")},
     "benchmarks": options_in((ROOT / "benchmarks" / "__main__.py").read_text()),
 }
+SCRIPTS["scripts/quickstart.py"] = options_in((ROOT / "scripts" / "quickstart" / "__main__.py").read_text())
+SCRIPTS["scripts/quickstart.py"] |= COMMANDS["train"]  # which it starts
 SCRIPTS["scripts/fine_tune.py"] |= COMMANDS["train"]  # both have all of Seq2SeqTrainingArguments
 ANYWHERE = set().union(*COMMANDS.values(), *SCRIPTS.values(), *OTHERS.values())
 
@@ -118,7 +128,12 @@ def test_what_others_have_is_used() -> None:
 def test_scripts_that_are_named_exist() -> None:
     named = {path for text in TEXTS.values() for path in re.findall(r"python (?:-m )?(scripts[./]\w+)", text)}
     assert named
-    assert [path for path in named if not Path(ROOT, path.replace(".", "/")).with_suffix(".py").is_file()] == []
+    files = {path: Path(ROOT, path.replace(".", "/")) for path in named}
+    assert [
+        path
+        for path, file in files.items()
+        if not (file.with_suffix(".py").is_file() or (file / "__main__.py").is_file())
+    ] == []
 
 
 def trainings_that_do_not_run() -> list[str]:
