@@ -23,11 +23,11 @@ FONTS = ["system-ui", "-apple-system", "Segoe UI", "Roboto", "Ubuntu", "Cantarel
 FONTS_MONO = ["ui-monospace", "SFMono-Regular", "Menlo", "Consolas", "monospace"]
 
 MOST_BYTES = 1_000_000  # of a request
-# What a browser or a client of Gradio asks for: the page, its scripts and styles, and the two functions.
+# What a browser or a client of Gradio asks for: the page, its scripts and styles, and its functions.
 OPEN = re.compile(
     r"/(config/?|theme\.css|favicon\.ico|robots\.txt|manifest\.json|(assets|static)/.*|gradio_api/("
     r"info/?|config/?|app_id/?|theme\.css|startup-events|reset/?|cancel|heartbeat/\w+|queue/(join|data)|"
-    r"call/translate(/\w+)?))?"
+    r"run/predict|call/translate(/\w+)?))?"
 )
 
 # Ctrl+Enter in the text box, or Cmd+Enter, is the button. Groups of buttons get their titles as names, which Gradio
@@ -141,7 +141,7 @@ def start(page: gr.Blocks, host: str | None = None, port: int | None = None) -> 
         button_primary_background_fill_hover="*primary_800",
         button_primary_text_color="white",
     )
-    page.queue(default_concurrency_limit=1, max_size=QUEUE)
+    page.queue(default_concurrency_limit=1, max_size=QUEUE, api_open=False)  # nobody jumps the queue
     _, address, _ = page.launch(
         server_name=host,
         server_port=port,

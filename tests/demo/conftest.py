@@ -98,23 +98,25 @@ def _address(process: subprocess.Popen, log: Path) -> str:
 
 
 @pytest.fixture(scope="session")
-def second_checkpoint(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The tiny checkpoint with other weights, and a layer more in the decoder."""
+def checkpoints(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """Two untrained models that write little: the tiny one, and one with other weights and three decoder layers."""
     from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
-    folder = tmp_path_factory.mktemp("second_checkpoint")
+    root = tmp_path_factory.mktemp("checkpoints")
     model = AutoModelForSeq2SeqLM.from_pretrained(tiny_checkpoint)
-    model.config.decoder_layers = 3
     torch.manual_seed(1)
-    type(model)(model.config).save_pretrained(folder)
-    AutoTokenizer.from_pretrained(tiny_checkpoint).save_pretrained(folder)
-    return folder
+    config = type(model.config).from_dict({**model.config.to_dict(), "decoder_layers": 3})
+    for folder, one in ((root / "first", model), (root / "second", type(model)(config))):
+        one.generation_config.max_extra_length = 2
+        one.save_pretrained(folder)
+        AutoTokenizer.from_pretrained(tiny_checkpoint).save_pretrained(folder)
+    return root / "first", root / "second"
 
 
 @pytest.fixture(scope="session")
-def page(tiny_checkpoint: Path, second_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
+def page(checkpoints: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
     """The command's page with both checkpoints and an example."""
-    command = ["-m", "hf_vanilla_transformer", "demo", "--model", str(tiny_checkpoint), str(second_checkpoint)]
+    command = ["-m", "hf_vanilla_transformer", "demo", "--model", *map(str, checkpoints)]
     command += ["--port", str(free_port()), "--example", "half past nine", "--threads", "1"]
     with shown(tmp_path_factory.mktemp("page"), command) as running:
         yield running

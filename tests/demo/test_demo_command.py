@@ -109,11 +109,11 @@ def test_whoever_opens_the_page_to_others_is_warned(demo, tiny_checkpoint, monke
     assert ("whoever can reach this machine" in errors) == warned
 
 
-def test_a_model_given_twice_or_in_two_options(demo, tiny_checkpoint, second_checkpoint, monkeypatch):
+def test_a_model_given_twice_or_in_two_options(demo, checkpoints, monkeypatch):
     titles = []
     monkeypatch.setattr("hf_vanilla_transformer.demo.server.serve", lambda page, *_: titles.append(page.title))
-    assert demo("--model", tiny_checkpoint, "--model", second_checkpoint)[0] == 0
-    assert titles == [f"Translation by {tiny_checkpoint} and {second_checkpoint}"]
+    assert demo("--model", checkpoints[0], "--model", checkpoints[1])[0] == 0
+    assert titles == [f"Translation by {checkpoints[0]} and {checkpoints[1]}"]
 
 
 # ---- A Space ----
@@ -147,9 +147,9 @@ def test_files_of_a_space(demo, tiny_checkpoint, tmp_path):
     assert [path for path in tmp_path.iterdir() if path.name != "space"] == []
 
 
-def test_a_space_that_loads_its_models_from_the_hub(demo, tiny_checkpoint, second_checkpoint, tmp_path):
+def test_a_space_that_loads_its_models_from_the_hub(demo, checkpoints, tmp_path):
     arguments = ["--space", tmp_path / "s", "--repo", "me/one", "me/two"]
-    assert demo("--model", tiny_checkpoint, second_checkpoint, *arguments)[0] == 0
+    assert demo("--model", *checkpoints, *arguments)[0] == 0
     data, _ = metadata(tmp_path / "s")
     assert data["models"] == ["me/one", "me/two"]
     assert not list((tmp_path / "s").glob("model-*"))

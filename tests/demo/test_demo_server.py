@@ -43,11 +43,11 @@ def posted(address, body):
     return status_of(address, method="POST", body=json.dumps(body).encode(), headers=JSON)
 
 
-def test_both_checkpoints_translate(client, tiny_checkpoint, second_checkpoint):
+def test_both_checkpoints_translate(client, checkpoints):
     lines = ["half past nine", "", "it costs two hundred"]
     status, texts, tables = asked(client, "\n".join(lines), 3)
     assert status == "Translated 2 lines."
-    for checkpoint, text, table in zip((tiny_checkpoint, second_checkpoint), texts, tables, strict=True):
+    for checkpoint, text, table in zip(checkpoints, texts, tables, strict=True):
         rows = Translator(checkpoint)(lines, num_beams=3, n_best=3)
         assert text == "\n".join(row[0].text for row in rows)
         assert f"{rows[0][0].score:.3f}".replace("-", "−") in table
@@ -96,8 +96,8 @@ def test_several_users_at_a_time(page, client):
 
 
 @pytest.mark.parametrize("prefix", ["gradio_api/file=", "file=", "gradio_api/file/", "file/", "static/", "assets/"])
-def test_no_file_of_this_machine_is_served(page, tiny_checkpoint, prefix):
-    config = str(tiny_checkpoint / "config.json")
+def test_no_file_of_this_machine_is_served(page, checkpoints, prefix):
+    config = str(checkpoints[0] / "config.json")
     places = [config, "/etc/passwd", *(f"{'../' * 12}{name}" for name in ("etc/passwd", config.lstrip("/")))]
     places += [f"{'..%2f' * 12}etc%2fpasswd", f"{'%2e%2e/' * 12}etc/passwd", f"{'....//' * 12}etc/passwd", "C:/x"]
     for place in places:
@@ -107,9 +107,9 @@ def test_no_file_of_this_machine_is_served(page, tiny_checkpoint, prefix):
         assert "d_model" not in text
 
 
-@pytest.mark.parametrize("path", ["gradio_api/call/translate", "gradio_api/queue/join"])
-def test_files_and_addresses_in_place_of_text_are_refused(page, client, tiny_checkpoint, path):
-    file, address = str(tiny_checkpoint / "config.json"), "http://example.org/x.txt"
+@pytest.mark.parametrize("path", ["gradio_api/call/translate", "gradio_api/queue/join", "gradio_api/run/predict"])
+def test_files_and_addresses_in_place_of_text_are_refused(page, client, checkpoints, path):
+    file, address = str(checkpoints[0] / "config.json"), "http://example.org/x.txt"
     kind = {"meta": {"_type": "gradio.FileData"}}
     for value in ({"path": file, **kind}, {"path": address, **kind}, {"path": address, "url": address, **kind}, [file]):
         for place in range(3):
@@ -119,6 +119,14 @@ def test_files_and_addresses_in_place_of_text_are_refused(page, client, tiny_che
             assert (code, text) == (400, "This page takes text and numbers.")
     assert "example.org" not in page.connections.read_text()
     assert asked(client, "half past nine")[0] == "Translated 1 line."
+
+
+def test_nobody_jumps_the_queue(page):
+    for number in range(1, 4):  # the page's functions; 0 is that of the examples
+        body = {"data": ["half past nine", 4, 0], "fn_index": number, "session_hash": "x"}
+        code, text = posted(f"{page.address}gradio_api/run/predict", body)
+        assert code != 200, text
+        assert "translation" not in text
 
 
 def test_requests_that_are_no_json_or_too_large(page, client):
