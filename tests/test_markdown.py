@@ -80,7 +80,7 @@ def test_the_readme_is_short() -> None:
 def test_the_chinese_readme_says_the_same() -> None:
     """The same code, links to files and figures; where Chinese counts in units of its own, the English is beside it."""
     chinese = TEXTS["README.zh.md"]
-    for pattern in (r"^```.*?^```", r"\]\(([\w./]+)", r"!\[.*?\]\(.*?\)", r"\| `([^`]+)`", r"\(\d[\d.]*\)"):
+    for pattern in (r"^```.*?^```", r"\]\(([\w./]+)", r"!\[.*?\]\((.*?)\)", r"\| `([^`]+)`", r"\(\d[\d.]*\)"):
         ours, theirs = (re.findall(pattern, text, re.MULTILINE | re.DOTALL) for text in (README, chinese))
         other = {"README.md", "README.zh.md"}  # each links to the other
         assert [one for one in ours if one not in other] == [one for one in theirs if one not in other]
