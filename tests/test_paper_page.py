@@ -1,10 +1,13 @@
-"""docs/paper.md: every link into the code leads to the line that it names, and no class of the model is missing."""
+"""docs/paper.md: links into the code lead to what they name, no class is missing, commands draw the pictures."""
 
 import ast
 import re
+import shlex
 from pathlib import Path
 
 import pytest
+
+from hf_vanilla_transformer import cli
 
 DOCS = Path(__file__).parents[1] / "docs"
 PAGE = (DOCS / "paper.md").read_text(encoding="utf-8")
@@ -75,10 +78,40 @@ def test_every_class_and_function_of_the_model_is_named() -> None:
     assert sorted({name for name in defined if "." not in name} - named) == []
 
 
-@pytest.mark.parametrize("command", ["attention", "positions", "schedule", "masks", "curves"])
-def test_pictures_are_drawn_by_commands(command: str) -> None:
-    assert f"`vanilla-transformer plot {command}`" in PAGE
-    assert not re.search(r"!\[", PAGE)
+# A picture, and after it a command that writes it.
+PICTURE = re.compile(r"^!\[([^\]]+)\]\((images/[\w.]+)\)\n\n`(vanilla-transformer plot [^`]+)`", re.MULTILINE)
+
+
+@pytest.mark.parametrize("kind", ["attention", "positions", "schedule", "masks", "curves"])
+def test_every_kind_of_plot_has_its_picture(kind: str) -> None:
+    assert [command for _, _, command in PICTURE.findall(PAGE) if command.split()[2] == kind]
+
+
+def test_every_picture_has_its_command() -> None:
+    assert len(PICTURE.findall(PAGE)) == PAGE.count("![") == PAGE.count("](images/")
+
+
+@pytest.mark.parametrize(("text", "file", "command"), PICTURE.findall(PAGE))
+def test_pictures_are_small_and_drawn_by_a_command_that_exists(text: str, file: str, command: str) -> None:
+    assert len(text.split()) > 5  # for those who don't see it
+    content = (DOCS / file).read_bytes()
+    assert content.startswith(b"\x89PNG")
+    assert len(content) < 100_000
+    arguments = cli._parser().parse_args(shlex.split(command)[1:])
+    assert arguments.output == f"docs/{file}"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["positions", "schedule", "masks"])
+def test_pictures_that_need_no_model_are_what_the_command_draws(kind: str, tmp_path: Path) -> None:
+    """Up to the version of matplotlib: the same size, and nearly the same colours."""
+    image = pytest.importorskip("PIL.Image", reason="Pillow isn't installed, with which pictures are compared")
+    (command,) = (command for _, _, command in PICTURE.findall(PAGE) if command.split()[2] == kind)
+    assert cli.main([*shlex.split(command)[1:-1], str(tmp_path / "drawn.png")]) == 0
+    drawn, shown = (image.open(file).convert("RGB") for file in (tmp_path / "drawn.png", DOCS / f"images/{kind}.png"))
+    assert drawn.size == shown.size
+    pairs = zip(drawn.resize((40, 30)).tobytes(), shown.resize((40, 30)).tobytes(), strict=True)
+    assert sum(abs(one - other) for one, other in pairs) / (40 * 30 * 3) < 3
 
 
 SOURCE = "class A:\n    size: int = 3\n    def f(self):\n        return 1 + 2\n\ndef f():\n    pass\nX = Y = 1\n"

@@ -13,7 +13,6 @@ from .common import (
     add_debug,
     check_model_name,
     check_output,
-    decoding_errors,
     load_translator,
     loading,
     positive,
@@ -155,7 +154,7 @@ def _attention(arguments: argparse.Namespace) -> None:
         from ..evaluation.attention import attention_of
 
         translator = load_translator(arguments.model, arguments.device, None, arguments.trust_remote_code)
-    with decoding_errors():
+    with _usage_errors():
         attention = attention_of(translator.model, translator.tokenizer, arguments.source, arguments.target)
         if suffix == PAGE:
             from ..data.files import write_text
@@ -216,8 +215,8 @@ def _schedule(arguments: argparse.Namespace) -> None:
             name = f"d_model {width:,}, warm-up {warmup:,}{NAMED.get((width, warmup), '')}"
             schedules[name] = Schedule(paper_learning_rate(width, warmup), warmup)
         rates = {
-            _name_of(run): [(one["step"], one["learning_rate"]) for one in read_log(run) if "learning_rate" in one]
-            for run in runs
+            name: [(one["step"], one["learning_rate"]) for one in read_log(run) if "learning_rate" in one]
+            for name, run in _named(runs).items()
         }
         figure = plot_schedule(schedules, arguments.updates, logged=rates)
     _save(figure, arguments.output)
@@ -238,21 +237,24 @@ def _curves(arguments: argparse.Namespace) -> None:
     from ..publish.plotting import plot_training
     from ..training.run_folder import read_log
 
-    names = [_name_of(run) for run in arguments.runs]
-    if twice := {name for name in names if names.count(name) > 1}:
-        raise UsageError(f"two runs are called {min(twice)}; rename a folder, so that their lines can be told apart")
     with _usage_errors():
-        logs = {name: read_log(run) for name, run in zip(names, arguments.runs, strict=True)}
+        logs = {name: read_log(run) for name, run in _named(arguments.runs).items()}
         machines = dict.fromkeys(filter(None, (hardware_of(Path(run)) for run in arguments.runs)))
         on = f" on {', '.join(machines)}" if machines else ""
-        figure = plot_training(logs, f"Training of {', '.join(names)}{on}, by updates")
+        figure = plot_training(logs, f"Training of {', '.join(logs)}{on}, by updates")
     _save(figure, arguments.output)
 
 
-def _name_of(run: str) -> str:
-    """Returns the name of a run: its folder's, also where a file in it is given."""
-    path = Path(run).resolve()
-    return path.name if path.is_dir() or path.suffix != ".json" else path.parent.name
+def _named(runs: list[str]) -> dict[str, str]:
+    """Names each run by its folder, also where a file in it is given."""
+    names: dict[str, str] = {}
+    for run in runs:
+        path = Path(run).resolve()
+        name = path.name if path.is_dir() or path.suffix != ".json" else path.parent.name
+        if name in names:
+            raise UsageError(f"two runs are called {name}; rename a folder, so that their lines can be told apart")
+        names[name] = run
+    return names
 
 
 def _checked_output(arguments: argparse.Namespace, page: bool = False) -> str:
@@ -272,7 +274,7 @@ def _checked_output(arguments: argparse.Namespace, page: bool = False) -> str:
 def _usage_errors() -> Iterator[None]:
     try:
         yield
-    except ValueError as error:
+    except (ValueError, IndexError) as error:  # a token that the model doesn't have, too
         raise UsageError(first_line(error)) from error
 
 

@@ -182,6 +182,7 @@ MODEL = ("--model", "CHECKPOINT")
         (("curves", "nowhere", "--output", "a.png"), "nowhere does not exist; give the output folder of a run"),
         (("curves", ".", "--output", "a.png"), "neither trainer_state.json nor a checkpoint"),
         (("curves", "a_run", "a_run", "--output", "a.png"), "two runs are called a_run; rename a folder"),
+        (("schedule", "a_run", "./a_run", "--output", "a.png"), "two runs are called a_run; rename a folder"),
         (("curves", "bad.json", "--output", "a.png"), "bad.json is cut short or not JSON"),
         (("curves", "odd.json", "--output", "a.png"), "has no log of a Trainer"),
         (("curves", "empty.json", "--output", "a.png"), "no log has a loss, a perplexity or a BLEU score"),
