@@ -1,6 +1,7 @@
-"""The words and phrases that the documentation and the package's comments and messages don't use."""
+"""The words and phrases that the documentation, notebooks and the package's comments and messages don't use."""
 
 import io
+import json
 import re
 import tokenize
 from collections.abc import Iterator
@@ -30,15 +31,33 @@ OUT = {
 PATTERNS = {re.compile(rf"\b({pattern})\b", re.IGNORECASE): instead for pattern, instead in OUT.items()}
 MARKDOWN = [path for folder in (ROOT, ROOT / "docs") for path in folder.glob("*.md")]
 CODE = [
-    path for folder in ("hf_vanilla_transformer", "scripts", "benchmarks") for path in (ROOT / folder).rglob("*.py")
+    path
+    for folder in ("hf_vanilla_transformer", "scripts", "benchmarks", "notebooks")
+    for path in (ROOT / folder).rglob("*.py")
 ]
-FILES = {path.relative_to(ROOT).as_posix(): path for path in sorted([*MARKDOWN, *CODE])}
+NOTEBOOKS = list((ROOT / "notebooks").glob("*.ipynb"))
+FILES = {path.relative_to(ROOT).as_posix(): path for path in sorted([*MARKDOWN, *CODE, *NOTEBOOKS])}
 
 
 def english_of(path: Path) -> Iterator[tuple[int, str]]:
-    """The English of a file by lines: all of Markdown; comments and strings of Python, without {expressions}."""
+    """The English of a file by lines: all of Markdown; comments and strings of Python, without {expressions}.
+
+    The cells of a notebook follow one another, as if they were one file.
+    """
     text = path.read_text(encoding="utf-8")
-    if path.suffix == ".md":
+    if path.suffix == ".ipynb":
+        first = 0
+        for cell in json.loads(text)["cells"]:
+            source = "".join(cell["source"])
+            yield from ((first + number, line) for number, line in english_in(source, cell["cell_type"] == "markdown"))
+            first += len(source.splitlines())
+    else:
+        yield from english_in(text, path.suffix == ".md")
+
+
+def english_in(text: str, is_markdown: bool) -> Iterator[tuple[int, str]]:
+    """The English of Markdown or of Python."""
+    if is_markdown:
         yield from enumerate(text.splitlines(), start=1)
         return
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
@@ -62,11 +81,17 @@ def test_words_are_found(tmp_path: Path) -> None:
     """In Markdown, comments, docstrings and messages; a variable may have any name."""
     (tmp_path / "page.md").write_text("One\nThe whole file stands in a folder.\n", encoding="utf-8")
     (tmp_path / "code.py").write_text('"""Mends it."""\nwhole = 1  # goes on from here\nprint(f"{whole} Note that")\n')
-    lines = {name: list(english_of(tmp_path / name)) for name in ("page.md", "code.py")}
+    cells = [
+        {"cell_type": "markdown", "source": ["One\n", "delve"]},
+        {"cell_type": "code", "source": "x = 1  # mended"},
+    ]
+    (tmp_path / "book.ipynb").write_text(json.dumps({"cells": cells}), encoding="utf-8")
+    lines = {name: list(english_of(tmp_path / name)) for name in ("page.md", "code.py", "book.ipynb")}
     found = {
         name: [(n, m.group().lower()) for n, line in some for p in PATTERNS for m in p.finditer(line)]
         for name, some in lines.items()
     }
     assert found["page.md"] == [(2, "the whole"), (2, "stands in")]
     assert found["code.py"] == [(1, "mends"), (2, "goes on from"), (3, "note that")]
+    assert found["book.ipynb"] == [(2, "delve"), (3, "mended")]
     assert not any(pattern.search("It stands in for a model.") for pattern in PATTERNS)
