@@ -478,7 +478,7 @@ def _money(rng: random.Random) -> Pair:
 def _price(amount: int, currency: str, unit: int = 100) -> Pair:
     """Return an amount in digits with the sign of its currency.
 
-    Of hundredths, "$1,234.50" is "1.234,50 $"; of whole units (`unit` is 1), "$1,234" is "1.234 $".
+    It is given in hundredths, and "$1,234.50" is "1.234,50 $"; or, if `unit` is 1, without them: "$1,234" is "1.234 $".
     """
     format_currency, patterns = _require("babel.numbers").format_currency, PRICES[unit]
     values = Decimal(amount) / unit, currency
