@@ -43,7 +43,7 @@ MAX_PAIRS = 100_000  # beyond it, the smaller categories have no new sentences
 
 WEIGHTS = {
     "numbers": 10, "years": 8, "dates": 10, "times": 8, "money": 10, "ordinals": 9, "percentages": 6, "durations": 6,
-    "modals": 12, "schedules": 10, "subordinates": 8, "perfects": 8, "travels": 6, "questions": 9, "negations": 9,
+    "modals": 12, "schedules": 10, "subordinates": 8, "perfects": 8, "travels": 6, "questions": 9, "negations": 11,
     "greetings": 4,
 }  # fmt: skip
 
@@ -140,7 +140,7 @@ FRAMES: dict[str, dict[str, str]] = {
     },
     "questions": {
         "how much do {count} {thing} cost?": "wie viel kosten {count} {thing}?",
-        "how much does {good} cost?": "wie viel kostet {good}?",
+        "how much does {good} cost {maybe_in}?": "wie viel kostet {good} {maybe_in}?",
         "how are you{name}?": "wie geht es dir{name}?",
         "does {good} cost {money}?": "kostet {good} {money}?",
         "{modal[1]} {who} {modal[2]} {buy[0]} {count} {thing} {maybe_when}?":
@@ -464,7 +464,7 @@ def _money(rng: random.Random) -> Pair:
         )  # long amounts are rare and round
         whole = rng.randrange(step, highest + 1, step)
         currency = rng.choice(("EUR", "USD", "GBP"))
-        return _price(100 * whole + rng.choice(CENTS), currency) if rng.random() < 0.5 else _price(whole, currency, 1)
+        return _price(100 * whole + rng.choice(CENTS), currency) if rng.random() < 0.4 else _price(whole, currency, 1)
     english_unit, german_unit, english_cents, german_cents = rng.choice(CURRENCIES)
     (english, german), cents = _count(rng, rng.choice((99, 999))), _count(rng)
     if rng.random() < 0.5:
@@ -478,7 +478,7 @@ def _money(rng: random.Random) -> Pair:
 def _price(amount: int, currency: str, unit: int = 100) -> Pair:
     """Return an amount in digits with the sign of its currency.
 
-    Of hundredths, "$1,234.50" is "1.234,50 $"; of whole units (`unit` is 1), "$1,234" is "1.234 $".
+    It is given in hundredths, and "$1,234.50" is "1.234,50 $"; or, if `unit` is 1, without them: "$1,234" is "1.234 $".
     """
     format_currency, patterns = _require("babel.numbers").format_currency, PRICES[unit]
     values = Decimal(amount) / unit, currency
@@ -577,6 +577,11 @@ def _maybe(kind: str, rng: random.Random) -> tuple[Parts, Parts]:
     return _phrase(kind, rng) if rng.random() < 0.5 else ("", "")
 
 
+def _in_city(rng: random.Random) -> Pair:
+    english, german = rng.choice(tuple(TABLES["city"].items()))
+    return f"in {english}", f"in {german}"
+
+
 def _birthday(rng: random.Random) -> Pair:
     english, german = _words(rng.randint(1, 99), "ordinal")
     return english, f"{german}n"
@@ -605,6 +610,8 @@ PHRASES: dict[str, Callable[[random.Random], tuple[Parts, Parts]]] = {
     "year": _year,
     "when": partial(_when, (("today", "heute"), ("tomorrow", "morgen"))),
     "when_past": partial(_when, (("yesterday", "gestern"), ("the day before yesterday", "vorgestern"))),
+    "in": _in_city,
+    "maybe_in": partial(_maybe, "in"),
     "maybe_when": partial(_maybe, "when"),
     "maybe_when_past": partial(_maybe, "when_past"),
     "until": partial(_when, (("tomorrow", "morgen"), ("soon", "bald")), weekday="", day="'zum' "),
