@@ -41,7 +41,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         parse_recipe([RECIPE], overrides)  # so that a typo is told before anything is done
         parts = split_pairs(generate_pairs(options.num_pairs, SEED), options.num_validation, options.num_test, SEED)
         run = new_folder(options.output_dir)
-    except ValueError as error:
+    except (ImportError, ValueError) as error:  # of the extra `train`; of options and the folder
         print(f"quickstart: error: {error}", file=sys.stderr)
         return cli.EXIT_WRONG_USE
     corpus, model = run / "corpus", run / "model"
