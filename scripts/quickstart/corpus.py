@@ -141,7 +141,7 @@ FRAMES: dict[str, dict[str, str]] = {
     "questions": {
         "how much do {count} {thing} cost?": "wie viel kosten {count} {thing}?",
         "how much does {good} cost {maybe_in}?": "wie viel kostet {good} {maybe_in}?",
-        "how are you{name}?": "wie geht es dir{name}?",
+        "how are you{friend}?": "wie geht es dir{friend}?",
         "does {good} cost {money}?": "kostet {good} {money}?",
         "{modal[1]} {who} {modal[2]} {buy[0]} {count} {thing} {maybe_when}?":
             "{modal} {who} {maybe_when} {count} {thing} {buy[0]}?",
@@ -253,6 +253,8 @@ TABLES: dict[str, dict[Parts, Parts]] = {
         "thank you very much": "vielen Dank", "have a nice day": "einen schönen Tag",
         "congratulations": "herzlichen Glückwunsch",
     },
+    # To whom German says "du".
+    "friend": {"": "", ", Anna": ", Anna", ", Peter": ", Peter", ", Maria": ", Maria", ", Paul": ", Paul"},
     "name": {
         "": "", ", Anna": ", Anna", ", Peter": ", Peter", ", Maria": ", Maria", ", Paul": ", Paul",
         ", Mr. Becker": ", Herr Becker", ", Mrs. Becker": ", Frau Becker", ", Mr. Wagner": ", Herr Wagner",

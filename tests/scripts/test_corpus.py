@@ -350,7 +350,7 @@ SENTENCES = [  # category, beginning of its frame, what fills it (a table is pic
      "How much does it cost?", "Wie viel kostet es?"),
     ("questions", "how much does", {"good": ("the bed", "das Bett"), "maybe_in": ("in Rome", "in Rom")},
      "How much does the bed cost in Rome?", "Wie viel kostet das Bett in Rom?"),
-    ("questions", "how are you", {"name": ", Anna"}, "How are you, Anna?", "Wie geht es dir, Anna?"),
+    ("questions", "how are you", {"friend": ", Anna"}, "How are you, Anna?", "Wie geht es dir, Anna?"),
     ("negations", "it is not", {"time": HALF_SIX}, "It is not half past six yet.", "Es ist noch nicht halb sieben."),
     ("negations", "{good}", {"good": ("it", "es"), "money": ("€20", "20 €")},
      "It doesn't cost €20.", "Es kostet nicht 20 €."),
