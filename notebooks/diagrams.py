@@ -138,7 +138,7 @@ def _multi_head(axes: Axes) -> None:
 def draw_links(
     weights: Tensor, queries: Sequence[str], keys: Sequence[str], title: str, word: int | None = None
 ) -> Figure:
-    """Draws attention as lines from the queries above to the keys below: a darker line is a larger weight.
+    """Draws attention as lines from the queries above to the keys below: the darkest line is the largest weight.
 
     Args:
         weights: Of one layer, (h, T, S), each head in a colour of its own; at most 8 heads.
@@ -159,11 +159,13 @@ def draw_links(
             chosen = y > 1 and x == word
             bold = "bold" if chosen else "normal"
             axes.text(x, y, token, rotation=90, ha="center", va=side, fontsize=9, weight=bold, parse_math=False)
-    for query in range(len(queries)) if word is None else [word]:
+    shown = range(len(queries)) if word is None else [word]
+    largest = float(weights[:, list(shown)].max())
+    for query in shown:
         for number, head in enumerate(weights[:, query]):
             shift = 0.12 * (number - (len(weights) - 1) / 2)  # lines of several heads end beside one another
             for key, weight in enumerate(head.tolist()):
-                axes.plot([query, key + shift], [1, 0], color=COLOURS[number], alpha=weight, linewidth=1.8)
+                axes.plot([query, key + shift], [1, 0], color=COLOURS[number], alpha=weight / largest, linewidth=1.8)
     lines = [Line2D([], [], color=colour, linewidth=2) for colour in COLOURS[: len(weights)]]
     if len(weights) > 1:
         names = [f"head {number}" for number in range(1, len(weights) + 1)]
