@@ -17,6 +17,7 @@ OPTION = re.compile(r"(?<![\w/-])--[A-Za-z][\w-]*")
 # Options of other programs: who has them.
 OTHERS = {
     "pip": ["--constraint"],
+    "jupyter execute": ["--inplace"],
     "docker": ["--tag", "--interactive", "--rm", "--network"],
     "torchrun": ["--nproc-per-node"],
     "accelerate launch": ["--config-file", "--machine-rank", "--main-process-ip"],

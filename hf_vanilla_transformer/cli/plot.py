@@ -250,7 +250,8 @@ def _named(runs: list[str]) -> dict[str, str]:
     names: dict[str, str] = {}
     for run in runs:
         path = Path(run).resolve()
-        name = path.name if path.is_dir() or path.suffix != ".json" else path.parent.name
+        folder = path if path.is_dir() or path.suffix != ".json" else path.parent
+        name = folder.parent.name if folder.name == "model" else folder.name  # outputs/quickstart/model
         if name in names:
             raise UsageError(f"two runs are called {name}; rename a folder, so that their lines can be told apart")
         names[name] = run

@@ -790,4 +790,7 @@ def _evaluations(trainer: VanillaTransformerTrainer) -> list[Evaluation]:
 def _hardware(args: VanillaTransformerTrainingArguments) -> str:
     if args.device.type == "cuda":
         return f"{args.world_size} x {torch.cuda.get_device_name(args.device)}"
-    return f"{args.world_size} x {platform.machine()} CPU, {torch.get_num_threads()} threads each"
+    processor = torch.cpu.get_capabilities().get("cpu_name") or f"{platform.machine()} processor"
+    threads = torch.get_num_threads()
+    each = f"{threads} thread{'s' if threads > 1 else ''}"
+    return f"{processor}, {each}" if args.world_size == 1 else f"{processor}, {args.world_size} processes of {each}"

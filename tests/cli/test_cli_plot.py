@@ -129,7 +129,10 @@ def test_curves_name_runs_and_machine(run, titles, training):
     (training / "averaged-2" / "model_card.json").write_text(json.dumps({"recipe": {"hardware": "2 x some GPU"}}))
     assert run("curves", training / "trainer_state.json", "--output", "a.png")[0] == 0
     assert run("curves", training, "--output", "a.png")[0] == 0
-    assert titles == ["Training of a_run, by updates"] * 2 + ["Training of a_run on 2 x some GPU, by updates"]
+    training.rename(training.with_name("model"))
+    assert run("curves", training.with_name("model"), "--output", "a.png", "--overwrite")[0] == 0
+    assert titles[:3] == ["Training of a_run, by updates"] * 2 + ["Training of a_run on 2 x some GPU, by updates"]
+    assert titles[3:] == [f"Training of {training.parent.name} on 2 x some GPU, by updates"]
 
 
 def test_a_run_that_is_still_training_has_its_last_checkpoints_log(run, titles, training, tiny_checkpoint):
