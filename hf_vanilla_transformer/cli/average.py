@@ -48,9 +48,11 @@ def _average(arguments: argparse.Namespace) -> None:
 
     from transformers.utils import logging
 
+    from .. import register
     from ..training.averaging import average_checkpoints
     from ..training.checkpoints import last_complete_checkpoints
 
+    register()
     logging.disable_progress_bar()
     try:
         checkpoints = arguments.checkpoints or last_complete_checkpoints(

@@ -153,3 +153,11 @@ def test_help_and_wrong_use_import_nothing_heavy(arguments):
     imported = {line.rsplit("|", 1)[-1].strip() for line in result.stderr.splitlines() if "import time" in line}
     assert "hf_vanilla_transformer.cli.average" in imported
     assert not {"torch", "transformers", "numpy"} & imported
+
+
+def test_the_installed_command_knows_the_models(folder):
+    """Its launcher leaves it to each command to register the classes."""
+    command = [sys.executable, "-m", "hf_vanilla_transformer_cli", "average", str(folder), "--last", "2"]
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (result.returncode, result.stderr) == (0, "")
+    assert (folder / "averaged-2" / "model.safetensors").is_file()
