@@ -25,7 +25,7 @@ try:
     from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter, ScalarFormatter
     from PIL import Image
 except ImportError as error:
-    raise ImportError("Plots need matplotlib: pip install hf-vanilla-transformer[plot]") from error
+    raise ImportError("Plots need matplotlib: pip install 'hf-vanilla-transformer[plot]'") from error
 
 FONT_SIZE = 8
 WIDTH = 10.0  # inches of a picture with a fixed width
