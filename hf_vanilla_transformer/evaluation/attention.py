@@ -14,7 +14,7 @@ from .pieces import tokenize
 from .sources import check_target_codes, encoder, source_tokens
 from .translation import source_limit, texts_of
 
-# Weights grow with the square of the length, and no picture shows so many tokens.
+# Weights grow with the square of the length, and no picture shows that many tokens.
 MAX_TOKENS = 512
 
 
