@@ -11,7 +11,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from .loading import named, not_finite
 from .pieces import tokenize
-from .sources import check_target_codes, encoder, source_tokens
+from .sources import check_target_codes, encoder, source_namer
 from .translation import source_limit, texts_of
 
 # Weights grow with the square of the length, and no picture shows that many tokens.
@@ -150,5 +150,5 @@ def _readable(tokenizer: PreTrainedTokenizerBase, ids: list[int], is_source: boo
     """Returns the tokens as people read them."""
     if hasattr(tokenizer, "readable_pieces"):
         return list(tokenizer.readable_pieces(ids))
-    tokens = source_tokens(tokenizer, ids) if is_source else tokenizer.convert_ids_to_tokens(ids)
+    tokens = source_namer(tokenizer)(ids) if is_source else tokenizer.convert_ids_to_tokens(ids)
     return [token or "" for token in tokens]  # None: an id that only the model has

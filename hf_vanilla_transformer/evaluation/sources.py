@@ -1,7 +1,7 @@
 """What a model reads of each text: sentences of paragraphs, target languages, and pieces of what is too long."""
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -100,12 +100,12 @@ def encoder(tokenizer: PreTrainedTokenizerBase) -> Encode:
     return lambda texts: tokenizer(texts, **quiet)["input_ids"]
 
 
-def source_tokens(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> list[str]:
-    """Names the tokens of a source, (S,), by its own vocabulary where the target has another."""
+def source_namer(tokenizer: PreTrainedTokenizerBase) -> Callable[[Sequence[int]], list[str]]:
+    """Returns what names the tokens of a source, (S,), by its own vocabulary where the target has another."""
     if not getattr(tokenizer, "separate_vocabs", False):
-        return list(tokenizer.convert_ids_to_tokens(ids))
+        return lambda ids: list(tokenizer.convert_ids_to_tokens(ids))
     names = {token_id: token for token, token_id in tokenizer.get_vocab().items()}  # the source's
-    return [names[token_id] for token_id in ids]
+    return lambda ids: [names[token_id] for token_id in ids]
 
 
 def _with_code(code: str, text: str) -> str:

@@ -26,7 +26,7 @@ from ..generation_vanilla_transformer import DecodingMixin
 from .limits import BATCH_TOKENS, MAX_SOURCE_TOKENS, check_generation, check_limit
 from .loading import tokenizer_fingerprint
 from .pieces import tokenize
-from .sources import Piece, Reader, check_splitting, encoder, join_pieces, source_tokens, target_code
+from .sources import Piece, Reader, check_splitting, encoder, join_pieces, source_namer, target_code
 
 logger = logging.get_logger(__name__)
 
@@ -379,12 +379,13 @@ def _alignments(
 ) -> list[Alignment | None]:
     """Cuts the alignments of each row, (rows, T, S), to its tokens, and names these."""
     made: list[Alignment | None] = []
+    of_source = source_namer(tokenizer)
     begin = output.sequences.shape[1] - output.alignments.shape[1]
     for number, (source, count) in enumerate(zip(sources, counts, strict=True)):
         target = output.sequences[number, begin : begin + count].tolist()
         weights = output.alignments[number, :count, : len(source)].clone()  # which doesn't hold the batch's memory
         tokens = tokenizer.convert_ids_to_tokens(target)
-        made.append(Alignment(tuple(source_tokens(tokenizer, source)), tuple(tokens), weights))
+        made.append(Alignment(tuple(of_source(source)), tuple(tokens), weights))
     return made
 
 
