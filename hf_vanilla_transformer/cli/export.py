@@ -55,7 +55,8 @@ def _export(arguments: argparse.Namespace) -> None:
     check_model_name(arguments.model)
     with loading():
         from .. import register
-        from ..interop.base import ConversionError, check_new_folder, new_folder
+        from ..data.files import new_folder
+        from ..interop.base import ConversionError, check_new_folder
 
         register()
         exporter = _exporter(arguments.to)

@@ -1,8 +1,9 @@
-"""Files: replaced when the new one is complete, and recognised when they have changed."""
+"""Files and folders: they appear when they are complete; files are recognised when they have changed."""
 
 import os
 import secrets
 import shutil
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -50,6 +51,24 @@ def write_text(path: str | Path, text: str) -> None:
     """
     with replacing(path) as file:
         file.write_text(text, encoding="utf-8", newline="\n")
+
+
+@contextmanager
+def new_folder(output: Path) -> Iterator[Path]:
+    """Yields an empty folder, which becomes `output` at the end; after an error, nothing is there.
+
+    Raises:
+        OSError: It can't be written, or there is something at `output`.
+    """
+    output = output.absolute()  # "." can't be removed by that name
+    parent = output.parent
+    with tempfile.TemporaryDirectory(prefix=f".{output.name}.", suffix=".partial", dir=parent) as place:
+        folder = Path(place) / "model"
+        folder.mkdir()
+        yield folder
+        if output.exists():
+            output.rmdir()
+        folder.rename(output)
 
 
 @dataclass(frozen=True)

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from pprint import pformat
-from tempfile import mkdtemp
 from typing import Any
 
 import yaml
 
+from ..data.files import new_folder
 from ..inference.converted import converted
 from ..publish.facts import CardError, load_card
 from ..publish.hub import LICENSE, PublishError, check_model, model_files
@@ -105,8 +105,7 @@ def write_space(folder: Path, sources: Sequence[Source], examples: Sequence[str]
         assert source.folder is not None, "what has no name on the Hub is a folder"
         check_model(source.folder)
     card = _card(sources)
-    made = Path(mkdtemp(prefix=f".{folder.name}.", dir=folder.absolute().parent))
-    try:
+    with new_folder(folder) as made:
         for source, place in copies.items():
             _copy_model(source, made / place)
         _copy_page(made / "demo")
@@ -114,11 +113,6 @@ def write_space(folder: Path, sources: Sequence[Source], examples: Sequence[str]
         (made / "app.py").write_text(_app(named, examples), encoding="utf-8")
         (made / "requirements.txt").write_text(_requirements(), encoding="utf-8")
         (made / CARD).write_text(card, encoding="utf-8")
-        made.chmod(0o755)  # a temporary folder is its user's alone
-        made.replace(folder)
-    except BaseException:
-        shutil.rmtree(made, ignore_errors=True)
-        raise
     return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
 
 

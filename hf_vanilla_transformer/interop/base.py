@@ -1,8 +1,6 @@
 """What the modules of all systems share: what a user says of a model, and what becomes of it."""
 
-import tempfile
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -92,21 +90,3 @@ def check_new_folder(output: Path) -> None:
         raise ConversionError(f"{output} exists; choose another output")
     if not output.absolute().parent.is_dir():
         raise ConversionError(f"{output} can't be written: there is no folder {output.absolute().parent}")
-
-
-@contextmanager
-def new_folder(output: Path) -> Iterator[Path]:
-    """Yields an empty folder, which becomes `output` at the end; after an error, nothing is there.
-
-    Raises:
-        OSError: It can't be written, or there is something at `output`.
-    """
-    output = output.absolute()  # "." can't be removed by that name
-    parent = output.parent
-    with tempfile.TemporaryDirectory(prefix=f".{output.name}.", suffix=".partial", dir=parent) as place:
-        folder = Path(place) / "model"
-        folder.mkdir()
-        yield folder
-        if output.exists():
-            output.rmdir()
-        folder.rename(output)

@@ -8,10 +8,11 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
+from ..data.files import new_folder
 from ..evaluation.loading import tokenizer_fingerprint
 from ..publish.model_card import RunFacts, save_card
 from . import fairseq, joeynmt, mapping, marian, opennmt
-from .base import ConversionError, Converted, Options, check_new_folder, new_folder
+from .base import ConversionError, Converted, Options, check_new_folder
 
 SYSTEMS: dict[str, Any] = {
     "marian": marian,
