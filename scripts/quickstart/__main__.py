@@ -17,6 +17,7 @@ from datetime import datetime
 from pathlib import Path
 
 from hf_vanilla_transformer import Translator, cli
+from hf_vanilla_transformer.evaluation.attention import attention_of
 from hf_vanilla_transformer.evaluation.metrics import corpus_bleu, exact_match
 from hf_vanilla_transformer.publish.plotting import plot_attention
 from hf_vanilla_transformer.training.recipe import parse_recipe
@@ -122,11 +123,11 @@ def measure(model: Path, pairs: list[Pair]) -> dict[str, float | str]:
 def draw_attention(translator: Translator, pairs: list[Pair], file: Path) -> None:
     """Plots which source tokens each target token attends to, in the last layer's cross-attention."""
     source = max((english for english, _ in pairs), key=len)
-    tokenizer, model = translator.tokenizer, translator.model
-    inputs = tokenizer(source, text_target=translator(source), return_tensors="pt")
-    weights = model(**inputs, output_attentions=True).cross_attentions[-1][0]  # (heads, T, S)
-    pieces = (tokenizer.readable_pieces(inputs[name][0].tolist()) for name in ("input_ids", "labels"))
-    plot_attention(weights, *pieces, title=f"Cross-attention: {source}").savefig(file)
+    found = attention_of(translator.model, translator.tokenizer, source)
+    figure = plot_attention(
+        found.cross[-1], found.source_pieces, found.target_pieces, title=f"Cross-attention: {source}"
+    )
+    figure.savefig(file)
 
 
 if __name__ == "__main__":
