@@ -12,6 +12,7 @@ import termios
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 import yaml
 
@@ -49,6 +50,9 @@ class Terminal:
         return before.decode(errors="replace")
 
     def type(self, keys):
+        # Python loses an interrupt that comes between its prompt and its reading.
+        while psutil.Process(self.process.pid).status() != psutil.STATUS_SLEEPING:
+            time.sleep(0.01)
         os.write(self.main, keys)
 
     def end(self):
