@@ -15,6 +15,7 @@ from ..data.messages import first_line
 from .common import (
     UsageError,
     add_decoding_arguments,
+    backend_options,
     check_model_name,
     check_output,
     decoding_errors,
@@ -178,7 +179,9 @@ def _result(arguments: argparse.Namespace, names: list[str], sources: list[str],
 
         use_threads(arguments.threads)
         begun = time.perf_counter()
-        tokenizer, model = load_ensemble(names, arguments.device, arguments.dtype, arguments.trust_remote_code)
+        where = (arguments.device, arguments.dtype, arguments.trust_remote_code)
+        with decoding_errors():
+            tokenizer, model = load_ensemble(names, *where, **backend_options(arguments))
         seconds = {"loading": time.perf_counter() - begun}
     options = decoding_options(arguments, model)
     with decoding_errors():
@@ -274,13 +277,14 @@ def _settings(
     arguments: argparse.Namespace, tokenizer: Any, model: "PreTrainedModel", options: dict[str, Any]
 ) -> dict[str, Any]:
     """How the model decodes: its own settings, overridden by those of the command line."""
-    from ..evaluation.translation import source_limit
+    from ..evaluation.translation import OtherModel, source_limit
 
     settings = {name: options.get(name, getattr(model.generation_config, name, None)) for name in DECODING_FIELDS}
     if settings["max_new_tokens"] is not None:
         settings["max_extra_length"] = None  # `generate()` then ignores it
     limits = {"batch_size": arguments.batch_size, "batch_tokens": arguments.batch_tokens}
     limits["max_source_tokens"] = source_limit(model, arguments.max_source_tokens, tokenizer)
+    limits["backend"] = "ctranslate2" if isinstance(model, OtherModel) else "engine"
     return {**settings, **limits, "device": str(model.device), "dtype": str(model.dtype)}
 
 
