@@ -199,9 +199,10 @@ def add_compute_type(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--compute-type",
-        help="default, int8, compiled; with ctranslate2 a type of its own, float32 or int8 on a CPU. int8: 8-bit weights, several times as fast with nearly the same output; compiled: machine "
-        "code for this model, faster with the same output; the first call compiles for about a minute and needs a C++ "
-        "compiler",
+        metavar="TYPE",
+        help="int8: 8-bit weights, several times as fast with nearly the same output; compiled, of the engine alone: "
+        "machine code for this model. ctranslate2 has types of its own: on a CPU int8 and float32 (default: default, "
+        "the type of the weights)",
     )
 
 

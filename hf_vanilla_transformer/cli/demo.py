@@ -126,7 +126,7 @@ def _show(arguments: argparse.Namespace) -> None:
 
 
 def _translated(name: str, arguments: argparse.Namespace) -> "Model":
-    """Loads a model for the page, which also shows the attention weights of one that another backend translates with."""
+    """Loads a model for the page; attention weights are always those of the model in PyTorch."""
     from ..demo.local import translated_by
     from ..inference.ctranslate2 import is_exported
 

@@ -9,14 +9,15 @@ from ..inference.translator import Translator
 from .models import Candidate, Matrix, Model, check_size, described
 
 
-def translated_by(name: str, translator: Translator, shown: PreTrainedModel) -> Model:
+def translated_by(name: str, translator: Translator, shown: PreTrainedModel | None = None) -> Model:
     """Returns a model for the page.
 
     Args:
         name: What it is called on the page.
         translator: What translates.
-        shown: The model of PyTorch, whose attention weights are shown.
+        shown: The model of PyTorch whose attention weights are shown; None: the translator's.
     """
+    pictured = translator.model if shown is None else shown
 
     def translate(lines: list[str], num_beams: int, longest: int | None) -> list[list[Candidate]]:
         options: dict[str, Any] = {"num_beams": num_beams, "progress_bar": False, "on_division": lambda *_: None}
@@ -28,7 +29,7 @@ def translated_by(name: str, translator: Translator, shown: PreTrainedModel) -> 
         return [[Candidate(one.text, one.num_tokens, one.score) for one in row] for row in rows]
 
     def attend(source: str, target: str) -> dict[str, Matrix]:
-        found = attention_of(shown, translator.tokenizer, source, target)
+        found = attention_of(pictured, translator.tokenizer, source, target)
         check_size(max(len(found.source_pieces), len(found.target_pieces)))
         return {
             "encoder": Matrix(found.source_pieces, found.source_pieces, found.encoder),
@@ -36,4 +37,4 @@ def translated_by(name: str, translator: Translator, shown: PreTrainedModel) -> 
             "cross": Matrix(found.target_pieces, found.source_pieces, found.cross),
         }
 
-    return described(name, shown, translate, attend)
+    return described(name, pictured, translate, attend)

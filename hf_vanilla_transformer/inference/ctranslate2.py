@@ -4,7 +4,8 @@
 
 CTranslate2's beam search ends as with `early_stopping=True`, and has length^alpha for a penalty. Here it returns all
 hypotheses that have ended, and the paper's penalty (or transformers', whichever the model has) ranks them. A batch is
-searched up to the longest limit of its sentences; one that went beyond its own is searched again within that.
+searched up to the longest limit of its sentences; one that went beyond its own is searched again within that. Behind a
+prefix, beam search finds a translation that ends at once only if the end is the most probable token.
 """
 
 import json
@@ -93,7 +94,7 @@ class Settings:
         total = {"max_extra_length": begin + len(piece.token_ids) + value, "max_new_tokens": begin + value}.get(
             name, value
         )
-        return max(min(total - 1, positions) - self.is_end_forced, begin)
+        return max(min(total, positions) - 1 - self.is_end_forced, begin)
 
     def exponent(self, pieces: Sequence[Piece]) -> float:
         """Returns the exponent with which length^exponent grows as the penalty does, at the sources' mean length."""
@@ -158,7 +159,7 @@ class CTranslate2Model(OtherModel):
         in_memory: bool = False,
     ) -> None:
         self.device = torch.device(device)
-        _check_compute_type(self.device, compute_type)
+        check_compute_type(self.device, compute_type)
         self.name_or_path = str(folder)
         self.generation_config = _generation_config(folder)
         config = _read(folder / CONFIG)
@@ -277,6 +278,8 @@ class CTranslate2Model(OtherModel):
     ) -> Iterator[tuple[list[int], list[list[Translation]]]]:
         """Translates pieces as `OtherModel.search` says: while some are translated, the next ones are tokenized."""
         settings = self._settings(options, options["n_best"], options["alignments"])
+        if settings.alignments and settings.num_beams > 1:
+            batch_size = 1  # CTranslate2 4.8 mixes up what the first tokens of a batch attend to
         working: deque[Batch] = deque()
         first = 0
         for window in windows:
@@ -399,7 +402,7 @@ class CTranslate2Model(OtherModel):
             if settings.num_beams > 1 and result.scores:
                 score = result.scores[number] * len(tokens) ** exponent / max(count, 1) ** settings.penalty
             rows.append(Hypothesis(ids, begin, count, score, attention))
-        if settings.num_beams == 1 or not result.scores:  # a source without tokens has no scores
+        if not any(result.scores or ()):  # of greedy search, or of a source without tokens, which isn't translated
             return [one._replace(score=None if settings.n_best is None else 0.0) for one in rows[:1]]
         rows.sort(key=lambda one: -(one.score or 0.0))
         best = [one for number, one in enumerate(rows) if not number or (one.score or 0.0) > NO_HYPOTHESIS]
@@ -467,7 +470,8 @@ def _library() -> Any:
         ) from error
 
 
-def _check_compute_type(device: torch.device, compute_type: str) -> None:
+def check_compute_type(device: torch.device, compute_type: str) -> None:
+    """Checks that CTranslate2 is installed and has a type on a device; raises `ImportError` or `ValueError`."""
     library = _library()
     if device.type not in ("cpu", "cuda") or (device.type == "cuda" and not library.get_cuda_device_count()):
         raise ValueError(f"device {device} can't be used with the backend ctranslate2 here; try cpu")
@@ -527,4 +531,4 @@ def _place(folder: Path, in_memory: bool) -> dict[str, Any]:
     return {"model_path": "model", "files": {file.name: file.read_bytes() for file in names}}
 
 
-__all__ = ["CTranslate2Model", "is_exported", "open_folder"]
+__all__ = ["CTranslate2Model", "check_compute_type", "is_exported", "open_folder"]

@@ -27,7 +27,7 @@ from ..generation_vanilla_transformer import COMPUTE_TYPES, DecodingMixin
 from ..interop.marian import from_marian
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from .converted import converted
-from .ctranslate2 import CTranslate2Model, is_exported, open_folder
+from .ctranslate2 import CTranslate2Model, check_compute_type, is_exported, open_folder
 
 ADAPTER = "adapter_config.json"
 # A stream is read, sorted by length and translated in windows, which end at this number of texts or of characters.
@@ -325,6 +325,7 @@ def _open_with_ctranslate2(
 ) -> tuple[PreTrainedTokenizerBase, CTranslate2Model]:
     """Opens an exported folder, or converts a model, which is loaded on the CPU and given up afterwards."""
     device = str(options[0] or ("cuda" if torch.cuda.is_available() else "cpu"))
+    check_compute_type(torch.device(device), options[1])
     if isinstance(model, str | Path) and is_exported(model):
         return open_folder(model, device, *options[1:])
     if isinstance(model, str | Path):
