@@ -200,9 +200,9 @@ def add_compute_type(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--compute-type",
         metavar="TYPE",
-        help="int8: 8-bit weights, several times as fast with nearly the same output; compiled, of the engine alone: "
-        "machine code for this model. ctranslate2 has types of its own: on a CPU int8 and float32 (default: default, "
-        "the type of the weights)",
+        default="default",
+        help="int8: 8-bit weights on a CPU, faster with nearly the same output; ctranslate2 has more types of its own "
+        "(default: default, the type of the weights)",
     )
 
 
@@ -252,7 +252,6 @@ def decoding_options(arguments: argparse.Namespace, model: "PreTrainedModel") ->
     own = {
         "gnmt_length_penalty": arguments.length_penalty,
         "coverage_penalty": arguments.coverage_penalty,
-        "compute_type": None if isinstance(model, OtherModel) else arguments.compute_type,
     }
     options = {name: value for name, value in {**given, **own}.items() if value is not None}
     try:
@@ -268,7 +267,7 @@ def decoding_options(arguments: argparse.Namespace, model: "PreTrainedModel") ->
         options["early_stopping"] = {"true": True, "false": False}.get(ends, ends)
     flags = {name: "--" + name.removeprefix("gnmt_").replace("_", "-") for name in own}
     for name in [name for name in own if name in options]:
-        if num_beams == 1 and name != "compute_type":
+        if num_beams == 1:
             raise UsageError(
                 f"{flags[name]} ranks the hypotheses of a beam search; leave it out, or give --num-beams 2 or more"
             )
@@ -284,11 +283,9 @@ def decoding_options(arguments: argparse.Namespace, model: "PreTrainedModel") ->
 @contextmanager
 def decoding_errors() -> Iterator[None]:
     """Turns errors of `generate()`, of a model and of a missing library into a `UsageError`."""
-    from ..engine.decoding.compiled import NoCompilerError
-
     try:
         yield
-    except (ValueError, IndexError, NoCompilerError, ImportError) as error:  # options that contradict each other ...
+    except (ValueError, IndexError, ImportError) as error:  # options that contradict each other ...
         raise UsageError(first_line(error)) from error
     except (RuntimeError, MemoryError) as error:
         if is_out_of_memory(error):
@@ -442,7 +439,9 @@ def load_ensemble(
     Raises:
         UsageError: As for `load_translator`, or the models can't be combined.
     """
+    from ..engine import detach
     from ..evaluation.translation import ensemble
+    from ..inference.translator import attach_where_supported
 
     loaded = [load_translator(name, device, dtype, trust_remote_code, compute_type, **options) for name in names]
     if len(loaded) > 1 and (other := next((one for one in loaded if one.backend != "engine"), None)):
@@ -453,4 +452,7 @@ def load_ensemble(
             model = ensemble([one.model for one in loaded], [one.tokenizer for one in loaded])
         except ValueError as error:
             raise UsageError(f"--ensemble: {first_line(error)}") from error
+        for one in loaded:  # the ensemble has its own
+            detach(one.model)
+        attach_where_supported(model, compute_type)
     return tokenizer, model

@@ -148,7 +148,7 @@ def _is_this_machine(host: str) -> bool:
 # ---- A Space ----
 def _check_space(arguments: argparse.Namespace) -> None:
     folder: Path = arguments.space
-    if given := [name for name in HERE if getattr(arguments, name) is not None]:
+    if given := [name for name in HERE if getattr(arguments, name) not in (None, "default")]:
         raise UsageError(f"--{given[0].replace('_', '-')} is for a page that is shown here; leave it out with --space")
     if arguments.repo is not None and len(arguments.repo) != len(arguments.model):
         numbers = f"--model names {len(arguments.model)} and --repo {len(arguments.repo)}"

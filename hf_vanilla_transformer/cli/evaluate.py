@@ -44,7 +44,6 @@ DECODING_FIELDS = (
     "length_penalty",
     "max_extra_length",
     "coverage_penalty",
-    "compute_type",
     "max_new_tokens",
     "max_length",
 )
@@ -284,8 +283,12 @@ def _settings(
         settings["max_extra_length"] = None  # `generate()` then ignores it
     limits = {"batch_size": arguments.batch_size, "batch_tokens": arguments.batch_tokens}
     limits["max_source_tokens"] = source_limit(model, arguments.max_source_tokens, tokenizer)
+    # None: transformers' loop
+    compute_type = (
+        model.dtype if isinstance(model, OtherModel) else getattr(vars(model).get("engine"), "compute_type", None)
+    )
     limits["backend"] = "ctranslate2" if isinstance(model, OtherModel) else "engine"
-    return {**settings, **limits, "device": str(model.device), "dtype": str(model.dtype)}
+    return {**settings, **limits, "compute_type": compute_type, "device": str(model.device), "dtype": str(model.dtype)}
 
 
 # ---- Output ----

@@ -16,6 +16,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
@@ -25,8 +26,9 @@ import torch
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging
 
+from ..data.messages import first_line
 from ..evaluation.limits import check_generation
-from ..evaluation.loading import CONFIG, GENERATION_CONFIG, CheckpointError, load_tokenizer
+from ..evaluation.loading import CONFIG, GENERATION_CONFIG, CheckpointError
 from ..evaluation.sources import Piece
 from ..evaluation.translation import (
     NO_HYPOTHESIS,
@@ -37,12 +39,13 @@ from ..evaluation.translation import (
     check_n_best,
     on_one_line,
 )
-from ..generation_vanilla_transformer import DEFAULT_MAX_LENGTH, GNMTLengthPenalty, _limits_length
+from ..generation_vanilla_transformer import DEFAULT_MAX_LENGTH, GNMTLengthPenalty, _limits_length, _validate
 from ..interop.base import ConversionError
 
 logger = logging.get_logger(__name__)
 
-WEIGHTS = "model.bin"
+WEIGHTS, SHARED = "model.bin", "shared_vocabulary.json"
+FIX = "export the model again"
 VARIABLE = "CT2_FORCE_CPU_ISA"
 # Options of a call.
 OPTIONS = (
@@ -56,9 +59,9 @@ SETTINGS = {
     "renormalize_logits", "_from_model_config",
 }  # fmt: skip
 # Padded source tokens of a batch, times beams. Measured: docs/deploy.md.
-TOKENS_IN_8_BITS, TOKENS, FEWEST_TOKENS = 512, 2_048, 128
-# Of each thread, so that all of them end at about the same time; and those that wait for a thread.
-BATCHES_PER_THREAD, BATCHES_IN_FLIGHT = 4, 2
+TOKENS_IN_8_BITS, TOKENS, TOKENS_ON_GPU, FEWEST_TOKENS = 512, 2_048, 16_384, 128
+# Of each thread: of a window, so that all threads end at about the same time; and at work or waiting.
+BATCHES_PER_THREAD, BATCHES_IN_FLIGHT = 4, 3
 # With an exponent of 0, CTranslate2's search ends as soon as the best hypothesis has.
 LEAST_EXPONENT = 1e-6
 
@@ -90,11 +93,11 @@ class Settings:
     def limit(self, piece: Piece, positions: int) -> int:
         """Returns how many tokens CTranslate2 may write for a piece, those that it is made to begin with included."""
         name, value = self.length
-        begin = max(len(piece.prefix), 1)
-        total = {"max_extra_length": begin + len(piece.token_ids) + value, "max_new_tokens": begin + value}.get(
-            name, value
-        )
-        return max(min(total, positions) - 1 - self.is_end_forced, begin)
+        prompt = max(len(piece.prefix), 1)
+        total = value if name == "max_length" else prompt + value
+        if name == "max_extra_length":
+            total += len(piece.token_ids)
+        return max(min(total, positions) - 1 - self.is_end_forced, prompt)
 
     def exponent(self, pieces: Sequence[Piece]) -> float:
         """Returns the exponent with which length^exponent grows as the penalty does, at the sources' mean length."""
@@ -105,7 +108,7 @@ class Settings:
 
 
 class Batch(NamedTuple):
-    """Pieces that are translated at the moment, by their numbers."""
+    """Pieces that are translated at the moment, by their numbers; `repeat` searches for some of them again."""
 
     places: list[int]
     pieces: list[Piece]
@@ -116,18 +119,12 @@ class Batch(NamedTuple):
 
 
 class Hypothesis(NamedTuple):
-    """What CTranslate2 found for a piece; `begin` counts the tokens that it was made to begin with."""
+    """What CTranslate2 found for a piece; `num_tokens` leaves out those that it was made to begin with."""
 
     ids: list[int]
-    begin: int
     num_tokens: int
     score: float | None
     attention: list[list[float]] | None
-
-
-def is_exported(model: Any) -> bool:
-    """Whether something is a folder in CTranslate2's format, such as `vanilla-transformer export` writes."""
-    return isinstance(model, str | Path) and (Path(model) / WEIGHTS).is_file()
 
 
 class CTranslate2Model(OtherModel):
@@ -162,23 +159,26 @@ class CTranslate2Model(OtherModel):
         check_compute_type(self.device, compute_type)
         self.name_or_path = str(folder)
         self.generation_config = _generation_config(folder)
-        config = _read(folder / CONFIG)
-        names = [next(iter(_vocabularies(folder, side)), None) for side in ("source", "target")]
-        if None in names or "max_position_embeddings" not in config:
-            raise CheckpointError(f"{folder} is incomplete, or of another program; export the model again")
-        self._source, self._target = ([str(token) for token in _read(name)] for name in names if name is not None)
+        config = _read(folder, CONFIG)
+        if "max_position_embeddings" not in config:
+            raise CheckpointError(f"{folder / CONFIG} has no max_position_embeddings; {FIX}")
+        self.config = SimpleNamespace(max_position_embeddings=int(config["max_position_embeddings"]))
+        self._source, self._target = _vocabularies(folder)
         self._ids = {token: number for number, token in enumerate(self._target)}
         self._end = self._ids[config["eos_token"]]
-        self.config = SimpleNamespace(max_position_embeddings=int(config["max_position_embeddings"]))
-        self.threads = 1 if self.device.type == "cuda" else threads or torch.get_num_threads()
+        self.threads = (threads or torch.get_num_threads()) if self.device.type == "cpu" else 1
         self._process = os.getpid()
-        self._place = _place(folder, in_memory)
-        self._compute_type = compute_type
         self._pools: dict[tuple[int, int], Any] = {}
         self._opening = threading.Lock()
-        self.dtype = self._pool(is_alone=False).compute_type
-        if not self._shares_batches:
-            self._place = {}
+        self._open = partial(
+            _library().Translator,
+            **(_in_memory(folder) if in_memory else {"model_path": str(folder)}),
+            device=self.device.type,
+            device_index=self.device.index or 0,
+            compute_type=compute_type,
+            max_queued_batches=-1,
+        )
+        self.dtype = self._pool((self.threads, 1)).compute_type
 
     @classmethod
     def converted(
@@ -204,66 +204,36 @@ class CTranslate2Model(OtherModel):
 
     # ---- Options ----
     def check_options(self, options: dict[str, Any], n_best: int | None, alignments: bool) -> dict[str, Any]:
-        """Checks the options of a call of `decode` and adds `n_best` and `alignments`; raises `ValueError`."""
+        """Checks the options of a call of `decode` and returns the settings for `search`; raises `ValueError`."""
         for name in options.keys() - set(OPTIONS):
             raise ValueError(f"the backend ctranslate2 has no option {name}; it has {', '.join(OPTIONS)}")
         check_generation(options, self.generation_config)
-        settings = self._settings(options, n_best, alignments)
+        given = {name: value for name, value in options.items() if value is not None}
+        own = {name: value for name, value in vars(self.generation_config).items() if value is not None}
+        both = {"num_beams": 1, "min_new_tokens": 0, "length_penalty": 1.0, **own, **given}
+        num_beams, least = both["num_beams"], both["min_new_tokens"]
         if n_best is not None:
-            check_n_best(n_best, settings.num_beams)
+            check_n_best(n_best, num_beams)
         if options.get("do_sample"):
             raise ValueError("the backend ctranslate2 has no do_sample: it searches; leave it out")
-        if settings.num_beams > 1 and options.get("early_stopping", True) is not True:
+        if num_beams > 1 and given.get("early_stopping", True) is not True:
             raise ValueError(
-                f"early_stopping is {options['early_stopping']!r}, and searches of the backend ctranslate2 end as with "
+                f"early_stopping is {given['early_stopping']!r}, and searches of the backend ctranslate2 end as with "
                 "True; leave it out"
             )
-        for name in ("max_new_tokens", "max_length"):
-            if (options.get(name) or 0) > self.config.max_position_embeddings:
-                raise ValueError(
-                    f"{name} is {options[name]:,}, and the model's table in CTranslate2's format has "
-                    f"{self.config.max_position_embeddings:,} positions; give less"
-                )
-        return {**options, "n_best": n_best, "alignments": alignments}
-
-    def _settings(self, options: Mapping[str, Any], n_best: int | None, alignments: bool) -> Settings:
-        def value(name: str, otherwise: Any = None) -> Any:
-            own = getattr(self.generation_config, name, None)
-            return next((one for one in (options.get(name), own) if one is not None), otherwise)
-
-        least = value("min_new_tokens", 0)
         if isinstance(least, bool) or not isinstance(least, int) or least < 0:
             raise ValueError(f"min_new_tokens is {least!r}; it has to be 0 or more tokens")
-        if least and value("num_beams", 1) > 1:  # the end's probability would go to the other tokens
+        if least and num_beams > 1:  # the end's probability would go to the other tokens
             raise ValueError("the backend ctranslate2 has min_new_tokens for greedy search only; give num_beams=1")
-        return Settings(
-            num_beams=value("num_beams", 1),
-            n_best=n_best,
-            alignments=alignments,
-            penalty=self._penalty(options),
-            length=_length(options, self.generation_config),
-            least=least,
-            begin=value("forced_bos_token_id"),
-            is_end_forced=value("forced_eos_token_id") is not None,
-        )
-
-    def _penalty(self, options: Mapping[str, Any]) -> float:
-        """Returns the penalty that counts: alpha as in the paper, or transformers' exponent."""
-        power, config = options.get("length_penalty"), self.generation_config
-        alpha = options.get(
-            "gnmt_length_penalty", None if power is not None else getattr(config, "gnmt_length_penalty", None)
-        )
-        for name, number in (("length_penalty", power), ("gnmt_length_penalty", alpha)):
-            if number is not None and (isinstance(number, bool) or not isinstance(number, int | float)):
-                raise ValueError(f"{name} is {number!r}; it has to be a number")
-        if alpha is None:
-            own = 1.0 if config.length_penalty is None else config.length_penalty
-            return float(own if power is None else power)
-        if alpha < 0 or power not in (None, 1.0):
+        length = _length(given, self.generation_config)
+        if length[0] != "max_extra_length" and length[1] > self.config.max_position_embeddings:
             raise ValueError(
-                f"gnmt_length_penalty is {alpha} and length_penalty {power}: give one of the two, the first from 0 up"
+                f"{length[0]} is {length[1]:,}, and the model's table in CTranslate2's format has "
+                f"{self.config.max_position_embeddings:,} positions; give less"
             )
-        return GNMTLengthPenalty(alpha)
+        penalty = _penalty(options, both)
+        forced = both.get("forced_bos_token_id"), both.get("forced_eos_token_id") is not None
+        return {"settings": Settings(num_beams, n_best, alignments, penalty, length, least, *forced)}
 
     # ---- Searching ----
     def search(
@@ -277,19 +247,20 @@ class CTranslate2Model(OtherModel):
         lock: AbstractContextManager[Any],
     ) -> Iterator[tuple[list[int], list[list[Translation]]]]:
         """Translates pieces as `OtherModel.search` says: while some are translated, the next ones are tokenized."""
-        settings = self._settings(options, options["n_best"], options["alignments"])
+        settings: Settings = options["settings"]
         if settings.alignments and settings.num_beams > 1:
             batch_size = 1  # CTranslate2 4.8 mixes up what the first tokens of a batch attend to
         working: deque[Batch] = deque()
         first = 0
         for window in windows:
-            tokens = batch_tokens or self._tokens(window)
-            groups = list(batches_of(window, batch_size, max(tokens // settings.num_beams, 1)))
+            most = (batch_tokens or self._tokens(window)) // settings.num_beams
+            groups = list(batches_of(window, batch_size, max(most, 1)))
+            shares = len(groups) == 1 and self.dtype == "float32"
+            pool = self._pool((1, self.threads) if shares else (self.threads, 1))
             for group in groups:
-                pool = self._pool(is_alone=len(groups) == 1)
-                places, pieces = [first + number for number in group], [window[number] for number in group]
-                working.append(self._begun(pool, places, pieces, settings))
-                if len(working) >= self.threads * (1 + BATCHES_IN_FLIGHT):
+                places = [first + number for number in group]
+                working.append(self._begun(pool, places, [window[number] for number in group], settings))
+                if len(working) >= self.threads * BATCHES_IN_FLIGHT:
                     yield self._ended(working.popleft(), settings, tokenizer, lock)
             first += len(window)
         while working:
@@ -297,36 +268,24 @@ class CTranslate2Model(OtherModel):
 
     def _tokens(self, pieces: list[Piece]) -> int:
         """Returns the size of batches: large enough for products, and enough of them for all threads."""
+        if self.device.type == "cuda":
+            return TOKENS_ON_GPU
         most = TOKENS_IN_8_BITS if self.dtype.startswith("int8") else TOKENS
         total = sum(len(piece.token_ids) for piece in pieces)
-        if self.device.type == "cuda":
-            return TOKENS * 8
         return min(max(total // (self.threads * BATCHES_PER_THREAD), FEWEST_TOKENS), most)
 
-    @property
-    def _shares_batches(self) -> bool:
-        return self.threads > 1 and self.dtype == "float32"
-
-    def _pool(self, *, is_alone: bool) -> Any:
-        """Returns the translator of CTranslate2's for a batch; 8 bits are slower with several threads in one batch."""
+    def _pool(self, shape: tuple[int, int]) -> Any:
+        """Returns CTranslate2's translator for a number of batches at a time, and of threads for each."""
         if os.getpid() != self._process:
             raise RuntimeError(
                 "CTranslate2's threads stay behind where a process forks, and this model was opened before; open a "
                 'Translator in each process, or start them by "spawn"'
             )
-        shape = (1, self.threads) if self._pools and is_alone and self._shares_batches else (self.threads, 1)
         with self._opening:
             if shape not in self._pools:
-                self._pools[shape] = _library().Translator(
-                    **self._place,
-                    device=self.device.type,
-                    device_index=self.device.index or 0,
-                    compute_type=self._compute_type,
-                    inter_threads=shape[0],
-                    intra_threads=shape[1],
-                    max_queued_batches=-1,
-                )
-                self._place = {} if len(self._pools) == 2 else self._place
+                self._pools[shape] = self._open(inter_threads=shape[0], intra_threads=shape[1])
+                if len(self._pools) == 2 or self.threads == 1 or self._pools[shape].compute_type != "float32":
+                    del self._open  # and the files that it holds
         return self._pools[shape]
 
     def _begun(self, pool: Any, places: list[int], pieces: list[Piece], settings: Settings) -> Batch:
@@ -363,62 +322,56 @@ class CTranslate2Model(OtherModel):
         """Waits for a batch and makes its translations."""
         results = [one.result() for one in batch.results]
         if settings.num_beams > 1:
-            self._search_again(batch, results)
+            _search_again(batch, results)
         found = [
             self._ranked(piece, result, limit, batch.exponent, settings)
             for piece, result, limit in zip(batch.pieces, results, batch.limits, strict=True)
         ]
         with lock:
             texts = iter(tokenizer.batch_decode([one.ids for row in found for one in row], skip_special_tokens=True))
-        lists = []
-        for piece, row in zip(batch.pieces, found, strict=True):
-            alignments = [self._alignment(piece, one) for one in row]
-            lists.append(
-                [
-                    Translation(on_one_line(next(texts)), one.num_tokens, one.score, alignment)
-                    for one, alignment in zip(row, alignments, strict=True)
-                ]
-            )
+        lists = [
+            [
+                Translation(on_one_line(next(texts)), one.num_tokens, one.score, self._alignment(piece, one))
+                for one in row
+            ]
+            for piece, row in zip(batch.pieces, found, strict=True)
+        ]
         return batch.places, lists
-
-    def _search_again(self, batch: Batch, results: list[Any]) -> None:
-        """Repeats the searches that went beyond a piece's limit: within it, other hypotheses would have been cut."""
-        beyond: dict[int, list[int]] = {}
-        for number, (result, limit) in enumerate(zip(results, batch.limits, strict=True)):
-            if max(map(len, result.hypotheses), default=0) > limit:
-                beyond.setdefault(limit, []).append(number)
-        for numbers in beyond.values():
-            for number, again in zip(numbers, batch.repeat(numbers), strict=True):
-                results[number] = again.result()
 
     def _ranked(self, piece: Piece, result: Any, limit: int, exponent: float, settings: Settings) -> list[Hypothesis]:
         """Returns the best hypotheses of a piece, by the model's own penalty."""
-        begin, rows = max(len(piece.prefix) - 1, 0), []
-        attentions = result.attention or [None] * len(result.hypotheses)
-        for number, (tokens, attention) in enumerate(zip(result.hypotheses, attentions, strict=True)):
+        rows = []
+        prompt = max(len(piece.prefix) - 1, 0)
+        nothing = [None] * len(result.hypotheses)
+        has_scores = any(result.scores or ())  # neither has greedy search, nor a source without tokens
+        for tokens, score, attention in zip(
+            result.hypotheses, result.scores if has_scores else nothing, result.attention or nothing, strict=True
+        ):
             ids = [self._ids[token] for token in tokens[:limit]]
-            count = len(ids) - begin + (settings.is_end_forced and ids[-1:] != [self._end] and len(ids) == limit)
-            score = None
-            if settings.num_beams > 1 and result.scores:
-                score = result.scores[number] * len(tokens) ** exponent / max(count, 1) ** settings.penalty
-            rows.append(Hypothesis(ids, begin, count, score, attention))
-        if not any(result.scores or ()):  # of greedy search, or of a source without tokens, which isn't translated
-            return [one._replace(score=None if settings.n_best is None else 0.0) for one in rows[:1]]
-        rows.sort(key=lambda one: -(one.score or 0.0))
-        best = [one for number, one in enumerate(rows) if not number or (one.score or 0.0) > NO_HYPOTHESIS]
-        return best[: settings.n_best] if settings.n_best is not None else [best[0]._replace(score=None)]
+            is_cut = len(ids) == limit and ids[-1] != self._end
+            count = len(ids) - prompt + (is_cut and settings.is_end_forced)
+            if score is not None:
+                score *= len(tokens) ** exponent / count**settings.penalty
+            rows.append(Hypothesis(ids, count, score, attention))
+        if not has_scores:
+            return [rows[0]._replace(score=None if settings.n_best is None else 0.0)]
+        best = sorted(rows, key=lambda one: one.score or 0.0, reverse=True)[: settings.n_best or 1]
+        if settings.n_best is None:
+            return [best[0]._replace(score=None)]
+        return best[:1] + [one for one in best[1:] if one.score is not None and one.score > NO_HYPOTHESIS]
 
     def _alignment(self, piece: Piece, found: Hypothesis) -> Alignment | None:
         if found.attention is None:
             return None
-        weights = torch.tensor(found.attention[found.begin : len(found.ids)]).reshape(-1, len(piece.token_ids))
-        names = (self._source[token] for token in piece.token_ids)
-        return Alignment(tuple(names), tuple(self._target[token] for token in found.ids[found.begin :]), weights)
+        written = slice(max(len(piece.prefix) - 1, 0), len(found.ids))
+        weights = torch.tensor(found.attention[written]).reshape(-1, len(piece.token_ids))
+        source, target = (self._source[token] for token in piece.token_ids), found.ids[written]
+        return Alignment(tuple(source), tuple(self._target[token] for token in target), weights)
 
     # ---- Forced decoding ----
     def log_probabilities(self, sources: list[list[int]], targets: list[list[int]]) -> list[float]:
         """Returns how probable each target is, in nats; tokens of sources and targets end with `</s>`."""
-        scores = self._pool(is_alone=False).score_batch(
+        scores = self._pool((self.threads, 1)).score_batch(
             [[self._source[token] for token in row] for row in sources],
             [[self._target[token] for token in row[:-1]] for row in targets],  # the end is added there
             max_input_length=0,
@@ -426,20 +379,15 @@ class CTranslate2Model(OtherModel):
         return [sum(one.log_probs) for one in scores]
 
 
-def open_folder(name: str | Path, *args: Any, **kwargs: Any) -> tuple[PreTrainedTokenizerBase, CTranslate2Model]:
-    """Opens a folder that `vanilla-transformer export --to ctranslate2` wrote.
-
-    Args:
-        name: The folder.
-        *args: As for `CTranslate2Model` behind the folder.
-        **kwargs: As for `CTranslate2Model`.
-
-    Raises:
-        CheckpointError: As `CTranslate2Model`.
-        ValueError: As `CTranslate2Model`.
-        ImportError: As `CTranslate2Model`.
-    """
-    return load_tokenizer(name), CTranslate2Model(Path(name), *args, **kwargs)
+def _search_again(batch: Batch, results: list[Any]) -> None:
+    """Repeats the searches that went beyond a piece's limit: within it, other hypotheses would have been cut."""
+    beyond: dict[int, list[int]] = {}
+    for number, (result, limit) in enumerate(zip(results, batch.limits, strict=True)):
+        if max(map(len, result.hypotheses)) > limit:
+            beyond.setdefault(limit, []).append(number)
+    for numbers in beyond.values():
+        for number, again in zip(numbers, batch.repeat(numbers), strict=True):
+            results[number] = again.result()
 
 
 def _length(options: Mapping[str, Any], config: GenerationConfig) -> tuple[str, int]:
@@ -447,13 +395,40 @@ def _length(options: Mapping[str, Any], config: GenerationConfig) -> tuple[str, 
     names = ("max_new_tokens", "max_length", "max_extra_length")
     limits_length = _limits_length(config)  # otherwise, transformers' default may have been written into it
     own = {name: getattr(config, name, None) for name in (names if limits_length else names[2:])}
-    for name, value in ((name, source.get(name)) for source in (options, own) for name in names):
-        if value is not None:
-            return name, value
-    return "max_length", DEFAULT_MAX_LENGTH
+    given = ((name, source.get(name)) for source in (options, own) for name in names)
+    return next(((name, value) for name, value in given if value is not None), ("max_length", DEFAULT_MAX_LENGTH))
+
+
+def _penalty(options: Mapping[str, Any], both: Mapping[str, Any]) -> float:
+    """Returns the penalty that counts: alpha as in the paper, or transformers' exponent."""
+    power, alpha = both["length_penalty"], both.get("gnmt_length_penalty")
+    if "gnmt_length_penalty" in options or options.get("length_penalty") is not None:
+        alpha = options.get("gnmt_length_penalty")
+    if isinstance(power, bool) or not isinstance(power, int | float):
+        raise ValueError(f"length_penalty is {power!r}; it has to be a number")
+    _validate({"gnmt_length_penalty": alpha, "max_extra_length": None, "length_penalty": power})
+    return float(power) if alpha is None else GNMTLengthPenalty(alpha)
 
 
 # ---- Opening ----
+def is_exported(model: Any) -> bool:
+    """Whether something is a folder in CTranslate2's format, such as `vanilla-transformer export` writes."""
+    return isinstance(model, str | Path) and (Path(model) / WEIGHTS).is_file()
+
+
+def check_compute_type(device: torch.device, compute_type: str) -> None:
+    """Checks that CTranslate2 is installed and has a type on a device; raises `ImportError` or `ValueError`."""
+    library = _library()
+    if device.type not in ("cpu", "cuda") or (device.type == "cuda" and not library.get_cuda_device_count()):
+        raise ValueError(f"device {device} can't be used with the backend ctranslate2 here; try cpu")
+    known = ["default", *sorted(library.get_supported_compute_types(device.type))]
+    if compute_type not in known:
+        choices = ", ".join(map(repr, known))
+        raise ValueError(
+            f"compute_type is {compute_type!r}; the backend ctranslate2 has {choices} on this {device.type}"
+        )
+
+
 def _library() -> Any:
     """Imports CTranslate2, which reads the variable when it computes for the first time.
 
@@ -470,34 +445,14 @@ def _library() -> Any:
         ) from error
 
 
-def check_compute_type(device: torch.device, compute_type: str) -> None:
-    """Checks that CTranslate2 is installed and has a type on a device; raises `ImportError` or `ValueError`."""
-    library = _library()
-    if device.type not in ("cpu", "cuda") or (device.type == "cuda" and not library.get_cuda_device_count()):
-        raise ValueError(f"device {device} can't be used with the backend ctranslate2 here; try cpu")
-    known = ["default", *sorted(library.get_supported_compute_types(device.type))]
-    if compute_type not in known:
-        choices = ", ".join(map(repr, known))
-        raise ValueError(
-            f"compute_type is {compute_type!r}; the backend ctranslate2 has {choices} on this {device.type}"
-        )
-
-
 def _generation_config(folder: Path) -> GenerationConfig:
     """Reads how a model decodes, and refuses what CTranslate2 hasn't."""
-    if not (folder / GENERATION_CONFIG).is_file():
-        raise CheckpointError(
-            f"{folder} has no {GENERATION_CONFIG}, and so no beams and no penalty; export the model again"
-        )
-    config = GenerationConfig(**_read(folder / GENERATION_CONFIG))
+    config = GenerationConfig(**_read(folder, GENERATION_CONFIG))
     given = config.to_diff_dict()
     unknown = sorted(name for name in given.keys() - SETTINGS if given[name])
-    if config.do_sample:
-        unknown.append("do_sample")
-    if any(len(words) > 1 for words in config.bad_words_ids or []):
-        unknown.append("bad_words_ids of several tokens")
-    if isinstance(config.eos_token_id, list) and len(config.eos_token_id) > 1:
-        unknown.append("several eos_token_id")
+    unknown += ["do_sample"] if config.do_sample else []
+    unknown += ["bad_words_ids of several tokens"] if any(len(one) > 1 for one in config.bad_words_ids or []) else []
+    unknown += ["several eos_token_id"] if isinstance(config.eos_token_id, list) and config.eos_token_id[1:] else []
     if unknown:
         raise ValueError(
             f"the model's generation config has {', '.join(unknown)}, which the backend ctranslate2 hasn't; use the "
@@ -511,24 +466,23 @@ def _generation_config(folder: Path) -> GenerationConfig:
     return config
 
 
-def _read(file: Path) -> Any:
+def _vocabularies(folder: Path) -> list[list[str]]:
+    """Reads the tokens of the source and of the target, by their ids: a tokenizer may name them otherwise."""
+    shared = (folder / SHARED).is_file()
+    return [_read(folder, SHARED if shared else f"{side}_vocabulary.json") for side in ("source", "target")]
+
+
+def _read(folder: Path, name: str) -> Any:
     try:
-        return json.loads(file.read_text(encoding="utf-8"))
+        return json.loads((folder / name).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise CheckpointError(f"{file} can't be read ({error}); export the model again") from error
+        raise CheckpointError(f"{folder / name} can't be read ({first_line(error)}); {FIX}") from error
 
 
-def _vocabularies(folder: Path, side: str) -> list[Path]:
-    files = [folder / f"{name}_vocabulary.json" for name in (side, "shared")]
-    return [file for file in files if file.is_file()]
+def _in_memory(folder: Path) -> dict[str, Any]:
+    """Returns the arguments by which CTranslate2 takes its files from memory."""
+    files = [folder / WEIGHTS, folder / CONFIG, *folder.glob("*_vocabulary.json")]
+    return {"model_path": "model", "files": {file.name: file.read_bytes() for file in files}}
 
 
-def _place(folder: Path, in_memory: bool) -> dict[str, Any]:
-    """Returns the arguments by which CTranslate2 finds the files."""
-    if not in_memory:
-        return {"model_path": str(folder)}
-    names = [folder / WEIGHTS, folder / CONFIG, *folder.glob("*_vocabulary.json")]
-    return {"model_path": "model", "files": {file.name: file.read_bytes() for file in names}}
-
-
-__all__ = ["CTranslate2Model", "check_compute_type", "is_exported", "open_folder"]
+__all__ = ["CTranslate2Model", "check_compute_type", "is_exported"]
