@@ -11,10 +11,9 @@ from itertools import chain
 import pytest
 import torch
 from opus_mt import marian_tokenizer, opus_mt_folder
-from test_translator import new_model
 from transformers import AutoTokenizer, MarianMTModel, T5Config, T5ForConditionalGeneration
 
-from hf_vanilla_transformer import cli
+from hf_vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration, cli
 from hf_vanilla_transformer.demo.local import translated_by
 from hf_vanilla_transformer.evaluation.loading import CheckpointError
 from hf_vanilla_transformer.evaluation.translation import score_pairs
@@ -35,6 +34,20 @@ TEXTS = [
 ]
 # Sums of log-probabilities in float32, which both compute in other orders.
 CLOSE = 1e-4
+
+
+def new_model(vocab_size, **fields):
+    """A random model whose translations depend on the source and end."""
+    torch.manual_seed(3)
+    config = VanillaTransformerConfig(
+        vocab_size=vocab_size, d_model=16, encoder_layers=1, decoder_layers=2, encoder_attention_heads=2,
+        decoder_attention_heads=2, encoder_ffn_dim=24, decoder_ffn_dim=24, output_bias=True,
+        tie_word_embeddings=False, **fields,
+    )  # fmt: skip
+    model = VanillaTransformerForConditionalGeneration(config).eval()
+    model.lm_head.weight.data *= 2
+    model.lm_head.bias.data[config.eos_token_id] = 3.0
+    return model
 
 
 @pytest.fixture(scope="module")
@@ -239,8 +252,8 @@ def test_a_forked_process_gets_an_error(theirs):
         ({"min_new_tokens": 2}, "min_new_tokens for greedy search only"),
         ({"min_new_tokens": -1}, "min_new_tokens is -1; it has to be 0 or more"),
         ({"length_penalty": "1"}, "length_penalty is '1'; it has to be a number"),
-        ({"length_penalty": 2.0, "gnmt_length_penalty": 0.6}, "give one of the two"),
-        ({"gnmt_length_penalty": -0.5}, "the first from 0 up"),
+        ({"length_penalty": 2.0, "gnmt_length_penalty": 0.6}, "two formulas for one thing"),
+        ({"gnmt_length_penalty": -0.5}, "has to be a number from 0 up"),
         ({"max_new_tokens": 3_000}, "max_new_tokens is 3,000, .* has 2,048 positions"),
         ({"num_beams": 0}, "num_beams is 0"),
         ({"n_best": 2, "num_beams": 1}, "n_best=2 needs a beam search"),
