@@ -1,0 +1,159 @@
+"""Training in which two predictions of each target token have to agree: R-Drop and SimCut.
+
+A batch becomes one of twice the size, whose two halves are the same sentences under different dropout. p and q are the
+predictions of the first and of the second half at a target token:
+
+- R-Drop (Liang et al. 2021, arXiv:2106.14448, eq. 4): CE(p) + CE(q) + alpha * (KL(p || q) + KL(q || p)) / 2.
+- SimCut (Gao et al. 2022, arXiv:2206.02368): CE(p) + alpha * KL(p || q), where token embeddings of the second half are
+  zeroed at random, on both sides. The gradient flows through p and q, which the authors found to matter.
+
+CE is the model's smoothed cross-entropy. All of it is summed over target tokens and divided by their number in the
+update, as CE alone is, so that accumulation and several processes change nothing.
+"""
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration, label_smoothed_cross_entropy
+from .recipe import VanillaTransformerTrainingArguments
+from .weight_average import WeightAverageTrainer
+
+LOGITS_PER_CHUNK = 2**21  # 8 MiB in float32, of which a dozen exist at a time
+
+
+@dataclass(frozen=True)
+class Consistency:
+    """A loss of two predictions.
+
+    Attributes:
+        forward_kl: The weight of KL(p || q).
+        reverse_kl: The weight of KL(q || p).
+        second_cross_entropy: Whether the cross-entropy of q counts too.
+        cut: The probability with which a token embedding of the second half is zeroed.
+    """
+
+    forward_kl: float
+    reverse_kl: float
+    second_cross_entropy: bool
+    cut: float
+
+    @classmethod
+    def of(cls, args: VanillaTransformerTrainingArguments) -> "Consistency | None":
+        """What the arguments of a run ask for; None: the cross-entropy alone."""
+        if args.rdrop_alpha:
+            return cls(args.rdrop_alpha / 2, args.rdrop_alpha / 2, second_cross_entropy=True, cut=0.0)
+        if args.simcut_alpha:
+            return cls(args.simcut_alpha, 0.0, second_cross_entropy=False, cut=args.simcut_p)
+        return None
+
+    @contextmanager
+    def installed(self, model: VanillaTransformerForConditionalGeneration) -> Iterator[None]:
+        """Lets a model compute this loss of doubled batches, and cut the second half of them."""
+        plain = model.loss_function
+        with ExitStack() as stack:
+            if self.cut:
+                embeddings = dict.fromkeys((model.model.encoder.embed_tokens, model.model.decoder.embed_tokens))
+                ends = [model.config.eos_token_id, model.config.decoder_start_token_id]
+                for embedding in embeddings:
+                    hook = embedding.register_forward_hook(lambda _, ids, x: self.cut_second_half(x, *ids, ends))
+                    stack.enter_context(hook)
+            try:
+                model.loss_function = self.loss
+                yield
+            finally:
+                model.loss_function = plain
+
+    def cut_second_half(self, x: Tensor, ids: Tensor, ends: list[Any]) -> Tensor:
+        """Zeroes embeddings at random, but never those of a source's end and of a target's start.
+
+        Args:
+            x: (2B, T, d_model).
+            ids: Their tokens, (2B, T).
+            ends: Tokens that are never cut.
+        """
+        second = ids[len(ids) // 2 :]
+        is_end = torch.isin(second, torch.tensor([end for end in ends if end is not None], device=ids.device))
+        keep = is_end | (torch.rand(second.shape, device=ids.device) >= self.cut)  # (B, T)
+        return x * torch.cat([torch.ones_like(keep), keep])[..., None]
+
+    def loss(
+        self, logits: Tensor, labels: Tensor, num_items_in_batch: Any = None, label_smoothing: float = 0.0, **kwargs: Any
+    ) -> Tensor:
+        """Computes the loss of N targets; only a chunk of them is ever held in float32.
+
+        Args:
+            logits: (2N, V), the first half's and the second half's.
+            labels: (2N), none of them -100.
+            num_items_in_batch: Targets of the complete update; None: N.
+            label_smoothing: eps_ls.
+        """
+        first, second = logits.chunk(2)
+        labels = labels[: len(first)]
+        rows = max(LOGITS_PER_CHUNK // logits.shape[-1], 1)
+        chunks = zip(first.split(rows), second.split(rows), labels.split(rows), strict=True)
+        settings = {"use_reentrant": False, "preserve_rng_state": False}
+        loss: Tensor = sum(checkpoint(self.sum_over, *chunk, label_smoothing, **settings) for chunk in chunks)  # type: ignore[assignment]
+        items = len(labels) if num_items_in_batch is None else num_items_in_batch
+        return loss / torch.as_tensor(items, device=loss.device).clamp(min=1)
+
+    def sum_over(self, first: Tensor, second: Tensor, labels: Tensor, label_smoothing: float) -> Tensor:
+        """The loss of some targets, summed: of logits, (n, V) each, and labels, (n)."""
+        loss = _cross_entropy(first, labels, label_smoothing)
+        if self.second_cross_entropy:
+            loss = loss + _cross_entropy(second, labels, label_smoothing)
+        log_p, log_q = (F.log_softmax(_exact(logits), dim=-1) for logits in (first, second))
+        loss = loss + self.forward_kl * F.kl_div(log_q, log_p, reduction="sum", log_target=True)
+        if self.reverse_kl:
+            loss = loss + self.reverse_kl * F.kl_div(log_p, log_q, reduction="sum", log_target=True)
+        return loss
+
+
+def _cross_entropy(logits: Tensor, labels: Tensor, label_smoothing: float) -> Tensor:
+    return label_smoothed_cross_entropy(logits, labels, num_items_in_batch=1, label_smoothing=label_smoothing)
+
+
+def _exact(logits: Tensor) -> Tensor:
+    return logits.to(torch.promote_types(logits.dtype, torch.float32))
+
+
+class ConsistencyTrainer(WeightAverageTrainer):
+    """Seq2SeqTrainer with R-Drop and SimCut, as its arguments say."""
+
+    args: VanillaTransformerTrainingArguments
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._consistency = Consistency.of(self.args)
+        if self._consistency is not None:
+            self._check_consistency()
+
+    def _check_consistency(self) -> None:
+        if not isinstance(self.model, VanillaTransformerForConditionalGeneration):
+            raise ValueError(
+                f"rdrop_alpha and simcut_alpha are for this package's model, not {type(self.model).__name__}; leave them out"
+            )
+        if self.label_smoother is not None or self.compute_loss_func is not None:
+            raise ValueError(
+                "rdrop_alpha and simcut_alpha need the model's own loss; set label_smoothing in the model's configuration "
+                "instead of label_smoothing_factor, and leave compute_loss_func out"
+            )
+        if self.is_fsdp_enabled or self.is_deepspeed_enabled or self.args.n_gpu > 1:
+            raise ValueError(
+                "rdrop_alpha and simcut_alpha need the complete model in each process; start one process per device by "
+                "`torchrun`, without FSDP and DeepSpeed"
+            )
+
+    def compute_loss(self, model: Any, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
+        """The loss of two predictions in training, and the cross-entropy alone in evaluations."""
+        if self._consistency is None or not model.training or "labels" not in inputs:
+            return super().compute_loss(model, inputs, *args, **kwargs)
+        doubled = {name: torch.cat([x, x]) if isinstance(x, Tensor) else x for name, x in inputs.items()}
+        with self._consistency.installed(self.model):
+            return super().compute_loss(model, {**doubled, "skip_logits": True}, *args, **kwargs)
