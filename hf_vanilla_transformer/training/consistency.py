@@ -14,15 +14,16 @@ update, as CE alone is, so that accumulation and several processes change nothin
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration, label_smoothed_cross_entropy
-from .recipe import VanillaTransformerTrainingArguments
+from .recipe import RecipeError, VanillaTransformerTrainingArguments
 from .weight_average import WeightAverageTrainer
 
 LOGITS_PER_CHUNK = 2**21  # 8 MiB in float32, of which a dozen exist at a time
@@ -56,35 +57,33 @@ class Consistency:
     @contextmanager
     def installed(self, model: VanillaTransformerForConditionalGeneration) -> Iterator[None]:
         """Lets a model compute this loss of doubled batches, and cut the second half of them."""
-        plain = model.loss_function
-        with ExitStack() as stack:
-            if self.cut:
-                embeddings = dict.fromkeys((model.model.encoder.embed_tokens, model.model.decoder.embed_tokens))
-                ends = [model.config.eos_token_id, model.config.decoder_start_token_id]
-                for embedding in embeddings:
-                    hook = embedding.register_forward_hook(lambda _, ids, x: self.cut_second_half(x, *ids, ends))
-                    stack.enter_context(hook)
+        plain, config = model.loss_function, model.config
+        stacks = (model.model.encoder, config.eos_token_id), (model.model.decoder, config.decoder_start_token_id)
+        with ExitStack() as hooks:
+            for stack, end in stacks if self.cut else ():
+                hook = partial(self.cut_second_half, end)
+                hooks.enter_context(stack.embed_tokens.register_forward_hook(hook))
             try:
                 model.loss_function = self.loss
                 yield
             finally:
                 model.loss_function = plain
 
-    def cut_second_half(self, x: Tensor, ids: Tensor, ends: list[Any]) -> Tensor:
-        """Zeroes embeddings at random, but never those of a source's end and of a target's start.
-
-        Args:
-            x: (2B, T, d_model).
-            ids: Their tokens, (2B, T).
-            ends: Tokens that are never cut.
-        """
-        second = ids[len(ids) // 2 :]
-        is_end = torch.isin(second, torch.tensor([end for end in ends if end is not None], device=ids.device))
-        keep = is_end | (torch.rand(second.shape, device=ids.device) >= self.cut)  # (B, T)
+    def cut_second_half(self, end: int | list[int] | None, module: nn.Module, args: tuple[Tensor], x: Tensor) -> Tensor:
+        """Zeroes embeddings x, (2B, T, d_model), at random, but never that of a source's end or a target's start."""
+        ids = args[0][len(x) // 2 :]  # (B, T)
+        keep = torch.rand(ids.shape, device=ids.device) >= self.cut
+        if end is not None:
+            keep |= torch.isin(ids, torch.tensor(end, device=ids.device))
         return x * torch.cat([torch.ones_like(keep), keep])[..., None]
 
     def loss(
-        self, logits: Tensor, labels: Tensor, num_items_in_batch: Any = None, label_smoothing: float = 0.0, **kwargs: Any
+        self,
+        logits: Tensor,
+        labels: Tensor,
+        num_items_in_batch: Any = None,
+        label_smoothing: float = 0.0,
+        **kwargs: Any,
     ) -> Tensor:
         """Computes the loss of N targets; only a chunk of them is ever held in float32.
 
@@ -93,13 +92,16 @@ class Consistency:
             labels: (2N), none of them -100.
             num_items_in_batch: Targets of the complete update; None: N.
             label_smoothing: eps_ls.
+            **kwargs: What other losses need.
         """
         first, second = logits.chunk(2)
         labels = labels[: len(first)]
         rows = max(LOGITS_PER_CHUNK // logits.shape[-1], 1)
-        chunks = zip(first.split(rows), second.split(rows), labels.split(rows), strict=True)
-        settings = {"use_reentrant": False, "preserve_rng_state": False}
-        loss: Tensor = sum(checkpoint(self.sum_over, *chunk, label_smoothing, **settings) for chunk in chunks)  # type: ignore[assignment]
+        loss = logits.new_zeros((), dtype=_exact(logits[:0]).dtype)
+        for part in zip(*(torch.split(x, rows) for x in (first, second, labels)), strict=True):
+            loss = loss + checkpoint(
+                self.sum_over, *part, label_smoothing, use_reentrant=False, preserve_rng_state=False
+            )
         items = len(labels) if num_items_in_batch is None else num_items_in_batch
         return loss / torch.as_tensor(items, device=loss.device).clamp(min=1)
 
@@ -136,16 +138,17 @@ class ConsistencyTrainer(WeightAverageTrainer):
 
     def _check_consistency(self) -> None:
         if not isinstance(self.model, VanillaTransformerForConditionalGeneration):
-            raise ValueError(
-                f"rdrop_alpha and simcut_alpha are for this package's model, not {type(self.model).__name__}; leave them out"
+            raise RecipeError(
+                f"rdrop_alpha and simcut_alpha are for this package's model, not {type(self.model).__name__}; leave "
+                "them out"
             )
         if self.label_smoother is not None or self.compute_loss_func is not None:
-            raise ValueError(
-                "rdrop_alpha and simcut_alpha need the model's own loss; set label_smoothing in the model's configuration "
-                "instead of label_smoothing_factor, and leave compute_loss_func out"
+            raise RecipeError(
+                "rdrop_alpha and simcut_alpha need the model's own loss; set label_smoothing in the model's "
+                "configuration instead of label_smoothing_factor, and leave compute_loss_func out"
             )
         if self.is_fsdp_enabled or self.is_deepspeed_enabled or self.args.n_gpu > 1:
-            raise ValueError(
+            raise RecipeError(
                 "rdrop_alpha and simcut_alpha need the complete model in each process; start one process per device by "
                 "`torchrun`, without FSDP and DeepSpeed"
             )

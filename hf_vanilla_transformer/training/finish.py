@@ -76,7 +76,7 @@ def _said_by_author(run: Path, last: int) -> dict[str, Any]:
 
 
 def _averaged(trainer: VanillaTransformerTrainer, say: Callable[[str], None]) -> tuple[Path, int]:
-    """Writes the average that a run asks for; returns the model's folder, and of how many checkpoints it is the mean."""
+    """Writes the average that is asked for; returns the model's folder, and how many checkpoints it is the mean of."""
     run, last = Path(trainer.args.output_dir or ""), trainer.args.average_last
     if trainer.weight_average is not None:
         with trainer.averaged_weights(), saved(trainer, run) as partial:

@@ -11,7 +11,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from transformers import TrainerCallback
 
 from .checkpoints import WEIGHT_AVERAGE
-from .recipe import VanillaTransformerTrainingArguments
+from .recipe import RecipeError, VanillaTransformerTrainingArguments
 from .sharding import ShardingTrainer
 
 
@@ -37,7 +37,7 @@ class WeightAverage(TrainerCallback):
 
     def _move(self, average: Any, weights: Any, n: Tensor | int) -> None:
         decay = min(self.decay, (1 + int(n)) / (10 + int(n)))
-        get_ema_multi_avg_fn(decay)(average, weights, n)
+        get_ema_multi_avg_fn(decay)(average, weights, n)  # type: ignore[no-untyped-call]
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Moves the average after an update."""
@@ -73,7 +73,7 @@ class WeightAverageTrainer(ShardingTrainer):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         if self.args.ema_decay and (self.is_fsdp_enabled or self.is_deepspeed_enabled):
-            raise ValueError("ema_decay needs the complete model in each process; train without FSDP and DeepSpeed")
+            raise RecipeError("ema_decay needs the complete model in each process; train without FSDP and DeepSpeed")
 
     def _prepare_for_training(self, max_steps: int, train_dataloader: Any, resume_from_checkpoint: str | None) -> Any:
         prepared = super()._prepare_for_training(max_steps, train_dataloader, resume_from_checkpoint)
