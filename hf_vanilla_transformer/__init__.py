@@ -66,24 +66,11 @@ def __dir__() -> list[str]:
     return sorted(__all__)
 
 
-def _push_to_hub(self: Any, repo_id: str, **options: Any) -> Any:
-    """Uploads the model or the tokenizer; options and errors as those of `hf_vanilla_transformer.publish.hub`."""
-    from .publish.hub import push_to_hub
-
-    return push_to_hub(self, repo_id, **options)
-
-
 def register() -> None:
-    """Registers the classes with transformers, and puts the engine into the models; a second call changes nothing."""
+    """Registers the classes with transformers; a second call changes nothing."""
     from transformers import AutoConfig, AutoModel, AutoModelForSeq2SeqLM, AutoTokenizer
 
     tokenizer_names = ("DictionaryTokenizerFast", "OpusMTTokenizerFast", "VanillaTransformerTokenizerFast")
-    # Before the engine takes down what the classes are like.
-    for name in ("VanillaTransformerConfig", "VanillaTransformerPreTrainedModel", *tokenizer_names):
-        setattr(__getattr__(name), "push_to_hub", _push_to_hub)  # noqa: B010
-
-    from .engine import Engine
-    from .generation_vanilla_transformer import EngineSlot
     from .inference import register_pipeline
 
     config_class = __getattr__("VanillaTransformerConfig")
@@ -103,7 +90,6 @@ def register() -> None:
     head_class.register_for_auto_class("AutoModelForSeq2SeqLM")
     for tokenizer_class in tokenizer_classes:
         tokenizer_class.register_for_auto_class("AutoTokenizer")
-    EngineSlot.engine = Engine()
 
 
 # The launcher of the command line doesn't wait for this; its commands register when they run.

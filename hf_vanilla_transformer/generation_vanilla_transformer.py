@@ -9,23 +9,14 @@ These options of `GenerationConfig` are ours, as transformers has no equivalent 
 - `max_extra_length` (int): a sentence gets at most as many new tokens as its source has, plus this number, whatever
   batch it is in. `max_new_tokens` or `max_length`, where given, take its place.
 
-These need an engine, which the package hf_vanilla_transformer provides when it is imported:
-
-- `coverage_penalty` (float, beta of the same): adds beta * sum_i log(min(sum_j p_ij, 1)) to the score of a hypothesis
-  that has ended, p_ij being how much its token j attends to source token i (last layer, mean of the heads).
-- `output_alignments` (bool): the output has that attention as `alignments`, (rows, T, S).
-- `compute_type`: how a step is computed: "default", "int8" (8-bit weights) or "compiled" (machine code), on a CPU.
-
-And `generate(..., progress=function)` calls the function with the number of sentences translated since its last call.
-The engine computes what transformers' loop does, faster, and leaves to the latter whatever it isn't sure of. With
-`return_dict_in_generate=True`, beam search has `sequences_scores` either way; the engine's `past_key_values` is None.
+The package hf_vanilla_transformer has an engine for faster decoding: `engine.attach(model)` puts it on a model, and it
+adds options of its own. Without it, `generate()` is transformers' loop.
 """
 
 import copy
 import inspect
 import math
-from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -35,8 +26,9 @@ from transformers.utils import logging
 
 logger = logging.get_logger(__name__)
 
-OPTIONS = ("gnmt_length_penalty", "max_extra_length", "coverage_penalty", "output_alignments", "compute_type")
-COMPUTE_TYPES = ("default", "int8", "compiled")
+OPTIONS = ("gnmt_length_penalty", "max_extra_length")
+# The first two are for a model to which the package's engine is attached; the last one is an argument of `attach`.
+ENGINE_OPTIONS = ("coverage_penalty", "output_alignments", "compute_type")
 
 # Section 6.1: beam of 4, alpha 0.6, at most 50 tokens more than the source, termination as early as possible.
 PAPER_DECODING: dict[str, Any] = {
@@ -83,32 +75,12 @@ class MaxLengthPerSentence(StoppingCriteria):
         return input_ids.shape[1] - self.prompt_length >= longest.repeat_interleave(len(input_ids) // len(longest))
 
 
-class EngineSlot:
-    """The place for an engine, which the package fills when it is imported; before `PreTrainedModel` in the bases."""
-
-    engine: ClassVar[Any] = None  # see `hf_vanilla_transformer.engine.Engine`
-
-    @classmethod
-    def from_pretrained(cls, name: Any, *args: Any, **kwargs: Any) -> Any:
-        """Loads a model; warns if the checkpoint has code of its own that differs from this, which is what runs."""
-        loaded = super().from_pretrained(name, *args, **kwargs)  # type: ignore[misc]
-        if cls.engine is not None:
-            cls.engine.compare_code(name, loaded[0] if isinstance(loaded, tuple) else loaded, **kwargs)
-        return loaded
-
-    def train(self, mode: bool = True) -> Any:
-        """Switches to training mode, in which the engine holds nothing of this model, or out of it."""
-        if mode and self.engine is not None:
-            self.engine.release(self)
-        return super().train(mode)  # type: ignore[misc]
-
-
 class DecodingMixin:
     """Adds our options to a model that inherits `GenerationMixin`, which comes after it in the bases."""
 
     generation_config: GenerationConfig
     config: Any
-    engine: Any
+    engine: Any = None  # what `hf_vanilla_transformer.engine.attach` puts there: it decodes in place of this file
 
     def adjust_generation_fn(self, *args: Any, **kwargs: Any) -> None:
         """Keeps the paper's decoding where a checkpoint has no generation_config.json; called by `from_pretrained`."""
@@ -145,14 +117,31 @@ class DecodingMixin:
         return (decoder_input_ids != pad).cumsum(dim=-1) > 0
 
     @torch.no_grad()
-    def generate(self, *args: Any, progress: Callable[[int], Any] | None = None, **kwargs: Any) -> Any:
+    def generate(self, *args: Any, **kwargs: Any) -> Any:
         """Generates as `GenerationMixin.generate` does, whose arguments these are, with the options above.
 
         Raises:
-            ValueError: An option has a wrong value, two contradict each other, or one can't be had here.
+            ValueError: An option has a wrong value, two contradict each other, or one needs the engine.
         """
         kwargs = dict(zip(POSITIONAL, args, strict=False)) | kwargs
-        kwargs["generation_config"] = copy.deepcopy(kwargs.get("generation_config"))
+        if self.engine is not None:
+            return self.engine.generate(self, kwargs)
+        _refuse_engine_options(kwargs, self.generation_config)
+        return super().generate(**self.prepare_decoding(kwargs))  # type: ignore[misc]
+
+    def prepare_decoding(self, kwargs: dict[str, Any]) -> dict[str, Any]:
+        """Puts the options above into terms of transformers: a length penalty, lengths and a stopping criterion.
+
+        Args:
+            kwargs: Arguments of `generate()`, by name; they stay as they are.
+
+        Returns:
+            Arguments of `GenerationMixin.generate`.
+
+        Raises:
+            ValueError: An option has a wrong value, or two contradict each other.
+        """
+        kwargs = {**kwargs, "generation_config": copy.deepcopy(kwargs.get("generation_config"))}
         own_config = {} if kwargs["generation_config"] is None else vars(kwargs["generation_config"])
         given = {name: value for name, value in own_config.items() if value is not None} | kwargs
         if isinstance(given.get("length_penalty"), GNMTLengthPenalty):  # of a configuration that was prepared here
@@ -161,18 +150,16 @@ class DecodingMixin:
         if given.get("length_penalty") is not None and given.get("gnmt_length_penalty") is None:
             settings["gnmt_length_penalty"] = None
         _validate(settings)
+        if settings.get("compute_type") not in (None, "default"):
+            logger.warning_once(
+                f"`compute_type` of the generation config, {settings['compute_type']!r}, has no effect; call "
+                "hf_vanilla_transformer.engine.attach(model, compute_type=...), or give it to `Translator`."
+            )
         kwargs = {name: value for name, value in kwargs.items() if name not in OPTIONS}
         if settings["gnmt_length_penalty"] is not None and (settings.get("num_beams") or 1) > 1:
             _put(kwargs, "length_penalty", GNMTLengthPenalty(settings["gnmt_length_penalty"]))
         self._limit_lengths(settings, given, kwargs)
-        if self.engine is not None:
-            return self.engine.generate(self, super().generate, settings, given, kwargs, progress)  # type: ignore[misc]
-        refuse(settings, given, "there is no engine; import hf_vanilla_transformer, which has one")
-        output = super().generate(**kwargs)  # type: ignore[misc]
-        if progress is not None:
-            sequences = output if isinstance(output, Tensor) else output.sequences
-            progress(len(sequences) // (settings.get("num_return_sequences") or 1))
-        return output
+        return kwargs
 
     def _limit_lengths(self, settings: dict[str, Any], given: dict[str, Any], kwargs: dict[str, Any]) -> None:
         """Gives each sentence its maximum length by `max_extra_length`, where that counts."""
@@ -229,31 +216,27 @@ class DecodingMixin:
         return chosen.masked_fill(rows < 0, 0.0)
 
 
-def refuse(settings: dict[str, Any], given: dict[str, Any], reason: str) -> None:
-    """Refuses options that only an engine can do, where there is none for this call.
-
-    A `compute_type` that doesn't change the result, or that the caller hasn't asked for, is only warned of.
-
-    Args:
-        settings: Every option as it counts.
-        given: Those that the caller of `generate()` has given.
-        reason: What keeps the engine from it.
+def _refuse_engine_options(kwargs: dict[str, Any], config: GenerationConfig) -> None:
+    """Refuses what transformers' loop doesn't do; a `compute_type` of a configuration is only warned of.
 
     Raises:
-        ValueError: An option can't be had.
+        ValueError: There is such an option.
     """
-    compute_type = settings.get("compute_type") or "default"
-    wanted = [name for name in ("coverage_penalty", "output_alignments") if settings.get(name)]
-    if compute_type == "int8" and given.get("compute_type") == "int8":
-        wanted.append("compute_type")
-    if wanted:
-        raise ValueError(f"`{wanted[0]}` can't be had here, as {reason}; leave it out, or change that.")
-    if compute_type != "default":
-        logger.warning_once(f'`compute_type` is "default" and not "{compute_type}" here, as {reason}.')
+    configs = [vars(one) for one in (kwargs.get("generation_config"), config) if one is not None]
+    asked = [name for name in ENGINE_OPTIONS[:2] if any(one.get(name) for one in (kwargs, *configs))]
+    if "compute_type" in kwargs:
+        raise ValueError(
+            "`compute_type` is no option of `generate()`; call hf_vanilla_transformer.engine.attach(model, "
+            "compute_type=...) before."
+        )
+    if asked:
+        raise ValueError(
+            f"`{asked[0]}` needs the engine: call hf_vanilla_transformer.engine.attach(model), or set it to None."
+        )
 
 
 def _put(kwargs: dict[str, Any], name: str, value: Any) -> None:
-    """Sets an option where the caller has set his; transformers warns where there are options at both places."""
+    """Writes to the caller's generation_config if there is one; transformers warns of options at both places."""
     if kwargs["generation_config"] is None:
         kwargs[name] = value
     else:
@@ -261,7 +244,7 @@ def _put(kwargs: dict[str, Any], name: str, value: Any) -> None:
 
 
 def _source_of(kwargs: dict[str, Any]) -> Tensor | None:
-    """Returns source ids, (B, S), or embeddings or the encoder's output, (B, S, d_model); None: there is nothing."""
+    """Returns source ids, (B, S), or embeddings or the encoder's output, (B, S, d_model); None: there is none."""
     encoded = kwargs.get("encoder_outputs")
     if encoded is not None:
         encoded = encoded[0] if isinstance(encoded, tuple) else next(iter(encoded.values()))
@@ -289,18 +272,15 @@ def _limits_length(config: GenerationConfig) -> bool:
 
 
 def _validate(settings: dict[str, Any]) -> None:
-    """Checks our options and that only one length penalty is asked for."""
-    alpha, beta = settings["gnmt_length_penalty"], settings["coverage_penalty"]
-    for name, value, usual in (("gnmt_length_penalty", alpha, "the paper: 0.6"), ("coverage_penalty", beta, "0.2")):
-        is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-        if value is not None and not (is_number and 0 <= value < math.inf):
-            raise ValueError(f"`{name}` is {value!r}; it has to be a number from 0 up ({usual}) or None.")
-    extra, compute_type = settings["max_extra_length"], settings["compute_type"]
+    """Checks the options of this file, and that only one length penalty is asked for."""
+    alpha, extra = settings["gnmt_length_penalty"], settings["max_extra_length"]
+    is_number = isinstance(alpha, (int, float)) and not isinstance(alpha, bool)
+    if alpha is not None and not (is_number and 0 <= alpha < math.inf):
+        raise ValueError(
+            f"`gnmt_length_penalty` is {alpha!r}; it has to be a number from 0 up (the paper: 0.6) or None."
+        )
     if extra is not None and (isinstance(extra, bool) or not isinstance(extra, int) or extra < 0):
-        raise ValueError(f"`max_extra_length` is {extra!r}; it has to be 0 or more tokens (the paper: 50) or None.")
-    if compute_type not in (None, *COMPUTE_TYPES):
-        choices = ", ".join(map(repr, COMPUTE_TYPES))
-        raise ValueError(f"`compute_type` is {compute_type!r}; choose one of {choices}, or None.")
+        raise ValueError(f"`max_extra_length` is {extra!r}; give 0 or more tokens (the paper: 50), or None.")
     if alpha is not None and settings.get("length_penalty") not in (None, 1.0):
         raise ValueError(
             f"`gnmt_length_penalty` is {alpha} and `length_penalty` {settings['length_penalty']}: two formulas for one "
@@ -308,4 +288,4 @@ def _validate(settings: dict[str, Any]) -> None:
         )
 
 
-__all__ = ["PAPER_DECODING", "DecodingMixin", "EngineSlot"]
+__all__ = ["PAPER_DECODING", "DecodingMixin"]

@@ -23,7 +23,7 @@ from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
 from .configuration_vanilla_transformer import VanillaTransformerConfig, tensor_parallel_plan
-from .generation_vanilla_transformer import PAPER_DECODING, DecodingMixin, EngineSlot
+from .generation_vanilla_transformer import PAPER_DECODING, DecodingMixin
 
 
 # ---- 3.5 Positional encoding ----
@@ -234,7 +234,7 @@ class VanillaTransformerDecoderLayer(GradientCheckpointingLayer):
         return self.final_layer_norm(x, lambda x: self.feed_forward(x))  # accelerate moves modules in arguments
 
 
-class VanillaTransformerPreTrainedModel(EngineSlot, PreTrainedModel):
+class VanillaTransformerPreTrainedModel(PreTrainedModel):
     """What all models here share: initialisation, and what transformers has to know of them."""
 
     config: VanillaTransformerConfig

@@ -116,7 +116,7 @@ def _show(arguments: argparse.Namespace) -> None:
         print(f"{PROGRAM}: warning: --host {host}: {warning}", file=sys.stderr)
     with loading(), decoding_errors():
         use_threads(arguments.threads)
-        where = (arguments.device, arguments.dtype, arguments.trust_remote_code, arguments.compute_type or "default")
+        where = (arguments.device, arguments.dtype, arguments.trust_remote_code, arguments.compute_type)
         models = [translated_by(name, load_translator(name, *where)) for name in arguments.model]
     page = build_page(models, arguments.example)
     serve(page, host, arguments.port, lambda address: print(f"{address} shows the page; Ctrl+C ends it", flush=True))
@@ -132,7 +132,7 @@ def _is_this_machine(host: str) -> bool:
 # ---- A Space ----
 def _check_space(arguments: argparse.Namespace) -> None:
     folder: Path = arguments.space
-    if given := [name for name in HERE if getattr(arguments, name) is not None]:
+    if given := [name for name in HERE if getattr(arguments, name) not in (None, "default")]:
         raise UsageError(f"--{given[0].replace('_', '-')} is for a page that is shown here; leave it out with --space")
     if arguments.repo is not None and len(arguments.repo) != len(arguments.model):
         numbers = f"--model names {len(arguments.model)} and --repo {len(arguments.repo)}"

@@ -43,7 +43,6 @@ DECODING_FIELDS = (
     "length_penalty",
     "max_extra_length",
     "coverage_penalty",
-    "compute_type",
     "max_new_tokens",
     "max_length",
 )
@@ -178,7 +177,9 @@ def _result(arguments: argparse.Namespace, names: list[str], sources: list[str],
 
         use_threads(arguments.threads)
         begun = time.perf_counter()
-        tokenizer, model = load_ensemble(names, arguments.device, arguments.dtype, arguments.trust_remote_code)
+        where = (arguments.device, arguments.dtype, arguments.trust_remote_code, arguments.compute_type)
+        with decoding_errors():
+            tokenizer, model = load_ensemble(names, *where)
         seconds = {"loading": time.perf_counter() - begun}
     options = decoding_options(arguments, model)
     with decoding_errors():
@@ -281,7 +282,8 @@ def _settings(
         settings["max_extra_length"] = None  # `generate()` then ignores it
     limits = {"batch_size": arguments.batch_size, "batch_tokens": arguments.batch_tokens}
     limits["max_source_tokens"] = source_limit(model, arguments.max_source_tokens, tokenizer)
-    return {**settings, **limits, "device": str(model.device), "dtype": str(model.dtype)}
+    compute_type = getattr(getattr(model, "engine", None), "compute_type", None)  # None: transformers' loop
+    return {**settings, **limits, "compute_type": compute_type, "device": str(model.device), "dtype": str(model.dtype)}
 
 
 # ---- Output ----

@@ -118,8 +118,9 @@ def _translate_lines(arguments: argparse.Namespace, source: lines.Lines, file: A
 
         from ..evaluation import translation
 
-        model = (arguments.model, arguments.device, arguments.dtype, arguments.trust_remote_code)
-        translator = load_translator(*model)
+        where = (arguments.device, arguments.dtype, arguments.trust_remote_code, arguments.compute_type)
+        with decoding_errors():
+            translator = load_translator(arguments.model, *where)
         use_threads(arguments.threads)
     options = {name: getattr(arguments, name) for name in OPTIONS} | decoding_options(arguments, translator.model)
     limit = translation.source_limit(translator.model, arguments.max_source_tokens, translator.tokenizer)

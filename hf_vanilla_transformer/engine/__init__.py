@@ -1,32 +1,41 @@
-"""What makes the paper's model fast: it takes the place of plain code only where it computes the same.
+"""Faster decoding and training for the paper's model, put on by explicit calls.
 
     from hf_vanilla_transformer import engine
 
-    engine.unsupported_reason(model)  # why `generate()` takes transformers' loop, or None
-    engine.freeze(model)  # the weights stay as they are, so they needn't be compared at each call
-    with engine.frozen(model): ...  # for a while
-    engine.release(model)  # lets go of what is kept for the model
+    engine.attach(model)  # generate() decodes with the engine; model.engine.calls and .fallbacks count
+    engine.detach(model)
+    with engine.attach(model, compute_type="int8"): ...
+    engine.unsupported_reason(model)  # why it can't be attached, or None
     with engine.training_shortcuts(model): ...  # the same loss and gradients in less time; the trainer does it itself
 
-The engine knows the paper, and the paper doesn't know it: importing the package puts it into `EngineSlot.engine`.
+The engine knows the paper, and the paper doesn't know it. `engine.attachment` has the contract.
 """
 
 import importlib
 from typing import TYPE_CHECKING, Any
 
-__all__ = ["Engine", "freeze", "frozen", "keep_freed_memory", "release", "training_shortcuts", "unsupported_reason"]
+__all__ = [
+    "Engine",
+    "EngineCallback",
+    "EngineError",
+    "attach",
+    "detach",
+    "keep_freed_memory",
+    "training_shortcuts",
+    "unsupported_reason",
+]
 
 if TYPE_CHECKING:
-    from .decoding.generate import Engine
-    from .decoding.prepared import freeze, frozen, release
+    from .attachment import Engine, EngineError, attach, detach
+    from .callback import EngineCallback
     from .memory import keep_freed_memory
     from .support import unsupported_reason
     from .training.shortcuts import training_shortcuts
 else:
     # A module is imported when its name is used: the options of a training need `torch_private`, but no model.
     _MODULES = {
-        "Engine": "decoding.generate",
-        **dict.fromkeys(("freeze", "frozen", "release"), "decoding.prepared"),
+        **dict.fromkeys(("Engine", "EngineError", "attach", "detach"), "attachment"),
+        "EngineCallback": "callback",
         "keep_freed_memory": "memory",
         "training_shortcuts": "training.shortcuts",
         "unsupported_reason": "support",

@@ -39,8 +39,6 @@ class Processor:
     # 64 rows for a weight of 256 x 256, or on Intel's processors one row for 37,000 x 512.
     multiplications_for_mkl: int = _decides("rows are few up to this number, times the elements of the weight")
     rows_for_fbgemm: int = _decides("rows up to which 8-bit products are FBGEMM's, and above oneDNN's", default=8)
-    # Up to 8 rows, products compiled for the model are faster than oneDNN's; from 16 rows on, they are slower.
-    rows_for_compiled_products: int = _decides("rows up to which compiled steps have their own products", default=8)
     logits_per_chunk: int = _decides("logits that the training loss holds at a time", default=3_000_000)  # 12 MB
     rows_per_chunk: int = _decides("but no fewer rows than this, with which products are fast", default=256)
     # oneDNN needs a transposed copy of one of the two matrices.

@@ -6,21 +6,14 @@ of torch lacks it, public functions compute the same, or the engine leaves the c
 
 import functools
 import pkgutil
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
-import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 PACK_INT8 = "torch.ops.onednn.qlinear_prepack"
 LINEAR_INT8 = "torch.ops.onednn.qlinear_pointwise"
 PACK_FEW_INT8 = "torch.ops.quantized.linear_prepack"
 LINEAR_FEW_INT8 = "torch.ops.quantized.linear_dynamic"
-
-RUNNER = "torch._C._aoti.AOTIModelContainerRunnerCpu"
-COMPILE = "torch._inductor.aot_compile"
-CLEAR_CACHES = "torch._inductor.utils.clear_caches"
 
 
 @functools.cache
@@ -71,7 +64,7 @@ def _both(*paths: str) -> tuple[Any, Any] | None:
 
 # ---- Gradients ----
 def keeps_graph() -> bool:
-    """Tells whether the backward pass that is running keeps its graph for another one; where nobody says, it might."""
+    """Tells whether the backward pass that is running keeps its graph; where torch doesn't tell, it might."""
     ask = find("torch._C._autograd._get_current_graph_task_keep_graph")
     return ask is None or bool(ask())
 
@@ -83,64 +76,15 @@ def relu_backward(gradient: Tensor, output: Tensor) -> Tensor:
     return computed
 
 
-# ---- Surroundings of a call ----
-def _has_foreign_mode(modes: Callable[[], Sequence[Any]]) -> bool:
-    # `torch.set_default_device` leaves its own mode there, which only says where tensors are made.
-    harmless = find("torch.utils._device.DeviceContext")
-    return any(type(mode) is not harmless for mode in modes())
-
-
-_WATCHERS: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
-    ("torch.nn.modules.module._has_any_global_hook", lambda ask: ask(), "there are hooks on all modules"),
-    ("torch.overrides._get_current_function_mode_stack", _has_foreign_mode, "a TorchFunctionMode is active"),
-    ("torch._C._len_torch_dispatch_stack", lambda ask: ask() > 0, "a TorchDispatchMode is active"),
-    (
-        "torch._C._functorch.peek_interpreter_stack",
-        lambda ask: ask() is not None,
-        "a transform of torch.func is active",
-    ),
-    ("torch.autograd.forward_ad", lambda module: module._current_level >= 0, "forward-mode gradients are computed"),
-)
-
-
-def watcher() -> str | None:
-    """Says what is active that could see or change what a call computes; None: nothing is.
-
-    Where nobody can tell, it says so, and the call is computed by the paper's own modules.
-    """
-    for path, is_active, activity in _WATCHERS:
-        try:
-            if is_active(find(path)):
-                return activity
-        except (AttributeError, TypeError):  # there is no such function
-            return f"torch {torch.__version__} lacks {path}, which tells whether {activity}"
-    return None
-
-
-# ---- Compilers ----
-def missing(*paths: str) -> str | None:
-    """Names the first of `RUNNER`, `COMPILE` and `CLEAR_CACHES` that torch lacks; steps run without them."""
-    return next((path for path in paths if find(path) is None), None)
-
-
-def load_program(path: Path) -> Callable[[list[Tensor]], list[Tensor]]:
-    """Loads a compiled program."""
-    program: Callable[[list[Tensor]], list[Tensor]] = find(RUNNER)(str(path), 1).run
-    return program
-
-
-def compile_program(module: nn.Module, examples: tuple[Tensor, ...], options: Mapping[str, Any]) -> None:
-    """Compiles an exported module into the file that the options name."""
-    find(COMPILE)(module, examples, options=dict(options))
-
-
-def clear_compiler_caches() -> None:
-    """Lets the compiler forget the files that it has made."""
-    find(CLEAR_CACHES)()
+# ---- Hooks and compilers ----
+def has_global_hooks() -> bool:
+    """Tells whether there are hooks on all modules; where torch doesn't tell, there might be."""
+    ask = find("torch.nn.modules.module._has_any_global_hook")
+    return ask is None or bool(ask())
 
 
 def check_cpp_compiler() -> None:
-    """Raises what torch raises if it finds no C++ compiler; where nobody can tell, compiling will."""
+    """Raises what torch raises if it finds no C++ compiler; where it doesn't tell, compiling will."""
     get_compiler = find("torch._inductor.cpp_builder.get_cpp_compiler")
     if get_compiler is not None:
         get_compiler()

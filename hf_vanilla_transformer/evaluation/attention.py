@@ -110,7 +110,7 @@ def _evaluating(model: PreTrainedModel) -> Iterator[None]:
         yield
     finally:
         if modes[model]:
-            model.train()  # with which the engine lets go of what it holds
+            model.train()
         for module, mode in modes.items():
             module.training = mode
 

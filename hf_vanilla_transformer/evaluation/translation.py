@@ -21,7 +21,7 @@ from transformers.utils import logging
 
 from ..engine import Engine
 from ..engine.decoding.search import round_down
-from ..engine.decoding.together import Postponed, together
+from ..engine.decoding.together import run_together
 from ..generation_vanilla_transformer import DecodingMixin
 from .limits import BATCH_TOKENS, MAX_SOURCE_TOKENS, check_generation, check_limit
 from .loading import tokenizer_fingerprint
@@ -175,8 +175,8 @@ def decode(
     if progress is not None and len(left) < len(texts):
         progress(len(texts) - len(left))
     lists: list[list[Translation]] = [[] for _ in pieces]
-    search = partial(_generate, model, tokenizer, pieces, options)
-    outputs = together(model, search, _batches(pieces, batch_size, batch_tokens // num_beams))
+    begin = partial(_begin, model, tokenizer, pieces, options)
+    outputs = run_together(begin, _batches(pieces, batch_size, batch_tokens // num_beams))
     while True:
         with lock:
             with _no_gradients(model):
@@ -332,26 +332,25 @@ def batches(lengths: Sequence[int], batch_size: int | None, max_tokens: int) -> 
         yield batch
 
 
-def _generate(
+def _begin(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
     pieces: list[Piece],
     options: dict[str, Any],
     places: Sequence[int],
 ) -> Any:
-    """Calls `generate()` for pieces whose prefixes have one length."""
+    """Begins the search for pieces whose prefixes have one length, or does all of it where there is no engine."""
     tokens = {"input_ids": [pieces[place].token_ids for place in places]}
     inputs = tokenizer.pad(tokens, return_tensors="pt").to(model.device)
     batch = {name: inputs[name] for name in ("input_ids", "attention_mask")}
     if pieces[places[0]].prefix:
         batch["decoder_input_ids"] = torch.tensor([pieces[place].prefix for place in places], device=model.device)
-    output = model.generate(**batch, **options)
-    is_complete = not isinstance(output, Postponed)
-    if is_complete and options.get("num_return_sequences") and output.sequences_scores is None:
-        # Where transformers' own loop searches, scores come only with those of every step, which take much memory.
-        options["output_scores"] = True
-        output = model.generate(**batch, **options)
-    return output
+    # transformers' beam search gives scores of sequences only with those of every step.
+    scores = {"output_scores": True} if options.get("num_return_sequences") else {}
+    attached = vars(model).get("engine")  # not that of a model with adapters below
+    if isinstance(attached, Engine):
+        return attached.begin(model, {**batch, **options}, scores)
+    return model.generate(**batch, **options, **scores)
 
 
 def _translations(
@@ -711,27 +710,10 @@ class MemberEncoders(nn.Module):
         return {str(number): output.last_hidden_state for number, output in enumerate(outputs)}
 
 
-class EnsembleEngine(Engine):
-    """The engine with several models: one search, each supported, each encoding and decoding for itself."""
-
-    def members(self, model: Any) -> Sequence[Any]:
-        """Returns the models that decode as one."""
-        return list(model.members)
-
-    def as_encoder_outputs(self, memories: Sequence[Tensor]) -> dict[str, Tensor]:
-        """Makes what `MemberEncoders` returns of each member's output, (B, S, d_model)."""
-        return {str(number): memory for number, memory in enumerate(memories)}
-
-    def memories(self, encoder_outputs: dict[str, Tensor]) -> Sequence[Tensor]:
-        """Returns the encoder's output of each member, (rows, S, d_model)."""
-        return [encoder_outputs[str(number)] for number in range(len(encoder_outputs))]
-
-
 class AveragedProbabilities(nn.Module):
     """What makes an ensemble of a model's class, which comes after it in the bases; `ensemble` builds it."""
 
     members: Any
-    engine = EnsembleEngine()
 
     def __init__(self, members: Sequence[PreTrainedModel]) -> None:
         PreTrainedModel.__init__(self, members[0].config)  # not the class's own, which would build another model

@@ -4,6 +4,8 @@ import hashlib
 import json
 import os
 import re
+import sys
+import tempfile
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -13,7 +15,6 @@ from transformers.utils.hub import extract_commit_hash
 
 from ..data.files import BLOCK, BLOCKS, fingerprint
 from ..data.messages import first_line
-from ..engine.program_cache import UnusableFolderError, private_folder, workspace
 from ..evaluation.loading import CONFIG, CheckpointError
 from ..interop.base import ConversionError
 from ..interop.convert import convert
@@ -21,6 +22,7 @@ from ..interop.marian import is_marian
 
 logger = logging.get_logger(__name__)
 
+FOLDER_VARIABLE = "HF_VANILLA_TRANSFORMER_CACHE"
 # Part of the key of each conversion, to be raised when a conversion writes something else.
 VERSION = 1
 
@@ -41,8 +43,7 @@ def converted(
         tokenizer than OPUS-MT's, which transformers loads as it is.
 
     Raises:
-        CheckpointError: The model can't be converted, or there is no folder for conversions.
-        OSError: The conversion can't be written.
+        CheckpointError: The model can't be converted, or the conversion can't be written.
     """
     where: dict[str, Any] = {"revision": revision, "token": token, "local_files_only": local_only}
     config = _file(name, CONFIG, where)
@@ -53,14 +54,33 @@ def converted(
     if not Path(name).is_dir():
         where["revision"] = extract_commit_hash(config, None) or revision
     try:
-        root = private_folder("converted", "converted models")
+        root = _cache_folder() / "converted"
+        root.mkdir(mode=0o700, parents=True, exist_ok=True)
         folder = root / f"{_readable(name)}-{_key(name, where['revision'])}"
         if not (folder / CONFIG).is_file():
             logger.info(f"{name} is a Marian model; it is converted once, into {folder}.")
             _convert(name, root, folder, where)
-    except (ConversionError, UnusableFolderError) as error:
+    except ConversionError as error:
         raise CheckpointError(f"can't convert {name} ({first_line(error)})") from error
+    except (OSError, RuntimeError) as error:  # RuntimeError: the user has no home directory
+        raise CheckpointError(
+            f"can't keep the conversion of {name} ({first_line(error)}); name another folder in the environment "
+            f"variable {FOLDER_VARIABLE}"
+        ) from error
     return folder
+
+
+def _cache_folder() -> Path:
+    if given := os.environ.get(FOLDER_VARIABLE):
+        return Path(given).expanduser().absolute()
+    if sys.platform == "win32":
+        caches = Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local")
+    elif sys.platform == "darwin":
+        caches = Path.home() / "Library" / "Caches"
+    else:
+        caches = Path(os.environ.get("XDG_CACHE_HOME", ""))
+        caches = caches if caches.is_absolute() else Path.home() / ".cache"  # its specification ignores relative ones
+    return caches / "hf_vanilla_transformer"
 
 
 def _file(name: str | Path, file: str, where: dict[str, Any]) -> str | None:
@@ -73,10 +93,11 @@ def _file(name: str | Path, file: str, where: dict[str, Any]) -> str | None:
 
 
 def _convert(name: str | Path, root: Path, folder: Path, where: dict[str, Any]) -> None:
-    with workspace(root) as place:
-        convert(name, place / "model", system="marian", **where)
+    with tempfile.TemporaryDirectory(prefix=".converting-", dir=root, ignore_cleanup_errors=True) as place:
+        made = Path(place) / "model"
+        convert(name, made, system="marian", **where)
         with suppress(OSError):  # there is one already if another process was faster
-            os.rename(place / "model", folder)
+            os.rename(made, folder)
         if not (folder / CONFIG).is_file():
             raise ConversionError(f"the conversion can't be moved to {folder}")
 

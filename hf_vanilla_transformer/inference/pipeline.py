@@ -6,7 +6,7 @@ from typing import Any
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.pipelines.base import Pipeline
 
-from .translator import Result, Translator
+from .translator import Result, Translator, attach_where_supported
 
 
 class VanillaTranslationPipeline(Pipeline):
@@ -15,7 +15,8 @@ class VanillaTranslationPipeline(Pipeline):
         translate = pipeline("vanilla-translation", model="outputs/quickstart/model")
         translate("half past nine")  # [{"translation_text": "halb zehn"}]
 
-    A Marian model is not converted here, as it is by `Translator`: it decodes as transformers does.
+    The pipeline owns its model: the engine is attached to it, if it is one of this package. A Marian model is not
+    converted here, as it is by `Translator`: it decodes as transformers does.
 
     Args:
         model: The model.
@@ -35,7 +36,8 @@ class VanillaTranslationPipeline(Pipeline):
         **kwargs: Any,
     ) -> None:
         super().__init__(model=model, tokenizer=tokenizer, **kwargs)
-        self.translator = Translator(self.model, compute_type=compute_type, tokenizer=self.tokenizer)
+        attach_where_supported(self.model, compute_type)
+        self.translator = Translator(self.model, tokenizer=self.tokenizer)
 
     def __call__(self, inputs: str | Iterable[str], **options: Any) -> Any:
         """Translates a text, several, or a stream.

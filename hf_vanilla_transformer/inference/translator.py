@@ -14,18 +14,19 @@ from typing import Any
 import torch
 from tqdm import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers.utils import logging
 
 from ..data.hub import check_model_on_hub
 from ..data.messages import first_line
-from ..engine import freeze, release
+from ..engine import EngineError, attach
 from ..evaluation import translation
 from ..evaluation.limits import check_limit
 from ..evaluation.loading import CONFIG, CheckpointError, check_tokenizer, load_checkpoint
 from ..evaluation.sources import check_splitting, check_target_codes, target_code
 from ..evaluation.translation import Translation
-from ..generation_vanilla_transformer import COMPUTE_TYPES, DecodingMixin
-from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from .converted import converted
+
+logger = logging.get_logger(__name__)
 
 ADAPTER = "adapter_config.json"
 # A stream is read, sorted by length and translated in windows, which end at this number of texts or of characters.
@@ -64,10 +65,9 @@ class Translator:
 
     Several threads may call one translator: they take turns, batch by batch.
 
-    A model that is loaded here is frozen for the engine (`engine.freeze`): its weights are not compared at each call.
-    `translator.model.train()` and adapters of PEFT end that. Before you write to its weights in another way, by
-    `parameter.data` say, call `engine.release(translator.model)`. A model that you give stays as it is: freeze it
-    yourself if its weights don't change.
+    The engine is attached to a model that is loaded here, if it is one of this package: as long as it is, don't change
+    the model's weights and settings (`engine.attach` says what is noticed). A model that you give stays as it is, and
+    decodes with the engine where you have attached it, unless you name a `compute_type`: that attaches it.
 
     Args:
         model: A folder that `save_pretrained` wrote or a name on the Hub, of any sequence-to-sequence model; or a
@@ -76,8 +76,8 @@ class Translator:
             `$HF_VANILLA_TRANSFORMER_CACHE`.
         device: Where it translates; None: CUDA where it is available, else the CPU; a model that is given stays where
             it is, or moves if a device is named.
-        compute_type: How a step is computed on a CPU: "default", "int8" or "compiled", as in `generate()`. "default"
-            is the model's generation config.
+        compute_type: As for `engine.attach`: "default" computes in the type of the weights, "int8" with weights of 8
+            bits, on a CPU.
         threads: PyTorch's threads, which are those of all of the process; None: leaves them.
         tokenizer: That of a model that is given; a folder or a name has its own.
         dtype: Type of the weights; "auto": as they were saved, but float32 for float16 on a CPU. A model that is given
@@ -110,24 +110,18 @@ class Translator:
         token: str | bool | None = None,
         trust_remote_code: bool = False,
     ) -> None:
-        if compute_type not in COMPUTE_TYPES:
-            raise ValueError(f"compute_type is {compute_type!r}; choose one of {', '.join(map(repr, COMPUTE_TYPES))}")
         if threads is not None and (isinstance(threads, bool) or not isinstance(threads, int) or threads < 1):
             raise ValueError(f"threads is {threads!r}; it has to be an integer of at least 1")
-        self._loaded: PreTrainedModel | None = None  # and frozen
         if isinstance(model, str | Path):
             if tokenizer is not None:
                 raise ValueError("tokenizer is for a model that is given; a folder or a name has its own")
             where: dict[str, Any] = {"revision": revision, "token": token, "trust_remote_code": trust_remote_code}
             self.tokenizer, self.model = load_to_translate(model, device, dtype=dtype, **where)
-            self._loaded = self.model if isinstance(self.model, VanillaTransformerForConditionalGeneration) else None
+            attach_where_supported(self.model, compute_type)
         else:
             self.tokenizer, self.model = _checked(model, tokenizer, device)
-        if compute_type != "default" and not isinstance(translation.without_adapters(self.model), DecodingMixin):
-            raise ValueError(
-                f"compute_type is {compute_type!r}, which a model of this package has, and this one is a "
-                f"{type(self.model).__name__}; leave it out"
-            )
+            if compute_type != "default":
+                attach(self.model, compute_type)
         self.compute_type = compute_type
         self._turns = Turns()
         if threads is not None:
@@ -214,10 +208,6 @@ class Translator:
         texts = translation.texts_of("sentences", texts, first)
         if options.get("target_lang") is None:
             check_target_codes(self.tokenizer, texts, first)
-        if self.compute_type != "default":
-            options = {"compute_type": self.compute_type, **options}
-        with self._turns:
-            self._keep_frozen()
         with self._bar(len(texts), options) as bar:
             given = {name: value for name, value in options.items() if name != "progress_bar"}
             given["progress"] = _both(bar.update, options.get("progress"))
@@ -231,25 +221,29 @@ class Translator:
         delay = SECONDS_TO_BAR if shown is None else 0
         return tqdm(total=total, unit=" texts", disable=None if shown is None else not shown, delay=delay, leave=False)
 
-    def _keep_frozen(self) -> None:
-        """Freezes what was loaded here, unless PEFT has been at it, whose merging torch doesn't count as a write.
 
-        Its traces: while there are adapters, the model has their configuration; and what it was made of isn't trained.
-        """
-        if self._loaded is None or self._loaded.training:
-            return
-        is_whole = all(parameter.requires_grad for parameter in self._loaded.parameters())
-        if is_whole and not hasattr(self._loaded, "peft_config"):
-            freeze(self._loaded)
-        else:
-            release(self._loaded)
-            self._loaded = None
+def attach_where_supported(model: PreTrainedModel, compute_type: str = "default") -> None:
+    """Attaches the engine to a model whose owner is the caller; other architectures decode as transformers does.
+
+    Args:
+        model: The model, or what `ensemble` made of several.
+        compute_type: As for `engine.attach`.
+
+    Raises:
+        EngineError: The model isn't supported, and a `compute_type` is named.
+    """
+    try:
+        attach(model, compute_type)
+    except EngineError as error:
+        if compute_type != "default":
+            raise
+        logger.info(f"{type(model).__name__} decodes without the engine: {error}.")
 
 
 def load_to_translate(
     name: str | Path, device: str | torch.device | None = None, *, dtype: torch.dtype | str = "auto", **where: Any
 ) -> tuple[PreTrainedTokenizerBase, PreTrainedModel]:
-    """Loads a model and its tokenizer for `Translator`, and freezes it; a Marian model is converted first.
+    """Loads a model and its tokenizer for `Translator`; a Marian model is converted first.
 
     Args:
         name: As `model` of `Translator`.
@@ -278,10 +272,7 @@ def load_to_translate(
         tokenizer, model = load_checkpoint(name, dtype=dtype, trust_remote_code=trust, **hub)
     if dtype == "auto" and model.dtype == torch.float16 and torch.device(device).type == "cpu":
         model = model.float()  # the same numbers; CPUs compute half precision slowly
-    model = model.to(device)
-    if isinstance(model, VanillaTransformerForConditionalGeneration):
-        freeze(model)  # nobody changes its weights, so `generate()` needn't compare them at each call
-    return tokenizer, model
+    return tokenizer, model.to(device)
 
 
 def _check_folder(folder: Path) -> None:
@@ -297,7 +288,7 @@ def _check_folder(folder: Path) -> None:
 def _checked(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None, device: str | torch.device | None
 ) -> tuple[PreTrainedTokenizerBase, PreTrainedModel]:
-    """Checks a model that a user gives, which stays his: it is moved if he says so, and not changed."""
+    """Checks the user's model; only its device may change."""
     if not hasattr(model, "generate") or not hasattr(model, "config"):
         raise ValueError(f"model is of type {type(model).__name__}; give a folder, a name on the Hub, or a model")
     if tokenizer is None:

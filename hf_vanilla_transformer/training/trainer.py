@@ -7,7 +7,7 @@ import platform
 import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -422,16 +422,20 @@ class VanillaTransformerTrainer(ConsistencyTrainer):
         self._evaluated = _Sums()
         # Seq2SeqTrainer would count the sentences twice that `_without_repeated` is about.
         self.gather_function = self.accelerator.gather_for_metrics
-        # The weights stay as they are, so `generate()` needn't compare them at each call.
-        is_ours = isinstance(self.model, VanillaTransformerForConditionalGeneration)
-        frozen = engine.frozen(self.model.eval()) if is_ours else nullcontext()
-        with self._clock.paused(), paused_shortcuts(self.model), frozen:
+        with self._clock.paused(), paused_shortcuts(self.model), self._engine_attached():
             output = super().evaluation_loop(*args, metric_key_prefix=metric_key_prefix, **kwargs)
         loss, tokens = self.accelerator.reduce(self._evaluated.tensor(self.args.device), reduction="sum").tolist()
         if tokens:
             output.metrics[f"{metric_key_prefix}_loss"] = loss / tokens
             output.metrics[f"{metric_key_prefix}_perplexity"] = math.exp(min(loss / tokens, 700.0))
         return output
+
+    def _engine_attached(self) -> AbstractContextManager[Any]:
+        """Attaches the engine for an evaluation that translates, where it supports the model."""
+        with suppress(engine.EngineError):
+            if self.args.predict_with_generate:
+                return engine.attach(self.model, allow_autocast=True)
+        return nullcontext()
 
     def _without_repeated(self, labels: Tensor) -> Tensor:
         """The labels, -100 for sentences that fill up the last batch so that all processes have equally many."""

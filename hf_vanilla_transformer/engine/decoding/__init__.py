@@ -1,1 +1,1 @@
-"""Decoding: linear maps, prepared weights, the incremental and the compiled decoder, searches, and `generate()`."""
+"""Decoding: linear maps, prepared weights, the incremental decoder, searches, and calls of `generate()`."""

@@ -1,306 +1,258 @@
-"""The engine behind `generate()`: which calls it takes, and its searches in the place of transformers' loops."""
+"""A call of `generate()` as a search of the engine: transformers prepares it, and the search takes its loop's place."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import GenerationConfig, StoppingCriteriaList
-from transformers.generation import GenerationMode, logits_process
+from transformers import GenerationConfig, GenerationMixin, StoppingCriteriaList
+from transformers.generation import GenerationMode, logits_process, stopping_criteria
 from transformers.generation.utils import GenerateBeamEncoderDecoderOutput, GenerateEncoderDecoderOutput
-from transformers.integrations.deepspeed import is_deepspeed_zero3_enabled
-from transformers.integrations.fsdp import is_fsdp_managed_module
-from transformers.modeling_outputs import BaseModelOutput
-from transformers.utils import logging
 
-from ...generation_vanilla_transformer import MaxLengthPerSentence, refuse
-from .. import source, support
-from .compiled import CompiledDecoder
+from ...generation_vanilla_transformer import MaxLengthPerSentence
 from .incremental import EnsembleDecoder, IncrementalDecoder, encode
-from .prepared import release, weights_of
-from .search import BeamRules, BeamSearch, Processor, Search, beam_search, greedy_search, noop
-from .together import run_or_postpone
+from .search import BeamRules, BeamSearch, Processor, Search, beam_search, greedy_search, noop, run
 from .weights import Weights
 
-logger = logging.get_logger(__name__)
-_reported: set[str] = set()  # why transformers' own loop was taken, so far
+# Options of `generate()` that the engine adds.
+OPTIONS = ("coverage_penalty", "output_alignments")
+# Modes of decoding that the engine has.
+MODES = (GenerationMode.GREEDY_SEARCH, GenerationMode.BEAM_SEARCH)
+# Arguments that change more than the loop.
+NEEDING_TRANSFORMERS = ("custom_generate", "penalty_alpha", "stop_strings", "synced_gpus", "token_healing")
+OUTPUTS_OF_STEPS = ("output_attentions", "output_hidden_states", "output_scores", "output_logits")
+KNOWN_ARGUMENTS = {"encoder_outputs", "attention_mask", "past_key_values", "use_cache", "logits_to_keep"}
 
-# transformers' loops that a search of ours can take the place of, as methods of GenerationMixin.
-LOOPS = {
-    GenerationMode.GREEDY_SEARCH: "_sample",
-    GenerationMode.SAMPLE: "_sample",
-    GenerationMode.BEAM_SEARCH: "_beam_search",
-    GenerationMode.BEAM_SAMPLE: "_beam_search",
-}
-# What a callable for `custom_generate` would not be handed.
-NEEDING_TRANSFORMERS = ("penalty_alpha", "stop_strings", "synced_gpus", "token_healing")
-
-
-class Engine:
-    """What fills the slot of the paper's models, `EngineSlot.engine`."""
-
-    compare_code = staticmethod(source.warn_of_other_code)
-    release = staticmethod(release)
-
-    def members(self, model: Any) -> Sequence[Any]:
-        """Returns the models that decode as one: here the model itself."""
-        return [model]
-
-    def as_encoder_outputs(self, memories: Sequence[Tensor]) -> Any:
-        """Makes what `generate()` takes for the encoder's output of each member's, (B, S, d_model)."""
-        return BaseModelOutput(memories[0])
-
-    def memories(self, encoder_outputs: Any) -> Sequence[Tensor]:
-        """Returns the encoder's output of each member, (rows, S, d_model)."""
-        return [encoder_outputs["last_hidden_state"]]
-
-    def unsupported_reason(self, model: Any, compute_type: str = "default", is_needed: bool = False) -> str | None:
-        """Says what keeps the engine from decoding with a model, or None.
-
-        Args:
-            model: The model.
-            compute_type: How a step is to be computed; one of `COMPUTE_TYPES`.
-            is_needed: Whether the caller needs what the engine alone can do.
-        """
-        for member in self.members(model):
-            reason = support.unsupported_reason(member, is_needed)
-            if reason is not None:
-                return reason
-            weight = member.lm_head.weight
-            if compute_type != "default" and (weight.device.type, weight.dtype) != ("cpu", torch.float32):
-                kind = f"{str(weight.dtype).removeprefix('torch.')} on {weight.device.type}"
-                return f"{compute_type} needs a model in float32 on a CPU, and this one is in {kind}"
-        return None
-
-    def generate(
-        self,
-        model: Any,
-        plain_generate: Callable[..., Any],
-        settings: dict[str, Any],
-        given: dict[str, Any],
-        kwargs: dict[str, Any],
-        progress: Callable[[int], Any] | None,
-    ) -> Any:
-        """Calls transformers' `generate()` with a search of ours as its loop, or with its own.
-
-        Args:
-            model: The model.
-            plain_generate: `GenerationMixin.generate`, bound to the model.
-            settings: Every option as it counts.
-            given: Those that the caller has given.
-            kwargs: The caller's arguments, without our options.
-            progress: Called with the number of sentences translated since its last call.
-
-        Raises:
-            ValueError: An option that needs the engine can't be had.
-        """
-        call = Call(self, model, settings, given, progress or noop, kwargs.get("streamer"))
-        if (reason := call.reason_for_plain(kwargs)) is not None:
-            refuse(settings, given, reason)
-            output = plain_generate(**kwargs)
-            sequences = output if isinstance(output, Tensor) else output.sequences
-            call.progress(len(sequences) // (settings.get("num_return_sequences") or 1))
-            return output
-        call.prepare()
-        call.encode(kwargs)
-        return plain_generate(**kwargs | {"custom_generate": call.loop})
+# Processors that change the scores of a row in view of that row alone, whatever the batch. The exponential decay is not
+# among them: it makes infinities and NaN of tokens that another one bars, whose order is up to torch's top-k.
+ROW_BY_ROW = (
+    logits_process.ForcedBOSTokenLogitsProcessor,
+    logits_process.ForcedEOSTokenLogitsProcessor,
+    logits_process.LogitNormalization,
+    logits_process.MinLengthLogitsProcessor,
+    logits_process.MinNewTokensLengthLogitsProcessor,
+    logits_process.NoBadWordsLogitsProcessor,
+    logits_process.NoRepeatNGramLogitsProcessor,
+    logits_process.RepetitionPenaltyLogitsProcessor,
+    logits_process.SequenceBiasLogitsProcessor,
+    logits_process.SuppressTokensAtBeginLogitsProcessor,
+    logits_process.SuppressTokensLogitsProcessor,
+)
+# This can raise scores above 0, where bounds on what a beam may still become are not bounds.
+RAISING = (logits_process.SequenceBiasLogitsProcessor,)
+CRITERIA = (stopping_criteria.MaxLengthCriteria, stopping_criteria.EosTokenCriteria, MaxLengthPerSentence)
 
 
-@dataclass
-class Call:
-    """One call of `generate()`.
+class Uncovered(Exception):  # noqa: N818  # no error: transformers' loop takes the call
+    """What keeps the engine from a call, found while transformers prepared it."""
 
-    Attributes:
-        engine: The engine.
-        model: The model, or an ensemble of some.
-        settings: Every option as it counts.
-        given: Those that the caller has given.
-        progress: Called with the number of sentences translated since its last call.
-        streamer: Gets each token of a single sentence.
-        compute_type: How a step is computed.
-        reason: What keeps the engine from this model, or None.
-        weights: Of each of the models that decode as one.
-        source: Ids and mask, (B, S) each, of what the engine has encoded.
-    """
 
-    engine: Engine
-    model: Any
-    settings: dict[str, Any]
-    given: dict[str, Any]
-    progress: Callable[[int], Any]
-    streamer: Any = None
-    compute_type: str = "default"
-    reason: str | None = None
-    weights: Sequence[Weights] = ()
-    source: tuple[Tensor, Tensor | None] | None = None
+@dataclass(frozen=True)
+class Options:
+    """The engine's own options, as they count in a call."""
+
+    coverage_penalty: float = 0.0
+    output_alignments: bool = False
 
     @property
     def needs_attention(self) -> bool:
-        """Whether the user asked for what comes from the attention of the decoder, which the engine alone keeps."""
-        return bool(self.settings["coverage_penalty"] or self.settings["output_alignments"])
+        """Whether attention of the decoder is to be kept."""
+        return self.asked_for() is not None
 
-    def prepare(self) -> None:
-        """Finds out whether the engine serves the model, and gets its weights."""
-        self.compute_type = self.settings["compute_type"] or "default"
-        self.reason = self.engine.unsupported_reason(self.model, self.compute_type, self.needs_attention)
-        if self.reason is not None and self.compute_type != "default":
-            refuse(self.settings, self.given, self.reason)
-            self.compute_type = "default"
-            self.reason = self.engine.unsupported_reason(self.model, is_needed=self.needs_attention)
-        if self.reason is None:
-            self.weights = [weights_of(one, self.compute_type) for one in self.engine.members(self.model)]
+    def asked_for(self) -> str | None:
+        """Names an option that is set, or None."""
+        return next((name for name in OPTIONS if getattr(self, name)), None)
 
-    def reason_for_plain(self, kwargs: dict[str, Any]) -> str | None:
-        """Says why the call has to reach transformers as it is, or None if a loop can take the place of its own."""
+
+class Request:
+    """A call of `generate()`.
+
+    Args:
+        model: The model, or an ensemble.
+        arguments: Those of `generate()`, our own options among them.
+
+    Attributes:
+        model: The model.
+        options: The engine's own options.
+        arguments: What transformers' `generate()` takes: without the engine's options, with the paper's length penalty
+            and limits as it knows them.
+        settings: Every option of transformers as it counts.
+
+    Raises:
+        ValueError: An option has a wrong value, or two contradict each other.
+    """
+
+    def __init__(self, model: Any, arguments: dict[str, Any]) -> None:
+        own, given = vars(model.generation_config), arguments.get("generation_config")
+        asked = {**own, **({} if given is None else vars(given)), **arguments}
+        beta = asked.get("coverage_penalty")
+        is_number = isinstance(beta, (int, float)) and not isinstance(beta, bool)
+        if beta is not None and not (is_number and 0 <= beta < math.inf):
+            raise ValueError(f"`coverage_penalty` is {beta!r}; it has to be a number from 0 up (0.2) or None.")
+        self.model = model
+        self.options = Options(beta or 0.0, bool(asked.get("output_alignments")))
+        plain = {name: value for name, value in arguments.items() if name not in OPTIONS}
+        self.arguments = model.prepare_decoding(plain)
+        given = self.arguments["generation_config"]
+        self.settings = {**own, **({} if given is None else vars(given)), **self.arguments}
+
+    @property
+    def source(self) -> tuple[Tensor | None, Tensor | None]:
+        """Ids and mask of the source, (B, S) each, as they are given."""
+        ids = self.arguments.get("input_ids")
+        return self.arguments.get("inputs") if ids is None else ids, self.arguments.get("attention_mask")
+
+    def reason_for_transformers(self) -> str | None:
+        """Says why the call has to reach transformers as it is, or None."""
         config = GenerationConfig()
         vars(config).update(self.settings)
-        mode = config.get_generation_mode(kwargs.get("assistant_model"))
-        is_sharded = is_deepspeed_zero3_enabled() or is_fsdp_managed_module(self.model)
-        settings = {"synced_gpus": is_sharded, **self.settings}
-        needing = [name for name in NEEDING_TRANSFORMERS if settings.get(name)]
-        if kwargs.get("custom_generate") is not None:
-            return "`custom_generate` is a loop of its own"
-        if mode not in LOOPS:
-            return f"{mode.value.replace('_', ' ')} has a loop of its own"
-        if self.streamer is not None and LOOPS[mode] == "_beam_search":
+        mode = config.get_generation_mode(self.arguments.get("assistant_model"))
+        needing = [name for name in NEEDING_TRANSFORMERS if self.settings.get(name)]
+        if needing:
+            return f"`{needing[0]}` is given"
+        if mode not in MODES:
+            return f"{mode.value.replace('_', ' ')} is not greedy or beam search"
+        if self.settings.get("streamer") is not None and mode is GenerationMode.BEAM_SEARCH:
             return "beams can't be streamed"
-        return f"`{needing[0]}` is given" if needing else None
+        return self._reason_of_source()
 
-    def encode(self, kwargs: dict[str, Any]) -> None:
-        """Puts the encoder's output into the arguments, so that transformers doesn't run it."""
-        ids, mask = kwargs.get("input_ids"), kwargs.get("attention_mask")
-        ids = kwargs.get("inputs") if ids is None else ids
-        shows = any(self.settings.get(name) for name in ("output_attentions", "output_hidden_states"))
-        if self.reason is not None or shows or kwargs.get("encoder_outputs") is not None:
-            return
+    def _reason_of_source(self) -> str | None:
+        ids, mask = self.source
+        encoded = self.arguments.get("encoder_outputs")
+        if encoded is not None:
+            is_known = hasattr(encoded, "items") and mask is not None and mask.ndim == 2
+            return None if is_known else "`encoder_outputs` has no `attention_mask`, or is a tuple"
         if not isinstance(ids, Tensor) or ids.ndim != 2 or ids.is_floating_point() or not ids.numel():
-            return
-        if mask is not None and (mask.shape != ids.shape or not mask.any(dim=1).all()):
-            return
-        self.source = (ids, mask)
-        encoded = [encode(weights, *self.source) for weights in self.weights]
-        kwargs["encoder_outputs"] = self.engine.as_encoder_outputs(encoded)
+            return "the source isn't token ids, (batch, length)"
+        return None
 
-    def loop(
+    def memories(self, weights: Sequence[Weights]) -> list[Tensor]:
+        """Returns the encoder's output of each model, (B, S, d_model), which is computed here where it isn't given."""
+        encoded, (ids, mask) = self.arguments.get("encoder_outputs"), self.source
+        if encoded is not None:
+            outputs = [value for value in encoded.values() if isinstance(value, Tensor)]
+            return outputs[: len(weights)]
+        assert ids is not None
+        return [encode(one, ids.to(one.device), None if mask is None else mask.to(one.device)) for one in weights]
+
+
+@dataclass
+class Begun:
+    """A search that has yielded its first tokens.
+
+    Attributes:
+        search: It returns what `generate()` does.
+        decoder: Its decoder.
+        tokens: What the decoder's next step takes, (rows,).
+    """
+
+    search: Search[Any]
+    decoder: Any
+    tokens: Tensor
+
+    def run(self) -> Any:
+        """Runs the search to its end."""
+        return run(self.search, self.decoder, self.tokens)
+
+
+def begin(request: Request, weights: Sequence[Weights], by_transformers: Callable[[str], Any]) -> Begun:
+    """Begins the search that a call asks for.
+
+    Args:
+        request: The call.
+        weights: Of each of the models that decode as one.
+        by_transformers: Decodes with transformers' loop, for a reason.
+
+    Raises:
+        Uncovered: The engine doesn't know a setting.
+    """
+    call = _Call(request, weights, by_transformers)
+    streamer = request.arguments.get("streamer")
+    arguments = {**request.arguments, "streamer": None, "encoder_outputs": _Unexpanded(request)}
+    begun: Begun = GenerationMixin.generate(request.model, **arguments, custom_generate=partial(call.begin, streamer))
+    return begun
+
+
+class _Unexpanded:
+    """Stands for the encoder's output while transformers prepares a call, which would repeat it for each beam."""
+
+    def __init__(self, request: Request) -> None:
+        given = request.arguments.get("encoder_outputs")
+        self.last_hidden_state = None if given is None else next(iter(given.values()))  # its shape may be looked at
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(())
+
+
+@dataclass
+class _Call:
+    request: Request
+    weights: Sequence[Weights]
+    by_transformers: Callable[[str], Any]
+
+    def begin(
         self,
+        streamer: Any,
         model: Any,
         input_ids: Tensor,
         logits_processor: Any,
         stopping_criteria: StoppingCriteriaList,
         generation_config: GenerationConfig,
         **model_kwargs: Any,
-    ) -> Any:
-        """Decodes, as `custom_generate` of transformers: with a search of ours, or if need be by transformers' loop."""
-        config, memory_mask = generation_config, model_kwargs.get("attention_mask")
-        reason = self.reason or _uncovered(logits_processor, stopping_criteria, config, model_kwargs, self.streamer)
-        if reason is None and memory_mask is not None and (memory_mask.ndim != 2 or not memory_mask.any(dim=1).all()):
-            reason = "a source is all padding"
-        arguments = (input_ids, logits_processor, stopping_criteria, config, model_kwargs)
-        own_loop = partial(self._by_transformers, *arguments)
+    ) -> Begun:
+        """Begins the search, as `custom_generate` of transformers."""
+        config, expansion = generation_config, max(generation_config.num_beams, generation_config.num_return_sequences)
+        prompts, mask = input_ids[::expansion], self.request.source[1]
+        reason = _uncovered(logits_processor, stopping_criteria, config, model_kwargs)
+        reason = reason or _uncovered_batch(prompts, mask, config, streamer)
         if reason is not None:
-            return own_loop(reason)
-        batch = self._batch(*arguments)
-        return run_or_postpone(self._search(batch, config, own_loop), batch.decoder)
-
-    def _search(self, batch: "Batch", config: GenerationConfig, own_loop: Callable[[str], Any]) -> Search[Any]:
-        """Searches, and returns what `generate()` does."""
-        output = yield from (self._greedy_search if config.num_beams == 1 else self._beam_search)(batch, config)
-        if output is None:
-            self.progress = noop
-            output = own_loop("a search ended with fewer hypotheses than are asked for")
-        return output
-
-    def _by_transformers(
-        self,
-        input_ids: Tensor,
-        logits_processor: Any,
-        stopping_criteria: StoppingCriteriaList,
-        config: GenerationConfig,
-        model_kwargs: dict[str, Any],
-        reason: str,
-    ) -> Any:
-        """Decodes with transformers' loop, for a reason."""
-        refuse(self.settings, self.given, reason)
-        if reason not in _reported:
-            _reported.add(reason)
-            logger.info(f"generate() takes transformers' own loop, as {reason}.")
-        expansion = max(config.num_beams, config.num_return_sequences)
-        if self.source is not None and self.compute_type == "int8":  # the decoder won't be in 8 bits
-            members = self.engine.members(self.model)
-            encoded = [encode(weights_of(one), *self.source).repeat_interleave(expansion, dim=0) for one in members]
-            model_kwargs["encoder_outputs"] = self.engine.as_encoder_outputs(encoded)
-        own_loop = partial(self.loop_of_transformers, input_ids, logits_processor, stopping_criteria)
-        output = _with_sequences_scores(own_loop, config, model_kwargs)
-        self.progress(len(input_ids) // expansion)
-        return output
-
-    def loop_of_transformers(
-        self,
-        input_ids: Tensor,
-        logits_processor: Any,
-        stopping_criteria: StoppingCriteriaList,
-        config: GenerationConfig,
-        **model_kwargs: Any,
-    ) -> Any:
-        """Decodes as transformers does by itself."""
-        name = LOOPS[config.get_generation_mode()]
-        streams = {} if name == "_beam_search" else {"streamer": self.streamer}
-        settings = (input_ids, logits_processor, stopping_criteria, config)
-        return getattr(type(self.model), name)(self.model, *settings, **streams, **model_kwargs)
-
-    def _batch(
-        self,
-        input_ids: Tensor,
-        logits_processor: Any,
-        stopping_criteria: StoppingCriteriaList,
-        config: GenerationConfig,
-        model_kwargs: dict[str, Any],
-    ) -> "Batch":
-        expansion = max(config.num_beams, config.num_return_sequences)
-        prompts, mask = input_ids[::expansion], model_kwargs.get("attention_mask")
+            raise Uncovered(reason)
         longest = [config.max_length - prompts.shape[1]] * len(prompts)
         for limit in stopping_criteria:
             if isinstance(limit, MaxLengthPerSentence):
                 longest = [min(pair) for pair in zip(longest, limit.max_new_tokens.tolist(), strict=True)]
+        decoder = self._decoder(mask, config.num_beams)
+        processor = _process_by(logits_processor, self.weights[0].vocab_size)
+        batch = Batch(decoder, prompts.to(self.weights[0].device), longest, _ends(config), processor)
+        if config.num_beams > 1:
+            search = self._beam_search(batch, config)
+        else:
+            search = self._greedy_search(batch, config, streamer)
+        return Begun(search, decoder, next(search))
+
+    def _decoder(self, mask: Tensor | None, beams: int) -> Any:
+        keeps = self.request.options.needs_attention
         decoders = [
-            (CompiledDecoder if weights.is_compiled else IncrementalDecoder)(
-                weights,
-                memory[::expansion],
-                None if mask is None else mask[::expansion],
-                beams=config.num_beams,
-                keep_attention=self.needs_attention,
+            IncrementalDecoder(
+                one, memory, None if mask is None else mask.to(memory.device), beams=beams, keep_attention=keeps
             )
-            for weights, memory in zip(self.weights, self.engine.memories(model_kwargs["encoder_outputs"]), strict=True)
+            for one, memory in zip(self.weights, self.request.memories(self.weights), strict=True)
         ]
-        ends = [] if config._eos_token_tensor is None else config._eos_token_tensor.tolist()
-        process = _process_by(logits_processor, self.model.config.target_vocab_size)
-        decoder = decoders[0] if len(decoders) == 1 else EnsembleDecoder(decoders)
-        return Batch(decoder, prompts, longest, frozenset(ends), process)
+        return decoders[0] if len(decoders) == 1 else EnsembleDecoder(decoders)
 
     def _beam_search(self, batch: "Batch", config: GenerationConfig) -> Search[Any]:
-        rules = BeamRules(
-            config.num_beams,
-            batch.ends,
-            config.length_penalty,
-            config.early_stopping,
-            self.settings["coverage_penalty"] or 0.0,
-        )
-        shows = bool(self.settings["output_alignments"])
-        settings = (rules, batch.process, shows, self.progress)
+        options = self.request.options
+        penalties = (config.length_penalty, config.early_stopping, options.coverage_penalty)
+        rules = BeamRules(config.num_beams, batch.ends, *penalties)
+        settings = (rules, batch.process, options.output_alignments)
         searches, attention = yield from beam_search(batch.decoder, batch.prompts, batch.max_new_tokens, *settings)
         is_short = any(len(search.finished) < config.num_return_sequences for search in searches)
-        if is_short and self.compute_type != "int8" and not rules.coverage_penalty and not shows:
-            return None  # transformers fills the list up with what its impossible beams hold
+        if is_short and not self.weights[0].is_int8 and not options.needs_attention:
+            # transformers fills the list up with what its impossible beams hold.
+            return self.by_transformers("a search ended with fewer hypotheses than are asked for")
         output = _beam_output(searches, attention, batch.prompts, config)
         return output if config.return_dict_in_generate else output.sequences
 
-    def _greedy_search(self, batch: "Batch", config: GenerationConfig) -> Search[Any]:
-        shows, streamer = bool(self.settings["output_alignments"]), self.streamer
-        on_token = noop if streamer is None else lambda token: streamer.put(torch.tensor([token]))
-        settings = (batch.ends, batch.process, on_token, shows, self.progress)
+    def _greedy_search(self, batch: "Batch", config: GenerationConfig, streamer: Any) -> Search[Any]:
+        shows = self.request.options.output_alignments
+        on_token: Callable[[int], object] = noop
+        if streamer is not None:
+            streamer.put(batch.prompts.cpu())
+            on_token = lambda token: streamer.put(torch.tensor([token]))  # noqa: E731
+        settings = (batch.ends, batch.process, on_token, shows)
         tokens, attention = yield from greedy_search(batch.decoder, batch.prompts, batch.max_new_tokens, *settings)
         if streamer is not None:
             streamer.end()
@@ -343,7 +295,7 @@ class GreedySearchOutput(GenerateEncoderDecoderOutput):
 
 @dataclass
 class BeamSearchOutput(GenerateBeamEncoderDecoderOutput):
-    """What transformers' beam search returns, with alignments.
+    """What transformers' beam search returns, with alignments, and always with `sequences_scores`.
 
     Attributes:
         alignments: Where it was asked for by `output_alignments`: how much each new token attends to each position of
@@ -375,7 +327,7 @@ def _beam_output(
                 alignments.append(torch.stack(rows) if rows else attention[0][:0])
     return BeamSearchOutput(
         sequences=_fill(tokens, prompts.repeat_interleave(config.num_return_sequences, dim=0), _filling(config)),
-        sequences_scores=torch.tensor(scores, device=device),
+        sequences_scores=torch.tensor(scores, dtype=torch.float32, device=device),
         beam_indices=_padded(beam_indices, -1).to(device),
         alignments=_padded(alignments) if attention else None,
     )
@@ -400,48 +352,58 @@ def _fill(tokens: list[list[int]], prompts: Tensor, filling: int) -> Tensor:
     return torch.cat([prompts, torch.tensor(rows, dtype=prompts.dtype, device=prompts.device)], dim=1)
 
 
-# This can raise scores above 0, where bounds on what a beam may still become are not bounds.
-RAISING = (logits_process.SequenceBiasLogitsProcessor,)
-OUTPUTS_OF_STEPS = ("output_attentions", "output_hidden_states", "output_scores", "output_logits")
-KNOWN_ARGUMENTS = {"encoder_outputs", "attention_mask", "past_key_values", "use_cache", "logits_to_keep"}
+# ---- What the searches know ----
+def _ends(config: GenerationConfig) -> frozenset[int]:
+    return frozenset([] if config._eos_token_tensor is None else config._eos_token_tensor.tolist())
 
 
 def _uncovered(
-    processors: Any, criteria: StoppingCriteriaList, config: GenerationConfig, arguments: dict[str, Any], streamer: Any
+    processors: Any, criteria: StoppingCriteriaList, config: GenerationConfig, arguments: dict[str, Any]
 ) -> str | None:
-    """Says which of the settings our searches don't know, or None."""
+    """Says which of the settings the searches don't know, or None."""
     shown = [name for name in OUTPUTS_OF_STEPS if config.return_dict_in_generate and getattr(config, name)]
-    foreign = [type(one).__name__ for one in processors if type(one) not in support.ROW_BY_ROW]
+    foreign = [type(one).__name__ for one in processors if type(one) not in ROW_BY_ROW]
+    foreign += [type(one).__name__ for one in criteria if type(one) not in CRITERIA]
+    own_limits = [type(one).__name__ for one in criteria if not _is_as_configured(one, config)]
     raising = any(type(one) in RAISING for one in processors)
-    foreign += [type(one).__name__ for one in criteria if type(one) not in support.CRITERIA]
+    forcing = [one for one in processors if type(one) is logits_process.ForcedEOSTokenLogitsProcessor]
     others = {name for name, value in arguments.items() if value is not None and value is not False} - KNOWN_ARGUMENTS
-    cache, memory = arguments.get("past_key_values"), arguments["encoder_outputs"]
-    if not hasattr(memory, "items"):
-        return "`encoder_outputs` is a tuple"
-    batch_size = len(next(iter(memory.values())))
     reasons = {
-        "it samples": config.do_sample,
         'scores may rise, and `early_stopping` is "never"': config.early_stopping == "never" and raising,
         f"`{' and '.join(shown)}` asks for what each step computes": shown,
         f"{' and '.join(foreign)} may look at more than one row": foreign,
-        f"`{' and '.join(others)}` is given": others,
-        "`past_key_values` is given": getattr(cache, "_is_user_defined", False),
+        f"{' and '.join(own_limits)} is the caller's own": own_limits,
+        "several tokens are forced at the end, and their scores are equal": any(
+            one.eos_token_id.numel() > 1 for one in forcing
+        ),
+        f"`{' and '.join(sorted(others))}` is given": others,
+        "`past_key_values` is given": getattr(arguments.get("past_key_values"), "_is_user_defined", False),
         "the cache is another than the usual one": not config.use_cache or config.cache_implementation is not None,
         "it assists another model": config.is_assistant,
-        "several sentences are streamed": streamer is not None and batch_size > 1,
-        "there is no padding token": config._pad_token_tensor is None and batch_size > 1,
     }
     return next((reason for reason, applies in reasons.items() if applies), None)
 
 
-def _with_sequences_scores(own_loop: Callable[..., Any], config: GenerationConfig, model_kwargs: dict[str, Any]) -> Any:
-    """Runs transformers' loop, whose beam search gives `sequences_scores` only with the scores of all steps."""
-    keeps_scores = config.output_scores
-    config.output_scores = keeps_scores or (config.return_dict_in_generate and config.num_beams > 1)
-    output = own_loop(config, **model_kwargs)
-    if keeps_scores or not config.output_scores:
-        return output
-    return type(output)(**{name: value for name, value in output.items() if name != "scores"})
+def _is_as_configured(criterion: Any, config: GenerationConfig) -> bool:
+    """Tells whether a stopping criterion stops where the configuration says, and not where its caller does."""
+    if type(criterion) is stopping_criteria.MaxLengthCriteria:
+        return bool(criterion.max_length == config.max_length)
+    if type(criterion) is stopping_criteria.EosTokenCriteria:
+        return frozenset(criterion.eos_token_id.tolist()) == _ends(config)
+    return True
+
+
+def _uncovered_batch(prompts: Tensor, mask: Tensor | None, config: GenerationConfig, streamer: Any) -> str | None:
+    if config._pad_token_tensor is None and len(prompts) > 1:
+        return "there is no padding token"
+    if streamer is not None and len(prompts) > 1:
+        return "several sentences are streamed"
+    if mask is not None:
+        if mask.ndim != 2 or len(mask) != len(prompts) or not mask.any(dim=1).all():
+            return "a source is all padding, or `attention_mask` has another shape than it"
+        if not ((mask == 0) | (mask == 1)).all():
+            return "`attention_mask` has other values than 0 and 1"
+    return None
 
 
 def _process_by(processors: Any, vocab_size: int) -> Processor | None:
@@ -476,7 +438,7 @@ def _barred_by(processor: Any, vocab_size: int) -> tuple[Tensor, float] | None:
         words = list(processor.sequence_bias)
         if any(len(word) > 1 or word[0] >= vocab_size for word in words):  # the latter is an error of the processor's
             return None
-        tokens, length = torch.tensor(words).flatten(), math.inf
+        tokens, length = torch.tensor(words, dtype=torch.long).flatten(), math.inf
     else:
         return None
     return tokens[(tokens >= 0) & (tokens < vocab_size)], length

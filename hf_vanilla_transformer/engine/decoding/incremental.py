@@ -97,8 +97,6 @@ class IncrementalDecoder:
         keep_attention: Whether `attention` is wanted.
     """
 
-    can_fold = True
-
     def __init__(
         self,
         weights: Weights,
@@ -128,7 +126,7 @@ class IncrementalDecoder:
             bias.masked_fill_(~self.source_mask, torch.finfo(dtype).min)
             self.memory_bias = bias[:, None].expand(-1, stack.heads, -1).contiguous()  # (B, h, S)
         self.folded: list[FoldedAttention] = []
-        if self.can_fold and len(memory) == 1 and stack.heads * memory.shape[1] <= memory.shape[2]:
+        if len(memory) == 1 and stack.heads * memory.shape[1] <= memory.shape[2]:
             mask = None if self.memory_bias is None else self.memory_bias[0]
             parts = zip(stack.layers, self.memory_keys[:, 0], self.memory_values[:, 0], strict=True)
             self.folded = [FoldedAttention(layer.cross, keys, values, mask) for layer, keys, values in parts]

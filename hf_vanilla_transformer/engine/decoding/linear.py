@@ -162,9 +162,9 @@ def _finish(y: Tensor, residual: Tensor | None, relu: bool) -> Tensor:
     return y.relu_() if relu else y
 
 
-def kind_of_linear(compute_type: str, weight: Tensor) -> Callable[[Tensor, Tensor | None], Linear]:
+def kind_of_linear(is_int8: bool, weight: Tensor) -> Callable[[Tensor, Tensor | None], Linear]:
     """Returns how a model with such weights keeps them, as a function of weight, (out, in), and bias, (out)."""
-    if compute_type == "int8":
+    if is_int8:
         if torch_private.int8_linear() is not None:
             return Int8Linear
         logger.warning_once(

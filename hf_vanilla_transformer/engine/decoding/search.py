@@ -143,7 +143,7 @@ class Coverage:
     """
 
     def __init__(self, penalty: float) -> None:
-        self.penalty, self.sums = penalty, torch.zeros(1)
+        self.penalty, self.sums = penalty, torch.zeros(1, dtype=torch.float32)
 
     def add(self, attention: Tensor, source_mask: Tensor) -> list[float]:
         """Adds a step's attention, (rows, S), and computes the penalty of each row, a number up to 0.
@@ -162,19 +162,24 @@ class Coverage:
 
 
 Processor = Callable[[Tensor, Tensor], Tensor]
-Progress = Callable[[int], object]
 
 # A search yields the next token of each row, (rows,), is sent the logits of what follows, (rows, V), and returns what
-# it has found. So whoever runs it decides whose steps are computed together.
+# it has found. So its caller decides which searches' steps are computed together.
 Result = TypeVar("Result")
 Search = Generator[Tensor, Tensor, Result]
 
 
 @torch.no_grad()
-def run(search: Search[Result], decoder: Any) -> Result:
-    """Runs a search with its decoder to the end."""
+def run(search: Search[Result], decoder: Any, tokens: Tensor | None = None) -> Result:
+    """Runs a search with its decoder to the end.
+
+    Args:
+        search: The search.
+        decoder: Its decoder.
+        tokens: What the search has yielded, (rows,); None: it hasn't begun.
+    """
     try:
-        tokens = next(search)
+        tokens = next(search) if tokens is None else tokens
         while True:
             tokens = search.send(decoder.step(tokens))
     except StopIteration as end:
@@ -183,7 +188,7 @@ def run(search: Search[Result], decoder: Any) -> Result:
 
 
 def noop(value: int) -> None:
-    """Does nothing with what nobody has asked for."""
+    """Default callback; ignores its argument."""
 
 
 def beam_search(
@@ -193,7 +198,6 @@ def beam_search(
     rules: BeamRules,
     process: Processor | None = None,
     keep_attention: bool = False,
-    progress: Progress = noop,
 ) -> Search[tuple[list[BeamSearch], list[Tensor]]]:
     """Searches for the translations of a batch, each sentence by itself; finished ones leave the batch, some at a time.
 
@@ -205,15 +209,13 @@ def beam_search(
         process: Changes log-probabilities, (rows, V), in view of tokens so far, (rows, length); row by row. Rows of
             finished sentences are included for a while, and the tensor's memory is used again in the next step.
         keep_attention: Whether `decoder.attention` of each step is wanted.
-        progress: Called with the number of sentences that were finished since the last call.
 
     Returns:
         The searches, in order, with `finished` hypotheses; and attention, (rows, S) of each step, where it was wanted.
     """
     tokens = yield from _read_prompts(prompts)
-    scores = torch.zeros(len(prompts), device=prompts.device)
+    scores = torch.zeros(len(prompts), dtype=torch.float32, device=prompts.device)
     searches = live = [BeamSearch(index, longest, rules) for index, longest in enumerate(max_new_tokens)]
-    num_open = len(searches)
     coverage = Coverage(rules.coverage_penalty) if rules.coverage_penalty else None
     kept_attention: list[Tensor] = []
     buffer: Tensor | None = None  # fresh memory for each step's log-probabilities would take longer than these
@@ -232,9 +234,6 @@ def beam_search(
         )
         candidates = best_continuations(log_probabilities, scores, len(live), num_candidates)
         running = _extend(live, candidates, length, penalties)
-        if len(running) < num_open:
-            progress(num_open - len(running))
-        num_open = len(running)
         if not running:
             break
         width, places = len(scores) // len(live), shrink(running, len(live))
@@ -243,7 +242,7 @@ def beam_search(
         live = [live[place] for place in places]
         beams = [beam for search in live for beam in search.beams]
         tokens = torch.tensor([0 if step is None else step.token for _, _, step in beams], device=prompts.device)
-        scores = torch.tensor([score for score, _, _ in beams], device=prompts.device)
+        scores = torch.tensor([score for score, _, _ in beams], dtype=torch.float32, device=prompts.device)
         if coverage is not None:
             coverage.move(rows)
         if process is not None:
@@ -273,7 +272,6 @@ def greedy_search(
     process: Processor | None = None,
     on_token: Callable[[int], object] = noop,
     keep_attention: bool = False,
-    progress: Progress = noop,
 ) -> Search[tuple[list[list[int]], list[list[Tensor]]]]:
     """Takes the most probable token at each step; sentences that are at their end leave the batch, some at a time.
 
@@ -285,7 +283,6 @@ def greedy_search(
         process: Changes logits, as in `beam_search`.
         on_token: Called with each token of a batch of one sentence.
         keep_attention: Whether `decoder.attention` is wanted.
-        progress: Called with the number of sentences that were finished since the last call.
 
     Returns:
         New tokens of each sentence; and the attention of each of them, (S,), where it was wanted.
@@ -310,8 +307,6 @@ def greedy_search(
             if token not in ends and len(translations[sentence]) < max_new_tokens[sentence]:
                 running.append(row)
             on_token(token)
-        if len(running) < len(former):
-            progress(len(former) - len(running))
         if process is not None:
             prompts = torch.cat([prompts, tokens[:, None]], dim=1)
         rows = shrink(running, len(live))

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from ...modeling_vanilla_transformer import outside_vocabulary
-from .linear import Linear, PlainLinear, kind_of_linear
+from .linear import Linear, kind_of_linear
 
 
 class Weights:
@@ -15,18 +15,16 @@ class Weights:
 
     Args:
         model: A model that `unsupported_reason` has nothing against.
-        compute_type: One of `COMPUTE_TYPES`.
+        is_int8: Whether to round them to 8 bits.
     """
 
-    def __init__(self, model: Any, compute_type: str = "default") -> None:
-        linear = kind_of_linear(compute_type, model.lm_head.weight)
-        self.is_compiled = compute_type == "compiled"
-        of_steps = PlainLinear if self.is_compiled else linear  # the compiler packs by itself
-        self.encoder = StackWeights(model.get_encoder(), linear, model.config.encoder_attention_heads)
-        self.decoder = StackWeights(model.get_decoder(), of_steps, model.config.decoder_attention_heads)
-        self.lm_head = _fuse(of_steps, model.lm_head)
-        self.programs: dict[str, Any] = {}  # of `CompiledDecoder`, which come of:
-        self.sources = (model.get_decoder(), model.lm_head)
+    def __init__(self, model: Any, is_int8: bool = False) -> None:
+        weight = model.lm_head.weight
+        linear = kind_of_linear(is_int8, weight)
+        self.is_int8, self.device, self.vocab_size = is_int8, weight.device, len(weight)
+        self.encoder = StackWeights(model.get_encoder(), linear)
+        self.decoder = StackWeights(model.get_decoder(), linear)
+        self.lm_head = _fuse(linear, model.lm_head)
         crosses = [layer.encoder_attn for layer in model.get_decoder().layers]
         self.memory = _fuse(linear, *(m for cross in crosses for m in (cross.k_proj, cross.v_proj)))
 
@@ -34,14 +32,16 @@ class Weights:
 class StackWeights:
     """What the encoder's and the decoder's stack have in common."""
 
-    def __init__(self, stack: Any, linear: Callable[[Tensor, Tensor | None], Linear], heads: int) -> None:
+    def __init__(self, stack: Any, linear: Callable[[Tensor, Tensor | None], Linear]) -> None:
         self.embed_tokens, self.positions = stack.embed_tokens, stack.embed_positions
         self.scale, self.pre_norm = stack.config.embedding_scale, stack.config.norm_position == "pre"
         self.layers = [LayerWeights(layer, linear) for layer in stack.layers]
         self.last_norm: Callable[[Tensor], Tensor] = _norm(stack.layer_norm)
         self.dtype = stack.embed_tokens.weight.dtype
         attention = stack.layers[0].self_attn
-        self.heads, self.key_dim, self.value_dim = heads, attention.head_dim, attention.value_head_dim
+        self.key_dim, self.value_dim = attention.head_dim, attention.value_head_dim
+        # Of the modules, not the configuration: heads may have been pruned.
+        self.heads = heads = len(attention.q_proj.weight) // self.key_dim
         self.qkv_sizes = [heads * self.key_dim, heads * self.key_dim, heads * self.value_dim]
 
     def embed(self, tokens: Tensor, positions: Tensor) -> Tensor:

@@ -1,0 +1,232 @@
+"""Puts the engine on a model and takes it off again.
+
+The contract is that of `torch.compile` or of an export: while the engine is attached, the model's weights and settings
+are constants. Changes are noticed at each call where that costs next to nothing; then transformers' loop decodes, and a
+warning names the reason:
+
+- other modules, classes or parameters, changed weights (torch's count of writes, the address, and 16 values of each
+  parameter), methods that an instance has of its own, another type or device: the engine is off from then on, until
+  `attach` is called again;
+- hooks, training mode, autocast, and options that the engine doesn't have: it steps aside for that call.
+
+Not noticed are single elements written through `.data` or NumPy, changed settings of modules (`eps`, `scaling`), and
+patched functions or classes of torch and transformers.
+"""
+
+import weakref
+from collections.abc import Mapping
+from functools import partial
+from types import TracebackType
+from typing import Any
+
+from transformers import GenerationMixin
+from transformers.utils import logging
+
+from .checkpoint_code import warn_of_other_code
+from .decoding.generate import Begun, Request, Uncovered, begin
+from .decoding.weights import Weights
+from .support import members_of, unsupported_reason
+from .watch import Snapshot
+
+logger = logging.get_logger(__name__)
+
+COMPUTE_TYPES = ("default", "float32", "bfloat16", "float16", "float64", "int8")
+
+
+class EngineError(ValueError):
+    """The engine can't do what is asked of it; the message says why."""
+
+
+class Engine:
+    """The weights of one model, prepared for decoding; `model.engine` while it is attached.
+
+    It belongs to this one model, which it holds weakly: copies, pickles and saved checkpoints of the model have None.
+    Each call has buffers of its own, so that threads may share it. Use it in a `with` to take it off at the end.
+
+    Args:
+        model: The model, or what `ensemble` made of several.
+        compute_type: As for `attach`.
+        allow_autocast: As for `attach`.
+
+    Attributes:
+        compute_type: "int8", or the type of the weights, such as "float32".
+        calls: Calls of `generate()` that the engine has decoded.
+        fallbacks: Calls that it has left to transformers' loop.
+        last_reason: Why it left the last one of them.
+
+    Raises:
+        EngineError: The model isn't supported.
+    """
+
+    def __init__(self, model: Any, compute_type: str = "default", allow_autocast: bool = False) -> None:
+        if compute_type not in COMPUTE_TYPES:
+            raise EngineError(f"compute_type is {compute_type!r}; choose one of {', '.join(map(repr, COMPUTE_TYPES))}")
+        if (reason := unsupported_reason(model, compute_type, allow_autocast=allow_autocast)) is not None:
+            raise EngineError(f"the engine can't be attached to this model: {reason}")
+        members = members_of(model)
+        own_type = str(members[0].lm_head.weight.dtype).removeprefix("torch.")
+        self.compute_type = own_type if compute_type == "default" else compute_type
+        self.calls, self.fallbacks = 0, 0
+        self.last_reason: str | None = None
+        self._model = weakref.ref(model)
+        self._snapshots = [Snapshot(member, allow_autocast) for member in members]
+        self._weights: list[Weights] | None = [Weights(one, is_int8=compute_type == "int8") for one in members]
+        self._replaced: str | None = None  # what was attached before, for `__exit__`
+        self._warned: set[str] = set()
+
+    @property
+    def is_on(self) -> bool:
+        """Whether the engine decodes; False after a change of the model, until `attach` is called again."""
+        return self._weights is not None
+
+    def __repr__(self) -> str:
+        state = "" if self.is_on else ", off"
+        return f"Engine({self.compute_type}, calls={self.calls}, fallbacks={self.fallbacks}{state})"
+
+    def __reduce__(self) -> tuple[type, tuple[()]]:
+        return type(None), ()  # a copy of the model isn't attached
+
+    def __enter__(self) -> "Engine":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if (model := self._model()) is not None:
+            _restore(model, self._replaced)
+
+    def generate(self, model: Any, arguments: dict[str, Any]) -> Any:
+        """Does what `model.generate(**arguments)` does without the engine, in less time.
+
+        Args:
+            model: The model, which calls this itself.
+            arguments: Those of `generate()`, and `coverage_penalty` (beta of Wu et al. 2016, eq. 15) and
+                `output_alignments` (whether the output has `alignments`).
+
+        Raises:
+            EngineError: An option of the engine is given for a call that it leaves to transformers' loop.
+        """
+        begun = self.begin(model, arguments)
+        return begun.run() if isinstance(begun, Begun) else begun
+
+    def begin(self, model: Any, arguments: dict[str, Any], of_transformers: Mapping[str, Any] | None = None) -> Any:
+        """Begins a search that the caller runs: by itself, or by `run_together` with others.
+
+        Args:
+            model: As for `generate`, like the other one.
+            arguments: Those of `generate()`.
+            of_transformers: More arguments, for transformers' loop alone.
+
+        Returns:
+            The search, as `Begun`; or where the engine leaves the call to transformers' loop, what that returns.
+
+        Raises:
+            EngineError: As for `generate`.
+        """
+        request = Request(model, arguments)
+        by_transformers = partial(self._by_transformers, model, request, of_transformers or {})
+        weights = self._weights
+        reason = self._reason_against(model) or request.reason_for_transformers()
+        if reason is not None or weights is None:
+            return by_transformers(reason or "the engine is off")
+        try:
+            begun = begin(request, weights, by_transformers)
+        except Uncovered as uncovered:
+            return by_transformers(str(uncovered))
+        self.calls += 1
+        return begun
+
+    def _reason_against(self, model: Any) -> str | None:
+        """Says why the engine doesn't decode with the model in this call, or None; goes off for good after a change."""
+        if self._model() is not model:
+            return "the engine belongs to another model, of which this is a copy"
+        if self._weights is None:
+            return self.last_reason
+        members = members_of(model)
+        pairs = list(zip(self._snapshots, members, strict=False))
+        change = next(filter(None, (snapshot.change(member) for snapshot, member in pairs)), None)
+        if len(members) != len(self._snapshots):
+            change = "members were added or removed"
+        if change is not None:
+            self._weights, self._snapshots = None, []
+            return f"{change} since the engine was attached; call engine.attach(model) again"
+        return next(filter(None, (snapshot.obstacle(member) for snapshot, member in pairs)), None)
+
+    def _by_transformers(self, model: Any, request: Request, more: Mapping[str, Any], reason: str) -> Any:
+        """Decodes with transformers' loop, for a reason."""
+        self.fallbacks += 1
+        self.last_reason = reason
+        if (name := request.options.asked_for()) is not None:
+            raise EngineError(f"`{name}` needs the engine, and it can't run this call: {reason}")
+        if reason not in self._warned:
+            self._warned.add(reason)
+            logger.warning(f"generate() runs without the engine, in transformers' loop: {reason}.")
+        return GenerationMixin.generate(model, **{**request.arguments, **more})
+
+
+def attach(model: Any, compute_type: str = "default", *, allow_autocast: bool = False) -> Engine:
+    """Puts the engine on a model: `model.generate()` then decodes with it, and `model.engine` counts its calls.
+
+        engine.attach(model)  # until engine.detach(model)
+        with engine.attach(model, compute_type="int8"): ...  # inside of the `with` alone
+
+    While it is attached, weights and settings of the model are constants: see `engine.attach` (the module) for what is
+    noticed, and what isn't: single elements written through `.data` or NumPy, changed settings of modules (`eps`,
+    `scaling`), patched functions or classes of torch and transformers.
+
+    Args:
+        model: The paper's model, or what `ensemble` made of several.
+        compute_type: "default" computes in the type of the weights, and the name of that type is taken too; "int8"
+            rounds the weights of a float32 model on a CPU to 8 bits.
+        allow_autocast: Whether the model may have the `forward` with autocast that Accelerate gives it, which the
+            engine doesn't call.
+
+    Returns:
+        The engine.
+
+    Raises:
+        EngineError: The model isn't supported, or not with this `compute_type`.
+    """
+    before = _attached_type(model)
+    attached = Engine(model, compute_type, allow_autocast)
+    attached._replaced = before
+    for member in members_of(model):
+        warn_of_other_code(member)
+    model.engine = attached
+    return attached
+
+
+class detach:  # noqa: N801  # a function that may stand in a `with`
+    """Takes the engine off a model; in a `with`, it is attached again at the end, with weights prepared anew.
+
+        engine.detach(model)
+        with engine.detach(model): ...
+
+    Args:
+        model: A model; one without an engine is left as it is.
+    """
+
+    def __init__(self, model: Any) -> None:
+        self._model, self._replaced = model, _attached_type(model)
+        _restore(model, None)
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        _restore(self._model, self._replaced)
+
+
+def _attached_type(model: Any) -> str | None:
+    """Returns the compute type of the engine that decodes for a model, or None."""
+    attached = getattr(model, "engine", None)
+    return attached.compute_type if isinstance(attached, Engine) and attached.is_on else None
+
+
+def _restore(model: Any, compute_type: str | None) -> None:
+    if "engine" in vars(model):
+        del model.engine
+    if compute_type is not None and unsupported_reason(model, compute_type) is None:
+        attach(model, compute_type)

@@ -1,0 +1,49 @@
+"""A warning for checkpoints whose own code isn't what runs."""
+
+import ast
+from pathlib import Path
+from typing import Any
+
+from transformers.utils import cached_file, logging
+
+logger = logging.get_logger(__name__)
+
+FILES = ("configuration_vanilla_transformer", "generation_vanilla_transformer", "modeling_vanilla_transformer")
+
+
+def warn_of_other_code(model: Any) -> None:
+    """Warns, once for each checkpoint, if it has code that differs from the installed code, which is what runs.
+
+    Comments and layout make no difference. Nothing is fetched: files are those of a folder or of earlier downloads.
+
+    Args:
+        model: The model; it knows where it was loaded from, and its configuration whether there is any code.
+    """
+    name = getattr(model, "name_or_path", "")
+    if not name or not getattr(model.config, "auto_map", None):
+        return
+    commit = getattr(model.config, "_commit_hash", None)
+    differing = [f"{file}.py" for file in FILES if _differs(str(name), f"{file}.py", commit)]
+    if differing:
+        logger.warning_once(
+            f"{name} has code of its own that differs from hf_vanilla_transformer's: {', '.join(differing)}. The "
+            "package is imported, so its code runs. To run the checkpoint's own, load it with `trust_remote_code=True` "
+            "in a process that doesn't import the package, or by `transformers.dynamic_module_utils."
+            'get_class_from_dynamic_module("modeling_vanilla_transformer.VanillaTransformerForConditionalGeneration", '
+            f'"{name}").from_pretrained("{name}")`.'
+        )
+
+
+def _differs(name: str, file: str, commit: str | None) -> bool:
+    quiet = {"_raise_exceptions_for_missing_entries": False, "_raise_exceptions_for_connection_errors": False}
+    try:
+        own = cached_file(name, file, revision=commit, local_files_only=True, **quiet)
+    except (OSError, ValueError):  # no such folder any more
+        return False
+    if own is None:
+        return False
+    try:
+        texts = [path.read_text(encoding="utf-8") for path in (Path(own), Path(__file__).parents[1] / file)]
+        return texts[0] != texts[1] and ast.dump(ast.parse(texts[0])) != ast.dump(ast.parse(texts[1]))
+    except (OSError, SyntaxError, ValueError):
+        return True

@@ -1,0 +1,96 @@
+"""What the engine notices of a model between two calls of `generate()`, in a fraction of a millisecond."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .. import modeling_vanilla_transformer as modeling
+from . import torch_private
+from .support import hook_reason, parameters_of, shadowed_reason, used_modules
+
+# Values of each parameter that are compared. Some writes change nothing else that could be seen: those of fused
+# optimizers, of PEFT when it merges adapters, and of `parameter.data.copy_()` for averages of weights.
+VALUES_PER_PARAMETER = 16
+# Integers of the width of a floating-point type: NaN has to equal NaN.
+INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+class Snapshot:
+    """A model's modules and parameters as they were when its weights were prepared.
+
+    It holds the parameters and all modules below the model, and not the model itself.
+
+    Args:
+        model: A model that `unsupported_reason` has nothing against.
+        allow_autocast: As for `attach`.
+    """
+
+    def __init__(self, model: Any, allow_autocast: bool = False) -> None:
+        self.allow_autocast = allow_autocast
+        modules = used_modules(model)
+        self.below, self.kinds = modules[1:], list(map(type, modules))
+        self.parameters = parameters_of(modules)
+        self.places = list(map(_place, self.parameters))
+        self.samples = list(map(_sample, self.parameters))
+        self.values = torch.cat(self.samples)
+
+    def change(self, model: Any) -> str | None:
+        """Says how the model differs from what it was, or None if no difference is seen.
+
+        Single elements that are written through `.data` or NumPy, and settings of modules, aren't seen.
+        """
+        modules = used_modules(model)
+        if len(modules) != len(self.kinds) or any(map(_differ, modules[1:], self.below)):
+            return "modules of the model were replaced"
+        if list(map(type, modules)) != self.kinds:
+            return "the class of a module was changed"
+        for module in modules:
+            if (reason := shadowed_reason(module, self.allow_autocast and module is model)) is not None:
+                return reason
+        parameters = parameters_of(modules)
+        if len(parameters) != len(self.parameters) or any(map(_differ, parameters, self.parameters)):
+            return "parameters of the model were replaced"
+        # The last one, as it reads where a parameter may no longer be.
+        if list(map(_place, parameters)) != self.places or not torch.equal(torch.cat(self.samples), self.values):
+            return "weights of the model were changed"
+        return None
+
+    def obstacle(self, model: Any) -> str | None:
+        """Says what keeps the engine from this call alone, or None: hooks, training mode, autocast."""
+        if torch_private.has_global_hooks():
+            return "there are hooks on all modules"
+        for module in (model, *self.below):
+            if (module._forward_hooks or module._forward_pre_hooks) and (reason := hook_reason(module)) is not None:
+                return reason
+            # To torch's other modules it makes no difference; new ones are in training mode until `eval()`.
+            if module.training and _differs_in_training(type(module)):
+                return f"a {type(module).__name__} is in training mode"
+        return "autocast is on" if torch.is_autocast_enabled(self.parameters[0].device.type) else None
+
+
+def _differ(one: Any, other: Any) -> bool:
+    return one is not other
+
+
+def _differs_in_training(kind: type[nn.Module]) -> bool:
+    return kind is nn.Dropout or kind.__module__ == modeling.__name__
+
+
+def _place(parameter: Tensor) -> tuple[int, int, torch.dtype]:
+    # Tensors made in inference mode count no versions.
+    version = -1 if parameter.is_inference() else parameter._version
+    return version, parameter.data_ptr(), parameter.dtype
+
+
+def _sample(parameter: Tensor) -> Tensor:
+    """Returns a view of some values of a parameter, as integers: (16,), or fewer where it is small."""
+    tensor = parameter.detach()
+    order: Sequence[int] = sorted(range(tensor.ndim), key=tensor.stride().__getitem__, reverse=True)
+    tensor = tensor.permute(*order)
+    # One with gaps or repeats in memory: the values of its first row.
+    tensor = tensor.view(-1) if tensor.is_contiguous() else tensor.select(0, 0) if tensor.ndim > 1 else tensor
+    # The last value is among them, and so are values of many columns: the step is seldom a multiple of the width.
+    step = max((len(tensor) - 1) // (VALUES_PER_PARAMETER - 1), 1)
+    return tensor[::step][:VALUES_PER_PARAMETER].view(INTEGERS[tensor.element_size()])
