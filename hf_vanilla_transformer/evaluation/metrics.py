@@ -7,9 +7,11 @@ Each score has a signature; only scores with equal signatures are comparable. `c
 import re
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
+from typing import Any
 
 from sacrebleu.metrics.bleu import BLEU, BLEUScore
 from sacrebleu.metrics.chrf import CHRF, CHRFScore
+from sacrebleu.significance import PairedTest
 
 # sacreBLEU's tokenisers that may precede the splitting of compounds.
 COMPOUND_TOKENIZERS = ("13a", "intl", "none")
@@ -57,10 +59,7 @@ def corpus_bleu(
         TypeError: `hypotheses` or `references` is not a list of strings.
     """
     hypotheses, references = _checked(hypotheses, references)
-    if tokenize not in BLEU.TOKENIZERS:
-        raise ValueError(f"unknown tokenize={tokenize!r}; sacreBLEU has {', '.join(map(repr, BLEU.TOKENIZERS))}")
-    # force: no warning about tokenised text, which is what "none" is for.
-    return _score(BLEU(tokenize=tokenize, lowercase=lowercase, force=tokenize == "none"), hypotheses, references)
+    return _score(_sacrebleu(tokenize, lowercase), hypotheses, references)
 
 
 def compound_split_bleu(hypotheses: Sequence[str], references: Sequence[str], *, tokenize: str = "13a") -> Score:
@@ -92,18 +91,20 @@ def compound_split_bleu(hypotheses: Sequence[str], references: Sequence[str], *,
         TypeError: `hypotheses` or `references` is not a list of strings.
     """
     hypotheses, references = _checked(hypotheses, references)
+    hypotheses, references = (_with_split_compounds(side, tokenize) for side in (hypotheses, references))
+    score = _score(_multi_bleu(), hypotheses, references)
+    signature = score.signature.replace("tok:none", f"tok:{tokenize}+compound-split")
+    return replace(score, signature=signature)
+
+
+def _with_split_compounds(texts: list[str], tokenize: str) -> list[str]:
     if tokenize not in COMPOUND_TOKENIZERS:
         raise ValueError(
             f"tokenize={tokenize!r} can't be combined with split compounds; give one of "
             f"{', '.join(map(repr, COMPOUND_TOKENIZERS))}"
         )
     words = BLEU(tokenize=tokenize).tokenizer
-    hypotheses, references = (
-        [split_compounds(words(text.rstrip())) for text in side] for side in (hypotheses, references)
-    )
-    score = _score(_multi_bleu(), hypotheses, references)
-    signature = score.signature.replace("tok:none", f"tok:{tokenize}+compound-split")
-    return replace(score, signature=signature)
+    return [split_compounds(words(text.rstrip())) for text in texts]
 
 
 def split_compounds(text: str) -> str:
@@ -176,6 +177,70 @@ def exact_match(hypotheses: Sequence[str], references: Sequence[str]) -> float:
     hypotheses, references = _checked(hypotheses, references)
     equal = sum(hypothesis == reference for hypothesis, reference in zip(hypotheses, references, strict=True))
     return 100.0 * equal / len(references)
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """How a system's score compares with that of the first one.
+
+    Attributes:
+        name: The score's, "BLEU" or "chrF2".
+        p_value: How often a difference as large as theirs appears by chance, from 0 to 1.
+        signature: sacreBLEU's, with the number of resamples (`bs`) and the seed, which is SACREBLEU_SEED or 12345.
+    """
+
+    name: str
+    p_value: float
+    signature: str
+
+
+def paired_bootstrap(
+    systems: Sequence[Sequence[str]],
+    references: Sequence[str],
+    *,
+    kind: str = "sacrebleu",
+    tokenize: str = "13a",
+    lowercase: bool = False,
+) -> list[list[Comparison]]:
+    """Compares systems with the first one, by sacreBLEU's paired bootstrap resampling (Koehn 2004), 1,000 resamples.
+
+    Args:
+        systems: Two or more lists of N translations.
+        references: N reference translations.
+        kind: "sacrebleu", "multi30k" or "compound-split": as `corpus_bleu`, `multi30k_bleu` and `compound_split_bleu`.
+        tokenize: As for these functions.
+        lowercase: As for `corpus_bleu` and `corpus_chrf`.
+
+    Returns:
+        Of each system but the first, its BLEU's and its chrF's comparison.
+
+    Raises:
+        ValueError: There are fewer than two systems, or as for these functions.
+        TypeError: As for these functions.
+    """
+    if len(systems) < 2:
+        raise ValueError(f"a comparison needs two systems or more, not {len(systems)}")
+    texts = [_checked(system, references)[0] for system in systems]
+    plain = list(references)
+    split = kind == "compound-split"
+    bleu = _sacrebleu(tokenize, lowercase) if kind == "sacrebleu" else _multi_bleu(lowercase=not split)
+    found: list[list[Comparison]] = [[] for _ in texts[1:]]
+    for metric in (bleu, CHRF(lowercase=lowercase)):
+        prepared = [_with_split_compounds(x, tokenize) if split and metric is bleu else x for x in (*texts, plain)]
+        named: list[tuple[str, Sequence[str]]] = [(str(n), system) for n, system in enumerate(prepared[:-1])]
+        signatures, scores = PairedTest(named, {"": metric}, [prepared[-1]], test_type="bs")()
+        ((name, signature),) = signatures.items()
+        results: list[Any] = scores[name][1:]
+        for comparisons, result in zip(found, results, strict=True):
+            comparisons.append(Comparison(name, result.p_value, str(signature)))
+    return found
+
+
+def _sacrebleu(tokenize: str, lowercase: bool) -> BLEU:
+    if tokenize not in BLEU.TOKENIZERS:
+        raise ValueError(f"unknown tokenize={tokenize!r}; sacreBLEU has {', '.join(map(repr, BLEU.TOKENIZERS))}")
+    # force: no warning about tokenised text, which is what "none" is for.
+    return BLEU(tokenize=tokenize, lowercase=lowercase, force=tokenize == "none")
 
 
 def _multi_bleu(lowercase: bool = False) -> BLEU:

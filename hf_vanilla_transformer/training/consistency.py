@@ -11,7 +11,7 @@ CE is the model's smoothed cross-entropy. All of it is summed over target tokens
 update, as CE alone is, so that accumulation and several processes change nothing.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -20,9 +20,9 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
+from torch.autograd.function import once_differentiable
 
-from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration, label_smoothed_cross_entropy
+from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from .recipe import RecipeError, VanillaTransformerTrainingArguments
 from .weight_average import WeightAverageTrainer
 
@@ -94,35 +94,47 @@ class Consistency:
             label_smoothing: eps_ls.
             **kwargs: What other losses need.
         """
-        first, second = logits.chunk(2)
-        labels = labels[: len(first)]
-        rows = max(LOGITS_PER_CHUNK // logits.shape[-1], 1)
-        loss = logits.new_zeros((), dtype=_exact(logits[:0]).dtype)
-        for part in zip(*(torch.split(x, rows) for x in (first, second, labels)), strict=True):
-            loss = loss + checkpoint(
-                self.sum_over, *part, label_smoothing, use_reentrant=False, preserve_rng_state=False
-            )
-        items = len(labels) if num_items_in_batch is None else num_items_in_batch
+        targets = labels[: len(labels) // 2]
+        loss: Tensor = _LossOfChunks.apply(logits, targets, partial(self.sum_over, eps=label_smoothing))  # type: ignore[no-untyped-call]
+        items = len(targets) if num_items_in_batch is None else num_items_in_batch
         return loss / torch.as_tensor(items, device=loss.device).clamp(min=1)
 
-    def sum_over(self, first: Tensor, second: Tensor, labels: Tensor, label_smoothing: float) -> Tensor:
+    def sum_over(self, first: Tensor, second: Tensor, labels: Tensor, eps: float) -> Tensor:
         """The loss of some targets, summed: of logits, (n, V) each, and labels, (n)."""
-        loss = _cross_entropy(first, labels, label_smoothing)
-        if self.second_cross_entropy:
-            loss = loss + _cross_entropy(second, labels, label_smoothing)
-        log_p, log_q = (F.log_softmax(_exact(logits), dim=-1) for logits in (first, second))
-        loss = loss + self.forward_kl * F.kl_div(log_q, log_p, reduction="sum", log_target=True)
+        log_p, log_q = F.log_softmax(first, dim=-1), F.log_softmax(second, dim=-1)
+        loss = self.forward_kl * F.kl_div(log_q, log_p, reduction="sum", log_target=True)
         if self.reverse_kl:
             loss = loss + self.reverse_kl * F.kl_div(log_p, log_q, reduction="sum", log_target=True)
+        for log_probabilities in (log_p, log_q) if self.second_cross_entropy else (log_p,):
+            of_labels = log_probabilities.gather(1, labels[:, None])
+            loss = loss - (1 - eps) * of_labels.sum() - eps * log_probabilities.mean(dim=-1).sum()
         return loss
 
 
-def _cross_entropy(logits: Tensor, labels: Tensor, label_smoothing: float) -> Tensor:
-    return label_smoothed_cross_entropy(logits, labels, num_items_in_batch=1, label_smoothing=label_smoothing)
+class _LossOfChunks(torch.autograd.Function):
+    """A sum over targets whose gradient is computed with it, a chunk at a time."""
 
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, labels: Tensor, sum_over: Callable[..., Tensor]) -> Tensor:
+        gradient, rows = torch.empty_like(logits), max(LOGITS_PER_CHUNK // logits.shape[-1], 1)
+        exact = torch.promote_types(logits.dtype, torch.float32)
+        loss = torch.zeros((), dtype=exact, device=logits.device)
+        halves = zip(*(torch.split(x, rows) for x in (*logits.chunk(2), *gradient.chunk(2), labels)), strict=True)
+        for first, second, *gradients, targets in halves:
+            with torch.enable_grad():
+                chunk = [x.detach().to(exact, copy=True).requires_grad_() for x in (first, second)]
+                part = sum_over(*chunk, targets)
+            for where, value in zip(gradients, torch.autograd.grad(part, chunk), strict=True):
+                where.copy_(value)
+            loss += part.detach()
+        ctx.save_for_backward(gradient)
+        return loss
 
-def _exact(logits: Tensor) -> Tensor:
-    return logits.to(torch.promote_types(logits.dtype, torch.float32))
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor, None, None]:
+        (gradient,) = ctx.saved_tensors
+        return gradient * grad_output.to(gradient.dtype), None, None
 
 
 class ConsistencyTrainer(WeightAverageTrainer):
