@@ -174,9 +174,10 @@ def _check_models(arguments: argparse.Namespace) -> None:
             "--output and --n-best-output are for one model's translations; give a single --model, or --ensemble, and "
             "at most one --length-penalty"
         )
-    if rows == 1 and arguments.significance:
+    if arguments.significance and (rows == 1 or arguments.bleu[0] == "compound-split"):
         raise UsageError(
-            "--significance compares rows; give two models, --model A B, or two values of --length-penalty"
+            "--significance compares rows by sacrebleu or multi30k; give --model A B or two values of --length-penalty, "
+            "and name one of these first after --bleu"
         )
 
 

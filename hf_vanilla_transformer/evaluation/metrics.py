@@ -91,20 +91,18 @@ def compound_split_bleu(hypotheses: Sequence[str], references: Sequence[str], *,
         TypeError: `hypotheses` or `references` is not a list of strings.
     """
     hypotheses, references = _checked(hypotheses, references)
-    hypotheses, references = (_with_split_compounds(side, tokenize) for side in (hypotheses, references))
-    score = _score(_multi_bleu(), hypotheses, references)
-    signature = score.signature.replace("tok:none", f"tok:{tokenize}+compound-split")
-    return replace(score, signature=signature)
-
-
-def _with_split_compounds(texts: list[str], tokenize: str) -> list[str]:
     if tokenize not in COMPOUND_TOKENIZERS:
         raise ValueError(
             f"tokenize={tokenize!r} can't be combined with split compounds; give one of "
             f"{', '.join(map(repr, COMPOUND_TOKENIZERS))}"
         )
     words = BLEU(tokenize=tokenize).tokenizer
-    return [split_compounds(words(text.rstrip())) for text in texts]
+    hypotheses, references = (
+        [split_compounds(words(text.rstrip())) for text in side] for side in (hypotheses, references)
+    )
+    score = _score(_multi_bleu(), hypotheses, references)
+    signature = score.signature.replace("tok:none", f"tok:{tokenize}+compound-split")
+    return replace(score, signature=signature)
 
 
 def split_compounds(text: str) -> str:
@@ -207,33 +205,25 @@ def paired_bootstrap(
     Args:
         systems: Two or more lists of N translations.
         references: N reference translations.
-        kind: "sacrebleu", "multi30k" or "compound-split": as `corpus_bleu`, `multi30k_bleu` and `compound_split_bleu`.
-        tokenize: As for these functions.
+        kind: "sacrebleu" or "multi30k": which BLEU is compared, that of `corpus_bleu` or of `multi30k_bleu`.
+        tokenize: As for `corpus_bleu`.
         lowercase: As for `corpus_bleu` and `corpus_chrf`.
 
     Returns:
         Of each system but the first, its BLEU's and its chrF's comparison.
 
     Raises:
-        ValueError: There are fewer than two systems, or as for these functions.
+        ValueError: There are fewer than two systems, there is no such kind, or as for these functions.
         TypeError: As for these functions.
     """
-    if len(systems) < 2:
-        raise ValueError(f"a comparison needs two systems or more, not {len(systems)}")
-    texts = [_checked(system, references)[0] for system in systems]
-    plain = list(references)
-    split = kind == "compound-split"
-    bleu = _sacrebleu(tokenize, lowercase) if kind == "sacrebleu" else _multi_bleu(lowercase=not split)
-    found: list[list[Comparison]] = [[] for _ in texts[1:]]
-    for metric in (bleu, CHRF(lowercase=lowercase)):
-        prepared = [_with_split_compounds(x, tokenize) if split and metric is bleu else x for x in (*texts, plain)]
-        named: list[tuple[str, Sequence[str]]] = [(str(n), system) for n, system in enumerate(prepared[:-1])]
-        signatures, scores = PairedTest(named, {"": metric}, [prepared[-1]], test_type="bs")()
-        ((name, signature),) = signatures.items()
-        results: list[Any] = scores[name][1:]
-        for comparisons, result in zip(found, results, strict=True):
-            comparisons.append(Comparison(name, result.p_value, str(signature)))
-    return found
+    if len(systems) < 2 or kind not in ("sacrebleu", "multi30k"):
+        raise ValueError(f"{len(systems)} systems can't be compared by {kind}; give two or more, sacrebleu or multi30k")
+    bleu = _sacrebleu(tokenize, lowercase) if kind == "sacrebleu" else _multi_bleu(lowercase=True)
+    named: Any = [(str(number), _checked(system, references)[0]) for number, system in enumerate(systems)]
+    test = PairedTest(named, {"BLEU": bleu, "chrF": CHRF(lowercase=lowercase)}, [list(references)], test_type="bs")
+    signatures, scores = test()
+    columns: Any = [[(name, one, signatures[name]) for one in scores[name][1:]] for name in signatures]
+    return [[Comparison(name, one.p_value, str(how)) for name, one, how in row] for row in zip(*columns, strict=True)]
 
 
 def _sacrebleu(tokenize: str, lowercase: bool) -> BLEU:

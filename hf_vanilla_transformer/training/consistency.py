@@ -119,14 +119,14 @@ class _LossOfChunks(torch.autograd.Function):
         gradient, rows = torch.empty_like(logits), max(LOGITS_PER_CHUNK // logits.shape[-1], 1)
         exact = torch.promote_types(logits.dtype, torch.float32)
         loss = torch.zeros((), dtype=exact, device=logits.device)
-        halves = zip(*(torch.split(x, rows) for x in (*logits.chunk(2), *gradient.chunk(2), labels)), strict=True)
-        for first, second, *gradients, targets in halves:
+        parts = zip(*(torch.split(x, rows) for x in (*logits.chunk(2), *gradient.chunk(2), labels)), strict=True)
+        for first, second, *gradients, targets in parts:
             with torch.enable_grad():
                 chunk = [x.detach().to(exact, copy=True).requires_grad_() for x in (first, second)]
-                part = sum_over(*chunk, targets)
-            for where, value in zip(gradients, torch.autograd.grad(part, chunk), strict=True):
+                sum_of_chunk = sum_over(*chunk, targets)
+            for where, value in zip(gradients, torch.autograd.grad(sum_of_chunk, chunk), strict=True):
                 where.copy_(value)
-            loss += part.detach()
+            loss += sum_of_chunk.detach()
         ctx.save_for_backward(gradient)
         return loss
 
@@ -134,7 +134,7 @@ class _LossOfChunks(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor, None, None]:
         (gradient,) = ctx.saved_tensors
-        return gradient * grad_output.to(gradient.dtype), None, None
+        return gradient * grad_output, None, None  # in the gradient's type, as the other is a single number
 
 
 class ConsistencyTrainer(WeightAverageTrainer):
