@@ -176,8 +176,8 @@ def _check_models(arguments: argparse.Namespace) -> None:
         )
     if arguments.significance and (rows == 1 or arguments.bleu[0] == "compound-split"):
         raise UsageError(
-            "--significance compares rows by sacrebleu or multi30k; give --model A B or two values of --length-penalty, "
-            "and name one of these first after --bleu"
+            "--significance compares rows by sacrebleu or multi30k; give --model A B or two values of "
+            "--length-penalty, and name one of these first after --bleu"
         )
 
 

@@ -149,20 +149,20 @@ class ConsistencyTrainer(WeightAverageTrainer):
             self._check_consistency()
 
     def _check_consistency(self) -> None:
-        if not isinstance(self.model, VanillaTransformerForConditionalGeneration):
-            raise RecipeError(
-                f"rdrop_alpha and simcut_alpha are for this package's model, not {type(self.model).__name__}; leave "
-                "them out"
-            )
+        model, names = self.model, "rdrop_alpha and simcut_alpha"
+        if not isinstance(model, VanillaTransformerForConditionalGeneration):
+            raise RecipeError(f"{names} are for this package's model, not {type(model).__name__}; leave them out")
         if self.label_smoother is not None or self.compute_loss_func is not None:
             raise RecipeError(
-                "rdrop_alpha and simcut_alpha need the model's own loss; set label_smoothing in the model's "
-                "configuration instead of label_smoothing_factor, and leave compute_loss_func out"
+                f"{names} need the model's own loss; set label_smoothing in the model's configuration instead of "
+                "label_smoothing_factor, and leave compute_loss_func out"
             )
+        if self.args.torch_compile or model._compiled_call_impl is not None:  # which overlooks the hook that cuts
+            raise RecipeError(f"{names} don't work with torch.compile; leave torch_compile out")
         if self.is_fsdp_enabled or self.is_deepspeed_enabled or self.args.n_gpu > 1:
             raise RecipeError(
-                "rdrop_alpha and simcut_alpha need the complete model in each process; start one process per device by "
-                "`torchrun`, without FSDP and DeepSpeed"
+                f"{names} need the complete model in each process; start one process per device by `torchrun`, without "
+                "FSDP and DeepSpeed"
             )
 
     def compute_loss(self, model: Any, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:

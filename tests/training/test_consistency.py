@@ -258,9 +258,22 @@ def test_simcut_p_alone_has_no_effect():
         parse_recipe([], ["--simcut-p", "0.1"])
 
 
-def test_another_loss_is_refused(tiny_checkpoint, tmp_path):
-    with pytest.raises(ValueError, match="set label_smoothing in the model's configuration"):
-        trainer_of(tiny_checkpoint, tmp_path, label_smoothing_factor=0.1, **RDROP)
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"label_smoothing_factor": 0.1}, "set label_smoothing in the model's configuration"),
+        ({"torch_compile": True}, "don't work with torch.compile"),
+    ],
+)
+def test_another_loss_and_compilers_are_refused(tiny_checkpoint, tmp_path, options, message):
+    with pytest.raises(RecipeError, match=message):
+        trainer_of(tiny_checkpoint, tmp_path, **options, **RDROP)
+
+
+def test_another_model_is_refused(tmp_path):
+    args = VanillaTransformerTrainingArguments(output_dir=str(tmp_path), learning_rate=0.1, **SIMCUT)
+    with pytest.raises(RecipeError, match="are for this package's model, not Linear"):
+        VanillaTransformerTrainer(model=torch.nn.Linear(1, 1), args=args)
 
 
 def test_regularization_of_a_recipe_arrives(tmp_path):
