@@ -181,21 +181,28 @@ def add_decoding_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--batch-tokens",
         type=up_to_limit("batch_tokens"),
-        default=BATCH_TOKENS,
         metavar="N",
-        help="source tokens per batch, times the beam size (default: %(default)s)",
+        help=f"source tokens per batch, times the beam size (default: {BATCH_TOKENS:,}; ctranslate2: by the number of "
+        "lines)",
     )
     add_model_arguments(parser)
     add_compute_type(parser)
 
 
 def add_compute_type(parser: argparse.ArgumentParser) -> None:
-    """Declares how a step of decoding is computed."""
+    """Declares what decodes, and how a step is computed."""
+    parser.add_argument(
+        "--backend",
+        choices=["engine", "ctranslate2"],
+        help="what translates: this package's engine (default), or CTranslate2, which the extra export installs; a "
+        "folder that export wrote has its own",
+    )
     parser.add_argument(
         "--compute-type",
-        choices=["default", "int8"],
+        metavar="TYPE",
         default="default",
-        help="int8: 8-bit weights on a CPU, up to twice as fast with nearly the same output",
+        help="int8: 8-bit weights on a CPU, faster with nearly the same output; ctranslate2 has more types of its own "
+        "(default: default, the type of the weights)",
     )
 
 
@@ -238,6 +245,7 @@ def decoding_options(arguments: argparse.Namespace, model: "PreTrainedModel") ->
     Raises:
         UsageError: Options contradict each other, or the model has no such option.
     """
+    from ..evaluation.translation import OtherModel
     from ..generation_vanilla_transformer import DecodingMixin
 
     given = {"num_beams": arguments.num_beams, "max_new_tokens": arguments.max_new_tokens}
@@ -263,7 +271,7 @@ def decoding_options(arguments: argparse.Namespace, model: "PreTrainedModel") ->
             raise UsageError(
                 f"{flags[name]} ranks the hypotheses of a beam search; leave it out, or give --num-beams 2 or more"
             )
-        if not isinstance(model, DecodingMixin):
+        if not isinstance(model, DecodingMixin | OtherModel):
             raise UsageError(f"{flags[name]} needs a model of this package; other models have no such option")
     if arguments.num_beams == 1:
         options |= {"do_sample": False, "early_stopping": False}
@@ -286,6 +294,12 @@ def decoding_errors() -> Iterator[None]:
                 "--max-source-tokens, or another --device"
             ) from error
         raise
+
+
+def backend_options(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Returns the keyword arguments for `load_translator` that say what decodes."""
+    other = {"backend": arguments.backend, "threads": arguments.threads}
+    return other | ({"compute_type": arguments.compute_type} if arguments.compute_type is not None else {})
 
 
 def use_threads(number: int | None) -> None:
@@ -350,7 +364,14 @@ def loading() -> Iterator[None]:
 
 
 def load_translator(
-    name: str, device: str | None, dtype: str | None, trust_remote_code: bool = False, compute_type: str = "default"
+    name: str,
+    device: str | None,
+    dtype: str | None,
+    trust_remote_code: bool = False,
+    compute_type: str = "default",
+    *,
+    backend: str | None = None,
+    threads: int | None = None,
 ) -> "Translator":
     """Loads a checkpoint, or converts a Marian model, ready to decode.
 
@@ -360,10 +381,13 @@ def load_translator(
         dtype: Type of the weights, such as "bfloat16"; None: as they were saved.
         trust_remote_code: Whether code that comes with the checkpoint may run.
         compute_type: As for `Translator`.
+        backend: As for `Translator`.
+        threads: As for `Translator`.
 
     Raises:
         UsageError: The device or the checkpoint can't be used.
-        EngineError: The model has no such `compute_type`.
+        ValueError: The model has no such `compute_type`, or the backend can't decode as the model does.
+        ImportError: The backend isn't installed.
     """
     import torch
     from transformers.utils import logging
@@ -380,7 +404,8 @@ def load_translator(
     if device.startswith("cpu"):
         engine.keep_freed_memory()
     try:
-        return Translator(name, device, compute_type, dtype=dtype or "auto", trust_remote_code=trust_remote_code)
+        options: dict[str, Any] = {"dtype": dtype or "auto", "trust_remote_code": trust_remote_code}
+        return Translator(name, device, compute_type, threads, backend=backend, **options)
     except DeviceError as error:
         raise UsageError(f"--{error}") from error
     except (HubError, CheckpointError) as error:
@@ -396,6 +421,7 @@ def load_ensemble(
     dtype: str | None,
     trust_remote_code: bool = False,
     compute_type: str = "default",
+    **options: Any,
 ) -> tuple["PreTrainedTokenizerBase", "PreTrainedModel"]:
     """Loads several checkpoints as one model that averages their probabilities, or a single one as it is.
 
@@ -405,6 +431,7 @@ def load_ensemble(
         dtype: As for `load_translator`.
         trust_remote_code: As for `load_translator`.
         compute_type: As for `load_translator`.
+        **options: As for `load_translator`.
 
     Returns:
         The first checkpoint's tokenizer, and the model.
@@ -416,7 +443,9 @@ def load_ensemble(
     from ..evaluation.translation import ensemble
     from ..inference.translator import attach_where_supported
 
-    loaded = [load_translator(name, device, dtype, trust_remote_code, compute_type) for name in names]
+    loaded = [load_translator(name, device, dtype, trust_remote_code, compute_type, **options) for name in names]
+    if len(loaded) > 1 and (other := next((one for one in loaded if one.backend != "engine"), None)):
+        raise UsageError(f"--ensemble: the backend {other.backend} has no ensembles; leave out --backend")
     tokenizer, model = loaded[0].tokenizer, loaded[0].model
     if len(loaded) > 1:
         try:

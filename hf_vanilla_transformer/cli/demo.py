@@ -7,6 +7,7 @@ import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ..data.messages import first_line
 from .common import (
@@ -14,6 +15,7 @@ from .common import (
     UsageError,
     add_compute_type,
     add_loading_arguments,
+    backend_options,
     check_model_name,
     decoding_errors,
     load_translator,
@@ -21,9 +23,12 @@ from .common import (
     use_threads,
 )
 
+if TYPE_CHECKING:
+    from ..demo.models import Model
+
 HOST = "127.0.0.1"
 # Options of the page that is shown here, which a Space doesn't have.
-HERE = ("host", "port", "compute_type", "threads")
+HERE = ("host", "port", "backend", "compute_type", "threads")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -100,7 +105,6 @@ def _demo(arguments: argparse.Namespace) -> None:
 
 # ---- A page here ----
 def _show(arguments: argparse.Namespace) -> None:
-    from ..demo.local import translated_by
     from ..demo.page import build_page
     from ..demo.server import check_address, serve
 
@@ -116,10 +120,22 @@ def _show(arguments: argparse.Namespace) -> None:
         print(f"{PROGRAM}: warning: --host {host}: {warning}", file=sys.stderr)
     with loading(), decoding_errors():
         use_threads(arguments.threads)
-        where = (arguments.device, arguments.dtype, arguments.trust_remote_code, arguments.compute_type)
-        models = [translated_by(name, load_translator(name, *where)) for name in arguments.model]
+        models = [_translated(name, arguments) for name in arguments.model]
     page = build_page(models, arguments.example)
     serve(page, host, arguments.port, lambda address: print(f"{address} shows the page; Ctrl+C ends it", flush=True))
+
+
+def _translated(name: str, arguments: argparse.Namespace) -> "Model":
+    """Loads a model for the page; attention weights are always those of the model in PyTorch."""
+    from ..demo.local import translated_by
+    from ..inference.ctranslate2 import is_exported
+
+    if is_exported(name):
+        raise UsageError(f"{name} was exported, and the page shows attention weights; give --model the model itself")
+    where = (arguments.device, arguments.dtype, arguments.trust_remote_code)
+    translator = load_translator(name, *where, **backend_options(arguments))
+    shown = translator if translator.backend == "engine" else load_translator(name, *where)
+    return translated_by(name, translator, shown.model)
 
 
 def _is_this_machine(host: str) -> bool:

@@ -15,6 +15,7 @@ from ..data.messages import first_line
 from .common import (
     UsageError,
     add_decoding_arguments,
+    backend_options,
     check_model_name,
     check_output,
     decoding_errors,
@@ -203,9 +204,9 @@ def _results(
 
         use_threads(arguments.threads)
         begun = time.perf_counter()
-        where = (arguments.device, arguments.dtype, arguments.trust_remote_code, arguments.compute_type)
+        where = (arguments.device, arguments.dtype, arguments.trust_remote_code)
         with decoding_errors():
-            tokenizer, model = load_ensemble(names, *where)
+            tokenizer, model = load_ensemble(names, *where, **backend_options(arguments))
         loaded = time.perf_counter() - begun
     alphas = arguments.length_penalty or [None]
     options = [decoding_options(argparse.Namespace(**vars(arguments) | {"length_penalty": a}), model) for a in alphas]
@@ -317,14 +318,18 @@ def _settings(
     arguments: argparse.Namespace, tokenizer: Any, model: "PreTrainedModel", options: dict[str, Any]
 ) -> dict[str, Any]:
     """How the model decodes: its own settings, overridden by those of the command line."""
-    from ..evaluation.translation import source_limit
+    from ..evaluation.translation import OtherModel, source_limit
 
     settings = {name: options.get(name, getattr(model.generation_config, name, None)) for name in DECODING_FIELDS}
     if settings["max_new_tokens"] is not None:
         settings["max_extra_length"] = None  # `generate()` then ignores it
     limits = {"batch_size": arguments.batch_size, "batch_tokens": arguments.batch_tokens}
     limits["max_source_tokens"] = source_limit(model, arguments.max_source_tokens, tokenizer)
-    compute_type = getattr(getattr(model, "engine", None), "compute_type", None)  # None: transformers' loop
+    # None: transformers' loop
+    compute_type = (
+        model.dtype if isinstance(model, OtherModel) else getattr(vars(model).get("engine"), "compute_type", None)
+    )
+    limits["backend"] = "ctranslate2" if isinstance(model, OtherModel) else "engine"
     return {**settings, **limits, "compute_type": compute_type, "device": str(model.device), "dtype": str(model.dtype)}
 
 

@@ -12,6 +12,7 @@ from . import lines
 from .common import (
     UsageError,
     add_decoding_arguments,
+    backend_options,
     check_model_name,
     check_output,
     decoding_errors,
@@ -118,9 +119,9 @@ def _translate_lines(arguments: argparse.Namespace, source: lines.Lines, file: A
 
         from ..evaluation import translation
 
-        where = (arguments.device, arguments.dtype, arguments.trust_remote_code, arguments.compute_type)
+        model = (arguments.model, arguments.device, arguments.dtype, arguments.trust_remote_code)
         with decoding_errors():
-            translator = load_translator(arguments.model, *where)
+            translator = load_translator(*model, **backend_options(arguments))
         use_threads(arguments.threads)
     options = {name: getattr(arguments, name) for name in OPTIONS} | decoding_options(arguments, translator.model)
     limit = translation.source_limit(translator.model, arguments.max_source_tokens, translator.tokenizer)

@@ -2,18 +2,22 @@
 
 from typing import Any
 
+from transformers import PreTrainedModel
+
 from ..evaluation.attention import attention_of
 from ..inference.translator import Translator
 from .models import Candidate, Matrix, Model, check_size, described
 
 
-def translated_by(name: str, translator: Translator) -> Model:
+def translated_by(name: str, translator: Translator, shown: PreTrainedModel | None = None) -> Model:
     """Returns a model for the page.
 
     Args:
         name: What it is called on the page.
-        translator: The model.
+        translator: What translates.
+        shown: The model of PyTorch whose attention weights are shown; None: the translator's.
     """
+    pictured = translator.model if shown is None else shown
 
     def translate(lines: list[str], num_beams: int, longest: int | None) -> list[list[Candidate]]:
         options: dict[str, Any] = {"num_beams": num_beams, "progress_bar": False, "on_division": lambda *_: None}
@@ -25,7 +29,7 @@ def translated_by(name: str, translator: Translator) -> Model:
         return [[Candidate(one.text, one.num_tokens, one.score) for one in row] for row in rows]
 
     def attend(source: str, target: str) -> dict[str, Matrix]:
-        found = attention_of(translator.model, translator.tokenizer, source, target)
+        found = attention_of(pictured, translator.tokenizer, source, target)
         check_size(max(len(found.source_pieces), len(found.target_pieces)))
         return {
             "encoder": Matrix(found.source_pieces, found.source_pieces, found.encoder),
@@ -33,4 +37,4 @@ def translated_by(name: str, translator: Translator) -> Model:
             "cross": Matrix(found.target_pieces, found.source_pieces, found.cross),
         }
 
-    return described(name, translator.model, translate, attend)
+    return described(name, pictured, translate, attend)

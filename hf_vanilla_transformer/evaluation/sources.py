@@ -53,12 +53,15 @@ class Reader:
     target_code: str = ""
     sentence_language: str | None = None
 
-    def pieces(self, texts: Sequence[str], prefixes: Sequence[tuple[int, ...]]) -> tuple[list[Piece], dict[int, int]]:
+    def pieces(
+        self, texts: Sequence[str], prefixes: Sequence[tuple[int, ...]], first: int = 0
+    ) -> tuple[list[Piece], dict[int, int]]:
         """Divides and tokenizes texts; one that is empty or white space has no pieces.
 
         Args:
             texts: The texts.
             prefixes: For each, the tokens that its translation has to begin with.
+            first: The number of the first text.
 
         Returns:
             The pieces, and for the index of each text that has something too long the pieces that it became.
@@ -68,12 +71,15 @@ class Reader:
         pieces: list[Piece] = []
         divided: dict[int, int] = {}
         begun: set[int] = set()
-        for (index, gap, code, sentence), ids in zip(rows, encoded, strict=True):
+        for (place, gap, code, sentence), ids in zip(rows, encoded, strict=True):
+            index = first + place
             parts = self._divided(code, sentence) if ids is None else [ids]
             if len(parts) > 1:
                 divided[index] = divided.get(index, 0) + len(parts)
             for number, part in enumerate(parts):
-                pieces.append(Piece(index, part, "" if number else gap, () if index in begun else prefixes[index]))
+                pieces.append(
+                    Piece(index, part, "" if number else gap, () if index in begun else prefixes[index - first])
+                )
                 begun.add(index)
         return pieces, divided
 

@@ -5,6 +5,7 @@ model's own `generate()`: options are its keyword arguments, by default those of
 """
 
 import math
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -15,7 +16,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.modeling_outputs import BaseModelOutput, Seq2SeqLMOutput
 from transformers.utils import logging
 
@@ -32,6 +33,8 @@ logger = logging.get_logger(__name__)
 
 # Padded tokens in forced decoding, which has a row of the vocabulary's width for each target token at once.
 SCORED_TOKENS_PER_BATCH = 2_048
+# Texts that are tokenized at a time.
+TEXTS_AT_ONCE = 1_000
 # transformers gives the score -1e9 to places that hold no hypothesis.
 NO_HYPOTHESIS = -1e8
 # What the members of an ensemble have in common, beside the tokenizer.
@@ -72,6 +75,53 @@ class Translation:
     alignment: Alignment | None = field(default=None, compare=False)
 
 
+class OtherModel(ABC):
+    """A model that another library runs: what the functions here need of it in place of a `PreTrainedModel`.
+
+    Attributes:
+        config: Its special tokens, and as `max_position_embeddings` its positions.
+        generation_config: How it decodes by default.
+        device: Where it is.
+        dtype: The type of its weights, by its name.
+    """
+
+    config: Any
+    generation_config: GenerationConfig
+    device: torch.device
+    dtype: str
+    training = False
+
+    @abstractmethod
+    def check_options(self, options: dict[str, Any], n_best: int | None, alignments: bool) -> dict[str, Any]:
+        """Checks the options of a call of `decode` and returns those for `search`; raises `ValueError`."""
+
+    @abstractmethod
+    def search(
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        windows: Iterator[list[Piece]],
+        options: dict[str, Any],
+        *,
+        batch_size: int | None,
+        batch_tokens: int | None,
+        lock: AbstractContextManager[Any],
+    ) -> Iterator[tuple[list[int], list[list[Translation]]]]:
+        """Translates pieces, which are numbered through all windows: yields some numbers with their translations.
+
+        Args:
+            tokenizer: The model's.
+            windows: Pieces, some at a time; the next ones are tokenized when they are asked for.
+            options: What `check_options` returned.
+            batch_size: As for `decode`.
+            batch_tokens: As for `decode`.
+            lock: To be held while the tokenizer is used.
+        """
+
+    @abstractmethod
+    def log_probabilities(self, sources: list[list[int]], targets: list[list[int]]) -> list[float]:
+        """Returns how probable each target is, in nats; tokens of sources and targets end with `</s>`."""
+
+
 def translate(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
@@ -108,7 +158,7 @@ def decode(
     prefix: str | Sequence[str] | None = None,
     split_sentences: str | None = None,
     batch_size: int | None = None,
-    batch_tokens: int = BATCH_TOKENS,
+    batch_tokens: int | None = None,
     max_source_tokens: int | None = None,
     progress: Callable[[int], object] | None = None,
     on_division: Callable[[int, int], object] | None = None,
@@ -118,7 +168,7 @@ def decode(
     """Translates sentences into translations with their lengths and, for n-best lists, scores.
 
     Args:
-        model: A model, or what `ensemble` made of several.
+        model: A model, what `ensemble` made of several, or one of another library.
         tokenizer: Its tokenizer.
         sentences: The sentences.
         n_best: Translations per sentence, of a beam search at least as wide. None: the best alone, without its score.
@@ -133,6 +183,7 @@ def decode(
             needs sentencex. None: nothing is split.
         batch_size: Sentences at a time at most; None: as many as `batch_tokens` allows.
         batch_tokens: Padded source tokens at a time, times beams, at most; a longer sentence is a batch by itself.
+            None: 4,096, or what suits the backend.
         max_source_tokens: Tokens of a source that is translated as one, at most; None: 1,024, or the tokenizer's
             `model_max_length` where it is less. It is the model's positions where they end earlier. A longer one is
             divided into pieces of at most 256 tokens at the ends of its sentences, else at white space, else
@@ -163,36 +214,80 @@ def decode(
     ):  # fmt: skip
         check_limit(name, value)
     check_splitting(split_sentences)
-    num_beams, options = _checked_options(model, options, n_best, alignments)
+    check = model.check_options if isinstance(model, OtherModel) else partial(_checked_options, model)
+    options = check(options, n_best, alignments)
     code = "" if target_lang is None else target_code(tokenizer, target_lang)
     lock = nullcontext() if lock is None else lock
     reader = Reader(tokenizer, source_limit(model, max_source_tokens, tokenizer), code, split_sentences)
     with lock:
-        pieces, divided = reader.pieces(texts, _prefix_tokens(model, tokenizer, prefix, len(texts), options))
-    for index, count in divided.items():
-        (on_division or partial(_warn_of_division, reader.limit))(index, count)
-    left = Counter(piece.text for piece in pieces)
-    if progress is not None and len(left) < len(texts):
-        progress(len(texts) - len(left))
-    lists: list[list[Translation]] = [[] for _ in pieces]
+        prefixes = _prefix_tokens(model, tokenizer, prefix, len(texts), options)
+    left: Counter[int] = Counter()  # pieces of each text that aren't translated yet
+    tell = progress or (lambda number: None)
+    pieces: list[Piece] = []
+    lists: dict[int, list[Translation]] = {}
+
+    def windows() -> Iterator[list[Piece]]:
+        for window in _windows(reader, texts, prefixes, lock, on_division, tell):
+            left.update(piece.text for piece in window)
+            pieces.extend(window)
+            yield window
+
+    search = model.search if isinstance(model, OtherModel) else partial(_search, model)
+    for batch, decoded in search(
+        tokenizer, windows(), options, batch_size=batch_size, batch_tokens=batch_tokens, lock=lock
+    ):
+        lists.update(zip(batch, decoded, strict=True))
+        left.subtract(pieces[place].text for place in batch)
+        tell(sum(left[text] == 0 for text in {pieces[place].text for place in batch}))
+    results = [[Translation("", 0, None if n_best is None else 0.0)] for _ in texts]
+    for text, own in _by_text(pieces, [lists[place] for place in range(len(pieces))]).items():
+        results[text] = own[0][1] if len(own) == 1 else [_joined([(gap, one[0]) for gap, one in own])]
+    return results
+
+
+def _windows(
+    reader: Reader,
+    texts: list[str],
+    prefixes: list[tuple[int, ...]],
+    lock: AbstractContextManager[Any],
+    on_division: Callable[[int, int], object] | None,
+    progress: Callable[[int], object],
+) -> Iterator[list[Piece]]:
+    """Yields the pieces of some texts at a time."""
+    for first in range(0, len(texts), TEXTS_AT_ONCE):
+        some = slice(first, first + TEXTS_AT_ONCE)
+        with lock:
+            pieces, divided = reader.pieces(texts[some], prefixes[some], first)
+        for index, count in divided.items():
+            (on_division or partial(_warn_of_division, reader.limit))(index, count)
+        if empty := len(texts[some]) - len({piece.text for piece in pieces}):
+            progress(empty)
+        yield pieces
+
+
+def _search(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    windows: Iterator[list[Piece]],
+    options: dict[str, Any],
+    *,
+    batch_size: int | None,
+    batch_tokens: int | None,
+    lock: AbstractContextManager[Any],
+) -> Iterator[tuple[list[int], list[list[Translation]]]]:
+    """Translates pieces as `OtherModel.search` does, with `generate()`."""
+    pieces = [piece for window in windows for piece in window]
+    num_beams = _setting(model, options, "num_beams") or 1
     begin = partial(_begin, model, tokenizer, pieces, options)
-    outputs = run_together(begin, _batches(pieces, batch_size, batch_tokens // num_beams))
+    outputs = run_together(begin, batches_of(pieces, batch_size, (batch_tokens or BATCH_TOKENS) // num_beams))
     while True:
         with lock:
             with _no_gradients(model):
                 batch, output = next(outputs, (None, None))
             if batch is None:
-                break
+                return
             decoded = _translations(model, tokenizer, [pieces[place] for place in batch], options, output)
-        for place, translations in zip(batch, decoded, strict=True):
-            lists[place] = translations
-            left[pieces[place].text] -= 1
-        if progress is not None:
-            progress(sum(left[text] == 0 for text in {pieces[place].text for place in batch}))
-    results = [[Translation("", 0, None if n_best is None else 0.0)] for _ in texts]
-    for text, own in _by_text(pieces, lists).items():
-        results[text] = own[0][1] if len(own) == 1 else [_joined([(gap, one[0]) for gap, one in own])]
-    return results
+        yield batch, decoded
 
 
 def _no_gradients(model: PreTrainedModel) -> AbstractContextManager[None]:
@@ -206,8 +301,8 @@ def _warn_of_division(limit: int, index: int, count: int) -> None:
 
 def _checked_options(
     model: PreTrainedModel, options: dict[str, Any], n_best: int | None, alignments: bool
-) -> tuple[int, dict[str, Any]]:
-    """Returns the number of beams, and the options for `generate()`; raises `ValueError`."""
+) -> dict[str, Any]:
+    """Returns the options for `generate()`; raises `ValueError`."""
     config = options.get("generation_config") or model.generation_config
     check_generation(options, config)
     num_beams = options.get("num_beams") or config.num_beams or 1
@@ -221,7 +316,7 @@ def _checked_options(
         raise ValueError(f"alignments need a model of this package, and this one is a {type(model).__name__}")
     if alignments:
         options["output_alignments"] = True
-    return num_beams, options
+    return options
 
 
 def without_adapters(model: PreTrainedModel) -> PreTrainedModel:
@@ -285,7 +380,7 @@ def source_limit(
     return limit
 
 
-def _batches(pieces: list[Piece], batch_size: int | None, max_tokens: int) -> Iterator[list[int]]:
+def batches_of(pieces: Sequence[Piece], batch_size: int | None, max_tokens: int) -> Iterator[list[int]]:
     """Groups pieces for a batch each; all of a batch have prefixes of one length, as padding can't begin a target."""
     groups: dict[int, list[int]] = {}
     for place, piece in enumerate(pieces):
@@ -361,7 +456,7 @@ def _translations(
     output: Any,
 ) -> list[list[Translation]]:
     """Makes translations of what `generate()` returned for pieces."""
-    texts = [_on_one_line(text) for text in tokenizer.batch_decode(output.sequences, skip_special_tokens=True)]
+    texts = [on_one_line(text) for text in tokenizer.batch_decode(output.sequences, skip_special_tokens=True)]
     scores = output.sequences_scores.tolist() if options.get("num_return_sequences") else [None] * len(texts)
     counts = _numbers_of_tokens(model, output, max(len(pieces[0].prefix), 1))
     width = len(texts) // len(pieces)
@@ -388,7 +483,8 @@ def _alignments(
     return made
 
 
-def _on_one_line(text: str) -> str:
+def on_one_line(text: str) -> str:
+    """Returns a translation without line breaks."""
     return text.replace("\r", " ").replace("\n", " ")
 
 
@@ -622,6 +718,8 @@ def _pairs(
 def _log_probabilities(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, sources: list[list[int]], targets: list[list[int]]
 ) -> list[float]:
+    if isinstance(model, OtherModel):
+        return model.log_probabilities(sources, targets)
     inputs = tokenizer.pad({"input_ids": sources}, return_tensors="pt").to(model.device)
     rows = [torch.tensor(ids) for ids in targets]
     labels = nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=-100).to(model.device)  # (B, T)

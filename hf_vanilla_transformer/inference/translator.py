@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 from tqdm import tqdm
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import MarianMTModel, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging
 
 from ..data.hub import check_model_on_hub
@@ -21,10 +21,12 @@ from ..data.messages import first_line
 from ..engine import EngineError, attach
 from ..evaluation import translation
 from ..evaluation.limits import check_limit
-from ..evaluation.loading import CONFIG, CheckpointError, check_tokenizer, load_checkpoint
+from ..evaluation.loading import CONFIG, CheckpointError, check_tokenizer, load_checkpoint, load_tokenizer
 from ..evaluation.sources import check_splitting, check_target_codes, target_code
 from ..evaluation.translation import Translation
+from ..interop.marian import from_marian
 from .converted import converted
+from .ctranslate2 import CTranslate2Model, check_compute_type, is_exported
 
 logger = logging.get_logger(__name__)
 
@@ -32,6 +34,7 @@ ADAPTER = "adapter_config.json"
 # A stream is read, sorted by length and translated in windows, which end at this number of texts or of characters.
 WINDOW = 1_000
 CHARACTERS_PER_WINDOW = 2**20
+BACKENDS = ("engine", "ctranslate2")
 SECONDS_TO_BAR = 2  # a shorter call shows no progress bar
 
 Result = str | Translation | list[Translation]
@@ -73,12 +76,17 @@ class Translator:
         model: A folder that `save_pretrained` wrote or a name on the Hub, of any sequence-to-sequence model; or a
             model, a `PeftModel` among them. A folder or name of a Marian model (Helsinki-NLP/opus-mt-...) is converted
             once, into the user's cache: `~/.cache/hf_vanilla_transformer/converted`, or below `$XDG_CACHE_HOME` or
-            `$HF_VANILLA_TRANSFORMER_CACHE`.
+            `$HF_VANILLA_TRANSFORMER_CACHE`. Or a folder that `vanilla-transformer export --to ctranslate2` wrote.
         device: Where it translates; None: CUDA where it is available, else the CPU; a model that is given stays where
             it is, or moves if a device is named.
         compute_type: As for `engine.attach`: "default" computes in the type of the weights, "int8" with weights of 8
             bits, on a CPU.
-        threads: PyTorch's threads, which are those of all of the process; None: leaves them.
+        threads: PyTorch's threads, which are those of all of the process; None: leaves them. With the backend
+            "ctranslate2", those of this translator; None: as many as PyTorch has.
+        backend: "engine" or "ctranslate2", which needs the package of that name: `compute_type` is then one of its own,
+            "float32" or "int8" on a CPU, and "default" that of the weights. A model of this package or a Marian model
+            is converted each time, in a temporary folder; it decodes as in `inference.ctranslate2`. None: "engine", or
+            what a folder was exported for.
         tokenizer: That of a model that is given; a folder or a name has its own.
         dtype: Type of the weights; "auto": as they were saved, but float32 for float16 on a CPU. A model that is given
             keeps its own.
@@ -87,9 +95,10 @@ class Translator:
         trust_remote_code: Whether code that comes with the checkpoint may run.
 
     Attributes:
-        model: The model.
+        model: The model, or a `CTranslate2Model`.
         tokenizer: Its tokenizer.
         compute_type: As given.
+        backend: What translates.
 
     Raises:
         ValueError: An option has a wrong value, the model can't be loaded (`CheckpointError`) or isn't on the Hub
@@ -104,18 +113,27 @@ class Translator:
         compute_type: str = "default",
         threads: int | None = None,
         *,
+        backend: str | None = None,
         tokenizer: PreTrainedTokenizerBase | None = None,
         dtype: torch.dtype | str = "auto",
         revision: str | None = None,
         token: str | bool | None = None,
         trust_remote_code: bool = False,
     ) -> None:
+        self.backend = _backend(model, backend)
         if threads is not None and (isinstance(threads, bool) or not isinstance(threads, int) or threads < 1):
             raise ValueError(f"threads is {threads!r}; it has to be an integer of at least 1")
-        if isinstance(model, str | Path):
-            if tokenizer is not None:
-                raise ValueError("tokenizer is for a model that is given; a folder or a name has its own")
-            where: dict[str, Any] = {"revision": revision, "token": token, "trust_remote_code": trust_remote_code}
+        if isinstance(model, str | Path) and tokenizer is not None:
+            raise ValueError("tokenizer is for a model that is given; a folder or a name has its own")
+        where: dict[str, Any] = {"revision": revision, "token": token, "trust_remote_code": trust_remote_code}
+        self.tokenizer: PreTrainedTokenizerBase
+        self.model: Any
+        if self.backend == "ctranslate2":
+            if dtype != "auto":
+                raise ValueError('dtype is for the backend "engine"; give compute_type')
+            options = (device, compute_type, threads)
+            self.tokenizer, self.model = _open_with_ctranslate2(model, tokenizer, options, where)
+        elif isinstance(model, str | Path):
             self.tokenizer, self.model = load_to_translate(model, device, dtype=dtype, **where)
             attach_where_supported(self.model, compute_type)
         else:
@@ -124,7 +142,7 @@ class Translator:
                 attach(self.model, compute_type)
         self.compute_type = compute_type
         self._turns = Turns()
-        if threads is not None:
+        if threads is not None and self.backend == "engine":
             torch.set_num_threads(threads)
 
     @property
@@ -134,7 +152,8 @@ class Translator:
 
     def __repr__(self) -> str:
         name = getattr(self.model, "name_or_path", "") or type(self.model).__name__
-        return f"Translator({name!r}, device={str(self.device)!r}, compute_type={self.compute_type!r})"
+        given = f"device={str(self.device)!r}, compute_type={self.compute_type!r}"
+        return f"Translator({name!r}, {given}, backend={self.backend!r})"
 
     def __call__(self, texts: str | Iterable[str], **options: Any) -> Any:
         """Translates one text, several, or a stream of them.
@@ -273,6 +292,35 @@ def load_to_translate(
     if dtype == "auto" and model.dtype == torch.float16 and torch.device(device).type == "cpu":
         model = model.float()  # the same numbers; CPUs compute half precision slowly
     return tokenizer, model.to(device)
+
+
+def _backend(model: Any, backend: str | None) -> str:
+    """Returns the backend for a model, which is that of its folder where it was exported for one."""
+    if backend not in (None, *BACKENDS):
+        raise ValueError(f"backend is {backend!r}; choose one of {', '.join(map(repr, BACKENDS))}")
+    if backend == "engine" and is_exported(model):
+        raise ValueError(f'{model} is in CTranslate2\'s format; give backend="ctranslate2", or the model itself')
+    return backend or ("ctranslate2" if is_exported(model) else "engine")
+
+
+def _open_with_ctranslate2(
+    model: str | Path | PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase | None,
+    options: tuple[str | torch.device | None, str, int | None],
+    where: dict[str, Any],
+) -> tuple[PreTrainedTokenizerBase, CTranslate2Model]:
+    """Opens an exported folder, or converts a model, which is loaded on the CPU and given up afterwards."""
+    device = str(options[0] or ("cuda" if torch.cuda.is_available() else "cpu"))
+    check_compute_type(torch.device(device), options[1])
+    if isinstance(model, str | Path) and is_exported(model):
+        return load_tokenizer(model), CTranslate2Model(Path(model), device, *options[1:])
+    if isinstance(model, str | Path):
+        tokenizer, loaded = load_to_translate(model, "cpu", **where)
+    else:
+        tokenizer, loaded = _checked(model, tokenizer, None)
+    if isinstance(loaded, MarianMTModel):
+        loaded = from_marian(loaded)[0]
+    return tokenizer, CTranslate2Model.converted(loaded, tokenizer, device, *options[1:])
 
 
 def _check_folder(folder: Path) -> None:

@@ -86,10 +86,7 @@ def export(
         ConversionError: CTranslate2 can't express the model.
         OSError: The folder can't be written.
     """
-    spec = VanillaTransformerLoader()(model, tokenizer)
-    spec.validate()
-    spec.optimize(quantization=quantization)
-    spec.save(str(folder))
+    write(model, tokenizer, folder, quantization=quantization)
     tokenizer.save_pretrained(folder)
     found = notes(model)
     if getattr(tokenizer, "separate_vocabs", False):
@@ -97,6 +94,21 @@ def export(
             "source_vocabulary.json names the source's ids; the tokenizer's convert_ids_to_tokens the target's"
         )
     return found
+
+
+def write(
+    model: VanillaTransformerForConditionalGeneration,
+    tokenizer: PreTrainedTokenizerBase,
+    folder: Path,
+    *,
+    quantization: str | None = None,
+) -> None:
+    """Writes what `export` does without the tokenizer: weights, vocabularies, and how the model decodes."""
+    spec = VanillaTransformerLoader()(model, tokenizer)
+    spec.validate()
+    spec.optimize(quantization=quantization)
+    spec.save(str(folder))
+    model.generation_config.save_pretrained(folder)
 
 
 def notes(model: VanillaTransformerForConditionalGeneration) -> list[str]:
@@ -112,7 +124,8 @@ def notes(model: VanillaTransformerForConditionalGeneration) -> list[str]:
     found = [
         f"the tables of positions have {len(_table(model.model.encoder, config)):,} rows: longer sentences are an "
         "error. translate_batch cuts sources to 1,024 tokens unless max_input_length says otherwise",
-        f"the files don't hold the model's settings of decoding; give them to translate_batch: {arguments}",
+        "generation_config.json has the model's settings of decoding, which Translator uses and CTranslate2 doesn't "
+        f"read; give them to translate_batch: {arguments}",
     ]
     found += [
         f"CTranslate2 has no {name} ({given[name]} here): {what}"
@@ -160,7 +173,12 @@ class VanillaTransformerLoader(ModelLoader):
                 f"CTranslate2 has no activation_function {config.activation_function!r}; it has {known}"
             )
         encoder = _EncoderSpec(config.encoder_layers, config.encoder_attention_heads, **_options(model.model.encoder))
-        decoder = _DecoderSpec(config.decoder_layers, config.decoder_attention_heads, **_options(model.model.decoder))
+        decoder = _DecoderSpec(
+            config.decoder_layers,
+            config.decoder_attention_heads,
+            alignment_heads=config.decoder_attention_heads,  # return_attention: their mean
+            **_options(model.model.decoder),
+        )
         self._set_stack(encoder, encoder.embeddings[0], model.model.encoder)
         self._set_stack(decoder, decoder.embeddings, model.model.decoder)
         self.set_linear(decoder.projection, model.lm_head)
@@ -230,6 +248,9 @@ class VanillaTransformerLoader(ModelLoader):
         config.unk_token = tokenizer.unk_token or tokenizer.pad_token or config.eos_token
         config.bos_token = tokenizer.bos_token or config.eos_token
         config.add_attribute("layer_norm_epsilon", model.config.layer_norm_eps)
+        config.add_attribute(
+            "max_position_embeddings", len(_table(model.model.decoder, model.config))
+        )  # for Translator
 
 
 class _EncoderSpec(transformer_spec.TransformerEncoderSpec):
