@@ -7,7 +7,7 @@ import platform
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ..data.files import write_text
@@ -32,7 +32,7 @@ from .common import (
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from ..evaluation.metrics import Score
+    from ..evaluation.metrics import Comparison, Score
     from ..evaluation.translation import Likelihood, Translation
 
 BLEU_KINDS = ("sacrebleu", "multi30k", "compound-split")
@@ -75,7 +75,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     _add_metric_arguments(parser)
     _add_file_arguments(parser)
     add_decoding_arguments(parser)
+    _allow_several(parser, "--length-penalty")
     parser.set_defaults(run=_evaluate)
+
+
+def _allow_several(parser: argparse.ArgumentParser, option: str) -> None:
+    """Lets an option have several values, each of which is evaluated with the model loaded once."""
+    action = parser._option_string_actions[option]
+    action.nargs, action.help = "+", f"{action.help}; of several, each has a row"
 
 
 def _add_metric_arguments(parser: argparse.ArgumentParser) -> None:
@@ -94,6 +101,12 @@ def _add_metric_arguments(parser: argparse.ArgumentParser) -> None:
         help="tokeniser of sacrebleu and compound-split: 13a (default), intl, none (for tokenised text), zh, char ...",
     )
     parser.add_argument("--lowercase", action="store_true", help="case-insensitive sacrebleu and chrF")
+    parser.add_argument(
+        "--significance",
+        action="store_true",
+        help="compare each row's first BLEU and its chrF with those of the first row: sacreBLEU's paired bootstrap "
+        "resampling, 1,000 resamples (Koehn 2004)",
+    )
 
 
 def _add_file_arguments(parser: argparse.ArgumentParser) -> None:
@@ -117,6 +130,8 @@ class _Result:
     hypotheses: "list[list[Translation]]"
     seconds: dict[str, float]  # of loading, decoding, scoring
     decoding: dict[str, Any]
+    name: str  # of the row
+    comparisons: "list[Comparison]" = field(default_factory=list)  # with the first row
 
     def per_second(self, count: int) -> float:
         return count / self.seconds["decoding"]
@@ -143,7 +158,9 @@ def _evaluate(arguments: argparse.Namespace) -> None:
         raise UsageError(first_line(error)) from error
 
     groups = [arguments.model] if arguments.ensemble else [[name] for name in arguments.model]
-    results = [_result(arguments, group, sources, references) for group in groups]
+    results = [row for group in groups for row in _results(arguments, group, sources, references)]
+    if arguments.significance:
+        _compare(arguments, results, references)
     try:
         print(_report(results), flush=True)
     finally:  # even if nobody reads the report
@@ -153,9 +170,16 @@ def _evaluate(arguments: argparse.Namespace) -> None:
 def _check_models(arguments: argparse.Namespace) -> None:
     if arguments.ensemble and len(arguments.model) < 2:
         raise UsageError("--ensemble needs two models or more; give --model A B")
-    if len(arguments.model) > 1 and not arguments.ensemble and (arguments.output or arguments.n_best_output):
+    rows = (1 if arguments.ensemble else len(arguments.model)) * len(arguments.length_penalty or [None])
+    if rows > 1 and (arguments.output or arguments.n_best_output):
         raise UsageError(
-            "--output and --n-best-output are for one model's translations; give a single --model, or --ensemble"
+            "--output and --n-best-output are for one model's translations; give a single --model, or --ensemble, and "
+            "at most one --length-penalty"
+        )
+    if arguments.significance and (rows == 1 or arguments.bleu[0] == "compound-split"):
+        raise UsageError(
+            "--significance compares rows by sacrebleu or multi30k; give --model A B or two values of "
+            "--length-penalty, and name one of these first after --bleu"
         )
 
 
@@ -171,8 +195,10 @@ def _check_outputs(arguments: argparse.Namespace) -> None:
             taken[option] = name
 
 
-def _result(arguments: argparse.Namespace, names: list[str], sources: list[str], references: list[str]) -> _Result:
-    """Loads a model or an ensemble, computes its perplexity, translates, and scores the translations."""
+def _results(
+    arguments: argparse.Namespace, names: list[str], sources: list[str], references: list[str]
+) -> list[_Result]:
+    """Loads a model or an ensemble, computes its perplexity, translates once per length penalty, and scores."""
     with loading():
         from ..evaluation import translation
         from ..evaluation.sources import check_target_codes
@@ -182,17 +208,33 @@ def _result(arguments: argparse.Namespace, names: list[str], sources: list[str],
         where = (arguments.device, arguments.dtype, arguments.trust_remote_code)
         with decoding_errors():
             tokenizer, model = load_ensemble(names, *where, **backend_options(arguments))
-        seconds = {"loading": time.perf_counter() - begun}
-    options = decoding_options(arguments, model)
+        loaded = time.perf_counter() - begun
+    alphas = arguments.length_penalty or [None]
+    options = [decoding_options(argparse.Namespace(**vars(arguments) | {"length_penalty": a}), model) for a in alphas]
+    results = []
     with decoding_errors():
         check_target_codes(tokenizer, sources)
-        settings = _settings(arguments, tokenizer, model, options)
+        settings = [_settings(arguments, tokenizer, model, one) for one in options]
         if arguments.n_best is not None:
-            translation.check_n_best(arguments.n_best, settings["num_beams"] or 1)
-        likelihood, seconds["scoring"] = _scored(arguments, tokenizer, model, sources, references)
-        hypotheses, seconds["decoding"] = _decoded(arguments, tokenizer, model, sources, options)
-    bleu, chrf = _measure(arguments, [one[0].text for one in hypotheses], references)
-    return _Result(names, bleu, chrf, likelihood, hypotheses, seconds, settings)
+            translation.check_n_best(arguments.n_best, settings[0]["num_beams"] or 1)
+        likelihood, scoring = _scored(arguments, tokenizer, model, sources, references)
+        for alpha, one, setting in zip(alphas, options, settings, strict=True):
+            hypotheses, decoding = _decoded(arguments, tokenizer, model, sources, one)
+            scores = _measure(arguments, [row[0].text for row in hypotheses], references)
+            seconds = {"loading": loaded, "scoring": scoring, "decoding": decoding}
+            name = " + ".join(names) + (f", alpha {alpha:g}" if len(alphas) > 1 else "")
+            results.append(_Result(names, *scores, likelihood, hypotheses, seconds, setting, name))
+    return results
+
+
+def _compare(arguments: argparse.Namespace, results: list[_Result], references: list[str]) -> None:
+    """Tests whether each result but the first differs from the first by more than chance."""
+    from ..evaluation.metrics import paired_bootstrap
+
+    how = {"kind": arguments.bleu[0], "tokenize": arguments.tokenize, "lowercase": arguments.lowercase}
+    comparisons = paired_bootstrap([result.translations for result in results], references, **how)
+    for result, own in zip(results[1:], comparisons, strict=True):
+        result.comparisons = own
 
 
 def _scored(
@@ -303,7 +345,7 @@ def _report(results: Sequence[_Result]) -> str:
         figures = [*(result.bleu[kind].value for kind in kinds), result.chrf.value, result.likelihood.perplexity]
         speeds = [result.per_second(len(result.hypotheses)), result.per_second(result.num_output_tokens)]
         shown = [*(f"{figure:.2f}" for figure in figures), *(f"{speed:.1f}" for speed in speeds)]
-        rows.append([" + ".join(result.models), *shown, f"{result.seconds['loading']:.1f} s"])
+        rows.append([result.name, *shown, f"{result.seconds['loading']:.1f} s"])
     scores = dict(zip(titles, results[0].bleu.values(), strict=True)) | {results[0].chrf.name: results[0].chrf}
     signatures = [f"{title}: {score.signature}" for title, score in scores.items()]
     signatures += [
@@ -315,6 +357,11 @@ def _report(results: Sequence[_Result]) -> str:
         f"{title}{f' of {row[0]}' if len(results) > 1 else ''}: {result.bleu[kind].details}"
         for result, row in zip(results, rows[1:], strict=True)
         for kind, title in zip(kinds, titles, strict=True)
+    ]
+    details += [
+        f"{one.name} of {result.name}: p = {one.p_value:.3f} against {results[0].name} ({one.signature})"
+        for result in results
+        for one in result.comparisons
     ]
     return "\n".join([f"{len(results[0].hypotheses)} sentences", *_table(rows), *signatures, *details])
 
@@ -379,6 +426,7 @@ def _result_record(result: _Result) -> dict[str, Any]:
     likelihood = result.likelihood
     return {
         "models": result.models,
+        "p_values": {one.name: one.p_value for one in result.comparisons},
         "bleu": {kind: asdict(score) for kind, score in result.bleu.items()},
         "chrf": asdict(result.chrf),
         "perplexity": _finite(likelihood.perplexity),

@@ -7,9 +7,11 @@ Each score has a signature; only scores with equal signatures are comparable. `c
 import re
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
+from typing import Any
 
 from sacrebleu.metrics.bleu import BLEU, BLEUScore
 from sacrebleu.metrics.chrf import CHRF, CHRFScore
+from sacrebleu.significance import PairedTest
 
 # sacreBLEU's tokenisers that may precede the splitting of compounds.
 COMPOUND_TOKENIZERS = ("13a", "intl", "none")
@@ -57,10 +59,7 @@ def corpus_bleu(
         TypeError: `hypotheses` or `references` is not a list of strings.
     """
     hypotheses, references = _checked(hypotheses, references)
-    if tokenize not in BLEU.TOKENIZERS:
-        raise ValueError(f"unknown tokenize={tokenize!r}; sacreBLEU has {', '.join(map(repr, BLEU.TOKENIZERS))}")
-    # force: no warning about tokenised text, which is what "none" is for.
-    return _score(BLEU(tokenize=tokenize, lowercase=lowercase, force=tokenize == "none"), hypotheses, references)
+    return _score(_sacrebleu(tokenize, lowercase), hypotheses, references)
 
 
 def compound_split_bleu(hypotheses: Sequence[str], references: Sequence[str], *, tokenize: str = "13a") -> Score:
@@ -176,6 +175,62 @@ def exact_match(hypotheses: Sequence[str], references: Sequence[str]) -> float:
     hypotheses, references = _checked(hypotheses, references)
     equal = sum(hypothesis == reference for hypothesis, reference in zip(hypotheses, references, strict=True))
     return 100.0 * equal / len(references)
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """How a system's score compares with that of the first one.
+
+    Attributes:
+        name: The score's, "BLEU" or "chrF2".
+        p_value: How often a difference as large as theirs appears by chance, from 0 to 1.
+        signature: sacreBLEU's, with the number of resamples (`bs`) and the seed, which is SACREBLEU_SEED or 12345.
+    """
+
+    name: str
+    p_value: float
+    signature: str
+
+
+def paired_bootstrap(
+    systems: Sequence[Sequence[str]],
+    references: Sequence[str],
+    *,
+    kind: str = "sacrebleu",
+    tokenize: str = "13a",
+    lowercase: bool = False,
+) -> list[list[Comparison]]:
+    """Compares systems with the first one, by sacreBLEU's paired bootstrap resampling (Koehn 2004), 1,000 resamples.
+
+    Args:
+        systems: Two or more lists of N translations.
+        references: N reference translations.
+        kind: "sacrebleu" or "multi30k": which BLEU is compared, that of `corpus_bleu` or of `multi30k_bleu`.
+        tokenize: As for `corpus_bleu`.
+        lowercase: As for `corpus_bleu` and `corpus_chrf`.
+
+    Returns:
+        Of each system but the first, its BLEU's and its chrF's comparison.
+
+    Raises:
+        ValueError: There are fewer than two systems, there is no such kind, or as for these functions.
+        TypeError: As for these functions.
+    """
+    if len(systems) < 2 or kind not in ("sacrebleu", "multi30k"):
+        raise ValueError(f"{len(systems)} systems can't be compared by {kind}; give two or more, sacrebleu or multi30k")
+    bleu = _sacrebleu(tokenize, lowercase) if kind == "sacrebleu" else _multi_bleu(lowercase=True)
+    named: Any = [(str(number), _checked(system, references)[0]) for number, system in enumerate(systems)]
+    test = PairedTest(named, {"BLEU": bleu, "chrF": CHRF(lowercase=lowercase)}, [list(references)], test_type="bs")
+    signatures, scores = test()
+    columns: Any = [[(name, one, signatures[name]) for one in scores[name][1:]] for name in signatures]
+    return [[Comparison(name, one.p_value, str(how)) for name, one, how in row] for row in zip(*columns, strict=True)]
+
+
+def _sacrebleu(tokenize: str, lowercase: bool) -> BLEU:
+    if tokenize not in BLEU.TOKENIZERS:
+        raise ValueError(f"unknown tokenize={tokenize!r}; sacreBLEU has {', '.join(map(repr, BLEU.TOKENIZERS))}")
+    # force: no warning about tokenised text, which is what "none" is for.
+    return BLEU(tokenize=tokenize, lowercase=lowercase, force=tokenize == "none")
 
 
 def _multi_bleu(lowercase: bool = False) -> BLEU:

@@ -102,9 +102,11 @@ class Recipe:
         dropout_warmup_steps: Number of updates over which dropout rises from 0 to that.
         bpe_dropout: Probability with which merges were dropped in the training data.
         label_smoothing: epsilon_ls.
+        consistency: A loss beside the cross-entropy, for instance "SimCut, alpha 3, p 0.05".
         precision: For instance "bfloat16".
         seed: Of the random numbers.
         averaged_checkpoints: Number of checkpoints that were averaged.
+        ema_decay: Decay of the exponential moving average of the weights.
         hardware: For instance "1 x NVIDIA H200".
         seconds: Duration of the training, in seconds.
         software: Versions, for instance "torch 2.13.0, transformers 5.23.0".
@@ -120,9 +122,11 @@ class Recipe:
     dropout_warmup_steps: int | None = None
     bpe_dropout: float | None = None
     label_smoothing: float | None = None
+    consistency: str | None = None
     precision: str | None = None
     seed: int | None = None
     averaged_checkpoints: int | None = None
+    ema_decay: float | None = None
     hardware: str | None = None
     seconds: float | None = None
     software: str | None = None
@@ -387,9 +391,11 @@ def recipe_rows(recipe: Recipe) -> list[tuple[str, str]]:
         ("steps of warm-up of dropout", recipe.dropout_warmup_steps),
         ("BPE-dropout", recipe.bpe_dropout),
         ("label smoothing", recipe.label_smoothing),
+        ("consistency", recipe.consistency),
         ("precision", recipe.precision),
         ("seed", None if recipe.seed is None else str(recipe.seed)),
         ("averaged checkpoints", recipe.averaged_checkpoints),
+        ("decay of the average of the weights", recipe.ema_decay),
         ("hardware", recipe.hardware),
         ("time", None if recipe.seconds is None else _duration(recipe.seconds)),
         ("software", recipe.software),

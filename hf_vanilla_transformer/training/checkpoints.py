@@ -27,11 +27,12 @@ logger = logging.get_logger(__name__)
 TRAINER_STATE = "trainer_state.json"
 OPTIMIZER = "optimizer.pt"
 SCHEDULER = "scheduler.pt"
+WEIGHT_AVERAGE = "ema.pt"
 CHECKSUMS = "checksums.json"
 SAFETENSORS = "model*.safetensors"  # in one file or sharded
 FSDP_FILES = "pytorch_model_fsdp*"  # a file or a folder of shards; this package's trainer writes neither
 # What torch.save writes and resuming reads; nothing reads training_args.bin again.
-SAVED_BY_TORCH = (OPTIMIZER, SCHEDULER, "scaler.pt", "rng_state*.pth")
+SAVED_BY_TORCH = (OPTIMIZER, SCHEDULER, WEIGHT_AVERAGE, "scaler.pt", "rng_state*.pth")
 # What a model may come without; config.json it may not.
 OPTIONAL_JSON = (
     "generation_config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",

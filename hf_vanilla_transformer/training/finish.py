@@ -17,9 +17,11 @@ from ..publish.model_card import Evaluation, RunFacts, Sample, save_card
 from .averaging import average_checkpoints
 from .checkpoints import complete_checkpoints
 from .recipe import DataArguments, VanillaTransformerTrainingArguments
+from .run_folder import saved
 from .trainer import VanillaTransformerTrainer
 
 SAMPLES_PER_CARD = 5
+MOVING_AVERAGE = "ema"  # the folder of the model, in the run's
 
 
 def finish_run(
@@ -37,9 +39,9 @@ def finish_run(
         ValueError: The checkpoints can't be averaged.
         CorpusError: The validation or the test set can't be read.
     """
-    args = trainer.args
-    said = _said_by_author(Path(args.output_dir or ""), args.average_last)  # averaging replaces the folder
-    folder, averaged = _averaged(Path(args.output_dir or ""), args.average_last, say)
+    args, run = trainer.args, Path(trainer.args.output_dir or "")
+    said = _said_by_author(run, args.average_last)  # averaging replaces the folder
+    folder, averaged = _averaged(trainer, say)
     tokenizer, model = load_checkpoint(folder)
     model = model.to(args.device)
     evaluations, samples = [], list(facts.samples)
@@ -59,7 +61,7 @@ def finish_run(
     # Where the model is that the card describes.
     if args.push_to_hub:
         facts = replace(facts, name=trainer.hub_model_id)
-    elif averaged and not args.hub_model_id:
+    elif folder != run and not args.hub_model_id:
         facts = replace(facts, name=f"{facts.name}/{folder.name}")
     # Scores that were measured during training are those of other weights.
     facts = replace(facts, evaluations=evaluations or (() if averaged else facts.evaluations))
@@ -70,11 +72,17 @@ def finish_run(
 
 def _said_by_author(run: Path, last: int) -> dict[str, Any]:
     """What the author has added to the card of an earlier end of this run."""
-    return said_by_author(run) | said_by_author(run / f"averaged-{last}")
+    return said_by_author(run) | said_by_author(run / f"averaged-{last}") | said_by_author(run / MOVING_AVERAGE)
 
 
-def _averaged(run: Path, last: int, say: Callable[[str], None]) -> tuple[Path, int]:
-    """Averages a run's last checkpoints; returns the folder of the model, and of how many checkpoints it is."""
+def _averaged(trainer: VanillaTransformerTrainer, say: Callable[[str], None]) -> tuple[Path, int]:
+    """Writes the average that is asked for; returns the model's folder, and how many checkpoints it is the mean of."""
+    run, last = Path(trainer.args.output_dir or ""), trainer.args.average_last
+    if trainer.weight_average is not None:
+        with trainer.averaged_weights(), saved(trainer, run) as partial:
+            average_checkpoints([partial], run / MOVING_AVERAGE, overwrite=True)  # of one: the same weights
+        say(f"The moving average of the weights: {run / MOVING_AVERAGE}")
+        return run / MOVING_AVERAGE, 0
     complete = complete_checkpoints(run, to_resume=False)
     newest = [checkpoint for _, checkpoint in zip(range(last), complete, strict=False)]
     if not newest:

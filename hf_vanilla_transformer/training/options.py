@@ -306,6 +306,7 @@ def _without_effect(given: Given, data: Any, args: Any) -> Iterator[str]:
         ("trackio" in args.report_to, "report_to trackio", _TRACKIO),
         (args.metric_for_best_model is not None, "metric_for_best_model", ("greater_is_better",)),
         (args.activation_checkpointing, "activation_checkpointing true", _CHECKPOINTING_KWARGS),
+        (args.simcut_alpha > 0, "simcut_alpha", ("simcut_p",)),
     )
     for is_on, switch, options in switches:
         for name in given.all_changed(options):

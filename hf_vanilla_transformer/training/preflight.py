@@ -149,10 +149,11 @@ def _check_disk(trainer: VanillaTransformerTrainer, folder: Path, per_epoch: int
     args, saves = trainer.args, number_of_saves(trainer.args, per_epoch) or 0
     weights = sum(parameter.numel() * parameter.element_size() for parameter in trainer.model.parameters())
     has_moments = not args.save_only_model and str(getattr(args.optim, "value", args.optim)).startswith("adam")
-    checkpoint = weights * (3 if has_moments else 1)
+    checkpoint = weights * ((3 if has_moments else 1) + (args.ema_decay > 0))
+    models = weights * (2 if args.average_last or args.ema_decay else 1)
     # The oldest one is removed after the newest is saved.
     kept = min(saves, args.save_total_limit + 1) if args.save_total_limit else saves
-    needed = max(kept - len(checkpoints_in(folder)), 0) * checkpoint + weights * (2 if args.average_last else 1)
+    needed = max(kept - len(checkpoints_in(folder)), 0) * checkpoint + models
     disk = next(parent for parent in (folder.absolute(), *folder.absolute().parents) if parent.exists())
     if needed > (free := shutil.disk_usage(disk).free):
         raise RecipeError(

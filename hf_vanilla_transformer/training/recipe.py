@@ -211,6 +211,16 @@ class VanillaTransformerTrainingArguments(Seq2SeqTrainingArguments):
     dropout_warmup_steps: int = _option(
         0, "Updates over which dropout rises from 0 to the model's value (curriculum dropout)."
     )
+    rdrop_alpha: float = _option(
+        0.0, "Weight of R-Drop's divergence of two passes with other dropout (Liang et al. 2021: 5); 0: none."
+    )
+    simcut_alpha: float = _option(
+        0.0, "Weight of SimCut's divergence from a pass with tokens cut (Gao et al. 2022: 3); 0: none."
+    )
+    simcut_p: float = _option(0.05, "Probability with which SimCut cuts a token.")
+    ema_decay: float = _option(
+        0.0, "Decay of an exponential moving average of the weights, the run's final model (0.999); 0: none."
+    )
     early_stopping_patience: int | None = _option(None, "Stop after this many evaluations without improvement.")
     max_nonfinite_updates: int = _option(
         3, "Stop after this many updates in a row whose loss or gradients are NaN or infinite; 0: never."
@@ -245,10 +255,30 @@ class VanillaTransformerTrainingArguments(Seq2SeqTrainingArguments):
             raise ValueError(f"num_samples is {self.num_samples}; give 0 or more")
         if self.shuffle_buffer_size < 1:
             raise ValueError(f"shuffle_buffer_size is {self.shuffle_buffer_size}; give 1 or more")
+        self._check_regularization()
+
+    def _check_regularization(self) -> None:
+        for name in ("rdrop_alpha", "simcut_alpha"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise ValueError(f"{name} is {getattr(self, name)}; give 0 or more")
+        for name in ("simcut_p", "ema_decay"):
+            if not 0 <= getattr(self, name) < 1:
+                raise ValueError(f"{name} is {getattr(self, name)}; give 0 or more, and less than 1")
+        if self.rdrop_alpha and self.simcut_alpha:
+            raise ValueError("rdrop_alpha and simcut_alpha are two losses; leave one of the two out")
+        if self.ema_decay and (self.average_last or self.load_best_model_at_end):
+            other = "average_last" if self.average_last else "load_best_model_at_end"
+            raise ValueError(f"ema_decay and {other} choose the final model in two ways; leave one of the two out")
 
     def __getstate__(self) -> dict[str, Any]:
         """What is pickled, into training_args.bin for instance, which others may read: everything but the token."""
         return {**vars(self), "hub_token": None}
+
+    @property
+    def consistency(self) -> str | None:
+        """The loss beside the cross-entropy, in words."""
+        simcut = f"SimCut, alpha {self.simcut_alpha:g}, p {self.simcut_p:g}" if self.simcut_alpha else None
+        return f"R-Drop, alpha {self.rdrop_alpha:g}" if self.rdrop_alpha else simcut
 
     @property
     def seed_of_data(self) -> int:

@@ -40,8 +40,8 @@ from ..publish.facts import curve_of, said_by_author, with_what_was_said
 from ..publish.hub import check_token, hub_errors, model_files, send_model
 from ..publish.model_card import Evaluation, Recipe, RunFacts, Sample, save_card
 from .checkpoints import checkpoints_in, damage_of, write_checksums
+from .consistency import ConsistencyTrainer
 from .recipe import RecipeError, VanillaTransformerTrainingArguments, parse_recipe
-from .sharding import ShardingTrainer
 
 logger = logging.get_logger(__name__)
 
@@ -103,7 +103,7 @@ class DivergedError(RuntimeError):
     """Losses or gradients aren't finite any more; the message says since when, and what to try."""
 
 
-class VanillaTransformerTrainer(ShardingTrainer):
+class VanillaTransformerTrainer(ConsistencyTrainer):
     """Seq2SeqTrainer with the paper's schedule, batches by tokens, a loss without logits, and perplexity per token.
 
     It stops a run that diverges (`max_nonfinite_updates`) and saves no checkpoint with weights that aren't finite.
@@ -146,7 +146,7 @@ class VanillaTransformerTrainer(ShardingTrainer):
         """The optimizer's class and arguments; its rate is the paper's where `learning_rate` is None."""
         args, rate = copy.copy(args), peak_learning_rate(args, model)
         args.learning_rate = rate  # of the copy: the same arguments may train a model of another size
-        return ShardingTrainer.get_optimizer_cls_and_kwargs(args, model)
+        return ConsistencyTrainer.get_optimizer_cls_and_kwargs(args, model)
 
     @property
     def target_tokens(self) -> int:
@@ -753,9 +753,11 @@ def recipe_of(args: VanillaTransformerTrainingArguments, model: Any, processes: 
         dropout=getattr(model.config, "dropout", None),
         dropout_warmup_steps=args.dropout_warmup_steps or None,
         label_smoothing=args.label_smoothing_factor or getattr(model.config, "label_smoothing", None),
+        consistency=args.consistency,
         precision="bfloat16 autocast" if args.bf16 else "float16 autocast" if args.fp16 else "float32",
         seed=args.seed,
         averaged_checkpoints=args.average_last or None,
+        ema_decay=args.ema_decay or None,
     )
 
 

@@ -19,7 +19,13 @@ from hf_vanilla_transformer import VanillaTransformerTokenizerFast, cli
 from hf_vanilla_transformer.cli import evaluate
 from hf_vanilla_transformer.cli.common import BATCH_TOKENS, UsageError, decoding_options
 from hf_vanilla_transformer.evaluation import translation
-from hf_vanilla_transformer.evaluation.metrics import compound_split_bleu, corpus_bleu, corpus_chrf, multi30k_bleu
+from hf_vanilla_transformer.evaluation.metrics import (
+    compound_split_bleu,
+    corpus_bleu,
+    corpus_chrf,
+    multi30k_bleu,
+    paired_bootstrap,
+)
 from hf_vanilla_transformer.evaluation.translation import Translation, decode, ensemble, score_targets, translate
 
 SOURCES = ["twenty-one", "half past nine on the fourth of May", "", "it costs two hundred"]
@@ -150,6 +156,27 @@ def test_length_penalty_changes_what_is_found(run, checkpoints):
         expected = translate(model, tokenizer, SOURCES, num_beams=4, gnmt_length_penalty=alpha)
         assert Path(f"{alpha}.de").read_text(encoding="utf-8").split("\n") == [*expected, ""]
     assert Path("0.0.de").read_bytes() != Path("5.0.de").read_bytes()
+
+
+def test_length_penalties_are_rows_of_a_model_that_is_loaded_once(run, checkpoints, monkeypatch):
+    model, tokenizer = _loaded(checkpoints[0])
+    _prefer_ends(model)
+    model.save_pretrained("ending")
+    tokenizer.save_pretrained("ending")
+    load, loads = evaluate.load_ensemble, []
+    monkeypatch.setattr(evaluate, "load_ensemble", lambda *args: loads.append(args) or load(*args))
+    options = ["--num-beams", 4, "--significance", "--json", "rows.json", "--length-penalty", "0", "5"]
+    code, out, err = run(*options, models=["ending"])
+    assert (code, err, len(loads)) == (0, "", 1)
+    results = json.loads(Path("rows.json").read_text(encoding="utf-8"))["results"]
+    texts = [translate(model, tokenizer, SOURCES, num_beams=4, gnmt_length_penalty=alpha) for alpha in (0.0, 5.0)]
+    for result, own, alpha in zip(results, texts, (0.0, 5.0), strict=True):
+        assert result["chrf"] == asdict(corpus_chrf(own, REFERENCES))
+        assert result["decoding"]["gnmt_length_penalty"] == alpha
+    comparisons = paired_bootstrap(texts, REFERENCES)[0]
+    assert results[1]["p_values"] == {one.name: one.p_value for one in comparisons}
+    assert results[0]["p_values"] == {}
+    assert f"chrF2 of ending, alpha 5: p = {comparisons[1].p_value:.3f} against ending, alpha 0 (nrefs:1|bs:1000" in out
 
 
 def test_the_rule_of_stopping_changes_what_is_found(run, checkpoints):
@@ -362,6 +389,9 @@ def test_figures_without_end_are_null_in_json():
         (["--output", "."], r"--output \. is a folder; give a file"),
         (["--n-best", "2"], "--n-best N and --n-best-output FILE go together; give both"),
         (["--n-best-output", "new"], "--n-best N and --n-best-output FILE go together"),
+        (["--significance"], "--significance compares rows by sacrebleu or multi30k; give --model A B or two values"),
+        (["--significance", "--bleu", "compound-split", "--length-penalty", "0", "1"], "name one of these first"),
+        (["--length-penalty", "0", "1", "--output", "new"], "are for one model's translations; give a single --model"),
         (["--ensemble"], "--ensemble needs two models or more; give --model A B"),
         (["--tokenize", "moses"], "unknown tokenize='moses'; sacreBLEU has 'none'"),
         (["--bleu", "compound-split", "--tokenize", "char"], "tokenize='char' can't be combined with split compounds"),

@@ -18,6 +18,7 @@ from hf_vanilla_transformer.evaluation.metrics import (
     corpus_chrf,
     exact_match,
     multi30k_bleu,
+    paired_bootstrap,
     split_compounds,
 )
 
@@ -60,6 +61,39 @@ def test_chrf_agrees_with_sacrebleus_command_line(tmp_path, word_order, lowercas
     name, value, signature, details = _command_line(tmp_path, *options)
     assert (score.name, score.signature, score.details) == (name, signature, details)
     assert score.value == pytest.approx(value, abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        ("sacrebleu", ["--tokenize", "intl", "--lowercase", "--chrf-lowercase"]),
+        ("multi30k", ["--tokenize", "none", "--lowercase", "--smooth-method", "none", "--force", "--chrf-lowercase"]),
+    ],
+)
+def test_comparisons_agree_with_sacrebleus_command_line(tmp_path, kind, options):
+    references = [f"{'the big dog sees ' * (1 + n % 3)}cat number {n} ." for n in range(12)]
+    systems = [
+        [text.replace("dog", "cat") if n % 4 == keep else text for n, text in enumerate(references)] for keep in (0, 1)
+    ]
+    systems.append([text.replace("number", "no") for text in references])
+    for name, lines in zip(("references", "a", "b", "c"), (references, *systems), strict=True):
+        (tmp_path / name).write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    command = [sys.executable, "-m", "sacrebleu", "references", "-i", "a", "b", "c", "-m", "bleu", "chrf"]
+    command += ["--paired-bs", "--format", "text", *options]
+    printed = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True).stdout
+    found = paired_bootstrap(systems, references, kind=kind, tokenize="intl", lowercase=True)
+    p_values = [f"{one.p_value:.4f}" for system in found for one in system]
+    assert p_values == re.findall(r"p = ([0-9.]+)", printed)
+    assert len(set(p_values)) > 1
+    assert [one.name for one in found[0]] == ["BLEU", "chrF2"]
+    for one in found[0]:
+        assert re.search(rf"- {one.name} +{re.escape(one.signature)}$", printed, re.MULTILINE)
+
+
+@pytest.mark.parametrize(("number", "kind"), [(1, "sacrebleu"), (2, "compound-split")])
+def test_what_cant_be_compared(number, kind):
+    with pytest.raises(ValueError, match=f"{number} systems can't be compared by {kind}; give two or more"):
+        paired_bootstrap([HYPOTHESES] * number, REFERENCES, kind=kind)
 
 
 def test_bleu_by_hand():

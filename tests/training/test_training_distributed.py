@@ -321,6 +321,30 @@ def test_two_processes_train_as_one(one: Run, kind: str, request: pytest.Fixture
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    "options", [["--rdrop-alpha", "3"], ["--simcut-alpha", "3", "--simcut-p", "0.999999999999", "--ema-decay", "0.5"]]
+)
+def test_two_processes_regularize_as_one(options: list[str], tmp_path: Path) -> None:
+    """With a probability of nearly 1, SimCut cuts all that it may, so that no random numbers are involved."""
+    one = train(tmp_path / "one", ALONE, *AS_TWO, *options)
+    two = train(tmp_path / "two", [*TORCHRUN, *MODULE], *options)
+    assert_same(two, one)
+    averages = [run.folder / "ema" / "model.safetensors" for run in (one, two)]
+    for name, value in load_file(averages[0]).items() if averages[0].exists() else ():
+        torch.testing.assert_close(load_file(averages[1])[name], value, rtol=0, atol=WEIGHTS_DIFFER_BY, msg=name)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("option", ["simcut-alpha", "ema-decay"])
+def test_shards_cant_be_regularized(option: str, tmp_path: Path) -> None:
+    process = start(tmp_path, [*FSDP, RECORDED], f"--{option}", "0.5")
+    assert process.wait(timeout=PATIENCE) != 0
+    log = (tmp_path / "log").read_text(encoding="utf-8")
+    assert f"{option.replace('-', '_')} need" in log
+    assert "without FSDP and DeepSpeed" in log
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["two", "sharded"])
 def test_evaluation_gathers_every_sentence_once_and_in_order(
     one: Run, kind: str, request: pytest.FixtureRequest

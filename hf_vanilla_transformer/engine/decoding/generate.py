@@ -113,6 +113,8 @@ class Request:
         needing = [name for name in NEEDING_TRANSFORMERS if self.settings.get(name)]
         if needing:
             return f"`{needing[0]}` is given"
+        if self.settings.get("use_cache") is False or self.settings.get("cache_implementation") is not None:
+            return "the cache is another than the usual one"
         if mode not in MODES:
             return f"{mode.value.replace('_', ' ')} is not greedy or beam search"
         if self.settings.get("streamer") is not None and mode is GenerationMode.BEAM_SEARCH:
@@ -378,7 +380,6 @@ def _uncovered(
         ),
         f"`{' and '.join(sorted(others))}` is given": others,
         "`past_key_values` is given": getattr(arguments.get("past_key_values"), "_is_user_defined", False),
-        "the cache is another than the usual one": not config.use_cache or config.cache_implementation is not None,
         "it assists another model": config.is_assistant,
     }
     return next((reason for reason, applies in reasons.items() if applies), None)
@@ -438,7 +439,8 @@ def _barred_by(processor: Any, vocab_size: int) -> tuple[Tensor, float] | None:
         words = list(processor.sequence_bias)
         if any(len(word) > 1 or word[0] >= vocab_size for word in words):  # the latter is an error of the processor's
             return None
-        tokens, length = torch.tensor(words, dtype=torch.long).flatten(), math.inf
+        tokens, length = torch.tensor(words).flatten(), math.inf
     else:
         return None
+    tokens = tokens.long()  # an empty list is a tensor of float32
     return tokens[(tokens >= 0) & (tokens < vocab_size)], length

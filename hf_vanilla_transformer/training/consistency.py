@@ -1,0 +1,174 @@
+"""Training in which two predictions of each target token have to agree: R-Drop and SimCut.
+
+A batch becomes one of twice the size, whose two halves are the same sentences under different dropout. p and q are the
+predictions of the first and of the second half at a target token:
+
+- R-Drop (Liang et al. 2021, arXiv:2106.14448, eq. 4): CE(p) + CE(q) + alpha * (KL(p || q) + KL(q || p)) / 2.
+- SimCut (Gao et al. 2022, arXiv:2206.02368): CE(p) + alpha * KL(p || q), where token embeddings of the second half are
+  zeroed at random, on both sides. The gradient flows through p and q, which the authors found to matter.
+
+CE is the model's smoothed cross-entropy. All of it is summed over target tokens and divided by their number in the
+update, as CE alone is, so that accumulation and several processes change nothing.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
+from .recipe import RecipeError, VanillaTransformerTrainingArguments
+from .weight_average import WeightAverageTrainer
+
+LOGITS_PER_CHUNK = 2**21  # 8 MiB in float32, of which a dozen exist at a time
+
+
+@dataclass(frozen=True)
+class Consistency:
+    """A loss of two predictions.
+
+    Attributes:
+        forward_kl: The weight of KL(p || q).
+        reverse_kl: The weight of KL(q || p).
+        second_cross_entropy: Whether the cross-entropy of q counts too.
+        cut: The probability with which a token embedding of the second half is zeroed.
+    """
+
+    forward_kl: float
+    reverse_kl: float
+    second_cross_entropy: bool
+    cut: float
+
+    @classmethod
+    def of(cls, args: VanillaTransformerTrainingArguments) -> "Consistency | None":
+        """What the arguments of a run ask for; None: the cross-entropy alone."""
+        if args.rdrop_alpha:
+            return cls(args.rdrop_alpha / 2, args.rdrop_alpha / 2, second_cross_entropy=True, cut=0.0)
+        if args.simcut_alpha:
+            return cls(args.simcut_alpha, 0.0, second_cross_entropy=False, cut=args.simcut_p)
+        return None
+
+    @contextmanager
+    def installed(self, model: VanillaTransformerForConditionalGeneration) -> Iterator[None]:
+        """Lets a model compute this loss of doubled batches, and cut the second half of them."""
+        plain, config = model.loss_function, model.config
+        stacks = (model.model.encoder, config.eos_token_id), (model.model.decoder, config.decoder_start_token_id)
+        with ExitStack() as hooks:
+            for stack, end in stacks if self.cut else ():
+                hook = partial(self.cut_second_half, end)
+                hooks.enter_context(stack.embed_tokens.register_forward_hook(hook))
+            try:
+                model.loss_function = self.loss
+                yield
+            finally:
+                model.loss_function = plain
+
+    def cut_second_half(self, end: int | list[int] | None, module: nn.Module, args: tuple[Tensor], x: Tensor) -> Tensor:
+        """Zeroes embeddings x, (2B, T, d_model), at random, but never that of a source's end or a target's start."""
+        ids = args[0][len(x) // 2 :]  # (B, T)
+        keep = torch.rand(ids.shape, device=ids.device) >= self.cut
+        if end is not None:
+            keep |= torch.isin(ids, torch.tensor(end, device=ids.device))
+        return x * torch.cat([torch.ones_like(keep), keep])[..., None]
+
+    def loss(
+        self,
+        logits: Tensor,
+        labels: Tensor,
+        num_items_in_batch: Any = None,
+        label_smoothing: float = 0.0,
+        **kwargs: Any,
+    ) -> Tensor:
+        """Computes the loss of N targets; only a chunk of them is ever held in float32.
+
+        Args:
+            logits: (2N, V), the first half's and the second half's.
+            labels: (2N), none of them -100.
+            num_items_in_batch: Targets of the complete update; None: N.
+            label_smoothing: eps_ls.
+            **kwargs: What other losses need.
+        """
+        targets = labels[: len(labels) // 2]
+        loss: Tensor = _LossOfChunks.apply(logits, targets, partial(self.sum_over, eps=label_smoothing))  # type: ignore[no-untyped-call]
+        items = len(targets) if num_items_in_batch is None else num_items_in_batch
+        return loss / torch.as_tensor(items, device=loss.device).clamp(min=1)
+
+    def sum_over(self, first: Tensor, second: Tensor, labels: Tensor, eps: float) -> Tensor:
+        """The loss of some targets, summed: of logits, (n, V) each, and labels, (n)."""
+        log_p, log_q = F.log_softmax(first, dim=-1), F.log_softmax(second, dim=-1)
+        loss = self.forward_kl * F.kl_div(log_q, log_p, reduction="sum", log_target=True)
+        if self.reverse_kl:
+            loss = loss + self.reverse_kl * F.kl_div(log_p, log_q, reduction="sum", log_target=True)
+        for log_probabilities in (log_p, log_q) if self.second_cross_entropy else (log_p,):
+            of_labels = log_probabilities.gather(1, labels[:, None])
+            loss = loss - (1 - eps) * of_labels.sum() - eps * log_probabilities.mean(dim=-1).sum()
+        return loss
+
+
+class _LossOfChunks(torch.autograd.Function):
+    """A sum over targets whose gradient is computed with it, a chunk at a time."""
+
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, labels: Tensor, sum_over: Callable[..., Tensor]) -> Tensor:
+        gradient, rows = torch.empty_like(logits), max(LOGITS_PER_CHUNK // logits.shape[-1], 1)
+        exact = torch.promote_types(logits.dtype, torch.float32)
+        loss = torch.zeros((), dtype=exact, device=logits.device)
+        parts = zip(*(torch.split(x, rows) for x in (*logits.chunk(2), *gradient.chunk(2), labels)), strict=True)
+        for first, second, *gradients, targets in parts:
+            with torch.enable_grad():
+                chunk = [x.detach().to(exact, copy=True).requires_grad_() for x in (first, second)]
+                sum_of_chunk = sum_over(*chunk, targets)
+            for where, value in zip(gradients, torch.autograd.grad(sum_of_chunk, chunk), strict=True):
+                where.copy_(value)
+            loss += sum_of_chunk.detach()
+        ctx.save_for_backward(gradient)
+        return loss
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor, None, None]:
+        (gradient,) = ctx.saved_tensors
+        return gradient * grad_output, None, None  # in the gradient's type, as the other is a single number
+
+
+class ConsistencyTrainer(WeightAverageTrainer):
+    """Seq2SeqTrainer with R-Drop and SimCut, as its arguments say."""
+
+    args: VanillaTransformerTrainingArguments
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._consistency = Consistency.of(self.args)
+        if self._consistency is not None:
+            self._check_consistency()
+
+    def _check_consistency(self) -> None:
+        model, names = self.model, "rdrop_alpha and simcut_alpha"
+        if not isinstance(model, VanillaTransformerForConditionalGeneration):
+            raise RecipeError(f"{names} are for this package's model, not {type(model).__name__}; leave them out")
+        if self.label_smoother is not None or self.compute_loss_func is not None:
+            raise RecipeError(
+                f"{names} need the model's own loss; set label_smoothing in the model's configuration instead of "
+                "label_smoothing_factor, and leave compute_loss_func out"
+            )
+        if self.args.torch_compile or model._compiled_call_impl is not None:  # which overlooks the hook that cuts
+            raise RecipeError(f"{names} don't work with torch.compile; leave torch_compile out")
+        if self.is_fsdp_enabled or self.is_deepspeed_enabled or self.args.n_gpu > 1:
+            raise RecipeError(
+                f"{names} need the complete model in each process; start one process per device by `torchrun`, without "
+                "FSDP and DeepSpeed"
+            )
+
+    def compute_loss(self, model: Any, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
+        """The loss of two predictions in training, and the cross-entropy alone in evaluations."""
+        if self._consistency is None or not model.training or "labels" not in inputs:
+            return super().compute_loss(model, inputs, *args, **kwargs)
+        doubled = {name: torch.cat([x, x]) if isinstance(x, Tensor) else x for name, x in inputs.items()}
+        with self._consistency.installed(self.model):
+            return super().compute_loss(model, {**doubled, "skip_logits": True}, *args, **kwargs)

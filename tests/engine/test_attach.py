@@ -1,0 +1,560 @@
+"""The engine is put on and taken off, notices changes, and steps aside where it has to."""
+
+import copy
+import functools
+import pickle
+import threading
+import types
+import weakref
+
+import peft
+import pytest
+import torch
+from test_generation import SOURCES, lively_model, padded
+from torch import nn
+from transformers import (
+    GenerationMixin,
+    LogitsProcessor,
+    LogitsProcessorList,
+    MarianConfig,
+    MarianMTModel,
+    PreTrainedModel,
+)
+from transformers.generation import stopping_criteria
+from transformers.modeling_outputs import BaseModelOutput
+
+from hf_vanilla_transformer import VanillaTransformerForConditionalGeneration, engine
+from hf_vanilla_transformer.engine import EngineError
+from hf_vanilla_transformer.evaluation.translation import ensemble
+
+INPUTS = padded(SOURCES)
+BEAMS = {"num_beams": 3, "max_extra_length": 5, "return_dict_in_generate": True}
+GREEDY = {"num_beams": 1, "early_stopping": False, "max_extra_length": 5, "return_dict_in_generate": True}
+
+
+@pytest.fixture
+def model():
+    return lively_model()
+
+
+def translated(model, **options):
+    return model.generate(**INPUTS, **{**BEAMS, **options})
+
+
+def by_transformers(model, **options):
+    """What transformers' loop gives for the model as it is now."""
+    with engine.detach(model):
+        return translated(model, output_scores=True, **options)
+
+
+def assert_same(found, expected):
+    assert found.sequences.tolist() == expected.sequences.tolist()
+    scores = getattr(expected, "sequences_scores", None)
+    if scores is not None and found.sequences_scores is not None:
+        torch.testing.assert_close(found.sequences_scores, scores, atol=1e-5, rtol=1e-5)
+
+
+# ---- On and off ----
+def test_importing_the_package_attaches_nothing(model, monkeypatch):
+    """An untouched model's `generate()` is transformers' loop, and push_to_hub transformers' method."""
+    assert model.engine is None
+    assert "engine" not in vars(model)
+    assert VanillaTransformerForConditionalGeneration.push_to_hub is PreTrainedModel.push_to_hub
+    calls = []
+    for name in ("_sample", "_beam_search"):
+        loop = getattr(GenerationMixin, name)
+        counted = lambda *args, loop=loop, **kwargs: calls.append(1) or loop(*args, **kwargs)  # noqa: E731
+        monkeypatch.setattr(GenerationMixin, name, functools.wraps(loop)(counted))
+    translated(model)
+    translated(model, **GREEDY)
+    assert len(calls) == 2
+    engine.attach(model)
+    translated(model)
+    translated(model, **GREEDY)
+    assert len(calls) == 2
+
+
+@pytest.mark.parametrize("options", [BEAMS, GREEDY, {**BEAMS, "num_return_sequences": 2}])
+def test_an_attached_engine_decodes_as_transformers_does(model, options):
+    expected = by_transformers(model, **options)
+    attached = engine.attach(model)
+    assert model.engine is attached
+    assert_same(translated(model, **options), expected)
+    assert (attached.calls, attached.fallbacks, attached.last_reason) == (1, 0, None)
+    engine.detach(model)
+    assert model.engine is None
+    assert_same(translated(model, **options), expected)
+    assert attached.calls == 1
+
+
+def test_what_generate_returns_is_what_transformers_returns(model):
+    expected = by_transformers(model)
+    engine.attach(model)
+    found = translated(model)
+    assert isinstance(found, type(expected))
+    tokens = translated(model, return_dict_in_generate=False)
+    assert isinstance(tokens, torch.Tensor)
+    assert tokens.tolist() == expected.sequences.tolist()
+
+
+def test_in_a_with_statement(model):
+    with engine.attach(model) as attached:
+        translated(model)
+        with engine.detach(model):
+            assert model.engine is None
+            translated(model)
+        assert model.engine is not attached  # prepared again, as the weights may have changed
+        with engine.attach(model, "int8") as rounded:
+            assert rounded.compute_type == "int8"
+        assert model.engine.compute_type == "float32"
+        translated(model)
+        assert model.engine.calls == 1
+    assert model.engine is None
+    assert attached.calls == 1
+    with pytest.raises(RuntimeError, match="stop"), engine.attach(model):
+        raise RuntimeError("stop")
+    assert model.engine is None
+
+
+@pytest.mark.parametrize("compute_type", ["int4", "INT8", 8, None, "bfloat16", "float64", "compiled"])
+def test_compute_types_that_do_not_fit(model, compute_type):
+    with pytest.raises(EngineError, match="compute_type is|its weights are in float32; load it with dtype="):
+        engine.attach(model, compute_type)
+    assert model.engine is None
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+def test_types_of_weights(dtype):
+    model = lively_model().to(dtype)
+    name = str(dtype).removeprefix("torch.")
+    assert engine.attach(model).compute_type == name
+    assert engine.attach(model, name).compute_type == name
+    with pytest.raises(EngineError, match=f"int8 needs a model in float32 on a CPU, and this one is in {name} on cpu"):
+        engine.attach(model, "int8")
+    translated(model)
+    assert model.engine.calls == 1
+
+
+def marian():
+    sizes = dict.fromkeys(("encoder_ffn_dim", "decoder_ffn_dim"), 8) | dict.fromkeys(
+        ("encoder_attention_heads", "decoder_attention_heads"), 2
+    )
+    layers = {"d_model": 8, "encoder_layers": 1, "decoder_layers": 1, "vocab_size": 20, "pad_token_id": 19}
+    return MarianMTModel(MarianConfig(**sizes, **layers, decoder_start_token_id=19)).eval()
+
+
+class OtherLinear(nn.Linear):
+    """A class of the user's."""
+
+
+def replaced(model):
+    model.model.encoder.layers[0].feed_forward.fc1 = OtherLinear(32, 48)
+    return model
+
+
+def with_adapters(model):
+    return peft.get_peft_model(model, peft.LoraConfig(target_modules=["q_proj"], r=2)).eval()
+
+
+def hooked(model):
+    model.model.decoder.layers[0].register_forward_hook(lambda module, inputs, output: None)
+    return model
+
+
+def shadowed(model):
+    model.lm_head.forward = model.lm_head.forward
+    return model
+
+
+def from_a_checkpoint(model):
+    kind = type(model)
+    remote = type(kind.__name__, (kind,), {"__module__": "transformers_modules.folder.modeling_vanilla_transformer"})
+    model.__class__ = remote
+    return model
+
+
+UNSUPPORTED = {
+    "another architecture": (lambda model: marian(), "MarianMTModel is not VanillaTransformerForConditionalGeneration"),
+    "no head": (lambda model: model.model, "VanillaTransformerModel is not VanillaTransformerForConditional"),
+    "replaced module": (replaced, "OtherLinear is not one of the model's own modules, or not as fc1"),
+    "adapters": (with_adapters, "PeftModel is not VanillaTransformerForConditionalGeneration itself"),
+    "adapters below": (lambda model: with_adapters(model).get_base_model(), "Linear is not one of the model's own"),
+    "hooks": (hooked, "a VanillaTransformerDecoderLayer has hooks"),
+    "a method of an instance": (shadowed, "a Linear has a forward of its own"),
+    "remote code": (from_a_checkpoint, "its class came with the checkpoint; import hf_vanilla_transformer before"),
+    "on no device": (lambda model: model.to("meta"), "its parameters are torch.float32 on meta"),
+}
+
+
+@pytest.mark.parametrize("kind", UNSUPPORTED)
+def test_models_that_are_not_supported(model, kind):
+    change, reason = UNSUPPORTED[kind]
+    changed = change(model)
+    assert reason in engine.unsupported_reason(changed)
+    with pytest.raises(EngineError, match="can't be attached to this model: .*"):
+        engine.attach(changed)
+    assert getattr(changed, "engine", None) is None
+
+
+def test_an_ensemble(model):
+    tokenizer = types.SimpleNamespace(get_vocab=dict)
+    both = ensemble([model, lively_model(seed=8)], [tokenizer, tokenizer])
+    expected = by_transformers(both)
+    with engine.attach(both) as attached:
+        assert_same(translated(both), expected)
+        assert (attached.calls, attached.fallbacks) == (1, 0)
+        with torch.no_grad():
+            both.members[1].lm_head.weight.mul_(1.1)
+        changed = by_transformers(copy.deepcopy(both))
+        assert_same(translated(both), changed)
+        assert (attached.calls, attached.fallbacks) == (1, 1)
+
+
+# ---- Copies ----
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])
+def test_copies_are_not_attached(model, copied):
+    engine.attach(model)
+    other = copied(model)
+    assert other.engine is None
+    assert model.engine.is_on
+    assert_same(translated(model), translated(other, output_scores=True))
+
+
+def test_a_shallow_copy_falls_back(model, caplog):
+    attached = engine.attach(model)
+    other = copy.copy(model)
+    assert_same(translated(other), translated(model))
+    assert (attached.calls, attached.fallbacks) == (1, 1)
+    assert "belongs to another model, of which this is a copy" in caplog.text
+
+
+def test_saved_checkpoints_are_not_attached(model, tmp_path):
+    engine.attach(model)
+    model.save_pretrained(tmp_path)
+    other = VanillaTransformerForConditionalGeneration.from_pretrained(pretrained_model_name_or_path=tmp_path)
+    assert other.engine is None
+    assert_same(translated(model), translated(other, output_scores=True))
+
+
+def test_the_engine_goes_with_its_model():
+    model = lively_model()
+    attached = weakref.ref(engine.attach(model))
+    translated(model)
+    below, whole = weakref.ref(model.model.decoder), weakref.ref(model)
+    del model
+    assert whole() is None  # without a collector of circles
+    assert attached() is None
+    assert below() is None
+
+
+# ---- What is noticed for good ----
+def optimizer_step(model, **settings):
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01, **settings)
+    model(**INPUTS, labels=INPUTS["input_ids"]).loss.backward()
+    optimizer.step()
+
+
+def merged_adapters(model):
+    adapted = peft.get_peft_model(model, peft.LoraConfig(target_modules=["v_proj"], r=2, init_lora_weights=False))
+    adapted.merge_and_unload()  # the modules are the old ones again
+
+
+def merged_deltas(model):
+    """What PEFT's merge does to a weight, without its modules."""
+    weight = model.model.decoder.layers[1].self_attn.v_proj.weight
+    weight.data += torch.randn(32, 2) @ torch.randn(2, 32)
+
+
+def averaged(model):
+    for parameter in model.parameters():
+        parameter.data.copy_(0.9 * parameter.data)
+
+
+def swapped(model):
+    attention = model.model.decoder.layers[0].self_attn
+    attention.q_proj, attention.k_proj = attention.k_proj, attention.q_proj
+
+
+def another_module(model):
+    model.model.encoder.layers[0] = copy.deepcopy(model.model.encoder.layers[1])
+
+
+def another_class(model):
+    model.lm_head.__class__ = OtherLinear
+
+
+def another_parameter(model):
+    model.lm_head.weight = nn.Parameter(model.lm_head.weight * 1.1)
+
+
+def loaded(model):
+    model.load_state_dict(lively_model(seed=5).state_dict())
+
+
+def in_place(model):
+    with torch.no_grad():
+        model.lm_head.weight[7, 3] += 1
+
+
+def data(model):
+    model.lm_head.weight.data = model.lm_head.weight.data * 1.1
+
+
+def parametrized(model):
+    nn.utils.parametrizations.weight_norm(model.lm_head)
+
+
+FOR_GOOD = {
+    "Adam": optimizer_step,
+    "fused Adam": lambda model: optimizer_step(model, fused=True),
+    "adapters merged": merged_adapters,
+    "a delta added": merged_deltas,
+    "an average": averaged,
+    "modules swapped": swapped,
+    "a module replaced": another_module,
+    "a class changed": another_class,
+    "a parameter replaced": another_parameter,
+    "a state loaded": loaded,
+    "one element": in_place,
+    "data replaced": data,
+    "a parametrization": parametrized,
+    "layers dropped": lambda model: model.model.decoder.layers.pop(1),
+    "a method of an instance": shadowed,
+    "another type": lambda model: model.double(),
+    "vocabulary resized": lambda model: model.resize_token_embeddings(60, mean_resizing=False),
+}
+
+
+@pytest.mark.parametrize("change", FOR_GOOD)
+def test_changes_of_the_model_are_noticed(model, change, caplog):
+    """The next call decodes by transformers' loop, with a warning, and so do all others until `attach` is called."""
+    attached = engine.attach(model)
+    translated(model)
+    FOR_GOOD[change](model)
+    model.eval()
+    for _ in range(2):
+        found = translated(model)
+    assert (attached.calls, attached.fallbacks) == (1, 2)
+    assert not attached.is_on
+    assert [record.levelname for record in caplog.records if "without the engine" in record.message] == ["WARNING"]
+    engine.detach(model)
+    assert_same(found, translated(model, output_scores=True))
+
+
+def test_after_a_change_it_can_be_attached_again(model):
+    engine.attach(model)
+    optimizer_step(model, fused=True)
+    translated(model)
+    expected = by_transformers(model)
+    attached = engine.attach(model)
+    assert_same(translated(model), expected)
+    assert (attached.calls, attached.fallbacks) == (1, 0)
+
+
+def test_nan_is_no_change(model):
+    with torch.no_grad():
+        model.model.encoder.layer_norm = nn.Identity()
+        model.lm_head.weight[0, 0] = torch.nan
+    attached = engine.attach(model)
+    translated(model)
+    translated(model)
+    assert attached.calls == 2
+
+
+def test_models_made_in_inference_mode():
+    with torch.inference_mode():
+        model = lively_model()
+    attached = engine.attach(model)
+    with torch.inference_mode():
+        expected = by_transformers(model)
+    attached = engine.attach(model)
+    assert_same(translated(model), expected)
+    assert attached.calls == 1
+
+
+# ---- What is noticed for a call ----
+class Halved(LogitsProcessor):
+    """A processor that the engine doesn't know."""
+
+    def __call__(self, input_ids, scores):
+        return scores / 2
+
+
+def global_hook(model):
+    return nn.modules.module.register_module_forward_hook(lambda module, inputs, output: None).remove
+
+
+def module_hook(model):
+    return model.model.encoder.register_forward_pre_hook(lambda module, inputs: None).remove
+
+
+def training_mode(model):
+    model.train()
+    for module in model.modules():  # so that the result is the same
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+    return model.eval
+
+
+def autocast(model):
+    context = torch.autocast("cpu", dtype=torch.bfloat16)
+    context.__enter__()
+    return lambda: context.__exit__(None, None, None)
+
+
+OF_SURROUNDINGS = {
+    "global hook": (global_hook, "there are hooks on all modules"),
+    "hook": (module_hook, "a VanillaTransformerEncoder has hooks"),
+    "training": (training_mode, "is in training mode"),
+    "autocast": (autocast, "autocast is on"),
+}
+
+
+@pytest.mark.parametrize("kind", OF_SURROUNDINGS)
+def test_surroundings_keep_it_from_a_call(model, kind, caplog):
+    attached = engine.attach(model)
+    put, reason = OF_SURROUNDINGS[kind]
+    remove = put(model)
+    try:
+        found, again = translated(model), translated(model)
+        with_it = by_transformers(copy.deepcopy(model))
+    finally:
+        remove()
+    assert_same(found, with_it)
+    assert_same(again, with_it)
+    assert (attached.calls, attached.fallbacks) == (0, 2)
+    assert reason in attached.last_reason
+    assert caplog.text.count(reason) == 1
+    translated(model)
+    assert (attached.calls, attached.fallbacks) == (1, 2)
+
+
+OPTIONS = {
+    "sampling": {"do_sample": True, "top_k": 1},
+    "scores of steps": {"output_scores": True},
+    "attention of steps": {"output_attentions": True},
+    "unknown processor": {"logits_processor": LogitsProcessorList([Halved()])},
+    "prefix function": {"prefix_allowed_tokens_fn": lambda batch, ids: list(range(2, 20))},
+    "no cache": {"use_cache": False},
+    "static cache": {"cache_implementation": "static"},
+    "the caller's own end": {"stopping_criteria": [stopping_criteria.EosTokenCriteria(eos_token_id=7)]},
+    "the caller's own length": {"stopping_criteria": [stopping_criteria.MaxLengthCriteria(max_length=3)]},
+    "equal scores at the end": {"forced_eos_token_id": [0, 5]},
+    "a mask of other values": {"attention_mask": INPUTS["attention_mask"] * 2},
+    "encoder outputs without a mask": "encoded",
+    "a number of steps at a time": {"max_time": 100.0},
+}
+
+
+@pytest.mark.parametrize("options", [BEAMS, GREEDY], ids=["beams", "greedy"])
+@pytest.mark.parametrize("kind", OPTIONS)
+def test_options_that_it_does_not_have(model, kind, options, caplog):
+    given = {**INPUTS, **options}
+    if OPTIONS[kind] == "encoded":
+        encoded = model.model.encoder(input_ids=INPUTS["input_ids"]).last_hidden_state
+        given = {**options, "encoder_outputs": lambda: BaseModelOutput(encoded.clone())}
+    else:
+        given |= OPTIONS[kind]
+
+    def generated():
+        made = {name: value() if name == "encoder_outputs" else value for name, value in given.items()}
+        if "stopping_criteria" in made:
+            made["stopping_criteria"] = stopping_criteria.StoppingCriteriaList(made["stopping_criteria"])
+        torch.manual_seed(1)
+        return model.generate(**made)
+
+    expected = generated()
+    attached = engine.attach(model)
+    found = generated()
+    assert found.sequences.tolist() == expected.sequences.tolist()
+    assert (attached.calls, attached.fallbacks) == (0, 1), attached.last_reason
+    assert attached.last_reason in caplog.text
+
+
+@pytest.mark.parametrize("option", ["coverage_penalty", "output_alignments", "compute_type"])
+def test_an_unattached_model_refuses_the_engines_options(model, option):
+    with pytest.raises(ValueError, match=rf"`{option}` .*hf_vanilla_transformer.engine.attach\(model"):
+        translated(model, **{option: 0.2})
+
+
+@pytest.mark.parametrize("option", ["coverage_penalty", "output_alignments"])
+def test_where_it_steps_aside_its_options_are_refused(model, option):
+    engine.attach(model)
+    with pytest.raises(EngineError, match=f"`{option}` needs the engine, and it can't run this call: .*cache"):
+        translated(model, use_cache=False, **{option: 0.2})
+    translated(model, **{option: 0.2})
+    assert model.engine.calls == 1
+
+
+@pytest.mark.parametrize("value", [-0.1, "0.2", True, float("nan"), float("inf")])
+def test_wrong_coverage_penalties_are_named(model, value):
+    engine.attach(model)
+    with pytest.raises(ValueError, match=r"`coverage_penalty` is .*; .*a number from 0 up"):
+        translated(model, coverage_penalty=value)
+
+
+def test_checkpoints_with_the_compute_type_of_older_versions(model, caplog, tmp_path):
+    """It is in their generation_config.json; it has no effect any more, and a warning says what has."""
+    model.generation_config.compute_type = "int8"
+    model.save_pretrained(tmp_path)
+    other = VanillaTransformerForConditionalGeneration.from_pretrained(tmp_path)
+    assert other.generation_config.compute_type == "int8"
+    found = translated(other, output_scores=True)
+    assert "`compute_type` of the generation config, 'int8', has no effect; call" in caplog.text
+    del model.generation_config.compute_type
+    assert_same(found, translated(model))
+
+
+# ---- Several at a time ----
+def test_threads_share_an_engine(model):
+    attached = engine.attach(model)
+    expected = [translated(model, num_beams=beams).sequences.tolist() for beams in (1, 2, 3, 4)]
+    found = {}
+
+    def work(number):
+        for _ in range(5):
+            found[number] = translated(model, num_beams=number + 1).sequences.tolist()
+
+    threads = [threading.Thread(target=work, args=[number]) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [found[number] for number in range(4)] == expected
+    assert attached.fallbacks == 0
+
+
+def test_another_default_type_changes_nothing(model):
+    engine.attach(model)
+    expected = translated(model)
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        assert_same(translated(model), expected)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert model.engine.fallbacks == 0
+
+
+def test_streams(model):
+    """A single sentence's tokens, one after the other, as transformers streams them."""
+
+    class Streamer:
+        def __init__(self):
+            self.seen, self.is_over = [], False
+
+        def put(self, tokens):
+            self.seen.append(tokens.flatten().tolist())
+
+        def end(self):
+            self.is_over = True
+
+    streamed = []
+    for attach in (False, True):
+        if attach:
+            engine.attach(model)
+        streamer = Streamer()
+        model.generate(input_ids=torch.tensor([SOURCES[0]]), streamer=streamer, **GREEDY)
+        assert streamer.is_over
+        streamed.append(streamer.seen)
+    assert streamed[0] == streamed[1]
+    assert model.engine.calls == 1

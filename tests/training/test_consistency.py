@@ -1,0 +1,304 @@
+"""R-Drop, SimCut and the moving average of weights, against their formulas in float64 and loops by hand."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from datasets import Dataset
+from safetensors.torch import load_file
+from small_runs import recipe_in
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, DataCollatorForSeq2Seq, TrainerCallback
+
+from hf_vanilla_transformer import VanillaTransformerForConditionalGeneration
+from hf_vanilla_transformer.cli import main
+from hf_vanilla_transformer.training import consistency
+from hf_vanilla_transformer.training.checkpoints import WEIGHT_AVERAGE, damage_of
+from hf_vanilla_transformer.training.consistency import Consistency
+from hf_vanilla_transformer.training.recipe import RecipeError, VanillaTransformerTrainingArguments, parse_recipe
+from hf_vanilla_transformer.training.trainer import VanillaTransformerTrainer
+
+EPS, ALPHA = 0.1, 3.0
+RDROP, SIMCUT = {"rdrop_alpha": ALPHA}, {"simcut_alpha": ALPHA, "simcut_p": 0.3}
+NEARLY_ALL = {"simcut_alpha": ALPHA, "simcut_p": 1 - 1e-12}  # cuts every token that may be cut, so nothing is random
+
+
+def rows(tokenizer, number: int = 24) -> Dataset:
+    sources = [f"{'twenty-one half past ' * (n % 5)}nine {n}" for n in range(number)]
+    targets = [f"{'halb zehn ' * (n % 4)}einundzwanzig {n}" for n in range(number)]
+    return Dataset.from_dict(dict(tokenizer(sources, text_target=targets)))
+
+
+def trainer_of(checkpoint: Path, folder: Path, dropout: float = 0.0, **options) -> VanillaTransformerTrainer:
+    tokenizer = AutoTokenizer.from_pretrained(checkpoint)
+    settings = {
+        "output_dir": str(folder), "max_steps": 4, "per_device_train_batch_tokens": 256, "learning_rate": 0.01,
+        "warmup_steps": 2, "save_strategy": "no", "logging_steps": 1, "disable_tqdm": True,
+        "predict_with_generate": False,
+    }  # fmt: skip
+    model = AutoModelForSeq2SeqLM.from_pretrained(checkpoint, dropout=dropout, label_smoothing=EPS)
+    return VanillaTransformerTrainer(
+        model=model,
+        args=VanillaTransformerTrainingArguments(**{**settings, **options}),
+        processing_class=tokenizer,
+        data_collator=DataCollatorForSeq2Seq(tokenizer),
+        train_dataset=rows(tokenizer),
+        eval_dataset=rows(tokenizer, 6),
+    )
+
+
+def cross_entropy(logits, labels):
+    log_p = logits - logits.exp().sum(-1, keepdim=True).log()
+    return -((1 - EPS) * log_p[torch.arange(len(labels)), labels] + EPS * log_p.mean(-1)).sum()
+
+
+def divergence(one, other):
+    p, q = one.softmax(-1), other.softmax(-1)
+    return (p * (p / q).log()).sum()
+
+
+def formula(options, first, second, labels):
+    """The papers' losses, summed over targets, of logits in float64, (N, V) each."""
+    if "rdrop_alpha" in options:
+        both = cross_entropy(first, labels) + cross_entropy(second, labels)
+        return both + ALPHA / 2 * (divergence(first, second) + divergence(second, first))
+    return cross_entropy(first, labels) + ALPHA * divergence(first, second)
+
+
+def consistency_of(folder: Path, **options) -> Consistency:
+    found = Consistency.of(VanillaTransformerTrainingArguments(output_dir=str(folder), **options))
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize("options", [RDROP, SIMCUT])
+@pytest.mark.parametrize("per_chunk", [1, 4, 100])
+def test_loss_and_gradients_are_the_papers(tmp_path, monkeypatch, options, per_chunk):
+    number, vocab_size, items = 11, 7, 50
+    monkeypatch.setattr(consistency, "LOGITS_PER_CHUNK", per_chunk * vocab_size)
+    logits = torch.randn(2 * number, vocab_size, dtype=torch.float64).requires_grad_()
+    labels = torch.randint(vocab_size, (number,))
+    loss = consistency_of(tmp_path, **options).loss(logits, labels.repeat(2), torch.tensor(items), EPS)
+    expected = formula(options, *logits.chunk(2), labels) / items
+    gradients = [torch.autograd.grad(one, logits)[0] for one in (loss, expected)]
+    # The same sums in another order, in float64.
+    torch.testing.assert_close(loss, expected, rtol=1e-12, atol=0)
+    torch.testing.assert_close(*gradients, rtol=1e-10, atol=1e-14)
+    mean = consistency_of(tmp_path, **options).loss(logits, labels.repeat(2), label_smoothing=EPS)
+    torch.testing.assert_close(mean, expected * items / number, rtol=1e-12, atol=0)
+
+
+def test_no_targets_have_no_loss(tmp_path):
+    logits = torch.randn(0, 7).requires_grad_()
+    loss = consistency_of(tmp_path, **RDROP).loss(logits, torch.zeros(0, dtype=torch.long))
+    loss.backward()
+    assert loss.item() == 0
+
+
+def batch_of(trainer, *places):
+    columns = ("input_ids", "attention_mask", "labels")
+    return trainer.data_collator([{name: trainer.train_dataset[n][name] for name in columns} for n in places])
+
+
+def test_rdrop_of_a_model_is_that_of_its_predictions(tiny_checkpoint, tmp_path):
+    """The same dropout twice: in the trainer's loss, and in logits that the formula takes."""
+    trainer = trainer_of(tiny_checkpoint, tmp_path, dropout=0.3, **RDROP)
+    batch, model = batch_of(trainer, 3, 4, 5), trainer.model.double().train()
+    torch.manual_seed(1)
+    loss = trainer.compute_loss(model, dict(batch))
+    torch.manual_seed(1)
+    logits = model(**{name: torch.cat([x, x]) for name, x in batch.items()}).logits
+    real = batch["labels"] != -100
+    first, second = (half[real] for half in logits.chunk(2))
+    assert not torch.allclose(first, second, atol=1e-2)  # they had other dropout
+    expected = formula(RDROP, first, second, batch["labels"][real]) / real.sum()
+    torch.testing.assert_close(loss, expected, rtol=1e-12, atol=0)
+
+
+def test_simcut_cuts_what_the_paper_cuts(tiny_checkpoint, tmp_path):
+    """Against embeddings that are zeroed by hand: neither a source's end nor a target's start is ever cut."""
+    trainer = trainer_of(tiny_checkpoint, tmp_path, **SIMCUT)
+    batch, model = batch_of(trainer, 3, 4, 5), trainer.model.double().train()
+    torch.manual_seed(1)
+    loss = trainer.compute_loss(model, dict(batch))
+    torch.manual_seed(1)
+    source, labels, real = batch["input_ids"], batch["labels"], batch["labels"] != -100
+    target = model.prepare_decoder_input_ids_from_labels(labels)
+    keep = [(torch.rand(ids.shape) >= 0.3) for ids in (source, target)]
+    keep[0] |= source == model.config.eos_token_id
+    keep[1][:, 0] = True
+    assert not torch.cat([one.flatten() for one in keep]).all()
+    table = model.get_input_embeddings().weight
+    embeds = [table[ids] * kept[..., None] for ids, kept in zip((source, target), keep, strict=True)]
+    mask = batch["attention_mask"]
+    whole = model(input_ids=source, attention_mask=mask, decoder_input_ids=target).logits[real]
+    cut = model(inputs_embeds=embeds[0], attention_mask=mask, decoder_inputs_embeds=embeds[1]).logits[real]
+    expected = formula(SIMCUT, whole, cut, labels[real]) / real.sum()
+    gradients = [torch.autograd.grad(one, table, retain_graph=True)[0] for one in (loss, expected)]
+    torch.testing.assert_close(loss, expected, rtol=1e-12, atol=0)
+    torch.testing.assert_close(*gradients, rtol=1e-9, atol=1e-14)
+
+
+@pytest.mark.parametrize("options", [RDROP, NEARLY_ALL])
+def test_padding_changes_nothing(tiny_checkpoint, tmp_path, options):
+    trainer = trainer_of(tiny_checkpoint, tmp_path, **options)
+    batch, model = batch_of(trainer, 3, 4, 5), trainer.model.double().train()
+    fill = {"input_ids": model.config.pad_token_id, "attention_mask": 0, "labels": -100}
+    padded = {name: F.pad(x, (0, 5), value=fill[name]) for name, x in batch.items()}
+    losses = [trainer.compute_loss(model, dict(one)) for one in (batch, padded)]
+    torch.testing.assert_close(*losses, rtol=1e-12, atol=0)
+
+
+@pytest.mark.parametrize("options", [RDROP, NEARLY_ALL])
+def test_accumulating_is_the_same_as_larger_batches(tiny_checkpoint, tmp_path, options):
+    """Batches of unequal numbers of targets: a mean of their means would be another loss."""
+    settings = {"per_device_train_batch_tokens": 0, "train_sampling_strategy": "sequential", **options}
+    weights = []
+    for size, steps in ((8, 1), (2, 4)):
+        trainer = trainer_of(
+            tiny_checkpoint, tmp_path, per_device_train_batch_size=size, gradient_accumulation_steps=steps, **settings
+        )
+        trainer.train()
+        weights.append(trainer.model.state_dict())
+    for name, value in weights[0].items():
+        # float32 sums in another order, through Adam, which divides small gradients by themselves.
+        torch.testing.assert_close(weights[1][name], value, rtol=1e-4, atol=1e-4, msg=name)
+
+
+@pytest.mark.parametrize("options", [RDROP, SIMCUT])
+@pytest.mark.parametrize("shortcuts", [False, True])
+def test_bfloat16_and_shortcuts_give_nearly_the_same_losses(tiny_checkpoint, tmp_path, options, shortcuts):
+    plain, mixed = (
+        trainer_of(tiny_checkpoint, tmp_path, bf16=bf16, training_shortcuts=fast, seed=3, **options)
+        for bf16, fast in ((False, False), (True, shortcuts))
+    )
+    logged = []
+    for trainer in (plain, mixed):
+        trainer.train()
+        logged.append([entry["loss"] for entry in trainer.state.log_history if "loss" in entry])
+    assert logged[0] != logged[1]
+    assert logged[1] == pytest.approx(logged[0], rel=0.02)  # bfloat16 has 8 bits
+
+
+@pytest.mark.parametrize("options", [RDROP, SIMCUT])
+def test_evaluations_and_the_model_are_as_without(tiny_checkpoint, tmp_path, options):
+    plain, other = trainer_of(tiny_checkpoint, tmp_path), trainer_of(tiny_checkpoint, tmp_path, **options)
+    assert other.evaluate()["eval_loss"] == plain.evaluate()["eval_loss"]
+    loss_function = other.model.loss_function
+    other.train()
+    assert other.model.loss_function is loss_function
+    assert not other.model.model.encoder.embed_tokens._forward_hooks
+    assert not other.model.model.decoder.embed_tokens._forward_hooks
+
+
+@pytest.mark.parametrize("options", [RDROP, SIMCUT])
+def test_resuming_is_bitwise(tiny_checkpoint, tmp_path, options):
+    settings = {"save_strategy": "steps", "save_steps": 2, "ema_decay": 0.6, "max_steps": 5, "dropout": 0.3, **options}
+    straight = trainer_of(tiny_checkpoint, tmp_path, **settings)
+    straight.train()
+    resumed = trainer_of(tiny_checkpoint, tmp_path, **settings)
+    resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
+    for name, value in straight.model.state_dict().items():
+        assert torch.equal(resumed.model.state_dict()[name], value), name
+    averages = [one.weight_average.average.state_dict() for one in (straight, resumed)]
+    for name, value in averages[0].items():
+        assert torch.equal(averages[1][name], value), name
+
+
+def test_the_moving_average_is_that_of_a_loop(tiny_checkpoint, tmp_path):
+    decay, seen = 0.3, []
+
+    class Keep(TrainerCallback):
+        def on_step_end(self, args, state, control, model=None, **kwargs):
+            seen.append({name: weight.detach().double() for name, weight in model.named_parameters()})
+
+    trainer = trainer_of(tiny_checkpoint, tmp_path, ema_decay=decay, max_steps=6, save_strategy="steps", save_steps=3)
+    trainer.add_callback(Keep())
+    trainer.train()
+    average = seen[0]
+    for n, weights in enumerate(seen[1:], start=1):
+        d = min(decay, (1 + n) / (10 + n))
+        average = {name: d * average[name] + (1 - d) * weight for name, weight in weights.items()}
+    trained = {name: weight.detach().clone() for name, weight in trainer.model.named_parameters()}
+    with trainer.averaged_weights():
+        for name, weight in trainer.model.named_parameters():
+            torch.testing.assert_close(weight.double(), average[name], rtol=1e-5, atol=1e-7, msg=name)  # float32
+        trainer.save_model(str(tmp_path / "average"))
+    of_average = trainer.evaluate()["eval_loss"]
+    for name, weight in trainer.model.named_parameters():
+        assert torch.equal(weight, trained[name]), name
+    assert trainer_of(tmp_path / "average", tmp_path).evaluate()["eval_loss"] == of_average
+    checkpoint = tmp_path / "checkpoint-3"
+    assert damage_of(checkpoint) is None
+    (checkpoint / WEIGHT_AVERAGE).write_bytes((checkpoint / WEIGHT_AVERAGE).read_bytes()[:-100])
+    assert WEIGHT_AVERAGE in damage_of(checkpoint)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"rdrop_alpha": -1.0}, "rdrop_alpha is -1.0; give 0 or more"),
+        ({"simcut_alpha": float("nan")}, "simcut_alpha is nan"),
+        ({"simcut_alpha": 1.0, "simcut_p": 1.0}, "simcut_p is 1.0; give 0 or more, and less than 1"),
+        ({"ema_decay": 1.0}, "ema_decay is 1.0"),
+        ({"rdrop_alpha": 1.0, "simcut_alpha": 1.0}, "leave one of the two out"),
+        ({"ema_decay": 0.9, "average_last": 2}, "ema_decay and average_last"),
+    ],
+)
+def test_wrong_options_are_refused(tmp_path, options, message):
+    with pytest.raises(ValueError, match=message):
+        VanillaTransformerTrainingArguments(output_dir=str(tmp_path), **options)
+    with pytest.raises(RecipeError, match=message):
+        parse_recipe([], [f"--{name.replace('_', '-')}={value}" for name, value in options.items()])
+
+
+def test_simcut_p_alone_has_no_effect():
+    with pytest.raises(RecipeError, match="simcut_p has no effect without simcut_alpha"):
+        parse_recipe([], ["--simcut-p", "0.1"])
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"label_smoothing_factor": 0.1}, "set label_smoothing in the model's configuration"),
+        ({"torch_compile": True}, "don't work with torch.compile"),
+    ],
+)
+def test_another_loss_and_compilers_are_refused(tiny_checkpoint, tmp_path, options, message):
+    with pytest.raises(RecipeError, match=message):
+        trainer_of(tiny_checkpoint, tmp_path, **options, **RDROP)
+
+
+def test_another_model_is_refused(tmp_path):
+    args = VanillaTransformerTrainingArguments(output_dir=str(tmp_path), learning_rate=0.1, **SIMCUT)
+    with pytest.raises(RecipeError, match="are for this package's model, not Linear"):
+        VanillaTransformerTrainer(model=torch.nn.Linear(1, 1), args=args)
+
+
+def test_regularization_of_a_recipe_arrives(tmp_path):
+    """Weight decay is on matrices alone: on no LayerNorm and no bias."""
+    options = {"attention_dropout": 0.25, "activation_dropout": 0.125, "weight_decay": 0.01, "preset": "tiny"}
+    recipe = [f"--{name.replace('_', '-')}={value}" for name, value in options.items()]
+    _, model_options, args = parse_recipe([], [*recipe, "--output-dir", str(tmp_path)])
+    model = VanillaTransformerForConditionalGeneration(model_options.config(100))
+    layer = model.model.decoder.layers[0]
+    assert layer.self_attn.attention_dropout == layer.encoder_attn.attention_dropout == 0.25
+    assert layer.feed_forward.dropout.p == 0.125
+    optimizer = VanillaTransformerTrainer(model=model, args=args).create_optimizer()
+    decays = {weight: group["weight_decay"] for group in optimizer.param_groups for weight in group["params"]}
+    for name, weight in model.named_parameters():
+        assert decays[weight] == (0.01 if weight.ndim == 2 else 0.0), name
+
+
+def test_a_run_ends_with_its_moving_average(tmp_path):
+    recipe = {**recipe_in(tmp_path), "average_last": 0, "ema_decay": 0.9, **SIMCUT}
+    (tmp_path / "recipe.yaml").write_text(json.dumps(recipe))  # which is YAML
+    assert main(["train", "--config", str(tmp_path / "recipe.yaml")]) in (0, None)
+    run = tmp_path / "run"
+    last, average = load_file(run / "model.safetensors"), load_file(run / "ema" / "model.safetensors")
+    assert last.keys() == average.keys()
+    assert not all(torch.equal(last[name], average[name]) for name in last)
+    card = (run / "ema" / "README.md").read_text()
+    assert "SimCut, alpha 3, p 0.3" in card
+    assert (run / "ema" / "test.translations.txt").exists()
