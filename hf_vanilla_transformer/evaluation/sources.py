@@ -102,7 +102,8 @@ class Reader:
 
 def encoder(tokenizer: PreTrainedTokenizerBase) -> Encode:
     """Returns the function that tokenizes sources; it doesn't warn of long ones, which are divided."""
-    quiet = {"verbose": False} if isinstance(tokenizer, PreTrainedTokenizerBase) else {}
+    is_plain = isinstance(tokenizer, PreTrainedTokenizerBase)
+    quiet = {"verbose": False, "return_attention_mask": False, "return_token_type_ids": False} if is_plain else {}
     return lambda texts: tokenizer(texts, **quiet)["input_ids"]
 
 

@@ -380,13 +380,15 @@ def source_limit(
     return limit
 
 
-def batches_of(pieces: Sequence[Piece], batch_size: int | None, max_tokens: int) -> Iterator[list[int]]:
+def batches_of(
+    pieces: Sequence[Piece], batch_size: int | None, max_tokens: int, size_of: Callable[[int], int] = round_down
+) -> Iterator[list[int]]:
     """Groups pieces for a batch each; all of a batch have prefixes of one length, as padding can't begin a target."""
     groups: dict[int, list[int]] = {}
     for place, piece in enumerate(pieces):
         groups.setdefault(len(piece.prefix), []).append(place)
     for group in groups.values():
-        for batch in batches([len(pieces[place].token_ids) for place in group], batch_size, max_tokens):
+        for batch in batches([len(pieces[place].token_ids) for place in group], batch_size, max_tokens, size_of):
             yield [group[number] for number in batch]
 
 
@@ -403,15 +405,16 @@ def _joined(pieces: list[tuple[str, Translation]]) -> Translation:
     return Translation(text, sum(piece.num_tokens for _, piece in pieces))
 
 
-def batches(lengths: Sequence[int], batch_size: int | None, max_tokens: int) -> Iterator[list[int]]:
+def batches(
+    lengths: Sequence[int], batch_size: int | None, max_tokens: int, size_of: Callable[[int], int] = round_down
+) -> Iterator[list[int]]:
     """Groups sentences of like length, the longest first, so that too little memory shows at once.
-
-    Batches have the sizes that `round_down` gives, except for the last one.
 
     Args:
         lengths: Tokens of each sentence.
         batch_size: Sentences per batch at most; None: any number.
         max_tokens: Padded tokens per batch at most; a sentence that is longer is a batch by itself.
+        size_of: Returns how many of as many sentences as there is room for make a batch.
 
     Yields:
         Indices into `lengths`, each of them once.
@@ -419,7 +422,7 @@ def batches(lengths: Sequence[int], batch_size: int | None, max_tokens: int) -> 
     batch: list[int] = []
     for index in sorted(range(len(lengths)), key=lambda index: -lengths[index]):
         if batch and (len(batch) == batch_size or (len(batch) + 1) * lengths[batch[0]] > max_tokens):
-            size = round_down(len(batch))
+            size = size_of(len(batch))
             yield batch[:size]
             batch = batch[size:]
         batch.append(index)

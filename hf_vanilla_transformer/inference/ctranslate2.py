@@ -9,6 +9,7 @@ prefix, beam search finds a translation that ends at once only if the end is the
 """
 
 import json
+import math
 import os
 import tempfile
 import threading
@@ -58,10 +59,16 @@ SETTINGS = {
     "pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id", "transformers_version", "compute_type",
     "renormalize_logits", "_from_model_config",
 }  # fmt: skip
-# Padded source tokens of a batch, times beams. Measured: docs/deploy.md.
-TOKENS_IN_8_BITS, TOKENS, TOKENS_ON_GPU, FEWEST_TOKENS = 512, 2_048, 16_384, 128
-# Of each thread: of a window, so that all threads end at about the same time; and at work or waiting.
-BATCHES_PER_THREAD, BATCHES_IN_FLIGHT = 4, 3
+# Padded source tokens of a batch, times beams, at most, and at least where that makes more batches, in 8 bits and in
+# others; weights of many parameters are only read fast enough for many rows. Measured: docs/deploy.md.
+SIZES = {
+    "small": {"int8": (1_024, 128), "other": (2_048, 512)},
+    "large": {"int8": (2_048, 512), "other": (4_096, 1_024)},
+}
+MANY_PARAMETERS = 16_000_000
+TOKENS_ON_GPU = 16_384
+ROOM_FOR_PADDING = 1.05
+BATCHES_IN_FLIGHT = 3  # of each thread, at work or waiting
 # With an exponent of 0, CTranslate2's search ends as soon as the best hypothesis has.
 LEAST_EXPONENT = 1e-6
 
@@ -160,9 +167,9 @@ class CTranslate2Model(OtherModel):
         self.name_or_path = str(folder)
         self.generation_config = _generation_config(folder)
         config = _read(folder, CONFIG)
-        if "max_position_embeddings" not in config:
-            raise CheckpointError(f"{folder / CONFIG} has no max_position_embeddings; {FIX}")
-        self.config = SimpleNamespace(max_position_embeddings=int(config["max_position_embeddings"]))
+        if missing := {"max_position_embeddings", "num_parameters"} - config.keys():
+            raise CheckpointError(f"{folder / CONFIG} has no {min(missing)}; {FIX}")
+        self.config = SimpleNamespace(**config)
         self._source, self._target = _vocabularies(folder)
         self._ids = {token: number for number, token in enumerate(self._target)}
         self._end = self._ids[config["eos_token"]]
@@ -254,8 +261,8 @@ class CTranslate2Model(OtherModel):
         working: deque[Batch] = deque()
         first = 0
         for window in windows:
-            most = (batch_tokens or self._tokens(window)) // settings.num_beams
-            groups = list(batches_of(window, batch_size, max(most, 1)))
+            most = (batch_tokens or self._tokens(window, settings.num_beams)) // settings.num_beams
+            groups = list(batches_of(window, batch_size, max(most, 1), int))
             shares = len(groups) == 1 and self.dtype == "float32"
             pool = self._pool((1, self.threads) if shares else (self.threads, 1))
             for group in groups:
@@ -267,13 +274,15 @@ class CTranslate2Model(OtherModel):
         while working:
             yield self._ended(working.popleft(), settings, tokenizer, lock)
 
-    def _tokens(self, pieces: list[Piece]) -> int:
-        """Returns the size of batches: large enough for products, and enough of them for all threads."""
+    def _tokens(self, pieces: list[Piece], num_beams: int) -> int:
+        """Returns tokens of a batch, times beams: many, as products want, with as many batches for each thread."""
         if self.device.type == "cuda":
             return TOKENS_ON_GPU
-        most = TOKENS_IN_8_BITS if self.dtype.startswith("int8") else TOKENS
-        total = sum(len(piece.token_ids) for piece in pieces)
-        return min(max(total // (self.threads * BATCHES_PER_THREAD), FEWEST_TOKENS), most)
+        sizes = SIZES["large" if self.config.num_parameters > MANY_PARAMETERS else "small"]
+        most, fewest = sizes["int8" if self.dtype.startswith("int8") else "other"]
+        total = sum(len(piece.token_ids) for piece in pieces) * num_beams
+        number = min(self.threads * math.ceil(total / (most * self.threads)), max(total // fewest, 1))
+        return math.ceil(ROOM_FOR_PADDING * total / max(number, 1))
 
     def _pool(self, shape: tuple[int, int]) -> Any:
         """Returns CTranslate2's translator for a number of batches at a time, and of threads for each."""

@@ -248,9 +248,8 @@ class VanillaTransformerLoader(ModelLoader):
         config.unk_token = tokenizer.unk_token or tokenizer.pad_token or config.eos_token
         config.bos_token = tokenizer.bos_token or config.eos_token
         config.add_attribute("layer_norm_epsilon", model.config.layer_norm_eps)
-        config.add_attribute(
-            "max_position_embeddings", len(_table(model.model.decoder, model.config))
-        )  # for Translator
+        config.add_attribute("num_parameters", model.num_parameters())  # this and the next for Translator
+        config.add_attribute("max_position_embeddings", len(_table(model.model.decoder, model.config)))
 
 
 class _EncoderSpec(transformer_spec.TransformerEncoderSpec):
