@@ -41,11 +41,6 @@ class Processor:
     rows_for_fbgemm: int = _decides("rows up to which 8-bit products are FBGEMM's, and above oneDNN's", default=8)
     # Up to 8 rows, products compiled for the model are faster than oneDNN's; from 16 rows on, they are slower.
     rows_for_compiled_products: int = _decides("rows up to which compiled steps have their own products", default=8)
-    logits_per_chunk: int = _decides("logits that the training loss holds at a time", default=3_000_000)  # 12 MB
-    rows_per_chunk: int = _decides("but no fewer rows than this, with which products are fast", default=256)
-    # oneDNN needs a transposed copy of one of the two matrices.
-    width_for_onednn_gradient: int = _decides("gradients of weights with no side as wide are left to MKL", default=768)
-    padding_worth_packing: float = _decides("share of padding from which on training leaves it out", default=0.1)
 
 
 def this_processor(changes: str = "") -> Processor:
@@ -97,13 +92,12 @@ def _value(name: str, text: str, kind: type) -> Any:
         if text not in ("true", "false"):
             raise _wrong(f"{name}={text}; give true or false")
         return text == "true"
-    smallest = 1 if name == "rows_per_chunk" else 0
     try:
         value = kind(text)
     except ValueError:
         value = -1
-    if not value >= smallest:  # NaN neither
-        raise _wrong(f"{name}={text}; give {'an integer' if kind is int else 'a number'} of at least {smallest}")
+    if not value >= 0:  # NaN neither
+        raise _wrong(f"{name}={text}; give {'an integer' if kind is int else 'a number'} of at least 0")
     return value
 
 
