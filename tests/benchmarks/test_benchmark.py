@@ -280,7 +280,7 @@ def test_memory_is_that_of_a_fork(monkeypatch):
     ("arguments", "complaint"),
     [
         (["train", "--tokens", "20"], "raise the tokens per batch"),
-        (["ablate", "--dtype", "bfloat16"], "give --device cpu --dtype float32"),
+        (["ablate", "--dtype", "bfloat16"], "decoding is measured in float32; give --only"),
     ],
 )
 def test_errors_name_the_fix(arguments, complaint):
