@@ -70,8 +70,11 @@ MAY_IMPORT = {
     "benchmarks": ["*"],
     "benchmarks.*": ["*"],
 }
-# Commands import what they need inside of the function, and __init__ when it registers, so that `--help` is instant.
-MAY_IMPORT_LATE = ["__init__", LAUNCHER, "cli", "cli.*", "scripts.*", "benchmarks", "benchmarks.*"]
+# Commands import what they need inside of the function, and __init__ when it registers, so that `--help` is instant;
+# the backend of an extra imports it when it is used.
+MAY_IMPORT_LATE = [
+    *("__init__", LAUNCHER, "cli", "cli.*", "inference.ctranslate2", "scripts.*", "benchmarks", "benchmarks.*"),
+]
 
 
 @dataclass(frozen=True)

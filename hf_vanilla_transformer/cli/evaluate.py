@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..data.files import write_text
 from ..data.messages import first_line
+from ..evaluation.limits import BATCH_TOKENS
 from .common import (
     UsageError,
     add_decoding_arguments,
@@ -323,7 +324,8 @@ def _settings(
     settings = {name: options.get(name, getattr(model.generation_config, name, None)) for name in DECODING_FIELDS}
     if settings["max_new_tokens"] is not None:
         settings["max_extra_length"] = None  # `generate()` then ignores it
-    limits = {"batch_size": arguments.batch_size, "batch_tokens": arguments.batch_tokens}
+    batch_tokens = arguments.batch_tokens or (None if isinstance(model, OtherModel) else BATCH_TOKENS)
+    limits = {"batch_size": arguments.batch_size, "batch_tokens": batch_tokens}
     limits["max_source_tokens"] = source_limit(model, arguments.max_source_tokens, tokenizer)
     # None: transformers' loop
     compute_type = (

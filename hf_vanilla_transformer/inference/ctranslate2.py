@@ -192,7 +192,8 @@ class CTranslate2Model(OtherModel):
             ImportError: As the class.
         """
         _library()
-        exporter = import_module("..interop.ctranslate2", __package__)
+        from ..interop import ctranslate2 as exporter  # it needs an extra, and takes a while
+
         with tempfile.TemporaryDirectory(prefix="hf_vanilla_transformer-") as folder:
             try:
                 exporter.write(model, tokenizer, Path(folder))

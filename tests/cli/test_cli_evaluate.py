@@ -465,7 +465,7 @@ def test_a_tokenizer_of_another_model_is_one_line(run, checkpoints):
 
 
 def test_ctrl_c_ends_quietly(run, monkeypatch):
-    def interrupted(*arguments):
+    def interrupted(*arguments, **options):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(evaluate, "load_ensemble", interrupted)
