@@ -31,7 +31,8 @@ NEEDING_TRANSFORMERS = (
     "token_healing",
 )
 OUTPUTS_OF_STEPS = ("output_attentions", "output_hidden_states", "output_scores", "output_logits")
-KNOWN_ARGUMENTS = {"encoder_outputs", "attention_mask", "past_key_values", "use_cache", "logits_to_keep"}
+# Seq2SeqTrainer gives its labels too, which transformers keeps from the model.
+KNOWN_ARGUMENTS = {"encoder_outputs", "attention_mask", "past_key_values", "use_cache", "logits_to_keep", "labels"}
 
 # Processors that change the scores of a row in view of that row alone, whatever the batch. The exponential decay is not
 # among them: it makes infinities and NaN of tokens that another one bars, whose order is up to torch's top-k.

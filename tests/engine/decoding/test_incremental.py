@@ -203,18 +203,6 @@ def test_packed_weights_compute_what_the_model_does(name, monkeypatch):
 
 
 @torch.no_grad()
-def test_decoder_keeps_what_the_last_layer_attends_to():
-    model, inputs = copy.deepcopy(varied(dtype=torch.float64)), padded(SOURCES)
-    memory, mask = model.get_encoder()(**inputs)[0], inputs["attention_mask"]
-    for i, tokens, _, attention in decode_at_random(model, memory, mask, 12, beams=3, keep_attention=True):
-        expected = forced(model, cut(inputs, i), tokens, output_attentions=True).cross_attentions[-1][0].mean(dim=0)
-        torch.testing.assert_close(torch.stack(attention), expected.float(), atol=1e-6, rtol=1e-6)
-    decoder = IncrementalDecoder(Weights(varied()), memory, mask)
-    decoder.step(torch.tensor([BOS] * len(memory)))
-    assert decoder.attention is None
-
-
-@torch.no_grad()
 def test_bfloat16_is_as_exact_as_the_models():
     """Both round at other places, so they are compared with what the same weights give in float64."""
     model, inputs = varied(dtype=torch.bfloat16), padded(SOURCES)

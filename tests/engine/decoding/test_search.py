@@ -242,16 +242,6 @@ def test_the_three_rules_stop_at_different_steps():
     assert found[0] != found[1] != found[2] != found[0]
 
 
-@pytest.mark.parametrize("num_beams", [2, 5])
-def test_a_search_does_not_depend_on_the_batch(num_beams):
-    longest, order = [3, 8, 5, 1, 9, 9, 2, 6], [5, 2, 7, 0, 1, 6, 3, 4]
-    rules = BeamRules(num_beams, frozenset([0]), 1.0, True, coverage_penalty=0.3)
-    together, _ = search_toy(Toy(4, 5, order), [longest[number] for number in order], rules, no_repetition)
-    for number, search in zip(order, together, strict=True):
-        ((alone,), _) = search_toy(Toy(4, 5, [number]), [longest[number]], rules, no_repetition)
-        assert hypotheses(search) == hypotheses(alone)
-
-
 @pytest.mark.parametrize("level", [0.0, math.inf])
 def test_fewer_continuations_than_beams(level):
     """With half of the tokens impossible the beam is never full; with all of them there is nothing to find."""
@@ -299,13 +289,6 @@ def test_greedy_search_is_the_plain_one(ends, process):
         found, _ = run(greedy_search(toy, prompts, longest, frozenset(ends), process), toy)
         pairs = zip(order, longest, strict=True)
         assert found == [_plain_greedy(toy, number, most, ends, process) for number, most in pairs]
-
-
-def test_greedy_search_tells_each_token():
-    told = []
-    toy = Toy(2, 6)
-    (found,), _ = run(greedy_search(toy, torch.tensor([PROMPT]), [9], frozenset([0]), on_token=told.append), toy)
-    assert told == found
 
 
 # ---- places ----
