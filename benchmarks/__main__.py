@@ -1,7 +1,7 @@
 """Compares training and decoding with other implementations of the same model, in one run on this machine.
 
     python -m benchmarks train --config base --peers marian torch --json train.json
-    python -m benchmarks generate --config base --compiled --json generate.json
+    python -m benchmarks generate --config base --json generate.json
     python -m benchmarks real --model opus-mt-en-de --input test_2016_flickr.en --reference test_2016_flickr.de
     python -m benchmarks ablate --config small --rounds 3 --batches 1
 
@@ -34,7 +34,6 @@ from .work import SIZES, TRAINING_FORMULA, Case, decoding_batches, measure_peak,
 from .workers import BenchmarkError, Entrant, start, take_turns
 
 DTYPES = ("float32", "bfloat16")
-COMPILED = 'also ours with compute_type="compiled", train: torch.compile; compiling takes up to two minutes'
 BATCHES_OF_ONE = 8  # instead of one, which would mainly measure refilling the caches after another's turn
 DECODING_CASES = {  # name -> beams, sentences
     "greedy, batch 1": (1, 1),
@@ -94,8 +93,6 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     )
     searches.add_argument("--new-tokens", type=positive, default=16, help="tokens of all translations (default: 16)")
     searches.add_argument("--cases", nargs="+", choices=DECODING_CASES, default=USUAL_CASES, metavar="CASE")
-    compiled = argparse.ArgumentParser(add_help=False)
-    compiled.add_argument("--compiled", action="store_true", help=COMPILED)
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True, metavar="train|generate|real|ablate")
 
@@ -106,12 +103,14 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
             command.add_argument("--peers", nargs="*", choices=PEERS[name], default=PEERS[name], help=text)
         return command
 
-    add("train", common, updates, compiled, help="updates: target tokens per second")
-    add("generate", common, searches, compiled, help="translations: output tokens per second")
+    updating = add("train", common, updates, help="updates: target tokens per second")
+    compiled = "also ours by torch.compile, which takes up to two minutes"
+    updating.add_argument("--compiled", action="store_true", help=compiled)
+    add("generate", common, searches, help="translations: output tokens per second")
     leave_out = add("ablate", common, updates, searches, help="each shortcut left out alone: time, memory")
     names = [*TRAINING, *DECODING]
     leave_out.add_argument("--only", nargs="+", choices=names, default=names, metavar="SHORTCUT", help=", ".join(names))
-    real = add("real", compiled, help="real text with a trained model: sentences per second and BLEU")
+    real = add("real", help="real text with a trained model: sentences per second and BLEU")
     real.add_argument("--model", type=Path, required=True, help="folder of a MarianMTModel, as OPUS-MT's are laid out")
     real.add_argument("--input", type=Path, required=True, help="file with one sentence per line")
     real.add_argument("--reference", type=Path, required=True, help="their translations")
@@ -167,8 +166,7 @@ def variants(options: argparse.Namespace) -> Variants:
     """Returns what ours decodes with in addition to the default."""
     if options.device == "cuda":
         return {"ours, flash attention": {"attention": "flash_attention_2"}} if options.has_flash else {}
-    kinds = () if options.dtype != "float32" else ("int8", "compiled") if options.compiled else ("int8",)
-    return {f"ours, {kind}": {"compute_type": kind} for kind in kinds}
+    return {"ours, int8": {"compute_type": "int8"}} if options.dtype == "float32" else {}
 
 
 def run_ablation(options: argparse.Namespace, report: Report) -> None:

@@ -22,7 +22,6 @@ from torch import Tensor
 
 from hf_vanilla_transformer import engine
 from hf_vanilla_transformer.engine.decoding import incremental, linear
-from hf_vanilla_transformer.engine.decoding.prepared import weights_of
 from hf_vanilla_transformer.engine.training import shortcuts
 
 from .decoding import job_of, write_models
@@ -49,6 +48,18 @@ def reselect(sources: Sequence[int], *tensors: Tensor, dim: int) -> None:
         tensor.narrow(dim, 0, len(sources)).copy_(tensor.index_select(dim, torch.tensor(sources)))
 
 
+def unfolded() -> Patch:
+    """Leaves the projections of cross-attention out of a single sentence's keys and values."""
+    init = incremental.IncrementalDecoder.__init__
+
+    def plain(self: Any, *arguments: Any, **options: Any) -> None:
+        with patch.object(incremental, "FoldedAttention", lambda *_: None):
+            init(self, *arguments, **options)
+        self.folded = []
+
+    return patch.object(incremental.IncrementalDecoder, "__init__", plain)
+
+
 # Name of a shortcut -> what takes it out. Patches are made anew each time.
 TRAINING: dict[str, Callable[[], Patch]] = {
     "loss in chunks": lambda: patch.object(shortcuts, "_can_be_parted", lambda *arguments: False),
@@ -59,7 +70,7 @@ DECODING: dict[str, Callable[[], Patch]] = {
     "packed weights": lambda: patch.object(linear, "PackedLinear", linear.PlainLinear),
     "weights by column": lambda: patch.object(linear, "ColumnLinear", linear.PlainLinear),
     "mixed weights": lambda: patch.object(linear, "MixedLinear", linear.PackedLinear),
-    "folding": lambda: patch.object(incremental.IncrementalDecoder, "can_fold", False),
+    "folding": unfolded,
     "caches in place": lambda: patch.object(incremental, "_copy", reselect),
 }
 
@@ -101,9 +112,7 @@ class Translations(TransformersTranslator):
         """Translates a case's sources; returns the seconds and the translations."""
         with left_out(name):
             if name != MARIAN:
-                engine.release(self.model)
-                engine.freeze(self.model)
-                weights_of(self.model)
+                engine.attach(self.model)  # which prepares the weights again
             timing = self.run(job_of(case))
         return timing.seconds, timing.outputs
 

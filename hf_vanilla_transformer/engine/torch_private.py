@@ -8,8 +8,6 @@ import functools
 import pkgutil
 from typing import Any
 
-from torch import Tensor
-
 PACK_INT8 = "torch.ops.onednn.qlinear_prepack"
 LINEAR_INT8 = "torch.ops.onednn.qlinear_pointwise"
 PACK_FEW_INT8 = "torch.ops.quantized.linear_prepack"
