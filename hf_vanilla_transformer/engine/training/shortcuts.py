@@ -80,8 +80,8 @@ def _switch(model: _Model, on: bool) -> None:
         model.config._attn_implementation = after
     if on:
         model.loss_of_targets = MethodType(loss_of_targets, model)  # type: ignore[method-assign]
-    else:
-        vars(model).pop("loss_of_targets", None)
+    elif not _is_plain(model):
+        del model.loss_of_targets
 
 
 def loss_of_targets(self: _Model, hidden: Tensor, labels: Tensor, **kwargs: Any) -> Tensor:
