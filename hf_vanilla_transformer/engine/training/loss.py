@@ -58,8 +58,8 @@ class _ProjectedCrossEntropy(torch.autograd.Function):
         exact = torch.promote_types(dtype, torch.float32)
         table, offset = weight.to(dtype), None if bias is None else bias.to(dtype)
         loss = torch.zeros((), dtype=exact)
-        needed: Any = zip((hidden, weight, bias), ctx.needs_input_grad, strict=False)  # a bias that is None needs none
-        ctx.grads = [torch.zeros_like(x, dtype=exact) if is_needed else None for x, is_needed in needed]
+        needed = zip((hidden, weight, bias), ctx.needs_input_grad, strict=False)
+        ctx.grads = [torch.zeros_like(x, dtype=exact) if x is not None and on else None for x, on in needed]
         with torch.autocast("cpu", enabled=False):
             for start in range(0, len(labels), ROWS_PER_CHUNK):
                 own = slice(start, start + ROWS_PER_CHUNK)

@@ -80,7 +80,7 @@ def _switch(model: _Model, on: bool) -> None:
         model.config._attn_implementation = after
     if on:
         model.loss_of_targets = MethodType(loss_of_targets, model)  # type: ignore[method-assign]
-    elif "loss_of_targets" in vars(model):
+    elif not _is_plain(model):
         del model.loss_of_targets
 
 
