@@ -1,7 +1,7 @@
 """Compares training and decoding with other implementations of the same model, in one run on this machine.
 
     python -m benchmarks train --config base --peers marian torch --json train.json
-    python -m benchmarks generate --config base --compiled --json generate.json
+    python -m benchmarks generate --config base --json generate.json
     python -m benchmarks real --model opus-mt-en-de --input test_2016_flickr.en --reference test_2016_flickr.de
     python -m benchmarks ablate --config small --rounds 3 --batches 1
 
@@ -30,11 +30,10 @@ from .decoding import Variants, decoding_entrants, job_of, write_models
 from .real import measure_real
 from .report import Report, compare
 from .training import training_entrants
-from .work import SIZES, TRAINING_FORMULA, Case, decoding_batches, measure_peak, random_batches, training_batches
+from .work import SIZES, TRAINING_FORMULA, Case, decoding_batches, measure_peak, training_batches
 from .workers import BenchmarkError, Entrant, start, take_turns
 
 DTYPES = ("float32", "bfloat16")
-COMPILED = 'also ours with compute_type="compiled", train: torch.compile; compiling takes up to two minutes'
 BATCHES_OF_ONE = 8  # instead of one, which would mainly measure refilling the caches after another's turn
 DECODING_CASES = {  # name -> beams, sentences
     "greedy, batch 1": (1, 1),
@@ -94,8 +93,6 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     )
     searches.add_argument("--new-tokens", type=positive, default=16, help="tokens of all translations (default: 16)")
     searches.add_argument("--cases", nargs="+", choices=DECODING_CASES, default=USUAL_CASES, metavar="CASE")
-    compiled = argparse.ArgumentParser(add_help=False)
-    compiled.add_argument("--compiled", action="store_true", help=COMPILED)
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True, metavar="train|generate|real|ablate")
 
@@ -106,12 +103,14 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
             command.add_argument("--peers", nargs="*", choices=PEERS[name], default=PEERS[name], help=text)
         return command
 
-    add("train", common, updates, compiled, help="updates: target tokens per second")
-    add("generate", common, searches, compiled, help="translations: output tokens per second")
+    updating = add("train", common, updates, help="updates: target tokens per second")
+    compiled = "also ours by torch.compile, which takes up to two minutes"
+    updating.add_argument("--compiled", action="store_true", help=compiled)
+    add("generate", common, searches, help="translations: output tokens per second")
     leave_out = add("ablate", common, updates, searches, help="each shortcut left out alone: time, memory")
     names = [*TRAINING, *DECODING]
     leave_out.add_argument("--only", nargs="+", choices=names, default=names, metavar="SHORTCUT", help=", ".join(names))
-    real = add("real", compiled, help="real text with a trained model: sentences per second and BLEU")
+    real = add("real", help="real text with a trained model: sentences per second and BLEU")
     real.add_argument("--model", type=Path, required=True, help="folder of a MarianMTModel, as OPUS-MT's are laid out")
     real.add_argument("--input", type=Path, required=True, help="file with one sentence per line")
     real.add_argument("--reference", type=Path, required=True, help="their translations")
@@ -145,8 +144,10 @@ def check(options: argparse.Namespace, report: Report) -> None:
     """
     if options.device == "cuda" and not torch.cuda.is_available():
         raise BenchmarkError("there is no CUDA device here; give --device cpu")
-    if options.command == "ablate" and (options.device, options.dtype) != ("cpu", "float32"):
-        raise BenchmarkError("the shortcuts are for float32 on a CPU; give --device cpu --dtype float32")
+    if options.command == "ablate" and options.device != "cpu":
+        raise BenchmarkError("the shortcuts are for a CPU; give --device cpu")
+    if options.command == "ablate" and options.dtype != "float32" and not TRAINING.keys() >= {*options.only}:
+        raise BenchmarkError(f"decoding is measured in float32; give --only {' '.join(map(repr, TRAINING))}")
     if "ctranslate2" in getattr(options, "peers", ()) and find_spec("ctranslate2") is None:
         options.peers = [name for name in options.peers if name != "ctranslate2"]
         report.notes.append("left out: ctranslate2, not installed")
@@ -165,15 +166,12 @@ def variants(options: argparse.Namespace) -> Variants:
     """Returns what ours decodes with in addition to the default."""
     if options.device == "cuda":
         return {"ours, flash attention": {"attention": "flash_attention_2"}} if options.has_flash else {}
-    kinds = () if options.dtype != "float32" else ("int8", "compiled") if options.compiled else ("int8",)
-    return {f"ours, {kind}": {"compute_type": kind} for kind in kinds}
+    return {"ours, int8": {"compute_type": "int8"}} if options.dtype == "float32" else {}
 
 
 def run_ablation(options: argparse.Namespace, report: Report) -> None:
-    """Leaves each shortcut out alone, on well filled batches and on badly filled ones."""
-    size = SIZES[options.config]
-    bad = random_batches(size, options.tokens, options.batches)
-    training = (*training_cases(options), Case("updates, badly filled batches", bad))
+    """Leaves each shortcut out alone."""
+    size, training = SIZES[options.config], training_cases(options)
     report.settings["padding"] = ", ".join(f"{case.padding:.0%}" for case in training)
     ablate(report, size, training, decoding_cases(options), options, say)
 

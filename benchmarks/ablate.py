@@ -1,19 +1,16 @@
 """Ablation: each shortcut of the engine left out alone, by patches from here; the engine itself has no switches.
 
-Updates are on well filled batches (by tokens) and on badly filled ones (random sentences), in processes that keep freed
-memory and in processes that don't. One process does all of its rows in turn, in another order each round; what each
-takes of memory is measured in a process of its own.
+Updates are measured in processes that keep freed memory and in processes that don't. One process does all of its rows
+in turn, in another order each round; what each takes of memory is measured in a process of its own.
 """
 
 import argparse
 import contextlib
 import itertools
-import math
 import multiprocessing
 import statistics
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -21,13 +18,11 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from hf_vanilla_transformer import engine
 from hf_vanilla_transformer.engine.decoding import incremental, linear
-from hf_vanilla_transformer.engine.decoding.prepared import weights_of
-from hf_vanilla_transformer.engine.training import functions, layers, loss, packing, shortcuts
+from hf_vanilla_transformer.engine.training import shortcuts
 
 from .decoding import job_of, write_models
 from .report import Report, Row, Table, count_different
@@ -47,40 +42,35 @@ Contenders = dict[str, tuple[Make, list[str]]]  # "ours" and "marian": how they 
 
 
 # ---- What takes the place of shortcuts ----
-def plain_linear(x: Tensor, *maps: nn.Linear, relu: bool = False) -> tuple[Tensor, ...]:
-    """Computes each map by itself, and its ReLU after it."""
-    outputs = [one(x) for one in maps]
-    return tuple(F.relu(y) for y in outputs) if relu else tuple(outputs)
-
-
-def plain_dropout(dropout: nn.Dropout, y: Tensor, residual: Tensor | None = None) -> Tensor:
-    """Drops as torch does, and adds the residual afterwards."""
-    y = F.dropout(y, dropout.p, dropout.training)
-    return y if residual is None else residual + y
-
-
 def reselect(sources: Sequence[int], *tensors: Tensor, dim: int) -> None:
     """Copies all rows, as transformers does, in place of those that move."""
     for tensor in tensors:
         tensor.narrow(dim, 0, len(sources)).copy_(tensor.index_select(dim, torch.tensor(sources)))
 
 
+def unfolded() -> Patch:
+    """Leaves the projections of cross-attention out of a single sentence's keys and values."""
+    init = incremental.IncrementalDecoder.__init__
+
+    def plain(self: Any, *arguments: Any, **options: Any) -> None:
+        with patch.object(incremental, "FoldedAttention", lambda *_: None):
+            init(self, *arguments, **options)
+        self.folded = []
+
+    return patch.object(incremental.IncrementalDecoder, "__init__", plain)
+
+
 # Name of a shortcut -> what takes it out. Patches are made anew each time.
 TRAINING: dict[str, Callable[[], Patch]] = {
-    "packing": lambda: patch.object(packing.Packing, "where_worthwhile", lambda mask: packing.Packing()),
-    "linear maps": lambda: patch.object(layers, "fused_linear", plain_linear),
-    "oneDNN's products": lambda: patch.object(functions, "_is_for_onednn", lambda x: False),
-    "feed-forward": lambda: patch.object(layers, "_feed_forward", lambda module, x: module(x)),
-    "dropout": lambda: patch.object(layers, "add_dropout", plain_dropout),
-    "chunks of logits": lambda: patch.object(loss, "CPU", replace(loss.CPU, logits_per_chunk=2**62)),
-    "loss": lambda: patch.object(shortcuts, "is_plain_linear", lambda *arguments: False),
-    "skip_logits": contextlib.nullcontext,  # with which packing goes: `Updates` leaves the argument out
+    "loss in chunks": lambda: patch.object(shortcuts, "_can_be_parted", lambda *arguments: False),
+    "attention in float32": lambda: patch.object(shortcuts, "SDPA_IN_FLOAT32", "sdpa"),  # of use in bfloat16
+    "skip_logits": contextlib.nullcontext,  # with which the loss in chunks goes: `Updates` leaves the argument out
 }
 DECODING: dict[str, Callable[[], Patch]] = {
     "packed weights": lambda: patch.object(linear, "PackedLinear", linear.PlainLinear),
     "weights by column": lambda: patch.object(linear, "ColumnLinear", linear.PlainLinear),
     "mixed weights": lambda: patch.object(linear, "MixedLinear", linear.PackedLinear),
-    "folding": lambda: patch.object(incremental.IncrementalDecoder, "can_fold", False),
+    "folding": unfolded,
     "caches in place": lambda: patch.object(incremental, "_copy", reselect),
 }
 
@@ -122,9 +112,7 @@ class Translations(TransformersTranslator):
         """Translates a case's sources; returns the seconds and the translations."""
         with left_out(name):
             if name != MARIAN:
-                engine.release(self.model)
-                engine.freeze(self.model)
-                weights_of(self.model)
+                engine.attach(self.model)  # which prepares the weights again
             timing = self.run(job_of(case))
         return timing.seconds, timing.outputs
 
@@ -150,16 +138,14 @@ def _growth(make: Make, name: str, case: Case, keeps: bool) -> int:
 
 def ablate(report: Report, size: Size, training: Cases, decoding: Cases, options: argparse.Namespace, say: Say) -> None:
     """Leaves each shortcut out alone, of updates on `training` and of translations of `decoding`; adds the tables."""
+    dtype = getattr(torch, options.dtype)
     of_updates, of_translations = ([name for name in names if name in options.only] for names in (TRAINING, DECODING))
     if of_updates:
         contenders = {
-            "ours": (partial(Updates, "ours, plain call", size), [ALL, *of_updates, NONE]),
-            MARIAN: (partial(Updates, MARIAN, size), [MARIAN]),
+            "ours": (partial(Updates, "ours, plain call", size, dtype=dtype), [ALL, *of_updates, NONE]),
+            MARIAN: (partial(Updates, MARIAN, size, dtype=dtype), [MARIAN]),
         }
         report.tables |= measure(contenders, training, options, say)
-        for case in training:
-            tables = [report.tables[case.name + kind] for kind in KINDS]
-            report.tables[f"{case.name}: factors of the lead over Marian"] = lead(*tables)
     if of_translations:
         with TemporaryDirectory() as name:
             write_models(size, folder := Path(name))
@@ -206,15 +192,3 @@ def _row(turns: list[tuple[float, Any]], marian: float, peak: int, case: Case) -
     middle, ends = statistics.median(seconds), {"from": min(seconds) / count, "to": max(seconds) / count}
     row = {"s per batch": middle / count, **ends, "over marian": marian / middle, "peak MB": round(peak / 1e6)}
     return {**row, "outputs": turns[-1][1]}
-
-
-def lead(kept: Table, fresh: Table) -> Table:
-    """Splits the lead of ours with kept memory over Marian as it comes, with fresh memory, into factors."""
-    seconds = {name: row["s per batch"] for name, row in kept.items()}
-    parts = {"kept memory, as Marian gains by it": fresh[MARIAN]["s per batch"] / seconds[MARIAN]}
-    factors = {"loss": "loss", "products (linear maps)": "linear maps", "padding (packing)": "packing"}
-    parts |= {label: seconds[name] / seconds[ALL] for label, name in factors.items() if name in seconds}
-    whole = fresh[MARIAN]["s per batch"] / seconds[ALL]
-    parts |= {"everything else": whole / math.prod(parts.values()), "the lead: their product": whole}
-    parts["the lead over Marian with kept memory"] = seconds[MARIAN] / seconds[ALL]
-    return {name: {"factor": factor} for name, factor in parts.items()}

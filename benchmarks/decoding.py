@@ -73,7 +73,7 @@ def decoding_entrants(
 ) -> list[Entrant]:
     """Returns Marian, ours with the default options and with each of `variants`, and CTranslate2, of one model.
 
-    `folder` has the model of `marian` in "ours", and gets CTranslate2's models and compiled programs. With `is_real`,
+    `folder` has the model of `marian` in "ours", and gets CTranslate2's models. With `is_real`,
     each is used as for files: ours by `Translator` with kept memory, and CTranslate2 also tuned.
     """
     transformers = partial(TransformersTranslator, dtype=dtype, device=device)
@@ -82,10 +82,9 @@ def decoding_entrants(
         make = partial(transformers, "marian", marian)
         kept = [] if is_real or device != "cpu" else [Entrant("marian, kept memory", make, keep_freed_memory=True)]
         entrants += [Entrant("marian", make), *kept]
-    cache = {"HF_VANILLA_TRANSFORMER_CACHE": str(folder / "cache")}
     for name, options in {"ours": {}, **variants}.items():
         make = partial(transformers, "ours", folder / "ours", **options, as_translator=is_real)
-        entrants.append(Entrant(name, make, is_real, environment=cache))
+        entrants.append(Entrant(name, make, is_real))
     for name, kind in {"ctranslate2": dtype, "ctranslate2, int8": "int8"}.items() if "ctranslate2" in peers else ():
         converted = convert_to_ctranslate2(marian, folder, kind)
         peer = partial(CTranslate2Translator, converted, marian / "vocab.json", kind, threads, device)

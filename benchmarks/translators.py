@@ -26,13 +26,13 @@ class Job(NamedTuple):
 
 
 class TransformersTranslator:
-    """Marian as it comes, or ours with frozen weights; with `as_translator`, as `Translator` runs it."""
+    """Marian as it comes, or ours with the engine; with `as_translator`, as `Translator` runs it."""
 
     def __init__(
         self,
         kind: str,
         folder: Path,
-        compute_type: str = "",
+        compute_type: str = "default",
         dtype: str = "float32",
         device: str = "cpu",
         as_translator: bool = False,
@@ -40,17 +40,16 @@ class TransformersTranslator:
     ) -> None:
         self.torch: Any = import_module("torch")
         self.device, self.as_translator = device, as_translator
-        self.options = {"compute_type": compute_type} if compute_type else {}
         ours = ("hf_vanilla_transformer", "VanillaTransformerForConditionalGeneration")
         module, name = ours if kind == "ours" else ("transformers", "MarianMTModel")
         load = getattr(import_module(module), name).from_pretrained
         self.model = load(folder, dtype=dtype, attn_implementation=attention).to(device).eval()
-        if kind == "ours":
-            import_module("hf_vanilla_transformer.engine").freeze(self.model)
+        if kind == "ours" and attention == "sdpa":  # the engine has no other
+            import_module("hf_vanilla_transformer.engine").attach(self.model, compute_type)
 
     def run(self, job: Job) -> Timing:
         """Translates all batches."""
-        settings = {"num_beams": job.beams, **self.options, **self._lengths(job)}
+        settings = {"num_beams": job.beams, **self._lengths(job)}
         work = [{**self._inputs(batch), **settings} for batch in job.batches]
         self._synchronize()
         began = time.perf_counter()
@@ -65,8 +64,8 @@ class TransformersTranslator:
     def _outputs(self, work: list[dict[str, Any]]) -> list[Any]:
         if not self.as_translator:
             return [self.model.generate(**options) for options in work]
-        together = import_module("hf_vanilla_transformer.engine.decoding.together").together
-        outputs = dict(together(self.model, lambda number: self.model.generate(**work[number]), range(len(work))))
+        run_together = import_module("hf_vanilla_transformer.engine.decoding.together").run_together
+        outputs = dict(run_together(lambda n: self.model.engine.begin(self.model, work[n]), range(len(work))))
         return [outputs[number] for number in range(len(work))]
 
     def _synchronize(self) -> None:

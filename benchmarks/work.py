@@ -135,14 +135,6 @@ def training_batches(size: Size, tokens: int, count: int) -> tuple[Batch, ...]:
     return _batches(source, target, chosen, size)
 
 
-def random_batches(size: Size, tokens: int, count: int) -> tuple[Batch, ...]:
-    """Makes batches of as many tokens, of random sentences: about half of all positions is padding."""
-    source, target = draw_lengths()
-    random, sentences = np.random.default_rng(SEED), max(round(tokens / target.mean()), 1)
-    chosen = [random.choice(len(source), size=sentences, replace=False) for _ in range(count)]
-    return _batches(source, target, chosen, size)
-
-
 def decoding_batches(size: Size, sentences: int, count: int) -> tuple[Batch, ...]:
     """Makes batches of consecutive sentences of a test set sorted by length."""
     source, target = (side[:TEST_SENTENCES] for side in draw_lengths())

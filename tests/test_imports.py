@@ -62,7 +62,7 @@ MAY_IMPORT = {
     "__main__": ["cli"],
     LAUNCHER: ["cli"],
     "__init__": [
-        *("engine", "inference", "inference.translator", "interop.marian", "publish.hub"),
+        *("inference", "inference.translator", "interop.marian"),
         *("training.recipe", "training.trainer"),
         *(OPUS_MT, DICTIONARY, *PAPER),
     ],
@@ -218,7 +218,7 @@ def _house(root: Path, files: dict[str, str]) -> Path:
 
 
 SOUND_HOUSE = {
-    f"{PACKAGE}/__init__.py": f"from .{CONFIG} import Config\nfrom .{MODEL} import Model\nfrom .engine import Engine\n",
+    f"{PACKAGE}/__init__.py": f"from .{CONFIG} import Config\nfrom .{MODEL} import Model\n",
     f"{PACKAGE}/__main__.py": "import sys\nfrom .cli import main\n",
     f"{LAUNCHER}.py": f"def main():\n    from {PACKAGE}.cli import main\n",
     f"{PACKAGE}/{CONFIG}.py": "import transformers\nfrom huggingface_hub.dataclasses import strict\n",

@@ -29,7 +29,7 @@ OTHERS = {
     "ct2-transformers-converter": ["--output-dir"],
     "vanilla-transformer": ["--help", "--version", "--debug"],
 }
-HISTORY = ("CHANGELOG.md", "docs/performance_history.md")  # name what older versions had
+HISTORY = ("CHANGELOG.md",)  # name what older versions had
 
 
 def commands() -> dict[str, set[str]]:

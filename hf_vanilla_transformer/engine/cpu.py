@@ -39,11 +39,6 @@ class Processor:
     # 64 rows for a weight of 256 x 256, or on Intel's processors one row for 37,000 x 512.
     multiplications_for_mkl: int = _decides("rows are few up to this number, times the elements of the weight")
     rows_for_fbgemm: int = _decides("rows up to which 8-bit products are FBGEMM's, and above oneDNN's", default=8)
-    logits_per_chunk: int = _decides("logits that the training loss holds at a time", default=3_000_000)  # 12 MB
-    rows_per_chunk: int = _decides("but no fewer rows than this, with which products are fast", default=256)
-    # oneDNN needs a transposed copy of one of the two matrices.
-    width_for_onednn_gradient: int = _decides("gradients of weights with no side as wide are left to MKL", default=768)
-    padding_worth_packing: float = _decides("share of padding from which on training leaves it out", default=0.1)
 
 
 def this_processor(changes: str = "") -> Processor:
@@ -95,13 +90,12 @@ def _value(name: str, text: str, kind: type) -> Any:
         if text not in ("true", "false"):
             raise _wrong(f"{name}={text}; give true or false")
         return text == "true"
-    smallest = 1 if name == "rows_per_chunk" else 0
     try:
         value = kind(text)
     except ValueError:
         value = -1
-    if not value >= smallest:  # NaN neither
-        raise _wrong(f"{name}={text}; give {'an integer' if kind is int else 'a number'} of at least {smallest}")
+    if not value >= 0:  # NaN neither
+        raise _wrong(f"{name}={text}; give {'an integer' if kind is int else 'a number'} of at least 0")
     return value
 
 

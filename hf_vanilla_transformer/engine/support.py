@@ -240,15 +240,3 @@ def _type_reason(model: Any, compute_type: str) -> str | None:
     if compute_type not in ("default", "int8", own):
         return f"its weights are in {own}; load it with dtype={compute_type}, or leave compute_type out"
     return None
-
-
-def callable_names(kind):
-    return NAMES.get(kind) or _names(kind)
-
-
-def surroundings_reason():
-    return None
-
-
-def is_at_home(code):
-    return True

@@ -8,8 +8,6 @@ import functools
 import pkgutil
 from typing import Any
 
-from torch import Tensor
-
 PACK_INT8 = "torch.ops.onednn.qlinear_prepack"
 LINEAR_INT8 = "torch.ops.onednn.qlinear_pointwise"
 PACK_FEW_INT8 = "torch.ops.quantized.linear_prepack"
@@ -60,20 +58,6 @@ def int8_linear_of_few_rows() -> tuple[Any, Any] | None:
 def _both(*paths: str) -> tuple[Any, Any] | None:
     first, second = map(find, paths)
     return None if first is None or second is None else (first, second)
-
-
-# ---- Gradients ----
-def keeps_graph() -> bool:
-    """Tells whether the backward pass that is running keeps its graph; where torch doesn't tell, it might."""
-    ask = find("torch._C._autograd._get_current_graph_task_keep_graph")
-    return ask is None or bool(ask())
-
-
-def relu_backward(gradient: Tensor, output: Tensor) -> Tensor:
-    """Computes the gradient of a ReLU's input from those of its output."""
-    backward = find("torch.ops.aten.threshold_backward")
-    computed: Tensor = gradient.masked_fill(output <= 0, 0) if backward is None else backward(gradient, output, 0)
-    return computed
 
 
 # ---- Hooks and compilers ----

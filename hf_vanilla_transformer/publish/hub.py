@@ -217,7 +217,7 @@ def send_model(
 
 
 def push_to_hub(
-    self: Any,
+    model: Any,
     repo_id: str,
     *,
     commit_message: str | None = None,
@@ -235,7 +235,7 @@ def push_to_hub(
     architecture and how it is used; a card that is there stays. A tokenizer or configuration is uploaded without one.
 
     Args:
-        self: The model, tokenizer or configuration.
+        model: The model, tokenizer or configuration.
         repo_id: The repository's name, "user/name"; it is created if there is none.
         commit_message: The commit's first line.
         commit_description: The rest of it.
@@ -255,18 +255,18 @@ def push_to_hub(
     """
     if token is None:
         check_token()
-    api, is_model = HfApi(token=token), isinstance(self, PreTrainedModel)
+    api, is_model = HfApi(token=token), isinstance(model, PreTrainedModel)
     new_tags = [tags] if isinstance(tags, str) else list(tags or ())
     with TemporaryDirectory() as folder:
-        self.save_pretrained(folder, max_shard_size=max_shard_size)
+        model.save_pretrained(folder, max_shard_size=max_shard_size)
         files: dict[str, Path | bytes] = {
             path.relative_to(folder).as_posix(): path for path in Path(folder).rglob("*") if path.is_file()
         }
         with hub_errors(repo_id):
             repo = api.create_repo(repo_id, private=private, exist_ok=True).repo_id
             if is_model:
-                card = _card_there(repo, revision, token) or _card_of(self, repo)
-                _add_tags(card, (*(self.model_tags or ()), *new_tags))
+                card = _card_there(repo, revision, token) or _card_of(model, repo)
+                _add_tags(card, (*(model.model_tags or ()), *new_tags))
                 files[CARD] = str(card).encode()
             if not create_pr:
                 _create_branch(api, repo, revision)
@@ -275,7 +275,7 @@ def push_to_hub(
                 repo,
                 files,
                 _stale(api, repo, None if create_pr else revision, files, WEIGHTS) if is_model else (),
-                message=commit_message or (f"Upload {_kind(self)}"),
+                message=commit_message or (f"Upload {_kind(model)}"),
                 description=commit_description,
                 revision=revision,
                 create_pr=create_pr,

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 from ..data.corpora import read_corpus
 from ..data.files import write_text
 from ..data.formats import is_table
+from ..engine import EngineError, attach
 from ..evaluation.loading import load_checkpoint
 from ..evaluation.metrics import corpus_bleu, corpus_chrf
 from ..evaluation.translation import translate
@@ -44,6 +46,8 @@ def finish_run(
     folder, averaged = _averaged(trainer, say)
     tokenizer, model = load_checkpoint(folder)
     model = model.to(args.device)
+    with suppress(EngineError):  # a model that it doesn't support decodes without it
+        attach(model)
     evaluations, samples = [], list(facts.samples)
     for part in ("validation", "test"):
         if data.corpus(part):

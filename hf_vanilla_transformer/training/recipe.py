@@ -234,7 +234,9 @@ class VanillaTransformerTrainingArguments(Seq2SeqTrainingArguments):
         default="no",
         metadata={"help": "Log the number of source tokens so far.", "choices": ["no", "all", "non_padding"]},
     )
-    training_shortcuts: bool = _option(True, "Compute the same loss and gradients in less time, on a CPU.")
+    training_shortcuts: bool = _option(
+        True, "On a CPU, compute the same loss and gradients in less memory, in bfloat16 in less time."
+    )
     keep_freed_memory: bool | None = _option(
         None, "On a CPU, let the process keep freed memory, which saves time (default: in the command alone)."
     )

@@ -138,25 +138,17 @@ def test_ablate(tmp_path, capsys, monkeypatch):
     training_rows = ["everything", *ablate.TRAINING, "plain model", "marian"]
     decoding_rows = ["everything", *ablate.DECODING, "marian"]
     for memory, megabytes in (("kept", 3), ("fresh", 2)):
-        for case in ("updates", "updates, badly filled batches"):
-            rows = found["tables"][f"{case}, {memory} memory"]
-            assert list(rows) == training_rows
-            for row in rows.values():
-                seconds, everything = row["s per batch"], rows["everything"]["s per batch"]
-                assert row["of everything"] == pytest.approx(seconds / everything)
-                assert row["peak MB"] == megabytes
+        rows = found["tables"][f"updates, {memory} memory"]
+        assert list(rows) == training_rows
+        for row in rows.values():
+            seconds, everything = row["s per batch"], rows["everything"]["s per batch"]
+            assert row["of everything"] == pytest.approx(seconds / everything)
+            assert row["peak MB"] == megabytes
         for case in cases:
             rows = found["tables"][f"{case}, {memory} memory"]
             assert list(rows) == decoding_rows
             assert all(row["other lines"] == 0 for row in rows.values())
     assert found["tables"]["updates, kept memory"]["marian"]["peak MB"] == 3
-    factors = {name: row["factor"] for name, row in found["tables"]["updates: factors of the lead over Marian"].items()}
-    *parts, whole, over_kept = factors.values()
-    assert math.prod(parts) == pytest.approx(whole)
-    fresh = found["tables"]["updates, fresh memory"]["marian"]["s per batch"]
-    kept = found["tables"]["updates, kept memory"]
-    assert whole == pytest.approx(fresh / kept["everything"]["s per batch"])
-    assert over_kept == pytest.approx(kept["marian"]["s per batch"] / kept["everything"]["s per batch"])
 
 
 def spy(monkeypatch, owner, name):
@@ -172,27 +164,21 @@ def spy(monkeypatch, owner, name):
 
 
 SPIED = {  # shortcut -> what only it calls
-    "packing": (ablate.packing.Packing, "pack"),
-    "linear maps": (ablate.functions._FusedLinear, "apply"),
-    "feed-forward": (ablate.layers, "_feed_forward"),
-    "dropout": (ablate.layers, "add_dropout"),
-    "loss": (ablate.loss._ProjectedCrossEntropy, "apply"),
-    "skip_logits": (ablate.loss._ProjectedCrossEntropy, "apply"),
+    "loss in chunks": (ablate.shortcuts, "projected_cross_entropy"),
+    "skip_logits": (ablate.shortcuts, "projected_cross_entropy"),
 }
 
 
 @pytest.fixture
 def padded():
-    """An update on a batch half of which is padding, without dropout."""
-    (batch,) = work.random_batches(SIZE, 300, 1)
-    case = work.Case("c", (batch,))
-    assert 0.3 < case.padding < 0.7
+    """Updates on a batch with padding, without dropout."""
 
-    def update(name):
-        updates = ablate.Updates("ours, plain call", SIZE)
+    def update(name, dtype=torch.float32):
+        updates = ablate.Updates("ours, plain call", SIZE, dtype=dtype)
         for module in updates.trainee.model.modules():
             if isinstance(module, torch.nn.Dropout):
                 module.p = 0.0
+        case = work.Case("c", work.training_batches(SIZE, 300, 1))
         return [updates.play(case, name)[1] for _ in range(2)]  # the second loss depends on the first gradients
 
     return update
@@ -205,52 +191,35 @@ def test_an_update_without_a_shortcut_has_the_same_loss(padded, name):
 
 @pytest.mark.parametrize("name", SPIED)
 def test_a_shortcut_of_training_is_left_out(padded, monkeypatch, name):
-    if name == "packing":
-        packings, packed = [], ablate.packing.Packing.pack
-        monkeypatch.setattr(
-            ablate.packing.Packing, "pack", lambda self, x: packings.append(bool(self)) or packed(self, x)
-        )
-        padded(ablate.ALL)
-        assert any(packings)
-        packings.clear()
-        padded(name)
-        assert packings
-        assert not any(packings)
-        return
     calls = spy(monkeypatch, *SPIED[name])
     padded(ablate.ALL)
     assert calls
-    number = len(calls)
     calls.clear()
     padded(name)
-    assert len(calls) < number if name == "linear maps" else not calls
+    assert not calls
 
 
-def test_logits_are_in_one_chunk_if_chunks_are_left_out(padded, monkeypatch):
-    monkeypatch.setattr(ablate.loss, "CPU", replace(ablate.loss.CPU, logits_per_chunk=1, rows_per_chunk=64))
-    calls = spy(monkeypatch, ablate.loss, "_loss_of_chunk")
-    padded(ablate.ALL)
-    assert len(calls) > 2
-    calls.clear()
-    padded("chunks of logits")
-    assert len(calls) == 2  # updates
+def test_attention_in_float32_is_left_out(padded, monkeypatch):
+    types, compute = [], ablate.shortcuts.sdpa_attention_forward
 
+    def record(module, query, *arguments, **options):
+        types.append(query.dtype)
+        return compute(module, query, *arguments, **options)
 
-def test_onednn_is_left_out():
-    functions = ablate.functions
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(functions, "CPU", replace(functions.CPU, has_onednn=True, mkl_is_fastest=False))
-        assert functions._is_for_onednn(torch.ones(1))
-        with ablate.left_out("oneDNN's products"):
-            assert not functions._is_for_onednn(torch.ones(1))
+    monkeypatch.setattr(ablate.shortcuts, "sdpa_attention_forward", record)
+    padded(ablate.ALL, torch.bfloat16)
+    assert set(types) == {torch.float32}
+    types.clear()
+    padded("attention in float32", torch.bfloat16)
+    assert not types
 
 
 def test_what_is_left_out_comes_back():
-    before = (ablate.layers.fused_linear, ablate.incremental._copy, ablate.loss.CPU)
+    before = (ablate.shortcuts._can_be_parted, ablate.incremental._copy, ablate.shortcuts.SDPA_IN_FLOAT32)
     for name in (*ablate.TRAINING, *ablate.DECODING):
         with ablate.left_out(name):
             pass
-    assert (ablate.layers.fused_linear, ablate.incremental._copy, ablate.loss.CPU) == before
+    assert (ablate.shortcuts._can_be_parted, ablate.incremental._copy, ablate.shortcuts.SDPA_IN_FLOAT32) == before
 
 
 @pytest.fixture
@@ -311,7 +280,7 @@ def test_memory_is_that_of_a_fork(monkeypatch):
     ("arguments", "complaint"),
     [
         (["train", "--tokens", "20"], "raise the tokens per batch"),
-        (["ablate", "--dtype", "bfloat16"], "give --device cpu --dtype float32"),
+        (["ablate", "--dtype", "bfloat16"], "decoding is measured in float32; give --only"),
     ],
 )
 def test_errors_name_the_fix(arguments, complaint):

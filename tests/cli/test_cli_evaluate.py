@@ -15,7 +15,7 @@ import pytest
 import torch
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, T5Config, T5ForConditionalGeneration
 
-from hf_vanilla_transformer import VanillaTransformerTokenizerFast, cli
+from hf_vanilla_transformer import VanillaTransformerTokenizerFast, cli, engine
 from hf_vanilla_transformer.cli import evaluate
 from hf_vanilla_transformer.cli.common import BATCH_TOKENS, UsageError, decoding_options
 from hf_vanilla_transformer.evaluation import translation
@@ -119,23 +119,26 @@ def test_settings_tell_how_was_decoded(run):
     settings = json.loads(Path("defaults.json").read_text())["results"][0]["decoding"]
     paper = {"num_beams": 4, "gnmt_length_penalty": 0.6, "max_extra_length": 50, "early_stopping": True}
     limits = {"batch_size": None, "batch_tokens": translation.BATCH_TOKENS, "max_new_tokens": None}
-    assert settings == settings | paper | limits | {"dtype": "torch.float32"}
+    assert settings == settings | paper | limits | {"dtype": "torch.float32", "compute_type": "float32"}
 
     run(*OPTIONS, "--length-penalty", 1.5, "--dtype", "bfloat16", "--json", "given.json")
     settings = json.loads(Path("given.json").read_text())["results"][0]["decoding"]
     given = {"num_beams": 2, "gnmt_length_penalty": 1.5, "max_extra_length": None, "max_new_tokens": 6}
-    assert settings == settings | given | {"device": "cpu", "dtype": "torch.bfloat16"}
+    assert settings == settings | given | {"device": "cpu", "dtype": "torch.bfloat16", "compute_type": "bfloat16"}
 
 
-@pytest.mark.parametrize(
-    ("flag", "option", "value"),
-    [("--coverage-penalty", "coverage_penalty", 9.0), ("--compute-type", "compute_type", "int8")],
-)
-def test_options_of_our_search_reach_it(run, checkpoints, flag, option, value):
+@pytest.mark.parametrize(("option", "value"), [("coverage_penalty", 9.0), ("compute_type", "int8")])
+def test_options_of_the_engine_reach_it(run, checkpoints, option, value):
     model, tokenizer = _loaded(checkpoints[0])
+    flag = f"--{option.replace('_', '-')}"
     code, _, err = run(flag, value, "--num-beams", 4, "--output", "found.de", "--json", "found.json")
     assert (code, err) == (0, "")
-    expected = translate(model, tokenizer, SOURCES, num_beams=4, **{option: value})
+    if option == "compute_type":
+        engine.attach(model, value)
+        expected = translate(model, tokenizer, SOURCES, num_beams=4)
+    else:
+        engine.attach(model)
+        expected = translate(model, tokenizer, SOURCES, num_beams=4, coverage_penalty=value)
     assert Path("found.de").read_text(encoding="utf-8").splitlines() == expected
     assert json.loads(Path("found.json").read_text())["results"][0]["decoding"][option] == value
 
@@ -434,6 +437,12 @@ def test_a_length_penalty_without_beams(run):
     assert "--length-penalty ranks the hypotheses of a beam search; leave it out, or give --num-beams 2 or more" in err
 
 
+def test_a_compute_type_that_the_weights_do_not_have(run):
+    code, _, err = run("--compute-type", "int8", "--dtype", "bfloat16")
+    assert (code, err.count("\n")) == (2, 1)
+    assert "int8 needs a model in float32 on a CPU, and this one is in bfloat16 on cpu" in err
+
+
 @pytest.mark.parametrize("option", [("--early-stopping", "never"), ("--length-penalty", 0.6)])
 def test_options_of_beams_for_a_model_that_is_saved_without(run, checkpoints, option):
     model, tokenizer = _loaded(checkpoints[0])
@@ -482,9 +491,9 @@ def test_translate_knows_the_length_penalty_too(monkeypatch, capsys, checkpoints
     assert capsys.readouterr().out == f"{expected[0]}\n"
 
 
-@pytest.mark.parametrize("option", ["length_penalty", "coverage_penalty", "compute_type"])
+@pytest.mark.parametrize("option", ["length_penalty", "coverage_penalty"])
 def test_options_of_our_search_are_refused_for_models_without_it(option):
-    names = ("max_new_tokens", "length_penalty", "early_stopping", "coverage_penalty", "compute_type")
+    names = ("max_new_tokens", "length_penalty", "early_stopping", "coverage_penalty")
     given = dict.fromkeys(names) | {option: 0.6}
     arguments = argparse.Namespace(num_beams=2, **given)
     with pytest.raises(UsageError, match=f"--{option.replace('_', '-')} needs a model of this package"):

@@ -15,9 +15,10 @@ from tokenizers import Tokenizer, models, processors
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, PreTrainedTokenizerFast
 
 from hf_vanilla_transformer import cli
+from hf_vanilla_transformer.engine import attach
 from hf_vanilla_transformer.evaluation.metrics import corpus_bleu
 from hf_vanilla_transformer.evaluation.translation import translate
-from hf_vanilla_transformer.training import trainer
+from hf_vanilla_transformer.training import finish, trainer
 
 
 @pytest.fixture
@@ -175,9 +176,14 @@ def test_a_finished_run_can_be_resumed(capsys, recipe, corpus):
     assert json.loads((corpus / "run" / "trainer_state.json").read_text())["global_step"] == 6
 
 
-def test_the_model_is_saved_with_the_recipes_decoding(recipe, corpus):
+def test_the_model_is_saved_with_the_recipes_decoding(recipe, corpus, monkeypatch):
+    """The engine has translated the validation and the test set, and transformers' loop finds the same."""
+    used = []
+    monkeypatch.setattr(finish, "attach", lambda model: used.append(attach(model)))
     decoding = {"num_beams": 2, "gnmt_length_penalty": 1.5, "early_stopping": False}
     assert train({**recipe, **decoding}) == 0
+    assert used[0].calls >= 2
+    assert used[0].fallbacks == 0
     model = AutoModelForSeq2SeqLM.from_pretrained(corpus / "run" / "averaged-2").eval()
     tokenizer = AutoTokenizer.from_pretrained(corpus / "run" / "averaged-2")
     assert {name: getattr(model.generation_config, name) for name in decoding} == decoding

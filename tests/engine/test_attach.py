@@ -118,7 +118,7 @@ def test_in_a_with_statement(model):
 
 @pytest.mark.parametrize("compute_type", ["int4", "INT8", 8, None, "bfloat16", "float64", "compiled"])
 def test_compute_types_that_do_not_fit(model, compute_type):
-    with pytest.raises(EngineError, match="compute_type is|its weights are in float32; load it with dtype="):
+    with pytest.raises(EngineError, match=r"compute_type is|its weights are in float32; load it with dtype="):
         engine.attach(model, compute_type)
     assert model.engine is None
 
@@ -191,7 +191,7 @@ def test_models_that_are_not_supported(model, kind):
     change, reason = UNSUPPORTED[kind]
     changed = change(model)
     assert reason in engine.unsupported_reason(changed)
-    with pytest.raises(EngineError, match="can't be attached to this model: .*"):
+    with pytest.raises(EngineError, match=r"can't be attached to this model: .*"):
         engine.attach(changed)
     assert getattr(changed, "engine", None) is None
 

@@ -9,7 +9,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformers.utils import is_flash_attn_2_available
 
 from hf_vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration, engine
-from hf_vanilla_transformer.engine.training.shortcuts import shortcuts_of_call
+from hf_vanilla_transformer.engine.training import shortcuts
 from hf_vanilla_transformer.publish.plotting import plot_attention
 
 V = 40
@@ -108,31 +108,32 @@ def test_generate_returns_the_cpus_tokens(device, attention, num_beams):
 
 
 @pytest.mark.parametrize("num_beams", [1, 4])
-def test_the_engine_serves_cpus_and_elsewhere_only_what_needs_it(device, num_beams):
+def test_the_engine_finds_the_same_on_every_device(device, num_beams):
     model, inputs = model_of(), batch_of()
     inputs.pop("labels")
     options = {"num_beams": num_beams, "min_new_tokens": 4, "max_new_tokens": 12, "return_dict_in_generate": True}
-    needing = options | {"output_alignments": True} | ({"coverage_penalty": 0.5} if num_beams > 1 else {})
-    expected = model.generate(**inputs, **needing)
+    options |= {"output_alignments": True} | ({"coverage_penalty": 0.5} if num_beams > 1 else {})
+    with engine.attach(model):
+        expected = model.generate(**inputs, **options)
     model, inputs = model.to(device), {name: tensor.to(device) for name, tensor in inputs.items()}
-    reason = engine.unsupported_reason(model)
-    assert reason == (None if device.type == "cpu" else "it has not been measured to be faster on cuda")
-    found = model.generate(**inputs, **needing)
+    with engine.attach(model) as attached:
+        found = model.generate(**inputs, **options)
+    assert (attached.calls, attached.fallbacks) == (1, 0)
     assert found.sequences.tolist() == expected.sequences.tolist()
     torch.testing.assert_close(found.alignments.cpu(), expected.alignments, **ROUNDING)
-    for compute_type in ("int8", "compiled") if device.type != "cpu" else ():
-        with pytest.raises(ValueError, match=f"{compute_type} needs a model in float32 on a CPU, .* float32 on cuda"):
-            model.generate(**inputs, **options, compute_type=compute_type)
+    if device.type != "cpu":
+        with pytest.raises(engine.EngineError, match=r"int8 needs a model in float32 on a CPU, .* float32 on cuda"):
+            engine.attach(model, "int8")
 
 
-def test_training_shortcuts_change_no_loss_and_are_for_cpus(device):
-    model = model_of().train().to(device)
+def test_training_shortcuts_change_no_loss_and_are_for_cpus(device, monkeypatch):
+    model, parted, compute = model_of().train().to(device), [], shortcuts.projected_cross_entropy
+    monkeypatch.setattr(shortcuts, "projected_cross_entropy", lambda *args: parted.append(1) or compute(*args))
     batch = batch_of(device)
     expected = gradients(model, batch)
     with engine.training_shortcuts(model):
         torch.testing.assert_close(gradients(model, batch, skip_logits=True), expected, **ROUNDING)
-        shortcuts = shortcuts_of_call(model, batch)
-        assert bool(shortcuts.layers) == shortcuts.fuses_loss == (device.type == "cpu")
+    assert bool(parted) == (device.type == "cpu")
     torch.testing.assert_close(gradients(model, batch), expected, **ROUNDING)
 
 

@@ -1,4 +1,4 @@
-"""Terminals, closed and full streams, exhausted memory, no compiler, bugs: one line, the right exit code, `--debug`."""
+"""Terminals, closed and full streams, exhausted memory, bugs: one line, the right exit code, `--debug`."""
 
 import errno
 import os
@@ -14,7 +14,6 @@ import torch
 
 from hf_vanilla_transformer import cli
 from hf_vanilla_transformer.cli import average, common, evaluate, train, translate
-from hf_vanilla_transformer.engine.decoding.compiled import NoCompilerError
 from hf_vanilla_transformer.evaluation import translation
 
 ROOT = Path(__file__).parents[2]
@@ -257,26 +256,6 @@ def test_memory_that_a_limit_of_the_process_exhausts(tiny_checkpoint, tmp_path):
         r"--batch-tokens.*\n",
         result.stderr,
     )
-
-
-def test_no_compiler(command, tiny_checkpoint, fail):
-    fail(NoCompilerError('`compute_type="compiled"` needs a C++ compiler; install g++ or clang'))
-    result = command("translate", "--model", tiny_checkpoint, "--compute-type", "compiled", "nine")
-    assert (result.code, result.out) == (2, "")
-    assert result.error.endswith('`compute_type="compiled"` needs a C++ compiler; install g++ or clang')
-
-
-@pytest.mark.slow
-def test_no_compiler_in_a_process_of_its_own(tiny_checkpoint, tmp_path):
-    environment = {"HF_HUB_OFFLINE": "1", "CXX": "/nowhere/g++", "PATH": "/nowhere"}
-    for name in ("HOME", "XDG_CACHE_HOME", "TMPDIR"):
-        environment[name] = str(tmp_path)
-    command = [*TRANSLATE, str(tiny_checkpoint), "--compute-type", "compiled", "nine"]
-    result = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=PATIENCE)
-    assert (result.returncode, result.stdout) == (2, "")
-    assert re.fullmatch(
-        "vanilla-transformer: error: .*needs a C\\+\\+ compiler .*; install g\\+\\+.*\n", result.stderr
-    ), result.stderr
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,6 @@ from transformers.pipelines import PIPELINE_REGISTRY
 
 from hf_vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration, engine
 from hf_vanilla_transformer.data.hub import HubError
-from hf_vanilla_transformer.engine.decoding.prepared import _prepared
 from hf_vanilla_transformer.evaluation import sources
 from hf_vanilla_transformer.evaluation.loading import CheckpointError
 from hf_vanilla_transformer.evaluation.translation import Translation, decode, ensemble, translate
@@ -360,6 +359,7 @@ def test_several_threads_get_what_one_gets(translator):
 
 def test_threads_take_turns_batch_by_batch(translator, monkeypatch):
     """A single text needn't wait for another thread's whole list."""
+    engine.detach(translator.model)  # each batch is then a call of `generate()`
     order, generate = [], translator.model.generate
     begun = threading.Event()
 
@@ -405,13 +405,13 @@ def test_options_that_make_no_sense(checkpoint, tokenizer):
         (
             (checkpoint,),
             {"compute_type": "int4"},
-            "compute_type is 'int4'; choose one of 'default', 'int8'",
+            "compute_type is 'int4'; choose one of 'default', 'float32'",
         ),
         ((checkpoint,), {"threads": 0}, "threads is 0; it has to be an integer of at least 1"),
         ((checkpoint,), {"tokenizer": tokenizer}, "tokenizer is for a model that is given"),
         ((model,), {}, "a model needs its tokenizer; give tokenizer="),
         ((None,), {}, "model is of type NoneType; give a folder, a name on the Hub, or a model"),
-        ((marian_of(tokenizer),), {"tokenizer": tokenizer, "compute_type": "int8"}, "this one is a MarianMTModel"),
+        ((marian_of(tokenizer),), {"tokenizer": tokenizer, "compute_type": "int8"}, "MarianMTModel is not VanillaT"),
         ((new_model(len(tokenizer)).train(),), {"tokenizer": tokenizer}, r"in training mode.*model.eval\(\)"),
         ((new_model(5_000),), {"tokenizer": tokenizer}, "nothing says that the two belong together"),
     ):
@@ -432,45 +432,41 @@ def test_it_says_what_it_is(checkpoint, tokenizer):
     assert "VanillaTransformerForConditionalGeneration" in repr(Translator(new_model(300), tokenizer=tokenizer))
 
 
-def test_the_compute_type_is_that_of_each_call(checkpoint):
-    translator = Translator(checkpoint, "cpu", "int8")
-    translator("it", **SHORT)
-    assert set(_prepared[translator.model].weights) == {"int8"}
-    translator("it", compute_type="default", **SHORT)
-    assert set(_prepared[translator.model].weights) == {"int8", "default"}
+@pytest.mark.parametrize("compute_type", ["default", "float32", "int8"])
+def test_a_loaded_model_has_the_engine(checkpoint, expected, compute_type):
+    translator = Translator(checkpoint, "cpu", compute_type)
+    found, attached = translator(TEXTS, **SHORT), translator.model.engine
+    assert attached.compute_type == compute_type.replace("default", "float32")
+    assert attached.calls > 0 == attached.fallbacks
+    assert found == expected or compute_type == "int8"
+    with pytest.raises(ValueError, match="compute_type"):
+        translator("it", compute_type="default")
 
 
-def test_a_loaded_model_is_frozen_until_it_trains(translator, expected):
+def test_a_loaded_model_has_the_engine_until_it_changes(translator, expected):
     model = translator.model
-    assert not model.training
-    assert _prepared[model].is_frozen
-    assert translator(TEXTS[0], **SHORT) == expected[0]
     model.train()
     with pytest.raises(ValueError, match="in training mode"):
         translator(TEXTS[0])
-    with torch.no_grad():
-        model.lm_head.weight.data.copy_(-model.lm_head.weight)
-    model.eval()
-    assert translator(TEXTS, **SHORT) == translate_without_engine(translator, TEXTS, **SHORT) != expected
-
-
-def translate_without_engine(translator, texts, **options):
-    """By transformers' own loops."""
-    hook = translator.model.register_forward_hook(lambda *arguments: None)  # for which the engine doesn't speak
-    try:
-        return translate(translator.model, translator.tokenizer, texts, **options)
-    finally:
-        hook.remove()
+    model.eval().lm_head.weight.data.mul_(-1)  # a write that torch doesn't count
+    found = translator(TEXTS, **SHORT)
+    assert not model.engine.is_on
+    with engine.detach(model):
+        assert found == translator(TEXTS, **SHORT) != expected
 
 
 def test_a_model_that_is_given_stays_as_it_is(tokenizer, expected):
+    """It has the engine where the user attaches it, himself or by naming a `compute_type`."""
     model = new_model(len(tokenizer))
     translator = Translator(model, tokenizer=tokenizer)
     assert translator.model is model
     assert translator(TEXTS, **SHORT) == expected
-    assert not _prepared[model].is_frozen
-    model.lm_head.weight.data.mul_(-1)  # a write that torch doesn't count
-    assert translator(TEXTS, **SHORT) == translate_without_engine(translator, TEXTS, **SHORT) != expected
+    assert model.engine is None
+    with engine.attach(model) as attached:
+        assert translator(TEXTS, **SHORT) == expected
+    assert attached.calls > 0 == attached.fallbacks
+    Translator(model, compute_type="int8", tokenizer=tokenizer)
+    assert model.engine.compute_type == "int8"
 
 
 def test_other_architectures_and_ensembles_translate(tokenizer):
@@ -574,13 +570,6 @@ def test_processes_that_convert_at_a_time_do_not_disturb_one_another(marian_fold
     assert len(list(cache.iterdir())) == 1
 
 
-def test_a_cache_that_others_may_write_to_is_refused(marian_folder, cache):
-    cache.mkdir(parents=True)
-    cache.chmod(0o777)
-    with pytest.raises(CheckpointError, match=r"other users may write to .*, so converted models aren't"):
-        Translator(marian_folder, "cpu")
-
-
 def test_conversions_are_kept_in_the_users_cache(tmp_path, monkeypatch, marian_folder):
     monkeypatch.delenv("HF_VANILLA_TRANSFORMER_CACHE", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
@@ -634,6 +623,7 @@ def test_the_target_language_begins_each_text(many, target_lang):
 
 
 def test_every_piece_of_a_text_has_its_target_language(many, monkeypatch):
+    monkeypatch.setattr(many.model, "engine", None)  # each batch is then a call of `generate()`
     seen, generate = [], many.model.generate
     monkeypatch.setattr(
         many.model, "generate", lambda **inputs: seen.extend(inputs["input_ids"].tolist()) or generate(**inputs)

@@ -69,16 +69,12 @@ def adapters(tokenizer, tmp_path_factory):
 
 
 def by_transformers(model, tokenizer):
-    """Texts and scores by transformers' own loop, one text at a time, with a copy that the engine has never seen."""
-    own = copy.deepcopy(model)
-    own.register_forward_hook(lambda *arguments: None)
-    inner = own.get_base_model() if isinstance(own, PeftModel) else own
-    inner.register_forward_hook(lambda *arguments: None)
-    assert engine.unsupported_reason(inner)
-    rows = []
+    """Texts and scores by transformers' own loop, one text at a time, with a copy, which has no engine."""
+    own, rows = copy.deepcopy(model), []
+    assert own.engine is None
     for text in TEXTS:
         inputs = tokenizer([text], return_tensors="pt")
-        output = own.generate(**inputs, **OPTIONS, return_dict_in_generate=True)
+        output = own.generate(**inputs, **OPTIONS, return_dict_in_generate=True, output_scores=True)
         decoded = tokenizer.decode(output.sequences[0], skip_special_tokens=True).replace("\n", " ").replace("\r", " ")
         rows.append((decoded, output.sequences_scores[0].item()))
     return rows
@@ -96,6 +92,8 @@ def assert_same(found, expected):
 def test_adapters_that_are_switched_merged_and_unmerged_show_in_the_next_call(tokenizer, adapters):
     base = new_model(tokenizer)
     before = by_transformers(base, tokenizer)
+    engine.attach(base)
+    assert_same(says(Translator(base, tokenizer=tokenizer)), before)
     adapted = PeftModel.from_pretrained(base, adapters["german"], adapter_name="german").eval()
     adapted.load_adapter(adapters["english"], adapter_name="english")
     translator = Translator(adapted, tokenizer=tokenizer)
@@ -112,25 +110,27 @@ def test_adapters_that_are_switched_merged_and_unmerged_show_in_the_next_call(to
     assert_same(says(translator), seen[0])
     adapted.unmerge_adapter()
     assert_same(says(translator), seen[0])
+    assert not base.engine.is_on
 
 
-def test_a_merged_adapter_is_as_fast_as_none(tokenizer, adapters):
+def test_a_merged_adapter_has_the_engine_again(tokenizer, adapters):
     base = new_model(tokenizer)
     expected = by_transformers(PeftModel.from_pretrained(base, adapters["german"]).eval(), tokenizer)
     base = new_model(tokenizer)
-    translator = Translator(base, tokenizer=tokenizer)
-    before = says(translator)  # its weights are prepared now
+    translator = Translator(base, compute_type="float32", tokenizer=tokenizer)
+    before = says(translator)
     merged = PeftModel.from_pretrained(base, adapters["german"]).merge_and_unload()
     assert merged is base
-    assert engine.unsupported_reason(merged) is None
     assert_same(says(translator), expected)
+    assert not base.engine.is_on
+    with engine.attach(base) as attached:
+        assert_same(says(translator), expected)
+    assert attached.calls > 0 == attached.fallbacks
     assert says(translator) != before
 
 
 @pytest.mark.parametrize("calls_while_adapted", [False, True])
-def test_adapters_of_a_model_that_the_translator_has_loaded_and_frozen(
-    tokenizer, adapters, tmp_path, calls_while_adapted
-):
+def test_adapters_of_a_model_that_the_translator_has_loaded(tokenizer, adapters, tmp_path, calls_while_adapted):
     """PEFT merges by writing to `parameter.data`, which torch doesn't record."""
     new_model(tokenizer).save_pretrained(tmp_path)
     tokenizer.save_pretrained(tmp_path)
@@ -159,10 +159,10 @@ def test_what_cannot_be_had_with_an_adapter_is_said(tokenizer, adapters):
         Translator(adapters["german"], "cpu")
     adapted = PeftModel.from_pretrained(new_model(tokenizer), adapters["german"]).eval()
     translator = Translator(adapted, tokenizer=tokenizer)
-    with pytest.raises(ValueError, match="`output_alignments` can't be had here"):
+    with pytest.raises(ValueError, match="`output_alignments` needs the engine"):
         translator("it", alignments=True)
-    with pytest.raises(ValueError, match="`compute_type` can't be had here"):
-        Translator(adapted, compute_type="int8", tokenizer=tokenizer)("it")
+    with pytest.raises(engine.EngineError, match="PeftModelForSeq2SeqLM is not VanillaT"):
+        Translator(adapted, compute_type="int8", tokenizer=tokenizer)
     adapted.train()
     with pytest.raises(ValueError, match="in training mode"):
         translator("it")

@@ -346,7 +346,7 @@ def test_wrong_penalties_are_named_with_the_mend(model, value, way):
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("value", ["50", True, -1, 2.5])
 def test_wrong_lengths_are_named_with_the_mend(model, value, way):
-    message = r"`max_extra_length` is .*0 or more tokens \(the paper: 50\) or None"
+    message = r"`max_extra_length` is .*0 or more tokens \(the paper: 50\), or None"
     with pytest.raises(ValueError, match=message):
         generate_with(model, way, {"max_extra_length": value}, torch.tensor([SOURCES[0]]))
 

@@ -21,7 +21,7 @@ from hf_vanilla_transformer import (
     cli,
 )
 from hf_vanilla_transformer.interop.segmentation import tokenizer_of
-from hf_vanilla_transformer.publish.hub import PublishError
+from hf_vanilla_transformer.publish.hub import PublishError, push_to_hub
 
 KEY = "-----BEGIN OPENSSH PRIVATE KEY-----\nb3BlbnNza\n"
 SECRETS = {".env": "PASSWORD=x", "prod.env": "PASSWORD=x", ".git/config": "url", "server.pem": KEY, "id_rsa": "x"}
@@ -183,11 +183,11 @@ def test_a_replaced_card_is_told(push, hub, model_folder):
 
 def test_a_configuration_first_brings_no_empty_card(hub, tiny_checkpoint):
     tokenizer, model = pair_of(tiny_checkpoint)
-    done = model.config.push_to_hub(REPO)
+    done = push_to_hub(model.config, REPO)
     assert done.commit_message == "Upload config"
     assert "README.md" not in hub.repositories[REPO].files()
-    model.push_to_hub(REPO)
-    tokenizer.push_to_hub(REPO)
+    push_to_hub(model, REPO)
+    push_to_hub(tokenizer, REPO)
     assert "| width (d_model) | 32 |" in hub.repositories[REPO].files()["README.md"].decode()
 
 
@@ -195,7 +195,7 @@ def test_transformers_card_of_empty_headings_is_replaced(hub, tiny_checkpoint):
     _, model = pair_of(tiny_checkpoint)
     model.generation_config.push_to_hub(REPO)
     assert "More Information Needed" in hub.repositories[REPO].files()["README.md"].decode()
-    model.push_to_hub(REPO, tags="mine")
+    push_to_hub(model, REPO, tags="mine")
     card = ModelCard(hub.repositories[REPO].files()["README.md"].decode())
     assert "needed" not in card.text.lower()
     assert "mine" in card.data.tags
@@ -205,21 +205,21 @@ def test_a_card_there_that_can_not_be_read_is_told_and_stays(hub, tiny_checkpoin
     _, model = pair_of(tiny_checkpoint)
     hub.add(REPO, {"README.md": "---\na: [\n---\nmine\n"})
     with pytest.raises(ValueError, match=r"^me/model's README\.md isn't a model card \([^\n]+$"):
-        model.push_to_hub(REPO)
+        push_to_hub(model, REPO)
     assert len(hub.repositories[REPO].commits) == 1
 
 
 def test_a_proposal_changes_nothing(hub, tiny_checkpoint):
     tokenizer, model = pair_of(tiny_checkpoint)
     hub.add("other/model", {"README.md": "# Theirs\n"})
-    done = model.push_to_hub("other/model", create_pr=True)
+    done = push_to_hub(model, "other/model", create_pr=True)
     assert (done.pr_revision, done.pr_num) == ("refs/pr/1", 1)
     assert {*hub.repositories["other/model"].files()} == {".gitattributes", "README.md"}
     files = hub.repositories["other/model"].files("refs/pr/1")
     assert {"model.safetensors", "modeling_vanilla_transformer.py"} <= {*files}
     assert "# Theirs" in files["README.md"].decode()
     hub.users[TOKEN] = "other"  # who adds to it
-    tokenizer.push_to_hub("other/model", revision="refs/pr/1")
+    push_to_hub(tokenizer, "other/model", revision="refs/pr/1")
     assert "tokenizer.json" in hub.repositories["other/model"].files("refs/pr/1")
 
 
@@ -284,7 +284,7 @@ def fairseq_like(folder):
 
 @pytest.fixture(scope="module")
 def others(tiny_checkpoint, tmp_path_factory):
-    """A hub with converted models, each pushed by the command and by the methods, and one of a stock Trainer."""
+    """A hub with converted models, each pushed by the command and by the function, and one of a stock Trainer."""
     folder = tmp_path_factory.mktemp("others")
     opus_mt_folder(folder / "marian")
     assert cli.main(["convert", str(folder / "marian"), "--output", str(folder / "opus")]) == 0
@@ -296,9 +296,9 @@ def others(tiny_checkpoint, tmp_path_factory):
             assert cli.main(["push", str(saved), f"me/{name}"]) == 0
             tokenizer, model = pair_of(saved)
             assert type(tokenizer) is kind
-            tokenizer.push_to_hub(f"me/{name}-by-methods")
-            model.push_to_hub(f"me/{name}-by-methods")
-            wanted |= dict.fromkeys((f"me/{name}", f"me/{name}-by-methods"), logits_of(saved))
+            push_to_hub(tokenizer, f"me/{name}-by-function")
+            push_to_hub(model, f"me/{name}-by-function")
+            wanted |= dict.fromkeys((f"me/{name}", f"me/{name}-by-function"), logits_of(saved))
         tokenizer, model = pair_of(tiny_checkpoint)
         options = {"report_to": [], "use_cpu": True, "hub_model_id": "me/stock"}
         arguments = Seq2SeqTrainingArguments(output_dir=str(folder / "stock"), **options)

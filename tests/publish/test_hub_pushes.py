@@ -28,7 +28,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 from hf_vanilla_transformer import cli
-from hf_vanilla_transformer.publish.hub import PublishError
+from hf_vanilla_transformer.publish.hub import PublishError, push_to_hub
 
 CODE = {f"{part}_vanilla_transformer.py" for part in ("configuration", "modeling", "generation", "tokenization")}
 
@@ -50,7 +50,7 @@ def test_a_model_on_the_hub_is_described_without_its_weights(push, hub, tmp_path
 
 
 # ---- What arrives ----
-WAYS = {"command": "me/by-command", "trainer": "me/by-trainer", "methods": "me/by-methods"}
+WAYS = {"command": "me/by-command", "trainer": "me/by-trainer", "function": "me/by-function"}
 
 
 @pytest.fixture(scope="module")
@@ -81,8 +81,8 @@ def pushed(tiny_checkpoint, tmp_path_factory):
         trainer.push_to_hub(language=["en", "de"], license="mit")
 
         tokenizer, model = (auto.from_pretrained(tiny_checkpoint) for auto in (AutoTokenizer, AutoModelForSeq2SeqLM))
-        model.push_to_hub(WAYS["methods"])
-        tokenizer.push_to_hub(WAYS["methods"])
+        push_to_hub(model, WAYS["function"])
+        push_to_hub(tokenizer, WAYS["function"])
         yield local, folder, logits_of(second)
     close_session()
 
@@ -113,7 +113,7 @@ def test_a_repository_has_card_licence_and_code_and_nothing_of_the_training(push
     assert "| width (d_model) | 32 |" in card.text
     assert "needed" not in card.text.lower()
     assert {*re.findall(r'from_pretrained\("([^"]*)"', card.text)} == {WAYS[way]}
-    if way != "methods":  # nobody has said what these languages are
+    if way != "function":  # nobody has said what these languages are
         assert (card.data.license, card.data.language) == ("mit", ["en", "de"])
 
 
@@ -453,19 +453,19 @@ def test_a_card_that_is_there_stays(hub, tiny_checkpoint):
     card = "---\nlicense: mit\ntags:\n- mine\n---\n\n# Written by hand\n"
     hub.add(REPO, {"README.md": card})
     tokenizer, model = pair_of(tiny_checkpoint)
-    model.push_to_hub(REPO)
-    tokenizer.push_to_hub(REPO)
+    push_to_hub(model, REPO)
+    push_to_hub(tokenizer, REPO)
     assert hub.repositories[REPO].files()["README.md"].decode() == card
-    model.push_to_hub(REPO, tags=["translation", "mine"])
+    push_to_hub(model, REPO, tags=["translation", "mine"])
     tags = ModelCard(hub.repositories[REPO].files()["README.md"].decode()).data.tags
     assert tags == ["mine", "translation"]
 
 
 def test_the_tokenizer_may_come_first_and_the_branch_be_another(hub, tiny_checkpoint):
     tokenizer, model = pair_of(tiny_checkpoint)
-    tokenizer.push_to_hub(REPO, revision="next", private=True)
+    push_to_hub(tokenizer, REPO, revision="next", private=True)
     assert "README.md" not in hub.repositories[REPO].files("next")
-    done = model.push_to_hub(REPO, revision="next", commit_message="of mine")
+    done = push_to_hub(model, REPO, revision="next", commit_message="of mine")
     assert (done.commit_message, done.oid) == ("of mine", hub.repositories[REPO].branches["next"])
     files = hub.repositories[REPO].files("next")
     assert f'from_pretrained("{REPO}")' in files["README.md"].decode()
@@ -474,15 +474,15 @@ def test_the_tokenizer_may_come_first_and_the_branch_be_another(hub, tiny_checkp
     assert hub.repositories[REPO].private
 
 
-def test_the_methods_tell_what_is_wrong_in_one_line(hub, tiny_checkpoint, monkeypatch):
+def test_the_function_tells_what_is_wrong_in_one_line(hub, tiny_checkpoint, monkeypatch):
     tokenizer, model = pair_of(tiny_checkpoint)
     hub.add("other/model")
     with pytest.raises(PublishError, match=r"^you may not write to other/model \(403\); [^\n]+$"):
-        model.push_to_hub("other/model")
+        push_to_hub(model, "other/model")
     monkeypatch.delenv("HF_TOKEN")
     with pytest.raises(PublishError, match=r"^there is no token for the Hub; log in with [^\n]+$"):
-        tokenizer.push_to_hub(REPO)
-    assert tokenizer.push_to_hub(REPO, token=TOKEN).oid == hub.repositories[REPO].branches["main"]
+        push_to_hub(tokenizer, REPO)
+    assert push_to_hub(tokenizer, REPO, token=TOKEN).oid == hub.repositories[REPO].branches["main"]
 
 
 def test_a_trainer_without_a_token_stops_before_it_trains(hub, tiny_checkpoint, tmp_path, monkeypatch):

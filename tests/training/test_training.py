@@ -28,7 +28,7 @@ from transformers import (
     TrainerCallback,
 )
 
-from hf_vanilla_transformer.engine.decoding import prepared
+from hf_vanilla_transformer import engine
 from hf_vanilla_transformer.evaluation.metrics import exact_match
 from hf_vanilla_transformer.training import trainer as training
 from hf_vanilla_transformer.training.recipe import VanillaTransformerTrainingArguments
@@ -417,18 +417,19 @@ def test_an_evaluation_leaves_the_generation_config_as_it_was(tiny_checkpoint, t
     assert before["max_length"] is None
 
 
-def test_evaluations_freeze_the_model_for_the_engine(tiny_checkpoint, tmp_path, monkeypatch):
-    """The weights are compared once, not at each batch; afterwards they are compared again."""
-    metrics = TranslationMetrics(AutoTokenizer.from_pretrained(tiny_checkpoint))
-    trainer, sums = trainer_of(tiny_checkpoint, tmp_path, predict_with_generate=True, compute_metrics=metrics), []
-    compared = prepared.checksum
-    monkeypatch.setattr(prepared, "checksum", lambda tensors: sums.append(1) or compared(tensors))
-    trainer.args.per_device_eval_batch_size = 1
-    trainer.evaluate(trainer.train_dataset.select(range(3)))
-    assert len(sums) == 1
-    for _ in range(2):
-        trainer.model.generate(input_ids=torch.tensor([[5, 2]]), max_new_tokens=2)
-    assert len(sums) == 3
+@pytest.mark.parametrize("bf16", [False, True])
+def test_evaluations_attach_the_engine(tiny_checkpoint, tmp_path, monkeypatch, bf16):
+    """With `bf16` too, for which Accelerate puts autocast into the model's `forward`; training has no engine."""
+    tokenizer = AutoTokenizer.from_pretrained(tiny_checkpoint)
+    options = {"compute_metrics": TranslationMetrics(tokenizer), "eval_dataset": by_length(rows(tokenizer, 3))}
+    options |= {"predict_with_generate": True, "bf16": bf16, "eval_strategy": "steps", "eval_steps": 2}
+    trainer = trainer_of(tiny_checkpoint, tmp_path, **options, per_device_eval_batch_size=1)
+    used, attach = [], engine.attach
+    monkeypatch.setattr(engine, "attach", lambda *given, **named: used.append(attach(*given, **named)) or used[-1])
+    trainer.train()
+    trainer.evaluate()
+    assert [(one.calls, one.fallbacks) for one in used] == [(3, 0)] * 3
+    assert trainer.model.engine is None
 
 
 def test_evaluation_translates_and_keeps_the_best(tiny_checkpoint, tmp_path):

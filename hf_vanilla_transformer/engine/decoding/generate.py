@@ -22,9 +22,17 @@ OPTIONS = ("coverage_penalty", "output_alignments")
 # Modes of decoding that the engine has.
 MODES = (GenerationMode.GREEDY_SEARCH, GenerationMode.BEAM_SEARCH)
 # Arguments that change more than the loop.
-NEEDING_TRANSFORMERS = ("custom_generate", "penalty_alpha", "stop_strings", "synced_gpus", "token_healing")
+NEEDING_TRANSFORMERS = (
+    "cache_implementation",
+    "custom_generate",
+    "penalty_alpha",
+    "stop_strings",
+    "synced_gpus",
+    "token_healing",
+)
 OUTPUTS_OF_STEPS = ("output_attentions", "output_hidden_states", "output_scores", "output_logits")
-KNOWN_ARGUMENTS = {"encoder_outputs", "attention_mask", "past_key_values", "use_cache", "logits_to_keep"}
+# Seq2SeqTrainer gives its labels too, which transformers keeps from the model.
+KNOWN_ARGUMENTS = {"encoder_outputs", "attention_mask", "past_key_values", "use_cache", "logits_to_keep", "labels"}
 
 # Processors that change the scores of a row in view of that row alone, whatever the batch. The exponential decay is not
 # among them: it makes infinities and NaN of tokens that another one bars, whose order is up to torch's top-k.
@@ -67,6 +75,11 @@ class Options:
         return next((name for name in OPTIONS if getattr(self, name)), None)
 
 
+def _set_in(config: GenerationConfig | None) -> dict[str, Any]:
+    """Returns what a caller's generation config sets; where it has None, the model's own one counts."""
+    return {} if config is None else {name: value for name, value in vars(config).items() if value is not None}
+
+
 class Request:
     """A call of `generate()`.
 
@@ -86,8 +99,8 @@ class Request:
     """
 
     def __init__(self, model: Any, arguments: dict[str, Any]) -> None:
-        own, given = vars(model.generation_config), arguments.get("generation_config")
-        asked = {**own, **({} if given is None else vars(given)), **arguments}
+        own = vars(model.generation_config)
+        asked = {**own, **_set_in(arguments.get("generation_config")), **arguments}
         beta = asked.get("coverage_penalty")
         is_number = isinstance(beta, (int, float)) and not isinstance(beta, bool)
         if beta is not None and not (is_number and 0 <= beta < math.inf):
@@ -96,8 +109,7 @@ class Request:
         self.options = Options(beta or 0.0, bool(asked.get("output_alignments")))
         plain = {name: value for name, value in arguments.items() if name not in OPTIONS}
         self.arguments = model.prepare_decoding(plain)
-        given = self.arguments["generation_config"]
-        self.settings = {**own, **({} if given is None else vars(given)), **self.arguments}
+        self.settings = {**own, **_set_in(self.arguments["generation_config"]), **self.arguments}
 
     @property
     def source(self) -> tuple[Tensor | None, Tensor | None]:
@@ -113,8 +125,8 @@ class Request:
         needing = [name for name in NEEDING_TRANSFORMERS if self.settings.get(name)]
         if needing:
             return f"`{needing[0]}` is given"
-        if self.settings.get("use_cache") is False or self.settings.get("cache_implementation") is not None:
-            return "the cache is another than the usual one"
+        if self.settings.get("use_cache") is False:
+            return "`use_cache` is off"
         if mode not in MODES:
             return f"{mode.value.replace('_', ' ')} is not greedy or beam search"
         if self.settings.get("streamer") is not None and mode is GenerationMode.BEAM_SEARCH:
@@ -174,7 +186,8 @@ def begin(request: Request, weights: Sequence[Weights], by_transformers: Callabl
     call = _Call(request, weights, by_transformers)
     streamer = request.arguments.get("streamer")
     arguments = {**request.arguments, "streamer": None, "encoder_outputs": _Unexpanded(request)}
-    begun: Begun = GenerationMixin.generate(request.model, **arguments, custom_generate=partial(call.begin, streamer))
+    arguments["custom_generate"] = partial(call.begin, streamer)
+    begun: Begun = GenerationMixin.generate(request.model, **arguments)
     return begun
 
 

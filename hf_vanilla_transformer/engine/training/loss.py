@@ -3,15 +3,12 @@
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ...modeling_vanilla_transformer import outside_vocabulary
-from .. import torch_private
-from ..cpu import CPU
-from .functions import compute_dtype, gradient_of_weight, once, product, without_autocast
 
-# Rows of the vocabulary's matrix whose bfloat16 gradient is added to the float32 sum at a time.
-ROWS_PER_ADDITION = 2_048
+ROWS_PER_CHUNK = 512  # with fewer rows, products take longer than those of all targets at once
 
 
 def projected_cross_entropy(
@@ -24,7 +21,7 @@ def projected_cross_entropy(
     """Computes the model's `label_smoothed_cross_entropy(projection(hidden), labels, ...)`, some targets at a time.
 
     Only real targets are projected, and each chunk's gradients are computed with its loss: nothing of size (B T, V) is
-    kept, and padding costs nothing. It can't be differentiated twice.
+    kept. Under autocast, products are in its type, everything else is in float32.
 
     Args:
         hidden: The decoder's output, (B, T, d_model).
@@ -35,12 +32,12 @@ def projected_cross_entropy(
         label_smoothing: eps_ls.
 
     Returns:
-        The loss in float32 (float64 for such weights); 0 where there is no target.
+        The loss in float32 (float64 for such weights); 0 where there is no target. It can be differentiated once, by
+        one backward pass; more raise a RuntimeError.
 
     Raises:
         IndexError: A label is outside of the vocabulary.
     """
-    labels = labels.to(hidden.device)
     real = labels != -100
     hidden, labels = hidden[real], labels[real]  # (N, d_model), (N)
     weight, bias = projection.weight, projection.bias
@@ -56,37 +53,32 @@ class _ProjectedCrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, eps: float) -> Tensor:
-        dtype, vocab_size = compute_dtype(hidden), len(weight)
+        is_cast = hidden.dtype == torch.float32 and torch.is_autocast_enabled("cpu")
+        dtype = torch.get_autocast_dtype("cpu") if is_cast else hidden.dtype
         exact = torch.promote_types(dtype, torch.float32)
         table, offset = weight.to(dtype), None if bias is None else bias.to(dtype)
-        loss = torch.zeros((), dtype=exact, device=hidden.device)
-        of_bias = None if bias is None else torch.zeros_like(bias, dtype=exact)
-        of_weight = None if len(labels) else torch.zeros_like(weight, dtype=exact)
-        grads: list[Any] = [torch.empty_like(hidden, dtype=exact), of_weight, of_bias]
-        step = max(CPU.logits_per_chunk // vocab_size, CPU.rows_per_chunk)
-        with without_autocast():
-            for start in range(0, len(labels), step):
-                rows, targets = hidden[start : start + step].to(dtype), labels[start : start + step, None]
-                part, gradient = _loss_of_chunk(product(rows, table, offset).to(exact), targets, eps)
+        loss = torch.zeros((), dtype=exact)
+        needed = zip((hidden, weight, bias), ctx.needs_input_grad, strict=False)
+        ctx.grads = [torch.zeros_like(x, dtype=exact) if x is not None and on else None for x, on in needed]
+        with torch.autocast("cpu", enabled=False):
+            for start in range(0, len(labels), ROWS_PER_CHUNK):
+                own = slice(start, start + ROWS_PER_CHUNK)
+                x = hidden[own].to(dtype)
+                part, gradient = _loss_of_chunk(F.linear(x, table, offset).to(exact), labels[own, None], eps)
                 loss += part
-                if any(ctx.needs_input_grad):
-                    _accumulate(grads, slice(start, start + step), gradient.to(dtype), rows, table)
+                _add_gradients(ctx.grads, own, gradient.to(dtype), x, table)
                 del gradient  # before there is the next one
-        if any(ctx.needs_input_grad):
-            grads[1] = grads[1].contiguous()
-        ctx.save_for_backward(*grads)
-        ctx.dtypes = [None if x is None else x.dtype for x in (hidden, weight, bias)]
         return loss
 
     @staticmethod
-    @once
     def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
-        grads, is_kept = [], torch_private.keeps_graph()
-        for grad, dtype in zip(ctx.saved_tensors, ctx.dtypes, strict=True):
-            if grad is not None:  # that of the weights is as large as they are: scaled where it lies, if it may be
-                grad = (grad * grad_output if is_kept else grad.mul_(grad_output)).to(dtype)
-            grads.append(grad)
-        return *grads, None, None
+        if torch.is_grad_enabled() or ctx.grads is None:
+            raise RuntimeError(
+                "The loss in chunks has one backward pass, without gradients of gradients (retain_graph=True, "
+                "create_graph=True). Train without it: `training_shortcuts=False`, or `paused_shortcuts(model)`."
+            )
+        grads, ctx.grads = ctx.grads, None  # the largest is as large as the vocabulary's matrix: scaled where it lies
+        return *(None if grad is None else grad.mul_(grad_output) for grad in grads), None, None
 
 
 def _loss_of_chunk(logits: Tensor, targets: Tensor, eps: float) -> tuple[Tensor, Tensor]:
@@ -101,16 +93,15 @@ def _loss_of_chunk(logits: Tensor, targets: Tensor, eps: float) -> tuple[Tensor,
     return loss, gradient.scatter_add_(1, targets, gradient.new_full(targets.shape, eps - 1))
 
 
-def _accumulate(grads: list[Any], rows: slice, gradient: Tensor, hidden: Tensor, table: Tensor) -> None:
-    """Adds what a chunk's gradient of its logits, (n, V), means for `grads` of hidden states, weight and bias."""
+def _add_gradients(grads: list[Any], own: slice, gradient: Tensor, x: Tensor, table: Tensor) -> None:
+    """Adds what the gradient of a chunk's logits, (n, V), means for hidden states, weight and bias."""
     of_hidden, of_weight, of_bias = grads
-    of_hidden[rows] = product(gradient, table.t())
-    if of_weight is None or of_weight.dtype == gradient.dtype:
-        grads[1] = gradient_of_weight(gradient, hidden, of_weight).to(of_hidden.dtype)
-    else:  # a sum of two types first makes one of them the other's, here of a few rows at a time
-        more = gradient_of_weight(gradient, hidden)
-        parts = zip(torch.split(of_weight, ROWS_PER_ADDITION), torch.split(more, ROWS_PER_ADDITION), strict=True)
-        for total, part in parts:
-            total += part
+    if of_hidden is not None:
+        of_hidden[own] = gradient @ table
+    if of_weight is not None:
+        if of_weight.dtype == gradient.dtype:
+            of_weight.addmm_(gradient.t(), x)
+        else:
+            of_weight += gradient.t() @ x
     if of_bias is not None:
         of_bias += gradient.sum(dim=0)

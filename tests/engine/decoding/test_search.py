@@ -4,7 +4,6 @@ import copy
 import functools
 import itertools
 import math
-from unittest import mock
 
 import numpy as np
 import pytest
@@ -14,14 +13,13 @@ from hypothesis import strategies as st
 from test_generation import BOS, EOS, PAD, SHOWN, SOURCES, Recorder, gnmt_divisor, lively_model, new_tokens, padded
 from transformers.generation import logits_process
 
-from hf_vanilla_transformer.engine import Engine
+from hf_vanilla_transformer import engine
 from hf_vanilla_transformer.engine.decoding import search as search_module
-from hf_vanilla_transformer.engine.decoding.generate import BeamSearchOutput, Call, _process_by
+from hf_vanilla_transformer.engine.decoding.generate import BeamSearchOutput, _process_by
 from hf_vanilla_transformer.engine.decoding.search import (
     BeamRules,
     BeamSearch,
     beam_search,
-    best_continuations,
     greedy_search,
     round_down,
     round_up,
@@ -244,16 +242,6 @@ def test_the_three_rules_stop_at_different_steps():
     assert found[0] != found[1] != found[2] != found[0]
 
 
-@pytest.mark.parametrize("num_beams", [2, 5])
-def test_a_search_does_not_depend_on_the_batch(num_beams):
-    longest, order = [3, 8, 5, 1, 9, 9, 2, 6], [5, 2, 7, 0, 1, 6, 3, 4]
-    rules = BeamRules(num_beams, frozenset([0]), 1.0, True, coverage_penalty=0.3)
-    together, _ = search_toy(Toy(4, 5, order), [longest[number] for number in order], rules, no_repetition)
-    for number, search in zip(order, together, strict=True):
-        ((alone,), _) = search_toy(Toy(4, 5, [number]), [longest[number]], rules, no_repetition)
-        assert hypotheses(search) == hypotheses(alone)
-
-
 @pytest.mark.parametrize("level", [0.0, math.inf])
 def test_fewer_continuations_than_beams(level):
     """With half of the tokens impossible the beam is never full; with all of them there is nothing to find."""
@@ -281,20 +269,6 @@ def test_each_step_keeps_the_row_of_its_attention():
                 torch.testing.assert_close(kept[step.row], toy.attention_of(sentence, before).float())
 
 
-@pytest.mark.usefixtures("round_to")
-def test_progress_counts_each_sentence_once():
-    longest, done = [6, 2, 7, 4, 7, 1], []
-    search_toy(Toy(1, 5, range(6)), longest, BeamRules(3, frozenset([0])), progress=done.append)
-    assert sum(done) == 6
-    assert len(done) > 1
-    assert min(done) > 0
-    done = []
-    toy = Toy(1, 5, range(6))
-    run(greedy_search(toy, torch.ones(6, 1).long(), longest, frozenset([0]), progress=done.append), toy)
-    assert sum(done) == 6
-    assert min(done) > 0
-
-
 def _plain_greedy(toy, sentence, longest, ends, process):
     tokens = ()
     while len(tokens) < longest and tokens[-1:] not in [(end,) for end in ends]:
@@ -315,13 +289,6 @@ def test_greedy_search_is_the_plain_one(ends, process):
         found, _ = run(greedy_search(toy, prompts, longest, frozenset(ends), process), toy)
         pairs = zip(order, longest, strict=True)
         assert found == [_plain_greedy(toy, number, most, ends, process) for number, most in pairs]
-
-
-def test_greedy_search_tells_each_token():
-    told = []
-    toy = Toy(2, 6)
-    (found,), _ = run(greedy_search(toy, torch.tensor([PROMPT]), [9], frozenset([0]), on_token=told.append), toy)
-    assert told == found
 
 
 # ---- places ----
@@ -372,37 +339,21 @@ def test_a_beam_that_goes_on_stays_in_its_place(data, num_beams, steps):
         width = num_beams
 
 
-# ---- the highest of many ----
-@pytest.mark.parametrize("vocab_size", [2, 63, 64, 65, 1000, 10007])
-@pytest.mark.parametrize("barred", [0.0, 0.5, 0.999])
-def test_best_continuations_are_those_of_plain_top_k(vocab_size, barred):
-    for num_candidates, (sentences, beams) in itertools.product((1, 2, 8, 24), ((1, 1), (3, 4))):
-        rows = torch.randn(sentences * beams, vocab_size)
-        rows[torch.rand(rows.shape) < barred] = -math.inf
-        scores = -2 * torch.rand(sentences * beams)
-        scores[beams - 1] = scores[beams - 1] if beams == 1 else -math.inf  # a place without a beam
-        totals = (rows + scores[:, None]).view(sentences, -1)
-        expected = totals.topk(min(num_candidates, totals.shape[1]))
-        found = best_continuations(rows, scores, sentences, num_candidates)
-        for candidates, values, places in zip(found, expected.values.tolist(), expected.indices.tolist(), strict=True):
-            assert [value for value, _, _ in candidates] == values
-            real = [place for value, place in zip(values, places, strict=True) if value > -math.inf]
-            assert [beam * vocab_size + token for _, beam, token in candidates[: len(real)]] == real
+# ---- generate(): the engine and transformers' loop on the same settings ----
 
 
-# ---- generate(): our search and transformers' loop on the same settings ----
-
-
-def by_us(model, **options):
-    """What our own search finds; fails where transformers' loop is taken."""
-    with mock.patch.object(Call, "loop_of_transformers", None):
-        return model.generate(return_dict_in_generate=True, **options)
+def by_us(model, compute_type="default", **options):
+    """What the engine finds; fails where transformers' loop is taken."""
+    with engine.attach(model, compute_type) as attached:
+        output = model.generate(return_dict_in_generate=True, **options)
+    assert (attached.calls, attached.fallbacks) == (1, 0), attached.last_reason
+    return output
 
 
 def by_transformers(model, **options):
     """What transformers' own loop finds, with the model's own encoder."""
-    with mock.patch.object(Engine, "unsupported_reason", return_value="the test wants it"):
-        return model.generate(**{**SHOWN, **options})
+    assert model.engine is None
+    return model.generate(**{**SHOWN, **options})
 
 
 def assert_same_output(model, **options):
@@ -531,16 +482,6 @@ def test_sources_of_every_kind(model, kind, num_beams):
     assert_same_output(model, **inputs, num_beams=num_beams, max_extra_length=4)
 
 
-@torch.no_grad()
-def test_a_source_encoded_to_a_tuple(model):
-    """Which transformers takes where there is one beam."""
-    ids, mask = BATCHES["right"]["input_ids"], BATCHES["right"]["attention_mask"]
-    encoded = model.get_encoder()(ids, mask)
-    options = {"attention_mask": mask, "num_beams": 1, "max_extra_length": 4}
-    found = model.generate(encoder_outputs=(encoded.last_hidden_state,), **options)
-    assert torch.equal(found, model.generate(encoder_outputs=encoded, **options))
-
-
 def test_without_an_end_of_sentence():
     endless = exact_model(eos_token_id=None)
     for num_beams in (1, 3):
@@ -559,7 +500,10 @@ def test_fewer_tokens_than_beams(longest):
     """Four tokens, one of them the end: transformers fills the list up itself."""
     small, options = exact_model(vocab_size=4, seed=5), {"num_beams": 6, "num_return_sequences": 6}
     options.update(input_ids=torch.tensor([[3, EOS]]), max_new_tokens=longest, length_penalty=0.0)
-    ours, theirs = small.generate(return_dict_in_generate=True, **options), by_transformers(small, **options)
+    theirs = by_transformers(small, **options)
+    attached = engine.Engine(small)
+    ours = attached.begin(small, {"return_dict_in_generate": True, **options}, {"output_scores": True}).run()
+    assert (attached.calls, attached.fallbacks) == (1, longest == 1)
     assert (theirs.sequences_scores > -1e8).sum() == (4 if longest == 1 else 6)
     assert torch.equal(ours.sequences, theirs.sequences)
     assert torch.equal(ours.beam_indices, theirs.beam_indices)
@@ -599,18 +543,6 @@ def test_barred_tokens_are_those_of_transformers(barred, length):
     assert _process_by(logits_process.LogitsProcessorList(), vocab_size=10) is None
 
 
-def test_scores_are_not_copied():
-    """What OPUS-MT's models ask for is done in the memory of the scores."""
-    processors = [
-        logits_process.NoBadWordsLogitsProcessor([[3]], eos_token_id=0),
-        logits_process.ForcedEOSTokenLogitsProcessor(20, 0),
-        logits_process.LogitNormalization(),
-    ]
-    scores = torch.randn(3, 10)
-    process = _process_by(logits_process.LogitsProcessorList(processors), vocab_size=10)
-    assert process(torch.zeros(3, 4, dtype=torch.long), scores).data_ptr() == scores.data_ptr()
-
-
 def test_an_unwanted_token_beyond_the_vocabulary_is_an_error():
     process = _process_by([logits_process.NoBadWordsLogitsProcessor([[3], [10]])], vocab_size=10)
     with pytest.raises(ValueError, match="vocabulary size is 10"):
@@ -639,16 +571,10 @@ def test_a_translation_does_not_depend_on_the_batch(model, batch, num_beams, ear
 # ---- coverage and alignments ----
 
 
-@functools.cache
-def _model_to_look_into():
-    """A copy, as transformers leaves hooks behind where it has shown attention."""
-    return copy.deepcopy(exact_model())
-
-
 @torch.no_grad()
 def forced(source, tokens):
     """Log-probability of each token, (T,), and what each attends to, (T, S): the last layer's mean over heads."""
-    output = _model_to_look_into()(
+    output = exact_model()(
         input_ids=torch.tensor([source]), decoder_input_ids=torch.tensor([[BOS, *tokens[:-1]]]), output_attentions=True
     )
     log_probabilities = output.logits[0].log_softmax(dim=-1)
@@ -704,13 +630,6 @@ def test_no_coverage_penalty_is_none_of_it(model):
     assert found.alignments is None
 
 
-@pytest.mark.parametrize("value", ["0.2", True, -0.2, math.nan, math.inf])
-def test_wrong_coverage_penalties_are_named(model, value):
-    """A negative one would reward what is left out, and "never" would no longer be safe."""
-    with pytest.raises(ValueError, match="`coverage_penalty`"):
-        model.generate(**BATCHES["right"], num_beams=2, coverage_penalty=value)
-
-
 @pytest.mark.usefixtures("round_to")
 @pytest.mark.parametrize("side", ["left", "right"])
 def test_alignments_of_greedy_decoding(model, side):
@@ -744,38 +663,3 @@ def test_a_streamer_gets_what_it_gets_from_transformers(model, prefix):
     assert [piece.shape for piece in ours.pieces] == [piece.shape for piece in theirs.pieces]
     assert torch.cat([piece.view(-1) for piece in ours.pieces]).tolist() == output.sequences[0].tolist()
     assert ours.ended == 1
-
-
-@pytest.mark.parametrize(
-    "options",
-    [{"num_beams": 1}, {"num_beams": 4}, {"num_beams": 4, "num_return_sequences": 2}, {"num_beams": 3, **SHOWN}],
-    ids=str,
-)
-def test_progress_sums_up_to_the_number_of_sentences(model, options):
-    done = []
-    found = model.generate(**BATCHES["wide"], max_extra_length=3, progress=done.append, **options)
-    assert sum(done) == len(WIDE)
-    plain = model.generate(**BATCHES["wide"], max_extra_length=3, **options)
-    assert type(found) is type(plain)
-    if "output_scores" not in options:
-        assert torch.equal(found, plain)
-
-
-def test_progress_may_be_anything_that_is_called(model):
-    """Such as a bar's method, which can't be copied."""
-
-    class Bar:
-        count = 0
-
-        def update(self, number):
-            self.count += number
-
-        def __deepcopy__(self, memo):
-            raise TypeError("a bar can't be copied")
-
-    source = {"input_ids": torch.tensor([SOURCES[0]]), "max_extra_length": 4}
-    for options in ({"num_beams": 1}, {"num_beams": 3}, {"num_beams": 1, "assistant_model": lively_model(7).double()}):
-        bar = Bar()
-        found = model.generate(**source, **options, progress=bar.update)
-        assert torch.equal(found, model.generate(**source, **options))
-        assert bar.count == 1 or "assistant_model" in options

@@ -1,6 +1,5 @@
 """Searches of several batches at once give what each gives by itself."""
 
-import threading
 from unittest import mock
 
 import pytest
@@ -8,13 +7,13 @@ import torch
 from test_generation import SOURCES, lively_model, padded
 from test_incremental import CLOSE, IN_TWO_PRECISIONS, varied
 
+from hf_vanilla_transformer import engine
 from hf_vanilla_transformer.engine.decoding import generate as generate_module
 from hf_vanilla_transformer.engine.decoding import together as together_module
-from hf_vanilla_transformer.engine.decoding.generate import Call
 from hf_vanilla_transformer.engine.decoding.incremental import IncrementalDecoder, encode, step_together
-from hf_vanilla_transformer.engine.decoding.prepared import weights_of
 from hf_vanilla_transformer.engine.decoding.search import beam_search
-from hf_vanilla_transformer.engine.decoding.together import Postponed, together
+from hf_vanilla_transformer.engine.decoding.together import run_together
+from hf_vanilla_transformer.engine.decoding.weights import Weights
 
 # A translation has two tokens more than its source, at most: so the first sentence of each batch ends last.
 BATCHES = [[SOURCES[0] * 3, *SOURCES[first:], *SOURCES[:first]] for first in range(5)] + [SOURCES[:1]]
@@ -29,8 +28,9 @@ SETTINGS = {
 
 def decoder_of(model, sources, beams, side="right"):
     inputs = padded(sources, side)
-    memory = encode(weights_of(model), **inputs)
-    return IncrementalDecoder(weights_of(model), memory, inputs["attention_mask"], beams, keep_attention=True)
+    weights = Weights(model)
+    memory = encode(weights, **inputs)
+    return IncrementalDecoder(weights, memory, inputs["attention_mask"], beams, keep_attention=True)
 
 
 @IN_TWO_PRECISIONS
@@ -56,25 +56,34 @@ def test_steps_taken_together_are_those_of_each(name, dtype):
                 one.move([1, 0, 4, 4], [0, 2])
 
 
-def run(model, settings, is_together=True):
-    """Each batch's output, and how many searches took each step."""
-    widths = []
+def arguments_of(number, settings):
+    given = {**padded(BATCHES[number]), "return_dict_in_generate": True, "max_extra_length": 2, **settings}
+    if prompt := settings.get("decoder_input_ids"):
+        given["decoder_input_ids"] = torch.tensor([prompt] * len(BATCHES[number]))
+    return given
+
+
+def one_by_one(model, settings):
+    """Each batch's output."""
+    with engine.attach(model):
+        return [model.generate(**arguments_of(number, settings)) for number in range(len(BATCHES))]
+
+
+def together(model, settings, before=lambda number: None):
+    """Each batch's output, how many searches took each step, and the engine."""
+    widths, attached = [], engine.Engine(model)
 
     def step(decoders, tokens):
         widths.append(len(decoders))
         return step_together(decoders, tokens)
 
-    def generate(number):
-        inputs, given = padded(BATCHES[number]), dict(settings)
-        if prompt := given.pop("decoder_input_ids", None):
-            given["decoder_input_ids"] = torch.tensor([prompt] * len(BATCHES[number]))
-        return model.generate(**inputs, return_dict_in_generate=True, max_extra_length=2, **given)
+    def begin(number):
+        before(number)
+        return attached.begin(model, arguments_of(number, settings))
 
-    if not is_together:
-        return [generate(number) for number in range(len(BATCHES))], widths
     with mock.patch.object(together_module, "step_together", step):
-        outputs = dict(together(model, generate, range(len(BATCHES))))
-    return [outputs[number] for number in range(len(BATCHES))], widths
+        outputs = dict(run_together(begin, range(len(BATCHES))))
+    return [outputs[number] for number in range(len(BATCHES))], widths, attached
 
 
 def assert_same(found, expected):
@@ -88,108 +97,41 @@ def assert_same(found, expected):
 @pytest.mark.parametrize("name", SETTINGS)
 def test_outputs_are_those_of_each_call(name):
     model = varied()
-    expected, _ = run(model, SETTINGS[name], is_together=False)
-    found, widths = run(model, SETTINGS[name])
-    assert_same(found, expected)
+    found, widths, attached = together(model, SETTINGS[name])
+    assert_same(found, one_by_one(model, SETTINGS[name]))
     assert max(widths) >= 2  # they did run together
+    assert (attached.calls, attached.fallbacks) == (len(BATCHES), 0)
 
 
 def test_lists_that_transformers_has_to_fill_up():
     """Where a search ends with too few hypotheses, transformers' loop is asked at its end."""
-    model = varied()
-    expected, _ = run(model, SETTINGS["beams"], is_together=False)
+    model, settings = varied(), SETTINGS["beams"]
 
-    def short_search(*settings):
-        searches, attention = yield from beam_search(*settings)
+    def short_search(*arguments):
+        searches, attention = yield from beam_search(*arguments)
         for search in searches:
             del search.finished[1:]
         return searches, attention
 
-    with (
-        mock.patch.object(generate_module, "beam_search", short_search),
-        mock.patch.object(Call, "_by_transformers", autospec=True, side_effect=Call._by_transformers) as asked,
-    ):
-        found, _ = run(model, SETTINGS["beams"])
-    assert len(asked.mock_calls) == len(BATCHES)
+    with mock.patch.object(generate_module, "beam_search", short_search):
+        found, _, attached = together(model, settings)
+    assert attached.fallbacks == len(BATCHES)
+    expected = one_by_one(model, settings)
     assert [one.sequences.tolist() for one in found] == [one.sequences.tolist() for one in expected]
-
-
-def test_a_single_sentence_runs_by_itself():
-    """Its attention is folded."""
-    outputs = dict(together(varied(), lambda ids: varied().generate(torch.tensor([ids])), map(tuple, SOURCES[:2])))
-    for ids, output in outputs.items():
-        assert output.equal(varied().generate(torch.tensor([ids])))
-
-
-def test_a_model_that_the_engine_refuses_is_asked_as_ever():
-    model = lively_model()
-    expected, _ = run(model, {"num_beams": 2}, is_together=False)
-    handle = model.model.decoder.layers[0].register_forward_hook(lambda *_: None)
-    found, widths = run(model, {"num_beams": 2})
-    handle.remove()
-    assert not widths
-    assert [one.sequences.tolist() for one in found] == [one.sequences.tolist() for one in expected]
-
-
-@pytest.mark.parametrize("is_of_class", [True, False])
-def test_a_generate_of_the_users_gets_results(is_of_class):
-    """It may look at what `generate()` returns."""
-    model = lively_model()
-    plain = type(model).generate
-    expected, _ = run(model, {}, is_together=False)
-
-    def generate(*arguments, **options):
-        output = plain(model, **options)
-        output.sequences = output.sequences[:, 1:]
-        return output
-
-    if is_of_class:
-        model.__class__ = type("Own", (type(model),), {"generate": generate})
-    else:
-        model.generate = generate
-    found, widths = run(model, {})
-    assert not widths
-    assert [one.sequences.tolist() for one in found] == [one.sequences[:, 1:].tolist() for one in expected]
 
 
 def test_weights_that_change_between_batches_count_from_then_on():
-    model = lively_model()
-    expected = []
+    """The batches that have begun end with the old weights; transformers' loop takes the others."""
+    model, settings = lively_model(), {"num_beams": 2}
 
-    def generate(number):
-        if number == 3:
-            with torch.no_grad():
-                model.lm_head.weight.mul_(-1.0)
-        return model.generate(**padded(BATCHES[number]), max_new_tokens=9)
+    def change():
+        with torch.no_grad():
+            model.lm_head.weight.mul_(-1.0)
 
-    for _ in range(2):
-        expected.append([generate(number) for number in range(6)])
-    found = dict(together(model, generate, range(6)))  # the sign is now what it was at the beginning
-    assert all(found[number].equal(expected[0][number]) for number in range(6))
-    assert any(not one.equal(other) for one, other in zip(*expected, strict=True))
-
-
-def test_nothing_is_postponed_outside():
-    """Not after an error, not in another thread, not when the results are no longer wanted."""
-    model, seen = varied(), []
-
-    def ask():
-        seen.append(model.generate(**padded(SOURCES), max_new_tokens=3))
-
-    def generate(number):
-        if number == 2:
-            raise ValueError("two")
-        thread = threading.Thread(target=ask)
-        thread.start()
-        thread.join()
-        return model.generate(**padded(SOURCES), max_new_tokens=3)
-
-    with pytest.raises(ValueError, match="two"):
-        list(together(model, generate, range(3)))
-    ask()
-    outputs = together(model, generate, range(2))
-    next(outputs)
-    outputs.close()
-    ask()
-    assert not any(isinstance(one, Postponed) for one in seen)
-    assert len({tuple(one.flatten().tolist()) for one in seen}) == 1
+    before = one_by_one(model, settings)
+    found, _, attached = together(model, settings, lambda number: change() if number == 3 else None)
+    assert (attached.calls, attached.fallbacks, attached.is_on) == (3, len(BATCHES) - 3, False)
+    after = one_by_one(model, settings)
+    expected = [*before[:3], *after[3:]]
+    assert [one.sequences.tolist() for one in found] == [one.sequences.tolist() for one in expected]
+    assert all(one.sequences.tolist() != other.sequences.tolist() for one, other in zip(before, after, strict=True))

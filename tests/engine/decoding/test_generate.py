@@ -1,0 +1,236 @@
+"""A call of `generate()` with the engine attached: what it leaves to transformers' loop, and odd input."""
+
+import copy
+
+import pytest
+import torch
+from test_generation import BOS, EOS, PAD, SOURCES, OnlySevens, Recorder, StopAt, lively_model, padded
+from test_search import by_transformers, by_us, exact_model
+from transformers import (
+    DynamicCache,
+    EncoderDecoderCache,
+    GenerationConfig,
+    LogitsProcessorList,
+    MaxLengthCriteria,
+    StoppingCriteriaList,
+)
+
+from hf_vanilla_transformer import engine
+
+
+@pytest.fixture
+def model():
+    """Shared: tests leave it as it is."""
+    return exact_model()
+
+
+# ---- what is left to transformers ----
+
+
+def _cache():
+    return EncoderDecoderCache(DynamicCache(), DynamicCache())
+
+
+def _batch(change):
+    inputs = padded(SOURCES[:3])
+    change(inputs["attention_mask"])
+    return inputs
+
+
+def _encoded(as_tuple):
+    inputs = padded(SOURCES[:3])
+    encoded = exact_model().get_encoder()(**inputs)
+    given = {"encoder_outputs": (encoded.last_hidden_state,)} if as_tuple else {"encoder_outputs": encoded}
+    return {"input_ids": None, "attention_mask": inputs["attention_mask"] if as_tuple else None, **given}
+
+
+def _embedded():
+    inputs = padded(SOURCES[:3])
+    embeddings = exact_model().get_input_embeddings()(inputs["input_ids"]).detach()
+    return {"input_ids": None, "inputs_embeds": embeddings}
+
+
+def _decode(model, input_ids, **kwargs):
+    return input_ids
+
+
+SHOWING = {"return_dict_in_generate": True}
+# Why: what is said, beams, arguments.
+REASONS = {
+    "sampling": ("sample is not greedy", 1, lambda: {"do_sample": True, "temperature": 0.7}),
+    "sampling with beams": ("beam sample is not greedy", 3, lambda: {"do_sample": True, "temperature": 0.7}),
+    "a method of one's own": ("`custom_generate` is given", 1, lambda: {"custom_generate": _decode}),
+    "a processor": ("OnlySevens may look", 3, lambda: {"logits_processor": LogitsProcessorList([OnlySevens()])}),
+    "a processor of the source": ("may look at more than one row", 3, lambda: {"encoder_no_repeat_ngram_size": 1}),
+    "decay": ("ExponentialDecay", 3, lambda: {"exponential_decay_length_penalty": (2, 1.5)}),
+    "finite scores": ("InfNanRemove", 3, lambda: {"remove_invalid_values": True}),
+    "rising scores": ("scores may rise", 3, lambda: {"sequence_bias": [[[5], 4.0]], "early_stopping": "never"}),
+    "several forced ends": (
+        "several tokens are forced",
+        3,
+        lambda: {"forced_eos_token_id": [PAD, 5], "max_new_tokens": 3},
+    ),
+    "a criterion": ("StopAt may look", 1, lambda: {"stopping_criteria": StoppingCriteriaList([StopAt(18)])}),
+    "a limit of one's own": (
+        "MaxLengthCriteria is the caller's own",
+        3,
+        lambda: {"stopping_criteria": StoppingCriteriaList([MaxLengthCriteria(3)])},
+    ),
+    "a cache": ("`past_key_values` is given", 1, lambda: {"past_key_values": _cache()}),
+    "no cache": ("`use_cache` is off", 1, lambda: {"use_cache": False}),
+    "a static cache": ("`cache_implementation` is given", 3, lambda: {"cache_implementation": "static"}),
+    "a mask of the target": (
+        "`decoder_attention_mask` is given",
+        3,
+        lambda: padded([[BOS, 5, 9], [BOS, 13], [BOS, 4, 4]], "left", "decoder_"),
+    ),
+    **{
+        name: (f"`{name}` asks for what each step computes", beams, lambda name=name: {**SHOWING, name: True})
+        for name, beams in (("output_attentions", 3), ("output_hidden_states", 3), ("output_scores", 1))
+    },
+    "an empty source": ("all padding", 3, lambda: _batch(lambda mask: mask[1].zero_())),
+    "another mask": ("other values than 0 and 1", 3, lambda: _batch(lambda mask: mask.mul_(2))),
+    "embeddings": ("isn't token ids", 3, _embedded),
+    "an encoded tuple": ("is a tuple", 1, lambda: _encoded(as_tuple=True)),
+    "encoded without a mask": ("has no `attention_mask`", 3, lambda: _encoded(as_tuple=False)),
+    "several streamed sentences": ("several sentences are streamed", 1, lambda: {"streamer": Recorder()}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("reason", REASONS)
+def test_what_is_not_covered_is_left_to_transformers(model, reason):
+    """With the reason in a warning; an option of the engine is then an error, which names it too."""
+    said, num_beams, arguments = REASONS[reason]
+
+    def options():
+        return {**padded(SOURCES[:3]), "num_beams": num_beams, "max_extra_length": 2, **arguments()}
+
+    found = []
+    with engine.attach(model) as attached, torch.no_grad():
+        torch.manual_seed(0)
+        found.append(model.generate(**options()))
+        assert (attached.calls, attached.fallbacks) == (0, 1)
+        assert said in attached.last_reason
+        with pytest.raises(engine.EngineError, match="`output_alignments` needs the engine") as raised:
+            model.generate(**options(), output_alignments=True)
+        assert said in str(raised.value)
+    torch.manual_seed(0)
+    with torch.no_grad():
+        found.append(model.generate(**options()))
+    assert torch.equal(*(one if isinstance(one, torch.Tensor) else one.sequences for one in found))
+
+
+def test_assisted_decoding_is_transformers(model):
+    """Of a model with the engine, and by an assistant with one: its candidates come from a loop with a cache."""
+    helper = lively_model(7, encoder_layers=1, decoder_layers=1).double()
+    options = {"input_ids": torch.tensor(SOURCES[:1]), "num_beams": 1, "max_extra_length": 6}
+    expected = model.generate(**options)
+    with engine.attach(model) as attached, engine.attach(helper):
+        assert torch.equal(model.generate(**options, assistant_model=helper), expected)
+        assert torch.equal(model.generate(**options, prompt_lookup_num_tokens=2), expected)
+    assert (attached.calls, attached.fallbacks) == (0, 2)
+    assert "assisted generation is not" in attached.last_reason
+
+
+# ---- arguments ----
+
+
+def test_arguments_by_position_and_arguments_of_none(model):
+    """As transformers' own `generate()` takes them."""
+    inputs = padded(SOURCES)
+    expected = by_us(model, **inputs, num_beams=2, max_new_tokens=4).sequences
+    config = GenerationConfig(num_beams=2, max_new_tokens=4)
+    nothing = dict.fromkeys(("custom_generate", "streamer", "generation_config", "stopping_criteria"))
+    with engine.attach(model) as attached:
+        found = model.generate(inputs["input_ids"], config, attention_mask=inputs["attention_mask"])
+        assert torch.equal(found, expected)
+        assert torch.equal(model.generate(**inputs, num_beams=2, max_new_tokens=4, **nothing), expected)
+    assert attached.calls == 2
+
+
+def test_generating_leaves_the_callers_settings_alone(model):
+    own, before = GenerationConfig(num_beams=2, max_extra_length=1), model.generation_config.to_dict()
+    given, inputs = own.to_dict(), padded(SOURCES)
+    kept = copy.deepcopy(inputs)
+    by_us(model, **inputs, generation_config=own)
+    by_us(model, **inputs, gnmt_length_penalty=1.0, coverage_penalty=0.2)
+    assert (own.to_dict(), model.generation_config.to_dict()) == (given, before)
+    assert all(torch.equal(inputs[name], value) for name, value in kept.items())
+
+
+def test_options_of_the_generation_config(model):
+    """The engine's options may stand there too."""
+    options = {**padded(SOURCES), "num_beams": 3, "max_extra_length": 3}
+    expected = by_us(model, **options, coverage_penalty=0.4, output_alignments=True)
+    config = GenerationConfig(num_beams=3, max_extra_length=3, coverage_penalty=0.4, output_alignments=True)
+    found = by_us(model, **padded(SOURCES), generation_config=config)
+    assert torch.equal(found.sequences, expected.sequences)
+    assert torch.equal(found.alignments, expected.alignments)
+
+
+@pytest.mark.parametrize("value", ["0.2", True, -0.2, float("nan"), float("inf")])
+def test_wrong_coverage_penalties_are_named(model, value):
+    """A negative one would reward what is left out, and "never" would no longer be safe."""
+    with engine.attach(model), pytest.raises(ValueError, match=r"`coverage_penalty` is .*number from 0 up"):
+        model.generate(**padded(SOURCES), num_beams=2, coverage_penalty=value)
+
+
+@pytest.mark.parametrize(
+    ("own", "given"),
+    [({"do_sample": True, "num_beams": 1, "top_k": 0}, {}), ({"num_beams": 3}, {"do_sample": True})],
+    ids=str,
+)
+def test_what_a_callers_configuration_leaves_out_is_the_models(own, given):
+    """So this samples, from the model's whole distribution."""
+    model, options = (
+        lively_model(),
+        {**padded(SOURCES), "generation_config": GenerationConfig(max_new_tokens=9, **given)},
+    )
+    model.generation_config.update(**own)
+    with engine.attach(model) as attached:
+        torch.manual_seed(0)
+        found = model.generate(**options)
+    assert "sample is not greedy" in attached.last_reason
+    torch.manual_seed(0)
+    assert torch.equal(found, model.generate(**options))
+
+
+# ---- odd input ----
+
+
+@pytest.mark.parametrize("where", ["source", "prefix"])
+@pytest.mark.parametrize("num_beams", [1, 3])
+def test_ids_outside_of_the_vocabulary_are_named(model, where, num_beams):
+    wrong, right = torch.tensor([[5, 99, EOS]]), torch.tensor([SOURCES[0]])
+    inputs = {"input_ids": wrong} if where == "source" else {"input_ids": right, "decoder_input_ids": wrong}
+    with engine.attach(model), pytest.raises(IndexError, match=r"Token ids go from .*99.*, but the vocabulary has 24"):
+        model.generate(**inputs, num_beams=num_beams)
+
+
+def test_a_source_beyond_the_table_of_positions():
+    short = lively_model(max_position_embeddings=16).double()
+    options = {"input_ids": (torch.arange(150) % 20 + 3)[None], "num_beams": 2, "max_new_tokens": 20}
+    assert torch.equal(by_us(short, **options).sequences, by_transformers(short, **options).sequences)
+
+
+@pytest.mark.parametrize("num_beams", [1, 3])
+def test_learned_positions_limit_the_length(num_beams):
+    learned = exact_model(position_encoding="learned", max_position_embeddings=12)
+    options = {**padded([SOURCES[0], SOURCES[3]]), "num_beams": num_beams, "suppress_tokens": [EOS]}
+    found = by_us(learned, **options, max_extra_length=5).sequences
+    assert torch.equal(found, by_transformers(learned, **options, max_extra_length=5).sequences)
+    assert found.shape[1] == 12
+    with engine.attach(learned), pytest.raises(ValueError, match=r"12 learned positions .*Truncate"):
+        learned.generate(**options, max_new_tokens=20)
+
+
+@pytest.mark.parametrize("shape", [(0, 5), (1, 0)], ids=["no sentence", "no token"])
+def test_nothing_can_not_be_translated(model, shape):
+    with engine.attach(model), pytest.raises((RuntimeError, ValueError), match="0"):
+        model.generate(torch.zeros(*shape, dtype=torch.long))
+
+
+@pytest.mark.parametrize("wrong", [{"max_extra_lenght": 3}, {"num_return_sequences": 5}], ids=str)
+def test_what_transformers_refuses_is_refused(model, wrong):
+    with engine.attach(model), pytest.raises(ValueError, match=next(iter(wrong))):
+        model.generate(torch.tensor([SOURCES[0]]), **wrong)

@@ -1,0 +1,121 @@
+"""Which models the engine refuses, and what it says of them."""
+
+import functools
+
+import pytest
+import torch
+from test_generation import lively_model
+from torch import nn
+from transformers.pytorch_utils import Conv1D
+
+from hf_vanilla_transformer import VanillaTransformerForConditionalGeneration, engine
+from hf_vanilla_transformer.evaluation.translation import ensemble
+
+
+class Derived(VanillaTransformerForConditionalGeneration):
+    pass
+
+
+class Halved(nn.Linear):
+    def forward(self, x):
+        return super().forward(x) / 2
+
+
+def _networks(model):
+    return [layer.feed_forward for layer in model.model.decoder.layers]
+
+
+def _put_in(make, model):
+    """Replaces a map of each layer."""
+    for network in _networks(model):
+        network.fc2 = make(network.fc2)
+
+
+def _put_norm_in(norm, model):
+    model.model.decoder.layer_norm = norm
+
+
+def _hook(model):
+    _networks(model)[0].register_forward_hook(lambda module, args, output: output * 3)
+
+
+def _patch(model):
+    network = _networks(model)[0]
+    network.forward = functools.partial(lambda plain, x: 3 * plain(x), network.forward)
+
+
+def _mix_types(model):
+    _networks(model)[1].to(torch.bfloat16)
+
+
+def _scale(model):
+    model.model.encoder.layers[0].self_attn.head_dim = 4
+
+
+def _move_norm(model):
+    model.config.norm_position = "pre"
+
+
+def _renormalise(model):
+    model.model.decoder.embed_tokens.max_norm = 1.0
+
+
+NORMED = {"norm_position": "pre", "final_layer_norm": True}
+CHANGES = {
+    "a subclass": (lambda model: setattr(model, "__class__", Derived), {}, "Derived is not"),
+    "a hook": (_hook, {}, "FeedForward has hooks"),
+    "a patched module": (_patch, {}, "FeedForward has a forward of its own"),
+    "a foreign map": (functools.partial(_put_in, lambda old: Halved(48, 32)), {}, "Halved is not one"),
+    "a parametrized map": (functools.partial(_put_in, nn.utils.parametrizations.weight_norm), {}, "ParametrizedLinear"),
+    "a map of transformers'": (functools.partial(_put_in, lambda old: Conv1D(32, 48)), {}, "Conv1D is not one"),
+    "a map left out": (functools.partial(_put_in, lambda old: nn.Identity()), {}, "Identity is not one"),
+    "another norm": (functools.partial(_put_norm_in, nn.RMSNorm(32)), NORMED, "RMSNorm is not one"),
+    "a norm without bias": (functools.partial(_put_norm_in, nn.LayerNorm(32, bias=False)), NORMED, "no weight or bias"),
+    "no layers": (lambda model: setattr(model.model.decoder, "layers", nn.ModuleList()), {}, "has no layers"),
+    "another head size": (_scale, {}, "is not as the others|another number of heads"),
+    "norms elsewhere": (_move_norm, {}, "norms stand elsewhere"),
+    "renormalised embeddings": (_renormalise, {}, "renormalised"),
+    "an attention of one's own": (lambda model: setattr(model.config, "_attn_implementation", "own"), {}, "is own"),
+    "several types": (_mix_types, {}, "several devices or types"),
+    "nothing in memory": (lambda model: model.to("meta"), {}, "on meta"),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_models_that_are_refused(change):
+    apply, fields, said = CHANGES[change]
+    model = lively_model(**fields)
+    assert engine.unsupported_reason(model) is None
+    apply(model)
+    with pytest.raises(engine.EngineError, match=f"can't be attached to this model: .*({said})"):
+        engine.attach(model)
+    assert model.engine is None
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_a_members_reason_is_the_ensembles(number):
+    models = [lively_model(3), lively_model(7)]
+    _hook(models[number])
+    tokenizer = type("Tokenizer", (), {"get_vocab": staticmethod(dict)})()
+    assert "FeedForward has hooks" in engine.unsupported_reason(ensemble(models, [tokenizer] * 2))
+
+
+def test_a_model_that_has_shown_its_attention_is_supported():
+    """transformers' hooks that collect outputs stay on the modules, and do nothing unless asked."""
+    model, ids = lively_model(), torch.tensor([[5, 9]])
+    model(input_ids=ids, decoder_input_ids=ids, output_attentions=True, output_hidden_states=True)
+    assert any(module._forward_hooks for module in model.modules())
+    assert engine.unsupported_reason(model) is None
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+def test_compute_types_are_those_of_the_weights_or_int8(dtype):
+    model, name = lively_model().to(dtype), str(dtype).removeprefix("torch.")
+    for compute_type, said in (
+        ("int8", f"int8 needs a model in float32 on a CPU, and this one is in {name} on cpu"),
+        ("float32", f"its weights are in {name}; load it with dtype=float32"),
+        ("int4", "compute_type is 'int4'; choose one of 'default', 'float32'"),
+    ):
+        with pytest.raises(engine.EngineError, match=said):
+            engine.attach(model, compute_type)
+    assert engine.attach(model, name).compute_type == engine.attach(model).compute_type == name
