@@ -27,8 +27,8 @@ def warn_of_other_code(model: Any) -> None:
     if differing:
         logger.warning_once(
             f"{name} has code of its own that differs from hf_vanilla_transformer's: {', '.join(differing)}. It was "
-            "edited, or saved by another version. The package is imported, so its code runs. To run the checkpoint's own, "
-            "load it with `trust_remote_code=True` in a process that doesn't import the package, or by "
+            "edited, or saved by another version. The package is imported, so its code runs. To run the checkpoint's "
+            "own, load it with `trust_remote_code=True` in a process that doesn't import the package, or by "
             "`transformers.dynamic_module_utils."
             'get_class_from_dynamic_module("modeling_vanilla_transformer.VanillaTransformerForConditionalGeneration", '
             f'"{name}").from_pretrained("{name}")`.'
