@@ -343,7 +343,7 @@ def test_out_of_memory_names_the_fix(run, tiny_checkpoint, monkeypatch):
 
 
 def test_ctrl_c_ends_quietly(run, tiny_checkpoint, monkeypatch):
-    def interrupted(*arguments):
+    def interrupted(*arguments, **options):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(translate, "load_translator", interrupted)

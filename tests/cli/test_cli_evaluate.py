@@ -167,7 +167,7 @@ def test_length_penalties_are_rows_of_a_model_that_is_loaded_once(run, checkpoin
     model.save_pretrained("ending")
     tokenizer.save_pretrained("ending")
     load, loads = evaluate.load_ensemble, []
-    monkeypatch.setattr(evaluate, "load_ensemble", lambda *args: loads.append(args) or load(*args))
+    monkeypatch.setattr(evaluate, "load_ensemble", lambda *args, **kwargs: loads.append(args) or load(*args, **kwargs))
     options = ["--num-beams", 4, "--significance", "--json", "rows.json", "--length-penalty", "0", "5"]
     code, out, err = run(*options, models=["ending"])
     assert (code, err, len(loads)) == (0, "", 1)

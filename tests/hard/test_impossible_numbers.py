@@ -54,7 +54,7 @@ def _name(option):
 @pytest.mark.parametrize("option", OPTIONS)
 def test_the_limit_itself_is_allowed(command, monkeypatch, tiny_checkpoint, option):
     loaded = []
-    monkeypatch.setattr(translate, "load_translator", lambda *arguments: loaded.append(arguments) or 1 / 0)
+    monkeypatch.setattr(translate, "load_translator", lambda *given, **options: loaded.append(given) or 1 / 0)
     command("translate", "--model", tiny_checkpoint, option, LIMITS[_name(option)].largest, "nine")
     assert loaded
 

@@ -427,7 +427,7 @@ def test_options_that_make_no_sense(checkpoint, tokenizer):
 
 def test_it_says_what_it_is(checkpoint, tokenizer):
     translator = Translator(checkpoint, "cpu", "int8")
-    assert repr(translator) == f"Translator({str(checkpoint)!r}, device='cpu', compute_type='int8')"
+    assert repr(translator) == f"Translator({str(checkpoint)!r}, device='cpu', compute_type='int8', backend='engine')"
     assert (translator.device, translator.compute_type) == (torch.device("cpu"), "int8")
     assert "VanillaTransformerForConditionalGeneration" in repr(Translator(new_model(300), tokenizer=tokenizer))
 
@@ -726,7 +726,7 @@ def test_the_command_translates_paragraphs_and_into_a_language(many, checkpoint,
 
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"")))
     monkeypatch.setattr("hf_vanilla_transformer.engine.keep_freed_memory", lambda: None)
-    monkeypatch.setattr("hf_vanilla_transformer.cli.translate.load_translator", lambda *arguments: many)
+    monkeypatch.setattr("hf_vanilla_transformer.cli.translate.load_translator", lambda *arguments, **options: many)
     command = ["translate", "--model", str(checkpoint), "--max-new-tokens", "6"]
     assert cli.main([*command, "--target-lang", "fra", "A man is riding."]) == 0
     assert capsys.readouterr().out == many(">>fra<< A man is riding.", **FEW).replace("\n", " ") + "\n"
@@ -745,7 +745,7 @@ def test_the_command_translates_paragraphs_and_into_a_language(many, checkpoint,
 def test_evaluate_wants_a_target_language_too(many, capsys, monkeypatch, tmp_path):
     from hf_vanilla_transformer import cli
 
-    monkeypatch.setattr("hf_vanilla_transformer.cli.common.load_translator", lambda *arguments: many)
+    monkeypatch.setattr("hf_vanilla_transformer.cli.common.load_translator", lambda *arguments, **options: many)
     (tmp_path / "config.json").write_text("{}")
     for name in ("source", "reference"):
         (tmp_path / name).write_text("A man is riding.\n")
