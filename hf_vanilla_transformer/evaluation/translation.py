@@ -446,7 +446,7 @@ def _begin(
     # transformers' beam search gives scores of sequences only with those of every step.
     scores = {"output_scores": True} if options.get("num_return_sequences") else {}
     attached = vars(model).get("engine")  # not that of a model with adapters below
-    if isinstance(attached, Engine):
+    if isinstance(attached, Engine) and "generate" not in vars(model):  # the user's own
         return attached.begin(model, {**batch, **options}, scores)
     return model.generate(**batch, **options, **scores)
 

@@ -432,6 +432,14 @@ def test_it_says_what_it_is(checkpoint, tokenizer):
     assert "VanillaTransformerForConditionalGeneration" in repr(Translator(new_model(300), tokenizer=tokenizer))
 
 
+def test_a_generate_of_the_users_own_is_called(checkpoint, expected):
+    translator, calls = Translator(checkpoint, "cpu"), []
+    generate = translator.model.generate
+    translator.model.generate = lambda *args, **kwargs: calls.append(1) or generate(*args, **kwargs)
+    assert translator(TEXTS, **SHORT) == expected
+    assert calls
+
+
 @pytest.mark.parametrize("compute_type", ["default", "float32", "int8"])
 def test_a_loaded_model_has_the_engine(checkpoint, expected, compute_type):
     translator = Translator(checkpoint, "cpu", compute_type)
