@@ -170,8 +170,8 @@ def attach(model: Any, compute_type: str = "default", *, allow_autocast: bool = 
         engine.attach(model)  # until engine.detach(model)
         with engine.attach(model, compute_type="int8"): ...  # inside of the `with` alone
 
-    While it is attached, weights and settings of the model are constants: see `engine.attach` (the module) for what is
-    noticed, and what isn't: single elements written through `.data` or NumPy, changed settings of modules (`eps`,
+    While it is attached, weights and settings of the model are constants: `engine.attachment` says what is noticed.
+    Not noticed are single elements written through `.data` or NumPy, changed settings of modules (`eps`,
     `scaling`), patched functions or classes of torch and transformers.
 
     Args:
@@ -197,7 +197,7 @@ def attach(model: Any, compute_type: str = "default", *, allow_autocast: bool = 
 
 
 class detach:  # noqa: N801  # a function that may stand in a `with`
-    """Takes the engine off a model; in a `with`, it is attached again at the end, with weights prepared anew.
+    """Takes the engine off a model; in a `with`, it is attached again at the end, with its weights prepared again.
 
         engine.detach(model)
         with engine.detach(model): ...

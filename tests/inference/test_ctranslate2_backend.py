@@ -11,9 +11,10 @@ from itertools import chain
 import pytest
 import torch
 from opus_mt import marian_tokenizer, opus_mt_folder
+from test_translator import new_model
 from transformers import AutoTokenizer, MarianMTModel, T5Config, T5ForConditionalGeneration
 
-from hf_vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration, cli
+from hf_vanilla_transformer import cli
 from hf_vanilla_transformer.demo.local import translated_by
 from hf_vanilla_transformer.evaluation.loading import CheckpointError
 from hf_vanilla_transformer.evaluation.translation import score_pairs
@@ -34,20 +35,6 @@ TEXTS = [
 ]
 # Sums of log-probabilities in float32, which both compute in other orders.
 CLOSE = 1e-4
-
-
-def new_model(vocab_size, **fields):
-    """A random model whose translations depend on the source and end."""
-    torch.manual_seed(3)
-    config = VanillaTransformerConfig(
-        vocab_size=vocab_size, d_model=16, encoder_layers=1, decoder_layers=2, encoder_attention_heads=2,
-        decoder_attention_heads=2, encoder_ffn_dim=24, decoder_ffn_dim=24, output_bias=True,
-        tie_word_embeddings=False, **fields,
-    )  # fmt: skip
-    model = VanillaTransformerForConditionalGeneration(config).eval()
-    model.lm_head.weight.data *= 2
-    model.lm_head.bias.data[config.eos_token_id] = 3.0
-    return model
 
 
 @pytest.fixture(scope="module")

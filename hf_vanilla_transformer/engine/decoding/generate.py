@@ -144,7 +144,7 @@ class Request:
         return None
 
     def memories(self, weights: Sequence[Weights]) -> list[Tensor]:
-        """Returns the encoder's output of each model, (B, S, d_model), which is computed here where it isn't given."""
+        """Returns the encoder's output of each model, (B, S, d_model); where it isn't given, it is computed here."""
         encoded, (ids, mask) = self.arguments.get("encoder_outputs"), self.source
         if encoded is not None:
             outputs = [value for value in encoded.values() if isinstance(value, Tensor)]
