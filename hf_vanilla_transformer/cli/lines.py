@@ -2,8 +2,8 @@
 
 import io
 import os
+import select
 import stat
-import threading
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator
@@ -125,111 +125,59 @@ def _is_full(window: list[str], size: int) -> bool:
 
 
 def _of_stream(file: Any, name: str) -> Iterator[list[str]]:
-    """Starts to read and returns the windows: what has come whenever one is asked for, at least a line.
+    """Yields the lines that have come whenever a window is asked for: at least one, and what follows within `GRACE`.
 
     Args:
-        file: Opened without a buffer. A thread that waits for a buffered file at the program's end would crash it.
+        file: Opened in binary mode without a buffer, so that a read returns what is there.
         name: The file's, for errors.
+
+    Raises:
+        UsageError: A line is not UTF-8 or has no end; those before it have been yielded.
+        OSError: It can't be read.
     """
-    ahead = _Ahead(file, name)
-    threading.Thread(target=ahead.read, daemon=True).start()  # nobody waits for it at the program's end
-    return ahead.windows()
+    from ..data.formats import LONGEST_LINE, CorpusError, decode_lines
 
-
-class _Ahead:
-    """Lines that a thread reads ahead: about a window of them, at most.
-
-    Args:
-        file: A binary file without a buffer.
-        name: The file's, for errors.
-    """
-
-    def __init__(self, file: Any, name: str) -> None:
-        self.file, self.name = file, name
-        self.changed = threading.Condition()
-        self.lines: list[str] = []
-        self.size = 0  # of these lines
-        self.end: Exception | None = None  # EOFError, or what went wrong
-
-    def read(self) -> None:
-        """Reads to the end, pausing while a window waits; runs in a thread."""
-        end: Exception
-        try:
-            for lines in self._decoded():
-                with self.changed:
-                    self.lines += lines
-                    self.size += sum(map(len, lines))
-                    self.changed.notify_all()
-                    self.changed.wait_for(lambda: not _is_full(self.lines, self.size))
-            end = EOFError()
-        except Exception as error:
-            end = error
-        with self.changed:
-            self.end = end
-            self.changed.notify_all()
-
-    def windows(self) -> Iterator[list[str]]:
-        """Yields what has come; then raises what went wrong, if anything did.
-
-        Raises:
-            UsageError: A line is not UTF-8 or has no end; those before it have been yielded.
-            OSError: It can't be read.
-        """
-        from ..data.formats import CorpusError
-
-        while window := self._window():
-            yield window
-        if isinstance(self.end, CorpusError):
-            raise UsageError(str(self.end)) from self.end
-        if self.end is not None and not isinstance(self.end, EOFError):
-            raise self.end
-
-    def _window(self) -> list[str]:
-        """Waits for a line and, shortly, for more; nothing at the end."""
-        with self.changed:
-            while not self.lines and self.end is None:
-                self.changed.wait(0.5)  # not for ever, during which Windows would not let Ctrl-C through
-            self.changed.wait_for(lambda: self.end is not None or _is_full(self.lines, self.size), GRACE)
-            window, self.lines, self.size = self.lines, [], 0
-            self.changed.notify_all()
-        return window
-
-    def _decoded(self) -> Iterator[list[str]]:
-        """Yields lines as they come; those before one that can't be decoded, too."""
-        from ..data.formats import CorpusError, decode_lines
-
-        raw: deque[bytes] = deque()
-        decoded = decode_lines(iter(raw.popleft, None), self.name)
-        for block in self._blocks():
-            raw.extend(block)
-            lines: list[str] = []
-            try:
-                for _ in block:
-                    lines.append(next(decoded))
-            except CorpusError:
-                yield lines
-                raise
-            yield lines
-
-    def _blocks(self) -> Iterator[list[bytes]]:
-        """Yields the lines that have come since the last ones, with their ends."""
-        from ..data.formats import LONGEST_LINE, CorpusError
-
-        begun, size, number = [b""], 0, 1  # parts of a line without its end
-        while (chunk := self.file.read(BYTES_AT_ONCE)) != b"":
-            if chunk is None:  # nothing has come, and the file doesn't wait
-                time.sleep(GRACE)
-                continue
-            whole, end, rest = chunk.rpartition(b"\n")
-            if end:
-                block = io.BytesIO(b"".join([*begun, whole, end])).readlines()
-                yield block
-                begun, size, number = [], 0, number + len(block)
-            begun.append(rest)
-            size += len(rest)
-            if size > LONGEST_LINE:
+    raw: deque[bytes] = deque()
+    decoded = decode_lines(iter(raw.popleft, None), name)
+    window: list[str] = []
+    size, number, rest = 0, 1, b""
+    try:
+        while chunk := _read(file):
+            *whole, rest = (rest + chunk).split(b"\n")
+            raw.extend(line + b"\n" for line in whole)
+            for _ in whole:
+                window.append(next(decoded))
+            size, number = size + len(chunk), number + len(whole)
+            if len(rest) > LONGEST_LINE:
                 raise CorpusError(
-                    f"{self.name}:{number}: the line has no end within {LONGEST_LINE:,} bytes; give a sentence per line"
+                    f"{name}:{number}: the line has no end within {LONGEST_LINE:,} bytes; give a sentence per line"
                 )
-        if size:
-            yield [b"".join(begun)]
+            if window and (_is_full(window, size) or not _has_more(file)):
+                yield window
+                window, size = [], 0
+        if rest:
+            raw.append(rest)
+            window.append(next(decoded))
+    except (CorpusError, OSError) as error:
+        if window:
+            yield window
+        if isinstance(error, CorpusError):
+            raise UsageError(str(error)) from error
+        raise
+    if window:
+        yield window
+
+
+def _read(file: Any) -> bytes:
+    """Returns what has come, b"" at the end."""
+    while (chunk := file.read(BYTES_AT_ONCE)) is None:  # nothing has come, and the file doesn't wait
+        time.sleep(GRACE)
+    return bytes(chunk)
+
+
+def _has_more(file: Any) -> bool:
+    """Whether more comes within `GRACE`. False where the system can't tell: Windows, for a pipe."""
+    try:
+        return bool(select.select([file], [], [], GRACE)[0])
+    except (OSError, ValueError):
+        return False
