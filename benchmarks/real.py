@@ -18,10 +18,10 @@ from typing import Any
 import numpy as np
 from transformers import AutoTokenizer
 
-from hf_vanilla_transformer.evaluation.limits import BATCH_TOKENS
-from hf_vanilla_transformer.evaluation.metrics import corpus_bleu
-from hf_vanilla_transformer.evaluation.translation import batches
 from hf_vanilla_transformer.interop.convert import convert
+from hf_vanilla_transformer.metrics import corpus_bleu
+from hf_vanilla_transformer.translation.decoding import batches
+from hf_vanilla_transformer.translation.limits import BATCH_TOKENS
 
 from .decoding import Variants, decoding_entrants, environments
 from .report import Report, Table, compare, count_different

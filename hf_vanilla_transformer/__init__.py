@@ -30,7 +30,7 @@ MODULES = {
     "PRESETS": "configuration_vanilla_transformer",
     "DictionaryTokenizerFast": "tokenization_dictionary",
     "OpusMTTokenizerFast": "tokenization_opus_mt",
-    "Translator": "inference.translator",
+    "Translator": "translation.translator",
     "VanillaTransformerTrainer": "training.trainer",
     "VanillaTransformerTrainingArguments": "training.recipe",
     "from_marian": "interop.marian",
@@ -38,7 +38,6 @@ MODULES = {
 
 if TYPE_CHECKING:
     from .configuration_vanilla_transformer import PRESETS, VanillaTransformerConfig
-    from .inference.translator import Translator
     from .interop.marian import from_marian
     from .modeling_vanilla_transformer import (
         VanillaTransformerDecoder,
@@ -52,6 +51,7 @@ if TYPE_CHECKING:
     from .tokenization_vanilla_transformer import VanillaTransformerTokenizer, VanillaTransformerTokenizerFast
     from .training.recipe import VanillaTransformerTrainingArguments
     from .training.trainer import VanillaTransformerTrainer
+    from .translation.translator import Translator
 
 
 def __getattr__(name: str) -> Any:
@@ -71,7 +71,7 @@ def register() -> None:
     from transformers import AutoConfig, AutoModel, AutoModelForSeq2SeqLM, AutoTokenizer
 
     tokenizer_names = ("DictionaryTokenizerFast", "OpusMTTokenizerFast", "VanillaTransformerTokenizerFast")
-    from .inference import register_pipeline
+    from .translation import register_pipeline
 
     config_class = __getattr__("VanillaTransformerConfig")
     model_class = __getattr__("VanillaTransformerModel")

@@ -25,7 +25,7 @@ MODULES = (
     "hf_vanilla_transformer.engine",
     "hf_vanilla_transformer.data",
     "hf_vanilla_transformer.evaluation",
-    "hf_vanilla_transformer.inference",
+    "hf_vanilla_transformer.translation",
     "hf_vanilla_transformer.interop",
     "hf_vanilla_transformer.publish",
     "hf_vanilla_transformer.training",

@@ -16,8 +16,8 @@ import ctranslate2
 import torch
 
 from hf_vanilla_transformer import Translator
-from hf_vanilla_transformer.evaluation.metrics import corpus_bleu
 from hf_vanilla_transformer.interop.ctranslate2 import never_chosen
+from hf_vanilla_transformer.metrics import corpus_bleu
 
 BATCH = 32
 

@@ -12,9 +12,9 @@ from pathlib import Path
 import torch
 
 from hf_vanilla_transformer import VanillaTransformerForConditionalGeneration
-from hf_vanilla_transformer.data.files import write_text
-from hf_vanilla_transformer.evaluation.metrics import Score
-from hf_vanilla_transformer.publish.model_card import Evaluation, RunFacts, Sample, fill_model_card
+from hf_vanilla_transformer.checkpoints.files import write_text
+from hf_vanilla_transformer.hub.model_card import Evaluation, RunFacts, Sample, fill_model_card
+from hf_vanilla_transformer.metrics import Score
 from hf_vanilla_transformer.training.recipe import parse_recipe
 from hf_vanilla_transformer.training.trainer import recipe_of
 

@@ -11,10 +11,10 @@ import argparse
 from collections.abc import Sequence
 
 from hf_vanilla_transformer import Translator
-from hf_vanilla_transformer.evaluation.attention import Attention, attention_of
-from hf_vanilla_transformer.publish.drawing import Axes, colour_bar, heat_map, name_panel, new_figure
-from hf_vanilla_transformer.publish.plotting import draw_curve, save_figure
+from hf_vanilla_transformer.plots.curves import draw_curve, save_figure
+from hf_vanilla_transformer.plots.drawing import Axes, colour_bar, heat_map, name_panel, new_figure
 from hf_vanilla_transformer.training.run_folder import read_log
+from hf_vanilla_transformer.translation.attention import Attention, attention_of
 
 WIDTH, HEIGHT = 1000 / 120, 3.9  # inches: 1,000 pixels at the resolution of `save_figure`
 

@@ -25,11 +25,11 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from transformers import GenerationConfig, MarianConfig, MarianMTModel, MarianTokenizer, set_seed
 
+from hf_vanilla_transformer.checkpoints.files import replacing
 from hf_vanilla_transformer.data.batching import TokenBudgetBatchSampler
-from hf_vanilla_transformer.data.files import replacing
 from hf_vanilla_transformer.engine import keep_freed_memory
-from hf_vanilla_transformer.evaluation.metrics import corpus_bleu
-from hf_vanilla_transformer.evaluation.translation import translate
+from hf_vanilla_transformer.metrics import corpus_bleu
+from hf_vanilla_transformer.translation.decoding import translate
 
 STATE = "training_state.pt"
 COOLDOWN = 0.2  # the share of the time, at its end, in which the learning rate falls to 0

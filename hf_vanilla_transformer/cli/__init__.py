@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 from .. import __version__
-from ..data.messages import did_you_mean, first_line, is_out_of_memory
+from ..errors import did_you_mean, first_line, is_out_of_memory
 from . import average, card, convert, demo, evaluate, export, info, plot, push, score, train, translate
 from .common import PROGRAM, RunError, UsageError, add_debug, wanted_memory
 

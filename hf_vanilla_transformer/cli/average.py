@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..data.messages import first_line
+from ..errors import first_line
 from .common import RunError, UsageError, positive
 
 if TYPE_CHECKING:
@@ -49,8 +49,8 @@ def _average(arguments: argparse.Namespace) -> None:
     from transformers.utils import logging
 
     from .. import register
-    from ..training.averaging import average_checkpoints
-    from ..training.checkpoints import last_complete_checkpoints
+    from ..checkpoints.averaging import average_checkpoints
+    from ..checkpoints.completeness import last_complete_checkpoints
 
     register()
     logging.disable_progress_bar()
@@ -82,7 +82,7 @@ def _output(arguments: argparse.Namespace) -> Path:
 
 def _named(checkpoints: "Sequence[Path]") -> str:
     """Describes what was averaged: by steps if all are a Trainer's checkpoints, by folders otherwise."""
-    from ..training.checkpoints import step_of
+    from ..checkpoints.completeness import step_of
 
     steps = [step_of(checkpoint) for checkpoint in checkpoints]
     count = f"{len(checkpoints)} checkpoint{'s' if len(checkpoints) > 1 else ''}"

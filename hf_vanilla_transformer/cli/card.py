@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from .common import RunError, UsageError
 
 if TYPE_CHECKING:
-    from ..publish.model_card import RunFacts
+    from ..hub.model_card import RunFacts
 
 
 def _pattern(pattern: str, what: str) -> Any:
@@ -91,9 +91,9 @@ def _card(arguments: argparse.Namespace) -> None:
         if file.exists() and not arguments.overwrite:
             raise UsageError(f"{file} exists; give --overwrite to replace it")
 
-    from ..data.files import write_text
-    from ..publish.facts import CardError, eval_results, read_facts
-    from ..publish.model_card import CARD, save_card
+    from ..checkpoints.files import write_text
+    from ..hub.facts import CardError, eval_results, read_facts
+    from ..hub.model_card import CARD, save_card
 
     try:
         facts, note = read_facts(folder)

@@ -10,13 +10,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..data.messages import first_line, is_out_of_memory
-from ..evaluation.limits import BATCH_TOKENS, LIMITS, MAX_SOURCE_TOKENS, check_generation
+from ..errors import first_line, is_out_of_memory
+from ..translation.limits import BATCH_TOKENS, LIMITS, MAX_SOURCE_TOKENS, check_generation
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-    from ..inference.translator import Translator
+    from ..translation.translator import Translator
 
 PROGRAM = "vanilla-transformer"
 
@@ -245,8 +245,8 @@ def decoding_options(arguments: argparse.Namespace, model: "PreTrainedModel") ->
     Raises:
         UsageError: Options contradict each other, or the model has no such option.
     """
-    from ..evaluation.translation import OtherModel
     from ..generation_vanilla_transformer import DecodingMixin
+    from ..translation.decoding import OtherModel
 
     given = {"num_beams": arguments.num_beams, "max_new_tokens": arguments.max_new_tokens}
     own = {
@@ -341,7 +341,7 @@ def check_model_name(name: str, option: str = "--model") -> None:
     elif not re.fullmatch(r"\w[\w.-]*(/\w[\w.-]*)?", name):
         raise UsageError(f"{name} does not exist; {fix}")
     else:
-        from ..data.hub import HubError, check_model_on_hub
+        from ..data.hub_names import HubError, check_model_on_hub
 
         try:
             check_model_on_hub(name)
@@ -393,9 +393,9 @@ def load_translator(
     from transformers.utils import logging
 
     from .. import engine, register
-    from ..data.hub import HubError
-    from ..evaluation.loading import CheckpointError
-    from ..inference.translator import DeviceError, Translator
+    from ..checkpoints.loading import CheckpointError
+    from ..data.hub_names import HubError
+    from ..translation.translator import DeviceError, Translator
 
     register()
     logging.set_verbosity_error()  # standard error is for what the user can fix
@@ -440,8 +440,8 @@ def load_ensemble(
         UsageError: As for `load_translator`, or the models can't be combined.
     """
     from ..engine import detach
-    from ..evaluation.translation import ensemble
-    from ..inference.translator import attach_where_supported
+    from ..translation.decoding import ensemble
+    from ..translation.translator import attach_where_supported
 
     loaded = [load_translator(name, device, dtype, trust_remote_code, compute_type, **options) for name in names]
     if len(loaded) > 1 and (other := next((one for one in loaded if one.backend != "engine"), None)):

@@ -3,7 +3,7 @@
 import argparse
 from pathlib import Path
 
-from ..data.messages import first_line
+from ..errors import first_line
 from .common import RunError, UsageError, loading
 
 SYSTEMS = {
@@ -44,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _convert(arguments: argparse.Namespace) -> None:
     """Converts and says where the result is."""
-    from ..data.hub import HubError, check_model_on_hub
+    from ..data.hub_names import HubError, check_model_on_hub
 
     try:
         is_local = Path(arguments.source).exists() or not check_model_on_hub(arguments.source)

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..data.messages import first_line
+from ..errors import first_line
 from .common import (
     PROGRAM,
     UsageError,
@@ -128,7 +128,7 @@ def _show(arguments: argparse.Namespace) -> None:
 def _translated(name: str, arguments: argparse.Namespace) -> "Model":
     """Loads a model for the page; attention weights are always those of the model in PyTorch."""
     from ..demo.local import translated_by
-    from ..inference.ctranslate2 import is_exported
+    from ..translation.ctranslate2 import is_exported
 
     if is_exported(name):
         raise UsageError(f"{name} was exported, and the page shows attention weights; give --model the model itself")
@@ -161,7 +161,7 @@ def _check_space(arguments: argparse.Namespace) -> None:
 
 def _write(arguments: argparse.Namespace) -> None:
     from ..demo.space import source_of, write_space
-    from ..publish.hub import PublishError
+    from ..hub.upload import PublishError
 
     with loading(), decoding_errors():
         for name in arguments.model:  # a Space with a model that can't be loaded would only fail later

@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from ..data.files import write_text
-from ..data.messages import first_line
-from ..evaluation.limits import BATCH_TOKENS
+from ..checkpoints.files import write_text
+from ..errors import first_line
+from ..translation.limits import BATCH_TOKENS
 from .common import (
     UsageError,
     add_decoding_arguments,
@@ -32,8 +32,8 @@ from .common import (
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from ..evaluation.metrics import Comparison, Score
-    from ..evaluation.translation import Likelihood, Translation
+    from ..metrics import Comparison, Score
+    from ..translation.decoding import Likelihood, Translation
 
 BLEU_KINDS = ("sacrebleu", "multi30k", "compound-split")
 # Fields of the generation config in the JSON file.
@@ -200,8 +200,8 @@ def _results(
 ) -> list[_Result]:
     """Loads a model or an ensemble, computes its perplexity, translates once per length penalty, and scores."""
     with loading():
-        from ..evaluation import translation
-        from ..evaluation.sources import check_target_codes
+        from ..translation import decoding as translation
+        from ..translation.sources import check_target_codes
 
         use_threads(arguments.threads)
         begun = time.perf_counter()
@@ -229,7 +229,7 @@ def _results(
 
 def _compare(arguments: argparse.Namespace, results: list[_Result], references: list[str]) -> None:
     """Tests whether each result but the first differs from the first by more than chance."""
-    from ..evaluation.metrics import paired_bootstrap
+    from ..metrics import paired_bootstrap
 
     how = {"kind": arguments.bleu[0], "tokenize": arguments.tokenize, "lowercase": arguments.lowercase}
     comparisons = paired_bootstrap([result.translations for result in results], references, **how)
@@ -241,7 +241,7 @@ def _scored(
     arguments: argparse.Namespace, tokenizer: Any, model: Any, sources: list[str], references: list[str]
 ) -> "tuple[Likelihood, float]":
     """Computes perplexity; also returns the seconds that it took."""
-    from ..evaluation import translation
+    from ..translation import decoding as translation
 
     begun = time.perf_counter()
     with _bar("perplexity", len(sources)) as progress:
@@ -262,7 +262,7 @@ def _decoded(
     arguments: argparse.Namespace, tokenizer: Any, model: Any, sources: list[str], options: dict[str, Any]
 ) -> "tuple[list[list[Translation]], float]":
     """Translates; also returns the seconds that it took."""
-    from ..evaluation import translation
+    from ..translation import decoding as translation
 
     begun = time.perf_counter()
     with _bar("translations", len(sources)) as progress:
@@ -295,7 +295,7 @@ def _warn(
 ) -> None:
     from tqdm import tqdm
 
-    from ..evaluation.translation import source_limit
+    from ..translation.decoding import source_limit
 
     limit = source_limit(model, arguments.max_source_tokens, tokenizer)
     tqdm.write(warning_of_line(f"line {index + 1}", limit, consequence), file=sys.stderr)
@@ -304,7 +304,7 @@ def _warn(
 def _measure(
     arguments: argparse.Namespace, hypotheses: list[str], references: list[str]
 ) -> "tuple[dict[str, Score], Score]":
-    from ..evaluation import metrics
+    from .. import metrics
 
     sides, case = (hypotheses, references), {"lowercase": arguments.lowercase}
     kinds = {
@@ -319,7 +319,7 @@ def _settings(
     arguments: argparse.Namespace, tokenizer: Any, model: "PreTrainedModel", options: dict[str, Any]
 ) -> dict[str, Any]:
     """How the model decodes: its own settings, overridden by those of the command line."""
-    from ..evaluation.translation import OtherModel, source_limit
+    from ..translation.decoding import OtherModel, source_limit
 
     settings = {name: options.get(name, getattr(model.generation_config, name, None)) for name in DECODING_FIELDS}
     if settings["max_new_tokens"] is not None:

@@ -5,7 +5,7 @@ import importlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..data.messages import first_line
+from ..errors import first_line
 from .common import RunError, UsageError, check_model_name, loading
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ def _export(arguments: argparse.Namespace) -> None:
     check_model_name(arguments.model)
     with loading():
         from .. import register
-        from ..data.files import new_folder
+        from ..checkpoints.files import new_folder
         from ..interop.base import ConversionError, check_new_folder
 
         register()
@@ -99,10 +99,10 @@ def _load(name: str, trust_remote_code: bool) -> tuple["PreTrainedTokenizerBase"
     """Loads one of our models on the CPU; a Marian model is converted first."""
     from transformers.utils import logging
 
-    from ..data.hub import HubError
-    from ..evaluation.loading import CheckpointError
-    from ..inference.translator import load_to_translate
+    from ..checkpoints.loading import CheckpointError
+    from ..data.hub_names import HubError
     from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
+    from ..translation.translator import load_to_translate
 
     logging.set_verbosity_error()
     logging.disable_progress_bar()

@@ -13,7 +13,7 @@ from .common import RunError, UsageError, check_model_name
 
 if TYPE_CHECKING:
     from ..engine.cpu import Processor
-    from ..publish.description import Description
+    from ..hub.description import Description
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -57,10 +57,10 @@ def _show_checkpoint(name: str, as_json: bool) -> None:
     from transformers.utils import logging
 
     from .. import register
-    from ..data.hub import HubError
-    from ..evaluation.loading import CheckpointError
-    from ..publish.description import describe
-    from ..publish.facts import CardError
+    from ..checkpoints.loading import CheckpointError
+    from ..data.hub_names import HubError
+    from ..hub.description import describe
+    from ..hub.facts import CardError
 
     register()
     logging.set_verbosity_error()  # standard error is for what the user can fix
@@ -75,7 +75,7 @@ def _show_checkpoint(name: str, as_json: bool) -> None:
 
 def _values(found: "Description") -> dict[str, Any]:
     """The description as JSON has it: names of the configuration's fields, numbers as numbers."""
-    from ..publish.description import BYTES
+    from ..hub.description import BYTES
 
     facts = {} if found.facts is None else asdict(found.facts)
     for name in ("name", "config", "parameters", "title", "limits", "tags"):
@@ -107,7 +107,7 @@ def _without_unknown(values: Mapping[str, Any]) -> dict[str, Any]:
 
 def _text(found: "Description") -> str:
     """The description as tables, one per subject; what is unknown is left out."""
-    from ..publish.model_card import architecture_rows
+    from ..hub.model_card import architecture_rows
 
     subjects = {
         "Architecture": architecture_rows(found.config),
@@ -129,7 +129,7 @@ def _parameters(found: "Description") -> list[tuple[str, str]]:
 
 
 def _memory(found: "Description") -> list[tuple[str, str]]:
-    from ..publish.description import BYTES
+    from ..hub.description import BYTES
 
     rows = []
     if found.parameters:
@@ -160,7 +160,7 @@ def _tokenizer(found: "Description") -> list[tuple[str, str]]:
 
 
 def _training(found: "Description") -> list[tuple[str, str]]:
-    from ..publish.model_card import recipe_rows
+    from ..hub.model_card import recipe_rows
 
     if found.facts is None:
         return [("known", "what the model card on the Hub says")]

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..data.messages import first_line
+from ..errors import first_line
 from .common import (
     UsageError,
     add_debug,
@@ -19,8 +19,8 @@ from .common import (
 )
 
 if TYPE_CHECKING:
-    from ..publish.attention_plots import Choice, Part
-    from ..publish.plotting import Figure
+    from ..plots.attention import Choice, Part
+    from ..plots.curves import Figure
 
 PICTURES = (".png", ".svg")
 PAGE = ".html"
@@ -151,19 +151,19 @@ def _attention(arguments: argparse.Namespace) -> None:
     check_model_name(arguments.model)
     _check_numbers(arguments.model, part, arguments.layer, heads)
     with loading():
-        from ..evaluation.attention import attention_of
+        from ..translation.attention import attention_of
 
         translator = load_translator(arguments.model, arguments.device, None, arguments.trust_remote_code)
     with _usage_errors():
         attention = attention_of(translator.model, translator.tokenizer, arguments.source, arguments.target)
         if suffix == PAGE:
-            from ..data.files import write_text
-            from ..publish.attention_page import attention_page
+            from ..checkpoints.files import write_text
+            from ..plots.attention_page import attention_page
 
             write_text(arguments.output, attention_page(attention, f"Attention: {arguments.source}"))
             return
-        from ..publish.attention_parts import of_part
-        from ..publish.plotting import draw_attention
+        from ..plots.attention_parts import of_part
+        from ..plots.curves import draw_attention
 
         layers = len(of_part(attention, part)[0])
         figure = draw_attention(attention, part, layer=arguments.layer or layers, heads=heads)
@@ -172,8 +172,8 @@ def _attention(arguments: argparse.Namespace) -> None:
 
 def _check_numbers(model: str, part: str, layer: int | str | None, heads: int | str) -> None:
     """Checks, before the weights are loaded, that a folder's model has such a layer and head."""
-    from ..evaluation.loading import CONFIG, read_json
-    from ..publish.attention_parts import check_choice, sizes_in
+    from ..checkpoints.loading import CONFIG, read_json
+    from ..plots.attention_parts import check_choice, sizes_in
 
     config = read_json(Path(model) / CONFIG)
     sizes = sizes_in(config, part) if isinstance(config, dict) else None
@@ -184,7 +184,7 @@ def _check_numbers(model: str, part: str, layer: int | str | None, heads: int | 
 
 def _positions(arguments: argparse.Namespace) -> None:
     _checked_output(arguments)
-    from ..publish.plotting import plot_positions
+    from ..plots.curves import plot_positions
 
     with _usage_errors():
         figure = plot_positions(arguments.encoding, arguments.d_model, arguments.positions)
@@ -193,7 +193,7 @@ def _positions(arguments: argparse.Namespace) -> None:
 
 def _masks(arguments: argparse.Namespace) -> None:
     _checked_output(arguments)
-    from ..publish.plotting import plot_masks
+    from ..plots.curves import plot_masks
 
     source, target = [*arguments.source.split(), "</s>"], ["<s>", *arguments.target.split()]
     with _usage_errors():
@@ -204,7 +204,7 @@ def _masks(arguments: argparse.Namespace) -> None:
 def _schedule(arguments: argparse.Namespace) -> None:
     """Draws the schedules of widths and recipes, and the logged rates of runs."""
     _checked_output(arguments)
-    from ..publish.plotting import Schedule, plot_schedule
+    from ..plots.curves import Schedule, plot_schedule
     from ..training.run_folder import read_log
     from ..training.trainer import paper_learning_rate, schedule_of_recipe
 
@@ -233,8 +233,8 @@ def _pairs(arguments: argparse.Namespace) -> list[tuple[int, int]]:
 def _curves(arguments: argparse.Namespace) -> None:
     """Draws the logs of runs."""
     _checked_output(arguments)
-    from ..publish.facts import hardware_of
-    from ..publish.plotting import plot_training
+    from ..hub.facts import hardware_of
+    from ..plots.curves import plot_training
     from ..training.run_folder import read_log
 
     with _usage_errors():
@@ -280,6 +280,6 @@ def _usage_errors() -> Iterator[None]:
 
 
 def _save(figure: "Figure", file: str) -> None:
-    from ..publish.plotting import save_figure
+    from ..plots.curves import save_figure
 
     save_figure(figure, file)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from .common import RunError, UsageError
 
 if TYPE_CHECKING:
-    from ..publish.hub import Upload
+    from ..hub.upload import Upload
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -48,7 +48,7 @@ def _push(arguments: argparse.Namespace) -> None:
     from transformers.utils import logging
 
     from .. import register
-    from ..publish.hub import PublishError, check_token, prepare, publish
+    from ..hub.upload import PublishError, check_token, prepare, publish
 
     register()
     logging.set_verbosity_error()

@@ -3,7 +3,7 @@
 import argparse
 import sys
 
-from ..data.files import write_text
+from ..checkpoints.files import write_text
 from .common import (
     add_model_arguments,
     check_model_name,
@@ -54,8 +54,8 @@ def _score(arguments: argparse.Namespace) -> None:
         taken = {"--source": arguments.source, "--target": arguments.target}
         check_output("--output", arguments.output, taken, arguments.overwrite)
     with loading():
-        from ..evaluation.sources import check_target_codes
-        from ..evaluation.translation import score_pairs, source_limit
+        from ..translation.decoding import score_pairs, source_limit
+        from ..translation.sources import check_target_codes
 
         use_threads(arguments.threads)
         tokenizer, model = load_ensemble(

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from ..data.messages import first_line
+from ..errors import first_line
 from .common import RunError, UsageError, loading
 
 if TYPE_CHECKING:
@@ -87,10 +87,10 @@ def _train(arguments: argparse.Namespace) -> None:
     recipe = _recipe(arguments)
     with loading():
         from .. import register
+        from ..checkpoints.loading import CheckpointError
         from ..data.batching import BatchingError
         from ..data.formats import CorpusError
-        from ..data.hub import HubError
-        from ..evaluation.loading import CheckpointError
+        from ..data.hub_names import HubError
         from ..training.recipe import RecipeError
         from ..training.trainer import DivergedError
 
@@ -142,8 +142,8 @@ class _Run:
             RecipeError: The model's decoding options make no sense, or too few checkpoints are saved to be averaged.
             HubError: A model or tokenizer is neither a folder nor on the Hub, or there is no token to push with.
         """
-        from ..data.hub import check_model_on_hub
-        from ..publish.hub import check_token
+        from ..data.hub_names import check_model_on_hub
+        from ..hub.upload import check_token
         from ..training.preflight import check_average
 
         if not self.args.output_dir:
@@ -180,7 +180,7 @@ class _Run:
             )
 
     def _check_metrics(self) -> None:
-        from ..evaluation.metrics import corpus_bleu
+        from ..metrics import corpus_bleu
 
         try:
             corpus_bleu(["a"], ["a"], tokenize=self.args.bleu_tokenize)
@@ -296,9 +296,9 @@ class _Run:
         from transformers import DataCollatorForSeq2Seq
         from transformers.trainer_callback import PrinterCallback, ProgressCallback
 
+        from ..checkpoints.loading import check_tokenizer, load_config
         from ..data.bpe_dropout import BPEDropout
         from ..data.corpora import Cleaning, resegment, tokenize
-        from ..evaluation.loading import check_tokenizer, load_config
         from ..training.run_folder import RecipeKeeper
         from ..training.trainer import TranslationMetrics, VanillaTransformerTrainer, by_length, callbacks_for
         from ..training.translation_log import TranslationLog
@@ -369,8 +369,8 @@ class _Run:
     def _tokenizer(self, pairs: "Dataset | IterableDataset") -> Any:
         """Loads the tokenizer that the recipe, a checkpoint or an earlier process names, or trains a new one."""
         from .. import VanillaTransformerTokenizerFast
+        from ..checkpoints.loading import CheckpointError, load_tokenizer
         from ..data.corpora import texts_of
-        from ..evaluation.loading import CheckpointError, load_tokenizer
         from ..training.run_folder import TOKENIZER
 
         saved = self.output / TOKENIZER
@@ -406,7 +406,7 @@ class _Run:
         import torch
 
         from .. import VanillaTransformerForConditionalGeneration
-        from ..evaluation.loading import check_tokenizer, load_model
+        from ..checkpoints.loading import check_tokenizer, load_model
         from ..training.preflight import check_memory
 
         model: PreTrainedModel

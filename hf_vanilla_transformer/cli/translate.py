@@ -102,7 +102,7 @@ def _someone_types() -> bool:
 @contextmanager
 def _output(name: str | None) -> Iterator[Any]:
     """Yields the file to write to, which replaces the one of that name at the end; None: standard output."""
-    from ..data.files import replacing
+    from ..checkpoints.files import replacing
 
     if name is None:
         if isinstance(sys.stdout, io.TextIOWrapper):
@@ -117,7 +117,7 @@ def _translate_lines(arguments: argparse.Namespace, source: lines.Lines, file: A
     with loading():
         from tqdm import tqdm
 
-        from ..evaluation import translation
+        from ..translation import decoding as translation
 
         model = (arguments.model, arguments.device, arguments.dtype, arguments.trust_remote_code)
         with decoding_errors():

@@ -21,11 +21,11 @@ from datasets.fingerprint import Hasher
 from numpy.typing import NDArray
 from transformers.utils import logging
 
+from ..errors import first_line
 from ..tokenization_vanilla_transformer import VanillaTransformerTokenizerFast
 from .bpe_dropout import BPEDropout
-from .files import fingerprint
+from .fingerprints import fingerprint
 from .formats import Corpus, CorpusError, Pair, is_table, read_lines, read_text
-from .messages import first_line
 from .tables import pair_of, read_table
 
 # With fewer pairs, starting several processes takes longer than tokenizing in one.

@@ -14,8 +14,8 @@ from typing import Any
 import pyarrow
 import pyarrow.parquet
 
+from ..errors import first_line
 from .formats import CorpusError, Pair, read_lines
-from .messages import first_line
 
 PAIRS_PER_BATCH = 1_000  # rows of Parquet in memory at a time
 

@@ -4,8 +4,8 @@ from typing import Any
 
 from transformers import PreTrainedModel
 
-from ..evaluation.attention import attention_of
-from ..inference.translator import Translator
+from ..translation.attention import attention_of
+from ..translation.translator import Translator
 from .models import Candidate, Matrix, Model, check_size, described
 
 

@@ -10,11 +10,11 @@ from typing import Any
 
 import yaml
 
-from ..data.files import new_folder
-from ..inference.converted import converted
-from ..publish.facts import CardError, load_card
-from ..publish.hub import LICENSE, PublishError, check_model, model_files
-from ..publish.model_card import CARD
+from ..checkpoints.files import new_folder
+from ..hub.facts import CardError, load_card
+from ..hub.model_card import CARD
+from ..hub.upload import LICENSE, PublishError, check_model, model_files
+from ..translation.converted import converted
 
 # What travels: these files import each other, PyTorch, transformers and Gradio only.
 TRAVELLING = ("__init__.py", "models.py", "page.py", "server.py", "tables.py")

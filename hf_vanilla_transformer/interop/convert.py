@@ -8,9 +8,9 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from ..data.files import new_folder
-from ..evaluation.loading import tokenizer_fingerprint
-from ..publish.model_card import RunFacts, save_card
+from ..checkpoints.files import new_folder
+from ..checkpoints.loading import tokenizer_fingerprint
+from ..hub.model_card import RunFacts, save_card
 from . import fairseq, joeynmt, mapping, marian, opennmt
 from .base import ConversionError, Converted, Options, check_new_folder
 

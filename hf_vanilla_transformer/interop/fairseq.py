@@ -13,7 +13,7 @@ from torch import Tensor
 from transformers import GenerationConfig
 
 from ..configuration_vanilla_transformer import VanillaTransformerConfig
-from ..data.messages import first_line
+from ..errors import first_line
 from .base import ConversionError, Converted, Options
 from .layout import POSITIONS, SOURCE, TARGET, Layout, from_tensors
 from .pickles import fields_of, read, tensors_of

@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 from transformers import PreTrainedTokenizerBase
 
-from ..data.messages import first_line
+from ..errors import first_line
 from ..tokenization_dictionary import SEPARATOR
 from .base import ConversionError, Converted, Options
 from .layout import OUTPUT, POSITIONS, SOURCE, TARGET, Layout, from_tensors

@@ -23,9 +23,9 @@ from huggingface_hub.errors import StrictDataclassError
 from torch import Tensor
 from transformers import GenerationConfig
 
+from ..checkpoints.loading import named
 from ..configuration_vanilla_transformer import POSITION_ENCODINGS, VanillaTransformerConfig
-from ..data.messages import first_line
-from ..evaluation.loading import named
+from ..errors import first_line
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration, sinusoidal_table
 from .base import ConversionError
 

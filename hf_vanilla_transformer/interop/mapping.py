@@ -11,7 +11,7 @@ from typing import Any
 
 import yaml
 
-from ..data.messages import first_line
+from ..errors import first_line
 from .base import ConversionError, Converted, Options
 from .layout import POSITIONS, Layout, from_tensors
 from .pickles import read, tensors_of

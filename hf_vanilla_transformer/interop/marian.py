@@ -20,9 +20,9 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers import GenerationConfig, MarianConfig, MarianMTModel, PreTrainedModel
 
+from ..checkpoints.loading import check_tokenizer, json_object, named, read_json, tokenizer_fingerprint
 from ..configuration_vanilla_transformer import VanillaTransformerConfig
-from ..data.messages import first_line
-from ..evaluation.loading import check_tokenizer, json_object, named, read_json, tokenizer_fingerprint
+from ..errors import first_line
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration, sinusoidal_table
 from ..tokenization_opus_mt import OpusMTTokenizerFast
 from .base import ConversionError, Converted, Options

@@ -22,7 +22,7 @@ from onnxruntime.quantization import QuantType, quantize_dynamic
 from torch import Tensor, nn
 from transformers import EncoderDecoderCache, PreTrainedTokenizerBase
 
-from ..data.messages import first_line
+from ..errors import first_line
 from ..modeling_vanilla_transformer import (
     SinusoidalPositions,
     VanillaTransformerForConditionalGeneration,

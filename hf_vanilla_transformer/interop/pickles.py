@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from ..data.messages import first_line
+from ..errors import first_line
 from .base import ConversionError
 
 SCALAR: Any = np.float64(0).__reduce__()[0]  # what makes a NumPy number of its bytes

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from ..data.messages import first_line
+from ..errors import first_line
 from ..tokenization_dictionary import SIDES, DictionaryTokenizerFast
 from .base import ConversionError
 from .sentencepiece import BPE, NORMAL, UNIGRAM, UNUSED, sentencepiece_model

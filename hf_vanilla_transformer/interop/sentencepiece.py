@@ -8,7 +8,7 @@ from google.protobuf.message import DecodeError
 from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_tokenizers, processors
 from transformers.convert_slow_tokenizer import import_protobuf
 
-from ..evaluation.loading import json_object
+from ..checkpoints.loading import json_object
 from ..tokenization_opus_mt import LONGEST_RULE, OTHER_SIDE, SPACE, OpusMTTokenizerFast
 
 SIDES = ("source", "target")

@@ -7,17 +7,17 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from ..checkpoints.averaging import average_checkpoints
+from ..checkpoints.completeness import complete_checkpoints
+from ..checkpoints.files import write_text
+from ..checkpoints.loading import load_checkpoint
 from ..data.corpora import read_corpus
-from ..data.files import write_text
 from ..data.formats import is_table
 from ..engine import EngineError, attach
-from ..evaluation.loading import load_checkpoint
-from ..evaluation.metrics import corpus_bleu, corpus_chrf
-from ..evaluation.translation import translate
-from ..publish.facts import SCORES, said_by_author, with_what_was_said
-from ..publish.model_card import Evaluation, RunFacts, Sample, save_card
-from .averaging import average_checkpoints
-from .checkpoints import complete_checkpoints
+from ..hub.facts import SCORES, said_by_author, with_what_was_said
+from ..hub.model_card import Evaluation, RunFacts, Sample, save_card
+from ..metrics import corpus_bleu, corpus_chrf
+from ..translation.decoding import translate
 from .recipe import DataArguments, VanillaTransformerTrainingArguments
 from .run_folder import saved
 from .trainer import VanillaTransformerTrainer

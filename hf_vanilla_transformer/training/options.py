@@ -20,9 +20,9 @@ from torch import nn
 from transformers import get_scheduler
 from transformers.integrations import get_available_reporting_integrations, get_reporting_integration_callbacks
 
-from ..data.messages import first_line
 from ..engine import torch_private
-from ..evaluation.limits import LIMITS
+from ..errors import first_line
+from ..translation.limits import LIMITS
 
 _ACCELERATE = Path(__file__).with_name("recipes") / "accelerate"
 _EVALUATION_GATHERS = "the evaluation gathers one tensor of token ids from all devices, as BLEU needs it"

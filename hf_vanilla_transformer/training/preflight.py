@@ -17,9 +17,9 @@ import torch
 from torch import nn
 from transformers import DefaultFlowCallback, EvalPrediction, TrainerCallback
 
-from ..data.messages import first_line, is_out_of_memory
-from ..publish.model_card import fill_model_card
-from .checkpoints import checkpoints_in
+from ..checkpoints.completeness import checkpoints_in
+from ..errors import first_line, is_out_of_memory
+from ..hub.model_card import fill_model_card
 from .recipe import RecipeError, VanillaTransformerTrainingArguments
 from .run_folder import saved
 from .trainer import VanillaTransformerTrainer, run_facts

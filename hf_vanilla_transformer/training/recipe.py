@@ -15,7 +15,7 @@ from transformers import HfArgumentParser, Seq2SeqTrainingArguments
 
 from ..configuration_vanilla_transformer import VanillaTransformerConfig
 from ..data.formats import Corpus, is_table
-from ..data.messages import did_you_mean
+from ..errors import did_you_mean
 from .options import Given, check_each, check_together
 
 RECIPES = Path(__file__).with_name("recipes")  # the package's, which are found by name

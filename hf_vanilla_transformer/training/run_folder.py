@@ -13,10 +13,10 @@ from safetensors import SafetensorError
 from transformers import Trainer, TrainerCallback
 from transformers.utils import logging
 
-from ..data.files import write_text
-from ..data.messages import first_line
-from ..evaluation.loading import read_json
-from .checkpoints import TRAINER_STATE, checkpoints_in, damage_of, last_complete_checkpoint, step_of
+from ..checkpoints.completeness import TRAINER_STATE, checkpoints_in, damage_of, last_complete_checkpoint, step_of
+from ..checkpoints.files import write_text
+from ..checkpoints.loading import read_json
+from ..errors import first_line
 from .recipe import RecipeError
 
 logger = logging.get_logger(__name__)

@@ -20,7 +20,7 @@ from torch.distributed.checkpoint.state_dict import (
 )
 from transformers import Seq2SeqTrainer
 
-from ..evaluation.loading import CheckpointError
+from ..checkpoints.loading import CheckpointError
 from .recipe import RECIPES, RecipeError
 
 WEIGHTS, OPTIMIZER, SCHEDULER = "model.safetensors", "optimizer.pt", "scheduler.pt"

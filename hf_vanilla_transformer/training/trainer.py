@@ -28,18 +28,18 @@ from transformers.trainer_utils import EvalLoopOutput, HubStrategy
 from transformers.utils import PushInProgress, logging
 
 from .. import engine
+from ..checkpoints.completeness import checkpoints_in, damage_of, write_checksums
+from ..checkpoints.loading import not_finite, tokenizer_fingerprint
 from ..data.batching import TokenBudgetBatchSampler, TokenBudgetStream
 from ..data.corpora import lengths_of
-from ..data.messages import first_line
 from ..engine.memory import keep_freed_memory
 from ..engine.training import paused_shortcuts, training_shortcuts
-from ..evaluation.loading import not_finite, tokenizer_fingerprint
-from ..evaluation.metrics import Score, corpus_bleu, corpus_chrf
+from ..errors import first_line
+from ..hub.facts import curve_of, said_by_author, with_what_was_said
+from ..hub.model_card import Evaluation, Recipe, RunFacts, Sample, save_card
+from ..hub.upload import check_token, hub_errors, model_files, send_model
+from ..metrics import Score, corpus_bleu, corpus_chrf
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
-from ..publish.facts import curve_of, said_by_author, with_what_was_said
-from ..publish.hub import check_token, hub_errors, model_files, send_model
-from ..publish.model_card import Evaluation, Recipe, RunFacts, Sample, save_card
-from .checkpoints import checkpoints_in, damage_of, write_checksums
 from .consistency import ConsistencyTrainer
 from .recipe import RecipeError, VanillaTransformerTrainingArguments, parse_recipe
 

@@ -7,7 +7,7 @@ from typing import Any
 from transformers import Trainer, TrainerCallback
 from transformers.integrations import TensorBoardCallback
 
-from ..data.files import write_text
+from ..checkpoints.files import write_text
 from .trainer import TranslationMetrics
 
 FOLDER = "translations"  # in the run's folder

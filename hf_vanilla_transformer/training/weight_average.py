@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from transformers import TrainerCallback
 
-from .checkpoints import WEIGHT_AVERAGE
+from ..checkpoints.completeness import WEIGHT_AVERAGE
 from .recipe import RecipeError, VanillaTransformerTrainingArguments
 from .sharding import ShardingTrainer
 

@@ -17,10 +17,10 @@ from datetime import datetime
 from pathlib import Path
 
 from hf_vanilla_transformer import Translator, cli
-from hf_vanilla_transformer.evaluation.attention import attention_of
-from hf_vanilla_transformer.evaluation.metrics import corpus_bleu, exact_match
-from hf_vanilla_transformer.publish.plotting import plot_attention
+from hf_vanilla_transformer.metrics import corpus_bleu, exact_match
+from hf_vanilla_transformer.plots.curves import plot_attention
 from hf_vanilla_transformer.training.recipe import parse_recipe
+from hf_vanilla_transformer.translation.attention import attention_of
 from scripts.quickstart.corpus import Pair, generate_pairs, split_pairs
 from scripts.quickstart.prompt import answer_questions, show_examples, words_of
 

@@ -17,7 +17,7 @@ from hf_vanilla_transformer import cli, engine
 from hf_vanilla_transformer.cli import export, lines, translate
 from hf_vanilla_transformer.cli.common import UsageError, loading
 from hf_vanilla_transformer.engine.cpu import VARIABLE
-from hf_vanilla_transformer.evaluation import translation
+from hf_vanilla_transformer.translation import decoding as translation
 
 ROOT = Path(__file__).parents[2]
 COMMAND = [sys.executable, "-m", "hf_vanilla_transformer_cli"]  # what `vanilla-transformer` starts
@@ -49,7 +49,7 @@ from hf_vanilla_transformer_cli import main
 sys.exit(main())
 """
 NEEDED_BY_NONE = {  # of what is installed and slow to import, what neither help nor a first translation needs
-    "datasets", "evaluate", "gradio", "hf_vanilla_transformer.evaluation.metrics", "matplotlib", "pandas", "pyarrow",
+    "datasets", "evaluate", "gradio", "hf_vanilla_transformer.metrics", "matplotlib", "pandas", "pyarrow",
     "sacrebleu", "scipy", "sklearn",
 }  # fmt: skip
 

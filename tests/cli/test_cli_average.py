@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from trainer_runs import stock_trainer
 
 from hf_vanilla_transformer import cli
-from hf_vanilla_transformer.training.averaging import average_checkpoints
+from hf_vanilla_transformer.checkpoints.averaging import average_checkpoints
 
 ROOT = Path(__file__).parents[2]
 

@@ -18,15 +18,15 @@ from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, T5Config, T5ForCo
 from hf_vanilla_transformer import VanillaTransformerTokenizerFast, cli, engine
 from hf_vanilla_transformer.cli import evaluate
 from hf_vanilla_transformer.cli.common import BATCH_TOKENS, UsageError, decoding_options
-from hf_vanilla_transformer.evaluation import translation
-from hf_vanilla_transformer.evaluation.metrics import (
+from hf_vanilla_transformer.metrics import (
     compound_split_bleu,
     corpus_bleu,
     corpus_chrf,
     multi30k_bleu,
     paired_bootstrap,
 )
-from hf_vanilla_transformer.evaluation.translation import Translation, decode, ensemble, score_targets, translate
+from hf_vanilla_transformer.translation import decoding as translation
+from hf_vanilla_transformer.translation.decoding import Translation, decode, ensemble, score_targets, translate
 
 SOURCES = ["twenty-one", "half past nine on the fourth of May", "", "it costs two hundred"]
 REFERENCES = ["einundzwanzig", "halb zehn am vierten Mai", "", "es kostet zwei-hundert"]

@@ -19,7 +19,7 @@ from hf_vanilla_transformer import (
     cli,
 )
 from hf_vanilla_transformer.engine.cpu import CPU, VARIABLE
-from hf_vanilla_transformer.publish.model_card import weights_in
+from hf_vanilla_transformer.hub.model_card import weights_in
 
 
 def test_info_has_the_versions(capsys):

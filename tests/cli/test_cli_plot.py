@@ -101,7 +101,7 @@ def test_attention_as_picture_and_page_of_the_models_own_translation(run, tiny_c
 
 
 def test_schedules_of_recipes_runs_and_widths(run, titles, training, monkeypatch):
-    from hf_vanilla_transformer.publish import plotting
+    from hf_vanilla_transformer.plots import curves as plotting
 
     seen = []
     draw = plotting.plot_schedule

@@ -16,9 +16,9 @@ from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, PreTrainedTokeniz
 
 from hf_vanilla_transformer import cli
 from hf_vanilla_transformer.engine import attach
-from hf_vanilla_transformer.evaluation.metrics import corpus_bleu
-from hf_vanilla_transformer.evaluation.translation import translate
+from hf_vanilla_transformer.metrics import corpus_bleu
 from hf_vanilla_transformer.training import finish, trainer
+from hf_vanilla_transformer.translation.decoding import translate
 
 
 @pytest.fixture

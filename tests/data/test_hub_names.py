@@ -9,7 +9,7 @@ import huggingface_hub.constants
 import pytest
 
 from hf_vanilla_transformer.data import hub
-from hf_vanilla_transformer.data.hub import HubError, check_model_on_hub, revision_of
+from hf_vanilla_transformer.data.hub_names import HubError, check_model_on_hub, revision_of
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 

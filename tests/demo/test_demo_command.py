@@ -16,7 +16,7 @@ from gradio_client import Client
 
 from hf_vanilla_transformer import Translator, cli
 from hf_vanilla_transformer.demo import space
-from hf_vanilla_transformer.evaluation.attention import attention_of
+from hf_vanilla_transformer.translation.attention import attention_of
 
 TEXT = "half past nine"
 

@@ -10,7 +10,7 @@ from transformers.utils import is_flash_attn_2_available
 
 from hf_vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration, engine
 from hf_vanilla_transformer.engine.training import shortcuts
-from hf_vanilla_transformer.publish.plotting import plot_attention
+from hf_vanilla_transformer.plots.curves import plot_attention
 
 V = 40
 # float32 products in another order, through four layers; wrong attention changes logits of magnitude 1 by as much.

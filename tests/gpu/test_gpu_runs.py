@@ -11,12 +11,12 @@ from small_runs import recipe_in
 from transformers import AutoTokenizer, DataCollatorForSeq2Seq
 
 from hf_vanilla_transformer import Translator, VanillaTransformerForConditionalGeneration
+from hf_vanilla_transformer.checkpoints.averaging import average_checkpoints
 from hf_vanilla_transformer.cli import main
-from hf_vanilla_transformer.evaluation.translation import ensemble, score_targets
-from hf_vanilla_transformer.inference.translator import DeviceError
-from hf_vanilla_transformer.training.averaging import average_checkpoints
 from hf_vanilla_transformer.training.recipe import VanillaTransformerTrainingArguments
 from hf_vanilla_transformer.training.trainer import VanillaTransformerTrainer
+from hf_vanilla_transformer.translation.decoding import ensemble, score_targets
+from hf_vanilla_transformer.translation.translator import DeviceError
 
 SOURCES = ["half past nine", "it", "three euros and five cents", "", "the fourth of May"]
 TARGETS = ["halb zehn", "es", "drei Euro und fünf Cent", "", "der vierte Mai"]

@@ -11,7 +11,7 @@ from trainer_runs import stock_trainer
 from transformers import AutoModelForSeq2SeqLM
 
 from hf_vanilla_transformer import cli
-from hf_vanilla_transformer.training.averaging import average_checkpoints
+from hf_vanilla_transformer.checkpoints.averaging import average_checkpoints
 
 # There is no output yet; it replaces one; it replaces one where names can't be exchanged.
 WAYS = ("new", "replacing", "by two renames")

@@ -10,9 +10,9 @@ import torch
 from transformers import TrainerCallback
 
 from hf_vanilla_transformer import VanillaTransformerForConditionalGeneration
+from hf_vanilla_transformer.checkpoints.completeness import checkpoints_in
 from hf_vanilla_transformer.training import finish, preflight
 from hf_vanilla_transformer.training import trainer as trainer_module
-from hf_vanilla_transformer.training.checkpoints import checkpoints_in
 from hf_vanilla_transformer.training.trainer import TranslationMetrics, VanillaTransformerTrainer
 
 try:

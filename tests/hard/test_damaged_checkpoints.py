@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 from hf_vanilla_transformer import VanillaTransformerTokenizerFast
-from hf_vanilla_transformer.evaluation.loading import CheckpointError, load_checkpoint, tokenizer_fingerprint
+from hf_vanilla_transformer.checkpoints.loading import CheckpointError, load_checkpoint, tokenizer_fingerprint
 
 WEIGHT = "model.encoder.layers.0.self_attn.q_proj.weight"
 

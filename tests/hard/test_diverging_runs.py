@@ -6,9 +6,9 @@ import pytest
 import torch
 from transformers import TrainerCallback
 
-from hf_vanilla_transformer.evaluation.loading import load_model
+from hf_vanilla_transformer.checkpoints.completeness import checkpoints_in, damage_of
+from hf_vanilla_transformer.checkpoints.loading import load_model
 from hf_vanilla_transformer.training import trainer as trainer_module
-from hf_vanilla_transformer.training.checkpoints import checkpoints_in, damage_of
 from hf_vanilla_transformer.training.trainer import VanillaTransformerTrainer
 
 

@@ -15,7 +15,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from hf_vanilla_transformer.training import averaging
+from hf_vanilla_transformer.checkpoints import averaging
 
 
 class Planted:

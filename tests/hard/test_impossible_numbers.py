@@ -8,9 +8,9 @@ import pytest
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, GenerationConfig
 
 from hf_vanilla_transformer.cli import evaluate, translate
-from hf_vanilla_transformer.evaluation import translation
-from hf_vanilla_transformer.evaluation.limits import LIMITS, check_limit
-from hf_vanilla_transformer.evaluation.translation import decode, score_targets
+from hf_vanilla_transformer.translation import decoding as translation
+from hf_vanilla_transformer.translation.decoding import decode, score_targets
+from hf_vanilla_transformer.translation.limits import LIMITS, check_limit
 
 BILLION = 1_000_000_000
 OPTIONS = ["--num-beams", "--beam", "--max-new-tokens", "--max-source-tokens", "--batch-size", "--batch-tokens"]

@@ -16,9 +16,10 @@ from transformers import AutoTokenizer, MarianConfig, MarianMTModel, T5Config
 
 from hf_vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
 from hf_vanilla_transformer.cli import lines
-from hf_vanilla_transformer.evaluation import pieces, translation
-from hf_vanilla_transformer.evaluation.pieces import divide, join, tokenize
-from hf_vanilla_transformer.evaluation.translation import Translation, decode, ensemble, score_targets, translate
+from hf_vanilla_transformer.translation import decoding as translation
+from hf_vanilla_transformer.translation import pieces
+from hf_vanilla_transformer.translation.decoding import Translation, decode, ensemble, score_targets, translate
+from hf_vanilla_transformer.translation.pieces import divide, join, tokenize
 
 SENTENCE = "half past nine on the fourth of May. "
 

@@ -14,7 +14,7 @@ import torch
 
 from hf_vanilla_transformer import cli
 from hf_vanilla_transformer.cli import average, common, evaluate, train, translate
-from hf_vanilla_transformer.evaluation import translation
+from hf_vanilla_transformer.translation import decoding as translation
 
 ROOT = Path(__file__).parents[2]
 COMMAND = [sys.executable, "-m", "hf_vanilla_transformer_cli"]

@@ -12,10 +12,9 @@ from datasets import Dataset
 from transformers import AutoTokenizer
 
 from hf_vanilla_transformer import VanillaTransformerTokenizerFast
+from hf_vanilla_transformer.checkpoints.loading import load_checkpoint
 from hf_vanilla_transformer.data import corpora, fingerprints
-from hf_vanilla_transformer.data.files import BLOCK, BLOCKS, Fingerprint, fingerprint
-from hf_vanilla_transformer.data.fingerprints import changes
-from hf_vanilla_transformer.evaluation.loading import load_checkpoint
+from hf_vanilla_transformer.data.fingerprints import BLOCK, BLOCKS, Fingerprint, changes, fingerprint
 from hf_vanilla_transformer.training.recipe import RecipeError
 from hf_vanilla_transformer.training.run_folder import LOCK, locked
 

@@ -22,7 +22,7 @@ from hf_vanilla_transformer.cli import lines, translate
 from hf_vanilla_transformer.cli.common import UsageError
 from hf_vanilla_transformer.data import formats
 from hf_vanilla_transformer.data.formats import decode_lines
-from hf_vanilla_transformer.evaluation import translation
+from hf_vanilla_transformer.translation import decoding as translation
 
 ROOT = Path(__file__).parents[2]
 COMMAND = [sys.executable, "-m", "hf_vanilla_transformer_cli", "translate", "--greedy", "--max-new-tokens", "2"]

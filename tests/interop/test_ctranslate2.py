@@ -15,7 +15,7 @@ from hf_vanilla_transformer import (
     VanillaTransformerTokenizerFast,
     cli,
 )
-from hf_vanilla_transformer.evaluation.loading import load_checkpoint
+from hf_vanilla_transformer.checkpoints.loading import load_checkpoint
 from hf_vanilla_transformer.interop import torch_nn
 from hf_vanilla_transformer.interop.base import ConversionError
 from hf_vanilla_transformer.interop.convert import convert

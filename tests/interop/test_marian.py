@@ -25,7 +25,7 @@ from transformers import (
 
 import hf_vanilla_transformer
 from hf_vanilla_transformer import Translator, cli, engine
-from hf_vanilla_transformer.evaluation.loading import CheckpointError, load_checkpoint
+from hf_vanilla_transformer.checkpoints.loading import CheckpointError, load_checkpoint
 from hf_vanilla_transformer.interop.base import ConversionError
 from hf_vanilla_transformer.interop.convert import convert
 from hf_vanilla_transformer.interop.marian import from_marian, is_marian, marian_names

@@ -25,7 +25,7 @@ from odd_texts import NASTY, characters, random_texts
 from opus_mt import CODES, TEXTS, marian_tokenizer, opus_mt_tokenizer_files
 
 from hf_vanilla_transformer import VanillaTransformerConfig
-from hf_vanilla_transformer.evaluation.loading import check_tokenizer, tokenizer_fingerprint
+from hf_vanilla_transformer.checkpoints.loading import check_tokenizer, tokenizer_fingerprint
 from hf_vanilla_transformer.interop.sentencepiece import opus_mt_tokenizer
 from hf_vanilla_transformer.tokenization_opus_mt import OpusMTTokenizerFast
 

@@ -39,10 +39,10 @@ def test_the_api_reference_has_every_public_name(tmp_path):
 def test_a_warning_is_an_error(tmp_path):
     """An annotation that can't be resolved would be shown as text without a link."""
     script = (
-        "import sys, hf_vanilla_transformer.data.files as files\n"
+        "import sys, hf_vanilla_transformer.checkpoints.files as files\n"
         "from scripts import api_reference\n"
         "files.write_text.__annotations__['path'] = 'NoSuchName'\n"
-        "api_reference.MODULES = ('hf_vanilla_transformer.data.files',)\n"
+        "api_reference.MODULES = ('hf_vanilla_transformer.checkpoints.files',)\n"
         f"sys.argv[1:] = ['--output', {str(tmp_path)!r}]\n"
         "api_reference.main()\n"
     )

@@ -3,7 +3,7 @@
 import pytest
 import yaml
 
-from hf_vanilla_transformer.publish.model_card import fill_model_card
+from hf_vanilla_transformer.hub.model_card import fill_model_card
 from scripts import multi30k_card
 
 

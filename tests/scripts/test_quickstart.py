@@ -16,7 +16,7 @@ import psutil
 import pytest
 import yaml
 
-from hf_vanilla_transformer.publish.hub import prepare
+from hf_vanilla_transformer.hub.upload import prepare
 from scripts.quickstart import __main__ as quickstart
 from scripts.quickstart.corpus import UNSEEN, generate_pairs
 from scripts.quickstart.prompt import OUTSIDE, answer, show_examples, words_of

@@ -30,7 +30,7 @@ import transformers.modeling_utils
 import transformers.trainer_callback
 
 from hf_vanilla_transformer import cli
-from hf_vanilla_transformer.training import averaging
+from hf_vanilla_transformer.checkpoints import averaging
 from hf_vanilla_transformer.training import trainer as training
 
 ROOT = Path(__file__).parents[2]

@@ -12,9 +12,9 @@ from small_runs import recipe_in
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, DataCollatorForSeq2Seq, TrainerCallback
 
 from hf_vanilla_transformer import VanillaTransformerForConditionalGeneration
+from hf_vanilla_transformer.checkpoints.completeness import WEIGHT_AVERAGE, damage_of
 from hf_vanilla_transformer.cli import main
 from hf_vanilla_transformer.training import consistency
-from hf_vanilla_transformer.training.checkpoints import WEIGHT_AVERAGE, damage_of
 from hf_vanilla_transformer.training.consistency import Consistency
 from hf_vanilla_transformer.training.recipe import RecipeError, VanillaTransformerTrainingArguments, parse_recipe
 from hf_vanilla_transformer.training.trainer import VanillaTransformerTrainer

@@ -29,7 +29,7 @@ from transformers import (
 )
 
 from hf_vanilla_transformer import engine
-from hf_vanilla_transformer.evaluation.metrics import exact_match
+from hf_vanilla_transformer.metrics import exact_match
 from hf_vanilla_transformer.training import trainer as training
 from hf_vanilla_transformer.training.recipe import VanillaTransformerTrainingArguments
 from hf_vanilla_transformer.training.trainer import (

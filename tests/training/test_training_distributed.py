@@ -27,9 +27,9 @@ from accelerate.utils.launch import prepare_multi_gpu_env
 from safetensors.torch import load_file
 from transformers import AutoModelForSeq2SeqLM
 
+from hf_vanilla_transformer.checkpoints.averaging import average_checkpoints
+from hf_vanilla_transformer.checkpoints.loading import CheckpointError
 from hf_vanilla_transformer.data.batching import TokenBudgetBatchSampler
-from hf_vanilla_transformer.evaluation.loading import CheckpointError
-from hf_vanilla_transformer.training.averaging import average_checkpoints
 from hf_vanilla_transformer.training.recipe import RECIPES, RecipeError, VanillaTransformerTrainingArguments
 from hf_vanilla_transformer.training.sharding import (
     ShardingTrainer,

@@ -1,0 +1,1 @@
+"""Opening, checking and averaging checkpoints; files that appear when they are complete."""

@@ -1,0 +1,327 @@
+"""The mean of several checkpoints' weights: section 6.1's "averaging the last 5 checkpoints"."""
+
+import ctypes
+import json
+import os
+import shutil
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+from filelock import FileLock, Timeout
+from huggingface_hub import save_torch_state_dict
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from .completeness import SAFETENSORS, TRAINER_STATE, damage_of, step_of
+from .loading import load_model, read_json, tensors_in
+
+# Fields of config.json that may differ: they only matter in training, or say how and where the model was saved. With
+# any other field, the same weights would compute something else.
+FREE_FIELDS = {
+    "_name_or_path", "activation_dropout", "attention_dropout", "attention_init_gain", "auto_map", "dropout", "dtype",
+    "label_smoothing", "tokenizer_fingerprint", "transformers_version", "use_cache",
+}  # fmt: skip
+VOCABULARY_FILES = ("tokenizer.json", "vocab*", "merges.txt", "*.spm", "*.model")
+# Files copied with the weights; the states of optimizer and Trainer are not, as no training resumes from an average.
+CARRIED_FILES = (
+    "config.json", "generation_config.json", "*.py", "LICENSE-CODE", "tokenizer_config.json",
+    "special_tokens_map.json", "added_tokens.json", *VOCABULARY_FILES,
+)  # fmt: skip
+
+# Which a run writes beside an average.
+REPORT_FILES = ("README.md", "model_card.json", "scores.json", "*.translations.txt")
+
+
+def average_checkpoints(
+    checkpoints: Sequence[Path],
+    output: Path,
+    *,
+    overwrite: bool = False,
+    max_shard_size: int | str = "50GB",
+    trust_remote_code: bool = False,
+) -> None:
+    """Writes a model whose weights are the arithmetic mean of those of the checkpoints.
+
+    Sums are float32 (float64 for float64 weights): the error of the mean of n weights of magnitude up to m is at most
+    n m 2^-24, which is 3e-7 for five weights of magnitude 1; a single step of Adam changes them by about the learning
+    rate. The mean has the dtype of the checkpoints. Integer tensors must be equal in all checkpoints. Tied weights are
+    saved once, so they are tied in the mean as well.
+
+    The output appears when it is complete, and takes the place of an old one in one step. (Where names can't be
+    exchanged, on other systems than Linux, it takes two; if a call is killed between them, the next call restores the
+    old output.) A killed call leaves hidden files beside the output, which the next call removes. The output has the
+    last checkpoint's configuration, generation configuration, tokenizer and code, and is loaded in the same way.
+    Memory: one model in float32.
+
+    Args:
+        checkpoints: Folders that the Trainer or `save_pretrained` wrote, weights in safetensors, one file or sharded.
+        output: The folder to write; if it is a symbolic link, the folder that it refers to.
+        overwrite: Whether an existing model may be replaced.
+        max_shard_size: A larger file of weights is split, as by `save_pretrained`: bytes, or "5GB".
+        trust_remote_code: Whether code that comes with the last checkpoint may run, to check its weights.
+
+    Raises:
+        ValueError: A checkpoint is damaged, given twice or doesn't match the first (tensors, shapes, dtypes,
+            architecture or vocabulary); one of its files is a link to a file elsewhere; weights are not those of the
+            configuration's model, or not finite; or `output` exists, is in a checkpoint, is being written by another
+            process, or doesn't fit on the disk. The message names the file and the reason.
+        OSError: The output can't be written; an old one is as it was.
+    """
+    output = Path(os.path.realpath(output))
+    _check_place(output, checkpoints)
+    _check_output(output, overwrite)
+    _check_complete(checkpoints)
+    for checkpoint in checkpoints[1:]:
+        _check_alike(checkpoints[0], checkpoint)
+    load_model(checkpoints[-1], trust_remote_code=trust_remote_code)  # which checks that the model has these weights
+    _check_space(output, checkpoints[-1])
+    with _replacing(output, overwrite) as folder:
+        try:
+            save_torch_state_dict(mean_of(checkpoints), folder, max_shard_size=max_shard_size)
+        except SafetensorError as error:  # a full disk, for instance
+            raise OSError(f"averaging into {output} failed ({error})") from error
+        for file in _files(checkpoints[-1], CARRIED_FILES):
+            shutil.copyfile(file, folder / file.name)
+
+
+def _check_place(output: Path, checkpoints: Sequence[Path]) -> None:
+    """Checks that the output is no checkpoint, is in none, and contains none."""
+    averaged = [checkpoint.resolve() for checkpoint in checkpoints]
+    for folder in (output, *output.parents):
+        is_checkpoint = step_of(folder) is not None and (folder == output or (folder / TRAINER_STATE).exists())
+        if is_checkpoint or folder in averaged:
+            raise ValueError(f"the average would be written into the checkpoint {folder}; choose another output")
+    for checkpoint in averaged:
+        if checkpoint.is_relative_to(output):
+            raise ValueError(f"{output} contains the checkpoints; choose another output, such as {output / 'averaged'}")
+
+
+def _check_output(output: Path, overwrite: bool) -> None:
+    if not output.exists():
+        return
+    if not overwrite:
+        raise ValueError(f"{output} exists; choose another output, or ask to overwrite it")
+    # A run's folder is a saved model too, but it contains checkpoints, and these contain a training's state.
+    is_model = (output / "config.json").is_file() and not (output / TRAINER_STATE).exists()
+    if not is_model or any(entry.is_dir() for entry in output.iterdir()):
+        raise ValueError(f"{output} contains more than a saved model, so it is not overwritten; choose another output")
+    known = (*CARRIED_FILES, SAFETENSORS, f"{SAFETENSORS}.index.json", *REPORT_FILES)
+    if others := [file.name for file in output.iterdir() if not any(map(file.match, known))]:
+        raise ValueError(f"{output} contains {min(others)}, which would be lost; move it, or choose another output")
+
+
+def _check_space(output: Path, checkpoint: Path) -> None:
+    """Checks that a model as large as the checkpoint's fits on the output's disk."""
+    needed = sum(file.stat().st_size for file in {file for file, _ in tensors_in(checkpoint).values()})
+    disk = next(folder for folder in output.parents if folder.exists())
+    if not disk.is_dir():
+        raise ValueError(f"{disk} is not a folder; choose another output")
+    free = shutil.disk_usage(disk).free
+    if free < needed:
+        raise ValueError(
+            f"{output} needs {needed / 1e6:,.1f} MB, but {disk} has {free / 1e6:,.1f} MB of free space; remove files, "
+            "or choose an output on another disk"
+        )
+
+
+def mean_of(checkpoints: Sequence[Path]) -> dict[str, Tensor]:
+    """Returns the mean of each tensor over checkpoints of one architecture.
+
+    Args:
+        checkpoints: Folders with weights in safetensors, with the same names and shapes.
+
+    Returns:
+        Tensor's name -> mean, in the tensor's shape and dtype.
+
+    Raises:
+        ValueError: An integer tensor differs, or a tensor or its sum isn't finite.
+    """
+    sums: dict[str, Tensor] = {}
+    dtypes: dict[str, torch.dtype] = {}
+    for checkpoint in checkpoints:
+        for name, tensor in _tensors(checkpoint):
+            values = tensor.to(_sum_dtype(tensor.dtype), copy=True)  # a copy, as the file's memory is unmapped
+            if not values.isfinite().all():
+                raise ValueError(
+                    f"{checkpoint}: {name} contains NaN or infinity, as the training diverged; leave it out"
+                )
+            if name not in sums:
+                sums[name], dtypes[name] = values, tensor.dtype
+            elif tensor.is_floating_point():
+                sums[name] += values
+            elif not torch.equal(sums[name], tensor):
+                raise ValueError(f"{checkpoint}: {name} is {tensor.dtype} and differs from {checkpoints[0]}'s")
+    for name, dtype in dtypes.items():
+        if dtype.is_floating_point:
+            if not sums[name].isfinite().all():
+                raise ValueError(f"the sum of {name} is too large for {sums[name].dtype}, as the training diverged")
+            sums[name] = sums[name].div_(len(checkpoints)).to(dtype)
+    return sums
+
+
+def _sum_dtype(dtype: torch.dtype) -> torch.dtype:
+    if not dtype.is_floating_point:
+        return dtype
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def _tensors(checkpoint: Path) -> Iterator[tuple[str, Tensor]]:
+    """Yields one (name, tensor) at a time; the file is mapped into memory, not read at once."""
+    names_of: dict[Path, list[str]] = {}
+    for name, (file, _) in tensors_in(checkpoint).items():
+        names_of.setdefault(file, []).append(name)
+    for file, names in names_of.items():
+        with safe_open(file, framework="pt") as weights:
+            for name in names:
+                yield name, weights.get_tensor(name)
+
+
+def _check_complete(checkpoints: Sequence[Path]) -> None:
+    """Checks that there are checkpoints, each of them once, with files of their own that are undamaged."""
+    if not checkpoints:
+        raise ValueError("there are no checkpoints to average; give at least one")
+    resolved = [checkpoint.resolve() for checkpoint in checkpoints]
+    for checkpoint in checkpoints:
+        if resolved.count(checkpoint.resolve()) > 1:
+            raise ValueError(f"{checkpoint} is given twice; it would count double")
+        _check_links(checkpoint)
+    damages = {checkpoint: damage_of(checkpoint, to_resume=False) for checkpoint in checkpoints}
+    if damaged := "; ".join(f"{checkpoint}: {damage}" for checkpoint, damage in damages.items() if damage):
+        raise ValueError(f"damaged checkpoints can't be averaged; leave them out ({damaged})")
+
+
+def _check_links(checkpoint: Path) -> None:
+    """Checks that no file that is read is a link to one elsewhere, which the average would publish."""
+    folder = checkpoint.resolve()
+    # In the Hub's cache, snapshots/REVISION contains links to ../../blobs.
+    blobs = folder.parent.parent / "blobs" if folder.parent.name == "snapshots" else folder
+    for file in _files(checkpoint, (SAFETENSORS, *CARRIED_FILES)):
+        target = file.resolve()
+        if not target.is_relative_to(folder) and target.parent != blobs:
+            raise ValueError(f"{file} is a link to {target}; put a copy of that file in its place if it belongs there")
+
+
+def _files(checkpoint: Path, patterns: Iterable[str]) -> list[Path]:
+    return sorted({file for pattern in patterns for file in checkpoint.glob(pattern) if file.is_file()})
+
+
+def _check_alike(first: Path, other: Path) -> None:
+    """Checks that two checkpoints have one architecture and vocabulary, before any weights are read."""
+    _check_tensors_alike(first, other)
+    mine, others = _architecture(first), _architecture(other)
+    for field in sorted(mine.keys() | others.keys()):
+        if mine.get(field) != others.get(field):
+            raise ValueError(
+                f"{other / 'config.json'} has {field}={others.get(field)!r}, but {first.name} {mine.get(field)!r}; "
+                "only checkpoints of one architecture can be averaged"
+            )
+    my_vocabulary, other_vocabulary = _vocabulary(first), _vocabulary(other)
+    for name in sorted(my_vocabulary.keys() | other_vocabulary.keys()):
+        if my_vocabulary.get(name) != other_vocabulary.get(name):
+            raise ValueError(f"{other / name} differs from {first.name}'s; their tokens mean different things")
+
+
+def _check_tensors_alike(first: Path, other: Path) -> None:
+    mine, others = tensors_in(first), tensors_in(other)
+    for name in sorted(mine.keys() ^ others.keys()):
+        where, lacking = (first, other) if name in mine else (other, first)
+        raise ValueError(f"{lacking} has no {name}, which {where} has; average checkpoints of one run")
+    for name, (_, entry) in mine.items():
+        for field in ("shape", "dtype"):
+            value = others[name][1][field]
+            if value != entry[field]:
+                raise ValueError(f"{other}: {name} has {field} {value}, but {entry[field]} in {first.name}")
+
+
+def _architecture(checkpoint: Path) -> dict[str, Any]:
+    config = read_json(checkpoint / "config.json")
+    assert isinstance(config, dict)  # _check_complete has read it
+    return {field: value for field, value in config.items() if field not in FREE_FIELDS}
+
+
+def _vocabulary(checkpoint: Path) -> dict[str, Any]:
+    """File name -> content; without tokenizer.json's padding and truncation, which are those of its latest call."""
+    contents: dict[str, Any] = {file.name: file.read_bytes() for file in _files(checkpoint, VOCABULARY_FILES)}
+    if "tokenizer.json" in contents:
+        contents["tokenizer.json"] = json.loads(contents["tokenizer.json"]) | {"padding": None, "truncation": None}
+    return contents
+
+
+@contextmanager
+def _replacing(output: Path, overwrite: bool) -> Iterator[Path]:
+    """Yields a folder to fill, which takes the place of `output` at the end and is removed after an error."""
+    new, old = (output.with_name(f".{output.name}.{part}") for part in ("partial", "old"))
+    with _made(output.parent), _locked(output):
+        if old.exists() and not output.exists():  # a call was killed between two renames
+            old.rename(output)
+        _check_output(output, overwrite)
+        shutil.rmtree(new, ignore_errors=True)
+        shutil.rmtree(old, ignore_errors=True)
+        try:
+            new.mkdir()
+            yield new
+            _check_output(output, overwrite)  # the user may have put something there meanwhile
+            _put_in_place(new, output, old)
+        finally:
+            shutil.rmtree(new, ignore_errors=True)  # after an exchange, this is the old output
+            if output.exists():
+                shutil.rmtree(old, ignore_errors=True)
+
+
+def _put_in_place(new: Path, output: Path, old: Path) -> None:
+    if not output.exists():
+        new.rename(output)
+    elif not _exchange(new, output):
+        try:
+            output.rename(old)
+            new.rename(output)
+        except BaseException:
+            if not output.exists():
+                old.rename(output)
+            raise
+
+
+def _exchange(one: Path, other: Path) -> bool:
+    """Exchanges two names in one step and returns True, or does nothing and returns False where that isn't possible."""
+    try:
+        renameat2 = ctypes.CDLL(None, use_errno=True).renameat2
+    except (AttributeError, TypeError, OSError):  # not Linux, or an old C library
+        return False
+    at_working_directory, exchange = -100, 2  # AT_FDCWD and RENAME_EXCHANGE
+    return renameat2(at_working_directory, os.fsencode(one), at_working_directory, os.fsencode(other), exchange) == 0
+
+
+@contextmanager
+def _locked(output: Path) -> Iterator[None]:
+    """Refuses an output that another process is writing. The system releases the lock of a killed process."""
+    file = output.with_name(f".{output.name}.lock")
+    lock = FileLock(file)
+    try:
+        lock.acquire(blocking=False)
+    except Timeout as error:
+        raise ValueError(
+            f"another process is writing {output}; wait until it has finished, or choose another output"
+        ) from error
+    try:
+        yield
+    finally:
+        with suppress(OSError):  # Windows doesn't remove files that are open
+            file.unlink()
+        lock.release()
+
+
+@contextmanager
+def _made(folder: Path) -> Iterator[None]:
+    """Makes a folder and those above it; after an error, those that it has made are removed again."""
+    missing = [path for path in (folder, *folder.parents) if not path.exists()]
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        yield
+    except BaseException:
+        for path in missing:
+            with suppress(OSError):  # something else is in it
+                path.rmdir()
+        raise

@@ -1,0 +1,65 @@
+"""Files and folders that appear when they are complete."""
+
+import os
+import secrets
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+
+@contextmanager
+def replacing(path: str | Path) -> Iterator[Path]:
+    """Yields the name of a file beside `path`, to be written, which replaces `path` at the end.
+
+    Nobody sees half of a file. After an error, a full disk for instance, the new file is removed and the old one is
+    what it was. A device or a pipe, such as /dev/stdout, is yielded itself.
+
+    Args:
+        path: The file to write; if it is a symbolic link, the file that it refers to is replaced.
+
+    Raises:
+        OSError: There is no such folder, or it can't be written.
+    """
+    path = Path(path).resolve()
+    if path.exists() and not path.is_file():
+        yield path
+        return
+    temporary = path.with_name(f".{path.name[:50]}.{secrets.token_hex(4)}.partial")  # names have at most 255 bytes
+    try:
+        yield temporary
+        if path.exists():
+            shutil.copymode(path, temporary)
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def write_text(path: str | Path, text: str) -> None:
+    r"""Writes a UTF-8 text file with "\n" as line ends, all of it or nothing.
+
+    Raises:
+        OSError: There is no such folder, it can't be written, or the disk is full.
+    """
+    with replacing(path) as file:
+        file.write_text(text, encoding="utf-8", newline="\n")
+
+
+@contextmanager
+def new_folder(output: Path) -> Iterator[Path]:
+    """Yields an empty folder, which becomes `output` at the end; after an error, nothing is there.
+
+    Raises:
+        OSError: It can't be written, or there is something at `output`.
+    """
+    output = output.absolute()  # "." can't be removed by that name
+    parent = output.parent
+    with tempfile.TemporaryDirectory(prefix=f".{output.name}.", suffix=".partial", dir=parent) as place:
+        folder = Path(place) / "model"
+        folder.mkdir()
+        yield folder
+        if output.exists():
+            output.rmdir()
+        folder.rename(output)

@@ -1,0 +1,393 @@
+"""Opening a checkpoint: its files' headers, and the checks that its weights and its tokenizer have to pass."""
+
+import hashlib
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from huggingface_hub.errors import StrictDataclassError
+from safetensors import SafetensorError, safe_open
+from transformers import AutoConfig, AutoModelForSeq2SeqLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.utils import cached_file
+
+from ..errors import first_line
+
+CONFIG = "config.json"
+GENERATION_CONFIG = "generation_config.json"
+WEIGHTS = "model.safetensors"
+WEIGHTS_INDEX = "model.safetensors.index.json"
+# What safetensors says of a file that ends too early (or goes on after its last tensor).
+CUT_SHORT = ("header too small", "invalid header length", "file not fully covered")
+INTEGERS = ("BOOL", "U8", "I8", "U16", "I16", "U32", "I32", "U64", "I64")  # as safetensors names them
+# Embeddings are often padded to a multiple of 64 or 128 rows, or by a few languages' tags.
+UNUSED_ROWS, UNUSED_SHARE = 128, 0.01
+NAMES_PER_ERROR = 5
+LARGEST_TABLE = 2**28  # numbers in a positional table, which is computed before the weights show what is wrong
+MOST_LABELS = 1_000_000  # of a classifier; transformers makes a name of each
+
+
+class CheckpointError(ValueError):
+    """A checkpoint can't be used; the message names the file or the tensors, and why."""
+
+
+def load_checkpoint(
+    name: str | Path,
+    *,
+    dtype: torch.dtype | str = "auto",
+    trust_remote_code: bool = False,
+    local_only: bool = False,
+    revision: str | None = None,
+    token: str | bool | None = None,
+) -> tuple[PreTrainedTokenizerBase, PreTrainedModel]:
+    """Loads a sequence-to-sequence model and its tokenizer, and checks that they belong together.
+
+    Args:
+        name: A folder that `save_pretrained` wrote, or a name on the Hub.
+        dtype: As for `load_model`.
+        trust_remote_code: As for `load_model`.
+        local_only: As for `load_model`.
+        revision: As for `load_model`.
+        token: As for `load_model`.
+
+    Returns:
+        The tokenizer, and the model on the CPU in evaluation mode.
+
+    Raises:
+        CheckpointError: As for `load_model`, or the tokenizer is another model's.
+    """
+    where: dict[str, Any] = {"local_only": local_only, "revision": revision, "token": token}
+    tokenizer = load_tokenizer(name, trust_remote_code=trust_remote_code, **where)
+    model = load_model(name, dtype=dtype, trust_remote_code=trust_remote_code, **where)
+    check_tokenizer(tokenizer, model.config, str(name))
+    return tokenizer, model
+
+
+def load_tokenizer(
+    name: str | Path,
+    *,
+    trust_remote_code: bool = False,
+    local_only: bool = False,
+    revision: str | None = None,
+    token: str | bool | None = None,
+) -> PreTrainedTokenizerBase:
+    """Loads a tokenizer; arguments and errors as for `load_model`."""
+    where: dict[str, Any] = {"local_files_only": local_only, "revision": revision, "token": token}
+    with _plain_errors(name, trust_remote_code):
+        _checked_folder(name, trust_remote_code, where)
+        tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=trust_remote_code, **where)
+        tokenizer(["a"], text_target=["a"], verbose=False)  # some settings are only read here
+        return tokenizer
+
+
+def load_config(name: str | Path) -> Any:
+    """Loads a configuration from a folder, without running code that comes with it; errors as for `load_model`."""
+    with _plain_errors(name, trust_remote_code=False):
+        return AutoConfig.from_pretrained(name, trust_remote_code=False)
+
+
+def check_headers(folder: Path, tensors: Mapping[str, Sequence[int]]) -> tuple[Any, list[str]]:
+    """Compares the shapes of saved tensors with those of the model that config.json describes, without its weights.
+
+    Args:
+        folder: A checkpoint's folder.
+        tensors: Name of each saved tensor -> its shape.
+
+    Returns:
+        The configuration, and a sentence for each way in which the tensors don't fit it.
+
+    Raises:
+        CheckpointError: There is no model for the configuration, or its weights are quantized.
+    """
+    with _plain_errors(folder, trust_remote_code=False):
+        _checked_folder(folder, trust_remote_code=False, where={})
+        config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+        with torch.device("meta"):
+            model = AutoModelForSeq2SeqLM.from_config(config, trust_remote_code=False)
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+    tied: dict[int, list[str]] = {}
+    for name, value in parameters.items():
+        tied.setdefault(id(value), []).append(name)
+    wrong = [
+        f"{name} is {tuple(shape)}, not {tuple(parameters[name].shape)}"
+        for name, shape in tensors.items()
+        if name in parameters and tuple(shape) != tuple(parameters[name].shape)
+    ]
+    found = {
+        "the weights have no": [names[0] for names in tied.values() if not tensors.keys() & set(names)],
+        "the model has no": [name for name in tensors if name not in parameters],
+        "of another shape:": wrong,
+    }
+    return config, [f"{problem} {named(names)}" for problem, names in found.items() if names]
+
+
+def load_model(
+    name: str | Path,
+    *,
+    dtype: torch.dtype | str = "auto",
+    trust_remote_code: bool = False,
+    local_only: bool = False,
+    revision: str | None = None,
+    token: str | bool | None = None,
+    **fields: Any,
+) -> PreTrainedModel:
+    """Loads a sequence-to-sequence model, and refuses what `from_pretrained` only warns of, or doesn't notice.
+
+    `from_pretrained` fills in missing tensors with random numbers, ignores unknown ones and converts integers.
+
+    Args:
+        name: A folder that `save_pretrained` wrote, or a name on the Hub.
+        dtype: Type of the weights; "auto": as they were saved.
+        trust_remote_code: Whether code that comes with the checkpoint may run. Without it, nobody is asked.
+        local_only: Whether a name on the Hub is only looked for among the files of earlier downloads.
+        revision: Branch, tag or commit on the Hub.
+        token: For the Hub, as for `from_pretrained`.
+        **fields: Fields of the configuration that take the place of the checkpoint's, `dropout` for instance.
+
+    Returns:
+        The model, on the CPU in evaluation mode.
+
+    Raises:
+        CheckpointError: It can't be loaded, or tensors are missing, unknown, of another shape, not finite, or integers
+            where the model has floating-point numbers.
+    """
+    where: dict[str, Any] = {"local_files_only": local_only, "revision": revision, "token": token}
+    with _plain_errors(name, trust_remote_code):
+        folder = _checked_folder(name, trust_remote_code, where)
+        model, report = AutoModelForSeq2SeqLM.from_pretrained(
+            name,
+            dtype=dtype,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,  # they are in the report, then
+            trust_remote_code=trust_remote_code,
+            **where,
+            **fields,
+        )
+    _check_report(name, report)
+    _check_types(folder, model)
+    _check_tokens(name, model)
+    decoding = read_json(folder / GENERATION_CONFIG)
+    if isinstance(decoding, str) and (folder / GENERATION_CONFIG).exists():  # from_pretrained would take defaults
+        raise CheckpointError(f"{name}: {decoding}")
+    if wrong := not_finite(model):
+        raise CheckpointError(f"{name}: {named(wrong)} contains NaN or infinity; the training diverged")
+    return model.eval()
+
+
+@contextmanager
+def _plain_errors(name: str | Path, trust_remote_code: bool) -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:  # a damaged checkpoint raises whatever its file's reader raises
+        hint = ""
+        if not trust_remote_code and "trust_remote_code" in str(error):
+            hint = "; its own code only runs if you trust it and say so (--trust-remote-code)"
+        reason = error.__cause__ if isinstance(error, StrictDataclassError) and error.__cause__ else error
+        raise CheckpointError(f"can't load {name} ({first_line(reason)}){hint}") from error
+
+
+def _check_report(name: str | Path, report: dict[str, Any]) -> None:
+    """Refuses what `from_pretrained` reports, and would only log."""
+    problems = {"missing_keys": "the weights have no", "unexpected_keys": "the model has no"}
+    for key, problem in problems.items():
+        if report.get(key):
+            raise CheckpointError(f"{name}: {problem} {named(report[key])}; config.json and the weights don't match")
+    if mismatched := report.get("mismatched_keys"):
+        shapes = [f"{key} is {tuple(saved)}, not {tuple(wanted)}" for key, saved, wanted in mismatched]
+        raise CheckpointError(f"{name}: {named(shapes)}; config.json and the weights don't match")
+    if report.get("error_msgs"):
+        raise CheckpointError(f"{name}: {named(report['error_msgs'])}")
+
+
+def _check_types(folder: Path, model: PreTrainedModel) -> None:
+    """Refuses integers in place of floating-point weights, which `from_pretrained` converts."""
+    if any((folder / file).is_file() for file in (WEIGHTS, WEIGHTS_INDEX)):
+        types = {key: entry["dtype"] for key, (_, entry) in tensors_in(folder).items() if entry["dtype"] in INTEGERS}
+    else:  # an old checkpoint
+        files = folder.glob("pytorch_model*.bin")
+        weights = [torch.load(file, map_location="meta", weights_only=True) for file in files]
+        entries = [entry for part in weights for entry in part.items()]
+        types = {key: str(value.dtype) for key, value in entries if not value.is_floating_point()}
+    floating = {key for key, parameter in model.named_parameters() if parameter.is_floating_point()}
+    if wrong := [f"{key} ({types[key]})" for key in types.keys() & floating]:
+        raise CheckpointError(f"{folder}: {named(wrong)} must have floating-point numbers; it has integers")
+
+
+def _checked_folder(name: str | Path, trust_remote_code: bool, where: dict[str, Any]) -> Path:
+    """Returns the folder of a checkpoint's files, and refuses what its configuration must not ask for.
+
+    Raises:
+        ValueError: The configuration is damaged, or asks for it.
+    """
+    file = cached_file(name, CONFIG, _raise_exceptions_for_missing_entries=False, **where)
+    if file is None:  # a tokenizer alone
+        return Path(name)
+    config = read_json(Path(file))
+    if isinstance(config, str):
+        raise ValueError(config)
+    if config.get("is_encoder_decoder") is False:
+        raise ValueError("is_encoder_decoder is false in config.json, but a model that translates has both")
+    if config.get("quantization_config") is not None:
+        raise ValueError("its weights are quantized; give Translator what from_pretrained loads, or take the original")
+    labels = config.get("num_labels")
+    if isinstance(labels, int) and labels > MOST_LABELS:
+        raise ValueError(f"num_labels is {labels:,} in config.json, for which there is no memory; it may be left out")
+    positions, width = config.get("max_position_embeddings"), config.get("d_model")
+    if isinstance(positions, int) and isinstance(width, int) and positions * width > LARGEST_TABLE:
+        raise ValueError(
+            f"max_position_embeddings is {positions:,} and d_model {width:,} in config.json: too large for the memory"
+        )
+    for field in ("attn_implementation", "_attn_implementation"):
+        if "/" in str(config.get(field, "")) and not trust_remote_code:
+            raise ValueError(f"{field} in config.json names code on the Hub, which needs trust_remote_code")
+    return Path(file).parent
+
+
+def _check_tokens(name: str | Path, model: PreTrainedModel) -> None:
+    """Refuses a generation config whose special tokens aren't the model's."""
+    for token in ("pad_token_id", "eos_token_id", "decoder_start_token_id"):
+        own, wanted = (_as_list(getattr(config, token, None)) for config in (model.generation_config, model.config))
+        if own and wanted and not set(wanted) <= set(own):
+            raise CheckpointError(
+                f"{name}: {token} is {own[0]} in generation_config.json and {wanted[0]} in config.json"
+            )
+
+
+def _as_list(value: Any) -> list[Any]:
+    return [] if value is None else value if isinstance(value, list) else [value]
+
+
+def not_finite(model: torch.nn.Module) -> list[str]:
+    """Returns the names of a model's parameters that contain NaN or infinity."""
+    parameters = [(key, value.detach()) for key, value in model.named_parameters() if value.is_floating_point()]
+    # The extremes of NaN and anything are NaN.
+    return [key for key, value in parameters if value.numel() and not torch.stack(value.aminmax()).isfinite().all()]
+
+
+def check_tokenizer(tokenizer: PreTrainedTokenizerBase, config: Any, name: str) -> None:
+    """Checks that a tokenizer is the one that a model was trained with, as far as that can be known.
+
+    Args:
+        tokenizer: The tokenizer.
+        config: The model's configuration; its `tokenizer_fingerprint`, if there is one, decides.
+        name: The checkpoint's, for errors.
+
+    Raises:
+        CheckpointError: Its special tokens have other ids, it has ids that the model has no embedding for, it has many
+            fewer than the model, or the model was trained with another one.
+    """
+    for token in ("pad_token_id", "eos_token_id"):
+        own, wanted = getattr(tokenizer, token, None), getattr(config, token, None)
+        wanted = wanted if isinstance(wanted, list) else [wanted]
+        if own is not None and None not in wanted and own not in wanted:
+            raise CheckpointError(
+                f"{name}: the tokenizer's {token} is {own} and the model's {wanted[0]}; use the tokenizer that the "
+                "model was trained with"
+            )
+    size, rows = max(tokenizer.get_vocab().values(), default=-1) + 1, config.vocab_size
+    sizes = f"{name}: the tokenizer has {size:,} ids, and the model embeddings for {rows:,}"
+    if size > rows:
+        raise CheckpointError(f"{sizes}; use the tokenizer that the model was trained with")
+    known = getattr(config, "tokenizer_fingerprint", None)
+    if known is not None and known != tokenizer_fingerprint(tokenizer):
+        raise CheckpointError(
+            f"{name}: the model was trained with another tokenizer (`tokenizer_fingerprint` in config.json); use that "
+            "one, or remove the field if you have converted it"
+        )
+    if known is None and rows - size > max(UNUSED_ROWS, UNUSED_SHARE * rows):
+        raise CheckpointError(
+            f"{sizes}, and nothing says that the two belong together; use the tokenizer that the model was trained "
+            "with, or set `tokenizer_fingerprint` in config.json to "
+            f'"{tokenizer_fingerprint(tokenizer)}" if it is this one'
+        )
+
+
+def tokenizer_fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
+    """Returns a digest of a tokenizer's vocabulary and of what it does with a text that contains all of it.
+
+    That of OPUS-MT, which would take seconds for such a text, says itself what it does. Tokens that are added later
+    don't change the digest.
+    """
+    if (content := getattr(tokenizer, "content", None)) is not None:
+        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
+    added = tokenizer.added_tokens_encoder
+    vocabulary = sorted((number, token) for token, number in tokenizer.get_vocab().items() if token not in added)
+    text = tokenizer.convert_tokens_to_string([token for _, token in vocabulary])
+    ids = tokenizer(text, verbose=False)["input_ids"]
+    return hashlib.sha256(json.dumps([vocabulary, ids]).encode()).hexdigest()[:16]
+
+
+def named(names: Iterable[str], most: int = NAMES_PER_ERROR) -> str:
+    """Returns names for an error, in order: all of them, or the first `most` and the number of the others."""
+    names = sorted(names)
+    more = f" and {len(names) - most:,} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
+
+
+def tensors_in(checkpoint: Path) -> dict[str, tuple[Path, dict[str, Any]]]:
+    """Returns the tensors of a model in safetensors, one file or sharded, without reading their values.
+
+    Args:
+        checkpoint: A folder that `save_pretrained` wrote.
+
+    Returns:
+        Tensor's name -> its file, and its `dtype` ("F32", "BF16" ...) and `shape` (a list).
+
+    Raises:
+        ValueError: Files are missing or cut short, or the index doesn't match them; the message names the file.
+    """
+    if (checkpoint / WEIGHTS).exists() or not (checkpoint / WEIGHTS_INDEX).exists():
+        return {name: (checkpoint / WEIGHTS, entry) for name, entry in _header(checkpoint / WEIGHTS).items()}
+    index = read_json(checkpoint / WEIGHTS_INDEX)
+    if isinstance(index, str):
+        raise ValueError(index)
+    shard_of = index.get("weight_map")
+    if not isinstance(shard_of, dict):
+        raise ValueError(f"{WEIGHTS_INDEX} has no weight_map")
+    for shard in shard_of.values():
+        if not isinstance(shard, str) or Path(shard).name != shard:
+            raise ValueError(f"{WEIGHTS_INDEX} names {shard!r}, which is not a file beside it")
+    headers = {shard: _header(checkpoint / shard) for shard in sorted(set(shard_of.values()))}
+    for name, shard in shard_of.items():
+        if name not in headers[shard]:
+            raise ValueError(f"{shard} has no {name}, which {WEIGHTS_INDEX} looks for there")
+    return {name: (checkpoint / shard, headers[shard][name]) for name, shard in shard_of.items()}
+
+
+def _header(file: Path) -> dict[str, dict[str, Any]]:
+    """Tensor's name -> dtype and shape, from the header of a safetensors file."""
+    if not file.is_file():
+        raise ValueError(f"{file.name} is missing")
+    try:
+        with safe_open(file, framework="pt") as weights:
+            slices = {name: weights.get_slice(name) for name in weights.keys()}  # noqa: SIM118
+            return {name: {"dtype": one.get_dtype(), "shape": one.get_shape()} for name, one in slices.items()}
+    except SafetensorError as error:
+        if any(words in str(error) for words in CUT_SHORT):
+            raise ValueError(f"{file.name} is cut short ({error})") from error
+        raise ValueError(f"{file.name} is not in safetensors' format ({error})") from error
+
+
+def read_json(file: Path) -> dict[str, Any] | str:
+    """Returns a JSON file's object, or a sentence that says why it can't be read."""
+    if not file.is_file():
+        return f"{file.name} is missing"
+    try:
+        values = json.loads(file.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:  # JSON's and Unicode's errors, and too many brackets
+        return f"{file.name} is cut short or not JSON ({error})"
+    return values if isinstance(values, dict) else f"{file.name} is not a JSON object"
+
+
+def json_object(file: Path) -> dict[str, Any]:
+    """Returns a JSON file's object.
+
+    Raises:
+        ValueError: It can't be read; the message names folder and file, and says why.
+    """
+    values = read_json(file)
+    if isinstance(values, str):
+        raise ValueError(f"{file.parent}: {values}")
+    return values

@@ -1,1 +1,0 @@
-"""Translation of many sentences, and metrics."""

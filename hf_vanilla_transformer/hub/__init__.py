@@ -1,0 +1,1 @@
+"""Model cards, what they say, and uploads to the Hub."""

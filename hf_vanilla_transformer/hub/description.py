@@ -1,0 +1,242 @@
+"""What a checkpoint is, told from its files: no weight is computed with, and no code of the checkpoint runs."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ..checkpoints.loading import (
+    CONFIG,
+    GENERATION_CONFIG,
+    CheckpointError,
+    check_headers,
+    check_tokenizer,
+    json_object,
+    load_tokenizer,
+    tensors_in,
+    tokenizer_fingerprint,
+)
+from ..data.hub_names import without_weights
+from .facts import read_facts
+from .model_card import RunFacts
+
+MODEL_TYPE = "vanilla_transformer"
+PARTS = ("embeddings", "encoder", "decoder", "output projection")
+TOKENIZER_FILES = ("tokenizer_config.json", "tokenizer.json")
+RECIPE = "recipe.json"
+BYTES = {"float32": 4, "bfloat16": 2, "int8": 1}  # per parameter
+SIZES = {"F64": 8, "I64": 8, "F32": 4, "I32": 4, "F16": 2, "BF16": 2}  # of safetensors' types; others have one byte
+NOT_DECODING = ("_from_model_config", "transformers_version")
+# Of recipe.json: what a run was started with, beyond what a card says.
+STARTED_WITH = ("train_source", "train_target", "train_data", "data_dir", "preset", "max_steps", "num_train_epochs")
+
+
+@dataclass(frozen=True)
+class TokenizerFacts:
+    """A checkpoint's tokenizer.
+
+    Attributes:
+        kind: Its class.
+        size: Number of its tokens.
+        special_tokens: Name of each, such as "eos_token" -> its text and id, "</s> (2)".
+        fingerprint: Digest of its vocabulary and segmentation.
+        matches: Whether that is the configuration's `tokenizer_fingerprint`; None: the configuration has none.
+    """
+
+    kind: str
+    size: int
+    special_tokens: Mapping[str, str]
+    fingerprint: str
+    matches: bool | None
+
+
+@dataclass(frozen=True)
+class Description:
+    """What is known of a checkpoint.
+
+    Attributes:
+        name: As it was asked for.
+        config: Fields of its configuration.
+        parameters: One of `PARTS` -> number of its parameters, by the headers of the weights. Tied matrices count once;
+            empty: the weights aren't here.
+        types: Types of the saved tensors, as safetensors names them.
+        saved_bytes: What the saved tensors take.
+        cache_numbers: Numbers that decoding keeps per token of the source and of the translation, for each hypothesis.
+        tokenizer: None: there is none, or it can't be used.
+        decoding: What generation_config.json sets.
+        facts: What is known of the training; None: nothing can be said without the weights.
+        started_with: What recipe.json says that the run was started with.
+        checkpoints: Names of checkpoints in the same folder.
+        notes: What the reader should know.
+        problems: Why the model or its tokenizer can't be used as they are.
+    """
+
+    name: str
+    config: Mapping[str, Any]
+    parameters: Mapping[str, int]
+    types: Sequence[str]
+    saved_bytes: int
+    cache_numbers: int
+    tokenizer: TokenizerFacts | None
+    decoding: Mapping[str, Any]
+    facts: RunFacts | None
+    started_with: Mapping[str, Any] = field(default_factory=dict)
+    checkpoints: Sequence[str] = ()
+    notes: Sequence[str] = ()
+    problems: Sequence[str] = ()
+
+    @property
+    def total(self) -> int:
+        """Number of parameters."""
+        return sum(self.parameters.values())
+
+
+def describe(name: str) -> Description:
+    """Describes a checkpoint by its configuration, the headers of its weights and the files beside them.
+
+    The weights' values are read only to tell whether what is saved of a training is about them.
+
+    Args:
+        name: A folder that `save_pretrained` wrote, or a model's name on the Hub.
+
+    Raises:
+        CheckpointError: It is no checkpoint of this package's models, or a file is damaged.
+        HubError: The Hub has no such model, or it can't be reached.
+        CardError: What is saved of the training can't be read.
+    """
+    folder, tensors = _opened(name)
+    config, problems = check_headers(folder, {key: shape for key, (_, shape) in tensors.items()})
+    if not tensors:
+        problems = []
+    if problems:
+        problems = [f"config.json and the weights don't match: {'; '.join(problems)}"]
+    tokenizer, unusable = _tokenizer(folder, config)
+    facts, note = read_facts(folder) if Path(name).is_dir() else (None, None)
+    return Description(
+        name=name,
+        config={key: value for key, value in config.to_dict().items() if not key.startswith("_")},
+        parameters=_parts(tensors),
+        types=sorted({kind for kind, _ in tensors.values()}),
+        saved_bytes=sum(math.prod(shape) * SIZES.get(kind, 1) for kind, shape in tensors.values()),
+        cache_numbers=_cache_numbers(config),
+        tokenizer=tokenizer,
+        decoding=_decoding(folder),
+        facts=facts,
+        started_with=_started_with(folder),
+        checkpoints=_checkpoints(folder),
+        notes=[] if note is None else [note],
+        problems=[*problems, *unusable],
+    )
+
+
+def _opened(name: str) -> tuple[Path, dict[str, tuple[str, list[int]]]]:
+    """Returns the folder of a checkpoint's files, and its tensors' types and shapes by name."""
+    folder = Path(name)
+    if not folder.is_dir():
+        folder, tensors = without_weights(name)
+        _check_kind(folder, name)
+        return folder, tensors
+    _check_kind(folder, name)
+    check_headers(folder, {})  # what is wrong with the configuration comes first: quantized weights have other headers
+    try:
+        entries = tensors_in(folder)
+    except ValueError as error:
+        raise CheckpointError(f"{name}: {error}") from error
+    return folder, {key: (entry["dtype"], entry["shape"]) for key, (_, entry) in entries.items()}
+
+
+def _check_kind(folder: Path, name: str) -> None:
+    """Refuses folders that aren't checkpoints of this package's models, and says what they are."""
+    if not (folder / CONFIG).is_file():
+        if inside := _checkpoints(folder):
+            raise CheckpointError(
+                f"{name} is the folder of a training and has no model of its own yet; describe one of its "
+                f"checkpoints: {', '.join(inside)}"
+            )
+        if (folder / "adapter_config.json").is_file():
+            raise CheckpointError(f"{name} has an adapter alone; describe the model that it belongs to")
+        raise CheckpointError(f"{name} is not a checkpoint: it has no {CONFIG}")
+    kind = _json(folder / CONFIG).get("model_type")
+    if kind != MODEL_TYPE:
+        raise CheckpointError(
+            f"{name} is a model of type {kind!r} of transformers, and only those of this package are described; "
+            "`vanilla-transformer convert` makes one of a Marian model"
+        )
+
+
+def _parts(tensors: Mapping[str, tuple[str, Sequence[int]]]) -> dict[str, int]:
+    parts = dict.fromkeys(PARTS, 0)
+    for name, (_, shape) in tensors.items():
+        parts[_part(name)] += math.prod(shape)
+    return {part: number for part, number in parts.items() if number}
+
+
+def _part(name: str) -> str:
+    if ".embed_" in name:
+        return "embeddings"
+    stacks = [stack for stack in ("encoder", "decoder") if f".{stack}." in name]
+    return stacks[0] if stacks else "output projection"
+
+
+def _cache_numbers(config: Any) -> int:
+    heads = config.decoder_attention_heads
+    widths = [width or config.d_model // heads for width in (config.head_dim, config.value_head_dim)]
+    return int(config.decoder_layers * heads * sum(widths))
+
+
+def _tokenizer(folder: Path, config: Any) -> tuple[TokenizerFacts | None, list[str]]:
+    """Returns what is known of the tokenizer, and why it can't be used, if that is so."""
+    if not any((folder / file).is_file() for file in TOKENIZER_FILES):
+        return None, []
+    try:
+        tokenizer = load_tokenizer(folder)
+    except CheckpointError as error:
+        return None, [f"the tokenizer: {error}"]
+    wanted, own = config.tokenizer_fingerprint, tokenizer_fingerprint(tokenizer)
+    special = {
+        name: f"{token} ({tokenizer.convert_tokens_to_ids(str(token))})"
+        for name, token in tokenizer.special_tokens_map.items()
+        if isinstance(token, str)
+    }
+    matches = None if wanted is None else wanted == own
+    facts = TokenizerFacts(type(tokenizer).__name__, len(tokenizer), special, own, matches)
+    try:
+        check_tokenizer(tokenizer, config, folder.name)
+    except CheckpointError as error:
+        return facts, [str(error)]
+    return facts, []
+
+
+def _decoding(folder: Path) -> dict[str, Any]:
+    if not (folder / GENERATION_CONFIG).exists():
+        return {}
+    values = _json(folder / GENERATION_CONFIG)
+    return {name: value for name, value in values.items() if value is not None and name not in NOT_DECODING}
+
+
+def _started_with(folder: Path) -> dict[str, Any]:
+    """Returns what a run was started with, if this folder is a run's, a checkpoint of one or a mean of some."""
+    files = [file for file in (folder / RECIPE, folder.resolve().parent / RECIPE) if file.is_file()]
+    if not files or (files[0].parent != folder and not _is_of_a_run(folder)):
+        return {}
+    values = _json(files[0])
+    return {name: values[name] for name in STARTED_WITH if values.get(name) not in (None, [], "", -1)}
+
+
+def _json(file: Path) -> dict[str, Any]:
+    try:
+        return json_object(file)
+    except ValueError as error:
+        raise CheckpointError(str(error)) from error
+
+
+def _is_of_a_run(folder: Path) -> bool:
+    return folder.resolve().name.startswith(("checkpoint-", "averaged-"))
+
+
+def _checkpoints(folder: Path) -> list[str]:
+    """Returns the names of a run's checkpoints and averaged models, the oldest first."""
+    kinds = ("checkpoint-*", "averaged-*")
+    found = [path for kind in kinds for path in folder.glob(kind) if (path / CONFIG).is_file()]
+    return [path.name for path in sorted(found, key=lambda path: (len(path.name), path.name))]

@@ -1,0 +1,244 @@
+"""What is known of a saved model for its card: the facts that a run saved, or else what its files say."""
+
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+import yaml
+from huggingface_hub import EvalResultEntry, ModelCard, eval_result_entries_to_yaml
+
+from ..checkpoints.loading import CONFIG, json_object, read_json, tensors_in
+from ..metrics import Score
+from .model_card import (
+    CARD,
+    FACTS,
+    TAGS,
+    WEIGHTS,
+    CurvePoint,
+    Evaluation,
+    Recipe,
+    RunFacts,
+    Sample,
+    fill_model_card,
+    weights_in,
+)
+
+SCORES = "scores.json"
+TRAINER_STATE = "trainer_state.json"
+TARGET_TOKENS = "target_tokens"
+POINTS_PER_CURVE = 10
+EVAL_RESULTS = ".eval_results"  # the Hub's folder for results on its benchmarks
+# Of what is saved, what stays true of other weights.
+BY_AUTHOR = ("title", "source_language", "target_language", "limits")
+# Fields of a card's metadata that are made of the facts; all others are its author's.
+MADE = ("base_model", "datasets", "language", "library_name", "license", "model-index", "pipeline_tag", "tags")
+
+
+class CardError(ValueError):
+    """A card can't be made or published; the message says why and names the fix."""
+
+
+def read_facts(folder: Path) -> tuple[RunFacts, str | None]:
+    """Collects what is known of a saved model.
+
+    What was saved of the training counts only for the weights that it was saved for. What the metadata of an existing
+    card says of languages, licence, data sets and base model comes from its author, and counts more than what was
+    saved, as do fields that no card has by itself. What nobody has said is left out.
+
+    Args:
+        folder: The model's folder, as `save_pretrained` writes it.
+
+    Returns:
+        The facts, and a sentence for the user if the weights aren't those that a training was saved for, or None.
+
+    Raises:
+        CardError: There is no complete model in the folder, or a file that is read can't be.
+    """
+    try:
+        config = json_object(folder / CONFIG)
+        tensors = tensors_in(folder)
+        saved = json_object(folder / FACTS) if (folder / FACTS).exists() else None
+    except ValueError as error:
+        raise CardError(f"{error}; give a folder that save_pretrained or `vanilla-transformer train` wrote") from error
+    note = None
+    if saved is None:
+        values = _from_a_run(folder)
+    elif saved.pop(WEIGHTS, None) == weights_in(folder):
+        values = _from_json(folder, saved)
+    else:
+        values = {}
+        note = f"the weights have changed since {FACTS} was written: what it says of their training is left out"
+    said = said_by_author(folder)
+    values = {name: value for name, value in values.items() if name not in BY_AUTHOR} | said
+    values["name"] = values.get("name") or folder.resolve().name
+    # Aliases of a tied matrix aren't saved.
+    values["parameters"] = sum(math.prod(entry["shape"]) for _, entry in tensors.values())
+    return RunFacts(**{**values, "config": config}), note
+
+
+def said_by_author(folder: Path) -> dict[str, Any]:
+    """Returns what only a model's author can know, for another card of it, be it trained further in between.
+
+    Args:
+        folder: The model's folder; it may have no card.
+
+    Returns:
+        Names of fields of `RunFacts` -> values that aren't empty.
+
+    Raises:
+        CardError: The card, or what was saved of it, can't be read.
+    """
+    try:
+        saved = json_object(folder / FACTS) if (folder / FACTS).exists() else {}
+    except ValueError as error:
+        raise CardError(f"{error}; remove it") from error
+    said = {name: saved[name] for name in BY_AUTHOR if isinstance(saved.get(name), str)}
+    said |= {name: value for name, value in _from_card(folder).items() if value}
+    languages = said.get("languages", ())
+    if languages and not {said.get("source_language"), said.get("target_language")} <= {*languages, None}:
+        said = {name: value for name, value in said.items() if not name.endswith("_language")}  # others are meant now
+    return said
+
+
+def with_what_was_said(facts: RunFacts, said: Mapping[str, Any]) -> RunFacts:
+    """Fills in what facts don't say.
+
+    Args:
+        facts: The facts of a new card.
+        said: What `said_by_author` has read from the older one.
+    """
+    if facts.languages or facts.source_language or facts.target_language:
+        said = {name: value for name, value in said.items() if "language" not in name}
+    return replace(facts, **{name: value for name, value in said.items() if not getattr(facts, name)})
+
+
+def curve_of(log: Iterable[Mapping[str, Any]]) -> list[CurvePoint]:
+    """Returns the learning curve in a Trainer's log, at most ten points of it, the last one among them.
+
+    Args:
+        log: `trainer.state.log_history`, or that of a trainer_state.json. Its evaluations are the points; without
+            evaluations, the logged losses are.
+    """
+    steps: dict[int, dict[str, Any]] = {}
+    for entry in log:
+        if isinstance(entry.get("step"), int):
+            steps.setdefault(entry["step"], {}).update(entry)
+    evaluated = [step for step, entry in steps.items() if "eval_loss" in entry]
+    chosen = sorted(evaluated or [step for step, entry in steps.items() if "loss" in entry])
+    if len(chosen) > POINTS_PER_CURVE:
+        last = len(chosen) - 1
+        chosen = [chosen[round(n * last / (POINTS_PER_CURVE - 1))] for n in range(POINTS_PER_CURVE)]
+    names = {TARGET_TOKENS: TARGET_TOKENS, "loss": "loss", "perplexity": "eval_perplexity", "bleu": "eval_bleu"}
+    return [CurvePoint(step, **{name: steps[step].get(key) for name, key in names.items()}) for step in chosen]
+
+
+def hardware_of(run: Path) -> str | None:
+    """Returns the hardware of a run, as its facts have it, in its folder or in that of the averaged model; or None."""
+    for file in (run / FACTS, *sorted(run.glob(f"*/{FACTS}"))):
+        facts = read_json(file)
+        recipe = facts.get("recipe") if isinstance(facts, dict) else None
+        if isinstance(recipe, dict) and isinstance(recipe.get("hardware"), str):
+            return str(recipe["hardware"])
+    return None
+
+
+def eval_results(facts: RunFacts, benchmark: str, task: str) -> str:
+    """Returns the YAML for a file in `.eval_results`, where the Hub looks for results on its benchmarks.
+
+    Args:
+        facts: The facts; the first score on the test set is the result.
+        benchmark: The benchmark's data set on the Hub.
+        task: The task in it, as its own `eval.yaml` calls it.
+
+    Raises:
+        CardError: The test set wasn't scored.
+    """
+    tests = [one for one in facts.evaluations if one.split == "test" and one.scores]
+    if not tests:
+        raise CardError("there is no score on a test set for --benchmark; train with a test set, or leave it out")
+    evaluation, score = tests[0], tests[0].scores[0]
+    notes = "; ".join(filter(None, (f"{score.name}, {score.signature}", evaluation.decoding)))
+    entry = EvalResultEntry(dataset_id=benchmark, task_id=task, value=round(score.value, 2), notes=notes)
+    return str(yaml.safe_dump(eval_result_entries_to_yaml([entry]), sort_keys=False, allow_unicode=True))
+
+
+def _from_json(folder: Path, values: dict[str, Any]) -> dict[str, Any]:
+    known = {one.name for one in fields(RunFacts)}
+    try:
+        read = {
+            "recipe": Recipe(**values.get("recipe", {})),
+            "curve": [CurvePoint(**one) for one in values.get("curve", ())],
+            "evaluations": _evaluations(values.get("evaluations", ())),
+            "samples": [Sample(**one) for one in values.get("samples", ())],
+        }
+        if unknown := values.keys() - known:
+            raise TypeError(f"unknown: {', '.join(sorted(unknown))}")
+        fill_model_card(RunFacts(**{"name": folder.name, **values, **read}))  # which sees values of other types
+    except (TypeError, AttributeError, KeyError, ValueError) as error:  # of a newer version, or edited
+        raise CardError(f"{folder / FACTS} can't be read ({error}); correct it, or remove it") from error
+    return {**values, **read}
+
+
+def _from_a_run(folder: Path) -> dict[str, Any]:
+    """What a run left that has no `model_card.json`, or a checkpoint during training."""
+    values: dict[str, Any] = {}
+    file = folder / TRAINER_STATE
+    try:
+        if file.is_file():
+            state = json.loads(file.read_text(encoding="utf-8"))
+            values["curve"] = curve_of(state["log_history"])
+            tokens = [entry[TARGET_TOKENS] for entry in state["log_history"] if TARGET_TOKENS in entry]
+            values["recipe"] = Recipe(steps=state["global_step"], target_tokens=max(tokens, default=None))
+        file = folder / SCORES
+        if file.is_file():
+            values["evaluations"] = _evaluations(json.loads(file.read_text(encoding="utf-8")))
+        fill_model_card(RunFacts(folder.name, **values))
+    except (TypeError, AttributeError, KeyError, ValueError, RecursionError) as error:
+        raise CardError(f"{file} can't be read ({type(error).__name__}); remove it") from error
+    return values
+
+
+def _evaluations(values: Iterable[Mapping[str, Any]]) -> list[Evaluation]:
+    return [Evaluation(**{**one, "scores": [Score(**score) for score in one["scores"]]}) for one in values]
+
+
+def _from_card(folder: Path) -> dict[str, Any]:
+    """What the metadata of the folder's card says."""
+    if not (folder / CARD).is_file():
+        return {}
+    data = load_card(folder / CARD).data
+    others = {name: value for name, value in data.to_dict().items() if name not in MADE}  # type: ignore[no-untyped-call]
+    return {
+        "languages": _strings(data.get("language")),
+        "license": data.get("license"),
+        "datasets": _strings(data.get("datasets")),
+        "base_model": next(iter(_strings(data.get("base_model"))), None),
+        "tags": [tag for tag in _strings(data.get("tags")) if tag not in TAGS],
+        "metadata": json.loads(json.dumps(others, default=str)),  # which makes text of dates
+    }
+
+
+def load_card(file: Path | str, name: str | None = None) -> ModelCard:
+    """Reads a card.
+
+    Args:
+        file: The file, or its text.
+        name: What messages call it; None: the file.
+
+    Raises:
+        CardError: It isn't UTF-8, or its metadata isn't YAML.
+    """
+    try:
+        card: ModelCard = ModelCard.load(file) if isinstance(file, Path) else ModelCard(file)
+    except (ValueError, TypeError, yaml.YAMLError) as error:
+        problem = " ".join(str(error).split())[:200]
+        raise CardError(f"{name or file} isn't a model card ({problem}); correct its metadata, or remove it") from error
+    return card
+
+
+def _strings(value: Any) -> Sequence[str]:
+    values = value if isinstance(value, list) else [value]
+    return [one for one in values if isinstance(one, str)]

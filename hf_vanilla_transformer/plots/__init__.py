@@ -1,0 +1,1 @@
+"""Pictures of attention, of the paper's formulas, and of learning curves."""

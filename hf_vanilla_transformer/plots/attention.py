@@ -1,0 +1,202 @@
+"""Heat maps of attention weights: the heads of a layer, or all layers, for one sentence."""
+
+import math
+from collections.abc import Sequence
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from ..translation.attention import Attention
+from .attention_parts import PARTS, check_choice, of_part
+from .drawing import FONT_SIZE, WIDEST, Axes, Figure, colour_bar, heat_map, new_figure, set_title, side_of
+
+Weights = torch.Tensor | npt.NDArray[np.floating]
+Maps = npt.NDArray[np.float32]
+Part = Literal["encoder", "decoder", "cross"]
+Choice = int | Literal["all", "mean"]
+
+# Panels up to this number -> the largest side of one, in inches: many have less room, and fewer labels.
+LARGEST_SIDES = {2: 7.0, 8: 5.0, 10_000: 3.3}
+BAR = "attention weight (a row sums to 1)"
+MARGINS = (2.0, 1.6)  # inches for labels, titles and the colour bar
+
+
+def plot_attention(
+    weights: Weights,
+    source_pieces: Sequence[str],
+    target_pieces: Sequence[str],
+    *,
+    heads: Literal["all", "mean"] = "all",
+    title: str | None = None,
+    labels: tuple[str, str] | None = None,
+) -> Figure:
+    """Heat maps of where each target piece attends to: one layer's weights for one sentence.
+
+    Args:
+        weights: (heads, target length, source length), each row a distribution over the source; for instance
+            `model(..., output_attentions=True).cross_attentions[-1][0]`.
+        source_pieces: The tokens attended to, in columns.
+        target_pieces: The tokens that attend, in rows.
+        heads: "all" for one map per head, "mean" for one map of their average.
+        title: Is written above the maps.
+        labels: What the columns and the rows are.
+
+    Returns:
+        A figure; `figure.savefig("attention.png")` writes it.
+
+    Raises:
+        TypeError: The pieces are one string.
+        ValueError: The weights' shape doesn't fit the pieces, or their rows are not distributions.
+    """
+    maps = _checked_weights(weights, source_pieces, target_pieces)
+    if heads not in ("all", "mean"):
+        raise ValueError(f'heads={heads!r}; choose "all" for one map per head or "mean" for their average')
+    if heads == "mean":
+        names, maps = [f"mean of {len(maps)} heads"], maps.mean(axis=0, keepdims=True)
+    else:
+        names = [f"head {number}" for number in range(1, len(maps) + 1)]
+    return _draw(maps, names, source_pieces, target_pieces, title, labels)
+
+
+def draw_attention(
+    attention: Attention, part: Part = "cross", *, layer: int | Literal["all"] = "all", heads: Choice = "all"
+) -> Figure:
+    """Draws one of the three attentions of a sentence, with a title that says what is seen.
+
+    Args:
+        attention: What `attention_of` returns.
+        part: "encoder" or "decoder" for their self-attention, "cross" for the decoder's to the encoder's output.
+        layer: The number of a layer, from 1; "all" for a map per layer, or per layer and head.
+        heads: The number of a head, from 1; "all" for a map per head, "mean" for the average of all.
+
+    Returns:
+        A figure.
+
+    Raises:
+        ValueError: There is no such part, layer or head; the message says how many there are.
+    """
+    weights, columns, rows = of_part(attention, part)
+    check_choice(part, (weights.shape[0], weights.shape[1]), layer, heads)
+    name, queries, keys, what = PARTS[part]
+    chosen = weights if layer == "all" else weights[layer - 1 : layer]  # (layers, heads, T, S)
+    numbers = range(1, len(weights) + 1) if layer == "all" else [layer]
+    if layer == "all" and heads == "all":
+        return _draw_table(chosen.numpy(), f"{name}, all layers and heads: {what}", keys, queries)
+    maps, of_heads = _of_heads(chosen, heads)
+    if layer == "all":
+        title, names = f"{name} by layer, {of_heads}: {what}", [f"layer {number}" for number in numbers]
+        return _draw(maps[:, 0].numpy(), names, columns, rows, title, (keys, queries))
+    title = f"{name}, layer {layer} of {len(weights)}: {what}"
+    names = [of_heads] if heads != "all" else [f"head {number}" for number in range(1, maps.shape[1] + 1)]
+    return _draw(maps[0].numpy(), names, columns, rows, title, (keys, queries))
+
+
+def _of_heads(weights: torch.Tensor, heads: Choice) -> tuple[torch.Tensor, str]:
+    """Chooses heads of (layers, heads, T, S): (layers, 1 or all heads, T, S), and what they are called."""
+    if heads == "mean":
+        return weights.mean(dim=1, keepdim=True), f"mean of {weights.shape[1]} heads"
+    if heads == "all":
+        return weights, "all heads"
+    return weights[:, heads - 1 : heads], f"head {heads} of {weights.shape[1]}"
+
+
+def _draw(
+    maps: Maps,
+    names: Sequence[str],
+    columns: Sequence[str],
+    rows: Sequence[str],
+    title: str | None,
+    labels: tuple[str, str] | None,
+) -> Figure:
+    """Draws maps, (maps, rows, columns), in a grid, with one colour scale, so that they can be compared."""
+    largest_side = next(side for count, side in LARGEST_SIDES.items() if len(maps) <= count)
+    size = side_of(len(columns), largest_side), side_of(len(rows), largest_side)
+    figure, panels = _grid(len(maps), *size)
+    largest = float(maps.max())
+    for panel, name, one in zip(panels, names, maps, strict=True):
+        image = heat_map(panel, one, columns, rows, size=size, largest=largest)
+        panel.set_title(name, fontsize=FONT_SIZE + 1)
+    colour_bar(figure, panels, image, BAR)
+    if labels is not None:
+        figure.supxlabel(labels[0], fontsize=FONT_SIZE + 1)
+        figure.supylabel(labels[1], fontsize=FONT_SIZE + 1)
+    if title is not None:
+        set_title(figure, title)
+    return figure
+
+
+def _draw_table(weights: Maps, title: str, keys: str, queries: str) -> Figure:
+    """Draws the maps of (layers, heads, rows, columns) in a table, too small for the tokens."""
+    layers, heads = weights.shape[:2]
+    side = min(1.6, (WIDEST - MARGINS[0]) / heads)
+    figure = new_figure(heads * side + MARGINS[0], layers * side + MARGINS[1])
+    grid = figure.subplots(layers, heads, squeeze=False)
+    for place, panel in np.ndenumerate(grid):
+        image = heat_map(panel, weights[place], [], [], size=(side, side), largest=float(weights.max()))
+        if place[0] == 0:
+            panel.set_title(f"head {place[1] + 1}", fontsize=FONT_SIZE + 1)
+        if place[1] == 0:
+            panel.set_ylabel(f"layer {place[0] + 1}", fontsize=FONT_SIZE + 1)
+    colour_bar(figure, list(grid.flat), image, BAR)
+    figure.supxlabel(f"columns: {keys}, rows: {queries}", fontsize=FONT_SIZE + 1)
+    set_title(figure, title)
+    return figure
+
+
+def _checked_weights(weights: Weights, source_pieces: Sequence[str], target_pieces: Sequence[str]) -> Maps:
+    """Returns the weights as float32, (heads, target length, source length), if they fit the pieces."""
+    for name, pieces in (("source_pieces", source_pieces), ("target_pieces", target_pieces)):
+        if isinstance(pieces, str):
+            raise TypeError(f"{name} is one string; give the list of its pieces, tokenizer.tokenize(text)")
+    if isinstance(weights, torch.Tensor):
+        weights = weights.detach().to(device="cpu", dtype=torch.float32).numpy()
+    maps = np.asarray(weights, dtype=np.float32)
+    pieces_shape = (len(target_pieces), len(source_pieces))
+    if maps.ndim != 3 or maps.shape[1:] != pieces_shape or 0 in maps.shape:
+        hint = "; take one sentence of a batch: weights[0]" if maps.ndim == 4 else ""
+        raise ValueError(
+            f"weights have shape {maps.shape}, but {len(target_pieces)} target pieces and {len(source_pieces)} source "
+            f"pieces need (heads, target length, source length) = (heads, {pieces_shape[0]}, {pieces_shape[1]}){hint}"
+        )
+    sums = maps.sum(axis=-1)
+    # Rows of zeros are padding. The tolerance is for bfloat16.
+    if not np.all((np.abs(sums - 1) < 0.02) | (sums == 0)) or maps.min() < 0:
+        raise ValueError(
+            "the rows of weights are not distributions (not negative, with sum 1); give attention weights after the "
+            "softmax, of a model in evaluation mode: model.eval() switches dropout off"
+        )
+    return maps
+
+
+def _columns(count: int, width: float, height: float) -> int:
+    """Number of columns that gives the grid a screen's proportions with few empty panels: 4 for 8 square panels."""
+
+    def misfit(columns: int) -> float:
+        rows = math.ceil(count / columns)
+        proportion = columns * width / (rows * height)
+        return abs(math.log(proportion / 1.5)) + 3 * (columns * rows - count) / count
+
+    fitting = [number for number in range(1, count + 1) if _width(number, width) <= WIDEST]
+    return min(fitting or [1], key=misfit)
+
+
+def _width(columns: int, width: float) -> float:
+    return columns * (width + 0.15) + MARGINS[0]
+
+
+def _grid(count: int, width: float, height: float) -> tuple[Figure, list[Axes]]:
+    """A figure with `count` empty panels of the given size in inches."""
+    columns = _columns(count, width, height)
+    rows = math.ceil(count / columns)
+    # A panel has a title above it.
+    figure = new_figure(_width(columns, width), rows * (height + 0.35) + MARGINS[1])
+    grid = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
+    panels = list(grid.flat)
+    for unused in panels[count:]:
+        unused.remove()
+    # Only outer panels have labels; above a gap in the last row, the outer panel is that of the row before.
+    for panel in panels[max(0, count - columns) : count]:
+        panel.xaxis.set_tick_params(which="both", labelbottom=True)
+    return figure, panels[:count]

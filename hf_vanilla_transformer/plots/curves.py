@@ -1,0 +1,97 @@
+"""The plots: attention, positions, masks, schedules and learning curves.
+
+They need matplotlib, but no screen, and don't change its global state.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from .attention import draw_attention, plot_attention
+from .drawing import (
+    FONT_SIZE,
+    WIDTH,
+    Axes,
+    Figure,
+    count_updates,
+    fonts_installed,
+    line_style,
+    name_panel,
+    new_figure,
+    readable,
+    save_figure,
+    set_log_scale,
+    set_title,
+)
+from .paper import Schedule, plot_masks, plot_positions, plot_schedule
+
+# What is drawn of a log -> the panel's title, and the unit on its axis.
+CURVES = {
+    "loss": ("training loss", "nats per token"),
+    "eval_perplexity": ("validation perplexity", "perplexity per token"),
+    "eval_bleu": ("validation BLEU", "BLEU"),
+}
+Log = Sequence[Mapping[str, Any]]
+
+
+def plot_training(runs: Mapping[str, Log], title: str | None = None) -> Figure:
+    """Learning curves: loss of training, and perplexity and BLEU of validation, by updates.
+
+    Args:
+        runs: Name -> the Trainer's log, `trainer.state.log_history` or `log_history` of a trainer_state.json.
+        title: Is written above the panels.
+
+    Returns:
+        A figure with one panel for each of the three that occurs in any log.
+
+    Raises:
+        ValueError: None of them occurs in a log.
+    """
+    shown = [key for key in CURVES if any(key in entry for log in runs.values() for entry in log)]
+    if not shown:
+        raise ValueError("no log has a loss, a perplexity or a BLEU score; give `trainer.state.log_history` of runs")
+    figure = new_figure(WIDTH if len(shown) > 1 else 0.6 * WIDTH, 3.6)
+    for panel, key in zip(figure.subplots(1, len(shown), squeeze=False)[0], shown, strict=True):
+        draw_curve(panel, key, runs)
+    if len(runs) > 1:
+        lines = {line.get_label(): line for panel in figure.axes for line in panel.get_lines()}
+        family, _ = fonts_installed()
+        font: Any = {"size": FONT_SIZE, "family": family}
+        figure.legend([*lines.values()], [*map(str, lines)], loc="outside lower center", ncols=3, prop=font)
+    if title is not None:
+        set_title(figure, title)
+    return figure
+
+
+def draw_curve(panel: Axes, key: str, runs: Mapping[str, Log]) -> None:
+    """Draws one of `CURVES` by updates into a panel, with a line for each run.
+
+    Args:
+        panel: Where to draw.
+        key: The entry of the logs.
+        runs: As for `plot_training`.
+    """
+    title, unit = CURVES[key]
+    _, fonts = fonts_installed()
+    for number, (name, log) in enumerate(runs.items()):
+        points = [(entry["step"], entry[key]) for entry in log if key in entry]
+        if points:
+            panel.plot(*zip(*points, strict=True), label=readable(name, fonts, longest=40), **line_style(number))
+    name_panel(panel, title, "updates", unit)
+    panel.grid(alpha=0.3)
+    count_updates(panel)
+    if key == "eval_perplexity":
+        set_log_scale(panel)
+
+
+__all__ = [
+    "Figure",
+    "Schedule",
+    "draw_attention",
+    "draw_curve",
+    "plot_attention",
+    "plot_masks",
+    "plot_positions",
+    "plot_schedule",
+    "plot_training",
+    "save_figure",
+]

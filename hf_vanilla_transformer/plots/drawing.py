@@ -1,0 +1,175 @@
+"""What the plots share: figures without a screen, fonts, colours, heat maps with tokens, and writing a file.
+
+All of it keeps matplotlib's global state as it is. Sizes are made for a picture that is 1,000 pixels wide.
+"""
+
+import io
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ..checkpoints.files import replacing
+
+try:
+    # `as`: the modules of the plots take them from here, where it is said what is missing.
+    from matplotlib import font_manager
+    from matplotlib.axes import Axes as Axes
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure as Figure
+    from matplotlib.ft2font import FT2Font
+    from matplotlib.image import AxesImage
+    from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter, ScalarFormatter
+    from PIL import Image
+except ImportError as error:
+    raise ImportError("Plots need matplotlib: pip install 'hf-vanilla-transformer[plot]'") from error
+
+FONT_SIZE = 8
+WIDTH = 10.0  # inches of a picture with a fixed width
+WIDEST = 13.8  # inches: scaled down to 1,000 pixels, a letter of FONT_SIZE still has 8 of them
+DPI = 120
+INCHES_PER_PIECE = 0.17  # so that neighbouring labels of FONT_SIZE don't touch
+LONGEST_LABEL = 18
+SUFFIXES = (".png", ".svg")
+# Okabe and Ito (2008): told apart with any kind of colour vision; yellow is left out, which is too light for a line.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
+LINES: tuple[Any, ...] = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)), (0, (8, 2)), (0, (1, 2)))
+
+# Used if installed, in addition to matplotlib's own font, which lacks the scripts of East and South Asia.
+FALLBACK_FONTS = (
+    "Noto Sans CJK JP", "Noto Sans CJK SC", "Noto Sans Devanagari", "Noto Sans Thai", "WenQuanYi Zen Hei",
+    "Hiragino Sans", "PingFang SC", "Microsoft YaHei", "Arial Unicode MS", "Nirmala UI",
+)  # fmt: skip
+MISSING_GLYPH = "\N{WHITE SQUARE}"
+
+
+def new_figure(width: float, height: float) -> Figure:
+    """Returns an empty figure of a size in inches, which needs no screen."""
+    figure = Figure(figsize=(width, height), layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def save_figure(figure: Figure, file: str | Path) -> None:
+    """Writes a figure as PNG or SVG, by the file's suffix; all of it or nothing.
+
+    Raises:
+        ValueError: The suffix is another one.
+        OSError: It can't be written.
+    """
+    suffix = Path(file).suffix.lower()
+    if suffix not in SUFFIXES:
+        raise ValueError(f"{file}: a plot is written as {' or '.join(SUFFIXES)}")
+    with replacing(file) as temporary:
+        if suffix == ".svg":
+            figure.savefig(temporary, format="svg")
+        else:
+            _write_png(figure, temporary)
+
+
+def _write_png(figure: Figure, file: Path) -> None:
+    """Writes 256 colours in a third of the bytes, each within a few of 255 levels of the figure's."""
+    drawn = io.BytesIO()
+    figure.savefig(drawn, format="png", dpi=DPI)
+    picture = Image.open(drawn).convert("RGB")
+    picture.quantize(256, method=Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE).save(file, "png", optimize=True)
+
+
+def line_style(number: int) -> dict[str, Any]:
+    """Returns colour and dashes of a plot's n-th line: lines differ in both."""
+    return {"color": COLOURS[number % len(COLOURS)], "linestyle": LINES[number % len(LINES)], "linewidth": 1.6}
+
+
+def set_title(figure: Figure, title: str) -> None:
+    """Writes what is seen above a figure, on several lines if it is long."""
+    family, fonts = fonts_installed()
+    figure.suptitle(readable(title, fonts, longest=300), family=family, parse_math=False, wrap=True, fontsize=11)
+
+
+def side_of(pieces: int, largest: float) -> float:
+    """Returns how many inches that many tokens take, up to `largest`, where only every n-th has a label."""
+    return min(max(1.6, pieces * INCHES_PER_PIECE), largest)
+
+
+def heat_map(
+    panel: Axes,
+    weights: npt.NDArray[np.float32],
+    columns: Sequence[str],
+    rows: Sequence[str],
+    *,
+    size: tuple[float, float],
+    largest: float,
+) -> AxesImage:
+    """Draws weights, (rows, columns), and labels the rows on the left and the columns below.
+
+    Args:
+        panel: Where to draw.
+        weights: The weights.
+        columns: The tokens below.
+        rows: The tokens on the left.
+        size: The panel's width and height in inches; if there is too little room, every n-th token has a label.
+        largest: The weight that has the darkest colour; 0 has the lightest.
+    """
+    image = panel.imshow(weights, cmap="Blues", vmin=0.0, vmax=largest, aspect="auto", interpolation="nearest")
+    family, fonts = fonts_installed()
+    for axis, labels, inches in (("x", columns, size[0]), ("y", rows, size[1])):
+        step = max(1, math.ceil(len(labels) * INCHES_PER_PIECE / inches - 1e-6))
+        shown = {place: readable(labels[place], fonts) for place in range(0, len(labels), step)}
+        set_ticks, rotation = (panel.set_xticks, 90) if axis == "x" else (panel.set_yticks, 0)
+        set_ticks([*shown], [*shown.values()], fontsize=FONT_SIZE, family=family, parse_math=False, rotation=rotation)
+    panel.tick_params(length=2, color="grey")
+    panel.spines[:].set_color("lightgrey")
+    return image
+
+
+def colour_bar(figure: Figure, panels: Axes | list[Axes], image: AxesImage, label: str) -> None:
+    """Puts a scale of the colours beside panels."""
+    bar = figure.colorbar(image, ax=panels, shrink=0.7, aspect=30, pad=0.02)
+    bar.set_label(label, fontsize=FONT_SIZE)
+    bar.ax.tick_params(labelsize=FONT_SIZE)
+    bar.outline.set_visible(False)
+
+
+def name_panel(panel: Axes, title: str, xlabel: str, ylabel: str) -> None:
+    """Writes a panel's title and what its axes are."""
+    panel.set_title(title, fontsize=FONT_SIZE + 1)
+    panel.set_xlabel(xlabel, fontsize=FONT_SIZE + 1)
+    panel.set_ylabel(ylabel, fontsize=FONT_SIZE + 1)
+    panel.tick_params(labelsize=FONT_SIZE)
+
+
+def count_updates(panel: Axes) -> None:
+    """Gives a panel's horizontal axis a few ticks at round numbers of updates."""
+    panel.xaxis.set_major_locator(MaxNLocator(5, integer=True))
+    panel.xaxis.set_major_formatter("{x:,.0f}")
+
+
+def set_log_scale(panel: Axes) -> None:
+    """Gives a panel a logarithmic axis with plain numbers."""
+    panel.set_yscale("log")
+    panel.yaxis.set_major_locator(LogLocator(subs=(1, 2, 3, 5, 7)))
+    panel.yaxis.set_major_formatter(ScalarFormatter())
+    panel.yaxis.set_minor_formatter(NullFormatter())
+
+
+def fonts_installed() -> tuple[list[str], list[FT2Font]]:
+    """Returns names and files of the fonts in which characters are looked up, in this order."""
+    installed = {font.name for font in font_manager.fontManager.ttflist}
+    family = ["DejaVu Sans", *(name for name in FALLBACK_FONTS if name in installed)]
+    return family, [font_manager.get_font(font_manager.findfont(name)) for name in family]
+
+
+def readable(text: str, fonts: list[FT2Font], longest: int = LONGEST_LABEL) -> str:
+    """Returns the text with a symbol for each character that is invisible or in no font, of which matplotlib warns."""
+    if not text.strip():
+        return "\N{OPEN BOX}" * max(1, min(len(text), longest))
+    if len(text) > longest:
+        text = text[: longest - 1] + "…"
+    return "".join(
+        character if character.isprintable() and any(font.get_char_index(ord(character)) for font in fonts)
+        else MISSING_GLYPH
+        for character in text
+    )  # fmt: skip

@@ -1,0 +1,154 @@
+"""The attention weights of one sentence and its translation, with the tokens as people read them."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from ..checkpoints.loading import named, not_finite
+from .decoding import source_limit, texts_of
+from .pieces import tokenize
+from .sources import check_target_codes, encoder, source_namer
+
+# Weights grow with the square of the length, and no picture shows that many tokens.
+MAX_TOKENS = 512
+
+
+@dataclass(frozen=True, eq=False)
+class Attention:
+    """Where each token attends to, for one sentence and its translation.
+
+    Attributes:
+        source_pieces: The source's S tokens, readable: keys of the encoder's and of the cross-attention.
+        input_pieces: The T tokens that the decoder reads, the start token first: keys of its self-attention.
+        target_pieces: The T tokens that the decoder predicts at these positions, a token later.
+        encoder: Self-attention of the encoder, (layers, heads, S, S), float32 on the CPU as all of them.
+        decoder: Self-attention of the decoder, (layers, heads, T, T).
+        cross: Attention of the decoder to the encoder's output, (layers, heads, T, S).
+    """
+
+    source_pieces: list[str]
+    input_pieces: list[str]
+    target_pieces: list[str]
+    encoder: Tensor
+    decoder: Tensor
+    cross: Tensor
+
+
+def attention_of(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, source: str, target: str | None = None
+) -> Attention:
+    """Returns the attention weights of all layers and heads for one sentence.
+
+    They are computed in evaluation mode, without gradients; a model in training mode is switched back to it.
+
+    Args:
+        model: Any sequence-to-sequence model that returns its attention weights.
+        tokenizer: Its tokenizer.
+        source: The sentence.
+        target: The translation that the model is forced to write; None: its own, by its generation config.
+
+    Returns:
+        The weights, those of `model(..., output_attentions=True)`, and the tokens.
+
+    Raises:
+        TypeError: A text is not a string.
+        ValueError: A text is empty or has more than 512 tokens or than the model has positions, weights of the model
+            or of its attention are NaN or infinite, the model has several target languages and the source doesn't say
+            which, or the model shows no attention weights.
+    """
+    source_ids = _token_ids(model, tokenizer, "source", source)
+    forced = None if target is None else _token_ids(model, tokenizer, "target", target)
+    if wrong := not_finite(model):
+        raise ValueError(f"the model's {named(wrong)} contains NaN or infinity; the training diverged")
+    with _evaluating(model), torch.no_grad():
+        inputs = torch.tensor([source_ids], device=model.device)
+        batch = {"input_ids": inputs, "attention_mask": torch.ones_like(inputs)}
+        sequence = _own_translation(model, batch) if forced is None else _shifted(model, forced)
+        read, predicted = sequence[:-1], sequence[1:]
+        decoder_inputs = torch.tensor([read], device=model.device)
+        output = model(**batch, decoder_input_ids=decoder_inputs, output_attentions=True, use_cache=False)
+    return Attention(
+        source_pieces=_readable(tokenizer, source_ids, is_source=True),
+        input_pieces=_readable(tokenizer, read, is_source=False),
+        target_pieces=_readable(tokenizer, predicted, is_source=False),
+        encoder=_stacked(model, output, "encoder_attentions"),
+        decoder=_stacked(model, output, "decoder_attentions"),
+        cross=_stacked(model, output, "cross_attentions"),
+    )
+
+
+def _token_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, name: str, text: str) -> list[int]:
+    """Tokenizes the source or the target; `name` says which."""
+    if not isinstance(text, str):
+        raise TypeError(f"{name} is of type {type(text).__name__}; give one sentence, a string")
+    if not text.strip():
+        fix = "" if name == "source" else ", or leave it out to see the model's own translation"
+        raise ValueError(f"{name} is empty; give a sentence{fix}")
+    texts_of(name, [text])
+    if name == "source":
+        check_target_codes(tokenizer, [text])
+    limit = min(MAX_TOKENS, source_limit(model, None, tokenizer))
+    encode = encoder(tokenizer) if name == "source" else lambda some: tokenizer(text_target=some)["input_ids"]
+    (ids,) = tokenize(encode, [text], limit)
+    if ids is None:
+        raise ValueError(f"{name} has more than {limit:,} tokens; give one sentence of it")
+    return ids
+
+
+@contextmanager
+def _evaluating(model: PreTrainedModel) -> Iterator[None]:
+    """Switches a model to evaluation mode, and each of its modules back."""
+    modes = {module: module.training for module in model.modules()}
+    if any(modes.values()):
+        model.eval()
+    try:
+        yield
+    finally:
+        if modes[model]:
+            model.train()
+        for module, mode in modes.items():
+            module.training = mode
+
+
+def _own_translation(model: PreTrainedModel, batch: dict[str, Tensor]) -> list[int]:
+    """Returns the best translation's tokens, the start token first, up to the end of the sentence."""
+    sequence = model.generate(**batch, num_return_sequences=1, return_dict_in_generate=False)[0].tolist()
+    ends = model.generation_config.eos_token_id
+    ends = ends if isinstance(ends, list) else [ends]
+    # The start token may be the end's: fairseq's is.
+    end = next((place for place, token in enumerate(sequence) if place and token in ends), len(sequence) - 1)
+    return sequence[: end + 1]
+
+
+def _shifted(model: PreTrainedModel, target: list[int]) -> list[int]:
+    """Returns a target's tokens, the start token first."""
+    labels = torch.tensor([target], device=model.device)
+    return [int(model.prepare_decoder_input_ids_from_labels(labels)[0, 0]), *target]
+
+
+def _stacked(model: PreTrainedModel, output: Any, name: str) -> Tensor:
+    """Returns the weights of all layers, (layers, heads, queries, keys)."""
+    layers = getattr(output, name, None)
+    if not layers or layers[0] is None:
+        kernel = getattr(model.config, "_attn_implementation", None)
+        raise ValueError(
+            f"{type(model).__name__} shows no attention weights with attn_implementation={kernel!r}; load it with "
+            'attn_implementation="eager", and a model of its own instead of an ensemble'
+        )
+    weights = torch.stack([layer[0] for layer in layers]).to(device="cpu", dtype=torch.float32)
+    if not weights.isfinite().all():
+        raise ValueError(f"{name} contains NaN or infinity; compute in float32, or check the training")
+    return weights
+
+
+def _readable(tokenizer: PreTrainedTokenizerBase, ids: list[int], is_source: bool) -> list[str]:
+    """Returns the tokens as people read them."""
+    if hasattr(tokenizer, "readable_pieces"):
+        return list(tokenizer.readable_pieces(ids))
+    tokens = source_namer(tokenizer)(ids) if is_source else tokenizer.convert_ids_to_tokens(ids)
+    return [token or "" for token in tokens]  # None: an id that only the model has

@@ -1,0 +1,858 @@
+"""Translating many sentences with one model or an ensemble: batches by length, n-best lists, forced decoding.
+
+Everything here takes a sequence-to-sequence model of transformers in evaluation mode and its tokenizer. Decoding is the
+model's own `generate()`: options are its keyword arguments, by default those of the model's generation config.
+"""
+
+import math
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.modeling_outputs import BaseModelOutput, Seq2SeqLMOutput
+from transformers.utils import logging
+
+from ..checkpoints.loading import tokenizer_fingerprint
+from ..engine import Engine
+from ..engine.decoding.search import round_down
+from ..engine.decoding.together import run_together
+from ..generation_vanilla_transformer import DecodingMixin
+from .limits import BATCH_TOKENS, MAX_SOURCE_TOKENS, check_generation, check_limit
+from .pieces import tokenize
+from .sources import Piece, Reader, check_splitting, encoder, join_pieces, source_namer, target_code
+
+logger = logging.get_logger(__name__)
+
+# Padded tokens in forced decoding, which has a row of the vocabulary's width for each target token at once.
+SCORED_TOKENS_PER_BATCH = 2_048
+# Texts that are tokenized at a time.
+TEXTS_AT_ONCE = 1_000
+# transformers gives the score -1e9 to places that hold no hypothesis.
+NO_HYPOTHESIS = -1e8
+# What the members of an ensemble have in common, beside the tokenizer.
+SHARED_FIELDS = ("vocab_size", "decoder_vocab_size", "decoder_start_token_id", "eos_token_id", "pad_token_id")
+
+
+# ---- Decoding ----
+@dataclass(frozen=True, eq=False)
+class Alignment:
+    """How much each token of a translation attends to each token of its source.
+
+    Attributes:
+        source: The source's tokens, (S,).
+        target: The tokens that the model wrote, (T,); those of a prefix are not among them.
+        weights: The mean of the last layer's heads, (T, S).
+    """
+
+    source: tuple[str, ...]
+    target: tuple[str, ...]
+    weights: Tensor
+
+
+@dataclass(frozen=True)
+class Translation:
+    """One translation of a text.
+
+    Attributes:
+        text: Its text; on one line, unless the text was split into sentences and has several lines.
+        num_tokens: Tokens that the model wrote, the end of sentence included where it wrote one, without a prefix.
+        score: Its log-probability in nats divided by the length penalty, `sequences_scores` of `generate()`; None
+            where n-best lists weren't asked for, or the text was translated in pieces.
+        alignment: Where it was asked for, and the text was translated as one.
+    """
+
+    text: str
+    num_tokens: int
+    score: float | None = None
+    alignment: Alignment | None = field(default=None, compare=False)
+
+
+class OtherModel(ABC):
+    """A model that another library runs: what the functions here need of it in place of a `PreTrainedModel`.
+
+    Attributes:
+        config: Its special tokens, and as `max_position_embeddings` its positions.
+        generation_config: How it decodes by default.
+        device: Where it is.
+        dtype: The type of its weights, by its name.
+    """
+
+    config: Any
+    generation_config: GenerationConfig
+    device: torch.device
+    dtype: str
+    training = False
+
+    @abstractmethod
+    def check_options(self, options: dict[str, Any], n_best: int | None, alignments: bool) -> dict[str, Any]:
+        """Checks the options of a call of `decode` and returns those for `search`; raises `ValueError`."""
+
+    @abstractmethod
+    def search(
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        windows: Iterator[list[Piece]],
+        options: dict[str, Any],
+        *,
+        batch_size: int | None,
+        batch_tokens: int | None,
+        lock: AbstractContextManager[Any],
+    ) -> Iterator[tuple[list[int], list[list[Translation]]]]:
+        """Translates pieces, which are numbered through all windows: yields some numbers with their translations.
+
+        Args:
+            tokenizer: The model's.
+            windows: Pieces, some at a time; the next ones are tokenized when they are asked for.
+            options: What `check_options` returned.
+            batch_size: As for `decode`.
+            batch_tokens: As for `decode`.
+            lock: To be held while the tokenizer is used.
+        """
+
+    @abstractmethod
+    def log_probabilities(self, sources: list[list[int]], targets: list[list[int]]) -> list[float]:
+        """Returns how probable each target is, in nats; tokens of sources and targets end with `</s>`."""
+
+
+def translate(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    sentences: Iterable[str],
+    **options: Any,
+) -> list[str]:
+    """Translates sentences: one line each, in their order; one that is empty or white space stays empty.
+
+    Args:
+        model: A model, or what `ensemble` made of several.
+        tokenizer: Its tokenizer.
+        sentences: The sentences, in any order of length: a list, a generator or the like, which is read once.
+        **options: As for `decode`, except for `n_best`, and for `generate()`, such as `num_beams` or
+            `gnmt_length_penalty`.
+
+    Returns:
+        As many translations as there are sentences.
+
+    Raises:
+        TypeError: As `decode`.
+        ValueError: As `decode`.
+    """
+    return [translations[0].text for translations in decode(model, tokenizer, sentences, **options)]
+
+
+def decode(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    sentences: Iterable[str],
+    *,
+    n_best: int | None = None,
+    alignments: bool = False,
+    target_lang: str | None = None,
+    prefix: str | Sequence[str] | None = None,
+    split_sentences: str | None = None,
+    batch_size: int | None = None,
+    batch_tokens: int | None = None,
+    max_source_tokens: int | None = None,
+    progress: Callable[[int], object] | None = None,
+    on_division: Callable[[int, int], object] | None = None,
+    lock: AbstractContextManager[Any] | None = None,
+    **options: Any,
+) -> list[list[Translation]]:
+    """Translates sentences into translations with their lengths and, for n-best lists, scores.
+
+    Args:
+        model: A model, what `ensemble` made of several, or one of another library.
+        tokenizer: Its tokenizer.
+        sentences: The sentences.
+        n_best: Translations per sentence, of a beam search at least as wide. None: the best alone, without its score.
+        alignments: Whether translations have their alignments; a model of this package has them.
+        target_lang: What to translate into, for a tokenizer that has codes such as ">>deu<<": "deu" or ">>deu<<". A
+            sentence that begins with a code keeps it.
+        prefix: What translations have to begin with: a string for all, or a list with one for each sentence. White
+            space at its end doesn't count. It should end with a word, as it is tokenized by itself: the model goes on
+            with a new token.
+        split_sentences: The language of the sentences in two letters (ISO 639-1), by whose rules each is first split,
+            as it may be a paragraph or several; their translations are joined, with line breaks where they were. It
+            needs sentencex. None: nothing is split.
+        batch_size: Sentences at a time at most; None: as many as `batch_tokens` allows.
+        batch_tokens: Padded source tokens at a time, times beams, at most; a longer sentence is a batch by itself.
+            None: 4,096, or what suits the backend.
+        max_source_tokens: Tokens of a source that is translated as one, at most; None: 1,024, or the tokenizer's
+            `model_max_length` where it is less. It is the model's positions where they end earlier. A longer one is
+            divided into pieces of at most 256 tokens at the ends of its sentences, else at white space, else
+            anywhere; the translations are joined.
+        progress: Called with the number of sentences done since its last call.
+        on_division: Called with the index and the number of pieces of each sentence that is divided as it is too long;
+            None: a warning is logged.
+        lock: Held while the tokenizer or the model works on a batch, so that several threads may share them.
+        **options: For `generate()`; lengths are those of a piece.
+
+    Returns:
+        Translations of each sentence, the best first: one, or `n_best` (fewer where the search found no more). An
+        empty sentence has one, empty, of no tokens and score 0. A sentence that is divided or split has one, without a
+        score or an alignment: the best of each piece, joined.
+
+    Raises:
+        TypeError: `sentences` is one string, a set, a dictionary or nothing, or one of them is not a string.
+        ValueError: The model is in training mode, an option is beyond its limit (`evaluation.limits`), or
+            `generate()` refuses an option or a sentence; `n_best` is below 1 or above the number of beams, or there
+            is but one beam; the model has no such target language, or no alignments; a prefix has special or unknown
+            tokens.
+        ImportError: `split_sentences` is asked for and sentencex is not installed.
+    """
+    texts = texts_of("sentences", sentences)
+    check_model(model)
+    for name, value in (
+        ("batch_size", batch_size), ("batch_tokens", batch_tokens), ("max_source_tokens", max_source_tokens)
+    ):  # fmt: skip
+        check_limit(name, value)
+    check_splitting(split_sentences)
+    check = model.check_options if isinstance(model, OtherModel) else partial(_checked_options, model)
+    options = check(options, n_best, alignments)
+    code = "" if target_lang is None else target_code(tokenizer, target_lang)
+    lock = nullcontext() if lock is None else lock
+    reader = Reader(tokenizer, source_limit(model, max_source_tokens, tokenizer), code, split_sentences)
+    with lock:
+        prefixes = _prefix_tokens(model, tokenizer, prefix, len(texts), options)
+    left: Counter[int] = Counter()  # pieces of each text that aren't translated yet
+    tell = progress or (lambda number: None)
+    pieces: list[Piece] = []
+    lists: dict[int, list[Translation]] = {}
+
+    def windows() -> Iterator[list[Piece]]:
+        for window in _windows(reader, texts, prefixes, lock, on_division, tell):
+            left.update(piece.text for piece in window)
+            pieces.extend(window)
+            yield window
+
+    search = model.search if isinstance(model, OtherModel) else partial(_search, model)
+    for batch, decoded in search(
+        tokenizer, windows(), options, batch_size=batch_size, batch_tokens=batch_tokens, lock=lock
+    ):
+        lists.update(zip(batch, decoded, strict=True))
+        left.subtract(pieces[place].text for place in batch)
+        tell(sum(left[text] == 0 for text in {pieces[place].text for place in batch}))
+    results = [[Translation("", 0, None if n_best is None else 0.0)] for _ in texts]
+    for text, own in _by_text(pieces, [lists[place] for place in range(len(pieces))]).items():
+        results[text] = own[0][1] if len(own) == 1 else [_joined([(gap, one[0]) for gap, one in own])]
+    return results
+
+
+def _windows(
+    reader: Reader,
+    texts: list[str],
+    prefixes: list[tuple[int, ...]],
+    lock: AbstractContextManager[Any],
+    on_division: Callable[[int, int], object] | None,
+    progress: Callable[[int], object],
+) -> Iterator[list[Piece]]:
+    """Yields the pieces of some texts at a time."""
+    for first in range(0, len(texts), TEXTS_AT_ONCE):
+        some = slice(first, first + TEXTS_AT_ONCE)
+        with lock:
+            pieces, divided = reader.pieces(texts[some], prefixes[some], first)
+        for index, count in divided.items():
+            (on_division or partial(_warn_of_division, reader.limit))(index, count)
+        if empty := len(texts[some]) - len({piece.text for piece in pieces}):
+            progress(empty)
+        yield pieces
+
+
+def _search(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    windows: Iterator[list[Piece]],
+    options: dict[str, Any],
+    *,
+    batch_size: int | None,
+    batch_tokens: int | None,
+    lock: AbstractContextManager[Any],
+) -> Iterator[tuple[list[int], list[list[Translation]]]]:
+    """Translates pieces as `OtherModel.search` does, with `generate()`."""
+    pieces = [piece for window in windows for piece in window]
+    num_beams = _setting(model, options, "num_beams") or 1
+    begin = partial(_begin, model, tokenizer, pieces, options)
+    outputs = run_together(begin, batches_of(pieces, batch_size, (batch_tokens or BATCH_TOKENS) // num_beams))
+    while True:
+        with lock:
+            with _no_gradients(model):
+                batch, output = next(outputs, (None, None))
+            if batch is None:
+                return
+            decoded = _translations(model, tokenizer, [pieces[place] for place in batch], options, output)
+        yield batch, decoded
+
+
+def _no_gradients(model: PreTrainedModel) -> AbstractContextManager[None]:
+    """Keeps gradients off. Quantized weights may be tensors of classes that inference mode has no room for (quanto)."""
+    return torch.no_grad() if getattr(model, "is_quantized", False) else torch.inference_mode()
+
+
+def _warn_of_division(limit: int, index: int, count: int) -> None:
+    logger.warning(f"sentences[{index}] has more than {limit:,} tokens and is translated in {count} pieces.")
+
+
+def _checked_options(
+    model: PreTrainedModel, options: dict[str, Any], n_best: int | None, alignments: bool
+) -> dict[str, Any]:
+    """Returns the options for `generate()`; raises `ValueError`."""
+    config = options.get("generation_config") or model.generation_config
+    check_generation(options, config)
+    num_beams = options.get("num_beams") or config.num_beams or 1
+    options = {**options, "return_dict_in_generate": True}  # for the beams' lengths
+    if options.get("max_new_tokens") is not None:
+        options.setdefault("max_length", None)  # transformers would warn of a generation config's at each batch
+    if n_best is not None:
+        check_n_best(n_best, num_beams)
+        options["num_return_sequences"] = n_best
+    if alignments and not isinstance(without_adapters(model), DecodingMixin):
+        raise ValueError(f"alignments need a model of this package, and this one is a {type(model).__name__}")
+    if alignments:
+        options["output_alignments"] = True
+    return options
+
+
+def without_adapters(model: PreTrainedModel) -> PreTrainedModel:
+    """Returns the model that a `PeftModel` has been made of, which holds the adapters' layers; any other as it is."""
+    return model.get_base_model() if hasattr(model, "get_base_model") else model
+
+
+def _prefix_tokens(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    prefix: str | Sequence[str] | None,
+    count: int,
+    options: dict[str, Any],
+) -> list[tuple[int, ...]]:
+    """Returns the tokens that the decoder begins with, for each text; none where the model is free to begin."""
+    if prefix is None:
+        return [()] * count
+    given = [prefix] * count if isinstance(prefix, str) else texts_of("prefix", prefix)
+    if len(given) != count:
+        raise ValueError(f"prefix has {len(given)} strings for {count} sentences; give one for each, or one string")
+    begin = [_setting(model, options, "decoder_start_token_id"), _setting(model, options, "forced_bos_token_id")]
+    begin = [token for token in begin if token is not None]
+    known: dict[str, tuple[int, ...]] = {}
+    for text in dict.fromkeys(given):
+        ids = tokenizer(text_target=[text.rstrip()], add_special_tokens=False)["input_ids"][0]
+        if special := set(ids) & set(tokenizer.all_special_ids):
+            shown = ", ".join(tokenizer.convert_ids_to_tokens(sorted(special)))
+            raise ValueError(f"the prefix {text!r} becomes {shown} for the tokenizer; leave out what it doesn't know")
+        known[text] = (*begin, *ids) if ids else ()
+    return [known[text] for text in given]
+
+
+def _setting(model: PreTrainedModel, options: dict[str, Any], name: str) -> Any:
+    """Returns an option of `generate()` as it counts, which older models have in their configuration."""
+    places = (options.get("generation_config"), model.generation_config, model.config)
+    values = [options.get(name), *(getattr(place, name, None) for place in places)]
+    return next((value for value in values if value is not None), None)
+
+
+def source_limit(
+    model: PreTrainedModel, max_tokens: int | None = None, tokenizer: PreTrainedTokenizerBase | None = None
+) -> int:
+    """Returns how many tokens a source may have to be translated as one.
+
+    Args:
+        model: A model, or what `ensemble` made of several.
+        max_tokens: The limit that is asked for; None: `MAX_SOURCE_TOKENS`, or the tokenizer's if it is less.
+        tokenizer: Its tokenizer, whose `model_max_length` is as long as the texts that it was trained on.
+
+    Returns:
+        That, or the model's number of positions where it is less: that of a learned table, and whatever another
+        architecture has as `max_position_embeddings`. Our sinusoids have no end.
+    """
+    limit = max_tokens
+    if limit is None:
+        limit = min(MAX_SOURCE_TOKENS, int(getattr(tokenizer, "model_max_length", MAX_SOURCE_TOKENS)))
+    for member in getattr(model, "members", [model]):
+        positions = getattr(member.config, "max_position_embeddings", None)
+        if isinstance(positions, int) and getattr(member.config, "position_encoding", "learned") == "learned":
+            limit = min(limit, positions)
+    return limit
+
+
+def batches_of(
+    pieces: Sequence[Piece], batch_size: int | None, max_tokens: int, size_of: Callable[[int], int] = round_down
+) -> Iterator[list[int]]:
+    """Groups pieces for a batch each; all of a batch have prefixes of one length, as padding can't begin a target."""
+    groups: dict[int, list[int]] = {}
+    for place, piece in enumerate(pieces):
+        groups.setdefault(len(piece.prefix), []).append(place)
+    for group in groups.values():
+        for batch in batches([len(pieces[place].token_ids) for place in group], batch_size, max_tokens, size_of):
+            yield [group[number] for number in batch]
+
+
+def _by_text(pieces: list[Piece], lists: list[list[Translation]]) -> dict[int, list[tuple[str, list[Translation]]]]:
+    grouped: dict[int, list[tuple[str, list[Translation]]]] = {}
+    for piece, translations in zip(pieces, lists, strict=True):
+        grouped.setdefault(piece.text, []).append((piece.gap, translations))
+    return grouped
+
+
+def _joined(pieces: list[tuple[str, Translation]]) -> Translation:
+    # Scores of several searches add up to no score of one.
+    text = join_pieces([(gap, piece.text) for gap, piece in pieces])
+    return Translation(text, sum(piece.num_tokens for _, piece in pieces))
+
+
+def batches(
+    lengths: Sequence[int], batch_size: int | None, max_tokens: int, size_of: Callable[[int], int] = round_down
+) -> Iterator[list[int]]:
+    """Groups sentences of like length, the longest first, so that too little memory shows at once.
+
+    Args:
+        lengths: Tokens of each sentence.
+        batch_size: Sentences per batch at most; None: any number.
+        max_tokens: Padded tokens per batch at most; a sentence that is longer is a batch by itself.
+        size_of: Returns how many of as many sentences as there is room for make a batch.
+
+    Yields:
+        Indices into `lengths`, each of them once.
+    """
+    batch: list[int] = []
+    for index in sorted(range(len(lengths)), key=lambda index: -lengths[index]):
+        if batch and (len(batch) == batch_size or (len(batch) + 1) * lengths[batch[0]] > max_tokens):
+            size = size_of(len(batch))
+            yield batch[:size]
+            batch = batch[size:]
+        batch.append(index)
+    if batch:
+        yield batch
+
+
+def _begin(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    pieces: list[Piece],
+    options: dict[str, Any],
+    places: Sequence[int],
+) -> Any:
+    """Begins the search for pieces whose prefixes have one length, or does all of it where there is no engine."""
+    tokens = {"input_ids": [pieces[place].token_ids for place in places]}
+    inputs = tokenizer.pad(tokens, return_tensors="pt").to(model.device)
+    batch = {name: inputs[name] for name in ("input_ids", "attention_mask")}
+    if pieces[places[0]].prefix:
+        batch["decoder_input_ids"] = torch.tensor([pieces[place].prefix for place in places], device=model.device)
+    # transformers' beam search gives scores of sequences only with those of every step.
+    scores = {"output_scores": True} if options.get("num_return_sequences") else {}
+    attached = vars(model).get("engine")  # not that of a model with adapters below
+    if isinstance(attached, Engine) and "generate" not in vars(model):  # the user's own
+        return attached.begin(model, {**batch, **options}, scores)
+    return model.generate(**batch, **options, **scores)
+
+
+def _translations(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    pieces: list[Piece],
+    options: dict[str, Any],
+    output: Any,
+) -> list[list[Translation]]:
+    """Makes translations of what `generate()` returned for pieces."""
+    texts = [on_one_line(text) for text in tokenizer.batch_decode(output.sequences, skip_special_tokens=True)]
+    scores = output.sequences_scores.tolist() if options.get("num_return_sequences") else [None] * len(texts)
+    counts = _numbers_of_tokens(model, output, max(len(pieces[0].prefix), 1))
+    width = len(texts) // len(pieces)
+    alignments: list[Alignment | None] = [None] * len(texts)
+    if options.get("output_alignments"):
+        sources = [piece.token_ids for piece in pieces for _ in range(width)]
+        alignments = _alignments(tokenizer, output, sources, counts)
+    rows = [Translation(*row) for row in zip(texts, counts, scores, alignments, strict=True)]
+    return [_without_empty_places(rows[start : start + width]) for start in range(0, len(rows), width)]
+
+
+def _alignments(
+    tokenizer: PreTrainedTokenizerBase, output: Any, sources: list[list[int]], counts: list[int]
+) -> list[Alignment | None]:
+    """Cuts the alignments of each row, (rows, T, S), to its tokens, and names these."""
+    made: list[Alignment | None] = []
+    of_source = source_namer(tokenizer)
+    begin = output.sequences.shape[1] - output.alignments.shape[1]
+    for number, (source, count) in enumerate(zip(sources, counts, strict=True)):
+        target = output.sequences[number, begin : begin + count].tolist()
+        weights = output.alignments[number, :count, : len(source)].clone()  # which doesn't hold the batch's memory
+        tokens = tokenizer.convert_ids_to_tokens(target)
+        made.append(Alignment(tuple(of_source(source)), tuple(tokens), weights))
+    return made
+
+
+def on_one_line(text: str) -> str:
+    """Returns a translation without line breaks."""
+    return text.replace("\r", " ").replace("\n", " ")
+
+
+def _without_empty_places(translations: list[Translation]) -> list[Translation]:
+    # A search with fewer hypotheses than places fills the list up with such.
+    return translations[:1] + [one for one in translations[1:] if one.score is not None and one.score > NO_HYPOTHESIS]
+
+
+def _numbers_of_tokens(model: PreTrainedModel, output: Any, begin: int) -> list[int]:
+    """Counts what the model wrote in each row from a place on; rows are filled up to the longest one's length."""
+    if output.get("beam_indices") is not None:
+        return (output.beam_indices >= 0).sum(dim=1).tolist()
+    config = model.generation_config
+    ends = config.eos_token_id if isinstance(config.eos_token_id, list) else [config.eos_token_id]
+    return [_number_of_tokens(row[begin:], ends, config.pad_token_id) for row in output.sequences.tolist()]
+
+
+def _number_of_tokens(tokens: list[int], ends: list[int | None], padding: int | None) -> int:
+    for number, token in enumerate(tokens, start=1):
+        if token in ends:
+            return number
+    while tokens and tokens[-1] == padding:
+        tokens = tokens[:-1]
+    return len(tokens)
+
+
+def check_n_best(n_best: int, num_beams: int) -> None:
+    """Checks that a beam search has enough beams for n-best lists.
+
+    Raises:
+        ValueError: There are fewer beams, or just one, or `n_best` is below 1 or beyond its limit.
+    """
+    check_limit("n_best", n_best)
+    if num_beams < max(n_best, 2):
+        raise ValueError(
+            f"n_best={n_best} needs a beam search of at least {max(n_best, 2)} beams, and num_beams is {num_beams}; "
+            "raise num_beams"
+        )
+
+
+def texts_of(name: str, values: Iterable[str], first: int = 0) -> list[str]:
+    """Makes a list of what a caller gives as sentences, which may be a generator.
+
+    Args:
+        name: What they are called in errors.
+        values: The sentences.
+        first: The number of the first one, for errors.
+
+    Raises:
+        TypeError: It is one string, a set, a dictionary or nothing, or one of them is not a string.
+        ValueError: One of them has half of a surrogate pair.
+    """
+    if isinstance(values, str | bytes):
+        raise TypeError(f"{name} is a string; give a list of strings, [text] for a single one")
+    if isinstance(values, Mapping | set | frozenset) or not isinstance(values, Iterable):
+        kind = "None" if values is None else f"of type {type(values).__name__}"
+        raise TypeError(f"{name} is {kind}; give strings in an order, for instance a list of strings")
+    texts = list(values)
+    for index, text in enumerate(texts, start=first):
+        if not isinstance(text, str):
+            kind = "None" if text is None else f"of type {type(text).__name__}"
+            raise TypeError(f'{name}[{index}] is {kind}; give strings, "" for a missing one')
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise ValueError(
+                f"{name}[{index}] has half of a surrogate pair at position {error.start}, which is no character; "
+                'remove it, for instance by text.encode("utf-8", "replace").decode()'
+            ) from error
+    return texts
+
+
+def check_model(model: PreTrainedModel) -> None:
+    """Checks that a model is in evaluation mode.
+
+    Raises:
+        ValueError: It is in training mode.
+    """
+    if model.training:
+        raise ValueError("the model is in training mode, where dropout falsifies its output; call model.eval() first")
+
+
+# ---- Forced decoding ----
+@dataclass(frozen=True)
+class Likelihood:
+    """How probable a model finds given translations.
+
+    Attributes:
+        negative_log_probability: Of all target tokens together, in nats: plain cross-entropy, without label smoothing.
+        num_tokens: Target tokens, each sentence's `</s>` included.
+        num_left_out: Pairs that are too long and not counted.
+    """
+
+    negative_log_probability: float
+    num_tokens: int
+    num_left_out: int = 0
+
+    @property
+    def perplexity(self) -> float:
+        """Perplexity per token, as in Table 3 (there per word-piece); of other tokens it can't be compared."""
+        try:
+            return math.exp(self.negative_log_probability / self.num_tokens)
+        except OverflowError:
+            return math.inf
+
+
+class TargetScore(NamedTuple):
+    """How probable a model finds one given translation.
+
+    Attributes:
+        log_probability: Of all its tokens together, in nats.
+        num_tokens: Its tokens, `</s>` included.
+    """
+
+    log_probability: float
+    num_tokens: int
+
+
+def score_targets(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    sources: Iterable[str],
+    targets: Iterable[str],
+    **options: Any,
+) -> Likelihood:
+    """Forces the model to write given targets and sums up how improbable it finds them.
+
+    Args:
+        model: As for `score_pairs`, like all others.
+        tokenizer: Its tokenizer.
+        sources: The sentences.
+        targets: Their translations.
+        **options: `batch_size`, `max_tokens`, `progress`, `on_omission`.
+
+    Returns:
+        Log-probability and number of target tokens, hence perplexity, and the number of pairs left out.
+
+    Raises:
+        TypeError: As for `score_pairs`.
+        ValueError: As for `score_pairs`.
+    """
+    scores = score_pairs(model, tokenizer, sources, targets, **options)
+    counted = [score for score in scores if score is not None]
+    total, num_tokens = math.fsum(one.log_probability for one in counted), sum(one.num_tokens for one in counted)
+    return Likelihood(-total, num_tokens, len(scores) - len(counted))
+
+
+def score_pairs(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    sources: Iterable[str],
+    targets: Iterable[str],
+    *,
+    batch_size: int | None = None,
+    max_tokens: int | None = None,
+    progress: Callable[[int], object] | None = None,
+    on_omission: Callable[[int], object] | None = None,
+) -> list[TargetScore | None]:
+    """Forces the model to write given targets, and tells how probable it finds each.
+
+    Args:
+        model: A model, or what `ensemble` made of several.
+        tokenizer: Its tokenizer.
+        sources: The sentences; an empty one is a source of `</s>` alone.
+        targets: Their translations, in the same order; an empty one is `</s>` alone.
+        batch_size: Sentences at a time at most; fewer where they are long.
+        max_tokens: Tokens of a source and of a target at most, as `max_source_tokens` of `translate`. Pairs that have
+            more are left out.
+        progress: Called with the number of sentences done since its last call.
+        on_omission: Called with the index of each pair that is left out; None: a warning is logged.
+
+    Returns:
+        The score of each pair, in their order; None: it is left out.
+
+    Raises:
+        TypeError: `sources` or `targets` is one string, a set, a dictionary or nothing, or has what is not a string.
+        ValueError: They aren't equally many, there is none, all are left out, `batch_size` or `max_tokens` is beyond
+            its limit, or the model is in training mode.
+    """
+    texts, references = texts_of("sources", sources), texts_of("targets", targets)
+    check_model(model)
+    check_limit("batch_size", batch_size)
+    check_limit("max_tokens", max_tokens)
+    if len(texts) != len(references):
+        raise ValueError(f"{len(texts)} sources but {len(references)} targets; give one target for each source")
+    if not texts:
+        raise ValueError("sources and targets are empty; a likelihood needs at least one sentence")
+    pairs = _pairs(tokenizer, texts, references, source_limit(model, max_tokens, tokenizer), on_omission)
+    scores: list[TargetScore | None] = [None] * len(texts)
+    if progress is not None and len(pairs) < len(texts):
+        progress(len(texts) - len(pairs))
+    indices = list(pairs)
+    for batch in batches([max(map(len, pair)) for pair in pairs.values()], batch_size, SCORED_TOKENS_PER_BATCH):
+        chosen = [indices[i] for i in batch]
+        inputs, labels = ([pairs[index][side] for index in chosen] for side in (0, 1))
+        for index, target, log_probability in zip(
+            chosen, labels, _log_probabilities(model, tokenizer, inputs, labels), strict=True
+        ):
+            scores[index] = TargetScore(log_probability, len(target))
+        if progress is not None:
+            progress(len(batch))
+    return scores
+
+
+def _pairs(
+    tokenizer: PreTrainedTokenizerBase,
+    sources: list[str],
+    targets: list[str],
+    limit: int,
+    on_omission: Callable[[int], object] | None,
+) -> dict[int, tuple[list[int], list[int]]]:
+    """Tokenizes pairs, by their indices, and leaves out those of which one side has more than `limit` tokens."""
+    source_ids = tokenize(encoder(tokenizer), sources, limit)
+    target_ids = tokenize(lambda some: tokenizer(text_target=some)["input_ids"], targets, limit)
+    pairs = {}
+    for index, (source, target) in enumerate(zip(source_ids, target_ids, strict=True)):
+        if source is not None and target is not None:
+            pairs[index] = source, target
+        elif on_omission is not None:
+            on_omission(index)
+        else:
+            logger.warning(f"Pair {index} is left out: its source or its target has more than {limit:,} tokens.")
+    if not pairs:
+        raise ValueError(
+            f"every pair has a side of more than {limit:,} tokens, so there is nothing to score; give a sentence per "
+            "line, or raise the limit"
+        )
+    return pairs
+
+
+def _log_probabilities(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, sources: list[list[int]], targets: list[list[int]]
+) -> list[float]:
+    if isinstance(model, OtherModel):
+        return model.log_probabilities(sources, targets)
+    inputs = tokenizer.pad({"input_ids": sources}, return_tensors="pt").to(model.device)
+    rows = [torch.tensor(ids) for ids in targets]
+    labels = nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=-100).to(model.device)  # (B, T)
+    with _no_gradients(model):
+        logits = model(
+            input_ids=inputs["input_ids"],
+            attention_mask=inputs["attention_mask"],
+            decoder_input_ids=model.prepare_decoder_input_ids_from_labels(labels),
+            use_cache=False,
+        ).logits  # (B, T, V)
+        losses = F.cross_entropy(logits.flatten(0, 1).float(), labels.flatten(), ignore_index=-100, reduction="none")
+    return (-losses.double().view(labels.shape).sum(dim=1)).tolist()
+
+
+# ---- Ensembles ----
+def ensemble(models: Sequence[PreTrainedModel], tokenizers: Sequence[PreTrainedTokenizerBase]) -> PreTrainedModel:
+    """Makes one model of several: at each step, its probabilities are the mean of theirs.
+
+    It decodes as the first model does, by that one's generation config and length penalty, greedily or with beams. It
+    has no attention weights or hidden states to show, no loss, and can't be saved.
+
+    Args:
+        models: The members, on one device. Their sizes may differ, their vocabulary may not.
+        tokenizers: Their tokenizers, in the same order.
+
+    Returns:
+        A model for `translate`, `decode`, `score_targets` and `generate()`, which holds the members and no copies.
+
+    Raises:
+        ValueError: There is no member, or they have different vocabularies or special tokens.
+    """
+    if not models or len(models) != len(tokenizers):
+        raise ValueError(f"{len(models)} models and {len(tokenizers)} tokenizers; give each of at least one its own")
+    for number, (model, tokenizer) in enumerate(zip(models, tokenizers, strict=True), start=1):
+        _check_member(number, models[0].config, model.config, tokenizers[0].get_vocab(), tokenizer.get_vocab())
+        known = [one for one in (tokenizers[0], tokenizer) if isinstance(one, PreTrainedTokenizerBase)]
+        if number > 1 and len({tokenizer_fingerprint(one) for one in known}) > 1:
+            raise ValueError(f"model {number}'s tokenizer has model 1's vocabulary, but divides texts in another way")
+    # Of the first member's class, whose decoding may have options of its own.
+    base = type(models[0])
+    return type(f"{base.__name__}Ensemble", (AveragedProbabilities, base), {})(models)
+
+
+def _check_member(number: int, first: Any, config: Any, first_vocabulary: Any, vocabulary: Any) -> None:
+    fix = "an ensemble averages the probabilities of one vocabulary, so train its members with one tokenizer"
+    if vocabulary != first_vocabulary:
+        differing = sorted(token for token, _ in vocabulary.items() ^ first_vocabulary.items())
+        raise ValueError(
+            f"model {number} has another tokenizer than model 1: {len(vocabulary)} tokens instead of "
+            f"{len(first_vocabulary)}, and {differing[0]!r} is not the same in both; {fix}"
+        )
+    for name in SHARED_FIELDS:
+        own, wanted = getattr(config, name, None), getattr(first, name, None)
+        if own != wanted:
+            raise ValueError(f"model {number} has {name}={own} and model 1 {name}={wanted}; {fix}")
+
+
+class MemberCaches:
+    """Keys and values of each member of an ensemble, which `generate()` takes for one cache."""
+
+    is_compileable = is_croppable = False
+
+    def __init__(self, caches: list[Any]) -> None:
+        self.caches = caches
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        """Returns the number of positions, which is the same in all of them."""
+        return self.caches[0].get_seq_length(layer_idx)
+
+    def reorder_cache(self, beam_idx: Tensor) -> None:
+        """Gives each beam the past of the beam that it continues: `beam_idx`, (batch * beams,)."""
+        for cache in self.caches:
+            cache.reorder_cache(beam_idx)
+
+
+class MemberEncoders(nn.Module):
+    """The encoders of an ensemble's members."""
+
+    def __init__(self, encoders: list[nn.Module]) -> None:
+        super().__init__()
+        self.encoders = nn.ModuleList(encoders)
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None, **kwargs: Any) -> dict[str, Tensor]:
+        """Encodes a source (B, S) with each: {number of the member: (B, S, d_model)}, which `generate()` expands."""
+        outputs = (encoder(input_ids=input_ids, attention_mask=attention_mask, **kwargs) for encoder in self.encoders)
+        return {str(number): output.last_hidden_state for number, output in enumerate(outputs)}
+
+
+class AveragedProbabilities(nn.Module):
+    """What makes an ensemble of a model's class, which comes after it in the bases; `ensemble` builds it."""
+
+    members: Any
+
+    def __init__(self, members: Sequence[PreTrainedModel]) -> None:
+        PreTrainedModel.__init__(self, members[0].config)  # not the class's own, which would build another model
+        self.generation_config = members[0].generation_config
+        self.members = nn.ModuleList(members)
+        self.training = any(member.training for member in members)
+
+    def get_encoder(self, modality: str | None = None) -> MemberEncoders:
+        """Returns the members' encoders as one."""
+        return MemberEncoders([member.get_encoder() for member in self.members])
+
+    def forward(
+        self,
+        input_ids: Tensor | None = None,  # (B, S)
+        attention_mask: Tensor | None = None,  # (B, S)
+        decoder_input_ids: Tensor | None = None,  # (B, T)
+        decoder_attention_mask: Tensor | None = None,  # (B, past + T)
+        encoder_outputs: dict[str, Tensor] | None = None,  # in place of input_ids
+        past_key_values: Any = None,
+        use_cache: bool | None = None,
+        **kwargs: Any,
+    ) -> Seq2SeqLMOutput:
+        """Predicts the token at each target position: `logits`, (B, T, V), are log-probabilities in float32."""
+        # What generate() makes before the first step is one empty cache; each member makes its own then.
+        caches = past_key_values.caches if isinstance(past_key_values, MemberCaches) else [None] * len(self.members)
+        outputs = [
+            member(
+                input_ids=input_ids,
+                attention_mask=attention_mask,
+                decoder_input_ids=decoder_input_ids,
+                decoder_attention_mask=decoder_attention_mask,
+                encoder_outputs=None if encoder_outputs is None else BaseModelOutput(encoder_outputs[str(number)]),
+                past_key_values=cache,
+                use_cache=use_cache,
+            )
+            for number, (member, cache) in enumerate(zip(self.members, caches, strict=True))
+        ]
+        log_probabilities = torch.stack([output.logits.float().log_softmax(dim=-1) for output in outputs])
+        mean = log_probabilities.logsumexp(dim=0) - math.log(len(outputs))
+        caches = [output.past_key_values for output in outputs]
+        return Seq2SeqLMOutput(logits=mean, past_key_values=None if caches[0] is None else MemberCaches(caches))

@@ -1,0 +1,371 @@
+"""A model to translate with: it owns model and tokenizer, where `evaluation.translation` has the functions.
+
+    translator = Translator("Helsinki-NLP/opus-mt-en-de")
+    translator("It is half past three.")  # a string; a list gives a list, and a generator a stream
+
+A Marian model, such as this one, is converted on first use.
+"""
+
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from tqdm import tqdm
+from transformers import MarianMTModel, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.utils import logging
+
+from ..checkpoints.loading import CONFIG, CheckpointError, check_tokenizer, load_checkpoint, load_tokenizer
+from ..data.hub_names import check_model_on_hub
+from ..engine import EngineError, attach
+from ..errors import first_line
+from ..interop.marian import from_marian
+from . import decoding as translation
+from .converted import converted
+from .ctranslate2 import CTranslate2Model, check_compute_type, is_exported
+from .decoding import Translation
+from .limits import check_limit
+from .sources import check_splitting, check_target_codes, target_code
+
+logger = logging.get_logger(__name__)
+
+ADAPTER = "adapter_config.json"
+# A stream is read, sorted by length and translated in windows, which end at this number of texts or of characters.
+WINDOW = 1_000
+CHARACTERS_PER_WINDOW = 2**20
+BACKENDS = ("engine", "ctranslate2")
+SECONDS_TO_BAR = 2  # a shorter call shows no progress bar
+
+Result = str | Translation | list[Translation]
+
+
+class Turns:
+    """A lock that goes from thread to thread: who has just had it doesn't get it again while others wait."""
+
+    def __init__(self) -> None:
+        self._waiting, self._working = threading.Lock(), threading.Lock()
+
+    def __enter__(self) -> None:
+        with self._waiting:
+            self._working.acquire()
+
+    def __exit__(self, *error: object) -> None:
+        self._working.release()
+
+
+class DeviceError(ValueError):
+    """A device can't be used; the message says why."""
+
+
+class Translator:
+    """Translates texts with one model.
+
+        translator = Translator("outputs/quickstart/model")
+        translator("half past nine")  # a string
+        translator(["half past nine", "the fourth of May"], num_beams=1)  # a list in the same order
+        for text in translator(line for line in file): ...  # a stream, read and translated window by window
+
+    Several threads may call one translator: they take turns, batch by batch.
+
+    The engine is attached to a model that is loaded here, if it is one of this package: as long as it is, don't change
+    the model's weights and settings (`engine.attach` says what is noticed). A model that you give stays as it is, and
+    decodes with the engine where you have attached it, unless you name a `compute_type`: that attaches it.
+
+    Args:
+        model: A folder that `save_pretrained` wrote or a name on the Hub, of any sequence-to-sequence model; or a
+            model, a `PeftModel` among them. A folder or name of a Marian model (Helsinki-NLP/opus-mt-...) is converted
+            once, into the user's cache: `~/.cache/hf_vanilla_transformer/converted`, or below `$XDG_CACHE_HOME` or
+            `$HF_VANILLA_TRANSFORMER_CACHE`. Or a folder that `vanilla-transformer export --to ctranslate2` wrote.
+        device: Where it translates; None: CUDA where it is available, else the CPU; a model that is given stays where
+            it is, or moves if a device is named.
+        compute_type: As for `engine.attach`: "default" computes in the type of the weights, "int8" with weights of 8
+            bits, on a CPU.
+        threads: PyTorch's threads, which are those of all of the process; None: leaves them. With the backend
+            "ctranslate2", those of this translator; None: as many as PyTorch has.
+        backend: "engine" or "ctranslate2", which needs the package of that name: `compute_type` is then one of its own,
+            "float32" or "int8" on a CPU, and "default" that of the weights. A model of this package or a Marian model
+            is converted each time, in a temporary folder; it decodes as in `inference.ctranslate2`. None: "engine", or
+            what a folder was exported for.
+        tokenizer: That of a model that is given; a folder or a name has its own.
+        dtype: Type of the weights; "auto": as they were saved, but float32 for float16 on a CPU. A model that is given
+            keeps its own.
+        revision: Branch, tag or commit on the Hub.
+        token: For the Hub, as for `from_pretrained`.
+        trust_remote_code: Whether code that comes with the checkpoint may run.
+
+    Attributes:
+        model: The model, or a `CTranslate2Model`.
+        tokenizer: Its tokenizer.
+        compute_type: As given.
+        backend: What translates.
+
+    Raises:
+        ValueError: An option has a wrong value, the model can't be loaded (`CheckpointError`) or isn't on the Hub
+            (`HubError`), the device can't be used (`DeviceError`), or a model that is given is in training mode, has
+            no tokenizer, or another model's.
+    """
+
+    def __init__(
+        self,
+        model: str | Path | PreTrainedModel,
+        device: str | torch.device | None = None,
+        compute_type: str = "default",
+        threads: int | None = None,
+        *,
+        backend: str | None = None,
+        tokenizer: PreTrainedTokenizerBase | None = None,
+        dtype: torch.dtype | str = "auto",
+        revision: str | None = None,
+        token: str | bool | None = None,
+        trust_remote_code: bool = False,
+    ) -> None:
+        self.backend = _backend(model, backend)
+        if threads is not None and (isinstance(threads, bool) or not isinstance(threads, int) or threads < 1):
+            raise ValueError(f"threads is {threads!r}; it has to be an integer of at least 1")
+        if isinstance(model, str | Path) and tokenizer is not None:
+            raise ValueError("tokenizer is for a model that is given; a folder or a name has its own")
+        where: dict[str, Any] = {"revision": revision, "token": token, "trust_remote_code": trust_remote_code}
+        self.tokenizer: PreTrainedTokenizerBase
+        self.model: Any
+        if self.backend == "ctranslate2":
+            if dtype != "auto":
+                raise ValueError('dtype is for the backend "engine"; give compute_type')
+            options = (device, compute_type, threads)
+            self.tokenizer, self.model = _open_with_ctranslate2(model, tokenizer, options, where)
+        elif isinstance(model, str | Path):
+            self.tokenizer, self.model = load_to_translate(model, device, dtype=dtype, **where)
+            attach_where_supported(self.model, compute_type)
+        else:
+            self.tokenizer, self.model = _checked(model, tokenizer, device)
+            if compute_type != "default":
+                attach(self.model, compute_type)
+        self.compute_type = compute_type
+        self._turns = Turns()
+        if threads is not None and self.backend == "engine":
+            torch.set_num_threads(threads)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model is."""
+        return self.model.device
+
+    def __repr__(self) -> str:
+        name = getattr(self.model, "name_or_path", "") or type(self.model).__name__
+        given = f"device={str(self.device)!r}, compute_type={self.compute_type!r}"
+        return f"Translator({name!r}, {given}, backend={self.backend!r})"
+
+    def __call__(self, texts: str | Iterable[str], **options: Any) -> Any:
+        """Translates one text, several, or a stream of them.
+
+        Args:
+            texts: A string gives one translation. What has a length, such as a list or a column of a
+                `datasets.Dataset`, gives a list in the same order. Anything else that can be iterated over, such as a
+                generator, a file or a column of a streamed data set, gives an iterator: see `stream`.
+            **options: `n_best`, `alignments`, `target_lang`, `prefix`, `split_sentences`, `batch_size`,
+                `batch_tokens`, `max_source_tokens`, `progress` and `on_division` as for `translation.decode`;
+                `progress_bar`: True, False, or None, which shows one if standard error is a terminal and it takes more
+                than two seconds; all others are for `generate()`, such as `num_beams` or `max_new_tokens`. What they
+                leave out is up to the model's generation config.
+
+        Returns:
+            For each text its translation as a string; with `n_best`, a list of `Translation`s with their scores; with
+            `alignments=True`, a `Translation`, or a list of them.
+
+        Raises:
+            TypeError: Texts are not strings, or a set, a dictionary or nothing.
+            ValueError: As `translation.decode`; or the model has several target languages, and a text doesn't say
+                which.
+            ImportError: As `translation.decode`.
+        """
+        if isinstance(texts, str):
+            return self._translate([texts], options)[0]
+        if isinstance(texts, Iterable) and not hasattr(texts, "__len__"):
+            return self.stream(texts, **options)
+        return self._translate(texts, options)
+
+    def stream(self, texts: Iterable[str], *, window: int = WINDOW, **options: Any) -> Iterator[Result]:
+        """Translates texts that need not all be there yet, or have room in memory.
+
+        They are read a window at a time, translated in batches of like length, and yielded in their order.
+
+        Args:
+            texts: Strings: a generator, a list, a file, a column of a data set ...
+            window: Texts that are read before they are translated. 1 answers each as soon as it is read; many let
+                batches be full.
+            **options: As for a call. A `prefix` is one string.
+
+        Returns:
+            An iterator over what a call gives for each text.
+
+        Raises:
+            TypeError: As a call, when the text is reached.
+            ValueError: As a call; options are checked at once.
+            ImportError: As a call.
+        """
+        check_limit("batch_size", window)
+        self._check(options)
+        if not isinstance(options.get("prefix"), str | None):
+            raise ValueError("prefix has to be one string for a stream, or give the texts as a list")
+        return self._stream(texts, window, options)
+
+    def _stream(self, texts: Iterable[str], window: int, options: dict[str, Any]) -> Iterator[Result]:
+        first = 0
+        with self._bar(None, options) as bar:
+            for part in _windows(texts, window):
+                yield from self._translate(part, {**options, "progress_bar": False}, first)
+                first += len(part)
+                bar.update(len(part))
+
+    def _check(self, options: dict[str, Any]) -> None:
+        """Checks the options that need no text."""
+        check_splitting(options.get("split_sentences"))
+        if options.get("target_lang") is not None:
+            target_code(self.tokenizer, options["target_lang"])
+
+    def _translate(self, texts: Iterable[str], options: dict[str, Any], first: int = 0) -> list[Any]:
+        texts = translation.texts_of("sentences", texts, first)
+        if options.get("target_lang") is None:
+            check_target_codes(self.tokenizer, texts, first)
+        with self._bar(len(texts), options) as bar:
+            given = {name: value for name, value in options.items() if name != "progress_bar"}
+            given["progress"] = _both(bar.update, options.get("progress"))
+            rows = translation.decode(self.model, self.tokenizer, texts, lock=self._turns, **given)
+        if options.get("n_best") is not None:
+            return rows
+        return [row[0] if options.get("alignments") else row[0].text for row in rows]
+
+    def _bar(self, total: int | None, options: dict[str, Any]) -> Any:
+        shown = options.get("progress_bar")
+        delay = SECONDS_TO_BAR if shown is None else 0
+        return tqdm(total=total, unit=" texts", disable=None if shown is None else not shown, delay=delay, leave=False)
+
+
+def attach_where_supported(model: PreTrainedModel, compute_type: str = "default") -> None:
+    """Attaches the engine to a model whose owner is the caller; other architectures decode as transformers does.
+
+    Args:
+        model: The model, or what `ensemble` made of several.
+        compute_type: As for `engine.attach`.
+
+    Raises:
+        EngineError: The model isn't supported, and a `compute_type` is named.
+    """
+    try:
+        attach(model, compute_type)
+    except EngineError as error:
+        if compute_type != "default":
+            raise
+        logger.info(f"{type(model).__name__} decodes without the engine: {error}.")
+
+
+def load_to_translate(
+    name: str | Path, device: str | torch.device | None = None, *, dtype: torch.dtype | str = "auto", **where: Any
+) -> tuple[PreTrainedTokenizerBase, PreTrainedModel]:
+    """Loads a model and its tokenizer for `Translator`; a Marian model is converted first.
+
+    Args:
+        name: As `model` of `Translator`.
+        device: As for `Translator`.
+        dtype: As for `Translator`.
+        **where: `revision`, `token` and `trust_remote_code` as for `Translator`.
+
+    Raises:
+        CheckpointError: It can't be loaded or converted.
+        HubError: It is neither a folder nor a name on the Hub.
+        DeviceError: The device can't be used.
+    """
+    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        torch.zeros(1, device=device).item()
+    except (RuntimeError, AssertionError) as error:
+        raise DeviceError(f"device {device} can't be used here ({first_line(error)}); try cpu") from error
+    _check_folder(Path(name))
+    hub: dict[str, Any] = {key: where.get(key) for key in ("revision", "token")}
+    # The check has no token but the user's own.
+    hub["local_only"] = not (Path(name).is_dir() or where.get("token") or check_model_on_hub(str(name)))
+    if (folder := converted(name, **hub)) is not None:
+        tokenizer, model = load_checkpoint(folder, dtype=dtype)
+    else:
+        trust = bool(where.get("trust_remote_code"))
+        tokenizer, model = load_checkpoint(name, dtype=dtype, trust_remote_code=trust, **hub)
+    if dtype == "auto" and model.dtype == torch.float16 and torch.device(device).type == "cpu":
+        model = model.float()  # the same numbers; CPUs compute half precision slowly
+    return tokenizer, model.to(device)
+
+
+def _backend(model: Any, backend: str | None) -> str:
+    """Returns the backend for a model, which is that of its folder where it was exported for one."""
+    if backend not in (None, *BACKENDS):
+        raise ValueError(f"backend is {backend!r}; choose one of {', '.join(map(repr, BACKENDS))}")
+    if backend == "engine" and is_exported(model):
+        raise ValueError(f'{model} is in CTranslate2\'s format; give backend="ctranslate2", or the model itself')
+    return backend or ("ctranslate2" if is_exported(model) else "engine")
+
+
+def _open_with_ctranslate2(
+    model: str | Path | PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase | None,
+    options: tuple[str | torch.device | None, str, int | None],
+    where: dict[str, Any],
+) -> tuple[PreTrainedTokenizerBase, CTranslate2Model]:
+    """Opens an exported folder, or converts a model, which is loaded on the CPU and given up afterwards."""
+    device = str(options[0] or ("cuda" if torch.cuda.is_available() else "cpu"))
+    check_compute_type(torch.device(device), options[1])
+    if isinstance(model, str | Path) and is_exported(model):
+        return load_tokenizer(model), CTranslate2Model(Path(model), device, *options[1:])
+    if isinstance(model, str | Path):
+        tokenizer, loaded = load_to_translate(model, "cpu", **where)
+    else:
+        tokenizer, loaded = _checked(model, tokenizer, None)
+    if isinstance(loaded, MarianMTModel):
+        loaded = from_marian(loaded)[0]
+    return tokenizer, CTranslate2Model.converted(loaded, tokenizer, device, *options[1:])
+
+
+def _check_folder(folder: Path) -> None:
+    """Refuses a folder that is no checkpoint; what is no folder may be a name on the Hub."""
+    if not folder.is_dir() or (folder / CONFIG).is_file():
+        return
+    fix = "give a folder that save_pretrained wrote, or a name on the Hub"
+    if (folder / ADAPTER).is_file():
+        fix = "it is an adapter of PEFT: give PeftModel.from_pretrained(model, folder).eval() and tokenizer=..."
+    raise CheckpointError(f"{folder} is no checkpoint: it has no {CONFIG}; {fix}")
+
+
+def _checked(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None, device: str | torch.device | None
+) -> tuple[PreTrainedTokenizerBase, PreTrainedModel]:
+    """Checks the user's model; only its device may change."""
+    if not hasattr(model, "generate") or not hasattr(model, "config"):
+        raise ValueError(f"model is of type {type(model).__name__}; give a folder, a name on the Hub, or a model")
+    if tokenizer is None:
+        raise ValueError("a model needs its tokenizer; give tokenizer=AutoTokenizer.from_pretrained(...)")
+    translation.check_model(model)
+    check_tokenizer(tokenizer, model.config, type(model).__name__)
+    return tokenizer, model if device is None else model.to(device)
+
+
+def _windows(texts: Iterable[str], window: int) -> Iterator[list[str]]:
+    part: list[str] = []
+    size = 0
+    for text in texts:
+        part.append(text)
+        size += len(text) if isinstance(text, str) else 0  # what isn't one is refused with its window
+        if len(part) >= window or size >= CHARACTERS_PER_WINDOW:
+            yield part
+            part, size = [], 0
+    if part:
+        yield part
+
+
+def _both(update: Callable[[int], object], progress: Callable[[int], object] | None) -> Callable[[int], object]:
+    def call(number: int) -> None:
+        update(number)
+        if progress is not None:
+            progress(number)
+
+    return call
+
+
+__all__ = ["DeviceError", "Translation", "Translator"]

@@ -1,0 +1,554 @@
+"""Averaged checkpoints: the mean that numpy computes in float64, what is carried along, and what is refused."""
+
+import json
+import os
+import shutil
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, GenerationConfig, MarianConfig, MarianMTModel
+
+from hf_vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
+from hf_vanilla_transformer.checkpoints import averaging
+from hf_vanilla_transformer.checkpoints.averaging import average_checkpoints, mean_of
+from hf_vanilla_transformer.checkpoints.completeness import checkpoints_in, damage_of, write_checksums
+
+
+@pytest.fixture
+def checkpoints(trained, tmp_path):
+    """Four checkpoints, to be changed."""
+    run = Path(shutil.copytree(trained, tmp_path / "run"))
+    return [run / f"checkpoint-{step}" for step in (1, 2, 3, 4)]
+
+
+@pytest.fixture
+def output(tmp_path):
+    return tmp_path / "averaged"
+
+
+def weights_of(folder):
+    return {name: value for file in folder.glob("model*.safetensors") for name, value in load_file(file).items()}
+
+
+def float64_mean(checkpoints):
+    weights = [weights_of(checkpoint) for checkpoint in checkpoints]
+    return {name: np.mean([each[name].double().numpy() for each in weights], axis=0) for name in weights[0]}
+
+
+def change_weights(checkpoint, change):
+    file = checkpoint / "model.safetensors"
+    weights = load_file(file)
+    change(weights)
+    save_file(weights, file, metadata={"format": "pt"})
+
+
+def replace_by(name, value):
+    return lambda weights: weights.update({name: value})
+
+
+def change_json(file, **fields):
+    file.write_text(json.dumps(json.loads(file.read_text()) | fields))
+
+
+def saved_as(checkpoints, folder, **options):
+    """The checkpoints' models, saved again."""
+    folders = []
+    for checkpoint in checkpoints:
+        model = AutoModelForSeq2SeqLM.from_pretrained(checkpoint, dtype=options.get("dtype"))
+        folders.append(folder / checkpoint.name)
+        model.save_pretrained(folders[-1], max_shard_size=options.get("max_shard_size", "50GB"))
+        AutoTokenizer.from_pretrained(checkpoint).save_pretrained(folders[-1])
+        (folders[-1] / "trainer_state.json").write_text((checkpoint / "trainer_state.json").read_text())
+    return folders
+
+
+# The mean
+
+
+@pytest.mark.parametrize("number", [2, 3, 4])
+def test_the_mean_in_float32_is_that_of_float64_within_its_bound(checkpoints, output, number):
+    average_checkpoints(checkpoints[-number:], output)
+    mean, expected = weights_of(output), float64_mean(checkpoints[-number:])
+    assert mean.keys() == expected.keys()
+    moved = 0
+    for name, value in mean.items():
+        assert value.dtype == torch.float32
+        bound = number * 2.0**-24 * max(weights_of(folder)[name].abs().max().item() for folder in checkpoints)
+        assert np.abs(value.double().numpy() - expected[name]).max() <= bound, name
+        moved += any(not torch.equal(value, weights_of(folder)[name]) for folder in checkpoints)
+    assert moved == len(mean)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_the_mean_of_half_precision_is_rounded_once(checkpoints, tmp_path, output, dtype):
+    halves = saved_as(checkpoints, tmp_path / "half", dtype=dtype)
+    average_checkpoints(halves, output)
+    expected = float64_mean(halves)
+    different = total = 0
+    for name, value in weights_of(output).items():
+        assert value.dtype == dtype
+        rounded = torch.from_numpy(expected[name]).to(dtype)
+        different, total = different + (value != rounded).sum().item(), total + value.numel()
+    assert different == 0, f"{different} of {total}"  # their sums fit into float32's 24 bits
+    assert AutoModelForSeq2SeqLM.from_pretrained(output).dtype == dtype
+
+
+def test_the_mean_of_float64_is_not_rounded_to_float32(checkpoints):
+    for step, checkpoint in enumerate(checkpoints):
+        extra = torch.tensor([1.0 + step * 2.0**-40], dtype=torch.float64)
+        change_weights(checkpoint, replace_by("extra", extra))
+    assert mean_of(checkpoints)["extra"].tolist() == [1.0 + 1.5 * 2.0**-40]
+
+
+def test_one_checkpoint_averages_to_itself(checkpoints, output):
+    average_checkpoints(checkpoints[-1:], output)
+    for name, value in weights_of(checkpoints[-1]).items():
+        assert torch.equal(weights_of(output)[name], value), name
+
+
+def test_it_loads_and_computes_as_the_mean_does(checkpoints, output):
+    average_checkpoints(checkpoints, output)
+    model, expected = (AutoModelForSeq2SeqLM.from_pretrained(folder).eval() for folder in (output, checkpoints[0]))
+    mean = {name: torch.from_numpy(value).float() for name, value in float64_mean(checkpoints).items()}
+    expected.load_state_dict(mean, strict=False)
+    batch = AutoTokenizer.from_pretrained(output)(["twenty-one", "half past nine"], padding=True, return_tensors="pt")
+    labels = torch.tensor([[5, 6, 7], [8, 9, 2]])
+    with torch.no_grad():
+        torch.testing.assert_close(model(**batch, labels=labels).logits, expected(**batch, labels=labels).logits)
+    assert model.lm_head.weight is model.model.encoder.embed_tokens.weight
+    assert model.generate(**batch).shape[0] == 2
+
+
+def test_weights_that_are_not_tied_stay_so(tmp_path, output):
+    sizes = {"d_model": 8, "encoder_layers": 1, "decoder_layers": 1, "encoder_ffn_dim": 8, "decoder_ffn_dim": 8}
+    heads = {"encoder_attention_heads": 2, "decoder_attention_heads": 2}
+    untied = {"share_encoder_decoder_embeddings": False, "tie_word_embeddings": False, "decoder_vocab_size": 30}
+    config = VanillaTransformerConfig(vocab_size=20, **sizes, **heads, **untied)
+    folders = [tmp_path / name for name in "ab"]
+    for folder in folders:
+        VanillaTransformerForConditionalGeneration(config).save_pretrained(folder)
+    average_checkpoints(folders, output)
+    model, expected = AutoModelForSeq2SeqLM.from_pretrained(output), float64_mean(folders)
+    for name in ("lm_head.weight", "model.decoder.embed_tokens.weight", "model.encoder.embed_tokens.weight"):
+        np.testing.assert_allclose(model.state_dict()[name].numpy(), expected[name], rtol=1e-6, atol=1e-8)
+    assert model.lm_head.weight is not model.model.decoder.embed_tokens.weight
+
+
+def test_models_of_transformers_too(tmp_path, output):
+    sizes = {"d_model": 8, "encoder_layers": 1, "decoder_layers": 1, "encoder_ffn_dim": 8, "decoder_ffn_dim": 8}
+    config = MarianConfig(
+        vocab_size=20, **sizes, encoder_attention_heads=2, decoder_attention_heads=2, pad_token_id=0,
+        decoder_start_token_id=0, eos_token_id=1, forced_eos_token_id=1,
+    )  # fmt: skip
+    folders = [tmp_path / name for name in "ab"]
+    for folder in folders:
+        MarianMTModel(config).save_pretrained(folder)
+    average_checkpoints(folders, output)
+    model, expected = MarianMTModel.from_pretrained(output), float64_mean(folders)
+    for name, value in expected.items():
+        np.testing.assert_allclose(model.state_dict()[name].numpy(), value, rtol=1e-6, atol=1e-8)
+
+
+# Sharded
+
+
+def test_sharded_weights_have_the_same_mean(checkpoints, tmp_path, output):
+    sharded = saved_as(checkpoints, tmp_path / "sharded", max_shard_size="40KB")
+    assert not (sharded[0] / "model.safetensors").exists()
+    average_checkpoints(sharded, output)
+    average_checkpoints(checkpoints, tmp_path / "plain", max_shard_size="40KB")
+    average_checkpoints([checkpoints[0], *sharded[1:]], tmp_path / "mixed")
+    assert (output / "model.safetensors").exists()
+    assert len(list((tmp_path / "plain").glob("model-*.safetensors"))) > 2
+    expected = AutoModelForSeq2SeqLM.from_pretrained(output).state_dict()
+    for folder in (tmp_path / "plain", tmp_path / "mixed"):
+        for name, value in AutoModelForSeq2SeqLM.from_pretrained(folder).state_dict().items():
+            assert torch.equal(value, expected[name]), name
+
+
+# What comes along
+
+
+def test_configuration_tokenizer_and_code_are_the_last_checkpoints(checkpoints, output):
+    GenerationConfig(num_beams=7).save_pretrained(checkpoints[-1])
+    average_checkpoints(checkpoints, output)
+    kept = {
+        file.name
+        for file in checkpoints[-1].iterdir()
+        if file.suffix in (".py", ".json") and file.name != "trainer_state.json"
+    } | {"LICENSE-CODE"}
+    assert {file.name for file in output.iterdir()} == kept | {"model.safetensors"}
+    assert len(list(output.glob("*.py"))) == 4
+    for name in kept:
+        assert (output / name).read_bytes() == (checkpoints[-1] / name).read_bytes()
+    assert AutoModelForSeq2SeqLM.from_pretrained(output, trust_remote_code=True).generation_config.num_beams == 7
+    text = "der vierte Mai, 4€"
+    mine, theirs = (AutoTokenizer.from_pretrained(folder)(text)["input_ids"] for folder in (output, checkpoints[0]))
+    assert mine == theirs
+
+
+def test_without_a_tokenizer(checkpoints, output):
+    for checkpoint in checkpoints:
+        (checkpoint / "tokenizer.json").unlink()
+        (checkpoint / "tokenizer_config.json").unlink()
+    average_checkpoints(checkpoints, output)
+    assert not any(output.glob("tokenizer*.json"))
+
+
+def test_what_training_changes_may_differ(checkpoints, output):
+    change_json(checkpoints[0] / "config.json", dropout=0.3, use_cache=True, transformers_version="5.24.0")
+    padding = {"strategy": "BatchLongest", "direction": "Right", "pad_to_multiple_of": None, "pad_id": 0}
+    padding |= {"pad_type_id": 0, "pad_token": "<pad>"}
+    change_json(checkpoints[1] / "tokenizer.json", padding=padding)
+    average_checkpoints(checkpoints, output)
+    assert json.loads((output / "config.json").read_text())["dropout"] == 0.1
+
+
+# What doesn't fit together
+
+
+def _remove(name):
+    return lambda checkpoint: change_weights(checkpoint, lambda weights: weights.pop(name))
+
+
+def _replace(name, change):
+    return lambda checkpoint: change_weights(
+        checkpoint, lambda weights: weights.update({name: change(weights[name]).contiguous()})
+    )
+
+
+NORM = "model.encoder.layers.0.self_attn_layer_norm.weight"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (_remove(NORM), f"checkpoint-3 has no {NORM}, which .*checkpoint-1 has"),
+        (lambda c: change_weights(c, lambda w: w.update(news=torch.ones(1))), "-1 has no news, which .*-3 has"),
+        (_replace(NORM, lambda w: w[:-1]), rf"checkpoint-3: {NORM} has shape \[31\], but \[32\] in checkpoint-1"),
+        (_replace(NORM, lambda w: w.half()), f"checkpoint-3: {NORM} has dtype F16, but F32 in checkpoint-1"),
+        (_replace(NORM, lambda w: w * float("nan")), f"checkpoint-3: {NORM} contains NaN or infinity"),
+        (_replace(NORM, lambda w: w * float("-inf")), f"checkpoint-3: {NORM} contains NaN or infinity"),
+        (lambda c: change_json(c / "config.json", norm_position="pre"), "norm_position='pre', but checkpoint-1 'post'"),
+        (lambda c: change_json(c / "config.json", more=1), "config.json has more=1, but checkpoint-1 None; only"),
+        (lambda c: change_json(c / "tokenizer.json", version="2"), "checkpoint-3/tokenizer.json differs from check"),
+        (lambda c: (c / "tokenizer.json").unlink(), "checkpoint-3/tokenizer.json differs from checkpoint-1's"),
+        (lambda c: (c / "vocab.json").write_text("{}"), "checkpoint-3/vocab.json differs from checkpoint-1's"),
+        (lambda c: os.truncate(c / "model.safetensors", 999), "checkpoint-3: model.safetensors is cut short"),
+        (lambda c: os.truncate(c / "tokenizer_config.json", 9), "checkpoint-3: tokenizer_config.json is cut short or"),
+        (lambda c: (c / "generation_config.json").write_text("[]"), "generation_config.json is not a JSON object"),
+        (lambda c: (c / "config.json").unlink(), "damaged .*; leave them out .*checkpoint-3: config.json is missing"),
+        (lambda c: (c / "trainer_state.json").unlink(), "checkpoint-3: trainer_state.json is missing"),
+    ],
+)  # fmt: skip
+def test_what_does_not_fit_is_refused_by_name(checkpoints, output, change, message):
+    change(checkpoints[2])
+    with pytest.raises(ValueError, match=message):
+        average_checkpoints(checkpoints, output)
+    assert {entry.name for entry in output.parent.iterdir()} == {"run"}  # nothing half done is left
+
+
+def test_every_damaged_one_is_named(checkpoints, output):
+    os.truncate(checkpoints[1] / "model.safetensors", 1000)
+    with pytest.raises(ValueError, match=r"checkpoint-2: model.safetensors is cut .*nothing: there is no such folder"):
+        average_checkpoints([*checkpoints, output.parent / "nothing"], output)
+
+
+def test_none_or_one_twice(checkpoints, output):
+    with pytest.raises(ValueError, match="no checkpoints to average"):
+        average_checkpoints([], output)
+    with pytest.raises(ValueError, match="checkpoint-1 is given twice"):
+        average_checkpoints([*checkpoints, checkpoints[1].parent / "checkpoint-2" / ".." / "checkpoint-1"], output)
+
+
+def test_weights_in_another_format(checkpoints, output):
+    (checkpoints[0] / "model.safetensors").unlink()
+    (checkpoints[0] / "latest").write_text("global_step1")
+    (checkpoints[0] / "global_step1").mkdir()
+    torch.save({}, checkpoints[0] / "global_step1" / "mp_rank_00_model_states.pt")
+    with pytest.raises(ValueError, match=r"checkpoint-1: it has no weights: neither model\.safetensors nor"):
+        average_checkpoints(checkpoints, output)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_a_sum_that_overflows(checkpoints, dtype):
+    for checkpoint in checkpoints:
+        change_weights(checkpoint, replace_by("extra", torch.tensor([1.0, 0.6 * torch.finfo(dtype).max], dtype=dtype)))
+    with pytest.raises(ValueError, match=r"the sum of extra is too large for torch\.float"):
+        mean_of(checkpoints)
+
+
+def test_the_mean_of_the_largest_half_precision_numbers(checkpoints):
+    for checkpoint in checkpoints:
+        change_weights(checkpoint, replace_by("extra", torch.tensor([65504.0], dtype=torch.float16)))
+    assert mean_of(checkpoints)["extra"].item() == 65504.0
+
+
+def test_the_mean_in_8_bits(checkpoints):
+    for step, checkpoint in enumerate(checkpoints):
+        change_weights(checkpoint, replace_by("extra", torch.tensor([float(step)]).to(torch.float8_e4m3fn)))
+    mean = mean_of(checkpoints)["extra"]
+    assert (mean.dtype, mean.float().item()) == (torch.float8_e4m3fn, 1.5)
+
+
+def test_integers_have_to_be_equal(checkpoints):
+    for checkpoint in checkpoints:
+        change_weights(checkpoint, lambda weights: weights.update(counts=torch.tensor([2**40 + 1, 3])))
+    assert mean_of(checkpoints)["counts"].tolist() == [2**40 + 1, 3]
+    change_weights(checkpoints[2], lambda weights: weights.update(counts=torch.tensor([2**40 + 1, 4])))
+    with pytest.raises(ValueError, match=r"checkpoint-3: counts is torch.int64 and differs from .*checkpoint-1's"):
+        mean_of(checkpoints)
+
+
+def test_weights_that_are_not_the_configurations(checkpoints, output):
+    for checkpoint in checkpoints:
+        change_weights(checkpoint, lambda weights: weights.update(counts=torch.tensor([3])))
+    with pytest.raises(ValueError, match=r"checkpoint-4: the model has no counts"):
+        average_checkpoints(checkpoints, output)
+    assert not output.exists()
+
+
+# The output
+
+
+def test_an_output_is_replaced_only_if_asked(checkpoints, output):
+    average_checkpoints(checkpoints[:2], output)
+    before = weights_of(output)
+    (output / "README.md").write_text("notes")
+    with pytest.raises(ValueError, match="averaged exists; choose another output, or ask to overwrite it"):
+        average_checkpoints(checkpoints, output)
+    assert (output / "README.md").exists()
+    average_checkpoints(checkpoints, output, overwrite=True)
+    assert not (output / "README.md").exists()
+    assert any(not torch.equal(value, before[name]) for name, value in weights_of(output).items())
+    assert {entry.name for entry in output.parent.iterdir()} == {"run", "averaged"}
+
+
+@pytest.mark.parametrize("place", ["another run", "another folder", "a file"])
+def test_nothing_but_a_model_is_overwritten(checkpoints, output, place):
+    run = Path(shutil.copytree(checkpoints[0].parent, output.with_name("another")))
+    shutil.copy(checkpoints[0] / "config.json", run)  # as the Trainer's save_model leaves it
+    output.mkdir()
+    (output / "thesis.txt").write_text("all of it")
+    targets = {"another run": run, "another folder": output, "a file": output / "thesis.txt"}
+    with pytest.raises(ValueError, match="contains more than a saved model, so it is not overwritten"):
+        average_checkpoints(checkpoints, targets[place], overwrite=True)
+    assert all((checkpoint / "optimizer.pt").exists() for checkpoint in checkpoints_in(run))
+    assert (output / "thesis.txt").exists()
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+@pytest.mark.parametrize(
+    ("place", "message"),
+    [
+        ("run", "run contains the checkpoints; choose another output, such as .*run/averaged"),
+        (".", "contains the checkpoints"),
+        ("run/checkpoint-4", "would be written into the checkpoint .*run/checkpoint-4; choose another output"),
+        ("run/checkpoint-4/averaged", "would be written into the checkpoint .*run/checkpoint-4;"),
+        ("run/checkpoint-1/deep/down", "would be written into the checkpoint .*run/checkpoint-1;"),
+        ("run/checkpoint-5", "would be written into the checkpoint .*run/checkpoint-5;"),
+        ("link/averaged", "would be written into the checkpoint .*run/checkpoint-4;"),
+    ],
+)  # fmt: skip
+def test_an_output_where_the_checkpoints_are(checkpoints, tmp_path, place, message, overwrite):
+    (tmp_path / "link").symlink_to(checkpoints[3])
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(ValueError, match=message):
+        average_checkpoints(checkpoints[2:], tmp_path / place, overwrite=overwrite)
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_folders_above_the_run_may_have_a_checkpoints_name(checkpoints, tmp_path):
+    run = Path(shutil.move(checkpoints[0].parent, tmp_path / "checkpoint-7" / "run"))
+    average_checkpoints([run / "checkpoint-1", run / "checkpoint-2"], run / "averaged")
+    assert (run / "averaged" / "model.safetensors").exists()
+
+
+def test_an_output_that_is_a_link_is_written_where_it_leads(checkpoints, output):
+    average_checkpoints(checkpoints[:1], output)
+    link = output.with_name("link")
+    link.symlink_to(output)
+    average_checkpoints(checkpoints, link, overwrite=True)
+    assert link.is_symlink()
+    assert not torch.equal(weights_of(output)[NORM], weights_of(checkpoints[0])[NORM])
+    assert {entry.name for entry in output.parent.iterdir()} == {"run", "averaged", "link"}
+
+
+def test_no_space_is_told_before_any_weight_is_read(checkpoints, output, monkeypatch):
+    monkeypatch.setattr(averaging.shutil, "disk_usage", lambda path: SimpleNamespace(free=9))
+    monkeypatch.setattr(averaging, "mean_of", None)
+    with pytest.raises(
+        ValueError, match=r"averaged/deep needs 0\.\d MB, but .* has 0\.0 MB of free space; remove files"
+    ):
+        average_checkpoints(checkpoints, output / "deep")
+    assert {entry.name for entry in output.parent.iterdir()} == {"run"}
+
+
+def test_an_averaged_model_has_no_checksums_of_a_checkpoints_weights(checkpoints, output):
+    for checkpoint in checkpoints:
+        write_checksums(checkpoint)
+    average_checkpoints(checkpoints, output)
+    assert not (output / "checksums.json").exists()
+    assert damage_of(output, to_resume=False) is None
+
+
+# Old and new output change places
+
+
+def old_and_new(checkpoints, output):
+    """An output, and the content of the one that is to replace it."""
+    average_checkpoints(checkpoints[:2], output.with_name("new"))
+    new = contents(output.with_name("new"))
+    shutil.rmtree(output.with_name("new"))
+    average_checkpoints(checkpoints[:1], output)
+    return contents(output), new
+
+
+def contents(folder):
+    return {file.name: file.read_bytes() for file in folder.iterdir()}
+
+
+def without_exchange(monkeypatch):
+    """As on systems that can't exchange names."""
+    monkeypatch.setattr(averaging, "_exchange", lambda one, other: False)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="renameat2 is Linux's")
+def test_names_are_exchanged_in_one_step(checkpoints, output, monkeypatch):
+    _, new = old_and_new(checkpoints, output)
+    monkeypatch.setattr(Path, "rename", None)
+    average_checkpoints(checkpoints[:2], output, overwrite=True)
+    assert contents(output) == new
+    assert {entry.name for entry in output.parent.iterdir()} == {"run", "averaged"}
+
+
+def test_what_cannot_be_exchanged_stays(tmp_path):
+    (tmp_path / "one").mkdir()
+    assert not averaging._exchange(tmp_path / "one", tmp_path / "nothing")
+    assert [entry.name for entry in tmp_path.iterdir()] == ["one"]
+
+
+def test_where_names_cannot_be_exchanged(checkpoints, output, monkeypatch):
+    _, new = old_and_new(checkpoints, output)
+    without_exchange(monkeypatch)
+    average_checkpoints(checkpoints[:2], output, overwrite=True)
+    assert contents(output) == new
+    assert {entry.name for entry in output.parent.iterdir()} == {"run", "averaged"}
+
+
+@pytest.mark.parametrize("failing", [1, 2])
+@pytest.mark.parametrize("interruption", [OSError("Disk quota exceeded"), KeyboardInterrupt()])
+def test_a_rename_that_fails_restores_the_old_output(checkpoints, output, monkeypatch, failing, interruption):
+    old, _ = old_and_new(checkpoints, output)
+    without_exchange(monkeypatch)
+    rename, calls = Path.rename, []
+
+    def fails(path, target):
+        calls.append(path)
+        if len(calls) == failing:
+            raise interruption
+        return rename(path, target)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "rename", fails)
+        with pytest.raises(type(interruption)):
+            average_checkpoints(checkpoints[:2], output, overwrite=True)
+    assert contents(output) == old
+    assert {entry.name for entry in output.parent.iterdir()} == {"run", "averaged"}
+
+
+def test_an_old_output_that_nothing_can_restore_is_kept_and_the_next_call_does(checkpoints, output, monkeypatch):
+    old, new = old_and_new(checkpoints, output)
+    without_exchange(monkeypatch)
+    rename, calls = Path.rename, []
+
+    def fails_from_the_second_on(path, target):
+        calls.append(path)
+        if len(calls) > 1:
+            raise OSError("Input/output error")
+        return rename(path, target)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "rename", fails_from_the_second_on)
+        with pytest.raises(OSError, match="Input/output"):
+            average_checkpoints(checkpoints[:2], output, overwrite=True)
+    assert contents(output.with_name(".averaged.old")) == old
+    with pytest.raises(ValueError, match="averaged exists; choose another output, or ask to overwrite it"):
+        average_checkpoints(checkpoints[:2], output)
+    assert contents(output) == old
+    average_checkpoints(checkpoints[:2], output, overwrite=True)
+    assert contents(output) == new
+    assert {entry.name for entry in output.parent.iterdir()} == {"run", "averaged"}
+
+
+def test_what_appears_in_the_output_meanwhile_is_not_overwritten(checkpoints, output, monkeypatch):
+    average_checkpoints(checkpoints[:1], output)
+
+    def meanwhile(checkpoints):
+        (output / "notes").mkdir()
+        return mean_of(checkpoints)
+
+    monkeypatch.setattr(averaging, "mean_of", meanwhile)
+    with pytest.raises(ValueError, match="contains more than a saved model"):
+        average_checkpoints(checkpoints, output, overwrite=True)
+    assert (output / "notes").is_dir()
+    assert {entry.name for entry in output.parent.iterdir()} == {"run", "averaged"}
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_a_second_average_into_one_output_is_refused_while_the_first_works(checkpoints, output, monkeypatch, overwrite):
+    def second(chosen):
+        monkeypatch.setattr(averaging, "mean_of", mean_of)
+        with pytest.raises(ValueError, match=r"another process is writing .*averaged; wait until it has finished"):
+            average_checkpoints(checkpoints, output, overwrite=overwrite)
+        average_checkpoints(checkpoints, output.with_name("another"))
+        return mean_of(chosen)
+
+    monkeypatch.setattr(averaging, "mean_of", second)
+    average_checkpoints(checkpoints[:1], output)
+    assert torch.equal(weights_of(output)[NORM], weights_of(checkpoints[0])[NORM])
+    assert {entry.name for entry in output.parent.iterdir()} == {"run", "averaged", "another"}
+
+
+@pytest.mark.parametrize("interruption", [OSError("No space left on device"), KeyboardInterrupt()])
+def test_what_fails_leaves_the_old_output_alone(checkpoints, output, monkeypatch, interruption):
+    average_checkpoints(checkpoints[:1], output)
+    before = {file.name: file.read_bytes() for file in output.iterdir()}
+
+    def interrupted(*arguments):
+        raise interruption
+
+    monkeypatch.setattr(averaging.shutil, "copyfile", interrupted)  # the weights are written by then
+    with pytest.raises(type(interruption)):
+        average_checkpoints(checkpoints, output, overwrite=True)
+    assert {file.name: file.read_bytes() for file in output.iterdir()} == before
+    assert {entry.name for entry in output.parent.iterdir()} == {"run", "averaged"}
+
+
+def test_what_a_killed_call_left_is_no_part_of_the_next(checkpoints, output):
+    """It was killed when it had exchanged old and new, or before."""
+    average_checkpoints(checkpoints[:1], output)
+    for leftover in (".averaged.partial", ".averaged.old"):
+        shutil.copytree(checkpoints[0], output.with_name(leftover))
+    output.with_name(".averaged.lock").touch()
+    average_checkpoints(checkpoints, output, overwrite=True)
+    assert not (output / "optimizer.pt").exists()
+    assert {entry.name for entry in output.parent.iterdir()} == {"run", "averaged"}
+
+
+def test_folders_on_the_way_are_made(checkpoints, output):
+    average_checkpoints(checkpoints, output / "deep" / "down")
+    assert (output / "deep" / "down" / "model.safetensors").exists()
+
+
+def test_folders_on_the_way_are_removed_after_an_error(checkpoints, output):
+    change_weights(checkpoints[2], lambda weights: weights.update({NORM: weights[NORM] * float("nan")}))
+    output.mkdir()
+    with pytest.raises(ValueError, match="contains NaN"):
+        average_checkpoints(checkpoints, output / "deep" / "down")
+    assert list(output.iterdir()) == []

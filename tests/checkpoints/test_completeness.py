@@ -1,0 +1,489 @@
+"""Checkpoints of the stock Trainer: complete ones, and those that a killed training or a full disk leaves."""
+
+import json
+import logging
+import os
+import shutil
+import warnings
+import zipfile
+from pathlib import Path
+from pickle import UnpicklingError
+
+import numpy as np
+import pytest
+import torch
+import xxhash
+from accelerate.utils import constants as accelerate_names
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch.distributed import checkpoint as distributed
+from trainer_runs import stock_trainer
+from transformers import AutoModelForSeq2SeqLM, Seq2SeqTrainer, TrainerState, trainer
+
+from hf_vanilla_transformer.checkpoints import completeness as checkpoints
+from hf_vanilla_transformer.checkpoints.completeness import (
+    checkpoints_in,
+    damage_of,
+    last_complete_checkpoint,
+    last_complete_checkpoints,
+    step_of,
+    write_checksums,
+)
+from hf_vanilla_transformer.checkpoints.loading import tensors_in
+
+
+@pytest.fixture
+def run(trained, tmp_path):
+    """The same, to be damaged."""
+    return Path(shutil.copytree(trained, tmp_path / "run"))
+
+
+@pytest.fixture
+def checkpoint(run):
+    return run / "checkpoint-4"
+
+
+@pytest.fixture
+def sharded(checkpoint):
+    """The last checkpoint with its weights in several files."""
+    model = AutoModelForSeq2SeqLM.from_pretrained(checkpoint)
+    (checkpoint / "model.safetensors").unlink()
+    model.save_pretrained(checkpoint, max_shard_size="40KB")
+    assert len(list(checkpoint.glob("model-*.safetensors"))) > 2
+    return checkpoint
+
+
+# What is there
+
+
+def test_checkpoints_by_step(run):
+    (run / "checkpoint-10").mkdir()
+    for name in ("checkpoint-", "checkpoint-5.tmp", "checkpoint-x", "my-checkpoint-6", "averaged-5"):
+        (run / name).mkdir()
+    (run / "checkpoint-7").write_text("a file")
+    assert [folder.name for folder in checkpoints_in(run)] == [f"checkpoint-{n}" for n in (1, 2, 3, 4, 10)]
+    assert [step_of(folder) for folder in checkpoints_in(run)] == [1, 2, 3, 4, 10]
+
+
+def test_no_run(tmp_path):
+    assert checkpoints_in(tmp_path / "nothing") == checkpoints_in(tmp_path) == []
+    assert last_complete_checkpoint(tmp_path / "nothing") is last_complete_checkpoint(tmp_path) is None
+
+
+def test_names_are_the_trainers():
+    assert checkpoints.TRAINER_STATE == trainer.TRAINER_STATE_NAME
+    assert (checkpoints.OPTIMIZER, checkpoints.SCHEDULER) == (trainer.OPTIMIZER_NAME, trainer.SCHEDULER_NAME)
+    assert (checkpoints.WEIGHTS, checkpoints.WEIGHTS_INDEX) == (
+        trainer.SAFE_WEIGHTS_NAME,
+        trainer.SAFE_WEIGHTS_INDEX_NAME,
+    )
+    assert f"{accelerate_names.FSDP_MODEL_NAME}*" == checkpoints.FSDP_FILES
+
+
+def test_what_the_trainer_finished_is_complete(trained):
+    for folder in checkpoints_in(trained):
+        assert damage_of(folder) is None
+        assert damage_of(folder, to_resume=False) is None
+    assert last_complete_checkpoint(trained) == trained / "checkpoint-4"
+
+
+def test_headers_tell_names_shapes_and_dtypes(checkpoint):
+    tensors = load_file(checkpoint / "model.safetensors")
+    entries = tensors_in(checkpoint)
+    assert entries.keys() == tensors.keys()
+    for name, (file, entry) in entries.items():
+        assert file == checkpoint / "model.safetensors"
+        assert (entry["dtype"], tuple(entry["shape"])) == ("F32", tensors[name].shape)
+
+
+# Cut short
+
+
+def _cuts(size):
+    """Lengths to cut a file of `size` bytes to: its ends, byte by byte, and places all over it."""
+    near = {0, 1, 7, 8, 9, 16, *range(size - 24, size)}
+    return sorted(n for n in near | {size * part // 30 for part in range(30)} if 0 <= n < size)
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "optimizer.pt", "scheduler.pt", "rng_state.pth"])
+def test_a_binary_file_cut_anywhere(checkpoint, name):
+    """Whatever the length, neither torch nor safetensors can read it, and it is called damaged."""
+    file = checkpoint / name
+    content = file.read_bytes()
+    for length in _cuts(len(content)):
+        file.write_bytes(content[:length])
+        with pytest.raises((SafetensorError, RuntimeError, OSError, EOFError, UnpicklingError)):
+            load_file(file) if name.endswith("safetensors") else torch.load(file, weights_only=False)
+        assert damage_of(checkpoint).startswith(name), length
+    file.write_bytes(content)
+    assert damage_of(checkpoint) is None
+
+
+@pytest.mark.parametrize("name", ["config.json", "trainer_state.json", *checkpoints.OPTIONAL_JSON])
+def test_a_json_file_cut_anywhere(checkpoint, name):
+    file = checkpoint / name
+    if not file.exists():
+        file.write_text(json.dumps({"some": {"more": ["values"]}}))
+    content = file.read_bytes().rstrip()
+    for length in _cuts(len(content)):
+        file.write_bytes(content[:length])
+        assert damage_of(checkpoint).startswith(name), length
+    file.write_bytes(content)
+    assert damage_of(checkpoint) is None
+
+
+@pytest.mark.parametrize(
+    "name", ["model.safetensors", "optimizer.pt", "scheduler.pt", "config.json", "trainer_state.json"]
+)
+def test_a_missing_file(checkpoint, name):
+    (checkpoint / name).unlink()
+    assert name in damage_of(checkpoint)
+
+
+@pytest.mark.parametrize("content", [b"", b"[1, 2]", b"\xff\xfe", b"null", b"[" * 100_000])
+@pytest.mark.parametrize("name", ["trainer_state.json", "tokenizer.json"])
+def test_a_json_file_of_something_else(checkpoint, name, content):
+    (checkpoint / name).write_bytes(content)
+    assert damage_of(checkpoint).startswith(name)
+
+
+@pytest.mark.parametrize(
+    "header", [b"[]", b"nonsense", b'{"a": 1}', b'{"a": {"data_offsets": ["x", "y"]}}', b'{"a": {}}']
+)
+def test_weights_of_another_format(checkpoint, header):
+    (checkpoint / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
+    assert damage_of(checkpoint).startswith("model.safetensors is not in safetensors' format")
+
+
+def test_weights_of_zeros_as_a_power_cut_leaves_them(checkpoint):
+    file = checkpoint / "model.safetensors"
+    file.write_bytes(bytes(file.stat().st_size))
+    assert damage_of(checkpoint).startswith("model.safetensors")
+
+
+def test_a_longer_file_of_weights(checkpoint):
+    with (checkpoint / "model.safetensors").open("ab") as file:
+        file.write(b"more")
+    assert damage_of(checkpoint).startswith("model.safetensors")
+
+
+def test_the_state_of_another_step(run):
+    (run / "checkpoint-4").rename(run / "checkpoint-40")
+    assert damage_of(run / "checkpoint-40") == "trainer_state.json is of step 4"
+    (run / "checkpoint-3").rename(run / "best")
+    assert damage_of(run / "best") is None
+
+
+def test_a_folder_that_vanishes(checkpoint, monkeypatch):
+    assert damage_of(checkpoint / "nothing") == "there is no such folder"
+
+    def vanished(file):
+        raise FileNotFoundError(f"no such file: {file}")
+
+    monkeypatch.setattr(checkpoints, "tensors_in", vanished)
+    assert damage_of(checkpoint).startswith("no such file")
+
+
+@pytest.mark.parametrize("number", ["rng_state_0.pth", "rng_state_1.pth", "scaler.pt"])
+def test_files_of_several_processes_and_of_float16(checkpoint, number):
+    (checkpoint / "rng_state.pth").rename(checkpoint / "rng_state_0.pth")
+    for name in ("rng_state_1.pth", "scaler.pt"):
+        shutil.copy(checkpoint / "rng_state_0.pth", checkpoint / name)
+    assert damage_of(checkpoint) is None
+    os.truncate(checkpoint / number, 1000)
+    assert damage_of(checkpoint) == f"{number} is cut short or damaged"
+
+
+# Damage within files of the right length
+
+
+@pytest.mark.parametrize("name", ["optimizer.pt", "scheduler.pt", "rng_state.pth"])
+def test_a_flipped_bit_in_what_torch_saved(run, name):
+    """The checkpoint before is taken, unless the bit is in what nothing reads, such as the padding of an entry."""
+    file = run / "checkpoint-4" / name
+    content = file.read_bytes()
+    expected = torch.load(file, weights_only=False)
+    random = np.random.default_rng(0)
+    harmless = 0
+    places = [*random.integers(0, len(content), 40), *range(len(content) - 22, len(content))]
+    for place in places:
+        changed = bytearray(content)
+        changed[place] ^= 1 << random.integers(8)
+        file.write_bytes(changed)
+        if damage_of(file.parent) is None:
+            harmless += 1
+            assert str(torch.load(file, weights_only=False)) == str(expected), place
+    assert harmless < len(places)
+    file.write_bytes(content[:-1000] + bytes(500) + content[-500:])
+    assert last_complete_checkpoint(run) == run / "checkpoint-3"
+
+
+def test_zeros_in_the_optimizers_state(checkpoint):
+    file = checkpoint / "optimizer.pt"
+    content = bytearray(file.read_bytes())
+    middle = len(content) // 2
+    content[middle : middle + 512] = bytes(512)
+    file.write_bytes(content)
+    assert damage_of(checkpoint) == "optimizer.pt is cut short or damaged"
+    assert damage_of(checkpoint, to_resume=False) is None
+
+
+def test_without_torchs_checksums_the_archives_are_complete(checkpoint):
+    state = torch.load(checkpoint / "optimizer.pt")
+    torch.serialization.set_crc32_options(False)
+    try:
+        torch.save(state, checkpoint / "optimizer.pt")
+    finally:
+        torch.serialization.set_crc32_options(True)
+    assert damage_of(checkpoint) is None
+
+
+def test_an_archive_that_unpacks_to_far_more_is_not_unpacked(checkpoint):
+    with zipfile.ZipFile(checkpoint / "optimizer.pt", "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("archive/data/0", bytes(50_000_000))
+    assert damage_of(checkpoint) == "optimizer.pt is cut short or damaged"
+
+
+def test_a_pipe_is_no_file(checkpoint):
+    (checkpoint / "optimizer.pt").unlink()
+    os.mkfifo(checkpoint / "optimizer.pt")
+    assert damage_of(checkpoint) == "optimizer.pt is cut short or damaged"
+
+
+@pytest.mark.parametrize("to_resume", [True, False])
+def test_checksums_find_a_flipped_bit_in_the_weights(checkpoint, to_resume):
+    file = checkpoint / "model.safetensors"
+    content = bytearray(file.read_bytes())
+    content[-100] ^= 1
+    file.write_bytes(content)
+    assert damage_of(checkpoint, to_resume=to_resume) is None  # nothing tells, without checksums
+    write_checksums(checkpoint)
+    assert damage_of(checkpoint, to_resume=to_resume) is None
+    for place in (-1, -100, len(content) // 2):
+        content[place] ^= 1
+        file.write_bytes(content)
+        damage = damage_of(checkpoint, to_resume=to_resume)
+        assert damage == "model.safetensors has changed since it was saved; if that was intended, remove checksums.json"
+        content[place] ^= 1
+
+
+def test_checksums_of_shards(sharded):
+    write_checksums(sharded)
+    sums = json.loads((sharded / "checksums.json").read_text())
+    shards = sorted(sharded.glob("model-*.safetensors"))
+    assert list(sums) == [shard.name for shard in shards]
+    for shard in shards:
+        size, digest = shard.stat().st_size, xxhash.xxh3_128(shard.read_bytes()).hexdigest()
+        assert sums[shard.name] == {"size": size, "xxh3_128": digest}
+    assert damage_of(sharded) is None
+    content = bytearray(shards[1].read_bytes())
+    content[-1] ^= 1
+    shards[1].write_bytes(content)
+    assert damage_of(sharded).startswith(f"{shards[1].name} has changed")
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{", '{"model.safetensors": 1}', "{}", '{"../x": {}}'])
+def test_checksums_that_are_damaged_themselves(checkpoint, content):
+    (checkpoint / "checksums.json").write_text(content)
+    assert "checksums.json" in damage_of(checkpoint)
+
+
+# Sharded weights
+
+
+def test_shards_are_whole(sharded):
+    assert damage_of(sharded) is None
+    assert tensors_in(sharded).keys() == AutoModelForSeq2SeqLM.from_pretrained(sharded).state_dict().keys() - {
+        "lm_head.weight",
+        "model.decoder.embed_tokens.weight",
+    }
+
+
+def test_every_shard_is_looked_at(sharded):
+    for shard in sharded.glob("model-*.safetensors"):
+        content = shard.read_bytes()
+        for length in (0, 8, len(content) // 2, len(content) - 1):
+            shard.write_bytes(content[:length])
+            assert damage_of(sharded).startswith(shard.name)
+        shard.unlink()
+        assert damage_of(sharded) == f"{shard.name} is missing"
+        shard.write_bytes(content)
+    assert damage_of(sharded) is None
+
+
+def test_an_index_that_does_not_fit(sharded):
+    file = sharded / "model.safetensors.index.json"
+    index = json.loads(file.read_text())
+    first, second, *_ = sorted(set(index["weight_map"].values()))
+    name = next(name for name, shard in index["weight_map"].items() if shard == first)
+    file.write_text(json.dumps(index | {"weight_map": index["weight_map"] | {name: second}}))
+    assert damage_of(sharded) == f"{second} has no {name}, which model.safetensors.index.json looks for there"
+    for content in ("{}", '{"weight_map": [1]}', '{"weight_map": {"a": 1}}', json.dumps(index)[:-5], ""):
+        file.write_text(content)
+        assert damage_of(sharded).startswith("model.safetensors.index.json")
+
+
+@pytest.mark.parametrize("place", ["../{}", "{parent}/{}", "./{}"])
+def test_an_index_that_leads_out_of_the_checkpoint(sharded, place):
+    file = sharded / "model.safetensors.index.json"
+    index = json.loads(file.read_text())
+    name, shard = next(iter(index["weight_map"].items()))
+    (sharded / shard).rename(sharded.parent / shard)
+    index["weight_map"][name] = place.format(shard, parent=sharded.parent)
+    file.write_text(json.dumps(index))
+    assert "which is not a file beside it" in damage_of(sharded)
+
+
+# Models alone
+
+
+def test_a_model_alone_is_whole_but_not_to_resume(tiny_checkpoint, tmp_path):
+    stock_trainer(tiny_checkpoint, tmp_path, max_steps=1, save_only_model=True).train()
+    checkpoint = tmp_path / "checkpoint-1"
+    assert damage_of(checkpoint, to_resume=False) is None
+    assert damage_of(checkpoint).startswith("optimizer.pt is missing (save_only_model")
+    assert last_complete_checkpoint(tmp_path) is None
+    assert last_complete_checkpoint(tmp_path, to_resume=False) == checkpoint
+
+
+def test_a_damaged_optimizer_does_not_matter_to_the_model(checkpoint):
+    os.truncate(checkpoint / "optimizer.pt", 1000)
+    assert damage_of(checkpoint, to_resume=False) is None
+    os.truncate(checkpoint / "model.safetensors", 1000)
+    assert damage_of(checkpoint, to_resume=False).startswith("model.safetensors is cut short")
+
+
+def test_a_saved_model_needs_no_trainer(tiny_checkpoint):
+    assert damage_of(tiny_checkpoint, to_resume=False) is None
+    assert damage_of(tiny_checkpoint).startswith("trainer_state.json is missing")
+
+
+# The last complete one
+
+
+def test_damaged_ones_are_skipped_with_a_warning_each(run, caplog):
+    (run / "checkpoint-4" / "trainer_state.json").unlink()
+    os.truncate(run / "checkpoint-3" / "optimizer.pt", 1000)
+    os.truncate(run / "checkpoint-1" / "optimizer.pt", 1000)  # older than what is found: not looked at
+    assert last_complete_checkpoint(run) == run / "checkpoint-2"
+    fourth, third = (record.getMessage() for record in caplog.records if record.levelno == logging.WARNING)
+    assert fourth.startswith(f"skipping {run / 'checkpoint-4'}: trainer_state.json is missing")
+    assert third == f"skipping {run / 'checkpoint-3'}: optimizer.pt is cut short or damaged"
+
+
+def test_no_whole_one(run, caplog):
+    for folder in checkpoints_in(run):
+        (folder / "model.safetensors").unlink()
+    assert last_complete_checkpoint(run) is None
+    assert len(caplog.records) == 4
+
+
+def test_no_warning_where_nothing_is_damaged(trained, caplog):
+    last_complete_checkpoint(trained)
+    last_complete_checkpoints(trained, 4)
+    assert caplog.records == []
+
+
+def test_the_last_few(run):
+    assert [step_of(folder) for folder in last_complete_checkpoints(run, 2)] == [3, 4]
+    os.truncate(run / "checkpoint-3" / "model.safetensors", 1000)
+    assert [step_of(folder) for folder in last_complete_checkpoints(run, 3)] == [1, 2, 4]
+    with pytest.raises(ValueError, match=r"3 complete checkpoints, not 4 \(checkpoint-1, checkpoint-2, checkpoint-4\)"):
+        last_complete_checkpoints(run, 4)
+    with pytest.raises(ValueError, match="3 complete checkpoints, not 1000000000000000000000"):
+        last_complete_checkpoints(run, 10**21)
+    with pytest.raises(ValueError, match="no complete checkpoint"):
+        last_complete_checkpoints(run / "checkpoint-4", 1)
+
+
+class Killed(BaseException):
+    """Stands in for a signal: nothing of the Trainer's catches it."""
+
+
+@pytest.mark.parametrize(
+    ("owner", "method"),
+    [
+        (Seq2SeqTrainer, "_save_optimizer_and_scheduler"),
+        (Seq2SeqTrainer, "_save_rng_state"),
+        (TrainerState, "save_to_json"),
+    ],
+)
+def test_a_training_killed_while_it_saves_goes_on(tiny_checkpoint, trained, tmp_path, monkeypatch, owner, method):
+    original, calls = getattr(owner, method), []
+
+    def killed_the_third_time(*arguments):
+        calls.append(arguments)
+        if len(calls) == 3:
+            raise Killed
+        return original(*arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(owner, method, killed_the_third_time)
+        with pytest.raises(Killed):
+            stock_trainer(tiny_checkpoint, tmp_path).train()
+    assert [step_of(folder) for folder in checkpoints_in(tmp_path)] == [1, 2, 3]
+    last = last_complete_checkpoint(tmp_path)
+    assert last == tmp_path / "checkpoint-2"
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the Trainer's about itself
+        stock_trainer(tiny_checkpoint, tmp_path).train(resume_from_checkpoint=str(last))
+    resumed, straight = (load_file(folder / "checkpoint-4" / "model.safetensors") for folder in (tmp_path, trained))
+    for name, value in straight.items():
+        assert torch.equal(resumed[name], value), name
+
+
+# FSDP and DeepSpeed, laid out as accelerate and the Trainer write them
+
+
+def test_fsdp_shards_are_told_with_the_fix(checkpoint):
+    """They contain pickles, so they are not read."""
+    for name in ("model.safetensors", "config.json", "optimizer.pt"):
+        (checkpoint / name).unlink()
+    for folder in ("pytorch_model_fsdp_0", "optimizer_0"):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of there being one process
+            distributed.save({"weight": torch.randn(5, 4)}, checkpoint_id=checkpoint / folder, no_dist=True)
+    told = "its weights are only in pytorch_model_fsdp_0, not in safetensors; `accelerate merge-weights` converts them"
+    assert damage_of(checkpoint) == damage_of(checkpoint, to_resume=False) == told
+
+
+def test_fsdps_own_files_beside_the_weights(checkpoint):
+    torch.save({}, checkpoint / "pytorch_model_fsdp.bin")
+    assert damage_of(checkpoint, to_resume=False) is None
+    assert damage_of(checkpoint).startswith("it contains pytorch_model_fsdp.bin, which was saved in another way")
+
+
+def test_weights_that_the_trainer_would_load_instead(sharded):
+    torch.save({}, sharded / "pytorch_model.bin")
+    assert damage_of(sharded, to_resume=False) is None
+    assert damage_of(sharded).startswith("it contains pytorch_model.bin, which was saved in another way")
+
+
+@pytest.fixture
+def deepspeed(checkpoint):
+    """ZeRO-3 without gathering: no weights but DeepSpeed's own, in which the optimizer is too."""
+    for name in ("model.safetensors", "optimizer.pt", "scheduler.pt"):
+        (checkpoint / name).unlink()
+    folder = checkpoint / "global_step4"
+    folder.mkdir()
+    for name in ("zero_pp_rank_0_mp_rank_00_model_states.pt", "zero_pp_rank_0_mp_rank_00_optim_states.pt"):
+        torch.save({"module": torch.randn(10)}, folder / name)
+    (checkpoint / "latest").write_text("global_step4")
+    return checkpoint
+
+
+def test_deepspeed(deepspeed):
+    assert damage_of(deepspeed) is None
+    for file in (deepspeed / "global_step4").iterdir():
+        content = file.read_bytes()
+        file.write_bytes(content[:-1])
+        assert damage_of(deepspeed) == f"{file.name} is cut short or damaged"
+        file.write_bytes(content)
+    assert damage_of(deepspeed, to_resume=False).startswith("it has no weights")
+    for elsewhere in ("../global_step4", "/", "global_step4/..", "\0", ""):
+        (deepspeed / "latest").write_text(elsewhere)
+        assert damage_of(deepspeed).startswith("latest names ")
+    (deepspeed / "latest").write_text("global_step3")
+    assert damage_of(deepspeed) == "global_step3 has no model states"
+    (deepspeed / "latest").unlink()
+    assert damage_of(deepspeed).startswith("latest is missing")

@@ -1,0 +1,403 @@
+"""`vanilla-transformer card`: the card of a run, what is added, what is kept, and what is left out."""
+
+import json
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from huggingface_hub import ModelCard, parse_eval_result_entries
+from small_runs import recipe_in
+from transformers import AutoModelForSeq2SeqLM
+
+from hf_vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration, cli
+from hf_vanilla_transformer.hub.facts import curve_of, read_facts
+from hf_vanilla_transformer.hub.model_card import CurvePoint, Recipe, RunFacts, fill_model_card, save_card
+from hf_vanilla_transformer.training.finish import is_on_hub
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A run of four updates with evaluations; its model is in `averaged-2`."""
+    folder = tmp_path_factory.mktemp("card")
+    recipe = {**recipe_in(folder), "eval_strategy": "steps", "eval_steps": 2, "generation_num_beams": 1}
+    (folder / "recipe.yaml").write_text(yaml.safe_dump({**recipe, "num_beams": 1}), encoding="utf-8")
+    assert cli.main(["train", "--config", str(folder / "recipe.yaml")]) == 0
+    return folder / "run"
+
+
+@pytest.fixture
+def folder(trained, tmp_path):
+    return shutil.copytree(trained / "averaged-2", tmp_path / "averaged-2")
+
+
+@pytest.fixture
+def card(capsys):
+    """Runs the command; returns code, output and errors."""
+
+    def run(*arguments):
+        capsys.readouterr()
+        try:
+            code = cli.main(["card", *map(str, arguments)])
+        except SystemExit as error:
+            code = error.code
+        return code, *capsys.readouterr()
+
+    return run
+
+
+def data_of(folder):
+    return ModelCard.load(folder / "README.md").data
+
+
+def text_of(folder):
+    return (folder / "README.md").read_text(encoding="utf-8")
+
+
+def change_weights(folder):
+    model = AutoModelForSeq2SeqLM.from_pretrained(folder)
+    with torch.no_grad():
+        model.get_input_embeddings().weight[7] += 1
+    model.save_pretrained(folder)
+
+
+def test_the_card_that_training_wrote(trained):
+    text = text_of(trained / "averaged-2")
+    tables = dict(re.findall(r"^\| ([^|]+?) \| ([^|]+?) \|$", text, re.MULTILINE))
+    config = json.loads((trained / "averaged-2" / "config.json").read_text())
+    state = json.loads((trained / "trainer_state.json").read_text())
+    assert tables["width (d_model)"] == str(config["d_model"])
+    assert tables["steps"] == "4"
+    assert tables["target tokens in all"] == str(max(one.get("target_tokens", 0) for one in state["log_history"]))
+    assert tables["averaged checkpoints"] == "2"
+    assert tables["optimizer"].startswith("Adam, beta 0.9 and 0.98")
+    assert tables["peak learning rate"] == "0.1768"  # (16 * 2)^-0.5
+    assert (tables["schedule"], tables["seed"]) == ("inverse sqrt, 2 updates of warm-up", "42")
+    assert re.fullmatch(r".+, \d+ threads?", tables["hardware"])
+    assert re.fullmatch(r"\d+ (s|min \d+ s)", tables["time"])
+    rows = [re.split(r" \| ", line.strip("| ")) for line in text.splitlines() if re.match(r"\| [24] \|", line)]
+    evaluations = [entry for entry in state["log_history"] if "eval_loss" in entry]
+    assert [row[0] for row in rows] == ["2", "4"]
+    assert [row[3:] for row in rows] == [
+        [f"{one['eval_perplexity']:.2f}", f"{one['eval_bleu']:.2f}"] for one in evaluations
+    ]
+    scores = json.loads((trained / "averaged-2" / "scores.json").read_text())
+    shown = [
+        (one.dataset_split, one.metric_name, one.metric_args["signature"])
+        for one in data_of(trained / "averaged-2").eval_results
+    ]
+    assert shown == [(one["split"], score["name"], score["signature"]) for one in scores for score in one["scores"]]
+
+
+@pytest.mark.slow
+def test_a_resumed_run_has_no_time_as_nobody_knows_all_of_it(tmp_path):
+    recipe = {**recipe_in(tmp_path), "num_beams": 1, "eval_strategy": "no"}
+    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(recipe), encoding="utf-8")
+    train = ["train", "--config", str(tmp_path / "recipe.yaml")]
+    averaged = tmp_path / "run" / "averaged-2"
+    assert cli.main(train) == 0
+    assert "\n| time | " in text_of(averaged)
+    assert cli.main([*train, "--resume", "--max-steps", "6"]) == 0
+    assert "\n| steps | 6 |\n" in text_of(averaged)
+    assert "\n| time | " not in text_of(averaged)
+    assert cli.main(["card", str(averaged), "--overwrite"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [("wmt/wmt14", True), ("wmt14", True), ("a.tsv", False), ("b.jsonl.gz", False), ("here", False)],
+)
+def test_data_sets_on_the_hub_are_named_and_files_are_files(name, expected, tmp_path, monkeypatch):
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path)
+    assert is_on_hub(name) is expected
+
+
+def test_what_the_user_says_is_added_and_the_rest_is_as_it_was(folder, card):
+    before = text_of(folder)
+    options = ["--source-lang", "en", "--target-lang", "de", "--license", "cc-by-4.0", "--dataset", "a/b", "c"]
+    code, out, err = card(folder, *options, "--title", "Numbers", "--limits", "It knows numbers.", "--overwrite")
+    assert (code, out, err) == (0, f"wrote {folder}/README.md\n", "")
+    data, text = data_of(folder), text_of(folder)
+    assert (data.language, data.license, data.datasets) == (["en", "de"], "cc-by-4.0", ["a/b", "c"])
+    assert "that translates from `en` to `de`" in text
+    assert "\n# Numbers\n" in text
+    assert "## Limits\n\nIt knows numbers.\n\nThe model translates one sentence" in text
+    old, new = ({one for one in card.splitlines() if one.startswith("|")} for card in (before, text))
+    assert old == new
+    # and once more, without options
+    assert card(folder, "--overwrite")[0] == 0
+    assert text_of(folder) == text
+
+
+def test_the_name_is_that_of_the_code(folder, card):
+    assert card(folder, "--name", "me/model", "--overwrite")[0] == 0
+    assert {*re.findall(r'from_pretrained\("([^"]+)"', text_of(folder))} == {"me/model"}
+    assert "run/averaged-2" not in text_of(folder)
+
+
+def test_nothing_is_guessed(folder, card):
+    code, out, _ = card(folder, "--overwrite")
+    assert code == 0
+    assert out.splitlines()[1:] == [
+        "note: the card names no languages (--source-lang, --target-lang)",
+        "note: the card names no licence (--license)",
+    ]
+    assert data_of(folder).to_dict().keys() == {"library_name", "pipeline_tag", "tags", "model-index"}
+    assert "needed" not in text_of(folder).lower()
+
+
+def test_an_existing_card_stays(folder, card):
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    code, _, err = card(folder, "--license", "mit")
+    assert code == 2
+    assert err == f"vanilla-transformer: error: {folder}/README.md exists; give --overwrite to replace it\n"
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+
+
+def test_what_the_user_has_written_into_the_metadata_is_kept(folder, card):
+    file = folder / "README.md"
+    own = "---\nlicense: mit\nlanguage: fr\nbase_model: some/body\ndatasets: [a/b]\ntags: [mine]\n"
+    file.write_text(
+        text_of(folder)
+        .replace("---\n", own, 1)
+        .replace("tags:\n- vanilla_transformer\n- attention-is-all-you-need\n", "")
+    )
+    assert card(folder, "--overwrite")[0] == 0
+    data = data_of(folder)
+    assert (data.license, data.language, data.base_model, data.datasets) == ("mit", ["fr"], "some/body", ["a/b"])
+    assert data.tags == ["vanilla_transformer", "attention-is-all-you-need", "mine"]
+    assert card(folder, "--language", "en", "de", "--language", "cs", "--overwrite")[0] == 0
+    assert data_of(folder).language == ["en", "de", "cs"]
+
+
+def test_fields_of_the_metadata_that_no_card_has_by_itself_are_kept(folder, card):
+    own = "---\nlicense: other\nlicense_name: ours\nwidget:\n- text: 'a: b'\nsince: 2026-01-02\n"
+    (folder / "README.md").write_text(text_of(folder).replace("---\n", own, 1))
+    for _ in range(2):
+        assert card(folder, "--overwrite")[0] == 0
+        data = data_of(folder).to_dict()
+        assert (data["license"], data["license_name"], data["since"]) == ("other", "ours", "2026-01-02")
+        assert data["widget"] == [{"text": "a: b"}]
+
+
+def test_languages_that_were_changed_in_the_metadata_count(folder, card):
+    assert card(folder, "--source-lang", "en", "--target-lang", "de", "--overwrite")[0] == 0
+    (folder / "README.md").write_text(text_of(folder).replace("\n- de\n", "\n- fr\n", 1))
+    assert card(folder, "--overwrite")[0] == 0
+    assert data_of(folder).language == ["en", "fr"]
+    assert "`de`" not in text_of(folder)
+
+
+@pytest.mark.slow
+def test_what_the_author_has_said_survives_a_longer_training(tmp_path, card):
+    recipe = {**recipe_in(tmp_path), "num_beams": 1, "eval_strategy": "no"}
+    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(recipe), encoding="utf-8")
+    train = ["train", "--config", str(tmp_path / "recipe.yaml")]
+    averaged = tmp_path / "run" / "averaged-2"
+    assert cli.main(train) == 0
+    said = ["--source-lang", "en", "--target-lang", "de", "--license", "mit", "--title", "Ours", "--limits", "Numbers."]
+    assert card(averaged, *said, "--overwrite")[0] == 0
+    assert cli.main([*train, "--resume", "--max-steps", "6"]) == 0
+    text, data = text_of(averaged), data_of(averaged)
+    assert (data.language, data.license) == (["en", "de"], "mit")
+    assert all(one in text for one in ("# Ours\n", "from `en` to `de`", "Numbers.\n", "| steps | 6 |"))
+
+
+def test_other_weights_have_no_known_training(folder, card):
+    change_weights(folder)
+    said = ["--source-lang", "en", "--target-lang", "de"]
+    code, out, _ = card(folder, "--license", "mit", *said, "--overwrite")
+    assert code == 0
+    assert (
+        "note: the weights have changed since model_card.json was written: what it says of their training is left out"
+        in out
+    )
+    text = text_of(folder)
+    assert re.findall("^## (.*)", text, re.MULTILINE) == ["How to use", "Architecture", "Limits", "Citation"]
+    assert "BLEU" not in text
+    assert "parameters | 15,552" in text
+    assert "note: the weights" not in card(folder, "--overwrite")[1]
+
+
+def test_a_checkpoint_has_the_curve_up_to_its_step(trained, tmp_path, card):
+    folder = shutil.copytree(trained / "checkpoint-2", tmp_path / "checkpoint-2")
+    assert card(folder)[0] == 0
+    text = text_of(folder)
+    assert "| steps | 2 |" in text
+    assert [line[:4] for line in text.splitlines() if re.match(r"\| \d+ \| ", line)] == ["| 2 "]
+    assert "BLEU |" in text
+    assert "## Results" not in text
+
+
+def test_a_run_of_before_has_its_scores(folder, card):
+    text = text_of(folder)
+    (folder / "model_card.json").unlink()
+    (folder / "README.md").unlink()
+    assert card(folder)[0] == 0
+    results = re.search(r"## Results.*?\n\n(.*?)\n\n", text, re.DOTALL)[1]
+    assert results in text_of(folder)
+
+
+def test_a_model_that_was_only_saved(tiny_checkpoint, tmp_path, card):
+    folder = shutil.copytree(tiny_checkpoint, tmp_path / "mine")
+    assert card(folder)[0] == 0
+    model = AutoModelForSeq2SeqLM.from_pretrained(folder)
+    facts = RunFacts("mine", config=model.config.to_dict(), parameters=model.num_parameters())
+    assert text_of(folder) == str(fill_model_card(facts))
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_parameters_are_counted_as_the_model_counts_them(tmp_path, tied):
+    config = VanillaTransformerConfig.from_preset("tiny", vocab_size=50, tie_word_embeddings=tied)
+    model = VanillaTransformerForConditionalGeneration(config)
+    model.save_pretrained(tmp_path, max_shard_size="300KB")
+    assert len([*tmp_path.glob("*.safetensors")]) > 1
+    facts, note = read_facts(tmp_path)
+    assert (facts.parameters, note) == (model.num_parameters(), None)
+
+
+# ---- Benchmarks ----
+def test_a_benchmark_gets_the_score_of_the_test_set(folder, card):
+    scores = json.loads((folder / "scores.json").read_text())
+    test = next(one for one in scores if one["split"] == "test")
+    test["scores"][0]["value"] = 12.3412
+    facts = json.loads((folder / "model_card.json").read_text())
+    (folder / "model_card.json").write_text(json.dumps({**facts, "evaluations": scores}))
+    code, out, _ = card(folder, "--benchmark", "some/bench", "--task", "en-de", "--overwrite")
+    file = folder / ".eval_results" / "some--bench.yaml"
+    assert code == 0
+    assert out.startswith(f"wrote {folder}/README.md and {file}\n")
+    (entry,) = parse_eval_result_entries(yaml.safe_load(file.read_text()))
+    assert (entry.dataset_id, entry.task_id, entry.value) == ("some/bench", "en-de", 12.34)
+    assert entry.notes == f"BLEU, {test['scores'][0]['signature']}; greedy"
+    before = file.read_text()
+    code, _, err = card(folder, "--benchmark", "some/bench", "--task", "other")
+    assert code == 2
+    assert "exists; give --overwrite" in err
+    assert file.read_text() == before
+
+
+def test_without_a_name_no_benchmark_is_named(folder, card):
+    assert card(folder, "--overwrite")[0] == 0
+    assert not (folder / ".eval_results").exists()
+
+
+def test_a_benchmark_needs_a_score_on_a_test_set(tiny_checkpoint, tmp_path, card):
+    folder = shutil.copytree(tiny_checkpoint, tmp_path / "mine")
+    code, _, err = card(folder, "--benchmark", "some/bench", "--task", "en-de")
+    assert code == 2
+    assert "there is no score on a test set for --benchmark; train with a test set, or leave it out" in err
+    assert not (folder / "README.md").exists()
+
+
+# ---- What is wrong ----
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--source-lang", "english"], "'english' is not a language's ISO 639 code, such as en or deu"),
+        (["--target-lang", ""], "'' is not a language's ISO 639 code"),
+        (["--license", "Apache 2.0"], "'Apache 2.0' is not a licence as the Hub writes it, such as apache-2.0"),
+        (["--dataset", "a/b/c"], "'a/b/c' is not a data set's name on the Hub"),
+        (["--name", "a\nb"], "is not one line of text"),
+        (["--benchmark", "a/b"], "--benchmark and --task name a result together; give both or neither"),
+        (["--task", "x"], "--benchmark and --task name a result together"),
+        (["--lang", "en"], "unrecognized arguments: --lang"),
+    ],
+)
+def test_wrong_options(folder, card, options, message):
+    before = text_of(folder)
+    code, _, err = card(folder, "--overwrite", *options)
+    assert code == 2
+    assert message in err
+    assert err.count("\n") == 1
+    assert text_of(folder) == before
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (lambda folder: shutil.rmtree(folder), "is not a folder; DIR must be that of a saved model"),
+        (lambda folder: (folder / "config.json").unlink(), "config.json is missing; give a folder that"),
+        (lambda folder: (folder / "model.safetensors").unlink(), "model.safetensors is missing; give a folder"),
+        (lambda folder: (folder / "model_card.json").write_text("{"), "model_card.json is cut short or not JSON"),
+        (lambda folder: spoil_facts(folder, stepps=3), "model_card.json can't be read (unknown: stepps); correct it"),
+        (lambda folder: spoil_facts(folder, recipe={"x": 1}), "model_card.json can't be read"),
+        (lambda folder: spoil_facts(folder, evaluations=[3]), "model_card.json can't be read"),
+        (lambda folder: spoil_facts(folder, name=3), "model_card.json can't be read"),
+        (lambda folder: spoil_facts(folder, curve=[{"step": "many"}]), "model_card.json can't be read"),
+        (lambda folder: spoil_run(folder, "scores.json", [{"dataset": "x"}]), "scores.json can't be read (KeyError)"),
+        (lambda folder: spoil_run(folder, "trainer_state.json", []), "trainer_state.json can't be read (TypeError)"),
+        (lambda folder: (folder / "README.md").write_text("---\na: [\n---\n"), "README.md isn't a model card"),
+        (lambda folder: (folder / "README.md").write_text("---\n- a\n---\n"), "README.md isn't a model card"),
+        (lambda folder: (folder / "README.md").write_bytes(b"\xff\xfe"), "README.md isn't a model card"),
+    ],
+)  # fmt: skip
+def test_a_damaged_folder_is_told_in_one_line(folder, card, spoil, message):
+    spoil(folder)
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    code, _, err = card(folder, "--overwrite")
+    assert code == 2
+    assert message in err
+    assert err.count("\n") == 1
+    assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
+
+
+def spoil_run(folder, name, content):
+    (folder / "model_card.json").unlink()
+    (folder / name).write_text(json.dumps(content))
+
+
+def spoil_facts(folder, **values):
+    file = folder / "model_card.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), **values}))
+
+
+# ---- The facts ----
+def test_facts_survive_the_file(tiny_checkpoint, tmp_path):
+    folder = Path(shutil.copytree(tiny_checkpoint, tmp_path / "mine"))
+    facts = RunFacts(
+        "me/model",
+        title="Mine",
+        source_language="en",
+        license="mit",
+        base_model="some/body",
+        converted=True,
+        training_files=["/home/somebody/train.en", r"C:\data\train.de"],
+        training_pairs=12,
+        recipe=Recipe(steps=3, target_tokens="35.8 million", dropout=0.0, learning_rate=0.001),
+        curve=[CurvePoint(1, 2, 3.0, None, 5.0)],
+        limits="None.",
+        tags=["mine"],
+    )
+    save_card(folder, facts)
+    assert "somebody" not in (folder / "model_card.json").read_text()
+    read, note = read_facts(folder)
+    assert note is None
+    for name in (
+        "name",
+        "title",
+        "source_language",
+        "license",
+        "base_model",
+        "converted",
+        "training_pairs",
+        "recipe",
+        "curve",
+        "limits",
+        "tags",
+    ):
+        assert getattr(read, name) == getattr(facts, name), name
+    assert read.training_files == ["train.en", "train.de"]
+
+
+def test_a_curve_has_ten_points_at_most_from_the_first_to_the_last():
+    log = [{"step": n, "loss": 10 - n / 100, "target_tokens": n * 7} for n in range(10, 1001, 10)]
+    points = curve_of(log)
+    assert [point.step for point in points] == [10, 120, 230, 340, 450, 560, 670, 780, 890, 1000]
+    assert points[-1] == CurvePoint(1000, 7000, 0.0)
+    evaluated = [{"step": n, "eval_loss": 1.0, "eval_perplexity": 2.7, "eval_bleu": 1.5} for n in (500, 1000)]
+    assert curve_of([*log, *evaluated]) == [CurvePoint(500, 3500, 5.0, 2.7, 1.5), CurvePoint(1000, 7000, 0.0, 2.7, 1.5)]
+    assert curve_of([{"train_runtime": 1.0}, {"step": 3, "train_runtime": 1.0}]) == []

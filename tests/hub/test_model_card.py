@@ -1,0 +1,384 @@
+"""Model cards: one complete card against its text, what is left out, and text that would break Markdown or YAML."""
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+from huggingface_hub import ModelCard
+
+from hf_vanilla_transformer import VanillaTransformerConfig
+from hf_vanilla_transformer.hub.model_card import TEMPLATE, Evaluation, Recipe, RunFacts, Sample, fill_model_card
+from hf_vanilla_transformer.metrics import Score, corpus_bleu, corpus_chrf
+
+BLEU = Score("BLEU", 41.1234, "nrefs:1|case:lc|eff:no|tok:13a|smooth:exp|version:2.6.0")
+CHRF = Score("chrF2", 62.5, "nrefs:1|case:mixed|eff:yes|nc:6|nw:0|space:no|version:2.6.0")
+
+FACTS = RunFacts(
+    name="somebody/multi30k-en-de",
+    config=VanillaTransformerConfig.from_preset("base", vocab_size=10_000).to_dict(),
+    parameters=49_259_520,
+    source_language="en",
+    target_language="de",
+    license="apache-2.0",
+    datasets=["bentrevett/multi30k"],
+    training_files=[Path("/home/somebody/data/train.en"), r"C:\data\train.de"],
+    training_pairs=29_000,
+    recipe=Recipe(
+        optimizer="Adam, beta 0.9 and 0.98, epsilon 1e-9",
+        schedule="inverse square root, 4,000 steps of warm-up",
+        learning_rate=0.0007,
+        batch_tokens=25_000,
+        steps=8_000,
+        dropout=0.3,
+        label_smoothing=0.1,
+        precision="bfloat16",
+        averaged_checkpoints=5,
+        hardware="1 x NVIDIA H200",
+        seconds=1234.5,
+        software="torch 2.13.0, transformers 5.23.0",
+    ),
+    evaluations=[
+        Evaluation(
+            "Multi30k, 2016",
+            [BLEU, CHRF],
+            sentences=1000,
+            decoding="beam 4, length penalty 0.6",
+            dataset_id="bentrevett/multi30k",
+            split="test",
+        ),
+        Evaluation("numbers", [BLEU], 500),
+    ],
+    samples=[
+        Sample("Two dogs play.", "Zwei Hunde spielen.", "Zwei Hunde spielen."),
+        Sample("It costs 5 | 6 *euros*.", "Es kostet <5>.", "Es kostet 5 | 6 *Euro*."),
+    ],
+    limits="It knows captions of photographs.",
+)
+
+CARD = r"""---
+datasets:
+- bentrevett/multi30k
+language:
+- en
+- de
+library_name: transformers
+license: apache-2.0
+pipeline_tag: translation
+tags:
+- vanilla_transformer
+- attention-is-all-you-need
+model-index:
+- name: multi30k-en-de
+  results:
+  - task:
+      type: translation
+      name: Translation
+    dataset:
+      name: Multi30k, 2016
+      type: bentrevett/multi30k
+      split: test
+    metrics:
+    - type: bleu
+      value: 41.12
+      name: BLEU
+      args:
+        signature: nrefs:1|case:lc|eff:no|tok:13a|smooth:exp|version:2.6.0
+    - type: chrf
+      value: 62.5
+      name: chrF2
+      args:
+        signature: nrefs:1|case:mixed|eff:yes|nc:6|nw:0|space:no|version:2.6.0
+  - task:
+      type: translation
+      name: Translation
+    dataset:
+      name: numbers
+      type: numbers
+    metrics:
+    - type: bleu
+      value: 41.12
+      name: BLEU
+      args:
+        signature: nrefs:1|case:lc|eff:no|tok:13a|smooth:exp|version:2.6.0
+---
+
+# somebody/multi30k-en-de
+
+A Transformer as in [Attention Is All You Need](https://arxiv.org/abs/1706.03762) (Vaswani et al. 2017) that translates from `en` to `de`, trained with hf_vanilla_transformer.
+
+## How to use
+
+```python
+import hf_vanilla_transformer  # registers the model with transformers
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
+
+tokenizer = AutoTokenizer.from_pretrained("somebody/multi30k-en-de")
+model = AutoModelForSeq2SeqLM.from_pretrained("somebody/multi30k-en-de")
+inputs = tokenizer("Two dogs play.", return_tensors="pt")
+print(tokenizer.decode(model.generate(**inputs)[0], skip_special_tokens=True))
+```
+
+If the package hf_vanilla_transformer is not installed, use the checkpoint's own code. It runs on your machine, so read it or trust its author; then leave out the first line and write
+
+```python
+tokenizer = AutoTokenizer.from_pretrained("somebody/multi30k-en-de", trust_remote_code=True)
+model = AutoModelForSeq2SeqLM.from_pretrained("somebody/multi30k-en-de", trust_remote_code=True)
+```
+
+`generate` uses the settings of the checkpoint's generation configuration.
+
+## Architecture
+
+|  | value |
+| --- | --- |
+| layers (N), encoder + decoder | 6 + 6 |
+| width (d_model) | 512 |
+| attention heads (h) | 8 |
+| width of a head's queries and keys (d_k) | 64 |
+| width of a head's values (d_v) | 64 |
+| feed-forward width (d_ff) | 2,048 |
+| feed-forward activation | relu |
+| layer normalisation | after each sub-layer |
+| positions | sinusoids |
+| vocabulary | 10,000 tokens, one for both languages |
+| shared embeddings | source, target and output |
+| parameters | 49,259,520 |
+
+## Training data
+
+- [bentrevett/multi30k](https://huggingface.co/datasets/bentrevett/multi30k)
+- files: `train.en`, `train.de`
+- 29,000 sentence pairs
+
+## Training
+
+|  | value |
+| --- | --- |
+| optimizer | Adam, beta 0.9 and 0.98, epsilon 1e-9 |
+| peak learning rate | 0.0007 |
+| schedule | inverse square root, 4,000 steps of warm-up |
+| target tokens per update | 25,000 |
+| steps | 8,000 |
+| dropout | 0.3 |
+| label smoothing | 0.1 |
+| precision | bfloat16 |
+| averaged checkpoints | 5 |
+| hardware | 1 x NVIDIA H200 |
+| time | 20 min 34 s |
+| software | torch 2.13.0, transformers 5.23.0 |
+
+## Results
+
+| test set | sentences | decoding | metric | value | signature |
+| --- | --- | --- | --- | --- | --- |
+| Multi30k, 2016 | 1,000 | beam 4, length penalty 0.6 | BLEU | 41.12 | `nrefs:1\|case:lc\|eff:no\|tok:13a\|smooth:exp\|version:2.6.0` |
+| Multi30k, 2016 | 1,000 | beam 4, length penalty 0.6 | chrF2 | 62.50 | `nrefs:1\|case:mixed\|eff:yes\|nc:6\|nw:0\|space:no\|version:2.6.0` |
+| numbers | 500 |  | BLEU | 41.12 | `nrefs:1\|case:lc\|eff:no\|tok:13a\|smooth:exp\|version:2.6.0` |
+
+Only scores with the same signature can be compared.
+
+## Sample translations
+
+| source | translation | reference |
+| --- | --- | --- |
+| Two dogs play. | Zwei Hunde spielen. | Zwei Hunde spielen. |
+| It costs 5 \| 6 \*euros\*. | Es kostet \<5\>. | Es kostet 5 \| 6 \*Euro\*. |
+
+## Limits
+
+It knows captions of photographs.
+
+The model translates one sentence at a time. Its quality on text that differs from the training data has not been measured, nor has any bias in that data: check its translations before you rely on them.
+
+## Citation
+
+```bibtex
+@inproceedings{vaswani2017attention,
+  title     = {Attention Is All You Need},
+  author    = {Vaswani, Ashish and Shazeer, Noam and Parmar, Niki and Uszkoreit, Jakob and Jones, Llion and
+               Gomez, Aidan N. and Kaiser, {\L}ukasz and Polosukhin, Illia},
+  booktitle = {Advances in Neural Information Processing Systems},
+  volume    = {30},
+  year      = {2017},
+  url       = {https://arxiv.org/abs/1706.03762}
+}
+```
+"""  # noqa: E501
+
+
+def metadata_of(card):
+    return yaml.safe_load(str(card).split("---\n")[1])
+
+
+def sections_of(card):
+    return re.findall("^## (.*)", str(card), re.MULTILINE)
+
+
+def test_a_complete_card():
+    assert str(fill_model_card(FACTS)) == CARD
+
+
+def test_the_hub_reads_the_card_that_was_saved(tmp_path):
+    fill_model_card(FACTS).save(tmp_path / "README.md")
+    assert (tmp_path / "README.md").read_text(encoding="utf-8") == CARD
+    card = ModelCard.load(tmp_path / "README.md")
+    assert (card.data.library_name, card.data.pipeline_tag) == ("transformers", "translation")
+    found = [(result.dataset_name, result.metric_name, result.metric_value) for result in card.data.eval_results]
+    assert found == [("Multi30k, 2016", "BLEU", 41.12), ("Multi30k, 2016", "chrF2", 62.5), ("numbers", "BLEU", 41.12)]
+    assert card.data.eval_results[1].metric_args == {"signature": CHRF.signature}
+
+
+def test_what_is_not_known_is_left_out():
+    card = fill_model_card(RunFacts("x"))
+    assert sections_of(card) == ["How to use", "Limits", "Citation"]
+    assert metadata_of(card).keys() == {"library_name", "pipeline_tag", "tags"}
+    text = str(card)
+    assert not re.search("more information needed|None|nan|\\| *\\|", text, re.IGNORECASE)
+    assert "\n\n\n" not in text
+    assert text.endswith("```\n")
+
+
+def test_rows_and_columns_without_facts_are_left_out():
+    facts = RunFacts(
+        "x",
+        parameters=1000,
+        recipe=Recipe(steps=0),
+        evaluations=[Evaluation("a test", [BLEU])],
+        samples=[Sample("one", "eins")],
+    )
+    text = str(fill_model_card(facts))
+    assert "## Architecture\n\n|  | value |\n| --- | --- |\n| parameters | 1,000 |\n\n##" in text
+    assert "## Training\n\n|  | value |\n| --- | --- |\n| steps | 0 |\n\n##" in text
+    assert (
+        "| test set | metric | value | signature |\n| --- | --- | --- | --- |\n| a test | BLEU | 41.12 | `nrefs" in text
+    )
+    assert "| source | translation |\n| --- | --- |\n| one | eins |\n" in text
+    assert "Training data" not in text
+
+
+def test_scores_as_they_are_computed():
+    scores = [corpus_bleu(["ein Hund"], ["ein Hund"]), corpus_chrf(["ein Hund"], ["ein Hund"], word_order=2)]
+    results = metadata_of(fill_model_card(RunFacts("x", evaluations=[Evaluation("t", scores)])))["model-index"][0]
+    metrics = results["results"][0]["metrics"]
+    assert [(metric["type"], metric["name"]) for metric in metrics] == [("bleu", "BLEU"), ("chrf", "chrF2++")]
+    assert [metric["args"]["signature"] for metric in metrics] == [score.signature for score in scores]
+
+
+def test_two_evaluations_that_the_hub_would_take_for_one():
+    with pytest.raises(ValueError, match="2 evaluations on 'me/data', split None; give each its own split"):
+        fill_model_card(RunFacts("x", evaluations=[Evaluation(name, [BLEU], dataset_id="me/data") for name in "ab"]))
+    apart = [Evaluation(name, [BLEU], dataset_id="me/data", split=name) for name in "ab"]
+    assert len(metadata_of(fill_model_card(RunFacts("x", evaluations=apart)))["model-index"][0]["results"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("fields", "row"),
+    [
+        ({"norm_position": "pre"}, "| layer normalisation | before each sub-layer |"),
+        ({"decoder_layers": 2}, "| layers (N), encoder + decoder | 6 + 2 |"),
+        ({"decoder_attention_heads": 4}, "| attention heads (h) | 8 + 4 |"),
+        ({"encoder_ffn_dim": 1024}, "| feed-forward width (d_ff) | 1,024 + 2,048 |"),
+        ({"position_encoding": "learned"}, "| positions | learned |"),
+        ({"tie_word_embeddings": False}, "| shared embeddings | source and target |"),
+        (
+            {"share_encoder_decoder_embeddings": False, "decoder_vocab_size": 20_000},
+            "| vocabulary | 37,000 tokens (source), 20,000 (target) |\n| shared embeddings | target and output |",
+        ),
+    ],
+)
+def test_other_architectures(fields, row):
+    assert row in str(fill_model_card(RunFacts("x", config=VanillaTransformerConfig(**fields).to_dict())))
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0.4, "0 s"),
+        (59.6, "1 min 0 s"),
+        (206, "3 min 26 s"),
+        (3599.9, "1 h 0 min"),
+        (3629, "1 h 0 min"),
+        (93_600, "26 h 0 min"),
+    ],
+)
+def test_times(seconds, text):
+    assert f"| time | {text} |" in str(fill_model_card(RunFacts("x", recipe=Recipe(seconds=seconds))))
+
+
+# Text that means something to YAML, Markdown or Python
+
+NASTY = [
+    "no", "on", "1e3", "null", "a: b", "- a", "# a", "{{ 7 * 7 }} {% raw %}", "a | b", "a\nb\r\n\n# c", "`a` ``b``",
+    "<script>alert(1)</script>", "&amp; &lt;", "[a](javascript:b)", "![a](b)", "*a* _b_ **c** ~~d~~", "\\", "a\\|b",
+    "$a$ $$b$$", "'a' \"b\"", "ä🙂\u2028", "---", "---\na: b\n---", "| --- |", "\\`*_[]<>|~$&", "```\n```",
+]  # fmt: skip
+
+
+def spaced(text):
+    return " ".join(text.split())
+
+
+@pytest.mark.parametrize("text", NASTY)
+def test_any_text_in_the_metadata(text):
+    evaluations = [Evaluation(text, [Score(text, 1.0, text)], split=text)]
+    facts = RunFacts(text, source_language=text, license=text, datasets=[text], evaluations=evaluations)
+    data = fill_model_card(facts).data.to_dict()
+    assert (data["license"], data["datasets"], data["language"]) == (text, [text], [text])
+    result = data["model-index"][0]["results"][0]
+    assert (result["dataset"]["name"], result["dataset"]["split"]) == (text, text)
+    assert result["metrics"][0]["args"] == {"signature": text}
+
+
+@pytest.mark.parametrize("text", NASTY)
+def test_any_text_is_shown_as_it_is(text):
+    """A Markdown parser gives every cell's text back, in a card that has the same parts as a harmless one."""
+    markdown = pytest.importorskip("markdown_it").MarkdownIt("commonmark").enable(["table", "strikethrough"])
+
+    def parsed(text):
+        facts = RunFacts(
+            f"x {text}",
+            recipe=Recipe(hardware=text),
+            training_files=[f"{text.replace('/', ' ')}.en"],
+            evaluations=[Evaluation(text, [BLEU], decoding=text)],
+            samples=[Sample(text, text, text)],
+        )
+        tokens = markdown.parse(fill_model_card(facts).text)
+        cells = [
+            "".join(child.content for child in tokens[place + 1].children)
+            for place, token in enumerate(tokens)
+            if token.type == "td_open"
+        ]
+        return [token.type for token in tokens], cells
+
+    kinds, cells = parsed(text)
+    assert kinds == parsed("harmless")[0]
+    shown = spaced(text)
+    assert cells == ["hardware", shown, shown, shown, "BLEU", "41.12", BLEU.signature, shown, shown, shown]
+
+
+@pytest.mark.parametrize("text", NASTY)
+def test_the_code_runs_whatever_the_text(text):
+    card = fill_model_card(RunFacts(text, samples=[Sample(text, "")]))
+    blocks = re.findall("^```python\n(.*?)\n^```$", card.text, re.DOTALL | re.MULTILINE)
+    assert len(blocks) == 2
+    strings = [node.value for block in blocks for node in ast.walk(ast.parse(block)) if isinstance(node, ast.Constant)]
+    assert strings.count(spaced(text)) >= 4
+    assert text in strings
+
+
+def test_no_path_of_the_machine_is_shown():
+    for folder in ("/home/somebody/outputs/", r"C:\Users\somebody\outputs" "\\"):
+        facts = RunFacts(
+            f"{folder}my-run", training_files=[f"{folder}train.en.gz"], evaluations=[Evaluation("t", [BLEU])]
+        )
+        text = str(fill_model_card(facts))
+        assert "somebody" not in text
+        assert text.count("my-run") == 6
+        assert "- files: `train.en.gz`" in text
+
+
+def test_the_template_lies_in_the_package():
+    assert TEMPLATE.is_file()
+    assert TEMPLATE.parent == Path(__file__).parents[2] / "hf_vanilla_transformer" / "publish"

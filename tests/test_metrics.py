@@ -1,0 +1,277 @@
+"""BLEU, chrF and exact match against sacreBLEU's own command line, plain formulas and numbers computed by hand."""
+
+import json
+import math
+import re
+import shutil
+import subprocess
+import sys
+from collections import Counter
+from dataclasses import FrozenInstanceError
+
+import pytest
+
+from hf_vanilla_transformer.metrics import (
+    Score,
+    compound_split_bleu,
+    corpus_bleu,
+    corpus_chrf,
+    exact_match,
+    multi30k_bleu,
+    paired_bootstrap,
+    split_compounds,
+)
+
+HYPOTHESES = ["The cat sat on a mat.", "Es kostet 3,50 Euro, oder?", "", "a b c d", "Zwei Hunde spielen im Schnee ."]
+REFERENCES = [
+    "The cat sat on the mat.",
+    "Es kostet 3,50 Euro!",
+    "not empty",
+    "A b c d",
+    "Zwei Hunde laufen im Schnee.",
+]
+
+
+def _command_line(tmp_path, *options):
+    """What `sacrebleu` prints for the corpus: (name, score, signature, details)."""
+    for name, lines in (("hypotheses", HYPOTHESES), ("references", REFERENCES)):
+        (tmp_path / name).write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    command = [sys.executable, "-m", "sacrebleu", "references", "-i", "hypotheses", "-w", "6", *options]
+    result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+    printed = json.loads(result.stdout)
+    return printed["name"], printed["score"], printed["signature"], printed.get("verbose_score", "")
+
+
+@pytest.mark.parametrize("tokenize", ["13a", "intl", "char", "none", "zh"])
+@pytest.mark.parametrize("lowercase", [False, True])
+def test_bleu_agrees_with_sacrebleus_command_line(tmp_path, tokenize, lowercase):
+    score = corpus_bleu(HYPOTHESES, REFERENCES, tokenize=tokenize, lowercase=lowercase)
+    name, value, signature, details = _command_line(
+        tmp_path, "--tokenize", tokenize, *(["--lowercase"] if lowercase else [])
+    )
+    assert (score.name, score.signature, score.details) == (name, signature, details)
+    assert score.value == pytest.approx(value, abs=1e-6)
+
+
+@pytest.mark.parametrize("word_order", [0, 2])
+@pytest.mark.parametrize("lowercase", [False, True])
+def test_chrf_agrees_with_sacrebleus_command_line(tmp_path, word_order, lowercase):
+    score = corpus_chrf(HYPOTHESES, REFERENCES, word_order=word_order, lowercase=lowercase)
+    options = ["--metrics", "chrf", "--chrf-word-order", str(word_order), *(["--chrf-lowercase"] if lowercase else [])]
+    name, value, signature, details = _command_line(tmp_path, *options)
+    assert (score.name, score.signature, score.details) == (name, signature, details)
+    assert score.value == pytest.approx(value, abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        ("sacrebleu", ["--tokenize", "intl", "--lowercase", "--chrf-lowercase"]),
+        ("multi30k", ["--tokenize", "none", "--lowercase", "--smooth-method", "none", "--force", "--chrf-lowercase"]),
+    ],
+)
+def test_comparisons_agree_with_sacrebleus_command_line(tmp_path, kind, options):
+    references = [f"{'the big dog sees ' * (1 + n % 3)}cat number {n} ." for n in range(12)]
+    systems = [
+        [text.replace("dog", "cat") if n % 4 == keep else text for n, text in enumerate(references)] for keep in (0, 1)
+    ]
+    systems.append([text.replace("number", "no") for text in references])
+    for name, lines in zip(("references", "a", "b", "c"), (references, *systems), strict=True):
+        (tmp_path / name).write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    command = [sys.executable, "-m", "sacrebleu", "references", "-i", "a", "b", "c", "-m", "bleu", "chrf"]
+    command += ["--paired-bs", "--format", "text", *options]
+    printed = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True).stdout
+    found = paired_bootstrap(systems, references, kind=kind, tokenize="intl", lowercase=True)
+    p_values = [f"{one.p_value:.4f}" for system in found for one in system]
+    assert p_values == re.findall(r"p = ([0-9.]+)", printed)
+    assert len(set(p_values)) > 1
+    assert [one.name for one in found[0]] == ["BLEU", "chrF2"]
+    for one in found[0]:
+        assert re.search(rf"- {one.name} +{re.escape(one.signature)}$", printed, re.MULTILINE)
+
+
+@pytest.mark.parametrize(("number", "kind"), [(1, "sacrebleu"), (2, "compound-split")])
+def test_what_cant_be_compared(number, kind):
+    with pytest.raises(ValueError, match=f"{number} systems can't be compared by {kind}; give two or more"):
+        paired_bootstrap([HYPOTHESES] * number, REFERENCES, kind=kind)
+
+
+def test_bleu_by_hand():
+    # 5 words of the reference's 6: n-gram precisions 5/5, 4/4, 3/3, 2/2, brevity penalty exp(1 - 6/5).
+    assert corpus_bleu(["a b c d e"], ["a b c d e f"]).value == pytest.approx(100 * math.exp(1 - 6 / 5))
+    # The first of 6 words differs: precisions 5/6, 4/5, 3/4, 2/3, no brevity penalty.
+    by_hand = (5 / 6 * 4 / 5 * 3 / 4 * 2 / 3) ** (1 / 4)
+    assert corpus_bleu(["x b c d e f"], ["a b c d e f"]).value == pytest.approx(100 * by_hand)
+    # The fourth differs: 5/6, 3/5, 1/4 and no 4-gram of 3, which exponential smoothing counts as 1/2.
+    by_hand = (5 / 6 * 3 / 5 * 1 / 4 * (1 / 2) / 3) ** (1 / 4)
+    assert corpus_bleu(["a b c x e f"], ["a b c d e f"]).value == pytest.approx(100 * by_hand)
+
+
+def test_bleu_is_of_the_corpus_and_not_the_mean_over_sentences():
+    hypotheses, references = ["a b c d e", "x y z w"], ["a b c d e", "a b c d"]
+    # Matches over both sentences: 5/9, 4/7, 3/5, 2/3.
+    assert corpus_bleu(hypotheses, references).value == pytest.approx(100 * (5 / 9 * 4 / 7 * 3 / 5 * 2 / 3) ** 0.25)
+
+
+def test_chrf_by_hand():
+    # Characters a, b of a, c: precision and recall 1/2 for unigrams, 0 for bigrams. sacreBLEU averages over the orders
+    # that both sides have, two here, then takes F2.
+    assert corpus_chrf(["ab"], ["ac"]).value == pytest.approx(100 * 0.5 / 2)
+
+
+@pytest.mark.parametrize("metric", [corpus_bleu, corpus_chrf])
+def test_a_perfect_corpus_scores_100_and_an_empty_translation_0(metric):
+    assert metric(REFERENCES, REFERENCES).value == pytest.approx(100)
+    assert metric([""], ["a b c d e"]).value == 0
+
+
+def test_score_prints_value_and_signature_and_cannot_be_changed():
+    score = corpus_bleu(REFERENCES, REFERENCES)
+    assert str(score) == f"BLEU 100.00 ({score.signature})"
+    assert score.signature.startswith("nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp|version:")
+    assert str(Score("chrF2", 12.3456, "nrefs:1")) == "chrF2 12.35 (nrefs:1)"
+    with pytest.raises(FrozenInstanceError):
+        score.value = 0.0
+
+
+def test_exact_match_is_a_percentage_of_identical_strings():
+    assert exact_match(["a", "b", "c "], ["a", "B", "c"]) == pytest.approx(100 / 3)
+    assert exact_match(("a",), ("a",)) == 100.0
+    assert exact_match(["a"], ["b"]) == 0.0
+
+
+# BLEU of older papers
+
+
+def _multi_bleu(hypotheses, references):
+    """What Moses' multi-bleu.perl computes, in plain Python: words are what white space parts, nothing is smoothed."""
+    correct, total, lengths = [0] * 4, [0] * 4, [0, 0]
+    for hypothesis, reference in zip(hypotheses, references, strict=True):
+        sides = hypothesis.split(), reference.split()
+        lengths = [length + len(words) for length, words in zip(lengths, sides, strict=True)]
+        for order in range(4):
+            ours, theirs = (Counter(zip(*(words[i:] for i in range(order + 1)), strict=False)) for words in sides)
+            correct[order] += sum((ours & theirs).values())
+            total[order] += sum(ours.values())
+    if 0 in correct:
+        return 0.0
+    brevity = min(0.0, 1 - lengths[1] / lengths[0])
+    return 100 * math.exp(brevity + sum(math.log(c / t) for c, t in zip(correct, total, strict=True)) / 4)
+
+
+AT = " ##AT##-##AT## "
+# "=" where the paper's rule splits a hyphen.
+MARKED = [
+    ("Ein Mann mit blau=weißer Mütze steht auf der Straße .", "ein Mann in blau=weißer Mütze steht auf der Straße ."),
+    ("Zwei T=Shirt=Träger laufen 100=mal um den See .", "Zwei T=Shirt=Träger liefen 100=mal um einen See ."),
+    ("Das ist ein Test - nichts weiter .", "Das ist ein Test - und nichts weiter ."),
+    ("", "Er lacht ."),
+]
+SIDES = [[pair[side].replace("=", "-") for pair in MARKED] for side in (0, 1)]
+SPLIT_SIDES = [[pair[side].replace("=", AT) for pair in MARKED] for side in (0, 1)]
+
+
+def test_multi30k_bleu_is_multi_bleu_of_lower_cased_words():
+    score = multi30k_bleu(*SIDES)
+    assert score.value == pytest.approx(_multi_bleu(*([text.lower() for text in side] for side in SIDES)), abs=1e-6)
+    assert score.value > _multi_bleu(*SIDES) > 10
+    assert score.name == "BLEU"
+    assert re.fullmatch(r"nrefs:1\|case:lc\|eff:no\|tok:none\|smooth:none\|version:[\d.]+", score.signature)
+
+
+def test_compound_split_bleu_is_multi_bleu_of_split_words():
+    score = compound_split_bleu(*SIDES, tokenize="none")
+    assert score.value == pytest.approx(_multi_bleu(*SPLIT_SIDES), abs=1e-6)
+    assert score.value > _multi_bleu(*SIDES) + 1
+    signature = r"nrefs:1\|case:mixed\|eff:no\|tok:none\+compound-split\|smooth:none\|version:[\d.]+"
+    assert re.fullmatch(signature, score.signature)
+
+
+@pytest.mark.parametrize("tokenize", ["13a", "intl"])
+def test_compound_split_bleu_parts_the_words_of_plain_text_first(tokenize):
+    hypotheses, references = ["A rich-text format, not 3-4 others."], ["A rich-text format; not 3-4 others."]
+    score = compound_split_bleu(hypotheses, references, tokenize=tokenize)
+    tokenised = [[f"A rich{AT}text format {mark} not 3{AT}4 others ."] for mark in ",;"]
+    assert score.value == pytest.approx(_multi_bleu(*tokenised), abs=1e-6)
+    assert f"|tok:{tokenize}+compound-split|" in score.signature
+
+
+@pytest.mark.parametrize("metric", [multi30k_bleu, compound_split_bleu])
+def test_bleu_of_older_papers_is_not_smoothed(metric):
+    # No 4-gram in common: multi-bleu.perl says 0, where sacreBLEU's smoothing counts half of one.
+    assert metric(["a b c x e f"], ["a b c d e f"]).value == 0
+    assert metric(["a b c"], ["a b c"]).value == 0
+
+
+COMPOUNDS = {
+    "rich-text format": f"rich{AT}text format",
+    "ab-cd-ef": f"ab{AT}cd{AT}ef",
+    "a-b-c": f"a{AT}b-c",  # the match took b, and nothing is left before the second hyphen
+    "a-b-c-d": f"a{AT}b-c{AT}d",
+    "T-Shirt-Träger": f"T{AT}Shirt{AT}Träger",
+    "ü-ö-ä": f"ü{AT}ö{AT}ä",  # two bytes a letter, each hyphen has its own
+    "a--b": f"a{AT}-b",
+    "---": f"-{AT}-",
+    "----": f"-{AT}--",
+    "-a b- - c": "-a b- - c",
+    "3-4 , x-": f"3{AT}4 , x-",
+    "a\u00a0-b": f"a\u00a0{AT}b",  # no white space to perl's bytes
+    "a\t-b": "a\t-b",
+    "": "",
+}
+
+
+@pytest.mark.parametrize("text", COMPOUNDS)
+def test_compounds_by_hand(text):
+    assert split_compounds(text) == COMPOUNDS[text]
+
+
+@pytest.mark.skipif(shutil.which("perl") is None, reason="needs perl")
+def test_compounds_as_the_papers_own_line_of_perl_splits_them():
+    result = subprocess.run(
+        ["perl", "-ple", r"s{(\S)-(\S)}{$1 ##AT##-##AT## $2}g"],
+        input="".join(f"{text}\n" for text in COMPOUNDS).encode(), capture_output=True, check=True,
+    )  # fmt: skip
+    assert result.stdout.decode().split("\n")[:-1] == list(COMPOUNDS.values())
+
+
+def test_compound_splitting_refuses_what_is_no_splitting_of_words():
+    with pytest.raises(ValueError, match="tokenize='char' can't be combined with split compounds; give one of '13a', "):
+        compound_split_bleu(["a"], ["a"], tokenize="char")
+
+
+# What goes wrong
+
+
+METRICS = [corpus_bleu, corpus_chrf, exact_match, compound_split_bleu, multi30k_bleu]
+
+
+@pytest.mark.parametrize("metric", METRICS)
+@pytest.mark.parametrize(
+    ("hypotheses", "references", "error", "message"),
+    [
+        (["a", "b"], ["a"], ValueError, "2 hypotheses but 1 references; give one"),
+        ([], [], ValueError, "empty; a score needs at least one sentence"),
+        ("a b", ["a b"], TypeError, r"hypotheses is a str; give a list of strings, \[text\]"),
+        (["a b"], "a b", TypeError, "references is a str"),
+        (["a b"], b"a b", TypeError, "references is a bytes"),
+        ({"a"}, ["a"], TypeError, "hypotheses is a set"),
+        (["a"], {"a": 1}, TypeError, "references is a dict"),
+        (["a"], None, TypeError, "references is a NoneType"),
+        (["a", None], ["a", "b"], TypeError, r"hypotheses\[1\] is a NoneType; every entry must be a string"),
+        (["a"], [["a"]], TypeError, r"references\[0\] is a list; every entry"),
+    ],
+)
+def test_wrong_input_names_what_is_wrong(metric, hypotheses, references, error, message):
+    with pytest.raises(error, match=message):
+        metric(hypotheses, references)
+
+
+def test_unknown_tokenizer_names_those_that_exist():
+    with pytest.raises(ValueError, match=r"unknown tokenize='moses'; sacreBLEU has 'none', .*'13a'"):
+        corpus_bleu(["a"], ["a"], tokenize="moses")
+
+
+def test_negative_word_order_is_refused():
+    with pytest.raises(ValueError, match="word_order is -1; it must be 0"):
+        corpus_chrf(["a"], ["a"], word_order=-1)

@@ -1,0 +1,197 @@
+"""Attention weights of one sentence: those of the model itself, for every kind of tokenizer, and odd texts."""
+
+import pytest
+import torch
+from torch import nn
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, MarianConfig, MarianMTModel
+
+from hf_vanilla_transformer import (
+    DictionaryTokenizerFast,
+    VanillaTransformerConfig,
+    VanillaTransformerForConditionalGeneration,
+)
+from hf_vanilla_transformer.translation.attention import MAX_TOKENS, attention_of
+from hf_vanilla_transformer.translation.decoding import ensemble
+
+NAMES = {"encoder": "encoder_attentions", "decoder": "decoder_attentions", "cross": "cross_attentions"}
+SIZES = {"layers": 1, "attention_heads": 2, "ffn_dim": 8}
+TOKENS = {"pad_token_id": 0, "eos_token_id": 2, "decoder_start_token_id": 0, "forced_eos_token_id": 2, "max_length": 9}
+
+
+@pytest.fixture
+def model(tiny_checkpoint):
+    model = AutoModelForSeq2SeqLM.from_pretrained(tiny_checkpoint).eval()
+    model.generation_config.max_extra_length = 3  # untrained, it finds no end
+    return model
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tiny_checkpoint):
+    return AutoTokenizer.from_pretrained(tiny_checkpoint)
+
+
+def _check(attention, outputs):
+    """The weights are what the model gives, and each row is a distribution over its keys."""
+    for name, theirs in NAMES.items():
+        weights = getattr(attention, name)
+        assert torch.equal(weights, torch.stack(outputs[theirs])[:, 0])
+        assert torch.allclose(weights.sum(dim=-1), torch.ones(weights.shape[:-1]), atol=1e-5)
+    source, target = len(attention.source_pieces), len(attention.target_pieces)
+    assert len(attention.input_pieces) == target
+    assert attention.encoder.shape[2:] == (source, source)
+    assert attention.decoder.shape[2:] == (target, target)
+    assert attention.cross.shape[2:] == (target, source)
+
+
+def test_a_forced_target_has_the_weights_of_the_model(model, tokenizer):
+    attention = attention_of(model, tokenizer, "half past nine", "halb zehn")
+    batch = tokenizer("half past nine", text_target="halb zehn", return_tensors="pt")
+    with torch.no_grad():
+        _check(attention, model(**batch, output_attentions=True))
+    assert attention.source_pieces == tokenizer.readable_pieces(batch["input_ids"][0])
+    assert attention.target_pieces == tokenizer.readable_pieces(batch["labels"][0])
+    assert attention.input_pieces == ["<s>", *attention.target_pieces[:-1]]
+    assert (attention.decoder.triu(1) == 0).all()
+
+
+def test_without_a_target_it_is_the_models_own_translation(model, tokenizer):
+    attention = attention_of(model, tokenizer, "half past nine")
+    inputs = tokenizer("half past nine", return_tensors="pt")
+    sequence = model.generate(**inputs)
+    with torch.no_grad():
+        outputs = model(**inputs, decoder_input_ids=sequence[:, :-1], output_attentions=True)
+    _check(attention, outputs)
+    assert attention.input_pieces == tokenizer.readable_pieces(sequence[0, :-1])
+    assert attention.target_pieces == tokenizer.readable_pieces(sequence[0, 1:])
+
+
+def test_each_modules_mode_is_kept_and_dropout_is_off(model, tokenizer):
+    expected = attention_of(model, tokenizer, "it", "es")
+    model.config.dropout = 0.5
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.5
+    model.train()
+    model.get_encoder().eval()
+    modes = [module.training for module in model.modules()]
+    attention = attention_of(model, tokenizer, "it", "es")
+    assert [module.training for module in model.modules()] == modes
+    assert torch.equal(attention.cross, expected.cross)
+    assert not attention.cross.requires_grad
+    with pytest.raises(ValueError, match="target is empty"):
+        attention_of(model, tokenizer, "it", "")
+    assert [module.training for module in model.modules()] == modes
+
+
+def test_half_precision_gives_float32(model, tokenizer):
+    attention = attention_of(model.bfloat16(), tokenizer, "it costs two hundred")
+    assert attention.cross.dtype == torch.float32
+    assert torch.allclose(attention.cross.sum(dim=-1), torch.ones(attention.cross.shape[:-1]), atol=0.02)
+
+
+@pytest.mark.parametrize("text", ["שלום עולם", "半分 九時", "\u200b", "🙂 </script>", "a " * 250])
+def test_odd_texts_have_weights(model, tokenizer, text):
+    attention = attention_of(model, tokenizer, text, text)
+    assert len(attention.source_pieces) == len(tokenizer(text)["input_ids"])
+    assert all(isinstance(piece, str) and piece for piece in attention.source_pieces)
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "error", "message"),
+    [
+        ("", None, ValueError, "source is empty; give a sentence$"),
+        (" \n", None, ValueError, "source is empty"),
+        ("it", " ", ValueError, "target is empty; give a sentence, or leave it out"),
+        (None, None, TypeError, "source is of type NoneType; give one sentence, a string"),
+        (["it"], None, TypeError, "source is of type list"),
+        ("it", ["es"], TypeError, "target is of type list"),
+        ("\ud800", None, ValueError, "half of a surrogate pair"),
+        ("it " * 600, None, ValueError, f"source has more than {MAX_TOKENS} tokens; give one sentence of it"),
+        ("it", "es " * 600, ValueError, f"target has more than {MAX_TOKENS} tokens"),
+    ],
+)
+def test_texts_that_cannot_be(model, tokenizer, source, target, error, message):
+    with pytest.raises(error, match=message):
+        attention_of(model, tokenizer, source, target)
+
+
+def test_too_long_for_learned_positions_is_said(tokenizer, model):
+    model.config.position_encoding, model.config.max_position_embeddings = "learned", 4
+    with pytest.raises(ValueError, match="source has more than 4 tokens"):
+        attention_of(model, tokenizer, "half past nine on the fourth of May")
+
+
+def test_weights_that_are_no_numbers_are_named(model, tokenizer):
+    with torch.no_grad():
+        model.model.decoder.layers[1].encoder_attn.k_proj.weight[0, 0] = float("nan")
+    with pytest.raises(ValueError, match=r"decoder\.layers\.1\.encoder_attn\.k_proj\.weight contains NaN or infinity"):
+        attention_of(model, tokenizer, "it")
+
+
+def test_an_overflow_is_named(model, tokenizer):
+    with torch.no_grad():
+        for layer in model.model.encoder.layers:
+            layer.self_attn.q_proj.weight.fill_(3e38)
+    with pytest.raises(ValueError, match="encoder_attentions contains NaN or infinity; compute in float32"):
+        attention_of(model, tokenizer, "it", "es")
+
+
+def test_an_ensemble_shows_no_attention_and_says_so(model, tokenizer):
+    with pytest.raises(ValueError, match=r"shows no attention weights .* instead of an ensemble"):
+        attention_of(ensemble([model, model], [tokenizer, tokenizer]), tokenizer, "it", "es")
+
+
+def test_a_model_of_transformers_has_them_too(tokenizer):
+    sizes = {f"{stack}_{name}": size for stack in ("encoder", "decoder") for name, size in SIZES.items()}
+    config = MarianConfig(
+        vocab_size=len(tokenizer),
+        d_model=16,
+        max_position_embeddings=64,
+        attn_implementation="eager",
+        **TOKENS,
+        **sizes,
+    )
+    marian = MarianMTModel(config).eval()
+    attention = attention_of(marian, tokenizer, "half past nine", "halb zehn")
+    assert attention.cross.shape == (1, 2, len(attention.target_pieces), len(attention.source_pieces))
+    assert attention.input_pieces[0] == "<pad>"
+    assert attention_of(marian, tokenizer, "half past nine").cross.shape[:2] == (1, 2)
+
+
+@pytest.mark.parametrize("separate", [False, True])
+def test_opus_mt_tokenizers_name_each_side_by_its_own(tmp_path, separate):
+    pytest.importorskip("sentencepiece", reason="sentencepiece makes the tokenizer here")
+    from opus_mt import opus_mt_folder
+
+    from hf_vanilla_transformer.interop.marian import from_marian
+
+    model, tokenizer = from_marian(opus_mt_folder(tmp_path / "opus", separate_vocabs=separate))
+    attention = attention_of(model, tokenizer, "A man is riding a bicycle.", "Ein Mann fährt.")
+    assert "".join(attention.source_pieces) == "▁A▁man▁is▁riding▁a▁bicycle.</s>"
+    assert "".join(attention.target_pieces).endswith("</s>")
+    assert attention.input_pieces[1:] == attention.target_pieces[:-1]
+    assert attention.cross.shape == (3, 4, len(attention.target_pieces), len(attention.source_pieces))
+
+
+def test_two_dictionaries_name_each_side_by_its_own():
+    special = {"bos_token": "<s>", "pad_token": "<pad>", "eos_token": "</s>", "unk_token": "<unk>"}
+    letters = {"source": ["a", "b", "c"], "target": ["x", "y", "z", "!"]}
+    content = {
+        side: {"tokens": [*special.values(), *own], "segmenter": {"merges": [], "version": 2}}
+        for side, own in letters.items()
+    }
+    tokenizer = DictionaryTokenizerFast(segmentation=content, **special)
+    config = VanillaTransformerConfig(
+        vocab_size=7, decoder_vocab_size=8, tie_word_embeddings=False, share_encoder_decoder_embeddings=False,
+        d_model=8, encoder_attention_heads=2, decoder_attention_heads=4, encoder_layers=1, decoder_layers=2,
+        encoder_ffn_dim=8, decoder_ffn_dim=8, bos_token_id=0, pad_token_id=1, eos_token_id=2, decoder_start_token_id=2,
+    )  # fmt: skip
+    model = VanillaTransformerForConditionalGeneration(config).eval()
+    attention = attention_of(model, tokenizer, "b c", "x y !")
+    assert attention.source_pieces == ["b", "c", "</s>"]
+    assert attention.target_pieces == ["x", "y", "!", "</s>"]
+    assert attention.input_pieces == ["</s>", "x", "y", "!"]
+    assert (attention.encoder.shape, attention.cross.shape) == ((1, 2, 3, 3), (2, 4, 4, 3))
+    own = attention_of(model, tokenizer, "b c")  # its start token is that of the end
+    assert own.input_pieces[0] == "</s>"
+    assert "</s>" not in own.target_pieces[:-1]

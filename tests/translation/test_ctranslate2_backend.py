@@ -1,0 +1,456 @@
+"""CTranslate2 as the backend of a Translator, beside the same model with the engine: same translations and scores."""
+
+import json
+import multiprocessing
+import os
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from itertools import chain
+
+import pytest
+import torch
+from opus_mt import marian_tokenizer, opus_mt_folder
+from test_translator import new_model
+from transformers import AutoTokenizer, MarianMTModel, T5Config, T5ForConditionalGeneration
+
+from hf_vanilla_transformer import cli
+from hf_vanilla_transformer.checkpoints.loading import CheckpointError
+from hf_vanilla_transformer.demo.local import translated_by
+from hf_vanilla_transformer.translation import ctranslate2 as backend
+from hf_vanilla_transformer.translation.decoding import score_pairs
+from hf_vanilla_transformer.translation.translator import Translator
+
+ctranslate2 = pytest.importorskip("ctranslate2", reason="ctranslate2 isn't installed (the extra export has it)")
+
+TEXTS = [
+    "twenty-one",
+    "half past nine on the fourth of May",
+    "it",
+    "",
+    "drei Euro und fünf Cent",
+    " ",
+    "it costs two hundred euros and five cents",
+    "nine",
+]
+# Sums of log-probabilities in float32, which both compute in other orders.
+CLOSE = 1e-4
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tiny_checkpoint):
+    return AutoTokenizer.from_pretrained(tiny_checkpoint)
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tokenizer, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("checkpoint")
+    new_model(len(tokenizer)).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def ours(checkpoint):
+    return Translator(checkpoint, "cpu")
+
+
+@pytest.fixture(scope="module")
+def theirs(checkpoint):
+    return Translator(checkpoint, "cpu", threads=2, backend="ctranslate2")
+
+
+@pytest.fixture(scope="module")
+def exported(checkpoint, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("exported") / "model"
+    assert cli.main(["export", "--model", str(checkpoint), "--to", "ctranslate2", "--output", str(folder)]) == 0
+    return folder
+
+
+def assert_same(found, expected):
+    """Compares n-best lists."""
+    for one, other in zip(found, expected, strict=True):
+        assert [row.text for row in one] == [row.text for row in other]
+        assert [row.num_tokens for row in one] == [row.num_tokens for row in other]
+        assert [row.score is None for row in one] == [row.score is None for row in other]
+        scores = [[row.score or 0.0 for row in rows] for rows in (one, other)]
+        assert scores[0] == pytest.approx(scores[1], rel=1e-6, abs=CLOSE)
+
+
+# ---- Searches ----
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"num_beams": 1},
+        {"num_beams": 1, "max_extra_length": 0},
+        {"num_beams": 1, "min_new_tokens": 9},
+        {"num_beams": 1, "max_new_tokens": 3},
+        {"num_beams": 1, "do_sample": False, "early_stopping": False},
+        {"num_beams": 1, "prefix": "das"},
+        {"batch_tokens": 12},
+        {"batch_size": 1, "prefix": ["das", "", "das", "", "", "", "nine", ""]},
+    ],
+    ids=str,
+)
+def test_translations(ours, theirs, options):
+    assert theirs(TEXTS, **options) == ours(TEXTS, **options)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"num_beams": 2, "n_best": 1},
+        {"num_beams": 7},
+        {"max_extra_length": 0},  # many searches end at their own sentence's limit, within batches of others'
+        {"max_extra_length": 3, "num_beams": 6},
+        {"max_new_tokens": 5},
+        {"max_length": 6},
+        {"max_length": 6, "prefix": "das"},
+        {"gnmt_length_penalty": 0.0},
+        {"gnmt_length_penalty": 3.0},
+        {"length_penalty": 0.0},
+        {"length_penalty": -1.5},
+        {"length_penalty": 2.0, "prefix": "das"},
+        {"prefix": "das", "max_extra_length": 1},
+        {"early_stopping": True, "batch_tokens": 30},
+    ],
+    ids=str,
+)
+def test_n_best_lists(ours, theirs, options):
+    options = {"n_best": options.get("num_beams", 4), **options}
+    assert_same(theirs(TEXTS, **options), ours(TEXTS, **options))
+
+
+def test_alignments_are_the_mean_of_the_last_layers_heads(ours, theirs):
+    for options in ({"num_beams": 1}, {"batch_tokens": 4_096}, {"prefix": "das", "n_best": 3, "batch_tokens": 4_096}):
+        rows = [translator(TEXTS, alignments=True, **options) for translator in (theirs, ours)]
+        found, expected = ([*chain(*some)] if "n_best" in options else some for some in rows)
+        assert [one.text for one in found] == [one.text for one in expected]
+        assert found[3].alignment is None or "n_best" in options
+        for one, other in zip(found, expected, strict=True):
+            if other.alignment is not None:
+                assert (one.alignment.source, one.alignment.target) == (other.alignment.source, other.alignment.target)
+                torch.testing.assert_close(one.alignment.weights, other.alignment.weights, rtol=0, atol=1e-5)
+
+
+def test_other_weights_give_the_same(tokenizer):
+    """Pre-norm, a vocabulary for each side, and a table of learned positions that ends translations."""
+    sizes = {"decoder_vocab_size": len(tokenizer) + 3, "share_encoder_decoder_embeddings": False}
+    for fields in (sizes, {"norm_position": "pre"}, {"position_encoding": "learned", "max_position_embeddings": 16}):
+        model = new_model(len(tokenizer), **fields)
+        own, other = (
+            Translator(model, tokenizer=tokenizer),
+            Translator(model, tokenizer=tokenizer, backend="ctranslate2"),
+        )
+        assert_same(other(TEXTS, n_best=4), own(TEXTS, n_best=4))
+
+
+def test_forced_probabilities(ours, theirs):
+    pairs = ["it", "", "half past nine"], ["", "es kostet", "halb zehn"]
+    scores = [score_pairs(one.model, one.tokenizer, *pairs) for one in (theirs, ours)]
+    assert [one.num_tokens for one in scores[0]] == [one.num_tokens for one in scores[1]]
+    values = [[one.log_probability for one in row] for row in scores]
+    assert values[0] == pytest.approx(values[1], abs=CLOSE)
+
+
+# ---- Texts ----
+def test_lists_streams_and_single_texts(theirs):
+    many = [f"{text} {number}" if text else "" for number in range(300) for text in TEXTS]
+    expected = theirs(many, num_beams=1, max_new_tokens=4)
+    assert list(theirs.stream(iter(many), window=700, num_beams=1, max_new_tokens=4)) == expected
+    assert theirs(many[1], num_beams=1, max_new_tokens=4) == expected[1]
+    assert theirs([]) == []
+    assert theirs("") == ""
+    done = []
+    theirs(many, num_beams=1, max_new_tokens=4, progress=done.append)
+    assert sum(done) == len(many)
+
+
+def test_a_text_without_tokens_has_an_empty_translation(tokenizer, theirs):
+    assert tokenizer("\u200b")["input_ids"] != tokenizer("")["input_ids"] or theirs("\u200b") == ""
+    piece = backend.Piece(0, tokenizer("")["input_ids"])  # </s> alone
+    options = theirs.model.check_options({}, 2, False)
+    search = theirs.model.search(
+        tokenizer, iter([[piece]]), options, batch_size=None, batch_tokens=None, lock=threading.Lock()
+    )
+    ((places, [(translation,)]),) = search
+    assert (places, translation.text, translation.num_tokens, translation.score) == ([0], "", 0, 0.0)
+
+
+def test_long_lines_are_divided_and_not_cut(ours, theirs, checkpoint):
+    long = "half past nine on the fourth of May " * 400
+    divided = []
+    options = {"num_beams": 1, "max_new_tokens": 3, "on_division": lambda *which: divided.append(which)}
+    assert theirs([long, "it"], **options) == ours([long, "it"], **options)
+    assert divided[0] == divided[1]
+    assert divided[0][0] == 0
+    # CTranslate2 itself would cut this one to 1,024 tokens; the last words count, and the positions end at 2,048.
+    fits = "half past nine on the fourth of May " * 60
+    for text in (fits, f"{fits} it costs"):
+        assert 1_024 < len(ours.tokenizer(text)["input_ids"]) < 2_048
+        rows = [one([text], n_best=2, max_source_tokens=4_000, max_new_tokens=4) for one in (theirs, ours)]
+        assert_same(*rows)
+    divided.clear()
+    theirs([long], max_source_tokens=4_000, **options)
+    assert divided, "the table of positions has 2,048 rows"
+
+
+def test_threads_share_a_translator(theirs):
+    lists = [[f"{text} {number}" if text else "" for text in TEXTS * 5] for number in range(6)]
+    alone = [theirs(texts, batch_size=2) for texts in lists]
+    with ThreadPoolExecutor(len(lists)) as pool:
+        assert list(pool.map(lambda texts: theirs(texts, batch_size=2), lists)) == alone
+
+
+def _translate_in_child(translator, queue):
+    try:
+        translator("it")
+    except RuntimeError as error:
+        queue.put(str(error))
+
+
+@pytest.mark.skipif("fork" not in multiprocessing.get_all_start_methods(), reason="processes don't fork here")
+def test_a_forked_process_gets_an_error(theirs):
+    context = multiprocessing.get_context("fork")
+    queue = context.Queue()
+    child = context.Process(target=_translate_in_child, args=(theirs, queue))
+    child.start()
+    assert "open a Translator in each process" in queue.get(timeout=120)
+    child.join(120)
+    assert child.exitcode == 0
+    assert theirs("it")
+
+
+# ---- What is refused ----
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"repetition_penalty": 1.2}, "the backend ctranslate2 has no option repetition_penalty; it has num_beams, "),
+        ({"coverage_penalty": 0.2}, "has no option coverage_penalty"),
+        ({"compute_type": "int8"}, "has no option compute_type"),
+        ({"generation_config": None}, "has no option generation_config"),
+        ({"do_sample": True}, "has no do_sample"),
+        (
+            {"early_stopping": False},
+            "early_stopping is False, and searches of the backend ctranslate2 end as with True",
+        ),
+        ({"early_stopping": "never"}, "early_stopping is 'never'"),
+        ({"min_new_tokens": 2}, "min_new_tokens for greedy search only"),
+        ({"min_new_tokens": -1}, "min_new_tokens is -1; it has to be 0 or more"),
+        ({"length_penalty": "1"}, "length_penalty is '1'; it has to be a number"),
+        ({"length_penalty": 2.0, "gnmt_length_penalty": 0.6}, "two formulas for one thing"),
+        ({"gnmt_length_penalty": -0.5}, "has to be a number from 0 up"),
+        ({"max_new_tokens": 3_000}, "max_new_tokens is 3,000, .* has 2,048 positions"),
+        ({"num_beams": 0}, "num_beams is 0"),
+        ({"n_best": 2, "num_beams": 1}, "n_best=2 needs a beam search"),
+        ({"n_best": 5}, "raise num_beams"),
+        ({"batch_tokens": 0}, "batch_tokens is 0"),
+        ({"target_lang": "deu"}, "no codes of target languages"),
+        ({"prefix": ["a"]}, "give one for each"),
+    ],
+    ids=str,
+)
+def test_options_that_it_lacks_are_refused_by_name(theirs, options, message):
+    with pytest.raises(ValueError, match=message):
+        theirs(TEXTS, **options)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            {"compute_type": "bfloat16"},
+            "compute_type is 'bfloat16'; .* has 'default', .*'float32', 'int8'.* on this cpu",
+        ),
+        ({"compute_type": "compiled"}, "compute_type is 'compiled'"),
+        ({"dtype": "float16"}, "give compute_type"),
+        ({"device": "mps"}, "device mps can't be used with the backend ctranslate2"),
+        ({"backend": "ctranslate"}, "backend is 'ctranslate'; choose one of 'engine', 'ctranslate2'"),
+        ({"threads": 0}, "threads is 0"),
+    ],
+    ids=str,
+)
+def test_arguments_that_make_no_sense(checkpoint, arguments, message):
+    with pytest.raises(ValueError, match=message):
+        Translator(checkpoint, **{"backend": "ctranslate2", "device": "cpu", **arguments})
+
+
+@pytest.mark.parametrize(
+    ("setting", "named"),
+    [
+        ({"no_repeat_ngram_size": 2}, "no_repeat_ngram_size"),
+        ({"bad_words_ids": [[7, 8]]}, "bad_words_ids of several tokens"),
+        ({"do_sample": True}, "do_sample"),
+        ({"coverage_penalty": 0.2}, "coverage_penalty"),
+        ({"eos_token_id": [2, 5]}, "several eos_token_id"),
+    ],
+    ids=str,
+)
+def test_a_models_own_settings_are_refused(tokenizer, setting, named):
+    model = new_model(len(tokenizer))
+    for name, value in setting.items():
+        setattr(model.generation_config, name, value)
+    with pytest.raises(ValueError, match=f"the model's generation config has {named}, which the backend ctranslate2"):
+        Translator(model, tokenizer=tokenizer, backend="ctranslate2")
+
+
+def test_searches_that_end_later_are_warned_of(tokenizer, caplog):
+    model = new_model(len(tokenizer))
+    model.generation_config.early_stopping = False
+    Translator(model, tokenizer=tokenizer, backend="ctranslate2")
+    assert "early_stopping is False in the model's generation config; with CTranslate2, searches end" in caplog.text
+
+
+def test_other_architectures_are_refused(tokenizer):
+    sizes = {"vocab_size": len(tokenizer), "d_model": 8, "d_kv": 4, "d_ff": 8, "num_layers": 1, "num_heads": 2}
+    model = T5ForConditionalGeneration(T5Config(**sizes, pad_token_id=0, eos_token_id=2))
+    with pytest.raises(CheckpointError, match="T5ForConditionalGeneration isn't this package's model"):
+        Translator(model.eval(), tokenizer=tokenizer, backend="ctranslate2")
+
+
+def test_without_the_package_it_says_how_to_install_it(checkpoint, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "ctranslate2", None)
+    with pytest.raises(ImportError, match=r"pip install '\.\[export\]' in a checkout"):
+        Translator(checkpoint, "cpu", backend="ctranslate2")
+    capsys.readouterr()
+    assert _run("translate", "--model", checkpoint, "--backend", "ctranslate2", "it") == 2
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+# ---- The processor ----
+def test_the_users_instruction_set_stays(checkpoint, monkeypatch):
+    monkeypatch.setenv(backend.VARIABLE, "GENERIC")
+    Translator(checkpoint, "cpu", backend="ctranslate2")
+    assert os.environ[backend.VARIABLE] == "GENERIC"
+
+
+def test_8_bits(checkpoint, theirs):
+    small = Translator(checkpoint, "cpu", "int8", threads=2, backend="ctranslate2")
+    assert small.model.dtype.startswith("int8")
+    pairs = ["it", "half past nine"], ["es kostet", "halb zehn"]
+    found, expected = (score_pairs(one.model, one.tokenizer, *pairs) for one in (small, theirs))
+    for one, wanted in zip(found, expected, strict=True):  # weights are rounded to 1/127 of the largest of their row
+        assert one.log_probability == pytest.approx(wanted.log_probability, rel=0.05)
+        assert one.log_probability != pytest.approx(wanted.log_probability, rel=1e-4)
+    assert small(TEXTS[1]) == small([TEXTS[1]])[0]
+
+
+def test_its_settings_of_threads(checkpoint, theirs):
+    assert theirs.model.threads == 2
+    assert Translator(checkpoint, "cpu", backend="ctranslate2").model.threads == torch.get_num_threads()
+    assert repr(theirs).endswith("device='cpu', compute_type='default', backend='ctranslate2')")
+
+
+# ---- Folders and names ----
+def test_an_exported_folder(exported, ours, capsys):
+    translator = Translator(exported, "cpu", threads=1)
+    assert translator.backend == "ctranslate2"
+    assert_same(translator(TEXTS, n_best=4), ours(TEXTS, n_best=4))
+    with pytest.raises(ValueError, match='is in CTranslate2\'s format; give backend="ctranslate2"'):
+        Translator(exported, backend="engine")
+    assert _run("translate", "--model", exported, "--device", "cpu", *TEXTS[:3]) == 0
+    assert capsys.readouterr().out.split("\n")[:-1] == ours(TEXTS[:3])
+
+
+def test_an_incomplete_folder_is_refused(exported, tmp_path):
+    config = json.loads((exported / "config.json").read_text())
+    config.pop("max_position_embeddings")
+    for number, (file, text) in enumerate(
+        [("generation_config.json", None), ("config.json", json.dumps(config)), ("shared_vocabulary.json", "[")]
+    ):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        for other in exported.iterdir():
+            (folder / other.name).write_bytes(other.read_bytes())
+        (folder / file).unlink()
+        if text is not None:
+            (folder / file).write_text(text)
+        with pytest.raises(CheckpointError, match="export the model again"):
+            Translator(folder, "cpu")
+
+
+@pytest.mark.parametrize("separate", [False, True], ids=["one vocabulary", "two vocabularies"])
+def test_opus_mt_folders(tmp_path, separate, monkeypatch, caplog):
+    monkeypatch.setenv("HF_VANILLA_TRANSFORMER_CACHE", str(tmp_path / "cache"))
+    folder = opus_mt_folder(tmp_path / "opus-mt", separate_vocabs=separate)
+    texts = ["A man is riding a bicycle.", "It costs 3.50 euros, or 1,000 in total!", "The children"]
+    own, other = Translator(folder, "cpu"), Translator(folder, "cpu", backend="ctranslate2")
+    # As CTranslate2's do, its searches end early; the last token that fits is the end.
+    for options in ({"num_beams": 1}, {"num_beams": 1, "max_new_tokens": 4}, {"num_beams": 1, "prefix": "Ein"}):
+        assert other(texts, **options) == own(texts, **options)
+    assert_same(other(texts, n_best=1), own(texts, n_best=1, early_stopping=True))
+    assert "early_stopping" in caplog.text
+
+
+def test_target_languages(tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_VANILLA_TRANSFORMER_CACHE", str(tmp_path / "cache"))
+    folder = opus_mt_folder(tmp_path / "opus-mt", multi_target=True)
+    own, other = Translator(folder, "cpu"), Translator(folder, "cpu", backend="ctranslate2")
+    for options in ({"target_lang": "deu"}, {"target_lang": ">>fra<<"}):
+        assert other("A man", num_beams=1, **options) == own("A man", num_beams=1, **options)
+    with pytest.raises(ValueError, match="several target languages"):
+        other("A man")
+
+
+def test_a_marian_model_that_is_given(tmp_path):
+    folder = opus_mt_folder(tmp_path / "opus-mt")
+    model, tokenizer = MarianMTModel.from_pretrained(folder).eval(), marian_tokenizer(folder)
+    own = Translator(model, tokenizer=tokenizer)
+    other = Translator(model, tokenizer=tokenizer, backend="ctranslate2")
+    assert other(["A man is riding."], num_beams=1) == own(["A man is riding."], num_beams=1)
+
+
+def test_nothing_is_left_in_the_temporary_folder(checkpoint, tmp_path, monkeypatch):
+    monkeypatch.setattr(backend.tempfile, "tempdir", str(tmp_path))
+    translator = Translator(checkpoint, "cpu", threads=2, backend="ctranslate2")
+    assert [*tmp_path.iterdir()] == []
+    assert translator("it", num_beams=1) == translator(["it"] * 300, num_beams=1)[0]  # both pools
+
+
+# ---- Commands ----
+def _run(*arguments):
+    try:
+        return cli.main([str(argument) for argument in arguments])
+    except SystemExit as end:
+        return end.code
+
+
+def test_translate(checkpoint, ours, capsys):
+    options = ("--backend", "ctranslate2", "--device", "cpu", "--threads", 1, "--length-penalty", 1)
+    assert _run("translate", "--model", checkpoint, *options, *TEXTS[:3]) == 0
+    assert capsys.readouterr().out.split("\n")[:-1] == ours(TEXTS[:3], gnmt_length_penalty=1.0)
+    for given in (("--early-stopping", "false"), ("--compute-type", "bfloat16"), ("--dtype", "float16")):
+        assert _run("translate", "--model", checkpoint, *options, *given, "it") == 2
+        assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_evaluate(checkpoint, tmp_path, capsys):
+    (tmp_path / "source").write_text("it\nhalf past nine\n\n")
+    (tmp_path / "reference").write_text("es\nhalb zehn\n\n")
+    records = []
+    for name, options in {"engine": (), "ctranslate2": ("--backend", "ctranslate2")}.items():
+        files = ("--source", tmp_path / "source", "--reference", tmp_path / "reference", "--json", tmp_path / name)
+        assert _run("evaluate", "--model", checkpoint, "--device", "cpu", *files, *options) == 0
+        records.append(json.loads((tmp_path / name).read_text()))
+    capsys.readouterr()
+    own, other = (json.dumps(record) for record in records)
+    assert '"backend": "engine"' in own
+    assert '"backend": "ctranslate2"' in other
+    results = [record["results"][0] for record in records]
+    assert results[0]["perplexity"] == pytest.approx(results[1]["perplexity"], rel=1e-4)
+    assert results[0]["bleu"] == results[1]["bleu"]
+    ensemble = ("--ensemble", "--backend", "ctranslate2")
+    assert _run("evaluate", "--model", checkpoint, checkpoint, "--device", "cpu", *files[:4], *ensemble) == 2
+    assert "the backend ctranslate2 has no ensembles" in capsys.readouterr().err
+
+
+def test_the_page(ours, theirs, exported, capsys):
+    page = translated_by("tiny", theirs, ours.model)
+    own = translated_by("tiny", ours)
+    found, expected = (one.translate(["it"], 3, 5) for one in (page, own))
+    assert [one.text for one in found[0]] == [one.text for one in expected[0]]
+    assert page.attend("it", "es").keys() == own.attend("it", "es").keys()
+    pytest.importorskip("gradio", reason="gradio isn't installed")
+    assert _run("demo", "--model", exported, "--device", "cpu") == 2
+    assert "give --model the model itself" in capsys.readouterr().err

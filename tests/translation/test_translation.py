@@ -1,0 +1,511 @@
+"""Many sentences through one model or an ensemble, against one at a time, plain beam search and cross-entropy."""
+
+import math
+from types import SimpleNamespace
+
+import pytest
+import torch
+import torch.nn.functional as F
+from transformers import AutoTokenizer, MarianConfig, MarianMTModel
+from transformers.utils import ModelOutput
+
+from hf_vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
+from hf_vanilla_transformer.translation.decoding import (
+    Likelihood,
+    Translation,
+    batches,
+    decode,
+    ensemble,
+    score_targets,
+    translate,
+)
+
+SENTENCES = [
+    "twenty-one",
+    "half past nine on the fourth of May",
+    "it",
+    "",
+    "drei Euro und fünf Cent",
+    "it costs two hundred",
+]
+GREEDY = {"num_beams": 1, "early_stopping": False}
+
+
+def _model(seed, vocab_size, d_model=16, end=0.0, **fields):
+    """A random model whose distributions differ much from one another; `end` makes </s> likelier."""
+    torch.manual_seed(seed)
+    config = VanillaTransformerConfig(
+        vocab_size=vocab_size,
+        d_model=d_model,
+        encoder_layers=1,
+        decoder_layers=2,
+        encoder_attention_heads=2,
+        decoder_attention_heads=2,
+        encoder_ffn_dim=24,
+        decoder_ffn_dim=24,
+        output_bias=True,
+        tie_word_embeddings=False,  # tied, it would repeat itself
+        **fields,
+    )
+    model = VanillaTransformerForConditionalGeneration(config).eval()
+    model.lm_head.weight.data *= 2
+    model.lm_head.bias.data[config.eos_token_id] = end
+    return model
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tiny_checkpoint):
+    return AutoTokenizer.from_pretrained(tiny_checkpoint)
+
+
+@pytest.fixture(scope="module")
+def model(tokenizer):
+    return _model(3, len(tokenizer), end=3.0)
+
+
+@pytest.fixture(scope="module")
+def other(tokenizer):
+    """Of another size than `model`."""
+    return _model(2, len(tokenizer), d_model=24, end=3.0)
+
+
+def _alone(model, tokenizer, sentence, **options):
+    """The sentence by itself, through transformers' own calls: text and number of tokens."""
+    with torch.no_grad():
+        (row,) = model.generate(**tokenizer([sentence], return_tensors="pt"), **options)
+    text = tokenizer.decode(row, skip_special_tokens=True)
+    return text.replace("\n", " ").replace("\r", " "), len(row) - 1
+
+
+# Decoding
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"max_extra_length": 9}, GREEDY | {"max_extra_length": 9}, {"num_beams": 3, "max_new_tokens": 5}],
+)
+@pytest.mark.parametrize("batch_size", [2, 100])
+def test_order_text_and_lengths_are_those_of_each_sentence_alone(model, tokenizer, options, batch_size):
+    found = decode(model, tokenizer, SENTENCES, batch_size=batch_size, **options)
+    expected = [_alone(model, tokenizer, sentence, **options) if sentence else ("", 0) for sentence in SENTENCES]
+    assert [[(one.text, one.num_tokens, one.score) for one in row] for row in found] == [
+        [(text, count, None)] for text, count in expected
+    ]
+    assert len({count for _, count in expected}) > 2 or options.get("max_new_tokens")
+    texts = [text for text, _ in expected]
+    assert translate(model, tokenizer, SENTENCES, batch_size=batch_size, **options) == texts
+
+
+@pytest.mark.parametrize("options", [{"num_beams": 2}, GREEDY])
+def test_lengths_of_sentences_that_their_limit_cuts(tokenizer, options):
+    never_ending = _model(2, len(tokenizer), end=-1e4)
+    found = decode(never_ending, tokenizer, SENTENCES, max_extra_length=2, **options)
+    lengths = [len(ids) for ids in tokenizer(SENTENCES)["input_ids"]]
+    assert [row[0].num_tokens for row in found] == [
+        n + 2 if sentence else 0 for sentence, n in zip(SENTENCES, lengths, strict=True)
+    ]
+
+
+def test_n_best_lists_are_generates_own_sorted_by_score(model, tokenizer):
+    options = {"num_beams": 4, "max_new_tokens": 6}
+    found = decode(model, tokenizer, SENTENCES, n_best=3, batch_size=2, **options)
+    for sentence, row in zip(SENTENCES, found, strict=True):
+        if not sentence:
+            assert row == [Translation("", 0, 0.0)]
+            continue
+        output = model.generate(
+            **tokenizer([sentence], return_tensors="pt"),
+            num_return_sequences=3, output_scores=True, return_dict_in_generate=True, **options,
+        )  # fmt: skip
+        assert [one.score for one in row] == pytest.approx(output.sequences_scores.tolist(), abs=1e-5)
+        assert [one.score for one in row] == sorted((one.score for one in row), reverse=True)
+        assert row[0].text == _alone(model, tokenizer, sentence, **options)[0]
+        assert len({(one.text, one.score) for one in row}) == 3
+
+
+def test_scores_are_log_probabilities_over_the_papers_length_penalty():
+    tiny, tokenizer = _model(10, 9, end=1.0), _NumberTokenizer(9)
+    (row,) = decode(tiny, tokenizer, ["3 4 5"], n_best=4, num_beams=4, gnmt_length_penalty=0.6, max_new_tokens=20)
+    # Text leaves out <pad> and <s>, and those that the limit cuts have no </s>.
+    whole = [one for one in row if len(one.text.split()) + 1 == one.num_tokens < 20]
+    assert len({one.num_tokens for one in whole}) > 1
+    for one in whole:
+        log_probability = -score_targets(tiny, tokenizer, ["3 4 5"], [one.text]).negative_log_probability
+        assert one.score == pytest.approx(log_probability / ((5 + one.num_tokens) / 6) ** 0.6, rel=1e-5)
+
+
+def test_places_without_a_hypothesis_are_left_out():
+    # Four hypotheses of one token exist, for six places.
+    tiny = _model(3, 4)
+    tokenizer = _NumberTokenizer(4)
+    (row,) = decode(tiny, tokenizer, ["3 3"], n_best=6, num_beams=6, max_new_tokens=1)
+    assert 1 <= len(row) <= 4
+    assert all(one.score > -100 for one in row)
+
+
+class _NumberTokenizer:
+    """Token ids written as text."""
+
+    def __init__(self, size):
+        self.size = size
+
+    def __call__(self, texts=None, text_target=None):
+        return {"input_ids": [[*map(int, text.split()), 2] for text in texts or text_target]}
+
+    def pad(self, inputs, return_tensors):
+        rows = [torch.tensor(ids) for ids in inputs["input_ids"]]
+        ids = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
+        return _OnDevice(input_ids=ids, attention_mask=(ids != 0).long())
+
+    def batch_decode(self, rows, skip_special_tokens):
+        return [" ".join(str(token) for token in row if token > 2) for row in rows.tolist()]
+
+    def get_vocab(self):
+        return {str(token): token for token in range(self.size)}
+
+
+class _OnDevice(dict):
+    def to(self, device):
+        return self
+
+
+def test_a_translation_is_one_line_and_its_length_counts_up_to_the_end(model, tokenizer, monkeypatch):
+    text = tokenizer("one\ntwo\r\nthree")["input_ids"]
+    rows = [[1, *text, 0, 0], [1, *text[:3], 2, *text[3:], 0]]  # the second ends early, whatever comes behind
+    output = ModelOutput(sequences=torch.tensor(rows))
+    monkeypatch.setattr(model, "generate", lambda **options: output)
+    first, second = (row[0] for row in decode(model, tokenizer, ["b", "a"]))
+    assert (first.text, first.num_tokens) == ("one two  three", len(text))
+    assert second.num_tokens == 4
+
+
+def test_sentences_that_are_empty_or_none_at_all(model, tokenizer, monkeypatch):
+    monkeypatch.setattr(model, "generate", None)  # it isn't needed
+    assert translate(model, tokenizer, ["", " ", "\t"]) == ["", "", ""]
+    assert translate(model, tokenizer, []) == []
+
+
+def test_a_very_long_line_among_short_ones(model, tokenizer):
+    lines = ["it", "nine " * 600, "it"]
+    first, _, last = translate(model, tokenizer, lines, max_new_tokens=2)
+    assert first == last == _alone(model, tokenizer, "it", max_new_tokens=2)[0]
+
+
+def test_progress_counts_every_sentence(model, tokenizer):
+    done = []
+    translate(model, tokenizer, SENTENCES, batch_size=2, progress=done.append, max_new_tokens=1)
+    assert done == [1, 2, 2, 1]  # the empty one first
+    done.clear()
+    score_targets(model, tokenizer, SENTENCES, SENTENCES, batch_size=4, progress=done.append)
+    assert done == [4, 2]
+
+
+def test_batches_hold_every_sentence_once_by_length_within_both_limits():
+    lengths = [3, 50, 20, 1, 20, 7, 8, 1, 1, 1]
+    assert list(batches(lengths, 4, 40)) == [[1], [2, 4], [6, 5, 0, 3], [7, 8, 9]]
+    assert list(batches(lengths, None, 40)) == [[1], [2, 4], [6, 5, 0, 3, 7], [8, 9]]
+    assert list(batches([], 4, 40)) == []
+
+
+@pytest.mark.parametrize("num_beams", [1, 2, 4])
+def test_batches_hold_as_many_tokens_as_are_allowed_for_all_beams_together(model, tokenizer, monkeypatch, num_beams):
+    lengths = [len(ids) for ids in tokenizer(SENTENCES)["input_ids"] if len(ids) > 1]
+    shapes, generate = [], model.generate
+    monkeypatch.setattr(
+        model, "generate", lambda **inputs: shapes.append(inputs["input_ids"].shape) or generate(**inputs)
+    )
+    translate(model, tokenizer, SENTENCES, batch_tokens=4 * max(lengths), num_beams=num_beams, max_new_tokens=2)
+    allowed = 4 * max(lengths) // num_beams
+    assert all(rows * length <= allowed or rows == 1 for rows, length in shapes)
+    expected = list(batches(lengths, None, allowed))
+    assert [rows for rows, _ in shapes] == [len(batch) for batch in expected]
+    assert len(shapes) > 1 or num_beams == 1
+
+
+# Forced decoding
+
+
+PAIRS = [("twenty-one", "einundzwanzig"), ("it", ""), ("", "es"), ("half past nine on the fourth of May", "halb zehn")]
+SOURCES, TARGETS = [source for source, _ in PAIRS], [target for _, target in PAIRS]
+
+
+def _probabilities(model, tokenizer, source, target):
+    """Of each token of the target and its </s>, one sentence at a time: (T, V) and the tokens."""
+    labels = tokenizer(target, return_tensors="pt")["input_ids"]
+    shifted = torch.cat([torch.tensor([[1]]), labels[:, :-1]], dim=1)
+    with torch.no_grad():
+        logits = model(**tokenizer([source], return_tensors="pt"), decoder_input_ids=shifted).logits[0]
+    return logits.double().softmax(dim=-1), labels[0]
+
+
+@pytest.mark.parametrize("batch_size", [1, 3, 32])
+def test_likelihood_is_torchs_cross_entropy_of_each_sentence_alone(model, tokenizer, batch_size):
+    likelihood = score_targets(model, tokenizer, SOURCES, TARGETS, batch_size=batch_size)
+    expected, count = 0.0, 0
+    for source, target in PAIRS:
+        probabilities, labels = _probabilities(model, tokenizer, source, target)
+        expected += F.cross_entropy(probabilities.log(), labels, reduction="sum").item()
+        count += len(labels)
+    assert likelihood.num_tokens == count
+    assert likelihood.negative_log_probability == pytest.approx(expected, rel=1e-6)
+    assert likelihood.perplexity == pytest.approx(math.exp(expected / count), rel=1e-6)
+
+
+def test_likelihood_takes_no_notice_of_label_smoothing(tokenizer):
+    plain, smoothed = (_model(5, len(tokenizer), label_smoothing=eps) for eps in (0.0, 0.1))
+    likelihoods = [score_targets(model, tokenizer, SOURCES, TARGETS) for model in (plain, smoothed)]
+    assert likelihoods[0] == likelihoods[1]
+
+
+def test_likelihood_of_an_ensemble_is_of_the_mean_probabilities(model, other, tokenizer):
+    likelihood = score_targets(ensemble([model, other], [tokenizer, tokenizer]), tokenizer, SOURCES, TARGETS)
+    expected = 0.0
+    for pair in PAIRS:
+        (first, labels), (second, _) = (_probabilities(one, tokenizer, *pair) for one in (model, other))
+        mean = (first + second) / 2
+        expected -= mean[torch.arange(len(labels)), labels].log().sum().item()
+    assert likelihood.negative_log_probability == pytest.approx(expected, rel=1e-6)
+
+
+def test_perplexity_by_hand():
+    assert Likelihood(3 * math.log(8), 3).perplexity == pytest.approx(8)
+    assert Likelihood(1e6, 1).perplexity == math.inf
+
+
+# Ensembles
+
+
+EOS, VOCABULARY = 2, 9
+
+
+def _tiny_ensemble():
+    """Two models of 9 tokens and the ensemble of both."""
+    members = [_model(10, VOCABULARY, end=1.0), _model(11, VOCABULARY, d_model=8, end=1.0)]
+    return members, ensemble(members, [_NumberTokenizer(VOCABULARY)] * 2)
+
+
+def _mean_log_probabilities(members, source, prefix):
+    """Of the next token, by whole forward passes without a cache."""
+    with torch.no_grad():
+        logits = [
+            member(input_ids=torch.tensor([source]), decoder_input_ids=torch.tensor([[1, *prefix]])).logits[0, -1]
+            for member in members
+        ]
+    return torch.stack([row.double().softmax(dim=-1) for row in logits]).mean(dim=0).log().tolist()
+
+
+def _plain_greedy(members, source, max_length):
+    prefix = []
+    while len(prefix) < max_length and prefix[-1:] != [EOS]:
+        row = _mean_log_probabilities(members, source, prefix)
+        prefix.append(row.index(max(row)))
+    return prefix
+
+
+def _plain_beam_search(members, source, beams, alpha, max_length):
+    """Beam search of the paper: ends when there are as many hypotheses as beams."""
+    running, ended = [(0.0, [])], []
+    for length in range(1, max_length + 1):
+        candidates = [
+            (score + log_probability, [*prefix, token])
+            for score, prefix in running
+            for token, log_probability in enumerate(_mean_log_probabilities(members, source, prefix))
+        ]
+        candidates = sorted(candidates, reverse=True)[: 2 * beams]
+        at_end = [length == max_length or tokens[-1] == EOS for _, tokens in candidates]
+        ended += [
+            (score / ((5 + length) / 6) ** alpha, tokens)
+            for (score, tokens), end in zip(candidates[:beams], at_end, strict=False)
+            if end
+        ]
+        ended = sorted(ended, reverse=True)[:beams]
+        if len(ended) == beams:
+            break
+        running = [one for one, end in zip(candidates, at_end, strict=True) if not end][:beams]
+    return ended
+
+
+TINY_SOURCES = [[3, 4, 5, EOS], [8, EOS], [6, 6, 7, 3, 5, EOS]]
+
+
+def _generate(model, sources, **options):
+    inputs = _NumberTokenizer(VOCABULARY).pad({"input_ids": sources}, "pt")
+    output = model.generate(
+        **inputs, output_scores=True, return_dict_in_generate=True, do_sample=False, gnmt_length_penalty=0.6, **options
+    )
+    return output
+
+
+@pytest.mark.parametrize("use_cache", [True, False])
+@pytest.mark.parametrize("beams", [2, 4])
+def test_beam_search_of_an_ensemble_against_a_plain_one(beams, use_cache):
+    members, both = _tiny_ensemble()
+    output = _generate(
+        both, TINY_SOURCES, num_beams=beams, num_return_sequences=beams, max_new_tokens=7, use_cache=use_cache
+    )
+    expected = [one for source in TINY_SOURCES for one in _plain_beam_search(members, source, beams, 0.6, 7)]
+    lengths = (output.beam_indices >= 0).sum(dim=1).tolist()
+    found = [row[1 : 1 + length] for row, length in zip(output.sequences.tolist(), lengths, strict=True)]
+    assert found == [tokens for _, tokens in expected]
+    assert output.sequences_scores.tolist() == pytest.approx([score for score, _ in expected], abs=1e-5)
+    assert len(set(lengths)) > 2
+    # Neither member by itself finds the same.
+    for member in members:
+        alone = _generate(member, TINY_SOURCES, num_beams=beams, num_return_sequences=beams, max_new_tokens=7)
+        assert alone.sequences.tolist() != output.sequences.tolist()
+
+
+def test_greedy_decoding_of_an_ensemble_against_a_plain_one():
+    members, both = _tiny_ensemble()
+    rows = _generate(both, TINY_SOURCES, max_new_tokens=7, **GREEDY).sequences.tolist()
+    for source, row in zip(TINY_SOURCES, rows, strict=True):
+        expected = _plain_greedy(members, source, 7)
+        assert row[1:] == expected + [0] * (len(row) - 1 - len(expected))
+
+
+def test_an_ensemble_averages_probabilities_and_not_logits():
+    members, both = _tiny_ensemble()
+    inputs = {"input_ids": torch.tensor([[3, 4, EOS]]), "decoder_input_ids": torch.tensor([[1, 5]])}
+    with torch.no_grad():
+        mean = torch.stack([member(**inputs).logits.softmax(dim=-1) for member in members]).mean(dim=0)
+        torch.testing.assert_close(both(**inputs).logits.exp(), mean)
+
+
+def test_models_of_transformers_own_make_ensembles_too():
+    members = []
+    for seed in (0, 1):
+        torch.manual_seed(seed)
+        sizes = {f"{stack}_{what}": 2 for stack in ("encoder", "decoder") for what in ("layers", "attention_heads")}
+        config = MarianConfig(
+            vocab_size=VOCABULARY, d_model=8, encoder_ffn_dim=8, decoder_ffn_dim=8, init_std=1.0,
+            pad_token_id=0, eos_token_id=EOS, decoder_start_token_id=1, forced_eos_token_id=None, **sizes,
+        )  # fmt: skip
+        members.append(MarianMTModel(config).eval())
+    tokenizer = _NumberTokenizer(VOCABULARY)
+    both = ensemble(members, [tokenizer] * 2)
+    output = both.generate(torch.tensor([TINY_SOURCES[0]]), max_new_tokens=7, num_beams=1, do_sample=False)
+    assert output[0, 1:].tolist() == _plain_greedy(members, TINY_SOURCES[0], 7)
+    lines, options = ["3 4 5", "8", "6 6 7 3 5"], {"num_beams": 3, "n_best": 3, "max_new_tokens": 7}
+    doubled = ensemble(members[:1] * 2, [tokenizer] * 2)
+    twice, once = (decode(one, tokenizer, lines, **options) for one in (doubled, members[0]))
+    assert [[one.text for one in row] for row in twice] == [[one.text for one in row] for row in once]
+
+
+@pytest.mark.parametrize("options", [{}, GREEDY, {"num_beams": 3, "gnmt_length_penalty": 1.0}])
+def test_an_ensemble_of_a_model_with_itself_is_the_model(model, tokenizer, options):
+    twice = ensemble([model, model], [tokenizer, tokenizer])
+    own, single = (translate(one, tokenizer, SENTENCES, max_extra_length=9, **options) for one in (twice, model))
+    assert own == single
+    own, single = (score_targets(one, tokenizer, SOURCES, TARGETS).perplexity for one in (twice, model))
+    assert own == pytest.approx(single, rel=1e-6)
+
+
+def test_n_best_lists_of_an_ensemble_do_not_depend_on_the_batch(model, other, tokenizer):
+    both = ensemble([model, other], [tokenizer, tokenizer])
+    one, many = (decode(both, tokenizer, SENTENCES, n_best=2, batch_size=size, max_new_tokens=6) for size in (1, 8))
+    assert [[h.text for h in row] for row in one] == [[h.text for h in row] for row in many]
+    assert [h.score for row in one for h in row] == pytest.approx([h.score for row in many for h in row], abs=1e-5)
+
+
+def test_an_ensemble_decodes_by_its_first_members_generation_config(model, other, tokenizer):
+    first = _model(3, len(tokenizer), end=3.0)
+    first.generation_config.update(num_beams=1, early_stopping=False, max_new_tokens=3)
+    both = ensemble([first, other], [tokenizer, tokenizer])
+    options = GREEDY | {"max_new_tokens": 3}
+    expected = translate(ensemble([model, other], [tokenizer, tokenizer]), tokenizer, SENTENCES, **options)
+    assert translate(both, tokenizer, SENTENCES) == expected
+
+
+# What goes wrong
+
+
+def test_members_of_different_vocabularies_are_refused(model, tokenizer):
+    vocabulary = tokenizer.get_vocab()
+    swapped = SimpleNamespace(get_vocab=lambda: {**vocabulary, "a": vocabulary["b"], "b": vocabulary["a"]})
+    with pytest.raises(
+        ValueError, match=r"model 2 has another tokenizer than model 1: .*'a' is not the same in both; "
+    ):
+        ensemble([model, model], [tokenizer, swapped])
+    larger = _model(0, len(tokenizer) + 1)
+    with pytest.raises(ValueError, match=rf"model 2 has vocab_size={len(tokenizer) + 1} and model 1 vocab_size="):
+        ensemble([model, larger], [tokenizer, tokenizer])
+    start = _model(0, len(tokenizer), decoder_start_token_id=0)
+    with pytest.raises(ValueError, match="model 2 has decoder_start_token_id=0 and model 1 decoder_start_token_id=1; "):
+        ensemble([model, start], [tokenizer, tokenizer])
+
+
+@pytest.mark.parametrize("counts", [(0, 0), (2, 1)])
+def test_members_and_tokenizers_have_to_be_pairs(model, tokenizer, counts):
+    with pytest.raises(ValueError, match=f"{counts[0]} models and {counts[1]} tokenizers"):
+        ensemble([model] * counts[0], [tokenizer] * counts[1])
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"n_best": 0}, "n_best is 0; it has to be an integer from 1 to 1,000"),
+        ({"n_best": 5}, "n_best=5 needs a beam search of at least 5 beams, and num_beams is 4; raise"),
+        ({"n_best": 1, "num_beams": 1}, "n_best=1 needs a beam search of at least 2 beams"),
+        ({"batch_size": 0}, "batch_size is 0"),
+        ({"batch_tokens": 0}, "batch_tokens is 0; it has to be an integer from 1 to 1,000,000"),
+        ({"gnmt_length_penalty": -1.0}, "`gnmt_length_penalty` is -1.0"),
+    ],
+)
+def test_options_that_make_no_sense(model, tokenizer, options, message):
+    with pytest.raises(ValueError, match=message):
+        decode(model, tokenizer, ["a"], **options)
+
+
+def test_input_that_makes_no_sense(model, tokenizer):
+    with pytest.raises(TypeError, match=r"sentences is a string; give a list of strings, \[text\]"):
+        translate(model, tokenizer, "a b")
+    with pytest.raises(TypeError, match="targets is a string"):
+        score_targets(model, tokenizer, ["a"], "a")
+    with pytest.raises(ValueError, match="2 sources but 1 targets; give one"):
+        score_targets(model, tokenizer, ["a", "b"], ["a"])
+    with pytest.raises(ValueError, match="empty; a likelihood needs"):
+        score_targets(model, tokenizer, [], [])
+
+
+@pytest.mark.parametrize(
+    "given", [iter, tuple, lambda texts: dict.fromkeys(texts).keys(), lambda texts: map(str, texts)]
+)
+def test_sentences_are_iterated_over_once(model, tokenizer, given):
+    assert translate(model, tokenizer, given(SENTENCES)) == translate(model, tokenizer, SENTENCES)
+    assert decode(model, tokenizer, given(SENTENCES)) == decode(model, tokenizer, SENTENCES)
+    pairs = [(source, f"{number} {target}") for number, (source, target) in enumerate(PAIRS)]
+    sources, targets = ([pair[side] for pair in pairs] for side in (0, 1))
+    expected = score_targets(model, tokenizer, sources, targets)
+    assert score_targets(model, tokenizer, given(sources), given(targets)) == expected
+
+
+@pytest.mark.parametrize(
+    ("texts", "problem"),
+    [
+        (b"a b", "{} is a string; give a list"),
+        (None, "{} is None; give strings in an order"),
+        ({"a": 1}, "{} is of type dict; give strings in an order"),
+        ({"a", "b"}, "{} is of type set; give strings in an order"),
+        (frozenset("ab"), "{} is of type frozenset; give strings in an order"),
+        (7, "{} is of type int; give strings in an order"),
+        (["a", None], r"{}\[1\] is None; give strings, \"\" for a missing one"),
+        (["a", 7], r"{}\[1\] is of type int; give strings"),
+        ([["a", "b"]], r"{}\[0\] is of type list; give strings"),
+        (["a", "b\ud83d"], r"{}\[1\] has half of a surrogate pair at position 1"),
+    ],
+)
+def test_what_is_no_list_of_strings(model, tokenizer, texts, problem):
+    for call in (translate, decode):
+        with pytest.raises((TypeError, ValueError), match=problem.format("sentences")):
+            call(model, tokenizer, texts)
+    with pytest.raises((TypeError, ValueError), match=problem.format("sources")):
+        score_targets(model, tokenizer, texts, ["a"])
+    with pytest.raises((TypeError, ValueError), match=problem.format("targets")):
+        score_targets(model, tokenizer, ["a"], texts)
+
+
+def test_a_model_in_training_mode_is_refused(tokenizer, other):
+    training = _model(0, len(tokenizer)).train()
+    for model in (training, ensemble([other, training], [tokenizer, tokenizer])):
+        with pytest.raises(ValueError, match=r"in training mode.*model.eval\(\)"):
+            translate(model, tokenizer, ["a"])

@@ -1,0 +1,772 @@
+"""The Translator against the functions that it calls, plain generate(), and its model's own weights."""
+
+import io
+import json
+import re
+import shutil
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import datasets
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from opus_mt import CODES, marian_tokenizer, opus_mt_folder
+from transformers import AutoTokenizer, MarianConfig, MarianMTModel, pipeline
+from transformers.pipelines import PIPELINE_REGISTRY
+
+from hf_vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration, engine
+from hf_vanilla_transformer.checkpoints.loading import CheckpointError
+from hf_vanilla_transformer.data.hub_names import HubError
+from hf_vanilla_transformer.translation import converted, register_pipeline, sources
+from hf_vanilla_transformer.translation.decoding import Translation, decode, ensemble, translate
+from hf_vanilla_transformer.translation.translator import DeviceError, Translator
+
+TEXTS = [
+    "twenty-one",
+    "half past nine on the fourth of May",
+    "it",
+    "",
+    "drei Euro und fünf Cent",
+    "it costs two hundred",
+]
+SHORT = {"max_extra_length": 5}
+
+
+def new_model(vocab_size, seed=3, **fields):
+    """A random model whose translations depend on the source and end."""
+    torch.manual_seed(seed)
+    config = VanillaTransformerConfig(
+        vocab_size=vocab_size, d_model=16, encoder_layers=1, decoder_layers=2, encoder_attention_heads=2,
+        decoder_attention_heads=2, encoder_ffn_dim=24, decoder_ffn_dim=24, output_bias=True,
+        tie_word_embeddings=False, **fields,
+    )  # fmt: skip
+    model = VanillaTransformerForConditionalGeneration(config).eval()
+    model.lm_head.weight.data *= 2
+    model.lm_head.bias.data[config.eos_token_id] = 3.0
+    return model
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tiny_checkpoint):
+    return AutoTokenizer.from_pretrained(tiny_checkpoint)
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tokenizer, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("checkpoint")
+    new_model(len(tokenizer)).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def translator(checkpoint):
+    return Translator(checkpoint, "cpu")
+
+
+@pytest.fixture(scope="module")
+def expected(checkpoint):
+    """Each text by itself."""
+    loaded = Translator(checkpoint, "cpu")
+    return [translate(loaded.model, loaded.tokenizer, [text], **SHORT)[0] for text in TEXTS]
+
+
+# What goes in, and what comes out
+
+
+def test_a_string_gives_a_string(translator, expected):
+    assert translator(TEXTS[1], **SHORT) == expected[1]
+    assert translator("  ") == ""
+    assert len(set(expected)) >= 4
+
+
+@pytest.mark.parametrize("form", [list, tuple, lambda texts: datasets.Dataset.from_dict({"en": texts})["en"]])
+def test_what_has_a_length_gives_a_list_in_the_same_order(translator, expected, form):
+    assert translator(form(TEXTS), **SHORT) == expected
+    assert translator(form(TEXTS), batch_size=2, **SHORT) == expected
+    assert translator(form([])) == []
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        iter,
+        lambda texts: (text for text in texts),
+        lambda texts: io.StringIO("".join(f"{text}\n" for text in texts)),
+        lambda texts: datasets.Dataset.from_dict({"en": texts}).to_iterable_dataset()["en"],
+    ],
+)
+def test_what_has_no_length_gives_a_stream(translator, expected, form):
+    stream = translator(form(TEXTS), **SHORT)
+    assert iter(stream) is stream
+    found = list(stream)
+    if isinstance(form(TEXTS), io.StringIO):  # whose lines have their ends
+        expected = translator([f"{text}\n" for text in TEXTS], **SHORT)
+    assert found == expected
+
+
+def test_a_stream_reads_a_window_ahead_and_no_more(translator, expected):
+    read = []
+
+    def producer():
+        for text in TEXTS * 3:
+            read.append(text)
+            yield text
+
+    stream = translator.stream(producer(), window=4, **SHORT)
+    assert read == []
+    assert next(stream) == expected[0]
+    assert len(read) == 4
+    assert [next(stream) for _ in range(3)] == expected[1:4]
+    assert len(read) == 4
+    assert list(stream) == (expected * 3)[4:]
+    assert list(translator.stream(TEXTS, window=1, **SHORT)) == expected
+
+
+def test_n_best_lists_are_decodes(translator):
+    found = translator(TEXTS, n_best=2, num_beams=3, **SHORT)
+    assert found == decode(translator.model, translator.tokenizer, TEXTS, n_best=2, num_beams=3, **SHORT)
+    assert all(isinstance(one, Translation) and one.score is not None for row in found for one in row)
+    alone = translator(TEXTS[0], n_best=2, num_beams=3, **SHORT)
+    assert [one.text for one in alone] == [one.text for one in found[0]]
+    # Sums of other batches are rounded otherwise.
+    assert [one.score for one in alone] == pytest.approx([one.score for one in found[0]], rel=1e-5)
+
+
+@pytest.mark.parametrize("options", [{"num_beams": 1, "early_stopping": False}, {"num_beams": 3}])
+def test_alignments_are_generates_own(translator, options):
+    rows = translator(TEXTS, alignments=True, **SHORT, **options)
+    assert [row.text for row in rows] == translator(TEXTS, **SHORT, **options)
+    for text, row in zip(TEXTS, rows, strict=True):
+        if not text:
+            assert row.alignment is None
+            continue
+        inputs = translator.tokenizer([text], return_tensors="pt")
+        output = translator.model.generate(
+            **inputs, **SHORT, **options, output_alignments=True, return_dict_in_generate=True
+        )
+        assert torch.allclose(row.alignment.weights, output.alignments[0, : row.num_tokens], atol=1e-6)
+        assert torch.allclose(row.alignment.weights.sum(dim=1), torch.ones(row.num_tokens))
+        assert list(row.alignment.source) == translator.tokenizer.convert_ids_to_tokens(inputs["input_ids"][0])
+        tokens = output.sequences[0, 1 : 1 + row.num_tokens]
+        assert list(row.alignment.target) == translator.tokenizer.convert_ids_to_tokens(tokens)
+        row.alignment.weights.mul_(2.0)  # which torch refuses outside, if it was made in inference mode
+    best = translator(TEXTS[0], alignments=True, n_best=2, num_beams=2, **SHORT)
+    assert [one.alignment.weights.shape[0] for one in best] == [one.num_tokens for one in best]
+
+
+def test_models_without_alignments_say_so(tokenizer):
+    marian = Translator(marian_of(tokenizer), tokenizer=tokenizer)
+    with pytest.raises(ValueError, match="alignments need a model of this package, and this one is a MarianMTModel"):
+        marian("it", alignments=True)
+
+
+def marian_of(tokenizer):
+    sizes = {f"{stack}_{what}": 2 for stack in ("encoder", "decoder") for what in ("layers", "attention_heads")}
+    tokens = {"pad_token_id": 0, "eos_token_id": 2, "decoder_start_token_id": 1, "forced_eos_token_id": None}
+    torch.manual_seed(0)
+    return MarianMTModel(
+        MarianConfig(vocab_size=len(tokenizer), d_model=8, encoder_ffn_dim=8, decoder_ffn_dim=8, **tokens, **sizes)
+    ).eval()
+
+
+@pytest.mark.parametrize(
+    ("texts", "error", "message"),
+    [
+        (None, TypeError, "sentences is None; give strings in an order"),
+        (b"a", TypeError, "sentences is a string"),
+        ({"a": 1}, TypeError, "sentences is of type dict"),
+        ({"a"}, TypeError, "sentences is of type set"),
+        (["a", 7], TypeError, r"sentences\[1\] is of type int"),
+        (datasets.Dataset.from_dict({"en": ["a"]}), TypeError, r"sentences\[0\] is of type dict"),
+        ("a\ud83d", ValueError, r"sentences\[0\] has half of a surrogate pair"),
+    ],
+)
+def test_what_is_no_text(translator, texts, error, message):
+    with pytest.raises(error, match=message):
+        translator(texts)
+
+
+def test_an_error_in_a_stream_names_the_text_and_comes_after_those_before_it(translator, expected):
+    stream = translator.stream([*TEXTS[:4], None], window=2, **SHORT)
+    assert [next(stream) for _ in range(4)] == expected[:4]
+    with pytest.raises(TypeError, match=r"sentences\[4\] is None"):
+        next(stream)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"window": 0}, "is 0; it has to be an integer from 1"),
+        ({"target_lang": "deu"}, "target_lang is 'deu', but the tokenizer has no codes"),
+        ({"split_sentences": "eng"}, "split_sentences is 'eng'; give the texts' language by its two letters"),
+        ({"split_sentences": True}, "split_sentences is True; give"),
+        ({"prefix": ["a"]}, "prefix has to be one string for a stream"),
+    ],
+)
+def test_a_stream_checks_its_options_before_it_reads(translator, options, message):
+    with pytest.raises(ValueError, match=message):
+        translator.stream(iter(lambda: pytest.fail("it was read"), None), **options)
+
+
+# Prefixes
+
+
+def test_a_prefix_begins_the_translation_and_the_rest_follows_from_it(translator):
+    prefixes = ["drei Euro", "", "es  ", "es", "der vierte", "zwei"]
+    found = translator(TEXTS, prefix=prefixes, n_best=1, **SHORT)
+    for text, prefix, (one,) in zip(TEXTS, prefixes, found, strict=True):
+        if not text:
+            assert one == Translation("", 0, 0.0)
+            continue
+        ids = translator.tokenizer(text_target=prefix.rstrip(), add_special_tokens=False)["input_ids"]
+        output = translator.model.generate(
+            **translator.tokenizer([text], return_tensors="pt"), decoder_input_ids=torch.tensor([[1, *ids]]),
+            return_dict_in_generate=True, **SHORT,
+        )  # fmt: skip
+        assert one.text == translator.tokenizer.decode(output.sequences[0], skip_special_tokens=True).replace("\n", " ")
+        assert one.text.startswith(prefix.rstrip())
+        assert one.score == pytest.approx(output.sequences_scores[0].item(), abs=1e-5)
+        assert 0 < one.num_tokens <= output.sequences.shape[1] - 1 - len(ids)
+    assert translator(TEXTS[0], prefix="es", **SHORT) == translator(TEXTS[:1], prefix=["es"], **SHORT)[0]
+    assert [row.text.startswith("es") for row in translator(TEXTS, prefix="es", alignments=True, **SHORT)][:3] == [
+        True
+    ] * 3
+
+
+def test_a_prefix_begins_the_first_piece_alone(translator):
+    text = "it costs two hundred. " * 5
+    pieces = []
+    options = {"max_source_tokens": 30, "on_division": lambda index, count: pieces.append(count), **SHORT}
+    without, with_prefix = translator(text, **options), translator(text, prefix="es kostet", **options)
+    assert pieces[0] > 1
+    assert with_prefix.startswith("es kostet")
+    assert with_prefix.count("es kostet") == 1
+    assert not without.startswith("es kostet")
+
+
+@pytest.mark.parametrize(
+    ("prefix", "message"),
+    [
+        (["a"], "prefix has 1 strings for 2 sentences; give one for each"),
+        ([None, "a"], r"prefix\[0\] is None"),
+    ],
+)
+def test_prefixes_that_cannot_be(translator, prefix, message):
+    with pytest.raises((TypeError, ValueError), match=message):
+        translator(["a", "b"], prefix=prefix)
+
+
+# Paragraphs
+
+
+needs_sentencex = pytest.mark.skipif(sources.sentencex is None, reason="sentencex, which splits sentences, is missing")
+
+
+@needs_sentencex
+def test_paragraphs_are_translated_sentence_by_sentence_and_keep_their_lines(translator):
+    paragraph = " Dr. Smith has 3.5 euros. It is half past nine!\n\n\tThe fourth of May? Yes.  \n"
+    sentences = ["Dr. Smith has 3.5 euros.", "It is half past nine!", "The fourth of May?", "Yes."]
+    first, second, third, last = translator(sentences, **SHORT)
+    done = []
+    found = translator(["it", paragraph, ""], split_sentences="en", progress=done.append, **SHORT)
+    assert found[1] == f"{first.strip()} {second.strip()}\n\n{third.strip()} {last.strip()}"
+    assert (found[0], found[2], sum(done)) == (translator("it", **SHORT), "", 3)
+    (row,) = translator(paragraph, split_sentences="en", n_best=1, **SHORT)
+    assert (row.score, row.alignment) == (None, None)
+    (row,) = translator(sentences[0], split_sentences="en", n_best=1, **SHORT)
+    assert row.score is not None
+
+
+@needs_sentencex
+def test_each_language_has_its_rules(translator):
+    german = "Am 3. Mai kam er. Er ging."
+    assert list(sources.split_sentences(german, "de")) == [("", "Am 3. Mai kam er."), ("", "Er ging.")]
+    assert [one for _, one in sources.split_sentences("我来了。你呢？", "zh")] == ["我来了。", "你呢？"]
+    assert list(sources.split_sentences(" \n \n", "en")) == []
+    assert list(sources.split_sentences("a\r\n \r\nb", "en")) == [("", "a"), ("\r\n\r\n", "b")]
+
+
+@needs_sentencex
+@pytest.mark.parametrize("text", [" " * 200_000, "\n" * 200_000, "a\n" * 100_000, "e.g. " * 50_000])
+def test_splitting_takes_no_longer_than_the_text_is_long(text):
+    list(sources.split_sentences(text, "en"))
+
+
+@needs_sentencex
+@given(st.text(alphabet=st.one_of(st.sampled_from("aB .!?\n\r\t\"'。、3"), st.characters(codec="utf-8"))))
+def test_splitting_loses_nothing_but_white_space(text):
+    split = list(sources.split_sentences(text, "en"))
+    assert "".join("".join(sentence for _, sentence in split).split()) == "".join(text.split())
+    assert all(sentence == sentence.strip() != "" and not re.search(r"[\r\n]", sentence) for _, sentence in split)
+    assert all(not gap.strip("\r\n") for gap, _ in split)
+    assert [gap for gap, _ in split][:1] in ([], [""])
+
+
+def test_without_sentencex_the_error_says_what_to_install(translator, monkeypatch):
+    monkeypatch.setattr(sources, "sentencex", None)
+    with pytest.raises(ImportError, match=r"needs sentencex.*pip install 'hf-vanilla-transformer\[sentences\]'"):
+        translator("it", split_sentences="en")
+    assert isinstance(translator("it", **SHORT), str)
+
+
+# Limits, progress, threads
+
+
+def test_sources_are_as_long_as_the_tokenizer_has_them(checkpoint):
+    translator = Translator(checkpoint, "cpu")
+    translator.tokenizer.model_max_length = 20
+    divided = []
+    options = {"on_division": lambda *pair: divided.append(pair), "max_new_tokens": 2}
+    translator(["it", "it costs two hundred. " * 4], **options)
+    assert [index for index, _ in divided] == [1]
+    translator(["it costs two hundred. " * 4], max_source_tokens=1_000, **options)
+    assert len(divided) == 1
+
+
+@pytest.mark.parametrize("shown", [True, False, None])
+def test_a_progress_bar_is_shown_if_it_is_wanted(translator, capsys, shown):
+    done = []
+    translator(TEXTS, progress_bar=shown, progress=done.append, batch_size=2, max_new_tokens=1)
+    assert sum(done) == len(TEXTS)
+    assert ("texts" in capsys.readouterr().err) is bool(shown)  # None: standard error is no terminal here
+    assert len(list(translator.stream(TEXTS, progress_bar=shown, max_new_tokens=1))) == len(TEXTS)
+    assert ("texts" in capsys.readouterr().err) is bool(shown)
+
+
+def test_several_threads_get_what_one_gets(translator):
+    lists = [[f"{text} {number}" for text in TEXTS] for number in range(6)]
+    alone = [translator(texts, batch_size=2, **SHORT) for texts in lists]
+    found = [None] * len(lists)
+    together = threading.Barrier(len(lists))
+
+    def work(number):
+        together.wait()
+        found[number] = translator(lists[number], batch_size=2, **SHORT)
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(len(lists))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == alone
+
+
+def test_threads_take_turns_batch_by_batch(translator, monkeypatch):
+    """A single text needn't wait for another thread's whole list."""
+    engine.detach(translator.model)  # each batch is then a call of `generate()`
+    order, generate = [], translator.model.generate
+    begun = threading.Event()
+
+    def watched(**inputs):
+        assert len(inside) == 0
+        inside.append(1)
+        begun.set()
+        order.append(threading.current_thread().name)
+        try:
+            return generate(**inputs)
+        finally:
+            inside.clear()
+
+    inside = []
+    monkeypatch.setattr(translator.model, "generate", watched)
+    many = threading.Thread(target=lambda: translator(TEXTS * 40, batch_size=1, max_new_tokens=1), name="many")
+    many.start()
+    begun.wait(60)
+    one = threading.Thread(target=lambda: translator("it", max_new_tokens=1), name="one")
+    one.start()
+    one.join()
+    many.join()
+    assert 0 < order.index("one") < len(order) - 1
+
+
+def test_threads_of_pytorch(checkpoint):
+    before = torch.get_num_threads()
+    try:
+        Translator(checkpoint, "cpu", threads=before + 1)
+        assert torch.get_num_threads() == before + 1
+        Translator(checkpoint, "cpu")
+        assert torch.get_num_threads() == before + 1
+    finally:
+        torch.set_num_threads(before)
+
+
+# Models
+
+
+def test_options_that_make_no_sense(checkpoint, tokenizer):
+    model = new_model(len(tokenizer))
+    for arguments, options, message in (
+        (
+            (checkpoint,),
+            {"compute_type": "int4"},
+            "compute_type is 'int4'; choose one of 'default', 'float32'",
+        ),
+        ((checkpoint,), {"threads": 0}, "threads is 0; it has to be an integer of at least 1"),
+        ((checkpoint,), {"tokenizer": tokenizer}, "tokenizer is for a model that is given"),
+        ((model,), {}, "a model needs its tokenizer; give tokenizer="),
+        ((None,), {}, "model is of type NoneType; give a folder, a name on the Hub, or a model"),
+        ((marian_of(tokenizer),), {"tokenizer": tokenizer, "compute_type": "int8"}, "MarianMTModel is not VanillaT"),
+        ((new_model(len(tokenizer)).train(),), {"tokenizer": tokenizer}, r"in training mode.*model.eval\(\)"),
+        ((new_model(5_000),), {"tokenizer": tokenizer}, "nothing says that the two belong together"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            Translator(*arguments, **options)
+    with pytest.raises(DeviceError, match="device toaster can't be used here"):
+        Translator(checkpoint, "toaster")
+    with pytest.raises(HubError, match="neither a folder here nor a name"):
+        Translator(checkpoint / "missing")
+    with pytest.raises(CheckpointError, match=r"is no checkpoint: it has no config.json; give a folder that"):
+        Translator(checkpoint.parent)
+
+
+def test_it_says_what_it_is(checkpoint, tokenizer):
+    translator = Translator(checkpoint, "cpu", "int8")
+    assert repr(translator) == f"Translator({str(checkpoint)!r}, device='cpu', compute_type='int8', backend='engine')"
+    assert (translator.device, translator.compute_type) == (torch.device("cpu"), "int8")
+    assert "VanillaTransformerForConditionalGeneration" in repr(Translator(new_model(300), tokenizer=tokenizer))
+
+
+def test_a_generate_of_the_users_own_is_called(checkpoint, expected):
+    translator, calls = Translator(checkpoint, "cpu"), []
+    generate = translator.model.generate
+    translator.model.generate = lambda *args, **kwargs: calls.append(1) or generate(*args, **kwargs)
+    assert translator(TEXTS, **SHORT) == expected
+    assert calls
+
+
+@pytest.mark.parametrize("compute_type", ["default", "float32", "int8"])
+def test_a_loaded_model_has_the_engine(checkpoint, expected, compute_type):
+    translator = Translator(checkpoint, "cpu", compute_type)
+    found, attached = translator(TEXTS, **SHORT), translator.model.engine
+    assert attached.compute_type == compute_type.replace("default", "float32")
+    assert attached.calls > 0 == attached.fallbacks
+    assert found == expected or compute_type == "int8"
+    with pytest.raises(ValueError, match="compute_type"):
+        translator("it", compute_type="default")
+
+
+def test_a_loaded_model_has_the_engine_until_it_changes(translator, expected):
+    model = translator.model
+    model.train()
+    with pytest.raises(ValueError, match="in training mode"):
+        translator(TEXTS[0])
+    model.eval().lm_head.weight.data.mul_(-1)  # a write that torch doesn't count
+    found = translator(TEXTS, **SHORT)
+    assert not model.engine.is_on
+    with engine.detach(model):
+        assert found == translator(TEXTS, **SHORT) != expected
+
+
+def test_a_model_that_is_given_stays_as_it_is(tokenizer, expected):
+    """It has the engine where the user attaches it, himself or by naming a `compute_type`."""
+    model = new_model(len(tokenizer))
+    translator = Translator(model, tokenizer=tokenizer)
+    assert translator.model is model
+    assert translator(TEXTS, **SHORT) == expected
+    assert model.engine is None
+    with engine.attach(model) as attached:
+        assert translator(TEXTS, **SHORT) == expected
+    assert attached.calls > 0 == attached.fallbacks
+    Translator(model, compute_type="int8", tokenizer=tokenizer)
+    assert model.engine.compute_type == "int8"
+
+
+def test_other_architectures_and_ensembles_translate(tokenizer):
+    marian = marian_of(tokenizer)
+    found = Translator(marian, tokenizer=tokenizer)(TEXTS, max_new_tokens=4)
+    assert found == translate(marian, tokenizer, TEXTS, max_new_tokens=4)
+    both = ensemble([new_model(len(tokenizer), seed) for seed in (3, 4)], [tokenizer] * 2)
+    assert Translator(both, tokenizer=tokenizer)(TEXTS, **SHORT) == translate(both, tokenizer, TEXTS, **SHORT)
+
+
+# Marian
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch):
+    folder = tmp_path / "cache"
+    monkeypatch.setenv("HF_VANILLA_TRANSFORMER_CACHE", str(folder))
+    return folder / "converted"
+
+
+@pytest.fixture(scope="module")
+def marian_folder(tmp_path_factory):
+    return opus_mt_folder(tmp_path_factory.mktemp("opus") / "opus-mt-en-de")
+
+
+OPUS_TEXTS = ["A man is riding a bicycle.", "", "Who is the boy?", "It costs 3.50 euros."]
+FEW = {"max_new_tokens": 6}
+
+
+def test_a_marian_folder_is_converted_once(marian_folder, cache, monkeypatch):
+    translator = Translator(marian_folder, "cpu")
+    assert isinstance(translator.model, VanillaTransformerForConditionalGeneration)
+    assert engine.unsupported_reason(translator.model) is None
+    (folder,) = cache.iterdir()
+    assert folder.name.startswith("opus-mt-en-de-")
+    marian, own = MarianMTModel.from_pretrained(marian_folder).eval(), marian_tokenizer(marian_folder)
+    assert translator(OPUS_TEXTS, **FEW) == translate(marian, own, OPUS_TEXTS, **FEW)
+    monkeypatch.setattr(converted, "convert", None)  # it isn't needed again
+    assert Translator(marian_folder, "cpu")(OPUS_TEXTS, **FEW) == translator(OPUS_TEXTS, **FEW)
+
+
+def test_a_marian_model_with_another_tokenizer_is_loaded_as_it_is(tokenizer, cache, tmp_path):
+    marian = marian_of(tokenizer)
+    marian.save_pretrained(tmp_path / "own")
+    tokenizer.save_pretrained(tmp_path / "own")
+    translator = Translator(tmp_path / "own", "cpu")
+    assert isinstance(translator.model, MarianMTModel)
+    assert translator(TEXTS, max_new_tokens=4) == translate(marian, tokenizer, TEXTS, max_new_tokens=4)
+    assert not cache.exists()
+
+
+def test_a_marian_folder_that_changes_is_converted_anew(marian_folder, cache, tmp_path):
+    source = tmp_path / "own"
+    shutil.copytree(marian_folder, source)
+    before = Translator(source, "cpu")
+    settings = json.loads((source / "generation_config.json").read_text())
+    (source / "generation_config.json").write_text(json.dumps({**settings, "num_beams": 2}))
+    after = Translator(source, "cpu")
+    assert (before.model.generation_config.num_beams, after.model.generation_config.num_beams) == (4, 2)
+    assert len(list(cache.iterdir())) == 2
+
+
+def test_a_conversion_that_fails_leaves_nothing(marian_folder, cache, tmp_path):
+    source = tmp_path / "broken"
+    shutil.copytree(marian_folder, source)
+    (source / "vocab.json").unlink()
+    with pytest.raises(CheckpointError, match=r"can't convert .*broken"):
+        Translator(source, "cpu")
+    assert list(cache.iterdir()) == []
+
+
+def test_a_conversion_that_another_process_finishes_first_is_taken(marian_folder, cache, monkeypatch):
+    convert = converted.convert
+
+    def slow(name, output, **where):
+        monkeypatch.setattr(converted, "convert", convert)
+        other.append(Translator(marian_folder, "cpu"))
+        convert(name, output, **where)
+
+    other = []
+    monkeypatch.setattr(converted, "convert", slow)
+    translator = Translator(marian_folder, "cpu")
+    assert translator("A man", **FEW) == other[0]("A man", **FEW)
+    assert len(list(cache.iterdir())) == 1
+
+
+@pytest.mark.slow
+def test_processes_that_convert_at_a_time_do_not_disturb_one_another(marian_folder, cache):
+    script = (
+        "import sys\n"
+        "import hf_vanilla_transformer\n"
+        "from hf_vanilla_transformer.translation.translator import Translator\n"
+        "print(Translator(sys.argv[1], 'cpu')('A man', max_new_tokens=4))\n"
+    )
+    command = [sys.executable, "-c", script, str(marian_folder)]
+    root = Path(__file__).parents[2]
+    started = [subprocess.Popen(command, cwd=root, stdout=subprocess.PIPE, text=True) for _ in range(3)]
+    outputs = [process.communicate(timeout=240)[0] for process in started]
+    assert [process.returncode for process in started] == [0, 0, 0]
+    assert len(set(outputs)) == 1
+    assert len(list(cache.iterdir())) == 1
+
+
+def test_conversions_are_kept_in_the_users_cache(tmp_path, monkeypatch, marian_folder):
+    monkeypatch.delenv("HF_VANILLA_TRANSFORMER_CACHE", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+    if not sys.platform.startswith("linux"):
+        pytest.skip("XDG_CACHE_HOME is for Linux")
+    Translator(marian_folder, "cpu")
+    assert len(list((tmp_path / "xdg/hf_vanilla_transformer/converted").iterdir())) == 1
+
+
+def test_a_model_of_the_hub_is_converted_by_its_commit(marian_folder, cache, tmp_path, monkeypatch):
+    snapshots = tmp_path / "hub/models--a--opus/snapshots"
+    for number in ("a" * 40, "b" * 40):
+        shutil.copytree(marian_folder, snapshots / number)
+    seen = []
+
+    def find(name, file, *, revision, **options):
+        return str(snapshots / ("b" * 40 if revision == "new" else "a" * 40) / file)
+
+    def convert(name, output, *, revision, **options):
+        seen.append((name, revision))
+        return original(snapshots / revision, output)
+
+    original = converted.convert
+    monkeypatch.setattr(converted, "cached_file", find)
+    monkeypatch.setattr(converted, "convert", convert)
+    first, again, new = (converted.converted("a/opus", revision=one) for one in (None, "main", "new"))
+    assert first == again != new
+    assert seen == [("a/opus", "a" * 40), ("a/opus", "b" * 40)]
+    assert first.name.startswith("a--opus-")
+
+
+# Target languages
+
+
+@pytest.fixture(scope="module")
+def many(tmp_path_factory):
+    """A translator of a model with several target languages."""
+    root = tmp_path_factory.mktemp("many")
+    folder = opus_mt_folder(root / "opus-mt-en-mul", multi_target=True)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HF_VANILLA_TRANSFORMER_CACHE", str(root / "cache"))
+        return Translator(folder, "cpu")
+
+
+@pytest.mark.parametrize("target_lang", ["deu", ">>deu<<"])
+def test_the_target_language_begins_each_text(many, target_lang):
+    texts = ["A man is riding.", ">>fra<< Who is the boy?", "", "  >>nld<<   It costs 3.50 euros."]
+    by_hand = [">>deu<< A man is riding.", ">>fra<< Who is the boy?", "", ">>nld<< It costs 3.50 euros."]
+    assert many(texts, target_lang=target_lang, **FEW) == many(by_hand, **FEW)
+    assert len({many("A man is riding.", target_lang=one, n_best=1, **FEW)[0].score for one in ("deu", "fra")}) == 2
+
+
+def test_every_piece_of_a_text_has_its_target_language(many, monkeypatch):
+    monkeypatch.setattr(many.model, "engine", None)  # each batch is then a call of `generate()`
+    seen, generate = [], many.model.generate
+    monkeypatch.setattr(
+        many.model, "generate", lambda **inputs: seen.extend(inputs["input_ids"].tolist()) or generate(**inputs)
+    )
+    long = "The old woman buys bread and milk. A brown dog runs. " * 4
+    warned = []
+    many(
+        [f">>fra<< {long}", long], target_lang="deu", max_source_tokens=40, on_division=lambda *one: warned.append(one)
+    )
+    first = [many.tokenizer.convert_ids_to_tokens(row[0]) for row in seen]
+    assert sorted(set(first)) == [">>deu<<", ">>fra<<"]
+    assert first.count(">>deu<<") == first.count(">>fra<<") == warned[0][1] > 1
+    if sources.sentencex is not None:
+        seen.clear()
+        many(f">>fra<< {long}", split_sentences="en", **FEW)
+        assert {many.tokenizer.convert_ids_to_tokens(row[0]) for row in seen} == {">>fra<<"}
+        assert len(seen) == 8
+
+
+@pytest.mark.parametrize(
+    ("text", "options", "message"),
+    [
+        ("A man.", {}, r"several target languages, and sentences\[0\] doesn't say which; give target_lang, or begin"),
+        ("A man.", {"target_lang": "eng"}, "target_lang is 'eng', but the model's codes are >>deu<<, >>fra<<, >>nld<<"),
+        ("A man.", {"target_lang": "due"}, "did you mean '>>deu<<'"),
+        (">>xyz<< A man.", {}, r"sentences\[0\] begins with >>xyz<<, but the model's codes are >>deu<<"),
+    ],
+)
+def test_target_languages_that_cannot_be(many, text, options, message):
+    with pytest.raises(ValueError, match=message):
+        many(text, **options)
+    assert many(["", " "]) == ["", ""]
+    assert set(CODES) == set(many.tokenizer.supported_language_codes)
+
+
+def test_a_prefix_of_unknown_characters_is_refused(many):
+    with pytest.raises(ValueError, match="the prefix '☃' becomes <unk> for the tokenizer; leave out what it doesn't"):
+        many(">>deu<< A man.", prefix="☃")
+
+
+def test_alignments_of_two_vocabularies_name_each_side_by_its_own(tmp_path, cache):
+    translator = Translator(opus_mt_folder(tmp_path / "separate", separate_vocabs=True), "cpu")
+    alignment = translator("A man is riding a bicycle.", alignments=True, **FEW).alignment
+    assert "".join(alignment.source) == "▁A▁man▁is▁riding▁a▁bicycle.</s>"
+    assert alignment.weights.shape == (len(alignment.target), len(alignment.source))
+
+
+# The pipeline
+
+
+@pytest.fixture
+def registered():
+    register_pipeline()
+    assert "vanilla-translation" in PIPELINE_REGISTRY.get_supported_tasks()
+
+
+@pytest.mark.usefixtures("registered")
+def test_the_pipeline_has_the_outputs_of_transformers_own(checkpoint, expected, caplog):
+    pipe = pipeline("vanilla-translation", model=str(checkpoint), device="cpu", **SHORT)
+    assert pipe(TEXTS[0]) == [{"translation_text": expected[0]}]
+    assert pipe(TEXTS) == [{"translation_text": text} for text in expected]
+    assert pipe(TEXTS, batch_size=2, num_workers=1) == pipe(TEXTS)
+    assert list(pipe(text for text in TEXTS)) == [[{"translation_text": text}] for text in expected]
+    two = pipe(TEXTS[:2], num_return_sequences=2)
+    assert [len(row) for row in two] == [2, 2]
+    assert [row[0]["translation_text"] for row in two] == expected[:2]
+    assert pipe(TEXTS[:1], num_return_sequences=1) == [{"translation_text": expected[0]}]
+    assert caplog.records == []
+
+
+@pytest.mark.usefixtures("registered")
+def test_a_pipeline_of_a_model_and_what_it_saves(tokenizer, expected, tmp_path):
+    pipe = pipeline("vanilla-translation", model=new_model(len(tokenizer)), tokenizer=tokenizer, device="cpu")
+    assert pipe(TEXTS[:2], **SHORT) == [{"translation_text": text} for text in expected[:2]]
+    pipe.save_pretrained(tmp_path)
+    assert "custom_pipelines" not in json.loads((tmp_path / "config.json").read_text())
+    assert pipeline("vanilla-translation", model=tmp_path, device="cpu")(TEXTS[0], **SHORT) == pipe(TEXTS[0], **SHORT)
+
+
+def test_registering_imports_neither_the_pipeline_nor_the_translator():
+    script = (
+        "import sys\n"
+        "from hf_vanilla_transformer.translation import register_pipeline\n"
+        "register_pipeline()\n"
+        "register_pipeline()\n"
+        "print([name for name in sys.modules if name.startswith('hf_vanilla_transformer.translation.')])\n"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", script], cwd=Path(__file__).parents[2], capture_output=True, text=True, check=True
+    )
+    assert result.stdout == "[]\n"
+
+
+# The command
+
+
+def test_the_command_translates_paragraphs_and_into_a_language(many, checkpoint, capsys, monkeypatch, tmp_path):
+    from hf_vanilla_transformer import cli
+    from hf_vanilla_transformer.cli import common
+
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"")))
+    monkeypatch.setattr("hf_vanilla_transformer.engine.keep_freed_memory", lambda: None)
+    monkeypatch.setattr("hf_vanilla_transformer.cli.translate.load_translator", lambda *arguments, **options: many)
+    command = ["translate", "--model", str(checkpoint), "--max-new-tokens", "6"]
+    assert cli.main([*command, "--target-lang", "fra", "A man is riding."]) == 0
+    assert capsys.readouterr().out == many(">>fra<< A man is riding.", **FEW).replace("\n", " ") + "\n"
+    assert cli.main([*command, "A man is riding."]) == 2
+    assert "doesn't say which; give target_lang" in capsys.readouterr().err
+    if sources.sentencex is not None:
+        two = "A man is riding. Who is the boy?"
+        assert cli.main([*command, "--target-lang", "fra", "--split-sentences", "en", two]) == 0
+        assert capsys.readouterr().out == many(two, target_lang="fra", split_sentences="en", **FEW) + "\n"
+    monkeypatch.setattr(sources, "sentencex", None)
+    assert cli.main([*command, "--target-lang", "fra", "--split-sentences", "en", "A man."]) == 2
+    assert "pip install" in capsys.readouterr().err
+    assert common.PROGRAM == "vanilla-transformer"
+
+
+def test_evaluate_wants_a_target_language_too(many, capsys, monkeypatch, tmp_path):
+    from hf_vanilla_transformer import cli
+
+    monkeypatch.setattr("hf_vanilla_transformer.cli.common.load_translator", lambda *arguments, **options: many)
+    (tmp_path / "config.json").write_text("{}")
+    for name in ("source", "reference"):
+        (tmp_path / name).write_text("A man is riding.\n")
+    command = ["evaluate", "--model", str(tmp_path), "--source", str(tmp_path / "source")]
+    assert cli.main([*command, "--reference", str(tmp_path / "reference")]) == 2
+    assert "sentences[0] doesn't say which" in capsys.readouterr().err
+
+
+def test_the_command_converts_a_marian_model(marian_folder, cache, capsys):
+    from hf_vanilla_transformer import cli
+
+    assert (
+        cli.main(["translate", "--model", str(marian_folder), "--max-new-tokens", "6", "--device", "cpu", "A man."])
+        == 0
+    )
+    assert capsys.readouterr().out == Translator(marian_folder, "cpu")("A man.", **FEW) + "\n"
+    assert len(list(cache.iterdir())) == 1
