@@ -1,9 +1,51 @@
-"""For those who use a model: `Translator`, and transformers' pipeline("vanilla-translation")."""
+"""Translating with a model: `Translator`, transformers' pipeline("vanilla-translation"), and what they are made of."""
+
+import importlib
+from typing import TYPE_CHECKING, Any
 
 from transformers import AutoModelForSeq2SeqLM
 from transformers.pipelines import PIPELINE_REGISTRY
 
+__all__ = [
+    "Alignment",
+    "Attention",
+    "Likelihood",
+    "TargetScore",
+    "Translation",
+    "Translator",
+    "attention_of",
+    "decode",
+    "ensemble",
+    "register_pipeline",
+    "score_pairs",
+    "score_targets",
+    "translate",
+]
 TASK = "vanilla-translation"
+
+if TYPE_CHECKING:
+    from .attention import Attention, attention_of
+    from .decoding import Alignment, Translation, decode, translate
+    from .ensembles import ensemble
+    from .scoring import Likelihood, TargetScore, score_pairs, score_targets
+    from .translator import Translator
+else:
+    # A module is imported when its name is used: importing the package registers the pipeline without it.
+    _MODULES = {
+        **dict.fromkeys(("Attention", "attention_of"), "attention"),
+        **dict.fromkeys(("Alignment", "Translation", "decode", "translate"), "decoding"),
+        "ensemble": "ensembles",
+        **dict.fromkeys(("Likelihood", "TargetScore", "score_pairs", "score_targets"), "scoring"),
+        "Translator": "translator",
+    }
+
+    def __getattr__(name: str) -> Any:
+        if name not in _MODULES:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        return getattr(importlib.import_module(f".{_MODULES[name]}", __name__), name)
+
+    def __dir__() -> list[str]:
+        return sorted({*globals(), *__all__})
 
 
 def register_pipeline() -> None:

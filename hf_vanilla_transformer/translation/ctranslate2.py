@@ -29,7 +29,7 @@ from transformers.utils import logging
 
 from ..checkpoints.loading import CONFIG, GENERATION_CONFIG, CheckpointError
 from ..errors import first_line
-from ..generation_vanilla_transformer import DEFAULT_MAX_LENGTH, GNMTLengthPenalty, _limits_length, _validate
+from ..generation_vanilla_transformer import DEFAULT_MAX_LENGTH, GNMTLengthPenalty, check_settings, sets_length
 from ..interop.base import ConversionError
 from .decoding import NO_HYPOTHESIS, Alignment, OtherModel, Translation, batches_of, check_n_best, on_one_line
 from .limits import check_generation
@@ -395,7 +395,7 @@ def _search_again(batch: Batch, results: list[Any]) -> None:
 def _length(options: Mapping[str, Any], config: GenerationConfig) -> tuple[str, int]:
     """Returns the option that limits lengths and its value: a call's, or else the model's."""
     names = ("max_new_tokens", "max_length", "max_extra_length")
-    limits_length = _limits_length(config)  # otherwise, transformers' default may have been written into it
+    limits_length = sets_length(config)  # otherwise, transformers' default may have been written into it
     own = {name: getattr(config, name, None) for name in (names if limits_length else names[2:])}
     given = ((name, source.get(name)) for source in (options, own) for name in names)
     return next(((name, value) for name, value in given if value is not None), ("max_length", DEFAULT_MAX_LENGTH))
@@ -408,7 +408,7 @@ def _penalty(options: Mapping[str, Any], both: Mapping[str, Any]) -> float:
         alpha = options.get("gnmt_length_penalty")
     if isinstance(power, bool) or not isinstance(power, int | float):
         raise ValueError(f"length_penalty is {power!r}; it has to be a number")
-    _validate({"gnmt_length_penalty": alpha, "max_extra_length": None, "length_penalty": power})
+    check_settings({"gnmt_length_penalty": alpha, "max_extra_length": None, "length_penalty": power})
     return float(power) if alpha is None else GNMTLengthPenalty(alpha)
 
 
