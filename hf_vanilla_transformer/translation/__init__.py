@@ -3,9 +3,6 @@
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from transformers import AutoModelForSeq2SeqLM
-from transformers.pipelines import PIPELINE_REGISTRY
-
 __all__ = [
     "Alignment",
     "Attention",
@@ -54,6 +51,9 @@ def register_pipeline() -> None:
     The pipeline is named and not imported, as transformers has it with its own. `PIPELINE_REGISTRY.register_pipeline`
     would need the class, and would make `save_pretrained` copy its code, which can't do without this package.
     """
+    from transformers import AutoModelForSeq2SeqLM  # here, as the command line reads `limits` before it imports them
+    from transformers.pipelines import PIPELINE_REGISTRY
+
     PIPELINE_REGISTRY.supported_tasks[TASK] = {
         "impl": f"{__name__}.pipeline.VanillaTranslationPipeline",
         "pt": (AutoModelForSeq2SeqLM,),
