@@ -18,6 +18,7 @@ def absolute_links(text: str, source: str) -> str:
         source: The repository's address.
     """
     images = re.sub(r"(!\[[^\]]*\])\((?![a-z]+:|#)([^)\s]+)\)", rf"\1({source}/raw/HEAD/\2)", text)
+    images = re.sub(r'(<img src=")(?![a-z]+:)([^"]+)', rf"\1{source}/raw/HEAD/\2", images)
     return re.sub(r"\]\((?![a-z]+:|#)([^)\s]+)\)", rf"]({source}/blob/HEAD/\1)", images)
 
 

@@ -21,11 +21,10 @@ from .quickstart.corpus import generate_pairs, split_pairs
 ROOT = Path(__file__).parents[1]
 COMMAND = ["-m", "hf_vanilla_transformer"]
 TRAIN = [
-    *("train", "--config", "multi30k_tiny", "--data-dir", ".", "--output-dir", "run", "--max-steps", "20"),
+    *("train", "--config", "multi30k_tiny", "own.yaml", "--data-dir", ".", "--output-dir", "run", "--max-steps", "20"),
     *("--vocab-size", "1000", "--eval-strategy", "no", "--save-steps", "20", "--average-last", "1"),
     *("--train-source", "train.en", "--train-target", "train.de"),
     *("--validation-source", "val.en", "--validation-target", "val.de"),
-    *("--test-source", "[]", "--test-target", "[]"),
 ]
 # A checkpoint's own code, in an environment that has transformers and not this package.
 WITHOUT_PACKAGE = """
@@ -72,6 +71,7 @@ def _prove(python: Path, place: Path) -> None:
         for side, suffix in ((0, "en"), (1, "de")):
             text = "".join(f"{pair[side]}\n" for pair in pairs[part])
             (place / f"{name}.{suffix}").write_text(text, encoding="utf-8")
+    (place / "own.yaml").write_text("test_source: []\ntest_target: []\n", encoding="utf-8")
     own = [str(python), "-P", *COMMAND]
     where = _run(str(python), "-P", "-c", "import hf_vanilla_transformer as p; print(p.__file__)", cwd=place)
     assert ROOT not in Path(where.strip()).parents, f"the checkout's package is imported: {where}"
