@@ -8,8 +8,7 @@ __version__ = "0.2.0"
 
 __all__ = [
     "PRESETS",
-    "DictionaryTokenizerFast",
-    "OpusMTTokenizerFast",
+    "DictionaryTokenizer",
     "Translator",
     "VanillaTransformerConfig",
     "VanillaTransformerDecoder",
@@ -28,8 +27,7 @@ __all__ = [
 # Where the names are that don't say it themselves; the others are in the paper's files.
 MODULES = {
     "PRESETS": "configuration_vanilla_transformer",
-    "DictionaryTokenizerFast": "tokenization_dictionary",
-    "OpusMTTokenizerFast": "tokenization_opus_mt",
+    "DictionaryTokenizer": "tokenization_dictionary",
     "Translator": "translation.translator",
     "VanillaTransformerTrainer": "training.trainer",
     "VanillaTransformerTrainingArguments": "training.recipe",
@@ -46,8 +44,7 @@ if TYPE_CHECKING:
         VanillaTransformerModel,
         VanillaTransformerPreTrainedModel,
     )
-    from .tokenization_dictionary import DictionaryTokenizerFast
-    from .tokenization_opus_mt import OpusMTTokenizerFast
+    from .tokenization_dictionary import DictionaryTokenizer
     from .tokenization_vanilla_transformer import VanillaTransformerTokenizer, VanillaTransformerTokenizerFast
     from .training.recipe import VanillaTransformerTrainingArguments
     from .training.trainer import VanillaTransformerTrainer
@@ -70,19 +67,19 @@ def register() -> None:
     """Registers the classes with transformers; a second call changes nothing."""
     from transformers import AutoConfig, AutoModel, AutoModelForSeq2SeqLM, AutoTokenizer
 
-    tokenizer_names = ("DictionaryTokenizerFast", "OpusMTTokenizerFast", "VanillaTransformerTokenizerFast")
+    from .checkpoints.outdated import OUTDATED
     from .translation import register_pipeline
 
     config_class = __getattr__("VanillaTransformerConfig")
     model_class = __getattr__("VanillaTransformerModel")
     head_class = __getattr__("VanillaTransformerForConditionalGeneration")
     # The paper's tokenizer is the last, which counts where tokenizer_config.json has no name.
-    tokenizer_classes = list(map(__getattr__, tokenizer_names))
+    tokenizer_classes = [__getattr__(name) for name in ("DictionaryTokenizer", "VanillaTransformerTokenizerFast")]
     AutoConfig.register(config_class.model_type, config_class, exist_ok=True)
     AutoModel.register(config_class, model_class, exist_ok=True)
     AutoModelForSeq2SeqLM.register(config_class, head_class, exist_ok=True)
-    for tokenizer_class in tokenizer_classes:
-        AutoTokenizer.register(config_class, fast_tokenizer_class=tokenizer_class, exist_ok=True)
+    for tokenizer_class in (*OUTDATED, *tokenizer_classes):
+        AutoTokenizer.register(config_class, tokenizer_class=tokenizer_class, exist_ok=True)
     register_pipeline()
     # Checkpoints carry their code (`trust_remote_code=True`): these say under which Auto class each is found there.
     config_class.register_for_auto_class()

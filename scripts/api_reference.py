@@ -11,7 +11,7 @@ from typing import Literal
 import pdoc
 
 import hf_vanilla_transformer
-from hf_vanilla_transformer import configuration_vanilla_transformer, engine
+from hf_vanilla_transformer import configuration_vanilla_transformer, engine, translation
 
 # What users import; the other modules are documented in their files.
 MODULES = (
@@ -21,13 +21,14 @@ MODULES = (
     "hf_vanilla_transformer.generation_vanilla_transformer",
     "hf_vanilla_transformer.tokenization_vanilla_transformer",
     "hf_vanilla_transformer.tokenization_dictionary",
-    "hf_vanilla_transformer.tokenization_opus_mt",
     "hf_vanilla_transformer.engine",
     "hf_vanilla_transformer.data",
-    "hf_vanilla_transformer.evaluation",
+    "hf_vanilla_transformer.metrics",
+    "hf_vanilla_transformer.checkpoints",
     "hf_vanilla_transformer.translation",
     "hf_vanilla_transformer.interop",
-    "hf_vanilla_transformer.publish",
+    "hf_vanilla_transformer.hub",
+    "hf_vanilla_transformer.plots",
     "hf_vanilla_transformer.training",
 )
 
@@ -38,7 +39,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=Path("build/docs"), help="folder of the pages")
     arguments = parser.parse_args()
     warnings.simplefilter("error", UserWarning)  # pdoc's: a name or an annotation that it can't resolve
-    for module in (hf_vanilla_transformer, engine):
+    for module in (hf_vanilla_transformer, engine, translation):
         for name in module.__all__:  # they are imported when they are first used, which pdoc can't know
             setattr(module, name, getattr(module, name))
     # The configuration inherits a field whose annotation needs it.

@@ -1,6 +1,6 @@
 """Translates standard input, line by line and greedily, with what `export --to onnx` wrote; torch isn't needed.
 
-pip install numpy onnxruntime tokenizers
+pip install numpy onnxruntime tokenizers sentencepiece
 python translate_onnx.py FOLDER < source.txt > target.txt
 """
 
@@ -10,10 +10,11 @@ from pathlib import Path
 
 import numpy as np
 from onnxruntime import InferenceSession
+from sentencepiece import SentencePieceProcessor
 from tokenizers import Tokenizer
 
 UNUSED = "_from_model_config bos_token_id compute_type pad_token_id transformers_version use_cache "  # in greedy search
-UNUSED += "coverage_penalty early_stopping gnmt_length_penalty length_penalty num_beams"
+UNUSED += "coverage_penalty early_stopping gnmt_length_penalty length_penalty num_beams renormalize_logits"
 
 folder = Path(sys.argv[1])
 settings, config = (json.loads((folder / name).read_text()) for name in ("generation_config.json", "config.json"))
@@ -23,23 +24,25 @@ barred, forced = settings.pop("bad_words_ids", []), settings.pop("forced_eos_tok
 limit, most, extra = (settings.pop(name, None) for name in ("max_new_tokens", "max_length", "max_extra_length"))
 if settings or any(len(words) > 1 for words in barred) or not (limit or most or extra is not None):
     sys.exit(f"generation_config.json has no limit of the length, or what isn't known here: {[*settings]}, {barred}")
-if not (folder / "tokenizer.json").is_file():
-    sys.exit(f"{folder} has no tokenizer.json, without which texts can't be read here")
-
-target = folder / "target_tokenizer.json"
-reader = Tokenizer.from_file(str(folder / "tokenizer.json"))
-writer = Tokenizer.from_file(str(target)) if target.is_file() else reader
-reader.encode_special_tokens = True  # "</s>" in a text is plain text
-special = [number for number, added in writer.get_added_tokens_decoder().items() if added.special]
-if any(name.strip().startswith(">>") and name.endswith("<<") for name in reader.get_vocab()):
-    sys.exit("the model has several target languages, whose codes can't be read here")
+if (folder / "source.spm").is_file():  # a converted OPUS-MT model
+    spm, target = SentencePieceProcessor(str(folder / "source.spm")), folder / "target_vocab.json"
+    numbers = json.loads((folder / "vocab.json").read_text(encoding="utf-8"))
+    targets = json.loads(target.read_text(encoding="utf-8")) if target.is_file() else numbers
+    spelled = {number: name for name, number in targets.items() if name not in ("</s>", "<unk>", "<pad>")}
+    if any(name.startswith(">>") and name.endswith("<<") for name in numbers):
+        sys.exit("the model has several target languages, whose codes can't be read here")
+elif (folder / "tokenizer.json").is_file():
+    spm, tokenizer = None, Tokenizer.from_file(str(folder / "tokenizer.json"))
+    tokenizer.encode_special_tokens = True  # "</s>" in a text is plain text
+else:
+    sys.exit(f"{folder} has neither tokenizer.json nor source.spm, without which texts can't be read here")
 encoder, decoder, further = (
     InferenceSession(folder / f"{name}.onnx") for name in ("encoder_model", "decoder_model", "decoder_with_past_model")
 )
 
-for line in sys.stdin:
-    read = reader.encode(line.rstrip("\n"))  # a space before a name: a piece of the other language's vocabulary alone
-    source = np.array([[reader.token_to_id(f" {name}") or n for n, name in zip(read.ids, read.tokens, strict=True)]])
+for line in (line.rstrip("\n") for line in sys.stdin):
+    pieces = [*spm.encode(line, out_type=str), "</s>"] if spm else []
+    source = np.array([[numbers.get(one, numbers["<unk>"]) for one in pieces] or tokenizer.encode(line).ids])
     mask, ids = np.ones_like(source), [token]
     past = {"encoder_hidden_states": encoder.run(None, {"input_ids": source, "attention_mask": mask})[0]}
     longest = limit or (source.size + extra if extra is not None and most in (None, 20) else most - 1)
@@ -54,6 +57,5 @@ for line in sys.stdin:
         past |= {name.replace("present", "past_key_values"): output[name] for name in names[1:]}
         output["logits"][..., [words[0] for words in barred]] = -np.inf
         ids.append(int(output["logits"][0, -1].argmax()) if forced is None or len(ids) < longest else forced)
-    pieces = [writer.id_to_token(number) for number in ids[1:] if number not in special]
-    text = "".join(pieces).replace(" ", "").replace("▁", " ").strip()
-    print(writer.decode(ids[1:]) if writer.decoder else text, flush=True)
+    text = "".join(spelled.get(n, "") for n in ids[1:]).replace("▁", " ").strip() if spm else tokenizer.decode(ids[1:])
+    print(text, flush=True)

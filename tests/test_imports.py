@@ -16,10 +16,11 @@ CONFIG, MODEL, GENERATION, TOKENIZATION = (
     f"{name}_vanilla_transformer" for name in ("configuration", "modeling", "generation", "tokenization")
 )
 PAPER = {CONFIG, MODEL, GENERATION, TOKENIZATION}
-CONVERTED = {"tokenization_opus_mt", "tokenization_dictionary"}  # travel with converted checkpoints alone
+DICTIONARY = "tokenization_dictionary"  # travels with converted checkpoints alone
 # What a travelling file may import: on the Hub, neither this package nor other libraries can be counted on.
-SIBLINGS = {MODEL: {CONFIG, GENERATION}, "tokenization_dictionary": {"tokenization_opus_mt"}}
+SIBLINGS = {MODEL: {CONFIG, GENERATION}}
 LIBRARIES = {"torch", "transformers", "tokenizers", *sys.stdlib_module_names}
+OWN_LIBRARIES = {CONFIG: {"huggingface_hub"}, DICTIONARY: {"sentencepiece", "subword_nmt"}}
 
 # Room -> the rooms that it may import from, beside itself. A room is a folder, or a module beside the folders.
 MAY_IMPORT = {
@@ -68,7 +69,7 @@ def modules_of(root: Path) -> dict[str, Path]:
 
 def room_of(module: str) -> str:
     first = module.split(".")[0]
-    return "paper" if first in PAPER | CONVERTED else first
+    return "paper" if first in {*PAPER, DICTIONARY} else first
 
 
 def imports_of(module: str, path: Path, modules: set[str]) -> Iterator[Import]:
@@ -145,7 +146,7 @@ def _problems(module: str, item: Import) -> Iterator[str]:
             yield f"travels without {item.target}"
         elif item.level != 1 or item.names == (item.target,) or not item.top_level:
             yield f"write it at the top of the file as `from .{item.target} import name`"
-    elif room == "paper" and item.target not in LIBRARIES | ({"huggingface_hub"} if module == CONFIG else set()):
+    elif room == "paper" and item.target not in LIBRARIES | OWN_LIBRARIES.get(module, set()):
         yield f"travels, so it may not need {item.target}"
 
 

@@ -24,7 +24,15 @@ FREE_FIELDS = {
     "_name_or_path", "activation_dropout", "attention_dropout", "attention_init_gain", "auto_map", "dropout", "dtype",
     "label_smoothing", "tokenizer_fingerprint", "transformers_version", "use_cache",
 }  # fmt: skip
-VOCABULARY_FILES = ("tokenizer.json", "vocab*", "merges.txt", "*.spm", "*.model")
+VOCABULARY_FILES = (
+    "tokenizer.json",
+    "vocab*",
+    "target_vocab.json",
+    "segmentation.json",
+    "merges.txt",
+    "*.spm",
+    "*.model",
+)
 # Files copied with the weights; the states of optimizer and Trainer are not, as no training resumes from an average.
 CARRIED_FILES = (
     "config.json", "generation_config.json", "*.py", "LICENSE-CODE", "tokenizer_config.json",

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,7 +11,14 @@ from typing import Any
 import torch
 from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError, safe_open
-from transformers import AutoConfig, AutoModelForSeq2SeqLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import (
+    AutoConfig,
+    AutoModelForSeq2SeqLM,
+    AutoTokenizer,
+    MarianTokenizer,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 from transformers.utils import cached_file
 
 from ..errors import first_line
@@ -75,11 +83,19 @@ def load_tokenizer(
 ) -> PreTrainedTokenizerBase:
     """Loads a tokenizer; arguments and errors as for `load_model`."""
     where: dict[str, Any] = {"local_files_only": local_only, "revision": revision, "token": token}
-    with _plain_errors(name, trust_remote_code):
+    with _plain_errors(name, trust_remote_code), without_advice():
         _checked_folder(name, trust_remote_code, where)
         tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=trust_remote_code, **where)
         tokenizer(["a"], text_target=["a"], verbose=False)  # some settings are only read here
         return tokenizer
+
+
+@contextmanager
+def without_advice() -> Iterator[None]:
+    """Hides MarianTokenizer's advice to install sacremoses, which it opens and never calls."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Recommended: pip install sacremoses")
+        yield
 
 
 def load_config(name: str | Path) -> Any:
@@ -307,16 +323,19 @@ def check_tokenizer(tokenizer: PreTrainedTokenizerBase, config: Any, name: str) 
 def tokenizer_fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
     """Returns a digest of a tokenizer's vocabulary and of what it does with a text that contains all of it.
 
-    That of OPUS-MT, which would take seconds for such a text, says itself what it does. Tokens that are added later
-    don't change the digest.
+    Of the tokenizers of converted models, which have two sides, it is a digest of their files' content. Tokens that are
+    added later don't change it.
     """
-    if (content := getattr(tokenizer, "content", None)) is not None:
-        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
-    added = tokenizer.added_tokens_encoder
-    vocabulary = sorted((number, token) for token, number in tokenizer.get_vocab().items() if token not in added)
-    text = tokenizer.convert_tokens_to_string([token for _, token in vocabulary])
-    ids = tokenizer(text, verbose=False)["input_ids"]
-    return hashlib.sha256(json.dumps([vocabulary, ids]).encode()).hexdigest()[:16]
+    if isinstance(tokenizer, MarianTokenizer):
+        models = [one.serialized_model_proto() for one in (tokenizer.spm_source, tokenizer.spm_target)]
+        digests = [hashlib.sha256(model).hexdigest() for model in models]
+        content: Any = [digests, tokenizer.encoder, getattr(tokenizer, "target_encoder", None)]
+    elif (content := getattr(tokenizer, "content", None)) is None:
+        added = tokenizer.added_tokens_encoder
+        vocabulary = sorted((number, token) for token, number in tokenizer.get_vocab().items() if token not in added)
+        text = tokenizer.convert_tokens_to_string([token for _, token in vocabulary])
+        content = [vocabulary, tokenizer(text, verbose=False)["input_ids"]]
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def named(names: Iterable[str], most: int = NAMES_PER_ERROR) -> str:

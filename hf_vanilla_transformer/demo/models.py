@@ -201,6 +201,9 @@ def attention(tokenizer: Any, model: Any, source: str, target: str) -> dict[str,
     )
     readable = getattr(tokenizer, "readable_pieces", None) or tokenizer.convert_ids_to_tokens
     sources, read, written = (readable(ids[0].tolist()) for ids in (inputs["input_ids"], shifted, labels))
+    if getattr(tokenizer, "separate_vocabs", False):  # those above are the target's
+        names = {number: token for token, number in tokenizer.get_vocab().items()}
+        sources = [names[number] for number in inputs["input_ids"][0].tolist()]
     return {
         "encoder": Matrix(sources, sources, _stacked(output.encoder_attentions)),
         "decoder": Matrix(read, read, _stacked(output.decoder_attentions)),

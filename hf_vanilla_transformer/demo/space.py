@@ -111,7 +111,7 @@ def write_space(folder: Path, sources: Sequence[Source], examples: Sequence[str]
         _copy_page(made / "demo")
         named = [(source.name, source.repo or copies[source]) for source in sources]
         (made / "app.py").write_text(_app(named, examples), encoding="utf-8")
-        (made / "requirements.txt").write_text(_requirements(), encoding="utf-8")
+        (made / "requirements.txt").write_text(_requirements(sources), encoding="utf-8")
         (made / CARD).write_text(card, encoding="utf-8")
     return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
 
@@ -134,9 +134,12 @@ def _app(named: Sequence[tuple[str, str]], examples: Sequence[str]) -> str:
     return APP.format(models=pformat(list(named), width=100), examples=pformat(list(examples), width=100))
 
 
-def _requirements() -> str:
+def _requirements(sources: Sequence[Source]) -> str:
+    names = ["torch", "transformers", "sentencepiece"]
+    has_dictionary = any(one.folder is not None and (one.folder / "segmentation.json").is_file() for one in sources)
     # Without "+cpu" and the like, which only PyTorch's own index has.
-    return "".join(f"{name}=={version(name).partition('+')[0]}\n" for name in ("torch", "transformers"))
+    pinned = "".join(f"{name}=={version(name).partition('+')[0]}\n" for name in names)
+    return pinned + "subword-nmt\n" * has_dictionary
 
 
 def _card(sources: Sequence[Source]) -> str:

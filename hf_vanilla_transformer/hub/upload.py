@@ -51,7 +51,7 @@ NOT_SENT = (
 WEIGHTS = ("*.safetensors", "*.safetensors.index.json", "pytorch_model*")
 MODEL_FILES = (
     *(*WEIGHTS, "generation_config.json", "tokenizer*.json", "special_tokens_map.json", "*.spm", "vocab*.json"),
-    *("merges.txt", "*_vanilla_transformer.py", "tokenization_*.py"),
+    *("target_vocab.json", "segmentation.json", "merges.txt", "*_vanilla_transformer.py", "tokenization_*.py"),
 )
 LICENSE, LICENSE_OF_CODE = Path(__file__).parents[1] / "LICENSE", "LICENSE-CODE"
 SECRETS = {

@@ -56,6 +56,7 @@ def convert(source: str | Path, output: str | Path, *, system: str | None = None
     if loaded.tokenizer is None:
         notes += ("no tokenizer is written: save yours beside the model",)
     else:
+        _compare_special(loaded.model.config, loaded.tokenizer)
         loaded.model.config.tokenizer_fingerprint = tokenizer_fingerprint(loaded.tokenizer)
     facts = _facts(output.name, loaded)
     with new_folder(output) as folder:
@@ -95,6 +96,21 @@ def _check_is_sampled(place: Path) -> None:
         if any(fnmatchcase(name, pattern) for name in names for pattern in patterns):
             raise ConversionError(
                 f"{place} looks like a model of {system}, which isn't converted: there was no sample to prove it by"
+            )
+
+
+def _compare_special(config: Any, tokenizer: Any) -> None:
+    """Compares the special tokens of model and tokenizer, as far as both have them.
+
+    Raises:
+        ConversionError: One has two ids.
+    """
+    for name in ("pad_token_id", "bos_token_id", "eos_token_id", "unk_token_id"):
+        own, wanted = getattr(tokenizer, name, None), getattr(config, name, None)
+        if own is not None and wanted is not None and own != wanted:
+            raise ConversionError(
+                f"the tokenizer's {name} is {own} and the model's {wanted}; convert with the files "
+                "that the model was trained with"
             )
 
 

@@ -220,9 +220,8 @@ class VanillaTransformerLoader(ModelLoader):
         """Returns the tokens of source and target, by their ids."""
         source = {number: token for token, number in tokenizer.get_vocab().items()}
         target = source
-        if getattr(tokenizer, "separate_vocabs", False):  # of OPUS-MT; ids are the target's there
-            rows = model.config.target_vocab_size
-            target = {number: tokenizer.convert_ids_to_tokens(number) for number in range(rows)}
+        if getattr(tokenizer, "separate_vocabs", False):
+            target = {number: token for token, number in tokenizer.target_encoder.items()}
         return _filled(source, model.config.vocab_size), _filled(target, model.config.target_vocab_size)
 
     def set_vocabulary(self, spec: Any, tokens: tuple[list[str], list[str]]) -> None:

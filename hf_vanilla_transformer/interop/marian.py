@@ -18,15 +18,23 @@ from huggingface_hub import ModelCard, snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError, StrictDataclassError
 from safetensors.torch import load_file
 from torch import Tensor
-from transformers import GenerationConfig, MarianConfig, MarianMTModel, PreTrainedModel
+from transformers import GenerationConfig, MarianConfig, MarianMTModel, MarianTokenizer, PreTrainedModel
+from transformers.utils import logging
 
-from ..checkpoints.loading import check_tokenizer, json_object, named, read_json, tokenizer_fingerprint
+from ..checkpoints.loading import (
+    check_tokenizer,
+    json_object,
+    named,
+    read_json,
+    tokenizer_fingerprint,
+    without_advice,
+)
 from ..configuration_vanilla_transformer import VanillaTransformerConfig
 from ..errors import first_line
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration, sinusoidal_table
-from ..tokenization_opus_mt import OpusMTTokenizerFast
 from .base import ConversionError, Converted, Options
-from .sentencepiece import opus_mt_tokenizer
+
+logger = logging.get_logger(__name__)
 
 # Fields that have the same name and the same meaning in both configurations.
 SAME_FIELDS = (
@@ -60,7 +68,7 @@ def from_marian(
     revision: str | None = None,
     token: str | bool | None = None,
     local_files_only: bool = False,
-) -> tuple[VanillaTransformerForConditionalGeneration, OpusMTTokenizerFast | None]:
+) -> tuple[VanillaTransformerForConditionalGeneration, MarianTokenizer | None]:
     """Opens a Marian model as one of ours.
 
     Args:
@@ -74,7 +82,7 @@ def from_marian(
 
     Raises:
         ConversionError: It is no such model, a file is missing or damaged, or tensors are missing, unknown, of another
-            shape or type, or not finite; or its tokenizer can't be reproduced.
+            shape or type, or not finite.
     """
     if isinstance(source, PreTrainedModel):
         if not isinstance(source, MarianMTModel):
@@ -181,15 +189,58 @@ def _tensors_in(folder: Path) -> dict[str, Tensor]:
     return tensors
 
 
+# ---- Tokenizer ----
+def opus_mt_tokenizer(folder: Path) -> MarianTokenizer:
+    """Opens the MarianTokenizer of a folder: source.spm, target.spm and vocab.json, and target_vocab.json for a second.
+
+    Raises:
+        ValueError: A file is missing or damaged, or the end or the unknown token has two ids; the message says which.
+    """
+    settings = json_object(folder / "tokenizer_config.json") if (folder / "tokenizer_config.json").exists() else {}
+    separate = bool(settings.get("separate_vocabs"))
+    for name in ("source.spm", "target.spm"):
+        if not (folder / name).is_file():
+            raise ValueError(
+                f"{folder}: {name} is missing; OPUS-MT models with BPE instead of SentencePiece can't be converted"
+            )
+    vocabularies = [json_object(folder / name) for name in ("vocab.json", "target_vocab.json")[: 1 + separate]]
+    try:
+        with without_advice():
+            tokenizer = MarianTokenizer.from_pretrained(folder)
+    except Exception as error:  # a damaged file raises whatever its reader raises
+        raise ValueError(f"{folder}: the tokenizer can't be opened ({first_line(error)})") from error
+    if separate:
+        _compare_special(tokenizer, *vocabularies)
+    return tokenizer
+
+
+def _compare_special(tokenizer: MarianTokenizer, source: Mapping[str, int], target: Mapping[str, int]) -> None:
+    """Compares the ids of special tokens in two vocabularies; MarianTokenizer takes the source's for both.
+
+    Raises:
+        ValueError: The end or the unknown token has two ids.
+    """
+    for token in (tokenizer.eos_token, tokenizer.unk_token):
+        if source.get(token) != target.get(token):
+            raise ValueError(f"{token} has different ids in vocab.json and target_vocab.json")
+    names = {number: token for token, number in target.items()}
+    if (lost := names.get(tokenizer.pad_token_id)) != tokenizer.pad_token:
+        logger.warning(
+            f"{tokenizer.pad_token} has other ids in vocab.json than in target_vocab.json: MarianTokenizer leaves "
+            f"{lost!r}, which has the id of the source's there, out of translations."
+        )
+
+
 # ---- Model ----
-def _load(source: str, folder: Path) -> tuple[VanillaTransformerForConditionalGeneration, OpusMTTokenizerFast]:
+def _load(source: str, folder: Path) -> tuple[VanillaTransformerForConditionalGeneration, MarianTokenizer]:
     """Makes model and tokenizer of the files in a folder; `source` is what the user calls it."""
     try:
         config = _marian_config(folder)
-        tokenizer = opus_mt_tokenizer(folder)
+        tokenizer, ours = opus_mt_tokenizer(folder), _config(config)
+        ours.tokenizer_fingerprint = tokenizer_fingerprint(tokenizer)
+        check_tokenizer(tokenizer, ours, source)
         model = _build(config, _tensors_in(folder), _generation_config(folder))
-        model.config.tokenizer_fingerprint = tokenizer_fingerprint(tokenizer)
-        check_tokenizer(tokenizer, model.config, source)
+        model.config.tokenizer_fingerprint = ours.tokenizer_fingerprint
     except ValueError as error:
         raise ConversionError(str(error)) from error
     model.config._name_or_path = source

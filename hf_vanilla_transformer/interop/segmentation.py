@@ -8,12 +8,12 @@ import re
 from pathlib import Path, PureWindowsPath
 from typing import Any
 
-import numpy as np
+from google.protobuf.message import DecodeError
+from transformers.convert_slow_tokenizer import import_protobuf
 
 from ..errors import first_line
-from ..tokenization_dictionary import SIDES, DictionaryTokenizerFast
+from ..tokenization_dictionary import SIDES, DictionaryTokenizer
 from .base import ConversionError
-from .sentencepiece import BPE, NORMAL, UNIGRAM, UNUSED, sentencepiece_model
 
 # The end of errors about missing files.
 WITHOUT = "; add it, or convert without a tokenizer: --no-tokenizer"
@@ -38,7 +38,7 @@ def tokenizer_of(
     languages: tuple[str, ...] = (),
     source_eos: bool = True,
     restricted: bool = False,
-) -> DictionaryTokenizerFast:
+) -> DictionaryTokenizer:
     """Makes the tokenizer of a model from the files in its folder.
 
     Args:
@@ -53,8 +53,7 @@ def tokenizer_of(
             only with a vocabulary's threshold).
 
     Raises:
-        ConversionError: A file is missing, there is something that couldn't be reproduced exactly, or it isn't clear
-            which file counts.
+        ConversionError: A file is missing or damaged, it isn't clear which file counts, or subword-nmt isn't installed.
     """
     if [] in dictionaries:
         raise ConversionError(f"{folder} doesn't have the dictionaries of source and target{WITHOUT}")
@@ -64,12 +63,13 @@ def tokenizer_of(
     sides = named if len(named) == len(SIDES) else _files_in(folder, languages)
     _check(dictionaries, special)
     segmentation = {
-        side: {"tokens": tokens, "segmenter": _segmenter(file, tokens if restricted else None, special)}
+        side: {"tokens": tokens, **_segmenter(file, tokens if restricted else None, special)}
         for side, file, tokens in zip(SIDES, sides, dictionaries, strict=True)
     }
-    return DictionaryTokenizerFast(
-        segmentation=segmentation, clean_up_tokenization_spaces=False, source_eos=source_eos, **special
-    )
+    try:
+        return DictionaryTokenizer(segmentation=segmentation, source_eos=source_eos, **special)
+    except ImportError as error:
+        raise ConversionError(f"{first_line(error)}; or convert without a tokenizer: --no-tokenizer") from error
 
 
 def _files_in(folder: Path, languages: tuple[str, ...]) -> tuple[Path, Path]:
@@ -120,7 +120,8 @@ def _names(files: list[Path]) -> str:
 def _check(dictionaries: tuple[list[str], list[str]], special: dict[str, str]) -> None:
     if missing := [name for name in ("pad_token", "eos_token", "unk_token") if name not in special]:
         raise ConversionError(f"the model has no {missing[0]}, which its tokenizer needs")
-    ids = [{token: number for number, token in enumerate(tokens)} for tokens in dictionaries]
+    # Where a token occurs twice, its first place is the special token's.
+    ids = [{token: n for n, token in reversed(list(enumerate(tokens)))} for tokens in dictionaries]
     for side, known in zip(SIDES, ids, strict=True):
         if missing := [token for token in special.values() if token not in known]:
             raise ConversionError(f"the {side} dictionary has no {', '.join(missing)}")
@@ -131,56 +132,58 @@ def _check(dictionaries: tuple[list[str], list[str]], special: dict[str, str]) -
 
 
 def _segmenter(file: Path, vocabulary: list[str] | None, special: dict[str, str]) -> dict[str, Any]:
-    """Returns the arguments of SentencePiece or SubwordNMT; `vocabulary`: the only pieces to give."""
+    """Returns what DictionaryTokenizer has of a side beside its tokens; `vocabulary`: the only pieces to give."""
     if file.suffix in (".model", ".spm"):
-        return _sentencepiece(file, vocabulary)
-    version, merges = codes_in(file)
+        return {"spm": base64.b64encode(_sentencepiece(file, vocabulary)).decode()}
     allowed = None if vocabulary is None else [token for token in vocabulary if token not in special.values()]
-    return {"merges": merges, "version": version, "vocabulary": allowed}
+    return {"codes": codes_in(file), "vocabulary": allowed}
 
 
-def codes_in(file: Path) -> tuple[int, list[str]]:
-    """Reads subword-nmt's codes.
-
-    Returns:
-        The minor number of their version, 1 or 2, and the merges in their order, "left right".
+def codes_in(file: Path) -> str:
+    """Reads subword-nmt's codes, which ends the process where it is given others.
 
     Raises:
         ConversionError: They are no such codes.
     """
     try:
-        lines = file.read_text(encoding="utf-8").rstrip("\n").split("\n")
+        text = file.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
         raise ConversionError(f"{file} is no text of subword-nmt's codes ({first_line(error)})") from error
+    lines = text.rstrip("\n").split("\n")
     version = VERSION.match(lines[0].rstrip())
     if lines[0].startswith("#version:") and not version:
         raise ConversionError(f"{file} has the version {lines[0][9:].strip()}; only 0.1 and 0.2 are known")
-    merges = [line.strip("\r\n ") for line in (lines[1:] if version else lines)]
-    for number, merge in enumerate(merges, start=2 if version else 1):
-        parts = merge.split(" ")
+    for number, line in enumerate(lines[1:] if version else lines, start=2 if version else 1):
+        parts = line.strip("\r\n ").split(" ")
         if len(parts) == 3 and parts[2].isdigit():
             raise ConversionError(f"{file} has the codes of fastBPE, with a third column; only subword-nmt's are known")
         if len(parts) != 2 or not all(parts):
             raise ConversionError(
-                f"{file}, line {number}: {merge!r} isn't two symbols, so these aren't subword-nmt's codes"
+                f"{file}, line {number}: {line!r} isn't two symbols, so these aren't subword-nmt's codes"
             )
-    return int(version[1]) if version else 1, merges
+    return text
 
 
-def _sentencepiece(file: Path, vocabulary: list[str] | None) -> dict[str, Any]:
+def _sentencepiece(file: Path, vocabulary: list[str] | None) -> bytes:
+    """Reads a SentencePiece model; with a vocabulary, changed as SentencePiece's SetVocabulary, now gone, did it.
+
+    Raises:
+        ConversionError: It is none.
+    """
+    content, model = file.read_bytes(), import_protobuf().ModelProto()
     try:
-        model = sentencepiece_model(file, (UNIGRAM, BPE))
-    except ValueError as error:
-        raise ConversionError(str(error)) from error
-    kind = "unigram" if model.trainer_spec.model_type == UNIGRAM else "bpe"
-    if any(piece.type == UNUSED for piece in model.pieces):
-        raise ConversionError(f"{file} can't be converted: it has unused pieces")
-    # The shortest decimal numbers that are these scores in 32 bits: files in JSON keep them through any reader.
-    scores = {piece.piece: float(str(np.float32(piece.score))) for piece in model.pieces if piece.type == NORMAL}
-    allowed = scores.keys() if vocabulary is None else set(vocabulary)
-    return {
-        "model": kind,
-        "scores": scores,
-        "charsmap": base64.b64encode(model.normalizer_spec.precompiled_charsmap).decode(),
-        "unused": [piece for piece in scores if piece not in allowed and len(piece) > 1],
-    }
+        model.ParseFromString(content)
+    except DecodeError as error:
+        raise ConversionError(f"{file} is damaged, or no SentencePiece model ({error})") from error
+    normal = [piece for piece in model.pieces if piece.type == piece.NORMAL]
+    if not normal:
+        raise ConversionError(f"{file} is damaged, or no SentencePiece model: it has no pieces")
+    if vocabulary is None:
+        return content
+    allowed = set(vocabulary)
+    for piece in normal:
+        if piece.piece not in allowed and len(piece.piece) > 1:
+            piece.type = piece.UNUSED
+    # The lowest score decides what an unknown character costs. No text has a space any more when it is looked up.
+    model.pieces.add(piece=" ", score=min(piece.score for piece in normal))
+    return model.SerializeToString()

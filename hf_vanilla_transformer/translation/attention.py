@@ -12,7 +12,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from ..checkpoints.loading import named, not_finite
 from .decoding import source_limit, texts_of
 from .pieces import tokenize
-from .sources import check_target_codes, encoder, source_namer
+from .sources import check_target_codes, encoder, namers
 
 # Weights grow with the square of the length, and no picture shows that many tokens.
 MAX_TOKENS = 512
@@ -93,8 +93,7 @@ def _token_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, name:
     if name == "source":
         check_target_codes(tokenizer, [text])
     limit = min(MAX_TOKENS, source_limit(model, None, tokenizer))
-    encode = encoder(tokenizer) if name == "source" else lambda some: tokenizer(text_target=some)["input_ids"]
-    (ids,) = tokenize(encode, [text], limit)
+    (ids,) = tokenize(encoder(tokenizer, is_target=name == "target"), [text], limit)
     if ids is None:
         raise ValueError(f"{name} has more than {limit:,} tokens; give one sentence of it")
     return ids
@@ -150,5 +149,7 @@ def _readable(tokenizer: PreTrainedTokenizerBase, ids: list[int], is_source: boo
     """Returns the tokens as people read them."""
     if hasattr(tokenizer, "readable_pieces"):
         return list(tokenizer.readable_pieces(ids))
-    tokens = source_namer(tokenizer)(ids) if is_source else tokenizer.convert_ids_to_tokens(ids)
-    return [token or "" for token in tokens]  # None: an id that only the model has
+    of_source, of_target = namers(tokenizer)
+    return [
+        token or "" for token in (of_source if is_source else of_target)(ids)
+    ]  # None: an id that only the model has

@@ -24,7 +24,7 @@ logger = logging.get_logger(__name__)
 
 FOLDER_VARIABLE = "HF_VANILLA_TRANSFORMER_CACHE"
 # Part of the key of each conversion, to be raised when a conversion writes something else.
-VERSION = 1
+VERSION = 2
 
 
 def converted(

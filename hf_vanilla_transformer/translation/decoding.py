@@ -22,7 +22,7 @@ from ..engine.decoding.search import round_down
 from ..engine.decoding.together import run_together
 from ..generation_vanilla_transformer import DecodingMixin
 from .limits import BATCH_TOKENS, MAX_SOURCE_TOKENS, check_generation, check_limit
-from .sources import Piece, Reader, check_splitting, join_pieces, source_namer, target_code
+from .sources import Piece, Reader, check_splitting, encoder, join_pieces, namers, target_code
 
 logger = logging.get_logger(__name__)
 
@@ -330,8 +330,9 @@ def _prefix_tokens(
     begin = [_setting(model, options, "decoder_start_token_id"), _setting(model, options, "forced_bos_token_id")]
     begin = [token for token in begin if token is not None]
     known: dict[str, tuple[int, ...]] = {}
+    read = encoder(tokenizer, is_target=True, add_special_tokens=False)
     for text in dict.fromkeys(given):
-        ids = tokenizer(text_target=[text.rstrip()], add_special_tokens=False)["input_ids"][0]
+        ids = read([text.rstrip()])[0]
         if special := set(ids) & set(tokenizer.all_special_ids):
             shown = ", ".join(tokenizer.convert_ids_to_tokens(sorted(special)))
             raise ValueError(f"the prefix {text!r} becomes {shown} for the tokenizer; leave out what it doesn't know")
@@ -466,13 +467,12 @@ def _alignments(
 ) -> list[Alignment | None]:
     """Cuts the alignments of each row, (rows, T, S), to its tokens, and names these."""
     made: list[Alignment | None] = []
-    of_source = source_namer(tokenizer)
+    of_source, of_target = namers(tokenizer)
     begin = output.sequences.shape[1] - output.alignments.shape[1]
     for number, (source, count) in enumerate(zip(sources, counts, strict=True)):
         target = output.sequences[number, begin : begin + count].tolist()
         weights = output.alignments[number, :count, : len(source)].clone()  # which doesn't hold the batch's memory
-        tokens = tokenizer.convert_ids_to_tokens(target)
-        made.append(Alignment(tuple(of_source(source)), tuple(tokens), weights))
+        made.append(Alignment(tuple(of_source(source)), tuple(of_target(target)), weights))
     return made
 
 

@@ -152,7 +152,7 @@ def _pairs(
 ) -> dict[int, tuple[list[int], list[int]]]:
     """Tokenizes pairs, by their indices, and leaves out those of which one side has more than `limit` tokens."""
     source_ids = tokenize(encoder(tokenizer), sources, limit)
-    target_ids = tokenize(lambda some: tokenizer(text_target=some)["input_ids"], targets, limit)
+    target_ids = tokenize(encoder(tokenizer, is_target=True), targets, limit)
     pairs = {}
     for index, (source, target) in enumerate(zip(source_ids, target_ids, strict=True)):
         if source is not None and target is not None:

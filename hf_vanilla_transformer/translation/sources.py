@@ -1,9 +1,10 @@
 """What a model reads of each text: sentences of paragraphs, target languages, and pieces of what is too long."""
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from transformers import PreTrainedTokenizerBase
 
@@ -19,6 +20,12 @@ except ImportError:  # an extra
 CODE = re.compile(r"\s*(>>[^\s<>]+<<)")
 LINE_BREAKS = re.compile(r"([\r\n]+)")
 CODES_PER_ERROR = 10
+# Held while any tokenizer reads texts: those with two sides, such as MarianTokenizer, switch from one to the other and
+# back for a target, and padding and truncation of the others are settings that one call after the other changes.
+_READING = threading.RLock()
+
+
+Namer = Callable[[Sequence[int]], list[str]]  # ids -> tokens
 
 
 class Piece(NamedTuple):
@@ -100,19 +107,39 @@ class Reader:
         return encoder(self.tokenizer)(texts)
 
 
-def encoder(tokenizer: PreTrainedTokenizerBase) -> Encode:
-    """Returns the function that tokenizes sources; it doesn't warn of long ones, which are divided."""
-    is_plain = isinstance(tokenizer, PreTrainedTokenizerBase)
-    quiet = {"verbose": False, "return_attention_mask": False, "return_token_type_ids": False} if is_plain else {}
-    return lambda texts: tokenizer(texts, **quiet)["input_ids"]
+def encoder(tokenizer: PreTrainedTokenizerBase, *, is_target: bool = False, **options: Any) -> Encode:
+    """Returns the function that tokenizes sources, or targets, from any thread.
+
+    Args:
+        tokenizer: The tokenizer.
+        is_target: Whether the texts are in the target language.
+        **options: For the tokenizer.
+    """
+    if isinstance(tokenizer, PreTrainedTokenizerBase):  # long texts are divided, so no warning is due
+        options = {"verbose": False, "return_attention_mask": False, "return_token_type_ids": False, **options}
+
+    def encode(texts: list[str]) -> list[list[int]]:
+        with _READING:
+            if not is_target:
+                return tokenizer(texts, **options)["input_ids"]
+            try:
+                return tokenizer(text_target=texts, **options)["input_ids"]
+            finally:  # after an error, transformers leaves it on the target's side
+                getattr(tokenizer, "_switch_to_input_mode", lambda: None)()
+
+    return encode
 
 
-def source_namer(tokenizer: PreTrainedTokenizerBase) -> Callable[[Sequence[int]], list[str]]:
-    """Returns what names the tokens of a source, (S,), by its own vocabulary where the target has another."""
+def namers(tokenizer: PreTrainedTokenizerBase) -> tuple[Namer, Namer]:
+    """Returns what names the tokens of a source and those of a target, each by its own vocabulary if there are two."""
     if not getattr(tokenizer, "separate_vocabs", False):
-        return lambda ids: list(tokenizer.convert_ids_to_tokens(ids))
-    names = {token_id: token for token, token_id in tokenizer.get_vocab().items()}  # the source's
-    return lambda ids: [names[token_id] for token_id in ids]
+        return (lambda ids: list(tokenizer.convert_ids_to_tokens(ids)),) * 2
+    return _namer(tokenizer.get_vocab()), _namer(tokenizer.target_encoder)
+
+
+def _namer(vocabulary: Mapping[str, int]) -> Namer:
+    names = {number: token for token, number in vocabulary.items()}
+    return lambda ids: [names.get(number, "") for number in ids]
 
 
 def _with_code(code: str, text: str) -> str:

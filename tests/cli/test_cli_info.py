@@ -341,6 +341,6 @@ def test_marian_models_are_described_when_they_are_converted(info, values, tmp_p
     assert "vanilla-transformer convert" in err
     assert cli.main(["convert", str(source), "--output", str(tmp_path / "ours")]) == 0
     found = values(tmp_path / "ours")
-    assert found["tokenizer"]["kind"] == "OpusMTTokenizerFast"
+    assert found["tokenizer"]["kind"] == "MarianTokenizer"
     assert found["config"]["position_encoding"] == "marian"
     assert found["problems"] == []

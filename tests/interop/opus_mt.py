@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Iterable
 from pathlib import Path
 
-import pytest
+import sentencepiece
 import torch
 
 TEXTS = {
@@ -43,10 +43,9 @@ CODES = [">>deu<<", ">>fra<<", ">>nld<<"]
 
 def spm_model(texts: Iterable[str], pieces: int, **options) -> bytes:
     """A unigram SentencePiece model, trained as OPUS-MT trains its own."""
-    spm = pytest.importorskip("sentencepiece", reason="sentencepiece, which makes OPUS-MT's models, isn't installed")
     model = io.BytesIO()
     options = {"model_type": "unigram", "character_coverage": 1.0, "hard_vocab_limit": False, **options}
-    spm.SentencePieceTrainer.train(
+    sentencepiece.SentencePieceTrainer.train(
         sentence_iterator=iter(texts), model_writer=model, vocab_size=pieces, minloglevel=2, num_threads=1, **options
     )
     return model.getvalue()
@@ -62,13 +61,12 @@ def opus_mt_tokenizer_files(
     **options,
 ) -> Path:
     """Writes source.spm, target.spm, vocab.json and tokenizer_config.json into a folder, and returns the folder."""
-    spm = pytest.importorskip("sentencepiece", reason="sentencepiece, which makes OPUS-MT's models, isn't installed")
     path.mkdir(parents=True, exist_ok=True)
     own = {}
     for side in ("source", "target"):
         model = spm_model(texts[side], pieces[side], **options)
         (path / f"{side}.spm").write_bytes(model)
-        processor = spm.SentencePieceProcessor(model_proto=model)
+        processor = sentencepiece.SentencePieceProcessor(model_proto=model)
         # Marian's vocabularies are sorted by frequency; here, the order of the .spm is another one too.
         own[side] = sorted(processor.id_to_piece(i) for i in range(3, len(processor)))
     codes = CODES if multi_target else []
@@ -149,7 +147,6 @@ def opus_mt_folder(path: Path, *, multi_target: bool = False, separate_vocabs: b
 
 def marian_tokenizer(folder: Path):
     """Transformers' own MarianTokenizer, the yardstick, without its advice to install sacremoses."""
-    pytest.importorskip("sentencepiece", reason="sentencepiece isn't installed, which MarianTokenizer needs")
     from transformers import MarianTokenizer
 
     with warnings.catch_warnings():

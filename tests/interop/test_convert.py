@@ -5,9 +5,11 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from hf_vanilla_transformer import cli
-from hf_vanilla_transformer.interop.base import ConversionError
+from hf_vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration, cli
+from hf_vanilla_transformer.interop import fairseq
+from hf_vanilla_transformer.interop.base import ConversionError, Converted
 from hf_vanilla_transformer.interop.convert import convert, recognise
+from hf_vanilla_transformer.interop.segmentation import tokenizer_of
 
 
 def write_marian(folder):
@@ -50,6 +52,22 @@ def test_an_npz_beside_a_model_of_transformers_is_no_obstacle(tmp_path):
     (tmp_path / "config.json").write_text('{"model_type": "bart"}')
     with pytest.raises(ConversionError, match=r"of the type .bart.: it is not of Marian"):
         convert(tmp_path, tmp_path / "ours")
+
+
+@pytest.mark.parametrize("name", ["pad", "bos", "eos"])
+def test_special_tokens_that_differ_are_refused(name, tmp_path, monkeypatch):
+    (tmp_path / "codes").write_text("#version: 0.2\na b</w>\n")
+    special = {"bos_token": "<s>", "pad_token": "<pad>", "eos_token": "</s>", "unk_token": "<unk>"}
+    words = [*special.values(), "a"]
+    tokenizer = tokenizer_of(tmp_path, (words, words), special)
+    ids = {"pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2, "decoder_start_token_id": 2}
+    config = VanillaTransformerConfig.from_preset("tiny", vocab_size=5, **{**ids, f"{name}_token_id": 4})
+    model = VanillaTransformerForConditionalGeneration(config)
+    monkeypatch.setattr(fairseq, "load", lambda source, options: Converted(model, tokenizer))
+    message = f"the tokenizer's {name}_token_id is {ids[f'{name}_token_id']} and the model's 4"
+    with pytest.raises(ConversionError, match=message):
+        convert(tmp_path, tmp_path / "ours", system="fairseq")
+    assert not (tmp_path / "ours").exists()
 
 
 def test_a_file_of_no_known_system(tmp_path):

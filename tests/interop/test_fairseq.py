@@ -1,6 +1,7 @@
 """fairseq's checkpoints: the yardstick is the model in plain formulas over their tensors, written anew here."""
 
 import argparse
+import json
 import math
 import os
 import subprocess
@@ -10,12 +11,13 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
-from transformers import AutoModelForSeq2SeqLM
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 from hf_vanilla_transformer import cli
 from hf_vanilla_transformer.interop import fairseq
 from hf_vanilla_transformer.interop.base import ConversionError, Options
 from hf_vanilla_transformer.interop.convert import convert, recognise
+from hf_vanilla_transformer.interop.segmentation import tokenizer_of
 
 # All sizes differ, so that no axis can be taken for another.
 D, FFN, WORDS, TARGET_WORDS, POSITIONS = 12, {"encoder": 10, "decoder": 14}, 17, 19, 25
@@ -385,6 +387,30 @@ def test_text_to_text(tmp_path, capsys):
         assert capsys.readouterr().out == line.replace("<unk>", "").replace("<s>", "").strip() + "\n"
 
 
+OVERWRITTEN = ("<unk>", "</s>", "<pad>")
+CODES_OF_OVERWRITTEN = "#version: 0.2\n" + "".join(
+    f"{word[:n]} {word[n]}{'</w>' * (n == len(word) - 1)}\n"
+    for word in (*OVERWRITTEN, "w1", "w2")
+    for n in range(1, len(word))
+)
+
+
+@pytest.mark.parametrize("word", OVERWRITTEN)
+def test_overwritten_words(word, tmp_path, capsys):
+    """The word has a new id; the padding, the end and the unknown token keep theirs, in the written checkpoint too."""
+    checkpoint(tmp_path / "model", {})
+    for language in ("de", "en"):
+        write_dictionary(tmp_path / "model" / f"dict.{language}.txt", (WORDS if language == "de" else TARGET_WORDS) - 1)
+        file = tmp_path / "model" / f"dict.{language}.txt"
+        file.write_text(f"{word} 0 #fairseq:overwrite\n" + file.read_text())
+    (tmp_path / "model" / "codes").write_text(CODES_OF_OVERWRITTEN)
+    assert cli.main(["convert", str(tmp_path / "model"), "--output", str(tmp_path / "ours")]) == 0
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "ours")
+    assert tokenizer(f"w1 {word} zz")["input_ids"] == [6, 4, 3, 3, END]
+    assert tokenizer.decode([END, 6, 4, END, PAD], skip_special_tokens=True) == f"w1 {word}"
+    assert cli.main(["translate", "--model", str(tmp_path / "ours"), "--max-new-tokens", "4", "w1"]) == 0
+
+
 @pytest.mark.peers
 @pytest.mark.parametrize("case", [case for case in CASES if "form" not in CASES[case]])
 def test_fairseq_itself_computes_the_same(case, tmp_path):
@@ -433,3 +459,29 @@ def test_fairseq_itself_computes_the_same(case, tmp_path):
                 assert pairs or case == "one vocabulary on the target side"  # where all are cut
     words = fairseq.dictionary(tmp_path / "model" / "dict.de.txt")
     assert words == theirs["symbols"][0]
+
+
+@pytest.mark.peers
+def test_fairseq_itself_gives_overwritten_words_the_same_ids(tmp_path):
+    source_of_fairseq = os.environ.get("FAIRSEQ_SOURCE")
+    if not source_of_fairseq or not Path(source_of_fairseq, "fairseq", "data", "dictionary.py").is_file():
+        pytest.skip("FAIRSEQ_SOURCE isn't the folder of fairseq's source")
+    file = tmp_path / "dict.de.txt"
+    file.write_text("".join(f"{word} 0 #fairseq:overwrite\n" for word in OVERWRITTEN) + "w1 2\nw2 1\n")
+    (tmp_path / "codes").write_text(CODES_OF_OVERWRITTEN)
+    line = "w1 <unk> zz </s> w2 <pad>"
+    program = (
+        "import sys; from fairseq_original import open_source\n"
+        "dictionary = open_source(sys.argv[1])[1].load(sys.argv[2])\n"
+        "ids = dictionary.encode_line(sys.argv[3], add_if_not_exist=False)\n"
+        "print(ids.tolist()); print(dictionary.string(ids))"
+    )
+    command = [sys.executable, "-c", program, source_of_fairseq, file, line]
+    place = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
+    result = subprocess.run(command, env=place, capture_output=True, text=True, check=True)
+    ids, text = result.stdout.splitlines()[-2:]
+    words = fairseq.dictionary(file)
+    tokenizer = tokenizer_of(tmp_path, (words, words), fairseq.SPECIAL_TOKENS)
+    found = tokenizer(line.replace("zz", "\u00e9"))["input_ids"]  # one unknown piece
+    assert json.loads(ids) == found
+    assert tokenizer.decode([number for number in found if number != 2]) == text

@@ -10,7 +10,7 @@ import warnings
 
 import pytest
 import torch
-from opus_mt import marian_tokenizer, opus_mt_folder
+from opus_mt import marian_tokenizer, opus_mt_folder, opus_mt_tokenizer_files
 from safetensors.torch import load_file, save_file
 from transformers import (
     AutoModelForSeq2SeqLM,
@@ -19,6 +19,7 @@ from transformers import (
     GenerationConfig,
     MarianConfig,
     MarianMTModel,
+    MarianTokenizer,
     Seq2SeqTrainer,
     Seq2SeqTrainingArguments,
 )
@@ -28,7 +29,7 @@ from hf_vanilla_transformer import Translator, cli, engine
 from hf_vanilla_transformer.checkpoints.loading import CheckpointError, load_checkpoint
 from hf_vanilla_transformer.interop.base import ConversionError
 from hf_vanilla_transformer.interop.convert import convert
-from hf_vanilla_transformer.interop.marian import from_marian, is_marian, marian_names
+from hf_vanilla_transformer.interop.marian import from_marian, is_marian, marian_names, opus_mt_tokenizer
 
 PAD = 30
 # Where all sizes differ from one another, no axis can be taken for another.
@@ -271,7 +272,7 @@ DAMAGE = {
         lambda path: (path / "vocab.json").write_text(
             json.dumps({token: 2 * n for token, n in json.loads((path / "vocab.json").read_text()).items()})
         ),
-        "doesn't number its 188 tokens from 0 on",
+        "the tokenizer's pad_token_id is 374 and the model's 187",
     ),
     "a wrong field": (lambda path: _config(path, d_model="many"), "config.json is damaged"),
     "an impossible field": (lambda path: _config(path, activation_function="sine"), "`activation_function` is 'sine'"),
@@ -284,6 +285,10 @@ DAMAGE = {
         "model.safetensors can't be read",
     ),
     "no source.spm": (lambda path: (path / "source.spm").unlink(), "source.spm"),
+    "half of source.spm": (
+        lambda path: (path / "source.spm").write_bytes((path / "source.spm").read_bytes()[:500]),
+        "the tokenizer can't be opened",
+    ),
     "no vocab.json": (lambda path: (path / "vocab.json").unlink(), "vocab.json"),
 }
 
@@ -343,35 +348,45 @@ def test_a_converted_checkpoint(folder, converted):
     assert ours.config.tokenizer_fingerprint
 
 
-EDITS = {
-    "a score": ("tokenizer.json", lambda content: content["model"]["vocab"][50].__setitem__(1, -1.0)),
-    "the target's score": (
-        "target_tokenizer.json",
-        lambda content: content["model"]["vocab"][150].__setitem__(1, -1.0),
-    ),
-    "a normalizer": ("target_tokenizer.json", lambda content: content["normalizer"]["normalizers"].pop(0)),
-    "a piece": ("tokenizer.json", lambda content: content["model"]["vocab"][50].__setitem__(0, "▁edited")),
-}
+@pytest.mark.parametrize("file", ["source.spm", "target.spm", "vocab.json"])
+def test_another_models_tokenizer_is_refused(file, converted, tmp_path):
+    other = opus_mt_tokenizer_files(tmp_path / "other", pieces={"source": 100, "target": 120})
+    edited = shutil.copytree(converted, tmp_path / "edited")
+    load_checkpoint(edited)
+    shutil.copyfile(other / file, edited / file)
+    with pytest.raises(CheckpointError, match=r"trained with another tokenizer|nothing says that the two belong"):
+        load_checkpoint(edited)
 
 
-@pytest.mark.parametrize("kind", EDITS)
-def test_an_edited_tokenizer_is_refused(kind, converted, tmp_path):
-    file, edit = EDITS[kind]
-    path = shutil.copytree(converted, tmp_path / "edited") / file
-    load_checkpoint(path.parent)
-    content = json.loads(path.read_text())
-    edit(content)
-    path.write_text(json.dumps(content))
-    with pytest.raises(CheckpointError, match="trained with another tokenizer"):
-        load_checkpoint(path.parent)
+def test_loading_warns_of_nothing(converted):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        load_checkpoint(converted)
 
 
-def test_loading_a_model_of_several_target_languages_warns_of_nothing(tmp_path, caplog):
-    convert(opus_mt_folder(tmp_path / "opus", multi_target=True), tmp_path / "model")
-    tokenizer, _ = load_checkpoint(tmp_path / "model")
-    assert "language code" not in caplog.text
-    tokenizer("A man")
-    assert "language code" in caplog.text
+def test_a_checkpoint_that_0_2_converted_is_refused(converted, tmp_path):
+    old = shutil.copytree(converted, tmp_path / "old")
+    settings = json.loads((old / "tokenizer_config.json").read_text())
+    settings |= {
+        "tokenizer_class": "OpusMTTokenizerFast",
+        "auto_map": {"AutoTokenizer": [None, "tokenization_opus_mt.OpusMTTokenizerFast"]},
+    }
+    (old / "tokenizer_config.json").write_text(json.dumps(settings))
+    with pytest.raises(ValueError, match="convert the original model again: vanilla-transformer convert ORIGINAL"):
+        AutoTokenizer.from_pretrained(old)
+    with pytest.raises(CheckpointError, match=r"OpusMTTokenizerFast, which version 0.2 made; convert the original"):
+        load_checkpoint(old)
+
+
+def test_a_special_token_with_two_ids(tmp_path, caplog):
+    folder = opus_mt_tokenizer_files(tmp_path / "two", separate_vocabs=True)
+    opus_mt_tokenizer(folder)
+    assert "MarianTokenizer leaves" in caplog.text
+    target = json.loads((folder / "target_vocab.json").read_text(encoding="utf-8"))
+    target["</s>"], target["<unk>"] = target["<unk>"], target["</s>"]
+    (folder / "target_vocab.json").write_text(json.dumps(target))
+    with pytest.raises(ValueError, match=r"</s> has different ids in vocab.json and target_vocab.json"):
+        opus_mt_tokenizer(folder)
 
 
 def test_half_precision_becomes_single_precision_on_a_cpu(copy_of, tmp_path, monkeypatch):
@@ -394,23 +409,23 @@ class Hidden:
         if name.partition(".")[0] == "hf_vanilla_transformer":
             raise ImportError(name + " is hidden")
 sys.meta_path.insert(0, Hidden())
-sys.modules["sentencepiece"] = None  # as if it weren't installed
 import json
-import os
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
-tokenizer = AutoTokenizer.from_pretrained(sys.argv[1], trust_remote_code=True)
+tokenizer = AutoTokenizer.from_pretrained(sys.argv[1], trust_remote_code=sys.argv[3] == "trusted")
 model = AutoModelForSeq2SeqLM.from_pretrained(sys.argv[1], trust_remote_code=True)
 inputs = tokenizer(json.loads(sys.argv[2]), padding=True, return_tensors="pt")
 output = model.generate(**inputs)
 assert "hf_vanilla_transformer" not in sys.modules
+assert type(tokenizer).__name__ == "MarianTokenizer"
 print(json.dumps([inputs["input_ids"].tolist(), output.tolist(), tokenizer.batch_decode(output)]))
 """
 
 
 @pytest.mark.slow
-def test_without_the_package_and_sentencepiece(folder, converted, tmp_path):
+@pytest.mark.parametrize("how", ["trusted", "tokenizer without code"])
+def test_without_the_package(how, folder, converted, tmp_path):
     texts = ["A man is riding a bicycle.", "Two young girls are playing football."]
-    command = [sys.executable, "-c", WITHOUT, str(converted), json.dumps(texts)]
+    command = [sys.executable, "-c", WITHOUT, str(converted), json.dumps(texts), how]
     result = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=240, check=False)
     assert result.returncode == 0, result.stderr
     inputs = marian_tokenizer(folder)(texts, padding=True, return_tensors="pt")
@@ -421,9 +436,13 @@ def test_without_the_package_and_sentencepiece(folder, converted, tmp_path):
 
 def test_what_travels(converted):
     names = {file.name for file in converted.iterdir()}
-    assert {"tokenization_opus_mt.py", "modeling_vanilla_transformer.py", "LICENSE-CODE", "README.md"} <= names
+    assert {"source.spm", "target.spm", "vocab.json", "tokenizer_config.json"} <= names
+    assert {"modeling_vanilla_transformer.py", "LICENSE-CODE", "README.md"} <= names
     assert "tokenization_vanilla_transformer.py" not in names
-    assert not {"source.spm", "target.spm"} & names
+    settings = json.loads((converted / "tokenizer_config.json").read_text())
+    assert settings["tokenizer_class"] == "MarianTokenizer"
+    assert "auto_map" not in settings
+    assert type(AutoTokenizer.from_pretrained(converted)) is MarianTokenizer
 
 
 def test_the_card_quotes_the_source(converted):
@@ -499,12 +518,10 @@ def test_what_is_there_is_not_overwritten(folder, tmp_path):
 
 
 def test_a_failure_leaves_nothing(folder, tmp_path, monkeypatch):
-    from hf_vanilla_transformer.tokenization_opus_mt import OpusMTTokenizerFast
-
     def full_disk(*args, **kwargs):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(OpusMTTokenizerFast, "save_pretrained", full_disk)
+    monkeypatch.setattr(MarianTokenizer, "save_pretrained", full_disk)
     with pytest.raises(OSError, match="No space left"):
         convert(folder, tmp_path / "model")
     assert not list(tmp_path.iterdir())

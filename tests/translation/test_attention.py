@@ -6,7 +6,7 @@ from torch import nn
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, MarianConfig, MarianMTModel
 
 from hf_vanilla_transformer import (
-    DictionaryTokenizerFast,
+    DictionaryTokenizer,
     VanillaTransformerConfig,
     VanillaTransformerForConditionalGeneration,
 )
@@ -160,7 +160,6 @@ def test_a_model_of_transformers_has_them_too(tokenizer):
 
 @pytest.mark.parametrize("separate", [False, True])
 def test_opus_mt_tokenizers_name_each_side_by_its_own(tmp_path, separate):
-    pytest.importorskip("sentencepiece", reason="sentencepiece makes the tokenizer here")
     from opus_mt import opus_mt_folder
 
     from hf_vanilla_transformer.interop.marian import from_marian
@@ -177,10 +176,10 @@ def test_two_dictionaries_name_each_side_by_its_own():
     special = {"bos_token": "<s>", "pad_token": "<pad>", "eos_token": "</s>", "unk_token": "<unk>"}
     letters = {"source": ["a", "b", "c"], "target": ["x", "y", "z", "!"]}
     content = {
-        side: {"tokens": [*special.values(), *own], "segmenter": {"merges": [], "version": 2}}
+        side: {"tokens": [*special.values(), *own], "codes": "#version: 0.2\nx x</w>\n"}
         for side, own in letters.items()
     }
-    tokenizer = DictionaryTokenizerFast(segmentation=content, **special)
+    tokenizer = DictionaryTokenizer(segmentation=content, **special)
     config = VanillaTransformerConfig(
         vocab_size=7, decoder_vocab_size=8, tie_word_embeddings=False, share_encoder_decoder_embeddings=False,
         d_model=8, encoder_attention_heads=2, decoder_attention_heads=4, encoder_layers=1, decoder_layers=2,

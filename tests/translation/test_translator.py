@@ -14,7 +14,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from opus_mt import CODES, marian_tokenizer, opus_mt_folder
+from opus_mt import CODES, marian_tokenizer, opus_mt_folder, opus_mt_tokenizer_files
 from transformers import AutoTokenizer, MarianConfig, MarianMTModel, pipeline
 from transformers.pipelines import PIPELINE_REGISTRY
 
@@ -22,8 +22,10 @@ from hf_vanilla_transformer import VanillaTransformerConfig, VanillaTransformerF
 from hf_vanilla_transformer.checkpoints.loading import CheckpointError
 from hf_vanilla_transformer.data.hub_names import HubError
 from hf_vanilla_transformer.translation import converted, register_pipeline, sources
+from hf_vanilla_transformer.translation.attention import attention_of
 from hf_vanilla_transformer.translation.decoding import Translation, decode, translate
 from hf_vanilla_transformer.translation.ensembles import ensemble
+from hf_vanilla_transformer.translation.scoring import score_pairs
 from hf_vanilla_transformer.translation.translator import DeviceError, Translator
 
 TEXTS = [
@@ -677,6 +679,43 @@ def test_alignments_of_two_vocabularies_name_each_side_by_its_own(tmp_path, cach
     alignment = translator("A man is riding a bicycle.", alignments=True, **FEW).alignment
     assert "".join(alignment.source) == "▁A▁man▁is▁riding▁a▁bicycle.</s>"
     assert alignment.weights.shape == (len(alignment.target), len(alignment.source))
+
+
+@pytest.mark.parametrize("separate", [False, True])
+def test_threads_that_read_sources_and_targets(tmp_path, cache, separate):
+    """MarianTokenizer switches to the target's side and back: without a lock, other threads read with that one."""
+    translator = Translator(opus_mt_folder(tmp_path / "opus", separate_vocabs=separate), "cpu")
+    jobs = {
+        "source": lambda: translator(OPUS_TEXTS, max_new_tokens=1, num_beams=1),
+        "prefix": lambda: translator(OPUS_TEXTS, prefix="Ein Mann", max_new_tokens=1, num_beams=1),
+        "score": lambda: score_pairs(translator.model, translator.tokenizer, OPUS_TEXTS, OPUS_TEXTS),
+        "read": lambda: sources.encoder(translator.tokenizer)(OPUS_TEXTS * 100),
+        "attention": lambda: attention_of(translator.model, translator.tokenizer, "A man", "Ein Mann").target_pieces,
+    }
+    wanted, wrong = {name: job() for name, job in jobs.items()}, []
+
+    def work(name):
+        wrong.extend(name for _ in range(20) if jobs[name]() != wanted[name])
+
+    threads = [threading.Thread(target=work, args=(name,)) for name in jobs]
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(interval)
+    assert wrong == []
+
+
+def test_an_error_in_a_target_leaves_the_sources_side(tmp_path):
+    tokenizer = marian_tokenizer(opus_mt_tokenizer_files(tmp_path / "opus"))
+    wanted = sources.encoder(tokenizer)(["A man"])
+    with pytest.raises((TypeError, ValueError)):
+        sources.encoder(tokenizer, is_target=True)([["A"] * 3])
+    assert sources.encoder(tokenizer)(["A man"]) == wanted
 
 
 # The pipeline

@@ -1,0 +1,23 @@
+"""Tokenizers of checkpoints that version 0.2 converted: without these names, transformers would open them wrongly."""
+
+from pathlib import Path
+from typing import Any
+
+
+class _Outdated:
+    """Stands for a class of 0.2 in AutoTokenizer's table."""
+
+    @classmethod
+    def from_pretrained(cls, name: str | Path, *args: Any, **kwargs: Any) -> Any:
+        """Is refused, with what to do.
+
+        Raises:
+            ValueError: Always.
+        """
+        raise ValueError(
+            f"the tokenizer is a {cls.__name__}, which version 0.2 made; convert the original model again: "
+            "vanilla-transformer convert ORIGINAL --output FOLDER"
+        )
+
+
+OUTDATED = tuple(type(name, (_Outdated,), {}) for name in ("OpusMTTokenizerFast", "DictionaryTokenizerFast"))
