@@ -20,9 +20,10 @@ from transformers import DefaultFlowCallback, EvalPrediction, TrainerCallback
 from ..checkpoints.completeness import checkpoints_in
 from ..errors import first_line, is_out_of_memory
 from ..hub.model_card import fill_model_card
+from .facts import run_facts
 from .recipe import RecipeError, VanillaTransformerTrainingArguments
 from .run_folder import saved
-from .trainer import VanillaTransformerTrainer, run_facts
+from .trainer import VanillaTransformerTrainer
 
 BYTES_PER_PARAMETER = 16  # of training: the weight, its gradient and Adam's two moments, 4 each
 UPDATES_OF_DRY_RUN = 4  # the first one is not timed

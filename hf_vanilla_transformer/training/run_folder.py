@@ -10,7 +10,7 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 from safetensors import SafetensorError
-from transformers import Trainer, TrainerCallback
+from transformers import Trainer
 from transformers.utils import logging
 
 from ..checkpoints.completeness import TRAINER_STATE, checkpoints_in, damage_of, last_complete_checkpoint, step_of
@@ -232,16 +232,6 @@ def save_model(trainer: Trainer, folder: Path) -> None:
             f"the model can't be saved in {folder} ({first_line(error)}); make room, and give --resume to repeat what "
             "follows training"
         ) from error
-
-
-class RecipeKeeper(TrainerCallback):
-    """Copies `recipe.json` into each checkpoint, in case the run's own is damaged."""
-
-    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Copies the file after a checkpoint was saved."""
-        checkpoint = Path(args.output_dir) / f"checkpoint-{state.global_step}"
-        if state.is_world_process_zero and checkpoint.is_dir() and (checkpoint.parent / RECIPE).is_file():
-            shutil.copyfile(checkpoint.parent / RECIPE, checkpoint / RECIPE)
 
 
 def read_log(run: str | Path) -> list[dict[str, Any]]:

@@ -17,7 +17,7 @@ from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, PreTrainedTokeniz
 from hf_vanilla_transformer import cli
 from hf_vanilla_transformer.engine import attach
 from hf_vanilla_transformer.metrics import corpus_bleu
-from hf_vanilla_transformer.training import finish, trainer
+from hf_vanilla_transformer.training import evaluation, finish, trainer
 from hf_vanilla_transformer.translation.decoding import translate
 
 
@@ -253,8 +253,8 @@ def test_translations_of_each_evaluation_are_in_the_order_of_the_validation_file
         metrics.translations = metrics._texts(predictions.inputs)  # which a hardly trained model can't tell apart
         return scores
 
-    score = trainer.TranslationMetrics.__call__
-    monkeypatch.setattr(trainer.TranslationMetrics, "__call__", copy_sources)
+    score = evaluation.TranslationMetrics.__call__
+    monkeypatch.setattr(evaluation.TranslationMetrics, "__call__", copy_sources)
     sources = (corpus / "val.en").read_text(encoding="utf-8").splitlines()
     sources[3] = " "
     (corpus / "val.en").write_text("".join(f"{line}\n" for line in sources), encoding="utf-8")

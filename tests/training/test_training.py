@@ -31,16 +31,12 @@ from transformers import (
 from hf_vanilla_transformer import engine
 from hf_vanilla_transformer.metrics import exact_match
 from hf_vanilla_transformer.training import trainer as training
+from hf_vanilla_transformer.training.callbacks import callbacks_for
+from hf_vanilla_transformer.training.evaluation import TranslationMetrics, by_length
+from hf_vanilla_transformer.training.facts import run_facts
 from hf_vanilla_transformer.training.recipe import VanillaTransformerTrainingArguments
-from hf_vanilla_transformer.training.trainer import (
-    TranslationMetrics,
-    VanillaTransformerTrainer,
-    by_length,
-    callbacks_for,
-    paper_learning_rate,
-    peak_learning_rate,
-    run_facts,
-)
+from hf_vanilla_transformer.training.schedule import paper_learning_rate, peak_learning_rate
+from hf_vanilla_transformer.training.trainer import VanillaTransformerTrainer
 
 
 def rows(tokenizer, number: int = 40) -> Dataset:
