@@ -38,13 +38,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="check everything, train for a few updates in a temporary folder, and show sizes, a batch and the time",
     )
     parser.add_argument(
-        "--verify-data",
+        "--accept-changed-data",
         action="store_true",
-        help="compare all bytes of the training files with those that the run was started with (with --resume; give it "
-        "at the start, too), not only a sample",
-    )
-    parser.add_argument(
-        "--accept-changed-data", action="store_true", help="with --resume, train on although the files have changed"
+        help="with --resume, train on although the training data has changed",
     )
     parser.add_argument(
         "--trust-remote-code",

@@ -20,8 +20,7 @@ from transformers.utils import logging as transformers_logging
 
 from ..checkpoints.loading import CheckpointError, check_tokenizer, load_config, load_model, load_tokenizer
 from ..data.bpe_dropout import BPEDropout
-from ..data.corpora import Cleaning, read_corpus, resegment, texts_of, tokenize
-from ..data.fingerprints import changes, fingerprints
+from ..data.corpora import Cleaning, Corpus, read_corpus, resegment, state_of, texts_of, tokenize
 from ..data.hub_names import check_model_on_hub
 from ..errors import first_line
 from ..hub.upload import check_token
@@ -35,7 +34,6 @@ from .finish import finish_run
 from .preflight import check_average, check_memory, dry_run, preflight
 from .recipe import Arguments, RecipeError
 from .run_folder import (
-    FINGERPRINTS,
     TOKENIZER,
     check_checkpoint,
     check_links,
@@ -65,14 +63,12 @@ class Switches:
     Attributes:
         resume: Whether to resume from the last complete checkpoint of the output folder.
         dry_run: Whether to train for a few updates in a temporary folder only.
-        verify_data: Whether to compare all bytes of the training files.
         accept_changed_data: Whether to resume although the training files have changed.
         trust_remote_code: Whether code that comes with a model or a tokenizer may run.
     """
 
     resume: bool = False
     dry_run: bool = False
-    verify_data: bool = False
     accept_changed_data: bool = False
     trust_remote_code: bool = False
 
@@ -96,6 +92,7 @@ class Run:
         self.main = self.args.process_index == 0
         self.say = say if self.main else _nothing
         self.checkpoint: Path | None = None  # that training resumes from
+        self.corpora: dict[str, Corpus] = {}  # of each part, once it is checked
         self.cleaning = Cleaning(self.data.max_length, self.data.max_length_ratio)
 
     def check(self) -> None:
@@ -123,14 +120,11 @@ class Run:
             self._check_folder()
 
     def _check_corpora(self) -> None:
-        if not self.data.corpus("train"):
+        self.corpora = {part: self.data.corpus(part) for part in ("train", "validation", "test")}
+        if not self.corpora["train"]:
             raise RecipeError("no training data; give train_source and train_target, or train_data")
-        if self.args.eval_strategy != "no" and not self.data.corpus("validation"):
+        if self.args.eval_strategy != "no" and not self.corpora["validation"]:
             raise RecipeError("eval_strategy needs validation_source and validation_target, or validation_data")
-        for part in ("validation", "test"):
-            self.data.corpus(part)  # checks that the files exist
-        if not 0 <= self.data.bpe_dropout <= 1:
-            raise RecipeError(f"bpe_dropout is {self.data.bpe_dropout}; give a probability, such as 0.1")
         if self.data.bpe_dropout and self.data.streaming:
             raise RecipeError(
                 "bpe_dropout segments the corpus before training starts, and streaming reads it during training; leave "
@@ -174,7 +168,6 @@ class Run:
             if self.main and not self.switches.dry_run:
                 stack.enter_context(locked(self.output))
                 self._check_folder()  # once more, as another process may have been faster
-            self._check_data()
             if self.switches.dry_run:
                 self.output = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="dry-run-")))
                 self.args.output_dir = str(self.output)
@@ -189,20 +182,15 @@ class Run:
                 if self.main:
                     self._finish(trainer)
 
-    def _check_data(self) -> None:
-        """Takes the fingerprints of the training data; those of a run that is resumed must not have changed."""
-        self.fingerprints = fingerprints(self.data.corpus("train"), complete=self.switches.verify_data)
-        if not (self.resume and self.main) or self.switches.accept_changed_data:
-            return
-        before = read_recipe(self.output).get(FINGERPRINTS, {})  # an older run has none
-        if before != {}:
-            check_same_data(self.output, changes(before, self.fingerprints))
-            self.fingerprints = before
-        if self.switches.verify_data and not all(entry.get("digest", True) for entry in before.values()):
-            self.say("The run was started without --verify-data, so only samples of large files can be compared")
+    def _write_recipe(self, data: str) -> None:
+        """Writes what the run is started with; training data that it was started with before must be the same."""
+        if self.resume and not self.switches.accept_changed_data:
+            check_same_data(self.folder, data)
+        if not self.switches.dry_run:
+            write_recipe(self.output, self._fixed(), data)
 
     def _begin(self) -> None:
-        """Finds the checkpoint to resume from, and writes what the run is started with."""
+        """Finds the checkpoint to resume from, and removes what a run left that stopped before its first update."""
         set_seed(self.args.seed)
         _be_quiet()
         if self.resume and not self.switches.dry_run:
@@ -211,8 +199,6 @@ class Run:
                 check_checkpoint(self.checkpoint, self._fixed(), self.args.max_steps)
         elif self.main and not self._tokenizer_name:
             shutil.rmtree(self.output / TOKENIZER, ignore_errors=True)
-        if self.main and not self.switches.dry_run:
-            write_recipe(self.output, self._fixed(), self.fingerprints)
 
     def _prepared(self) -> VanillaTransformerTrainer:
         """Returns the trainer, after the run's end was rehearsed with it."""
@@ -245,7 +231,7 @@ class Run:
     def _finish(self, trainer: VanillaTransformerTrainer) -> None:
         in_all = None if self.checkpoint else self.seconds  # how long it took up to the checkpoint isn't known
         try:
-            finish_run(trainer, run_facts(trainer, in_all), self.data, self.say)
+            finish_run(trainer, run_facts(trainer, in_all), self.data, self.corpora, self.say)
         except ValueError as error:
             fix = "fix it, and give --resume to repeat what follows training"
             raise FinishError(f"the model is trained, but {first_line(error)}; {fix}") from error
@@ -254,9 +240,11 @@ class Run:
         """Reads and tokenizes the corpora, trains the tokenizer, builds the model and its trainer."""
         # One process per machine does the work and the others read its cache; the tokenizer is trained by one in all.
         with self.args.main_process_first(desc="reading the corpus"):
-            pairs = self._read("train", self.data.streaming)
-            if self.data.corpus("test"):
-                self._read("test")  # so that a wrong line is told now
+            pairs = read_corpus(self.corpora["train"], self.data.streaming)
+            if self.corpora["test"]:
+                read_corpus(self.corpora["test"])  # so that a wrong line is told now
+            if self.main:
+                self._write_recipe(state_of(self.corpora["train"], pairs))
         with self.args.main_process_first(local=False, desc="training the tokenizer"):
             tokenizer = self._tokenizer(pairs)
             if self.checkpoint is not None:  # it may have changed since
@@ -264,8 +252,8 @@ class Run:
         validation, places = None, []
         with self.args.main_process_first(desc="tokenizing the corpus"):
             train = self._tokenized(pairs, tokenizer)
-            if self.data.corpus("validation"):
-                lines = self._read("validation")
+            if self.corpora["validation"]:
+                lines = read_corpus(self.corpora["validation"])
                 places = list(range(len(lines)))
                 validation = by_length(tokenize(lines.add_column("line", places), tokenizer, Cleaning(sys.maxsize)))
         if not self.data.streaming:
@@ -287,16 +275,6 @@ class Run:
         if validation is not None:
             trainer.add_callback(TranslationLog(trainer, validation["line"], len(places)))
         return trainer
-
-    def _read(self, part: str, streaming: bool = False) -> Any:
-        corpus = self.data.corpus(part)
-        if part == "train":
-            # What is read from the Hub is what the fingerprints say.
-            revisions = [
-                self.fingerprints.get(f"data {n}", {}).get("revision") for n in range(1, len(corpus.tables) + 1)
-            ]
-            corpus = replace(corpus, revisions=tuple(revisions))
-        return read_corpus(corpus, streaming)
 
     def _tokenized(self, pairs: Dataset | IterableDataset, tokenizer: Any) -> Dataset | IterableDataset:
         workers = self.data.preprocessing_num_workers

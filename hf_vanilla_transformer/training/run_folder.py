@@ -3,7 +3,7 @@
 import json
 import os
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ TOKENIZER = "tokenizer"  # the folder of the tokenizer that a run trains
 LOCK = "run.lock"
 SAVING = ".saving"  # a folder in which files are written that then replace others
 DRAWN = ("loss", "eval_perplexity", "eval_bleu", "learning_rate")  # numbers in a run's log that plots show
-FINGERPRINTS = "data_fingerprints"  # in recipe.json, beside the options
+FINGERPRINT = "data_fingerprint"  # in recipe.json, beside the options
 
 
 @contextmanager
@@ -82,9 +82,9 @@ def check_links(folder: Path) -> None:
             )
 
 
-def write_recipe(folder: Path, options: Mapping[str, Any], fingerprints: Mapping[str, Any]) -> None:
-    """Writes what a run is started with into its folder."""
-    write_text(folder / RECIPE, json.dumps({**options, FINGERPRINTS: fingerprints}, indent=1))
+def write_recipe(folder: Path, options: Mapping[str, Any], data: str) -> None:
+    """Writes what a run is started with into its folder: its options, and the fingerprint of its training data."""
+    write_text(folder / RECIPE, json.dumps({**options, FINGERPRINT: data}, indent=1))
 
 
 def read_recipe(folder: Path) -> dict[str, Any]:
@@ -125,16 +125,20 @@ def check_same_recipe(folder: Path, before: Mapping[str, Any], now: Mapping[str,
             )
 
 
-def check_same_data(folder: Path, changes: Iterable[str]) -> None:
-    """Refuses to resume a run whose training data has changed.
+def check_same_data(folder: Path, data: str) -> None:
+    """Checks that a run is resumed with the training data that it was started with.
+
+    Args:
+        folder: The run's output folder. A run of an older version of this package has no fingerprint to compare.
+        data: The fingerprint of the data now.
 
     Raises:
-        RecipeError: There are changes, as `data.fingerprints.changes` describes them.
+        RecipeError: It is another one.
     """
-    if changed := list(changes):
+    if read_recipe(folder).get(FINGERPRINT, data) != data:
         raise RecipeError(
-            f"the training data has changed since the run in {folder} was started: {'; '.join(changed)}; restore it, "
-            "or resume with --accept-changed-data"
+            f"the training data has changed since the run in {folder} was started; restore it, or resume with "
+            "--accept-changed-data"
         )
 
 
