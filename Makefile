@@ -10,13 +10,16 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help quickstart test test-all gpu lint docs clean
+.PHONY: help quickstart check test test-all gpu lint docs release clean
 
 help: ## list these commands
 	@sed -n 's/^\([a-z][a-z-]*\):.*## \(.*\)/make \1|\2/p' Makefile | awk -F'|' '{ printf "%-18s%s\n", $$1, $$2 }'
 
 quickstart: $(STAMP) ## train a small Transformer on this machine in minutes and translate with it
 	@$(BIN)/python -m scripts.quickstart
+
+check: lint ## lint, types, the paper and a smoke test of each folder: a minute
+	$(BIN)/python -m pytest tests/test_smoke.py tests/test_imports.py tests/paper -m "not slow and not ($(LONG))" -n $(WORKERS)
 
 test: lint ## everything that has to pass: lint, quick tests, slow tests
 	$(BIN)/python -m pytest -m "not slow and not ($(LONG))" -n $(WORKERS)
@@ -33,6 +36,9 @@ lint: $(STAMP) ## style and types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+release: $(STAMP) ## wheel and sdist, proved in a clean environment; MODEL=DIR prepares a model for the Hub as well
+	@$(BIN)/python -m scripts.release $(if $(MODEL),--model $(MODEL))
 
 docs: $(STAMP) ## the API reference, from the docstrings, as HTML in build/docs
 	$(BIN)/python -m scripts.api_reference --output build/docs

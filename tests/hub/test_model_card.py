@@ -381,4 +381,4 @@ def test_no_path_of_the_machine_is_shown():
 
 def test_the_template_lies_in_the_package():
     assert TEMPLATE.is_file()
-    assert TEMPLATE.parent == Path(__file__).parents[2] / "hf_vanilla_transformer" / "publish"
+    assert TEMPLATE.parent == Path(__file__).parents[2] / "hf_vanilla_transformer" / "hub"
