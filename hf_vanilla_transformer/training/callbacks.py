@@ -10,11 +10,11 @@ from tqdm import tqdm
 from transformers import EarlyStoppingCallback, Trainer, TrainerCallback
 from transformers.integrations import TensorBoardCallback
 
+from ..checkpoints.completeness import RECIPE
 from ..checkpoints.files import write_text
 from ..data.batching import TokenBudgetBatchSampler
 from .evaluation import TranslationMetrics
 from .recipe import VanillaTransformerTrainingArguments
-from .run_folder import RECIPE
 
 TRANSLATIONS = "translations"  # the folder of `TranslationLog`, in the run's
 TAG = "validation/translations"  # in TensorBoard

@@ -18,6 +18,7 @@ from transformers import DataCollatorForSeq2Seq, PreTrainedModel, set_seed
 from transformers.trainer_callback import PrinterCallback, ProgressCallback
 from transformers.utils import logging as transformers_logging
 
+from ..checkpoints.completeness import step_of
 from ..checkpoints.loading import CheckpointError, check_tokenizer, load_config, load_model, load_tokenizer
 from ..data.bpe_dropout import BPEDropout
 from ..data.corpora import Cleaning, Corpus, read_corpus, resegment, state_of, texts_of, tokenize
@@ -114,6 +115,8 @@ class Run:
         if self.main and self.args.push_to_hub and not self.switches.dry_run:
             check_token()
         self.model.decoding()
+        if not self.model.model_name_or_path:
+            self.model.config(self.model.vocab_size)  # the tokenizer's vocabulary may be smaller
         self._check_metrics()
         check_average(self.args)
         if self.main:
@@ -144,15 +147,16 @@ class Run:
             if not is_empty(self.output):
                 raise RecipeError(f"{self.output} is not empty; resume with --resume, or give another --output-dir")
             return
-        # An older file lacks newer options.
-        before = asdict(type(self.data)()) | asdict(type(self.model)()) | read_recipe(self.output)
-        check_same_recipe(self.output, before, self._fixed())
+        fixed, before = self._fixed(), read_recipe(self.output)
+        older = asdict(type(self.data)()) | asdict(type(self.model)()) | {"optim": fixed["optim"]}  # has fewer options
+        check_same_recipe(self.output, older | before, fixed)
 
     def _fixed(self) -> dict[str, Any]:
-        """The options that must not change when a run resumes: those which decide what it trains on, and the model."""
+        """The options that must not change when a run resumes: what it trains on, the model, the optimizer."""
         options = asdict(self.data) | asdict(self.model)
         fixed = {name: value for name, value in options.items() if name not in FREE_OPTIONS}
         fixed = {name: value for name, value in fixed.items() if not name.startswith(("validation_", "test_"))}
+        fixed["optim"] = str(getattr(self.args.optim, "value", self.args.optim))
         return fixed | ({"seed": self.args.seed_of_data} if self.data.bpe_dropout else {})  # decides the segmentations
 
     def run(self) -> None:
@@ -224,7 +228,10 @@ class Run:
         if self.cleaning.seen and self.data.streaming:
             self.say(f"Training data, as far as the stream was read: {self.cleaning}")
         save_model(trainer, self.output)
-        self.say(f"Trained {trainer.state.global_step:,} updates in {self.seconds / 60:.1f} minutes: {self.output}")
+        total = trainer.state.global_step
+        before = (step_of(self.checkpoint) or 0) if self.checkpoint else 0
+        updates = f"{total - before:,} updates ({total:,} in all)" if before else f"{total:,} updates"
+        self.say(f"Trained {updates} in {self.seconds / 60:.1f} minutes: {self.output}")
         trainer.accelerator.wait_for_everyone()
         trainer.end()
 

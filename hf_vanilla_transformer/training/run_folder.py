@@ -13,7 +13,14 @@ from safetensors import SafetensorError
 from transformers import Trainer
 from transformers.utils import logging
 
-from ..checkpoints.completeness import TRAINER_STATE, checkpoints_in, damage_of, last_complete_checkpoint, step_of
+from ..checkpoints.completeness import (
+    RECIPE,
+    TRAINER_STATE,
+    checkpoints_in,
+    damage_of,
+    last_complete_checkpoint,
+    step_of,
+)
 from ..checkpoints.files import write_text
 from ..checkpoints.loading import read_json
 from ..errors import first_line
@@ -21,7 +28,6 @@ from .recipe import RecipeError
 
 logger = logging.get_logger(__name__)
 
-RECIPE = "recipe.json"
 TOKENIZER = "tokenizer"  # the folder of the tokenizer that a run trains
 LOCK = "run.lock"
 SAVING = ".saving"  # a folder in which files are written that then replace others

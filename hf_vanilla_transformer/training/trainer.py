@@ -18,9 +18,10 @@ from datasets.distributed import split_dataset_by_node
 from huggingface_hub import HfApi
 from safetensors import SafetensorError
 from torch import Tensor
+from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import DataLoader
 from transformers import EarlyStoppingCallback, PreTrainedTokenizerBase
-from transformers.trainer_utils import EvalLoopOutput, HubStrategy
+from transformers.trainer_utils import EvalLoopOutput, HubStrategy, SchedulerType
 from transformers.utils import PushInProgress, logging
 
 from .. import engine
@@ -31,14 +32,14 @@ from ..data.corpora import lengths_of
 from ..engine.memory import keep_freed_memory
 from ..engine.training import paused_shortcuts, training_shortcuts
 from ..errors import first_line
-from ..hub.facts import said_by_author, with_what_was_said
+from ..hub.facts import TARGET_TOKENS, said_by_author, with_what_was_said
 from ..hub.model_card import save_card
 from ..hub.upload import check_token, hub_errors, model_files, send_model
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from .consistency import ConsistencyTrainer
 from .facts import run_facts
-from .recipe import VanillaTransformerTrainingArguments
-from .schedule import peak_learning_rate
+from .recipe import RecipeError, VanillaTransformerTrainingArguments
+from .schedule import count_from_one, peak_learning_rate, set_rates
 
 logger = logging.get_logger(__name__)
 
@@ -92,10 +93,39 @@ class VanillaTransformerTrainer(ConsistencyTrainer):
         args.learning_rate = rate  # of the copy: the same arguments may train a model of another size
         return ConsistencyTrainer.get_optimizer_cls_and_kwargs(args, model)
 
+    def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
+        """The schedule; the paper's, "inverse_sqrt", counts updates from 1 (5.3), where transformers begins with 0."""
+        is_new = self.lr_scheduler is None
+        scheduler = super().create_scheduler(num_training_steps, optimizer)
+        if is_new and self.args.lr_scheduler_type == SchedulerType.INVERSE_SQRT:
+            count_from_one(scheduler)
+        return scheduler
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        """Loads what is summed up over the updates; rates, betas and the like are those of the arguments."""
+        if checkpoint is None:
+            return
+        wanted = [{name: group.get(name) for name in RESUMABLE} for group in self.optimizer.param_groups]
+        rates = list(getattr(self.lr_scheduler, "base_lrs", ()))
+        super()._load_optimizer_and_scheduler(checkpoint)
+        if not isinstance(self.lr_scheduler, LambdaLR) or self.is_deepspeed_enabled:
+            if rates != list(getattr(self.lr_scheduler, "base_lrs", ())):
+                raise RecipeError("with this scheduler or DeepSpeed, a resumed run can't change its learning rate")
+            return
+        for group, values in zip(self.optimizer.param_groups, wanted, strict=True):
+            for name, value in values.items():
+                if value is not None and group.get(name) != value:
+                    logger.warning(f"resuming with {RESUMABLE[name]} {value}, not {group.get(name)}")
+                    group[name] = value
+        self.lr_scheduler.base_lrs = rates
+        before, after = set_rates(self.lr_scheduler)
+        if before != after:
+            logger.warning(f"resuming with a learning rate of {after[0]:.3g}, not {before[0]:.3g}")
+
     @property
     def target_tokens(self) -> int:
         """Target tokens trained on so far, by all processes and before resuming too."""
-        saved = self.state.stateful_callbacks.get(TARGET_TOKENS, {})
+        saved = self.state.stateful_callbacks.get(TOKEN_COUNT, {})
         return int(saved.get("attributes", {}).get("count", 0))
 
     def get_train_dataloader(self) -> DataLoader[Any]:
@@ -143,6 +173,7 @@ class VanillaTransformerTrainer(ConsistencyTrainer):
         if 0 <= self.args.max_steps <= self.state.global_step:
             self.control.should_training_stop = True
             return
+        self.state.compute_steps(self.args, self.state.max_steps)  # a resumed run would have its checkpoint's intervals
         # The Trainer tells the epoch to some samplers only, and not after resuming with several processes.
         if self.batch_sampler is not None:
             self.batch_sampler.set_epoch(kwargs["epoch"])
@@ -154,7 +185,7 @@ class VanillaTransformerTrainer(ConsistencyTrainer):
         batches, items = super().get_batch_samples(epoch_iterator, num_batches, device)
         if items is not None:
             count = self.target_tokens + int(items)
-            self.state.stateful_callbacks[TARGET_TOKENS] = {"args": {}, "attributes": {"count": count}}
+            self.state.stateful_callbacks[TOKEN_COUNT] = {"args": {}, "attributes": {"count": count}}
         return batches, items
 
     def compute_loss(self, model: Any, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
@@ -186,14 +217,14 @@ class VanillaTransformerTrainer(ConsistencyTrainer):
 
     def _load_callback_state(self) -> None:
         """Lets early stopping count on from where it was, so that a resumed run ends as an uninterrupted one."""
-        tokens = self.state.stateful_callbacks.pop(TARGET_TOKENS, None)  # which is no callback's
+        tokens = self.state.stateful_callbacks.pop(TOKEN_COUNT, None)  # which is no callback's
         super()._load_callback_state()
         saved = self.state.stateful_callbacks.get("EarlyStoppingCallback", {})
         for callback in self.callback_handler.callbacks:
             if isinstance(callback, EarlyStoppingCallback) and isinstance(saved, dict):
                 vars(callback).update(saved.get("attributes", {}))
         if tokens is not None:
-            self.state.stateful_callbacks[TARGET_TOKENS] = tokens
+            self.state.stateful_callbacks[TOKEN_COUNT] = tokens
 
     def _place(self) -> str:
         """Where the batches of the last update are in the training data."""
@@ -431,12 +462,20 @@ class VanillaTransformerTrainer(ConsistencyTrainer):
         """Logs, with the target tokens seen and their number per second since the last line."""
         if "loss" in logs:
             tokens = self.target_tokens
-            logs |= {"target_tokens": tokens, "tokens_per_second": self._clock.rate(tokens)}
+            logs |= {TARGET_TOKENS: tokens, "tokens_per_second": self._clock.rate(tokens)}
         super().log(logs, start_time)
 
 
 # Where the number of target tokens is in TrainerState, which saves and restores nothing but its own fields.
-TARGET_TOKENS = "TargetTokens"
+TOKEN_COUNT = "TargetTokens"
+# Settings of an optimizer's groups of parameters that a resumed run may change, and the options.
+RESUMABLE = {
+    "initial_lr": "learning_rate",
+    "betas": "adam_beta1 and adam_beta2",
+    "eps": "adam_epsilon",
+    "weight_decay": "weight_decay",
+    "momentum": "momentum",
+}
 
 
 @contextmanager

@@ -76,6 +76,19 @@ def test_wrong_use_is_told(capsys, recipe, change, message):
     assert message in complaint(capsys, recipe | change)
 
 
+@pytest.mark.parametrize(("option", "value"), [("preset", "huge"), ("d_model", 130), ("dropout", 2)])
+def test_an_impossible_model_is_told_before_anything_is_written(capsys, recipe, corpus, option, value):
+    assert option in complaint(capsys, recipe | {option: value})
+    assert not (corpus / "run").exists()
+
+
+def test_a_value_with_a_space_is_no_recipe(capsys, recipe, corpus):
+    assert train(recipe, f"--output-dir={corpus / 'my run'}", "--eval-strategy", "no", "--max-steps=2") == 2
+    assert "the run saves 1 checkpoints" in capsys.readouterr().err
+    assert train(recipe, f"--output-dir={corpus / 'my run'}", "--eval-strategy", "no", "--average-last=0") == 0
+    assert (corpus / "my run" / "model.safetensors").is_file()
+
+
 def test_options_of_the_command_line_are_checked_too(capsys, recipe):
     assert "did you mean '--max-steps'?" in complaint(capsys, recipe, "--max-step", "3")
     assert "invalid int value: 'x'" in complaint(capsys, recipe, "--max-steps", "x")

@@ -1,12 +1,12 @@
 """Resuming: the same data or a refusal, damaged files replaced by what is left, one process per folder."""
 
 import json
-import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import torch
 from datasets import Dataset
 from transformers import AutoTokenizer
 
@@ -131,19 +131,21 @@ def test_a_damaged_tokenizer_is_taken_from_a_checkpoint(train, finished, damage)
 
 
 @pytest.mark.parametrize("file", ["optimizer.pt", "scheduler.pt", "rng_state.pth", "model.safetensors"])
-@pytest.mark.parametrize("damage", ["cut", "zeros", "empty"])
+@pytest.mark.parametrize("damage", ["cut", "zeros", "empty", "gone"])
 def test_the_checkpoint_before_a_damaged_one_is_taken(train, finished, caplog, file, damage):
     path = Path(finished["output_dir"], "checkpoint-4", file)
     content = path.read_bytes()
     middle = len(content) // 2
     zeros = content[: middle - 50] + bytes(100) + content[middle + 50 :]
-    path.write_bytes({"cut": content[:-20], "zeros": zeros, "empty": b""}[damage])
+    path.write_bytes({"cut": content[:-20], "zeros": zeros, "empty": b"", "gone": b""}[damage])
+    if damage == "gone":
+        path.unlink()
     with caplog.at_level("WARNING"):
         result = train(finished, "--resume", "--max-steps", "6")
     assert result.code == 0
     assert "Resuming from" in result.out
     assert "checkpoint-2" in result.out
-    assert "Trained 6 updates" in result.out
+    assert "Trained 4 updates (6 in all)" in result.out
 
 
 def test_resuming_warns_of_nothing(train, finished, caplog):
@@ -167,12 +169,47 @@ def test_weights_of_another_model_are_not_completed_by_random_ones(train, finish
     assert f"only one of the two has {name}" in result.error
 
 
+def test_an_optimizer_state_without_a_parameter(train, finished, caplog):
+    path = Path(finished["output_dir"], "checkpoint-4", "optimizer.pt")
+    state = torch.load(path, weights_only=True)
+    del state["state"][1]
+    torch.save(state, path)
+    with caplog.at_level("WARNING"):
+        result = train(finished, "--resume", "--max-steps", "6")
+    assert "optimizer.pt has no state of 1 parameters" in caplog.text
+    assert "Trained 4 updates (6 in all)" in result.out
+
+
+# ---- Options that change ----
+def test_another_learning_rate_and_other_betas_take_effect(train, finished, caplog):
+    """As the error of a run that diverged advises."""
+    changes = {"learning_rate": 1e-4, "adam_beta2": 0.9, "adam_epsilon": 1e-6, "weight_decay": 0.1}
+    with caplog.at_level("WARNING"):
+        assert train(finished | changes, "--resume", "--max-steps", "6", "--logging-steps", "1").code == 0
+    assert "resuming with learning_rate 0.0001, not 0.17" in caplog.text
+    assert "resuming with adam_beta1 and adam_beta2 (0.9, 0.9), not (0.9, 0.98)" in caplog.text
+    assert "resuming with weight_decay 0.1, not 0.0" in caplog.text
+    log = json.loads(Path(finished["output_dir"], "trainer_state.json").read_text())["log_history"]
+    rates = {entry["step"]: entry["learning_rate"] for entry in log if "learning_rate" in entry}
+    assert rates[5] == pytest.approx(1e-4 * (2 / 5) ** 0.5)
+    assert rates[6] == pytest.approx(1e-4 * (2 / 6) ** 0.5)
+    saved = torch.load(Path(finished["output_dir"], "checkpoint-6", "optimizer.pt"), weights_only=True)
+    assert [group["weight_decay"] for group in saved["param_groups"]] == [0.1, 0.0]
+    assert {(group["eps"], tuple(group["betas"])) for group in saved["param_groups"]} == {(1e-6, (0.9, 0.9))}
+
+
+def test_another_optimizer_is_refused(train, finished):
+    result = train(finished, "--resume", "--max-steps", "6", "--optim", "sgd")
+    assert result.code == 2
+    assert "was started with optim 'adamw_torch_fused', not 'sgd'" in result.error
+
+
 # ---- Which checkpoint ----
 def test_a_named_checkpoint(train, finished):
     result = train(finished, "--resume-from-checkpoint", Path(finished["output_dir"], "checkpoint-2"))
     assert result.code == 0
     assert "checkpoint-2" in result.out
-    assert "Trained 4 updates" in result.out
+    assert "Trained 2 updates (4 in all)" in result.out
 
 
 def test_the_last_checkpoint_as_the_trainer_names_it(train, finished):
@@ -255,9 +292,9 @@ def test_early_stopping_counts_on(train, recipe):
     assert train(recipe).code == 0
     result = train(recipe, "--resume", "--max-steps", "60")
     assert result.code == 0, result.err
-    resumed = train({**recipe, "output_dir": recipe["output_dir"] + "-at-once"}, "--max-steps", "60")
-    trained = [re.search(r"Trained (\d+) updates", each.out)[1] for each in (result, resumed)]
-    assert trained == ["8", "8"]
+    at_once = train({**recipe, "output_dir": recipe["output_dir"] + "-at-once"}, "--max-steps", "60")
+    assert "Trained 4 updates (8 in all)" in result.out
+    assert "Trained 8 updates in" in at_once.out
 
 
 def test_a_saved_model_is_trained_with_the_recipes_dropout(train, recipe, checkpoint):
