@@ -28,7 +28,7 @@ from hf_vanilla_transformer import (
     VanillaTransformerForConditionalGeneration,
     VanillaTransformerTokenizerFast,
 )
-from hf_vanilla_transformer.training.trainer import TranslationMetrics
+from hf_vanilla_transformer.training.evaluation import TranslationMetrics
 
 
 @dataclass

@@ -35,7 +35,7 @@ HISTORY = ("CHANGELOG.md",)  # name what older versions had
 def commands() -> dict[str, set[str]]:
     """Each command's options."""
     found = {name: options_of(command) for name, command in commands_of(cli._parser()).items()}
-    found["train"] |= {option.replace("_", "-") for option in recipe._parser()._option_string_actions}
+    found["train"] |= {f"--{name.replace('_', '-')}" for name in recipe.NAMES}
     return found
 
 

@@ -1,11 +1,10 @@
 """The mean of several checkpoints' weights: section 6.1's "averaging the last 5 checkpoints"."""
 
-import ctypes
 import json
 import os
 import shutil
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -58,11 +57,10 @@ def average_checkpoints(
     rate. The mean has the dtype of the checkpoints. Integer tensors must be equal in all checkpoints. Tied weights are
     saved once, so they are tied in the mean as well.
 
-    The output appears when it is complete, and takes the place of an old one in one step. (Where names can't be
-    exchanged, on other systems than Linux, it takes two; if a call is killed between them, the next call restores the
-    old output.) A killed call leaves hidden files beside the output, which the next call removes. The output has the
-    last checkpoint's configuration, generation configuration, tokenizer and code, and is loaded in the same way.
-    Memory: one model in float32.
+    The output appears when it is complete and on the disk; an old one is moved aside until then, to a hidden folder
+    beside it. A killed call leaves hidden folders, which the next call removes; an old output that was moved aside, it
+    restores. The output has the last checkpoint's configuration, generation configuration, tokenizer and code, and is
+    loaded in the same way. Memory: one model in float32.
 
     Args:
         checkpoints: Folders that the Trainer or `save_pretrained` wrote, weights in safetensors, one file or sharded.
@@ -74,8 +72,8 @@ def average_checkpoints(
     Raises:
         ValueError: A checkpoint is damaged, given twice or doesn't match the first (tensors, shapes, dtypes,
             architecture or vocabulary); one of its files is a link to a file elsewhere; weights are not those of the
-            configuration's model, or not finite; or `output` exists, is in a checkpoint, is being written by another
-            process, or doesn't fit on the disk. The message names the file and the reason.
+            configuration's model, or not finite; or `output` exists, is in a checkpoint, or is being written by another
+            process. The message names the file and the reason.
         OSError: The output can't be written; an old one is as it was.
     """
     output = Path(os.path.realpath(output))
@@ -85,7 +83,6 @@ def average_checkpoints(
     for checkpoint in checkpoints[1:]:
         _check_alike(checkpoints[0], checkpoint)
     load_model(checkpoints[-1], trust_remote_code=trust_remote_code)  # which checks that the model has these weights
-    _check_space(output, checkpoints[-1])
     with _replacing(output, overwrite) as folder:
         try:
             save_torch_state_dict(mean_of(checkpoints), folder, max_shard_size=max_shard_size)
@@ -113,25 +110,13 @@ def _check_output(output: Path, overwrite: bool) -> None:
     if not overwrite:
         raise ValueError(f"{output} exists; choose another output, or ask to overwrite it")
     # A run's folder is a saved model too, but it contains checkpoints, and these contain a training's state.
-    is_model = (output / "config.json").is_file() and not (output / TRAINER_STATE).exists()
-    if not is_model or any(entry.is_dir() for entry in output.iterdir()):
-        raise ValueError(f"{output} contains more than a saved model, so it is not overwritten; choose another output")
     known = (*CARRIED_FILES, SAFETENSORS, f"{SAFETENSORS}.index.json", *REPORT_FILES)
-    if others := [file.name for file in output.iterdir() if not any(map(file.match, known))]:
-        raise ValueError(f"{output} contains {min(others)}, which would be lost; move it, or choose another output")
-
-
-def _check_space(output: Path, checkpoint: Path) -> None:
-    """Checks that a model as large as the checkpoint's fits on the output's disk."""
-    needed = sum(file.stat().st_size for file in {file for file, _ in tensors_in(checkpoint).values()})
-    disk = next(folder for folder in output.parents if folder.exists())
-    if not disk.is_dir():
-        raise ValueError(f"{disk} is not a folder; choose another output")
-    free = shutil.disk_usage(disk).free
-    if free < needed:
+    entries = sorted(output.iterdir()) if output.is_dir() else [output]
+    others = [entry.name for entry in entries if entry.is_dir() or not any(map(entry.match, known))]
+    if others or not (output / "config.json").is_file():
+        which = others[0] if others else "no config.json"
         raise ValueError(
-            f"{output} needs {needed / 1e6:,.1f} MB, but {disk} has {free / 1e6:,.1f} MB of free space; remove files, "
-            "or choose an output on another disk"
+            f"{output} is not just a saved model (it contains {which}), so it is not overwritten; choose another output"
         )
 
 
@@ -145,7 +130,7 @@ def mean_of(checkpoints: Sequence[Path]) -> dict[str, Tensor]:
         Tensor's name -> mean, in the tensor's shape and dtype.
 
     Raises:
-        ValueError: An integer tensor differs, or a tensor or its sum isn't finite.
+        ValueError: An integer tensor differs, or a tensor isn't finite.
     """
     sums: dict[str, Tensor] = {}
     dtypes: dict[str, torch.dtype] = {}
@@ -164,8 +149,6 @@ def mean_of(checkpoints: Sequence[Path]) -> dict[str, Tensor]:
                 raise ValueError(f"{checkpoint}: {name} is {tensor.dtype} and differs from {checkpoints[0]}'s")
     for name, dtype in dtypes.items():
         if dtype.is_floating_point:
-            if not sums[name].isfinite().all():
-                raise ValueError(f"the sum of {name} is too large for {sums[name].dtype}, as the training diverged")
             sums[name] = sums[name].div_(len(checkpoints)).to(dtype)
     return sums
 
@@ -262,51 +245,45 @@ def _vocabulary(checkpoint: Path) -> dict[str, Any]:
 def _replacing(output: Path, overwrite: bool) -> Iterator[Path]:
     """Yields a folder to fill, which takes the place of `output` at the end and is removed after an error."""
     new, old = (output.with_name(f".{output.name}.{part}") for part in ("partial", "old"))
-    with _made(output.parent), _locked(output):
-        if old.exists() and not output.exists():  # a call was killed between two renames
-            old.rename(output)
+    output.parent.mkdir(parents=True, exist_ok=True)
+    with _locked(output):
+        _restore(old, output)  # a call was killed between its two renames
         _check_output(output, overwrite)
-        shutil.rmtree(new, ignore_errors=True)
-        shutil.rmtree(old, ignore_errors=True)
         try:
+            shutil.rmtree(new, ignore_errors=True)
+            shutil.rmtree(old, ignore_errors=True)
             new.mkdir()
             yield new
+            _write_through(new)
             _check_output(output, overwrite)  # the user may have put something there meanwhile
-            _put_in_place(new, output, old)
-        finally:
-            shutil.rmtree(new, ignore_errors=True)  # after an exchange, this is the old output
             if output.exists():
-                shutil.rmtree(old, ignore_errors=True)
-
-
-def _put_in_place(new: Path, output: Path, old: Path) -> None:
-    if not output.exists():
-        new.rename(output)
-    elif not _exchange(new, output):
-        try:
-            output.rename(old)
+                output.rename(old)
             new.rename(output)
-        except BaseException:
-            if not output.exists():
-                old.rename(output)
-            raise
+        finally:
+            _restore(old, output)
+            shutil.rmtree(new, ignore_errors=True)
+            shutil.rmtree(old, ignore_errors=True)
 
 
-def _exchange(one: Path, other: Path) -> bool:
-    """Exchanges two names in one step and returns True, or does nothing and returns False where that isn't possible."""
-    try:
-        renameat2 = ctypes.CDLL(None, use_errno=True).renameat2
-    except (AttributeError, TypeError, OSError):  # not Linux, or an old C library
-        return False
-    at_working_directory, exchange = -100, 2  # AT_FDCWD and RENAME_EXCHANGE
-    return renameat2(at_working_directory, os.fsencode(one), at_working_directory, os.fsencode(other), exchange) == 0
+def _restore(old: Path, output: Path) -> None:
+    if old.exists() and not output.exists():
+        old.rename(output)
+
+
+def _write_through(folder: Path) -> None:
+    """Waits until a folder's files are on the disk."""
+    for path in (*folder.iterdir(), folder):
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
 
 
 @contextmanager
 def _locked(output: Path) -> Iterator[None]:
     """Refuses an output that another process is writing. The system releases the lock of a killed process."""
-    file = output.with_name(f".{output.name}.lock")
-    lock = FileLock(file)
+    lock = FileLock(output.with_name(f".{output.name}.lock"))
     try:
         lock.acquire(blocking=False)
     except Timeout as error:
@@ -316,20 +293,5 @@ def _locked(output: Path) -> Iterator[None]:
     try:
         yield
     finally:
-        with suppress(OSError):  # Windows doesn't remove files that are open
-            file.unlink()
+        Path(lock.lock_file).unlink(missing_ok=True)
         lock.release()
-
-
-@contextmanager
-def _made(folder: Path) -> Iterator[None]:
-    """Makes a folder and those above it; after an error, those that it has made are removed again."""
-    missing = [path for path in (folder, *folder.parents) if not path.exists()]
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        yield
-    except BaseException:
-        for path in missing:
-            with suppress(OSError):  # something else is in it
-                path.rmdir()
-        raise

@@ -25,14 +25,16 @@ from .loading import CONFIG, WEIGHTS, WEIGHTS_INDEX, read_json, tensors_in
 logger = logging.get_logger(__name__)
 
 TRAINER_STATE = "trainer_state.json"
+RECIPE = "recipe.json"  # what a run was started with
 OPTIMIZER = "optimizer.pt"
 SCHEDULER = "scheduler.pt"
 WEIGHT_AVERAGE = "ema.pt"
+RANDOM_STATES = "rng_state*.pth"
 CHECKSUMS = "checksums.json"
 SAFETENSORS = "model*.safetensors"  # in one file or sharded
 FSDP_FILES = "pytorch_model_fsdp*"  # a file or a folder of shards; this package's trainer writes neither
 # What torch.save writes and resuming reads; nothing reads training_args.bin again.
-SAVED_BY_TORCH = (OPTIMIZER, SCHEDULER, WEIGHT_AVERAGE, "scaler.pt", "rng_state*.pth")
+SAVED_BY_TORCH = (OPTIMIZER, SCHEDULER, WEIGHT_AVERAGE, "scaler.pt", RANDOM_STATES)
 # What a model may come without; config.json it may not.
 OPTIONAL_JSON = (
     "generation_config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
@@ -228,6 +230,8 @@ def _resume_damages(checkpoint: Path, sharded: bool) -> Iterator[str]:
         yield f"{OPTIMIZER} is missing (save_only_model leaves it out), so training can't resume from it"
     if not (checkpoint / SCHEDULER).exists():
         yield f"{SCHEDULER} is missing, so training can't resume from it"
+    if not any(checkpoint.glob(RANDOM_STATES)):  # a file, or one for each process
+        yield "rng_state.pth is missing, so the random numbers of a resumed training would differ"
 
 
 def _archive_damages(file: Path) -> Iterator[str]:
@@ -254,9 +258,19 @@ def _loading_damages(file: Path) -> Iterator[str]:
     """Loads a file as the Trainer does, but for its tensors' values."""
     try:
         with safe_globals():
-            torch.load(file, map_location="cpu", weights_only=True, mmap=True)
+            state = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
+        lacking = _parameters_without_state(state) if file.name == OPTIMIZER else 0
     except Exception as error:  # of many kinds
         yield f"{file.name} can't be loaded ({first_line(error)})"
+        return
+    if lacking:
+        yield f"{file.name} has no state of {lacking} parameters, so a resumed training would differ"
+
+
+def _parameters_without_state(optimizer: dict[str, Any]) -> int:
+    """How many parameters lack what an optimizer remembers of the others; some optimizers remember nothing of any."""
+    parameters = {parameter for group in optimizer["param_groups"] for parameter in group["params"]}
+    return len(parameters - optimizer["state"].keys()) if optimizer["state"] else 0
 
 
 def _deepspeed_damages(checkpoint: Path) -> Iterator[str]:

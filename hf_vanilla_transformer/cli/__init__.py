@@ -131,6 +131,9 @@ class _Parser(argparse.ArgumentParser):
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         self.given = list(args or ())
+        if self.get_default("takes_overrides"):  # argparse would take an unknown "--name=a value" for a positional one
+            words = (one.split("=", 1) if OPTION.match(one) and " " in one else [one] for one in self.given)
+            args = list(itertools.chain.from_iterable(words))
         return super().parse_known_args(args, namespace)
 
     def error(self, message: str) -> NoReturn:

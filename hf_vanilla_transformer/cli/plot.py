@@ -206,7 +206,7 @@ def _schedule(arguments: argparse.Namespace) -> None:
     _checked_output(arguments)
     from ..plots.curves import Schedule, plot_schedule
     from ..training.run_folder import read_log
-    from ..training.trainer import paper_learning_rate, schedule_of_recipe
+    from ..training.schedule import paper_learning_rate, schedule_of_recipe
 
     runs = [name for name in arguments.names if Path(name).is_dir() or Path(name).suffix == ".json"]
     with _usage_errors():

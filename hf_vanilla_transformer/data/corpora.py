@@ -4,17 +4,20 @@ A corpus comes as pairs of plain text files, as tables (.tsv, .csv, .jsonl, .par
 Plain text, .tsv, .csv and .jsonl may be compressed (.gz).
 """
 
+import hashlib
 import json
 import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import astuple, dataclass, field
+from dataclasses import dataclass, field
 from itertools import groupby
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow
 import pyarrow.compute
+import xxhash
 from datasets import Dataset, IterableDataset, concatenate_datasets, load_dataset
 from datasets.exceptions import DatasetGenerationError
 from datasets.fingerprint import Hasher
@@ -24,8 +27,8 @@ from transformers.utils import logging
 from ..errors import first_line
 from ..tokenization_vanilla_transformer import VanillaTransformerTokenizerFast
 from .bpe_dropout import BPEDropout
-from .fingerprints import fingerprint
 from .formats import Corpus, CorpusError, Pair, is_table, read_lines, read_text
+from .hub_names import revision_of
 from .tables import pair_of, read_table
 
 # With fewer pairs, starting several processes takes longer than tokenizing in one.
@@ -110,11 +113,35 @@ def read_corpus(corpus: Corpus, streaming: bool = False) -> Dataset | IterableDa
         if local:
             parts.append(_from_files(corpus, list(group), streaming))
         else:
-            revision_of = dict(zip(corpus.tables, corpus.revisions, strict=False))
-            parts += [_from_hub(corpus, name, revision_of.get(name), streaming) for (name,) in group]
+            parts += [_from_hub(corpus, name, streaming) for (name,) in group]
     if not parts:
         raise CorpusError("no corpus is given; name files or a data set on the Hub")
-    return parts[0] if len(parts) == 1 else concatenate_datasets(parts)
+    if len(parts) == 1:
+        return parts[0]
+    pairs = concatenate_datasets(parts)
+    if isinstance(pairs, Dataset):
+        pairs._fingerprint = Hasher.hash([part._fingerprint for part in parts])  # of what was read, nothing else
+    return pairs
+
+
+def state_of(corpus: Corpus, pairs: Dataset | IterableDataset) -> str:
+    """Returns what is another one after a corpus has changed, wherever its files are.
+
+    It is datasets' fingerprint of the pairs. Of a stream, whose files may be too large to be read twice, it is made of
+    their sizes and modification times, and of the commits of data sets on the Hub.
+
+    Args:
+        corpus: The corpus.
+        pairs: What `read_corpus` has returned for it.
+    """
+    if isinstance(pairs, Dataset):
+        return str(pairs._fingerprint)
+    facts: list[Any] = []
+    for name in (*corpus.source, *corpus.target, *corpus.tables):
+        inside = sorted(path for path in Path(name).rglob("*") if path.is_file())  # a data set in a folder
+        statuses = [path.stat() for path in (inside or [Path(name)]) if path.exists()]
+        facts.append([(one.st_size, one.st_mtime_ns) for one in statuses] or revision_of(name, "dataset"))
+    return str(Hasher.hash(facts))
 
 
 def tokenize(
@@ -232,20 +259,34 @@ def _are_blank(texts: Any) -> NDArray[np.bool_]:
 
 
 def _from_files(corpus: Corpus, sources: list[tuple[str, ...]], streaming: bool) -> Dataset | IterableDataset:
-    # datasets' cache key: path and fingerprint, so that a changed file is not taken from the cache.
-    stamps = [[(os.path.abspath(path), *astuple(fingerprint(path))) for path in paths] for paths in sources]
-    arguments = {"sources": sources, "stamps": stamps, "columns": (corpus.source_column, corpus.target_column)}
+    columns = (corpus.source_column, corpus.target_column)
+    arguments = {"sources": sources, "columns": columns}
     if streaming:
         return IterableDataset.from_generator(_read_sources, gen_kwargs=arguments)
+    # datasets' cache key: what is read and how, wherever the files are.
+    fingerprint = Hasher.hash((columns, [[(_format(path), _digest(path)) for path in paths] for paths in sources]))
     try:
-        return Dataset.from_generator(_read_sources, gen_kwargs=arguments)
+        return Dataset.from_generator(_read_sources, gen_kwargs=arguments, fingerprint=fingerprint)
     except DatasetGenerationError as error:
         if isinstance(error.__cause__, CorpusError):
             raise error.__cause__ from None
         raise
 
 
-def _read_sources(sources: list[tuple[str, ...]], stamps: list[Any], columns: tuple[str, str]) -> Iterator[Pair]:
+def _format(path: str) -> str:
+    """The part of a file's name that says how it is read."""
+    return "".join(Path(path).suffixes[-2:]) if is_table(path) else ".gz" * path.endswith(".gz")
+
+
+def _digest(path: str) -> str:
+    try:
+        with open(path, "rb") as file:
+            return hashlib.file_digest(file, xxhash.xxh3_128).hexdigest()
+    except OSError as error:
+        raise CorpusError(f"{path}: can't be read ({error.strerror or error}); name a readable file") from error
+
+
+def _read_sources(sources: list[tuple[str, ...]], columns: tuple[str, str]) -> Iterator[Pair]:
     for paths in sources:
         empty = True
         for pair in read_text(*paths) if len(paths) == 2 else read_table(paths[0], columns):
@@ -255,11 +296,11 @@ def _read_sources(sources: list[tuple[str, ...]], stamps: list[Any], columns: tu
             raise CorpusError(f"{paths[0]}: contains no sentence pair; is it the right file?")
 
 
-def _from_hub(corpus: Corpus, name: str, revision: str | None, streaming: bool) -> Dataset | IterableDataset:
+def _from_hub(corpus: Corpus, name: str, streaming: bool) -> Dataset | IterableDataset:
     """A data set that `datasets.load_dataset` loads, with the columns renamed."""
     columns = (corpus.source_column, corpus.target_column)
     try:
-        dataset = load_dataset(name, corpus.configuration, split=corpus.split, revision=revision, streaming=streaming)
+        dataset = load_dataset(name, corpus.configuration, split=corpus.split, streaming=streaming)
         names = dataset.column_names or list(next(iter(dataset), {}))
     except Exception as error:  # its reader and the network raise errors of many kinds
         raise CorpusError(
@@ -273,7 +314,10 @@ def _from_hub(corpus: Corpus, name: str, revision: str | None, streaming: bool) 
         pairs = [pair_of(row, columns, f"{name}, row {place + 1}") for place, row in zip(places, rows, strict=True)]
         return {side: [pair[side] for pair in pairs] for side in ("source", "target")}
 
-    return dataset.map(to_pairs, batched=True, with_indices=True, remove_columns=names)
+    options: dict[str, Any] = {"batched": True, "with_indices": True, "remove_columns": names}
+    if isinstance(dataset, Dataset):
+        options["new_fingerprint"] = Hasher.hash((dataset._fingerprint, columns))
+    return dataset.map(to_pairs, **options)
 
 
 def _processes(num_proc: int | None, pairs: int) -> int | None:

@@ -34,7 +34,6 @@ class Corpus:
         target_column: The column of the target.
         configuration: A Hub data set's configuration, "de-en".
         split: A Hub data set's split.
-        revisions: The commit at which each of `tables` is read from the Hub; None, or left out: the newest.
     """
 
     source: tuple[str, ...] = ()
@@ -44,7 +43,6 @@ class Corpus:
     target_column: str = "target"
     configuration: str | None = None
     split: str = "train"
-    revisions: tuple[str | None, ...] = ()
 
     def __post_init__(self) -> None:
         if len(self.source) != len(self.target):

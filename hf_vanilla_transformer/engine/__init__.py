@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from .support import unsupported_reason
     from .training.shortcuts import training_shortcuts
 else:
-    # A module is imported when its name is used: the options of a training need `torch_private`, but no model.
+    # A module is imported when its name is used.
     _MODULES = {
         **dict.fromkeys(("Engine", "EngineError", "attach", "attach_if_supported", "detach"), "attachment"),
         "EngineCallback": "callback",

@@ -65,17 +65,3 @@ def has_global_hooks() -> bool:
     """Tells whether there are hooks on all modules; where torch doesn't tell, there might be."""
     ask = find("torch.nn.modules.module._has_any_global_hook")
     return ask is None or bool(ask())
-
-
-def check_cpp_compiler() -> None:
-    """Raises what torch raises if it finds no C++ compiler; where it doesn't tell, compiling will."""
-    get_compiler = find("torch._inductor.cpp_builder.get_cpp_compiler")
-    if get_compiler is not None:
-        get_compiler()
-
-
-def compile_modes() -> list[str]:
-    """Returns the modes of `torch.compile`; where torch doesn't list them, those that it documents."""
-    modes = find("torch._inductor.list_mode_options")
-    documented = ["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"]
-    return documented if modes is None else list(modes())

@@ -1,7 +1,7 @@
 """What follows training: averaging checkpoints, scoring the validation and test sets, the model card, the Hub."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ from ..checkpoints.completeness import complete_checkpoints
 from ..checkpoints.files import write_text
 from ..checkpoints.loading import load_checkpoint
 from ..data.corpora import read_corpus
-from ..data.formats import is_table
+from ..data.formats import Corpus, is_table
 from ..engine import attach_if_supported
 from ..hub.facts import SCORES, said_by_author, with_what_was_said
 from ..hub.model_card import Evaluation, RunFacts, Sample, save_card
@@ -26,14 +26,19 @@ MOVING_AVERAGE = "ema"  # the folder of the model, in the run's
 
 
 def finish_run(
-    trainer: VanillaTransformerTrainer, facts: RunFacts, data: DataArguments, say: Callable[[str], None]
+    trainer: VanillaTransformerTrainer,
+    facts: RunFacts,
+    data: DataArguments,
+    corpora: Mapping[str, Corpus],
+    say: Callable[[str], Any],
 ) -> None:
     """Averages the last checkpoints if asked to, scores the resulting model, writes its card and pushes it to the Hub.
 
     Args:
         trainer: After training; its arguments say how many checkpoints to average, and whether to push.
         facts: What it knows about the run.
-        data: Validation and test sets; a set without files is not scored.
+        data: The names of the training, validation and test data.
+        corpora: "validation" and "test"; an empty one is not scored.
         say: Is called with each line that the user should see.
 
     Raises:
@@ -48,8 +53,9 @@ def finish_run(
     attach_if_supported(model)
     evaluations, samples = [], list(facts.samples)
     for part in ("validation", "test"):
-        if data.corpus(part):
-            evaluation, samples = _score(part, folder, model, tokenizer, data, args)
+        if corpora[part]:
+            names = [*getattr(data, f"{part}_source"), *getattr(data, f"{part}_data")]
+            evaluation, samples = _score(part, corpora[part], names, folder, (tokenizer, model), args)
             evaluations.append(evaluation)
             say(f"{part}: {', '.join(map(str, evaluation.scores))}")
             say(f"{part}: {evaluation.scores[0].details}")
@@ -77,7 +83,7 @@ def _said_by_author(run: Path, last: int) -> dict[str, Any]:
     return said_by_author(run) | said_by_author(run / f"averaged-{last}") | said_by_author(run / MOVING_AVERAGE)
 
 
-def _averaged(trainer: VanillaTransformerTrainer, say: Callable[[str], None]) -> tuple[Path, int]:
+def _averaged(trainer: VanillaTransformerTrainer, say: Callable[[str], Any]) -> tuple[Path, int]:
     """Writes the average that is asked for; returns the model's folder, and how many checkpoints it is the mean of."""
     run, last = Path(trainer.args.output_dir or ""), trainer.args.average_last
     if trainer.weight_average is not None:
@@ -98,10 +104,16 @@ def _averaged(trainer: VanillaTransformerTrainer, say: Callable[[str], None]) ->
 
 
 def _score(
-    part: str, folder: Path, model: Any, tokenizer: Any, data: DataArguments, args: VanillaTransformerTrainingArguments
+    part: str,
+    corpus: Corpus,
+    names: Sequence[str],
+    folder: Path,
+    checkpoint: tuple[Any, Any],
+    args: VanillaTransformerTrainingArguments,
 ) -> tuple[Evaluation, list[Sample]]:
     """Translates and scores a part of the data, and writes the translations; returns scores and a few samples."""
-    pairs = read_corpus(data.corpus(part))
+    tokenizer, model = checkpoint
+    pairs = read_corpus(corpus)
     sources, references = list(pairs["source"]), list(pairs["target"])
     translations = translate(model, tokenizer, sources)
     lines = (" ".join(text.splitlines()) for text in translations)  # a poor model may write line feeds
@@ -110,7 +122,6 @@ def _score(
         corpus_bleu(translations, references, tokenize=args.bleu_tokenize),
         corpus_chrf(translations, references),
     ]
-    names = [*getattr(data, f"{part}_source"), *getattr(data, f"{part}_data")]
     evaluation = Evaluation(
         dataset=", ".join(name if is_on_hub(name) else Path(name).name for name in names),
         scores=scores,

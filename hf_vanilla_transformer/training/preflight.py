@@ -20,9 +20,10 @@ from transformers import DefaultFlowCallback, EvalPrediction, TrainerCallback
 from ..checkpoints.completeness import checkpoints_in
 from ..errors import first_line, is_out_of_memory
 from ..hub.model_card import fill_model_card
+from .facts import run_facts
 from .recipe import RecipeError, VanillaTransformerTrainingArguments
 from .run_folder import saved
-from .trainer import VanillaTransformerTrainer, run_facts
+from .trainer import VanillaTransformerTrainer
 
 BYTES_PER_PARAMETER = 16  # of training: the weight, its gradient and Adam's two moments, 4 each
 UPDATES_OF_DRY_RUN = 4  # the first one is not timed
@@ -70,8 +71,8 @@ def number_of_saves(args: VanillaTransformerTrainingArguments, updates_per_epoch
         return None
     if strategy == "epoch":
         return None if updates_per_epoch is None else math.ceil(updates / updates_per_epoch)
-    interval = args.save_steps if args.save_steps >= 1 else max(math.ceil(updates * args.save_steps), 1)
-    return math.ceil(updates / interval)  # the last update is saved in any case
+    interval = args.save_steps if args.save_steps >= 1 else math.ceil(updates * args.save_steps)
+    return math.ceil(updates / interval) if interval else min(updates, 1)  # the last update is saved in any case
 
 
 def number_of_updates(args: VanillaTransformerTrainingArguments, updates_per_epoch: int | None) -> int | None:
@@ -117,6 +118,7 @@ def preflight(trainer: VanillaTransformerTrainer, folder: Path) -> None:
     devices = [trainer.args.device] if trainer.args.device.type == "cuda" else []
     with torch.random.fork_rng(devices), _same_mode(trainer.model), _plain_errors(trainer.args):
         batch = trainer._prepare_inputs(first_batch(trainer))
+        _optimize(trainer, number_of_updates(trainer.args, per_epoch) or 1)
         _update(trainer, batch)
         _translate(trainer, batch)
         if trainer.is_world_process_zero():
@@ -160,6 +162,18 @@ def _check_disk(trainer: VanillaTransformerTrainer, folder: Path, per_epoch: int
             f"{kept} checkpoints of {_bytes(checkpoint)} and the model need {_bytes(needed)} in {folder}, "
             f"which has {_bytes(free)} left; make room, raise save_steps or lower save_total_limit"
         )
+
+
+def _optimize(trainer: VanillaTransformerTrainer, updates: int) -> None:
+    """Builds optimizer and schedule, and asks for learning rates that the run will have."""
+    trainer.create_optimizer_and_scheduler(updates)
+    try:
+        for function in getattr(trainer.lr_scheduler, "lr_lambdas", []):
+            rates = [float(function(step)) for step in (0, updates // 2, updates - 1)]
+            if not all(0 <= rate < math.inf for rate in rates):
+                raise RecipeError(f"lr_scheduler_kwargs {trainer.args.lr_scheduler_kwargs} give a rate of {min(rates)}")
+    finally:
+        trainer.optimizer = trainer.lr_scheduler = None
 
 
 def _update(trainer: VanillaTransformerTrainer, batch: dict[str, Any]) -> None:
@@ -208,7 +222,7 @@ def _plain_errors(args: VanillaTransformerTrainingArguments) -> Iterator[None]:
             f"there is too little memory for a batch of {args.per_device_train_batch_tokens:,} tokens "
             f"({first_line(error)}); lower per_device_train_batch_tokens, and raise gradient_accumulation_steps instead"
         ) from error
-    except (ValueError, TypeError, IndexError, ImportError) as error:
+    except (ValueError, TypeError, IndexError, ImportError, ArithmeticError) as error:
         raise RecipeError(f"the run can't be completed with these options: {first_line(error)}") from error
 
 

@@ -4,7 +4,8 @@ import dataclasses
 import json
 import math
 import re
-from collections.abc import Iterable, Sequence
+import textwrap
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, NoReturn
@@ -16,7 +17,7 @@ from transformers import HfArgumentParser, Seq2SeqTrainingArguments
 from ..configuration_vanilla_transformer import VanillaTransformerConfig
 from ..data.formats import Corpus, is_table
 from ..errors import did_you_mean
-from .options import Given, check_each, check_together
+from .options import SUPPORTED, THEIRS, check_ranges, check_supported, check_together
 
 RECIPES = Path(__file__).with_name("recipes")  # the package's, which are found by name
 
@@ -72,6 +73,7 @@ class DataArguments:
     preprocessing_num_workers: int | None = _option(None, "Processes that tokenize (default: by the corpus's size).")
 
     def __post_init__(self) -> None:
+        check_ranges(self)
         for part in ("train", "validation", "test"):
             if self.dataset_name and not (getattr(self, f"{part}_source") or getattr(self, f"{part}_data")):
                 setattr(self, f"{part}_data", [self.dataset_name])
@@ -196,7 +198,7 @@ class VanillaTransformerTrainingArguments(Seq2SeqTrainingArguments):
     # lrate = factor * d_model^-0.5 * min(step^-0.5, step * warmup^-1.5) (5.3)
     learning_rate: float | None = _option(None, "Peak learning rate (default: the paper's times learning_rate_factor).")
     learning_rate_factor: float = _option(1.0, "Multiplies the paper's schedule if learning_rate is not given.")
-    lr_scheduler_type: str = _option("inverse_sqrt", "Schedule of the learning rate (default: the paper's).")
+    lr_scheduler_type: str = _option("inverse_sqrt", "Schedule of the learning rate; the paper's is inverse_sqrt.")
     warmup_steps: float = _option(4000, "Updates of linear warm-up.")
     max_steps: int = _option(100_000, "Number of updates; -1: as many as num_train_epochs says.")
     num_train_epochs: float = _option(0.0, "Number of epochs to train for, instead of max_steps.")
@@ -244,6 +246,7 @@ class VanillaTransformerTrainingArguments(Seq2SeqTrainingArguments):
     def __post_init__(self) -> None:
         if not torch.accelerator.is_available():  # transformers only allows bf16 on a CPU with use_cpu
             self.use_cpu, self.dataloader_pin_memory = True, False
+        check_ranges(self)
         if self.num_train_epochs and self.max_steps == type(self).max_steps:  # which nobody has chosen
             self.max_steps = -1
         if self.max_steps < 0 and not self.num_train_epochs:
@@ -251,21 +254,6 @@ class VanillaTransformerTrainingArguments(Seq2SeqTrainingArguments):
         if self.greater_is_better is None and str(self.metric_for_best_model).endswith("perplexity"):
             self.greater_is_better = False  # transformers would take the greatest perplexity for the best
         super().__post_init__()
-        if self.per_device_train_batch_tokens < 0:
-            raise ValueError(f"per_device_train_batch_tokens is {self.per_device_train_batch_tokens}; give 0 or more")
-        if self.num_samples < 0:
-            raise ValueError(f"num_samples is {self.num_samples}; give 0 or more")
-        if self.shuffle_buffer_size < 1:
-            raise ValueError(f"shuffle_buffer_size is {self.shuffle_buffer_size}; give 1 or more")
-        self._check_regularization()
-
-    def _check_regularization(self) -> None:
-        for name in ("rdrop_alpha", "simcut_alpha"):
-            if not 0 <= getattr(self, name) < math.inf:
-                raise ValueError(f"{name} is {getattr(self, name)}; give 0 or more")
-        for name in ("simcut_p", "ema_decay"):
-            if not 0 <= getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}; give 0 or more, and less than 1")
         if self.rdrop_alpha and self.simcut_alpha:
             raise ValueError("rdrop_alpha and simcut_alpha are two losses; leave one of the two out")
         if self.ema_decay and (self.average_last or self.load_best_model_at_end):
@@ -289,19 +277,13 @@ class VanillaTransformerTrainingArguments(Seq2SeqTrainingArguments):
 
 
 Arguments = tuple[DataArguments, ModelArguments, VanillaTransformerTrainingArguments]
-
-
-def _defaults_of(kind: Any) -> dict[str, Any]:
-    fields = (field for field in dataclasses.fields(kind) if field.init)
-    missing = dataclasses.MISSING
-    return {
-        field.name: field.default if field.default_factory is missing else field.default_factory() for field in fields
-    }
-
-
-_PARTS: tuple[Any, ...] = (DataArguments, ModelArguments, VanillaTransformerTrainingArguments)
-_NOT_GIVEN = object()
-_DEFAULTS = {kind: _defaults_of(kind) for kind in _PARTS}  # of a part's options
+PARTS: dict[str, Any] = {
+    "Data": DataArguments,
+    "Model": ModelArguments,
+    "Training": VanillaTransformerTrainingArguments,
+}
+FIELDS = {field.name: field for part in PARTS.values() for field in dataclasses.fields(part) if field.init}
+NAMES = (*FIELDS, *ALIASES)
 
 
 class _Parser(HfArgumentParser):
@@ -319,14 +301,6 @@ class _Loader(yaml.SafeLoader):
         first: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:bool"]
         for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
     }
-
-    def compose_node(self, parent: Any, index: Any) -> Any:
-        event = self.peek_event()
-        if isinstance(event, yaml.AliasEvent) and isinstance(self.anchors.get(event.anchor), yaml.CollectionNode):
-            # A few of them, one within the other, can stand for more than fits in memory.
-            problem = f"the alias *{event.anchor} stands for more than a single value"
-            raise yaml.constructor.ConstructorError(None, None, problem, event.start_mark)
-        return super().compose_node(parent, index)
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         names: set[str] = set()
@@ -358,26 +332,24 @@ def parse_recipe(
         The arguments of the data, of the model and of the training.
 
     Raises:
-        RecipeError: A file is not a recipe, or an option is unknown, has a value of the wrong type, or is given under
-            two names.
+        RecipeError: A file is not a recipe, or an option is unknown or isn't supported, has a value of the wrong type,
+            or is given under two names.
     """
-    parser = _parser()
-    known = {action.dest: action for action in reversed(parser._actions)}  # --name rather than --no_name
     recipe: dict[str, Any] = {}
     for path in paths:
-        options = _read(Path(path))
-        _refuse_unknown(options, [*known, *ALIASES], f"{path}: unknown option")
-        names = {name: str(name).replace("-", "_") for name in options}
-        _refuse_two_names(map(str, options), f"{path}: ")
-        recipe |= {ALIASES.get(names[name], names[name]): value for name, value in options.items()}
-    recipe = {name: value for name, value in recipe.items() if value is not None}
+        recipe |= _named(_read(Path(path)), f"{path}: ")
+    recipe = {"output_dir": "", **{name: value for name, value in recipe.items() if value is not None}}
+    given, arguments = _overrides(overrides, switches)
     try:
-        given = _given(parser, known, recipe, overrides, switches)
-        check_each(given)
-        data, model, training = (
-            kind(**{name: value for name, value in given.values.items() if name in _DEFAULTS[kind]}) for kind in _PARTS
+        check_supported([*recipe, *given], FIELDS)
+        parser = _Parser(list(PARTS.values()), allow_abbrev=False, add_help=False)
+        parser.set_defaults(**{name: _as_default(name, value, parser) for name, value in recipe.items()})
+        data, model, training, words = parser.parse_args_into_dataclasses(
+            arguments, return_remaining_strings=True, look_for_args_file=False
         )
-        check_together(given, data, training)
+        if words:
+            raise RecipeError(f"{words[0]!r} belongs to no option; write --name value")
+        check_together({*recipe, *given}, data, training)
     # transformers checks that options are compatible, with errors of many kinds
     except (ValueError, TypeError, ImportError, OSError, RuntimeError) as error:
         raise RecipeError(" ".join(str(error).split())) from error
@@ -386,64 +358,12 @@ def parse_recipe(
     return data, model, training
 
 
-def _given(
-    parser: _Parser, known: dict[str, Any], recipe: dict[str, Any], overrides: Sequence[str], switches: Sequence[str]
-) -> Given:
-    """Parses the options of a recipe and of the command line; those that neither has are left out."""
-    for action in parser._actions:
-        action.default = _NOT_GIVEN
-    parser.set_defaults(**{name: [] for name, value in recipe.items() if value == []})  # argparse has no empty lists
-    _check_overrides(overrides, known)
-    written = [option for name, value in recipe.items() for option in _as_options(known[name], value)]
-    namespace, unknown = parser.parse_known_args([*written, *overrides])
-    if unknown:
-        if unknown[0].startswith("--"):
-            option = unknown[0].partition("=")[0].replace("_", "-")
-            options = [*switches, *(f"--{name.replace('_', '-')}" for name in (*known, *ALIASES))]
-            raise RecipeError(f"unknown option {option}{did_you_mean(option, options)}")
-        raise RecipeError(f"{unknown[0]!r} belongs to no option; write --name value")
-    values = {name: value for name, value in vars(namespace).items() if value is not _NOT_GIVEN}
-    for name, value in values.items():
-        if value == [] and known[name].nargs != "+":  # what argparse makes of `--name=--`
-            raise RecipeError(f"{known[name].option_strings[0]}: expected one argument")
-    # Not "trainer_output", transformers' default, which nobody has named.
-    return Given(
-        {"output_dir": "", **values}, {name: value for part in _DEFAULTS.values() for name, value in part.items()}
-    )
-
-
-def describe_options() -> str:
-    """Returns the help text of all options of a recipe, with their defaults."""
-    return _parser().format_help()
-
-
-def describe_recipes() -> str:
-    """Returns the names of the package's recipes, each with what it trains, and where they are."""
-    summaries = {file.stem: file.read_text(encoding="utf-8").splitlines()[0] for file in sorted(RECIPES.glob("*.yaml"))}
-    lines = [f"{name:28}{summary.removeprefix('# ')}" for name, summary in summaries.items()]
-    launch = [f"  {file}" for file in sorted(RECIPES.glob("accelerate/*.yaml"))]
-    where = f"They are in {RECIPES}; copy one to change it. For `accelerate launch --config_file`:"
-    return "\n".join([*lines, "", where, *launch])
-
-
-def _parser() -> _Parser:
-    parser = _Parser(_PARTS, allow_abbrev=False, add_help=False, usage="options of a recipe")
-    for action in parser._actions:
-        action.option_strings = [option for option in action.option_strings if "_" not in option]  # for help and errors
-    for alias, name in ALIASES.items():
-        parser._option_string_actions[f"--{name}"].help += f" Also --{alias.replace('_', '-')}."
-        for option in (alias, alias.replace("_", "-")):
-            parser._option_string_actions[f"--{option}"] = parser._option_string_actions[f"--{name}"]
-    return parser
-
-
 def _read(path: Path) -> dict[Any, Any]:
     """Reads a recipe by its path or its name."""
     packaged = RECIPES / f"{path}.yaml"
+    file = packaged if packaged.is_file() and not path.exists() else path
     try:
-        recipe = yaml.load(
-            (packaged if packaged.is_file() and not path.exists() else path).read_text(encoding="utf-8-sig"), _Loader
-        )
+        recipe = yaml.load(file.read_text(encoding="utf-8-sig"), _Loader)
     except OSError as error:
         recipes = sorted(file.stem for file in RECIPES.glob("*.yaml"))
         raise RecipeError(
@@ -460,43 +380,90 @@ def _read(path: Path) -> dict[Any, Any]:
     return recipe
 
 
-def _refuse_unknown(names: Iterable[Any], known: Iterable[str], complaint: str) -> None:
-    known = list(known)
-    for name in names:
-        plain = str(name).replace("-", "_")
-        if plain not in known:
-            raise RecipeError(f"{complaint} {name!r}{did_you_mean(plain, known)}")
+def _own_name(option: Any) -> str:
+    """The field of an option, which may have dashes or be an alias."""
+    name = str(option).removeprefix("--").replace("-", "_")
+    return ALIASES.get(name, name)
 
 
-def _refuse_two_names(names: Iterable[str], where: str = "") -> None:
-    """Refuses an option that is given under its own name and under its alias: only one of the values could count."""
-    first: dict[str, str] = {}
-    for name in names:
-        plain = _plain(name)
-        if _plain(other := first.setdefault(ALIASES.get(plain, plain), name)) != plain:
-            raise RecipeError(f"{where}{other} and {name} are two names of one option; give one of them")
+def _dashed(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
 
 
-def _check_overrides(overrides: Sequence[str], known: dict[str, Any]) -> None:
-    """Refuses options of the command line of which argparse would silently take the last."""
-    options = [one.partition("=")[0] for one in overrides if one.startswith("--")]
-    _refuse_two_names(options)
+def _named(options: Mapping[Any, Any], where: str) -> dict[str, Any]:
+    """Returns the options of a recipe under the names of their fields."""
+    written: dict[str, Any] = {}
     for option in options:
-        name = _plain(option)
-        if options.count(option) > 1 and getattr(known.get(ALIASES.get(name, name)), "nargs", None) == "+":
+        if (name := _own_name(option)) not in FIELDS:
+            raise RecipeError(f"{where}unknown option {option!r}{did_you_mean(name, NAMES)}")
+        if name in written:  # only one of the values could count
+            raise RecipeError(f"{where}{written[name]} and {option} are two names of one option; give one of them")
+        written[name] = option
+    return {name: options[option] for name, option in written.items()}
+
+
+def _overrides(arguments: Sequence[str], switches: Sequence[str]) -> tuple[set[str], list[str]]:
+    """Returns the fields that a command line sets, and the command line with their names."""
+    written: dict[str, str] = {}
+    named = []
+    for argument in arguments:
+        option, equals, value = argument.partition("=")
+        name = _own_name(option)
+        if not option.startswith("--"):
+            named.append(argument)
+            continue
+        if name not in FIELDS:
+            option = option.replace("_", "-")
+            raise RecipeError(f"unknown option {option}{did_you_mean(option, [*switches, *map(_dashed, NAMES)])}")
+        if written.get(name, option) != option:
+            raise RecipeError(f"{written[name]} and {option} are two names of one option; give one of them")
+        if name in written and FIELDS[name].default_factory is list:
             raise RecipeError(f"{option} is given twice; write all of its values after one {option}")
+        written[name] = option
+        named.append(f"--{name}{equals}{value}")
+    return set(written), named
 
 
-def _plain(option: str) -> str:
-    return option.removeprefix("--").replace("-", "_")
+def _as_default(name: str, value: Any, parser: HfArgumentParser) -> Any:
+    """Writes a value as on the command line, so that argparse parses it like one; it leaves lists as they are."""
+    action = parser._option_string_actions[f"--{name}"]
+    takes_list, items = action.nargs == "+", value if isinstance(value, list) else [value]
+    if isinstance(value, list) and not takes_list:
+        raise RecipeError(f"{name} takes one value, not a list: {value}")
+    if takes_list and any(item is None or isinstance(item, list | dict) for item in items):
+        raise RecipeError(f"{name} takes a list of strings, not {value}")
+    texts = [json.dumps(item) if isinstance(item, dict) else str(item) for item in items]
+    if action.choices and texts[0] not in (choices := list(map(str, action.choices))):
+        similar = did_you_mean(texts[0], choices)
+        raise RecipeError(f"{name} is {value!r}; choose one of: {', '.join(choices)}{similar}")
+    return texts if takes_list else texts[0]
 
 
-def _as_options(action: Any, value: Any) -> list[str]:
-    option = action.option_strings[0]
-    if not isinstance(value, list):
-        return [f"{option}={json.dumps(value) if isinstance(value, dict) else value}"]
-    if action.nargs != "+":
-        raise RecipeError(f"{action.dest} takes one value, not a list: {value}")
-    if any(item is None or isinstance(item, (dict, list)) for item in value):
-        raise RecipeError(f"{action.dest} takes a list of numbers or strings, not {value}")
-    return [option, *map(str, value)] if value else []
+def describe_options() -> str:
+    """Returns the help text of all options of a recipe, in groups, each with its default."""
+    lines = []
+    for title, part in PARTS.items():
+        names = [field.name for field in dataclasses.fields(part) if field.init]
+        names = [name for name in names if name in SUPPORTED or name not in THEIRS]
+        lines += [f"{title}:", *(f"  {_dashed(name):34} {_help(name)}" for name in names), ""]
+    return "\n".join(lines)
+
+
+def _help(name: str) -> str:
+    """The first sentences of an option's help, with its default and its other name."""
+    field = FIELDS[name]
+    text = textwrap.shorten(field.metadata.get("help", "").replace("%%", "%"), 200, placeholder=" ...")
+    text += "".join(f" Also {_dashed(alias)}." for alias, own in ALIASES.items() if own == name)
+    default = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+    default = getattr(default, "value", default)  # of an enumeration
+    is_said = "default:" in text or default in (None, [], "")
+    return text if is_said else f"{text} (default: {default})"
+
+
+def describe_recipes() -> str:
+    """Returns the names of the package's recipes, each with what it trains, and where they are."""
+    summaries = {file.stem: file.read_text(encoding="utf-8").splitlines()[0] for file in sorted(RECIPES.glob("*.yaml"))}
+    lines = [f"{name:28}{summary.removeprefix('# ')}" for name, summary in summaries.items()]
+    launch = [f"  {file}" for file in sorted(RECIPES.glob("accelerate/*.yaml"))]
+    where = f"They are in {RECIPES}; copy one to change it. For `accelerate launch --config_file`:"
+    return "\n".join([*lines, "", where, *launch])

@@ -3,17 +3,24 @@
 import json
 import os
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from filelock import FileLock, Timeout
 from safetensors import SafetensorError
-from transformers import Trainer, TrainerCallback
+from transformers import Trainer
 from transformers.utils import logging
 
-from ..checkpoints.completeness import TRAINER_STATE, checkpoints_in, damage_of, last_complete_checkpoint, step_of
+from ..checkpoints.completeness import (
+    RECIPE,
+    TRAINER_STATE,
+    checkpoints_in,
+    damage_of,
+    last_complete_checkpoint,
+    step_of,
+)
 from ..checkpoints.files import write_text
 from ..checkpoints.loading import read_json
 from ..errors import first_line
@@ -21,12 +28,11 @@ from .recipe import RecipeError
 
 logger = logging.get_logger(__name__)
 
-RECIPE = "recipe.json"
 TOKENIZER = "tokenizer"  # the folder of the tokenizer that a run trains
 LOCK = "run.lock"
 SAVING = ".saving"  # a folder in which files are written that then replace others
 DRAWN = ("loss", "eval_perplexity", "eval_bleu", "learning_rate")  # numbers in a run's log that plots show
-FINGERPRINTS = "data_fingerprints"  # in recipe.json, beside the options
+FINGERPRINT = "data_fingerprint"  # in recipe.json, beside the options
 
 
 @contextmanager
@@ -82,9 +88,9 @@ def check_links(folder: Path) -> None:
             )
 
 
-def write_recipe(folder: Path, options: Mapping[str, Any], fingerprints: Mapping[str, Any]) -> None:
-    """Writes what a run is started with into its folder."""
-    write_text(folder / RECIPE, json.dumps({**options, FINGERPRINTS: fingerprints}, indent=1))
+def write_recipe(folder: Path, options: Mapping[str, Any], data: str) -> None:
+    """Writes what a run is started with into its folder: its options, and the fingerprint of its training data."""
+    write_text(folder / RECIPE, json.dumps({**options, FINGERPRINT: data}, indent=1))
 
 
 def read_recipe(folder: Path) -> dict[str, Any]:
@@ -125,16 +131,20 @@ def check_same_recipe(folder: Path, before: Mapping[str, Any], now: Mapping[str,
             )
 
 
-def check_same_data(folder: Path, changes: Iterable[str]) -> None:
-    """Refuses to resume a run whose training data has changed.
+def check_same_data(folder: Path, data: str) -> None:
+    """Checks that a run is resumed with the training data that it was started with.
+
+    Args:
+        folder: The run's output folder. A run of an older version of this package has no fingerprint to compare.
+        data: The fingerprint of the data now.
 
     Raises:
-        RecipeError: There are changes, as `data.fingerprints.changes` describes them.
+        RecipeError: It is another one.
     """
-    if changed := list(changes):
+    if read_recipe(folder).get(FINGERPRINT, data) != data:
         raise RecipeError(
-            f"the training data has changed since the run in {folder} was started: {'; '.join(changed)}; restore it, "
-            "or resume with --accept-changed-data"
+            f"the training data has changed since the run in {folder} was started; restore it, or resume with "
+            "--accept-changed-data"
         )
 
 
@@ -232,16 +242,6 @@ def save_model(trainer: Trainer, folder: Path) -> None:
             f"the model can't be saved in {folder} ({first_line(error)}); make room, and give --resume to repeat what "
             "follows training"
         ) from error
-
-
-class RecipeKeeper(TrainerCallback):
-    """Copies `recipe.json` into each checkpoint, in case the run's own is damaged."""
-
-    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Copies the file after a checkpoint was saved."""
-        checkpoint = Path(args.output_dir) / f"checkpoint-{state.global_step}"
-        if state.is_world_process_zero and checkpoint.is_dir() and (checkpoint.parent / RECIPE).is_file():
-            shutil.copyfile(checkpoint.parent / RECIPE, checkpoint / RECIPE)
 
 
 def read_log(run: str | Path) -> list[dict[str, Any]]:

@@ -20,10 +20,9 @@ from torch.distributed.checkpoint.state_dict import (
 )
 from transformers import Seq2SeqTrainer
 
-from ..checkpoints.loading import CheckpointError
+from ..checkpoints.completeness import OPTIMIZER, SCHEDULER
+from ..checkpoints.loading import WEIGHTS, CheckpointError
 from .recipe import RECIPES, RecipeError
-
-WEIGHTS, OPTIMIZER, SCHEDULER = "model.safetensors", "optimizer.pt", "scheduler.pt"
 
 
 class ShardingTrainer(Seq2SeqTrainer):

@@ -3,28 +3,25 @@
 import copy
 import inspect
 import math
-import platform
 import shutil
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import datasets
-import numpy as np
 import torch
-import transformers
 from accelerate.data_loader import prepare_data_loader
 from datasets.distributed import split_dataset_by_node
 from huggingface_hub import HfApi
 from safetensors import SafetensorError
-from torch import Tensor, nn
+from torch import Tensor
+from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import DataLoader
-from transformers import EarlyStoppingCallback, EvalPrediction, PreTrainedTokenizerBase, TrainerCallback
-from transformers.trainer_utils import EvalLoopOutput, HubStrategy
+from transformers import EarlyStoppingCallback, PreTrainedTokenizerBase
+from transformers.trainer_utils import EvalLoopOutput, HubStrategy, SchedulerType
 from transformers.utils import PushInProgress, logging
 
 from .. import engine
@@ -35,68 +32,16 @@ from ..data.corpora import lengths_of
 from ..engine.memory import keep_freed_memory
 from ..engine.training import paused_shortcuts, training_shortcuts
 from ..errors import first_line
-from ..hub.facts import curve_of, said_by_author, with_what_was_said
-from ..hub.model_card import Evaluation, Recipe, RunFacts, Sample, save_card
+from ..hub.facts import TARGET_TOKENS, said_by_author, with_what_was_said
+from ..hub.model_card import save_card
 from ..hub.upload import check_token, hub_errors, model_files, send_model
-from ..metrics import Score, corpus_bleu, corpus_chrf
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from .consistency import ConsistencyTrainer
-from .recipe import RecipeError, VanillaTransformerTrainingArguments, parse_recipe
+from .facts import run_facts
+from .recipe import RecipeError, VanillaTransformerTrainingArguments
+from .schedule import count_from_one, peak_learning_rate, set_rates
 
 logger = logging.get_logger(__name__)
-
-
-def paper_learning_rate(d_model: int, warmup_steps: int, factor: float = 1.0) -> float:
-    """The highest rate of the paper's schedule (5.3): factor * (d_model * warmup)^-0.5, reached after the warm-up.
-
-    transformers' "inverse_sqrt" scheduler with it is factor * d_model^-0.5 * min(step^-0.5, step * warmup^-1.5), where
-    the first update has step 0 and so no effect.
-    """
-    return factor * (d_model * warmup_steps) ** -0.5
-
-
-def peak_learning_rate(args: VanillaTransformerTrainingArguments, model: Any) -> float:
-    """The highest learning rate of a run: `learning_rate`, or without one that of the paper's schedule (5.3).
-
-    Args:
-        args: The arguments of the run.
-        model: Its model, whose configuration has `d_model` or, as other models have it, `hidden_size`.
-
-    Raises:
-        ValueError: There is no `learning_rate`, and the paper's can't be computed.
-    """
-    if args.learning_rate is not None:
-        return args.learning_rate
-    config = getattr(model, "config", None)
-    d_model = getattr(config, "d_model", None) or getattr(config, "hidden_size", None)
-    if d_model is None:
-        raise ValueError("This model's configuration has no d_model for the paper's schedule; give `learning_rate`.")
-    if 0 < args.warmup_steps < 1 and args.max_steps < 1:
-        raise ValueError(
-            f"warmup_steps={args.warmup_steps} is a share of the updates, whose number isn't known without max_steps; "
-            "give either as a number of updates, or learning_rate."
-        )
-    warmup_steps = max(int(args.get_warmup_steps(args.max_steps)), 1)
-    return paper_learning_rate(d_model, warmup_steps, args.learning_rate_factor)
-
-
-def schedule_of_recipe(recipe: str) -> tuple[float, int]:
-    """Returns the highest learning rate of a recipe, and the updates until then.
-
-    Args:
-        recipe: A recipe's name or file.
-
-    Raises:
-        RecipeError: It is no recipe, or has another schedule than the paper's.
-    """
-    _, model, args = parse_recipe([recipe])
-    if args.lr_scheduler_type != "inverse_sqrt":
-        raise RecipeError(
-            f"{recipe} has lr_scheduler_type {args.lr_scheduler_type!s}, not the paper's inverse_sqrt; "
-            "give the folder of a run, whose log has the rates"
-        )
-    peak = peak_learning_rate(args, SimpleNamespace(config=model.config(model.vocab_size)))
-    return peak, max(int(args.get_warmup_steps(args.max_steps)), 1)
 
 
 class DivergedError(RuntimeError):
@@ -148,10 +93,39 @@ class VanillaTransformerTrainer(ConsistencyTrainer):
         args.learning_rate = rate  # of the copy: the same arguments may train a model of another size
         return ConsistencyTrainer.get_optimizer_cls_and_kwargs(args, model)
 
+    def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
+        """The schedule; the paper's, "inverse_sqrt", counts updates from 1 (5.3), where transformers begins with 0."""
+        is_new = self.lr_scheduler is None
+        scheduler = super().create_scheduler(num_training_steps, optimizer)
+        if is_new and self.args.lr_scheduler_type == SchedulerType.INVERSE_SQRT:
+            count_from_one(scheduler)
+        return scheduler
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        """Loads what is summed up over the updates; rates, betas and the like are those of the arguments."""
+        if checkpoint is None:
+            return
+        wanted = [{name: group.get(name) for name in RESUMABLE} for group in self.optimizer.param_groups]
+        rates = list(getattr(self.lr_scheduler, "base_lrs", ()))
+        super()._load_optimizer_and_scheduler(checkpoint)
+        if not isinstance(self.lr_scheduler, LambdaLR) or self.is_deepspeed_enabled:
+            if rates != list(getattr(self.lr_scheduler, "base_lrs", ())):
+                raise RecipeError("with this scheduler or DeepSpeed, a resumed run can't change its learning rate")
+            return
+        for group, values in zip(self.optimizer.param_groups, wanted, strict=True):
+            for name, value in values.items():
+                if value is not None and group.get(name) != value:
+                    logger.warning(f"resuming with {RESUMABLE[name]} {value}, not {group.get(name)}")
+                    group[name] = value
+        self.lr_scheduler.base_lrs = rates
+        before, after = set_rates(self.lr_scheduler)
+        if before != after:
+            logger.warning(f"resuming with a learning rate of {after[0]:.3g}, not {before[0]:.3g}")
+
     @property
     def target_tokens(self) -> int:
         """Target tokens trained on so far, by all processes and before resuming too."""
-        saved = self.state.stateful_callbacks.get(TARGET_TOKENS, {})
+        saved = self.state.stateful_callbacks.get(TOKEN_COUNT, {})
         return int(saved.get("attributes", {}).get("count", 0))
 
     def get_train_dataloader(self) -> DataLoader[Any]:
@@ -199,6 +173,7 @@ class VanillaTransformerTrainer(ConsistencyTrainer):
         if 0 <= self.args.max_steps <= self.state.global_step:
             self.control.should_training_stop = True
             return
+        self.state.compute_steps(self.args, self.state.max_steps)  # a resumed run would have its checkpoint's intervals
         # The Trainer tells the epoch to some samplers only, and not after resuming with several processes.
         if self.batch_sampler is not None:
             self.batch_sampler.set_epoch(kwargs["epoch"])
@@ -210,7 +185,7 @@ class VanillaTransformerTrainer(ConsistencyTrainer):
         batches, items = super().get_batch_samples(epoch_iterator, num_batches, device)
         if items is not None:
             count = self.target_tokens + int(items)
-            self.state.stateful_callbacks[TARGET_TOKENS] = {"args": {}, "attributes": {"count": count}}
+            self.state.stateful_callbacks[TOKEN_COUNT] = {"args": {}, "attributes": {"count": count}}
         return batches, items
 
     def compute_loss(self, model: Any, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
@@ -242,14 +217,14 @@ class VanillaTransformerTrainer(ConsistencyTrainer):
 
     def _load_callback_state(self) -> None:
         """Lets early stopping count on from where it was, so that a resumed run ends as an uninterrupted one."""
-        tokens = self.state.stateful_callbacks.pop(TARGET_TOKENS, None)  # which is no callback's
+        tokens = self.state.stateful_callbacks.pop(TOKEN_COUNT, None)  # which is no callback's
         super()._load_callback_state()
         saved = self.state.stateful_callbacks.get("EarlyStoppingCallback", {})
         for callback in self.callback_handler.callbacks:
             if isinstance(callback, EarlyStoppingCallback) and isinstance(saved, dict):
                 vars(callback).update(saved.get("attributes", {}))
         if tokens is not None:
-            self.state.stateful_callbacks[TARGET_TOKENS] = tokens
+            self.state.stateful_callbacks[TOKEN_COUNT] = tokens
 
     def _place(self) -> str:
         """Where the batches of the last update are in the training data."""
@@ -487,12 +462,20 @@ class VanillaTransformerTrainer(ConsistencyTrainer):
         """Logs, with the target tokens seen and their number per second since the last line."""
         if "loss" in logs:
             tokens = self.target_tokens
-            logs |= {"target_tokens": tokens, "tokens_per_second": self._clock.rate(tokens)}
+            logs |= {TARGET_TOKENS: tokens, "tokens_per_second": self._clock.rate(tokens)}
         super().log(logs, start_time)
 
 
 # Where the number of target tokens is in TrainerState, which saves and restores nothing but its own fields.
-TARGET_TOKENS = "TargetTokens"
+TOKEN_COUNT = "TargetTokens"
+# Settings of an optimizer's groups of parameters that a resumed run may change, and the options.
+RESUMABLE = {
+    "initial_lr": "learning_rate",
+    "betas": "adam_beta1 and adam_beta2",
+    "eps": "adam_epsilon",
+    "weight_decay": "weight_decay",
+    "momentum": "momentum",
+}
 
 
 @contextmanager
@@ -587,181 +570,6 @@ class _Clock:
         return round(rate, 1)
 
 
-Metric = Any  # an object with `compute(predictions=, references=)`, as evaluate's, or a function of the two lists
-
-
-class TranslationMetrics:
-    """Scores the translations of the validation set, for `compute_metrics`, and keeps a few of them to look at.
-
-    Args:
-        tokenizer: Decodes the token ids.
-        tokenize: sacreBLEU's way to split words; "none" for text that is split already.
-        metrics: Further ones, beside BLEU and chrF. Objects with `compute(predictions=..., references=...)`, such as
-            `evaluate.load` returns, report the numbers of the dictionary that they return, under its keys; those with
-            the key "score", or with one that is taken, under the metric's own name. Functions
-            `f(translations, references)` report the number that they return, under their name.
-        show: Called with each line that shows a few translations at each evaluation; `print`, for instance.
-        num_samples: How many translations to keep as samples.
-
-    Attributes:
-        translations: All of the last evaluation, in the order of the data set.
-        samples: Of the last evaluation: (source, translation, reference); the source is empty unless the Trainer was
-            told `include_for_metrics=["inputs"]`.
-        signature: sacreBLEU's, of the last evaluation.
-    """
-
-    def __init__(
-        self,
-        tokenizer: Any,
-        tokenize: str = "13a",
-        metrics: Sequence[Metric] = (),
-        show: Callable[[str], Any] | None = None,
-        num_samples: int = 3,
-    ) -> None:
-        self.tokenizer, self.tokenize, self.metrics, self.show = tokenizer, tokenize, tuple(metrics), show
-        self.num_samples = num_samples
-        self.translations: list[str] = []
-        self.samples: list[tuple[str, str, str]] = []
-        self.signature = ""
-
-    def __call__(self, predictions: EvalPrediction) -> dict[str, float]:
-        """Scores translations that `generate()` made: {name: value}, BLEU and chrF from 0 to 100."""
-        hypotheses, references = self._texts(predictions.predictions), self._texts(predictions.label_ids)
-        bleu = corpus_bleu(hypotheses, references, tokenize=self.tokenize)
-        self.signature = bleu.signature
-        self.translations = hypotheses
-        self.samples = self._samples(predictions.inputs, hypotheses, references)
-        if self.show is not None:
-            for sample in self.samples:
-                self.show("\n  ".join(line for line in sample if line))
-        scores = {"bleu": bleu.value, "chrf": corpus_chrf(hypotheses, references).value}
-        for metric in self.metrics:
-            scores |= _scores_of(metric, hypotheses, references, taken=scores)
-        return scores
-
-    def _samples(self, inputs: Any, hypotheses: list[str], references: list[str]) -> list[tuple[str, str, str]]:
-        places = list(range(len(hypotheses)))
-        if self.num_samples < len(places):  # some from everywhere
-            places = np.linspace(0, len(places) - 1, self.num_samples + 2).astype(int)[1:-1].tolist()
-        sources = [""] * len(places) if inputs is None or not places else self._texts(inputs[places])
-        return [(source, hypotheses[place], references[place]) for source, place in zip(sources, places, strict=True)]
-
-    def _texts(self, token_ids: Any) -> list[str]:
-        token_ids = np.where(token_ids == -100, self.tokenizer.pad_token_id, token_ids)
-        return list(self.tokenizer.batch_decode(token_ids, skip_special_tokens=True))
-
-
-def _scores_of(metric: Metric, hypotheses: list[str], references: list[str], taken: Any) -> dict[str, float]:
-    """Asks a metric for its numbers; texts and lists that it returns as well can't be logged."""
-    if not hasattr(metric, "compute"):
-        return {metric.__name__: float(metric(hypotheses, references))}
-    found = metric.compute(predictions=hypotheses, references=references) or {}
-    numbers = {key: float(value) for key, value in found.items() if isinstance(value, (int, float, np.number))}
-    name = getattr(metric, "name", None) or type(metric).__name__.lower()
-    renamed = {key: f"{name}_{key}" if key in taken and key != name else key for key in numbers}
-    return {name if key == "score" else renamed[key]: value for key, value in numbers.items()}
-
-
-class DropoutWarmup(TrainerCallback):
-    """Lets dropout, that of attention too, rise from 0 to each module's own rate, evenly over the first updates.
-
-    Curriculum dropout (Morerio et al. 2017, arXiv:1703.06229). A small model under much dropout takes long to find out
-    what to attend to; without it at first, it learns that within a few epochs, and is regularised afterwards.
-
-    Args:
-        updates: After how many updates dropout is what it is set to.
-    """
-
-    def __init__(self, updates: int) -> None:
-        self.updates = updates
-        self.rates: list[tuple[nn.Module, str, float]] = []  # module, its attribute, what that is to become
-
-    def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
-        """Takes down the rates."""
-        modules = list(model.modules())
-        self.rates = [(module, "p", module.p) for module in modules if isinstance(module, nn.Dropout)]
-        attentions = [module for module in modules if hasattr(module, "attention_dropout")]
-        self.rates += [(module, "attention_dropout", module.attention_dropout) for module in attentions]
-
-    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Sets the rates for the next update."""
-        share = min(state.global_step / self.updates, 1.0)
-        for module, name, rate in self.rates:
-            setattr(module, name, share * rate)
-
-    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Leaves the rates as they were."""
-        for module, name, rate in self.rates:
-            setattr(module, name, rate)
-
-
-def callbacks_for(args: VanillaTransformerTrainingArguments) -> list[TrainerCallback]:
-    """What the arguments ask for beyond transformers' own callbacks."""
-    callbacks: list[TrainerCallback] = []
-    if args.dropout_warmup_steps:
-        callbacks.append(DropoutWarmup(args.dropout_warmup_steps))
-    if args.early_stopping_patience is not None:
-        callbacks.append(EarlyStoppingCallback(early_stopping_patience=args.early_stopping_patience))
-    return callbacks
-
-
-def by_length(dataset: datasets.Dataset) -> datasets.Dataset:
-    """The dataset with its longest sentences first, so that little is padded and lack of memory shows at once."""
-    return dataset.select(np.argsort(-lengths_of(dataset, "input_ids"), kind="stable"))
-
-
-def run_facts(trainer: VanillaTransformerTrainer, seconds: float | None = None) -> RunFacts:
-    """What a trainer knows for the model's card.
-
-    Args:
-        trainer: After training.
-        seconds: How long it took.
-    """
-    args, model = trainer.args, trainer.model
-    return RunFacts(
-        name=trainer.hub_model_id or args.hub_model_id or Path(args.output_dir or "model").resolve().name,
-        config=model.config.to_dict(),
-        parameters=model.num_parameters(),
-        training_pairs=len(trainer.train_dataset) if isinstance(trainer.train_dataset, datasets.Dataset) else None,
-        recipe=replace(
-            recipe_of(args, model, args.world_size),
-            steps=trainer.state.global_step,
-            target_tokens=trainer.target_tokens or None,
-            hardware=_hardware(args),
-            seconds=seconds,
-            software=f"torch {torch.__version__}, transformers {transformers.__version__}",
-        ),
-        curve=curve_of(trainer.state.log_history),
-        evaluations=_evaluations(trainer),
-        samples=[Sample(*sample) for sample in getattr(trainer.compute_metrics, "samples", [])],
-    )
-
-
-def recipe_of(args: VanillaTransformerTrainingArguments, model: Any, processes: int) -> Recipe:
-    """What a run's arguments say for the model's card.
-
-    Args:
-        args: The arguments.
-        model: The model, whose configuration has dropout and label smoothing.
-        processes: Number of processes that train together.
-    """
-    tokens = args.per_device_train_batch_tokens * args.gradient_accumulation_steps * processes
-    return Recipe(
-        optimizer=_optimizer(args),
-        schedule=f"{_words(args.lr_scheduler_type)}, {args.warmup_steps:,.0f} updates of warm-up",
-        learning_rate=peak_learning_rate(args, model),
-        batch_tokens=tokens or None,
-        dropout=getattr(model.config, "dropout", None),
-        dropout_warmup_steps=args.dropout_warmup_steps or None,
-        label_smoothing=args.label_smoothing_factor or getattr(model.config, "label_smoothing", None),
-        consistency=args.consistency,
-        precision="bfloat16 autocast" if args.bf16 else "float16 autocast" if args.fp16 else "float32",
-        seed=args.seed,
-        averaged_checkpoints=args.average_last or None,
-        ema_decay=args.ema_decay or None,
-    )
-
-
 def _base_of(model: Any) -> str | None:
     """The name on the Hub of the model that a PEFT adapter belongs to."""
     for settings in getattr(model, "peft_config", {}).values():
@@ -772,32 +580,3 @@ def _base_of(model: Any) -> str | None:
 
 def _listed(value: str | Sequence[str] | None) -> list[str]:
     return [value] if isinstance(value, str) else list(value or ())
-
-
-def _optimizer(args: VanillaTransformerTrainingArguments) -> str:
-    kind = str(getattr(args.optim, "value", args.optim))
-    adam = f"Adam, beta {args.adam_beta1} and {args.adam_beta2}, epsilon {args.adam_epsilon}"
-    decay = f", weight decay {args.weight_decay}" if args.weight_decay else ""
-    return (adam if kind.startswith("adamw_torch") else kind) + decay
-
-
-def _words(scheduler: Any) -> str:
-    return str(getattr(scheduler, "value", scheduler)).replace("_", " ")
-
-
-def _evaluations(trainer: VanillaTransformerTrainer) -> list[Evaluation]:
-    """The last BLEU of the validation set, where the trainer has measured it."""
-    signature = getattr(trainer.compute_metrics, "signature", "")
-    scores = [entry["eval_bleu"] for entry in trainer.state.log_history if "eval_bleu" in entry]
-    if not scores or not signature:
-        return []
-    return [Evaluation(dataset="validation set", scores=[Score("BLEU", scores[-1], signature)])]
-
-
-def _hardware(args: VanillaTransformerTrainingArguments) -> str:
-    if args.device.type == "cuda":
-        return f"{args.world_size} x {torch.cuda.get_device_name(args.device)}"
-    processor = torch.cpu.get_capabilities().get("cpu_name") or f"{platform.machine()} processor"
-    threads = torch.get_num_threads()
-    each = f"{threads} thread{'s' if threads > 1 else ''}"
-    return f"{processor}, {each}" if args.world_size == 1 else f"{processor}, {args.world_size} processes of {each}"

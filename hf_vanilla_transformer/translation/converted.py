@@ -14,7 +14,6 @@ from transformers.utils import cached_file, logging
 from transformers.utils.hub import extract_commit_hash
 
 from ..checkpoints.loading import CONFIG, CheckpointError
-from ..data.fingerprints import BLOCK, BLOCKS, fingerprint
 from ..errors import first_line
 from ..interop.base import ConversionError
 from ..interop.convert import convert
@@ -113,7 +112,6 @@ def _key(name: str | Path, commit: str | None) -> str:
     facts: list[Any] = [VERSION, str(name), commit]
     if Path(name).is_dir():
         for file in sorted(file for file in Path(name).iterdir() if file.is_file()):
-            found = fingerprint(file)
-            is_sampled = found.size > BLOCK * BLOCKS
-            facts.append((file.name, found.size, found.sample, found.modified if is_sampled else None))
+            status = file.stat()
+            facts.append((file.name, status.st_size, status.st_mtime_ns))
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]

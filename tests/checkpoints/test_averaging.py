@@ -3,9 +3,7 @@
 import json
 import os
 import shutil
-import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -238,7 +236,6 @@ NORM = "model.encoder.layers.0.self_attn_layer_norm.weight"
         (lambda c: change_json(c / "config.json", more=1), "config.json has more=1, but checkpoint-1 None; only"),
         (lambda c: change_json(c / "tokenizer.json", version="2"), "checkpoint-3/tokenizer.json differs from check"),
         (lambda c: (c / "tokenizer.json").unlink(), "checkpoint-3/tokenizer.json differs from checkpoint-1's"),
-        (lambda c: (c / "vocab.json").write_text("{}"), "checkpoint-3/vocab.json differs from checkpoint-1's"),
         (lambda c: os.truncate(c / "model.safetensors", 999), "checkpoint-3: model.safetensors is cut short"),
         (lambda c: os.truncate(c / "tokenizer_config.json", 9), "checkpoint-3: tokenizer_config.json is cut short or"),
         (lambda c: (c / "generation_config.json").write_text("[]"), "generation_config.json is not a JSON object"),
@@ -273,14 +270,6 @@ def test_weights_in_another_format(checkpoints, output):
     torch.save({}, checkpoints[0] / "global_step1" / "mp_rank_00_model_states.pt")
     with pytest.raises(ValueError, match=r"checkpoint-1: it has no weights: neither model\.safetensors nor"):
         average_checkpoints(checkpoints, output)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
-def test_a_sum_that_overflows(checkpoints, dtype):
-    for checkpoint in checkpoints:
-        change_weights(checkpoint, replace_by("extra", torch.tensor([1.0, 0.6 * torch.finfo(dtype).max], dtype=dtype)))
-    with pytest.raises(ValueError, match=r"the sum of extra is too large for torch\.float"):
-        mean_of(checkpoints)
 
 
 def test_the_mean_of_the_largest_half_precision_numbers(checkpoints):
@@ -336,7 +325,7 @@ def test_nothing_but_a_model_is_overwritten(checkpoints, output, place):
     output.mkdir()
     (output / "thesis.txt").write_text("all of it")
     targets = {"another run": run, "another folder": output, "a file": output / "thesis.txt"}
-    with pytest.raises(ValueError, match="contains more than a saved model, so it is not overwritten"):
+    with pytest.raises(ValueError, match="is not just a saved model"):
         average_checkpoints(checkpoints, targets[place], overwrite=True)
     assert all((checkpoint / "optimizer.pt").exists() for checkpoint in checkpoints_in(run))
     assert (output / "thesis.txt").exists()
@@ -379,16 +368,6 @@ def test_an_output_that_is_a_link_is_written_where_it_leads(checkpoints, output)
     assert {entry.name for entry in output.parent.iterdir()} == {"run", "averaged", "link"}
 
 
-def test_no_space_is_told_before_any_weight_is_read(checkpoints, output, monkeypatch):
-    monkeypatch.setattr(averaging.shutil, "disk_usage", lambda path: SimpleNamespace(free=9))
-    monkeypatch.setattr(averaging, "mean_of", None)
-    with pytest.raises(
-        ValueError, match=r"averaged/deep needs 0\.\d MB, but .* has 0\.0 MB of free space; remove files"
-    ):
-        average_checkpoints(checkpoints, output / "deep")
-    assert {entry.name for entry in output.parent.iterdir()} == {"run"}
-
-
 def test_an_averaged_model_has_no_checksums_of_a_checkpoints_weights(checkpoints, output):
     for checkpoint in checkpoints:
         write_checksums(checkpoint)
@@ -400,52 +379,15 @@ def test_an_averaged_model_has_no_checksums_of_a_checkpoints_weights(checkpoints
 # Old and new output change places
 
 
-def old_and_new(checkpoints, output):
-    """An output, and the content of the one that is to replace it."""
-    average_checkpoints(checkpoints[:2], output.with_name("new"))
-    new = contents(output.with_name("new"))
-    shutil.rmtree(output.with_name("new"))
-    average_checkpoints(checkpoints[:1], output)
-    return contents(output), new
-
-
 def contents(folder):
     return {file.name: file.read_bytes() for file in folder.iterdir()}
-
-
-def without_exchange(monkeypatch):
-    """As on systems that can't exchange names."""
-    monkeypatch.setattr(averaging, "_exchange", lambda one, other: False)
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="renameat2 is Linux's")
-def test_names_are_exchanged_in_one_step(checkpoints, output, monkeypatch):
-    _, new = old_and_new(checkpoints, output)
-    monkeypatch.setattr(Path, "rename", None)
-    average_checkpoints(checkpoints[:2], output, overwrite=True)
-    assert contents(output) == new
-    assert {entry.name for entry in output.parent.iterdir()} == {"run", "averaged"}
-
-
-def test_what_cannot_be_exchanged_stays(tmp_path):
-    (tmp_path / "one").mkdir()
-    assert not averaging._exchange(tmp_path / "one", tmp_path / "nothing")
-    assert [entry.name for entry in tmp_path.iterdir()] == ["one"]
-
-
-def test_where_names_cannot_be_exchanged(checkpoints, output, monkeypatch):
-    _, new = old_and_new(checkpoints, output)
-    without_exchange(monkeypatch)
-    average_checkpoints(checkpoints[:2], output, overwrite=True)
-    assert contents(output) == new
-    assert {entry.name for entry in output.parent.iterdir()} == {"run", "averaged"}
 
 
 @pytest.mark.parametrize("failing", [1, 2])
 @pytest.mark.parametrize("interruption", [OSError("Disk quota exceeded"), KeyboardInterrupt()])
 def test_a_rename_that_fails_restores_the_old_output(checkpoints, output, monkeypatch, failing, interruption):
-    old, _ = old_and_new(checkpoints, output)
-    without_exchange(monkeypatch)
+    average_checkpoints(checkpoints[:1], output)
+    old = contents(output)
     rename, calls = Path.rename, []
 
     def fails(path, target):
@@ -462,30 +404,6 @@ def test_a_rename_that_fails_restores_the_old_output(checkpoints, output, monkey
     assert {entry.name for entry in output.parent.iterdir()} == {"run", "averaged"}
 
 
-def test_an_old_output_that_nothing_can_restore_is_kept_and_the_next_call_does(checkpoints, output, monkeypatch):
-    old, new = old_and_new(checkpoints, output)
-    without_exchange(monkeypatch)
-    rename, calls = Path.rename, []
-
-    def fails_from_the_second_on(path, target):
-        calls.append(path)
-        if len(calls) > 1:
-            raise OSError("Input/output error")
-        return rename(path, target)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Path, "rename", fails_from_the_second_on)
-        with pytest.raises(OSError, match="Input/output"):
-            average_checkpoints(checkpoints[:2], output, overwrite=True)
-    assert contents(output.with_name(".averaged.old")) == old
-    with pytest.raises(ValueError, match="averaged exists; choose another output, or ask to overwrite it"):
-        average_checkpoints(checkpoints[:2], output)
-    assert contents(output) == old
-    average_checkpoints(checkpoints[:2], output, overwrite=True)
-    assert contents(output) == new
-    assert {entry.name for entry in output.parent.iterdir()} == {"run", "averaged"}
-
-
 def test_what_appears_in_the_output_meanwhile_is_not_overwritten(checkpoints, output, monkeypatch):
     average_checkpoints(checkpoints[:1], output)
 
@@ -494,7 +412,7 @@ def test_what_appears_in_the_output_meanwhile_is_not_overwritten(checkpoints, ou
         return mean_of(checkpoints)
 
     monkeypatch.setattr(averaging, "mean_of", meanwhile)
-    with pytest.raises(ValueError, match="contains more than a saved model"):
+    with pytest.raises(ValueError, match="it contains notes"):
         average_checkpoints(checkpoints, output, overwrite=True)
     assert (output / "notes").is_dir()
     assert {entry.name for entry in output.parent.iterdir()} == {"run", "averaged"}
@@ -530,8 +448,16 @@ def test_what_fails_leaves_the_old_output_alone(checkpoints, output, monkeypatch
     assert {entry.name for entry in output.parent.iterdir()} == {"run", "averaged"}
 
 
+def test_an_old_output_is_restored_after_a_kill_between_the_renames(checkpoints, output):
+    average_checkpoints(checkpoints[:1], output)
+    old = contents(output)
+    output.rename(output.with_name(".averaged.old"))
+    with pytest.raises(ValueError, match="averaged exists; choose another output, or ask to overwrite it"):
+        average_checkpoints(checkpoints[:2], output)
+    assert contents(output) == old
+
+
 def test_what_a_killed_call_left_is_no_part_of_the_next(checkpoints, output):
-    """It was killed when it had exchanged old and new, or before."""
     average_checkpoints(checkpoints[:1], output)
     for leftover in (".averaged.partial", ".averaged.old"):
         shutil.copytree(checkpoints[0], output.with_name(leftover))
@@ -544,11 +470,3 @@ def test_what_a_killed_call_left_is_no_part_of_the_next(checkpoints, output):
 def test_folders_on_the_way_are_made(checkpoints, output):
     average_checkpoints(checkpoints, output / "deep" / "down")
     assert (output / "deep" / "down" / "model.safetensors").exists()
-
-
-def test_folders_on_the_way_are_removed_after_an_error(checkpoints, output):
-    change_weights(checkpoints[2], lambda weights: weights.update({NORM: weights[NORM] * float("nan")}))
-    output.mkdir()
-    with pytest.raises(ValueError, match="contains NaN"):
-        average_checkpoints(checkpoints, output / "deep" / "down")
-    assert list(output.iterdir()) == []

@@ -133,7 +133,8 @@ def test_a_json_file_cut_anywhere(checkpoint, name):
 
 
 @pytest.mark.parametrize(
-    "name", ["model.safetensors", "optimizer.pt", "scheduler.pt", "config.json", "trainer_state.json"]
+    "name",
+    ["model.safetensors", "optimizer.pt", "scheduler.pt", "rng_state.pth", "config.json", "trainer_state.json"],
 )
 def test_a_missing_file(checkpoint, name):
     (checkpoint / name).unlink()
@@ -216,6 +217,16 @@ def test_a_flipped_bit_in_what_torch_saved(run, name):
     assert harmless < len(places)
     file.write_bytes(content[:-1000] + bytes(500) + content[-500:])
     assert last_complete_checkpoint(run) == run / "checkpoint-3"
+
+
+def test_an_optimizers_state_that_lacks_a_parameter(checkpoint):
+    state = torch.load(checkpoint / "optimizer.pt", weights_only=True)
+    torch.save({**state, "state": {}}, checkpoint / "optimizer.pt")  # as of SGD without momentum
+    assert damage_of(checkpoint) is None
+    del state["state"][2]
+    torch.save(state, checkpoint / "optimizer.pt")
+    assert damage_of(checkpoint).startswith("optimizer.pt has no state of 1 parameters")
+    assert damage_of(checkpoint, to_resume=False) is None
 
 
 def test_zeros_in_the_optimizers_state(checkpoint):

@@ -125,7 +125,7 @@ RUN = "<the run>"
         ([RUN, "--output", RUN, "--overwrite"], "contains the checkpoints; choose another output"),
         ([RUN, "--output", f"{RUN}/checkpoint-6"], "would be written into the checkpoint .*checkpoint-6; choose"),
         ([RUN, "--output", f"{RUN}/checkpoint-2/mean"], "would be written into the checkpoint .*checkpoint-2; choose"),
-        ([RUN, "--output", f"{RUN}/tokenizer", "--overwrite"], "contains more than a saved model, so it is not"),
+        ([RUN, "--output", f"{RUN}/tokenizer", "--overwrite"], "is not just a saved model"),
         ([RUN, "--output", "a\0b"], "null byte"),
     ],
 )  # fmt: skip

@@ -17,7 +17,7 @@ from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, PreTrainedTokeniz
 from hf_vanilla_transformer import cli
 from hf_vanilla_transformer.engine import attach_if_supported
 from hf_vanilla_transformer.metrics import corpus_bleu
-from hf_vanilla_transformer.training import finish, trainer
+from hf_vanilla_transformer.training import evaluation, finish, trainer
 from hf_vanilla_transformer.translation.decoding import translate
 
 
@@ -74,6 +74,19 @@ def complaint(capsys, recipe: dict, *options: str) -> str:
 )  # fmt: skip
 def test_wrong_use_is_told(capsys, recipe, change, message):
     assert message in complaint(capsys, recipe | change)
+
+
+@pytest.mark.parametrize(("option", "value"), [("preset", "huge"), ("d_model", 130), ("dropout", 2)])
+def test_an_impossible_model_is_told_before_anything_is_written(capsys, recipe, corpus, option, value):
+    assert option in complaint(capsys, recipe | {option: value})
+    assert not (corpus / "run").exists()
+
+
+def test_a_value_with_a_space_is_no_recipe(capsys, recipe, corpus):
+    assert train(recipe, f"--output-dir={corpus / 'my run'}", "--eval-strategy", "no", "--max-steps=2") == 2
+    assert "the run saves 1 checkpoints" in capsys.readouterr().err
+    assert train(recipe, f"--output-dir={corpus / 'my run'}", "--eval-strategy", "no", "--average-last=0") == 0
+    assert (corpus / "my run" / "model.safetensors").is_file()
 
 
 def test_options_of_the_command_line_are_checked_too(capsys, recipe):
@@ -253,8 +266,8 @@ def test_translations_of_each_evaluation_are_in_the_order_of_the_validation_file
         metrics.translations = metrics._texts(predictions.inputs)  # which a hardly trained model can't tell apart
         return scores
 
-    score = trainer.TranslationMetrics.__call__
-    monkeypatch.setattr(trainer.TranslationMetrics, "__call__", copy_sources)
+    score = evaluation.TranslationMetrics.__call__
+    monkeypatch.setattr(evaluation.TranslationMetrics, "__call__", copy_sources)
     sources = (corpus / "val.en").read_text(encoding="utf-8").splitlines()
     sources[3] = " "
     (corpus / "val.en").write_text("".join(f"{line}\n" for line in sources), encoding="utf-8")

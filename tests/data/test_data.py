@@ -266,6 +266,23 @@ def test_files_of_the_same_name_and_age_in_other_folders_are_others(write, tmp_p
         assert pairs_of(Corpus(tables=("a.tsv",))) == [tuple(content.split())]
 
 
+def test_the_state_of_a_corpus_changes_with_its_files(write, tmp_path, monkeypatch):
+    monkeypatch.setattr(data, "revision_of", lambda name, kind: f"{kind} {name}")
+
+    def state(corpus, streaming=False):
+        return data.state_of(corpus, read_corpus(corpus, streaming))
+
+    corpus = Corpus(tables=(write("a.tsv", "a\tb\n"),))
+    before, streamed = state(corpus), state(corpus, streaming=True)
+    assert state(Corpus(tables=(write("c.tsv", "a\tb\n"),))) == before
+    both = state(Corpus(tables=(*corpus.tables, *corpus.tables)))
+    write("a.tsv", "a\tc\n")
+    assert len({before, both, state(corpus), streamed, state(corpus, streaming=True)}) == 5
+    stream = IterableDataset.from_generator(lambda: iter(()))
+    hub, other = (data.state_of(Corpus(tables=(name,)), stream) for name in ("some/thing", "some/other"))
+    assert hub != other
+
+
 def test_an_unchanged_file_is_read_once(write, monkeypatch):
     corpus = Corpus((write("s", lines(SOURCES)),), (write("t", lines(TARGETS)),))
     first = read_corpus(corpus)
@@ -587,7 +604,7 @@ def test_what_was_tokenized_is_not_tokenized_again(write, tmp_path, tokenizer, c
 
 
 def test_what_is_not_the_same_is_tokenized_anew(write, tokenizer, calls):
-    pairs = read_corpus(Corpus(tables=(write("a.jsonl", as_json(PAIRS)),)))
+    pairs = read_corpus(Corpus(tables=(write("a.jsonl", as_json([*PAIRS, ("only", "here")])),)))
     assert calls_for(calls, pairs, tokenizer) == 1
     smaller = VanillaTransformerTokenizerFast.train_from_iterator(["abc"], 270, show_progress=False)
     assert calls_for(calls, pairs, smaller) == 1

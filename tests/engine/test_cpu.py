@@ -21,7 +21,6 @@ from hf_vanilla_transformer.engine.cpu import CPU, VARIABLE, this_processor
 from hf_vanilla_transformer.engine.decoding import linear
 from hf_vanilla_transformer.engine.decoding.incremental import encode
 from hf_vanilla_transformer.engine.decoding.weights import Weights
-from hf_vanilla_transformer.training.options import torch_private as of_options
 
 PACKAGE = Path(cpu.__file__).parents[1]
 
@@ -235,7 +234,6 @@ def test_a_private_name_is_noticed(source):
 def test_private_names_are_in_one_file():
     found = {path: private_names(path.read_text(encoding="utf-8")) for path in PACKAGE.rglob("*.py")}
     assert {path.name: names for path, names in found.items() if names} == {}  # torch_private.py has them as text
-    assert of_options is torch_private
 
 
 PATHS = sorted(
@@ -264,7 +262,7 @@ def hidden(request, monkeypatch):
 
 def test_private_functions_exist():
     """In this version of torch; where one has gone, its replacement is in use: slower, or the engine is off."""
-    assert len(PATHS) > 8
+    assert len(PATHS) >= 8
     assert [path for path in PATHS if torch_private.find(path) is None] == []
 
 
@@ -280,8 +278,6 @@ def test_results_stay_without_a_private_function(hidden):
     assert error < 0.1
     kind = type(Weights(varied(), is_int8=True).lm_head)
     assert kind is (linear.RoundedLinear if hidden in INT8 else linear.Int8Linear)
-    torch_private.check_cpp_compiler()
-    assert set(torch_private.compile_modes()) <= set(torch._inductor.list_mode_options())
     this_processor()
 
 

@@ -13,8 +13,7 @@ from transformers import AutoModelForSeq2SeqLM
 from hf_vanilla_transformer import cli
 from hf_vanilla_transformer.checkpoints.averaging import average_checkpoints
 
-# There is no output yet; it replaces one; it replaces one where names can't be exchanged.
-WAYS = ("new", "replacing", "by two renames")
+WAYS = ("new", "replacing")  # there is no output yet; there is one
 PER_KIND = 3  # kills at random, in each way: before a change in the file system, and at any call
 
 
@@ -56,7 +55,7 @@ class Kills:
         if overwrite:
             shutil.copytree(self.run / "old", self.output)
         command = ["average", self.run, "--last", "2", "--output", self.output, *overwrite]
-        return self.forks.run(moment, *command, exchange=self.way != "by two renames")
+        return self.forks.run(moment, *command)
 
     def totals(self) -> dict[str, int]:
         """The numbers of changes and calls until the end."""
@@ -72,10 +71,8 @@ class Kills:
         assert self.average(moment) == KILLED, moment
         if self.output.exists():
             assert contents(self.output) in (self.old, self.new), moment
-        else:
-            assert self.way != "replacing", moment
-            if self.way == "by two renames":
-                assert contents(self.output.with_name(".averaged.old")) == self.old, moment
+        elif self.way == "replacing":
+            assert contents(self.output.with_name(".averaged.old")) == self.old, moment
         self.average_again(moment)
         assert contents(self.output) == self.new, moment
         assert {entry.name for entry in self.run.iterdir()} == self.entries, moment
@@ -83,7 +80,7 @@ class Kills:
     def average_again(self, moment: str) -> None:
         """As a user would: with `--overwrite` if an output is there."""
         command = ["average", str(self.run), "--last", "2", "--output", str(self.output)]
-        there = self.output.exists() or self.way == "by two renames"
+        there = self.output.exists() or self.way == "replacing"
         assert cli.main(command) == (2 if there else 0), moment
         if there:
             assert contents(self.output) in (self.old, self.new), moment
@@ -101,9 +98,9 @@ def kills(run: Path, forks: Forks, request: pytest.FixtureRequest) -> Iterator[K
 @pytest.mark.timeout(600)
 def test_an_average_that_is_killed(run: Path, forks: Forks) -> None:
     Kills(run, forks, "new").kill("weights:1")
-    Kills(run, forks, "replacing").kill("copy:3")
-    last = Kills(run, forks, "by two renames")
-    last.kill(*last.at_random("change", 1))
+    last = Kills(run, forks, "replacing")
+    for moment in ("copy:3", *last.at_random("change", 1)):
+        last.kill(moment)
     shutil.rmtree(last.output)
 
 

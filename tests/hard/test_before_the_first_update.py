@@ -12,8 +12,9 @@ from transformers import TrainerCallback
 from hf_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from hf_vanilla_transformer.checkpoints.completeness import checkpoints_in
 from hf_vanilla_transformer.training import finish, preflight
-from hf_vanilla_transformer.training import trainer as trainer_module
-from hf_vanilla_transformer.training.trainer import TranslationMetrics, VanillaTransformerTrainer
+from hf_vanilla_transformer.training import run as run_module
+from hf_vanilla_transformer.training.evaluation import TranslationMetrics
+from hf_vanilla_transformer.training.trainer import VanillaTransformerTrainer
 
 try:
     import resource
@@ -121,7 +122,7 @@ def test_the_rehearsal_changes_nothing(train, recipe, monkeypatch):
     weights = []
     for rehearsed in (True, False):
         if not rehearsed:
-            monkeypatch.setattr("hf_vanilla_transformer.training.preflight.preflight", lambda *_: None)
+            monkeypatch.setattr("hf_vanilla_transformer.training.run.preflight", lambda *_: None)
         assert train({**recipe, "output_dir": recipe["output_dir"] + str(rehearsed)}).code == 0
         weights.append(load_file(Path(recipe["output_dir"] + str(rehearsed), "model.safetensors")))
     assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
@@ -223,8 +224,8 @@ class FullDisk(TrainerCallback):
 def test_a_model_that_cannot_be_saved_leaves_the_old_one(train, finished, monkeypatch):
     folder = Path(finished["output_dir"])
     before = {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
-    plain = trainer_module.callbacks_for
-    monkeypatch.setattr(trainer_module, "callbacks_for", lambda args: [*plain(args), FullDisk()])
+    plain = run_module.callbacks_for
+    monkeypatch.setattr(run_module, "callbacks_for", lambda args: [*plain(args), FullDisk()])
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     try:
         result = train(finished, "--resume", "--max-steps", "6")

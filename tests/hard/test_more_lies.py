@@ -117,9 +117,9 @@ def test_a_swapped_tokenizer_of_the_run(train, finished, checkpoint):
     assert "trained with another tokenizer" in result.error
 
 
-@pytest.mark.parametrize("value", [None, "x", [1], {"source 1": {"a": 1}}, {"source 1": None, "target 1": 5}])
-def test_damaged_fingerprints_are_a_change(train, finished, value):
-    change(Path(finished["output_dir"], "recipe.json"), data_fingerprints=value)
+@pytest.mark.parametrize("value", [None, "x", [1]])
+def test_a_damaged_fingerprint_is_a_change(train, finished, value):
+    change(Path(finished["output_dir"], "recipe.json"), data_fingerprint=value)
     result = train(finished, "--resume", "--max-steps", "6")
     assert result.code == 2
     assert "--accept-changed-data" in result.error
@@ -232,12 +232,3 @@ def test_one_line_without_an_end(command, train, recipe, checkpoint, tmp_path):
     ):
         assert result.code == 2
         assert message in result.error
-
-
-def test_aliases_in_a_recipe(command, tmp_path):
-    levels = "\n".join(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 12))
-    (tmp_path / "bomb.yaml").write_text(f"a0: &a0 x\n{levels}\ntrain_source: *a11\n")
-    result = command("train", "--config", tmp_path / "bomb.yaml")
-    assert result.code == 2
-    assert "the alias *a1 stands for more than a single value" in result.error
-    assert len(result.error) < 1000

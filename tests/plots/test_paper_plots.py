@@ -7,7 +7,7 @@ import torch
 from hf_vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
 from hf_vanilla_transformer.modeling_vanilla_transformer import sinusoidal_table
 from hf_vanilla_transformer.plots.paper import SEEN, Schedule, plot_masks, plot_positions, plot_schedule
-from hf_vanilla_transformer.training.trainer import paper_learning_rate
+from hf_vanilla_transformer.training.schedule import paper_learning_rate
 
 
 def _panels(figure):

@@ -30,7 +30,6 @@ import transformers.modeling_utils
 import transformers.trainer_callback
 
 from hf_vanilla_transformer import cli
-from hf_vanilla_transformer.checkpoints import averaging
 from hf_vanilla_transformer.training import trainer as training
 
 ROOT = Path(__file__).parents[2]
@@ -61,18 +60,17 @@ class Forks:
         self.process.stdout.close()
         self.process.wait()
 
-    def run(self, moment: str, *arguments: object, exchange: bool = True) -> int:
+    def run(self, moment: str, *arguments: object) -> int:
         """Runs a command and returns its exit code.
 
         Args:
             moment: When to kill it; "" to let it end, and "count" to fill `totals`.
             arguments: The command.
-            exchange: Whether `average` can exchange the names of two folders.
 
         Returns:
             `KILLED` if it was killed.
         """
-        self.process.stdin.write(json.dumps([moment, exchange, *map(str, arguments)]) + "\n")
+        self.process.stdin.write(json.dumps([moment, *map(str, arguments)]) + "\n")
         self.process.stdin.flush()
         code, self.totals = json.loads(self.process.stdout.readline())
         return code
@@ -132,7 +130,7 @@ def is_change(event: str, args: tuple[Any, ...]) -> bool:
     """Whether an audit event of Python is the beginning of a change in the file system."""
     if event == "open":
         return bool(args[2] and args[2] & (os.O_WRONLY | os.O_RDWR | os.O_CREAT))
-    return event in CHANGES or (event == "ctypes.dlsym" and args[1] == "renameat2")
+    return event in CHANGES
 
 
 def on_change(do: Callable[[], None]) -> None:
@@ -201,7 +199,7 @@ class Totals:
         on_call(lambda: add(1))
 
 
-def fork(moment: str, exchange: bool, arguments: list[str], log: str, totals: Totals) -> int:
+def fork(moment: str, arguments: list[str], log: str, totals: Totals) -> int:
     """Runs a command in a fork and returns its exit code."""
     child = os.fork()
     if child == 0:
@@ -212,8 +210,6 @@ def fork(moment: str, exchange: bool, arguments: list[str], log: str, totals: To
         sys.stdout.flush()
         code = 1
         try:
-            if not exchange:
-                averaging._exchange = lambda one, other: False
             if moment == "count":
                 totals.count()
             elif moment:
@@ -229,9 +225,9 @@ def fork(moment: str, exchange: bool, arguments: list[str], log: str, totals: To
 def serve(log: str) -> None:
     """Reads a moment and a command from each line of standard input, and answers with code and totals."""
     for line in sys.stdin:
-        moment, exchange, *arguments = json.loads(line)
+        moment, *arguments = json.loads(line)
         totals = Totals()
-        code = fork(moment, exchange, arguments, log, totals)
+        code = fork(moment, arguments, log, totals)
         sys.stdout.write(json.dumps([code, totals.read()]) + "\n")
         sys.stdout.flush()
 

@@ -22,7 +22,7 @@ from accelerate.utils import DistributedType
 from transformers import EvalPrediction
 
 from hf_vanilla_transformer.cli import main
-from hf_vanilla_transformer.training.trainer import TranslationMetrics
+from hf_vanilla_transformer.training.evaluation import TranslationMetrics
 
 evaluations: list[list[list[str]]] = []
 score, set_device = TranslationMetrics.__call__, PartialState.set_device

@@ -2,8 +2,8 @@
 
 from types import SimpleNamespace
 
+from hf_vanilla_transformer.data.formats import Corpus
 from hf_vanilla_transformer.training import finish
-from hf_vanilla_transformer.training.recipe import DataArguments
 
 
 def test_each_translation_has_one_line(tmp_path, monkeypatch):
@@ -11,9 +11,10 @@ def test_each_translation_has_one_line(tmp_path, monkeypatch):
         (tmp_path / name).write_text(text)
     written = ["eins\nund\r\nnoch\u2028eins", "zwei", ""]
     monkeypatch.setattr(finish, "translate", lambda *_: written)
-    data = DataArguments(data_dir=str(tmp_path), test_source=["test.en"], test_target=["test.de"])
+    corpus = Corpus((str(tmp_path / "test.en"),), (str(tmp_path / "test.de"),))
     model = SimpleNamespace(generation_config=SimpleNamespace(num_beams=1))
-    evaluation, samples = finish._score("test", tmp_path, model, None, data, SimpleNamespace(bleu_tokenize="13a"))
+    args = SimpleNamespace(bleu_tokenize="13a")
+    evaluation, samples = finish._score("test", corpus, ["test.en"], tmp_path, (None, model), args)
     lines = (tmp_path / "test.translations.txt").read_text(encoding="utf-8").splitlines()
     assert lines == ["eins und noch eins", "zwei", ""]
     assert evaluation.sentences == 3

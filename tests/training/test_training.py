@@ -31,16 +31,12 @@ from transformers import (
 from hf_vanilla_transformer import engine
 from hf_vanilla_transformer.metrics import exact_match
 from hf_vanilla_transformer.training import trainer as training
+from hf_vanilla_transformer.training.callbacks import callbacks_for
+from hf_vanilla_transformer.training.evaluation import TranslationMetrics, by_length
+from hf_vanilla_transformer.training.facts import run_facts
 from hf_vanilla_transformer.training.recipe import VanillaTransformerTrainingArguments
-from hf_vanilla_transformer.training.trainer import (
-    TranslationMetrics,
-    VanillaTransformerTrainer,
-    by_length,
-    callbacks_for,
-    paper_learning_rate,
-    peak_learning_rate,
-    run_facts,
-)
+from hf_vanilla_transformer.training.schedule import paper_learning_rate, peak_learning_rate
+from hf_vanilla_transformer.training.trainer import VanillaTransformerTrainer
 
 
 def rows(tokenizer, number: int = 40) -> Dataset:
@@ -82,15 +78,21 @@ def losses(trainer: Seq2SeqTrainer) -> list[float]:
     return [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
 
 
-def test_the_schedule_is_the_papers_one_step_late(tiny_checkpoint, tmp_path):
+def test_the_schedule_is_the_papers(tiny_checkpoint, tmp_path):
     d_model, warmup, factor = 32, 4, 0.5
     rate = paper_learning_rate(d_model, warmup, factor)
     trainer = trainer_of(tiny_checkpoint, tmp_path, max_steps=12, learning_rate=rate, warmup_steps=warmup)
     trainer.train()
     rates = [entry["learning_rate"] for entry in trainer.state.log_history if "loss" in entry]
-    paper = [factor * d_model**-0.5 * min(step**-0.5, step * warmup**-1.5) for step in range(1, 12)]
-    # The first update has step 0, where the formula has no value and the scheduler 0.
-    assert rates == pytest.approx([0.0, *paper], rel=1e-12)
+    paper = [factor * d_model**-0.5 * min(step**-0.5, step * warmup**-1.5) for step in range(1, 13)]
+    assert rates == pytest.approx(paper, rel=1e-12)
+
+
+def test_other_schedules_are_transformers(tiny_checkpoint, tmp_path):
+    trainer = trainer_of(tiny_checkpoint, tmp_path, lr_scheduler_type="linear")
+    trainer.train()
+    rates = [entry["learning_rate"] for entry in trainer.state.log_history if "loss" in entry]
+    assert rates == pytest.approx([0.0, 0.005, 0.01, 0.005])
 
 
 @pytest.mark.parametrize("model", ["ours", "another"])
@@ -103,8 +105,8 @@ def test_without_a_learning_rate_it_is_the_papers(tiny_checkpoint, tmp_path, mod
     trainer.train()
     d_model = trainer.model.config.d_model
     rates = [entry["learning_rate"] for entry in trainer.state.log_history if "loss" in entry]
-    paper = [0.5 * d_model**-0.5 * min(step**-0.5, step * 4**-1.5) for step in range(1, 6)]
-    assert rates == pytest.approx([0.0, *paper], rel=1e-12)
+    paper = [0.5 * d_model**-0.5 * min(step**-0.5, step * 4**-1.5) for step in range(1, 7)]
+    assert rates == pytest.approx(paper, rel=1e-12)
     assert trainer.args.learning_rate is None
     assert run_facts(trainer).recipe.learning_rate == pytest.approx(paper_learning_rate(d_model, 4, 0.5))
 
@@ -161,16 +163,14 @@ def test_the_stock_trainer_gives_the_same_loss_and_weights(tiny_checkpoint, tmp_
     tokenizer = AutoTokenizer.from_pretrained(tiny_checkpoint)
     data = rows(tokenizer, 8)
     options = {"max_steps": 3, "per_device_train_batch_size": 8, "train_sampling_strategy": "sequential"}
+    options["lr_scheduler_type"] = "linear"
     ours = trainer_of(
         tiny_checkpoint, tmp_path / "ours", train_dataset=data, per_device_train_batch_tokens=0, **options
     )
     ours.model.config.label_smoothing = 0.1
     model = AutoModelForSeq2SeqLM.from_pretrained(tiny_checkpoint)
     stock_arguments = {
-        **{
-            name: getattr(ours.args, name)
-            for name in ("learning_rate", "warmup_steps", "lr_scheduler_type", "adam_beta2")
-        },
+        **{name: getattr(ours.args, name) for name in ("learning_rate", "warmup_steps", "adam_beta2")},
         **{name: getattr(ours.args, name) for name in ("adam_epsilon", "max_grad_norm", "logging_steps")},
     }
     stock = Seq2SeqTrainer(

@@ -9,8 +9,9 @@ from test_training import losses, rows, trainer_of, without_dropout
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, DataCollatorForSeq2Seq, TrainerCallback
 
 from hf_vanilla_transformer.engine.training import shortcuts
+from hf_vanilla_transformer.training.evaluation import TranslationMetrics
 from hf_vanilla_transformer.training.recipe import VanillaTransformerTrainingArguments
-from hf_vanilla_transformer.training.trainer import TranslationMetrics, VanillaTransformerTrainer
+from hf_vanilla_transformer.training.trainer import VanillaTransformerTrainer
 
 
 def has_shortcuts(model) -> bool:

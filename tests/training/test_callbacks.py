@@ -7,8 +7,8 @@ import pytest
 from transformers import AutoTokenizer, EvalPrediction
 from transformers.integrations import TensorBoardCallback
 
-from hf_vanilla_transformer.training.trainer import TranslationMetrics
-from hf_vanilla_transformer.training.translation_log import TAG, TranslationLog
+from hf_vanilla_transformer.training.callbacks import TAG, TranslationLog
+from hf_vanilla_transformer.training.evaluation import TranslationMetrics
 
 
 class Writer:

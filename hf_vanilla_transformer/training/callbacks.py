@@ -1,0 +1,172 @@
+"""What happens beside the updates: the log on the console, files of the run's folder, dropout that rises."""
+
+import shutil
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+from tqdm import tqdm
+from transformers import EarlyStoppingCallback, Trainer, TrainerCallback
+from transformers.integrations import TensorBoardCallback
+
+from ..checkpoints.completeness import RECIPE
+from ..checkpoints.files import write_text
+from ..data.batching import TokenBudgetBatchSampler
+from .evaluation import TranslationMetrics
+from .recipe import VanillaTransformerTrainingArguments
+
+TRANSLATIONS = "translations"  # the folder of `TranslationLog`, in the run's
+TAG = "validation/translations"  # in TensorBoard
+
+
+class Console(TrainerCallback):
+    """Says a run's log line by line, and shows a progress bar on standard error if that is a terminal.
+
+    Args:
+        metrics: Provides the samples and BLEU's signature of the last evaluation.
+        say: Is called with each line; it may print to the same terminal.
+    """
+
+    def __init__(self, metrics: TranslationMetrics, say: Callable[[str], Any] = print) -> None:
+        self.metrics, self.say = metrics, say
+        self.bar: Any = None
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Opens the bar at the update where the run starts or resumes."""
+        if state.is_world_process_zero:
+            # disable=None: a bar only if standard error is a terminal.
+            self.bar = tqdm(total=state.max_steps, initial=state.global_step, unit=" updates", disable=None)
+            batches = getattr(kwargs.get("train_dataloader"), "batch_sampler", None)
+            if isinstance(batches, TokenBudgetBatchSampler):
+                self._show(f"Batches: {len(batches):,} per epoch and device, {batches.padding_waste:.1%} padding")
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Moves the bar."""
+        if self.bar is not None:
+            self.bar.update(1)
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
+        """Shows the loss and the speed since the last line."""
+        if self.bar is None or "loss" not in logs:
+            return
+        speed = f"{logs['tokens_per_second']:,.0f} tokens/s"
+        self.bar.set_postfix_str(f"loss {logs['loss']:.3f}, {speed}")
+        self._show(
+            f"update {state.global_step:,}, epoch {state.epoch:.1f}, {logs['target_tokens']:,} target tokens: "
+            f"loss {logs['loss']:.3f}, learning rate {logs['learning_rate']:.2e}, {speed}"
+        )
+
+    def on_evaluate(self, args: Any, state: Any, control: Any, metrics: Any = None, **kwargs: Any) -> None:
+        """Shows the scores and a few translations."""
+        if self.bar is None or "eval_perplexity" not in metrics:
+            return
+        line = f"update {state.global_step:,}, validation: perplexity {metrics['eval_perplexity']:.3f}"
+        if "eval_bleu" in metrics:
+            bleu, chrf = metrics["eval_bleu"], metrics["eval_chrf"]
+            line += f", BLEU {bleu:.2f} ({self.metrics.signature}), chrF {chrf:.2f}"
+        self._show(line)
+        for source, translation, reference in self.metrics.samples:
+            self._show(f"  source:      {source}\n  translation: {translation}\n  reference:   {reference}")
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Closes the bar."""
+        if self.bar is not None:
+            self.bar.close()
+
+    def _show(self, text: str) -> None:
+        with tqdm.external_write_mode():  # hides the bar meanwhile
+            self.say(text)
+
+
+class TranslationLog(TrainerCallback):
+    """Writes all translations of an evaluation to `translations/update-N.txt`, and its samples to TensorBoard.
+
+    Args:
+        trainer: Whose `compute_metrics` is a `TranslationMetrics`, which keeps the translations.
+        places: The line of each sentence of the validation set, from 0: sentences are sorted by length.
+        num_lines: Number of lines; those that the validation set leaves out, as they are empty, stay empty.
+    """
+
+    def __init__(self, trainer: Trainer, places: Iterable[int], num_lines: int) -> None:
+        self.trainer, self.places, self.num_lines = trainer, list(places), num_lines
+
+    def on_evaluate(self, args: Any, state: Any, control: Any, metrics: Any = None, **kwargs: Any) -> None:
+        """Writes the file, whose line n is the translation of the validation set's line n, and the samples."""
+        kept = self.trainer.compute_metrics
+        if not (state.is_world_process_zero and isinstance(kept, TranslationMetrics) and "eval_bleu" in metrics):
+            return
+        lines = [""] * self.num_lines
+        for place, translation in zip(self.places, kept.translations, strict=True):
+            lines[place] = " ".join(translation.splitlines())
+        folder = Path(args.output_dir) / TRANSLATIONS
+        folder.mkdir(exist_ok=True)
+        write_text(folder / f"update-{state.global_step}.txt", "".join(f"{line}\n" for line in lines))
+        for callback in self.trainer.callback_handler.callbacks:
+            if isinstance(callback, TensorBoardCallback) and callback.tb_writer is not None:
+                callback.tb_writer.add_text(TAG, _markdown(kept.samples), state.global_step)
+
+
+def _markdown(samples: Sequence[tuple[str, str, str]]) -> str:
+    """A table that TensorBoard shows as one: characters that mean something in Markdown or HTML are shown as such."""
+    rows = ["| " + " | ".join("".join(map(_shown, text)) for text in sample) + " |" for sample in samples]
+    return "\n".join(["| source | translation | reference |", "|---|---|---|", *rows])
+
+
+def _shown(character: str) -> str:
+    if character in "\r\n":
+        return " "
+    return f"&#{ord(character)};" if character in "|<>&*_`[]\\#~$" else character
+
+
+class RecipeKeeper(TrainerCallback):
+    """Copies `recipe.json` into each checkpoint, in case the run's own is damaged."""
+
+    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Copies the file after a checkpoint was saved."""
+        checkpoint = Path(args.output_dir) / f"checkpoint-{state.global_step}"
+        if state.is_world_process_zero and checkpoint.is_dir() and (checkpoint.parent / RECIPE).is_file():
+            shutil.copyfile(checkpoint.parent / RECIPE, checkpoint / RECIPE)
+
+
+class DropoutWarmup(TrainerCallback):
+    """Lets dropout, that of attention too, rise from 0 to each module's own rate, evenly over the first updates.
+
+    Curriculum dropout (Morerio et al. 2017, arXiv:1703.06229). A small model under much dropout takes long to find out
+    what to attend to; without it at first, it learns that within a few epochs, and is regularised afterwards.
+
+    Args:
+        updates: After how many updates dropout is what it is set to.
+    """
+
+    def __init__(self, updates: int) -> None:
+        self.updates = updates
+        self.rates: list[tuple[nn.Module, str, float]] = []  # module, its attribute, what that is to become
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
+        """Takes down the rates."""
+        modules = list(model.modules())
+        self.rates = [(module, "p", module.p) for module in modules if isinstance(module, nn.Dropout)]
+        attentions = [module for module in modules if hasattr(module, "attention_dropout")]
+        self.rates += [(module, "attention_dropout", module.attention_dropout) for module in attentions]
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Sets the rates for the next update."""
+        share = min(state.global_step / self.updates, 1.0)
+        for module, name, rate in self.rates:
+            setattr(module, name, share * rate)
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Leaves the rates as they were."""
+        for module, name, rate in self.rates:
+            setattr(module, name, rate)
+
+
+def callbacks_for(args: VanillaTransformerTrainingArguments) -> list[TrainerCallback]:
+    """What the arguments ask for beyond transformers' own callbacks."""
+    callbacks: list[TrainerCallback] = []
+    if args.dropout_warmup_steps:
+        callbacks.append(DropoutWarmup(args.dropout_warmup_steps))
+    if args.early_stopping_patience is not None:
+        callbacks.append(EarlyStoppingCallback(early_stopping_patience=args.early_stopping_patience))
+    return callbacks

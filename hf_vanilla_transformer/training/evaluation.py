@@ -1,0 +1,90 @@
+"""What evaluations during training measure: BLEU, chrF and further metrics of the translated validation set."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import datasets
+import numpy as np
+from transformers import EvalPrediction
+
+from ..data.corpora import lengths_of
+from ..metrics import corpus_bleu, corpus_chrf
+
+Metric = Any  # an object with `compute(predictions=, references=)`, as evaluate's, or a function of the two lists
+
+
+class TranslationMetrics:
+    """Scores the translations of the validation set, for `compute_metrics`, and keeps a few of them to look at.
+
+    Args:
+        tokenizer: Decodes the token ids.
+        tokenize: sacreBLEU's way to split words; "none" for text that is split already.
+        metrics: Further ones, beside BLEU and chrF. Objects with `compute(predictions=..., references=...)`, such as
+            `evaluate.load` returns, report the numbers of the dictionary that they return, under its keys; those with
+            the key "score", or with one that is taken, under the metric's own name. Functions
+            `f(translations, references)` report the number that they return, under their name.
+        show: Called with each line that shows a few translations at each evaluation; `print`, for instance.
+        num_samples: How many translations to keep as samples.
+
+    Attributes:
+        translations: All of the last evaluation, in the order of the data set.
+        samples: Of the last evaluation: (source, translation, reference); the source is empty unless the Trainer was
+            told `include_for_metrics=["inputs"]`.
+        signature: sacreBLEU's, of the last evaluation.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Any,
+        tokenize: str = "13a",
+        metrics: Sequence[Metric] = (),
+        show: Callable[[str], Any] | None = None,
+        num_samples: int = 3,
+    ) -> None:
+        self.tokenizer, self.tokenize, self.metrics, self.show = tokenizer, tokenize, tuple(metrics), show
+        self.num_samples = num_samples
+        self.translations: list[str] = []
+        self.samples: list[tuple[str, str, str]] = []
+        self.signature = ""
+
+    def __call__(self, predictions: EvalPrediction) -> dict[str, float]:
+        """Scores translations that `generate()` made: {name: value}, BLEU and chrF from 0 to 100."""
+        hypotheses, references = self._texts(predictions.predictions), self._texts(predictions.label_ids)
+        bleu = corpus_bleu(hypotheses, references, tokenize=self.tokenize)
+        self.signature = bleu.signature
+        self.translations = hypotheses
+        self.samples = self._samples(predictions.inputs, hypotheses, references)
+        if self.show is not None:
+            for sample in self.samples:
+                self.show("\n  ".join(line for line in sample if line))
+        scores = {"bleu": bleu.value, "chrf": corpus_chrf(hypotheses, references).value}
+        for metric in self.metrics:
+            scores |= _scores_of(metric, hypotheses, references, taken=scores)
+        return scores
+
+    def _samples(self, inputs: Any, hypotheses: list[str], references: list[str]) -> list[tuple[str, str, str]]:
+        places = list(range(len(hypotheses)))
+        if self.num_samples < len(places):  # some from everywhere
+            places = np.linspace(0, len(places) - 1, self.num_samples + 2).astype(int)[1:-1].tolist()
+        sources = [""] * len(places) if inputs is None or not places else self._texts(inputs[places])
+        return [(source, hypotheses[place], references[place]) for source, place in zip(sources, places, strict=True)]
+
+    def _texts(self, token_ids: Any) -> list[str]:
+        token_ids = np.where(token_ids == -100, self.tokenizer.pad_token_id, token_ids)
+        return list(self.tokenizer.batch_decode(token_ids, skip_special_tokens=True))
+
+
+def _scores_of(metric: Metric, hypotheses: list[str], references: list[str], taken: Any) -> dict[str, float]:
+    """Asks a metric for its numbers; texts and lists that it returns as well can't be logged."""
+    if not hasattr(metric, "compute"):
+        return {metric.__name__: float(metric(hypotheses, references))}
+    found = metric.compute(predictions=hypotheses, references=references) or {}
+    numbers = {key: float(value) for key, value in found.items() if isinstance(value, (int, float, np.number))}
+    name = getattr(metric, "name", None) or type(metric).__name__.lower()
+    renamed = {key: f"{name}_{key}" if key in taken and key != name else key for key in numbers}
+    return {name if key == "score" else renamed[key]: value for key, value in numbers.items()}
+
+
+def by_length(dataset: datasets.Dataset) -> datasets.Dataset:
+    """The dataset with its longest sentences first, so that little is padded and lack of memory shows at once."""
+    return dataset.select(np.argsort(-lengths_of(dataset, "input_ids"), kind="stable"))

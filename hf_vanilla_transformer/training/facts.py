@@ -1,0 +1,97 @@
+"""What a trainer knows for the model's card."""
+
+import platform
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import datasets
+import torch
+import transformers
+
+from ..hub.facts import curve_of
+from ..hub.model_card import Evaluation, Recipe, RunFacts, Sample
+from ..metrics import Score
+from .recipe import VanillaTransformerTrainingArguments
+from .schedule import peak_learning_rate
+
+
+def run_facts(trainer: Any, seconds: float | None = None) -> RunFacts:
+    """What a trainer knows for the model's card.
+
+    Args:
+        trainer: After training.
+        seconds: How long it took.
+    """
+    args, model = trainer.args, trainer.model
+    return RunFacts(
+        name=trainer.hub_model_id or args.hub_model_id or Path(args.output_dir or "model").resolve().name,
+        config=model.config.to_dict(),
+        parameters=model.num_parameters(),
+        training_pairs=len(trainer.train_dataset) if isinstance(trainer.train_dataset, datasets.Dataset) else None,
+        recipe=replace(
+            recipe_of(args, model, args.world_size),
+            steps=trainer.state.global_step,
+            target_tokens=trainer.target_tokens or None,
+            hardware=_hardware(args),
+            seconds=seconds,
+            software=f"torch {torch.__version__}, transformers {transformers.__version__}",
+        ),
+        curve=curve_of(trainer.state.log_history),
+        evaluations=_evaluations(trainer),
+        samples=[Sample(*sample) for sample in getattr(trainer.compute_metrics, "samples", [])],
+    )
+
+
+def recipe_of(args: VanillaTransformerTrainingArguments, model: Any, processes: int) -> Recipe:
+    """What a run's arguments say for the model's card.
+
+    Args:
+        args: The arguments.
+        model: The model, whose configuration has dropout and label smoothing.
+        processes: Number of processes that train together.
+    """
+    tokens = args.per_device_train_batch_tokens * args.gradient_accumulation_steps * processes
+    return Recipe(
+        optimizer=_optimizer(args),
+        schedule=f"{_words(args.lr_scheduler_type)}, {args.warmup_steps:,.0f} updates of warm-up",
+        learning_rate=peak_learning_rate(args, model),
+        batch_tokens=tokens or None,
+        dropout=getattr(model.config, "dropout", None),
+        dropout_warmup_steps=args.dropout_warmup_steps or None,
+        label_smoothing=args.label_smoothing_factor or getattr(model.config, "label_smoothing", None),
+        consistency=args.consistency,
+        precision="bfloat16 autocast" if args.bf16 else "float16 autocast" if args.fp16 else "float32",
+        seed=args.seed,
+        averaged_checkpoints=args.average_last or None,
+        ema_decay=args.ema_decay or None,
+    )
+
+
+def _optimizer(args: VanillaTransformerTrainingArguments) -> str:
+    kind = str(getattr(args.optim, "value", args.optim))
+    adam = f"Adam, beta {args.adam_beta1} and {args.adam_beta2}, epsilon {args.adam_epsilon}"
+    decay = f", weight decay {args.weight_decay}" if args.weight_decay else ""
+    return (adam if kind.startswith("adamw_torch") else kind) + decay
+
+
+def _words(scheduler: Any) -> str:
+    return str(getattr(scheduler, "value", scheduler)).replace("_", " ")
+
+
+def _evaluations(trainer: Any) -> list[Evaluation]:
+    """The last BLEU of the validation set, where the trainer has measured it."""
+    signature = getattr(trainer.compute_metrics, "signature", "")
+    scores = [entry["eval_bleu"] for entry in trainer.state.log_history if "eval_bleu" in entry]
+    if not scores or not signature:
+        return []
+    return [Evaluation(dataset="validation set", scores=[Score("BLEU", scores[-1], signature)])]
+
+
+def _hardware(args: VanillaTransformerTrainingArguments) -> str:
+    if args.device.type == "cuda":
+        return f"{args.world_size} x {torch.cuda.get_device_name(args.device)}"
+    processor = torch.cpu.get_capabilities().get("cpu_name") or f"{platform.machine()} processor"
+    threads = torch.get_num_threads()
+    each = f"{threads} thread{'s' if threads > 1 else ''}"
+    return f"{processor}, {each}" if args.world_size == 1 else f"{processor}, {args.world_size} processes of {each}"

@@ -1,0 +1,363 @@
+"""One training run, from the corpora to the scores: what `vanilla-transformer train` does."""
+
+import logging
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import datasets
+import torch
+from datasets import Dataset, IterableDataset
+from transformers import DataCollatorForSeq2Seq, PreTrainedModel, set_seed
+from transformers.trainer_callback import PrinterCallback, ProgressCallback
+from transformers.utils import logging as transformers_logging
+
+from ..checkpoints.completeness import step_of
+from ..checkpoints.loading import CheckpointError, check_tokenizer, load_config, load_model, load_tokenizer
+from ..data.bpe_dropout import BPEDropout
+from ..data.corpora import Cleaning, Corpus, read_corpus, resegment, state_of, texts_of, tokenize
+from ..data.hub_names import check_model_on_hub
+from ..errors import first_line
+from ..hub.upload import check_token
+from ..metrics import corpus_bleu
+from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
+from ..tokenization_vanilla_transformer import VanillaTransformerTokenizerFast
+from .callbacks import Console, RecipeKeeper, TranslationLog, callbacks_for
+from .evaluation import TranslationMetrics, by_length
+from .facts import run_facts
+from .finish import finish_run
+from .preflight import check_average, check_memory, dry_run, preflight
+from .recipe import Arguments, RecipeError
+from .run_folder import (
+    TOKENIZER,
+    check_checkpoint,
+    check_links,
+    check_same_data,
+    check_same_recipe,
+    checkpoint_to_resume,
+    is_empty,
+    locked,
+    read_recipe,
+    save_model,
+    write_recipe,
+)
+from .trainer import VanillaTransformerTrainer
+
+# Options that may change when a run resumes, beside those of validation and test data.
+FREE_OPTIONS = {"preprocessing_num_workers", "data_dir", "num_beams", "gnmt_length_penalty", "early_stopping"}
+
+
+class FinishError(RuntimeError):
+    """The model is trained, but what follows training has failed; the message says why, and how to repeat it."""
+
+
+@dataclass(frozen=True)
+class Switches:
+    """What the command line says beside the recipe.
+
+    Attributes:
+        resume: Whether to resume from the last complete checkpoint of the output folder.
+        dry_run: Whether to train for a few updates in a temporary folder only.
+        accept_changed_data: Whether to resume although the training files have changed.
+        trust_remote_code: Whether code that comes with a model or a tokenizer may run.
+    """
+
+    resume: bool = False
+    dry_run: bool = False
+    accept_changed_data: bool = False
+    trust_remote_code: bool = False
+
+
+class Run:
+    """A training run.
+
+    Args:
+        arguments: What `parse_recipe` returns.
+        switches: How to run it.
+        say: Is called with each line for the user, in the main process only.
+    """
+
+    def __init__(
+        self, arguments: Arguments, switches: Switches | None = None, say: Callable[[str], Any] = print
+    ) -> None:
+        self.data, self.model, self.args = arguments
+        self.switches = switches or Switches()
+        self.resume = self.switches.resume or self.args.resume_from_checkpoint is not None
+        self.output = self.folder = Path(self.args.output_dir or "")  # they differ in a dry run
+        self.main = self.args.process_index == 0
+        self.say = say if self.main else _nothing
+        self.checkpoint: Path | None = None  # that training resumes from
+        self.corpora: dict[str, Corpus] = {}  # of each part, once it is checked
+        self.cleaning = Cleaning(self.data.max_length, self.data.max_length_ratio)
+
+    def check(self) -> None:
+        """Checks the options before anything is read.
+
+        Raises:
+            RecipeError: They contradict each other or are invalid, or the output folder can't be used.
+            CorpusError: A file is missing or empty.
+            HubError: A model or tokenizer is neither a folder nor on the Hub, or there is no token to push with.
+        """
+        if not self.args.output_dir:
+            raise RecipeError("the run needs an output folder: --output-dir outputs/my-run")
+        if self.switches.accept_changed_data and not self.resume:
+            raise RecipeError("--accept-changed-data is for a run that is resumed; give --resume too, or leave it out")
+        self._check_corpora()
+        for name in (self.model.model_name_or_path, self.model.tokenizer_name_or_path):
+            if name and not Path(name).is_dir():
+                check_model_on_hub(name)
+        if self.main and self.args.push_to_hub and not self.switches.dry_run:
+            check_token()
+        self.model.decoding()
+        if not self.model.model_name_or_path:
+            self.model.config(self.model.vocab_size)  # the tokenizer's vocabulary may be smaller
+        self._check_metrics()
+        check_average(self.args)
+        if self.main:
+            self._check_folder()
+
+    def _check_corpora(self) -> None:
+        self.corpora = {part: self.data.corpus(part) for part in ("train", "validation", "test")}
+        if not self.corpora["train"]:
+            raise RecipeError("no training data; give train_source and train_target, or train_data")
+        if self.args.eval_strategy != "no" and not self.corpora["validation"]:
+            raise RecipeError("eval_strategy needs validation_source and validation_target, or validation_data")
+        if self.data.bpe_dropout and self.data.streaming:
+            raise RecipeError(
+                "bpe_dropout segments the corpus before training starts, and streaming reads it during training; leave "
+                "one of the two out"
+            )
+
+    def _check_metrics(self) -> None:
+        try:
+            corpus_bleu(["a"], ["a"], tokenize=self.args.bleu_tokenize)
+        except Exception as error:  # an unknown tokeniser, or a package or a file that it needs
+            raise RecipeError(f"bleu_tokenize is {self.args.bleu_tokenize!r}: {first_line(error)}") from error
+
+    def _check_folder(self) -> None:
+        """Checks that the output folder is new, or has a run with the same options to resume."""
+        check_links(self.output)
+        if not self.resume:
+            if not is_empty(self.output):
+                raise RecipeError(f"{self.output} is not empty; resume with --resume, or give another --output-dir")
+            return
+        fixed, before = self._fixed(), read_recipe(self.output)
+        older = asdict(type(self.data)()) | asdict(type(self.model)()) | {"optim": fixed["optim"]}  # has fewer options
+        check_same_recipe(self.output, older | before, fixed)
+
+    def _fixed(self) -> dict[str, Any]:
+        """The options that must not change when a run resumes: what it trains on, the model, the optimizer."""
+        options = asdict(self.data) | asdict(self.model)
+        fixed = {name: value for name, value in options.items() if name not in FREE_OPTIONS}
+        fixed = {name: value for name, value in fixed.items() if not name.startswith(("validation_", "test_"))}
+        fixed["optim"] = str(getattr(self.args.optim, "value", self.args.optim))
+        return fixed | ({"seed": self.args.seed_of_data} if self.data.bpe_dropout else {})  # decides the segmentations
+
+    def run(self) -> None:
+        """Trains, or does what a dry run does, as the only process in the output folder.
+
+        Raises:
+            RecipeError: The run can't start, or its rehearsal fails.
+            CorpusError: A corpus can't be read, or nothing of it is left.
+            DivergedError: Loss or gradients aren't finite any more.
+            FinishError: The model is trained, but can't be averaged, scored or described.
+        """
+        with ExitStack() as stack:
+            if self.main and not self.switches.dry_run:
+                stack.enter_context(locked(self.output))
+                self._check_folder()  # once more, as another process may have been faster
+            if self.switches.dry_run:
+                self.output = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="dry-run-")))
+                self.args.output_dir = str(self.output)
+                self.args.push_to_hub = False
+            self._begin()
+            trainer = self._prepared()
+            if self.switches.dry_run:
+                for line in dry_run(trainer):
+                    self.say(line)
+            else:
+                self._train(trainer)
+                if self.main:
+                    self._finish(trainer)
+
+    def _write_recipe(self, data: str) -> None:
+        """Writes what the run is started with; training data that it was started with before must be the same."""
+        if self.resume and not self.switches.accept_changed_data:
+            check_same_data(self.folder, data)
+        if not self.switches.dry_run:
+            write_recipe(self.output, self._fixed(), data)
+
+    def _begin(self) -> None:
+        """Finds the checkpoint to resume from, and removes what a run left that stopped before its first update."""
+        set_seed(self.args.seed)
+        _be_quiet()
+        if self.resume and not self.switches.dry_run:
+            self.checkpoint = checkpoint_to_resume(self.output, self.args.resume_from_checkpoint)
+            if self.checkpoint is not None:
+                check_checkpoint(self.checkpoint, self._fixed(), self.args.max_steps)
+        elif self.main and not self._tokenizer_name:
+            shutil.rmtree(self.output / TOKENIZER, ignore_errors=True)
+
+    def _prepared(self) -> VanillaTransformerTrainer:
+        """Returns the trainer, after the run's end was rehearsed with it."""
+        trainer = self._trainer()
+        with self._cleaning_as_it_is():
+            preflight(trainer, self.folder)
+        return trainer
+
+    @contextmanager
+    def _cleaning_as_it_is(self) -> Iterator[None]:
+        """Keeps the counts of pairs, where the first ones of a stream are read for a try."""
+        before = replace(self.cleaning, left_out=self.cleaning.left_out.copy())
+        yield
+        vars(self.cleaning).update(vars(before))
+
+    def _train(self, trainer: VanillaTransformerTrainer) -> None:
+        if self.resume:
+            start = f"Resuming from {self.checkpoint}" if self.checkpoint else "No complete checkpoint: starting anew"
+            self.say(start)
+        began = time.perf_counter()
+        trainer.train(resume_from_checkpoint=str(self.checkpoint) if self.checkpoint else None)
+        self.seconds = time.perf_counter() - began
+        if self.cleaning.seen and self.data.streaming:
+            self.say(f"Training data, as far as the stream was read: {self.cleaning}")
+        save_model(trainer, self.output)
+        total = trainer.state.global_step
+        before = (step_of(self.checkpoint) or 0) if self.checkpoint else 0
+        updates = f"{total - before:,} updates ({total:,} in all)" if before else f"{total:,} updates"
+        self.say(f"Trained {updates} in {self.seconds / 60:.1f} minutes: {self.output}")
+        trainer.accelerator.wait_for_everyone()
+        trainer.end()
+
+    def _finish(self, trainer: VanillaTransformerTrainer) -> None:
+        in_all = None if self.checkpoint else self.seconds  # how long it took up to the checkpoint isn't known
+        try:
+            finish_run(trainer, run_facts(trainer, in_all), self.data, self.corpora, self.say)
+        except ValueError as error:
+            fix = "fix it, and give --resume to repeat what follows training"
+            raise FinishError(f"the model is trained, but {first_line(error)}; {fix}") from error
+
+    def _trainer(self) -> VanillaTransformerTrainer:
+        """Reads and tokenizes the corpora, trains the tokenizer, builds the model and its trainer."""
+        # One process per machine does the work and the others read its cache; the tokenizer is trained by one in all.
+        with self.args.main_process_first(desc="reading the corpus"):
+            pairs = read_corpus(self.corpora["train"], self.data.streaming)
+            if self.corpora["test"]:
+                read_corpus(self.corpora["test"])  # so that a wrong line is told now
+            if self.main:
+                self._write_recipe(state_of(self.corpora["train"], pairs))
+        with self.args.main_process_first(local=False, desc="training the tokenizer"):
+            tokenizer = self._tokenizer(pairs)
+            if self.checkpoint is not None:  # it may have changed since
+                check_tokenizer(tokenizer, load_config(self.checkpoint), str(self.checkpoint))
+        validation, places = None, []
+        with self.args.main_process_first(desc="tokenizing the corpus"):
+            train = self._tokenized(pairs, tokenizer)
+            if self.corpora["validation"]:
+                lines = read_corpus(self.corpora["validation"])
+                places = list(range(len(lines)))
+                validation = by_length(tokenize(lines.add_column("line", places), tokenizer, Cleaning(sys.maxsize)))
+        if not self.data.streaming:
+            self.say(f"Training data: {self.cleaning}")
+        model = self._model(tokenizer)
+        metrics = TranslationMetrics(tokenizer, self.args.bleu_tokenize, num_samples=self.args.num_samples)
+        trainer = VanillaTransformerTrainer(
+            model=model,
+            args=self.args,
+            train_dataset=train,
+            eval_dataset=validation,
+            processing_class=tokenizer,
+            data_collator=DataCollatorForSeq2Seq(tokenizer),
+            compute_metrics=metrics,
+            callbacks=[*callbacks_for(self.args), RecipeKeeper(), Console(metrics, self.say)],
+        )
+        for callback in (PrinterCallback, ProgressCallback):  # Console replaces them
+            trainer.remove_callback(callback)
+        if validation is not None:
+            trainer.add_callback(TranslationLog(trainer, validation["line"], len(places)))
+        return trainer
+
+    def _tokenized(self, pairs: Dataset | IterableDataset, tokenizer: Any) -> Dataset | IterableDataset:
+        workers = self.data.preprocessing_num_workers
+        train = tokenize(pairs, tokenizer, self.cleaning, workers)
+        if not self.data.bpe_dropout:
+            return train
+        try:
+            dropout = BPEDropout(tokenizer, self.data.bpe_dropout)
+            copies, longest = self.data.bpe_dropout_copies, self.data.max_length
+            return resegment(train, dropout, copies, self.args.seed_of_data, longest, workers)
+        except ValueError as error:  # another kind of tokenizer
+            raise RecipeError(first_line(error)) from error
+
+    @property
+    def _tokenizer_name(self) -> str | None:
+        return self.model.tokenizer_name_or_path or self.model.model_name_or_path
+
+    def _tokenizer(self, pairs: Dataset | IterableDataset) -> Any:
+        """Loads the tokenizer that the recipe, a checkpoint or an earlier process names, or trains a new one."""
+        saved = self.output / TOKENIZER
+        if name := self._tokenizer_name:
+            return load_tokenizer(name, trust_remote_code=self.switches.trust_remote_code)
+        if (saved / "tokenizer.json").is_file():
+            try:
+                return load_tokenizer(saved)
+            except CheckpointError as error:
+                if self.checkpoint is None:
+                    raise
+                self.say(f"{first_line(error)}; that of {self.checkpoint.name} is used")
+        if self.checkpoint is not None:
+            return load_tokenizer(self.checkpoint)
+        if not self.main:
+            raise RecipeError(
+                f"the main process has not written {saved}; if it reports no error of its own, --output-dir is not the "
+                "same folder on all machines, which it must be"
+            )
+        try:
+            tokenizer = VanillaTransformerTokenizerFast.train_from_iterator(
+                texts_of(pairs),
+                vocab_size=self.model.vocab_size,
+                merge_punctuation=self.model.merge_punctuation,
+                show_progress=sys.stderr.isatty(),
+            )
+        except ValueError as error:  # too small a vocabulary, or no text
+            raise RecipeError(first_line(error)) from error
+        tokenizer.save_pretrained(saved)
+        return tokenizer
+
+    def _model(self, tokenizer: Any) -> PreTrainedModel:
+        model: PreTrainedModel
+        if name := self.model.model_name_or_path:
+            model = load_model(name, trust_remote_code=self.switches.trust_remote_code, **self.model.regularization())
+            if self.model.tokenizer_name_or_path is None:
+                check_tokenizer(tokenizer, model.config, name)
+        else:
+            config = self.model.config(len(tokenizer))
+            with torch.device("meta"):  # which takes no memory
+                check_memory(VanillaTransformerForConditionalGeneration(config).num_parameters())
+            model = VanillaTransformerForConditionalGeneration(config)
+        for option, value in self.model.decoding().items():
+            setattr(model.generation_config, option, value)
+        if self.args.ddp_find_unused_parameters is None:
+            self.args.ddp_find_unused_parameters = False  # every update uses all; looking for others takes time
+        if self.args.keep_freed_memory is None:
+            self.args.keep_freed_memory = True
+        self.say(f"Model: {model.num_parameters():,} parameters, vocabulary of {len(tokenizer):,}")
+        return model
+
+
+def _nothing(line: str) -> None:
+    """What the processes say that aren't the main one."""
+
+
+def _be_quiet() -> None:
+    """Silences everything but the run's own lines and warnings."""
+    transformers_logging.disable_progress_bar()
+    if not sys.stderr.isatty():
+        datasets.disable_progress_bars()
+    logging.getLogger("accelerate").setLevel(logging.WARNING)
