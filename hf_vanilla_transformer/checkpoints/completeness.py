@@ -25,6 +25,7 @@ from .loading import CONFIG, WEIGHTS, WEIGHTS_INDEX, read_json, tensors_in
 logger = logging.get_logger(__name__)
 
 TRAINER_STATE = "trainer_state.json"
+RECIPE = "recipe.json"  # what a run was started with
 OPTIMIZER = "optimizer.pt"
 SCHEDULER = "scheduler.pt"
 WEIGHT_AVERAGE = "ema.pt"

@@ -87,6 +87,7 @@ def _train(arguments: argparse.Namespace) -> None:
     recipe = _recipe(arguments)
     with loading():
         from .. import register
+        from ..checkpoints.files import LinkError
         from ..checkpoints.loading import CheckpointError
         from ..data.batching import BatchingError
         from ..data.formats import CorpusError
@@ -100,7 +101,7 @@ def _train(arguments: argparse.Namespace) -> None:
         run = _Run(*recipe, _Switches(**switches))
         run.check()
         run.run()
-    except (RecipeError, CorpusError, BatchingError, HubError, CheckpointError) as error:
+    except (RecipeError, CorpusError, BatchingError, HubError, CheckpointError, LinkError) as error:
         raise UsageError(first_line(error)) from error
     except DivergedError as error:
         raise RunError(first_line(error)) from error
@@ -204,9 +205,10 @@ class _Run:
 
     def _check_folder(self) -> None:
         """Checks that the output folder is new, or has a run with the same options to resume."""
-        from ..training.run_folder import check_links, check_same_recipe, is_empty, read_recipe
+        from ..checkpoints.files import check_links
+        from ..training.run_folder import check_same_recipe, is_empty, read_recipe
 
-        check_links(self.output)
+        check_links(self.output)  # a run would write there
         if not self.resume:
             if not is_empty(self.output):
                 raise UsageError(f"{self.output} is not empty; resume with --resume, or give another --output-dir")

@@ -21,7 +21,7 @@ from transformers import get_scheduler
 from transformers.integrations import get_available_reporting_integrations, get_reporting_integration_callbacks
 
 from ..engine import torch_private
-from ..errors import first_line
+from ..errors import first_line, install
 from ..translation.limits import LIMITS
 
 _ACCELERATE = Path(__file__).with_name("recipes") / "accelerate"
@@ -358,9 +358,9 @@ def _trackers(names: list[str]) -> Iterator[str]:
         except ValueError as error:
             yield f"report_to: {first_line(error)}"
         if name not in available:
-            install = "pip install 'hf-vanilla-transformer[train]'" if name == "tensorboard" else "install it"
+            fix = install("train") if name == "tensorboard" else "install it"
             others = f"choose from: {', '.join(available)}" if available else "leave report_to out"
-            yield f"report_to is {name}, which isn't installed; {install}, or {others}"
+            yield f"report_to is {name}, which isn't installed; {fix}, or {others}"
 
 
 def _optimizer(given: Given, args: Any) -> Iterator[str]:

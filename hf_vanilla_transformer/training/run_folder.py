@@ -13,7 +13,14 @@ from safetensors import SafetensorError
 from transformers import Trainer, TrainerCallback
 from transformers.utils import logging
 
-from ..checkpoints.completeness import TRAINER_STATE, checkpoints_in, damage_of, last_complete_checkpoint, step_of
+from ..checkpoints.completeness import (
+    RECIPE,
+    TRAINER_STATE,
+    checkpoints_in,
+    damage_of,
+    last_complete_checkpoint,
+    step_of,
+)
 from ..checkpoints.files import write_text
 from ..checkpoints.loading import read_json
 from ..errors import first_line
@@ -21,7 +28,6 @@ from .recipe import RecipeError
 
 logger = logging.get_logger(__name__)
 
-RECIPE = "recipe.json"
 TOKENIZER = "tokenizer"  # the folder of the tokenizer that a run trains
 LOCK = "run.lock"
 SAVING = ".saving"  # a folder in which files are written that then replace others
@@ -66,20 +72,6 @@ def is_empty(folder: Path) -> bool:
     recipe = read_json(folder / RECIPE)
     is_run = isinstance(recipe, dict) and "train_source" in recipe
     return names <= ({RECIPE, TOKENIZER} if is_run else set())
-
-
-def check_links(folder: Path) -> None:
-    """Checks that a run's folder has no symbolic links to other places, where a resumed run would write.
-
-    Raises:
-        RecipeError: It has one.
-    """
-    for path in (*folder.iterdir(), *folder.glob("*/*")) if folder.is_dir() else ():
-        if path.is_symlink() and not path.resolve().is_relative_to(folder.resolve()):
-            raise RecipeError(
-                f"{path} is a link to {path.resolve()}, outside of the run's folder, where nothing is written; "
-                "replace it by what it refers to"
-            )
 
 
 def write_recipe(folder: Path, options: Mapping[str, Any], fingerprints: Mapping[str, Any]) -> None:

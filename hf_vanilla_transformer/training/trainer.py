@@ -29,15 +29,16 @@ from transformers.utils import PushInProgress, logging
 
 from .. import engine
 from ..checkpoints.completeness import checkpoints_in, damage_of, write_checksums
+from ..checkpoints.files import check_links
 from ..checkpoints.loading import not_finite, tokenizer_fingerprint
 from ..data.batching import TokenBudgetBatchSampler, TokenBudgetStream
 from ..data.corpora import lengths_of
 from ..engine.memory import keep_freed_memory
 from ..engine.training import paused_shortcuts, training_shortcuts
 from ..errors import first_line
-from ..hub.facts import curve_of, said_by_author, with_what_was_said
-from ..hub.model_card import Evaluation, Recipe, RunFacts, Sample, save_card
-from ..hub.upload import check_token, hub_errors, model_files, send_model
+from ..hub.facts import TARGET_TOKENS, curve_of, said_by_author, with_what_was_said
+from ..hub.model_card import Evaluation, Recipe, RunFacts, Sample, local_name, save_card
+from ..hub.upload import Upload, check_token, hub_errors, model_files, prepare, send
 from ..metrics import Score, corpus_bleu, corpus_chrf
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from .consistency import ConsistencyTrainer
@@ -151,7 +152,7 @@ class VanillaTransformerTrainer(ConsistencyTrainer):
     @property
     def target_tokens(self) -> int:
         """Target tokens trained on so far, by all processes and before resuming too."""
-        saved = self.state.stateful_callbacks.get(TARGET_TOKENS, {})
+        saved = self.state.stateful_callbacks.get(TOKEN_COUNT, {})
         return int(saved.get("attributes", {}).get("count", 0))
 
     def get_train_dataloader(self) -> DataLoader[Any]:
@@ -210,7 +211,7 @@ class VanillaTransformerTrainer(ConsistencyTrainer):
         batches, items = super().get_batch_samples(epoch_iterator, num_batches, device)
         if items is not None:
             count = self.target_tokens + int(items)
-            self.state.stateful_callbacks[TARGET_TOKENS] = {"args": {}, "attributes": {"count": count}}
+            self.state.stateful_callbacks[TOKEN_COUNT] = {"args": {}, "attributes": {"count": count}}
         return batches, items
 
     def compute_loss(self, model: Any, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
@@ -242,14 +243,14 @@ class VanillaTransformerTrainer(ConsistencyTrainer):
 
     def _load_callback_state(self) -> None:
         """Lets early stopping count on from where it was, so that a resumed run ends as an uninterrupted one."""
-        tokens = self.state.stateful_callbacks.pop(TARGET_TOKENS, None)  # which is no callback's
+        tokens = self.state.stateful_callbacks.pop(TOKEN_COUNT, None)  # which is no callback's
         super()._load_callback_state()
         saved = self.state.stateful_callbacks.get("EarlyStoppingCallback", {})
         for callback in self.callback_handler.callbacks:
             if isinstance(callback, EarlyStoppingCallback) and isinstance(saved, dict):
                 vars(callback).update(saved.get("attributes", {}))
         if tokens is not None:
-            self.state.stateful_callbacks[TARGET_TOKENS] = tokens
+            self.state.stateful_callbacks[TOKEN_COUNT] = tokens
 
     def _place(self) -> str:
         """Where the batches of the last update are in the training data."""
@@ -310,10 +311,12 @@ class VanillaTransformerTrainer(ConsistencyTrainer):
             return
         self.callback_handler.on_push_begin(args, self.state, self.control)
         names, message = model_files(checkpoint)[0], f"Training in progress, step {self.state.global_step}"
+        run = Path(args.output_dir or "")
+        check_links(run, [run / name for name in names])
         for name in names:  # as the checkpoint may be removed before it has been sent
-            shutil.copyfile(checkpoint / name, Path(args.output_dir or "", name))
+            shutil.copyfile(checkpoint / name, run / name)
         where: dict[str, Any] = {"token": args.hub_token, "revision": args.hub_revision, "run_as_future": True}
-        jobs = [send_model(Path(args.output_dir or ""), str(self.hub_model_id), message=message, names=names, **where)]
+        jobs = [send(Upload(run, names), str(self.hub_model_id), message=message, **where)]
         if args.hub_strategy in (HubStrategy.CHECKPOINT, HubStrategy.ALL_CHECKPOINTS):
             place = "last-checkpoint" if args.hub_strategy == HubStrategy.CHECKPOINT else checkpoint.name
             what = {"repo_id": self.hub_model_id, "folder_path": checkpoint, "path_in_repo": place}
@@ -398,14 +401,9 @@ class VanillaTransformerTrainer(ConsistencyTrainer):
         run_as_future: bool = False,
     ) -> Any:
         self._finish_current_push()
-        return send_model(
-            folder,
-            str(self.hub_model_id),
-            message=message,
-            token=token or self.args.hub_token,
-            revision=revision or self.args.hub_revision,
-            run_as_future=run_as_future,
-        )
+        where: dict[str, Any] = {"token": token or self.args.hub_token, "revision": revision or self.args.hub_revision}
+        upload = prepare(folder, str(self.hub_model_id))
+        return send(upload, str(self.hub_model_id), message=message, run_as_future=run_as_future, **where)
 
     def prediction_step(self, model: Any, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
         """One batch of the evaluation; its loss is added up by tokens."""
@@ -486,12 +484,12 @@ class VanillaTransformerTrainer(ConsistencyTrainer):
         """Logs, with the target tokens seen and their number per second since the last line."""
         if "loss" in logs:
             tokens = self.target_tokens
-            logs |= {"target_tokens": tokens, "tokens_per_second": self._clock.rate(tokens)}
+            logs |= {TARGET_TOKENS: tokens, "tokens_per_second": self._clock.rate(tokens)}
         super().log(logs, start_time)
 
 
 # Where the number of target tokens is in TrainerState, which saves and restores nothing but its own fields.
-TARGET_TOKENS = "TargetTokens"
+TOKEN_COUNT = "TargetTokens"
 
 
 @contextmanager
@@ -718,7 +716,7 @@ def run_facts(trainer: VanillaTransformerTrainer, seconds: float | None = None) 
     """
     args, model = trainer.args, trainer.model
     return RunFacts(
-        name=trainer.hub_model_id or args.hub_model_id or Path(args.output_dir or "model").resolve().name,
+        name=trainer.hub_model_id or args.hub_model_id or local_name(args.output_dir or "model"),
         config=model.config.to_dict(),
         parameters=model.num_parameters(),
         training_pairs=len(trainer.train_dataset) if isinstance(trainer.train_dataset, datasets.Dataset) else None,

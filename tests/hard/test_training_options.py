@@ -479,9 +479,7 @@ def test_what_is_not_installed_names_its_extra(refusal, monkeypatch):
     for name in ("tensorboard", "tensorboardX"):
         monkeypatch.setitem(sys.modules, name, None)
     message = refusal({"report_to": "tensorboard"})
-    assert (
-        "report_to is tensorboard, which isn't installed; pip install 'hf-vanilla-transformer[train]', or " in message
-    )
+    assert "report_to is tensorboard, which isn't installed; run pip install '.[train]' in a checkout" in message
 
 
 def test_what_needs_another_option_is_ignored_where_that_is_switched_off(run, recipe):
