@@ -149,7 +149,7 @@ class DecodingMixin:
         settings = {**dict.fromkeys(OPTIONS), **vars(self.generation_config), **given}
         if given.get("length_penalty") is not None and given.get("gnmt_length_penalty") is None:
             settings["gnmt_length_penalty"] = None
-        _validate(settings)
+        check_settings(settings)
         if settings.get("compute_type") not in (None, "default"):
             logger.warning_once(
                 f"`compute_type` of the generation config, {settings['compute_type']!r}, has no effect; call "
@@ -166,7 +166,7 @@ class DecodingMixin:
         extra, source, mask = settings["max_extra_length"], _source_of(kwargs), kwargs.get("attention_mask")
         limits = any(given.get(name) is not None for name in ("max_new_tokens", "max_length"))
         if given.get("max_extra_length") is None:
-            limits = limits or _limits_length(self.generation_config)
+            limits = limits or sets_length(self.generation_config)
         if extra is None or source is None or limits:
             return
         lengths = torch.full((len(source),), source.shape[1])  # (B,)
@@ -253,7 +253,7 @@ def _source_of(kwargs: dict[str, Any]) -> Tensor | None:
     return source if isinstance(source, Tensor) and source.ndim >= 2 else None
 
 
-def _limits_length(config: GenerationConfig) -> bool:
+def sets_length(config: GenerationConfig) -> bool:
     """Tells whether a model's own configuration limits the length by an option of transformers'.
 
     Its default for `max_length`, 20, doesn't count where it came with all other defaults: Seq2SeqTrainer writes them.
@@ -271,7 +271,7 @@ def _limits_length(config: GenerationConfig) -> bool:
     return True
 
 
-def _validate(settings: dict[str, Any]) -> None:
+def check_settings(settings: dict[str, Any]) -> None:
     """Checks the options of this file, and that only one length penalty is asked for."""
     alpha, extra = settings["gnmt_length_penalty"], settings["max_extra_length"]
     is_number = isinstance(alpha, (int, float)) and not isinstance(alpha, bool)

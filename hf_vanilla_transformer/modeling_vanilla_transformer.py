@@ -69,10 +69,8 @@ class LearnedPositions(nn.Embedding):
     def forward(self, position_ids: Tensor, length: int) -> Tensor:  # type: ignore[override]
         """Looks up `position_ids`, all below `length`: (1 or B, T, d_model)."""
         if length > self.num_embeddings:
-            tokens = (
-                f"{length} tokens are more than {self.num_embeddings} learned positions (`max_position_embeddings`)"
-            )
-            raise ValueError(f"{tokens}. Truncate the text, generate less, or train with sinusoids.")
+            limit = f"{self.num_embeddings} learned positions (`max_position_embeddings`)"
+            raise ValueError(f"{length} tokens are more than {limit}. Truncate the text, or train with sinusoids.")
         return super().forward(position_ids)
 
 
@@ -135,7 +133,7 @@ class VanillaTransformerAttention(nn.Module):
             name = "eager"  # sdpa has no weights to show, and its masks are understood
         attend = ALL_ATTENTION_FUNCTIONS.get_interface(name, eager_attention)
         kwargs["dropout"] = self.attention_dropout if self.training else 0.0
-        heads, weights = attend(self, query, key, value, mask, scaling=self.scaling, **kwargs)
+        heads, weights = attend(self, query, key, value, mask, scaling=self.scaling, **kwargs)  # as all kernels have it
         return self.out_proj(heads.flatten(2)), weights
 
     def split(self, x: Tensor, head_dim: int) -> Tensor:
@@ -208,7 +206,7 @@ class VanillaTransformerEncoderLayer(GradientCheckpointingLayer):
 
     def forward(self, x: Tensor, mask: Any, **kwargs: Any) -> Tensor:
         """Maps (B, S, d_model) to the same shape."""
-        x = self.self_attn_layer_norm(x, lambda x: self.self_attn(x, None, mask, **kwargs)[0])
+        x = self.self_attn_layer_norm(x, lambda x: self.self_attn(x, memory=None, mask=mask, **kwargs)[0])
         return self.final_layer_norm(x, lambda x: self.feed_forward(x))  # accelerate moves modules in arguments
 
 
@@ -225,12 +223,11 @@ class VanillaTransformerDecoderLayer(GradientCheckpointingLayer):
         self.feed_forward = VanillaTransformerFeedForward(config, config.decoder_ffn_dim)
         self.final_layer_norm = residual(config)
 
-    def forward(
-        self, x: Tensor, memory: Tensor, mask: Any, cross: Any, past_key_values: Any = None, **kwargs: Any
-    ) -> Tensor:
+    def forward(self, x: Tensor, memory: Tensor, mask: Any, cross: Any, **kwargs: Any) -> Tensor:
         """Maps (B, T, d_model) to the same shape, looking at memory, (B, S, d_model)."""
-        x = self.self_attn_layer_norm(x, lambda x: self.self_attn(x, None, mask, past_key_values, **kwargs)[0])
-        x = self.encoder_attn_layer_norm(x, lambda x: self.encoder_attn(x, memory, cross, past_key_values, **kwargs)[0])
+        kwargs["cache"] = kwargs.pop("past_key_values", None)  # the name that gradient checkpointing looks for
+        x = self.self_attn_layer_norm(x, lambda x: self.self_attn(x, memory=None, mask=mask, **kwargs)[0])
+        x = self.encoder_attn_layer_norm(x, lambda x: self.encoder_attn(x, memory=memory, mask=cross, **kwargs)[0])
         return self.final_layer_norm(x, lambda x: self.feed_forward(x))  # accelerate moves modules in arguments
 
 
@@ -339,7 +336,7 @@ class VanillaTransformerEncoder(VanillaTransformerStack):
         skip = {"allow_is_bidirectional_skip": self.config._attn_implementation != "eager"}  # skipping reads the mask
         mask = create_bidirectional_mask(self.config, x, attention_mask, **skip)
         for layer in self.layers:
-            x = layer(x, mask, **kwargs)
+            x = layer(x, mask=mask, **kwargs)
         return BaseModelOutput(last_hidden_state=self.layer_norm(x))
 
 
@@ -383,7 +380,7 @@ class VanillaTransformerDecoder(VanillaTransformerStack):
         mask = create_causal_mask(self.config, x, attention_mask, own)
         cross = create_bidirectional_mask(self.config, x, encoder_attention_mask, memory, **skip)
         for layer in self.layers:
-            x = layer(x, memory, mask, cross, past_key_values=cache, **kwargs)
+            x = layer(x, memory, mask=mask, cross=cross, past_key_values=cache, **kwargs)
         return DecoderOutput(last_hidden_state=self.layer_norm(x), past_key_values=cache)
 
 
@@ -425,23 +422,37 @@ class VanillaTransformerModel(VanillaTransformerPreTrainedModel):
         """Runs the encoder, unless `encoder_outputs` are given, and the decoder; arguments are theirs."""
         kwargs["return_dict"] = True
         if encoder_outputs is None:
-            encoder_outputs = self.encoder(input_ids, attention_mask, inputs_embeds, **kwargs)
+            encoder_outputs = self.encoder(
+                input_ids=input_ids, attention_mask=attention_mask, inputs_embeds=inputs_embeds, **kwargs
+            )
         is_output = isinstance(encoder_outputs, BaseModelOutput)
         memory: Any = encoder_outputs if is_output else BaseModelOutput(*encoder_outputs[:3])
-        target, source = (decoder_input_ids, decoder_attention_mask), (memory.last_hidden_state, attention_mask)
-        outputs = self.decoder(*target, *source, past_key_values, decoder_inputs_embeds, use_cache=use_cache, **kwargs)
-        encoded = {f"encoder_{name}": value for name, value in memory.items()}
-        decoded = (outputs.last_hidden_state, outputs.past_key_values, outputs.hidden_states, outputs.attentions)
-        return Seq2SeqModelOutput(*decoded, cross_attentions=outputs.cross_attentions, **encoded)
+        outputs = self.decoder(
+            input_ids=decoder_input_ids,
+            attention_mask=decoder_attention_mask,
+            encoder_hidden_states=memory.last_hidden_state,
+            encoder_attention_mask=attention_mask,
+            past_key_values=past_key_values,
+            inputs_embeds=decoder_inputs_embeds,
+            use_cache=use_cache,
+            **kwargs,
+        )
+        return Seq2SeqModelOutput(
+            last_hidden_state=outputs.last_hidden_state,
+            past_key_values=outputs.past_key_values,
+            decoder_hidden_states=outputs.hidden_states,
+            decoder_attentions=outputs.attentions,
+            cross_attentions=outputs.cross_attentions,
+            **{f"encoder_{name}": value for name, value in memory.items()},
+        )
 
 
 # ---- 3.4 Embeddings and softmax ----
 def outside_vocabulary(ids: Any, vocab_size: int) -> IndexError:
     """Makes the error for token ids, (...), that the vocabulary doesn't have."""
     return IndexError(
-        f"Token ids go from {ids.min():d} to {ids.max():d}, but the vocabulary has {vocab_size} tokens, from 0 up. Do "
-        "tokenizer and model belong together? Compare `len(tokenizer)` with `config.vocab_size` (and "
-        "`config.decoder_vocab_size`); after adding tokens, call `model.resize_token_embeddings(len(tokenizer))`."
+        f"Token ids go from {ids.min():d} to {ids.max():d}, but the vocabulary has {vocab_size} tokens, from 0 up. "
+        "Compare `len(tokenizer)` with `config.vocab_size`; resize_token_embeddings adds tokens."
     )
 
 
@@ -501,9 +512,18 @@ class VanillaTransformerForConditionalGeneration(VanillaTransformerPreTrainedMod
             decoder_attention_mask = self.mask_of_left_padding(decoder_input_ids, shifted)
         if shifted is not None:
             decoder_input_ids = self.prepare_decoder_input_ids_from_labels(shifted)
-        source, target = (input_ids, attention_mask), (decoder_input_ids, decoder_attention_mask)
-        others = (past_key_values, inputs_embeds, decoder_inputs_embeds, use_cache)
-        outputs = self.model(*source, *target, encoder_outputs, *others, **kwargs)
+        outputs = self.model(
+            input_ids=input_ids,
+            attention_mask=attention_mask,
+            decoder_input_ids=decoder_input_ids,
+            decoder_attention_mask=decoder_attention_mask,
+            encoder_outputs=encoder_outputs,
+            past_key_values=past_key_values,
+            inputs_embeds=inputs_embeds,
+            decoder_inputs_embeds=decoder_inputs_embeds,
+            use_cache=use_cache,
+            **kwargs,
+        )
         kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
         hidden, loss = outputs.last_hidden_state[:, kept], None
         logits = None if skip_logits and labels is not None else self.lm_head(hidden)

@@ -193,8 +193,12 @@ class VanillaTransformerTokenizerFast(PreTrainedTokenizerFast):
 
     def _decode(self, token_ids: Any, skip_special_tokens: bool = False, **kwargs: Any) -> str:
         # Nothing is cleaned up afterwards, whatever clean_up_tokenization_spaces says.
-        special = {i for i, token in self.added_tokens_decoder.items() if token.special}.union(self.all_special_ids)
-        ids = [i for i in _flat(token_ids) if not (skip_special_tokens and i in special)]
+        ids, added = _flat(token_ids), self.added_tokens_decoder
+        if skip_special_tokens:
+            special = {i for i, token in added.items() if token.special}.union(self.all_special_ids)
+            ids = [i for i in ids if i not in special]
+        if added.keys().isdisjoint(ids):
+            return self._tokenizer.decode(ids, skip_special_tokens=False)  # the same, faster
         return self.convert_tokens_to_string(self.convert_ids_to_tokens(ids))
 
     def _encode_plus(self, text: Any, text_pair: Any = None, **kwargs: Any) -> BatchEncoding:
@@ -280,7 +284,8 @@ def _strings(value: Any, name: str) -> Iterator[str]:
 
 def _flat(ids: Any) -> list[int]:
     """Ids of one sequence as a list."""
-    ids = to_py_obj(ids["input_ids"] if isinstance(ids, Mapping) else ids)
+    if not (isinstance(ids, list) and all(type(one) is int for one in ids)):
+        ids = to_py_obj(ids["input_ids"] if isinstance(ids, Mapping) else ids)
     ids = [ids] if isinstance(ids, int) else list(ids)
     if min(ids, default=0) < 0:
         raise ValueError(f"token id {min(ids)} stands for no token: put pad_token_id for the -100 of labels")

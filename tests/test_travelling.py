@@ -14,7 +14,7 @@ CONFIGURATION, MODELING, GENERATION, TOKENIZATION = (
 )
 TRAVELLING = (CONFIGURATION, MODELING, GENERATION, TOKENIZATION)
 LICENCE = "# SPDX-License-Identifier: Apache-2.0"
-MOST_LINES, MOST_LINES_IN_ALL = {MODELING: 520}, 1500
+MOST_LINES, MOST_LINES_IN_ALL = {MODELING: 540}, 1500
 
 # Where a value has to be known on the CPU, with the reason. None of them runs in a training step by itself.
 MAY_READ_VALUES = {
@@ -238,7 +238,7 @@ def _in_function(line: str) -> str:
     [
         (SOUND.removeprefix(LICENCE), "has to begin with"),
         (SOUND.replace("Apache-2.0", "MIT"), "has to begin with"),
-        (SOUND + "x = 1\n" * 520, "lines are more than 520"),
+        (SOUND + "x = 1\n" * 540, "lines are more than 540"),
         (_in_function("return torch.backends.mkldnn.is_available()"), "uses torch.backends"),
         (_in_function("return torch.ops.aten.linear(x)"), "uses torch.ops"),
         (SOUND + "from torch import ops\n", "uses torch.ops"),

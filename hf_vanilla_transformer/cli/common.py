@@ -439,9 +439,8 @@ def load_ensemble(
     Raises:
         UsageError: As for `load_translator`, or the models can't be combined.
     """
-    from ..engine import detach
-    from ..translation.decoding import ensemble
-    from ..translation.translator import attach_where_supported
+    from ..engine import attach_if_supported, detach
+    from ..translation.ensembles import ensemble
 
     loaded = [load_translator(name, device, dtype, trust_remote_code, compute_type, **options) for name in names]
     if len(loaded) > 1 and (other := next((one for one in loaded if one.backend != "engine"), None)):
@@ -454,5 +453,5 @@ def load_ensemble(
             raise UsageError(f"--ensemble: {first_line(error)}") from error
         for one in loaded:  # the ensemble has its own
             detach(one.model)
-        attach_where_supported(model, compute_type)
+        attach_if_supported(model, compute_type)
     return tokenizer, model

@@ -33,7 +33,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from ..metrics import Comparison, Score
-    from ..translation.decoding import Likelihood, Translation
+    from ..translation.decoding import Translation
+    from ..translation.scoring import Likelihood
 
 BLEU_KINDS = ("sacrebleu", "multi30k", "compound-split")
 # Fields of the generation config in the JSON file.
@@ -200,7 +201,7 @@ def _results(
 ) -> list[_Result]:
     """Loads a model or an ensemble, computes its perplexity, translates once per length penalty, and scores."""
     with loading():
-        from ..translation import decoding as translation
+        from ..translation.decoding import check_n_best
         from ..translation.sources import check_target_codes
 
         use_threads(arguments.threads)
@@ -216,12 +217,12 @@ def _results(
         check_target_codes(tokenizer, sources)
         settings = [_settings(arguments, tokenizer, model, one) for one in options]
         if arguments.n_best is not None:
-            translation.check_n_best(arguments.n_best, settings[0]["num_beams"] or 1)
-        likelihood, scoring = _scored(arguments, tokenizer, model, sources, references)
+            check_n_best(arguments.n_best, settings[0]["num_beams"] or 1)
+        likelihood, scoring_seconds = _scored(arguments, tokenizer, model, sources, references)
         for alpha, one, setting in zip(alphas, options, settings, strict=True):
-            hypotheses, decoding = _decoded(arguments, tokenizer, model, sources, one)
+            hypotheses, decoding_seconds = _decoded(arguments, tokenizer, model, sources, one)
             scores = _measure(arguments, [row[0].text for row in hypotheses], references)
-            seconds = {"loading": loaded, "scoring": scoring, "decoding": decoding}
+            seconds = {"loading": loaded, "scoring": scoring_seconds, "decoding": decoding_seconds}
             name = " + ".join(names) + (f", alpha {alpha:g}" if len(alphas) > 1 else "")
             results.append(_Result(names, *scores, likelihood, hypotheses, seconds, setting, name))
     return results
@@ -241,11 +242,11 @@ def _scored(
     arguments: argparse.Namespace, tokenizer: Any, model: Any, sources: list[str], references: list[str]
 ) -> "tuple[Likelihood, float]":
     """Computes perplexity; also returns the seconds that it took."""
-    from ..translation import decoding as translation
+    from ..translation import scoring
 
     begun = time.perf_counter()
     with _bar("perplexity", len(sources)) as progress:
-        likelihood = translation.score_targets(
+        likelihood = scoring.score_targets(
             model,
             tokenizer,
             sources,
@@ -262,11 +263,11 @@ def _decoded(
     arguments: argparse.Namespace, tokenizer: Any, model: Any, sources: list[str], options: dict[str, Any]
 ) -> "tuple[list[list[Translation]], float]":
     """Translates; also returns the seconds that it took."""
-    from ..translation import decoding as translation
+    from ..translation import decoding
 
     begun = time.perf_counter()
     with _bar("translations", len(sources)) as progress:
-        hypotheses = translation.decode(
+        hypotheses = decoding.decode(
             model,
             tokenizer,
             sources,

@@ -54,7 +54,8 @@ def _score(arguments: argparse.Namespace) -> None:
         taken = {"--source": arguments.source, "--target": arguments.target}
         check_output("--output", arguments.output, taken, arguments.overwrite)
     with loading():
-        from ..translation.decoding import score_pairs, source_limit
+        from ..translation.decoding import source_limit
+        from ..translation.scoring import score_pairs
         from ..translation.sources import check_target_codes
 
         use_threads(arguments.threads)

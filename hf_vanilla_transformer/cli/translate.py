@@ -117,14 +117,14 @@ def _translate_lines(arguments: argparse.Namespace, source: lines.Lines, file: A
     with loading():
         from tqdm import tqdm
 
-        from ..translation import decoding as translation
+        from ..translation import decoding
 
         model = (arguments.model, arguments.device, arguments.dtype, arguments.trust_remote_code)
         with decoding_errors():
             translator = load_translator(*model, **backend_options(arguments))
         use_threads(arguments.threads)
     options = {name: getattr(arguments, name) for name in OPTIONS} | decoding_options(arguments, translator.model)
-    limit = translation.source_limit(translator.model, arguments.max_source_tokens, translator.tokenizer)
+    limit = decoding.source_limit(translator.model, arguments.max_source_tokens, translator.tokenizer)
     before = 0  # lines of earlier windows
 
     def warn(index: int, count: int) -> None:

@@ -19,6 +19,7 @@ __all__ = [
     "EngineCallback",
     "EngineError",
     "attach",
+    "attach_if_supported",
     "detach",
     "keep_freed_memory",
     "training_shortcuts",
@@ -26,7 +27,7 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
-    from .attachment import Engine, EngineError, attach, detach
+    from .attachment import Engine, EngineError, attach, attach_if_supported, detach
     from .callback import EngineCallback
     from .memory import keep_freed_memory
     from .support import unsupported_reason
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 else:
     # A module is imported when its name is used: the options of a training need `torch_private`, but no model.
     _MODULES = {
-        **dict.fromkeys(("Engine", "EngineError", "attach", "detach"), "attachment"),
+        **dict.fromkeys(("Engine", "EngineError", "attach", "attach_if_supported", "detach"), "attachment"),
         "EngineCallback": "callback",
         "keep_freed_memory": "memory",
         "training_shortcuts": "training.shortcuts",

@@ -15,6 +15,7 @@ patched functions or classes of torch and transformers.
 
 import weakref
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from types import TracebackType
 from typing import Any
@@ -71,6 +72,7 @@ class Engine:
         self._model = weakref.ref(model)
         self._snapshots = [Snapshot(member, allow_autocast) for member in members]
         self._weights: list[Weights] | None = [Weights(one, is_int8=compute_type == "int8") for one in members]
+        self._change: str | None = None  # why it is off
         self._replaced: str | None = None  # what was attached before, for `__exit__`
         self._warned: set[str] = set()
 
@@ -141,7 +143,7 @@ class Engine:
         if self._model() is not model:
             return "the engine belongs to another model, of which this is a copy"
         if self._weights is None:
-            return self.last_reason
+            return self._change
         members = members_of(model)
         pairs = list(zip(self._snapshots, members, strict=False))
         change = next(filter(None, (snapshot.change(member) for snapshot, member in pairs)), None)
@@ -149,7 +151,8 @@ class Engine:
             change = "members were added or removed"
         if change is not None:
             self._weights, self._snapshots = None, []
-            return f"{change} since the engine was attached; call engine.attach(model) again"
+            self._change = f"{change} since the engine was attached; call engine.attach(model) again"
+            return self._change
         return next(filter(None, (snapshot.obstacle(member) for snapshot, member in pairs)), None)
 
     def _by_transformers(self, model: Any, request: Request, more: Mapping[str, Any], reason: str) -> Any:
@@ -194,6 +197,31 @@ def attach(model: Any, compute_type: str = "default", *, allow_autocast: bool = 
         warn_of_other_code(member)
     model.engine = attached
     return attached
+
+
+def attach_if_supported(
+    model: Any, compute_type: str = "default", *, allow_autocast: bool = False
+) -> AbstractContextManager[Any]:
+    """Attaches the engine to a model whose owner is the caller, or leaves a model of another kind as it is.
+
+    Args:
+        model: As for `attach`, like the others.
+        compute_type: As for `attach`; one that is named has to be possible.
+        allow_autocast: As for `attach`.
+
+    Returns:
+        The engine, or a context manager that does nothing.
+
+    Raises:
+        EngineError: The model isn't supported, and a `compute_type` is named.
+    """
+    try:
+        return attach(model, compute_type, allow_autocast=allow_autocast)
+    except EngineError as error:
+        if compute_type != "default":
+            raise
+        logger.info(f"{type(model).__name__} decodes without the engine: {error}.")
+        return nullcontext()
 
 
 class detach:  # noqa: N801  # a function that may stand in a `with`

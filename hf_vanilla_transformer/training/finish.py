@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ from ..checkpoints.files import write_text
 from ..checkpoints.loading import load_checkpoint
 from ..data.corpora import read_corpus
 from ..data.formats import is_table
-from ..engine import EngineError, attach
+from ..engine import attach_if_supported
 from ..hub.facts import SCORES, said_by_author, with_what_was_said
 from ..hub.model_card import Evaluation, RunFacts, Sample, local_name, save_card
 from ..metrics import corpus_bleu, corpus_chrf
@@ -46,8 +45,7 @@ def finish_run(
     folder, averaged = _averaged(trainer, say)
     tokenizer, model = load_checkpoint(folder)
     model = model.to(args.device)
-    with suppress(EngineError):  # a model that it doesn't support decodes without it
-        attach(model)
+    attach_if_supported(model)
     evaluations, samples = [], list(facts.samples)
     for part in ("validation", "test"):
         if data.corpus(part):

@@ -7,7 +7,7 @@ import platform
 import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -430,10 +430,11 @@ class VanillaTransformerTrainer(ConsistencyTrainer):
 
     def _engine_attached(self) -> AbstractContextManager[Any]:
         """Attaches the engine for an evaluation that translates, where it supports the model."""
-        with suppress(engine.EngineError):
-            if self.args.predict_with_generate:
-                return engine.attach(self.model, allow_autocast=True)
-        return nullcontext()
+        return (
+            engine.attach_if_supported(self.model, allow_autocast=True)
+            if self.args.predict_with_generate
+            else nullcontext()
+        )
 
     def _without_repeated(self, labels: Tensor) -> Tensor:
         """The labels, -100 for sentences that fill up the last batch so that all processes have equally many."""

@@ -29,7 +29,7 @@ from transformers.utils import logging
 
 from ..checkpoints.loading import CONFIG, GENERATION_CONFIG, CheckpointError
 from ..errors import first_line
-from ..generation_vanilla_transformer import DEFAULT_MAX_LENGTH, GNMTLengthPenalty, _limits_length, _validate
+from ..generation_vanilla_transformer import DEFAULT_MAX_LENGTH, GNMTLengthPenalty, check_settings, sets_length
 from ..interop.base import ConversionError
 from .decoding import NO_HYPOTHESIS, Alignment, OtherModel, Translation, batches_of, check_n_best, on_one_line
 from .limits import check_generation
@@ -164,7 +164,7 @@ class CTranslate2Model(OtherModel):
         self.config = SimpleNamespace(**config)
         self._source, self._target = _vocabularies(folder)
         self._ids = {token: number for number, token in enumerate(self._target)}
-        self._end = self._ids[config["eos_token"]]
+        self._end = config["eos_token"]
         self.threads = (threads or torch.get_num_threads()) if self.device.type == "cpu" else 1
         self._process = os.getpid()
         self._pools: dict[tuple[int, int], Any] = {}
@@ -342,25 +342,29 @@ class CTranslate2Model(OtherModel):
 
     def _ranked(self, piece: Piece, result: Any, limit: int, exponent: float, settings: Settings) -> list[Hypothesis]:
         """Returns the best hypotheses of a piece, by the model's own penalty."""
-        rows = []
         prompt = max(len(piece.prefix) - 1, 0)
         nothing = [None] * len(result.hypotheses)
         has_scores = any(result.scores or ())  # neither has greedy search, nor a source without tokens
-        for tokens, score, attention in zip(
-            result.hypotheses, result.scores if has_scores else nothing, result.attention or nothing, strict=True
-        ):
-            ids = [self._ids[token] for token in tokens[:limit]]
-            is_cut = len(ids) == limit and ids[-1] != self._end
-            count = len(ids) - prompt + (is_cut and settings.is_end_forced)
-            if score is not None:
-                score *= len(tokens) ** exponent / count**settings.penalty
-            rows.append(Hypothesis(ids, count, score, attention))
+
+        def hypothesis(number: int, score: float | None) -> Hypothesis:
+            tokens = result.hypotheses[number][:limit]
+            attention = (result.attention or nothing)[number]
+            return Hypothesis([self._ids[token] for token in tokens], count(tokens), score, attention)
+
+        def count(tokens: list[str]) -> int:
+            is_cut = len(tokens) == limit and tokens[-1] != self._end
+            return len(tokens) - prompt + (is_cut and settings.is_end_forced)
+
         if not has_scores:
-            return [rows[0]._replace(score=None if settings.n_best is None else 0.0)]
-        best = sorted(rows, key=lambda one: one.score or 0.0, reverse=True)[: settings.n_best or 1]
+            return [hypothesis(0, None if settings.n_best is None else 0.0)]
+        scores = [
+            score * len(tokens) ** exponent / count(tokens[:limit]) ** settings.penalty
+            for tokens, score in zip(result.hypotheses, result.scores, strict=True)
+        ]
+        best = sorted(range(len(scores)), key=lambda number: -scores[number])[: settings.n_best or 1]
         if settings.n_best is None:
-            return [best[0]._replace(score=None)]
-        return best[:1] + [one for one in best[1:] if one.score is not None and one.score > NO_HYPOTHESIS]
+            return [hypothesis(best[0], None)]
+        return [hypothesis(one, scores[one]) for one in best if one == best[0] or scores[one] > NO_HYPOTHESIS]
 
     def _alignment(self, piece: Piece, found: Hypothesis) -> Alignment | None:
         if found.attention is None:
@@ -395,7 +399,7 @@ def _search_again(batch: Batch, results: list[Any]) -> None:
 def _length(options: Mapping[str, Any], config: GenerationConfig) -> tuple[str, int]:
     """Returns the option that limits lengths and its value: a call's, or else the model's."""
     names = ("max_new_tokens", "max_length", "max_extra_length")
-    limits_length = _limits_length(config)  # otherwise, transformers' default may have been written into it
+    limits_length = sets_length(config)  # otherwise, transformers' default may have been written into it
     own = {name: getattr(config, name, None) for name in (names if limits_length else names[2:])}
     given = ((name, source.get(name)) for source in (options, own) for name in names)
     return next(((name, value) for name, value in given if value is not None), ("max_length", DEFAULT_MAX_LENGTH))
@@ -408,7 +412,7 @@ def _penalty(options: Mapping[str, Any], both: Mapping[str, Any]) -> float:
         alpha = options.get("gnmt_length_penalty")
     if isinstance(power, bool) or not isinstance(power, int | float):
         raise ValueError(f"length_penalty is {power!r}; it has to be a number")
-    _validate({"gnmt_length_penalty": alpha, "max_extra_length": None, "length_penalty": power})
+    check_settings({"gnmt_length_penalty": alpha, "max_extra_length": None, "length_penalty": power})
     return float(power) if alpha is None else GNMTLengthPenalty(alpha)
 
 

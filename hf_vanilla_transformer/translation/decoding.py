@@ -1,47 +1,37 @@
-"""Translating many sentences with one model or an ensemble: batches by length, n-best lists, forced decoding.
+"""Translating many sentences with one model or an ensemble: batches by length, n-best lists, alignments.
 
 Everything here takes a sequence-to-sequence model of transformers in evaluation mode and its tokenizer. Decoding is the
 model's own `generate()`: options are its keyword arguments, by default those of the model's generation config.
 """
 
-import math
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
-from transformers.modeling_outputs import BaseModelOutput, Seq2SeqLMOutput
 from transformers.utils import logging
 
-from ..checkpoints.loading import tokenizer_fingerprint
 from ..engine import Engine
 from ..engine.decoding.search import round_down
 from ..engine.decoding.together import run_together
 from ..generation_vanilla_transformer import DecodingMixin
 from .limits import BATCH_TOKENS, MAX_SOURCE_TOKENS, check_generation, check_limit
-from .pieces import tokenize
-from .sources import Piece, Reader, check_splitting, encoder, join_pieces, source_namer, target_code
+from .sources import Piece, Reader, check_splitting, join_pieces, source_namer, target_code
 
 logger = logging.get_logger(__name__)
 
-# Padded tokens in forced decoding, which has a row of the vocabulary's width for each target token at once.
-SCORED_TOKENS_PER_BATCH = 2_048
 # Texts that are tokenized at a time.
 TEXTS_AT_ONCE = 1_000
 # transformers gives the score -1e9 to places that hold no hypothesis.
 NO_HYPOTHESIS = -1e8
-# What the members of an ensemble have in common, beside the tokenizer.
-SHARED_FIELDS = ("vocab_size", "decoder_vocab_size", "decoder_start_token_id", "eos_token_id", "pad_token_id")
 
 
-# ---- Decoding ----
 @dataclass(frozen=True, eq=False)
 class Alignment:
     """How much each token of a translation attends to each token of its source.
@@ -282,7 +272,7 @@ def _search(
     outputs = run_together(begin, batches_of(pieces, batch_size, (batch_tokens or BATCH_TOKENS) // num_beams))
     while True:
         with lock:
-            with _no_gradients(model):
+            with no_gradients(model):
                 batch, output = next(outputs, (None, None))
             if batch is None:
                 return
@@ -290,7 +280,7 @@ def _search(
         yield batch, decoded
 
 
-def _no_gradients(model: PreTrainedModel) -> AbstractContextManager[None]:
+def no_gradients(model: PreTrainedModel) -> AbstractContextManager[None]:
     """Keeps gradients off. Quantized weights may be tensors of classes that inference mode has no room for (quanto)."""
     return torch.no_grad() if getattr(model, "is_quantized", False) else torch.inference_mode()
 
@@ -568,291 +558,3 @@ def check_model(model: PreTrainedModel) -> None:
     """
     if model.training:
         raise ValueError("the model is in training mode, where dropout falsifies its output; call model.eval() first")
-
-
-# ---- Forced decoding ----
-@dataclass(frozen=True)
-class Likelihood:
-    """How probable a model finds given translations.
-
-    Attributes:
-        negative_log_probability: Of all target tokens together, in nats: plain cross-entropy, without label smoothing.
-        num_tokens: Target tokens, each sentence's `</s>` included.
-        num_left_out: Pairs that are too long and not counted.
-    """
-
-    negative_log_probability: float
-    num_tokens: int
-    num_left_out: int = 0
-
-    @property
-    def perplexity(self) -> float:
-        """Perplexity per token, as in Table 3 (there per word-piece); of other tokens it can't be compared."""
-        try:
-            return math.exp(self.negative_log_probability / self.num_tokens)
-        except OverflowError:
-            return math.inf
-
-
-class TargetScore(NamedTuple):
-    """How probable a model finds one given translation.
-
-    Attributes:
-        log_probability: Of all its tokens together, in nats.
-        num_tokens: Its tokens, `</s>` included.
-    """
-
-    log_probability: float
-    num_tokens: int
-
-
-def score_targets(
-    model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    sources: Iterable[str],
-    targets: Iterable[str],
-    **options: Any,
-) -> Likelihood:
-    """Forces the model to write given targets and sums up how improbable it finds them.
-
-    Args:
-        model: As for `score_pairs`, like all others.
-        tokenizer: Its tokenizer.
-        sources: The sentences.
-        targets: Their translations.
-        **options: `batch_size`, `max_tokens`, `progress`, `on_omission`.
-
-    Returns:
-        Log-probability and number of target tokens, hence perplexity, and the number of pairs left out.
-
-    Raises:
-        TypeError: As for `score_pairs`.
-        ValueError: As for `score_pairs`.
-    """
-    scores = score_pairs(model, tokenizer, sources, targets, **options)
-    counted = [score for score in scores if score is not None]
-    total, num_tokens = math.fsum(one.log_probability for one in counted), sum(one.num_tokens for one in counted)
-    return Likelihood(-total, num_tokens, len(scores) - len(counted))
-
-
-def score_pairs(
-    model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    sources: Iterable[str],
-    targets: Iterable[str],
-    *,
-    batch_size: int | None = None,
-    max_tokens: int | None = None,
-    progress: Callable[[int], object] | None = None,
-    on_omission: Callable[[int], object] | None = None,
-) -> list[TargetScore | None]:
-    """Forces the model to write given targets, and tells how probable it finds each.
-
-    Args:
-        model: A model, or what `ensemble` made of several.
-        tokenizer: Its tokenizer.
-        sources: The sentences; an empty one is a source of `</s>` alone.
-        targets: Their translations, in the same order; an empty one is `</s>` alone.
-        batch_size: Sentences at a time at most; fewer where they are long.
-        max_tokens: Tokens of a source and of a target at most, as `max_source_tokens` of `translate`. Pairs that have
-            more are left out.
-        progress: Called with the number of sentences done since its last call.
-        on_omission: Called with the index of each pair that is left out; None: a warning is logged.
-
-    Returns:
-        The score of each pair, in their order; None: it is left out.
-
-    Raises:
-        TypeError: `sources` or `targets` is one string, a set, a dictionary or nothing, or has what is not a string.
-        ValueError: They aren't equally many, there is none, all are left out, `batch_size` or `max_tokens` is beyond
-            its limit, or the model is in training mode.
-    """
-    texts, references = texts_of("sources", sources), texts_of("targets", targets)
-    check_model(model)
-    check_limit("batch_size", batch_size)
-    check_limit("max_tokens", max_tokens)
-    if len(texts) != len(references):
-        raise ValueError(f"{len(texts)} sources but {len(references)} targets; give one target for each source")
-    if not texts:
-        raise ValueError("sources and targets are empty; a likelihood needs at least one sentence")
-    pairs = _pairs(tokenizer, texts, references, source_limit(model, max_tokens, tokenizer), on_omission)
-    scores: list[TargetScore | None] = [None] * len(texts)
-    if progress is not None and len(pairs) < len(texts):
-        progress(len(texts) - len(pairs))
-    indices = list(pairs)
-    for batch in batches([max(map(len, pair)) for pair in pairs.values()], batch_size, SCORED_TOKENS_PER_BATCH):
-        chosen = [indices[i] for i in batch]
-        inputs, labels = ([pairs[index][side] for index in chosen] for side in (0, 1))
-        for index, target, log_probability in zip(
-            chosen, labels, _log_probabilities(model, tokenizer, inputs, labels), strict=True
-        ):
-            scores[index] = TargetScore(log_probability, len(target))
-        if progress is not None:
-            progress(len(batch))
-    return scores
-
-
-def _pairs(
-    tokenizer: PreTrainedTokenizerBase,
-    sources: list[str],
-    targets: list[str],
-    limit: int,
-    on_omission: Callable[[int], object] | None,
-) -> dict[int, tuple[list[int], list[int]]]:
-    """Tokenizes pairs, by their indices, and leaves out those of which one side has more than `limit` tokens."""
-    source_ids = tokenize(encoder(tokenizer), sources, limit)
-    target_ids = tokenize(lambda some: tokenizer(text_target=some)["input_ids"], targets, limit)
-    pairs = {}
-    for index, (source, target) in enumerate(zip(source_ids, target_ids, strict=True)):
-        if source is not None and target is not None:
-            pairs[index] = source, target
-        elif on_omission is not None:
-            on_omission(index)
-        else:
-            logger.warning(f"Pair {index} is left out: its source or its target has more than {limit:,} tokens.")
-    if not pairs:
-        raise ValueError(
-            f"every pair has a side of more than {limit:,} tokens, so there is nothing to score; give a sentence per "
-            "line, or raise the limit"
-        )
-    return pairs
-
-
-def _log_probabilities(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, sources: list[list[int]], targets: list[list[int]]
-) -> list[float]:
-    if isinstance(model, OtherModel):
-        return model.log_probabilities(sources, targets)
-    inputs = tokenizer.pad({"input_ids": sources}, return_tensors="pt").to(model.device)
-    rows = [torch.tensor(ids) for ids in targets]
-    labels = nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=-100).to(model.device)  # (B, T)
-    with _no_gradients(model):
-        logits = model(
-            input_ids=inputs["input_ids"],
-            attention_mask=inputs["attention_mask"],
-            decoder_input_ids=model.prepare_decoder_input_ids_from_labels(labels),
-            use_cache=False,
-        ).logits  # (B, T, V)
-        losses = F.cross_entropy(logits.flatten(0, 1).float(), labels.flatten(), ignore_index=-100, reduction="none")
-    return (-losses.double().view(labels.shape).sum(dim=1)).tolist()
-
-
-# ---- Ensembles ----
-def ensemble(models: Sequence[PreTrainedModel], tokenizers: Sequence[PreTrainedTokenizerBase]) -> PreTrainedModel:
-    """Makes one model of several: at each step, its probabilities are the mean of theirs.
-
-    It decodes as the first model does, by that one's generation config and length penalty, greedily or with beams. It
-    has no attention weights or hidden states to show, no loss, and can't be saved.
-
-    Args:
-        models: The members, on one device. Their sizes may differ, their vocabulary may not.
-        tokenizers: Their tokenizers, in the same order.
-
-    Returns:
-        A model for `translate`, `decode`, `score_targets` and `generate()`, which holds the members and no copies.
-
-    Raises:
-        ValueError: There is no member, or they have different vocabularies or special tokens.
-    """
-    if not models or len(models) != len(tokenizers):
-        raise ValueError(f"{len(models)} models and {len(tokenizers)} tokenizers; give each of at least one its own")
-    for number, (model, tokenizer) in enumerate(zip(models, tokenizers, strict=True), start=1):
-        _check_member(number, models[0].config, model.config, tokenizers[0].get_vocab(), tokenizer.get_vocab())
-        known = [one for one in (tokenizers[0], tokenizer) if isinstance(one, PreTrainedTokenizerBase)]
-        if number > 1 and len({tokenizer_fingerprint(one) for one in known}) > 1:
-            raise ValueError(f"model {number}'s tokenizer has model 1's vocabulary, but divides texts in another way")
-    # Of the first member's class, whose decoding may have options of its own.
-    base = type(models[0])
-    return type(f"{base.__name__}Ensemble", (AveragedProbabilities, base), {})(models)
-
-
-def _check_member(number: int, first: Any, config: Any, first_vocabulary: Any, vocabulary: Any) -> None:
-    fix = "an ensemble averages the probabilities of one vocabulary, so train its members with one tokenizer"
-    if vocabulary != first_vocabulary:
-        differing = sorted(token for token, _ in vocabulary.items() ^ first_vocabulary.items())
-        raise ValueError(
-            f"model {number} has another tokenizer than model 1: {len(vocabulary)} tokens instead of "
-            f"{len(first_vocabulary)}, and {differing[0]!r} is not the same in both; {fix}"
-        )
-    for name in SHARED_FIELDS:
-        own, wanted = getattr(config, name, None), getattr(first, name, None)
-        if own != wanted:
-            raise ValueError(f"model {number} has {name}={own} and model 1 {name}={wanted}; {fix}")
-
-
-class MemberCaches:
-    """Keys and values of each member of an ensemble, which `generate()` takes for one cache."""
-
-    is_compileable = is_croppable = False
-
-    def __init__(self, caches: list[Any]) -> None:
-        self.caches = caches
-
-    def get_seq_length(self, layer_idx: int = 0) -> int:
-        """Returns the number of positions, which is the same in all of them."""
-        return self.caches[0].get_seq_length(layer_idx)
-
-    def reorder_cache(self, beam_idx: Tensor) -> None:
-        """Gives each beam the past of the beam that it continues: `beam_idx`, (batch * beams,)."""
-        for cache in self.caches:
-            cache.reorder_cache(beam_idx)
-
-
-class MemberEncoders(nn.Module):
-    """The encoders of an ensemble's members."""
-
-    def __init__(self, encoders: list[nn.Module]) -> None:
-        super().__init__()
-        self.encoders = nn.ModuleList(encoders)
-
-    def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None, **kwargs: Any) -> dict[str, Tensor]:
-        """Encodes a source (B, S) with each: {number of the member: (B, S, d_model)}, which `generate()` expands."""
-        outputs = (encoder(input_ids=input_ids, attention_mask=attention_mask, **kwargs) for encoder in self.encoders)
-        return {str(number): output.last_hidden_state for number, output in enumerate(outputs)}
-
-
-class AveragedProbabilities(nn.Module):
-    """What makes an ensemble of a model's class, which comes after it in the bases; `ensemble` builds it."""
-
-    members: Any
-
-    def __init__(self, members: Sequence[PreTrainedModel]) -> None:
-        PreTrainedModel.__init__(self, members[0].config)  # not the class's own, which would build another model
-        self.generation_config = members[0].generation_config
-        self.members = nn.ModuleList(members)
-        self.training = any(member.training for member in members)
-
-    def get_encoder(self, modality: str | None = None) -> MemberEncoders:
-        """Returns the members' encoders as one."""
-        return MemberEncoders([member.get_encoder() for member in self.members])
-
-    def forward(
-        self,
-        input_ids: Tensor | None = None,  # (B, S)
-        attention_mask: Tensor | None = None,  # (B, S)
-        decoder_input_ids: Tensor | None = None,  # (B, T)
-        decoder_attention_mask: Tensor | None = None,  # (B, past + T)
-        encoder_outputs: dict[str, Tensor] | None = None,  # in place of input_ids
-        past_key_values: Any = None,
-        use_cache: bool | None = None,
-        **kwargs: Any,
-    ) -> Seq2SeqLMOutput:
-        """Predicts the token at each target position: `logits`, (B, T, V), are log-probabilities in float32."""
-        # What generate() makes before the first step is one empty cache; each member makes its own then.
-        caches = past_key_values.caches if isinstance(past_key_values, MemberCaches) else [None] * len(self.members)
-        outputs = [
-            member(
-                input_ids=input_ids,
-                attention_mask=attention_mask,
-                decoder_input_ids=decoder_input_ids,
-                decoder_attention_mask=decoder_attention_mask,
-                encoder_outputs=None if encoder_outputs is None else BaseModelOutput(encoder_outputs[str(number)]),
-                past_key_values=cache,
-                use_cache=use_cache,
-            )
-            for number, (member, cache) in enumerate(zip(self.members, caches, strict=True))
-        ]
-        log_probabilities = torch.stack([output.logits.float().log_softmax(dim=-1) for output in outputs])
-        mean = log_probabilities.logsumexp(dim=0) - math.log(len(outputs))
-        caches = [output.past_key_values for output in outputs]
-        return Seq2SeqLMOutput(logits=mean, past_key_values=None if caches[0] is None else MemberCaches(caches))

@@ -6,7 +6,8 @@ from typing import Any
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.pipelines.base import Pipeline
 
-from .translator import Result, Translator, attach_where_supported
+from ..engine import attach_if_supported
+from .translator import Result, Translator
 
 
 class VanillaTranslationPipeline(Pipeline):
@@ -36,7 +37,7 @@ class VanillaTranslationPipeline(Pipeline):
         **kwargs: Any,
     ) -> None:
         super().__init__(model=model, tokenizer=tokenizer, **kwargs)
-        attach_where_supported(self.model, compute_type)
+        attach_if_supported(self.model, compute_type)
         self.translator = Translator(self.model, tokenizer=self.tokenizer)
 
     def __call__(self, inputs: str | Iterable[str], **options: Any) -> Any:

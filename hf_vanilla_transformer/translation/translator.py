@@ -18,10 +18,10 @@ from transformers.utils import logging
 
 from ..checkpoints.loading import CONFIG, CheckpointError, check_tokenizer, load_checkpoint, load_tokenizer
 from ..data.hub_names import check_model_on_hub
-from ..engine import EngineError, attach
+from ..engine import attach, attach_if_supported
 from ..errors import first_line
 from ..interop.marian import from_marian
-from . import decoding as translation
+from . import decoding
 from .converted import converted
 from .ctranslate2 import CTranslate2Model, check_compute_type, is_exported
 from .decoding import Translation
@@ -85,8 +85,8 @@ class Translator:
             "ctranslate2", those of this translator; None: as many as PyTorch has.
         backend: "engine" or "ctranslate2", which needs the package of that name: `compute_type` is then one of its own,
             "float32" or "int8" on a CPU, and "default" that of the weights. A model of this package or a Marian model
-            is converted each time, in a temporary folder; it decodes as in `inference.ctranslate2`. None: "engine", or
-            what a folder was exported for.
+            is converted each time, in a temporary folder; it decodes as in `translation.ctranslate2`. None: "engine",
+            or what a folder was exported for.
         tokenizer: That of a model that is given; a folder or a name has its own.
         dtype: Type of the weights; "auto": as they were saved, but float32 for float16 on a CPU. A model that is given
             keeps its own.
@@ -135,7 +135,7 @@ class Translator:
             self.tokenizer, self.model = _open_with_ctranslate2(model, tokenizer, options, where)
         elif isinstance(model, str | Path):
             self.tokenizer, self.model = load_to_translate(model, device, dtype=dtype, **where)
-            attach_where_supported(self.model, compute_type)
+            attach_if_supported(self.model, compute_type)
         else:
             self.tokenizer, self.model = _checked(model, tokenizer, device)
             if compute_type != "default":
@@ -163,7 +163,7 @@ class Translator:
                 `datasets.Dataset`, gives a list in the same order. Anything else that can be iterated over, such as a
                 generator, a file or a column of a streamed data set, gives an iterator: see `stream`.
             **options: `n_best`, `alignments`, `target_lang`, `prefix`, `split_sentences`, `batch_size`,
-                `batch_tokens`, `max_source_tokens`, `progress` and `on_division` as for `translation.decode`;
+                `batch_tokens`, `max_source_tokens`, `progress` and `on_division` as for `decoding.decode`;
                 `progress_bar`: True, False, or None, which shows one if standard error is a terminal and it takes more
                 than two seconds; all others are for `generate()`, such as `num_beams` or `max_new_tokens`. What they
                 leave out is up to the model's generation config.
@@ -174,9 +174,9 @@ class Translator:
 
         Raises:
             TypeError: Texts are not strings, or a set, a dictionary or nothing.
-            ValueError: As `translation.decode`; or the model has several target languages, and a text doesn't say
+            ValueError: As `decoding.decode`; or the model has several target languages, and a text doesn't say
                 which.
-            ImportError: As `translation.decode`.
+            ImportError: As `decoding.decode`.
         """
         if isinstance(texts, str):
             return self._translate([texts], options)[0]
@@ -224,13 +224,13 @@ class Translator:
             target_code(self.tokenizer, options["target_lang"])
 
     def _translate(self, texts: Iterable[str], options: dict[str, Any], first: int = 0) -> list[Any]:
-        texts = translation.texts_of("sentences", texts, first)
+        texts = decoding.texts_of("sentences", texts, first)
         if options.get("target_lang") is None:
             check_target_codes(self.tokenizer, texts, first)
         with self._bar(len(texts), options) as bar:
             given = {name: value for name, value in options.items() if name != "progress_bar"}
             given["progress"] = _both(bar.update, options.get("progress"))
-            rows = translation.decode(self.model, self.tokenizer, texts, lock=self._turns, **given)
+            rows = decoding.decode(self.model, self.tokenizer, texts, lock=self._turns, **given)
         if options.get("n_best") is not None:
             return rows
         return [row[0] if options.get("alignments") else row[0].text for row in rows]
@@ -239,24 +239,6 @@ class Translator:
         shown = options.get("progress_bar")
         delay = SECONDS_TO_BAR if shown is None else 0
         return tqdm(total=total, unit=" texts", disable=None if shown is None else not shown, delay=delay, leave=False)
-
-
-def attach_where_supported(model: PreTrainedModel, compute_type: str = "default") -> None:
-    """Attaches the engine to a model whose owner is the caller; other architectures decode as transformers does.
-
-    Args:
-        model: The model, or what `ensemble` made of several.
-        compute_type: As for `engine.attach`.
-
-    Raises:
-        EngineError: The model isn't supported, and a `compute_type` is named.
-    """
-    try:
-        attach(model, compute_type)
-    except EngineError as error:
-        if compute_type != "default":
-            raise
-        logger.info(f"{type(model).__name__} decodes without the engine: {error}.")
 
 
 def load_to_translate(
@@ -341,7 +323,7 @@ def _checked(
         raise ValueError(f"model is of type {type(model).__name__}; give a folder, a name on the Hub, or a model")
     if tokenizer is None:
         raise ValueError("a model needs its tokenizer; give tokenizer=AutoTokenizer.from_pretrained(...)")
-    translation.check_model(model)
+    decoding.check_model(model)
     check_tokenizer(tokenizer, model.config, type(model).__name__)
     return tokenizer, model if device is None else model.to(device)
 

@@ -17,7 +17,7 @@ from hf_vanilla_transformer import cli, engine
 from hf_vanilla_transformer.cli import export, lines, translate
 from hf_vanilla_transformer.cli.common import UsageError, loading
 from hf_vanilla_transformer.engine.cpu import VARIABLE
-from hf_vanilla_transformer.translation import decoding as translation
+from hf_vanilla_transformer.translation import decoding
 
 ROOT = Path(__file__).parents[2]
 COMMAND = [sys.executable, "-m", "hf_vanilla_transformer_cli"]  # what `vanilla-transformer` starts
@@ -336,7 +336,7 @@ def test_out_of_memory_names_the_fix(run, tiny_checkpoint, monkeypatch):
     def no_memory(*arguments, **options):
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate ...")
 
-    monkeypatch.setattr(translation, "decode", no_memory)
+    monkeypatch.setattr(decoding, "decode", no_memory)
     code, _, err = run("translate", "--model", tiny_checkpoint, "nine")
     assert (code, err.count("\n")) == (2, 1)
     assert "smaller --batch-tokens" in err

@@ -25,8 +25,10 @@ from hf_vanilla_transformer.metrics import (
     multi30k_bleu,
     paired_bootstrap,
 )
-from hf_vanilla_transformer.translation import decoding as translation
-from hf_vanilla_transformer.translation.decoding import Translation, decode, ensemble, score_targets, translate
+from hf_vanilla_transformer.translation import decoding, scoring
+from hf_vanilla_transformer.translation.decoding import Translation, decode, translate
+from hf_vanilla_transformer.translation.ensembles import ensemble
+from hf_vanilla_transformer.translation.scoring import score_targets
 
 SOURCES = ["twenty-one", "half past nine on the fourth of May", "", "it costs two hundred"]
 REFERENCES = ["einundzwanzig", "halb zehn am vierten Mai", "", "es kostet zwei-hundert"]
@@ -114,11 +116,11 @@ def test_figures_are_those_of_the_librarys_functions(run, checkpoints):
 
 
 def test_settings_tell_how_was_decoded(run):
-    assert BATCH_TOKENS == translation.BATCH_TOKENS
+    assert BATCH_TOKENS == decoding.BATCH_TOKENS
     run("--json", "defaults.json")
     settings = json.loads(Path("defaults.json").read_text())["results"][0]["decoding"]
     paper = {"num_beams": 4, "gnmt_length_penalty": 0.6, "max_extra_length": 50, "early_stopping": True}
-    limits = {"batch_size": None, "batch_tokens": translation.BATCH_TOKENS, "max_new_tokens": None}
+    limits = {"batch_size": None, "batch_tokens": decoding.BATCH_TOKENS, "max_new_tokens": None}
     assert settings == settings | paper | limits | {"dtype": "torch.float32", "compute_type": "float32"}
 
     run(*OPTIONS, "--length-penalty", 1.5, "--dtype", "bfloat16", "--json", "given.json")
@@ -276,7 +278,7 @@ def test_n_best_lists_are_json_lines(run, checkpoints):
 def test_scores_that_are_not_finite_are_null_in_n_best_lists(run, monkeypatch):
     scores = [float("inf"), float("-inf"), float("nan"), 0.5]
     lists = [[Translation("eins", 2, score)] for score in scores]
-    monkeypatch.setattr(translation, "decode", lambda *arguments, **options: lists)
+    monkeypatch.setattr(decoding, "decode", lambda *arguments, **options: lists)
     assert run(*OPTIONS, "--n-best", 2, "--n-best-output", "n_best.jsonl")[0] == 0
 
     def refuse(constant):
@@ -457,7 +459,7 @@ def test_options_of_beams_for_a_model_that_is_saved_without(run, checkpoints, op
 
 
 def test_too_few_beams_for_n_best(run, monkeypatch):
-    monkeypatch.setattr(translation, "score_targets", None)  # it is said before any work is done
+    monkeypatch.setattr(scoring, "score_targets", None)  # it is said before any work is done
     code, _, err = run("--n-best", 3, "--n-best-output", "new", *OPTIONS)
     assert (code, err.count("\n")) == (2, 1)
     assert "n_best=3 needs a beam search of at least 3 beams, and num_beams is 2; raise num_beams" in err

@@ -8,7 +8,7 @@ from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 from hf_vanilla_transformer import cli
 from hf_vanilla_transformer.cli.score import TITLES
-from hf_vanilla_transformer.translation.decoding import score_pairs, score_targets
+from hf_vanilla_transformer.translation.scoring import score_pairs, score_targets
 
 # The longest is neither first nor last: batches are made by length, and the output is in the order of the input.
 SOURCES = ["twenty-one", "half past nine on the fourth of May", "", "it costs two hundred"]

@@ -15,7 +15,7 @@ from tokenizers import Tokenizer, models, processors
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, PreTrainedTokenizerFast
 
 from hf_vanilla_transformer import cli
-from hf_vanilla_transformer.engine import attach
+from hf_vanilla_transformer.engine import attach_if_supported
 from hf_vanilla_transformer.metrics import corpus_bleu
 from hf_vanilla_transformer.training import finish, trainer
 from hf_vanilla_transformer.translation.decoding import translate
@@ -179,7 +179,7 @@ def test_a_finished_run_can_be_resumed(capsys, recipe, corpus):
 def test_the_model_is_saved_with_the_recipes_decoding(recipe, corpus, monkeypatch):
     """The engine has translated the validation and the test set, and transformers' loop finds the same."""
     used = []
-    monkeypatch.setattr(finish, "attach", lambda model: used.append(attach(model)))
+    monkeypatch.setattr(finish, "attach_if_supported", lambda model: used.append(attach_if_supported(model)))
     decoding = {"num_beams": 2, "gnmt_length_penalty": 1.5, "early_stopping": False}
     assert train({**recipe, **decoding}) == 0
     assert used[0].calls >= 2

@@ -8,7 +8,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import huggingface_hub.constants
 import pytest
 
-from hf_vanilla_transformer.data import hub
+from hf_vanilla_transformer.data import hub_names
 from hf_vanilla_transformer.data.hub_names import HubError, check_model_on_hub, revision_of
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -95,7 +95,7 @@ def test_nobody_listens(endpoint):
 
 
 def test_a_server_that_never_answers(endpoint, monkeypatch):
-    monkeypatch.setattr(hub, "SECONDS", 0.2)
+    monkeypatch.setattr(hub_names, "SECONDS", 0.2)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         endpoint(f"http://127.0.0.1:{silent.getsockname()[1]}")
         assert revision_of("some/thing") is None
@@ -103,5 +103,5 @@ def test_a_server_that_never_answers(endpoint, monkeypatch):
 
 def test_a_cached_model_needs_no_network(endpoint, monkeypatch, tmp_path):
     endpoint("http://127.0.0.1:1")
-    monkeypatch.setattr(hub, "try_to_load_from_cache", lambda name, file: str(tmp_path / file))
+    monkeypatch.setattr(hub_names, "try_to_load_from_cache", lambda name, file: str(tmp_path / file))
     assert check_model_on_hub("some/thing") is False

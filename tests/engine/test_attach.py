@@ -25,7 +25,7 @@ from transformers.modeling_outputs import BaseModelOutput
 
 from hf_vanilla_transformer import VanillaTransformerForConditionalGeneration, engine
 from hf_vanilla_transformer.engine import EngineError
-from hf_vanilla_transformer.translation.decoding import ensemble
+from hf_vanilla_transformer.translation.ensembles import ensemble
 
 INPUTS = padded(SOURCES)
 BEAMS = {"num_beams": 3, "max_extra_length": 5, "return_dict_in_generate": True}

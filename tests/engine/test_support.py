@@ -9,7 +9,7 @@ from torch import nn
 from transformers.pytorch_utils import Conv1D
 
 from hf_vanilla_transformer import VanillaTransformerForConditionalGeneration, engine
-from hf_vanilla_transformer.translation.decoding import ensemble
+from hf_vanilla_transformer.translation.ensembles import ensemble
 
 
 class Derived(VanillaTransformerForConditionalGeneration):

@@ -8,9 +8,10 @@ import pytest
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, GenerationConfig
 
 from hf_vanilla_transformer.cli import evaluate, translate
-from hf_vanilla_transformer.translation import decoding as translation
-from hf_vanilla_transformer.translation.decoding import decode, score_targets
+from hf_vanilla_transformer.translation import decoding, scoring
+from hf_vanilla_transformer.translation.decoding import decode
 from hf_vanilla_transformer.translation.limits import LIMITS, check_limit
+from hf_vanilla_transformer.translation.scoring import score_targets
 
 BILLION = 1_000_000_000
 OPTIONS = ["--num-beams", "--beam", "--max-new-tokens", "--max-source-tokens", "--batch-size", "--batch-tokens"]
@@ -129,8 +130,8 @@ def test_a_checkpoints_generation_config(command, monkeypatch, tiny_checkpoint, 
     folder = shutil.copytree(tiny_checkpoint, tmp_path / "model")
     path = folder / "generation_config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | fields))
-    for function in ("translate", "decode", "score_targets"):
-        monkeypatch.setattr(translation, function, _nothing)
+    for module, function in ((decoding, "decode"), (scoring, "score_targets")):
+        monkeypatch.setattr(module, function, _nothing)
     files = ["--source", __file__, "--reference", __file__] if name == "evaluate" else ["nine"]
     result = command(name, "--model", folder, *files)
     assert (result.code, result.out) == (2, "")

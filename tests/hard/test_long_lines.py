@@ -16,10 +16,11 @@ from transformers import AutoTokenizer, MarianConfig, MarianMTModel, T5Config
 
 from hf_vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
 from hf_vanilla_transformer.cli import lines
-from hf_vanilla_transformer.translation import decoding as translation
-from hf_vanilla_transformer.translation import pieces
-from hf_vanilla_transformer.translation.decoding import Translation, decode, ensemble, score_targets, translate
+from hf_vanilla_transformer.translation import decoding, pieces
+from hf_vanilla_transformer.translation.decoding import Translation, decode, translate
+from hf_vanilla_transformer.translation.ensembles import ensemble
 from hf_vanilla_transformer.translation.pieces import divide, join, tokenize
+from hf_vanilla_transformer.translation.scoring import score_targets
 
 SENTENCE = "half past nine on the fourth of May. "
 
@@ -202,7 +203,7 @@ def test_a_long_line_is_what_its_pieces_are(model, tokenizer, encode, options):
 def test_a_line_within_the_limit_is_left_whole(model, tokenizer, encode):
     line = SENTENCE * 30
     count = len(encode([line])[0])
-    assert pieces.PIECE_TOKENS < count < translation.MAX_SOURCE_TOKENS
+    assert pieces.PIECE_TOKENS < count < decoding.MAX_SOURCE_TOKENS
     shapes, generate = [], model.generate
     watched = SimpleNamespace(
         training=False, config=model.config, generation_config=model.generation_config, device=model.device,
@@ -231,15 +232,15 @@ def test_learned_positions_end_and_sinusoids_do_not(tokenizer, encode):
     translate(endless, tokenizer, [line], on_division=lambda *pair: divisions.append(pair), max_new_tokens=2)
     assert len(divisions) == 1
     both = ensemble([endless, learned], [tokenizer, tokenizer])
-    limits = [translation.source_limit(one) for one in (learned, endless, both)]
-    assert limits == [30, translation.MAX_SOURCE_TOKENS, 30]
-    assert translation.source_limit(learned, 20) == 20
-    assert translation.source_limit(learned, 40) == 30
+    limits = [decoding.source_limit(one) for one in (learned, endless, both)]
+    assert limits == [30, decoding.MAX_SOURCE_TOKENS, 30]
+    assert decoding.source_limit(learned, 20) == 20
+    assert decoding.source_limit(learned, 40) == 30
 
 
 def test_other_architectures_end_where_they_say():
-    assert translation.source_limit(SimpleNamespace(config=MarianConfig(max_position_embeddings=512))) == 512
-    assert translation.source_limit(SimpleNamespace(config=T5Config())) == translation.MAX_SOURCE_TOKENS
+    assert decoding.source_limit(SimpleNamespace(config=MarianConfig(max_position_embeddings=512))) == 512
+    assert decoding.source_limit(SimpleNamespace(config=T5Config())) == decoding.MAX_SOURCE_TOKENS
 
 
 def test_marian_translates_lines_beyond_its_positions(tokenizer):

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 
 from hf_vanilla_transformer.checkpoints.loading import load_checkpoint, tokenizer_fingerprint
 from hf_vanilla_transformer.data.formats import LONGEST_LINE
-from hf_vanilla_transformer.translation.decoding import ensemble
+from hf_vanilla_transformer.translation.ensembles import ensemble
 
 
 def change(file: Path, **fields) -> None:

@@ -14,7 +14,7 @@ import torch
 
 from hf_vanilla_transformer import cli
 from hf_vanilla_transformer.cli import average, common, evaluate, train, translate
-from hf_vanilla_transformer.translation import decoding as translation
+from hf_vanilla_transformer.translation import decoding
 
 ROOT = Path(__file__).parents[2]
 COMMAND = [sys.executable, "-m", "hf_vanilla_transformer_cli"]
@@ -201,7 +201,7 @@ def fail(monkeypatch):
             raise error
 
         target, name = {
-            "translation": (translation, "decode"),
+            "translation": (decoding, "decode"),
             "loading": (translate, "load_translator"),
             "command": (translate, "check_model_name"),
         }[what]

@@ -22,7 +22,7 @@ from hf_vanilla_transformer.cli import lines, translate
 from hf_vanilla_transformer.cli.common import UsageError
 from hf_vanilla_transformer.data import formats
 from hf_vanilla_transformer.data.formats import decode_lines
-from hf_vanilla_transformer.translation import decoding as translation
+from hf_vanilla_transformer.translation import decoding
 
 ROOT = Path(__file__).parents[2]
 COMMAND = [sys.executable, "-m", "hf_vanilla_transformer_cli", "translate", "--greedy", "--max-new-tokens", "2"]
@@ -178,13 +178,13 @@ def test_input_gives_what_the_arguments_give(run, name):
 def test_a_file_is_translated_in_windows_of_lines_or_of_characters(run, monkeypatch):
     expected = run("--", *SENTENCES).out
     windows = []
-    translated = translation.decode
+    translated = decoding.decode
 
     def counting(model, tokenizer, window, **options):
         windows.append(len(window))
         return translated(model, tokenizer, window, **options)
 
-    monkeypatch.setattr(translation, "decode", counting)
+    monkeypatch.setattr(decoding, "decode", counting)
     monkeypatch.setattr(lines, "LINES_PER_WINDOW", 2)
     assert run(stdin=TEXT.encode()).out == expected
     monkeypatch.setattr(lines, "CHARACTERS_PER_WINDOW", 10)
@@ -249,14 +249,14 @@ def test_files_that_cannot_be(run, monkeypatch, options, message):
 
 def test_output_appears_when_it_is_complete_and_is_written_window_by_window(run, monkeypatch):
     expected = run("--", *SENTENCES).out
-    translated, seen = translation.decode, []
+    translated, seen = decoding.decode, []
 
     def looking(*arguments, **options):
         seen.append([path.read_text(encoding="utf-8") for path in Path().glob(".new.*.partial")])
         assert not Path("new").exists()
         return translated(*arguments, **options)
 
-    monkeypatch.setattr(translation, "decode", looking)
+    monkeypatch.setattr(decoding, "decode", looking)
     monkeypatch.setattr(lines, "LINES_PER_WINDOW", 2)
     result = run("--output", "new", "--", *SENTENCES)
     assert (result.code, result.out, result.err) == (0, "", "")
@@ -274,14 +274,14 @@ def test_an_empty_input_gives_an_empty_output(run, monkeypatch):
 
 @pytest.mark.parametrize("failure", [OSError(28, "No space left on device"), KeyboardInterrupt(), ValueError("bad")])
 def test_a_run_that_fails_leaves_the_old_output(run, monkeypatch, failure):
-    translated = translation.decode
+    translated = decoding.decode
 
     def failing(model, tokenizer, window, **options):
         if window == SENTENCES[2:4]:
             raise failure
         return translated(model, tokenizer, window, **options)
 
-    monkeypatch.setattr(translation, "decode", failing)
+    monkeypatch.setattr(decoding, "decode", failing)
     monkeypatch.setattr(lines, "LINES_PER_WINDOW", 2)
     Path("old").write_text("precious")
     result = run("--output", "old", "--overwrite", "--", *SENTENCES)
@@ -298,13 +298,13 @@ def test_output_to_a_device_needs_no_permission(run):
 def test_threads(run, monkeypatch):
     before = torch.get_num_threads()
     used = []
-    translated = translation.decode
+    translated = decoding.decode
 
     def looking(*arguments, **options):
         used.append(torch.get_num_threads())
         return translated(*arguments, **options)
 
-    monkeypatch.setattr(translation, "decode", looking)
+    monkeypatch.setattr(decoding, "decode", looking)
     monkeypatch.setattr(os, "cpu_count", lambda: 2)
     try:
         assert run("--threads", 2, "nine").code == 0

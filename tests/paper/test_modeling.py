@@ -174,7 +174,10 @@ def assert_attention_is_equation_1(model, masks):
     for name, module in model.named_modules():
         if isinstance(module, modeling.VanillaTransformerAttention):
             module.register_forward_hook(
-                lambda module, args, output, name=name: calls.append((name, module, args[0], args[1], output[0]))
+                lambda module, args, named, output, name=name: calls.append(
+                    (name, module, args[0], named["memory"], output[0])
+                ),
+                with_kwargs=True,
             )
     with torch.no_grad():
         model(**PAIR, **masks, use_cache=False)
@@ -371,7 +374,7 @@ def test_token_outside_the_vocabulary(where, bad):
         tiny_model()(**inputs)
     lowest, highest = map(int, re.match(text, str(error.value)).groups())
     assert bad == (lowest if bad < 0 else highest)
-    for check in ("tokenizer", "config.vocab_size", "config.decoder_vocab_size", "resize_token_embeddings"):
+    for check in ("tokenizer", "config.vocab_size", "resize_token_embeddings"):
         assert check in str(error.value)
 
 

@@ -446,8 +446,8 @@ EDITS = {
     "scale in the configuration": (CONFIGURATION, "math.sqrt(self.d_model)", "2.0", ("eager", "sdpa")),
     "no look at the source": (
         MODELING,
-        "self.encoder_attn(x, memory, cross, past_key_values, **kwargs)[0]",
-        "0 * self.encoder_attn(x, memory, cross, past_key_values, **kwargs)[0]",
+        "self.encoder_attn(x, memory=memory, mask=cross, **kwargs)[0]",
+        "0 * self.encoder_attn(x, memory=memory, mask=cross, **kwargs)[0]",
         ("eager", "sdpa"),
     ),
     "memory": (MODELING, "source = x if memory is None else memory", "source = x if memory is None else memory.tanh()",

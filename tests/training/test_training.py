@@ -424,8 +424,10 @@ def test_evaluations_attach_the_engine(tiny_checkpoint, tmp_path, monkeypatch, b
     options = {"compute_metrics": TranslationMetrics(tokenizer), "eval_dataset": by_length(rows(tokenizer, 3))}
     options |= {"predict_with_generate": True, "bf16": bf16, "eval_strategy": "steps", "eval_steps": 2}
     trainer = trainer_of(tiny_checkpoint, tmp_path, **options, per_device_eval_batch_size=1)
-    used, attach = [], engine.attach
-    monkeypatch.setattr(engine, "attach", lambda *given, **named: used.append(attach(*given, **named)) or used[-1])
+    used, attach = [], engine.attach_if_supported
+    monkeypatch.setattr(
+        engine, "attach_if_supported", lambda *given, **named: used.append(attach(*given, **named)) or used[-1]
+    )
     trainer.train()
     trainer.evaluate()
     assert [(one.calls, one.fallbacks) for one in used] == [(3, 0)] * 3

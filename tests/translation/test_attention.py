@@ -11,7 +11,7 @@ from hf_vanilla_transformer import (
     VanillaTransformerForConditionalGeneration,
 )
 from hf_vanilla_transformer.translation.attention import MAX_TOKENS, attention_of
-from hf_vanilla_transformer.translation.decoding import ensemble
+from hf_vanilla_transformer.translation.ensembles import ensemble
 
 NAMES = {"encoder": "encoder_attentions", "decoder": "decoder_attentions", "cross": "cross_attentions"}
 SIZES = {"layers": 1, "attention_heads": 2, "ffn_dim": 8}

@@ -18,7 +18,7 @@ from hf_vanilla_transformer import cli
 from hf_vanilla_transformer.checkpoints.loading import CheckpointError
 from hf_vanilla_transformer.demo.local import translated_by
 from hf_vanilla_transformer.translation import ctranslate2 as backend
-from hf_vanilla_transformer.translation.decoding import score_pairs
+from hf_vanilla_transformer.translation.scoring import score_pairs
 from hf_vanilla_transformer.translation.translator import Translator
 
 ctranslate2 = pytest.importorskip("ctranslate2", reason="ctranslate2 isn't installed (the extra export has it)")

@@ -10,15 +10,9 @@ from transformers import AutoTokenizer, MarianConfig, MarianMTModel
 from transformers.utils import ModelOutput
 
 from hf_vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
-from hf_vanilla_transformer.translation.decoding import (
-    Likelihood,
-    Translation,
-    batches,
-    decode,
-    ensemble,
-    score_targets,
-    translate,
-)
+from hf_vanilla_transformer.translation.decoding import Translation, batches, decode, translate
+from hf_vanilla_transformer.translation.ensembles import ensemble
+from hf_vanilla_transformer.translation.scoring import Likelihood, score_targets
 
 SENTENCES = [
     "twenty-one",

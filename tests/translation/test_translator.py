@@ -22,7 +22,8 @@ from hf_vanilla_transformer import VanillaTransformerConfig, VanillaTransformerF
 from hf_vanilla_transformer.checkpoints.loading import CheckpointError
 from hf_vanilla_transformer.data.hub_names import HubError
 from hf_vanilla_transformer.translation import converted, register_pipeline, sources
-from hf_vanilla_transformer.translation.decoding import Translation, decode, ensemble, translate
+from hf_vanilla_transformer.translation.decoding import Translation, decode, translate
+from hf_vanilla_transformer.translation.ensembles import ensemble
 from hf_vanilla_transformer.translation.translator import DeviceError, Translator
 
 TEXTS = [

@@ -26,7 +26,7 @@ from hf_vanilla_transformer.engine.decoding.linear import (
     kind_of_linear,
 )
 from hf_vanilla_transformer.engine.decoding.weights import Weights
-from hf_vanilla_transformer.translation.decoding import ensemble
+from hf_vanilla_transformer.translation.ensembles import ensemble
 
 MODELS = {
     **VARIANTS,
