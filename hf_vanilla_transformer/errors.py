@@ -18,6 +18,11 @@ def first_line(error: BaseException) -> str:
     return (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
 
 
+def install(extra: str) -> str:
+    """Returns how packages of an extra are installed: from a checkout, as no index has this project."""
+    return f"run pip install '.[{extra}]' in a checkout of hf_vanilla_transformer"
+
+
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """Returns "; did you mean 'nearest'?" for the end of an error, or nothing where no known name is similar.
 

@@ -15,7 +15,8 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from .completeness import SAFETENSORS, TRAINER_STATE, damage_of, step_of
-from .loading import load_model, read_json, tensors_in
+from .files import check_links
+from .loading import VOCABULARY_FILES, load_model, read_json, tensors_in
 
 # Fields of config.json that may differ: they only matter in training, or say how and where the model was saved. With
 # any other field, the same weights would compute something else.
@@ -23,15 +24,6 @@ FREE_FIELDS = {
     "_name_or_path", "activation_dropout", "attention_dropout", "attention_init_gain", "auto_map", "dropout", "dtype",
     "label_smoothing", "tokenizer_fingerprint", "transformers_version", "use_cache",
 }  # fmt: skip
-VOCABULARY_FILES = (
-    "tokenizer.json",
-    "vocab*",
-    "target_vocab.json",
-    "segmentation.json",
-    "merges.txt",
-    "*.spm",
-    "*.model",
-)
 # Files copied with the weights; the states of optimizer and Trainer are not, as no training resumes from an average.
 CARRIED_FILES = (
     "config.json", "generation_config.json", "*.py", "LICENSE-CODE", "tokenizer_config.json",
@@ -178,21 +170,11 @@ def _check_complete(checkpoints: Sequence[Path]) -> None:
     for checkpoint in checkpoints:
         if resolved.count(checkpoint.resolve()) > 1:
             raise ValueError(f"{checkpoint} is given twice; it would count double")
-        _check_links(checkpoint)
+        # The average would publish what is elsewhere.
+        check_links(checkpoint, _files(checkpoint, (SAFETENSORS, *CARRIED_FILES)), in_cache=True)
     damages = {checkpoint: damage_of(checkpoint, to_resume=False) for checkpoint in checkpoints}
     if damaged := "; ".join(f"{checkpoint}: {damage}" for checkpoint, damage in damages.items() if damage):
         raise ValueError(f"damaged checkpoints can't be averaged; leave them out ({damaged})")
-
-
-def _check_links(checkpoint: Path) -> None:
-    """Checks that no file that is read is a link to one elsewhere, which the average would publish."""
-    folder = checkpoint.resolve()
-    # In the Hub's cache, snapshots/REVISION contains links to ../../blobs.
-    blobs = folder.parent.parent / "blobs" if folder.parent.name == "snapshots" else folder
-    for file in _files(checkpoint, (SAFETENSORS, *CARRIED_FILES)):
-        target = file.resolve()
-        if not target.is_relative_to(folder) and target.parent != blobs:
-            raise ValueError(f"{file} is a link to {target}; put a copy of that file in its place if it belongs there")
 
 
 def _files(checkpoint: Path, patterns: Iterable[str]) -> list[Path]:

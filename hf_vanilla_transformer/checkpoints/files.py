@@ -4,9 +4,35 @@ import os
 import secrets
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+
+class LinkError(ValueError):
+    """A file of a folder is a symbolic link to somewhere else; the message names both."""
+
+
+def check_links(folder: Path, files: Iterable[Path] | None = None, *, in_cache: bool = False) -> None:
+    """Checks that files of a folder are files there, before they are written, copied or sent.
+
+    Args:
+        folder: The folder of a run, a checkpoint or a model; it may be a link itself, and needn't exist.
+        files: Its files that are meant, whether they exist or not; None: all, and those of its subfolders.
+        in_cache: Whether the folder is only read, so that a snapshot in the Hub's cache may have links to
+            `../../blobs`.
+
+    Raises:
+        LinkError: One of them is a link out of the folder, or is in a subfolder that is one.
+    """
+    if files is None:
+        files = (*folder.iterdir(), *folder.glob("*/*")) if folder.is_dir() else ()
+    real = Path(os.path.realpath(folder))
+    for file in files:
+        target = Path(os.path.realpath(file))
+        is_blob = in_cache and real.parent.name == "snapshots" and target.parent == real.parent.parent / "blobs"
+        if not (target.is_relative_to(real) or is_blob):
+            raise LinkError(f"{file} is a link to {target}, out of the folder; put a copy there, or remove it")
 
 
 @contextmanager

@@ -21,12 +21,19 @@ from transformers import (
 )
 from transformers.utils import cached_file
 
+from ..configuration_vanilla_transformer import VanillaTransformerConfig
 from ..errors import first_line
 
+MODEL_TYPE = VanillaTransformerConfig.model_type
 CONFIG = "config.json"
 GENERATION_CONFIG = "generation_config.json"
 WEIGHTS = "model.safetensors"
 WEIGHTS_INDEX = "model.safetensors.index.json"
+# Of tokenizers, this package's and others; "target_tokenizer.json" and "segmentation.json" are of converted models.
+VOCABULARY_FILES = (
+    *("tokenizer.json", "target_tokenizer.json", "segmentation.json", "vocab*", "target_vocab.json"),
+    *("merges.txt", "*.spm", "*.model"),
+)
 # What safetensors says of a file that ends too early (or goes on after its last tensor).
 CUT_SHORT = ("header too small", "invalid header length", "file not fully covered")
 INTEGERS = ("BOOL", "U8", "I8", "U16", "I16", "U32", "I32", "U64", "I64")  # as safetensors names them

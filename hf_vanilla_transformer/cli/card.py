@@ -23,6 +23,7 @@ def _pattern(pattern: str, what: str) -> Any:
 _language = _pattern(r"[a-z]{2,3}(-[A-Za-z0-9]{1,8})*", "a language's ISO 639 code, such as en or deu")
 _license = _pattern(r"[a-z0-9][a-z0-9.-]*", "a licence as the Hub writes it, such as apache-2.0 or cc-by-4.0")
 _dataset = _pattern(r"\w[\w.-]*(/\w[\w.-]*)?", "a data set's name on the Hub, such as user/name")
+_repository = _pattern(r"[A-Za-z0-9][\w.-]*/[\w.-]+", "a repository's name; give user/name")
 _line = _pattern(r"[^\r\n]*\S[^\r\n]*", "one line of text")
 
 
@@ -35,9 +36,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("folder", type=Path, metavar="DIR", help="the model's folder; the card is its README.md")
     parser.add_argument(
         "--name",
-        type=_line,
+        type=_repository,
         metavar="USER/NAME",
-        help="what the card's code loads the model by: its name on the Hub (default: as it is, or the folder's)",
+        help="the model's name on the Hub, which the card's code loads it by (default: as it is, or the folder)",
     )
     parser.add_argument("--title", type=_line, metavar="TEXT", help="the card's title (default: the name)")
     parser.add_argument(
@@ -87,15 +88,17 @@ def _card(arguments: argparse.Namespace) -> None:
     if not folder.is_dir():
         raise UsageError(f"{folder} is not a folder; DIR must be that of a saved model")
     result = folder / ".eval_results" / f"{(arguments.benchmark or '').replace('/', '--')}.yaml"
-    for file in [folder / "README.md", *([result] if arguments.benchmark else [])]:
+    files = [folder / "README.md", *([result] if arguments.benchmark else [])]
+    for file in files:
         if file.exists() and not arguments.overwrite:
             raise UsageError(f"{file} exists; give --overwrite to replace it")
 
-    from ..checkpoints.files import write_text
+    from ..checkpoints.files import LinkError, check_links, write_text
     from ..hub.facts import CardError, eval_results, read_facts
-    from ..hub.model_card import CARD, save_card
+    from ..hub.model_card import CARD, FACTS, save_card
 
     try:
+        check_links(folder, [*files, folder / FACTS])
         facts, note = read_facts(folder)
         facts = _completed(facts, arguments)
         text = eval_results(facts, arguments.benchmark, arguments.task) if arguments.benchmark else None
@@ -103,7 +106,7 @@ def _card(arguments: argparse.Namespace) -> None:
         if text is not None:
             result.parent.mkdir(exist_ok=True)
             write_text(result, text)
-    except CardError as error:
+    except (CardError, LinkError) as error:
         raise UsageError(str(error)) from error
     except OSError as error:
         raise RunError(str(error)) from error

@@ -5,7 +5,7 @@ import importlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..errors import first_line
+from ..errors import first_line, install
 from .common import RunError, UsageError, check_model_name, loading
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ QUANTIZATIONS = {  # format -> the types that its weights may have
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Export a model to another system's format."""
     known = "; ".join(f"{name}: {what}" for name, what in FORMATS.items())
-    parser.epilog = f"Formats: {known}. ctranslate2 and onnx need pip install 'hf-vanilla-transformer[export]'."
+    parser.epilog = f"Formats: {known}. ctranslate2 and onnx need more packages: {install('export')}."
     parser.add_argument(
         "--model", required=True, metavar="DIR", help="a saved model's folder, or its name on the Hub (also a Marian's)"
     )
@@ -92,7 +92,7 @@ def _exporter(system: str) -> Any:
         return importlib.import_module(f"..interop.{MODULES.get(system, system)}", __package__)
     except ImportError as error:
         need = f"--to {system} needs more packages ({first_line(error)})"
-        raise UsageError(f"{need}: pip install 'hf-vanilla-transformer[export]'") from error
+        raise UsageError(f"{need}: {install('export')}") from error
 
 
 def _load(name: str, trust_remote_code: bool) -> tuple["PreTrainedTokenizerBase", "PreTrainedModel"]:

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..errors import first_line
+from ..errors import first_line, install
 from .common import (
     UsageError,
     add_debug,
@@ -266,7 +266,7 @@ def _checked_output(arguments: argparse.Namespace, page: bool = False) -> str:
         hint = "; .html is for attention" if suffix == PAGE else ""
         raise UsageError(f"--output {arguments.output} has to end with {' or '.join(known)}{hint}")
     if suffix != PAGE and importlib.util.find_spec("matplotlib") is None:
-        raise UsageError("plots need matplotlib, which isn't installed: pip install 'hf-vanilla-transformer[plot]'")
+        raise UsageError(f"plots need matplotlib, which isn't installed: {install('plot')}")
     check_output("--output", arguments.output, {}, arguments.overwrite)
     return suffix
 

@@ -62,6 +62,7 @@ def _train(arguments: argparse.Namespace) -> None:
     recipe = _recipe(arguments)
     with loading():
         from .. import register
+        from ..checkpoints.files import LinkError
         from ..checkpoints.loading import CheckpointError
         from ..data.batching import BatchingError
         from ..data.formats import CorpusError
@@ -76,7 +77,7 @@ def _train(arguments: argparse.Namespace) -> None:
     try:
         run.check()
         run.run()
-    except (RecipeError, CorpusError, BatchingError, HubError, CheckpointError) as error:
+    except (RecipeError, CorpusError, BatchingError, HubError, CheckpointError, LinkError) as error:
         raise UsageError(first_line(error)) from error
     except (DivergedError, FinishError) as error:
         raise RunError(first_line(error)) from error

@@ -6,9 +6,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ..checkpoints.completeness import RECIPE
 from ..checkpoints.loading import (
     CONFIG,
     GENERATION_CONFIG,
+    MODEL_TYPE,
     CheckpointError,
     check_headers,
     check_tokenizer,
@@ -21,10 +23,8 @@ from ..data.hub_names import without_weights
 from .facts import read_facts
 from .model_card import RunFacts
 
-MODEL_TYPE = "vanilla_transformer"
 PARTS = ("embeddings", "encoder", "decoder", "output projection")
 TOKENIZER_FILES = ("tokenizer_config.json", "tokenizer.json")
-RECIPE = "recipe.json"
 BYTES = {"float32": 4, "bfloat16": 2, "int8": 1}  # per parameter
 SIZES = {"F64": 8, "I64": 8, "F32": 4, "I32": 4, "F16": 2, "BF16": 2}  # of safetensors' types; others have one byte
 NOT_DECODING = ("_from_model_config", "transformers_version")
@@ -34,57 +34,32 @@ STARTED_WITH = ("train_source", "train_target", "train_data", "data_dir", "prese
 
 @dataclass(frozen=True)
 class TokenizerFacts:
-    """A checkpoint's tokenizer.
+    """A checkpoint's tokenizer."""
 
-    Attributes:
-        kind: Its class.
-        size: Number of its tokens.
-        special_tokens: Name of each, such as "eos_token" -> its text and id, "</s> (2)".
-        fingerprint: Digest of its vocabulary and segmentation.
-        matches: Whether that is the configuration's `tokenizer_fingerprint`; None: the configuration has none.
-    """
-
-    kind: str
-    size: int
-    special_tokens: Mapping[str, str]
-    fingerprint: str
-    matches: bool | None
+    kind: str  # its class
+    size: int  # number of its tokens
+    special_tokens: Mapping[str, str]  # name of each, such as "eos_token" -> its text and id, "</s> (2)"
+    fingerprint: str  # digest of its vocabulary and segmentation
+    matches: bool | None  # whether that is the configuration's `tokenizer_fingerprint`; None: it has none
 
 
 @dataclass(frozen=True)
 class Description:
-    """What is known of a checkpoint.
+    """What is known of a checkpoint."""
 
-    Attributes:
-        name: As it was asked for.
-        config: Fields of its configuration.
-        parameters: One of `PARTS` -> number of its parameters, by the headers of the weights. Tied matrices count once;
-            empty: the weights aren't here.
-        types: Types of the saved tensors, as safetensors names them.
-        saved_bytes: What the saved tensors take.
-        cache_numbers: Numbers that decoding keeps per token of the source and of the translation, for each hypothesis.
-        tokenizer: None: there is none, or it can't be used.
-        decoding: What generation_config.json sets.
-        facts: What is known of the training; None: nothing can be said without the weights.
-        started_with: What recipe.json says that the run was started with.
-        checkpoints: Names of checkpoints in the same folder.
-        notes: What the reader should know.
-        problems: Why the model or its tokenizer can't be used as they are.
-    """
-
-    name: str
-    config: Mapping[str, Any]
-    parameters: Mapping[str, int]
-    types: Sequence[str]
-    saved_bytes: int
-    cache_numbers: int
-    tokenizer: TokenizerFacts | None
-    decoding: Mapping[str, Any]
-    facts: RunFacts | None
-    started_with: Mapping[str, Any] = field(default_factory=dict)
-    checkpoints: Sequence[str] = ()
-    notes: Sequence[str] = ()
-    problems: Sequence[str] = ()
+    name: str  # as it was asked for
+    config: Mapping[str, Any]  # fields of its configuration
+    parameters: Mapping[str, int]  # one of `PARTS` -> their number; tied matrices count once; empty: no weights here
+    types: Sequence[str]  # of the saved tensors, as safetensors names them
+    saved_bytes: int  # what the saved tensors take
+    cache_numbers: int  # kept by decoding per token of the source and of the translation, for each hypothesis
+    tokenizer: TokenizerFacts | None  # None: there is none, or it can't be used
+    decoding: Mapping[str, Any]  # what generation_config.json sets
+    facts: RunFacts | None  # what is known of the training; None: nothing can be said without the weights
+    started_with: Mapping[str, Any] = field(default_factory=dict)  # what recipe.json says
+    checkpoints: Sequence[str] = ()  # names of checkpoints in the same folder
+    notes: Sequence[str] = ()  # what the reader should know
+    problems: Sequence[str] = ()  # why the model or its tokenizer can't be used as they are
 
     @property
     def total(self) -> int:

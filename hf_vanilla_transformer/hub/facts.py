@@ -10,6 +10,7 @@ from typing import Any
 import yaml
 from huggingface_hub import EvalResultEntry, ModelCard, eval_result_entries_to_yaml
 
+from ..checkpoints.completeness import TRAINER_STATE
 from ..checkpoints.loading import CONFIG, json_object, read_json, tensors_in
 from ..metrics import Score
 from .model_card import (
@@ -23,12 +24,13 @@ from .model_card import (
     RunFacts,
     Sample,
     fill_model_card,
+    is_repository,
+    local_name,
     weights_in,
 )
 
 SCORES = "scores.json"
-TRAINER_STATE = "trainer_state.json"
-TARGET_TOKENS = "target_tokens"
+TARGET_TOKENS = "target_tokens"  # in the Trainer's log
 POINTS_PER_CURVE = 10
 EVAL_RESULTS = ".eval_results"  # the Hub's folder for results on its benchmarks
 # Of what is saved, what stays true of other weights.
@@ -73,10 +75,19 @@ def read_facts(folder: Path) -> tuple[RunFacts, str | None]:
         note = f"the weights have changed since {FACTS} was written: what it says of their training is left out"
     said = said_by_author(folder)
     values = {name: value for name, value in values.items() if name not in BY_AUTHOR} | said
-    values["name"] = values.get("name") or folder.resolve().name
+    values["name"] = _name(folder, values.get("name"))
     # Aliases of a tied matrix aren't saved.
     values["parameters"] = sum(math.prod(entry["shape"]) for _, entry in tensors.values())
     return RunFacts(**{**values, "config": config}), note
+
+
+def _name(folder: Path, saved: str | None) -> str:
+    """What a card calls the model: what is saved, unless that is a folder's name of an older version of this package.
+
+    These looked like names on the Hub: "run/averaged-3".
+    """
+    last = folder.resolve().parts[-2:]
+    return saved if saved and is_repository(saved) and saved != "/".join(last) else local_name(folder)
 
 
 def said_by_author(folder: Path) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import TYPE_CHECKING, Any
@@ -12,7 +12,7 @@ from urllib.parse import quote
 import xxhash
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
-from ..checkpoints.files import write_text
+from ..checkpoints.files import check_links, write_text
 
 if TYPE_CHECKING:  # sacrebleu takes time to import, and a converted model has no scores
     from ..metrics import Score
@@ -26,6 +26,26 @@ LIMITS = (
     "The model translates one sentence at a time. Its quality on text that differs from the training data has not been "
     "measured, nor has any bias in that data: check its translations before you rely on them."
 )
+LOADS = re.compile(r"from_pretrained\(\s*(\"(?:[^\"\\]|\\.)*\")")
+USAGE = """\
+import hf_vanilla_transformer  # registers the model with transformers
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
+
+tokenizer = AutoTokenizer.from_pretrained({name})
+model = AutoModelForSeq2SeqLM.from_pretrained({name})
+inputs = tokenizer({sentence}, return_tensors="pt")
+print(tokenizer.decode(model.generate(**inputs)[0], skip_special_tokens=True))"""
+# Only of a repository: where a folder of this name is missing, transformers would run the code of whoever has such a
+# repository.
+OWN_CODE = """\
+If the package hf_vanilla_transformer is not installed, use the checkpoint's own code. It runs on your machine, so \
+read it or trust its author; then leave out the first line and write
+
+```python
+tokenizer = AutoTokenizer.from_pretrained({name}, trust_remote_code=True)
+model = AutoModelForSeq2SeqLM.from_pretrained({name}, trust_remote_code=True)
+```"""
+AFTER_USAGE = "`generate` uses the settings of the checkpoint's generation configuration."
 POSITIONS = {
     "paper": "sinusoids",
     "tensor2tensor": "sinusoids, tensor2tensor's layout",
@@ -37,22 +57,13 @@ POSITIONS = {
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Scores on one test set.
+    """Scores on one test set. Two test sets with the same `dataset_id` need different splits."""
 
-    Attributes:
-        dataset: The test set's name, for instance "Multi30k, test_2016_flickr".
-        scores: BLEU, chrF ... with their signatures.
-        sentences: Number of sentences.
-        decoding: How they were decoded, for instance "beam 4, length penalty 0.6".
-        dataset_id: The data set's name on the Hub.
-        split: Its split. Two test sets with the same `dataset_id` need different splits.
-    """
-
-    dataset: str
-    scores: "Sequence[Score]"
-    sentences: int | None = None
-    decoding: str | None = None
-    dataset_id: str | None = None
+    dataset: str  # the test set's name, for instance "Multi30k, test_2016_flickr"
+    scores: "Sequence[Score]"  # BLEU, chrF ... with their signatures
+    sentences: int | None = None  # their number
+    decoding: str | None = None  # for instance "beam 4, length penalty 0.6"
+    dataset_id: str | None = None  # the data set's name on the Hub
     split: str | None = None
 
     @property
@@ -72,116 +83,93 @@ class Sample:
 
 @dataclass(frozen=True)
 class CurvePoint:
-    """What was measured after some updates; None means that it wasn't.
+    """What was measured after some updates; None means that it wasn't."""
 
-    Attributes:
-        step: Number of updates.
-        target_tokens: Target tokens trained on.
-        loss: Mean loss of training since the last line of the log, with label smoothing, in nats per token.
-        perplexity: On the validation set, per token.
-        bleu: On the validation set, as the training measures it.
-    """
-
-    step: int
-    target_tokens: int | None = None
-    loss: float | None = None
-    perplexity: float | None = None
-    bleu: float | None = None
+    step: int  # number of updates
+    target_tokens: int | None = None  # trained on until then
+    loss: float | None = None  # of training since the last line of the log, label-smoothed, in nats per token
+    perplexity: float | None = None  # of the validation set, per token
+    bleu: float | None = None  # of the validation set, as the training measures it
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """How the model was trained; None means unknown, and is left out of the card.
+    """How the model was trained; None means unknown, and is left out of the card."""
 
-    Attributes:
-        optimizer: With its constants, for instance "Adam, beta 0.9 and 0.98, epsilon 1e-9".
-        schedule: For instance "inverse square root, 4,000 steps of warm-up".
-        learning_rate: The peak learning rate.
-        batch_tokens: Target tokens per update, on all devices together.
-        steps: Number of updates.
-        target_tokens: Target tokens trained on, in all; as text if the number is rounded.
-        dropout: P_drop.
-        dropout_warmup_steps: Number of updates over which dropout rises from 0 to that.
-        bpe_dropout: Probability with which merges were dropped in the training data.
-        label_smoothing: epsilon_ls.
-        consistency: A loss beside the cross-entropy, for instance "SimCut, alpha 3, p 0.05".
-        precision: For instance "bfloat16".
-        seed: Of the random numbers.
-        averaged_checkpoints: Number of checkpoints that were averaged.
-        ema_decay: Decay of the exponential moving average of the weights.
-        hardware: For instance "1 x NVIDIA H200".
-        seconds: Duration of the training, in seconds.
-        software: Versions, for instance "torch 2.13.0, transformers 5.23.0".
-    """
-
-    optimizer: str | None = None
-    schedule: str | None = None
-    learning_rate: float | None = None
-    batch_tokens: int | None = None
-    steps: int | None = None
-    target_tokens: int | str | None = None
-    dropout: float | None = None
-    dropout_warmup_steps: int | None = None
-    bpe_dropout: float | None = None
-    label_smoothing: float | None = None
-    consistency: str | None = None
-    precision: str | None = None
+    optimizer: str | None = None  # with its constants, for instance "Adam, beta 0.9 and 0.98, epsilon 1e-9"
+    learning_rate: float | None = None  # the highest
+    schedule: str | None = None  # for instance "inverse square root, 4,000 steps of warm-up"
+    batch_tokens: int | None = None  # target tokens per update, on all devices together
+    steps: int | None = None  # number of updates
+    target_tokens: int | str | None = None  # trained on in all; as text if the number is rounded
+    dropout: float | None = None  # P_drop
+    dropout_warmup_steps: int | None = None  # number of updates over which dropout rises from 0 to that
+    bpe_dropout: float | None = None  # probability with which merges were dropped in the training data
+    label_smoothing: float | None = None  # epsilon_ls
+    consistency: str | None = None  # a loss beside the cross-entropy, for instance "SimCut, alpha 3, p 0.05"
+    precision: str | None = None  # for instance "bfloat16"
     seed: int | None = None
-    averaged_checkpoints: int | None = None
-    ema_decay: float | None = None
-    hardware: str | None = None
-    seconds: float | None = None
-    software: str | None = None
+    averaged_checkpoints: int | None = None  # their number
+    ema_decay: float | None = None  # of the exponential moving average of the weights
+    hardware: str | None = None  # for instance "1 x NVIDIA H200"
+    seconds: float | None = None  # duration of the training
+    software: str | None = None  # for instance "torch 2.13.0, transformers 5.23.0"
+
+
+# What the card calls fields of a recipe; others by their names.
+LABELS = {
+    "learning_rate": "peak learning rate",
+    "batch_tokens": "target tokens per update",
+    "target_tokens": "target tokens in all",
+    "dropout_warmup_steps": "steps of warm-up of dropout",
+    "bpe_dropout": "BPE-dropout",
+    "ema_decay": "decay of the average of the weights",
+    "seconds": "time",
+}
 
 
 @dataclass(frozen=True)
 class RunFacts:
-    """The facts about a model and its training run; what is missing is left out of the card.
+    """The facts about a model and its training run; what is missing is left out of the card."""
 
-    Attributes:
-        name: What the model is loaded by: its name on the Hub, "user/name", or a folder. Of an absolute path, the last
-            folder's name is used.
-        title: The card's title, if it isn't the name.
-        config: Fields of the model's configuration, `model.config.to_dict()`.
-        parameters: Number of parameters; tied ones count once.
-        source_language: ISO 639 code, "en".
-        target_language: ISO 639 code, "de".
-        languages: ISO 639 codes, where source and target language aren't given.
-        converted: Whether the model was converted from one of another system.
-        base_model: That one's name on the Hub.
-        license: The Hub's identifier, "apache-2.0".
-        datasets: Names on the Hub of the training data.
-        training_files: Files with the training data; the card shows their names without folders.
-        training_pairs: Number of sentence pairs in the training data.
-        recipe: How the model was trained.
-        curve: How it learned, in the order of the updates.
-        evaluations: Scores, one entry per test set.
-        samples: A few translations, preferably of sentences outside the training data.
-        limits: What the model can't do, in Markdown; a general remark follows it.
-        tags: The Hub's tags, beside those that every card has.
-        metadata: Other fields of the card's metadata, such as `license_name`.
-    """
-
-    name: str
-    title: str | None = None
-    config: Mapping[str, Any] = field(default_factory=dict)
-    parameters: int | None = None
-    source_language: str | None = None
+    name: str  # what the model is loaded by: its name on the Hub, "user/name", or a folder as `local_name` writes it
+    title: str | None = None  # the card's, if it isn't the name
+    config: Mapping[str, Any] = field(default_factory=dict)  # the configuration's fields, `model.config.to_dict()`
+    parameters: int | None = None  # their number; tied ones count once
+    source_language: str | None = None  # ISO 639 code, "en"
     target_language: str | None = None
-    languages: Sequence[str] = ()
-    converted: bool = False
-    base_model: str | None = None
-    license: str | None = None
-    datasets: Sequence[str] = ()
-    training_files: Sequence[str | Path] = ()
-    training_pairs: int | None = None
+    languages: Sequence[str] = ()  # ISO 639 codes, where source and target language aren't given
+    converted: bool = False  # from a model of another system
+    base_model: str | None = None  # that one's name on the Hub
+    license: str | None = None  # the Hub's identifier, "apache-2.0"
+    datasets: Sequence[str] = ()  # names on the Hub of the training data
+    training_files: Sequence[str | Path] = ()  # the card shows their names without folders
+    training_pairs: int | None = None  # number of sentence pairs in the training data
     recipe: Recipe = field(default_factory=Recipe)
-    curve: Sequence[CurvePoint] = ()
-    evaluations: Sequence[Evaluation] = ()
-    samples: Sequence[Sample] = ()
-    limits: str | None = None
-    tags: Sequence[str] = ()
-    metadata: Mapping[str, Any] = field(default_factory=dict)
+    curve: Sequence[CurvePoint] = ()  # in the order of the updates
+    evaluations: Sequence[Evaluation] = ()  # one per test set
+    samples: Sequence[Sample] = ()  # a few translations, preferably of sentences outside the training data
+    limits: str | None = None  # what the model can't do, in Markdown; a general remark follows it
+    tags: Sequence[str] = ()  # the Hub's, beside those that every card has
+    metadata: Mapping[str, Any] = field(default_factory=dict)  # other fields of the metadata, such as `license_name`
+
+
+def is_repository(name: str) -> bool:
+    """Whether a name can be that of a repository, "user/name"; code of anybody's could run under it."""
+    return re.fullmatch(r"[A-Za-z0-9][\w.-]*/[\w.-]+", name) is not None
+
+
+def local_name(folder: str | Path) -> str:
+    """Returns how a card names a folder here: beginning with "./", so that it is no repository of somebody else.
+
+    Of an absolute path, the last folder's name is left, as a card says nothing about its author's machine.
+    """
+    text = str(folder)
+    if PurePosixPath(text).is_absolute() or (path := PureWindowsPath(text)).is_absolute():
+        text = PureWindowsPath(text).name
+    elif path.parts in ((), ("..",)):
+        text = Path(folder).resolve().name
+    return "./" + " ".join(text.removeprefix("./").split())
 
 
 def save_card(folder: str | Path, facts: RunFacts) -> None:
@@ -192,13 +180,14 @@ def save_card(folder: str | Path, facts: RunFacts) -> None:
         facts: The facts. Of files with training data, the names are kept without their folders.
 
     Raises:
-        ValueError: As for `fill_model_card`.
+        ValueError: As for `fill_model_card`, or one of the files is a link out of the folder.
         OSError: The folder can't be written.
     """
     folder = Path(folder)
+    check_links(folder, [folder / CARD, folder / FACTS])
     text = str(fill_model_card(facts))
     names = [_file_name(path) for path in facts.training_files]
-    facts = replace(facts, name=_without_path(facts.name), config={}, training_files=names)
+    facts = replace(facts, name=_loaded_by(facts.name), config={}, training_files=names)
     values = {name: value for name, value in asdict(facts).items() if value not in (None, (), [], {})}
     values["recipe"] = {name: value for name, value in values["recipe"].items() if value is not None}
     write_text(folder / CARD, text)
@@ -224,18 +213,18 @@ def fill_model_card(facts: RunFacts) -> ModelCard:
     Raises:
         ValueError: Two evaluations have the same `dataset_id` and `split`, so that the Hub couldn't tell them apart.
     """
-    name = _without_path(facts.name)
+    name = _loaded_by(facts.name)
     sentence = facts.samples[0].source if facts.samples else "..."
     metadata = _metadata(facts, name)
     card: ModelCard = ModelCard.from_template(
         metadata,
         template_path=str(TEMPLATE),
         metadata=metadata.to_yaml(),
-        title=_text(facts.title or name),
+        title=_text(facts.title or _title(name)),
         introduction=_introduction(facts),
-        # A JSON string is a Python string, too.
-        name_literal=json.dumps(name, ensure_ascii=False),
-        sentence_literal=json.dumps(sentence, ensure_ascii=False),
+        after_usage=AFTER_USAGE,
+        usage=USAGE.format(name=_literal(name), sentence=_literal(sentence)),
+        own_code=OWN_CODE.format(name=_literal(name)) if is_repository(name) else "",
         architecture=_architecture(facts),
         training_data=_training_data(facts),
         recipe=_recipe(facts.recipe),
@@ -386,27 +375,11 @@ def _training_data(facts: RunFacts) -> str:
 
 def recipe_rows(recipe: Recipe) -> list[tuple[str, str]]:
     """Describes a training as text: labels and values, without unknown ones."""
-    rows = [
-        ("optimizer", recipe.optimizer),
-        ("peak learning rate", None if recipe.learning_rate is None else f"{recipe.learning_rate:.4g}"),
-        ("schedule", recipe.schedule),
-        ("target tokens per update", recipe.batch_tokens),
-        ("steps", recipe.steps),
-        ("target tokens in all", recipe.target_tokens),
-        ("dropout", recipe.dropout),
-        ("steps of warm-up of dropout", recipe.dropout_warmup_steps),
-        ("BPE-dropout", recipe.bpe_dropout),
-        ("label smoothing", recipe.label_smoothing),
-        ("consistency", recipe.consistency),
-        ("precision", recipe.precision),
-        ("seed", None if recipe.seed is None else str(recipe.seed)),
-        ("averaged checkpoints", recipe.averaged_checkpoints),
-        ("decay of the average of the weights", recipe.ema_decay),
-        ("hardware", recipe.hardware),
-        ("time", None if recipe.seconds is None else _duration(recipe.seconds)),
-        ("software", recipe.software),
-    ]
-    return _known(rows)
+    shown: dict[str, Callable[[Any], str]] = {"learning_rate": "{:.4g}".format, "seed": str, "seconds": _duration}
+    return _known(
+        (LABELS.get(name, name.replace("_", " ")), shown[name](value) if name in shown and value is not None else value)
+        for name, value in asdict(recipe).items()
+    )
 
 
 def _recipe(recipe: Recipe) -> str:
@@ -494,6 +467,51 @@ def _code(text: str) -> str:
     return f"`{' '.join(text.split()).replace('`', chr(39))}`".replace("|", "\\|")
 
 
-def _without_path(name: str) -> str:
-    is_path = PurePosixPath(name).is_absolute() or PureWindowsPath(name).is_absolute()
-    return PureWindowsPath(name).name if is_path else " ".join(name.split())
+def _literal(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)  # a JSON string is a Python string, too
+
+
+def _loaded_by(name: str) -> str:
+    return name if is_repository(name) else local_name(name)
+
+
+def _title(name: str) -> str:
+    return name.removeprefix("./")
+
+
+def published_as(text: str, repository: str, local: Collection[str]) -> tuple[str, str | None]:
+    """Names a repository in a card that is published: in the code that loads the model, as title, in `model-index`.
+
+    Args:
+        text: The card.
+        repository: The repository, "user/name".
+        local: What the card may have named this very model so far, beside folders that begin with "./".
+
+    Returns:
+        The text, and the name that was replaced; None: the card named the repository, or no model.
+
+    Raises:
+        ValueError: The card's code loads other models than this one; the message has a name.
+    """
+    loaded = {_plain(literal) for literal in LOADS.findall(text)}
+    if not loaded or repository in loaded:
+        return text, None
+    own = [name for name in sorted(loaded) if name.startswith("./") or name in local]
+    if not own:
+        raise ValueError(min(loaded))
+    old = own[0]
+    text = LOADS.sub(
+        lambda call: call[0].replace(call[1], _literal(repository)) if _plain(call[1]) == old else call[0], text
+    )
+    if "trust_remote_code" not in text:
+        text = text.replace(AFTER_USAGE, f"{OWN_CODE.format(name=_literal(repository))}\n\n{AFTER_USAGE}", 1)
+    ends = [re.escape(old.rpartition("/")[2]), repository.rpartition("/")[2]]
+    text = re.sub(rf"^(model-index:\n- name: ){ends[0]}$", lambda line: line[1] + ends[1], text, flags=re.M)
+    return re.sub(rf"^# {re.escape(_text(_title(old)))}$", lambda _: f"# {_text(repository)}", text, flags=re.M), old
+
+
+def _plain(literal: str) -> str:
+    try:
+        return str(json.loads(literal))
+    except ValueError:  # an escape that only Python knows
+        return literal[1:-1]

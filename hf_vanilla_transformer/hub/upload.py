@@ -1,25 +1,19 @@
 """Publishing on the Hub: which files of a folder are sent, what is checked before, and errors that name the fix."""
 
 import fnmatch
+import glob
 import json
+import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+import shutil
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from huggingface_hub import (
-    CommitInfo,
-    CommitOperationAdd,
-    CommitOperationCopy,
-    CommitOperationDelete,
-    HfApi,
-    ModelCard,
-    get_token,
-    hf_hub_download,
-)
+from huggingface_hub import HfApi, get_token, hf_hub_download
 from huggingface_hub.errors import (  # type: ignore[attr-defined]  # the client's library has another name than before
     EntryNotFoundError,
     HFValidationError,
@@ -28,40 +22,36 @@ from huggingface_hub.errors import (  # type: ignore[attr-defined]  # the client
     RepositoryNotFoundError,
     RevisionNotFoundError,
 )
-from transformers import PreTrainedConfig, PreTrainedModel
 
-from ..checkpoints.loading import CONFIG, CheckpointError, json_object, load_checkpoint, tensors_in
+from ..checkpoints.completeness import RECIPE, TRAINER_STATE
+from ..checkpoints.files import LinkError, check_links
+from ..checkpoints.loading import (
+    CONFIG,
+    MODEL_TYPE,
+    VOCABULARY_FILES,
+    CheckpointError,
+    json_object,
+    load_checkpoint,
+    tensors_in,
+)
 from ..data.hub_names import HubError
 from ..errors import first_line
-from .facts import EVAL_RESULTS, CardError, load_card, read_facts
-from .model_card import CARD, FACTS, RunFacts, fill_model_card
+from .facts import EVAL_RESULTS, SCORES, CardError, load_card, read_facts
+from .model_card import CARD, FACTS, published_as
 
-MODEL_TYPE = "vanilla_transformer"
-# What a run's folder has and nobody needs who only loads the model.
-RUN_FILES = (
-    *("tokenizer/*", "translations/*", "run.lock", "recipe.json", "trainer_state.json", "checksums.json", "*.bin"),
-    FACTS,
-)
-NOT_SENT = (
-    *("checkpoint-*", "averaged-*", "runs/*", "wandb/*", "*.pt", "*.pth", "*.log", "*.partial", "*__pycache__/*"),
-    *("*.env", "*.pem", "*.key", "*id_rsa", "*id_ed25519"),  # where people keep secrets
-    *RUN_FILES,
-)
-# What `from_pretrained` would mix with a new model's files, or take in their place, if an older one had left it there.
-WEIGHTS = ("*.safetensors", "*.safetensors.index.json", "pytorch_model*")
+ADAPTER = "adapter_config.json"
+# What `from_pretrained` loads: of an older model, it would be mixed with a new one's files, so it is removed.
 MODEL_FILES = (
-    *(*WEIGHTS, "generation_config.json", "tokenizer*.json", "special_tokens_map.json", "*.spm", "vocab*.json"),
-    *("target_vocab.json", "segmentation.json", "merges.txt", "*_vanilla_transformer.py", "tokenization_*.py"),
+    *(CONFIG, "generation_config.json", "*.safetensors", "*.safetensors.index.json", ADAPTER),
+    *("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", *VOCABULARY_FILES),
+    *("*_vanilla_transformer.py", "tokenization_*.py"),
 )
+SENT = (*MODEL_FILES, CARD, "LICENSE*")
+TEXTS = ("*.translations.txt", SCORES)  # of the user's validation and test sets
+# What may be in a repository of an older version of this package, or of a Trainer.
+STALE = (*MODEL_FILES, "pytorch_model*", *TEXTS, FACTS, RECIPE, TRAINER_STATE, "checksums.json", "training_args.bin")
 LICENSE, LICENSE_OF_CODE = Path(__file__).parents[1] / "LICENSE", "LICENSE-CODE"
-SECRETS = {
-    "a token of the Hub; remove it, and revoke it": re.compile(rb"\b(hf_|api_org_)[A-Za-z0-9]{30,}\b"),
-    "a private key; remove it": re.compile(rb"-----BEGIN [A-Z ]*PRIVATE KEY-----"),
-}
-LARGEST_TEXT = 50_000_000  # bytes of a file that is searched for secrets
-LOADS = re.compile(r"from_pretrained\(\s*(\"(?:[^\"\\]|\\.)*\")")
 EMPTY = re.compile(r"more\s+information\s+needed", re.IGNORECASE)  # what transformers' own cards mostly consist of
-OF_NOBODY = "This model card has been automatically generated."  # what they say of themselves
 LOG_IN = "log in with `hf auth login`, or set HF_TOKEN, with a token that may write"
 
 
@@ -71,44 +61,32 @@ class PublishError(HubError):
 
 @dataclass(frozen=True)
 class Upload:
-    """What would be sent.
-
-    Attributes:
-        folder: Where the files are.
-        files: Name in the repository -> its file, or its content where that differs from the folder's.
-        left_out: Files of the folder that aren't sent.
-        notes: What the user should know.
-    """
+    """What would be sent."""
 
     folder: Path
-    files: Mapping[str, Path | bytes]
-    left_out: Sequence[str] = ()
-    notes: Sequence[str] = ()
+    names: Sequence[str]  # of files that are sent as they are
+    changed: Mapping[str, bytes] = field(
+        default_factory=dict
+    )  # name -> content of files that differ from the folder's, or that it lacks
+    left_out: Sequence[str] = ()  # files of the folder that aren't sent
+    notes: Sequence[str] = ()  # what the user should know
 
     @property
     def sizes(self) -> dict[str, int]:
         """Name in the repository -> bytes."""
-        contents = self.files.items()
-        return {name: len(one) if isinstance(one, bytes) else one.stat().st_size for name, one in contents}
+        sizes = {name: (self.folder / name).stat().st_size for name in self.names}
+        return dict(sorted((sizes | {name: len(content) for name, content in self.changed.items()}).items()))
 
 
 @dataclass(frozen=True)
 class Published:
-    """What has become of an upload.
+    """What has become of an upload."""
 
-    Attributes:
-        url: The commit's address.
-        removed: Files of an older model that the commit has removed.
-        private: Whether the repository is private.
-        changed: Whether there was anything new.
-        replaced_card: Whether the repository had a card that said something else.
-    """
-
-    url: str
-    removed: Sequence[str]
-    private: bool
-    changed: bool
-    replaced_card: bool = False
+    url: str  # the commit's
+    removed: Sequence[str]  # files of an older model that the commit has removed
+    private: bool  # whether the repository is
+    changed: bool  # whether there was anything new
+    replaced_card: bool  # whether the repository had a card that said something else
 
 
 def check_token() -> None:
@@ -121,37 +99,38 @@ def check_token() -> None:
         raise PublishError(f"there is no token for the Hub; {LOG_IN}")
 
 
-def prepare(folder: Path, repo: str) -> Upload:
+def prepare(folder: Path, repo: str, *, include_translations: bool = False) -> Upload:
     """Checks a model's folder, its code and its card, and returns what is to be sent. It asks nobody and sends nothing.
 
     Args:
         folder: The model's folder: a finished run's, one of averaged weights, or what `save_pretrained` wrote.
         repo: The repository's name, "user/name". In what is sent, the card's code loads the model by this name.
+        include_translations: Whether translations of the validation and test sets are sent too, with `scores.json`.
 
     Raises:
-        PublishError: The model can't be loaded, its own code is missing, a file contains a secret or is a link that
-            leads out of the folder, or the card is missing, isn't the model's, or isn't complete.
+        PublishError: The model can't be loaded, its own code is missing, a file is a link that leads out of the
+            folder, or the card is missing, isn't the model's, or isn't complete.
     """
-    check_model(folder)
-    sent, left_out = model_files(folder)
-    card, notes = _checked_card(folder, repo)
-    files: dict[str, Path | bytes] = {name: folder / name for name in sent}
-    files[CARD] = card.encode()
-    if any(name.endswith("_vanilla_transformer.py") for name in sent):
-        files.setdefault(LICENSE_OF_CODE, LICENSE)  # code that was saved without this package lacks it
-    _check_contents(folder, files)
-    return Upload(folder, files, left_out, notes)
+    sent, left_out = model_files(folder, include_translations=include_translations)
+    changed: dict[str, bytes] = {}
+    notes: list[str] = []
+    if ADAPTER not in sent:
+        with TemporaryDirectory() as place:
+            _check_model(_staged(Upload(folder, sent), Path(place)), folder)  # without what isn't sent
+        card, notes = _checked_card(folder, repo)
+        if card != (folder / CARD).read_bytes():
+            changed[CARD] = card
+        if LICENSE_OF_CODE not in sent and any(name.endswith("_vanilla_transformer.py") for name in sent):
+            changed[LICENSE_OF_CODE] = LICENSE.read_bytes()  # code that was saved without this package lacks it
+    return Upload(folder, [name for name in sent if name not in changed], changed, left_out, notes)
 
 
 def publish(upload: Upload, repo: str, *, private: bool = False, revision: str | None = None) -> Published:
-    """Sends files in one commit: readers see all of it or nothing.
-
-    Weights, tokenizer files and code of an older model in the repository that the new one doesn't have are removed
-    by the same commit; folders stay as they are. Large files that arrived before an interruption aren't sent again.
+    """Sends what `prepare` returned, and creates the repository if there is none.
 
     Args:
-        upload: What `prepare` returned.
-        repo: The repository's name, "user/name"; it is created if there is none.
+        upload: What is sent; `send` says how.
+        repo: The repository's name, "user/name".
         private: Whether only its owner may see it. An existing public repository is refused then.
         revision: A branch, which is created if there is none; None: main.
 
@@ -168,31 +147,36 @@ def publish(upload: Upload, repo: str, *, private: bool = False, revision: str |
         if not _exists(api, repo, private):
             api.create_repo(repo, private=private, exist_ok=True)
         _create_branch(api, repo, revision)
-        before = api.repo_info(repo, revision=revision)
-        card = _text_of_card_there(repo, revision, None)
-        removed = _stale(api, repo, revision, upload.files, (*MODEL_FILES, *RUN_FILES))
-        done = _commit(api, repo, upload.files, removed, message="Upload model", revision=revision)
-    replaced = card is not None and card.encode() != upload.files[CARD]
+        before = api.model_info(repo, revision=revision)
+        removed = _stale((one.rfilename for one in before.siblings or ()), upload)
+        card = _card_there(repo, revision)
+        done = send(upload, repo, revision=revision)
+    replaced = CARD in upload.sizes and card not in (
+        None,
+        upload.changed.get(CARD) or (upload.folder / CARD).read_bytes(),
+    )
     return Published(str(done.commit_url), removed, bool(before.private), done.oid != before.sha, replaced)
 
 
-def send_model(
-    folder: Path,
+def send(
+    upload: Upload,
     repo: str,
     *,
-    message: str | None,
-    names: Sequence[str] | None = None,
+    message: str | None = None,
     token: bool | str | None = None,
     revision: str | None = None,
     run_as_future: bool = False,
 ) -> Any:
-    """Sends a model's folder in one commit, as `publish` does, but a repository that exists, and without its checks.
+    """Sends files of a folder into a repository that exists, with `upload_folder` of huggingface_hub.
+
+    The same commit removes weights, tokenizer files and code of an older model that the new one doesn't have, and what
+    only training needs; all folders of the repository stay as they are. Large files that arrived before an
+    interruption aren't sent again.
 
     Args:
-        folder: The model's folder.
+        upload: The files.
         repo: The repository's name, "user/name".
         message: The commit's first line.
-        names: Files of the folder to send; None: all but what only training needs, and hidden ones.
         token: For the Hub; None: the saved one.
         revision: A branch, which is created if there is none; None: main.
         run_as_future: Whether to return at once.
@@ -201,91 +185,41 @@ def send_model(
         The commit, or a future of it.
 
     Raises:
-        PublishError: A file contains a secret or is a link that leads out of the folder, there is no token, or the user
-            may not write there.
-        ConnectionError: The Hub can't be reached, or fails.
-    """
-    files: dict[str, Path | bytes] = {name: folder / name for name in names or model_files(folder)[0]}
-    _check_contents(folder, files)
-    api = HfApi(token=token)
-    with hub_errors(repo):
-        _create_branch(api, repo, revision)
-        removed = _stale(api, repo, revision, files, (*MODEL_FILES, *RUN_FILES))
-        return _commit(
-            api, repo, files, removed, message=message or "Upload model", revision=revision, run_as_future=run_as_future
-        )
-
-
-def push_to_hub(
-    model: Any,
-    repo_id: str,
-    *,
-    commit_message: str | None = None,
-    commit_description: str | None = None,
-    private: bool | None = None,
-    token: bool | str | None = None,
-    revision: str | None = None,
-    create_pr: bool = False,
-    max_shard_size: int | str | None = "50GB",
-    tags: str | list[str] | None = None,
-) -> CommitInfo:
-    """Uploads a model or a tokenizer, as transformers' method of this name does, with a card that says what is known.
-
-    transformers would write a card of empty headings. Here, a model without a card in its repository gets one with its
-    architecture and how it is used; a card that is there stays. A tokenizer or configuration is uploaded without one.
-
-    Args:
-        model: The model, tokenizer or configuration.
-        repo_id: The repository's name, "user/name"; it is created if there is none.
-        commit_message: The commit's first line.
-        commit_description: The rest of it.
-        private: Whether a new repository is private; None: as the account's settings say.
-        token: For the Hub; None: the one that was saved by `hf auth login`, or that of HF_TOKEN.
-        revision: A branch, which is created if there is none; None: main.
-        create_pr: Whether to propose the upload as a pull request.
-        max_shard_size: The largest size of a file with weights.
-        tags: Are added to the card's.
-
-    Returns:
-        The commit.
-
-    Raises:
         PublishError: There is no token, or the user may not write there.
         ConnectionError: The Hub can't be reached, or fails.
     """
-    if token is None:
-        check_token()
-    api, is_model = HfApi(token=token), isinstance(model, PreTrainedModel)
-    new_tags = [tags] if isinstance(tags, str) else list(tags or ())
-    with TemporaryDirectory() as folder:
-        model.save_pretrained(folder, max_shard_size=max_shard_size)
-        files: dict[str, Path | bytes] = {
-            path.relative_to(folder).as_posix(): path for path in Path(folder).rglob("*") if path.is_file()
+    api = HfApi(token=token)
+    with hub_errors(repo), ExitStack() as stack:
+        _create_branch(api, repo, revision)
+        folder = upload.folder
+        if upload.changed:
+            folder = _staged(upload, Path(stack.enter_context(TemporaryDirectory())))
+        stale = _stale(api.list_repo_files(repo, revision=revision), upload)
+        what: dict[str, Any] = {
+            "allow_patterns": [glob.escape(name) for name in upload.sizes],
+            "delete_patterns": [glob.escape(name) for name in stale],
+            "commit_message": message or "Upload model",
+            "revision": revision,
+            "run_as_future": run_as_future,
         }
-        with hub_errors(repo_id):
-            repo = api.create_repo(repo_id, private=private, exist_ok=True).repo_id
-            if is_model:
-                card = _card_there(repo, revision, token) or _card_of(model, repo)
-                _add_tags(card, (*(model.model_tags or ()), *new_tags))
-                files[CARD] = str(card).encode()
-            if not create_pr:
-                _create_branch(api, repo, revision)
-            return _commit(
-                api,
-                repo,
-                files,
-                _stale(api, repo, None if create_pr else revision, files, WEIGHTS) if is_model else (),
-                message=commit_message or (f"Upload {_kind(model)}"),
-                description=commit_description,
-                revision=revision,
-                create_pr=create_pr,
-            )
+        done = api.upload_folder(repo_id=repo, folder_path=folder, **what)
+        if run_as_future:
+            sending = stack.pop_all()
+            done.add_done_callback(lambda _: sending.close())
+        return done
 
 
-def _kind(thing: Any) -> str:
-    if isinstance(thing, PreTrainedModel):
-        return "model"
-    return "config" if isinstance(thing, PreTrainedConfig) else "tokenizer"
+def _staged(upload: Upload, place: Path) -> Path:
+    """Puts an upload's files together, links where they can be made and copies elsewhere."""
+    for name in upload.names:
+        (place / name).parent.mkdir(exist_ok=True)
+        try:
+            os.symlink((upload.folder / name).resolve(), place / name)
+        except OSError:  # Windows without its developer mode
+            shutil.copyfile(upload.folder / name, place / name)
+    for name, content in upload.changed.items():
+        (place / name).write_bytes(content)
+    return place
 
 
 @contextmanager
@@ -308,16 +242,16 @@ def hub_errors(repo: str) -> Iterator[None]:
     except HFValidationError as error:
         raise PublishError(f"{repo!r} can't be a repository's name; give user/name") from error
     except (HTTPError, RuntimeError, ConnectionError, TimeoutError) as error:
-        status = _status(error)
-        if status == 401:
-            raise PublishError(f"the Hub doesn't accept the token (401) for {repo}; {LOG_IN}") from error
-        if status == 403:
-            raise PublishError(
-                f"you may not write to {repo} (403); give a repository of your own, or {LOG_IN} there"
-            ) from error
-        if status == 404:
-            raise PublishError(f"the Hub has no {repo} that you may see (404); check the name, or {LOG_IN}") from error
-        problem = f"answers with {status}" if status else f"can't be reached ({first_line(_innermost(error))})"
+        chain = [error, *_causes(error)]
+        status = next((one.response.status_code for one in chain if getattr(one, "response", None) is not None), None)
+        fixes = {
+            401: f"the Hub doesn't accept the token (401) for {repo}; {LOG_IN}",
+            403: f"you may not write to {repo} (403); give a repository of your own, or {LOG_IN} there",
+            404: f"the Hub has no {repo} that you may see (404); check the name, or {LOG_IN}",
+        }
+        if status in fixes:
+            raise PublishError(fixes[status]) from error
+        problem = f"answers with {status}" if status else f"can't be reached ({first_line(chain[-1])})"
         raise ConnectionError(
             f"the Hub {problem}, so {repo} isn't complete there; push again, what has arrived isn't sent twice"
         ) from error
@@ -328,19 +262,10 @@ def hub_errors(repo: str) -> Iterator[None]:
         raise PublishError(f"the Hub refuses the metadata of {CARD}: {problems}; correct it") from error
 
 
-def _innermost(error: BaseException) -> BaseException:
+def _causes(error: BaseException) -> Iterator[Any]:
     while error.__cause__ is not None:
         error = error.__cause__
-    return error
-
-
-def _status(error: BaseException | None) -> int | None:
-    """The HTTP status of an error, or of what has caused it."""
-    while error is not None:
-        if (response := getattr(error, "response", None)) is not None:
-            return int(response.status_code)
-        error = error.__cause__
-    return None
+        yield error
 
 
 def _exists(api: HfApi, repo: str, private: bool) -> bool:
@@ -361,139 +286,72 @@ def _create_branch(api: HfApi, repo: str, revision: str | None) -> None:
         api.create_branch(repo, branch=revision, exist_ok=True)
 
 
-def _stale(
-    api: HfApi, repo: str, revision: str | None, files: Mapping[str, Path | bytes], patterns: Sequence[str]
-) -> list[str]:
-    """Files of the repository, outside of folders, that match patterns and that new files don't replace."""
-    there = api.list_repo_files(repo, revision=revision)
-    return [name for name in there if name not in files and "/" not in name and _matches(name, patterns)]
+def _stale(there: Iterable[str], upload: Upload) -> list[str]:
+    """Files of an older model in a repository, outside of folders, that new files don't replace."""
+    return [name for name in there if name not in upload.sizes and _matches(name, STALE)]
 
 
-def _commit(
-    api: HfApi,
-    repo: str,
-    files: Mapping[str, Path | bytes],
-    removed: Sequence[str],
-    *,
-    message: str,
-    description: str | None = None,
-    revision: str | None = None,
-    create_pr: bool = False,
-    run_as_future: bool = False,
-) -> Any:
-    """Sends files and removes others in one commit."""
-    operations: list[CommitOperationAdd | CommitOperationCopy | CommitOperationDelete] = [
-        *(CommitOperationDelete(name) for name in removed)
-    ]
-    operations += [CommitOperationAdd(name, content) for name, content in files.items()]
-    what: dict[str, Any] = {"commit_message": message, "commit_description": description, "revision": revision}
-    what |= {"create_pr": create_pr, "run_as_future": run_as_future}
-    return api.create_commit(repo, operations, **what)
-
-
-def _card_there(repo: str, revision: str | None, token: bool | str | None) -> ModelCard | None:
-    """The repository's card, if it has one that isn't transformers' own of empty headings."""
-    text = _text_of_card_there(repo, revision, token)
-    return None if text is None or (OF_NOBODY in text and EMPTY.search(text)) else load_card(text, f"{repo}'s {CARD}")
-
-
-def _text_of_card_there(repo: str, revision: str | None, token: bool | str | None) -> str | None:
+def _card_there(repo: str, revision: str | None) -> bytes | None:
     try:
-        return Path(hf_hub_download(repo, CARD, revision=revision, token=token)).read_bytes().decode(errors="replace")
+        return Path(hf_hub_download(repo, CARD, revision=revision)).read_bytes()
     except (EntryNotFoundError, RevisionNotFoundError):
         return None
 
 
-def _card_of(model: PreTrainedModel, repo: str) -> ModelCard:
-    """A card of what a model says of itself."""
-    facts = RunFacts(name=repo, config=model.config.to_dict(), parameters=model.num_parameters())
-    return fill_model_card(facts)
-
-
-def _add_tags(card: ModelCard, tags: Sequence[str]) -> None:
-    old = card.data.get("tags") or []
-    if added := [tag for tag in dict.fromkeys(tags) if tag not in old]:
-        card.data["tags"] = [*old, *added]
-
-
-def check_model(folder: Path) -> None:
-    """Checks that a folder's model can be loaded, with this package and without it.
-
-    Raises:
-        PublishError: It can't.
-    """
-    if not folder.is_dir():
-        raise PublishError(f"{folder} is not a folder; give that of a model which save_pretrained wrote")
+def _check_model(folder: Path, name: Path) -> None:
+    """Checks that a folder's model can be loaded, with this package and without it; messages have another name."""
     try:
         config = json_object(folder / CONFIG)
         tensors_in(folder)
-        if config.get("model_type") == MODEL_TYPE:
+        is_ours = config.get("model_type") == MODEL_TYPE
+        if is_ours:
             load_checkpoint(folder, local_only=True)
     except (CheckpointError, ValueError) as error:
-        raise PublishError(f"{first_line(error)}; only a model that can be loaded is published") from error
+        problem = first_line(error).replace(str(folder), str(name))
+        raise PublishError(f"{problem}; only a model that can be loaded is published") from error
     settings = [config]
     if (folder / "tokenizer_config.json").is_file():
         settings.append(json_object(folder / "tokenizer_config.json"))
-    modules = {name for values in settings for name in _modules(values.get("auto_map"))}
-    if config.get("model_type") == MODEL_TYPE and not config.get("auto_map"):
-        modules.add("modeling_vanilla_transformer.py")
-    if missing := sorted(name for name in modules if not (folder / name).is_file()):
+    classes = json.dumps([one.get("auto_map") for one in settings])  # such as "modeling_x.Class"; others are elsewhere
+    modules = {*re.findall(r'"(\w+)\.\w+"', classes), *(["modeling_vanilla_transformer"] if is_ours else [])}
+    if missing := sorted(one for one in modules if not (folder / f"{one}.py").is_file()):
         raise PublishError(
-            f"{folder} has no {missing[0]}, without which the model can't be loaded where this package isn't "
+            f"{name} has no {missing[0]}.py, without which the model can't be loaded where this package isn't "
             "installed; load model and tokenizer here, and save both again with save_pretrained"
         )
 
 
-def _modules(auto_map: Any) -> Iterator[str]:
-    """The files with the classes that an `auto_map` names."""
-    for value in (auto_map or {}).values():
-        for name in value if isinstance(value, list) else [value]:
-            if name and "--" not in name:  # otherwise it is in another repository
-                yield f"{name.partition('.')[0]}.py"
+def model_files(folder: Path, *, include_translations: bool = False) -> tuple[list[str], list[str]]:
+    """Returns the names of a model's files that are published, and of those that aren't.
 
+    Args:
+        folder: The model's folder.
+        include_translations: Whether translations of the validation and test sets are among them.
 
-def model_files(folder: Path) -> tuple[list[str], list[str]]:
-    """Returns the names of a model's files that are published, and of those that aren't."""
+    Raises:
+        PublishError: One that is published is a link out of the folder.
+    """
     names = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
-    shown = [name for name in names if name.startswith(f"{EVAL_RESULTS}/") or not re.search(r"(^|/)\.", name)]
-    sent = [name for name in shown if not _matches(name, NOT_SENT)]
-    return sent, sorted(set(names) - set(sent))
+    patterns = SENT + (TEXTS if include_translations else ())
+    sent = [name for name in names if _matches(name, patterns) or _is_result(name)]
+    try:
+        check_links(folder, [folder / name for name in sent], in_cache=True)
+    except LinkError as error:
+        raise PublishError(str(error)) from error
+    return sent, [name for name in names if name not in sent]
 
 
 def _matches(name: str, patterns: Sequence[str]) -> bool:
-    return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
+    """Whether a file is outside of folders, isn't hidden and matches a pattern."""
+    return not name.startswith(".") and "/" not in name and any(fnmatch.fnmatchcase(name, one) for one in patterns)
 
 
-def _check_contents(folder: Path, files: Mapping[str, Path | bytes]) -> None:
-    """Checks that no file contains a secret, or is a link that could lead to one.
-
-    Raises:
-        PublishError: One does, or is.
-    """
-    for name, content in files.items():
-        if isinstance(content, Path) and content.is_symlink():
-            _check_link(folder, content)
-        for what, pattern in SECRETS.items():
-            if pattern.search(_searched(content)):
-                raise PublishError(f"{folder / name} contains what looks like {what}")
+def _is_result(name: str) -> bool:
+    return re.fullmatch(rf"{re.escape(EVAL_RESULTS)}/[^/]+\.yaml", name) is not None
 
 
-def _check_link(folder: Path, file: Path) -> None:
-    target, real = file.resolve(), folder.resolve()
-    cached = real.parents[1] / "blobs" if len(real.parents) > 1 else real  # a snapshot in the cache has only links
-    if not (target.is_relative_to(real) or target.is_relative_to(cached)):
-        raise PublishError(f"{file} is a link to {target}, out of the folder; put a copy in its place, or remove it")
-
-
-def _searched(content: Path | bytes) -> bytes:
-    if isinstance(content, bytes):
-        return content
-    is_data = content.suffix == ".safetensors" or content.stat().st_size > LARGEST_TEXT
-    return b"" if is_data else content.read_bytes()
-
-
-def _checked_card(folder: Path, repo: str) -> tuple[str, list[str]]:
-    """The card's text, whose code loads the model from the repository, and notes."""
+def _checked_card(folder: Path, repo: str) -> tuple[bytes, list[str]]:
+    """The card, whose code loads the model from the repository, and notes."""
     file = folder / CARD
     make = f"vanilla-transformer card {folder}"
     if not file.is_file():
@@ -503,7 +361,8 @@ def _checked_card(folder: Path, repo: str) -> tuple[str, list[str]]:
         facts, changed = read_facts(folder)
     except CardError as error:
         raise PublishError(str(error)) from error
-    text = file.read_text(encoding="utf-8-sig")
+    content = file.read_bytes()
+    text = content.decode("utf-8-sig")
     if empty := EMPTY.search(text):
         raise PublishError(f'{file} says "{empty[0]}"; fill that in, or write it with `{make} --overwrite`')
     if changed:
@@ -511,30 +370,16 @@ def _checked_card(folder: Path, repo: str) -> tuple[str, list[str]]:
             f"the weights in {folder} have changed since {CARD} was written; write it again with `{make} --overwrite`"
         )
     notes = [] if card.data.get("license") else [f"{CARD} names no licence; `{make} --license ID --overwrite` adds one"]
-    loaded = {_plain(literal) for literal in LOADS.findall(text)}
-    if loaded and repo not in loaded:
-        own = [name for name in loaded if name == facts.name or Path(name).name == folder.resolve().name]
-        if not own:
-            raise PublishError(
-                f"the code in {file} loads {min(loaded)}, not {repo}; correct it, or write the card again with `{make} "
-                f"--name {repo} --overwrite`"
-            )
-        text = _renamed(text, own[0], repo)
-        notes.append(f"in the {CARD} that is sent, the model's name is {repo}, not {own[0]}")
-    return text, notes
-
-
-def _plain(literal: str) -> str:
+    if facts.samples:
+        notes.append(f"{CARD} shows {len(facts.samples)} sentences of the data that the model was scored on")
     try:
-        return str(json.loads(literal))
-    except ValueError:  # an escape that only Python knows
-        return literal[1:-1]
-
-
-def _renamed(text: str, old: str, new: str) -> str:
-    """A card's text with the model's name replaced: in code that loads it, as title, and in `model-index`."""
-    old_literal, new_literal = (json.dumps(name, ensure_ascii=False) for name in (old, new))
-    text = LOADS.sub(lambda call: call[0].replace(call[1], new_literal) if call[1] == old_literal else call[0], text)
-    old_end, new_end = (name.rpartition("/")[2] for name in (old, new))
-    text = re.sub(rf"^(model-index:\n- name: ){re.escape(old_end)}$", lambda line: line[1] + new_end, text, flags=re.M)
-    return re.sub(rf"^# {re.escape(old)}$", lambda _: f"# {new}", text, flags=re.M)
+        text, old = published_as(text, repo, {facts.name, folder.resolve().name, "/".join(folder.resolve().parts[-2:])})
+    except ValueError as error:
+        raise PublishError(
+            f"the code in {file} loads {error}, not {repo}; correct it, or write the card again with `{make} "
+            f"--name {repo} --overwrite`"
+        ) from error
+    if old is None:
+        return content, notes
+    notes.append(f"in the {CARD} that is sent, the model's name is {repo}, not {old}")
+    return text.encode(), notes

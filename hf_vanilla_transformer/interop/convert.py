@@ -10,7 +10,7 @@ from typing import Any
 
 from ..checkpoints.files import new_folder
 from ..checkpoints.loading import tokenizer_fingerprint
-from ..hub.model_card import RunFacts, save_card
+from ..hub.model_card import RunFacts, local_name, save_card
 from . import fairseq, joeynmt, mapping, marian, opennmt
 from .base import ConversionError, Converted, Options, check_new_folder
 
@@ -58,7 +58,7 @@ def convert(source: str | Path, output: str | Path, *, system: str | None = None
     else:
         _compare_special(loaded.model.config, loaded.tokenizer)
         loaded.model.config.tokenizer_fingerprint = tokenizer_fingerprint(loaded.tokenizer)
-    facts = _facts(output.name, loaded)
+    facts = _facts(local_name(output), loaded)
     with new_folder(output) as folder:
         loaded.model.save_pretrained(folder)
         if loaded.tokenizer is not None:

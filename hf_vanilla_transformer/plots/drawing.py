@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..checkpoints.files import replacing
+from ..errors import install
 
 try:
     # `as`: the modules of the plots take them from here, where it is said what is missing.
@@ -25,7 +26,7 @@ try:
     from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter, ScalarFormatter
     from PIL import Image
 except ImportError as error:
-    raise ImportError("Plots need matplotlib: pip install 'hf-vanilla-transformer[plot]'") from error
+    raise ImportError(f"Plots need matplotlib: {install('plot')}") from error
 
 FONT_SIZE = 8
 WIDTH = 10.0  # inches of a picture with a fixed width

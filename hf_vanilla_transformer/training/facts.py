@@ -2,7 +2,6 @@
 
 import platform
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import datasets
@@ -10,7 +9,7 @@ import torch
 import transformers
 
 from ..hub.facts import curve_of
-from ..hub.model_card import Evaluation, Recipe, RunFacts, Sample
+from ..hub.model_card import Evaluation, Recipe, RunFacts, Sample, local_name
 from ..metrics import Score
 from .recipe import VanillaTransformerTrainingArguments
 from .schedule import peak_learning_rate
@@ -25,7 +24,7 @@ def run_facts(trainer: Any, seconds: float | None = None) -> RunFacts:
     """
     args, model = trainer.args, trainer.model
     return RunFacts(
-        name=trainer.hub_model_id or args.hub_model_id or Path(args.output_dir or "model").resolve().name,
+        name=trainer.hub_model_id or args.hub_model_id or local_name(args.output_dir or "model"),
         config=model.config.to_dict(),
         parameters=model.num_parameters(),
         training_pairs=len(trainer.train_dataset) if isinstance(trainer.train_dataset, datasets.Dataset) else None,

@@ -14,7 +14,7 @@ from ..data.corpora import read_corpus
 from ..data.formats import Corpus, is_table
 from ..engine import attach_if_supported
 from ..hub.facts import SCORES, said_by_author, with_what_was_said
-from ..hub.model_card import Evaluation, RunFacts, Sample, save_card
+from ..hub.model_card import Evaluation, RunFacts, Sample, local_name, save_card
 from ..metrics import corpus_bleu, corpus_chrf
 from ..translation.decoding import translate
 from .recipe import DataArguments, VanillaTransformerTrainingArguments
@@ -69,8 +69,8 @@ def finish_run(
     # Where the model is that the card describes.
     if args.push_to_hub:
         facts = replace(facts, name=trainer.hub_model_id)
-    elif folder != run and not args.hub_model_id:
-        facts = replace(facts, name=f"{facts.name}/{folder.name}")
+    elif not args.hub_model_id:
+        facts = replace(facts, name=local_name(folder))
     # Scores that were measured during training are those of other weights.
     facts = replace(facts, evaluations=evaluations or (() if averaged else facts.evaluations))
     save_card(folder, with_what_was_said(facts, said))

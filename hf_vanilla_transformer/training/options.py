@@ -8,7 +8,7 @@ from typing import Any
 from transformers import Seq2SeqTrainingArguments
 from transformers.integrations import get_available_reporting_integrations
 
-from ..errors import did_you_mean
+from ..errors import did_you_mean, install
 
 # What `vanilla-transformer train` has been tried with. Others have no effect on its batches, loss or evaluations, or
 # fail late. Python code that uses `VanillaTransformerTrainer` isn't restricted.
@@ -166,5 +166,5 @@ def _surroundings(given: Collection[str], data: Any, args: Any) -> Iterator[str]
     available = get_available_reporting_integrations()
     for name in args.report_to:
         if name not in available:
-            install = "pip install 'hf-vanilla-transformer[train]'" if name == "tensorboard" else "install it"
-            yield f"report_to is {name}, which isn't available; {install}, or choose from: {', '.join(available)}"
+            fix = install("train") if name == "tensorboard" else "install it"
+            yield f"report_to is {name}, which isn't available; {fix}, or choose from: {', '.join(available)}"

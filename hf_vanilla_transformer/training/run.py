@@ -19,6 +19,7 @@ from transformers.trainer_callback import PrinterCallback, ProgressCallback
 from transformers.utils import logging as transformers_logging
 
 from ..checkpoints.completeness import step_of
+from ..checkpoints.files import check_links
 from ..checkpoints.loading import CheckpointError, check_tokenizer, load_config, load_model, load_tokenizer
 from ..data.bpe_dropout import BPEDropout
 from ..data.corpora import Cleaning, Corpus, read_corpus, resegment, state_of, texts_of, tokenize
@@ -37,7 +38,6 @@ from .recipe import Arguments, RecipeError
 from .run_folder import (
     TOKENIZER,
     check_checkpoint,
-    check_links,
     check_same_data,
     check_same_recipe,
     checkpoint_to_resume,

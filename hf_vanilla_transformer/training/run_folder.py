@@ -74,20 +74,6 @@ def is_empty(folder: Path) -> bool:
     return names <= ({RECIPE, TOKENIZER} if is_run else set())
 
 
-def check_links(folder: Path) -> None:
-    """Checks that a run's folder has no symbolic links to other places, where a resumed run would write.
-
-    Raises:
-        RecipeError: It has one.
-    """
-    for path in (*folder.iterdir(), *folder.glob("*/*")) if folder.is_dir() else ():
-        if path.is_symlink() and not path.resolve().is_relative_to(folder.resolve()):
-            raise RecipeError(
-                f"{path} is a link to {path.resolve()}, outside of the run's folder, where nothing is written; "
-                "replace it by what it refers to"
-            )
-
-
 def write_recipe(folder: Path, options: Mapping[str, Any], data: str) -> None:
     """Writes what a run is started with into its folder: its options, and the fingerprint of its training data."""
     write_text(folder / RECIPE, json.dumps({**options, FINGERPRINT: data}, indent=1))

@@ -26,6 +26,7 @@ from transformers.utils import PushInProgress, logging
 
 from .. import engine
 from ..checkpoints.completeness import checkpoints_in, damage_of, write_checksums
+from ..checkpoints.files import check_links
 from ..checkpoints.loading import not_finite, tokenizer_fingerprint
 from ..data.batching import TokenBudgetBatchSampler, TokenBudgetStream
 from ..data.corpora import lengths_of
@@ -34,7 +35,7 @@ from ..engine.training import paused_shortcuts, training_shortcuts
 from ..errors import first_line
 from ..hub.facts import TARGET_TOKENS, said_by_author, with_what_was_said
 from ..hub.model_card import save_card
-from ..hub.upload import check_token, hub_errors, model_files, send_model
+from ..hub.upload import Upload, check_token, hub_errors, model_files, prepare, send
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from .consistency import ConsistencyTrainer
 from .facts import run_facts
@@ -285,10 +286,12 @@ class VanillaTransformerTrainer(ConsistencyTrainer):
             return
         self.callback_handler.on_push_begin(args, self.state, self.control)
         names, message = model_files(checkpoint)[0], f"Training in progress, step {self.state.global_step}"
+        run = Path(args.output_dir or "")
+        check_links(run, [run / name for name in names])
         for name in names:  # as the checkpoint may be removed before it has been sent
-            shutil.copyfile(checkpoint / name, Path(args.output_dir or "", name))
+            shutil.copyfile(checkpoint / name, run / name)
         where: dict[str, Any] = {"token": args.hub_token, "revision": args.hub_revision, "run_as_future": True}
-        jobs = [send_model(Path(args.output_dir or ""), str(self.hub_model_id), message=message, names=names, **where)]
+        jobs = [send(Upload(run, names), str(self.hub_model_id), message=message, **where)]
         if args.hub_strategy in (HubStrategy.CHECKPOINT, HubStrategy.ALL_CHECKPOINTS):
             place = "last-checkpoint" if args.hub_strategy == HubStrategy.CHECKPOINT else checkpoint.name
             what = {"repo_id": self.hub_model_id, "folder_path": checkpoint, "path_in_repo": place}
@@ -373,14 +376,9 @@ class VanillaTransformerTrainer(ConsistencyTrainer):
         run_as_future: bool = False,
     ) -> Any:
         self._finish_current_push()
-        return send_model(
-            folder,
-            str(self.hub_model_id),
-            message=message,
-            token=token or self.args.hub_token,
-            revision=revision or self.args.hub_revision,
-            run_as_future=run_as_future,
-        )
+        where: dict[str, Any] = {"token": token or self.args.hub_token, "revision": revision or self.args.hub_revision}
+        upload = prepare(folder, str(self.hub_model_id))
+        return send(upload, str(self.hub_model_id), message=message, run_as_future=run_as_future, **where)
 
     def prediction_step(self, model: Any, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
         """One batch of the evaluation; its loss is added up by tokens."""

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from transformers import PreTrainedTokenizerBase
 
-from ..errors import did_you_mean
+from ..errors import did_you_mean, install
 from .pieces import Encode, divide, join, tokenize
 
 try:
@@ -228,9 +228,7 @@ def check_splitting(language: str | None) -> None:
             f'split_sentences is {language!r}; give the texts\' language by its two letters (ISO 639-1), "en" say'
         )
     if sentencex is None:
-        raise ImportError(
-            "split_sentences needs sentencex, which isn't installed: pip install 'hf-vanilla-transformer[sentences]'"
-        )
+        raise ImportError(f"split_sentences needs sentencex, which isn't installed: {install('sentences')}")
 
 
 def split_sentences(text: str, language: str) -> Iterator[tuple[str, str]]:

@@ -36,6 +36,8 @@ from functools import cache, partial
 from string import Formatter
 from typing import Any
 
+from hf_vanilla_transformer.errors import install
+
 Pair = tuple[str, str]  # (English, German)
 Parts = str | tuple[str, ...]  # a frame selects parts of a split phrase by index
 
@@ -427,9 +429,7 @@ def _require(module: str) -> Any:
     try:
         return importlib.import_module(module)
     except ImportError as error:
-        raise ImportError(
-            "the embedded corpus needs num2words and Babel: pip install 'hf-vanilla-transformer[train]'"
-        ) from error
+        raise ImportError(f"the embedded corpus needs num2words and Babel: {install('train')}") from error
 
 
 @cache

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from opus_mt import opus_mt_folder
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, GenerationConfig, MarianConfig, MarianMTModel
 
@@ -15,6 +16,7 @@ from hf_vanilla_transformer import VanillaTransformerConfig, VanillaTransformerF
 from hf_vanilla_transformer.checkpoints import averaging
 from hf_vanilla_transformer.checkpoints.averaging import average_checkpoints, mean_of
 from hf_vanilla_transformer.checkpoints.completeness import checkpoints_in, damage_of, write_checksums
+from hf_vanilla_transformer.interop.convert import convert
 
 
 @pytest.fixture
@@ -188,6 +190,14 @@ def test_configuration_tokenizer_and_code_are_the_last_checkpoints(checkpoints, 
     text = "der vierte Mai, 4€"
     mine, theirs = (AutoTokenizer.from_pretrained(folder)(text)["input_ids"] for folder in (output, checkpoints[0]))
     assert mine == theirs
+
+
+def test_the_tokenizer_of_a_converted_model(tmp_path, output):
+    opus_mt_folder(tmp_path / "marian")
+    convert(tmp_path / "marian", tmp_path / "opus")
+    average_checkpoints([tmp_path / "opus"], output)
+    tokenizer, own = (AutoTokenizer.from_pretrained(folder) for folder in (output, tmp_path / "opus"))
+    assert tokenizer("half", text_target="halb") == own("half", text_target="halb")
 
 
 def test_without_a_tokenizer(checkpoints, output):

@@ -233,7 +233,7 @@ def test_without_matplotlib_the_extra_is_named_and_pages_are_written(run, monkey
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     code, _, err = run(*ATTENTION, "--model", tiny_checkpoint, "--output", "a.png")
     assert (code, err.count("\n")) == (2, 1)
-    assert "pip install 'hf-vanilla-transformer[plot]'" in err
+    assert "run pip install '.[plot]' in a checkout" in err
     assert run(*ATTENTION, "--model", tiny_checkpoint, "--output", "a.html") == (0, "", "")
 
 

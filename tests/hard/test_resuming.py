@@ -315,3 +315,11 @@ def test_a_tokenizer_that_has_changed_since(train, recipe, checkpoint):
     result = train(recipe, "--resume", "--max-steps", "6")
     assert result.code == 2
     assert "trained with another tokenizer" in result.error
+
+
+def test_a_run_that_stopped_early_averages_what_it_has(train, recipe):
+    options = ("--eval-strategy", "steps", "--eval-steps", "1", "--early-stopping-patience", "1")
+    constant = ("--metric-for-best-model", "bleu", "--load-best-model-at-end", "false")
+    result = train({**recipe, "max_steps": 60, "save_steps": 1, "average_last": 40}, *options, *constant)
+    assert result.code == 0, result.err
+    assert "complete checkpoints, not 40: all of them are averaged" in result.out

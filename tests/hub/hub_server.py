@@ -4,14 +4,13 @@ import base64
 import hashlib
 import json
 import re
-import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
-from urllib.parse import parse_qs, unquote, urlsplit
+from urllib.parse import unquote, urlsplit
 
 import yaml
 
@@ -74,8 +73,6 @@ class LocalHub:
         large: Digest -> content, of the large files that have arrived.
         requests: "METHOD /path" of all requests.
         refuses_upload: Says of a large file's content whether its upload fails.
-        dies_at: Says of a request, "METHOD /path", whether the connection breaks instead of an answer: "before" it is
-            done, or "after".
     """
 
     def __init__(self, **users: str) -> None:
@@ -84,7 +81,6 @@ class LocalHub:
         self.large: dict[str, bytes] = {}
         self.requests: list[str] = []
         self.refuses_upload: Callable[[bytes], bool] = lambda content: False
-        self.dies_at: Callable[[str], str | None] = lambda request: None
         self.lock = threading.Lock()
         self.endpoint = ""
 
@@ -118,16 +114,10 @@ class Handler(BaseHTTPRequestHandler):
         self.respond("PUT")
 
     def respond(self, method: str) -> None:
-        parts = urlsplit(self.path)
-        path, self.query = parts.path, parse_qs(parts.query)
+        path = urlsplit(self.path).path
         self.body = self.read_body()
         with self.hub.lock:
-            request = f"{method} {unquote(path)}"
-            self.hub.requests.append(request)
-            self.dies = self.hub.dies_at(request)
-            if self.dies == "before":
-                self.hang_up()
-                return
+            self.hub.requests.append(f"{method} {unquote(path)}")
             try:
                 for pattern, handle in ROUTES.items():
                     route_method, _, route = pattern.partition(" ")
@@ -150,9 +140,6 @@ class Handler(BaseHTTPRequestHandler):
         return self.rfile.read(int(self.headers.get("Content-Length") or 0))
 
     def answer(self, content: Any, status: int = 200, headers: dict[str, str] | None = None) -> None:
-        if self.dies == "after":
-            self.hang_up()
-            return
         body = content if isinstance(content, bytes) else json.dumps(content).encode()
         self.send_response(status)
         defaults = {"Content-Type": "application/json", "Content-Length": str(len(body))}
@@ -161,11 +148,6 @@ class Handler(BaseHTTPRequestHandler):
         self.end_headers()
         if self.command != "HEAD":
             self.wfile.write(body)
-
-    def hang_up(self) -> None:
-        """Closes the connection without a word."""
-        self.close_connection = True
-        self.connection.shutdown(socket.SHUT_RDWR)
 
     def log_message(self, *args: object) -> None:
         """Says nothing."""
@@ -188,14 +170,9 @@ class Handler(BaseHTTPRequestHandler):
         if (user := self.user()) is None:
             raise HubError(401)
         found = self.repository(name)
-        if user != name.split("/")[0] and not self.is_proposal:
+        if user != name.split("/")[0]:
             raise HubError(403)
         return found
-
-    @property
-    def is_proposal(self) -> bool:
-        """Whether the change is for a pull request, which everybody may open."""
-        return self.query.get("create_pr") == ["1"]
 
     def files(self, name: str, revision: str) -> tuple[str, dict[str, File]]:
         repository = self.repository(name)
@@ -284,8 +261,6 @@ class Handler(BaseHTTPRequestHandler):
         if branch not in repository.branches:
             raise HubError(404, "RevisionNotFound")
         files = dict(repository.commits[repository.branches[branch]])
-        number = 1 + sum(one.startswith("refs/pr/") for one in repository.branches)
-        branch = f"refs/pr/{number}" if self.is_proposal else branch
         for line in self.body.splitlines():
             entry = json.loads(line)
             value = entry["value"]
@@ -298,8 +273,7 @@ class Handler(BaseHTTPRequestHandler):
             elif entry["key"] == "deletedFile":
                 del files[value["path"]]
         sha = repository.commit(branch, files)
-        proposal = {"pullRequestUrl": f"{self.hub.endpoint}/{name}/discussions/{number}"} if self.is_proposal else {}
-        self.answer({"commitUrl": f"{self.hub.endpoint}/{name}/commit/{sha}", "commitOid": sha, **proposal})
+        self.answer({"commitUrl": f"{self.hub.endpoint}/{name}/commit/{sha}", "commitOid": sha})
 
     def resolve(self, name: str, revision: str, path: str) -> None:
         sha, files = self.files(name, revision)

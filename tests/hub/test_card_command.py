@@ -68,6 +68,8 @@ def test_the_card_that_training_wrote(trained):
     tables = dict(re.findall(r"^\| ([^|]+?) \| ([^|]+?) \|$", text, re.MULTILINE))
     config = json.loads((trained / "averaged-2" / "config.json").read_text())
     state = json.loads((trained / "trainer_state.json").read_text())
+    assert {*re.findall(r'from_pretrained\("([^"]+)"', text)} == {"./averaged-2"}
+    assert "trust_remote_code" not in text
     assert tables["width (d_model)"] == str(config["d_model"])
     assert tables["steps"] == "4"
     assert tables["target tokens in all"] == str(max(one.get("target_tokens", 0) for one in state["log_history"]))
@@ -136,6 +138,32 @@ def test_the_name_is_that_of_the_code(folder, card):
     assert card(folder, "--name", "me/model", "--overwrite")[0] == 0
     assert {*re.findall(r'from_pretrained\("([^"]+)"', text_of(folder))} == {"me/model"}
     assert "run/averaged-2" not in text_of(folder)
+
+
+def test_a_name_that_an_older_version_has_given_is_no_repository(folder, card):
+    """It wrote "run/averaged-2", which anybody can register, and code that runs what is there."""
+    old = f"{folder.parent.name}/{folder.name}"
+    spoil_facts(folder, name=old)
+    assert card(folder, "--overwrite")[0] == 0
+    assert old not in text_of(folder)
+
+
+@pytest.mark.parametrize("name", ["README.md", "model_card.json", ".eval_results", ".eval_results/some--bench.yaml"])
+@pytest.mark.parametrize("there", [True, False])
+def test_nothing_is_written_through_a_link(folder, card, tmp_path, name, there):
+    target, link = tmp_path / "precious", folder / name
+    if there:
+        target.mkdir() if name == ".eval_results" else target.write_text("mine")
+    link.unlink(missing_ok=True)
+    link.parent.mkdir(exist_ok=True)
+    link.symlink_to(target)
+    benchmark = ["--benchmark", "some/bench", "--task", "en-de"]
+    code, _, err = card(folder, *benchmark, "--overwrite")
+    assert code == 2
+    assert f"is a link to {target}" in err
+    assert target.exists() is there
+    assert not there or (list(target.iterdir()) == [] if target.is_dir() else target.read_text() == "mine")
+    assert code == card(folder, *benchmark)[0]
 
 
 def test_nothing_is_guessed(folder, card):
@@ -301,7 +329,8 @@ def test_a_benchmark_needs_a_score_on_a_test_set(tiny_checkpoint, tmp_path, card
         (["--target-lang", ""], "'' is not a language's ISO 639 code"),
         (["--license", "Apache 2.0"], "'Apache 2.0' is not a licence as the Hub writes it, such as apache-2.0"),
         (["--dataset", "a/b/c"], "'a/b/c' is not a data set's name on the Hub"),
-        (["--name", "a\nb"], "is not one line of text"),
+        (["--name", "my-run"], "'my-run' is not a repository's name; give user/name"),
+        (["--title", "a\nb"], "is not one line of text"),
         (["--benchmark", "a/b"], "--benchmark and --task name a result together; give both or neither"),
         (["--task", "x"], "--benchmark and --task name a result together"),
         (["--lang", "en"], "unrecognized arguments: --lang"),

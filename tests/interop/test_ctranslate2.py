@@ -365,7 +365,7 @@ def test_without_the_extra_the_command_names_it(run, tiny_checkpoint, tmp_path, 
         monkeypatch.setitem(sys.modules, name, None)
     code, _, err = run("export", "--model", tiny_checkpoint, "--to", "ctranslate2", "--output", tmp_path / "out")
     assert code == 2
-    assert "pip install 'hf-vanilla-transformer[export]'" in err
+    assert "run pip install '.[export]' in a checkout" in err
     assert not (tmp_path / "out").exists()
 
 

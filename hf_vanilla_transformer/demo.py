@@ -1,0 +1,246 @@
+"""A page to try a model in the browser: translations, the beams' scores, and attention."""
+
+import html
+import ipaddress
+import logging
+import math
+import os
+import socket
+from collections.abc import Sequence
+from typing import Any
+
+from transformers import PreTrainedModel
+
+from .errors import first_line, install
+from .plots.attention_page import attention_page
+from .translation.attention import attention_of
+from .translation.decoding import Translation
+from .translation.sources import CODE, target_codes
+from .translation.translator import Translator
+
+try:
+    import gradio as gr
+except ImportError as error:
+    raise ImportError(f"the demo needs Gradio: {install('demo')}") from error
+from starlette.middleware import Middleware
+from starlette.middleware.trustedhost import TrustedHostMiddleware
+
+logger = logging.getLogger(__name__)
+
+HOST = "127.0.0.1"
+MOST_CHARACTERS = 5_000
+MOST_BEAMS = 10
+MOST_TOKENS_SHOWN = 100  # of attention, whose weights are sent to the browser
+LARGEST_PENALTY = 2.0
+QUEUE = 32  # requests that wait at most; one is computed at a time
+SESSIONS = 1_000  # visitors whose last translations are remembered
+FONTS = ["system-ui", "sans-serif"]  # those of Gradio's themes come from another machine
+HEADERS = ["Line", "Rank", "Score", "Tokens", "Translation"]
+TRANSLATE_FIRST = "<p>Attention is shown here after a translation.</p>"
+
+Pairs = list[tuple[str, str]]  # sources and their translations, in the order of the table
+
+
+def build_page(
+    translator: Translator, examples: Sequence[str] = (), *, name: str = "", shown: PreTrainedModel | None = None
+) -> gr.Blocks:
+    """Builds the page; `start` shows it.
+
+    Args:
+        translator: Translates.
+        examples: Texts that can be chosen.
+        name: What the model is called on the page; "": as it was loaded.
+        shown: The model of PyTorch whose attention weights are shown; None: the translator's.
+    """
+    model = translator.model if shown is None else shown
+    name = name or getattr(model, "name_or_path", "") or type(model).__name__
+    config, codes = translator.model.generation_config, target_codes(translator.tokenizer)
+    penalty_name, penalty = _penalty(config)
+    with gr.Blocks(title=f"Translation by {name}", analytics_enabled=False, fill_width=True) as page:
+        pairs = gr.State([])
+        gr.Markdown(f"# Translation\n\n{model.num_parameters():,} parameters. Score: {_scoring(penalty_name)}")
+        text = gr.Textbox(
+            label="Text to translate",
+            info="One sentence per line. Shift+Enter translates.",
+            lines=2,
+            max_lines=12,
+            max_length=MOST_CHARACTERS,
+            autofocus=True,
+            elem_id="source",
+        )
+        if examples:
+            gr.Examples([[example] for example in examples], [text], cache_examples=False)
+        with gr.Row():
+            info = "As many translations are listed; one beam is greedy search, without scores."
+            beams = gr.Slider(1, MOST_BEAMS, min(config.num_beams or 1, MOST_BEAMS), step=1, label="Beams", info=info)
+            largest = max(LARGEST_PENALTY, math.ceil(penalty))
+            info = "A larger one prefers longer translations."
+            penalties = gr.Slider(0, largest, penalty, step=0.05, label="Length penalty", info=info)
+            language = gr.Dropdown(codes, label="Target language", visible=bool(codes), value=next(iter(codes), None))
+            button = gr.Button("Translate", variant="primary", elem_id="translate")
+        best = gr.Textbox(label=f"Translation by {name}", max_lines=12, interactive=False, elem_id="translation")
+        table = gr.Dataframe(headers=HEADERS, label="Translations", interactive=False, wrap=True, elem_id="candidates")
+        choice = gr.Dropdown([], label="Attention of", type="index", visible=False, elem_id="choice")
+        picture = gr.HTML(TRANSLATE_FIRST, elem_id="attention")
+
+        def translate(text: str, num_beams: float, penalty: float, target_lang: str | None = None) -> list[Any]:
+            options: dict[str, Any] = {"num_beams": int(num_beams), "target_lang": target_lang or None}
+            if num_beams > 1:
+                options |= {"n_best": int(num_beams), penalty_name: penalty}
+            else:
+                options |= {"do_sample": False, "early_stopping": False}
+            return _translated(translator, text, options)
+
+        def attend(pairs: Pairs, choice: int | None, target_lang: str | None) -> str:
+            return _attention(model, translator, pairs, choice, target_lang)
+
+        translated = gr.on(
+            [button.click, text.submit],
+            translate,
+            [text, beams, penalties, language],
+            [best, table, pairs, choice],
+            api_name="translate",
+            concurrency_id="model",
+        )
+        show: dict[str, Any] = {"inputs": [pairs, choice, language], "outputs": picture, "concurrency_id": "model"}
+        translated.success(attend, **show, api_visibility="private")
+        choice.input(attend, **show, api_visibility="private", trigger_mode="always_last")
+    return page
+
+
+def _penalty(config: Any) -> tuple[str, float]:
+    """The option of `generate()` that a model's length penalty is, and its value."""
+    if (alpha := getattr(config, "gnmt_length_penalty", None)) is not None:
+        return "gnmt_length_penalty", alpha
+    power = getattr(config, "length_penalty", None)
+    return "length_penalty", 1.0 if power is None else power
+
+
+def _scoring(penalty_name: str) -> str:
+    divisor = "((5 + tokens) / 6)^penalty" if penalty_name.startswith("gnmt") else "tokens^penalty"
+    return f"log-probability (natural logarithm), divided by {divisor}; the nearer to 0, the more probable."
+
+
+def _translated(translator: Translator, text: str, options: dict[str, Any]) -> list[Any]:
+    """Returns the best translations, the table of all, the pairs, and the choice of a pair for the attention."""
+    if not text or not text.strip():
+        raise gr.Error("There is nothing to translate. Type a sentence into the text box first.")
+    if len(text) > MOST_CHARACTERS:  # which only the browser has checked
+        raise gr.Error(f"The text has {len(text):,} characters; at most {MOST_CHARACTERS:,} are translated at a time.")
+    lines = text.replace("\r\n", "\n").strip("\n").split("\n")
+    quiet: dict[str, Any] = {"progress_bar": False, "on_division": lambda *_: None}
+    try:
+        found = translator(lines, **options, **quiet)
+    except Exception as error:  # the server goes on
+        raise gr.Error(_shown(error)) from error
+    candidates = [one if isinstance(one, list) else [Translation(one, 0)] for one in found]
+    rows, pairs = [], []
+    for number, (line, translations) in enumerate(zip(lines, candidates, strict=True), start=1):
+        for rank, one in enumerate(translations if line.strip() else (), start=1):
+            score = "" if one.score is None else f"{one.score:.3f}"
+            rows.append([number, rank, score, one.num_tokens or "", one.text])
+            pairs.append((line, one.text))
+    choices = [f"line {number}, rank {rank}: {text}" for number, rank, *_, text in rows]
+    best = "\n".join(translations[0].text for translations in candidates)
+    return [best, rows, pairs, gr.Dropdown(choices, value=next(iter(choices), None), visible=True)]
+
+
+def _attention(
+    model: PreTrainedModel, translator: Translator, pairs: Pairs, choice: int | None, target_lang: str | None
+) -> str:
+    """Returns the attention of a pair as a page of its own in a frame, which can reach nothing outside."""
+    if not pairs or choice is None:
+        return TRANSLATE_FIRST
+    source, target = pairs[choice]
+    if target_lang and not CODE.match(source):
+        source = f"{target_lang} {source}"
+    try:
+        attention = attention_of(model, translator.tokenizer, source, target)
+        tokens = max(len(attention.source_pieces), len(attention.target_pieces))
+        if tokens > MOST_TOKENS_SHOWN:
+            raise ValueError(f"attention is shown for up to {MOST_TOKENS_SHOWN} tokens; here there are {tokens:,}")
+    except Exception as error:  # the server goes on
+        return f"<p>{_shown(error)}</p>"
+    inner = html.escape(attention_page(attention, "Attention"))
+    return (
+        f'<iframe title="Attention" sandbox="allow-scripts" srcdoc="{inner}" '
+        'style="width: 100%; height: 70em; border: 0; background: #fff"></iframe>'
+    )
+
+
+def _shown(error: Exception) -> str:
+    """Returns an error's first line as HTML; what isn't the visitor's mistake is logged in full."""
+    if isinstance(error, ValueError):
+        return html.escape(first_line(error))
+    logger.warning("The page shows the first line of this error.", exc_info=error)
+    return html.escape(f"{type(error).__name__}: {first_line(error)}")
+
+
+# ---- The server ----
+def check_address(host: str, port: int | None) -> None:
+    """Checks, before a model is loaded, that the page can be shown there.
+
+    Raises:
+        OSError: The address isn't this machine's, or the port is taken.
+    """
+    family, kind, protocol, _, address = socket.getaddrinfo(host, port or 0, type=socket.SOCK_STREAM)[0]
+    with socket.socket(family, kind, protocol) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        probe.bind(address)
+
+
+def is_this_machine(host: str) -> bool:
+    """Whether only this machine reaches an address."""
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def known_names(host: str) -> list[str]:
+    """Returns the names that a browser may ask the page by.
+
+    A page from elsewhere could let its own name mean this machine, and so read what the server answers to a browser
+    here (DNS rebinding). Where all of the machine's addresses are listened on, any name may be meant.
+    """
+    if host.strip("[]") in ("0.0.0.0", "::"):
+        return ["*"]
+    return ["localhost", "127.0.0.1", "::1", "[::1]", host, host.strip("[]")]
+
+
+def start(page: gr.Blocks, host: str = HOST, port: int | None = None) -> str:
+    """Shows the page in a thread, until the process ends or `page.close()`.
+
+    Args:
+        page: What `build_page` returned.
+        host: The address to listen on.
+        port: The port; None: the first that is free from 7860 on.
+
+    Returns:
+        The page's address.
+
+    Raises:
+        OSError: The address or the port can't be used.
+    """
+    for variable in ("NO_PROXY", "no_proxy"):  # Gradio asks its own server whether it is there
+        os.environ[variable] = ",".join(filter(None, ("127.0.0.1,localhost", os.environ.get(variable))))
+    page.queue(default_concurrency_limit=1, max_size=QUEUE, api_open=False)
+    _, address, _ = page.launch(
+        server_name=host,
+        server_port=port,
+        prevent_thread_lock=True,
+        theme=gr.themes.Default(font=FONTS, font_mono=FONTS),
+        # Each of these could also be set by a variable of the environment, or is on unless it is switched off.
+        share=False,
+        quiet=True,
+        ssr_mode=False,
+        mcp_server=False,
+        enable_monitoring=False,
+        run_history=False,
+        footer_links=[],
+        allowed_paths=[],
+        state_session_capacity=SESSIONS,
+        max_file_size="1kb",  # nothing on the page takes a file
+        app_kwargs={"middleware": [Middleware(TrustedHostMiddleware, allowed_hosts=known_names(host))]},
+    )
+    return str(address)

@@ -1,0 +1,408 @@
+"""Pushing a model: the real client of the Hub over HTTP, to a Hub on localhost, and back into a fresh process."""
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+
+import huggingface_hub.constants as constants
+import pytest
+import torch
+from hub_client import (
+    PACKAGE,
+    REPO,
+    TOKEN,
+    connect,
+    environment,
+    logits_in_a_new_process,
+    logits_of,
+    the_error,
+    trainer_of,
+)
+from hub_server import LocalHub, running
+from huggingface_hub import ModelCard
+from huggingface_hub.utils import close_session
+from opus_mt import opus_mt_folder
+from transformers import AutoModelForSeq2SeqLM
+
+from hf_vanilla_transformer import cli
+
+CODE = {f"{part}_vanilla_transformer.py" for part in ("configuration", "modeling", "generation", "tokenization")}
+MODEL = {"config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"}
+
+
+def put(folder, *names, text="x"):
+    for name in names:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+
+
+def change_card(folder, old, new):
+    file = folder / "README.md"
+    text = file.read_text()
+    assert old in text
+    file.write_text(text.replace(old, new))
+
+
+# ---- What arrives ----
+@pytest.fixture(scope="module")
+def pushed(tiny_checkpoint, tmp_path_factory):
+    """A hub with a model from the command, with other weights on a branch, from a trainer, and a converted one."""
+    folder = tmp_path_factory.mktemp("pushed")
+    with pytest.MonkeyPatch.context() as patch, running(LocalHub(me=TOKEN)) as local:
+        connect(patch, local.endpoint)
+        first = shutil.copytree(tiny_checkpoint, folder / "first")
+        assert cli.main(["card", str(first), "--source-lang", "en", "--target-lang", "de", "--license", "mit"]) == 0
+        assert cli.main(["push", str(first), "me/by-command"]) == 0
+
+        second = shutil.copytree(tiny_checkpoint, folder / "second")
+        changed = AutoModelForSeq2SeqLM.from_pretrained(tiny_checkpoint)
+        with torch.no_grad():
+            changed.get_input_embeddings().weight[5] += 1.0
+        changed.save_pretrained(second)
+        assert cli.main(["card", str(second), "--license", "mit"]) == 0
+        assert cli.main(["push", str(second), "me/by-command", "--revision", "next"]) == 0
+
+        trainer = trainer_of(tiny_checkpoint, folder / "run", hub_model_id="me/by-trainer")
+        trainer.push_to_hub(language=["en", "de"], license="mit")
+
+        opus_mt_folder(folder / "marian")
+        assert cli.main(["convert", str(folder / "marian"), "--output", str(folder / "opus")]) == 0
+        assert cli.main(["push", str(folder / "opus"), "me/opus"]) == 0
+        mine = logits_of(tiny_checkpoint)
+        wanted = {"me/by-command@main": mine, "me/by-command@next": logits_of(second), "me/by-trainer@main": mine}
+        yield local, folder, wanted | {"me/opus@main": logits_of(folder / "opus")}
+    close_session()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["hidden", "installed"])
+def test_models_load_in_a_new_process_with_the_same_logits(pushed, how):
+    local, folder, wanted = pushed
+    assert not torch.equal(wanted["me/by-command@main"], wanted["me/by-command@next"])
+    found = logits_in_a_new_process(local, how, [name.split("@") for name in wanted], folder)
+    assert {name: torch.equal(one, wanted[name]) for name, one in found.items()} == dict.fromkeys(wanted, True)
+
+
+@pytest.mark.parametrize("repo", ["me/by-command", "me/by-trainer"])
+def test_a_repository_has_card_licence_and_code_and_nothing_of_the_training(pushed, repo):
+    files = pushed[0].repositories[repo].files()
+    assert {*files} == {".gitattributes", "README.md", "LICENSE-CODE", *MODEL, *CODE}
+    assert files["LICENSE-CODE"] == (PACKAGE / "LICENSE").read_bytes()
+    assert all(files[name] == (PACKAGE / name).read_bytes() for name in CODE)
+    card = ModelCard(files["README.md"].decode())
+    assert (card.data.library_name, card.data.license, card.data.language) == ("transformers", "mit", ["en", "de"])
+    assert "| width (d_model) | 32 |" in card.text
+    assert "needed" not in card.text.lower()
+    assert {*re.findall(r'from_pretrained\("([^"]*)"', card.text)} == {repo}
+
+
+def test_a_branch_leaves_main_as_it_is(pushed):
+    main, branch = (pushed[0].repositories["me/by-command"].files(name) for name in ("main", "next"))
+    assert {name for name in main if main[name] != branch[name]} == {"model.safetensors", "README.md"}
+
+
+def test_no_token_is_in_what_was_sent_or_written(pushed):
+    local, folder, _ = pushed
+    sent = [content for repository in local.repositories.values() for content in repository.files().values()]
+    written = [path.read_bytes() for path in folder.rglob("*") if path.is_file()]
+    assert [content for content in (*sent, *written) if TOKEN.encode() in content] == []
+
+
+@pytest.mark.slow
+def test_the_command_itself_reads_the_variables(model_folder, tmp_path):
+    with running(LocalHub(me=TOKEN)) as local:
+        command = [sys.executable, "-m", "hf_vanilla_transformer", "push", str(model_folder), REPO, "--private"]
+        settings = {"env": environment(local, tmp_path / "home"), "cwd": PACKAGE.parent, "timeout": 280}
+        run = subprocess.run(command, capture_output=True, text=True, check=False, **settings)
+    assert (run.returncode, run.stderr) == (0, "")
+    assert run.stdout.splitlines()[-1].startswith(f"pushed into the private repository {REPO}: {local.endpoint}")
+    assert local.repositories[REPO].private
+
+
+def test_a_model_on_the_hub_is_described_without_its_weights(push, hub, tmp_path, monkeypatch, capsys):
+    assert push()[0] == 0
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+    capsys.readouterr()
+    assert cli.main(["info", REPO, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["config"]["d_model"], found["tokenizer"]["kind"]) == (32, "VanillaTransformerTokenizerFast")
+    assert found["parameters"]["total"] == sum(found["parameters"].values()) / 2
+    cached = {path.suffix for path in (tmp_path / "cache").rglob("*") if path.is_file()}
+    assert not cached & {".safetensors", ".py"}
+    assert cli.main(["info", "me/nothing"]) == 2
+    assert "me/nothing is neither a folder here nor a model on the Hub" in the_error(capsys.readouterr().err)
+
+
+# ---- Which files ----
+def test_a_dry_run_lists_files_and_sizes_and_asks_nobody(push, hub, model_folder, monkeypatch):
+    monkeypatch.delenv("HF_TOKEN")
+    code, out, err = push("--dry-run")
+    assert (code, err) == (0, "")
+    sizes = {name: int(size.replace(",", "")) for size, name in re.findall(r"^ *([\d,]+)  (\S+)$", out, re.MULTILINE)}
+    expected = {path.name: path.stat().st_size for path in model_folder.iterdir()}
+    del expected["model_card.json"], expected["README.md"], sizes["README.md"]
+    assert sizes == expected
+    assert f"bytes in {len(expected) + 1} files" in out
+    assert out.splitlines()[-1] == "dry run: nothing was sent"
+    assert hub.requests == []
+
+
+def test_only_files_of_the_model_are_sent(push, hub, model_folder):
+    secrets = (".env", ".git/config", "server.pem", "id_rsa", "notes.txt", ".eval_results/id_rsa", "tokens.json")
+    training = ("checkpoint-2/model.safetensors", "runs/log", "optimizer.pt", "training_args.bin", "recipe.json")
+    put(model_folder, *secrets, *training, ".eval_results/some--bench.yaml", "trainer_state.json", "run.lock")
+    (model_folder / "trainer_state.json").unlink()
+    code, out, _ = push()
+    assert code == 0
+    assert "\nnot sent: .env, .eval_results/id_rsa, .git/config, checkpoint-2/model.safetensors, id_rsa" in out
+    known = {".gitattributes", ".eval_results/some--bench.yaml", "README.md", "LICENSE-CODE"}
+    assert {*hub.repositories[REPO].files()} == known | MODEL | CODE
+
+
+@pytest.mark.parametrize(("options", "are_sent"), [((), False), (("--include-translations",), True)])
+def test_translations_of_the_users_data_are_sent_only_if_asked_for(push, hub, model_folder, options, are_sent):
+    texts = {"test.translations.txt", "validation.translations.txt", "scores.json"}
+    put(model_folder, *texts, "translations/update-2.txt")
+    code, out, _ = push(*options)
+    assert code == 0
+    assert texts & {*hub.repositories[REPO].files()} == (texts if are_sent else set())
+    assert "translations/update-2.txt" not in hub.repositories[REPO].files()
+    assert ("not sent: model_card.json, scores.json, test.translations.txt" in out) is not are_sent
+
+
+def test_links_out_of_the_folder_are_refused(push, hub, model_folder, tmp_path):
+    put(tmp_path, "elsewhere/passwords", text="secret")
+    (model_folder / "more").symlink_to(tmp_path / "elsewhere")  # a folder, which isn't looked into
+    (model_folder / "vocab.json").symlink_to(tmp_path / "elsewhere" / "passwords")
+    code, _, err = push("--dry-run")
+    assert code == 2
+    assert re.search(r"vocab\.json is a link to .*passwords, out of the folder; put a copy there", the_error(err))
+    (model_folder / "vocab.json").unlink()
+    (model_folder / "vocab.json").symlink_to("config.json")
+    assert push()[0] == 0
+    files = hub.repositories[REPO].files()
+    assert files["vocab.json"] == files["config.json"]
+    assert not [name for name in files if "passwords" in name]
+
+
+def test_a_model_in_the_hubs_cache_is_sent_although_it_is_of_links(push, hub, model_folder, tmp_path):
+    blobs, snapshot = tmp_path / "cache" / "blobs", tmp_path / "cache" / "snapshots" / "my-model"
+    shutil.copytree(model_folder, blobs)
+    snapshot.mkdir(parents=True)
+    for path in blobs.iterdir():
+        (snapshot / path.name).symlink_to(f"../../blobs/{path.name}")
+    assert push(folder=snapshot)[0] == 0
+    assert hub.repositories[REPO].files()["model.safetensors"] == (blobs / "model.safetensors").read_bytes()
+
+
+def test_a_licence_of_the_code_is_added_where_it_lacks(push, hub, model_folder):
+    (model_folder / "LICENSE-CODE").unlink()
+    assert push()[0] == 0
+    assert hub.repositories[REPO].files()["LICENSE-CODE"] == (PACKAGE / "LICENSE").read_bytes()
+    assert not (model_folder / "LICENSE-CODE").exists()
+
+
+# ---- The card ----
+def test_the_card_that_is_sent_names_the_repository_and_the_folders_stays(push, hub, model_folder):
+    before = (model_folder / "README.md").read_text()
+    assert "trust_remote_code" not in before
+    code, out, _ = push()
+    assert code == 0
+    assert f"note: in the README.md that is sent, the model's name is {REPO}, not ./my-model" in out
+    assert (model_folder / "README.md").read_text() == before
+    sent = hub.repositories[REPO].files()["README.md"].decode()
+    assert "my-model" not in sent
+    assert sent.count(f'from_pretrained("{REPO}", trust_remote_code=True)') == 2
+    # as if it had been written for the repository
+    assert cli.main(["card", str(model_folder), "--name", REPO, "--overwrite"]) == 0
+    assert (model_folder / "README.md").read_text() == sent
+
+
+def test_a_card_of_the_users_own_is_sent_as_it_is(push, hub, model_folder):
+    card = f'---\nlicense: mit\n---\n\n# Ours\n\n```python\nfrom_pretrained("{REPO}", revision="a")\n```\n'
+    card += '```python\nfrom_pretrained("\\x41")\n```\n'
+    (model_folder / "README.md").write_text(card)
+    code, out, _ = push()
+    assert code == 0
+    assert "note" not in out
+    assert hub.repositories[REPO].files()["README.md"].decode() == card
+
+
+def test_a_replaced_card_and_a_missing_licence_are_told(push, hub, model_folder):
+    hub.add(REPO, {"README.md": "# Written by hand\n"})
+    change_card(model_folder, "license: mit\n", "")
+    code, out, _ = push()
+    assert code == 0
+    assert "README.md names no licence; `vanilla-transformer card " in out
+    assert "replaced in the repository: README.md, which said something else" in out
+    first, *_ = hub.repositories[REPO].commits.values()
+    assert first["README.md"].content == b"# Written by hand\n"
+    assert "replaced in the repository" not in push()[1]
+
+
+# ---- The repository ----
+def test_the_same_again_is_no_new_commit(push, hub):
+    assert push()[0] == 0
+    commits, puts = len(hub.repositories[REPO].commits), len(hub.sent("PUT"))
+    code, out, _ = push()
+    assert code == 0
+    assert out.splitlines()[-1].startswith(f"{REPO} has all of this already: {hub.endpoint}/{REPO}/commit/")
+    assert (len(hub.repositories[REPO].commits), len(hub.sent("PUT"))) == (commits, puts)
+
+
+@pytest.mark.parametrize(("options", "private"), [((), False), (("--private",), True)])
+def test_a_new_repository_is_public_unless_asked_otherwise(push, hub, options, private):
+    code, out, _ = push(*options)
+    assert code == 0
+    assert hub.repositories[REPO].private is private
+    assert f"pushed into the {'private' if private else 'public'} repository {REPO}: " in out
+
+
+def test_a_public_repository_is_not_taken_for_a_private_one(push, hub):
+    hub.add(REPO)
+    code, _, err = push("--private")
+    assert code == 2
+    assert the_error(err) == (
+        f"{REPO} exists and is public; make it private in its settings on the Hub, or give another name"
+    )
+    assert hub.sent() == []
+
+
+def test_files_of_an_older_model_are_removed_and_others_stay(push, hub):
+    old = ["model-00001-of-00002.safetensors", "model.safetensors.index.json", "recipe.json", "source.spm"]
+    old.append("test.translations.txt")
+    others = ["photo.png", "handler.py", "docs/vocab.json", "last-checkpoint/model-00001-of-00002.safetensors"]
+    hub.add(REPO, dict.fromkeys([*old, *others], "old"))
+    code, out, _ = push()
+    assert code == 0
+    assert f"removed from the repository: {', '.join(old)}\n" in out
+    files = hub.repositories[REPO].files()
+    assert [name for name in old if name in files] == []
+    assert [files[name] for name in others] == [b"old"] * len(others)
+
+
+def test_a_push_that_fails_half_way_and_is_repeated(push, hub, model_folder):
+    model = AutoModelForSeq2SeqLM.from_pretrained(model_folder)
+    (model_folder / "model.safetensors").unlink()
+    model.save_pretrained(model_folder, max_shard_size="40KB")
+    shards = {path.name: path.read_bytes() for path in model_folder.glob("*.safetensors")}
+    assert len(shards) > 2
+    assert cli.main(["card", str(model_folder), "--overwrite"]) == 0
+    lost = shards[max(shards)]
+    hub.refuses_upload = lambda content: content == lost
+    code, _, err = push()
+    assert code == 1
+    assert the_error(err.splitlines()[-1]) == (
+        f"the Hub answers with 507, so {REPO} isn't complete there; push again, what has arrived isn't sent twice"
+    )
+    assert {*hub.repositories[REPO].files()} == {".gitattributes"}  # readers see no half of a model
+
+    hub.refuses_upload = lambda content: False
+    arrived, before = len(hub.large), len(hub.sent("PUT"))
+    assert arrived >= 1
+    assert push()[0] == 0
+    assert len(hub.sent("PUT")) - before == len(shards) - arrived
+    files = hub.repositories[REPO].files()
+    assert {name: files[name] for name in shards} == shards
+
+
+# ---- What is wrong ----
+@pytest.mark.parametrize("there", [True, False])
+def test_a_repository_of_somebody_else(push, hub, there):
+    if there:
+        hub.add("other/model")
+    code, _, err = push(repo="other/model")
+    assert code == 2
+    assert the_error(err).startswith("you may not write to other/model (403); give a repository of your own, or log in")
+    assert hub.sent("PUT") == []
+    assert "other/model" not in hub.repositories or len(hub.repositories["other/model"].commits) == 1
+
+
+LOG_IN = "log in with `hf auth login`, or set HF_TOKEN, with a token that may write"
+
+
+@pytest.mark.parametrize(
+    ("token", "message"),
+    [
+        (None, f"there is no token for the Hub; {LOG_IN}"),
+        ("hf_" + "Wrong" * 8, f"the Hub doesn't accept the token (401) for {REPO}; {LOG_IN}"),
+    ],
+)
+def test_without_a_token_that_the_hub_knows(push, hub, monkeypatch, token, message):
+    monkeypatch.setenv("HF_TOKEN", token) if token else monkeypatch.delenv("HF_TOKEN")
+    code, _, err = push()
+    assert (code, the_error(err)) == (2, message)
+    assert hub.repositories == {}
+
+
+def test_when_the_hub_can_not_be_reached(push, hub, monkeypatch):
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:1")
+    code, _, err = push()
+    assert code == 1
+    assert re.fullmatch(
+        r"the Hub can't be reached \(.+\), so me/model isn't complete there; push again.*", the_error(err)
+    )
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    code, _, err = push()
+    assert (code, the_error(err)) == (2, "HF_HUB_OFFLINE forbids to ask the Hub; unset it to publish")
+
+
+@pytest.mark.parametrize("repo", ["model", "me/model/x", "https://localhost/me/model", "me/a..b", "me/" + "a" * 200])
+def test_what_is_no_name(push, hub, repo):
+    code, _, err = push(repo=repo)
+    assert code == 2
+    assert "a repository's name; give user/name" in err
+    assert hub.sent() == []
+
+
+def other_weights(folder):
+    model = AutoModelForSeq2SeqLM.from_pretrained(folder)
+    with torch.no_grad():
+        model.get_input_embeddings().weight[3] = 0.5
+    model.save_pretrained(folder)
+
+
+def half_of_the_weights(folder):
+    file = folder / "model.safetensors"
+    file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
+
+
+def without(name):
+    return lambda folder: (folder / name).unlink()
+
+
+def with_card(old, new):
+    return lambda folder: change_card(folder, old, new)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (without("README.md"), "has no README.md; write it with `vanilla-transformer card "),
+        (with_card("## Limits\n", "[More Information Needed]\n"), 'says "More Information Needed"; fill that in'),
+        (with_card('"./my-model"', '"some/other"'), "README.md loads some/other, not me/model; correct it, or write"),
+        (with_card("license: mit", "license: [mit"), "README.md isn't a model card"),
+        (other_weights, "the weights in .* have changed since README.md was written; write it again"),
+        (half_of_the_weights, "model.safetensors is cut short"),
+        (without("modeling_vanilla_transformer.py"), "has no modeling_vanilla_transformer.py, without which"),
+        (without("tokenization_vanilla_transformer.py"), "has no tokenization_vanilla_transformer.py, without which"),
+        (without("tokenizer.json"), "can't load .*; only a model that can be loaded is published"),
+        (without("config.json"), "has no config.json; DIR must be the folder of a saved model"),
+    ],
+)
+def test_what_must_not_be_published(push, hub, model_folder, spoil, message):
+    spoil(model_folder)
+    code, _, err = push()
+    assert code == 2
+    assert re.search(message, the_error(err)), err
+    assert hub.requests == []
+
+
+def test_a_licence_that_the_hub_does_not_know(push, hub, model_folder):
+    change_card(model_folder, "license: mit", "license: apache-1.9")
+    code, _, err = push()
+    assert code == 2
+    assert re.search(r'the Hub refuses the metadata of README.md: .*"license" must be one of', the_error(err))
+    assert len(hub.repositories[REPO].commits) == 1

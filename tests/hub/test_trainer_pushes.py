@@ -1,0 +1,142 @@
+"""`push_to_hub` of VanillaTransformerTrainer, at the end and during training, to a Hub on localhost."""
+
+import json
+import shutil
+
+import pytest
+import torch
+import yaml
+from hub_client import REPO, TOKEN, logits_in_a_new_process, the_error, trainer_of
+from huggingface_hub import ModelCard
+from small_runs import recipe_in
+
+from hf_vanilla_transformer import cli
+from hf_vanilla_transformer.checkpoints.files import LinkError
+from hf_vanilla_transformer.hub.upload import PublishError
+
+
+@pytest.fixture
+def run(tmp_path):
+    """A run's folder with what must not be sent."""
+    for name in (".env", "id_rsa", "data/corpus.txt", "wandb/x", "test.translations.txt", "notes.txt"):
+        (tmp_path / "run" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "run" / name).write_text("private")
+    return tmp_path / "run"
+
+
+@pytest.mark.parametrize("way", ["end", "during training"])
+def test_a_trainer_sends_nothing_but_the_model(hub, tiny_checkpoint, run, way):
+    others = ["photo.png", "last-checkpoint/model.safetensors"]
+    hub.add(REPO, dict.fromkeys([*others, "model-00001-of-00002.safetensors", "recipe.json"], "old"))
+    trainer = trainer_of(tiny_checkpoint, run, hub_model_id=REPO, push_to_hub=True)
+    if way == "end":
+        trainer.push_to_hub()
+    else:
+        trainer.save_model(run / "checkpoint-1", _internal_call=True)
+        trainer._push_from_checkpoint(str(run / "checkpoint-1"))
+        trainer._finish_current_push()
+    files = {*hub.repositories[REPO].files()} - {".gitattributes", *others}
+    code = {name for name in files if name.endswith("_vanilla_transformer.py")} | {"LICENSE-CODE"}
+    assert len(code) == 5
+    model = {"config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"}
+    assert files == model | code | ({"README.md"} if way == "end" else set())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("strategy", "commits"), [("every_save", 5), ("end", 2)])
+def test_the_command_pushes_what_was_scored(hub, tmp_path, capsys, strategy, commits):
+    """Every commit can be loaded without the package; the last one is the averaged model with its card."""
+    recipe = {**recipe_in(tmp_path), "eval_strategy": "no", "num_beams": 1, "max_steps": 6, "hub_strategy": strategy}
+    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump({**recipe, "push_to_hub": True, "hub_model_id": REPO}))
+    assert cli.main(["train", "--config", str(tmp_path / "recipe.yaml")]) == 0
+    assert f"Pushed to the Hub: {hub.endpoint}/{REPO}/commit/" in capsys.readouterr().out
+    _, *pushed = hub.repositories[REPO].commits
+    assert len(pushed) == commits - 1
+    logits_in_a_new_process(hub, "hidden", [(REPO, commit) for commit in pushed], tmp_path)
+
+    last, averaged = hub.repositories[REPO].files(), tmp_path / "run" / "averaged-2"
+    assert last["model.safetensors"] == (averaged / "model.safetensors").read_bytes()
+    assert last["README.md"] == (averaged / "README.md").read_bytes()
+    scores = json.loads((averaged / "scores.json").read_text())
+    assert f"{scores[-1]['scores'][0]['value']:.2f}" in last["README.md"].decode()
+    assert not {name for name in last if name.startswith("test.") or name.endswith(".txt") or "/" in name}
+
+
+def test_a_push_during_training_copies_through_no_link(hub, tiny_checkpoint, run, tmp_path):
+    (tmp_path / "precious").write_text("mine")
+    (run / "config.json").symlink_to(tmp_path / "precious")
+    trainer = trainer_of(tiny_checkpoint, run, hub_model_id=REPO, push_to_hub=True)
+    trainer.save_model(run / "checkpoint-1", _internal_call=True)
+    with pytest.raises(LinkError, match=r"config\.json is a link to .*precious, out of the folder"):
+        trainer._push_from_checkpoint(str(run / "checkpoint-1"))
+    assert (tmp_path / "precious").read_text() == "mine"
+
+
+def test_a_second_push_keeps_what_the_first_said(hub, tiny_checkpoint, tmp_path):
+    trainer = trainer_of(tiny_checkpoint, tmp_path / "run", hub_model_id=REPO)
+    trainer.push_to_hub(language=["en", "de"], license="mit", model_name="Ours")
+    trainer.push_to_hub(tags="mine", blocking=False).result()
+    card = ModelCard(hub.repositories[REPO].files()["README.md"].decode())
+    assert (card.data.language, card.data.license) == (["en", "de"], "mit")
+    assert "mine" in card.data.tags
+    assert "\n# Ours\n" in card.content
+
+
+def test_a_folder_whose_card_names_no_repository_yet(hub, tiny_checkpoint, tmp_path):
+    """Where only the card that is sent names it, the file has to be there until a push in the background is done."""
+    folder = shutil.copytree(tiny_checkpoint, tmp_path / "averaged")
+    assert cli.main(["card", str(folder), "--license", "mit"]) == 0
+    trainer = trainer_of(tiny_checkpoint, tmp_path / "run", hub_model_id=REPO)
+    trainer.push_folder(folder)
+    assert f'from_pretrained("{REPO}")' in hub.repositories[REPO].files()["README.md"].decode()
+    trainer._upload(folder, "once more", revision="next", run_as_future=True).result()
+    assert {*hub.repositories[REPO].files("next")} == {*hub.repositories[REPO].files()}
+
+
+def test_a_push_that_breaks_is_told_and_can_be_repeated(hub, tiny_checkpoint, tmp_path):
+    trainer = trainer_of(tiny_checkpoint, tmp_path / "run", hub_model_id=REPO)
+    hub.refuses_upload = lambda content: True
+    with pytest.raises(ConnectionError, match=r"^the Hub answers with 507, so me/model isn't complete there[^\n]+$"):
+        trainer.push_to_hub()
+    hub.refuses_upload = lambda content: False
+    trainer.push_to_hub()
+    assert {"README.md", "model.safetensors", "tokenizer.json"} <= {*hub.repositories[REPO].files()}
+
+
+def test_without_a_token_a_trainer_stops_before_it_trains(hub, tiny_checkpoint, tmp_path, monkeypatch, capsys):
+    monkeypatch.delenv("HF_TOKEN")
+    with pytest.raises(PublishError, match="there is no token for the Hub"):
+        trainer_of(tiny_checkpoint, tmp_path / "run", push_to_hub=True, hub_model_id=REPO)
+    capsys.readouterr()
+    (tmp_path / "a").write_text("nine\n")
+    files = ["--train-source", tmp_path / "a", "--train-target", tmp_path / "a", "--output-dir", tmp_path / "trained"]
+    assert cli.main(["train", *map(str, files), "--push-to-hub", "true", "--hub-model-id", REPO]) == 2
+    assert the_error(capsys.readouterr().err).startswith("there is no token for the Hub; log in with `hf auth login`")
+    assert not (tmp_path / "trained").exists()
+    assert hub.requests == []
+
+
+def test_the_trainers_token_is_in_no_file(hub, tiny_checkpoint, tmp_path, monkeypatch):
+    monkeypatch.delenv("HF_TOKEN")
+    trainer = trainer_of(tiny_checkpoint, tmp_path / "run", push_to_hub=True, hub_model_id=REPO, hub_token=TOKEN)
+    trainer.push_to_hub()
+    saved = torch.load(tmp_path / "run" / "training_args.bin", weights_only=False)
+    assert (saved.hub_model_id, saved.hub_token, trainer.args.hub_token) == (REPO, None, TOKEN)
+    files = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert [path for path in files if TOKEN.encode() in path.read_bytes()] == []
+    assert "training_args.bin" not in hub.repositories[REPO].files()
+
+
+def test_an_adapter_names_its_base_model(hub, tiny_checkpoint, tmp_path, push):
+    peft = pytest.importorskip("peft", reason="PEFT isn't installed")
+    trainer = trainer_of(tiny_checkpoint, tmp_path / "run", hub_model_id=REPO)
+    trainer.model.name_or_path = "me/base"
+    settings = peft.LoraConfig(task_type="SEQ_2_SEQ_LM", target_modules=["q_proj"], base_model_name_or_path="me/base")
+    trainer.model = peft.get_peft_model(trainer.model, settings)
+    trainer.push_to_hub()
+    files = hub.repositories[REPO].files()
+    assert {"adapter_config.json", "adapter_model.safetensors"} <= {*files}
+    assert ModelCard(files["README.md"].decode()).data.base_model == "me/base"
+    code, _, err = push(folder=tmp_path / "run")
+    assert code == 2
+    assert "has an adapter, not a model; " in the_error(err)
