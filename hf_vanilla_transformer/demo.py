@@ -229,7 +229,7 @@ def start(page: gr.Blocks, host: str = HOST, port: int | None = None) -> str:
         server_name=host,
         server_port=port,
         prevent_thread_lock=True,
-        theme=gr.themes.Default(font=FONTS, font_mono=FONTS),
+        theme=gr.themes.Default(font=FONTS, font_mono=FONTS).set(block_info_text_color="*neutral_600"),  # legible
         # Each of these could also be set by a variable of the environment, or is on unless it is switched off.
         share=False,
         quiet=True,

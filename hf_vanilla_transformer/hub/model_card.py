@@ -3,6 +3,7 @@
 import hashlib
 import json
 import re
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path, PurePosixPath, PureWindowsPath
@@ -27,14 +28,6 @@ LIMITS = (
     "measured, nor has any bias in that data: check its translations before you rely on them."
 )
 LOADS = re.compile(r"from_pretrained\(\s*(\"(?:[^\"\\]|\\.)*\")")
-USAGE = """\
-import hf_vanilla_transformer  # registers the model with transformers
-from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
-
-tokenizer = AutoTokenizer.from_pretrained({name})
-model = AutoModelForSeq2SeqLM.from_pretrained({name})
-inputs = tokenizer({sentence}, return_tensors="pt")
-print(tokenizer.decode(model.generate(**inputs)[0], skip_special_tokens=True))"""
 # Only of a repository: where a folder of this name is missing, transformers would run the code of whoever has such a
 # repository.
 OWN_CODE = """\
@@ -46,6 +39,7 @@ tokenizer = AutoTokenizer.from_pretrained({name}, trust_remote_code=True)
 model = AutoModelForSeq2SeqLM.from_pretrained({name}, trust_remote_code=True)
 ```"""
 AFTER_USAGE = "`generate` uses the settings of the checkpoint's generation configuration."
+NORMS = {"post": "after each sub-layer", "pre": "before each sub-layer"}
 POSITIONS = {
     "paper": "sinusoids",
     "tensor2tensor": "sinusoids, tensor2tensor's layout",
@@ -223,11 +217,12 @@ def fill_model_card(facts: RunFacts) -> ModelCard:
         title=_text(facts.title or _title(name)),
         introduction=_introduction(facts),
         after_usage=AFTER_USAGE,
-        usage=USAGE.format(name=_literal(name), sentence=_literal(sentence)),
+        name_literal=_literal(name),
+        sentence_literal=_literal(sentence),
         own_code=OWN_CODE.format(name=_literal(name)) if is_repository(name) else "",
-        architecture=_architecture(facts),
+        architecture=_value_table(architecture_rows(facts.config, facts.parameters)),
         training_data=_training_data(facts),
-        recipe=_recipe(facts.recipe),
+        recipe=_value_table(recipe_rows(facts.recipe)),
         curve=_curve(facts.curve),
         results=_results(facts.evaluations),
         samples=_samples(facts.samples),
@@ -255,13 +250,10 @@ def _metadata(facts: RunFacts, name: str) -> ModelCardData:
 
 def _eval_results(evaluations: Sequence[Evaluation]) -> list[EvalResult]:
     """The scores as the Hub's metadata, after checking that no two evaluations have the same place."""
-    places = [(evaluation.dataset_type, evaluation.split) for evaluation in evaluations]
-    for place, evaluation in zip(places, evaluations, strict=True):
-        if places.count(place) > 1:
-            raise ValueError(
-                f"there are {places.count(place)} evaluations on {evaluation.dataset_type!r}, split "
-                f"{evaluation.split!r}; give each its own split"
-            )
+    places = Counter((evaluation.dataset_type, evaluation.split) for evaluation in evaluations)
+    for (dataset, split), number in places.items():
+        if number > 1:
+            raise ValueError(f"there are {number} evaluations on {dataset!r}, split {split!r}; give each its own split")
     return [
         EvalResult(
             task_type="translation",
@@ -280,16 +272,12 @@ def _eval_results(evaluations: Sequence[Evaluation]) -> list[EvalResult]:
 
 
 def _introduction(facts: RunFacts) -> str:
-    languages = ""
+    languages, origin = "", "trained with"
     if facts.source_language and facts.target_language:
         languages = f" that translates from {_code(facts.source_language)} to {_code(facts.target_language)}"
-    origin = "trained with"
     if facts.converted:
-        link = (
-            f" from [{_text(facts.base_model)}](https://huggingface.co/{quote(facts.base_model)})"
-            if facts.base_model
-            else ""
-        )
+        base = facts.base_model
+        link = f" from [{_text(base)}](https://huggingface.co/{quote(base)})" if base else ""
         origin = f"converted{link}, with the same tokens, logits and translations, by"
     return (
         "A Transformer as in [Attention Is All You Need](https://arxiv.org/abs/1706.03762) (Vaswani et al. 2017)"
@@ -312,7 +300,7 @@ def architecture_rows(config: Mapping[str, Any], parameters: int | None = None) 
         ("width of a head's values (d_v)", config.get("value_head_dim")),
         ("feed-forward width (d_ff)", _both_stacks(config, "ffn_dim")),
         ("feed-forward activation", config.get("activation_function")),
-        ("layer normalisation", {"post": "after each sub-layer", "pre": "before each sub-layer"}.get(_norm(config))),
+        ("layer normalisation", NORMS.get(str(config.get("norm_position")))),
         ("positions", POSITIONS.get(str(config.get("position_encoding")))),
         ("vocabulary", _vocabulary(config)),
         ("shared embeddings", _sharing(config)),
@@ -321,21 +309,11 @@ def architecture_rows(config: Mapping[str, Any], parameters: int | None = None) 
     return _known(rows)
 
 
-def _architecture(facts: RunFacts) -> str:
-    """The table of the model's sizes."""
-    rows = architecture_rows(facts.config, facts.parameters)
-    return _table(["", "value"], [(label, _text(value)) for label, value in rows])
-
-
 def _known(rows: Iterable[tuple[str, object]]) -> list[tuple[str, str]]:
     """Leaves out what is unknown, and writes numbers with commas."""
     return [
         (label, f"{value:,}" if isinstance(value, int) else str(value)) for label, value in rows if value is not None
     ]
-
-
-def _norm(config: Mapping[str, Any]) -> str:
-    return str(config.get("norm_position"))
 
 
 def _both_stacks(config: Mapping[str, Any], name: str) -> str | int | None:
@@ -355,13 +333,12 @@ def _vocabulary(config: Mapping[str, Any]) -> str | None:
 
 
 def _sharing(config: Mapping[str, Any]) -> str | None:
-    names = {
-        (True, True): "source, target and output",
-        (True, False): "source and target",
-        (False, True): "target and output",
-        (False, False): "none",
-    }
-    return names.get((config.get("share_encoder_decoder_embeddings"), config.get("tie_word_embeddings")))  # type: ignore[arg-type]
+    shared, tied = config.get("share_encoder_decoder_embeddings"), config.get("tie_word_embeddings")
+    if shared is None or tied is None:
+        return None
+    if shared:
+        return "source, target and output" if tied else "source and target"
+    return "target and output" if tied else "none"
 
 
 def _training_data(facts: RunFacts) -> str:
@@ -380,11 +357,6 @@ def recipe_rows(recipe: Recipe) -> list[tuple[str, str]]:
         (LABELS.get(name, name.replace("_", " ")), shown[name](value) if name in shown and value is not None else value)
         for name, value in asdict(recipe).items()
     )
-
-
-def _recipe(recipe: Recipe) -> str:
-    """The table of the training."""
-    return _table(["", "value"], [(label, _text(value)) for label, value in recipe_rows(recipe)])
 
 
 def _curve(curve: Sequence[CurvePoint]) -> str:
@@ -423,6 +395,10 @@ def _samples(samples: Sequence[Sample]) -> str:
     return _table(["source", "translation", "reference"], rows)
 
 
+def _value_table(rows: Sequence[tuple[str, str]]) -> str:
+    return _table(["", "value"], [(label, _text(value)) for label, value in rows])
+
+
 def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """A Markdown table of Markdown cells, without empty columns."""
     if not rows:
@@ -444,13 +420,11 @@ def _value(value: object) -> str:
 
 def _duration(seconds: float) -> str:
     """For instance "45 s", "3 min 26 s" or "26 h 0 min"."""
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60} s"
-    minutes = round(whole / 60)
-    return f"{minutes // 60} h {minutes % 60} min"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest} s" if minutes else f"{rest} s"
+    hours, minutes = divmod(round(seconds / 60), 60)
+    return f"{hours} h {minutes} min"
 
 
 def _file_name(path: str | Path) -> str:

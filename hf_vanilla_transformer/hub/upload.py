@@ -144,8 +144,15 @@ def publish(upload: Upload, repo: str, *, private: bool = False, revision: str |
     check_token()
     api = HfApi()
     with hub_errors(repo):
-        if not _exists(api, repo, private):
+        try:
+            is_public = not api.model_info(repo).private
+        except RepositoryNotFoundError:
+            is_public = False
             api.create_repo(repo, private=private, exist_ok=True)
+        if private and is_public:
+            raise PublishError(
+                f"{repo} exists and is public; make it private in its settings on the Hub, or give another name"
+            )
         _create_branch(api, repo, revision)
         before = api.model_info(repo, revision=revision)
         removed = _stale((one.rfilename for one in before.siblings or ()), upload)
@@ -266,19 +273,6 @@ def _causes(error: BaseException) -> Iterator[Any]:
     while error.__cause__ is not None:
         error = error.__cause__
         yield error
-
-
-def _exists(api: HfApi, repo: str, private: bool) -> bool:
-    """Whether there is such a repository; it must not be public if it is to be private."""
-    try:
-        there = api.repo_info(repo)
-    except RepositoryNotFoundError:
-        return False
-    if private and not there.private:
-        raise PublishError(
-            f"{repo} exists and is public; make it private in its settings on the Hub, or give another name"
-        )
-    return True
 
 
 def _create_branch(api: HfApi, repo: str, revision: str | None) -> None:
