@@ -120,13 +120,6 @@ def test_unknown_options_are_noticed() -> None:
     assert unknown_options("```\n--output\n```\n`vanilla-transformer info DIR --json`") == []
 
 
-def test_what_others_have_is_used() -> None:
-    """The list doesn't hide a misspelling that is no longer there."""
-    named = {option.replace("_", "-") for text in TEXTS.values() for option in OPTION.findall(text)}
-    ours = set(OTHERS["vanilla-transformer"])
-    assert {option for options in OTHERS.values() for option in options} - named - ours == set()
-
-
 def test_scripts_that_are_named_exist() -> None:
     named = {path for text in TEXTS.values() for path in re.findall(r"python (?:-m )?(scripts[./]\w+)", text)}
     assert named

@@ -191,12 +191,6 @@ def _lines_in_all(files: list[Path]) -> int:
     return sum(len(file.read_text(encoding="utf-8").splitlines()) for file in files)
 
 
-def test_lines_are_counted(tmp_path):
-    for name in TRAVELLING:
-        (tmp_path / name).write_text("x = 1\n" * 400)
-    assert _lines_in_all([tmp_path / name for name in TRAVELLING]) == 1600
-
-
 @pytest.mark.parametrize(("name", "function"), MAY_READ_VALUES)
 def test_every_exception_is_needed(name, function, monkeypatch):
     monkeypatch.delitem(MAY_READ_VALUES, (name, function))
@@ -237,62 +231,25 @@ def _in_function(line: str) -> str:
     ("source", "complaint"),
     [
         (SOUND.removeprefix(LICENCE), "has to begin with"),
-        (SOUND.replace("Apache-2.0", "MIT"), "has to begin with"),
         (SOUND + "x = 1\n" * 540, "lines are more than 540"),
         (_in_function("return torch.backends.mkldnn.is_available()"), "uses torch.backends"),
-        (_in_function("return torch.ops.aten.linear(x)"), "uses torch.ops"),
-        (SOUND + "from torch import ops\n", "uses torch.ops"),
-        (SOUND + "import torch.backends.cuda\n", "uses torch.backends.cuda"),
         (SOUND + "class A(torch.autograd.Function):\n    pass\n", "uses torch.autograd.Function"),
-        (SOUND + "from torch.autograd import Function as Fn\nclass A(Fn):\n    pass\n", "uses torch.autograd.Function"),
-        (SOUND + "from torch import autograd\nclass A(autograd.Function):\n    pass\n", "uses torch.autograd.Function"),
         (_in_function("return x.device.type == 'cuda'"), ".device.type"),
-        (_in_function("device = x.device\n    return device.type"), ".device.type"),
-        (_in_function("return torch.device(x).type"), ".device.type"),
         (_in_function("return 1 if x.is_cuda else 2"), "asks for the device: .is_cuda"),
-        (_in_function("return torch.cuda.is_available()"), "asks for the device: torch.cuda.is_available"),
-        (_in_function("return torch.compiler.is_compiling()"), "is_compiling"),
-        (SOUND + "from torch.compiler import is_compiling\n", "is_compiling"),
         (_in_function("return torch._C._nn.linear(x)"), "torch._C._nn.linear, which is private"),
-        (_in_function("return F._in_projection(x)"), "torch.nn.functional._in_projection, which is private"),
-        (SOUND + "from torch.nn.modules.module import _global_forward_hooks\n", "which is private to torch"),
-        (SOUND + "import torch._dynamo\n", "torch._dynamo, which is private"),
         (_in_function("return layer._parameters"), "._parameters, which is private"),
-        (_in_function("return x._is_view()"), "._is_view, which is private"),
         (_in_function("if mask.all():\n        return x"), "branches on a tensor's value"),
-        (_in_function("return x if (mask == 0).any() else 2"), "branches on a tensor's value"),
-        (_in_function("while x.max() > 3:\n        x = x - 1"), "branches on a tensor's value"),
-        (_in_function("assert mask.any()"), "branches on a tensor's value"),
-        (_in_function("return mask is None or mask.all()"), "branches on a tensor's value"),
         (_in_function("return not mask.any()"), "branches on a tensor's value"),
-        (_in_function("return [row for row in x if row.any()]"), "branches on a tensor's value"),
-        (_in_function("return (lambda y: y if y.all() else x)(mask)"), "branches on a tensor's value"),
         (_in_function("return x.sum().item()"), "reads values: "),
-        (_in_function("return mask.tolist()"), "reads values: "),
-        (_in_function("return torch.equal(x, mask)"), "reads values: "),
-        (_in_function("return x.nonzero()"), "reads values: "),
         (_in_function("return int(mask.sum())"), "reads values: int"),
-        (_in_function("return bool((mask == 0).all())"), "reads values: bool"),
         (_in_function("return torch.where(mask)"), "reads values: torch.where"),
-        (_in_function("return torch.masked_select(x, mask)"), "reads values: "),
         (_in_function("return x[x != 0]"), "indexes by booleans"),
-        (_in_function("return x[:, ~mask]"), "indexes by booleans"),
-        (_in_function("return x[mask.bool()]"), "indexes by booleans"),
         (_in_function("real = x > 0\n    return x[real]"), "indexes by booleans"),
-        (_in_function("a, real = 1, x > 0\n    return x[real & mask]"), "indexes by booleans"),
-        (_in_function("x[x < 0] = 0"), "indexes by booleans"),
-        (_in_function("def loss(y):\n        return y[y != -100]"), "indexes by booleans"),
     ],
 )  # fmt: skip
 def test_the_checker_finds(source, complaint):
     found = violations(MODELING, source)
     assert any(complaint in line for line in found), found
-
-
-def test_an_exception_is_of_one_function_in_one_file():
-    source = SOUND + "\n\ndef loss_of_targets(x):\n    return x[x != -100]\n"
-    assert violations(MODELING, source) == []
-    assert violations(GENERATION, source) == [f"{GENERATION}:{len(source.splitlines())}: indexes by booleans"]
 
 
 def test_a_licence_beside_the_code_is_the_projects():

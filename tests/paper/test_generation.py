@@ -519,15 +519,6 @@ def test_a_maximum_of_20_that_the_user_set_counts(model, said, caplog, saved, tm
     assert not [message for message in [*said, *caplog.messages] if "max_length" in message]
 
 
-def test_a_maximum_of_20_of_unknown_origin_counts_and_is_warned_of_once(model, said, caplog):
-    """Some other defaults beside it: a Trainer's, of which the user has changed some, or his own."""
-    limited = with_defaults(model, max_length=20, top_k=50)
-    for _ in range(2):
-        assert limited.generate(torch.tensor([SOURCES[0]]), num_beams=1, **ENDLESS).shape[1] == 20
-    assert len([message for message in caplog.messages if "`max_length`" in message and "Trainer" in message]) == 1
-    assert not [message for message in said if "max_length" in message]
-
-
 # ---- other ways to decode ----
 
 
@@ -615,15 +606,6 @@ def test_transition_scores_add_up_to_the_sequences_score(alpha, variant):
 def _new_tokens_of_all(model, **options):
     output = model.generate(**padded(SOURCES), **{"num_beams": 2, "max_extra_length": 6, **options})
     return [new_tokens(row, len(source) + 6) for row, source in zip(output, SOURCES, strict=True)]
-
-
-def test_tokens_of_the_source_can_be_barred(model):
-    """These processors look at the source, which they get although the decoder doesn't."""
-    assert any(
-        set(tokens) & set(source[:-1]) for tokens, source in zip(_new_tokens_of_all(model), SOURCES, strict=True)
-    )
-    found = _new_tokens_of_all(model, encoder_no_repeat_ngram_size=1)
-    assert not any(set(tokens) & set(source) for tokens, source in zip(found, SOURCES, strict=True))
 
 
 @pytest.mark.parametrize("num_beams", [1, 3])
@@ -799,25 +781,6 @@ def test_keys_and_values_of_the_source_are_computed_once(model, cache, num_beams
 
 
 @torch.no_grad()
-def test_a_plain_cache_is_wrapped_and_used(model):
-    inputs, ids = padded(SOURCES[:1]), torch.tensor([TARGETS[0]])
-    expected = model(**inputs, decoder_input_ids=ids, use_cache=False).logits
-    plain = DynamicCache()
-    first = model(**inputs, decoder_input_ids=ids[:, :5], past_key_values=plain)
-    assert isinstance(first.past_key_values, EncoderDecoderCache)
-    assert first.past_key_values.self_attention_cache is plain
-    assert plain.get_seq_length() == 5
-    second = model(**inputs, decoder_input_ids=ids[:, 5:], past_key_values=first.past_key_values)
-    torch.testing.assert_close(torch.cat([first.logits, second.logits], dim=1), expected, **FLOAT32)
-
-    plain = DynamicCache()
-    options = {"num_beams": 1, "max_new_tokens": 6, **ENDLESS}
-    found = model.generate(**inputs, past_key_values=plain, **options)
-    assert torch.equal(found, model.generate(**inputs, use_cache=False, **options))
-    assert plain.get_seq_length() == 6  # of 7 tokens, the last one was not fed
-
-
-@torch.no_grad()
 def test_generation_goes_on_from_a_cache(model):
     inputs, prefix = padded(SOURCES[:1]), torch.tensor([TARGETS[0][:5]])
     options = {"num_beams": 1, "max_new_tokens": 6, **ENDLESS}
@@ -921,16 +884,6 @@ def test_generate_in_half_precision(model, dtype, num_beams, tmp_path):
     # The first step's logits, before another choice can lead elsewhere; logits reach 6, and 8 bits (bfloat16) leave
     # an error of 0.4% in each intermediate value, of which a dozen sub-layers add up.
     torch.testing.assert_close(found.logits[0], expected.logits[0], atol=0.3, rtol=0.03)
-
-
-def test_generate_in_inference_mode_and_without(model):
-    expected = model.generate(**padded(SOURCES), max_extra_length=4)
-    with torch.inference_mode():
-        assert torch.equal(model.generate(**padded(SOURCES), max_extra_length=4), expected)
-    with torch.enable_grad():
-        output = model.generate(**padded(SOURCES), max_extra_length=4, **SHOWN)
-    assert torch.equal(output.sequences, expected)
-    assert not any(step.requires_grad for step in output.scores)
 
 
 def test_generate_in_training_mode_keeps_the_mode(model):

@@ -324,15 +324,6 @@ def test_attention_is_eq_1(kernel, causal, mask_kind):
     _close(ours.transpose(1, 2), expected, 1e-12)
 
 
-# ---- 3.2.2 Multi-head attention ----
-
-
-# ---- 3.3 Position-wise feed-forward networks ----
-
-
-# ---- 3.4 Embeddings and softmax ----
-
-
 # ---- 3.1 Stacks: what sees what ----
 @pytest.mark.parametrize("norm_position", ["post", "pre"])
 @pytest.mark.parametrize("kernel", ALL_KERNELS)

@@ -407,7 +407,7 @@ def test_bpe_dropout_out_of_range(probability, tokenizer):
     assert tokenizer.bpe_dropout is None
 
 
-# Against subword-nmt (Sennrich et al.'s own code)
+# Punctuation
 
 
 def test_punctuation_stays_apart_where_it_shall():

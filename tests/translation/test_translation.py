@@ -128,15 +128,6 @@ def test_scores_are_log_probabilities_over_the_papers_length_penalty():
         assert one.score == pytest.approx(log_probability / ((5 + one.num_tokens) / 6) ** 0.6, rel=1e-5)
 
 
-def test_places_without_a_hypothesis_are_left_out():
-    # Four hypotheses of one token exist, for six places.
-    tiny = _model(3, 4)
-    tokenizer = _NumberTokenizer(4)
-    (row,) = decode(tiny, tokenizer, ["3 3"], n_best=6, num_beams=6, max_new_tokens=1)
-    assert 1 <= len(row) <= 4
-    assert all(one.score > -100 for one in row)
-
-
 class _NumberTokenizer:
     """Token ids written as text."""
 
@@ -177,21 +168,6 @@ def test_sentences_that_are_empty_or_none_at_all(model, tokenizer, monkeypatch):
     monkeypatch.setattr(model, "generate", None)  # it isn't needed
     assert translate(model, tokenizer, ["", " ", "\t"]) == ["", "", ""]
     assert translate(model, tokenizer, []) == []
-
-
-def test_a_very_long_line_among_short_ones(model, tokenizer):
-    lines = ["it", "nine " * 600, "it"]
-    first, _, last = translate(model, tokenizer, lines, max_new_tokens=2)
-    assert first == last == _alone(model, tokenizer, "it", max_new_tokens=2)[0]
-
-
-def test_progress_counts_every_sentence(model, tokenizer):
-    done = []
-    translate(model, tokenizer, SENTENCES, batch_size=2, progress=done.append, max_new_tokens=1)
-    assert done == [1, 2, 2, 1]  # the empty one first
-    done.clear()
-    score_targets(model, tokenizer, SENTENCES, SENTENCES, batch_size=4, progress=done.append)
-    assert done == [4, 2]
 
 
 def test_batches_hold_every_sentence_once_by_length_within_both_limits():
@@ -243,12 +219,6 @@ def test_likelihood_is_torchs_cross_entropy_of_each_sentence_alone(model, tokeni
     assert likelihood.num_tokens == count
     assert likelihood.negative_log_probability == pytest.approx(expected, rel=1e-6)
     assert likelihood.perplexity == pytest.approx(math.exp(expected / count), rel=1e-6)
-
-
-def test_likelihood_takes_no_notice_of_label_smoothing(tokenizer):
-    plain, smoothed = (_model(5, len(tokenizer), label_smoothing=eps) for eps in (0.0, 0.1))
-    likelihoods = [score_targets(model, tokenizer, SOURCES, TARGETS) for model in (plain, smoothed)]
-    assert likelihoods[0] == likelihoods[1]
 
 
 def test_likelihood_of_an_ensemble_is_of_the_mean_probabilities(model, other, tokenizer):
@@ -394,22 +364,6 @@ def test_an_ensemble_of_a_model_with_itself_is_the_model(model, tokenizer, optio
     assert own == pytest.approx(single, rel=1e-6)
 
 
-def test_n_best_lists_of_an_ensemble_do_not_depend_on_the_batch(model, other, tokenizer):
-    both = ensemble([model, other], [tokenizer, tokenizer])
-    one, many = (decode(both, tokenizer, SENTENCES, n_best=2, batch_size=size, max_new_tokens=6) for size in (1, 8))
-    assert [[h.text for h in row] for row in one] == [[h.text for h in row] for row in many]
-    assert [h.score for row in one for h in row] == pytest.approx([h.score for row in many for h in row], abs=1e-5)
-
-
-def test_an_ensemble_decodes_by_its_first_members_generation_config(model, other, tokenizer):
-    first = _model(3, len(tokenizer), end=3.0)
-    first.generation_config.update(num_beams=1, early_stopping=False, max_new_tokens=3)
-    both = ensemble([first, other], [tokenizer, tokenizer])
-    options = GREEDY | {"max_new_tokens": 3}
-    expected = translate(ensemble([model, other], [tokenizer, tokenizer]), tokenizer, SENTENCES, **options)
-    assert translate(both, tokenizer, SENTENCES) == expected
-
-
 # What goes wrong
 
 
@@ -471,31 +425,6 @@ def test_sentences_are_iterated_over_once(model, tokenizer, given):
     sources, targets = ([pair[side] for pair in pairs] for side in (0, 1))
     expected = score_targets(model, tokenizer, sources, targets)
     assert score_targets(model, tokenizer, given(sources), given(targets)) == expected
-
-
-@pytest.mark.parametrize(
-    ("texts", "problem"),
-    [
-        (b"a b", "{} is a string; give a list"),
-        (None, "{} is None; give strings in an order"),
-        ({"a": 1}, "{} is of type dict; give strings in an order"),
-        ({"a", "b"}, "{} is of type set; give strings in an order"),
-        (frozenset("ab"), "{} is of type frozenset; give strings in an order"),
-        (7, "{} is of type int; give strings in an order"),
-        (["a", None], r"{}\[1\] is None; give strings, \"\" for a missing one"),
-        (["a", 7], r"{}\[1\] is of type int; give strings"),
-        ([["a", "b"]], r"{}\[0\] is of type list; give strings"),
-        (["a", "b\ud83d"], r"{}\[1\] has half of a surrogate pair at position 1"),
-    ],
-)
-def test_what_is_no_list_of_strings(model, tokenizer, texts, problem):
-    for call in (translate, decode):
-        with pytest.raises((TypeError, ValueError), match=problem.format("sentences")):
-            call(model, tokenizer, texts)
-    with pytest.raises((TypeError, ValueError), match=problem.format("sources")):
-        score_targets(model, tokenizer, texts, ["a"])
-    with pytest.raises((TypeError, ValueError), match=problem.format("targets")):
-        score_targets(model, tokenizer, ["a"], texts)
 
 
 def test_a_model_in_training_mode_is_refused(tokenizer, other):
