@@ -20,8 +20,8 @@ from transformers import DefaultFlowCallback, EvalPrediction, TrainerCallback
 from ..checkpoints.completeness import checkpoints_in
 from ..errors import first_line, is_out_of_memory
 from ..hub.model_card import fill_model_card
-from .facts import run_facts
 from .recipe import RecipeError, VanillaTransformerTrainingArguments
+from .run_facts import run_facts
 from .run_folder import saved
 from .trainer import VanillaTransformerTrainer
 

@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader
 
 from hf_vanilla_transformer import VanillaTransformerTokenizerFast
 from hf_vanilla_transformer.data.batching import TokenBudgetBatchSampler, TokenBudgetStream
-from hf_vanilla_transformer.data.corpora import Cleaning, Corpus, lengths_of, read_corpus, texts_of, tokenize
+from hf_vanilla_transformer.data.corpora import Cleaning, Corpus, both_sides_of, lengths_of, read_corpus, tokenize
 
 ROOT = Path(__file__).parents[2]
 DATA = Path(os.environ.get("VANILLA_TRANSFORMER_DATA", ROOT.parent / "shared" / "data"))
@@ -89,7 +89,7 @@ def test_little_is_padded():
 def test_little_is_padded_on_multi30k():
     folder = DATA / "multi30k_tok"
     pairs = read_corpus(Corpus((str(folder / "train.en"),), (str(folder / "train.de"),)))
-    tokenizer = VanillaTransformerTokenizerFast.train_from_iterator(texts_of(pairs), 10_000, show_progress=False)
+    tokenizer = VanillaTransformerTokenizerFast.train_from_iterator(both_sides_of(pairs), 10_000, show_progress=False)
     tokenized = tokenize(pairs, tokenizer, Cleaning(256))
     lengths = np.stack([lengths_of(tokenized, "input_ids"), lengths_of(tokenized, "labels")], axis=1)
     sampler = sampler_of(lengths, 4096, epoch=1)
