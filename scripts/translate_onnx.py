@@ -24,7 +24,6 @@ barred, forced = settings.pop("bad_words_ids", []), settings.pop("forced_eos_tok
 limit, most, extra = (settings.pop(name, None) for name in ("max_new_tokens", "max_length", "max_extra_length"))
 if settings or any(len(words) > 1 for words in barred) or not (limit or most or extra is not None):
     sys.exit(f"generation_config.json has no limit of the length, or what isn't known here: {[*settings]}, {barred}")
-spm: SentencePieceProcessor | None = None
 if (folder / "source.spm").is_file():  # a converted OPUS-MT model
     spm, target = SentencePieceProcessor(str(folder / "source.spm")), folder / "target_vocab.json"
     numbers = json.loads((folder / "vocab.json").read_text(encoding="utf-8"))
@@ -33,7 +32,7 @@ if (folder / "source.spm").is_file():  # a converted OPUS-MT model
     if any(name.startswith(">>") and name.endswith("<<") for name in numbers):
         sys.exit("the model has several target languages, whose codes can't be read here")
 elif (folder / "tokenizer.json").is_file():
-    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    spm, tokenizer = None, Tokenizer.from_file(str(folder / "tokenizer.json"))  # type: ignore[assignment]
     tokenizer.encode_special_tokens = True  # "</s>" in a text is plain text
 else:
     sys.exit(f"{folder} has neither tokenizer.json nor source.spm, without which texts can't be read here")

@@ -240,7 +240,7 @@ MODEL = "<the checkpoint>"
 def test_export_names_the_extra_that_it_needs(monkeypatch, package):
     monkeypatch.delitem(sys.modules, "hf_vanilla_transformer.interop.onnx", raising=False)
     monkeypatch.setitem(sys.modules, package, None)
-    with pytest.raises(UsageError, match=r"^--to onnx needs more packages .*: pip install 'hf-vanilla-.*\[export\]'$"):
+    with pytest.raises(UsageError, match=r"^--to onnx needs more packages .*: pip install '.\[export\]'"):
         export._exporter("onnx")
 
 

@@ -291,7 +291,7 @@ def test_what_is_not_installed_names_its_extra(refusal, monkeypatch):
     for name in ("tensorboard", "tensorboardX"):
         monkeypatch.setitem(sys.modules, name, None)
     message = refusal({"report_to": "tensorboard"})
-    assert "report_to is tensorboard, which isn't available; pip install 'hf-vanilla-transformer[train]'" in message
+    assert "report_to is tensorboard, which isn't available; run pip install '.[train]'" in message
 
 
 def test_an_interval_of_evaluations_needs_a_strategy(refusal, run, recipe):
