@@ -97,7 +97,7 @@ def check_together(given: Collection[str], data: Any, args: Any) -> None:
     Raises:
         ValueError: They contradict each other, or one has no effect.
     """
-    for check in (_length_of_training, _batches, _evaluation, _best_model, _surroundings):
+    for check in (_length_of_training, _batches, _consistency, _evaluation, _best_model, _surroundings):
         for problem in check(given, data, args):
             raise ValueError(problem)
 
@@ -125,6 +125,11 @@ def _batches(given: Collection[str], data: Any, args: Any) -> Iterator[str]:
                 f"{name} has no effect on batches by tokens; set per_device_train_batch_tokens to 0 for batches of "
                 "equally many sentences, or leave it out"
             )
+
+
+def _consistency(given: Collection[str], data: Any, args: Any) -> Iterator[str]:
+    if "simcut_p" in given and not args.simcut_alpha:
+        yield "simcut_p has no effect without simcut_alpha"
 
 
 def _evaluation(given: Collection[str], data: Any, args: Any) -> Iterator[str]:

@@ -525,7 +525,7 @@ def test_import_is_light():
 @pytest.mark.parametrize("module", ["num2words", "babel.dates", "babel.numbers"])
 def test_missing_dependency_names_the_command(module, monkeypatch):
     monkeypatch.setitem(sys.modules, module, None)
-    with pytest.raises(ImportError, match=r"pip install '.\[train\]'"):
+    with pytest.raises(ImportError, match=r"run pip install '\.\[train\]' in a checkout"):
         generate_pairs(1)
 
 
