@@ -18,7 +18,6 @@ OPTION = re.compile(r"(?<![\w/-])--[A-Za-z][\w-]*")
 OTHERS = {
     "pip": ["--constraint"],
     "jupyter execute": ["--inplace"],
-    "hf": ["--type", "--space-sdk"],
     "docker": ["--tag", "--interactive", "--rm", "--network"],
     "torchrun": ["--nproc-per-node"],
     "accelerate launch": ["--config-file", "--machine-rank", "--main-process-ip"],

@@ -38,8 +38,8 @@ from ..hub.model_card import save_card
 from ..hub.upload import Upload, check_token, hub_errors, model_files, prepare, send
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from .consistency import ConsistencyTrainer
-from .facts import run_facts
 from .recipe import RecipeError, VanillaTransformerTrainingArguments
+from .run_facts import run_facts
 from .schedule import count_from_one, peak_learning_rate, set_rates
 
 logger = logging.get_logger(__name__)

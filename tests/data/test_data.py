@@ -23,10 +23,10 @@ from hf_vanilla_transformer.data.corpora import (
     Cleaning,
     Corpus,
     CorpusError,
+    both_sides_of,
     lengths_of,
     read_corpus,
     read_lines,
-    texts_of,
     tokenize,
 )
 
@@ -222,7 +222,7 @@ def test_sources_of_all_kinds_come_in_their_order(write, on_hub, streaming):
     assert pairs_of(corpus, streaming) == pairs
     dataset = read_corpus(corpus, streaming)
     assert isinstance(dataset, IterableDataset if streaming else Dataset)
-    assert list(texts_of(dataset)) == [text for pair in pairs for text in pair]
+    assert list(both_sides_of(dataset)) == [text for pair in pairs for text in pair]
 
 
 def test_a_corpus_without_sources_is_false():

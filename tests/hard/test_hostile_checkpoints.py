@@ -7,13 +7,10 @@ import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
 from safetensors.torch import load_file
-
-from hf_vanilla_transformer.checkpoints import averaging
 
 
 class Planted:
@@ -242,15 +239,6 @@ def test_a_full_disk_leaves_what_was_there(command, finished, tmp_path, written,
     assert "File too large" in result.error
     assert {file: file.read_bytes() for file in run.rglob("*") if file.is_file()} == before
     assert (run / "averaged-1").exists() == overwrite
-
-
-def test_a_disk_that_is_full_from_the_start(command, finished, tmp_path, monkeypatch):
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=10_000))
-    monkeypatch.setattr(averaging, "mean_of", None)
-    result = command("average", tmp_path / "run", "--last", 1)
-    assert result.code == 2
-    assert "averaged-1 needs 0.1 MB, but" in result.error
-    assert not (tmp_path / "run" / "averaged-1").exists()
 
 
 @pytest.mark.parametrize("part", ["lock", "partial"])

@@ -125,7 +125,7 @@ def test_a_string_instead_of_pieces_is_refused():
 def test_without_matplotlib_the_error_names_the_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     spec = importlib.util.spec_from_file_location("hf_vanilla_transformer.publish.drawing_alone", drawing.__file__)
-    with pytest.raises(ImportError, match=r"pip install 'hf-vanilla-transformer\[plot\]'"):
+    with pytest.raises(ImportError, match=r"pip install '.\[plot\]'"):
         spec.loader.exec_module(importlib.util.module_from_spec(spec))
 
 

@@ -275,7 +275,7 @@ def test_splitting_loses_nothing_but_white_space(text):
 
 def test_without_sentencex_the_error_says_what_to_install(translator, monkeypatch):
     monkeypatch.setattr(sources, "sentencex", None)
-    with pytest.raises(ImportError, match=r"needs sentencex.*pip install 'hf-vanilla-transformer\[sentences\]'"):
+    with pytest.raises(ImportError, match=r"needs sentencex.*pip install '.\[sentences\]'"):
         translator("it", split_sentences="en")
     assert isinstance(translator("it", **SHORT), str)
 

@@ -8,8 +8,10 @@ from transformers import (
     DynamicCache,
     EncoderDecoderCache,
     GenerationConfig,
+    LogitsProcessor,
     LogitsProcessorList,
     MaxLengthCriteria,
+    StoppingCriteria,
     StoppingCriteriaList,
 )
 
@@ -20,6 +22,19 @@ from hf_vanilla_transformer import engine
 def model():
     """Shared: tests leave it as it is."""
     return exact_model()
+
+
+class OnlySevens(LogitsProcessor):
+    def __call__(self, input_ids, scores):
+        return scores.masked_fill(torch.arange(scores.shape[-1]) != 7, -torch.inf)
+
+
+class StopAt(StoppingCriteria):
+    def __init__(self, token):
+        self.token = token
+
+    def __call__(self, input_ids, scores, **kwargs):
+        return input_ids[:, -1] == self.token
 
 
 # ---- what is left to transformers ----
