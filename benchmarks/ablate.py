@@ -60,7 +60,7 @@ def unfolded() -> Patch:
     return patch.object(incremental.IncrementalDecoder, "__init__", plain)
 
 
-# Name of a shortcut -> what takes it out. Patches are made anew each time.
+# Name of a shortcut -> what takes it out. Patches are made each time.
 TRAINING: dict[str, Callable[[], Patch]] = {
     "loss in chunks": lambda: patch.object(shortcuts, "_can_be_parted", lambda *arguments: False),
     "attention in float32": lambda: patch.object(shortcuts, "SDPA_IN_FLOAT32", "sdpa"),  # of use in bfloat16

@@ -27,6 +27,12 @@ OUT = {
     r"utili[sz](e|es|ed|ing)": "use",
     r"in order to": "to",
     r"please note|it is worth noting|note that": "say it",
+    r"who(m)?ever": "name who",
+    r"can't be had|haven't got": "isn't available",
+    r"ha(s|ve) room (for|in)": "fits",
+    r"anew": "again, new",
+    r"asks nobody|nobody (has|knows|sees|is|who)": "name the thing: isn't known, isn't set",
+    r"(models?|checkpoints?|one|none|names?|parameters?) of ours": "this package's, this model's",
 }
 PATTERNS = {re.compile(rf"\b({pattern})\b", re.IGNORECASE): instead for pattern, instead in OUT.items()}
 MARKDOWN = [path for folder in (ROOT, ROOT / "docs") for path in folder.glob("*.md")]

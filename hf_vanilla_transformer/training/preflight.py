@@ -51,7 +51,7 @@ def check_average(args: VanillaTransformerTrainingArguments, updates_per_epoch: 
         )
     if args.save_strategy == "best":
         raise RecipeError(
-            f"average_last is {last}, but with save_strategy best nobody knows how many checkpoints there will be; use "
+            f"average_last is {last}, but with save_strategy best the number of checkpoints isn't known; use "
             "steps or epoch"
         )
     saves = number_of_saves(args, updates_per_epoch)
@@ -147,7 +147,7 @@ def first_batch(trainer: VanillaTransformerTrainer) -> dict[str, Any]:
 
 
 def _check_disk(trainer: VanillaTransformerTrainer, folder: Path, per_epoch: int | None) -> None:
-    """Checks that the checkpoints which a run keeps have room on its disk."""
+    """Checks that the checkpoints that a run keeps fit on its disk."""
     args, saves = trainer.args, number_of_saves(trainer.args, per_epoch) or 0
     weights = sum(parameter.numel() * parameter.element_size() for parameter in trainer.model.parameters())
     has_moments = not args.save_only_model and str(getattr(args.optim, "value", args.optim)).startswith("adam")

@@ -220,7 +220,7 @@ class Run:
 
     def _train(self, trainer: VanillaTransformerTrainer) -> None:
         if self.resume:
-            start = f"Resuming from {self.checkpoint}" if self.checkpoint else "No complete checkpoint: starting anew"
+            start = f"Resuming from {self.checkpoint}" if self.checkpoint else "No complete checkpoint: starting over"
             self.say(start)
         began = time.perf_counter()
         trainer.train(resume_from_checkpoint=str(self.checkpoint) if self.checkpoint else None)

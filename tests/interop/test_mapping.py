@@ -675,7 +675,7 @@ REFUSALS = {
     "heads without a transpose": ({"head_split": "view"}, "cut by view(B, h, T, d_k) without a transpose"),
     "no causal mask": ({"causal_mask": False}, "was trained without a causal mask"),
     "unknown entry": ({"nams": {}}, "unknown entry nams"),
-    "no such part": ({"names": {"enc.layers.*.fc1": "encoder.x"}}, "enc.layers.*.fc1 is no name of ours; they begin"),
+    "no such part": ({"names": {"enc.layers.*.fc1": "encoder.x"}}, "enc.layers.*.fc1 is no parameter; they begin"),
     "a scale of nothing": ({"attention_scale": 0}, "attention_scale is 0; give a positive number"),
     "scale without d_model": ({"attention_scale": "1/sqrt(d_model)"}, "needs d_model in config"),
     "unknown tensors": ({"names": {"lm_head": "decoder.head"}}, "unknown: decoder.fc_out.bias, decoder.fc_out.weight"),
