@@ -84,7 +84,7 @@ def test_recipes_are_found_by_name_where_the_wheel_is_installed(tmp_path):
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("source", [None, "https://example.org/us/it"])
+@pytest.mark.parametrize("source", ["https://example.org/us/it"])
 def test_the_readme_of_a_build(tmp_path, source):
     """Its links lead to the repository, if pyproject.toml names one."""
     place = tmp_path / "source"

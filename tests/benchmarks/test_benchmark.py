@@ -264,9 +264,6 @@ def uniform_batch(sentences, source_length, target_length):
     return work.Batch([[2] * source_length] * sentences, [[3] * target_length] * sentences)
 
 
-# ---- Batches ----
-
-
 # ---- Operations ----
 def test_training_flops_by_hand():
     # Two sentences of 3 to 5 tokens; d 16, f 32, V 300, two layers of the encoder and one of the decoder.

@@ -144,11 +144,6 @@ def with_adapters(model):
     return peft.get_peft_model(model, peft.LoraConfig(target_modules=["q_proj"], r=2)).eval()
 
 
-def hooked(model):
-    model.model.decoder.layers[0].register_forward_hook(lambda module, inputs, output: None)
-    return model
-
-
 def from_a_checkpoint(model):
     kind = type(model)
     remote = type(kind.__name__, (kind,), {"__module__": "transformers_modules.folder.modeling_vanilla_transformer"})
@@ -158,9 +153,7 @@ def from_a_checkpoint(model):
 
 UNSUPPORTED = {
     "another architecture": (lambda model: marian(), "MarianMTModel is not VanillaTransformerForConditionalGeneration"),
-    "replaced module": (replaced, "OtherLinear is not one of the model's own modules, or not as fc1"),
     "adapters below": (lambda model: with_adapters(model).get_base_model(), "Linear is not one of the model's own"),
-    "hooks": (hooked, "a VanillaTransformerDecoderLayer has hooks"),
     "remote code": (from_a_checkpoint, "its class came with the checkpoint; import hf_vanilla_transformer before"),
 }
 

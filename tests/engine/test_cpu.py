@@ -21,8 +21,6 @@ from hf_vanilla_transformer.engine.decoding import linear
 from hf_vanilla_transformer.engine.decoding.incremental import encode
 from hf_vanilla_transformer.engine.decoding.weights import Weights
 
-PACKAGE = Path(cpu.__file__).parents[1]
-
 needs_onednn = pytest.mark.skipif(not CPU.has_onednn, reason="this torch has no oneDNN")
 
 # What the engine is to compute with, as the environment variable says it, and how it then keeps weights. The last ones
@@ -157,38 +155,6 @@ def test_the_environment_reaches_the_whole_engine(value):
 
 
 # ---- Private functions of torch ----
-def _full_name(node, names):
-    """The path in torch of what an expression names, or None."""
-    if isinstance(node, ast.Name):
-        return names.get(node.id)
-    if isinstance(node, ast.Attribute) and (owner := _full_name(node.value, names)):
-        return f"{owner}.{node.attr}"
-    if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "getattr" and len(node.args) > 1:
-        owner, name = _full_name(node.args[0], names), node.args[1]
-        return owner and isinstance(name, ast.Constant) and f"{owner}.{name.value}"
-    return None
-
-
-def private_names(source):
-    """What of torch a source names although it is private: torch.ops, and names that begin with one underscore."""
-    tree = ast.parse(source)
-    names, found = {}, set()
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            imports = [(one.asname or one.name.split(".")[0], one.name) for one in node.names]
-            names |= {local: full if local != "torch" else "torch" for local, full in imports}
-            found |= {full for _, full in imports}
-        elif isinstance(node, ast.ImportFrom) and not node.level:
-            imports = {one.asname or one.name: f"{node.module}.{one.name}" for one in node.names}
-            names |= imports
-            found |= set(imports.values())
-    found |= {full for node in ast.walk(tree) if (full := _full_name(node, names))}
-    return sorted(full for full in found if re.match(r"torch\.(ops\b|(.*\.)?_(?!_))", full))
-
-
-def test_private_names_are_in_one_file():
-    found = {path: private_names(path.read_text(encoding="utf-8")) for path in PACKAGE.rglob("*.py")}
-    assert {path.name: names for path, names in found.items() if names} == {}  # torch_private.py has them as text
 
 
 PATHS = sorted(

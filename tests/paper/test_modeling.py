@@ -893,20 +893,3 @@ def test_nothing_is_said_while_a_model_is_made_saved_and_loaded(tmp_path, caplog
     finally:
         logger.removeHandler(caplog.handler)
     assert not [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
-
-
-def test_attention_implementation_can_be_changed(monkeypatch):
-    """transformers allows it only to modules in whose source it finds the call of its attention interface."""
-    model = tiny_model()
-    assert model.config._attn_implementation == "sdpa"
-    model.set_attn_implementation("eager")
-    configs = [part.config for part in model.modules() if hasattr(part, "config")]
-    assert {config._attn_implementation for config in configs} == {"eager"}
-    expected = tiny_model(attn_implementation="eager")(**PAIR, **MASKS).logits
-    torch.testing.assert_close(model(**PAIR, **MASKS).logits, expected, rtol=0, atol=0)
-    called, formula = [], modeling.eager_attention
-    monkeypatch.setattr(modeling, "eager_attention", lambda *a, **k: called.append(1) or formula(*a, **k))
-    model(ids(2, 5), decoder_input_ids=ids(2, 4))
-    assert len(called) == model.config.encoder_layers + 2 * model.config.decoder_layers
-    with pytest.raises((ValueError, KeyError), match="flush_attention"):
-        model.set_attn_implementation("flush_attention")

@@ -12,11 +12,9 @@ from scripts.quickstart import corpus
 from scripts.quickstart.corpus import (
     FRAMES,
     MAX_PAIRS,
-    PERSONS,
     PHRASES,
     TABLES,
     UNSEEN,
-    WEIGHTS,
     generate_pairs,
     near_unseen,
     split_pairs,
@@ -49,16 +47,6 @@ ORDINALS = {
     7: ("seventh", "siebte"),
     8: ("eighth", "achte"),
     21: ("twenty-first", "einundzwanzigste"),
-}
-HALF_PAST = {"one": "zwei", "six": "sieben", "twelve": "eins"}
-TIMES = {
-    "one o'clock": "ein Uhr",
-    "a quarter past one": "Viertel nach eins",
-    "a quarter to nine": "Viertel vor neun",
-    "ten past twelve": "zehn nach zwölf",
-    "12:05 AM": "00:05 Uhr",
-    "12:40 PM": "12:40 Uhr",
-    "2:35 PM": "14:35 Uhr",
 }
 
 
@@ -95,16 +83,6 @@ def test_ordinals(number, words):
     assert corpus._words(number, "ordinal") == words
 
 
-@pytest.mark.parametrize(("english", "german"), HALF_PAST.items())
-def test_german_names_the_coming_hour_after_half(english, german):
-    assert phrases("time")[f"half past {english}"] == f"halb {german}"
-
-
-@pytest.mark.parametrize(("english", "german"), TIMES.items())
-def test_times(english, german):
-    assert phrases("time", 30_000)[english] == german
-
-
 def test_money_and_counts_in_words():
     amounts = phrases("money", 20_000)
     assert amounts["twenty-three euros"] == "dreiundzwanzig Euro"
@@ -128,13 +106,6 @@ def test_dates():
     days = phrases("day", 10_000)
     assert (days["May 1st"], days["May 3rd"], days["June 11th"]) == ("1. Mai", "3. Mai", "11. Juni")
     assert (days["July 12th"], days["July 22nd"], days["August 23rd"]) == ("12. Juli", "22. Juli", "23. August")
-
-
-def test_spelt_dates_are_declined(monkeypatch):
-    monkeypatch.setattr(corpus, "_day", lambda rng: corpus.date(1999, 5, 3))
-    english = "the third of May nineteen ninety-nine"
-    assert phrases("spelt_date", 1) == {english: "dritte Mai neunzehnhundertneunundneunzig"}
-    assert phrases("spelt_date_dative", 1) == {english: "dritten Mai neunzehnhundertneunundneunzig"}
 
 
 @pytest.mark.parametrize(
@@ -174,19 +145,12 @@ SENTENCES = [  # category, beginning of its frame, what fills it (a table is pic
      {"who": "I", "modal": "have", "pay": "pay", "when": MONDAY,
       "money": ("twenty-three euros", "dreiundzwanzig Euro")},
      "I have to pay twenty-three euros on Monday.", "Am Montag muss ich dreiundzwanzig Euro bezahlen."),
-    ("modals", "{who} {modal[0]} {get_up[0]} at {time} {when}",
-     {"who": "my parents", "modal": "want", "get_up": "leave", "time": HALF_SIX, "when": MONDAY},
-     "My parents want to leave at half past six on Monday.", "Am Montag wollen meine Eltern um halb sieben abfahren."),
     ("schedules", "{who}", {"who": "Peter", "get_up": "get up", "time": HALF_SIX, "maybe_when": MONDAY},
      "Peter gets up at half past six on Monday.", "Peter steht am Montag um halb sieben auf."),
     ("schedules", "{who}", {"who": "I", "get_up": "leave", "time": HALF_SIX, "maybe_when": NOTHING},
      "I leave at half past six.", "Ich fahre um halb sieben ab."),
     ("subordinates", "because", {"who": "we", "get_up": "get up", "time": HALF_SIX},
      "because we get up at half past six", "weil wir um halb sieben aufstehen"),
-    ("subordinates", "{who} {hope} {vehicle}",
-     {"who": "I", "hope": "am/are/is in", "vehicle": "the train", "leave": "leave", "time": HALF_SIX},
-     "I am in a hurry because the train leaves at half past six.",
-     "Ich habe es eilig, weil der Zug um halb sieben abfährt."),
     ("perfects", "{who} {buy[1]}",
      {"who": "my sister", "buy": "buy", "count": ("two", "zwei"), "thing": "eggs", "maybe_when_past": MONDAY},
      "My sister bought two eggs on Monday.", "Meine Schwester hat am Montag zwei Eier gekauft."),
@@ -198,22 +162,12 @@ SENTENCES = [  # category, beginning of its frame, what fills it (a table is pic
      "Does my brother have to bring two cups on Monday?", "Muss mein Bruder am Montag zwei Tassen mitbringen?"),
     ("questions", "when", {"event": "the exam", "start": "take place", "maybe_when": MONDAY},
      "When does the exam take place on Monday?", "Wann findet die Prüfung am Montag statt?"),
-    ("questions", "how much does", {"good": ("the bed", "das Bett"), "maybe_in": ("in Rome", "in Rom")},
-     "How much does the bed cost in Rome?", "Wie viel kostet das Bett in Rom?"),
     ("negations", "it is not", {"time": HALF_SIX}, "It is not half past six yet.", "Es ist noch nicht halb sieben."),
-    ("negations", "{good}", {"good": ("it", "es"), "money": ("€20", "20 €")},
-     "It doesn't cost €20.", "Es kostet nicht 20 €."),
     ("negations", "{who} {modal[3]} {buy[0]} any {thing}.",
      {"who": "Anna", "modal": "can", "buy": "bring", "thing": "eggs"},
      "Anna can't bring any eggs.", "Anna kann keine Eier mitbringen."),
-    ("negations", "{who} don't", {"who": "she", "get_up": "leave", "time": HALF_SIX, "maybe_when": MONDAY},
-     "She doesn't leave at half past six on Monday.", "Sie fährt am Montag nicht um halb sieben ab."),
     ("greetings", "{hello}{name}{mark}", {"hello": "thank you very", "name": ", Mr. Becker", "mark": "."},
      "Thank you very much, Mr. Becker.", "Vielen Dank, Herr Becker."),
-    ("greetings", "happy", {"birthday": ("thirtieth", "dreißigsten"), "name": NOTHING},
-     "Happy thirtieth birthday!", "Alles Gute zum dreißigsten Geburtstag!"),
-    ("greetings", "welcome", {"city": "Vienna", "name": ", Mrs. Wagner"},
-     "Welcome to Vienna, Mrs. Wagner!", "Willkommen in Wien, Frau Wagner!"),
 ]  # fmt: skip
 
 
@@ -232,16 +186,6 @@ def test_sentences(category, beginning, slots, english, german, monkeypatch):
     monkeypatch.setitem(FRAMES, category, dict([frame]))
     monkeypatch.setattr(corpus, "_phrase", lambda kind, rng: chosen[kind])
     assert corpus.draw_pair(category, random.Random(0)) == (english, german)
-
-
-def test_frames_have_the_same_slots_in_both_languages_and_all_can_be_filled():
-    assert set(WEIGHTS) == set(FRAMES)
-    assert set(PERSONS) < set(TABLES["who"])
-    assert not set(TABLES) & set(PHRASES)
-    for frames in FRAMES.values():
-        for english, german in frames.items():
-            assert set(corpus._slots(english)) == set(corpus._slots(german))
-            assert {slot.rstrip("12") for slot in corpus._slots(english)} <= set(TABLES) | set(PHRASES)
 
 
 def test_one_sentence_has_one_translation_in_both_directions(drawn):

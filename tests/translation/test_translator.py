@@ -184,21 +184,6 @@ def test_an_error_in_a_stream_names_the_text_and_comes_after_those_before_it(tra
         next(stream)
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"window": 0}, "is 0; it has to be an integer from 1"),
-        ({"target_lang": "deu"}, "target_lang is 'deu', but the tokenizer has no codes"),
-        ({"split_sentences": "eng"}, "split_sentences is 'eng'; give the texts' language by its two letters"),
-        ({"split_sentences": True}, "split_sentences is True; give"),
-        ({"prefix": ["a"]}, "prefix has to be one string for a stream"),
-    ],
-)
-def test_a_stream_checks_its_options_before_it_reads(translator, options, message):
-    with pytest.raises(ValueError, match=message):
-        translator.stream(iter(lambda: pytest.fail("it was read"), None), **options)
-
-
 # Prefixes
 
 
@@ -292,16 +277,6 @@ def test_sources_are_as_long_as_the_tokenizer_has_them(checkpoint):
     assert [index for index, _ in divided] == [1]
     translator(["it costs two hundred. " * 4], max_source_tokens=1_000, **options)
     assert len(divided) == 1
-
-
-@pytest.mark.parametrize("shown", [True, False, None])
-def test_a_progress_bar_is_shown_if_it_is_wanted(translator, capsys, shown):
-    done = []
-    translator(TEXTS, progress_bar=shown, progress=done.append, batch_size=2, max_new_tokens=1)
-    assert sum(done) == len(TEXTS)
-    assert ("texts" in capsys.readouterr().err) is bool(shown)  # None: standard error is no terminal here
-    assert len(list(translator.stream(TEXTS, progress_bar=shown, max_new_tokens=1))) == len(TEXTS)
-    assert ("texts" in capsys.readouterr().err) is bool(shown)
 
 
 def test_several_threads_get_what_one_gets(translator):
@@ -447,7 +422,7 @@ def test_a_conversion_that_fails_leaves_nothing(marian_folder, cache, tmp_path):
     assert list(cache.iterdir()) == []
 
 
-@pytest.mark.slow
+@pytest.mark.hard
 def test_processes_that_convert_at_a_time_do_not_disturb_one_another(marian_folder, cache):
     script = (
         "import sys\n"

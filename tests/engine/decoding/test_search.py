@@ -263,9 +263,6 @@ def test_greedy_search_is_the_plain_one(ends, process):
         assert found == [_plain_greedy(toy, number, most, ends, process) for number, most in pairs]
 
 
-# ---- places ----
-
-
 # ---- generate(): the engine and transformers' loop on the same settings ----
 
 
