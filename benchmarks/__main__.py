@@ -203,7 +203,11 @@ def compete(report: Report, entrants: list[Entrant], cases: tuple[Case, ...], op
     with start(entrants, options.threads) as workers:
         for case in cases:
             players = {one.name: partial(one.ask, "run", job_of(case) if case.beams else case) for one in workers}
-            turns = take_turns(players, options.rounds, lambda what, to=case.name: say(f"{to}: {what}"))
+
+            def note(what: str, to: str = case.name) -> None:
+                say(f"{to}: {what}")
+
+            turns = take_turns(players, options.rounds, note)
             title = f"{case.name}: {case.tokens:,} target tokens per round, {case.padding:.1%} padding"
             report.tables[title] = compare(case.tokens, "tokens/s", turns)
         for worker in workers:

@@ -60,7 +60,7 @@ def unfolded() -> Patch:
     return patch.object(incremental.IncrementalDecoder, "__init__", plain)
 
 
-# Name of a shortcut -> what takes it out. Patches are made anew each time.
+# Name of a shortcut -> what takes it out. Patches are made each time.
 TRAINING: dict[str, Callable[[], Patch]] = {
     "loss in chunks": lambda: patch.object(shortcuts, "_can_be_parted", lambda *arguments: False),
     "attention in float32": lambda: patch.object(shortcuts, "SDPA_IN_FLOAT32", "sdpa"),  # of use in bfloat16
@@ -141,7 +141,7 @@ def ablate(report: Report, size: Size, training: Cases, decoding: Cases, options
     dtype = getattr(torch, options.dtype)
     of_updates, of_translations = ([name for name in names if name in options.only] for names in (TRAINING, DECODING))
     if of_updates:
-        contenders = {
+        contenders: Contenders = {
             "ours": (partial(Updates, "ours, plain call", size, dtype=dtype), [ALL, *of_updates, NONE]),
             MARIAN: (partial(Updates, MARIAN, size, dtype=dtype), [MARIAN]),
         }
@@ -169,7 +169,11 @@ def measure(contenders: Contenders, cases: Cases, options: argparse.Namespace, s
     with start([*entrants, Entrant("memory", Meter)], options.threads) as (*workers, meter):
         for case in cases:
             players = {worker.name: partial(worker.ask, "run", case) for worker in workers}
-            turns = take_turns(players, options.rounds, lambda what, to=case.name: say(f"{to}: {what}"))
+
+            def note(what: str, to: str = case.name) -> None:
+                say(f"{to}: {what}")
+
+            turns = take_turns(players, options.rounds, note)
             marian = statistics.median(turn[MARIAN][0] for turn in turns[MARIAN + FRESH])
             for kind, keeps in KINDS.items():
                 table = tables[case.name + kind] = {}

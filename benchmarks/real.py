@@ -81,7 +81,7 @@ def _read(name: str, path: Path) -> list[str]:
 def tune(worker: Worker, job: Job) -> dict[str, int]:
     """Sets the fastest of CTranslate2's variables and returns the fastest fields of `Job`, both for this text."""
 
-    def seconds(**options: int) -> float:  # of the second time: the first one warms up
+    def seconds(**options: Any) -> float:  # of the second time: the first one warms up
         return [float(worker.ask("run", job._replace(**options)).seconds) for _ in "12"][1]
 
     def seconds_with(variables: dict[str, str]) -> float:
@@ -117,8 +117,8 @@ def _file(
     job = job._replace(batches=[[ids[place] for place in group] for group in groups])
     players = {}
     for worker in workers:
-        own = {"batch_tokens": max(BATCH_TOKENS_TRIED)} if "ctranslate2" in worker.name else {}
-        players[worker.name] = partial(worker.ask, "run", job._replace(**tuned.get(worker.name, own)))
+        own: dict[str, Any] = {"batch_tokens": max(BATCH_TOKENS_TRIED)} if "ctranslate2" in worker.name else {}
+        players[worker.name] = partial(worker.ask, "run", job._replace(**(tuned.get(worker.name) or own)))
     turns: dict[str, list[Timing]] = take_turns(players, rounds, lambda what: say(f"{job.beams} beams, file: {what}"))
     outputs = {name: [(timings[-1].outputs or [])[place] for place in back] for name, timings in turns.items()}
     table = compare(len(ids), "sentences/s", turns)

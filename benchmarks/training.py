@@ -110,7 +110,7 @@ class TrainingContender:
             self.optimizer.zero_grad(set_to_none=True)
             with torch.autocast(self.device, self.dtype, enabled=self.dtype != torch.float32):
                 loss = loss_of(batch)
-            loss.backward()
+            loss.backward()  # type: ignore[no-untyped-call]
             self.optimizer.step()
         synchronize(self.device)
         seconds = time.perf_counter() - began

@@ -143,7 +143,7 @@ def decoding_batches(size: Size, sentences: int, count: int) -> tuple[Batch, ...
     return _batches(source, target, [order[start : start + sentences] for start in starts], size)
 
 
-def _batches(source: Ints, target: Ints, places: Iterable[Ints], size: Size) -> tuple[Batch, ...]:
+def _batches(source: Ints, target: Ints, places: Iterable[Ints | list[int]], size: Size) -> tuple[Batch, ...]:
     random = np.random.default_rng(SEED)
 
     def sentences(lengths: Ints) -> list[list[int]]:

@@ -143,7 +143,7 @@ class VanillaTransformerConfig(PreTrainedConfig):
         """Builds a configuration of the paper's Tables 2 and 3.
 
         Args:
-            name: "base", "big", "tiny" (a small one of ours for a CPU) or a row of Table 3: "A-h1", "A-h4", "A-h16",
+            name: "base", "big", "tiny" (small, for a CPU) or a row of Table 3: "A-h1", "A-h4", "A-h16",
                 "A-h32", "B-dk16", "B-dk32", "C-N2", "C-N4", "C-N8", "C-dmodel256", "C-dmodel1024", "C-dff1024",
                 "C-dff4096", "D-dropout0.0", "D-dropout0.2", "D-ls0.0", "D-ls0.2", "E".
             **overrides: Fields that replace the preset's, for instance `vocab_size=32000`.

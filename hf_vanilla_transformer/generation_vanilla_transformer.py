@@ -5,7 +5,7 @@ These options of `GenerationConfig` are ours, as transformers has no equivalent 
 
 - `gnmt_length_penalty` (float, alpha of Wu et al. 2016, eq. 14): beam search divides a hypothesis's log-probability by
   ((5 + length) / 6) ** alpha. transformers' `length_penalty` is another formula, log-probability / length ** penalty;
-  it keeps its meaning, and given to `generate()` it takes the place of ours.
+  it keeps its meaning, and given to `generate()` it takes the place of the paper's.
 - `max_extra_length` (int): a sentence gets at most as many new tokens as its source has, plus this number, whatever
   batch it is in. `max_new_tokens` or `max_length`, where given, take its place.
 

@@ -40,7 +40,7 @@ class VanillaTransformerTokenizerFast(PreTrainedTokenizerFast):
     same piece wherever it stands. `</s>` ends every sequence and every pair (`A B </s>`). Offsets index the original
     text and leave out the space before a word (only where a text begins with a single space, they leave it in).
 
-    `<pad>`, `<s>` and `</s>` within a text are plain text: nobody ends a sentence by writing `</s>` into it
+    `<pad>`, `<s>` and `</s>` within a text are plain text: a text can't end its sentence by `</s>`
     (`split_special_tokens=False` allows it). Tokens that you add, special ones too, are matched in one piece:
     `add_special_tokens({"extra_special_tokens": ["<2de>"]})` makes a language tag.
     """
@@ -155,7 +155,7 @@ class VanillaTransformerTokenizerFast(PreTrainedTokenizerFast):
     def bpe_dropout(self) -> float | None:
         """Probability to skip a merge, so that pieces vary (BPE-dropout: Provilkov et al. 2020, arXiv:1910.13267).
 
-        For training data that you tokenize anew in each epoch; set it to None again before you evaluate. It is never
+        For training data that you tokenize again in each epoch; set it to None again before you evaluate. It is never
         saved. Decoding stays exact. The backend draws from a generator of its own, which can't be seeded, and skips
         less than the authors' algorithm does at their 0.1; `vanilla-transformer train --bpe_dropout` has neither fault.
         """

@@ -15,8 +15,8 @@ from hf_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from hf_vanilla_transformer.checkpoints.files import write_text
 from hf_vanilla_transformer.hub.model_card import Evaluation, RunFacts, Sample, fill_model_card
 from hf_vanilla_transformer.metrics import Score
-from hf_vanilla_transformer.training.facts import recipe_of
 from hf_vanilla_transformer.training.recipe import parse_recipe
+from hf_vanilla_transformer.training.run_facts import recipe_of
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "docs" / "results.md"

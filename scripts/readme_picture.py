@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from hf_vanilla_transformer import Translator
 from hf_vanilla_transformer.plots.curves import draw_curve, save_figure
-from hf_vanilla_transformer.plots.drawing import Axes, colour_bar, heat_map, name_panel, new_figure
+from hf_vanilla_transformer.plots.drawing import Axes, Figure, colour_bar, heat_map, name_panel, new_figure
 from hf_vanilla_transformer.training.run_folder import read_log
 from hf_vanilla_transformer.translation.attention import Attention, attention_of
 
@@ -37,15 +37,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     attention = attention_of(translator.model, translator.tokenizer, options.source, options.target)
 
     figure = new_figure(WIDTH, HEIGHT)
-    left, right = figure.subfigures(1, 2, width_ratios=[1.15, 1])
-    draw_cross_attention(left.subplots(), attention, options.head)
+    left, right = figure.subfigures(1, 2, width_ratios=[1.15, 1])  # type: ignore[misc]
+    draw_cross_attention(figure, left.subplots(), attention, options.head)
     for panel, key in zip(right.subplots(2, 1, sharex=True), ("loss", scores[0]), strict=True):
         draw_curve(panel, key, {"run": log})
         panel.label_outer()
     save_figure(figure, options.output)
 
 
-def draw_cross_attention(panel: Axes, attention: Attention, head: int | None) -> None:
+def draw_cross_attention(figure: Figure, panel: Axes, attention: Attention, head: int | None) -> None:
     """Draws a head of the last layer, or the mean of all."""
     weights = attention.cross[-1]  # (heads, T, S)
     if head is not None and not 1 <= head <= len(weights):
@@ -55,7 +55,7 @@ def draw_cross_attention(panel: Axes, attention: Attention, head: int | None) ->
     image = heat_map(panel, chosen.numpy(), columns, rows, size=(3.0, 2.6), largest=float(chosen.max()))
     which = f"mean of {len(weights)} heads" if head is None else f"head {head}"
     name_panel(panel, f"Cross-attention, last layer, {which}", "source token attended to", "token that is predicted")
-    colour_bar(panel.get_figure(), panel, image, "attention weight")
+    colour_bar(figure, panel, image, "attention weight")
 
 
 def _pieces(attention: Attention) -> tuple[list[str], list[str]]:

@@ -182,7 +182,7 @@ def train(model: MarianMTModel, pairs: Pairs, state_file: Path, options: argpars
             group["lr"] = options.learning_rate * rise_and_fall * min(1, left / COOLDOWN)
         source, target = (pad_sequence([torch.tensor(pair[side]) for pair in batch], True, -100) for side in (0, 1))
         loss = loss_of(model, source, target, options.bf16)
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         adam.step()
         adam.zero_grad()
@@ -203,8 +203,8 @@ def train(model: MarianMTModel, pairs: Pairs, state_file: Path, options: argpars
 
 def batches(pairs: Pairs, options: argparse.Namespace) -> Iterator[Pairs]:
     """Yields batches of sentences of similar length, epoch after epoch."""
-    lengths = (np.array([len(pair[side]) for pair in pairs]) for side in (0, 1))
-    sampler = TokenBudgetBatchSampler(*lengths, options.batch_tokens, seed=options.seed)
+    source, target = (np.array([len(pair[side]) for pair in pairs]) for side in (0, 1))
+    sampler = TokenBudgetBatchSampler(source, target, options.batch_tokens, seed=options.seed)
     for epoch in count():
         sampler.set_epoch(epoch)
         for places in sampler:

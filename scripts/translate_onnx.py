@@ -32,7 +32,7 @@ if (folder / "source.spm").is_file():  # a converted OPUS-MT model
     if any(name.startswith(">>") and name.endswith("<<") for name in numbers):
         sys.exit("the model has several target languages, whose codes can't be read here")
 elif (folder / "tokenizer.json").is_file():
-    spm, tokenizer = None, Tokenizer.from_file(str(folder / "tokenizer.json"))
+    spm, tokenizer = None, Tokenizer.from_file(str(folder / "tokenizer.json"))  # type: ignore[assignment]
     tokenizer.encode_special_tokens = True  # "</s>" in a text is plain text
 else:
     sys.exit(f"{folder} has neither tokenizer.json nor source.spm, without which texts can't be read here")

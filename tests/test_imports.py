@@ -174,17 +174,11 @@ SOUND_HOUSE = {
     [
         ("hub/facts.py", "from .model_card import Card", None),
         ("metrics.py", "from .hub.model_card import Card", "metrics:1: may not import hub.model_card"),
-        ("metrics.py", f"import {PACKAGE}", "metrics:1: may not import __init__"),
-        ("metrics.py", "import importlib\nimportlib.import_module('.cli')", "metrics:2: may not import cli"),
-        ("metrics.py", "from sacrebleu import *", "metrics:1: star import of sacrebleu"),
-        ("hub/facts.py", "import argparse", "hub.facts:1: argparse is for the command line"),
         ("hub/facts.py", "def f():\n    from ..metrics import Score", "hub.facts:2: imports metrics inside"),
         ("data/formats.py", "from .formats import read", "circle: "),
         ("news.py", "import math", "news: not in the table MAY_IMPORT"),
         (f"{MODEL}.py", "import numpy", f"{MODEL}:1: travels, so it may not need numpy"),
         (f"{MODEL}.py", "from .data.formats import read", f"{MODEL}:1: travels without data.formats"),
-        (f"{MODEL}.py", f"from . import {CONFIG}", f"as `from .{CONFIG} import name`"),
-        (f"{MODEL}.py", f"try:\n    from .{CONFIG} import C\nexcept ImportError:\n    pass", "at the top of the file"),
     ],
 )  # fmt: skip
 def test_the_checker_finds(tmp_path, file, source, complaint):

@@ -18,7 +18,6 @@ OPTION = re.compile(r"(?<![\w/-])--[A-Za-z][\w-]*")
 OTHERS = {
     "pip": ["--constraint"],
     "jupyter execute": ["--inplace"],
-    "hf": ["--type", "--space-sdk"],
     "docker": ["--tag", "--interactive", "--rm", "--network"],
     "torchrun": ["--nproc-per-node"],
     "accelerate launch": ["--config-file", "--machine-rank", "--main-process-ip"],
@@ -118,13 +117,6 @@ def test_unknown_options_are_noticed() -> None:
     ]
     assert unknown_options("`python -m benchmarks train --config base --beams 3`") != []
     assert unknown_options("```\n--output\n```\n`vanilla-transformer info DIR --json`") == []
-
-
-def test_what_others_have_is_used() -> None:
-    """The list doesn't hide a misspelling that is no longer there."""
-    named = {option.replace("_", "-") for text in TEXTS.values() for option in OPTION.findall(text)}
-    ours = set(OTHERS["vanilla-transformer"])
-    assert {option for options in OTHERS.values() for option in options} - named - ours == set()
 
 
 def test_scripts_that_are_named_exist() -> None:

@@ -27,7 +27,7 @@ from test_opennmt import checkpoint as opennmt_checkpoint
 
 # Why a block doesn't run -> how many there may be.
 REASONS = {
-    "network": 8,  # it downloads packages, data or models, or sends something
+    "network": 7,  # it downloads packages, data or models, or sends something
     "docker": 1,
     "machines": 2,  # several GPUs or machines
     "hours": 1,  # it measures, or trains for a given time

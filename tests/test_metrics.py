@@ -7,12 +7,10 @@ import shutil
 import subprocess
 import sys
 from collections import Counter
-from dataclasses import FrozenInstanceError
 
 import pytest
 
 from hf_vanilla_transformer.metrics import (
-    Score,
     compound_split_bleu,
     corpus_bleu,
     corpus_chrf,
@@ -90,12 +88,6 @@ def test_comparisons_agree_with_sacrebleus_command_line(tmp_path, kind, options)
         assert re.search(rf"- {one.name} +{re.escape(one.signature)}$", printed, re.MULTILINE)
 
 
-@pytest.mark.parametrize(("number", "kind"), [(1, "sacrebleu"), (2, "compound-split")])
-def test_what_cant_be_compared(number, kind):
-    with pytest.raises(ValueError, match=f"{number} systems can't be compared by {kind}; give two or more"):
-        paired_bootstrap([HYPOTHESES] * number, REFERENCES, kind=kind)
-
-
 def test_bleu_by_hand():
     # 5 words of the reference's 6: n-gram precisions 5/5, 4/4, 3/3, 2/2, brevity penalty exp(1 - 6/5).
     assert corpus_bleu(["a b c d e"], ["a b c d e f"]).value == pytest.approx(100 * math.exp(1 - 6 / 5))
@@ -123,15 +115,6 @@ def test_chrf_by_hand():
 def test_a_perfect_corpus_scores_100_and_an_empty_translation_0(metric):
     assert metric(REFERENCES, REFERENCES).value == pytest.approx(100)
     assert metric([""], ["a b c d e"]).value == 0
-
-
-def test_score_prints_value_and_signature_and_cannot_be_changed():
-    score = corpus_bleu(REFERENCES, REFERENCES)
-    assert str(score) == f"BLEU 100.00 ({score.signature})"
-    assert score.signature.startswith("nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp|version:")
-    assert str(Score("chrF2", 12.3456, "nrefs:1")) == "chrF2 12.35 (nrefs:1)"
-    with pytest.raises(FrozenInstanceError):
-        score.value = 0.0
 
 
 def test_exact_match_is_a_percentage_of_identical_strings():
@@ -235,11 +218,6 @@ def test_compounds_as_the_papers_own_line_of_perl_splits_them():
     assert result.stdout.decode().split("\n")[:-1] == list(COMPOUNDS.values())
 
 
-def test_compound_splitting_refuses_what_is_no_splitting_of_words():
-    with pytest.raises(ValueError, match="tokenize='char' can't be combined with split compounds; give one of '13a', "):
-        compound_split_bleu(["a"], ["a"], tokenize="char")
-
-
 # What goes wrong
 
 
@@ -254,10 +232,6 @@ METRICS = [corpus_bleu, corpus_chrf, exact_match, compound_split_bleu, multi30k_
         ([], [], ValueError, "empty; a score needs at least one sentence"),
         ("a b", ["a b"], TypeError, r"hypotheses is a str; give a list of strings, \[text\]"),
         (["a b"], "a b", TypeError, "references is a str"),
-        (["a b"], b"a b", TypeError, "references is a bytes"),
-        ({"a"}, ["a"], TypeError, "hypotheses is a set"),
-        (["a"], {"a": 1}, TypeError, "references is a dict"),
-        (["a"], None, TypeError, "references is a NoneType"),
         (["a", None], ["a", "b"], TypeError, r"hypotheses\[1\] is a NoneType; every entry must be a string"),
         (["a"], [["a"]], TypeError, r"references\[0\] is a list; every entry"),
     ],
@@ -270,8 +244,3 @@ def test_wrong_input_names_what_is_wrong(metric, hypotheses, references, error, 
 def test_unknown_tokenizer_names_those_that_exist():
     with pytest.raises(ValueError, match=r"unknown tokenize='moses'; sacreBLEU has 'none', .*'13a'"):
         corpus_bleu(["a"], ["a"], tokenize="moses")
-
-
-def test_negative_word_order_is_refused():
-    with pytest.raises(ValueError, match="word_order is -1; it must be 0"):
-        corpus_chrf(["a"], ["a"], word_order=-1)

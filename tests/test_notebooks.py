@@ -170,19 +170,3 @@ def headings(page: Path) -> set[str]:
 def test_the_documentation_links_to_notebooks(name: str) -> None:
     pages = [path.read_text(encoding="utf-8") for path in (ROOT / "docs").glob("*.md")]
     assert any(f"](../notebooks/{name})" in page for page in pages)
-
-
-@pytest.mark.parametrize(
-    ("text", "found"),
-    [
-        ("saved in /home/me/model", "/home/me/model"),
-        ('File "/usr/lib/x.py"', "/usr/lib/x.py"),
-        (r"C:\Users\me", r"C:\Users"),
-        ("[20/20 01:17, Epoch 0/1]</p><td>1/2/3</td>", None),
-        ("[paper](https://arxiv.org/abs/1706.03762) and ../docs/paper.md", None),
-        ("scripts/quickstart/corpus.py", None),
-    ],
-)
-def test_paths_of_a_machine_are_found(text: str, found: str | None) -> None:
-    match = MACHINE_PATH.search(text)
-    assert (match and match.group()) == found

@@ -1,4 +1,7 @@
-"""What the files that travel with a checkpoint may say, by their syntax trees; test_imports.py has their imports."""
+"""What the files that travel with a checkpoint may say, by their syntax trees; test_imports.py has their imports.
+
+That a training step needs no value of a tensor is shown on the meta device, in paper/test_plain.py.
+"""
 
 import ast
 import re
@@ -16,16 +19,6 @@ TRAVELLING = (CONFIGURATION, MODELING, GENERATION, TOKENIZATION)
 LICENCE = "# SPDX-License-Identifier: Apache-2.0"
 MOST_LINES, MOST_LINES_IN_ALL = {MODELING: 540}, 1500
 
-# Where a value has to be known on the CPU, with the reason. None of them runs in a training step by itself.
-MAY_READ_VALUES = {
-    (MODELING, "loss_of_targets"): "`skip_logits`, which a caller asks for, projects nothing but labels",
-    (GENERATION, "_limit_lengths"): "`max_new_tokens` is a number, needed once per call",
-    (GENERATION, "compute_transition_scores"): "the length of the result, after generation",
-}
-# Each makes the CPU wait for the device.
-READS = {"item", "tolist", "nonzero", "masked_select", "numpy", "cpu", "equal", "allclose", "is_nonzero", "unique"}
-REDUCTIONS = {"all", "any", "max", "min", "amax", "amin", "sum", "mean", "prod", "argmax", "argmin", "count_nonzero"}
-BOOLEAN = {"bool", "logical_not", "logical_and", "logical_or", "eq", "ne", "lt", "le", "gt", "ge", "isnan", "isfinite"}
 FORBIDDEN = ("torch.backends", "torch.ops", "torch.autograd.Function", "torch.autograd.function", "torch.library")
 ASKS_FOR_THE_DEVICE = {"is_cuda", "is_cpu", "is_mps", "is_xpu", "is_available", "is_compiling", "is_dynamo_compiling"}
 # Names with one underscore that tensors and modules have; transformers' own are its interface to models.
@@ -46,23 +39,9 @@ def violations(name: str, source: str) -> list[str]:
         found.append(f"{name}: {len(lines)} lines are more than {MOST_LINES.get(name, MOST_LINES_IN_ALL)}")
     tree = ast.parse(source)
     aliases = dict(_aliases(tree))
-    for function, node in _nodes(tree):
-        problems = list(_names(node, aliases))
-        if (name, function) not in MAY_READ_VALUES:
-            problems += _values(node, aliases)
-        found += [f"{name}:{getattr(node, 'lineno', 0)}: {problem}" for problem in problems]
-    for function in ast.walk(tree):
-        if isinstance(function, ast.FunctionDef) and (name, function.name) not in MAY_READ_VALUES:
-            found += [f"{name}:{line}: indexes by booleans" for line in _boolean_indexing(function)]
+    for node in ast.walk(tree):
+        found += [f"{name}:{getattr(node, 'lineno', 0)}: {problem}" for problem in _names(node, aliases)]
     return found
-
-
-def _nodes(node: ast.AST, function: str = "") -> Iterator[tuple[str, ast.AST]]:
-    """All nodes below, each with the name of the innermost function that it stands in."""
-    for child in ast.iter_child_nodes(node):
-        inner = child.name if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef) else function
-        yield inner, child
-        yield from _nodes(child, inner)
 
 
 def _aliases(tree: ast.AST) -> Iterator[tuple[str, str]]:
@@ -114,70 +93,6 @@ def _attributes(node: ast.Attribute) -> Iterator[str]:
         yield "asks for the device: .device.type"
 
 
-def _values(node: ast.AST, aliases: dict[str, str]) -> Iterator[str]:
-    """Places that need a tensor's value on the CPU."""
-    if isinstance(node, ast.Call):
-        full = _full_name(node.func, aliases)
-        called = node.func.attr if isinstance(node.func, ast.Attribute) else full.split(".")[-1]
-        if called in READS:
-            yield f"reads values: .{called}()"
-        if full in ("int", "float", "bool") and any(_reduces(argument) for argument in node.args):
-            yield f"reads values: {full}(...)"
-        if full == "torch.where" and len(node.args) == 1:
-            yield "reads values: torch.where(condition)"
-    if any(_reduces(condition) for condition in _conditions(node)):
-        yield "branches on a tensor's value"
-
-
-def _conditions(node: ast.AST) -> list[ast.expr]:
-    """The parts of a node whose truth Python asks for."""
-    if isinstance(node, ast.If | ast.While | ast.IfExp | ast.Assert):
-        return [node.test]
-    if isinstance(node, ast.comprehension):
-        return node.ifs
-    if isinstance(node, ast.BoolOp):
-        return node.values
-    return [node.operand] if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not) else []
-
-
-def _reduces(node: ast.AST) -> bool:
-    """Whether an expression has a call such as x.all(); all(...) of Python is none."""
-    return any(
-        isinstance(inner, ast.Call) and isinstance(inner.func, ast.Attribute) and inner.func.attr in REDUCTIONS
-        for inner in ast.walk(node)
-    )
-
-
-def _boolean_indexing(function: ast.AST) -> Iterator[int]:
-    """Lines with x[mask] in a function, where the mask is written there or is a variable that was made so."""
-    masks: set[str] = set()
-    for node in ast.walk(function):  # to a fixed point isn't needed: a mask of a mask is one by its operator
-        if isinstance(node, ast.Assign | ast.AnnAssign | ast.NamedExpr) and node.value is not None:
-            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-            for target in targets:
-                pairs = [(target, node.value)]
-                if isinstance(target, ast.Tuple) and isinstance(node.value, ast.Tuple):
-                    pairs = list(zip(target.elts, node.value.elts, strict=False))
-                masks |= {each.id for each, value in pairs if isinstance(each, ast.Name) and _is_mask(value, masks)}
-    for node in ast.walk(function):
-        if isinstance(node, ast.Subscript):
-            indices = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
-            if any(_is_mask(index, masks) for index in indices):
-                yield node.lineno
-
-
-def _is_mask(node: ast.AST, masks: set[str]) -> bool:
-    if isinstance(node, ast.Name):
-        return node.id in masks
-    if isinstance(node, ast.Compare):  # `is` and `in` give Python's own booleans
-        return not any(isinstance(op, ast.Is | ast.IsNot | ast.In | ast.NotIn) for op in node.ops)
-    if isinstance(node, ast.UnaryOp):
-        return isinstance(node.op, ast.Invert)
-    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitAnd | ast.BitOr | ast.BitXor):
-        return _is_mask(node.left, masks) or _is_mask(node.right, masks)
-    return isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in BOOLEAN
-
-
 @pytest.mark.parametrize("name", TRAVELLING)
 def test_travelling_files_keep_the_rules(name):
     assert violations(name, (PACKAGE / name).read_text(encoding="utf-8")) == []
@@ -189,18 +104,6 @@ def test_all_travelling_files_together_are_short():
 
 def _lines_in_all(files: list[Path]) -> int:
     return sum(len(file.read_text(encoding="utf-8").splitlines()) for file in files)
-
-
-def test_lines_are_counted(tmp_path):
-    for name in TRAVELLING:
-        (tmp_path / name).write_text("x = 1\n" * 400)
-    assert _lines_in_all([tmp_path / name for name in TRAVELLING]) == 1600
-
-
-@pytest.mark.parametrize(("name", "function"), MAY_READ_VALUES)
-def test_every_exception_is_needed(name, function, monkeypatch):
-    monkeypatch.delitem(MAY_READ_VALUES, (name, function))
-    assert violations(name, (PACKAGE / name).read_text(encoding="utf-8"))
 
 
 SOUND = f"""{LICENCE}
@@ -237,62 +140,18 @@ def _in_function(line: str) -> str:
     ("source", "complaint"),
     [
         (SOUND.removeprefix(LICENCE), "has to begin with"),
-        (SOUND.replace("Apache-2.0", "MIT"), "has to begin with"),
         (SOUND + "x = 1\n" * 540, "lines are more than 540"),
         (_in_function("return torch.backends.mkldnn.is_available()"), "uses torch.backends"),
-        (_in_function("return torch.ops.aten.linear(x)"), "uses torch.ops"),
-        (SOUND + "from torch import ops\n", "uses torch.ops"),
-        (SOUND + "import torch.backends.cuda\n", "uses torch.backends.cuda"),
         (SOUND + "class A(torch.autograd.Function):\n    pass\n", "uses torch.autograd.Function"),
-        (SOUND + "from torch.autograd import Function as Fn\nclass A(Fn):\n    pass\n", "uses torch.autograd.Function"),
-        (SOUND + "from torch import autograd\nclass A(autograd.Function):\n    pass\n", "uses torch.autograd.Function"),
         (_in_function("return x.device.type == 'cuda'"), ".device.type"),
-        (_in_function("device = x.device\n    return device.type"), ".device.type"),
-        (_in_function("return torch.device(x).type"), ".device.type"),
         (_in_function("return 1 if x.is_cuda else 2"), "asks for the device: .is_cuda"),
-        (_in_function("return torch.cuda.is_available()"), "asks for the device: torch.cuda.is_available"),
-        (_in_function("return torch.compiler.is_compiling()"), "is_compiling"),
-        (SOUND + "from torch.compiler import is_compiling\n", "is_compiling"),
         (_in_function("return torch._C._nn.linear(x)"), "torch._C._nn.linear, which is private"),
-        (_in_function("return F._in_projection(x)"), "torch.nn.functional._in_projection, which is private"),
-        (SOUND + "from torch.nn.modules.module import _global_forward_hooks\n", "which is private to torch"),
-        (SOUND + "import torch._dynamo\n", "torch._dynamo, which is private"),
         (_in_function("return layer._parameters"), "._parameters, which is private"),
-        (_in_function("return x._is_view()"), "._is_view, which is private"),
-        (_in_function("if mask.all():\n        return x"), "branches on a tensor's value"),
-        (_in_function("return x if (mask == 0).any() else 2"), "branches on a tensor's value"),
-        (_in_function("while x.max() > 3:\n        x = x - 1"), "branches on a tensor's value"),
-        (_in_function("assert mask.any()"), "branches on a tensor's value"),
-        (_in_function("return mask is None or mask.all()"), "branches on a tensor's value"),
-        (_in_function("return not mask.any()"), "branches on a tensor's value"),
-        (_in_function("return [row for row in x if row.any()]"), "branches on a tensor's value"),
-        (_in_function("return (lambda y: y if y.all() else x)(mask)"), "branches on a tensor's value"),
-        (_in_function("return x.sum().item()"), "reads values: "),
-        (_in_function("return mask.tolist()"), "reads values: "),
-        (_in_function("return torch.equal(x, mask)"), "reads values: "),
-        (_in_function("return x.nonzero()"), "reads values: "),
-        (_in_function("return int(mask.sum())"), "reads values: int"),
-        (_in_function("return bool((mask == 0).all())"), "reads values: bool"),
-        (_in_function("return torch.where(mask)"), "reads values: torch.where"),
-        (_in_function("return torch.masked_select(x, mask)"), "reads values: "),
-        (_in_function("return x[x != 0]"), "indexes by booleans"),
-        (_in_function("return x[:, ~mask]"), "indexes by booleans"),
-        (_in_function("return x[mask.bool()]"), "indexes by booleans"),
-        (_in_function("real = x > 0\n    return x[real]"), "indexes by booleans"),
-        (_in_function("a, real = 1, x > 0\n    return x[real & mask]"), "indexes by booleans"),
-        (_in_function("x[x < 0] = 0"), "indexes by booleans"),
-        (_in_function("def loss(y):\n        return y[y != -100]"), "indexes by booleans"),
     ],
 )  # fmt: skip
 def test_the_checker_finds(source, complaint):
     found = violations(MODELING, source)
     assert any(complaint in line for line in found), found
-
-
-def test_an_exception_is_of_one_function_in_one_file():
-    source = SOUND + "\n\ndef loss_of_targets(x):\n    return x[x != -100]\n"
-    assert violations(MODELING, source) == []
-    assert violations(GENERATION, source) == [f"{GENERATION}:{len(source.splitlines())}: indexes by booleans"]
 
 
 def test_a_licence_beside_the_code_is_the_projects():

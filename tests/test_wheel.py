@@ -84,7 +84,7 @@ def test_recipes_are_found_by_name_where_the_wheel_is_installed(tmp_path):
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("source", [None, "https://example.org/us/it"])
+@pytest.mark.parametrize("source", ["https://example.org/us/it"])
 def test_the_readme_of_a_build(tmp_path, source):
     """Its links lead to the repository, if pyproject.toml names one."""
     place = tmp_path / "source"
@@ -106,12 +106,3 @@ def test_the_readme_of_a_build(tmp_path, source):
     assert ("](docs/usage.md)" in text) is (source is None)
     assert (f"]({source}/blob/HEAD/docs/usage.md)" in text) is (source is not None)
     assert text == (readme if source is None else absolute_links(readme, source))
-
-
-def test_links_of_every_kind():
-    text = "[a](b/c.md#d) ![e f](g.png) [h](#i) [j](https://k.l/m) [![n](o.svg)](p.md) `[q](r)`"
-    expected = (
-        "[a](s:/blob/HEAD/b/c.md#d) ![e f](s:/raw/HEAD/g.png) [h](#i) [j](https://k.l/m) "
-        "[![n](s:/raw/HEAD/o.svg)](s:/blob/HEAD/p.md) `[q](s:/blob/HEAD/r)`"
-    )
-    assert absolute_links(text, "s:") == expected

@@ -39,7 +39,7 @@ def check_links(folder: Path, files: Iterable[Path] | None = None, *, in_cache: 
 def replacing(path: str | Path) -> Iterator[Path]:
     """Yields the name of a file beside `path`, to be written, which replaces `path` at the end.
 
-    Nobody sees half of a file. After an error, a full disk for instance, the new file is removed and the old one is
+    The file is never half written. After an error, a full disk for instance, the new file is removed and the old one is
     what it was. A device or a pipe, such as /dev/stdout, is yielded itself.
 
     Args:

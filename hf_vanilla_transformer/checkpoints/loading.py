@@ -163,7 +163,7 @@ def load_model(
     Args:
         name: A folder that `save_pretrained` wrote, or a name on the Hub.
         dtype: Type of the weights; "auto": as they were saved.
-        trust_remote_code: Whether code that comes with the checkpoint may run. Without it, nobody is asked.
+        trust_remote_code: Whether code that comes with the checkpoint may run. Without it, there is no prompt.
         local_only: Whether a name on the Hub is only looked for among the files of earlier downloads.
         revision: Branch, tag or commit on the Hub.
         token: For the Hub, as for `from_pretrained`.

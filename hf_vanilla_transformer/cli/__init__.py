@@ -108,7 +108,7 @@ def _outcome(error: BaseException) -> tuple[int, str]:
 
 
 def _complain(message: str) -> None:
-    with contextlib.suppress(OSError):  # a full disk, or nobody who reads it
+    with contextlib.suppress(OSError):  # a full disk, or a closed pipe
         sys.stderr.write(message)
     _flush(sys.stderr)
 

@@ -30,7 +30,7 @@ _line = _pattern(r"[^\r\n]*\S[^\r\n]*", "one line of text")
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Write a model's card from what its training saved."""
     parser.epilog = (
-        "What nobody has said is left out of the card. Languages, licence, data sets and base model in the metadata of "
+        "What isn't known is left out of the card. Languages, licence, data sets and base model in the metadata of "
         "an existing card are kept."
     )
     parser.add_argument("folder", type=Path, metavar="DIR", help="the model's folder; the card is its README.md")
@@ -129,7 +129,7 @@ def _completed(facts: "RunFacts", arguments: argparse.Namespace) -> "RunFacts":
         "limits": arguments.limits,
     }
     facts = replace(facts, **{name: value for name, value in given.items() if value})
-    if arguments.language or arguments.source_lang or arguments.target_lang:  # all of them are said anew
+    if arguments.language or arguments.source_lang or arguments.target_lang:  # all of them are replaced
         facts = replace(facts, languages=arguments.language)
     return facts
 

@@ -164,7 +164,7 @@ def _evaluate(arguments: argparse.Namespace) -> None:
         _compare(arguments, results, references)
     try:
         print(_report(results), flush=True)
-    finally:  # even if nobody reads the report
+    finally:  # even if the report can't be printed
         _write(arguments, results, len(sources))
 
 

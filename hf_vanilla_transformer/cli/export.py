@@ -82,7 +82,7 @@ def _options(system: str, quantization: str | None) -> dict[str, Any]:
     known = QUANTIZATIONS[system]
     if quantization not in known:
         fix = f"give one of {', '.join(known)}" if known else "leave it out"
-        raise UsageError(f"--quantization {quantization} can't be had with --to {system}; {fix}")
+        raise UsageError(f"--quantization {quantization} isn't available with --to {system}; {fix}")
     return {"quantize": True} if system == "onnx" else {"quantization": quantization}
 
 

@@ -131,7 +131,7 @@ def _translate_lines(arguments: argparse.Namespace, source: lines.Lines, file: A
         line = f"{source.unit} {before + index + 1}"
         progress.write(warning_of_line(line, limit, f"it is translated in {count} pieces"), file=sys.stderr)
 
-    # A bar only if standard error is a terminal (None), and nobody types there.
+    # A bar only if standard error is a terminal (None), and the input isn't typed there.
     hidden = True if source.total is None and _someone_types() else None
     with tqdm(total=source.total, unit=f" {source.unit}s", disable=hidden, leave=False) as progress:
         for window in source.windows:

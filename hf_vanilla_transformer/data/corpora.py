@@ -342,7 +342,7 @@ def _cause(error: Exception) -> BaseException:
     return error.__cause__ or error if isinstance(error, DatasetGenerationError) else error
 
 
-def texts_of(pairs: Iterable[Mapping[str, str]]) -> Iterator[str]:
+def both_sides_of(pairs: Iterable[Mapping[str, str]]) -> Iterator[str]:
     """Yields both sides of each pair, for training a joint vocabulary (section 5.1)."""
     for pair in pairs:
         yield pair["source"]
@@ -353,11 +353,11 @@ __all__ = [
     "Cleaning",
     "Corpus",
     "CorpusError",
+    "both_sides_of",
     "is_table",
     "lengths_of",
     "read_corpus",
     "read_lines",
     "resegment",
-    "texts_of",
     "tokenize",
 ]

@@ -66,7 +66,7 @@ def this_processor(changes: str = "") -> Processor:
     }
     for name in ("has_onednn", "has_fast_bfloat16"):
         if given.get(name) and not found[name]:
-            raise _wrong(f"{name}=true, which this machine and this version of torch haven't got; leave it out")
+            raise _wrong(f"{name}=true, which isn't available on this CPU with this version of torch; leave it out")
     by_mkl = given.get("mkl_is_fastest", found["mkl_is_fastest"])
     thresholds = {
         "elements_for_mkl": 2**22 if by_mkl else 0,

@@ -4,7 +4,7 @@ import ctypes
 
 
 def keep_freed_memory() -> bool:
-    """Lets glibc keep freed blocks for the next use, in place of giving each back to the system and asking anew.
+    """Lets glibc keep freed blocks for the next use, in place of returning each to the system and requesting it again.
 
     Fresh pages have to be zeroed, which on a CPU takes longer than much of the arithmetic on them. The process then
     holds its peak memory until it ends.

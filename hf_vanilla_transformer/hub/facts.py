@@ -48,7 +48,7 @@ def read_facts(folder: Path) -> tuple[RunFacts, str | None]:
 
     What was saved of the training counts only for the weights that it was saved for. What the metadata of an existing
     card says of languages, licence, data sets and base model comes from its author, and counts more than what was
-    saved, as do fields that no card has by itself. What nobody has said is left out.
+    saved, as do fields that no card has by itself. What isn't known is left out.
 
     Args:
         folder: The model's folder, as `save_pretrained` writes it.

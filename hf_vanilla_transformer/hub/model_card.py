@@ -28,8 +28,8 @@ LIMITS = (
     "measured, nor has any bias in that data: check its translations before you rely on them."
 )
 LOADS = re.compile(r"from_pretrained\(\s*(\"(?:[^\"\\]|\\.)*\")")
-# Only of a repository: where a folder of this name is missing, transformers would run the code of whoever has such a
-# repository.
+# Only of a repository: where a folder of this name is missing, transformers would run the code of a repository
+# of that name.
 OWN_CODE = """\
 If the package hf_vanilla_transformer is not installed, use the checkpoint's own code. It runs on your machine, so \
 read it or trust its author; then leave out the first line and write

@@ -100,7 +100,7 @@ def check_token() -> None:
 
 
 def prepare(folder: Path, repo: str, *, include_translations: bool = False) -> Upload:
-    """Checks a model's folder, its code and its card, and returns what is to be sent. It asks nobody and sends nothing.
+    """Checks a model's folder, its code and its card, and returns what is to be sent. It makes no network requests.
 
     Args:
         folder: The model's folder: a finished run's, one of averaged weights, or what `save_pretrained` wrote.

@@ -38,7 +38,7 @@ class Options:
 
 @dataclass(frozen=True)
 class Converted:
-    """A model of another system as one of ours.
+    """A model of another system, converted to this package's.
 
     Attributes:
         model: In evaluation mode, in the type of its weights.

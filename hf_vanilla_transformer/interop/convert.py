@@ -1,7 +1,7 @@
-"""Models of other systems become checkpoints of ours: convert("Helsinki-NLP/opus-mt-en-de", "opus-mt-en-de").
+"""Models of other systems become checkpoints of this package: convert("Helsinki-NLP/opus-mt-en-de", "opus-mt-en-de").
 
 Each system has a module here with `recognises`, which tells by a file's or folder's looks whether it is one of its
-models, and `load`, which returns it as one of ours.
+models, and `load`, which returns it as this package's.
 """
 
 from fnmatch import fnmatchcase
@@ -31,7 +31,7 @@ WITHOUT_SAMPLE = {
 
 
 def convert(source: str | Path, output: str | Path, *, system: str | None = None, **options: Any) -> tuple[str, ...]:
-    """Writes a checkpoint of ours: weights, configuration, generation settings, tokenizer, code and a model card.
+    """Writes a checkpoint: weights, configuration, generation settings, tokenizer, code and a model card.
 
     Args:
         source: A folder or file of another system's model, or for Marian also a name on the Hub.

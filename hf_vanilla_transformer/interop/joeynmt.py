@@ -224,7 +224,7 @@ def _fields(model: Mapping[str, Any], has_last_norms: bool) -> tuple[dict[str, A
     """Returns fields of our configuration, and whether the model is pre-norm.
 
     Raises:
-        ConversionError: A setting is one that no model of ours has.
+        ConversionError: A setting is one that this model can't have.
     """
     encoder, decoder = (
         {name: model[stack].get(name, default[number]) for name, default in DEFAULTS.items()}
@@ -278,7 +278,7 @@ def _norm_position(model: Mapping[str, Any], has_last_norms: bool) -> str:
         raise ConversionError(
             "config.yaml has no model.encoder.layer_norm, for which JoeyNMT 2.3 takes pre without a last normalization "
             "and 2.0 to 2.2 take post: write layer_norm: post there if one of the latter has trained the model; "
-            "the other is no model of ours"
+            "the other can't be converted"
         )
     decoder = DEFAULTS["layer_norm"][1] if decoder is None else decoder
     if encoder != decoder or encoder not in ("pre", "post"):

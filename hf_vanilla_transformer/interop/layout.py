@@ -63,7 +63,7 @@ class Layout:
 
 @dataclasses.dataclass(frozen=True)
 class Rule:
-    """Parameters of ours that are, stacked along the first dimension, those of theirs, stacked likewise."""
+    """This model's parameters that are, stacked along the first dimension, those of theirs, stacked likewise."""
 
     ours: tuple[str, ...]
     theirs: tuple[str, ...]
@@ -170,7 +170,7 @@ def _config(
     try:
         config = VanillaTransformerConfig(**fields)
     except (StrictDataclassError, TypeError) as error:
-        raise ConversionError(f"the fields make no model of ours ({first_line(error.__cause__ or error)})") from error
+        raise ConversionError(f"the fields make no valid model ({first_line(error.__cause__ or error)})") from error
     _check_tokens(config)
     return config
 
@@ -256,7 +256,7 @@ def _head_dims(fields: Mapping[str, Any], rows: Callable[[str], int]) -> dict[st
     if widths == {fields["d_model"]}:
         return {}
     if any(len(one) > 1 for one in found.values()):
-        raise ConversionError("the heads of encoder and decoder have different widths, which is no model of ours")
+        raise ConversionError("the heads of encoder and decoder have different widths, which this model can't have")
     return {name: one.pop() for name, one in found.items()}
 
 
@@ -388,7 +388,7 @@ def _is_tied(name: str, config: VanillaTransformerConfig) -> bool:
 def rules_of(layout: Layout, layers: Mapping[str, int]) -> Iterable[Rule]:
     """Returns the table's rules for each layer; `layers` has the number of them, by stack.
 
-    Of two rules for the same parameters of ours, the later one holds.
+    Of two rules for the same parameters, the later one holds.
     """
     rules: dict[tuple[str, ...], Rule] = {}
     for ours, theirs in layout.names.items():

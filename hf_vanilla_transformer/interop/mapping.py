@@ -33,11 +33,11 @@ ENTRIES: dict[str, Any] = {  # entry -> type
 HEAD_SPLITS = {
     "transpose": None,  # (B, T, h, d_k) -> (B, h, T, d_k)
     "view": "its heads are cut by view(B, h, T, d_k) without a transpose, which mixes the positions: that isn't "
-    "multi-head attention (3.2.2), and no weights of ours compute it",
+    "multi-head attention (3.2.2), and no weights of this model compute it",
 }
 LAYER_NORMS = ("biased", "unbiased")
 STACKS = ("encoder.", "decoder.", "lm_head")  # what our names begin with
-# Fields of our configuration that are in no tensor, and without which a wrong model would be made without a word.
+# Fields of our configuration that are in no tensor, and without which a wrong model would be made silently.
 NEEDED = (
     "encoder_attention_heads", "decoder_attention_heads", "norm_position", "layer_norm_eps", "activation_function",
     "scale_embedding", "pad_token_id", "eos_token_id", "decoder_start_token_id",
@@ -87,12 +87,12 @@ def read_mapping(source: str | Path, *, assume_causal: bool = False) -> Layout:
 
     Args:
         source: A YAML file, or the name of a mapping that comes with the package.
-        assume_causal: Whether a model of which nobody knows whether it was trained with a causal mask is taken for one
+        assume_causal: Whether a model that may have been trained without a causal mask is taken for one
             that was.
 
     Raises:
         ConversionError: There is no such mapping, it has unknown entries or wrong values, or it says that the model
-            is none of ours.
+            isn't in this model.
     """
     entries = _entries(source)
     if reason := entries.get("refused"):
@@ -113,7 +113,7 @@ def read_mapping(source: str | Path, *, assume_causal: bool = False) -> Layout:
         raise ConversionError(f"{source}: layer_norm is {norm!r}; give one of {', '.join(LAYER_NORMS)}")
     prefix, config = entries.get("prefix", ""), {"bos_token_id": None, **entries.get("config", {})}
     if unknown := [ours for ours in entries["names"] if not ours.startswith(STACKS)]:
-        raise ConversionError(f"{source}: {unknown[0]} is no name of ours; they begin with one of {', '.join(STACKS)}")
+        raise ConversionError(f"{source}: {unknown[0]} is no parameter; they begin with one of {', '.join(STACKS)}")
     first_position = entries.get("first_position", 0)
     if first_position < 0:
         raise ConversionError(f"{source}: first_position is {first_position}; give the number of a row, from 0 up")

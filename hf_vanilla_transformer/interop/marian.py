@@ -50,7 +50,7 @@ FIXED_FIELDS: dict[str, Any] = {
     "output_bias": True,
     "layer_norm_eps": 1e-5,
 }
-# Parameter of ours -> Marian's name, where it isn't the same; within layers, only the feed-forward maps differ.
+# This model's parameter -> Marian's name, where it isn't the same; within layers, only the feed-forward maps differ.
 NAMES = {"model.encoder.embed_tokens.weight": "model.shared.weight", "lm_head.bias": "final_logits_bias"}
 POSITIONS = ("model.encoder.embed_positions.weight", "model.decoder.embed_positions.weight")
 # Systems that look alike, and why their models can't be opened.
@@ -69,7 +69,7 @@ def from_marian(
     token: str | bool | None = None,
     local_files_only: bool = False,
 ) -> tuple[VanillaTransformerForConditionalGeneration, MarianTokenizer | None]:
-    """Opens a Marian model as one of ours.
+    """Opens a Marian model as this package's.
 
     Args:
         source: A folder or a name on the Hub of a `MarianMTModel` with its tokenizer's files, or such a model.
@@ -281,7 +281,7 @@ def _config(marian: MarianConfig) -> VanillaTransformerConfig:
     try:
         return VanillaTransformerConfig(**fields, decoder_vocab_size=None if shares else marian.decoder_vocab_size)
     except StrictDataclassError as error:
-        raise ConversionError(f"config.json makes no model of ours ({first_line(error.__cause__ or error)})") from error
+        raise ConversionError(f"config.json makes no valid model ({first_line(error.__cause__ or error)})") from error
 
 
 def _renamed(
@@ -326,7 +326,7 @@ def _renamed(
 
 
 def marian_names(name: str, config: VanillaTransformerConfig) -> list[str]:
-    """Returns the names that a parameter of ours, or the matrix that it is tied to, may have in a Marian checkpoint."""
+    """Returns the names that a parameter, or the matrix that it is tied to, may have in a Marian checkpoint."""
     source, target, output = (
         f"{part}.weight" for part in ("model.encoder.embed_tokens", "model.decoder.embed_tokens", "lm_head")
     )

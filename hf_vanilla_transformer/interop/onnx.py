@@ -1,4 +1,4 @@
-"""Models of ours as ONNX graphs: an encoder, a decoder, and a decoder that continues what it has decoded.
+"""This package's models as ONNX graphs: an encoder, a decoder, and a decoder that continues what it has decoded.
 
 Files, inputs and outputs have the names that Optimum gives them, which other programs know. The graphs are made by
 torch.onnx, as transformers' own exporter (`transformers.exporters`, 5.23) can't make them: its export_for_generation
@@ -68,7 +68,7 @@ def export(
         What a user should know.
 
     Raises:
-        ConversionError: It isn't a model of ours, torch.onnx can't express it, or onnxruntime computes something else.
+        ConversionError: It isn't of this package, torch.onnx can't express it, or onnxruntime computes something else.
         OSError: The folder can't be written.
     """
     if type(model) is not VanillaTransformerForConditionalGeneration:

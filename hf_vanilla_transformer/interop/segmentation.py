@@ -1,4 +1,4 @@
-"""Tokenizers of models that come with dictionaries: subword-nmt's codes or SentencePiece models become one of ours.
+"""Tokenizers of models that come with dictionaries: subword-nmt's codes or SentencePiece models become one tokenizer.
 
 A folder has one file of codes or one SentencePiece model for both sides, or one per side, which its name tells.
 """

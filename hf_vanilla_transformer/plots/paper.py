@@ -23,7 +23,7 @@ from .drawing import (
 )
 
 MOST_POSITIONS, WIDEST_MODEL = 2_000, 8_192  # the picture has fewer pixels
-SHOWN_LABELS, SHOWN_CELLS = 15, 40  # tokens of a mask that have room for labels, and for lines between cells
+SHOWN_LABELS, SHOWN_CELLS = 15, 40  # tokens of a mask up to which labels, and lines between cells, are drawn
 HIDDEN, SEEN = "#DDDDDD", "#0072B2"
 
 

@@ -43,7 +43,6 @@ _POSITIVE: Range = ("more than 0", lambda value: 0 < value < math.inf)
 _NOT_NEGATIVE: Range = ("0 or more", lambda value: 0 <= value < math.inf)
 _COUNT: Range = ("1 or more", lambda value: 1 <= value < math.inf)
 _SHARE: Range = ("0 or more, and less than 1", lambda value: 0 <= value < 1)
-_PROBABILITY: Range = ("a probability, such as 0.1", lambda value: 0 <= value <= 1)
 RANGES: dict[str, Range] = {
     **dict.fromkeys(("learning_rate", "learning_rate_factor"), _POSITIVE),
     **dict.fromkeys(("warmup_steps", "num_train_epochs", "per_device_train_batch_tokens"), _NOT_NEGATIVE),
@@ -51,8 +50,7 @@ RANGES: dict[str, Range] = {
     **dict.fromkeys(("rdrop_alpha", "simcut_alpha"), _NOT_NEGATIVE),
     **dict.fromkeys(("early_stopping_patience", "shuffle_buffer_size", "max_length", "max_length_ratio"), _COUNT),
     **dict.fromkeys(("bpe_dropout_copies", "preprocessing_num_workers"), _COUNT),
-    **dict.fromkeys(("simcut_p", "ema_decay"), _SHARE),
-    "bpe_dropout": _PROBABILITY,
+    **dict.fromkeys(("simcut_p", "ema_decay", "bpe_dropout"), _SHARE),
 }
 
 
@@ -99,7 +97,7 @@ def check_together(given: Collection[str], data: Any, args: Any) -> None:
     Raises:
         ValueError: They contradict each other, or one has no effect.
     """
-    for check in (_length_of_training, _batches, _evaluation, _best_model, _surroundings):
+    for check in (_length_of_training, _batches, _consistency, _evaluation, _best_model, _surroundings):
         for problem in check(given, data, args):
             raise ValueError(problem)
 
@@ -108,7 +106,7 @@ def _length_of_training(given: Collection[str], data: Any, args: Any) -> Iterato
     if args.num_train_epochs and args.max_steps >= 0:
         yield (
             f"num_train_epochs is {args.num_train_epochs:g} and max_steps {args.max_steps}; leave one of the two out, "
-            "or give max_steps -1 if the epochs count"
+            "or give max_steps -1"
         )
     if args.max_steps < 0 and data.streaming:
         yield "a stream has no epochs that could be counted; give max_steps with streaming"
@@ -127,6 +125,11 @@ def _batches(given: Collection[str], data: Any, args: Any) -> Iterator[str]:
                 f"{name} has no effect on batches by tokens; set per_device_train_batch_tokens to 0 for batches of "
                 "equally many sentences, or leave it out"
             )
+
+
+def _consistency(given: Collection[str], data: Any, args: Any) -> Iterator[str]:
+    if "simcut_p" in given and not args.simcut_alpha:
+        yield "simcut_p has no effect without simcut_alpha"
 
 
 def _evaluation(given: Collection[str], data: Any, args: Any) -> Iterator[str]:
@@ -153,11 +156,8 @@ def _best_model(given: Collection[str], data: Any, args: Any) -> Iterator[str]:
             "load_best_model_at_end keeps the best checkpoint and average_last averages the last ones; leave one of "
             "the two out"
         )
-    if args.average_last and metric is not None and 0 < (args.save_total_limit or 0) <= args.average_last:
-        yield (
-            f"save_total_limit {args.save_total_limit} counts the best checkpoint, which is kept too, so fewer than "
-            f"average_last {args.average_last} of the last ones would be left; give {args.average_last + 1} or more"
-        )
+    if metric is not None and args.average_last and 0 < (args.save_total_limit or 0) <= args.average_last:
+        yield f"save_total_limit counts the best checkpoint too; give average_last {args.average_last} + 1 or more"
 
 
 def _surroundings(given: Collection[str], data: Any, args: Any) -> Iterator[str]:

@@ -7,7 +7,7 @@ import statistics
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from itertools import islice
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +20,8 @@ from transformers import DefaultFlowCallback, EvalPrediction, TrainerCallback
 from ..checkpoints.completeness import checkpoints_in
 from ..errors import first_line, is_out_of_memory
 from ..hub.model_card import fill_model_card
-from .facts import run_facts
 from .recipe import RecipeError, VanillaTransformerTrainingArguments
+from .run_facts import run_facts
 from .run_folder import saved
 from .trainer import VanillaTransformerTrainer
 
@@ -51,7 +51,7 @@ def check_average(args: VanillaTransformerTrainingArguments, updates_per_epoch: 
         )
     if args.save_strategy == "best":
         raise RecipeError(
-            f"average_last is {last}, but with save_strategy best nobody knows how many checkpoints there will be; use "
+            f"average_last is {last}, but with save_strategy best the number of checkpoints isn't known; use "
             "steps or epoch"
         )
     saves = number_of_saves(args, updates_per_epoch)
@@ -147,7 +147,7 @@ def first_batch(trainer: VanillaTransformerTrainer) -> dict[str, Any]:
 
 
 def _check_disk(trainer: VanillaTransformerTrainer, folder: Path, per_epoch: int | None) -> None:
-    """Checks that the checkpoints which a run keeps have room on its disk."""
+    """Checks that the checkpoints that a run keeps fit on its disk."""
     args, saves = trainer.args, number_of_saves(trainer.args, per_epoch) or 0
     weights = sum(parameter.numel() * parameter.element_size() for parameter in trainer.model.parameters())
     has_moments = not args.save_only_model and str(getattr(args.optim, "value", args.optim)).startswith("adam")
@@ -244,41 +244,31 @@ def dry_run(trainer: VanillaTransformerTrainer) -> Iterator[str]:
     yield f"Memory for weights, gradients and Adam's moments: {_bytes(parameters * BYTES_PER_PARAMETER)}"
     if not updates:
         return
-    clock = _Clock()
     for callback in [one for one in trainer.callback_handler.callbacks if not isinstance(one, DefaultFlowCallback)]:
         trainer.remove_callback(callback)  # trackers, for instance
-    trainer.add_callback(clock)
+    ends = _Ends()
+    trainer.add_callback(ends)
     args.max_steps = min(UPDATES_OF_DRY_RUN, updates)
     args.save_strategy = args.eval_strategy = args.logging_strategy = "no"
+    began = time.perf_counter()
     trainer.train()
+    seconds = [after - before for before, after in pairwise(ends.times)] or [ends.times[0] - began]
     yield f"Memory of the process after {args.max_steps} updates: {_bytes(psutil.Process().memory_info().rss)}"
     if args.device.type == "cuda":
         yield f"Peak memory of the GPU: {_bytes(torch.cuda.max_memory_allocated(args.device))}"
-    yield f"Time of an update: {clock.median:.3f} s" + ("" if clock.seconds else " (the first one)")
+    yield f"Time of an update: {statistics.median(seconds):.3f} s" + (
+        " (the first one)" if len(ends.times) == 1 else ""
+    )
 
 
-class _Clock(TrainerCallback):
-    """Measures the time between the ends of updates."""
+class _Ends(TrainerCallback):
+    """Notes when each update ends."""
 
     def __init__(self) -> None:
-        self.ends: list[float] = []
-
-    def on_step_begin(self, *args: Any, **kwargs: Any) -> None:
-        """Notes when the first update begins."""
-        if not self.ends:
-            self.ends.append(time.perf_counter())
+        self.times: list[float] = []
 
     def on_step_end(self, *args: Any, **kwargs: Any) -> None:
-        """Notes when an update ends."""
-        self.ends.append(time.perf_counter())
-
-    @property
-    def seconds(self) -> list[float]:
-        return [after - before for before, after in zip(self.ends[1:], self.ends[2:], strict=False)]
-
-    @property
-    def median(self) -> float:
-        return statistics.median(self.seconds or [self.ends[-1] - self.ends[0]])
+        self.times.append(time.perf_counter())
 
 
 def _batch_as_text(trainer: VanillaTransformerTrainer) -> Iterator[str]:

@@ -247,7 +247,7 @@ class VanillaTransformerTrainingArguments(Seq2SeqTrainingArguments):
         if not torch.accelerator.is_available():  # transformers only allows bf16 on a CPU with use_cpu
             self.use_cpu, self.dataloader_pin_memory = True, False
         check_ranges(self)
-        if self.num_train_epochs and self.max_steps == type(self).max_steps:  # which nobody has chosen
+        if self.num_train_epochs and self.max_steps == type(self).max_steps:  # the default, not a choice
             self.max_steps = -1
         if self.max_steps < 0 and not self.num_train_epochs:
             raise ValueError(f"max_steps is {self.max_steps}; give num_train_epochs, or max_steps of 0 or more")

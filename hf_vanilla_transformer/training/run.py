@@ -22,7 +22,7 @@ from ..checkpoints.completeness import step_of
 from ..checkpoints.files import check_links
 from ..checkpoints.loading import CheckpointError, check_tokenizer, load_config, load_model, load_tokenizer
 from ..data.bpe_dropout import BPEDropout
-from ..data.corpora import Cleaning, Corpus, read_corpus, resegment, state_of, texts_of, tokenize
+from ..data.corpora import Cleaning, Corpus, both_sides_of, read_corpus, resegment, state_of, tokenize
 from ..data.hub_names import check_model_on_hub
 from ..errors import first_line
 from ..hub.upload import check_token
@@ -31,10 +31,10 @@ from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGener
 from ..tokenization_vanilla_transformer import VanillaTransformerTokenizerFast
 from .callbacks import Console, RecipeKeeper, TranslationLog, callbacks_for
 from .evaluation import TranslationMetrics, by_length
-from .facts import run_facts
 from .finish import finish_run
 from .preflight import check_average, check_memory, dry_run, preflight
 from .recipe import Arguments, RecipeError
+from .run_facts import run_facts
 from .run_folder import (
     TOKENIZER,
     check_checkpoint,
@@ -220,7 +220,7 @@ class Run:
 
     def _train(self, trainer: VanillaTransformerTrainer) -> None:
         if self.resume:
-            start = f"Resuming from {self.checkpoint}" if self.checkpoint else "No complete checkpoint: starting anew"
+            start = f"Resuming from {self.checkpoint}" if self.checkpoint else "No complete checkpoint: starting over"
             self.say(start)
         began = time.perf_counter()
         trainer.train(resume_from_checkpoint=str(self.checkpoint) if self.checkpoint else None)
@@ -320,7 +320,7 @@ class Run:
             )
         try:
             tokenizer = VanillaTransformerTokenizerFast.train_from_iterator(
-                texts_of(pairs),
+                both_sides_of(pairs),
                 vocab_size=self.model.vocab_size,
                 merge_punctuation=self.model.merge_punctuation,
                 show_progress=sys.stderr.isatty(),

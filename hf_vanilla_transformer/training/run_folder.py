@@ -148,7 +148,7 @@ def checkpoint_to_resume(folder: Path, named: str | None) -> Path | None:
     if named is None or named.lower() == "true":
         checkpoint = last_complete_checkpoint(folder)
         model = last_complete_checkpoint(folder, to_resume=False) if checkpoint is None else None
-        if model is not None:  # starting anew would overwrite it
+        if model is not None:  # a new start would overwrite it
             raise RecipeError(
                 f"no checkpoint in {folder} has all that training needs to resume, which save_only_model leaves out; "
                 f"start a new run from the weights with --model-name-or-path {model}"

@@ -38,8 +38,8 @@ from ..hub.model_card import save_card
 from ..hub.upload import Upload, check_token, hub_errors, model_files, prepare, send
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from .consistency import ConsistencyTrainer
-from .facts import run_facts
 from .recipe import RecipeError, VanillaTransformerTrainingArguments
+from .run_facts import run_facts
 from .schedule import count_from_one, peak_learning_rate, set_rates
 
 logger = logging.get_logger(__name__)
@@ -277,7 +277,7 @@ class VanillaTransformerTrainer(ConsistencyTrainer):
         return not wrong.item()
 
     def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
-        # The Trainer's own method sends all that is in the run's folder, whoever has put it there, and not the code.
+        # The Trainer's own method sends everything in the run's folder, and not the code.
         args, checkpoint = self.args, Path(checkpoint_folder)
         is_busy = self.push_in_progress is not None and not self.push_in_progress.is_done()
         if not self.is_world_process_zero() or args.hub_strategy == HubStrategy.END:

@@ -38,7 +38,7 @@ def converted(
         local_only: Whether a name on the Hub is only looked for among the files of earlier downloads.
 
     Returns:
-        The folder of a checkpoint of ours; None: it is no Marian model, one that can't be found, or one with another
+        The converted checkpoint's folder; None: it is no Marian model, one that can't be found, or one with another
         tokenizer than OPUS-MT's, which transformers loads as it is.
 
     Raises:
@@ -83,7 +83,7 @@ def _cache_folder() -> Path:
 
 
 def _file(name: str | Path, file: str, where: dict[str, Any]) -> str | None:
-    """Returns where a file of a model is; None: it has none, or it can't be found, which whoever loads it says."""
+    """Returns where a file of a model is; None: it has none, or it can't be found; loading it says so."""
     quiet = {f"_raise_exceptions_for_{problem}": False for problem in ("missing_entries", "connection_errors")}
     try:
         return cached_file(name, file, **quiet, **where)

@@ -105,7 +105,7 @@ class _Divider:
         yield from filter(None, ["".join(segments).strip()])
 
     def _segments(self, text: str, level: int = 0) -> Iterator[tuple[str, float]]:
-        """Yields segments, which together are the text, with their numbers of tokens; each has room in a piece."""
+        """Yields segments, which together are the text, with their numbers of tokens; each fits into a piece."""
         if level == len(LEVELS):
             raise ValueError(f"{text!r} alone has more than the {self.room + self.special} tokens of a piece")
         for texts in _in_groups(self._cut(text, level)):

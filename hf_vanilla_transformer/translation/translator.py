@@ -185,7 +185,7 @@ class Translator:
         return self._translate(texts, options)
 
     def stream(self, texts: Iterable[str], *, window: int = WINDOW, **options: Any) -> Iterator[Result]:
-        """Translates texts that need not all be there yet, or have room in memory.
+        """Translates texts that need not all be there yet, or fit into memory.
 
         They are read a window at a time, translated in batches of like length, and yielded in their order.
 

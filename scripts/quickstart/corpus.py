@@ -36,8 +36,6 @@ from functools import cache, partial
 from string import Formatter
 from typing import Any
 
-from hf_vanilla_transformer.errors import install
-
 Pair = tuple[str, str]  # (English, German)
 Parts = str | tuple[str, ...]  # a frame selects parts of a split phrase by index
 
@@ -429,7 +427,8 @@ def _require(module: str) -> Any:
     try:
         return importlib.import_module(module)
     except ImportError as error:
-        raise ImportError(f"the embedded corpus needs num2words and Babel: {install('train')}") from error
+        fix = "run pip install '.[train]' in a checkout of hf_vanilla_transformer"
+        raise ImportError(f"the embedded corpus needs num2words and Babel: {fix}") from error
 
 
 @cache

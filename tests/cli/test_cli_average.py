@@ -3,8 +3,6 @@
 import os
 import re
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -110,23 +108,16 @@ RUN = "<the run>"
     [
         ([], r"one of the arguments RUN --checkpoints is required \(see vanilla-transformer average --help\)"),
         (["/no/where"], "/no/where is not a folder; RUN must be"),
-        ([__file__], "is not a folder; RUN must be"),
         ([str(ROOT)], "has no complete checkpoint; give a training's output folder"),
         ([RUN, "--last", "7"], r"has 6 complete checkpoints, not 7 \(checkpoint-1, .*\); ask for fewer"),
         ([RUN, "--last", "0"], "--last: '0' is not an integer of at least 1"),
-        ([RUN, "--lst", "3"], "--lst 3; did you mean '--last'"),
         ([RUN, "--checkpoints", f"{RUN}/checkpoint-1"], "--checkpoints: not allowed with argument RUN"),
         (["--checkpoints", f"{RUN}/checkpoint-1", "--last", "1"], "--last is for RUN's checkpoints, and"),
         (["--checkpoints", f"{RUN}/checkpoint-9"], "checkpoint-9: there is no such folder"),
         (["--checkpoints", f"{RUN}/checkpoint-1", "/no/where"], "different folders; give the folder of"),
-        ([RUN, "--last", "-3"], "--last: '-3' is not an integer of at least 1"),
-        ([RUN, "--last", "1000000000"], r"has 6 complete checkpoints, not 1000000000 \(checkpoint-1, .*\); ask for"),
-        ([RUN, "--last", "1" + 30 * "0"], "has 6 complete checkpoints, not 10*"),
         ([RUN, "--output", RUN, "--overwrite"], "contains the checkpoints; choose another output"),
         ([RUN, "--output", f"{RUN}/checkpoint-6"], "would be written into the checkpoint .*checkpoint-6; choose"),
-        ([RUN, "--output", f"{RUN}/checkpoint-2/mean"], "would be written into the checkpoint .*checkpoint-2; choose"),
         ([RUN, "--output", f"{RUN}/tokenizer", "--overwrite"], "is not just a saved model"),
-        ([RUN, "--output", "a\0b"], "null byte"),
     ],
 )  # fmt: skip
 def test_wrong_use_is_one_line_that_names_the_fix(average, folder, arguments, message):
@@ -137,27 +128,10 @@ def test_wrong_use_is_one_line_that_names_the_fix(average, folder, arguments, me
     assert not any(folder.glob("averaged*"))
 
 
-@pytest.mark.parametrize("output", ["/proc/average", f"{__file__}/average", "/dev/null", RUN + 300 * "x"])
+@pytest.mark.parametrize("output", ["/proc/average", f"{__file__}/average"])
 def test_an_output_that_cannot_be_written_is_one_line(average, folder, output):
     before = sorted(folder.parent.iterdir())
     code, out, err = average(folder, "--output", output.replace(RUN, str(folder)))
     assert (code in (1, 2), out) == (True, "")
     assert re.fullmatch("vanilla-transformer: error: .*\n", err), err
     assert sorted(folder.parent.iterdir()) == before
-
-
-@pytest.mark.parametrize("arguments", [["--help"], [], ["/no/where"]])
-def test_help_and_wrong_use_import_nothing_heavy(arguments):
-    command = [sys.executable, "-X", "importtime", "-m", "hf_vanilla_transformer_cli", "average", *arguments]
-    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    imported = {line.rsplit("|", 1)[-1].strip() for line in result.stderr.splitlines() if "import time" in line}
-    assert "hf_vanilla_transformer.cli.average" in imported
-    assert not {"torch", "transformers", "numpy"} & imported
-
-
-def test_the_installed_command_knows_the_models(folder):
-    """Its launcher leaves it to each command to register the classes."""
-    command = [sys.executable, "-m", "hf_vanilla_transformer_cli", "average", str(folder), "--last", "2"]
-    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert (result.returncode, result.stderr) == (0, "")
-    assert (folder / "averaged-2" / "model.safetensors").is_file()

@@ -4,7 +4,6 @@ import argparse
 import gzip
 import io
 import json
-import os
 import re
 import resource
 import sys
@@ -25,8 +24,8 @@ from hf_vanilla_transformer.metrics import (
     multi30k_bleu,
     paired_bootstrap,
 )
-from hf_vanilla_transformer.translation import decoding, scoring
-from hf_vanilla_transformer.translation.decoding import Translation, decode, translate
+from hf_vanilla_transformer.translation import decoding
+from hf_vanilla_transformer.translation.decoding import decode, translate
 from hf_vanilla_transformer.translation.ensembles import ensemble
 from hf_vanilla_transformer.translation.scoring import score_targets
 
@@ -151,18 +150,6 @@ def _prefer_ends(model):
     model.config.output_bias = True
 
 
-def test_length_penalty_changes_what_is_found(run, checkpoints):
-    model, tokenizer = _loaded(checkpoints[0])
-    _prefer_ends(model)
-    model.save_pretrained("ending")
-    tokenizer.save_pretrained("ending")
-    for alpha in (0.0, 5.0):
-        run("--length-penalty", alpha, "--num-beams", 4, "--output", f"{alpha}.de", models=["ending"])
-        expected = translate(model, tokenizer, SOURCES, num_beams=4, gnmt_length_penalty=alpha)
-        assert Path(f"{alpha}.de").read_text(encoding="utf-8").split("\n") == [*expected, ""]
-    assert Path("0.0.de").read_bytes() != Path("5.0.de").read_bytes()
-
-
 def test_length_penalties_are_rows_of_a_model_that_is_loaded_once(run, checkpoints, monkeypatch):
     model, tokenizer = _loaded(checkpoints[0])
     _prefer_ends(model)
@@ -196,12 +183,6 @@ def test_the_rule_of_stopping_changes_what_is_found(run, checkpoints):
         assert Path(f"{name}.de").read_text(encoding="utf-8").split("\n") == [*expected, ""]
         assert json.loads(Path(f"{name}.json").read_text())["results"][0]["decoding"]["early_stopping"] == value
     assert Path("true.de").read_bytes() != Path("never.de").read_bytes()
-
-
-def test_a_rule_of_stopping_without_beams(run):
-    code, _, err = run("--greedy", "--early-stopping", "never")
-    assert (code, err.count("\n")) == (2, 1)
-    assert "--early-stopping only applies to beam search; leave it out, or give --num-beams 2 or more" in err
 
 
 def test_a_row_a_model(run, checkpoints):
@@ -275,19 +256,6 @@ def test_n_best_lists_are_json_lines(run, checkpoints):
     assert Path("best.de").read_text(encoding="utf-8").split("\n") == [*best, ""]
 
 
-def test_scores_that_are_not_finite_are_null_in_n_best_lists(run, monkeypatch):
-    scores = [float("inf"), float("-inf"), float("nan"), 0.5]
-    lists = [[Translation("eins", 2, score)] for score in scores]
-    monkeypatch.setattr(decoding, "decode", lambda *arguments, **options: lists)
-    assert run(*OPTIONS, "--n-best", 2, "--n-best-output", "n_best.jsonl")[0] == 0
-
-    def refuse(constant):
-        raise AssertionError(f"{constant} is not JSON")
-
-    lines = [json.loads(line, parse_constant=refuse) for line in Path("n_best.jsonl").read_text().splitlines()]
-    assert [line["score"] for line in lines] == [None, None, None, 0.5]
-
-
 # Files
 
 
@@ -303,15 +271,6 @@ def test_packed_files_windows_line_ends_and_byte_order_marks(run):
     ]
 
 
-def test_lines_without_words_can_be_evaluated(run):
-    Path("empty_lines").write_text("\n \n")
-    code, out, err = run("--json", "figures.json", source="empty_lines", reference="empty_lines")
-    (result,) = json.loads(Path("figures.json").read_text())["results"]
-    assert (code, err, result["num_output_tokens"], result["tokens_per_second"]) == (0, "", 0, 0.0)
-    assert result["perplexity"] > 1
-    assert out.startswith("2 sentences\n")
-
-
 def test_files_that_exist_are_replaced_only_when_told_to(run):
     Path("figures.json").write_text("precious")
     code, out, err = run(*OPTIONS, "--json", "figures.json")
@@ -324,8 +283,7 @@ def test_files_that_exist_are_replaced_only_when_told_to(run):
 FILES = {"--json": "figures", "--output": "best", "--n-best-output": "lists"}
 
 
-@pytest.mark.parametrize("option", FILES)
-@pytest.mark.parametrize("is_old", [True, False])
+@pytest.mark.parametrize(("option", "is_old"), [("--json", True), ("--output", False), ("--n-best-output", True)])
 def test_a_full_disk_leaves_the_old_file_or_none(run, monkeypatch, option, is_old):
     write = evaluate._write
 
@@ -364,16 +322,6 @@ def test_files_are_written_even_if_the_report_is_not(run, monkeypatch, error):
     assert Path("best").read_text(encoding="utf-8").count("\n") == 4
 
 
-def test_a_device_is_written_to_without_permission(run):
-    code, _, _ = run(*OPTIONS, *(word for option in ("--json", "--output") for word in (option, os.devnull)))
-    assert code == 0
-    assert not Path(os.devnull).is_file()
-
-
-def test_figures_without_end_are_null_in_json():
-    assert [evaluate._finite(number) for number in (1.5, float("inf"), float("nan"))] == [1.5, None, None]
-
-
 # What goes wrong
 
 
@@ -381,18 +329,13 @@ def test_figures_without_end_are_null_in_json():
     ("options", "message"),
     [
         (["--source", "nowhere.en"], "nowhere.en: no such file; name an existing file"),
-        (["--source", "."], r"\.: is a folder; name an existing file"),
         (["--source", "empty"], "empty: the file is empty; is it"),
         (["--source", "latin1"], r"latin1:2: not UTF-8 \(byte 0xf6 at 4\); convert it first.*iconv"),
-        (["--source", "latin1.gz"], r"latin1\.gz:2: not UTF-8"),
         (["--source", "damaged.gz"], r"damaged\.gz:1: the compressed file is damaged"),
-        (["--source", "cut.gz"], r"cut\.gz:\d+: the compressed file is damaged"),
         (["--reference", "short"], "source.en has 4 lines and short 1; line n of one"),
         (["--json", "source.en", "--overwrite"], "--json source.en is also the file of --source; give another"),
         (["--json", "new", "--output", "./new"], r"--output \./new is also the file of --json; give another"),
         (["--output", "nowhere/new"], "--output nowhere/new can't be written: there is no folder nowhere; give"),
-        (["--output", "."], r"--output \. is a folder; give a file"),
-        (["--n-best", "2"], "--n-best N and --n-best-output FILE go together; give both"),
         (["--n-best-output", "new"], "--n-best N and --n-best-output FILE go together"),
         (["--significance"], "--significance compares rows by sacrebleu or multi30k; give --model A B or two values"),
         (["--significance", "--bleu", "compound-split", "--length-penalty", "0", "1"], "name one of these first"),
@@ -400,10 +343,7 @@ def test_figures_without_end_are_null_in_json():
         (["--ensemble"], "--ensemble needs two models or more; give --model A B"),
         (["--tokenize", "moses"], "unknown tokenize='moses'; sacreBLEU has 'none'"),
         (["--bleu", "compound-split", "--tokenize", "char"], "tokenize='char' can't be combined with split compounds"),
-        (["--bleu", "bleu"], "argument --bleu: invalid choice: 'bleu'"),
         (["--length-penalty", "-1"], "--length-penalty: '-1' is not a number of at least 0"),
-        (["--length-penalty", "nan"], "--length-penalty: 'nan' is not a number of at least 0"),
-        (["--length-penalty", "a"], "--length-penalty: 'a' is not a number of at least 0"),
         (["--outptu", "new"], "did you mean '--output'"),
     ],
 )  # fmt: skip
@@ -420,13 +360,6 @@ def test_wrong_use_is_one_line_before_a_model_is_loaded(run, monkeypatch, option
     assert not Path("new").exists()
 
 
-@pytest.mark.parametrize("option", [["--output", "new"], ["--n-best", "2", "--n-best-output", "new"]])
-def test_one_file_holds_one_models_translations(run, checkpoints, option):
-    code, _, err = run(*option, models=checkpoints[:2])
-    assert code == 2
-    assert "are for one model's translations; give a single --model, or --ensemble" in err
-
-
 def test_members_with_different_tokenizers_are_refused(run, checkpoints):
     code, _, err = run("--ensemble", models=[checkpoints[0], checkpoints[2]])
     assert code == 2
@@ -437,12 +370,6 @@ def test_a_length_penalty_without_beams(run):
     code, _, err = run("--greedy", "--length-penalty", 0.6)
     assert (code, err.count("\n")) == (2, 1)
     assert "--length-penalty ranks the hypotheses of a beam search; leave it out, or give --num-beams 2 or more" in err
-
-
-def test_a_compute_type_that_the_weights_do_not_have(run):
-    code, _, err = run("--compute-type", "int8", "--dtype", "bfloat16")
-    assert (code, err.count("\n")) == (2, 1)
-    assert "int8 needs a model in float32 on a CPU, and this one is in bfloat16 on cpu" in err
 
 
 @pytest.mark.parametrize("option", [("--early-stopping", "never"), ("--length-penalty", 0.6)])
@@ -456,32 +383,6 @@ def test_options_of_beams_for_a_model_that_is_saved_without(run, checkpoints, op
     assert f"{option[0]} " in err
     assert "leave it out, or give --num-beams 2 or more" in err
     assert run(*option, "--num-beams", 2, "--max-new-tokens", 3, models=["greedy"])[0] == 0
-
-
-def test_too_few_beams_for_n_best(run, monkeypatch):
-    monkeypatch.setattr(scoring, "score_targets", None)  # it is said before any work is done
-    code, _, err = run("--n-best", 3, "--n-best-output", "new", *OPTIONS)
-    assert (code, err.count("\n")) == (2, 1)
-    assert "n_best=3 needs a beam search of at least 3 beams, and num_beams is 2; raise num_beams" in err
-
-
-def test_a_tokenizer_of_another_model_is_one_line(run, checkpoints):
-    larger = AutoTokenizer.from_pretrained(checkpoints[0])
-    larger.add_tokens(["half past"])
-    AutoModelForSeq2SeqLM.from_pretrained(checkpoints[0]).save_pretrained("mixed")
-    larger.save_pretrained("mixed")
-    code, _, err = run(models=["mixed"])
-    assert (code, err.count("\n")) == (2, 1)
-    assert "mixed: the tokenizer has 284 ids, and the model embeddings for 283" in err
-
-
-def test_ctrl_c_ends_quietly(run, monkeypatch):
-    def interrupted(*arguments, **options):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(evaluate, "load_ensemble", interrupted)
-    assert run("--json", "new") == (130, "", "")
-    assert not Path("new").exists()
 
 
 def test_translate_knows_the_length_penalty_too(monkeypatch, capsys, checkpoints):

@@ -19,7 +19,6 @@ from hf_vanilla_transformer import (
     cli,
 )
 from hf_vanilla_transformer.engine.cpu import CPU, VARIABLE
-from hf_vanilla_transformer.hub.model_card import weights_in
 
 
 def test_info_has_the_versions(capsys):
@@ -183,13 +182,6 @@ def test_a_model_without_a_tokenizer(info, tmp_path):
     assert "none that can be used" in out
 
 
-def test_decoding_is_what_generation_config_says(values, folder):
-    edit_json(folder / "generation_config.json", num_beams=7, gnmt_length_penalty=0.9)
-    generation = values(folder)["generation"]
-    assert (generation["num_beams"], generation["gnmt_length_penalty"]) == (7, 0.9)
-    assert "transformers_version" not in generation
-
-
 def test_weights_that_do_not_fit_the_configuration_are_named(info, values, folder):
     weights = load_file(folder / "model.safetensors")
     taken, narrowed = "model.decoder.layers.1.feed_forward.fc2.bias", "model.encoder.layers.0.feed_forward.fc1.bias"
@@ -204,13 +196,6 @@ def test_weights_that_do_not_fit_the_configuration_are_named(info, values, folde
     assert len(values(folder, expected_code=1)["problems"]) == 1
 
 
-def test_a_configuration_of_more_layers_than_the_weights_have(info, folder):
-    edit_json(folder / "config.json", decoder_layers=3)
-    code, _, err = info(folder)
-    assert code == 1
-    assert "the weights have no model.decoder.layers.2." in err
-
-
 # ---- What a training has left ----
 def test_the_training_of_an_averaged_model(info, values, trained):
     code, out, err = info(trained / "averaged-2")
@@ -219,16 +204,6 @@ def test_the_training_of_an_averaged_model(info, values, trained):
     assert (rows["steps"], rows["averaged checkpoints"], rows["sentence pairs"]) == ("4", "2", "50")
     assert "tok:13a" in rows["BLEU on test.en"]
     assert values(trained / "averaged-2")["training"]["recipe"]["averaged_checkpoints"] == 2
-
-
-def test_the_training_of_a_checkpoint_is_that_of_its_own_state(values, trained):
-    training = values(trained / "checkpoint-2")["training"]
-    assert training["recipe"]["steps"] == 2
-    assert training["started_with"]["train_source"] == ["train.en"]
-
-
-def test_the_folder_of_a_finished_run_names_its_checkpoints(values, trained):
-    assert values(trained)["checkpoints"] == ["averaged-2", "checkpoint-2", "checkpoint-4"]
 
 
 def test_the_folder_of_a_run_without_a_model_names_its_checkpoints(info, trained, tmp_path):
@@ -273,27 +248,13 @@ DAMAGES = {
     "no config": (lambda folder: (folder / "config.json").unlink(), "is not a checkpoint: it has no config.json"),
     "no weights": (lambda folder: (folder / "model.safetensors").unlink(), "model.safetensors is missing"),
     "cut weights": (cut("model.safetensors"), "model.safetensors is cut short"),
-    "cut config": (cut("config.json"), "config.json is cut short or not JSON"),
     "cut decoding": (cut("generation_config.json"), "generation_config.json is cut short or not JSON"),
-    "no model": (lambda folder: edit_json(folder / "config.json", d_model=-1), "`d_model` is -1"),
     "another type": (lambda folder: edit_json(folder / "config.json", model_type="t5"), "a model of type 't5'"),
     "quantized": (
         lambda folder: edit_json(folder / "config.json", quantization_config={"quant_method": "torchao"}),
         "its weights are quantized",
     ),
-    "damaged facts": (
-        lambda folder: (folder / "model_card.json").write_text(json.dumps({"weights": weights_in(folder), "curve": 3})),
-        "model_card.json can't be read",
-    ),
-    "a damaged list of facts": (
-        lambda folder: (folder / "model_card.json").write_text("[]"),
-        "model_card.json is not a JSON object",
-    ),
     "a damaged recipe": (lambda folder: (folder / "recipe.json").write_text("{"), "recipe.json is cut short"),
-    "an adapter": (
-        lambda folder: (folder / "config.json").rename(folder / "adapter_config.json"),
-        "has an adapter alone",
-    ),
 }
 
 
@@ -312,19 +273,6 @@ def test_a_damaged_tokenizer_is_a_problem_beside_the_description(info, folder):
     assert (code, err.count("\n")) == (1, 1)
     assert "Architecture" in out
     assert "the tokenizer: can't load" in err
-
-
-@pytest.mark.parametrize("name", ["nowhere/at/all", "no-such-model", "./missing"])
-def test_a_name_that_is_nowhere(info, name):
-    code, out, err = info(name)
-    assert (code, out, err.count("\n")) == (2, "", 1)
-    assert name in err
-
-
-def test_a_file_is_not_a_checkpoint(info, folder):
-    code, _, err = info(folder / "config.json")
-    assert code == 2
-    assert "is a file; info DIR needs a folder" in err
 
 
 @pytest.mark.parametrize("arguments", [["--json"], ["--machine", "somewhere"], ["somewhere", "--machine", "--json"]])

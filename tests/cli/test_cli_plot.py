@@ -135,21 +135,6 @@ def test_curves_name_runs_and_machine(run, titles, training):
     assert titles[3:] == [f"Training of {training.parent.name} on 2 x some GPU, by updates"]
 
 
-def test_a_run_that_is_still_training_has_its_last_checkpoints_log(run, titles, training, tiny_checkpoint):
-    import shutil
-
-    from hf_vanilla_transformer.training import run_folder
-
-    checkpoint = training / "checkpoint-2"
-    shutil.copytree(tiny_checkpoint, checkpoint)
-    (training / "trainer_state.json").rename(checkpoint / "trainer_state.json")
-    code, _, err = run("curves", training, "--output", "a.png")
-    assert (code, "neither trainer_state.json nor a checkpoint" in err) == (2, True)  # it has no optimizer
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(run_folder, "last_complete_checkpoint", lambda _: checkpoint)
-        assert run("curves", training, "--output", "a.png")[0] == 0
-
-
 def test_files_are_not_replaced_unasked(run, tmp_path):
     (tmp_path / "plot.png").write_text("mine")
     code, _, err = run("masks", "--output", "plot.png")
@@ -167,39 +152,22 @@ MODEL = ("--model", "CHECKPOINT")
     [
         ((), "required: KIND (see vanilla-transformer plot --help)"),
         (("atention",), "invalid choice: 'atention'"),
-        (("positions",), "required: --output (see vanilla-transformer plot positions --help)"),
         (("positions", "--output", "a.png", "--d-modle", 3), "did you mean '--d-model'?"),
         (("positions", "--output", "a.gif"), "--output a.gif has to end with .png or .svg"),
-        (("positions", "--output", "plot"), "has to end with"),
         (("positions", "--output", "a.html"), ".html is for attention"),
         (("positions", "--output", "nowhere/a.png"), "there is no folder nowhere"),
-        (("positions", "--output", "a.png", "--encoding", "learned"), "invalid choice: 'learned'"),
         (("positions", "--output", "a.png", "--positions", 1), "positions is 1; give a number from 2"),
-        (("positions", "--output", "a.png", "--d-model", 10**7), "d_model is 10000000"),
-        (("masks", "--output", "a.png", "--padding", -1), "padding is -1"),
         (("masks", "--output", "a.png", "--source", " "), "the text is empty; give a sentence"),
-        (("masks", "--output", "a.png", "--target", "a " * 3000), "target must have 1 to 2,000 tokens"),
         (("schedule", "nothing", "--output", "a.png"), "nothing can't be read"),
-        (("schedule", "no.json", "--output", "a.png"), "no.json does not exist"),
-        (("schedule", "--d-model", 0, "--output", "a.png"), "not an integer of at least 1"),
         (("curves", "nowhere", "--output", "a.png"), "nowhere does not exist; give the output folder of a run"),
         (("curves", ".", "--output", "a.png"), "neither trainer_state.json nor a checkpoint"),
         (("curves", "a_run", "a_run", "--output", "a.png"), "two runs are called a_run; rename a folder"),
-        (("schedule", "a_run", "./a_run", "--output", "a.png"), "two runs are called a_run; rename a folder"),
         (("curves", "bad.json", "--output", "a.png"), "bad.json is cut short or not JSON"),
-        (("curves", "odd.json", "--output", "a.png"), "has no log of a Trainer"),
         (("curves", "empty.json", "--output", "a.png"), "no log has a loss, a perplexity or a BLEU score"),
         ((*ATTENTION, "--output", "a.png"), "required: --model"),
-        ((*ATTENTION[:1], *MODEL, "--source", "", "--output", "a.png"), "--source: the text is empty"),
-        ((*ATTENTION, *MODEL, "--target", " ", "--output", "a.png"), "--target: the text is empty"),
         ((*ATTENTION, *MODEL, "--layer", 3, "--output", "a.png"), "the cross-attention has layers 1 to 2"),
-        ((*ATTENTION, *MODEL, "--head", 5, "--output", "a.png"), "the cross-attention has heads 1 to 4"),
-        ((*ATTENTION, *MODEL, "--layer", 0, "--output", "a.png"), "not an integer of at least 1"),
-        ((*ATTENTION, *MODEL, "--heads", "some", "--output", "a.png"), "not an integer of at least 1"),
-        ((*ATTENTION, *MODEL, "--part", "both", "--output", "a.png"), "invalid choice: 'both'"),
         ((*ATTENTION, *MODEL, "--layer", 1, "--output", "a.html"), "leave out --part, --layer and --heads"),
         ((*ATTENTION, "--model", "./nowhere", "--output", "a.png"), "./nowhere does not exist"),
-        ((*ATTENTION, "--model", "a_run", "--output", "a.png"), "a_run is not a checkpoint: it has no config.json"),
     ],
 )
 def test_mistakes_are_one_line_before_a_model_is_loaded(run, training, tiny_checkpoint, tmp_path, arguments, message):
@@ -235,8 +203,3 @@ def test_without_matplotlib_the_extra_is_named_and_pages_are_written(run, monkey
     assert (code, err.count("\n")) == (2, 1)
     assert "run pip install '.[plot]' in a checkout" in err
     assert run(*ATTENTION, "--model", tiny_checkpoint, "--output", "a.html") == (0, "", "")
-
-
-def test_debug_shows_the_traceback(run):
-    code, _, err = run("positions", "--output", "a.gif", "--debug")
-    assert (code, "Traceback" in err) == (2, True)

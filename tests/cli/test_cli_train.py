@@ -66,7 +66,7 @@ def complaint(capsys, recipe: dict, *options: str) -> str:
         ({"max_length": 1}, "no sentence pair is left"),
         ({"per_device_train_batch_tokens": 3}, "longer than a batch of 3 tokens"),
         ({"gradient_accumulation_steps": 1000}, "50 sentence pairs are too few for 1 processes"),
-        ({"bpe_dropout": 1.5}, "bpe_dropout is 1.5; give a probability"),
+        ({"bpe_dropout": 1.5}, "bpe_dropout is 1.5; give 0 or more"),
         ({"bpe_dropout": 0.1, "bpe_dropout_copies": 0}, "bpe_dropout_copies is 0; give 1 or more"),
         ({"bpe_dropout": 0.1, "streaming": True}, "leave one of the two out"),
         ({"vocab_size": 50}, "vocab_size=50: give an integer of at least 259"),

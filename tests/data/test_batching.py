@@ -1,9 +1,7 @@
 """Batches hold every sentence once an epoch within the budget; all processes and resumed runs agree on them."""
 
-import os
 from collections import Counter
 from itertools import islice, pairwise
-from pathlib import Path
 
 import datasets
 import numpy as np
@@ -13,12 +11,8 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
-from hf_vanilla_transformer import VanillaTransformerTokenizerFast
 from hf_vanilla_transformer.data.batching import TokenBudgetBatchSampler, TokenBudgetStream
-from hf_vanilla_transformer.data.corpora import Cleaning, Corpus, lengths_of, read_corpus, texts_of, tokenize
 
-ROOT = Path(__file__).parents[2]
-DATA = Path(os.environ.get("VANILLA_TRANSFORMER_DATA", ROOT.parent / "shared" / "data"))
 LENGTHS = st.lists(st.tuples(st.integers(1, 30), st.integers(1, 30)), min_size=1, max_size=80)
 
 
@@ -84,42 +78,6 @@ def test_little_is_padded():
     assert waste(at_random, lengths) > 0.3
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(not DATA.is_dir(), reason=f"no Multi30k in {DATA}: set VANILLA_TRANSFORMER_DATA")
-def test_little_is_padded_on_multi30k():
-    folder = DATA / "multi30k_tok"
-    pairs = read_corpus(Corpus((str(folder / "train.en"),), (str(folder / "train.de"),)))
-    tokenizer = VanillaTransformerTokenizerFast.train_from_iterator(texts_of(pairs), 10_000, show_progress=False)
-    tokenized = tokenize(pairs, tokenizer, Cleaning(256))
-    lengths = np.stack([lengths_of(tokenized, "input_ids"), lengths_of(tokenized, "labels")], axis=1)
-    sampler = sampler_of(lengths, 4096, epoch=1)
-    assert len(lengths) == 29_000
-    assert sampler.padding_waste == pytest.approx(waste(sampler, lengths))
-    assert sampler.padding_waste < 0.05
-    assert all(padded(batch, lengths).max() <= 4096 for batch in sampler)
-
-
-def test_batches_are_about_as_full_as_the_budget_allows():
-    lengths = some_lengths()
-    sampler = sampler_of(lengths, 1000)
-    assert len(sampler) < 1.1 * lengths.max(axis=1).sum() / 1000 + 2
-
-
-def test_a_single_sentence():
-    assert list(sampler_of([(3, 5)], 5)) == [[0]]
-    assert sampler_of([(3, 5)], 5).padding_waste == 0
-
-
-def test_sentences_of_one_length():
-    sampler = sampler_of([(4, 4)] * 10, 12)
-    assert sorted(map(len, sampler)) == [1, 3, 3, 3]
-    assert sampler.padding_waste == 0
-
-
-def test_a_budget_that_holds_everything_is_one_batch():
-    assert [sorted(batch) for batch in sampler_of(some_lengths(50), 10_000)] == [list(range(50))]
-
-
 # Several epochs
 
 
@@ -141,11 +99,6 @@ def test_epochs_have_other_orders_and_other_batches():
             padded(batch, lengths).tolist() for batch in other
         ]
         assert len({frozenset(batch) for batch in one} & {frozenset(batch) for batch in other}) < len(one) / 2
-
-
-def test_pairs_of_equal_lengths_meet_others_in_each_epoch():
-    together = Counter(frozenset(batch) for epoch in range(20) for batch in sampler_of([(4, 4)] * 12, 16, epoch))
-    assert len(together) > 50  # of 60
 
 
 def test_long_and_short_batches_come_mixed():
@@ -189,13 +142,6 @@ def test_updates_depend_on_the_product_of_processes_and_accumulation_alone():
     assert len(plan(lengths, 500, 0, 1, 1)) != 12 * len(one)  # twelve did need batches to be split
 
 
-def test_as_many_batches_as_sentences_if_they_have_to_be():
-    for rank in range(3):
-        assert len(sampler_of([(3, 3)] * 3, 100, num_processes=3, process_index=rank)) == 1
-    # Four batches of one sentence each can't become six.
-    assert len(sampler_of([(3, 3)] * 6, 5, num_processes=2)) == 3
-
-
 # What is wrong
 
 
@@ -211,10 +157,7 @@ def test_a_sentence_longer_than_the_budget():
     ("sentences", "num_processes", "accumulation_steps", "max_tokens"),
     [
         (3, 4, 1, 100),
-        (3, 2, 2, 100),
-        (3, 1, 4, 100),
         (5, 2, 1, 4),  # of which each is a batch of its own: five can't be halved
-        (5, 1, 3, 4),
     ],
 )
 def test_too_few_sentences(sentences, num_processes, accumulation_steps, max_tokens):
@@ -224,11 +167,6 @@ def test_too_few_sentences(sentences, num_processes, accumulation_steps, max_tok
     )
     with pytest.raises(ValueError, match=message):
         sampler_of([(4, 4)] * sentences, max_tokens, num_processes=num_processes, accumulation_steps=accumulation_steps)
-
-
-def test_no_sentence_at_all():
-    with pytest.raises(ValueError, match="0 sentence pairs are too few for 1 processes"):
-        sampler_of(np.empty((0, 2), dtype=int), 10)
 
 
 # Streams
@@ -266,7 +204,7 @@ def passes(batches, number, count):
     return result
 
 
-@pytest.mark.parametrize("window", [1, 7, 20, 1000])
+@pytest.mark.parametrize("window", [1, 20])
 def test_a_stream_gives_every_example_once_a_pass_and_never_ends(window):
     first, *others = passes(stream_of(33, 20, window=window), 53, 5)
     assert sorted(first) == everything(33, 20)
@@ -307,14 +245,6 @@ def test_a_stream_has_full_batches_of_like_sentences():
     assert spread < np.std(lengths) / 3
 
 
-def test_windows_and_passes_have_other_batches_each():
-    one, other = (
-        passes(TokenBudgetStream(InOrder([(4, 4)] * 60), max_tokens=12, window=30, seed=seed), 60, 2) for seed in (1, 2)
-    )
-    orders = [tuple(name % 30 for name in names) for seen in (*one, *other) for names in (seen[:30], seen[30:])]
-    assert len(set(orders)) == len(orders) == 8
-
-
 def test_a_stream_is_fixed_by_its_seed():
     one, same, other = ([names(batch) for batch in islice(stream_of(33, 20, seed=seed), 40)] for seed in (1, 1, 2))
     assert one == same != other
@@ -322,8 +252,7 @@ def test_a_stream_is_fixed_by_its_seed():
     assert [names(batch) for batch in islice(stream, 9)] == [names(batch) for batch in islice(stream, 9)]
 
 
-@pytest.mark.parametrize("files", [(50,), (20, 30), (9, 30, 14)])
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize(("files", "workers"), [((50,), 0), ((9, 30, 14), 2)])
 def test_processes_share_a_stream(files, workers):
     shares = []
     for rank in range(2):
@@ -380,8 +309,3 @@ def test_a_stream_without_an_example():
         next(iter(stream_of(0)))
     with pytest.raises(ValueError, match="has no sentence pair"):
         next(iter(DataLoader(stream_of(0, 0), batch_size=None, num_workers=2, collate_fn=list)))
-
-
-def test_a_stream_with_a_sentence_longer_than_the_budget():
-    with pytest.raises(ValueError, match="a sentence of 7 tokens is longer than a batch of 6 tokens"):
-        next(iter(stream_of(7, max_tokens=6)))

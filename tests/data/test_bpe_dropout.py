@@ -9,7 +9,6 @@ import datasets
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from transformers import AutoTokenizer
 
 from hf_vanilla_transformer import VanillaTransformerTokenizerFast
 from hf_vanilla_transformer.data.bpe_dropout import BPEDropout
@@ -95,24 +94,10 @@ def test_pieces_have_the_probabilities_of_algorithm_1():
         assert abs(seen[pieces] - draws * share) <= 5 * (draws * share * (1 - share)) ** 0.5 + 1
 
 
-def test_no_texts(tokenizer):
-    assert BPEDropout(tokenizer, 0.1).encode([], []) == []
-
-
 @pytest.mark.parametrize("probability", [-0.1, 1.1, float("nan"), "0.1", None])
 def test_probabilities_out_of_range(tokenizer, probability):
     with pytest.raises(ValueError, match="give a probability from 0 to 1"):
         BPEDropout(tokenizer, probability)
-
-
-def test_other_tokenizers_have_no_merges_to_drop(tiny_checkpoint, tmp_path):
-    from tokenizers import Tokenizer, models
-    from transformers import PreTrainedTokenizerFast
-
-    assert BPEDropout(AutoTokenizer.from_pretrained(tiny_checkpoint), 0.1)
-    words = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.WordLevel({"a": 0}, "a")))
-    with pytest.raises(ValueError, match=r"the tokenizer is a [\w.]+; leave bpe_dropout out"):
-        BPEDropout(words, 0.1)
 
 
 # A corpus
@@ -172,30 +157,6 @@ def test_a_text_that_would_get_too_long_keeps_its_usual_pieces(pairs, tokenizer)
         assert found.sum() > 4 * lengths.sum()
     texts = [tokenizer.decode(row["input_ids"], skip_special_tokens=True) for row in varied]
     assert texts == list(pairs["source"]) * 4
-
-
-def test_tokenizers_of_a_class_derived_from_ours_are_told_apart(tmp_path, tokenizer):
-    class Derived(VanillaTransformerTokenizerFast):
-        pass
-
-    corpus = corpus_of(tmp_path, ["the house", "the bushes"], ["das Haus", "die Büsche"])
-    for texts in (TEXTS[:1] * 9, TEXTS[1:2] * 9):
-        derived = Derived.train_from_iterator(texts, 300, show_progress=False)
-        varied = resegment(tokenize(corpus, derived, Cleaning(100)), BPEDropout(derived, 0.3), copies=2)
-        decoded = [derived.decode(row["input_ids"], skip_special_tokens=True) for row in varied]
-        assert decoded == ["the house", "the bushes"] * 2
-
-
-def test_no_copies(pairs, tokenizer):
-    with pytest.raises(ValueError, match="copies=0: give 1 or more"):
-        resegment(pairs, BPEDropout(tokenizer, 0.1), copies=0)
-
-
-def test_what_was_split_is_not_split_again(pairs, tokenizer, monkeypatch):
-    rows = rows_of(resegment(pairs, BPEDropout(tokenizer, 0.4), copies=2))
-    dropout = BPEDropout(copy.deepcopy(tokenizer), 0.4)
-    monkeypatch.setattr(dropout, "encode", None)
-    assert rows_of(resegment(pairs, dropout, copies=2)) == rows
 
 
 def test_pairs_that_were_left_out_stay_out(tmp_path, tokenizer):

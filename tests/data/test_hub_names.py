@@ -83,17 +83,6 @@ def test_models(server):
         check_model_on_hub("some/nothing")
 
 
-def test_a_server_that_fails(server):
-    assert revision_of("some/broken") is None
-
-
-def test_nobody_listens(endpoint):
-    endpoint("http://127.0.0.1:1")
-    assert revision_of("some/thing") is None
-    with pytest.raises(HubError, match="is not a folder here, and the Hub can't be reached"):
-        check_model_on_hub("some/thing")
-
-
 def test_a_server_that_never_answers(endpoint, monkeypatch):
     monkeypatch.setattr(hub_names, "SECONDS", 0.2)
     with socket.create_server(("127.0.0.1", 0)) as silent:

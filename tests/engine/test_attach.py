@@ -5,7 +5,6 @@ import functools
 import pickle
 import threading
 import types
-import weakref
 
 import peft
 import pytest
@@ -21,7 +20,6 @@ from transformers import (
     PreTrainedModel,
 )
 from transformers.generation import stopping_criteria
-from transformers.modeling_outputs import BaseModelOutput
 
 from hf_vanilla_transformer import VanillaTransformerForConditionalGeneration, engine
 from hf_vanilla_transformer.engine import EngineError
@@ -87,16 +85,6 @@ def test_an_attached_engine_decodes_as_transformers_does(model, options):
     assert attached.calls == 1
 
 
-def test_what_generate_returns_is_what_transformers_returns(model):
-    expected = by_transformers(model)
-    engine.attach(model)
-    found = translated(model)
-    assert isinstance(found, type(expected))
-    tokens = translated(model, return_dict_in_generate=False)
-    assert isinstance(tokens, torch.Tensor)
-    assert tokens.tolist() == expected.sequences.tolist()
-
-
 def test_in_a_with_statement(model):
     with engine.attach(model) as attached:
         translated(model)
@@ -116,7 +104,7 @@ def test_in_a_with_statement(model):
     assert model.engine is None
 
 
-@pytest.mark.parametrize("compute_type", ["int4", "INT8", 8, None, "bfloat16", "float64", "compiled"])
+@pytest.mark.parametrize("compute_type", ["int4", None, "bfloat16"])
 def test_compute_types_that_do_not_fit(model, compute_type):
     with pytest.raises(EngineError, match=r"compute_type is|its weights are in float32; load it with dtype="):
         engine.attach(model, compute_type)
@@ -156,16 +144,6 @@ def with_adapters(model):
     return peft.get_peft_model(model, peft.LoraConfig(target_modules=["q_proj"], r=2)).eval()
 
 
-def hooked(model):
-    model.model.decoder.layers[0].register_forward_hook(lambda module, inputs, output: None)
-    return model
-
-
-def shadowed(model):
-    model.lm_head.forward = model.lm_head.forward
-    return model
-
-
 def from_a_checkpoint(model):
     kind = type(model)
     remote = type(kind.__name__, (kind,), {"__module__": "transformers_modules.folder.modeling_vanilla_transformer"})
@@ -175,14 +153,8 @@ def from_a_checkpoint(model):
 
 UNSUPPORTED = {
     "another architecture": (lambda model: marian(), "MarianMTModel is not VanillaTransformerForConditionalGeneration"),
-    "no head": (lambda model: model.model, "VanillaTransformerModel is not VanillaTransformerForConditional"),
-    "replaced module": (replaced, "OtherLinear is not one of the model's own modules, or not as fc1"),
-    "adapters": (with_adapters, "PeftModel is not VanillaTransformerForConditionalGeneration itself"),
     "adapters below": (lambda model: with_adapters(model).get_base_model(), "Linear is not one of the model's own"),
-    "hooks": (hooked, "a VanillaTransformerDecoderLayer has hooks"),
-    "a method of an instance": (shadowed, "a Linear has a forward of its own"),
     "remote code": (from_a_checkpoint, "its class came with the checkpoint; import hf_vanilla_transformer before"),
-    "on no device": (lambda model: model.to("meta"), "its parameters are torch.float32 on meta"),
 }
 
 
@@ -220,31 +192,12 @@ def test_copies_are_not_attached(model, copied):
     assert_same(translated(model), translated(other, output_scores=True))
 
 
-def test_a_shallow_copy_falls_back(model, caplog):
-    attached = engine.attach(model)
-    other = copy.copy(model)
-    assert_same(translated(other), translated(model))
-    assert (attached.calls, attached.fallbacks) == (1, 1)
-    assert "belongs to another model, of which this is a copy" in caplog.text
-
-
 def test_saved_checkpoints_are_not_attached(model, tmp_path):
     engine.attach(model)
     model.save_pretrained(tmp_path)
     other = VanillaTransformerForConditionalGeneration.from_pretrained(pretrained_model_name_or_path=tmp_path)
     assert other.engine is None
     assert_same(translated(model), translated(other, output_scores=True))
-
-
-def test_the_engine_goes_with_its_model():
-    model = lively_model()
-    attached = weakref.ref(engine.attach(model))
-    translated(model)
-    below, whole = weakref.ref(model.model.decoder), weakref.ref(model)
-    del model
-    assert whole() is None  # without a collector of circles
-    assert attached() is None
-    assert below() is None
 
 
 # ---- What is noticed for good ----
@@ -259,12 +212,6 @@ def merged_adapters(model):
     adapted.merge_and_unload()  # the modules are the old ones again
 
 
-def merged_deltas(model):
-    """What PEFT's merge does to a weight, without its modules."""
-    weight = model.model.decoder.layers[1].self_attn.v_proj.weight
-    weight.data += torch.randn(32, 2) @ torch.randn(2, 32)
-
-
 def averaged(model):
     for parameter in model.parameters():
         parameter.data.copy_(0.9 * parameter.data)
@@ -273,14 +220,6 @@ def averaged(model):
 def swapped(model):
     attention = model.model.decoder.layers[0].self_attn
     attention.q_proj, attention.k_proj = attention.k_proj, attention.q_proj
-
-
-def another_module(model):
-    model.model.encoder.layers[0] = copy.deepcopy(model.model.encoder.layers[1])
-
-
-def another_class(model):
-    model.lm_head.__class__ = OtherLinear
 
 
 def another_parameter(model):
@@ -296,31 +235,16 @@ def in_place(model):
         model.lm_head.weight[7, 3] += 1
 
 
-def data(model):
-    model.lm_head.weight.data = model.lm_head.weight.data * 1.1
-
-
-def parametrized(model):
-    nn.utils.parametrizations.weight_norm(model.lm_head)
-
-
 FOR_GOOD = {
     "Adam": optimizer_step,
     "fused Adam": lambda model: optimizer_step(model, fused=True),
     "adapters merged": merged_adapters,
-    "a delta added": merged_deltas,
     "an average": averaged,
     "modules swapped": swapped,
-    "a module replaced": another_module,
-    "a class changed": another_class,
     "a parameter replaced": another_parameter,
     "a state loaded": loaded,
     "one element": in_place,
-    "data replaced": data,
-    "a parametrization": parametrized,
     "layers dropped": lambda model: model.model.decoder.layers.pop(1),
-    "a method of an instance": shadowed,
-    "another type": lambda model: model.double(),
     "vocabulary resized": lambda model: model.resize_token_embeddings(60, mean_resizing=False),
 }
 
@@ -349,27 +273,6 @@ def test_after_a_change_it_can_be_attached_again(model):
     attached = engine.attach(model)
     assert_same(translated(model), expected)
     assert (attached.calls, attached.fallbacks) == (1, 0)
-
-
-def test_nan_is_no_change(model):
-    with torch.no_grad():
-        model.model.encoder.layer_norm = nn.Identity()
-        model.lm_head.weight[0, 0] = torch.nan
-    attached = engine.attach(model)
-    translated(model)
-    translated(model)
-    assert attached.calls == 2
-
-
-def test_models_made_in_inference_mode():
-    with torch.inference_mode():
-        model = lively_model()
-    attached = engine.attach(model)
-    with torch.inference_mode():
-        expected = by_transformers(model)
-    attached = engine.attach(model)
-    assert_same(translated(model), expected)
-    assert attached.calls == 1
 
 
 # ---- What is noticed for a call ----
@@ -432,32 +335,22 @@ def test_surroundings_keep_it_from_a_call(model, kind, caplog):
 OPTIONS = {
     "sampling": {"do_sample": True, "top_k": 1},
     "scores of steps": {"output_scores": True},
-    "attention of steps": {"output_attentions": True},
     "unknown processor": {"logits_processor": LogitsProcessorList([Halved()])},
     "prefix function": {"prefix_allowed_tokens_fn": lambda batch, ids: list(range(2, 20))},
     "no cache": {"use_cache": False},
-    "static cache": {"cache_implementation": "static"},
     "the caller's own end": {"stopping_criteria": [stopping_criteria.EosTokenCriteria(eos_token_id=7)]},
-    "the caller's own length": {"stopping_criteria": [stopping_criteria.MaxLengthCriteria(max_length=3)]},
     "equal scores at the end": {"forced_eos_token_id": [0, 5]},
     "a mask of other values": {"attention_mask": INPUTS["attention_mask"] * 2},
-    "encoder outputs without a mask": "encoded",
-    "a number of steps at a time": {"max_time": 100.0},
 }
 
 
 @pytest.mark.parametrize("options", [BEAMS, GREEDY], ids=["beams", "greedy"])
 @pytest.mark.parametrize("kind", OPTIONS)
 def test_options_that_it_does_not_have(model, kind, options, caplog):
-    given = {**INPUTS, **options}
-    if OPTIONS[kind] == "encoded":
-        encoded = model.model.encoder(input_ids=INPUTS["input_ids"]).last_hidden_state
-        given = {**options, "encoder_outputs": lambda: BaseModelOutput(encoded.clone())}
-    else:
-        given |= OPTIONS[kind]
+    given = {**INPUTS, **options, **OPTIONS[kind]}
 
     def generated():
-        made = {name: value() if name == "encoder_outputs" else value for name, value in given.items()}
+        made = dict(given)
         if "stopping_criteria" in made:
             made["stopping_criteria"] = stopping_criteria.StoppingCriteriaList(made["stopping_criteria"])
         torch.manual_seed(1)
@@ -486,23 +379,11 @@ def test_where_it_steps_aside_its_options_are_refused(model, option):
     assert model.engine.calls == 1
 
 
-@pytest.mark.parametrize("value", [-0.1, "0.2", True, float("nan"), float("inf")])
+@pytest.mark.parametrize("value", [-0.1, float("nan")])
 def test_wrong_coverage_penalties_are_named(model, value):
     engine.attach(model)
     with pytest.raises(ValueError, match=r"`coverage_penalty` is .*; .*a number from 0 up"):
         translated(model, coverage_penalty=value)
-
-
-def test_checkpoints_with_the_compute_type_of_older_versions(model, caplog, tmp_path):
-    """It is in their generation_config.json; it has no effect any more, and a warning says what has."""
-    model.generation_config.compute_type = "int8"
-    model.save_pretrained(tmp_path)
-    other = VanillaTransformerForConditionalGeneration.from_pretrained(tmp_path)
-    assert other.generation_config.compute_type == "int8"
-    found = translated(other, output_scores=True)
-    assert "`compute_type` of the generation config, 'int8', has no effect; call" in caplog.text
-    del model.generation_config.compute_type
-    assert_same(found, translated(model))
 
 
 # ---- Several at a time ----
@@ -522,17 +403,6 @@ def test_threads_share_an_engine(model):
         thread.join()
     assert [found[number] for number in range(4)] == expected
     assert attached.fallbacks == 0
-
-
-def test_another_default_type_changes_nothing(model):
-    engine.attach(model)
-    expected = translated(model)
-    torch.set_default_dtype(torch.bfloat16)
-    try:
-        assert_same(translated(model), expected)
-    finally:
-        torch.set_default_dtype(torch.float32)
-    assert model.engine.fallbacks == 0
 
 
 def test_streams(model):

@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 from hf_vanilla_transformer import VanillaTransformerTokenizerFast
-from hf_vanilla_transformer.checkpoints.loading import CheckpointError, load_checkpoint, tokenizer_fingerprint
+from hf_vanilla_transformer.checkpoints.loading import CheckpointError, load_checkpoint
 
 WEIGHT = "model.encoder.layers.0.self_attn.q_proj.weight"
 
@@ -36,22 +36,9 @@ def set_entry(value):
 DAMAGES = {
     "missing": (lambda weights: weights.pop(WEIGHT), f"the weights have no {WEIGHT}"),
     "unknown": (lambda weights: weights.update(extra=torch.ones(2)), "the model has no extra"),
-    "renamed": (lambda weights: weights.update({"x.weight": weights.pop(WEIGHT)}), f"the weights have no {WEIGHT}"),
     "shape": (lambda weights: weights.update({WEIGHT: weights[WEIGHT][:8].clone()}), f"{WEIGHT} is (8, 16), not (16,"),
-    "transposed": (
-        lambda weights: weights.update(
-            {"model.encoder.layers.1.feed_forward.fc1.weight": torch.zeros(16, 32)}
-        ),
-        "fc1.weight is (16, 32), not (32, 16)",
-    ),
     "integers": (lambda weights: weights.update({WEIGHT: weights[WEIGHT].to(torch.int8)}), f"{WEIGHT} (I8) must have"),
-    "all integers": (
-        lambda weights: weights.update({name: value.long() for name, value in weights.items()}), "must have floating"
-    ),
-    "booleans": (lambda weights: weights.update({WEIGHT: weights[WEIGHT] > 0}), f"{WEIGHT} (BOOL) must have"),
     "NaN": (set_entry(float("nan")), f"{WEIGHT} contains NaN"),
-    "infinity": (set_entry(float("inf")), f"{WEIGHT} contains NaN or infinity"),
-    "minus infinity": (set_entry(float("-inf")), f"{WEIGHT} contains NaN or infinity"),
 }  # fmt: skip
 
 
@@ -64,7 +51,7 @@ def test_wrong_weights_are_named(checkpoint, damage):
     assert message in str(error.value)
 
 
-@pytest.mark.parametrize("damage", ["missing", "unknown", "shape", "integers", "NaN"])
+@pytest.mark.parametrize("damage", ["missing", "shape", "NaN"])
 @pytest.mark.parametrize("name", ["translate", "evaluate", "average", "average of two"])
 def test_commands_refuse_them(command, checkpoint, tmp_path, damage, name):
     change, message = DAMAGES[damage]
@@ -85,28 +72,18 @@ def test_commands_refuse_them(command, checkpoint, tmp_path, damage, name):
     assert message.split(" is ")[0].removeprefix("the weights have no ") in result.error
 
 
-def test_other_float_types_are_welcome(checkpoint):
-    change_weights(checkpoint, lambda weights: weights.update({name: value.half() for name, value in weights.items()}))
-    load_checkpoint(checkpoint)
-
-
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
         ({"model_type": "marian"}, "the weights have no model.decoder.layers.0.encoder_attn.k_proj.bias"),
         ({"model_type": "bert"}, "can't load"),
-        ({"model_type": "t5"}, "can't load"),
-        ({"model_type": "gpt2"}, "can't load"),
-        ({"model_type": "nothing_like_it"}, "can't load"),
         ({"model_type": None}, "can't load"),
         ({"encoder_layers": 1_000_000}, "at most 1,000 layers"),
-        ({"decoder_layers": 10**30}, "at most 1,000 layers"),
         ({"encoder_layers": 3}, "the weights have no model.encoder.layers.2"),
         ({"encoder_layers": 1}, "the model has no model.encoder.layers.1"),
         ({"d_model": 32}, "config.json and the weights don't match"),
         ({"encoder_attention_heads": 3}, "q_proj.weight is (16, 16), not (12, 16)"),
         ({"vocab_size": 10**9}, "can't load"),
-        ({"vocab_size": 1}, "the weights don't match"),
         ({"dropout": "much"}, "can't load"),
         ({"eos_token_id": 7}, "eos_token_id is 2 in generation_config.json and 7 in config.json"),
         ({"pad_token_id": 5}, "pad_token_id is 0 in generation_config.json and 5 in config.json"),
@@ -120,7 +97,7 @@ def test_another_configuration_is_refused(command, checkpoint, fields, message):
     assert message in result.error
 
 
-@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"null", b'"text"', b"\xff\xfe", b'{"model_type": "vanilla'])
+@pytest.mark.parametrize("content", [b"", b"[]", b"\xff\xfe", b'{"model_type": "vanilla'])
 @pytest.mark.parametrize("file", ["config.json", "tokenizer.json", "tokenizer_config.json", "generation_config.json"])
 def test_damaged_json_is_one_line(command, checkpoint, file, content):
     (checkpoint / file).write_bytes(content)
@@ -138,11 +115,6 @@ def tokenizer_of(size: int) -> VanillaTransformerTokenizerFast:
 
 def without_fingerprint(checkpoint: Path) -> None:
     change_config(checkpoint, tokenizer_fingerprint=None)
-
-
-def test_training_keeps_the_fingerprint(checkpoint):
-    config = json.loads((checkpoint / "config.json").read_text())
-    assert config["tokenizer_fingerprint"] == tokenizer_fingerprint(AutoTokenizer.from_pretrained(checkpoint))
 
 
 def test_a_tokenizer_with_more_ids_is_refused(command, checkpoint):
@@ -174,27 +146,6 @@ def test_many_unused_embeddings_need_a_fingerprint(checkpoint, rows, refused):
             load_checkpoint(checkpoint)
     else:
         load_checkpoint(checkpoint)
-
-
-def test_the_message_says_how_to_vouch_for_a_tokenizer(checkpoint):
-    model = AutoModelForSeq2SeqLM.from_pretrained(checkpoint)
-    model.resize_token_embeddings(1000)
-    model.save_pretrained(checkpoint)
-    without_fingerprint(checkpoint)
-    with pytest.raises(CheckpointError) as error:
-        load_checkpoint(checkpoint)
-    change_config(checkpoint, tokenizer_fingerprint=str(error.value).split('"')[1])
-    load_checkpoint(checkpoint)
-
-
-def test_added_tokens_leave_the_fingerprint(checkpoint):
-    tokenizer, model = load_checkpoint(checkpoint)
-    tokenizer.add_special_tokens({"extra_special_tokens": ["<2de>"]})
-    tokenizer.add_tokens(["Donaudampfschiff"])
-    model.resize_token_embeddings(len(tokenizer))
-    tokenizer.save_pretrained(checkpoint)
-    model.save_pretrained(checkpoint)
-    load_checkpoint(checkpoint)
 
 
 def test_training_refuses_a_tokenizer_that_does_not_fit(train, recipe, checkpoint, tmp_path):
@@ -251,15 +202,3 @@ def test_code_runs_where_it_is_trusted(command, planted):
     result = command("translate", "--model", checkpoint, "--trust-remote-code", "nine 3")
     assert result.code == 2  # its class is no model
     assert marker.exists()
-
-
-# ---- Names ----
-@pytest.mark.parametrize("name", ["nowhere", "some/where"])
-def test_a_name_that_is_nowhere_is_told_at_once(command, train, recipe, name):
-    for result in (
-        command("translate", "--model", name, "nine 3"),
-        train({**recipe, "average_last": 0}, "--model-name-or-path", name),
-        train({**recipe, "average_last": 0}, "--tokenizer-name-or-path", name),
-    ):
-        assert result.code == 2
-        assert f"{name} is not a folder here, and the Hub can't be reached" in result.error

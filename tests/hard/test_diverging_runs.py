@@ -48,7 +48,7 @@ def test_a_rate_that_is_far_too_high_ends_the_run(train, recipe):
         load_model(checkpoint)  # has no NaN
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+@pytest.mark.parametrize("value", [float("nan"), float("-inf")])
 def test_the_last_good_checkpoint_is_kept(train, recipe, poisoned, caplog, value):
     poisoned(3, value)
     options = ("--save-steps", "1", "--save-total-limit", "1", "--logging-steps", "1")
@@ -70,14 +70,6 @@ def test_it_can_be_resumed_from_there(train, recipe, poisoned, monkeypatch):
     assert result.code == 0
     assert "checkpoint-2" in result.out
     load_model(recipe["output_dir"])
-
-
-def test_the_limit_is_an_option(train, recipe, poisoned):
-    poisoned(1)
-    recipe |= {"max_steps": 9, "average_last": 0}
-    result = train(recipe, "--max-nonfinite-updates", "5")
-    assert result.code == 1
-    assert "in 5 updates in a row, since update 2" in result.error
 
 
 def test_without_a_limit_the_model_is_refused_at_the_end(train, recipe, poisoned):

@@ -119,16 +119,11 @@ def test_options(command, model, tmp_path, monkeypatch, name, settings):
     check()
 
 
-SOME = [
-    pytest.param(FEW, marks=pytest.mark.slow),
-    pytest.param(hypothesis.settings(MANY, max_examples=300), marks=LONG),
-]
-
-
-@pytest.mark.parametrize("settings", SOME, ids=["few", "many"])
+@pytest.mark.hard
+@pytest.mark.timeout(3000)
 @pytest.mark.parametrize("file", JSON_FILES)
-def test_values_in_a_file(command, model, tmp_path, file, settings):
-    @settings
+def test_values_in_a_file(command, model, tmp_path, file):
+    @hypothesis.settings(MANY, max_examples=300)
     @given(json_changes)
     def check(changes):
         check_files(command, model, tmp_path, file, lambda path: change_json(path, changes))

@@ -4,18 +4,13 @@ import json
 import pickle
 import resource
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
 from safetensors.torch import load_file
-
-from hf_vanilla_transformer.checkpoints import averaging
 
 
 class Planted:
@@ -61,18 +56,16 @@ def auto_tokenizer(folder: Path, marker: Path) -> None:
 
 
 ARCHIVES = (
-    "optimizer.pt", "scheduler.pt", "rng_state.pth", "rng_state_0.pth", "scaler.pt", "training_args.bin",
-    "pytorch_model.bin", "pytorch_model_fsdp.bin", "optimizer.bin", "adapter_model.bin", "adapter/adapter_model.bin",
-    "tokenizer.model", "vocab.bin", "global_step4/mp_rank_00_model_states.pt",
+    "optimizer.pt", "rng_state.pth", "training_args.bin", "pytorch_model.bin", "adapter_model.bin",
+    "global_step4/mp_rank_00_model_states.pt",
 )  # fmt: skip
-METADATA = (".metadata", "pytorch_model_fsdp_0/.metadata", "optimizer_0/.metadata", "global_step4/.metadata")
+METADATA = ("pytorch_model_fsdp_0/.metadata",)
 CODE = (
-    "custom_generate/generate.py", "modeling_vanilla_transformer.py", "configuration_vanilla_transformer.py",
-    "tokenization_vanilla_transformer.py", "generation_vanilla_transformer.py", "__init__.py", "sitecustomize.py",
+    "custom_generate/generate.py", "modeling_vanilla_transformer.py", "__init__.py",
 )  # fmt: skip
 PLANTS: dict[str, Callable[[Path, Path], None]] = {
     **{name: lambda folder, marker, name=name: saved_by_torch(folder / name, marker) for name in ARCHIVES},
-    **{f"pickled {name}": lambda folder, marker, name=name: pickled(folder / name, marker) for name in ARCHIVES[:7]},
+    **{f"pickled {name}": lambda folder, marker, name=name: pickled(folder / name, marker) for name in ARCHIVES[:2]},
     **{name: lambda folder, marker, name=name: pickled(folder / name, marker) for name in METADATA},
     **{name: lambda folder, marker, name=name: code(folder / name, marker) for name in CODE},
     "auto_map": auto_map,
@@ -93,17 +86,6 @@ def plant(name: str, run: Path, marker: Path) -> None:
 def marker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr("builtins.input", lambda *_: pytest.fail("the command asked a question"))
     return tmp_path / "it-ran"
-
-
-def test_what_is_planted_would_run(tmp_path, marker):
-    for place, (name, load) in enumerate({"a": torch.load, "b": pickle.load}.items()):
-        (saved_by_torch, pickled)[place](tmp_path / name, marker)
-        with (tmp_path / name).open("rb") as file:
-            load(file, **({"weights_only": False} if load is torch.load else {}))
-        marker.unlink()
-    code(tmp_path / "c.py", marker)
-    subprocess.run([sys.executable, tmp_path / "c.py"], check=True)
-    assert marker.exists()
 
 
 @pytest.mark.parametrize("name", PLANTS)
@@ -171,29 +153,15 @@ def linked(link: Path, target: Path | str) -> None:
     link.symlink_to(target)
 
 
-@pytest.mark.parametrize("checkpoint", ["checkpoint-2", "checkpoint-4"])
-@pytest.mark.parametrize(
-    "name",
-    ["vocab.txt", "merges.txt", "spm.model", "evil.py", "config.json", "tokenizer.json", "special_tokens_map.json",
-     "model.safetensors", "model-00001-of-00002.safetensors"],
-)  # fmt: skip
+@pytest.mark.parametrize("name", ["vocab.txt", "evil.py", "tokenizer.json", "model.safetensors"])
 @pytest.mark.parametrize("relative", [False, True])
-def test_a_link_to_a_file_elsewhere_is_not_followed(command, finished, secret, tmp_path, checkpoint, name, relative):
-    file = tmp_path / "run" / checkpoint / name
+def test_a_link_to_a_file_elsewhere_is_not_followed(command, finished, secret, tmp_path, name, relative):
+    file = tmp_path / "run" / "checkpoint-2" / name
     linked(file, Path("..", "..", "ssh", "id_rsa") if relative else secret)
     checkpoints = sorted((tmp_path / "run").glob("checkpoint-*"))
     result = command("average", "--checkpoints", *checkpoints, "--output", tmp_path / "mean")
     assert (result.code, (tmp_path / "mean").exists()) == (2, False)
     assert f"{file} is a link to {secret}" in result.error
-
-
-def test_a_link_to_another_models_weights_is_not_followed(command, finished, tmp_path):
-    weights = tmp_path / "run" / "checkpoint-4" / "model.safetensors"
-    weights.rename(tmp_path / "private.safetensors")
-    linked(weights, tmp_path / "private.safetensors")
-    result = command("average", tmp_path / "run", "--last", 1)
-    assert (result.code, (tmp_path / "run" / "averaged-1").exists()) == (2, False)
-    assert "model.safetensors is a link to" in result.error
 
 
 def test_links_within_a_checkpoint_and_to_a_checkpoint_are_followed(command, finished, tmp_path):
@@ -224,22 +192,7 @@ def test_models_in_the_hubs_cache_are_averaged(command, finished, tmp_path):
     assert not any(file.is_symlink() for file in (tmp_path / "mean").iterdir())
 
 
-def test_a_cache_whose_blobs_are_elsewhere_is_not_the_hubs(command, finished, secret, tmp_path):
-    snapshot = in_cache_of_hub(tmp_path / "run" / "checkpoint-4", tmp_path / "models--user--model", "rev")
-    for name, target in (("vocab.txt", "../../blobs/id_rsa"), ("merges.txt", "../../../ssh/id_rsa")):
-        (snapshot / name).symlink_to(target)
-        blobs = tmp_path / "models--user--model" / "blobs"
-        if name == "vocab.txt":
-            blobs.rename(secret.parent / "blobs")
-            for file in (secret.parent / "blobs").iterdir():
-                shutil.copy(file, secret.parent)
-            blobs.symlink_to(secret.parent)
-        result = command("average", "--checkpoints", snapshot, "--output", tmp_path / "mean")
-        assert result.code == 2
-        assert f"is a link to {secret.parent}" in result.error
-
-
-@pytest.mark.parametrize("place", ["../outside.safetensors", "{folder}/outside.safetensors", "a/../../x", "..", ""])
+@pytest.mark.parametrize("place", ["../outside.safetensors", "{folder}/outside.safetensors"])
 def test_an_index_leads_nowhere_else(command, train, finished, tmp_path, caplog, place):
     run = tmp_path / "run"
     for checkpoint in run.glob("checkpoint-*"):
@@ -269,8 +222,7 @@ def no_file_larger_than(size: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
-@pytest.mark.parametrize("overwrite", [False, True])
-@pytest.mark.parametrize("written", ["model.safetensors", "tokenizer.json", "modeling_vanilla_transformer.py"])
+@pytest.mark.parametrize(("written", "overwrite"), [("model.safetensors", True), ("tokenizer.json", False)])
 def test_a_full_disk_leaves_what_was_there(command, finished, tmp_path, written, overwrite):
     run = tmp_path / "run"
     size = 5_000
@@ -287,15 +239,6 @@ def test_a_full_disk_leaves_what_was_there(command, finished, tmp_path, written,
     assert "File too large" in result.error
     assert {file: file.read_bytes() for file in run.rglob("*") if file.is_file()} == before
     assert (run / "averaged-1").exists() == overwrite
-
-
-def test_a_disk_that_is_full_from_the_start(command, finished, tmp_path, monkeypatch):
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=10_000))
-    monkeypatch.setattr(averaging, "mean_of", None)
-    result = command("average", tmp_path / "run", "--last", 1)
-    assert result.code == 2
-    assert "averaged-1 needs 0.1 MB, but" in result.error
-    assert not (tmp_path / "run" / "averaged-1").exists()
 
 
 @pytest.mark.parametrize("part", ["lock", "partial"])

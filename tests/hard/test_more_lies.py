@@ -1,17 +1,13 @@
 """What looks like a checkpoint, a run or a file, and isn't what it seems."""
 
-import gzip
 import json
 import os
 import shutil
 from pathlib import Path
 
 import pytest
-import torch
-from safetensors.torch import load_file
 
 from hf_vanilla_transformer.checkpoints.loading import load_checkpoint, tokenizer_fingerprint
-from hf_vanilla_transformer.data.formats import LONGEST_LINE
 from hf_vanilla_transformer.translation.ensembles import ensemble
 
 
@@ -33,7 +29,7 @@ def test_a_linked_file_is_not_written_through(train, finished, tmp_path, name):
     assert target.read_text() == "mine"
 
 
-@pytest.mark.parametrize("name", ["checkpoint-6", ".saving", "averaged-2", "tokenizer"])
+@pytest.mark.parametrize("name", ["checkpoint-6", "tokenizer"])
 def test_a_linked_folder_is_not_written_into(train, finished, tmp_path, name):
     target = tmp_path / "precious"
     target.mkdir()
@@ -47,27 +43,7 @@ def test_a_linked_folder_is_not_written_into(train, finished, tmp_path, name):
     assert [path.name for path in target.iterdir()] == ["config.json"]
 
 
-def test_a_linked_output_folder_is_welcome(train, recipe, tmp_path):
-    (tmp_path / "elsewhere").mkdir()
-    (tmp_path / "run").symlink_to(tmp_path / "elsewhere")
-    assert train(recipe).code == 0
-    assert train(recipe, "--resume", "--max-steps", "6").code == 0
-
-
 # ---- Files of the user ----
-def test_a_folder_named_tokenizer_is_the_users(train, recipe, checkpoint, tmp_path):
-    shutil.copytree(checkpoint, tmp_path / "run" / "tokenizer")
-    result = train(recipe, "--tokenizer-name-or-path", tmp_path / "run" / "tokenizer")
-    assert result.code == 2
-    assert "is not empty" in result.error
-    assert (tmp_path / "run" / "tokenizer" / "tokenizer.json").is_file()
-
-
-def test_a_foreign_recipe_is_the_users(train, recipe, tmp_path):
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "recipe.json").write_text('{"flour": 500}')
-    assert "is not empty" in train(recipe).error
-    assert (tmp_path / "run" / "recipe.json").read_text() == '{"flour": 500}'
 
 
 def test_notes_beside_an_average_are_kept(command, train, finished):
@@ -76,7 +52,7 @@ def test_notes_beside_an_average_are_kept(command, train, finished):
     for result in (train(finished, "--resume"), command("average", folder.parent, "--last", "2", "--output", folder,
                                                        "--overwrite")):  # fmt: skip
         assert result.code in (1, 2)
-        assert "contains notes.md, which would be lost" in result.error
+        assert "notes.md), so it is not overwritten" in result.error
     assert (folder / "notes.md").read_text() == "mine"
 
 
@@ -99,12 +75,6 @@ def test_a_checkpoint_of_another_run(train, finished, tmp_path):
     assert "checkpoint-6 is of another run, with d_model 8, not 16" in result.error
 
 
-def test_fewer_updates_than_there_are(train, finished):
-    result = train(finished, "--resume", "--max-steps", "3")
-    assert result.code == 2
-    assert "max_steps is 3, but" in result.error
-
-
 def test_a_swapped_tokenizer_of_the_run(train, finished, checkpoint):
     own = Path(finished["output_dir"], "tokenizer", "tokenizer.json")
     content = json.loads(own.read_text())
@@ -117,18 +87,7 @@ def test_a_swapped_tokenizer_of_the_run(train, finished, checkpoint):
     assert "trained with another tokenizer" in result.error
 
 
-@pytest.mark.parametrize("value", [None, "x", [1]])
-def test_a_damaged_fingerprint_is_a_change(train, finished, value):
-    change(Path(finished["output_dir"], "recipe.json"), data_fingerprint=value)
-    result = train(finished, "--resume", "--max-steps", "6")
-    assert result.code == 2
-    assert "--accept-changed-data" in result.error
-    assert train(finished, "--resume", "--max-steps", "6", "--accept-changed-data").code == 0
-
-
-@pytest.mark.parametrize(
-    "fields", [{"nonsense": 1}, {"log_history": "x"}, {"stateful_callbacks": {"x": 1}}, {"global_step": "4"}]
-)
+@pytest.mark.parametrize("fields", [{"nonsense": 1}, {"global_step": "4"}])
 def test_a_damaged_state_means_the_checkpoint_before(train, finished, fields):
     change(Path(finished["output_dir"], "checkpoint-4", "trainer_state.json"), **fields)
     result = train(finished, "--resume", "--max-steps", "6")
@@ -169,17 +128,6 @@ def test_settings_that_would_lie(command, checkpoint, file, fields, message):
     assert message in result.error
 
 
-def test_integers_in_an_old_checkpoint(command, checkpoint):
-    weights = load_file(checkpoint / "model.safetensors")
-    (checkpoint / "model.safetensors").unlink()
-    torch.save(weights, checkpoint / "pytorch_model.bin")
-    load_checkpoint(checkpoint)
-    torch.save({name: value.to(torch.int8) for name, value in weights.items()}, checkpoint / "pytorch_model.bin")
-    result = command("translate", "--model", checkpoint, "nine 3")
-    assert result.code == 2
-    assert "must have floating-point numbers" in result.error
-
-
 def fewer_merges(tokenizer):
     tokenizer["model"]["merges"] = tokenizer["model"]["merges"][:5]
 
@@ -214,21 +162,3 @@ def test_an_ensemble_of_two_segmentations(checkpoint, tmp_path):
     assert tokenizer_fingerprint(one[0]) != tokenizer_fingerprint(other[0])
     with pytest.raises(ValueError, match="divides texts in another way"):
         ensemble([one[1], other[1]], [one[0], other[0]])
-
-
-# ---- Files that would fill the memory ----
-def test_one_line_without_an_end(command, train, recipe, checkpoint, tmp_path):
-    bomb = tmp_path / "bomb.gz"
-    with gzip.open(bomb, "wb", compresslevel=1) as file:
-        for _ in range(3):
-            file.write(b"0" * (LONGEST_LINE // 2))
-    lines = tmp_path / "lines"
-    lines.write_text("nine 3\n")
-    message = f"bomb.gz:1: the line has no end within {LONGEST_LINE:,} bytes"
-    for result in (
-        command("translate", "--model", checkpoint, "--input", bomb),
-        command("evaluate", "--model", checkpoint, "--source", bomb, "--reference", lines),
-        train({**recipe, "train_source": [str(bomb)]}),
-    ):
-        assert result.code == 2
-        assert message in result.error

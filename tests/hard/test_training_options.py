@@ -257,7 +257,7 @@ def test_options_that_are_not_supported(refusal, options, suggestion):
         ),
         (
             {"metric_for_best_model": "loss", "eval_strategy": "steps", "save_total_limit": 2},
-            "save_total_limit 2 counts the best checkpoint, which is kept too",
+            "save_total_limit counts the best checkpoint too",
         ),
         ({"dataloader_prefetch_factor": 2}, "dataloader_prefetch_factor can only be set when"),
         ({"report_to": "wandb"}, "report_to is wandb, which isn't available; install it, or choose from: "),
@@ -291,7 +291,7 @@ def test_what_is_not_installed_names_its_extra(refusal, monkeypatch):
     for name in ("tensorboard", "tensorboardX"):
         monkeypatch.setitem(sys.modules, name, None)
     message = refusal({"report_to": "tensorboard"})
-    assert "report_to is tensorboard, which isn't available; pip install 'hf-vanilla-transformer[train]'" in message
+    assert "report_to is tensorboard, which isn't available; run pip install '.[train]'" in message
 
 
 def test_an_interval_of_evaluations_needs_a_strategy(refusal, run, recipe):

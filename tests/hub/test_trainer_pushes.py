@@ -43,7 +43,7 @@ def test_a_trainer_sends_nothing_but_the_model(hub, tiny_checkpoint, run, way):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("strategy", "commits"), [("every_save", 5), ("end", 2)])
+@pytest.mark.parametrize(("strategy", "commits"), [("every_save", 4), ("end", 1)])
 def test_the_command_pushes_what_was_scored(hub, tmp_path, capsys, strategy, commits):
     """Every commit can be loaded without the package; the last one is the averaged model with its card."""
     recipe = {**recipe_in(tmp_path), "eval_strategy": "no", "num_beams": 1, "max_steps": 6, "hub_strategy": strategy}
@@ -51,7 +51,7 @@ def test_the_command_pushes_what_was_scored(hub, tmp_path, capsys, strategy, com
     assert cli.main(["train", "--config", str(tmp_path / "recipe.yaml")]) == 0
     assert f"Pushed to the Hub: {hub.endpoint}/{REPO}/commit/" in capsys.readouterr().out
     _, *pushed = hub.repositories[REPO].commits
-    assert len(pushed) == commits - 1
+    assert min(commits, 2) <= len(pushed) <= commits  # while a push is on its way, a save isn't pushed
     logits_in_a_new_process(hub, "hidden", [(REPO, commit) for commit in pushed], tmp_path)
 
     last, averaged = hub.repositories[REPO].files(), tmp_path / "run" / "averaged-2"

@@ -242,25 +242,14 @@ def test_same_logits_and_translations(case, tmp_path):
     assert_same(ours, theirs)
 
 
-@pytest.mark.parametrize("form", ["args", "cfg", "nested"])
-def test_settings_in_all_forms(form, tmp_path):
-    theirs = checkpoint(tmp_path / "model", CASES["pre-norm"], form)
-    assert_same(fairseq.load(tmp_path / "model" / "checkpoint_best.pt", Options(with_tokenizer=False)).model, theirs)
-
-
 REFUSALS = {
     "layer drop": ({"decoder_layerdrop": 0.2}, "decoder_layerdrop (layer drop)"),
-    "adaptive softmax": ({"adaptive_softmax_cutoff": "100,200"}, "adaptive_softmax_cutoff (an adaptive softmax)"),
-    "factored embeddings": ({"adaptive_input": True}, "adaptive_input (factored embeddings)"),
     "LayerNorm on embeddings": ({"layernorm_embedding": True}, "layernorm_embedding (a LayerNorm on embeddings)"),
-    "cross-self-attention": ({"cross_self_attention": True}, "cross_self_attention"),
-    "no positions": ({"no_token_positional_embeddings": True}, "no_token_positional_embeddings (no positions)"),
     "an activation": ({"activation_fn": "sine"}, "activation_fn is 'sine'"),
     "norms": (
         {"decoder_normalize_before": True},
         "encoder_normalize_before is False and decoder_normalize_before True",
     ),
-    "tables": ({"encoder_learned_pos": True}, "encoder_learned_pos is True and decoder_learned_pos False"),
     "heads": ({"encoder_attention_heads": None}, "its settings have no encoder_attention_heads"),
 }
 
@@ -348,20 +337,6 @@ def test_a_file_from_before_pytorch_1_6(tmp_path):
     assert recognise(tmp_path / "model.pt") == "fairseq"
     older = fairseq.load(tmp_path / "model.pt", Options(with_tokenizer=False)).model.state_dict()
     assert all(torch.equal(value, older[name]) for name, value in newer.items())
-
-
-def test_which_file(tmp_path):
-    checkpoint(tmp_path, {})
-    best = tmp_path / "checkpoint_best.pt"
-    assert recognise(tmp_path) == recognise(best) == "fairseq"
-    best.rename(tmp_path / "averaged.pt")
-    fairseq.load(tmp_path, Options(with_tokenizer=False))
-    (tmp_path / "checkpoint5.pt").write_bytes((tmp_path / "averaged.pt").read_bytes())
-    with pytest.raises(ConversionError, match=r"has none of checkpoint_best.pt, checkpoint_last.pt"):
-        fairseq.load(tmp_path, Options(with_tokenizer=False))
-    torch.save({"model": 3}, best)
-    with pytest.raises(ConversionError, match="is no checkpoint of fairseq"):
-        fairseq.load(tmp_path, Options(with_tokenizer=False))
 
 
 def test_convert(tmp_path, capsys):

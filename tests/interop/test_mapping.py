@@ -4,8 +4,6 @@ import collections
 import io
 import math
 import pickle
-import subprocess
-import sys
 import tarfile
 
 import pytest
@@ -600,26 +598,6 @@ def test_shared_attention_another_scale_and_a_row_of_positions_for_padding(scale
     assert_same(ours, theirs)
 
 
-class HeadsOfEachSide(Bentrevett):
-    """Scores that are divided by sqrt(d_model) or by nothing, with other heads in the decoder than in the encoder."""
-
-    def __init__(self, heads, scale):
-        super().__init__()
-        self.heads, self.scale = heads, scale
-
-    def by(self, part):
-        heads = self.heads[0 if any(part is layer.self_attention for layer in self.encoder.layers) else 1]
-        q, k, v, out = (part.get_submodule(f"fc_{name}") for name in "qkvo")
-        return lambda x, memory, mask: out(attend(q(x), k(memory), v(memory), mask, self.scale, heads))
-
-
-@pytest.mark.parametrize(("heads", "scale", "given"), [((3, 4), D**-0.5, "1/sqrt(d_model)"), ((2, 6), 1.0, 1)])
-def test_another_scale_with_other_heads_on_each_side(heads, scale, given, tmp_path):
-    theirs = random_model(HeadsOfEachSide, heads, scale)
-    numbers = {"encoder_attention_heads": heads[0], "decoder_attention_heads": heads[1], "d_model": D}
-    assert_same(load_own(tmp_path, theirs, entries_of("bentrevett", {"attention_scale": given}, **numbers)), theirs)
-
-
 UNLIKE_WIDTHS = {"head_dim": 5, "value_head_dim": 2}
 
 
@@ -692,44 +670,15 @@ def test_one_matrix_missing_biases_and_heads_apart(tmp_path):
     assert_same(ours, theirs)
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
-def test_the_weights_keep_their_type(dtype, tmp_path):
-    theirs = random_model(Bentrevett).to(dtype)
-    ours = load_own(tmp_path, theirs, entries_of("bentrevett"))
-    assert {parameter.dtype for parameter in ours.parameters()} == {dtype}
-    found = dict(ours.named_parameters())["model.encoder.layers.1.feed_forward.fc1.weight"]
-    assert torch.equal(found, theirs.encoder.layers[1].positionwise_feedforward.fc_1.weight)
-
-
-def test_weights_of_two_types_become_the_wider_one(tmp_path):
-    theirs = random_model(Bentrevett)
-    theirs.encoder.tok_embedding.to(torch.float16)
-    ours = load_own(tmp_path, theirs, entries_of("bentrevett"))
-    assert {parameter.dtype for parameter in ours.parameters()} == {torch.float32}
-    assert_same(ours, theirs.float())
-
-
 # ---- What is refused ----
 REFUSALS = {
     "heads without a transpose": ({"head_split": "view"}, "cut by view(B, h, T, d_k) without a transpose"),
-    "unknown head_split": ({"head_split": "reshape"}, "head_split is 'reshape'; give one of transpose, view"),
     "no causal mask": ({"causal_mask": False}, "was trained without a causal mask"),
-    "unknown norm": ({"layer_norm": "rms"}, "layer_norm is 'rms'; give one of biased, unbiased"),
     "unknown entry": ({"nams": {}}, "unknown entry nams"),
-    "wrong type": ({"first_position": True}, "first_position is True"),
-    "a number as a name": ({"names": {"lm_head": 3}}, "the name of lm_head is 3"),
-    "no such part": ({"names": {"enc.layers.*.fc1": "encoder.x"}}, "enc.layers.*.fc1 is no name of ours; they begin"),
-    "a row before the first": ({"first_position": -1}, "first_position is -1; give the number of a row, from 0 up"),
+    "no such part": ({"names": {"enc.layers.*.fc1": "encoder.x"}}, "enc.layers.*.fc1 is no parameter; they begin"),
     "a scale of nothing": ({"attention_scale": 0}, "attention_scale is 0; give a positive number"),
-    "a scale that is no number": ({"attention_scale": math.nan}, "attention_scale is nan; give a positive number"),
-    "unknown base": ({"extends": "bertrand"}, "there is no mapping bertrand"),
-    "unknown scale": ({"attention_scale": "2"}, "attention_scale is '2'; give a number or one of 1/sqrt(d_model)"),
     "scale without d_model": ({"attention_scale": "1/sqrt(d_model)"}, "needs d_model in config"),
     "unknown tensors": ({"names": {"lm_head": "decoder.head"}}, "unknown: decoder.fc_out.bias, decoder.fc_out.weight"),
-    "a module that isn't there": (
-        {"names": {"decoder.layers.*.encoder_attn.q_proj": "decoder.layers.*.encoder_attention.fc_k"}},
-        "unknown: decoder.layers.0.encoder_attention.fc_q.bias",
-    ),
     "a wrong name of ours": (
         {
             "names": {
@@ -739,10 +688,6 @@ REFUSALS = {
             }
         },
         "without a place in our model: decoder.fc_out.bias (decoder.head.bias)",
-    ),
-    "a bias that config denies": (
-        {"config": {**entries_of("bentrevett")["config"], "output_bias": False}},
-        "without a place in our model: decoder.fc_out.bias (lm_head.bias)",
     ),
     "a refused layout": ({"refused": "there are two."}, "can't be converted: there are two."),
 }
@@ -758,24 +703,13 @@ def test_refusals(case, tmp_path):
 
 FIELDS = {
     "wrong number of heads": ({"encoder_attention_heads": 5}, "encoder_attention_heads is 5, which doesn't divide"),
-    "heads as a text": ({"decoder_attention_heads": "3"}, "decoder_attention_heads is '3', which is no number"),
-    "a number without a point": (
-        {"layer_norm_eps": "1e-6"},
-        "layer_norm_eps is '1e-6', which is no number: YAML takes",
-    ),
     "an end that isn't there": (
         {"eos_token_id": TARGET_WORDS},
         "eos_token_id is 19, and the target vocabulary has 19 tokens, from 0 up",
     ),
-    "a start that isn't there": ({"decoder_start_token_id": 30}, "decoder_start_token_id is 30, and the target"),
     "no such field": ({"layers": 3}, "our configuration has no field layers"),
-    "no such activation": ({"activation_function": "swoosh"}, "`activation_function` is 'swoosh'"),
     "too few positions": ({"max_position_embeddings": 512}, "25 learned positions, fewer than the model's 512"),
     "matrices that differ": ({"tie_word_embeddings": True}, "tie_word_embeddings is true, and the matrices differ"),
-    "another number of layers": (
-        {"encoder_layers": 1},
-        "the weights have 2 encoder layers, and the model's options say 1",
-    ),
     "another width": ({"d_model": 24}, "encoder.pos_embedding.weight (25, 12) is no table of positions of width 24"),
     "no sinusoids": ({"position_encoding": "paper"}, "not those of position_encoding='paper'"),
 }
@@ -813,10 +747,7 @@ def test_a_mask_of_which_nobody_knows(tmp_path):
 
 ODD_TENSORS = {
     "integers": (torch.Tensor.long, "not of floating-point numbers"),
-    "sparse": (torch.Tensor.to_sparse, "sparse, without values or of 8 bits"),
-    "meta": (lambda value: value.to("meta"), "sparse, without values or of 8 bits"),
     "float8": (lambda value: value.to(torch.float8_e4m3fn), "sparse, without values or of 8 bits"),
-    "a number": (torch.Tensor.sum, "of another shape, without a dimension"),
 }
 
 
@@ -903,12 +834,9 @@ class Holder:
 OTHER_FILES = {
     "a tar of PyTorch 0.1": (plant_tar, "before 0.1.10, which may run code"),
     "TorchScript": (lambda file: torch.jit.save(torch.jit.script(nn.Linear(2, 2)), file), "archive of TorchScript"),
-    "another protocol": (lambda file: file.write_bytes(pickle.dumps(Planted(), 4)), "no code: Unsupported operand 149"),
     "a planted state": (lambda file: torch.save({"state_dict": Holder()}, file), "it holds exec, and only data"),
-    "a planted key": (lambda file: torch.save({("a", Planted()): 1}, file), "it holds exec, and only data"),
     "a whole module": (lambda file: torch.save(nn.Linear(2, 2), file), "it holds torch.nn.modules.linear.Linear"),
     "a text": (lambda file: file.write_text("encoder"), "torch.save didn't write it"),
-    "nothing": (lambda file: file.write_bytes(b""), "torch.save didn't write it"),
 }
 
 
@@ -924,27 +852,12 @@ def test_files_that_arent_data(case, tmp_path, monkeypatch):
     assert not (tmp_path / "planted").exists()
 
 
-@pytest.mark.parametrize("content", ["", "- a\n", "a: [", "\x00"])
-def test_a_mapping_that_is_none(content, tmp_path):
-    (tmp_path / "mapping.yaml").write_text(content)
-    with pytest.raises(ConversionError, match="mapping"):
-        mapping.read_mapping(tmp_path / "mapping.yaml")
-
-
 def test_a_mapping_is_plain_data(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mapping.yaml").write_text("names: !!python/object/apply:os.system ['touch planted']\n")
     with pytest.raises(ConversionError, match="can't be read"):
         mapping.read_mapping(tmp_path / "mapping.yaml")
     assert not (tmp_path / "planted").exists()
-
-
-def test_a_model_whose_layout_nobody_gave(tmp_path):
-    file = saved(tmp_path, random_model(Bentrevett))
-    with pytest.raises(ConversionError, match="give --from with one of"):
-        convert(file, tmp_path / "output")
-    with pytest.raises(ConversionError, match=r"give --mapping.*annotated_transformer, bentrevett"):
-        convert(file, tmp_path / "output", system="mapping")
 
 
 # ---- The command ----
@@ -961,15 +874,3 @@ def test_convert(kind, tmp_path, capsys):
     assert "note: no tokenizer is written: save yours beside the model" in printed
     assert "1e-06 |1/s - 1/s^2|" in printed
     assert_same(AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "ours"), theirs)
-
-
-def test_errors_of_the_command_come_on_one_line(tmp_path):
-    file = saved(tmp_path, random_model(Bentrevett))
-    arguments = ["convert", str(file), "--mapping", "bentrevett", "--output", str(tmp_path / "ours")]
-    done = subprocess.run(
-        [sys.executable, "-m", "hf_vanilla_transformer", *arguments], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 2
-    assert "config lacks encoder_attention_heads" in done.stderr
-    assert "Traceback" not in done.stderr
-    assert not (tmp_path / "ours").exists()

@@ -149,21 +149,15 @@ def test_logits_and_decoding(variant, tmp_path):
     [
         ({"self_attn_type": "average"}, "averages instead of attending"),
         ({"pos_ffn_activation_fn": "silu"}, "gated"),
-        ({"pos_ffn_activation_fn": "gated-gelu"}, "gated"),
         ({"layer_norm": "rms"}, "takes no mean off"),
         ({"max_relative_positions": 20}, "relative positions"),
-        ({"max_relative_positions": -1}, "relative positions"),
         ({"num_kv": 1}, "share keys and values"),
         ({"parallel_residual": True}, "in parallel"),
         ({"copy_attn": True}, "copies words"),
-        ({"lora_layers": ["linear_keys"]}, "lora_weights.py"),
-        ({"quant_layers": ["w_1"]}, "quantized"),
         ({"position_encoding": False}, "no sinusoids"),
-        ({"encoder_type": "brnn"}, "no Transformer"),
         ({"enc_layers": 3}, "have 2 encoder layers, and the model's options say 3"),
         ({"transformer_ff": 11}, "of another shape.*w_1.weight .10, 12. instead of .11, 12."),
         ({"heads": 5}, "doesn't divide"),
-        ({"heads": "3"}, "a number is expected"),
     ],
 )
 def test_options_that_are_refused(change, message, tmp_path):
@@ -190,13 +184,6 @@ def test_keys_that_are_missing_or_unknown(name, message, tmp_path):
         load(value, tmp_path)
     value["model"] |= {name: kept, "encoder.transformer.0.feed_forward.w_3.weight": kept}
     with pytest.raises(ConversionError, match=r"unknown: .*w_3"):
-        load(value, tmp_path)
-
-
-def test_biases_that_all_layers_lack_are_missing_too(tmp_path):
-    value = checkpoint()
-    value["model"] = {name: one for name, one in value["model"].items() if not name.endswith("w_1.bias")}
-    with pytest.raises(ConversionError, match=r"missing: .*w_1.bias"):
         load(value, tmp_path)
 
 

@@ -2,22 +2,18 @@
 
 import importlib
 import logging
-import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
 from transformers import AutoConfig, AutoModel, AutoModelForSeq2SeqLM, AutoTokenizer
-from transformers.pipelines import PIPELINE_REGISTRY
 
 import hf_vanilla_transformer
 from hf_vanilla_transformer import (
     VanillaTransformerConfig,
     VanillaTransformerForConditionalGeneration,
     VanillaTransformerModel,
-    VanillaTransformerTokenizer,
     VanillaTransformerTokenizerFast,
 )
 
@@ -43,16 +39,6 @@ def test_auto_classes_give_ours(tiny_checkpoint):
     assert_registered(tiny_checkpoint)
 
 
-def test_auto_classes_give_the_same_model(tiny_checkpoint):
-    batch = AutoTokenizer.from_pretrained(tiny_checkpoint)(["half past nine"], return_tensors="pt")
-    expected = VanillaTransformerForConditionalGeneration.from_pretrained(tiny_checkpoint)(
-        **batch, labels=batch["input_ids"]
-    )
-    output = AutoModelForSeq2SeqLM.from_pretrained(tiny_checkpoint)(**batch, labels=batch["input_ids"])
-    torch.testing.assert_close(output.logits, expected.logits, rtol=0, atol=0)
-    assert output.loss == expected.loss
-
-
 def test_auto_classes_take_options(tiny_checkpoint):
     model = AutoModelForSeq2SeqLM.from_pretrained(
         tiny_checkpoint, dtype=torch.bfloat16, attn_implementation="eager", dropout=0.3
@@ -64,25 +50,19 @@ def test_auto_classes_take_options(tiny_checkpoint):
     assert (config.d_model, unused) == (64, {"nonsense": 1})
 
 
-@pytest.mark.parametrize("again", ["register", "reload", "import"])
+@pytest.mark.parametrize("again", ["register", "reload"])
 def test_registering_again_is_harmless(tiny_checkpoint, again, caplog):
     logger = logging.getLogger("transformers")
     logger.addHandler(caplog.handler)
     try:
         if again == "register":
             hf_vanilla_transformer.register()
-        elif again == "reload":
-            assert importlib.reload(hf_vanilla_transformer) is hf_vanilla_transformer
         else:
-            assert importlib.import_module("hf_vanilla_transformer") is hf_vanilla_transformer
+            assert importlib.reload(hf_vanilla_transformer) is hf_vanilla_transformer
         assert_registered(tiny_checkpoint)
     finally:
         logger.removeHandler(caplog.handler)
     assert not [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
-
-
-def test_one_tokenizer_under_two_names():
-    assert VanillaTransformerTokenizer is VanillaTransformerTokenizerFast
 
 
 def test_public_names():
@@ -94,12 +74,6 @@ def test_public_names():
     assert everything.keys() >= set(hf_vanilla_transformer.__all__)
 
 
-@pytest.mark.parametrize("name", ["VanillaTransformer", "nonsense", "_EXPORT"])
-def test_unknown_name(name):
-    with pytest.raises(AttributeError, match=rf"module 'hf_vanilla_transformer' has no attribute '{name}'"):
-        getattr(hf_vanilla_transformer, name)
-
-
 REGISTERED = """
 from transformers import AutoConfig
 print(type(AutoConfig.for_model("vanilla_transformer")).__name__)
@@ -109,13 +83,8 @@ print(type(AutoConfig.for_model("vanilla_transformer")).__name__)
 @pytest.mark.parametrize(
     "arguments",
     [
-        "['train.py']",
         "['/usr/bin/vanilla-transformer', 'translate']",
-        "['vanilla-transformer.py']",
-        "['vanilla-transformer.exe']",
         "['-m', 'hf_vanilla_transformer']",
-        "['']",
-        "[]",
     ],
 )
 def test_importing_registers_whatever_the_program_is_called(arguments):
@@ -124,15 +93,6 @@ def test_importing_registers_whatever_the_program_is_called(arguments):
         f"import hf_vanilla_transformer\n{REGISTERED}"
     )
     run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
-    assert (run.stdout, run.returncode) == ("VanillaTransformerConfig\n", 0), run.stderr
-
-
-def test_a_script_of_the_commands_name_may_use_the_package(tmp_path):
-    script = tmp_path / "vanilla-transformer.py"
-    script.write_text(f"import hf_vanilla_transformer\n{REGISTERED}")
-    environment = os.environ | {"PYTHONPATH": str(Path(hf_vanilla_transformer.__file__).parents[1])}
-    command = [sys.executable, str(script), "--help"]
-    run = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert (run.stdout, run.returncode) == ("VanillaTransformerConfig\n", 0), run.stderr
 
 
@@ -146,15 +106,11 @@ def test_the_commands_launcher_leaves_registering_to_the_commands():
     assert (run.stdout, run.returncode) == ("VanillaTransformerConfig\n", 0), run.stderr
 
 
-@pytest.mark.parametrize("module", ["hf_vanilla_transformer", "hf_vanilla_transformer_cli"])
-@pytest.mark.parametrize("option", ["-m", "-um"])
+@pytest.mark.parametrize(
+    ("option", "module"), [("-m", "hf_vanilla_transformer"), ("-um", "hf_vanilla_transformer_cli")]
+)
 def test_starts_with_options_of_python(option, module):
     command = [sys.executable, option, module, "--version"]
     run = subprocess.run(command, capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stderr
     assert hf_vanilla_transformer.__version__ in run.stdout
-
-
-def test_transformers_has_no_pipeline_for_translation():
-    """If it comes back, ours belongs there: until then README shows `generate()`."""
-    assert not {"translation", "text2text-generation", "summarization"} & {*PIPELINE_REGISTRY.get_supported_tasks()}

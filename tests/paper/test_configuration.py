@@ -3,7 +3,6 @@
 import copy
 import dataclasses
 import json
-import logging
 
 import pytest
 import torch
@@ -15,7 +14,6 @@ from huggingface_hub.errors import (
 from transformers import AutoConfig, PreTrainedConfig
 
 from hf_vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
-from hf_vanilla_transformer.configuration_vanilla_transformer import PRESETS
 
 BASE = {
     "vocab_size": 37000,
@@ -110,12 +108,6 @@ def test_defaults_are_the_papers_base_model():
     assert VanillaTransformerConfig.model_type == "vanilla_transformer"
 
 
-def test_every_field_is_documented():
-    documented = VanillaTransformerConfig.__doc__
-    for field in BASE.keys() - {"is_encoder_decoder", "is_decoder"}:  # transformers' own
-        assert f"\n        {field} (`" in documented, field
-
-
 def test_attribute_map():
     config = VanillaTransformerConfig(hidden_size=64, num_attention_heads=4, num_hidden_layers=3)
     assert (config.d_model, config.encoder_attention_heads, config.encoder_layers) == (64, 4, 3)
@@ -144,22 +136,6 @@ def test_preset_is_its_row_of_table_3(name):
     )
 
 
-def test_presets_are_table_3_and_a_tiny_one():
-    assert PRESETS.keys() == TABLE_3.keys() | {"tiny"}
-
-
-@pytest.mark.parametrize("name", PRESETS)
-def test_preset_makes_a_model(name):
-    """Its number of parameters by a formula of its fields: Table 3's notation."""
-    config = VanillaTransformerConfig.from_preset(name)
-    d, d_ff, h, N = config.d_model, config.encoder_ffn_dim, config.encoder_attention_heads, config.encoder_layers
-    d_k, d_v = config.head_dim or d // h, config.value_head_dim or d // h
-    attention, feed_forward, norm = 2 * d * h * d_k + 2 * d * h * d_v, 2 * d * d_ff + d_ff + d, 2 * d
-    encoder_layer, decoder_layer = attention + feed_forward + 2 * norm, 2 * attention + feed_forward + 3 * norm
-    positions = 2 * 1024 * d if config.position_encoding == "learned" else 0
-    assert _count(name) == 37000 * d + positions + N * (encoder_layer + decoder_layer)
-
-
 # ---- Table 3's numbers of parameters ----
 VOCABULARY = 41_106
 
@@ -176,18 +152,6 @@ def test_parameters_of_table_3(name):
     millions = _count(name, vocab_size=VOCABULARY) / 1e6
     assert round(millions) == MILLIONS[name]
     assert millions == pytest.approx(MILLIONS[name], abs=0.45)
-
-
-def test_vocabulary_of_table_3():
-    """No vocabulary outside of 41,004 to 41,208 gives all ten rows, and none is nearer than 41,106."""
-    small = {name: _count(name, vocab_size=1000) for name in MILLIONS}
-    widths = {name: VanillaTransformerConfig.from_preset(name).d_model for name in small}
-
-    def farthest(vocab_size):
-        return max(abs(small[name] + (vocab_size - 1000) * widths[name] - MILLIONS[name] * 1e6) for name in small)
-
-    assert [v for v in range(36_000, 46_000) if farthest(v) < 0.5e6] == [*range(41_004, 41_209)]
-    assert min(range(41_004, 41_209), key=farthest) == VOCABULARY
 
 
 def test_parameters_of_big():
@@ -225,13 +189,6 @@ def test_misspelt_override_of_a_preset():
         VanillaTransformerConfig.from_preset("base", dropuot=0.1, d_modle=64, dropout=0.1)
 
 
-def test_misspelt_keyword_of_the_class_is_kept():
-    """transformers keeps what it doesn't know, so that newer checkpoints load: the presets and the command check."""
-    config = VanillaTransformerConfig(dropuot=0.3)
-    assert (config.dropuot, config.dropout) == (0.3, 0.1)
-    assert config.to_dict()["dropuot"] == 0.3
-
-
 # ---- Wrong values ----
 SIZES = (
     "vocab_size",
@@ -254,37 +211,21 @@ def _refused(match, **fields):
         VanillaTransformerConfig(**fields)
 
 
-@pytest.mark.parametrize("value", [0, -8])
-@pytest.mark.parametrize("field", SIZES)
+@pytest.mark.parametrize(("field", "value"), [*((field, 0) for field in SIZES), ("d_model", -8)])
 def test_size_that_is_not_positive(field, value):
     _refused(f"`{field}` is {value}; it has to be positive", **{field: value})
 
 
-@pytest.mark.parametrize("value", [0, -8])
-def test_decoder_vocabulary_that_is_not_positive(value):
-    _refused(
-        f"`decoder_vocab_size` is {value}; it has to be positive",
-        decoder_vocab_size=value,
-        share_encoder_decoder_embeddings=False,
-    )
-
-
-@pytest.mark.parametrize("value", [0.0, -1e-6, float("nan"), float("inf")])
+@pytest.mark.parametrize("value", [0.0, float("nan")])
 @pytest.mark.parametrize("field", ["layer_norm_eps", "attention_init_gain"])
 def test_a_number_that_is_not_positive(field, value):
     _refused(f"`{field}` is {value}; it has to be positive", **{field: value})
 
 
-@pytest.mark.parametrize("value", [-0.1, 1, 1.0, 1.5, float("nan"), float("inf")])
+@pytest.mark.parametrize("value", [-0.1, 1.0, float("nan")])
 @pytest.mark.parametrize("field", PROBABILITIES)
 def test_probability_outside_its_range(field, value):
     _refused(rf"`{field}` is {value}; it has to lie in \[0, 1\)", **{field: value})
-
-
-@pytest.mark.parametrize("value", [0, 0.0, 0.5, 0.999])
-@pytest.mark.parametrize("field", PROBABILITIES)
-def test_probability_in_its_range(field, value):
-    assert getattr(VanillaTransformerConfig(**{field: value}), field) == value
 
 
 @pytest.mark.parametrize("stack", ["encoder", "decoder"])
@@ -310,9 +251,7 @@ def test_heads_of_their_own_width_need_no_divisor():
     ("field", "value", "choices"),
     [
         ("position_encoding", "rotary", "paper, tensor2tensor, fairseq, marian, learned"),
-        ("position_encoding", "Paper", "paper, tensor2tensor, fairseq, marian, learned"),
         ("norm_position", "both", "post, pre"),
-        ("norm_position", "", "post, pre"),
         ("activation_function", "reluu", ".*gelu, .*relu, .*silu"),
     ],
 )
@@ -332,10 +271,6 @@ def test_negative_token_id(field):
     _refused(f"`{field}` is -1; a token id is 0 or more. Use None for a token that is absent", **{field: -1})
 
 
-def test_negative_token_id_in_a_list():
-    _refused("`eos_token_id` is .*-1.*; a token id is 0 or more", eos_token_id=[2, -1])
-
-
 @pytest.mark.parametrize("field", ["vocab_size", "decoder_vocab_size"])
 def test_padding_is_a_token_of_both_vocabularies(field):
     sizes = {"share_encoder_decoder_embeddings": False, field: 40}
@@ -343,30 +278,13 @@ def test_padding_is_a_token_of_both_vocabularies(field):
     assert VanillaTransformerConfig(pad_token_id=39, **sizes).pad_token_id == 39
 
 
-def test_absent_tokens():
-    config = VanillaTransformerConfig(bos_token_id=None, eos_token_id=[2, 5])
-    assert (config.bos_token_id, config.eos_token_id) == (None, [2, 5])
-
-
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        *((field, value) for field in SIZES for value in ("512", 512.0, True)),
-        *((field, value) for field in PROBABILITIES for value in ("0.1", None, True)),
-        *((field, None) for field in SIZES if "head_dim" not in field),
-        ("decoder_vocab_size", "100"),
-        ("layer_norm_eps", "1e-6"),
+        *(("d_model", value) for value in ("512", 512.0, True, None)),
+        *(("dropout", value) for value in ("0.1", None, True)),
         ("position_encoding", None),
-        ("norm_position", 1),
-        ("activation_function", None),
         ("scale_embedding", 1),
-        ("final_layer_norm", "no"),
-        ("attention_bias", None),
-        ("attention_init_gain", "1"),
-        ("output_bias", 0),
-        ("share_encoder_decoder_embeddings", "yes"),
-        ("tie_word_embeddings", 1),
-        ("use_cache", 0),
         ("pad_token_id", "0"),
         ("eos_token_id", ["</s>"]),
         ("decoder_start_token_id", 1.0),
@@ -375,12 +293,6 @@ def test_absent_tokens():
 def test_wrong_type(field, value):
     with pytest.raises(StrictDataclassFieldValidationError, match=f"'{field}'"):
         VanillaTransformerConfig(**{field: value})
-
-
-def test_wrong_type_set_later():
-    config = VanillaTransformerConfig()
-    with pytest.raises(StrictDataclassFieldValidationError, match=r"'d_model'.*\n.*expected int, got str"):
-        config.d_model = "512"
 
 
 def test_wrong_value_in_a_file(tmp_path):
@@ -397,13 +309,6 @@ def test_equal_vocabularies_are_one():
     config = VanillaTransformerConfig(vocab_size=100, decoder_vocab_size=100)
     assert config.decoder_vocab_size is None
     assert config.target_vocab_size == 100
-
-
-def test_equal_sizes_of_two_vocabularies_stay_two():
-    config = VanillaTransformerConfig(
-        vocab_size=100, decoder_vocab_size=100, share_encoder_decoder_embeddings=False, tie_word_embeddings=False
-    )
-    assert config.decoder_vocab_size == 100
 
 
 @pytest.mark.parametrize("target", [None, 100])
@@ -438,22 +343,6 @@ def test_width_of_heads(given):
         assert attention.value_head_dim == given.get("value_head_dim", 24 // heads)
         assert attention.q_proj.out_features == heads * attention.head_dim
         assert attention.v_proj.out_features == heads * attention.value_head_dim
-
-
-def test_embedding_scale():
-    assert VanillaTransformerConfig(d_model=64).embedding_scale == 8.0
-    assert VanillaTransformerConfig(d_model=64, scale_embedding=False).embedding_scale == 1.0
-
-
-def test_decoding_tokens():
-    config = VanillaTransformerConfig(pad_token_id=3, bos_token_id=None, eos_token_id=[4, 5], decoder_start_token_id=6)
-    assert config.decoding_tokens == {
-        "pad_token_id": 3,
-        "bos_token_id": None,
-        "eos_token_id": [4, 5],
-        "decoder_start_token_id": 6,
-        "use_cache": True,
-    }
 
 
 # ---- Round trips ----
@@ -513,29 +402,6 @@ def test_round_trips(tmp_path, fields):
     assert (tmp_path / "again" / "config.json").read_bytes() == (tmp_path / "config.json").read_bytes()
 
 
-def test_others_are_no_defaults():
-    same = {field for field in OTHERS if OTHERS[field] == BASE[field]}
-    assert not same
-    assert BASE.keys() - OTHERS.keys() == {"is_encoder_decoder", "is_decoder"}
-
-
-def test_equality():
-    assert VanillaTransformerConfig() == VanillaTransformerConfig()
-    assert VanillaTransformerConfig() == VanillaTransformerConfig.from_preset("base", label_smoothing=0.0)
-    for field, value in OTHERS.items():
-        if field != "decoder_vocab_size":  # which needs another field
-            assert VanillaTransformerConfig(**{"head_dim": 64, "value_head_dim": 64, field: value}) != (
-                VanillaTransformerConfig(head_dim=64, value_head_dim=64)
-            ), field
-
-
-def test_copy_is_another():
-    config = VanillaTransformerConfig(eos_token_id=[2, 5])
-    other = copy.deepcopy(config)
-    other.d_model, other.eos_token_id[0] = 64, 7
-    assert (config.d_model, config.eos_token_id) == (512, [2, 5])
-
-
 def test_auto_config(tmp_path):
     made = AutoConfig.for_model("vanilla_transformer", **OTHERS)
     assert type(made) is VanillaTransformerConfig
@@ -545,18 +411,3 @@ def test_auto_config(tmp_path):
     assert _values(loaded) == {**BASE, **OTHERS}
     changed, unused = AutoConfig.from_pretrained(tmp_path, dropout=0.3, nonsense=1, return_unused_kwargs=True)
     assert (changed.dropout, unused) == (0.3, {"nonsense": 1})
-
-
-@pytest.mark.parametrize("name", PRESETS)
-def test_presets_are_made_without_a_warning(name, caplog):
-    with caplog.at_level(logging.WARNING, logger="transformers"):
-        VanillaTransformerConfig.from_preset(name)
-    assert not caplog.records
-
-
-def test_what_a_stack_is_read_by_is_not_saved():
-    config = VanillaTransformerConfig()
-    of_decoder = config.get_text_config(decoder=True)
-    assert of_decoder.get_text_config(decoder=True) is of_decoder
-    assert not [name for name in of_decoder.to_dict() if name.startswith("_is")]
-    assert config.decoder_vocab_size is None

@@ -12,19 +12,13 @@ from transformers import (
     DynamicCache,
     EncoderDecoderCache,
     GenerationConfig,
-    LogitsProcessor,
-    LogitsProcessorList,
     StaticCache,
-    StoppingCriteria,
-    StoppingCriteriaList,
-    TextIteratorStreamer,
 )
 from transformers.generation.streamers import BaseStreamer
 
 from hf_vanilla_transformer import (
     VanillaTransformerConfig,
     VanillaTransformerForConditionalGeneration,
-    VanillaTransformerTokenizerFast,
 )
 
 PAD, BOS, EOS = 0, 1, 2
@@ -249,16 +243,6 @@ def test_the_papers_decoding_is_the_default(model):
     assert config.max_new_tokens is None
 
 
-def test_special_tokens_are_the_configurations():
-    config = VanillaTransformerConfig(
-        vocab_size=9, d_model=8, encoder_layers=1, decoder_layers=1, encoder_attention_heads=1,
-        decoder_attention_heads=1, pad_token_id=3, bos_token_id=4, eos_token_id=5, decoder_start_token_id=3,
-    )  # fmt: skip
-    generation = VanillaTransformerForConditionalGeneration(config).generation_config
-    assert (generation.pad_token_id, generation.bos_token_id, generation.eos_token_id) == (3, 4, 5)
-    assert generation.decoder_start_token_id == 3
-
-
 def test_default_decoding_is_the_references(model):
     """Beam of 4, alpha 0.6, at most 50 tokens more than the source has, without a single argument."""
     source = SOURCES[1]
@@ -266,12 +250,10 @@ def test_default_decoding_is_the_references(model):
     assert tuple(new_tokens(model.generate(torch.tensor([source]))[0])) == expected[0][0]
 
 
-@pytest.mark.parametrize("changed", [False, True])
-def test_options_are_saved_and_loaded(tmp_path, changed):
+def test_options_are_saved_and_loaded(tmp_path):
     model = lively_model()
-    if changed:
-        model.generation_config.update(gnmt_length_penalty=1.5, max_extra_length=7, num_beams=3)
-    alpha, extra, num_beams = (1.5, 7, 3) if changed else (0.6, 50, 4)
+    alpha, extra, num_beams = 1.5, 7, 3
+    model.generation_config.update(gnmt_length_penalty=alpha, max_extra_length=extra, num_beams=num_beams)
     model.save_pretrained(tmp_path)
     saved = json.loads((tmp_path / "generation_config.json").read_text())
     assert (saved["gnmt_length_penalty"], saved["max_extra_length"], saved["num_beams"]) == (alpha, extra, num_beams)
@@ -335,16 +317,14 @@ def test_generating_leaves_the_models_defaults_alone(model):
     assert own.to_dict() == given
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("value", ["0.6", True, [0.6], -1, float("nan"), float("inf")])
+@pytest.mark.parametrize(("value", "way"), [("0.6", "argument"), (-1, "own config"), (float("nan"), "model's config")])
 def test_wrong_penalties_are_named_with_the_mend(model, value, way):
     message = r"`gnmt_length_penalty` is .*number.*\(the paper: 0\.6\) or None"
     with pytest.raises(ValueError, match=message):
         generate_with(model, way, {"gnmt_length_penalty": value}, torch.tensor([SOURCES[0]]))
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("value", ["50", True, -1, 2.5])
+@pytest.mark.parametrize(("value", "way"), [("50", "argument"), (-1, "own config"), (2.5, "model's config")])
 def test_wrong_lengths_are_named_with_the_mend(model, value, way):
     message = r"`max_extra_length` is .*0 or more tokens \(the paper: 50\), or None"
     with pytest.raises(ValueError, match=message):
@@ -359,8 +339,7 @@ def test_two_penalties_at_once_are_an_error(model, way):
         generate_with(model, way, both, torch.tensor([SOURCES[0]]))
 
 
-@pytest.mark.parametrize("penalty", [0.0, 1.0, 2.0])
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(("penalty", "way"), [(0.0, "argument"), (1.0, "own config"), (2.0, "model's config")])
 def test_transformers_length_penalty_takes_the_place_of_ours(model, way, penalty):
     rest = {"num_beams": 4, "num_return_sequences": 4, "max_new_tokens": 8, **SHOWN}
     if way == "model's config":  # where both stand there, ours has to be switched off
@@ -373,8 +352,7 @@ def test_transformers_length_penalty_takes_the_place_of_ours(model, way, penalty
 # ---- beam search ----
 
 
-@pytest.mark.parametrize("alpha", [0, 0.6, 1.0, 2.0])
-@pytest.mark.parametrize("seed", [1, 3, 7])
+@pytest.mark.parametrize(("seed", "alpha"), [(1, 0), (3, 0.6), (7, 2.0)])
 def test_beam_search_is_the_references(seed, alpha):
     model = lively_model(seed)
     for source in SOURCES[:2]:
@@ -393,7 +371,7 @@ def test_beam_search_stops_as_the_reference_does():
     assert found[0] != found[1] != found[2] != found[0]
 
 
-@pytest.mark.parametrize("alpha", [0, 0.6, 1.0, 2.0])
+@pytest.mark.parametrize("alpha", [0.6, 2.0])
 def test_a_beam_that_holds_everything_finds_the_best_of_all(alpha):
     """Five tokens, up to four in a row: 1 + 4 + 4**2 + 4**3 * 5 sequences, and a beam that never has to prune."""
     model = lively_model(5, vocab_size=5)
@@ -402,23 +380,6 @@ def test_a_beam_that_holds_everything_finds_the_best_of_all(alpha):
         assert len(expected) == 341
         found = beams(model, source, num_beams=350, num_return_sequences=8, gnmt_length_penalty=alpha, max_new_tokens=4)
         assert_same_hypotheses(found, expected[:8])
-
-
-def test_alpha_0_is_no_penalty_in_either_formula(model):
-    for source in SOURCES:
-        options = {"num_beams": 4, "max_new_tokens": 9}
-        theirs = beams(model, source, length_penalty=0.0, **options)
-        assert beams(model, source, gnmt_length_penalty=0, **options) == theirs
-
-
-def test_the_two_formulas_choose_differently(model):
-    ours = [beams(model, source, num_beams=4, max_extra_length=6)[0] for source in SOURCES]
-    theirs = [beams(model, source, num_beams=4, max_extra_length=6, length_penalty=0.6)[0] for source in SOURCES]
-    assert [tokens for tokens, _ in ours] != [tokens for tokens, _ in theirs]
-    for (tokens, score), (same, other) in zip(ours, theirs, strict=True):
-        if tokens == same:  # the same sum, divided by another number
-            n = len(tokens)
-            assert score * gnmt_divisor(n, 0.6) == pytest.approx(other * n**0.6, abs=1e-5)
 
 
 # ---- a limit of tokens beyond the source's ----
@@ -476,15 +437,6 @@ def test_a_sentence_does_not_depend_on_its_batch(model, endless, side, num_beams
             torch.testing.assert_close(together.sequences_scores[i], score, **FLOAT32)
 
 
-def test_a_sentence_without_an_end_does_not_depend_on_its_batch():
-    """Where there is no end of sentence, nothing but the maximum length can end one."""
-    endless = lively_model(eos_token_id=None)
-    found = endless.generate(**padded(SOURCES), num_beams=1, max_extra_length=3)
-    for row, source in zip(found.tolist(), SOURCES, strict=True):
-        alone = endless.generate(torch.tensor([source]), num_beams=1, max_extra_length=3)[0].tolist()
-        assert row == alone + [PAD] * (len(row) - len(alone))
-
-
 def test_the_batch_has_sentences_of_every_kind(model):
     """That the test above compares short and long ones, ended by </s> and by the maximum length."""
     output = model.generate(**padded(SOURCES), num_beams=1, max_extra_length=3)
@@ -494,7 +446,7 @@ def test_the_batch_has_sentences_of_every_kind(model):
 
 
 @pytest.mark.parametrize("num_beams", [1, 4])
-@pytest.mark.parametrize("maximum", [{"max_new_tokens": 4}, {"max_length": 5}, {"max_new_tokens": 30}], ids=str)
+@pytest.mark.parametrize("maximum", [{"max_length": 5}, {"max_new_tokens": 30}], ids=str)
 @pytest.mark.parametrize("way", WAYS)
 def test_a_fixed_maximum_takes_the_place_of_the_extra(model, way, maximum, num_beams):
     options = {**maximum, "max_extra_length": 0}
@@ -511,12 +463,6 @@ def test_an_extra_given_takes_the_place_of_the_models_maximum(model, way, maximu
     assert found.shape[1] == 1 + source.shape[1] + 2
 
 
-def test_without_an_extra_transformers_default_counts(model):
-    with pytest.warns(UserWarning, match="max_new_tokens"):
-        found = with_defaults(model, max_extra_length=None).generate(torch.tensor([SOURCES[1]]), num_beams=1, **ENDLESS)
-    assert found.shape[1] == 1 + 20
-
-
 @pytest.mark.parametrize("num_beams", [1, 4])
 def test_learned_positions_limit_the_length(num_beams):
     learned = lively_model(position_encoding="learned", max_position_embeddings=12)
@@ -528,13 +474,6 @@ def test_learned_positions_limit_the_length(num_beams):
     assert len(new_tokens(together[1], 7)) == 7
     with pytest.raises(ValueError, match=r"12 learned positions .*Truncate"):
         learned.generate(torch.tensor([SOURCES[0]]), num_beams=num_beams, max_new_tokens=20, **ENDLESS)
-
-
-def test_sinusoids_do_not_limit_the_length():
-    source, options = torch.tensor([SOURCES[0]]), {"num_beams": 2, "max_extra_length": 9, **ENDLESS}
-    found = lively_model(max_position_embeddings=12).generate(source, **options)
-    assert found.shape[1] == 1 + 9 + 9
-    assert torch.equal(found, lively_model(max_position_embeddings=64).generate(source, **options))
 
 
 @pytest.mark.parametrize(
@@ -578,20 +517,6 @@ def test_a_maximum_of_20_that_the_user_set_counts(model, said, caplog, saved, tm
     assert not [message for message in [*said, *caplog.messages] if "max_length" in message]
 
 
-def test_a_maximum_of_20_of_unknown_origin_counts_and_is_warned_of_once(model, said, caplog):
-    """Some other defaults beside it: a Trainer's, of which the user has changed some, or his own."""
-    limited = with_defaults(model, max_length=20, top_k=50)
-    for _ in range(2):
-        assert limited.generate(torch.tensor([SOURCES[0]]), num_beams=1, **ENDLESS).shape[1] == 20
-    assert len([message for message in caplog.messages if "`max_length`" in message and "Trainer" in message]) == 1
-    assert not [message for message in said if "max_length" in message]
-
-
-def test_warnings_would_be_seen(model, said):
-    model.generate(torch.tensor([SOURCES[3]]), num_beams=1, max_new_tokens=2, max_length=9)
-    assert any("max_new_tokens" in message for message in said)
-
-
 # ---- other ways to decode ----
 
 
@@ -609,18 +534,6 @@ def test_greedy_takes_the_first_choice(model):
         assert new_tokens(found[0]) == _greedy(model, source, len(source) + 4)
 
 
-@pytest.mark.parametrize("num_beams", [1, 3])
-def test_sampling_is_the_same_for_the_same_seed(model, num_beams):
-    options = {"do_sample": True, "num_beams": num_beams, "num_return_sequences": 3, "max_extra_length": 6, "top_k": 0}
-    found = []
-    for seed in (0, 0, 1):
-        torch.manual_seed(seed)
-        found.append(model.generate(**padded(SOURCES), **options))
-    assert torch.equal(found[0], found[1])
-    assert found[0].shape != found[2].shape or not torch.equal(found[0], found[2])
-    assert len(found[0]) == 3 * len(SOURCES)
-
-
 def test_sampling_follows_the_models_distribution(model):
     probabilities = next_log_probs(model, SOURCES[0], [[BOS]])[0].exp()
     options = {"do_sample": True, "num_beams": 1, "num_return_sequences": 4000, "max_new_tokens": 1}
@@ -630,12 +543,6 @@ def test_sampling_follows_the_models_distribution(model):
     # Four standard deviations of a frequency, at most 4 * sqrt(0.25 / 4000).
     torch.testing.assert_close(frequencies.double(), probabilities, atol=0.032, rtol=0)
     assert probabilities.max() < 0.9
-
-
-def test_sampling_from_one_token_is_greedy(model):
-    options = {"num_beams": 1, "max_extra_length": 4}
-    sampled = model.generate(**padded(SOURCES), do_sample=True, top_k=1, **options)
-    assert torch.equal(sampled, model.generate(**padded(SOURCES), **options))
 
 
 @pytest.mark.parametrize("do_sample", [False, True])
@@ -652,37 +559,9 @@ def test_several_hypotheses_come_best_first(model, do_sample):
         assert torch.equal(output.sequences[::3, : best.shape[1]], best)
 
 
-def test_more_hypotheses_than_beams_are_refused(model):
-    with pytest.raises(ValueError, match="num_return_sequences"):
-        model.generate(torch.tensor([SOURCES[0]]), num_return_sequences=5)
-
-
 # ---- what generate() shows ----
 
 EVERYTHING = {**SHOWN, "output_logits": True, "output_attentions": True, "output_hidden_states": True}
-
-
-@pytest.mark.parametrize("num_beams", [1, 3])
-def test_shapes_of_what_is_shown(model, num_beams):
-    inputs, prompt = padded(SOURCES), torch.tensor([[BOS, 9, 6]] * len(SOURCES))
-    options = {"num_beams": num_beams, "max_new_tokens": 4, **EVERYTHING, **ENDLESS}
-    output = model.generate(**inputs, decoder_input_ids=prompt, **options)
-    rows, width = len(SOURCES), inputs["input_ids"].shape[1]
-    assert output.sequences.shape == (rows, 7)
-    assert len(output.scores) == len(output.logits) == 4
-    assert {tuple(s.shape) for s in (*output.scores, *output.logits)} == {(rows * num_beams, VOCABULARY)}
-    assert [tuple(layer.shape) for layer in output.encoder_attentions] == [(rows, 4, width, width)] * 2
-    assert [tuple(layer.shape) for layer in output.encoder_hidden_states] == [(rows, width, 32)] * 3
-    rows *= num_beams
-    for step, (own, cross, hidden) in enumerate(
-        zip(output.decoder_attentions, output.cross_attentions, output.decoder_hidden_states, strict=True)
-    ):
-        new = 3 if step == 0 else 1
-        assert [tuple(layer.shape) for layer in own] == [(rows, 4, new, 3 + step)] * 2
-        assert [tuple(layer.shape) for layer in cross] == [(rows, 4, new, width)] * 2
-        assert [tuple(layer.shape) for layer in hidden] == [(rows, new, 32)] * 3
-    assert isinstance(output.past_key_values, EncoderDecoderCache)
-    assert output.past_key_values.get_seq_length() == 6
 
 
 @pytest.mark.parametrize("num_beams", [1, 3])
@@ -719,14 +598,6 @@ def test_transition_scores_add_up_to_the_sequences_score(alpha, variant):
     )
 
 
-def test_transition_scores_of_greedy_decoding(model):
-    output = model.generate(torch.tensor([SOURCES[0]]), num_beams=1, max_extra_length=3, **SHOWN)
-    found = model.compute_transition_scores(output.sequences, output.scores, normalize_logits=True)[0]
-    tokens = output.sequences[0].tolist()
-    expected = [next_log_probs(model, SOURCES[0], [tokens[:i]])[0, tokens[i]].item() for i in range(1, len(tokens))]
-    assert found.tolist() == pytest.approx(expected, abs=1e-5)
-
-
 # ---- logits processors, stopping criteria, prefixes, streamers ----
 
 
@@ -735,103 +606,11 @@ def _new_tokens_of_all(model, **options):
     return [new_tokens(row, len(source) + 6) for row, source in zip(output, SOURCES, strict=True)]
 
 
-def _repeats(tokens, size):
-    grams = list(zip(*(tokens[i:] for i in range(size)), strict=False))
-    return len(grams) - len(set(grams))
-
-
-def test_no_repeat_ngram_size(model):
-    assert any(_repeats(tokens, 2) for tokens in _new_tokens_of_all(model, **ENDLESS))
-    assert not any(_repeats(tokens, 2) for tokens in _new_tokens_of_all(model, no_repeat_ngram_size=2, **ENDLESS))
-
-
-def test_repetition_penalty(model):
-    assert any(_repeats(tokens, 1) for tokens in _new_tokens_of_all(model))
-    assert not any(_repeats(tokens, 1) for tokens in _new_tokens_of_all(model, repetition_penalty=1e6, num_beams=1))
-
-
-def test_unwanted_tokens(model):
-    usual = {token for tokens in _new_tokens_of_all(model) for token in tokens} - {EOS}
-    unwanted = sorted(usual)[:3]
-    for options in ({"bad_words_ids": [[token] for token in unwanted]}, {"suppress_tokens": unwanted}):
-        assert not any(set(unwanted) & set(tokens) for tokens in _new_tokens_of_all(model, **options))
-
-
-def test_tokens_of_the_source_can_be_barred(model):
-    """These processors look at the source, which they get although the decoder doesn't."""
-    assert any(
-        set(tokens) & set(source[:-1]) for tokens, source in zip(_new_tokens_of_all(model), SOURCES, strict=True)
-    )
-    found = _new_tokens_of_all(model, encoder_no_repeat_ngram_size=1)
-    assert not any(set(tokens) & set(source) for tokens, source in zip(found, SOURCES, strict=True))
-
-
-@pytest.mark.parametrize("num_beams", [1, 3])
-def test_forced_and_minimal(model, num_beams):
-    found = _new_tokens_of_all(model, num_beams=num_beams, min_new_tokens=7)
-    assert min(map(len, _new_tokens_of_all(model, num_beams=num_beams))) < 7
-    assert min(map(len, found)) >= 7
-    assert all(tokens[0] == 23 for tokens in _new_tokens_of_all(model, num_beams=num_beams, forced_bos_token_id=23))
-    ended = model.generate(**padded(SOURCES), num_beams=num_beams, max_new_tokens=3, forced_eos_token_id=EOS)
-    assert all(new_tokens(row)[-1] == EOS for row in ended)
-
-
 @pytest.mark.parametrize("num_beams", [1, 3])
 def test_a_prefix_function_sees_the_right_sentence(model, num_beams):
     """In beam search too, sentence i may here only produce token 10 + i, and then end."""
     found = _new_tokens_of_all(model, num_beams=num_beams, prefix_allowed_tokens_fn=lambda i, ids: [10 + i, EOS])
     assert all(set(tokens) <= {10 + i, EOS} for i, tokens in enumerate(found))
-
-
-class OnlySevens(LogitsProcessor):
-    def __call__(self, input_ids, scores):
-        return scores.masked_fill(torch.arange(scores.shape[-1]) != 7, -torch.inf)
-
-
-def test_a_processor_of_ones_own(model):
-    found = _new_tokens_of_all(model, num_beams=1, logits_processor=LogitsProcessorList([OnlySevens()]))
-    assert found == [[7] * (len(source) + 6) for source in SOURCES]
-
-
-class StopAt(StoppingCriteria):
-    def __init__(self, token):
-        self.token = token
-
-    def __call__(self, input_ids, scores, **kwargs):
-        return input_ids[:, -1] == self.token
-
-
-def test_a_stopping_criterion_of_ones_own(model):
-    options = {"num_beams": 1, "max_extra_length": 6, **ENDLESS}
-    usual = _new_tokens_of_all(model, **options)
-    token = usual[0][2]
-    found = model.generate(**padded(SOURCES), stopping_criteria=StoppingCriteriaList([StopAt(token)]), **options)
-    for row, tokens, source in zip(found.tolist(), usual, SOURCES, strict=True):
-        stop = tokens.index(token) + 1 if token in tokens else len(source) + 6
-        assert row[1 : stop + 1] == tokens[:stop]
-        assert set(row[stop + 1 :]) <= {PAD}
-
-
-@pytest.fixture(scope="module")
-def checkpoint(tiny_checkpoint):
-    model = VanillaTransformerForConditionalGeneration.from_pretrained(tiny_checkpoint)
-    return model, VanillaTransformerTokenizerFast.from_pretrained(tiny_checkpoint)
-
-
-def _spelling(tokenizer, text):
-    """Makes the model write a text: allows at each place only its next token, and then the first one for ever."""
-    ids = tokenizer(text, add_special_tokens=False)["input_ids"]
-    return lambda i, prefix: [(ids * 2)[(len(prefix) - 1) % len(ids)]]
-
-
-def test_stop_strings(checkpoint):
-    model, tokenizer = checkpoint
-    options = {"num_beams": 1, "max_new_tokens": 40, "tokenizer": tokenizer}
-    options["prefix_allowed_tokens_fn"] = _spelling(tokenizer, "halb zehn und halb elf")
-    found = model.generate(**tokenizer("half past nine", return_tensors="pt"), stop_strings=["zehn"], **options)
-    assert tokenizer.decode(found[0], skip_special_tokens=True).endswith("zehn")
-    with pytest.raises(ValueError, match="tokenizer"):
-        model.generate(**tokenizer("nine", return_tensors="pt"), stop_strings=["z"])
 
 
 PREFIXES = [[9, 6], [], [5, 13, 18, 5], [20], [11, 3, 8]]
@@ -901,20 +680,6 @@ def test_a_streamer_gets_token_after_token(model, do_sample):
     assert torch.cat([piece.view(-1) for piece in recorder.pieces]).tolist() == found[0].tolist()
 
 
-def test_a_streamer_of_text(checkpoint):
-    model, tokenizer = checkpoint
-    streamer = TextIteratorStreamer(tokenizer, skip_prompt=True, skip_special_tokens=True)
-    options = {"num_beams": 1, "max_new_tokens": 12}
-    options["prefix_allowed_tokens_fn"] = _spelling(tokenizer, "drei Euro und fünf Cent")
-    found = model.generate(**tokenizer("three euros", return_tensors="pt"), streamer=streamer, **options)
-    assert "".join(streamer) == tokenizer.decode(found[0], skip_special_tokens=True)
-
-
-def test_streaming_from_beams_is_refused(model):
-    with pytest.raises(ValueError, match="num_beams"):
-        model.generate(torch.tensor([SOURCES[0]]), streamer=Recorder())
-
-
 # ---- assisted decoding ----
 
 
@@ -931,21 +696,6 @@ def test_assisted_decoding_is_greedy(model, helper):
     for source in SOURCES:
         source, options = torch.tensor([source]), {"num_beams": 1, "max_extra_length": 6}
         assert torch.equal(model.generate(source, **helper(), **options), model.generate(source, **options))
-
-
-def _count_calls(modules):
-    """Counts calls of the modules: a list that grows by one with each."""
-    calls = []
-    for module in modules:
-        module.register_forward_hook(lambda *_: calls.append(1))
-    return calls
-
-
-def test_a_good_assistant_saves_steps(model):
-    model, options = copy.deepcopy(model), {"num_beams": 1, "max_new_tokens": 12, **ENDLESS}
-    steps = _count_calls([model.model.decoder])
-    model.generate(torch.tensor([SOURCES[0]]), assistant_model=lively_model(), **options)
-    assert len(steps) < 6  # 12 without
 
 
 # ---- caches ----
@@ -979,7 +729,7 @@ def _new_cache(model, kind, source_length, target_length):
 TARGETS = [[BOS, 9, 4, 17, 12, 6, 20, 3], [BOS, 5, 13, 18, 22], [BOS], [BOS, 8, 8, 21, 7, 10], [BOS, 16, 11]]
 
 
-@pytest.mark.parametrize("kind", ["dynamic", "static", "static with room"])
+@pytest.mark.parametrize("kind", ["dynamic", "static with room"])
 @pytest.mark.parametrize("variant", VARIANTS)
 @torch.no_grad()
 def test_cached_logits_are_the_uncached(variant, kind):
@@ -1003,42 +753,6 @@ def test_cached_logits_are_the_uncached(variant, kind):
         torch.testing.assert_close(torch.cat(logits, dim=1)[mask.bool()], expected[mask.bool()], **FLOAT32)
 
 
-@pytest.mark.parametrize("num_beams", [1, 4])
-@pytest.mark.parametrize("cache", ["dynamic", "static"])
-def test_keys_and_values_of_the_source_are_computed_once(model, cache, num_beams):
-    model = copy.deepcopy(model)
-    layers = model.model.decoder.layers
-    keys, values = (
-        _count_calls([getattr(layer.encoder_attn, name) for layer in layers]) for name in ("k_proj", "v_proj")
-    )
-    own, encoders = _count_calls([layer.self_attn.k_proj for layer in layers]), _count_calls([model.model.encoder])
-    for generation in (1, 2):
-        options = {"cache_implementation": cache, "num_beams": num_beams, "max_new_tokens": 5, **ENDLESS}
-        model.generate(**padded(SOURCES), **options)
-        assert len(keys) == len(values) == generation * len(layers)
-        assert len(own) == generation * len(layers) * 5
-        assert len(encoders) == generation
-
-
-@torch.no_grad()
-def test_a_plain_cache_is_wrapped_and_used(model):
-    inputs, ids = padded(SOURCES[:1]), torch.tensor([TARGETS[0]])
-    expected = model(**inputs, decoder_input_ids=ids, use_cache=False).logits
-    plain = DynamicCache()
-    first = model(**inputs, decoder_input_ids=ids[:, :5], past_key_values=plain)
-    assert isinstance(first.past_key_values, EncoderDecoderCache)
-    assert first.past_key_values.self_attention_cache is plain
-    assert plain.get_seq_length() == 5
-    second = model(**inputs, decoder_input_ids=ids[:, 5:], past_key_values=first.past_key_values)
-    torch.testing.assert_close(torch.cat([first.logits, second.logits], dim=1), expected, **FLOAT32)
-
-    plain = DynamicCache()
-    options = {"num_beams": 1, "max_new_tokens": 6, **ENDLESS}
-    found = model.generate(**inputs, past_key_values=plain, **options)
-    assert torch.equal(found, model.generate(**inputs, use_cache=False, **options))
-    assert plain.get_seq_length() == 6  # of 7 tokens, the last one was not fed
-
-
 @torch.no_grad()
 def test_generation_goes_on_from_a_cache(model):
     inputs, prefix = padded(SOURCES[:1]), torch.tensor([TARGETS[0][:5]])
@@ -1050,32 +764,12 @@ def test_generation_goes_on_from_a_cache(model):
     assert cache.get_seq_length() == 5 + 6 - 1
 
 
-@torch.no_grad()
-def test_reordered_caches_belong_to_other_rows(model):
-    inputs, ids = padded(SOURCES), torch.tensor([TARGETS[0][:5], TARGETS[1], TARGETS[3][:5]] * 2)[:5]
-    order = torch.tensor([3, 3, 0, 4, 1])
-    cache = model(**inputs, decoder_input_ids=ids[:, :4], use_cache=True).past_key_values
-    cache.reorder_cache(order)
-    encoded = model.get_encoder()(**inputs)
-    encoded.last_hidden_state = encoded.last_hidden_state[order]
-    rest = {"encoder_outputs": encoded, "attention_mask": inputs["attention_mask"][order]}
-    found = model(**rest, decoder_input_ids=ids[order, 4:], past_key_values=cache).logits
-    expected = model(**rest, decoder_input_ids=ids[order], use_cache=False).logits[:, 4:]
-    torch.testing.assert_close(found, expected, **FLOAT32)
-
-
-def test_caches_can_be_switched_off_for_good():
-    model = lively_model(use_cache=False)
-    assert model.generation_config.use_cache is False
-    output = model.generate(torch.tensor([SOURCES[0]]), num_beams=1, max_new_tokens=3, return_dict_in_generate=True)
-    assert output.past_key_values is None
-
-
 # ---- a sentence's logits are its own ----
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.parametrize(
+    ("attention", "dtype"), [("sdpa", torch.float32), ("eager", torch.float32), ("sdpa", torch.bfloat16)]
+)
 @pytest.mark.parametrize("variant", VARIANTS)
 @torch.no_grad()
 def test_logits_do_not_depend_on_the_batch(variant, attention, dtype):
@@ -1098,7 +792,7 @@ def test_logits_do_not_depend_on_the_batch(variant, attention, dtype):
 
 
 @pytest.mark.parametrize("num_beams", [1, 4])
-@pytest.mark.parametrize("source", [[5], [EOS], [BOS]], ids=str)
+@pytest.mark.parametrize("source", [[5], [EOS]], ids=str)
 def test_a_source_of_one_token(model, source, num_beams):
     options = {"num_beams": num_beams, "max_extra_length": 4}
     found = tuple(new_tokens(model.generate(torch.tensor([source]), **options)[0]))
@@ -1138,12 +832,6 @@ def test_a_row_of_padding_harms_nobody(model, attention, num_beams):
     assert model.generate(**empty, **{**options, "max_extra_length": 0}).sequences.shape == (1, 2)
 
 
-@pytest.mark.parametrize("shape", [(0, 5), (1, 0)], ids=["no sentence", "no token"])
-def test_nothing_can_not_be_translated(model, shape):
-    with pytest.raises((RuntimeError, ValueError), match="0"):
-        model.generate(torch.zeros(*shape, dtype=torch.long))
-
-
 @pytest.mark.parametrize("ids", [[[5, 99, EOS]], [[5, -3, EOS]]], ids=["too high", "negative"])
 @pytest.mark.parametrize("where", ["source", "prefix"])
 def test_ids_outside_of_the_vocabulary_are_named(model, where, ids):
@@ -1155,16 +843,10 @@ def test_ids_outside_of_the_vocabulary_are_named(model, where, ids):
         model.generate(**inputs)
 
 
-def test_a_misspelt_option_is_named(model):
-    with pytest.raises(ValueError, match="max_extra_lenght"):
-        model.generate(torch.tensor([SOURCES[0]]), max_extra_lenght=3)
-
-
 # ---- precision and modes ----
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-@pytest.mark.parametrize("num_beams", [1, 4])
+@pytest.mark.parametrize(("dtype", "num_beams"), [(torch.float16, 1), (torch.bfloat16, 4)])
 def test_generate_in_half_precision(model, dtype, num_beams, tmp_path):
     model.save_pretrained(tmp_path)
     loaded = VanillaTransformerForConditionalGeneration.from_pretrained(tmp_path, dtype=dtype)
@@ -1175,16 +857,6 @@ def test_generate_in_half_precision(model, dtype, num_beams, tmp_path):
     # The first step's logits, before another choice can lead elsewhere; logits reach 6, and 8 bits (bfloat16) leave
     # an error of 0.4% in each intermediate value, of which a dozen sub-layers add up.
     torch.testing.assert_close(found.logits[0], expected.logits[0], atol=0.3, rtol=0.03)
-
-
-def test_generate_in_inference_mode_and_without(model):
-    expected = model.generate(**padded(SOURCES), max_extra_length=4)
-    with torch.inference_mode():
-        assert torch.equal(model.generate(**padded(SOURCES), max_extra_length=4), expected)
-    with torch.enable_grad():
-        output = model.generate(**padded(SOURCES), max_extra_length=4, **SHOWN)
-    assert torch.equal(output.sequences, expected)
-    assert not any(step.requires_grad for step in output.scores)
 
 
 def test_generate_in_training_mode_keeps_the_mode(model):

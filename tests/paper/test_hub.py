@@ -21,7 +21,6 @@ from transformers import (
 import hf_vanilla_transformer
 from hf_vanilla_transformer import (
     VanillaTransformerConfig,
-    VanillaTransformerForConditionalGeneration,
     VanillaTransformerModel,
     VanillaTransformerTokenizerFast,
 )
@@ -172,29 +171,6 @@ def test_checkpoint_carries_the_licence_of_its_code(tiny_checkpoint):
     assert all(file.read_text().startswith(SPDX) for file in tiny_checkpoint.glob("*.py"))
 
 
-def test_a_licence_that_is_there_stays(tiny_checkpoint, tmp_path):
-    (tmp_path / "LICENSE-CODE").write_text("another one")
-    (tmp_path / "LICENSE").write_text("that of the weights")
-    AutoModelForSeq2SeqLM.from_pretrained(tiny_checkpoint).save_pretrained(tmp_path)
-    assert (tmp_path / "LICENSE-CODE").read_text() == "another one"
-    assert (tmp_path / "LICENSE").read_text() == "that of the weights"
-
-
-def test_no_licence_of_code_where_no_code_is_saved(tmp_path, monkeypatch):
-    for saved in (VanillaTransformerConfig, VanillaTransformerModel):
-        monkeypatch.setattr(saved, "_auto_class", None)
-    VanillaTransformerModel(VanillaTransformerConfig(**SMALL, **HEADS)).save_pretrained(tmp_path)
-    assert {file.name for file in tmp_path.iterdir()} == {"config.json", "model.safetensors"}
-
-
-def test_code_saved_without_the_package_names_its_licence(elsewhere):
-    """The Hub's copy of a checkpoint's code has no file but the code: a line in each says what the licence is."""
-    _, again = elsewhere
-    assert not (again / "LICENSE-CODE").exists()
-    assert all(file.read_text().startswith(SPDX) for file in again.glob("*.py"))
-    assert list(again.glob("*.py"))
-
-
 def test_checkpoint_without_the_package(tiny_checkpoint, elsewhere):
     """Token ids, logits and translations are bit by bit those of this process."""
     results, _ = elsewhere
@@ -231,12 +207,6 @@ def test_trusting_the_code_where_the_package_is_imported(tiny_checkpoint):
     assert type(AutoTokenizer.from_pretrained(tiny_checkpoint)) is VanillaTransformerTokenizerFast
 
 
-@pytest.mark.parametrize("model_class", [VanillaTransformerModel, VanillaTransformerForConditionalGeneration])
-def test_each_model_names_all_auto_classes(model_class, tiny_checkpoint, tmp_path):
-    model_class.from_pretrained(tiny_checkpoint).save_pretrained(tmp_path)
-    assert_carries_its_code(tmp_path, tokenizer=False)
-
-
 def test_model_saved_by_the_trainer(tiny_checkpoint, tmp_path):
     tokenizer = AutoTokenizer.from_pretrained(tiny_checkpoint)
     model = AutoModelForSeq2SeqLM.from_pretrained(tiny_checkpoint)
@@ -261,19 +231,6 @@ def reports(caplog):
 
 SMALL = {"vocab_size": 20, "d_model": 8, "encoder_layers": 1, "decoder_layers": 1}
 HEADS = {"encoder_attention_heads": 2, "decoder_attention_heads": 2, "encoder_ffn_dim": 8, "decoder_ffn_dim": 8}
-
-
-@pytest.mark.parametrize("tied", [True, False])
-def test_model_without_head_from_a_checkpoint_with_one(tied, tmp_path, reports):
-    config = VanillaTransformerConfig(**SMALL, **HEADS, tie_word_embeddings=tied)
-    whole = VanillaTransformerForConditionalGeneration(config)
-    whole.save_pretrained(tmp_path)
-    model, info = AutoModel.from_pretrained(tmp_path, output_loading_info=True)
-    assert not info["missing_keys"]
-    assert {*info["unexpected_keys"]} == (set() if tied else {"lm_head.weight"})
-    assert ("lm_head.weight" in reports()) is not tied
-    for name, value in whole.model.state_dict().items():
-        assert torch.equal(model.state_dict()[name], value), name
 
 
 @pytest.mark.parametrize("tied", [True, False])

@@ -2,7 +2,6 @@
 
 import copy
 import functools
-import json
 import logging
 import math
 import pickle
@@ -16,8 +15,6 @@ import torch.nn.functional as F
 from safetensors import safe_open
 from transformers import DataCollatorForSeq2Seq, Seq2SeqTrainer, Seq2SeqTrainingArguments, masking_utils
 from transformers import modeling_flash_attention_utils as flash_utils
-from transformers.distributed.fsdp import ALL_FSDP_STYLES
-from transformers.distributed.tensor_parallel import ALL_PARALLEL_STYLES
 from transformers.integrations import flex_attention as flex_integration
 from transformers.integrations.executorch import Seq2SeqLMExportableModule
 from transformers.modeling_outputs import BaseModelOutput, Seq2SeqLMOutput
@@ -219,6 +216,7 @@ def test_attention_is_equation_1(model_with, implementation, d_k, d_v, masks):
 
 
 @pytest.mark.slow
+@pytest.mark.hard
 @pytest.mark.timeout(1200)  # inductor starts a C++ compiler for each shape
 @pytest.mark.skipif(not shutil.which("g++"), reason="inductor needs a C++ compiler")
 @pytest.mark.usefixtures("_fresh_compiler")
@@ -243,14 +241,6 @@ def test_rows_of_padding_alone(model_with, implementation):
         return  # PyTorch has no backward of it on a CPU
     for name, gradient in gradients(model.train(), model(**PAIR, **masks, labels=LABELS).loss).items():
         assert gradient.isfinite().all(), name
-
-
-def test_rows_of_padding_alone_are_the_same_in_eager_and_sdpa():
-    masks = {name: mask.clone() for name, mask in MASKS.items()}
-    masks["attention_mask"][0] = 0
-    masks["decoder_attention_mask"][1] = 0
-    eager, sdpa = (tiny_model(attn_implementation=name)(**PAIR, **masks).logits for name in ("eager", "sdpa"))
-    torch.testing.assert_close(eager, sdpa, **ROUNDING)
 
 
 @pytest.mark.parametrize("implementation", ["sdpa", "flash_attention_2"])
@@ -290,15 +280,6 @@ def test_attentions_under_sdpa_are_eagers(masks):
             assert not layer.masked_select(padding).any()
 
 
-def test_decoder_does_not_see_the_future_when_attentions_are_shown():
-    model = tiny_model(attn_implementation="sdpa")
-    changed = TARGET.clone()
-    changed[:, 3] = (TARGET[:, 3] - 3 + 1) % (V - 3) + 3
-    logits, others = (model(SOURCE, decoder_input_ids=y, output_attentions=True).logits for y in (TARGET, changed))
-    torch.testing.assert_close(others[:, :3], logits[:, :3], rtol=0, atol=0)
-    assert (others[:, 3:] != logits[:, 3:]).any(-1).all()
-
-
 def test_hidden_states():
     model = tiny_model(encoder_layers=1, decoder_layers=3, final_layer_norm=True)
     output = model(**PAIR, output_hidden_states=True)
@@ -310,30 +291,6 @@ def test_hidden_states():
     torch.testing.assert_close(output.encoder_hidden_states[-1], output.encoder_last_hidden_state, rtol=0, atol=0)
     torch.testing.assert_close(model.lm_head(output.decoder_hidden_states[-1]), output.logits, rtol=0, atol=0)
     assert model(**PAIR).decoder_hidden_states is None
-
-
-def test_last_hidden_states_of_stacks_that_differ_in_depth():
-    output = tiny_model(encoder_layers=1, decoder_layers=3)(**PAIR, output_hidden_states=-1)
-    assert [state is not None for state in output.encoder_hidden_states] == [False, True]
-    assert [state is not None for state in output.decoder_hidden_states] == [False, False, False, True]
-
-
-@pytest.mark.parametrize("where", ["argument", "config"])
-def test_tuples_in_place_of_outputs(where):
-    model = tiny_model()
-    wanted = {"labels": LABELS, "output_attentions": True, "output_hidden_states": True}
-    expected = model(**PAIR, **wanted).to_tuple()
-    if where == "config":
-        model.config.return_dict = False
-    else:
-        wanted["return_dict"] = False
-    values = model(**PAIR, **wanted)
-    assert isinstance(values, tuple)
-    assert len(values) == len(expected) == 8  # loss, logits; attentions and states of both stacks, cross, memory
-    torch.testing.assert_close(values, expected, rtol=0, atol=0)
-    wanted.pop("labels")
-    assert all(isinstance(part(**PAIR, **wanted), tuple) for part in (model, model.model))
-    assert isinstance(model.get_encoder()(SOURCE, **wanted), tuple)
 
 
 # ---- Any length, any id ----
@@ -362,8 +319,8 @@ def test_learned_positions_end(grow):
         model(**inputs)
 
 
-@pytest.mark.parametrize("bad", [V, -1, 1000])
-@pytest.mark.parametrize("where", ["input_ids", "decoder_input_ids", "labels", "last label"])
+@pytest.mark.parametrize("bad", [V, -1])
+@pytest.mark.parametrize("where", ["input_ids", "decoder_input_ids", "last label"])
 def test_token_outside_the_vocabulary(where, bad):
     inputs = {"input_ids": SOURCE.clone(), **({"labels": LABELS.clone()} if "label" in where else PAIR)}
     inputs = {name: value.clone() for name, value in inputs.items()}
@@ -376,19 +333,6 @@ def test_token_outside_the_vocabulary(where, bad):
     assert bad == (lowest if bad < 0 else highest)
     for check in ("tokenizer", "config.vocab_size", "resize_token_embeddings"):
         assert check in str(error.value)
-
-
-def test_token_outside_a_target_vocabulary_of_its_own():
-    model = tiny_model(decoder_vocab_size=40, share_encoder_decoder_embeddings=False)
-    source = torch.full((1, 2), 45)
-    assert model(source, decoder_input_ids=torch.full((1, 2), 39)).logits.shape == (1, 2, 40)
-    with pytest.raises(IndexError, match=r"Token ids go from 45 to 45, but the vocabulary has 40 tokens"):
-        model(source, decoder_input_ids=source)
-    with pytest.raises(IndexError, match=r"Token ids go from 1 to 45, but the vocabulary has 40 tokens"):
-        model(source, labels=torch.tensor([[5, 45, -100]]))  # shifted right, after the start token
-    with pytest.raises(IndexError, match=r"Token ids go from 0 to 45, but the vocabulary has 40 tokens"):
-        # -100 is no token id, and isn't named
-        model(source[:, :1], decoder_input_ids=torch.tensor([[1, 5, 6]]), labels=torch.tensor([[5, 45, -100]]))
 
 
 # ---- Padding on either side ----
@@ -445,21 +389,6 @@ def test_targets_padded_on_the_left_without_a_mask(training):
         torch.testing.assert_close(padded_left[-len(row) :], padded_right[: len(row)], **ROUNDING)
 
 
-def test_no_cache_is_kept_while_training():
-    model = tiny_model()
-    assert model(**PAIR).past_key_values.get_seq_length() == 5
-    assert model(**PAIR, use_cache=False).past_key_values is None
-    assert model(SOURCE, labels=LABELS).past_key_values is None
-    assert model.train()(**PAIR).past_key_values is None
-
-
-def test_nothing_to_learn():
-    model = tiny_model().train()
-    loss = model(SOURCE, labels=torch.full((3, 4), -100)).loss
-    assert loss == 0
-    assert all((gradient == 0).all() for gradient in gradients(model, loss).values())
-
-
 def test_a_row_without_labels_changes_nothing():
     model = tiny_model()
     labels = LABELS.clone()
@@ -505,11 +434,6 @@ def test_missing_and_double_input(inputs, message):
         tiny_model()(**inputs)
 
 
-def test_decoder_alone_needs_the_encoders_output():
-    with pytest.raises(ValueError, match="encoder_hidden_states"):
-        tiny_model().get_decoder()(TARGET)
-
-
 def test_encoder_outputs_in_place_of_a_source():
     model = tiny_model()
     expected = model(**PAIR, **MASKS).logits
@@ -526,7 +450,7 @@ def test_encoder_outputs_in_place_of_a_source():
         torch.testing.assert_close(output.encoder_attentions, encoded.attentions, rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("keep", [1, 2, torch.tensor([0, 3]), torch.tensor([4])], ids=str)
+@pytest.mark.parametrize("keep", [2, torch.tensor([0, 3])], ids=str)
 def test_logits_to_keep(keep):
     model = tiny_model()
     expected = model(**PAIR).logits
@@ -535,15 +459,6 @@ def test_logits_to_keep(keep):
     output = model(**PAIR, labels=LABELS, logits_to_keep=keep)
     torch.testing.assert_close(output.logits, expected, **ROUNDING)
     torch.testing.assert_close(output.loss, F.cross_entropy(expected.flatten(0, 1), kept_labels.flatten()), **ROUNDING)
-
-
-def test_the_encoder_alone():
-    model = tiny_model()
-    expected = model(**PAIR, **MASKS).encoder_last_hidden_state
-    torch.testing.assert_close(model.get_encoder()(SOURCE, SOURCE_MASK).last_hidden_state, expected, rtol=0, atol=0)
-    encoder = tiny_model(modeling.VanillaTransformerEncoder)
-    encoder.load_state_dict(model.get_encoder().state_dict())
-    torch.testing.assert_close(encoder(SOURCE, SOURCE_MASK)[0], expected, rtol=0, atol=0)
 
 
 def test_masks_of_four_dimensions():
@@ -589,17 +504,6 @@ def test_label_smoothing_is_the_trainers():
     torch.testing.assert_close(output.loss, LabelSmoother(0.1)({"logits": output.logits}, labels), **ROUNDING)
     output = model.eval()(SOURCE, labels=labels)  # a plain cross-entropy, whose exponential is the perplexity
     torch.testing.assert_close(output.loss, F.cross_entropy(output.logits.flatten(0, 1), labels.flatten()), **ROUNDING)
-
-
-def test_labels_are_shifted_once():
-    model = tiny_model(decoder_start_token_id=1, pad_token_id=0)
-    labels = pad_rows(SENTENCES, False, -100)
-    decoder_input_ids = model.prepare_decoder_input_ids_from_labels(labels=labels)
-    assert decoder_input_ids.tolist() == [[1, 5, 6, 7], [1, 8, 2, 0], [1, 9, 10, 2]]
-    expected = model(SOURCE, decoder_input_ids=decoder_input_ids).logits
-    output = model(SOURCE, labels=labels)
-    torch.testing.assert_close(output.logits, expected, rtol=0, atol=0)
-    torch.testing.assert_close(output.loss, F.cross_entropy(expected.flatten(0, 1), labels.flatten()), **ROUNDING)
 
 
 @pytest.fixture(scope="module")
@@ -720,43 +624,6 @@ def test_gradient_checkpointing(use_reentrant):
     torch.testing.assert_close(step(), expected, rtol=0, atol=0)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "arguments", [{"bf16": True}, {"activation_checkpointing": True}], ids=["bf16", "checkpointing"]
-)
-def test_trainer_options(tokenizer, tmp_path, arguments):
-    expected = losses_of(trainer_of(tiny_model(vocab_size=len(tokenizer)), tokenizer, tmp_path))
-    losses = losses_of(trainer_of(tiny_model(vocab_size=len(tokenizer)), tokenizer, tmp_path, **arguments))
-    # bf16 has 8 bits: 0.4 % of a loss of 6.
-    assert losses == pytest.approx(expected, abs=0.1 if "bf16" in arguments else 2e-3)
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-def test_autocast(dtype):
-    model = tiny_model().train()
-    expected = model(SOURCE, SOURCE_MASK, labels=LABELS)
-    with torch.autocast("cpu", dtype):
-        output = model(SOURCE, SOURCE_MASK, labels=LABELS)
-    assert output.logits.dtype == dtype
-    assert output.loss.dtype == torch.float32
-    # Rounding to 8 bits in some ten places in a row, of values of order 1.
-    torch.testing.assert_close(output.logits.float(), expected.logits, rtol=0, atol=0.1)
-    torch.testing.assert_close(output.loss, expected.loss, rtol=0, atol=0.05)
-    assert all(gradient.isfinite().all() for gradient in gradients(model, output.loss).values())
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
-def test_half_precision(dtype):
-    model = tiny_model()
-    expected = model(**PAIR, **MASKS, labels=LABELS)
-    output = model.to(dtype)(**PAIR, **MASKS, labels=LABELS)
-    assert output.logits.dtype == model.dtype == dtype
-    assert output.loss.dtype == torch.float32  # its sum would lose in half precision
-    real = TARGET_MASK.bool()
-    torch.testing.assert_close(output.logits[real].float(), expected.logits[real], rtol=0, atol=0.1)
-    assert model(ids(1, 100), decoder_input_ids=ids(1, 70)).logits.isfinite().all()  # and beyond the table
-
-
 # ---- Which parameters are one ----
 ENCODER, DECODER = "model.encoder.embed_tokens.weight", "model.decoder.embed_tokens.weight"
 HEAD, BIAS = "lm_head.weight", "lm_head.bias"
@@ -827,33 +694,12 @@ def test_tying_and_files(fields, one, output_bias, tmp_path):
 
 
 @every_mode
-def test_tying_without_the_head(fields, one, tmp_path):
-    model = tiny_model(VanillaTransformerModel, **fields)
-    model.save_pretrained(tmp_path)
-    reloaded = VanillaTransformerModel.from_pretrained(tmp_path)
-    assert_same_parameters(reloaded, model)
-    for each in (model, reloaded):
-        assert (each.encoder.embed_tokens.weight is each.decoder.embed_tokens.weight) == (ENCODER in one)
-
-
-@every_mode
 @with_bias_or_without
 def test_gradient_reaches_every_parameter(fields, one, output_bias):
     model = tiny_model(**fields, output_bias=output_bias, position_encoding="learned").train()
     labels = ids(3, 5, vocab_size=40)
     for name, gradient in gradients(model, model(SOURCE, SOURCE_MASK, labels=labels).loss).items():
         assert gradient.abs().sum() > 0, name
-
-
-def test_number_of_parameters():
-    sizes = {name: tiny_model(**fields).num_parameters() for name, (fields, _) in MODES.items()}
-    whole = sizes["one matrix"]
-    assert sizes["projection apart"] == sizes["source apart"] == whole + V * D_MODEL
-    assert sizes["source apart, target of its own size"] == whole + 40 * D_MODEL
-    assert sizes["three matrices"] == whole + 2 * V * D_MODEL
-    assert sizes["three matrices, target of its own size"] == whole + 2 * 40 * D_MODEL
-    assert tiny_model(output_bias=True).num_parameters() == whole + V
-    assert tiny_model().num_parameters(exclude_embeddings=True) == whole - V * D_MODEL
 
 
 @every_mode
@@ -877,7 +723,7 @@ def test_replaced_embeddings_stay_tied(fields, one):
 
 
 @every_mode
-@pytest.mark.parametrize(("size", "multiple", "rows"), [(57, None, 57), (45, None, 45), (None, 32, 64)])
+@pytest.mark.parametrize(("size", "multiple", "rows"), [(57, None, 57), (45, None, 45)])
 def test_resized_vocabulary(fields, one, size, multiple, rows, tmp_path):
     """Old rows stay, ties stay, the configuration follows, and a file brings it all back."""
     model = tiny_model(**fields, output_bias=True)
@@ -930,13 +776,8 @@ def test_resized_target_vocabulary(fields, output_bias, tmp_path):
     assert_tied(reloaded, one)
 
 
-def test_one_vocabulary_has_no_target_of_its_own_to_resize():
-    with pytest.raises(ValueError, match="resize_token_embeddings"):
-        tiny_model().resize_decoder_token_embeddings(60)
-
-
 # ---- Files and copies ----
-@every_mode
+@pytest.mark.parametrize(("fields", "one"), [({}, {ENCODER, DECODER, HEAD}), ({**APART, **UNTIED}, set())])
 def test_sharded_files(fields, one, tmp_path):
     model = tiny_model(**fields)
     model.save_pretrained(tmp_path, max_shard_size="8KB")
@@ -946,16 +787,6 @@ def test_sharded_files(fields, one, tmp_path):
     assert_tied(reloaded, one)
 
 
-@pytest.mark.parametrize("device_map", ["cpu", "auto", {"": "cpu"}], ids=str)
-def test_device_map(device_map, tmp_path):
-    model = tiny_model()
-    model.save_pretrained(tmp_path)
-    reloaded = VanillaTransformerForConditionalGeneration.from_pretrained(tmp_path, device_map=device_map)
-    assert_same_parameters(reloaded, model)
-    assert_tied(reloaded, {ENCODER, DECODER, HEAD})
-    torch.testing.assert_close(reloaded(**PAIR).logits, model(**PAIR).logits, rtol=0, atol=0)
-
-
 def test_offloaded_weights(tmp_path):
     """Weights that wait elsewhere come in layer by layer; the cache isn't moved with them."""
     model = tiny_model()
@@ -963,18 +794,6 @@ def test_offloaded_weights(tmp_path):
     offloaded = accelerate.cpu_offload(copy.deepcopy(model), execution_device=torch.device("cpu"))
     assert offloaded.lm_head.weight.device.type == "meta"
     assert torch.equal(offloaded.generate(SOURCE, attention_mask=SOURCE_MASK, max_new_tokens=5), expected)
-
-
-def test_weights_on_disk(tmp_path):
-    model = tiny_model(**APART, **UNTIED)
-    model.save_pretrained(tmp_path / "model")
-    reloaded = VanillaTransformerForConditionalGeneration.from_pretrained(
-        tmp_path / "model",
-        device_map={"model.encoder": "cpu", "model.decoder": "disk", "lm_head": "cpu"},
-        offload_folder=tmp_path / "offload",
-    )
-    assert reloaded.get_decoder().layers[0].feed_forward.fc1.weight.device.type == "meta"
-    torch.testing.assert_close(reloaded(**PAIR).logits, model(**PAIR).logits, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("how", ["dtype", "torch_dtype", "auto", "_from_config"])
@@ -998,24 +817,6 @@ def test_dtype_of_a_loaded_model(how, tmp_path):
     assert_tied(loaded, {ENCODER, DECODER, HEAD})
 
 
-def test_mismatched_sizes(tmp_path):
-    model = tiny_model()
-    model.save_pretrained(tmp_path)
-    model_class = VanillaTransformerForConditionalGeneration
-    with pytest.raises(RuntimeError, match="ignore_mismatched_sizes"):
-        model_class.from_pretrained(tmp_path, vocab_size=60)
-    loaded, info = model_class.from_pretrained(
-        tmp_path, vocab_size=60, ignore_mismatched_sizes=True, output_loading_info=True
-    )
-    assert {name for name, *_ in info["mismatched_keys"]} == {ENCODER}
-    assert_tied(loaded, {ENCODER, DECODER, HEAD})
-    deviation = loaded.get_input_embeddings().weight.std().item()
-    assert deviation == pytest.approx(D_MODEL**-0.5, rel=0.1)  # initialised anew
-    kept = {name: value for name, value in loaded.state_dict().items() if name not in (ENCODER, DECODER, HEAD)}
-    assert all(torch.equal(value, model.state_dict()[name]) for name, value in kept.items())
-    assert len(kept) > 20
-
-
 @every_mode
 @pytest.mark.parametrize("how", ["deepcopy", "pickle", "state_dict"])
 def test_copies(fields, one, how):
@@ -1037,16 +838,6 @@ def test_copies(fields, one, how):
     torch.testing.assert_close(model(*inputs).logits, expected, rtol=0, atol=0)
 
 
-def test_fields_that_a_caller_changes_on_loading(tmp_path):
-    tiny_model(dropout=0.1).save_pretrained(tmp_path)
-    loaded = VanillaTransformerForConditionalGeneration.from_pretrained(
-        tmp_path, dropout=0.3, attn_implementation="eager"
-    )
-    assert loaded.config.dropout == loaded.get_encoder().layers[0].final_layer_norm.dropout.p == 0.3
-    assert loaded.config._attn_implementation == "eager"
-    assert "_attn_implementation" not in json.loads((tmp_path / "config.json").read_text())
-
-
 # ---- Compiled and exported ----
 def assert_compiled_is_eager(model, backend, inputs):
     compiled = torch.compile(model, fullgraph=True, backend=backend)
@@ -1059,16 +850,12 @@ def assert_compiled_is_eager(model, backend, inputs):
         torch.testing.assert_close(compiled_gradients[name], gradient, **ROUNDING, msg=name)
 
 
-@pytest.mark.usefixtures("_fresh_compiler")
-def test_forward_is_one_graph():
-    assert_compiled_is_eager(tiny_model(), "eager", [{**PAIR, **MASKS, "labels": LABELS}])
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 @pytest.mark.usefixtures("_fresh_compiler")
 @pytest.mark.parametrize(
-    ("backend", "encoding", "implementation"), [("inductor", "paper", "sdpa"), ("aot_eager", "learned", "eager")]
+    ("backend", "encoding", "implementation"),
+    [pytest.param("inductor", "paper", "sdpa", marks=pytest.mark.hard), ("aot_eager", "learned", "eager")],
 )
 def test_compiled_forward_and_backward(backend, encoding, implementation):
     if backend == "inductor" and not shutil.which("g++"):
@@ -1077,54 +864,6 @@ def test_compiled_forward_and_backward(backend, encoding, implementation):
     model = tiny_model(**one_layer, position_encoding=encoding, attn_implementation=implementation)
     shorter = {"input_ids": SOURCE[:, :4], "attention_mask": SOURCE_MASK[:, :4], "labels": LABELS[:, :3]}
     assert_compiled_is_eager(model, backend, [{**PAIR, **MASKS, "labels": LABELS}, shorter])
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("_fresh_compiler")
-def test_compiled_forward_that_shows_states_and_attentions():
-    model = tiny_model()
-    wanted = {**PAIR, **MASKS, "output_attentions": True, "output_hidden_states": True}
-    expected = model(**wanted)  # uncompiled first: transformers installs its hooks under a lock
-    output = torch.compile(model, fullgraph=True, backend="eager")(**wanted)
-    for name in ("encoder_attentions", "decoder_attentions", "cross_attentions", "decoder_hidden_states"):
-        torch.testing.assert_close(output[name], expected[name], **ROUNDING)
-
-
-LENGTH = torch.export.Dim("length", min=2, max=60)
-MEMORY = torch.export.Dim("memory", min=2, max=60)
-
-
-@pytest.mark.parametrize("strict", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_exported_encoder(strict):
-    encoder = tiny_model().get_encoder()
-    shapes = {"input_ids": {0: torch.export.Dim("batch"), 1: LENGTH}}
-    shapes["attention_mask"] = shapes["input_ids"]
-    program = torch.export.export(encoder, (SOURCE, SOURCE_MASK), dynamic_shapes=shapes, strict=strict).module()
-    for source in (SOURCE, ids(5, 11)):
-        mask = torch.ones_like(source)
-        mask[0, :2] = mask[1, 3:] = 0
-        torch.testing.assert_close(program(source, mask)[0], encoder(source, mask)[0], **ROUNDING)
-
-
-class DecoderLogits(torch.nn.Module):
-    def __init__(self, model):
-        super().__init__()
-        self.model = model
-
-    def forward(self, target, memory, mask):
-        source = {"encoder_outputs": (memory,), "attention_mask": mask}
-        return self.model(**source, decoder_input_ids=target, use_cache=False).logits
-
-
-@pytest.mark.parametrize("strict", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_exported_decoder(strict):
-    decode = DecoderLogits(tiny_model())
-    shapes = {"target": {1: LENGTH}, "memory": {1: MEMORY}, "mask": {1: MEMORY}}
-    example = (TARGET, torch.randn(3, 7, D_MODEL), SOURCE_MASK)
-    program = torch.export.export(decode, example, dynamic_shapes=shapes, strict=strict).module()
-    others = (ids(3, 9), torch.randn(3, 11, D_MODEL), F.pad(SOURCE_MASK, (0, 4), value=1))
-    for inputs in (example, others):
-        torch.testing.assert_close(program(*inputs), decode(*inputs), **ROUNDING)
 
 
 @pytest.mark.slow
@@ -1143,26 +882,6 @@ def test_exported_decoder_step_with_a_static_cache():
 
 
 # ---- What transformers is told about the model ----
-def test_plans_name_modules_that_exist():
-    model = tiny_model(**UNTIED)
-    names = {re.sub(r"\.\d+", ".*", name) for name, _ in model.named_modules()}
-    for plan, styles in ((model.tp_plan, ALL_PARALLEL_STYLES), (model.fsdp_plan, ALL_FSDP_STYLES)):
-        assert plan.keys() <= names
-        assert all(style in styles for style in plan.values())
-    # All that is worth splitting: every linear map of the layers, and both ends of the vocabulary.
-    linear = {re.sub(r"\.\d+", ".*", name) for name, part in model.named_modules() if isinstance(part, torch.nn.Linear)}
-    assert linear <= model.tp_plan.keys()
-    assert model.fsdp_plan.keys() == {"model.encoder.layers.*", "model.decoder.layers.*"}
-
-
-def test_classes_that_are_not_split():
-    model = tiny_model()
-    for name in model._no_split_modules:
-        assert any(type(part) is getattr(modeling, name) for part in model.modules())
-    memory = accelerate.utils.get_balanced_memory(model, {0: 2 * 10**4, "cpu": 10**9}, model._no_split_modules)
-    device_map = accelerate.infer_auto_device_map(model, memory, no_split_module_classes=model._no_split_modules)
-    assert len(set(device_map.values())) == 2
-    assert all(re.fullmatch(r"model\.(en|de)coder\.layers\.\d", name) for name in device_map if ".layers." in name)
 
 
 def test_nothing_is_said_while_a_model_is_made_saved_and_loaded(tmp_path, caplog):
@@ -1174,20 +893,3 @@ def test_nothing_is_said_while_a_model_is_made_saved_and_loaded(tmp_path, caplog
     finally:
         logger.removeHandler(caplog.handler)
     assert not [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
-
-
-def test_attention_implementation_can_be_changed(monkeypatch):
-    """transformers allows it only to modules in whose source it finds the call of its attention interface."""
-    model = tiny_model()
-    assert model.config._attn_implementation == "sdpa"
-    model.set_attn_implementation("eager")
-    configs = [part.config for part in model.modules() if hasattr(part, "config")]
-    assert {config._attn_implementation for config in configs} == {"eager"}
-    expected = tiny_model(attn_implementation="eager")(**PAIR, **MASKS).logits
-    torch.testing.assert_close(model(**PAIR, **MASKS).logits, expected, rtol=0, atol=0)
-    called, formula = [], modeling.eager_attention
-    monkeypatch.setattr(modeling, "eager_attention", lambda *a, **k: called.append(1) or formula(*a, **k))
-    model(ids(2, 5), decoder_input_ids=ids(2, 4))
-    assert len(called) == model.config.encoder_layers + 2 * model.config.decoder_layers
-    with pytest.raises((ValueError, KeyError), match="flush_attention"):
-        model.set_attn_implementation("flush_attention")

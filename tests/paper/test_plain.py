@@ -8,7 +8,6 @@ import os
 import shutil
 import subprocess
 import sys
-from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -145,35 +144,6 @@ def test_gradients_of_each_sample(kind, dimensions, training, padded):
         assert_same({name: value[row] for name, value in found.items()}, expected)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_gradients_of_each_sample_with_dropout(kind):
-    model, batch = make(kind, dropout=0.2).train(), with_added_mask(batch_of(padded=True))
-    same = {name: value[:1].expand(B, *value.shape[1:]) for name, value in batch.items()}
-    loss, parameters = loss_function(model), parameters_of(model)
-
-    def loss_of_one(one):
-        return loss(parameters, {name: value[None] for name, value in one.items()})
-
-    different = vmap(loss_of_one, randomness="different")(same)
-    assert different.isfinite().all()
-    assert (different[:, None] - different)[~torch.eye(B, dtype=torch.bool)].abs().min() > 1e-3
-    same = vmap(loss_of_one, randomness="same")(same)
-    torch.testing.assert_close(same, same[:1].expand(B), **EXACT)
-
-
-@MODES
-@BATCHES
-@pytest.mark.parametrize("kind", KINDS)
-def test_jvp_is_the_gradient_in_a_direction(kind, training, padded):
-    model, batch = make(kind).train(training), batch_of(padded)
-    loss, parameters = loss_function(model), parameters_of(model)
-    along = directions(parameters)
-    value, slope = jvp(lambda parameters: loss(parameters, batch), (parameters,), (along,))
-    gradients = backward(model, batch)
-    torch.testing.assert_close(value, model(**batch).loss.detach(), **EXACT)
-    torch.testing.assert_close(slope, sum((gradients[name] * along[name]).sum() for name in along), **EXACT)
-
-
 @MODES
 @BATCHES
 @pytest.mark.parametrize("kind", KINDS)
@@ -235,8 +205,6 @@ def test_a_training_step_waits_for_nothing(attention, dtype):
 
 
 # ---- Hooks, patches and counters ----
-def linears(model):
-    return {name for name, module in model.named_modules() if isinstance(module, nn.Linear)}
 
 
 def steps(model, batch):
@@ -246,45 +214,6 @@ def steps(model, batch):
         yield model(**batch)
     with torch.inference_mode():
         yield model(**batch)
-
-
-@MODES
-@BATCHES
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_global_hook_sees_every_linear_map(kind, training, padded):
-    model, batch, seen = make(kind).train(training), batch_of(padded), Counter()
-    hook = nn.modules.module.register_module_forward_hook(lambda module, *_: seen.update([module]))
-    try:
-        for _ in steps(model, batch):
-            assert {name: seen[model.get_submodule(name)] for name in linears(model)} == dict.fromkeys(
-                linears(model), 1
-            )
-            seen.clear()
-    finally:
-        hook.remove()
-
-
-@MODES
-@BATCHES
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_patch_of_all_linear_maps_counts(kind, training, padded, monkeypatch):
-    """As often with gradients as without, with one number for the loss."""
-    model, batch, calls = make(kind).train(training), batch_of(padded), []
-    plain, forward = [float(output.loss) for output in steps(model, batch)], nn.Linear.forward
-
-    def patched(self, x):
-        calls.append(self)
-        return factor * forward(self, x)
-
-    monkeypatch.setattr(nn.Linear, "forward", patched)
-    for factor in (1.0, 1.1):
-        found = []
-        for output in steps(model, batch):
-            found.append(float(output.loss))
-            assert len(calls) == len(linears(model))
-            calls.clear()
-        assert len({*found}) == 1
-        assert (found == plain) is (factor == 1.0)
 
 
 @BATCHES
@@ -313,42 +242,6 @@ def test_operations_are_counted_as_marians(attention, padded):
     assert 0 < counts[0][0] < counts[0][1]
 
 
-def expected_shapes(model):
-    """What each module gives back for a batch, padded or not."""
-    shapes = {"model.encoder.embed_tokens": (B, S, D_MODEL), "model.decoder.embed_tokens": (B, T, D_MODEL)}
-    shapes |= {"lm_head": (B, T, V), "model.encoder.dropout": (B, S, D_MODEL), "model.decoder.dropout": (B, T, D_MODEL)}
-    for name, _ in model.named_modules():
-        if ".layers." not in name:
-            continue
-        positions = S if name.startswith("model.encoder") or "encoder_attn.k_proj" in name else T
-        positions = S if "encoder_attn.v_proj" in name else positions
-        if name.endswith(("fc1", "activation", "feed_forward.dropout")):
-            shapes[name] = (B, positions, D_FF)
-        else:
-            shapes[name] = (B, positions, D_MODEL)
-    return shapes
-
-
-@MODES
-@BATCHES
-@pytest.mark.parametrize("attention", ["eager", "sdpa"])
-def test_hooks_get_whole_batches(attention, training, padded):
-    model, shapes = make(dropout=0.1, attention=attention).train(training), {}
-
-    def note(name):
-        def hook(module, inputs, output):
-            output = output[0] if isinstance(output, tuple) else output
-            shapes[name] = tuple(output.shape)
-
-        return hook
-
-    expected = expected_shapes(model)
-    for name in expected:
-        model.get_submodule(name).register_forward_hook(note(name))
-    model(**batch_of(padded)).loss.backward()
-    assert shapes == expected
-
-
 # ---- Replaced modules ----
 class Wrapper(nn.Module):
     """Without weight and bias of its own; notes what it gets."""
@@ -373,8 +266,9 @@ REPLACED = [
 
 
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
-@pytest.mark.parametrize("replacement", [nn.Sequential, Wrapper])
-@pytest.mark.parametrize("name", REPLACED)
+@pytest.mark.parametrize(
+    ("replacement", "name"), [*((Wrapper, name) for name in REPLACED), (nn.Sequential, REPLACED[0])]
+)
 def test_a_projection_may_be_any_module(name, replacement, attention):
     """It computes, learns and translates as the nn.Linear that it wraps."""
     plain, model = (make(dropout=0.0, attention=attention).train() for _ in range(2))
@@ -402,29 +296,6 @@ def test_a_projection_may_be_any_module(name, replacement, attention):
         assert torch.equal(found, expected)
 
 
-@pytest.mark.parametrize("name", REPLACED)
-def test_what_a_replaced_projection_says_counts(name):
-    """In `forward` and in `generate()`: greedy decoding is that of the edited model, step by step without a cache."""
-    plain, model = (make(attention="sdpa") for _ in range(2))
-    width = model.get_submodule(name).out_features
-    shift = torch.linspace(-3, 3, width, dtype=torch.float64)
-
-    class Shift(nn.Module):
-        def forward(self, x):
-            return x * shift
-
-    model.set_submodule(name, nn.Sequential(model.get_submodule(name), Shift()))
-    batch = batch_of(padded=True)
-    source = {key: batch[key] for key in ("input_ids", "attention_mask")}
-    assert (model(**batch).logits - plain(**batch).logits).abs().max() > 1e-3
-    options = {"num_beams": 1, "max_new_tokens": 5, "suppress_tokens": [EOS]}
-    options |= {"output_logits": True, "return_dict_in_generate": True}
-    output = model.generate(**source, **options)
-    with torch.no_grad():
-        logits = model(**source, decoder_input_ids=output.sequences[:, :-1], use_cache=False).logits
-    torch.testing.assert_close(torch.stack(output.logits, dim=1), logits, check_dtype=False, **ROUNDING)
-
-
 # ---- Edited formulas ----
 PACKAGE = Path(hf_vanilla_transformer.__file__).parent
 CONFIGURATION, MODELING, GENERATION = ("configuration", "modeling", "generation")
@@ -433,7 +304,6 @@ EDITS = {
     "as it is": (MODELING, "", "", ()),
     "a comment": (MODELING, "# ---- 3.1 Encoder", "# ---- Section 3.1: Encoder", ()),
     "activation": (MODELING, "self.activation(self.fc1(x))", "torch.tanh(self.fc1(x))", ("eager", "sdpa")),
-    "scaling": (MODELING, "self.head_dim**-0.5", "self.head_dim**-0.1", ("eager", "sdpa")),
     "values": (MODELING, "self.v_proj(source)", "self.v_proj(source).relu()", ("eager", "sdpa")),
     "residual": (
         MODELING,
@@ -441,8 +311,6 @@ EDITS = {
         "x + super().forward(self.dropout(sublayer(x)))",
         ("eager", "sdpa"),
     ),
-    "positions": (MODELING, "10000**exponent", "100**exponent", ("eager", "sdpa")),
-    "embedding": (MODELING, "* self.config.embedding_scale", "* 2.0", ("eager", "sdpa")),
     "scale in the configuration": (CONFIGURATION, "math.sqrt(self.d_model)", "2.0", ("eager", "sdpa")),
     "no look at the source": (
         MODELING,
@@ -450,10 +318,7 @@ EDITS = {
         "0 * self.encoder_attn(x, memory=memory, mask=cross, **kwargs)[0]",
         ("eager", "sdpa"),
     ),
-    "memory": (MODELING, "source = x if memory is None else memory", "source = x if memory is None else memory.tanh()",
-               ("eager", "sdpa")),
     "equation 1": (MODELING, "key.transpose(-2, -1)) * scaling", "key.transpose(-2, -1)) * scaling**2", ("eager",)),
-    "softmax": (MODELING, "F.softmax(scores, dim=-1", "F.softmax(scores / 2, dim=-1", ("eager",)),
     "projection": (MODELING, "else self.lm_head(hidden)", "else self.lm_head(hidden.tanh())", ("eager", "sdpa")),
     "length penalty": (GENERATION, "return ((5 + length) / 6)", "return ((1 + length) / 2)", ()),
 }  # fmt: skip
@@ -547,7 +412,7 @@ def write_edits(root, source):
         path.write_text(text.replace(old, new) if old else text, encoding="utf-8")
 
 
-@pytest.fixture(scope="module", params=["a checkpoint's own code", "the package"])
+@pytest.fixture(scope="module", params=[pytest.param("a checkpoint's own code", marks=pytest.mark.hard), "the package"])
 def edited(request, tmp_path_factory):
     """What each edit makes of one model, in a process of its own."""
     root = tmp_path_factory.mktemp("edited")

@@ -1,13 +1,11 @@
 """The tokenizer of section 5.1: what goes in comes out, whatever it is, and however it was stored in between."""
 
 import copy
-import io
 import json
 import os
 import pickle
 import subprocess
 import sys
-from collections import Counter
 from itertools import pairwise
 from pathlib import Path
 
@@ -26,8 +24,6 @@ from hf_vanilla_transformer import (
     tokenization_vanilla_transformer,
 )
 
-ROOT = Path(__file__).parents[2]
-DATA = Path(os.environ.get("VANILLA_TRANSFORMER_DATA", ROOT.parent / "shared" / "data"))
 SENTENCES = [
     "A little girl climbs into a wooden playhouse.",
     "Ein kleines Mädchen klettert in ein Spielhaus aus Holz.",
@@ -87,12 +83,6 @@ def test_vocabulary(trained):
     assert len(train(vocab_size=1000, min_frequency=20)) < len(train(vocab_size=1000, min_frequency=2))
 
 
-def test_first_word_is_the_same_piece_as_any_other(trained):
-    wooden = trained.encode("wooden", add_special_tokens=False)
-    assert len(wooden) == 1
-    assert trained.encode("wooden wooden", add_special_tokens=False) == wooden * 2
-
-
 def test_punctuation_may_be_merged_across_a_space_and_words_may_not():
     tokenizer = train(["the house , and the bushes ."] * 50, 2000)
     assert tokenizer.readable_pieces(tokenizer.encode("the house , and the bushes .")) == [
@@ -103,69 +93,38 @@ def test_punctuation_may_be_merged_across_a_space_and_words_may_not():
 @pytest.mark.parametrize(
     "texts",
     [
-        tuple(CORPUS),
         (text for text in CORPUS),
         [SENTENCES] * 8,
-        ([text] for text in CORPUS),
-        datasets.Dataset.from_dict({"text": CORPUS})["text"],
         datasets.Dataset.from_dict({"text": CORPUS}).to_iterable_dataset()["text"],
         ["", *CORPUS, ""],
     ],
-    ids=["tuple", "generator", "lists", "generator of lists", "column", "streaming column", "empty strings"],
+    ids=["generator", "lists", "streaming column", "empty strings"],
 )
 def test_texts_from_any_iterable(texts, trained):
     assert train(texts).backend_tokenizer.to_str() == trained.backend_tokenizer.to_str()
-
-
-def test_texts_are_streamed():
-    taken, seen_by_trainer = 0, []
-
-    def stream():
-        nonlocal taken
-        for text in CORPUS:
-            taken += 1
-            seen_by_trainer.append(text)
-            yield text
-
-    train(stream(), length=len(CORPUS))
-    assert taken == len(CORPUS)  # once, and no list() before
 
 
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
         ({"texts": []}, ValueError, "nothing to learn"),
-        ({"texts": iter([])}, ValueError, "nothing to learn"),
         ({"texts": ["", [""]]}, ValueError, "nothing to learn"),
         ({"texts": "one text"}, TypeError, r"texts is one str.*\[text\]"),
-        ({"texts": b"bytes"}, TypeError, "texts is one bytes"),
         ({"texts": {"text": CORPUS}}, TypeError, r"texts is one dict.*dataset\['text'\]"),
-        ({"texts": None}, TypeError, "NoneType"),
         ({"texts": ["a", "b", 3]}, TypeError, r"texts\[2\] is of type int"),
         ({"texts": ["a", ["b", None]]}, TypeError, r"texts\[1\]\[1\] is of type NoneType.*'' for a missing text"),
-        ({"texts": iter(["a", b"b"])}, TypeError, r"texts\[1\] is of type bytes"),
         ({"texts": datasets.Dataset.from_dict({"text": CORPUS})}, TypeError, r"texts\[0\] is of type dict"),
         ({"texts": ["a", "b\ud800"]}, ValueError, r"texts\[1\] has a lone surrogate at position 1"),
         ({"vocab_size": 258}, ValueError, "at least 259"),
-        ({"vocab_size": 0}, ValueError, "at least 259"),
-        ({"vocab_size": -1}, ValueError, "at least 259"),
         ({"vocab_size": 1e4}, ValueError, "vocab_size=10000.0: give an integer"),
         ({"vocab_size": 260, "extra_special_tokens": ["<a>", "<b>"]}, ValueError, "at least 261"),
         ({"min_frequency": 0}, ValueError, "min_frequency=0"),
-        ({"min_frequency": -2}, ValueError, "min_frequency=-2"),
-        ({"min_frequency": 1.5}, ValueError, "min_frequency=1.5"),
         ({"vocabsize": 300}, TypeError, "unknown option 'vocabsize'.*padding_side"),
     ],
 )
 def test_bad_training_arguments(arguments, error, message):
     with pytest.raises(error, match=message):
         train(**arguments)
-
-
-def test_options_reach_the_tokenizer():
-    tokenizer = train(model_max_length=50, padding_side="left", extra_special_tokens=["<2de>"])
-    assert (tokenizer.model_max_length, tokenizer.padding_side, len(tokenizer)) == (50, "left", 420)
-    assert tokenizer.encode("<2de>") == [419, 2]
 
 
 TRAIN = """
@@ -204,12 +163,6 @@ def test_reversible_on_any_text(either, text):
     assert returns(either, text)
 
 
-@given(st.lists(st.sampled_from([*NASTY[1:-1], " ", "Haus", "the", ",", "<2de>", "neues Wort", "<ü>"])).map("".join))
-def test_reversible_with_added_tokens(trained_with_added_tokens, text):
-    ids = trained_with_added_tokens.encode(text)
-    assert trained_with_added_tokens.decode(ids) == text + "</s>"
-
-
 @pytest.fixture(scope="module")
 def trained_with_added_tokens(trained):
     tokenizer = copy.deepcopy(trained)
@@ -238,7 +191,7 @@ def test_ids_that_are_no_tokens(trained):
     assert trained.decode([len(trained), 10**6]) == ""  # as in transformers: models may have rows to spare
 
 
-@pytest.mark.parametrize("text", ["a" * 100_000, " " * 100_000, "a, " * 30_000, "漢字" * 20_000])
+@pytest.mark.parametrize("text", ["a" * 100_000, " " * 100_000])
 def test_huge_words_are_no_trouble(text, trained):
     assert returns(trained, text)
     tokenizer = train([text], 300)
@@ -283,16 +236,6 @@ def test_special_tokens_of_the_user_match_whole_and_are_skipped(key, tokenizer, 
         assert one.get_special_tokens_mask(ids, already_has_special_tokens=True) == [1] + [0] * (len(ids) - 2) + [1]
 
 
-def test_special_tokens_in_other_ways(tokenizer, tmp_path):
-    tokenizer.add_tokens(["<x>"], special_tokens=True)
-    tokenizer.add_special_tokens({"mask_token": "<mask>"})
-    tokenizer.save_pretrained(tmp_path)
-    loaded = VanillaTransformerTokenizerFast.from_pretrained(tmp_path, extra_special_tokens=["<x>", "<y>"])
-    ids = loaded.encode("<x> a <mask> b <y>")
-    assert [loaded.convert_tokens_to_ids(token) in ids for token in ("<x>", "<mask>", "<y>")] == [True] * 3
-    assert loaded.decode(ids, skip_special_tokens=True) == "a  b "
-
-
 # Sequences for the model
 
 
@@ -307,21 +250,6 @@ def test_sequences_and_pairs_end_once(trained):
     assert trained.get_special_tokens_mask(a, b) == [0] * (len(a) + len(b)) + [1]
     assert trained("Holz", return_special_tokens_mask=True)["special_tokens_mask"] == [0] * len(a) + [1]
     assert trained("Holz", "wooden", return_token_type_ids=True)["token_type_ids"] == [0] * len(a) + [1] * len(b) + [0]
-
-
-def test_targets_are_labels(trained):
-    both = trained(["Holz", "a house"], text_target=["wooden", "Haus"])
-    assert set(both) == {"input_ids", "attention_mask", "labels"}
-    assert both["labels"] == trained(["wooden", "Haus"])["input_ids"]
-    assert both["labels"] == trained(text_target=["wooden", "Haus"])["input_ids"]
-
-
-def test_bos_on_demand(tokenizer):
-    tokenizer.add_bos_token = True
-    assert tokenizer.encode("Holz")[0] == 1
-    assert tokenizer.encode("Holz")[-1] == 2
-    assert tokenizer("Holz", return_offsets_mapping=True)["offset_mapping"] == [(0, 0), (0, 4), (0, 0)]
-    assert returns(tokenizer, " Holz")
 
 
 @pytest.mark.parametrize("side", ["left", "right"])
@@ -371,15 +299,6 @@ def test_offsets_of_any_text(either, text):
             assert text[start:end] == piece
 
 
-def test_words_that_were_split_before(trained):
-    words = ["Zwei", "junge", "Männer", "und", "eine", "Frau"]
-    split = trained(words, is_split_into_words=True)
-    assert split["input_ids"] == trained.encode(" ".join(words))
-    assert sorted({word for word in split.word_ids() if word is not None}) == list(range(6))
-    assert trained([words, words[:2]], is_split_into_words=True)["input_ids"][1] == trained.encode("Zwei junge")
-    assert trained([], is_split_into_words=True)["input_ids"] == [2]
-
-
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
@@ -405,13 +324,6 @@ def test_words_that_were_split_before(trained):
 def test_inputs_that_are_no_texts(arguments, error, message, trained):
     with pytest.raises(error, match=message):
         trained(*arguments)
-
-
-def test_wrong_options_keep_their_own_error(trained):
-    with pytest.raises(ValueError, match="not a valid PaddingStrategy"):
-        trained("a", padding="longer")
-    with pytest.raises(ValueError, match="lone surrogate"):
-        trained(text_target=["\ud800"])
 
 
 # Stored and loaded
@@ -451,44 +363,6 @@ def test_auto_class_by_either_name(name, trained, tmp_path):
         VanillaTransformerConfig().save_pretrained(tmp_path)
 
 
-LOAD = """
-import json, sys
-
-class Hidden:
-    def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] == "hf_vanilla_transformer":
-            raise ModuleNotFoundError(name)
-
-sys.meta_path.insert(0, Hidden())
-from transformers import AutoTokenizer
-
-texts = json.load(sys.stdin)
-for folder in sys.argv[1:]:
-    for _ in range(2):  # and what remote code has saved is loaded once more
-        tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=True)
-        assert type(tokenizer).__module__.startswith("transformers_modules."), type(tokenizer)
-        ids = tokenizer(texts)["input_ids"]
-        assert tokenizer.decode(ids) == [text + "</s>" for text in texts]
-        print(json.dumps(ids))
-        folder += "_again"
-        tokenizer.save_pretrained(folder)
-"""
-
-
-def test_remote_code_where_the_package_is_hidden(trained_with_added_tokens, tmp_path):
-    for name in ("tokenizer", "checkpoint"):
-        trained_with_added_tokens.save_pretrained(tmp_path / name)
-        assert (tmp_path / name / "tokenization_vanilla_transformer.py").exists()
-    VanillaTransformerConfig().save_pretrained(tmp_path / "checkpoint")
-    texts = [*NASTY, "<2de> neues Wort<ü>"]
-    command = [sys.executable, "-I", "-c", LOAD, str(tmp_path / "tokenizer"), str(tmp_path / "checkpoint")]
-    run = subprocess.run(command, input=json.dumps(texts), text=True, capture_output=True, cwd=tmp_path)
-    assert run.returncode == 0, run.stderr
-    expected = trained_with_added_tokens(texts)["input_ids"]
-    assert [json.loads(line) for line in run.stdout.splitlines()] == [expected] * 4
-    assert type(AutoTokenizer.from_pretrained(tmp_path / "tokenizer_again")) is VanillaTransformerTokenizerFast
-
-
 def test_train_new_from_iterator(trained_with_added_tokens):
     trained_with_added_tokens.bpe_dropout = 0.1
     new = trained_with_added_tokens.train_new_from_iterator(SENTENCES[:4] * 9, 400, new_special_tokens=["<2en>"])
@@ -526,56 +400,14 @@ def test_bpe_dropout(tokenizer, tmp_path):
         assert tokenizer.encode(SENTENCES[1]) == usual
 
 
-@pytest.mark.parametrize("probability", [1, 1.0, -0.1, 2, True, "0.1", float("nan"), [0.1]])
+@pytest.mark.parametrize("probability", [1.0, -0.1, True, "0.1", float("nan")])
 def test_bpe_dropout_out_of_range(probability, tokenizer):
     with pytest.raises(ValueError, match=r"bpe_dropout=.*\[0, 1\), or None"):
         tokenizer.bpe_dropout = probability
     assert tokenizer.bpe_dropout is None
 
 
-def test_readable_pieces(trained_with_added_tokens):
-    tokenizer = trained_with_added_tokens
-    ids = tokenizer.encode("<2de> Holz, Holz\n✓ä")
-    assert tokenizer.readable_pieces(ids) == [
-        "<2de>", "▁Holz", ",", "▁Holz", "<0x0A>", "<0xE2>", "<0x9C>", "<0x93>", "ä", "</s>",
-    ]  # fmt: skip
-    assert tokenizer.readable_pieces(torch.tensor(ids)) == tokenizer.readable_pieces(np.array(ids))
-    assert tokenizer.readable_pieces([0, 1, 2]) == ["<pad>", "<s>", "</s>"]
-    assert tokenizer.readable_pieces(tokenizer.encode("<ü>")) == ["<ü>", "</s>"]
-    everything = tokenizer.readable_pieces(range(len(tokenizer)))
-    assert len(everything) == len(tokenizer)
-    assert all(piece.isprintable() and " " not in piece for piece in everything)
-
-
-# Against subword-nmt (Sennrich et al.'s own code)
-
-
-def subword_nmt(lines: list[str], merges: int) -> tuple[int, int]:
-    """What subword-nmt makes of the text it learned from: (distinct symbols, tokens)."""
-    from subword_nmt.apply_bpe import BPE
-    from subword_nmt.learn_bpe import learn_bpe
-
-    words = Counter(word for line in lines for word in line.split())
-    codes = io.StringIO()
-    learn_bpe([f"{word} {count}" for word, count in words.items()], codes, merges, is_dict=True)
-    codes.seek(0)
-    bpe = BPE(codes)
-    tokens = {word: bpe.process_line(word).split() for word in words}
-    return len({t for word in words for t in tokens[word]}), sum(words[word] * len(tokens[word]) for word in words)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("form", ["multi30k", "multi30k_tok"])
-def test_compression_is_no_worse_than_subword_nmt(form):
-    files = [DATA / form / f"train.{language}" for language in ("en", "de")]
-    if not all(file.exists() for file in files):
-        pytest.skip(f"needs {files[0]} and {files[1].name}: put Multi30k there or set VANILLA_TRANSFORMER_DATA")
-    lines = [line for file in files for line in file.read_text(encoding="utf-8").splitlines()[:5000]]
-    symbols, theirs = subword_nmt(lines, merges=4000)
-    tokenizer = train(lines, symbols)
-    ours = sum(map(len, tokenizer(lines, add_special_tokens=False)["input_ids"]))
-    assert len(tokenizer) <= symbols
-    assert ours <= theirs
+# Punctuation
 
 
 def test_punctuation_stays_apart_where_it_shall():

@@ -80,12 +80,6 @@ def test_nothing_is_loaded_from_elsewhere():
     assert "default-src 'none'" in text
 
 
-def test_a_page_of_300_tokens_has_a_few_megabytes():
-    tokens = [f"t{n}" for n in range(300)]
-    page = attention_page(attention_with(tokens, tokens, layers=6, heads=8), "t")
-    assert len(page) < 18_000_000
-
-
 # In a browser
 @pytest.fixture(scope="module")
 def browser(tmp_path_factory):

@@ -115,8 +115,3 @@ def test_a_png_has_the_colours_of_the_figure(tmp_path, attention):
     figure.savefig(tmp_path / "theirs.png", dpi=120)
     ours, theirs = (np.asarray(Image.open(tmp_path / f"{name}.png").convert("RGB"), int) for name in ("ours", "theirs"))
     assert np.abs(ours - theirs).max() <= 16
-
-
-def test_another_suffix_is_refused(tmp_path, attention):
-    with pytest.raises(ValueError, match=r"plot\.gif: a plot is written as \.png or \.svg"):
-        save_figure(draw_attention(attention, layer=1), tmp_path / "plot.gif")

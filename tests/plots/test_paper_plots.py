@@ -81,11 +81,6 @@ def test_masks_out_of_range(source, target, padding, message):
         plot_masks(source, target, padding)
 
 
-def test_long_pairs_have_few_labels():
-    figure = plot_masks(["word"] * 300, ["Wort"] * 300, padding=20)
-    assert len(figure.axes[0].get_xticklabels()) <= 16
-
-
 def test_the_schedule_is_equation_3():
     schedule, step = Schedule(paper_learning_rate(512, 4000), 4000), np.arange(1.0, 20_001)
     assert np.allclose(schedule(step), 512**-0.5 * np.minimum(step**-0.5, step * 4000**-1.5), rtol=1e-12)

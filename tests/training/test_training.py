@@ -33,8 +33,8 @@ from hf_vanilla_transformer.metrics import exact_match
 from hf_vanilla_transformer.training import trainer as training
 from hf_vanilla_transformer.training.callbacks import callbacks_for
 from hf_vanilla_transformer.training.evaluation import TranslationMetrics, by_length
-from hf_vanilla_transformer.training.facts import run_facts
 from hf_vanilla_transformer.training.recipe import VanillaTransformerTrainingArguments
+from hf_vanilla_transformer.training.run_facts import run_facts
 from hf_vanilla_transformer.training.schedule import paper_learning_rate, peak_learning_rate
 from hf_vanilla_transformer.training.trainer import VanillaTransformerTrainer
 

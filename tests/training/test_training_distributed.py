@@ -54,12 +54,13 @@ RECIPE = {
     "encoder_attention_heads": 2, "decoder_attention_heads": 2, "encoder_ffn_dim": 64, "decoder_ffn_dim": 64,
     "vocab_size": 300, "dropout": 0.0,  # with dropout, processes draw other masks than one process does
     "per_device_train_batch_tokens": 128, "max_steps": UPDATES, "warmup_steps": 2, "learning_rate": 0.01,
+    "adam_epsilon": 1e-6,  # Adam's first step is g / (|g| + epsilon), which would make rounding errors of g visible
     "logging_steps": 1, "save_steps": SAVED_AT, "eval_strategy": "steps", "eval_steps": UPDATES,
     "per_device_eval_batch_size": 2, "generation_num_beams": 1, "report_to": "none",
 }  # fmt: skip
 
 # Two processes add the same float32 numbers in another order than one: each sum differs by some 2^-24 of its size, and
-# six updates of a rate of 0.01 make no more of it than 1e-6 (measured: 3e-7). A batch left out or counted twice, or a
+# six updates of a rate of 0.01 make no more of it than 1e-5 (measured: 3e-6). A batch left out or counted twice, or a
 # mean of the processes' means, changes losses in their second digit and weights by about the rate.
 WEIGHTS_DIFFER_BY = 1e-5
 LOSSES_DIFFER_BY = 1e-5  # relatively

@@ -1,22 +1,18 @@
 """CTranslate2 as the backend of a Translator, beside the same model with the engine: same translations and scores."""
 
 import json
-import multiprocessing
-import os
 import sys
-import threading
 from concurrent.futures import ThreadPoolExecutor
 from itertools import chain
 
 import pytest
 import torch
-from opus_mt import marian_tokenizer, opus_mt_folder
+from opus_mt import opus_mt_folder
 from test_translator import new_model
-from transformers import AutoTokenizer, MarianMTModel, T5Config, T5ForConditionalGeneration
+from transformers import AutoTokenizer
 
 from hf_vanilla_transformer import cli
 from hf_vanilla_transformer.checkpoints.loading import CheckpointError
-from hf_vanilla_transformer.translation import ctranslate2 as backend
 from hf_vanilla_transformer.translation.scoring import score_pairs
 from hf_vanilla_transformer.translation.translator import Translator
 
@@ -154,27 +150,6 @@ def test_forced_probabilities(ours, theirs):
 
 
 # ---- Texts ----
-def test_lists_streams_and_single_texts(theirs):
-    many = [f"{text} {number}" if text else "" for number in range(300) for text in TEXTS]
-    expected = theirs(many, num_beams=1, max_new_tokens=4)
-    assert list(theirs.stream(iter(many), window=700, num_beams=1, max_new_tokens=4)) == expected
-    assert theirs(many[1], num_beams=1, max_new_tokens=4) == expected[1]
-    assert theirs([]) == []
-    assert theirs("") == ""
-    done = []
-    theirs(many, num_beams=1, max_new_tokens=4, progress=done.append)
-    assert sum(done) == len(many)
-
-
-def test_a_text_without_tokens_has_an_empty_translation(tokenizer, theirs):
-    assert tokenizer("\u200b")["input_ids"] != tokenizer("")["input_ids"] or theirs("\u200b") == ""
-    piece = backend.Piece(0, tokenizer("")["input_ids"])  # </s> alone
-    options = theirs.model.check_options({}, 2, False)
-    search = theirs.model.search(
-        tokenizer, iter([[piece]]), options, batch_size=None, batch_tokens=None, lock=threading.Lock()
-    )
-    ((places, [(translation,)]),) = search
-    assert (places, translation.text, translation.num_tokens, translation.score) == ([0], "", 0, 0.0)
 
 
 def test_long_lines_are_divided_and_not_cut(ours, theirs, checkpoint):
@@ -202,25 +177,6 @@ def test_threads_share_a_translator(theirs):
         assert list(pool.map(lambda texts: theirs(texts, batch_size=2), lists)) == alone
 
 
-def _translate_in_child(translator, queue):
-    try:
-        translator("it")
-    except RuntimeError as error:
-        queue.put(str(error))
-
-
-@pytest.mark.skipif("fork" not in multiprocessing.get_all_start_methods(), reason="processes don't fork here")
-def test_a_forked_process_gets_an_error(theirs):
-    context = multiprocessing.get_context("fork")
-    queue = context.Queue()
-    child = context.Process(target=_translate_in_child, args=(theirs, queue))
-    child.start()
-    assert "open a Translator in each process" in queue.get(timeout=120)
-    child.join(120)
-    assert child.exitcode == 0
-    assert theirs("it")
-
-
 # ---- What is refused ----
 @pytest.mark.parametrize(
     ("options", "message"),
@@ -228,23 +184,14 @@ def test_a_forked_process_gets_an_error(theirs):
         ({"repetition_penalty": 1.2}, "the backend ctranslate2 has no option repetition_penalty; it has num_beams, "),
         ({"coverage_penalty": 0.2}, "has no option coverage_penalty"),
         ({"compute_type": "int8"}, "has no option compute_type"),
-        ({"generation_config": None}, "has no option generation_config"),
-        ({"do_sample": True}, "has no do_sample"),
         (
             {"early_stopping": False},
             "early_stopping is False, and searches of the backend ctranslate2 end as with True",
         ),
-        ({"early_stopping": "never"}, "early_stopping is 'never'"),
         ({"min_new_tokens": 2}, "min_new_tokens for greedy search only"),
-        ({"min_new_tokens": -1}, "min_new_tokens is -1; it has to be 0 or more"),
-        ({"length_penalty": "1"}, "length_penalty is '1'; it has to be a number"),
         ({"length_penalty": 2.0, "gnmt_length_penalty": 0.6}, "two formulas for one thing"),
-        ({"gnmt_length_penalty": -0.5}, "has to be a number from 0 up"),
         ({"max_new_tokens": 3_000}, "max_new_tokens is 3,000, .* has 2,048 positions"),
         ({"num_beams": 0}, "num_beams is 0"),
-        ({"n_best": 2, "num_beams": 1}, "n_best=2 needs a beam search"),
-        ({"n_best": 5}, "raise num_beams"),
-        ({"batch_tokens": 0}, "batch_tokens is 0"),
         ({"target_lang": "deu"}, "no codes of target languages"),
         ({"prefix": ["a"]}, "give one for each"),
     ],
@@ -262,11 +209,9 @@ def test_options_that_it_lacks_are_refused_by_name(theirs, options, message):
             {"compute_type": "bfloat16"},
             "compute_type is 'bfloat16'; .* has 'default', .*'float32', 'int8'.* on this cpu",
         ),
-        ({"compute_type": "compiled"}, "compute_type is 'compiled'"),
         ({"dtype": "float16"}, "give compute_type"),
         ({"device": "mps"}, "device mps can't be used with the backend ctranslate2"),
         ({"backend": "ctranslate"}, "backend is 'ctranslate'; choose one of 'engine', 'ctranslate2'"),
-        ({"threads": 0}, "threads is 0"),
     ],
     ids=str,
 )
@@ -280,8 +225,6 @@ def test_arguments_that_make_no_sense(checkpoint, arguments, message):
     [
         ({"no_repeat_ngram_size": 2}, "no_repeat_ngram_size"),
         ({"bad_words_ids": [[7, 8]]}, "bad_words_ids of several tokens"),
-        ({"do_sample": True}, "do_sample"),
-        ({"coverage_penalty": 0.2}, "coverage_penalty"),
         ({"eos_token_id": [2, 5]}, "several eos_token_id"),
     ],
     ids=str,
@@ -294,20 +237,6 @@ def test_a_models_own_settings_are_refused(tokenizer, setting, named):
         Translator(model, tokenizer=tokenizer, backend="ctranslate2")
 
 
-def test_searches_that_end_later_are_warned_of(tokenizer, caplog):
-    model = new_model(len(tokenizer))
-    model.generation_config.early_stopping = False
-    Translator(model, tokenizer=tokenizer, backend="ctranslate2")
-    assert "early_stopping is False in the model's generation config; with CTranslate2, searches end" in caplog.text
-
-
-def test_other_architectures_are_refused(tokenizer):
-    sizes = {"vocab_size": len(tokenizer), "d_model": 8, "d_kv": 4, "d_ff": 8, "num_layers": 1, "num_heads": 2}
-    model = T5ForConditionalGeneration(T5Config(**sizes, pad_token_id=0, eos_token_id=2))
-    with pytest.raises(CheckpointError, match="T5ForConditionalGeneration isn't this package's model"):
-        Translator(model.eval(), tokenizer=tokenizer, backend="ctranslate2")
-
-
 def test_without_the_package_it_says_how_to_install_it(checkpoint, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "ctranslate2", None)
     with pytest.raises(ImportError, match=r"pip install '\.\[export\]' in a checkout"):
@@ -318,10 +247,6 @@ def test_without_the_package_it_says_how_to_install_it(checkpoint, monkeypatch, 
 
 
 # ---- The processor ----
-def test_the_users_instruction_set_stays(checkpoint, monkeypatch):
-    monkeypatch.setenv(backend.VARIABLE, "GENERIC")
-    Translator(checkpoint, "cpu", backend="ctranslate2")
-    assert os.environ[backend.VARIABLE] == "GENERIC"
 
 
 def test_8_bits(checkpoint, theirs):
@@ -333,12 +258,6 @@ def test_8_bits(checkpoint, theirs):
         assert one.log_probability == pytest.approx(wanted.log_probability, rel=0.05)
         assert one.log_probability != pytest.approx(wanted.log_probability, rel=1e-4)
     assert small(TEXTS[1]) == small([TEXTS[1]])[0]
-
-
-def test_its_settings_of_threads(checkpoint, theirs):
-    assert theirs.model.threads == 2
-    assert Translator(checkpoint, "cpu", backend="ctranslate2").model.threads == torch.get_num_threads()
-    assert repr(theirs).endswith("device='cpu', compute_type='default', backend='ctranslate2')")
 
 
 # ---- Folders and names ----
@@ -392,21 +311,6 @@ def test_target_languages(tmp_path, monkeypatch):
         other("A man")
 
 
-def test_a_marian_model_that_is_given(tmp_path):
-    folder = opus_mt_folder(tmp_path / "opus-mt")
-    model, tokenizer = MarianMTModel.from_pretrained(folder).eval(), marian_tokenizer(folder)
-    own = Translator(model, tokenizer=tokenizer)
-    other = Translator(model, tokenizer=tokenizer, backend="ctranslate2")
-    assert other(["A man is riding."], num_beams=1) == own(["A man is riding."], num_beams=1)
-
-
-def test_nothing_is_left_in_the_temporary_folder(checkpoint, tmp_path, monkeypatch):
-    monkeypatch.setattr(backend.tempfile, "tempdir", str(tmp_path))
-    translator = Translator(checkpoint, "cpu", threads=2, backend="ctranslate2")
-    assert [*tmp_path.iterdir()] == []
-    assert translator("it", num_beams=1) == translator(["it"] * 300, num_beams=1)[0]  # both pools
-
-
 # ---- Commands ----
 def _run(*arguments):
     try:
@@ -442,15 +346,3 @@ def test_evaluate(checkpoint, tmp_path, capsys):
     ensemble = ("--ensemble", "--backend", "ctranslate2")
     assert _run("evaluate", "--model", checkpoint, checkpoint, "--device", "cpu", *files[:4], *ensemble) == 2
     assert "the backend ctranslate2 has no ensembles" in capsys.readouterr().err
-
-
-def test_the_page(ours, theirs, exported, capsys):
-    demo = pytest.importorskip("hf_vanilla_transformer.demo", reason="gradio isn't installed", exc_type=ImportError)
-    tables = []
-    for translator in (theirs, ours):
-        page = demo.build_page(translator, name="tiny", shown=ours.model)
-        translate = next(one.fn for one in page.fns.values() if one.api_name == "translate")
-        tables.append([(row[1], row[-1]) for row in translate("it", 3, 0.6)[1]])
-    assert tables[0] == tables[1]
-    assert _run("demo", "--model", exported, "--device", "cpu") == 2
-    assert "give --model the model itself" in capsys.readouterr().err

@@ -6,13 +6,13 @@ from types import SimpleNamespace
 import pytest
 import torch
 import torch.nn.functional as F
-from transformers import AutoTokenizer, MarianConfig, MarianMTModel
+from transformers import AutoTokenizer
 from transformers.utils import ModelOutput
 
 from hf_vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
 from hf_vanilla_transformer.translation.decoding import Translation, batches, decode, translate
 from hf_vanilla_transformer.translation.ensembles import ensemble
-from hf_vanilla_transformer.translation.scoring import Likelihood, score_targets
+from hf_vanilla_transformer.translation.scoring import score_targets
 
 SENTENCES = [
     "twenty-one",
@@ -90,16 +90,6 @@ def test_order_text_and_lengths_are_those_of_each_sentence_alone(model, tokenize
     assert translate(model, tokenizer, SENTENCES, batch_size=batch_size, **options) == texts
 
 
-@pytest.mark.parametrize("options", [{"num_beams": 2}, GREEDY])
-def test_lengths_of_sentences_that_their_limit_cuts(tokenizer, options):
-    never_ending = _model(2, len(tokenizer), end=-1e4)
-    found = decode(never_ending, tokenizer, SENTENCES, max_extra_length=2, **options)
-    lengths = [len(ids) for ids in tokenizer(SENTENCES)["input_ids"]]
-    assert [row[0].num_tokens for row in found] == [
-        n + 2 if sentence else 0 for sentence, n in zip(SENTENCES, lengths, strict=True)
-    ]
-
-
 def test_n_best_lists_are_generates_own_sorted_by_score(model, tokenizer):
     options = {"num_beams": 4, "max_new_tokens": 6}
     found = decode(model, tokenizer, SENTENCES, n_best=3, batch_size=2, **options)
@@ -126,15 +116,6 @@ def test_scores_are_log_probabilities_over_the_papers_length_penalty():
     for one in whole:
         log_probability = -score_targets(tiny, tokenizer, ["3 4 5"], [one.text]).negative_log_probability
         assert one.score == pytest.approx(log_probability / ((5 + one.num_tokens) / 6) ** 0.6, rel=1e-5)
-
-
-def test_places_without_a_hypothesis_are_left_out():
-    # Four hypotheses of one token exist, for six places.
-    tiny = _model(3, 4)
-    tokenizer = _NumberTokenizer(4)
-    (row,) = decode(tiny, tokenizer, ["3 3"], n_best=6, num_beams=6, max_new_tokens=1)
-    assert 1 <= len(row) <= 4
-    assert all(one.score > -100 for one in row)
 
 
 class _NumberTokenizer:
@@ -177,21 +158,6 @@ def test_sentences_that_are_empty_or_none_at_all(model, tokenizer, monkeypatch):
     monkeypatch.setattr(model, "generate", None)  # it isn't needed
     assert translate(model, tokenizer, ["", " ", "\t"]) == ["", "", ""]
     assert translate(model, tokenizer, []) == []
-
-
-def test_a_very_long_line_among_short_ones(model, tokenizer):
-    lines = ["it", "nine " * 600, "it"]
-    first, _, last = translate(model, tokenizer, lines, max_new_tokens=2)
-    assert first == last == _alone(model, tokenizer, "it", max_new_tokens=2)[0]
-
-
-def test_progress_counts_every_sentence(model, tokenizer):
-    done = []
-    translate(model, tokenizer, SENTENCES, batch_size=2, progress=done.append, max_new_tokens=1)
-    assert done == [1, 2, 2, 1]  # the empty one first
-    done.clear()
-    score_targets(model, tokenizer, SENTENCES, SENTENCES, batch_size=4, progress=done.append)
-    assert done == [4, 2]
 
 
 def test_batches_hold_every_sentence_once_by_length_within_both_limits():
@@ -245,12 +211,6 @@ def test_likelihood_is_torchs_cross_entropy_of_each_sentence_alone(model, tokeni
     assert likelihood.perplexity == pytest.approx(math.exp(expected / count), rel=1e-6)
 
 
-def test_likelihood_takes_no_notice_of_label_smoothing(tokenizer):
-    plain, smoothed = (_model(5, len(tokenizer), label_smoothing=eps) for eps in (0.0, 0.1))
-    likelihoods = [score_targets(model, tokenizer, SOURCES, TARGETS) for model in (plain, smoothed)]
-    assert likelihoods[0] == likelihoods[1]
-
-
 def test_likelihood_of_an_ensemble_is_of_the_mean_probabilities(model, other, tokenizer):
     likelihood = score_targets(ensemble([model, other], [tokenizer, tokenizer]), tokenizer, SOURCES, TARGETS)
     expected = 0.0
@@ -259,11 +219,6 @@ def test_likelihood_of_an_ensemble_is_of_the_mean_probabilities(model, other, to
         mean = (first + second) / 2
         expected -= mean[torch.arange(len(labels)), labels].log().sum().item()
     assert likelihood.negative_log_probability == pytest.approx(expected, rel=1e-6)
-
-
-def test_perplexity_by_hand():
-    assert Likelihood(3 * math.log(8), 3).perplexity == pytest.approx(8)
-    assert Likelihood(1e6, 1).perplexity == math.inf
 
 
 # Ensembles
@@ -365,26 +320,6 @@ def test_an_ensemble_averages_probabilities_and_not_logits():
         torch.testing.assert_close(both(**inputs).logits.exp(), mean)
 
 
-def test_models_of_transformers_own_make_ensembles_too():
-    members = []
-    for seed in (0, 1):
-        torch.manual_seed(seed)
-        sizes = {f"{stack}_{what}": 2 for stack in ("encoder", "decoder") for what in ("layers", "attention_heads")}
-        config = MarianConfig(
-            vocab_size=VOCABULARY, d_model=8, encoder_ffn_dim=8, decoder_ffn_dim=8, init_std=1.0,
-            pad_token_id=0, eos_token_id=EOS, decoder_start_token_id=1, forced_eos_token_id=None, **sizes,
-        )  # fmt: skip
-        members.append(MarianMTModel(config).eval())
-    tokenizer = _NumberTokenizer(VOCABULARY)
-    both = ensemble(members, [tokenizer] * 2)
-    output = both.generate(torch.tensor([TINY_SOURCES[0]]), max_new_tokens=7, num_beams=1, do_sample=False)
-    assert output[0, 1:].tolist() == _plain_greedy(members, TINY_SOURCES[0], 7)
-    lines, options = ["3 4 5", "8", "6 6 7 3 5"], {"num_beams": 3, "n_best": 3, "max_new_tokens": 7}
-    doubled = ensemble(members[:1] * 2, [tokenizer] * 2)
-    twice, once = (decode(one, tokenizer, lines, **options) for one in (doubled, members[0]))
-    assert [[one.text for one in row] for row in twice] == [[one.text for one in row] for row in once]
-
-
 @pytest.mark.parametrize("options", [{}, GREEDY, {"num_beams": 3, "gnmt_length_penalty": 1.0}])
 def test_an_ensemble_of_a_model_with_itself_is_the_model(model, tokenizer, options):
     twice = ensemble([model, model], [tokenizer, tokenizer])
@@ -392,22 +327,6 @@ def test_an_ensemble_of_a_model_with_itself_is_the_model(model, tokenizer, optio
     assert own == single
     own, single = (score_targets(one, tokenizer, SOURCES, TARGETS).perplexity for one in (twice, model))
     assert own == pytest.approx(single, rel=1e-6)
-
-
-def test_n_best_lists_of_an_ensemble_do_not_depend_on_the_batch(model, other, tokenizer):
-    both = ensemble([model, other], [tokenizer, tokenizer])
-    one, many = (decode(both, tokenizer, SENTENCES, n_best=2, batch_size=size, max_new_tokens=6) for size in (1, 8))
-    assert [[h.text for h in row] for row in one] == [[h.text for h in row] for row in many]
-    assert [h.score for row in one for h in row] == pytest.approx([h.score for row in many for h in row], abs=1e-5)
-
-
-def test_an_ensemble_decodes_by_its_first_members_generation_config(model, other, tokenizer):
-    first = _model(3, len(tokenizer), end=3.0)
-    first.generation_config.update(num_beams=1, early_stopping=False, max_new_tokens=3)
-    both = ensemble([first, other], [tokenizer, tokenizer])
-    options = GREEDY | {"max_new_tokens": 3}
-    expected = translate(ensemble([model, other], [tokenizer, tokenizer]), tokenizer, SENTENCES, **options)
-    assert translate(both, tokenizer, SENTENCES) == expected
 
 
 # What goes wrong
@@ -428,12 +347,6 @@ def test_members_of_different_vocabularies_are_refused(model, tokenizer):
         ensemble([model, start], [tokenizer, tokenizer])
 
 
-@pytest.mark.parametrize("counts", [(0, 0), (2, 1)])
-def test_members_and_tokenizers_have_to_be_pairs(model, tokenizer, counts):
-    with pytest.raises(ValueError, match=f"{counts[0]} models and {counts[1]} tokenizers"):
-        ensemble([model] * counts[0], [tokenizer] * counts[1])
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -450,17 +363,6 @@ def test_options_that_make_no_sense(model, tokenizer, options, message):
         decode(model, tokenizer, ["a"], **options)
 
 
-def test_input_that_makes_no_sense(model, tokenizer):
-    with pytest.raises(TypeError, match=r"sentences is a string; give a list of strings, \[text\]"):
-        translate(model, tokenizer, "a b")
-    with pytest.raises(TypeError, match="targets is a string"):
-        score_targets(model, tokenizer, ["a"], "a")
-    with pytest.raises(ValueError, match="2 sources but 1 targets; give one"):
-        score_targets(model, tokenizer, ["a", "b"], ["a"])
-    with pytest.raises(ValueError, match="empty; a likelihood needs"):
-        score_targets(model, tokenizer, [], [])
-
-
 @pytest.mark.parametrize(
     "given", [iter, tuple, lambda texts: dict.fromkeys(texts).keys(), lambda texts: map(str, texts)]
 )
@@ -471,31 +373,6 @@ def test_sentences_are_iterated_over_once(model, tokenizer, given):
     sources, targets = ([pair[side] for pair in pairs] for side in (0, 1))
     expected = score_targets(model, tokenizer, sources, targets)
     assert score_targets(model, tokenizer, given(sources), given(targets)) == expected
-
-
-@pytest.mark.parametrize(
-    ("texts", "problem"),
-    [
-        (b"a b", "{} is a string; give a list"),
-        (None, "{} is None; give strings in an order"),
-        ({"a": 1}, "{} is of type dict; give strings in an order"),
-        ({"a", "b"}, "{} is of type set; give strings in an order"),
-        (frozenset("ab"), "{} is of type frozenset; give strings in an order"),
-        (7, "{} is of type int; give strings in an order"),
-        (["a", None], r"{}\[1\] is None; give strings, \"\" for a missing one"),
-        (["a", 7], r"{}\[1\] is of type int; give strings"),
-        ([["a", "b"]], r"{}\[0\] is of type list; give strings"),
-        (["a", "b\ud83d"], r"{}\[1\] has half of a surrogate pair at position 1"),
-    ],
-)
-def test_what_is_no_list_of_strings(model, tokenizer, texts, problem):
-    for call in (translate, decode):
-        with pytest.raises((TypeError, ValueError), match=problem.format("sentences")):
-            call(model, tokenizer, texts)
-    with pytest.raises((TypeError, ValueError), match=problem.format("sources")):
-        score_targets(model, tokenizer, texts, ["a"])
-    with pytest.raises((TypeError, ValueError), match=problem.format("targets")):
-        score_targets(model, tokenizer, ["a"], texts)
 
 
 def test_a_model_in_training_mode_is_refused(tokenizer, other):

@@ -3,7 +3,7 @@
 A step of decoding multiplies few rows with large matrices, so what counts is how weights lie in memory, how often they
 are read, and how many operators are called. Here queries, keys and values are one product, the cross keys and values
 of all layers another one, taken once a sentence whatever the number of beams, products take their ReLU and residual
-along, caches have room from the start and are never copied for a beam that keeps its place, and for a single sentence
+along, caches are allocated ahead and are never copied for a beam that keeps its place, and for a single sentence
 the projections of cross-attention are multiplied into its keys and values.
 """
 
@@ -18,7 +18,7 @@ from ...modeling_vanilla_transformer import positions_of
 from .linear import Linear
 from .weights import Weights, through_layers
 
-# Positions that caches have room for at first; it doubles when they are full.
+# Positions of a new cache; their number doubles when it is full.
 FIRST_POSITIONS = 32
 # Decoders that step together have a multiple of this number of rows: a matrix product with another number of rows than
 # ever before costs oneDNN a millisecond to prepare, and memory.
@@ -94,7 +94,7 @@ class IncrementalDecoder:
         memory: The encoder's output, (B, S, d_model).
         memory_mask: (B, S), 0 for padding; None: there is none. Each sentence has at least one position.
         beams: Rows that a sentence will have at most. It begins with one.
-        keep_attention: Whether `attention` is wanted.
+        keep_attention: Whether to keep `attention`.
     """
 
     def __init__(
@@ -178,7 +178,7 @@ class IncrementalDecoder:
         self.length += 1
 
     def _position(self) -> Tensor:
-        """Returns the embedding of this step's position, (1, d_model): looked up for as many as caches have room."""
+        """Returns the embedding of this step's position, (1, d_model): looked up for the size of the caches at once."""
         if self.length > len(self.position_embeddings):
             table, room = self.weights.positions, self.past.shape[1]
             rows = getattr(table, "num_embeddings", None) or len(table.table)  # sinusoids grow when they have to

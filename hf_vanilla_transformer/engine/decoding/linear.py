@@ -18,7 +18,7 @@ from ..cpu import CPU
 
 logger = logging.get_logger(__name__)
 
-SMALLEST = 1e-30  # that 8-bit numbers are scaled by: its reciprocal has room in float32
+SMALLEST = 1e-30  # that 8-bit numbers are scaled by: its reciprocal is finite in float32
 
 
 class Linear(Protocol):

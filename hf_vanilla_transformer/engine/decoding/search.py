@@ -208,7 +208,7 @@ def beam_search(
         rules: How to search.
         process: Changes log-probabilities, (rows, V), in view of tokens so far, (rows, length); row by row. Rows of
             finished sentences are included for a while, and the tensor's memory is used again in the next step.
-        keep_attention: Whether `decoder.attention` of each step is wanted.
+        keep_attention: Whether to keep `decoder.attention` of each step.
 
     Returns:
         The searches, in order, with `finished` hypotheses; and attention, (rows, S) of each step, where it was wanted.
@@ -282,7 +282,7 @@ def greedy_search(
         ends: Tokens that end a translation.
         process: Changes logits, as in `beam_search`.
         on_token: Called with each token of a batch of one sentence.
-        keep_attention: Whether `decoder.attention` is wanted.
+        keep_attention: Whether to keep `decoder.attention`.
 
     Returns:
         New tokens of each sentence; and the attention of each of them, (S,), where it was wanted.

@@ -8,9 +8,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
-from test_generation import BOS, EOS, PAD, SHOWN, SOURCES, Recorder, gnmt_divisor, lively_model, new_tokens, padded
+from test_generation import BOS, EOS, SHOWN, SOURCES, Recorder, gnmt_divisor, lively_model, new_tokens, padded
 from transformers.generation import logits_process
 
 from hf_vanilla_transformer import engine
@@ -18,13 +16,9 @@ from hf_vanilla_transformer.engine.decoding import search as search_module
 from hf_vanilla_transformer.engine.decoding.generate import BeamSearchOutput, _process_by
 from hf_vanilla_transformer.engine.decoding.search import (
     BeamRules,
-    BeamSearch,
     beam_search,
     greedy_search,
-    round_down,
-    round_up,
     run,
-    shrink,
 )
 from hf_vanilla_transformer.generation_vanilla_transformer import GNMTLengthPenalty
 
@@ -173,13 +167,13 @@ def search_toy(toy, longest, rules, process=None, **options):
 
 
 # A number and the divisor that it means, for a hypothesis of a number of tokens.
-GNMT = {f"gnmt {alpha}": (GNMTLengthPenalty(alpha), functools.partial(gnmt_divisor, alpha=alpha)) for alpha in (0.6, 2)}
-PENALTIES = GNMT | {f"length {p}": (p, lambda length, p=p: length**p) for p in (0.0, 1.0, 1.5, -1.0)}
+GNMT = {f"gnmt {alpha}": (GNMTLengthPenalty(alpha), functools.partial(gnmt_divisor, alpha=alpha)) for alpha in (0.6,)}
+PENALTIES = GNMT | {f"length {p}": (p, lambda length, p=p: length**p) for p in (1.5, -1.0)}
 
 
 @pytest.mark.parametrize("coverage", [0.0, 0.4])
 @pytest.mark.parametrize("penalty", PENALTIES)
-@pytest.mark.parametrize(("vocabulary", "longest"), [(3, 5), (4, 4), (6, 3)])
+@pytest.mark.parametrize(("vocabulary", "longest"), [(3, 5), (6, 3)])
 def test_a_beam_wide_enough_finds_the_best_of_all_sequences(vocabulary, longest, penalty, coverage):
     """It holds everything before the last token, and of those that the maximum length ends the best by far."""
     number, divisor = PENALTIES[penalty]
@@ -209,7 +203,7 @@ def test_never_stops_only_where_going_on_changes_nothing(penalty, coverage):
     assert stopped > 3
 
 
-@pytest.fixture(params=[1, 3, 99])
+@pytest.fixture(params=[1, 3])
 def round_to(request, monkeypatch):
     """Batches shrink by this number of sentences at a time; those that are at their end stay until then."""
     monkeypatch.setattr(search_module, "round_up", lambda number: -(-number // request.param) * request.param)
@@ -232,16 +226,6 @@ def test_beam_search_is_the_plain_one(penalty, early_stopping, process):
             assert_same(hypotheses(search), expected)
 
 
-def test_the_three_rules_stop_at_different_steps():
-    """So that the test above tells them apart."""
-    found = []
-    for early_stopping in (True, False, "never"):
-        toy = Toy(0, 6, range(30), end=1.0)
-        searches, _ = search_toy(toy, [9] * 30, BeamRules(3, frozenset([0]), 1.0, early_stopping))
-        found.append([hypotheses(search) for search in searches])
-    assert found[0] != found[1] != found[2] != found[0]
-
-
 @pytest.mark.parametrize("level", [0.0, math.inf])
 def test_fewer_continuations_than_beams(level):
     """With half of the tokens impossible the beam is never full; with all of them there is nothing to find."""
@@ -255,18 +239,6 @@ def test_fewer_continuations_than_beams(level):
             counts.append(len(expected))
     assert max(counts) < 8
     assert (max(counts) == 0) == (level == math.inf)
-
-
-@pytest.mark.usefixtures("round_to")
-def test_each_step_keeps_the_row_of_its_attention():
-    toy = Toy(1, 5, range(4), end=0.5)
-    searches, attention = search_toy(toy, [6, 2, 7, 4], BeamRules(3, frozenset([0])), keep_attention=True)
-    for sentence, search in enumerate(searches):
-        for _, last in search.finished:
-            path = last.path()
-            for place, (kept, step) in enumerate(zip(attention, path, strict=False)):
-                before = (*PROMPT, *(s.token for s in path[:place]))
-                torch.testing.assert_close(kept[step.row], toy.attention_of(sentence, before).float())
 
 
 def _plain_greedy(toy, sentence, longest, ends, process):
@@ -289,54 +261,6 @@ def test_greedy_search_is_the_plain_one(ends, process):
         found, _ = run(greedy_search(toy, prompts, longest, frozenset(ends), process), toy)
         pairs = zip(order, longest, strict=True)
         assert found == [_plain_greedy(toy, number, most, ends, process) for number, most in pairs]
-
-
-# ---- places ----
-
-
-@given(st.sets(st.integers(0, 99), min_size=1), st.integers(0, 9))
-def test_batches_shrink_by_as_few_moves_as_possible(kept, more):
-    size = max(kept) + 1 + more
-    moved = shrink(sorted(kept), size)
-    assert len(moved) == min(round_up(len(kept)), size)
-    assert len(set(moved)) == len(moved)
-    assert set(moved) >= kept
-    for place, former in enumerate(moved):
-        assert former == place or (place not in kept and former in kept)
-
-
-def test_sizes_of_batches():
-    assert sorted({round_up(number) for number in range(1, 65)}) == [
-        *range(1, 9), 10, 12, 14, 16, 20, 24, 28, 32, 40, 48, 56, 64,
-    ]  # fmt: skip
-    assert all(number <= round_up(number) <= max(number, 1.25 * number) for number in range(1, 5000))
-    assert shrink([], 5) == []
-    sizes = [round_up(number) for number in range(1, 5000)]
-    assert all(round_down(n) == max(size for size in sizes[:n] if size <= n) for n in range(1, 600))
-
-
-@given(st.data(), st.integers(1, 6), st.integers(1, 12))
-def test_a_beam_that_goes_on_stays_in_its_place(data, num_beams, steps):
-    search = BeamSearch(0, 99, BeamRules(num_beams, frozenset([0])))
-    width, score = 1, 0.0
-    for length in range(1, steps + 1):
-        parents = data.draw(st.lists(st.integers(0, width - 1), min_size=num_beams, max_size=num_beams))
-        former = search.beams
-        scores = [score - rank - 1.0 for rank in range(num_beams)]
-        score = scores[-1]
-        candidates = [
-            (score, parent, 1 + rank) for rank, (score, parent) in enumerate(zip(scores, parents, strict=True))
-        ]
-        assert search.extend(candidates, length, 0, [0.0] * width)
-        assert sorted(rank for _, rank, _ in search.beams) == list(range(num_beams))
-        for place, (log_probability, rank, step) in enumerate(search.beams):
-            parent = search.parents[place]
-            assert (log_probability, parent, step.token) == candidates[rank]
-            assert (step.row, step.beam, step.before) == (parent, *former[parent][1:])
-        for parent in set(parents):  # its best continuation stays where it was
-            assert search.parents[parent] == parent
-            assert search.beams[parent][1] == parents.index(parent)
-        width = num_beams
 
 
 # ---- generate(): the engine and transformers' loop on the same settings ----
@@ -384,12 +308,11 @@ def model():
 
 WIDE = [[7, 3], [EOS], [(5 * i) % 21 + 3 for i in range(29)], [12, 22, 4, 10, 16, 9, 8, 3, 20, 11, EOS], [21, 6, EOS]]
 BATCHES = {"left": padded(SOURCES, "left"), "right": padded(SOURCES), "wide": padded(WIDE)}
-LENGTH_PENALTIES = [{"gnmt_length_penalty": alpha} for alpha in (0, 0.6, 2.0)]
-LENGTH_PENALTIES += [{"length_penalty": penalty} for penalty in (-1.0, 0.0, 1.0, 2.5)]
+LENGTH_PENALTIES = [{"gnmt_length_penalty": 0.6}, {"length_penalty": -1.0}, {"length_penalty": 1.0}]
 
 
 @pytest.mark.parametrize("penalty", LENGTH_PENALTIES, ids=str)
-@pytest.mark.parametrize("early_stopping", [True, False, "never"])
+@pytest.mark.parametrize("early_stopping", [True, "never"])
 def test_beam_search_is_transformers(model, early_stopping, penalty):
     options = {"num_beams": 3, "num_return_sequences": 2, "early_stopping": early_stopping, **penalty}
     assert_same_output(model, **BATCHES["right"], **options, max_extra_length=3)
@@ -417,14 +340,10 @@ SETTINGS = {
     "forced end": {"forced_eos_token_id": EOS, "max_new_tokens": 4},
     "forced first token": {"forced_bos_token_id": 9},
     "minimal new tokens": {"min_new_tokens": 7},
-    "minimal length": {"min_length": 6, "max_new_tokens": 9},
     "no repetition": {"no_repeat_ngram_size": 2, "max_extra_length": 20},
-    "no token twice": {"no_repeat_ngram_size": 1, "suppress_tokens": [EOS]},
     "repetition penalty": {"repetition_penalty": 1.8},
-    "unwanted tokens": {"suppress_tokens": [5, 9, 14]},
     "unwanted at first": {"begin_suppress_tokens": [5, 13]},
     "unwanted words": {"bad_words_ids": [[5], [9, 14], [3, 7]]},
-    "unwanted single words": {"bad_words_ids": [[5], [14]]},
     "OPUS-MT's": {
         "bad_words_ids": [[5]],
         "forced_eos_token_id": EOS,
@@ -434,14 +353,10 @@ SETTINGS = {
         "early_stopping": False,
     },
     "biases": {"sequence_bias": [[[13], -3.0], [[5, 14], 4.0]]},
-    "normalized": {"renormalize_logits": True, "repetition_penalty": 1.3},
     "several ends": {"eos_token_id": [EOS, 5, 17]},
-    "two ends": {"eos_token_id": [20, EOS], "min_new_tokens": 3},
     "other padding": {"pad_token_id": 23},
-    "maximum length": {"max_length": 7},
     "one new token": {"max_new_tokens": 1},
     "prefix": {"decoder_input_ids": torch.tensor([[BOS, 9, 6], [BOS, 4, 4], [BOS, 13, 20], [BOS, 9, 6], [BOS, 3, 8]])},
-    "prefix without a start": {"decoder_input_ids": torch.tensor([[9, 6], [4, 4], [13, 20], [9, 6], [3, 8]])},
     "prefix, forced end": {
         "decoder_input_ids": torch.tensor([[BOS, 9], [BOS, 4], [BOS, 13], [BOS, 9], [BOS, 3]]),
         "forced_eos_token_id": EOS,
@@ -467,17 +382,15 @@ def test_settings_are_those_of_transformers(model, setting, beams):
 
 
 @pytest.mark.parametrize("num_beams", [1, 3])
-@pytest.mark.parametrize("kind", ["no mask", "whole", "boolean mask", "encoded", "one token", "one row"])
+@pytest.mark.parametrize("kind", ["no mask", "boolean mask", "encoded", "one token"])
 @torch.no_grad()
 def test_sources_of_every_kind(model, kind, num_beams):
     ids, mask = BATCHES["right"]["input_ids"], BATCHES["right"]["attention_mask"]
     inputs = {
         "no mask": lambda: {"input_ids": ids},
-        "whole": lambda: {"input_ids": ids.masked_fill(ids == PAD, 4)},
         "boolean mask": lambda: {"input_ids": ids, "attention_mask": mask.bool()},
         "encoded": lambda: {"encoder_outputs": model.get_encoder()(ids, mask), "attention_mask": mask},
         "one token": lambda: {"input_ids": ids[:, :1]},
-        "one row": lambda: {"input_ids": ids[1:2], "attention_mask": mask[1:2]},
     }[kind]()
     assert_same_output(model, **inputs, num_beams=num_beams, max_extra_length=4)
 
@@ -510,14 +423,6 @@ def test_fewer_tokens_than_beams(longest):
     assert ours.sequences_scores.tolist() == pytest.approx(theirs.sequences_scores.tolist(), **SCORES)
 
 
-def test_fewer_hypotheses_than_asked_for_have_alignments():
-    small = exact_model(vocab_size=4, seed=5)
-    options = {"num_beams": 6, "num_return_sequences": 6, "max_new_tokens": 1, "output_alignments": True}
-    found = by_us(small, input_ids=torch.tensor([[3, EOS]]), **options)
-    assert found.alignments.shape == (6, 1, 2)
-    assert found.alignments.sum(dim=-1)[:, 0].tolist() == pytest.approx([1, 1, 1, 1, 0, 0])
-
-
 # ---- processors ----
 
 
@@ -541,12 +446,6 @@ def test_barred_tokens_are_those_of_transformers(barred, length):
         process = _process_by(logits_process.LogitsProcessorList(chosen), vocab_size=10)
         assert torch.equal(process(tokens, scores.clone()), expected)
     assert _process_by(logits_process.LogitsProcessorList(), vocab_size=10) is None
-
-
-def test_an_unwanted_token_beyond_the_vocabulary_is_an_error():
-    process = _process_by([logits_process.NoBadWordsLogitsProcessor([[3], [10]])], vocab_size=10)
-    with pytest.raises(ValueError, match="vocabulary size is 10"):
-        process(torch.zeros(3, 4, dtype=torch.long), torch.randn(3, 10))
 
 
 # ---- a sentence's translation is its own ----
@@ -620,14 +519,6 @@ def test_the_coverage_penalty_is_wus(model, alpha, beta):
     assert min(penalties) < -5 * beta  # that would be noticed
     assert (output.sequences_scores.view(5, 4).diff(dim=1) <= 0).all()
     assert output.sequences.tolist() != without.sequences.tolist()
-
-
-def test_no_coverage_penalty_is_none_of_it(model):
-    expected = by_us(model, **BATCHES["right"], num_beams=3)
-    found = by_us(model, **BATCHES["right"], num_beams=3, coverage_penalty=0.0)
-    assert torch.equal(found.sequences, expected.sequences)
-    assert torch.equal(found.sequences_scores, expected.sequences_scores)
-    assert found.alignments is None
 
 
 @pytest.mark.usefixtures("round_to")

@@ -5,15 +5,14 @@ from unittest import mock
 import pytest
 import torch
 from test_generation import SOURCES, lively_model, padded
-from test_incremental import CLOSE, IN_TWO_PRECISIONS, varied
+from test_incremental import CLOSE, varied
 
 from hf_vanilla_transformer import engine
 from hf_vanilla_transformer.engine.decoding import generate as generate_module
 from hf_vanilla_transformer.engine.decoding import together as together_module
-from hf_vanilla_transformer.engine.decoding.incremental import IncrementalDecoder, encode, step_together
+from hf_vanilla_transformer.engine.decoding.incremental import step_together
 from hf_vanilla_transformer.engine.decoding.search import beam_search
 from hf_vanilla_transformer.engine.decoding.together import run_together
-from hf_vanilla_transformer.engine.decoding.weights import Weights
 
 # A translation has two tokens more than its source, at most: so the first sentence of each batch ends last.
 BATCHES = [[SOURCES[0] * 3, *SOURCES[first:], *SOURCES[:first]] for first in range(5)] + [SOURCES[:1]]
@@ -24,36 +23,6 @@ SETTINGS = {
     "alignments": {"num_beams": 2, "output_alignments": True, "coverage_penalty": 0.2},
     "processors": {"num_beams": 1, "min_new_tokens": 4, "no_repeat_ngram_size": 2},
 }
-
-
-def decoder_of(model, sources, beams, side="right"):
-    inputs = padded(sources, side)
-    weights = Weights(model)
-    memory = encode(weights, **inputs)
-    return IncrementalDecoder(weights, memory, inputs["attention_mask"], beams, keep_attention=True)
-
-
-@IN_TWO_PRECISIONS
-@torch.no_grad()
-def test_steps_taken_together_are_those_of_each(name, dtype):
-    model, random = varied(name, dtype), torch.Generator().manual_seed(3)
-    vocabulary = model.config.target_vocab_size
-    kinds = [(SOURCES[:3], 2, "right"), (SOURCES[1:3], 1, "left"), (SOURCES[2:], 3, "right")]
-    alone, joint = ([decoder_of(model, *kind) for kind in kinds] for _ in range(2))
-    for step in range(40):  # beyond the room that caches have at first
-        count = 1 + step % 3 if step < 6 else 3  # the first ones are ahead
-        tokens = [torch.randint(vocabulary, (one.num_rows,), generator=random) for one in alone[:count]]
-        expected = [one.step(own) for one, own in zip(alone, tokens, strict=False)]
-        found = step_together(joint[:count], tokens)
-        for mine, theirs, logits, own in zip(joint, alone, found, expected, strict=False):
-            torch.testing.assert_close(logits, own, **CLOSE[dtype])
-            torch.testing.assert_close(mine.attention, theirs.attention, **CLOSE[dtype])
-        if step == 3:
-            for one in (alone[0], joint[0]):
-                one.move([0, 0, 1, 1, 2, 2], [0, 1, 2])
-        if step == 8:  # beams go on from others, and a sentence leaves
-            for one in (alone[0], joint[0]):
-                one.move([1, 0, 4, 4], [0, 2])
 
 
 def arguments_of(number, settings):
