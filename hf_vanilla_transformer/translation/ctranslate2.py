@@ -52,7 +52,7 @@ SETTINGS = {
     "renormalize_logits", "_from_model_config",
 }  # fmt: skip
 # Padded source tokens of a batch, times beams, at most, and at least where that makes more batches, in 8 bits and in
-# others; weights of many parameters are only read fast enough for many rows. Measured: docs/deploy.md.
+# others; weights of many parameters are only read fast enough for many rows. Speed: docs/performance.md.
 SIZES = {
     "small": {"int8": (1_024, 128), "other": (2_048, 512)},
     "large": {"int8": (2_048, 512), "other": (4_096, 1_024)},
