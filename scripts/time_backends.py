@@ -11,12 +11,11 @@ of batches, and ranks by length^0.6. One instruction set counts for all of CTran
 
 import argparse
 import json
-import multiprocessing
 import os
 import statistics
 import time
 from collections.abc import Callable
-from multiprocessing.connection import Connection
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +24,7 @@ import torch
 from transformers import AutoTokenizer, MarianConfig, MarianMTModel
 from transformers.utils import logging
 
+from benchmarks.workers import Entrant, start, take_turns
 from hf_vanilla_transformer import Translator, VanillaTransformerConfig
 
 SIZES = (512, 1_024, 2_048, 4_096, 8_192)  # tokens of a batch, times beams
@@ -72,44 +72,38 @@ class Program:
         self.size = min(seconds, key=lambda size: seconds[size])
 
 
+class Contender:
+    """One of the programs, with its lines."""
+
+    def __init__(self, name: str, options: argparse.Namespace) -> None:
+        logging.set_verbosity_error()
+        torch.set_num_threads(options.threads)
+        self.lines, self.translate = _lines(options), _contender(name, options)
+        if isinstance(self.translate, Program) and self.translate.is_tuned:
+            self.translate.tune(self.lines)
+
+    def all(self) -> float:
+        """Returns the seconds that all lines take."""
+        return _seconds(self.translate, self.lines)
+
+    def single(self) -> float:
+        """Returns the seconds that a line by itself takes."""
+        return statistics.median(_seconds(self.translate, [line]) for line in self.lines[:SINGLES])
+
+
 def main() -> None:
     """Times the contenders in turns and prints a row for each."""
     options = _options()
     os.environ.setdefault("CT2_FORCE_CPU_ISA", options.instructions)
-    context = multiprocessing.get_context("spawn")
-    turns = {}
-    for name in options.contenders:
-        here, there = context.Pipe()
-        context.Process(target=_work, args=(name, options, there), daemon=True).start()
-        turns[name] = here
-        here.recv()  # it is ready
-    seconds: dict[str, list[float]] = {name: [] for name in turns}
-    singles: dict[str, list[float]] = {name: [] for name in turns}
-    for kept, what in ((seconds, "lines"), (singles, "single")):
-        for name, turn in [*turns.items()] * (options.rounds if what == "lines" else 1):
-            turn.send(what)
-            kept[name] = [*kept[name], turn.recv()]
+    entrants = [Entrant(name, partial(Contender, name, options)) for name in options.contenders]
+    with start(entrants, options.threads) as workers:
+        seconds = take_turns({worker.name: partial(worker.ask, "all") for worker in workers}, options.rounds)
+        singles = take_turns({worker.name: partial(worker.ask, "single") for worker in workers}, 1)
     medians = {name: statistics.median(some) for name, some in seconds.items()}
     first = medians[options.contenders[0]]
     lines = len(_lines(options))
     for name, median in medians.items():
         print(f"| {name} | {lines / median:,.0f} ({first / median:.2f}) | {1_000 * singles[name][0]:.1f} |")
-
-
-def _work(name: str, options: argparse.Namespace, turn: Connection) -> None:
-    """Runs one contender: at each message, the seconds of all lines, or of a single one, go back."""
-    logging.set_verbosity_error()
-    torch.set_num_threads(options.threads)
-    lines, translate = _lines(options), _contender(name, options)
-    if isinstance(translate, Program) and translate.is_tuned:
-        translate.tune(lines)
-    translate(lines[:MARIAN_BATCH])
-    turn.send(None)
-    while True:
-        if turn.recv() == "lines":
-            turn.send(_seconds(translate, lines))
-        else:
-            turn.send(statistics.median(_seconds(translate, [line]) for line in lines[:SINGLES]))
 
 
 def _lines(options: argparse.Namespace) -> list[str]:
@@ -142,8 +136,8 @@ def _marian(options: argparse.Namespace) -> Translate:
 
     def translate(lines: list[str]) -> list[str]:
         texts: list[str] = []
-        for start in range(0, len(lines), MARIAN_BATCH):
-            batch = tokenizer(lines[start : start + MARIAN_BATCH], padding=True, return_tensors="pt")
+        for first in range(0, len(lines), MARIAN_BATCH):
+            batch = tokenizer(lines[first : first + MARIAN_BATCH], padding=True, return_tensors="pt")
             texts += tokenizer.batch_decode(model.generate(**batch, **settings), skip_special_tokens=True)
         return texts
 
@@ -172,4 +166,6 @@ def _options() -> argparse.Namespace:
 
 
 if __name__ == "__main__":
+    from scripts.time_backends import main  # under its name, by which the contenders' processes import it
+
     main()

@@ -3,7 +3,6 @@
 Nothing that a file contains is executed: torch.load is only called with `weights_only`.
 """
 
-import hashlib
 import json
 import re
 import zipfile
@@ -13,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import xxhash
 from transformers import TrainerState
 from transformers.trainer_pt_utils import safe_globals
 from transformers.utils import logging
 
+from ..data.digests import digest_of
 from ..errors import first_line
 from .files import write_text
 from .loading import CONFIG, WEIGHTS, WEIGHTS_INDEX, read_json, tensors_in
@@ -123,9 +122,7 @@ def _checksums(checkpoint: Path) -> dict[str, dict[str, int | str]]:
 
 
 def _checksum(file: Path) -> dict[str, int | str]:
-    with file.open("rb") as opened:
-        digest = hashlib.file_digest(opened, xxhash.xxh3_128)
-        return {"size": opened.tell(), "xxh3_128": digest.hexdigest()}
+    return {"size": file.stat().st_size, "xxh3_128": digest_of(file)}
 
 
 def damage_of(checkpoint: Path, *, to_resume: bool = True) -> str | None:

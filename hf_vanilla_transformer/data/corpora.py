@@ -4,7 +4,6 @@ A corpus comes as pairs of plain text files, as tables (.tsv, .csv, .jsonl, .par
 Plain text, .tsv, .csv and .jsonl may be compressed (.gz).
 """
 
-import hashlib
 import json
 import os
 from collections import Counter
@@ -17,7 +16,6 @@ from typing import Any
 import numpy as np
 import pyarrow
 import pyarrow.compute
-import xxhash
 from datasets import Dataset, IterableDataset, concatenate_datasets, load_dataset
 from datasets.exceptions import DatasetGenerationError
 from datasets.fingerprint import Hasher
@@ -27,6 +25,7 @@ from transformers.utils import logging
 from ..errors import first_line
 from ..tokenization_vanilla_transformer import VanillaTransformerTokenizerFast
 from .bpe_dropout import BPEDropout
+from .digests import digest_of
 from .formats import Corpus, CorpusError, Pair, is_table, read_lines, read_text
 from .hub_names import revision_of
 from .tables import pair_of, read_table
@@ -280,8 +279,7 @@ def _format(path: str) -> str:
 
 def _digest(path: str) -> str:
     try:
-        with open(path, "rb") as file:
-            return hashlib.file_digest(file, xxhash.xxh3_128).hexdigest()
+        return digest_of(path)
     except OSError as error:
         raise CorpusError(f"{path}: can't be read ({error.strerror or error}); name a readable file") from error
 

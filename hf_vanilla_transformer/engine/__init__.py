@@ -11,8 +11,9 @@
 The engine knows the paper, and the paper doesn't know it. `engine.attachment` has the contract.
 """
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from ..lazy import lazy_names
 
 __all__ = [
     "Engine",
@@ -33,19 +34,14 @@ if TYPE_CHECKING:
     from .support import unsupported_reason
     from .training.shortcuts import training_shortcuts
 else:
-    # A module is imported when its name is used.
-    _MODULES = {
-        **dict.fromkeys(("Engine", "EngineError", "attach", "attach_if_supported", "detach"), "attachment"),
-        "EngineCallback": "callback",
-        "keep_freed_memory": "memory",
-        "training_shortcuts": "training.shortcuts",
-        "unsupported_reason": "support",
-    }
-
-    def __getattr__(name: str) -> Any:
-        if name not in _MODULES:
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        return getattr(importlib.import_module(f".{_MODULES[name]}", __name__), name)
-
-    def __dir__() -> list[str]:
-        return sorted({*globals(), *__all__})
+    # The options of a training need `torch_private`, but no model.
+    __getattr__, __dir__ = lazy_names(
+        __name__,
+        {
+            "attachment": ("Engine", "EngineError", "attach", "attach_if_supported", "detach"),
+            "callback": ("EngineCallback",),
+            "memory": ("keep_freed_memory",),
+            "support": ("unsupported_reason",),
+            "training.shortcuts": ("training_shortcuts",),
+        },
+    )

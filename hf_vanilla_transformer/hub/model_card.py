@@ -1,6 +1,5 @@
 """The model card that the Hub shows, filled from the facts of a run (`model_card_template.md`)."""
 
-import hashlib
 import json
 import re
 from collections import Counter
@@ -10,10 +9,10 @@ from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
-import xxhash
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
 from ..checkpoints.files import check_links, write_text
+from ..data.digests import digest_of
 
 if TYPE_CHECKING:  # sacrebleu takes time to import, and a converted model has no scores
     from ..metrics import Score
@@ -191,11 +190,7 @@ def save_card(folder: str | Path, facts: RunFacts) -> None:
 def weights_in(folder: Path) -> dict[str, str]:
     """Returns the files with weights in a model's folder, each with a digest of all of it."""
     files = sorted((*folder.glob("*.safetensors"), *folder.glob("pytorch_model*.bin")))
-    digests = {}
-    for file in files:
-        with file.open("rb") as opened:
-            digests[file.name] = hashlib.file_digest(opened, xxhash.xxh3_128).hexdigest()
-    return digests
+    return {file.name: digest_of(file) for file in files}
 
 
 def fill_model_card(facts: RunFacts) -> ModelCard:

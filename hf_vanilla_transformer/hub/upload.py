@@ -157,11 +157,10 @@ def publish(upload: Upload, repo: str, *, private: bool = False, revision: str |
         before = api.model_info(repo, revision=revision)
         removed = _stale((one.rfilename for one in before.siblings or ()), upload)
         card = _card_there(repo, revision)
-        done = send(upload, repo, revision=revision)
-    replaced = CARD in upload.sizes and card not in (
-        None,
-        upload.changed.get(CARD) or (upload.folder / CARD).read_bytes(),
-    )
+        done = send(upload, repo, revision=revision, stale=removed)
+    has_card = CARD in upload.names or CARD in upload.changed
+    new = (upload.changed.get(CARD) or (upload.folder / CARD).read_bytes()) if has_card else card
+    replaced = card is not None and card != new
     return Published(str(done.commit_url), removed, bool(before.private), done.oid != before.sha, replaced)
 
 
@@ -173,6 +172,7 @@ def send(
     token: bool | str | None = None,
     revision: str | None = None,
     run_as_future: bool = False,
+    stale: Sequence[str] | None = None,
 ) -> Any:
     """Sends files of a folder into a repository that exists, with `upload_folder` of huggingface_hub.
 
@@ -187,6 +187,7 @@ def send(
         token: For the Hub; None: the saved one.
         revision: A branch, which is created if there is none; None: main.
         run_as_future: Whether to return at once.
+        stale: Files that the commit removes; None: the Hub is asked for them, and the branch is created.
 
     Returns:
         The commit, or a future of it.
@@ -197,13 +198,14 @@ def send(
     """
     api = HfApi(token=token)
     with hub_errors(repo), ExitStack() as stack:
-        _create_branch(api, repo, revision)
+        if stale is None:
+            _create_branch(api, repo, revision)
+            stale = _stale(api.list_repo_files(repo, revision=revision), upload)
         folder = upload.folder
         if upload.changed:
             folder = _staged(upload, Path(stack.enter_context(TemporaryDirectory())))
-        stale = _stale(api.list_repo_files(repo, revision=revision), upload)
         what: dict[str, Any] = {
-            "allow_patterns": [glob.escape(name) for name in upload.sizes],
+            "allow_patterns": [glob.escape(name) for name in (*upload.names, *upload.changed)],
             "delete_patterns": [glob.escape(name) for name in stale],
             "commit_message": message or "Upload model",
             "revision": revision,
@@ -282,7 +284,8 @@ def _create_branch(api: HfApi, repo: str, revision: str | None) -> None:
 
 def _stale(there: Iterable[str], upload: Upload) -> list[str]:
     """Files of an older model in a repository, outside of folders, that new files don't replace."""
-    return [name for name in there if name not in upload.sizes and _matches(name, STALE)]
+    new = {*upload.names, *upload.changed}
+    return [name for name in there if name not in new and _matches(name, STALE)]
 
 
 def _card_there(repo: str, revision: str | None) -> bytes | None:

@@ -11,9 +11,8 @@ from transformers import EarlyStoppingCallback, Trainer, TrainerCallback
 from transformers.integrations import TensorBoardCallback
 
 from ..checkpoints.completeness import RECIPE
-from ..checkpoints.files import write_text
 from ..data.batching import TokenBudgetBatchSampler
-from .evaluation import TranslationMetrics
+from .evaluation import TranslationMetrics, write_translations
 from .recipe import VanillaTransformerTrainingArguments
 
 TRANSLATIONS = "translations"  # the folder of `TranslationLog`, in the run's
@@ -98,10 +97,10 @@ class TranslationLog(TrainerCallback):
             return
         lines = [""] * self.num_lines
         for place, translation in zip(self.places, kept.translations, strict=True):
-            lines[place] = " ".join(translation.splitlines())
+            lines[place] = translation
         folder = Path(args.output_dir) / TRANSLATIONS
         folder.mkdir(exist_ok=True)
-        write_text(folder / f"update-{state.global_step}.txt", "".join(f"{line}\n" for line in lines))
+        write_translations(folder / f"update-{state.global_step}.txt", lines)
         for callback in self.trainer.callback_handler.callbacks:
             if isinstance(callback, TensorBoardCallback) and callback.tb_writer is not None:
                 callback.tb_writer.add_text(TAG, _markdown(kept.samples), state.global_step)

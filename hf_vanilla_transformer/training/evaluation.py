@@ -1,12 +1,14 @@
 """What evaluations during training measure: BLEU, chrF and further metrics of the translated validation set."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 import datasets
 import numpy as np
 from transformers import EvalPrediction
 
+from ..checkpoints.files import write_text
 from ..data.corpora import lengths_of
 from ..metrics import corpus_bleu, corpus_chrf
 
@@ -83,6 +85,15 @@ def _scores_of(metric: Metric, hypotheses: list[str], references: list[str], tak
     name = getattr(metric, "name", None) or type(metric).__name__.lower()
     renamed = {key: f"{name}_{key}" if key in taken and key != name else key for key in numbers}
     return {name if key == "score" else renamed[key]: value for key, value in numbers.items()}
+
+
+def write_translations(file: Path, translations: Iterable[str]) -> None:
+    """Writes a line for each translation; line breaks in one, as a poor model may write them, become spaces.
+
+    Raises:
+        OSError: It can't be written.
+    """
+    write_text(file, "".join(f"{' '.join(text.splitlines())}\n" for text in translations))
 
 
 def by_length(dataset: datasets.Dataset) -> datasets.Dataset:

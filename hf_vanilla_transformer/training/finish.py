@@ -17,6 +17,7 @@ from ..hub.facts import SCORES, said_by_author, with_what_was_said
 from ..hub.model_card import Evaluation, RunFacts, Sample, local_name, save_card
 from ..metrics import corpus_bleu, corpus_chrf
 from ..translation.decoding import translate
+from .evaluation import write_translations
 from .recipe import DataArguments, VanillaTransformerTrainingArguments
 from .run_folder import saved
 from .trainer import VanillaTransformerTrainer
@@ -116,8 +117,7 @@ def _score(
     pairs = read_corpus(corpus)
     sources, references = list(pairs["source"]), list(pairs["target"])
     translations = translate(model, tokenizer, sources)
-    lines = (" ".join(text.splitlines()) for text in translations)  # a poor model may write line feeds
-    write_text(folder / f"{part}.translations.txt", "".join(f"{line}\n" for line in lines))
+    write_translations(folder / f"{part}.translations.txt", translations)
     scores = [
         corpus_bleu(translations, references, tokenize=args.bleu_tokenize),
         corpus_chrf(translations, references),

@@ -136,8 +136,9 @@ def _evaluation(given: Collection[str], data: Any, args: Any) -> Iterator[str]:
     if args.eval_on_start and not (data.validation_source or data.validation_data):
         yield "eval_on_start needs validation_source and validation_target, or validation_data"
     if args.eval_strategy == "no" and not args.eval_on_start and "eval_strategy" not in given:
-        for name in (name for name in NEED_EVALUATIONS if name in given):
-            yield f"{name} has no effect without eval_strategy steps or epoch"
+        yield from (
+            f"{name} has no effect without eval_strategy steps or epoch" for name in NEED_EVALUATIONS if name in given
+        )
 
 
 def _best_model(given: Collection[str], data: Any, args: Any) -> Iterator[str]:

@@ -182,9 +182,9 @@ class Run:
                 for line in dry_run(trainer):
                     self.say(line)
             else:
-                self._train(trainer)
+                seconds = self._train(trainer)
                 if self.main:
-                    self._finish(trainer)
+                    self._finish(trainer, seconds)
 
     def _write_recipe(self, data: str) -> None:
         """Writes what the run is started with; training data that it was started with before must be the same."""
@@ -218,25 +218,27 @@ class Run:
         yield
         vars(self.cleaning).update(vars(before))
 
-    def _train(self, trainer: VanillaTransformerTrainer) -> None:
+    def _train(self, trainer: VanillaTransformerTrainer) -> float:
+        """Trains, saves the model, and returns the seconds that training took."""
         if self.resume:
             start = f"Resuming from {self.checkpoint}" if self.checkpoint else "No complete checkpoint: starting over"
             self.say(start)
         began = time.perf_counter()
         trainer.train(resume_from_checkpoint=str(self.checkpoint) if self.checkpoint else None)
-        self.seconds = time.perf_counter() - began
+        seconds = time.perf_counter() - began
         if self.cleaning.seen and self.data.streaming:
             self.say(f"Training data, as far as the stream was read: {self.cleaning}")
         save_model(trainer, self.output)
         total = trainer.state.global_step
         before = (step_of(self.checkpoint) or 0) if self.checkpoint else 0
         updates = f"{total - before:,} updates ({total:,} in all)" if before else f"{total:,} updates"
-        self.say(f"Trained {updates} in {self.seconds / 60:.1f} minutes: {self.output}")
+        self.say(f"Trained {updates} in {seconds / 60:.1f} minutes: {self.output}")
         trainer.accelerator.wait_for_everyone()
         trainer.end()
+        return seconds
 
-    def _finish(self, trainer: VanillaTransformerTrainer) -> None:
-        in_all = None if self.checkpoint else self.seconds  # how long it took up to the checkpoint isn't known
+    def _finish(self, trainer: VanillaTransformerTrainer, seconds: float) -> None:
+        in_all = None if self.checkpoint else seconds  # how long it took up to the checkpoint isn't known
         try:
             finish_run(trainer, run_facts(trainer, in_all), self.data, self.corpora, self.say)
         except ValueError as error:

@@ -39,8 +39,12 @@ def peak_learning_rate(args: VanillaTransformerTrainingArguments, model: Any) ->
             f"warmup_steps={args.warmup_steps} is a share of the updates, whose number isn't known without max_steps; "
             "give either as a number of updates, or learning_rate."
         )
-    warmup_steps = max(int(args.get_warmup_steps(args.max_steps)), 1)
-    return paper_learning_rate(d_model, warmup_steps, args.learning_rate_factor)
+    return paper_learning_rate(d_model, _warmup(args), args.learning_rate_factor)
+
+
+def _warmup(args: VanillaTransformerTrainingArguments) -> int:
+    """Returns the updates of the warm-up, at least 1."""
+    return max(int(args.get_warmup_steps(args.max_steps)), 1)
 
 
 def count_from_one(scheduler: LambdaLR) -> None:
@@ -81,4 +85,4 @@ def schedule_of_recipe(recipe: str) -> tuple[float, int]:
             "give the folder of a run, whose log has the rates"
         )
     peak = peak_learning_rate(args, SimpleNamespace(config=model.config(model.vocab_size)))
-    return peak, max(int(args.get_warmup_steps(args.max_steps)), 1)
+    return peak, _warmup(args)

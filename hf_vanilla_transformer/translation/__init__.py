@@ -1,7 +1,8 @@
 """Translating with a model: `Translator`, transformers' pipeline("vanilla-translation"), and what they are made of."""
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from ..lazy import lazy_names
 
 __all__ = [
     "Alignment",
@@ -27,22 +28,17 @@ if TYPE_CHECKING:
     from .scoring import Likelihood, TargetScore, score_pairs, score_targets
     from .translator import Translator
 else:
-    # A module is imported when its name is used: importing the package registers the pipeline without it.
-    _MODULES = {
-        **dict.fromkeys(("Attention", "attention_of"), "attention"),
-        **dict.fromkeys(("Alignment", "Translation", "decode", "translate"), "decoding"),
-        "ensemble": "ensembles",
-        **dict.fromkeys(("Likelihood", "TargetScore", "score_pairs", "score_targets"), "scoring"),
-        "Translator": "translator",
-    }
-
-    def __getattr__(name: str) -> Any:
-        if name not in _MODULES:
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        return getattr(importlib.import_module(f".{_MODULES[name]}", __name__), name)
-
-    def __dir__() -> list[str]:
-        return sorted({*globals(), *__all__})
+    # Importing the package registers the pipeline, and needs none of these.
+    __getattr__, __dir__ = lazy_names(
+        __name__,
+        {
+            "attention": ("Attention", "attention_of"),
+            "decoding": ("Alignment", "Translation", "decode", "translate"),
+            "ensembles": ("ensemble",),
+            "scoring": ("Likelihood", "TargetScore", "score_pairs", "score_targets"),
+            "translator": ("Translator",),
+        },
+    )
 
 
 def register_pipeline() -> None:

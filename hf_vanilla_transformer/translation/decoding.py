@@ -22,7 +22,7 @@ from ..engine.decoding.search import round_down
 from ..engine.decoding.together import run_together
 from ..generation_vanilla_transformer import DecodingMixin
 from .limits import BATCH_TOKENS, MAX_SOURCE_TOKENS, check_generation, check_limit
-from .sources import Piece, Reader, check_splitting, encoder, join_pieces, namers, target_code
+from .sources import Namer, Piece, Reader, check_splitting, encoder, join_pieces, namers, target_code
 
 logger = logging.get_logger(__name__)
 
@@ -269,6 +269,8 @@ def _search(
     pieces = [piece for window in windows for piece in window]
     num_beams = _setting(model, options, "num_beams") or 1
     begin = partial(_begin, model, tokenizer, pieces, options)
+    with lock:
+        names = namers(tokenizer) if options.get("output_alignments") else None
     outputs = run_together(begin, batches_of(pieces, batch_size, (batch_tokens or BATCH_TOKENS) // num_beams))
     while True:
         with lock:
@@ -276,7 +278,7 @@ def _search(
                 batch, output = next(outputs, (None, None))
             if batch is None:
                 return
-            decoded = _translations(model, tokenizer, [pieces[place] for place in batch], options, output)
+            decoded = _translations(model, tokenizer, [pieces[place] for place in batch], options, output, names)
         yield batch, decoded
 
 
@@ -448,26 +450,27 @@ def _translations(
     pieces: list[Piece],
     options: dict[str, Any],
     output: Any,
+    names: tuple[Namer, Namer] | None,
 ) -> list[list[Translation]]:
-    """Makes translations of what `generate()` returned for pieces."""
+    """Makes translations of what `generate()` returned for pieces; with `names` of tokens, with their alignments."""
     texts = [on_one_line(text) for text in tokenizer.batch_decode(output.sequences, skip_special_tokens=True)]
     scores = output.sequences_scores.tolist() if options.get("num_return_sequences") else [None] * len(texts)
     counts = _numbers_of_tokens(model, output, max(len(pieces[0].prefix), 1))
     width = len(texts) // len(pieces)
     alignments: list[Alignment | None] = [None] * len(texts)
-    if options.get("output_alignments"):
+    if names is not None:
         sources = [piece.token_ids for piece in pieces for _ in range(width)]
-        alignments = _alignments(tokenizer, output, sources, counts)
+        alignments = _alignments(names, output, sources, counts)
     rows = [Translation(*row) for row in zip(texts, counts, scores, alignments, strict=True)]
     return [_without_empty_places(rows[start : start + width]) for start in range(0, len(rows), width)]
 
 
 def _alignments(
-    tokenizer: PreTrainedTokenizerBase, output: Any, sources: list[list[int]], counts: list[int]
+    names: tuple[Namer, Namer], output: Any, sources: list[list[int]], counts: list[int]
 ) -> list[Alignment | None]:
     """Cuts the alignments of each row, (rows, T, S), to its tokens, and names these."""
     made: list[Alignment | None] = []
-    of_source, of_target = namers(tokenizer)
+    of_source, of_target = names
     begin = output.sequences.shape[1] - output.alignments.shape[1]
     for number, (source, count) in enumerate(zip(sources, counts, strict=True)):
         target = output.sequences[number, begin : begin + count].tolist()

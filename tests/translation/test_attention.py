@@ -3,7 +3,7 @@
 import pytest
 import torch
 from torch import nn
-from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, MarianConfig, MarianMTModel
+from transformers import AutoModelForSeq2SeqLM, MarianConfig, MarianMTModel
 
 from hf_vanilla_transformer import (
     DictionaryTokenizer,
@@ -22,11 +22,6 @@ def model(tiny_checkpoint):
     model = AutoModelForSeq2SeqLM.from_pretrained(tiny_checkpoint).eval()
     model.generation_config.max_extra_length = 3  # untrained, it finds no end
     return model
-
-
-@pytest.fixture(scope="module")
-def tokenizer(tiny_checkpoint):
-    return AutoTokenizer.from_pretrained(tiny_checkpoint)
 
 
 def _check(attention, outputs):

@@ -8,8 +8,7 @@ from itertools import chain
 import pytest
 import torch
 from opus_mt import opus_mt_folder
-from test_translator import new_model
-from transformers import AutoTokenizer
+from random_models import new_model
 
 from hf_vanilla_transformer import cli
 from hf_vanilla_transformer.checkpoints.loading import CheckpointError
@@ -30,19 +29,6 @@ TEXTS = [
 ]
 # Sums of log-probabilities in float32, which both compute in other orders.
 CLOSE = 1e-4
-
-
-@pytest.fixture(scope="module")
-def tokenizer(tiny_checkpoint):
-    return AutoTokenizer.from_pretrained(tiny_checkpoint)
-
-
-@pytest.fixture(scope="module")
-def checkpoint(tokenizer, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("checkpoint")
-    new_model(len(tokenizer)).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return folder
 
 
 @pytest.fixture(scope="module")

@@ -6,18 +6,13 @@ import shutil
 import pytest
 import torch
 from torch import nn
-from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, BitsAndBytesConfig, QuantoConfig, TorchAoConfig
+from transformers import AutoModelForSeq2SeqLM, BitsAndBytesConfig, QuantoConfig, TorchAoConfig
 
 from hf_vanilla_transformer import Translator, VanillaTransformerForConditionalGeneration
 from hf_vanilla_transformer.checkpoints.loading import CheckpointError
 from hf_vanilla_transformer.engine import EngineError, unsupported_reason
 
 TEXTS = ["twenty-one", "half past nine", "three euros and five cents", "the fourth of May"]
-
-
-@pytest.fixture
-def tokenizer(tiny_checkpoint):
-    return AutoTokenizer.from_pretrained(tiny_checkpoint)
 
 
 def torchao(name):

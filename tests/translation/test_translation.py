@@ -6,61 +6,25 @@ from types import SimpleNamespace
 import pytest
 import torch
 import torch.nn.functional as F
-from transformers import AutoTokenizer
+from random_models import TEXTS, new_model
 from transformers.utils import ModelOutput
 
-from hf_vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
 from hf_vanilla_transformer.translation.decoding import Translation, batches, decode, translate
 from hf_vanilla_transformer.translation.ensembles import ensemble
 from hf_vanilla_transformer.translation.scoring import score_targets
 
-SENTENCES = [
-    "twenty-one",
-    "half past nine on the fourth of May",
-    "it",
-    "",
-    "drei Euro und fünf Cent",
-    "it costs two hundred",
-]
 GREEDY = {"num_beams": 1, "early_stopping": False}
-
-
-def _model(seed, vocab_size, d_model=16, end=0.0, **fields):
-    """A random model whose distributions differ much from one another; `end` makes </s> likelier."""
-    torch.manual_seed(seed)
-    config = VanillaTransformerConfig(
-        vocab_size=vocab_size,
-        d_model=d_model,
-        encoder_layers=1,
-        decoder_layers=2,
-        encoder_attention_heads=2,
-        decoder_attention_heads=2,
-        encoder_ffn_dim=24,
-        decoder_ffn_dim=24,
-        output_bias=True,
-        tie_word_embeddings=False,  # tied, it would repeat itself
-        **fields,
-    )
-    model = VanillaTransformerForConditionalGeneration(config).eval()
-    model.lm_head.weight.data *= 2
-    model.lm_head.bias.data[config.eos_token_id] = end
-    return model
-
-
-@pytest.fixture(scope="module")
-def tokenizer(tiny_checkpoint):
-    return AutoTokenizer.from_pretrained(tiny_checkpoint)
 
 
 @pytest.fixture(scope="module")
 def model(tokenizer):
-    return _model(3, len(tokenizer), end=3.0)
+    return new_model(len(tokenizer), seed=3)
 
 
 @pytest.fixture(scope="module")
 def other(tokenizer):
     """Of another size than `model`."""
-    return _model(2, len(tokenizer), d_model=24, end=3.0)
+    return new_model(len(tokenizer), seed=2, d_model=24)
 
 
 def _alone(model, tokenizer, sentence, **options):
@@ -80,20 +44,20 @@ def _alone(model, tokenizer, sentence, **options):
 )
 @pytest.mark.parametrize("batch_size", [2, 100])
 def test_order_text_and_lengths_are_those_of_each_sentence_alone(model, tokenizer, options, batch_size):
-    found = decode(model, tokenizer, SENTENCES, batch_size=batch_size, **options)
-    expected = [_alone(model, tokenizer, sentence, **options) if sentence else ("", 0) for sentence in SENTENCES]
+    found = decode(model, tokenizer, TEXTS, batch_size=batch_size, **options)
+    expected = [_alone(model, tokenizer, sentence, **options) if sentence else ("", 0) for sentence in TEXTS]
     assert [[(one.text, one.num_tokens, one.score) for one in row] for row in found] == [
         [(text, count, None)] for text, count in expected
     ]
     assert len({count for _, count in expected}) > 2 or options.get("max_new_tokens")
     texts = [text for text, _ in expected]
-    assert translate(model, tokenizer, SENTENCES, batch_size=batch_size, **options) == texts
+    assert translate(model, tokenizer, TEXTS, batch_size=batch_size, **options) == texts
 
 
 def test_n_best_lists_are_generates_own_sorted_by_score(model, tokenizer):
     options = {"num_beams": 4, "max_new_tokens": 6}
-    found = decode(model, tokenizer, SENTENCES, n_best=3, batch_size=2, **options)
-    for sentence, row in zip(SENTENCES, found, strict=True):
+    found = decode(model, tokenizer, TEXTS, n_best=3, batch_size=2, **options)
+    for sentence, row in zip(TEXTS, found, strict=True):
         if not sentence:
             assert row == [Translation("", 0, 0.0)]
             continue
@@ -108,7 +72,7 @@ def test_n_best_lists_are_generates_own_sorted_by_score(model, tokenizer):
 
 
 def test_scores_are_log_probabilities_over_the_papers_length_penalty():
-    tiny, tokenizer = _model(10, 9, end=1.0), _NumberTokenizer(9)
+    tiny, tokenizer = new_model(9, seed=10, end=1.0), _NumberTokenizer(9)
     (row,) = decode(tiny, tokenizer, ["3 4 5"], n_best=4, num_beams=4, gnmt_length_penalty=0.6, max_new_tokens=20)
     # Text leaves out <pad> and <s>, and those that the limit cuts have no </s>.
     whole = [one for one in row if len(one.text.split()) + 1 == one.num_tokens < 20]
@@ -169,12 +133,12 @@ def test_batches_hold_every_sentence_once_by_length_within_both_limits():
 
 @pytest.mark.parametrize("num_beams", [1, 2, 4])
 def test_batches_hold_as_many_tokens_as_are_allowed_for_all_beams_together(model, tokenizer, monkeypatch, num_beams):
-    lengths = [len(ids) for ids in tokenizer(SENTENCES)["input_ids"] if len(ids) > 1]
+    lengths = [len(ids) for ids in tokenizer(TEXTS)["input_ids"] if len(ids) > 1]
     shapes, generate = [], model.generate
     monkeypatch.setattr(
         model, "generate", lambda **inputs: shapes.append(inputs["input_ids"].shape) or generate(**inputs)
     )
-    translate(model, tokenizer, SENTENCES, batch_tokens=4 * max(lengths), num_beams=num_beams, max_new_tokens=2)
+    translate(model, tokenizer, TEXTS, batch_tokens=4 * max(lengths), num_beams=num_beams, max_new_tokens=2)
     allowed = 4 * max(lengths) // num_beams
     assert all(rows * length <= allowed or rows == 1 for rows, length in shapes)
     expected = list(batches(lengths, None, allowed))
@@ -229,7 +193,7 @@ EOS, VOCABULARY = 2, 9
 
 def _tiny_ensemble():
     """Two models of 9 tokens and the ensemble of both."""
-    members = [_model(10, VOCABULARY, end=1.0), _model(11, VOCABULARY, d_model=8, end=1.0)]
+    members = [new_model(VOCABULARY, seed=10, end=1.0), new_model(VOCABULARY, seed=11, end=1.0, d_model=8)]
     return members, ensemble(members, [_NumberTokenizer(VOCABULARY)] * 2)
 
 
@@ -323,7 +287,7 @@ def test_an_ensemble_averages_probabilities_and_not_logits():
 @pytest.mark.parametrize("options", [{}, GREEDY, {"num_beams": 3, "gnmt_length_penalty": 1.0}])
 def test_an_ensemble_of_a_model_with_itself_is_the_model(model, tokenizer, options):
     twice = ensemble([model, model], [tokenizer, tokenizer])
-    own, single = (translate(one, tokenizer, SENTENCES, max_extra_length=9, **options) for one in (twice, model))
+    own, single = (translate(one, tokenizer, TEXTS, max_extra_length=9, **options) for one in (twice, model))
     assert own == single
     own, single = (score_targets(one, tokenizer, SOURCES, TARGETS).perplexity for one in (twice, model))
     assert own == pytest.approx(single, rel=1e-6)
@@ -339,10 +303,10 @@ def test_members_of_different_vocabularies_are_refused(model, tokenizer):
         ValueError, match=r"model 2 has another tokenizer than model 1: .*'a' is not the same in both; "
     ):
         ensemble([model, model], [tokenizer, swapped])
-    larger = _model(0, len(tokenizer) + 1)
+    larger = new_model(len(tokenizer) + 1, seed=0, end=0.0)
     with pytest.raises(ValueError, match=rf"model 2 has vocab_size={len(tokenizer) + 1} and model 1 vocab_size="):
         ensemble([model, larger], [tokenizer, tokenizer])
-    start = _model(0, len(tokenizer), decoder_start_token_id=0)
+    start = new_model(len(tokenizer), seed=0, end=0.0, decoder_start_token_id=0)
     with pytest.raises(ValueError, match="model 2 has decoder_start_token_id=0 and model 1 decoder_start_token_id=1; "):
         ensemble([model, start], [tokenizer, tokenizer])
 
@@ -367,8 +331,8 @@ def test_options_that_make_no_sense(model, tokenizer, options, message):
     "given", [iter, tuple, lambda texts: dict.fromkeys(texts).keys(), lambda texts: map(str, texts)]
 )
 def test_sentences_are_iterated_over_once(model, tokenizer, given):
-    assert translate(model, tokenizer, given(SENTENCES)) == translate(model, tokenizer, SENTENCES)
-    assert decode(model, tokenizer, given(SENTENCES)) == decode(model, tokenizer, SENTENCES)
+    assert translate(model, tokenizer, given(TEXTS)) == translate(model, tokenizer, TEXTS)
+    assert decode(model, tokenizer, given(TEXTS)) == decode(model, tokenizer, TEXTS)
     pairs = [(source, f"{number} {target}") for number, (source, target) in enumerate(PAIRS)]
     sources, targets = ([pair[side] for pair in pairs] for side in (0, 1))
     expected = score_targets(model, tokenizer, sources, targets)
@@ -376,7 +340,7 @@ def test_sentences_are_iterated_over_once(model, tokenizer, given):
 
 
 def test_a_model_in_training_mode_is_refused(tokenizer, other):
-    training = _model(0, len(tokenizer)).train()
+    training = new_model(len(tokenizer), seed=0, end=0.0).train()
     for model in (training, ensemble([other, training], [tokenizer, tokenizer])):
         with pytest.raises(ValueError, match=r"in training mode.*model.eval\(\)"):
             translate(model, tokenizer, ["a"])

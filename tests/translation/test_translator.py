@@ -15,10 +15,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from opus_mt import CODES, marian_tokenizer, opus_mt_folder
-from transformers import AutoTokenizer, MarianConfig, MarianMTModel, pipeline
+from random_models import TEXTS, new_model
+from transformers import MarianConfig, MarianMTModel, pipeline
 from transformers.pipelines import PIPELINE_REGISTRY
 
-from hf_vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration, engine
+from hf_vanilla_transformer import VanillaTransformerForConditionalGeneration, engine
 from hf_vanilla_transformer.checkpoints.loading import CheckpointError
 from hf_vanilla_transformer.data.hub_names import HubError
 from hf_vanilla_transformer.translation import converted, register_pipeline, sources
@@ -28,42 +29,7 @@ from hf_vanilla_transformer.translation.ensembles import ensemble
 from hf_vanilla_transformer.translation.scoring import score_pairs
 from hf_vanilla_transformer.translation.translator import DeviceError, Translator
 
-TEXTS = [
-    "twenty-one",
-    "half past nine on the fourth of May",
-    "it",
-    "",
-    "drei Euro und fünf Cent",
-    "it costs two hundred",
-]
 SHORT = {"max_extra_length": 5}
-
-
-def new_model(vocab_size, seed=3, **fields):
-    """A random model whose translations depend on the source and end."""
-    torch.manual_seed(seed)
-    config = VanillaTransformerConfig(
-        vocab_size=vocab_size, d_model=16, encoder_layers=1, decoder_layers=2, encoder_attention_heads=2,
-        decoder_attention_heads=2, encoder_ffn_dim=24, decoder_ffn_dim=24, output_bias=True,
-        tie_word_embeddings=False, **fields,
-    )  # fmt: skip
-    model = VanillaTransformerForConditionalGeneration(config).eval()
-    model.lm_head.weight.data *= 2
-    model.lm_head.bias.data[config.eos_token_id] = 3.0
-    return model
-
-
-@pytest.fixture(scope="module")
-def tokenizer(tiny_checkpoint):
-    return AutoTokenizer.from_pretrained(tiny_checkpoint)
-
-
-@pytest.fixture(scope="module")
-def checkpoint(tokenizer, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("checkpoint")
-    new_model(len(tokenizer)).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return folder
 
 
 @pytest.fixture

@@ -5,7 +5,6 @@ import copy
 import pytest
 import torch
 from peft import LoraConfig, PeftModel, TaskType, get_peft_model
-from transformers import AutoTokenizer
 
 from hf_vanilla_transformer import (
     Translator,
@@ -22,11 +21,6 @@ PAIRS = {
 }
 OPTIONS = {"num_beams": 2, "max_new_tokens": 8}
 LORA = LoraConfig(task_type=TaskType.SEQ_2_SEQ_LM, r=4, lora_alpha=32, target_modules=["q_proj", "v_proj", "fc1"])
-
-
-@pytest.fixture(scope="module")
-def tokenizer(tiny_checkpoint):
-    return AutoTokenizer.from_pretrained(tiny_checkpoint)
 
 
 def new_model(tokenizer):

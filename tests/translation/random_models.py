@@ -1,0 +1,29 @@
+"""Random models that translate: what the tests of `translation` share."""
+
+import torch
+
+from hf_vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
+
+TEXTS = [
+    "twenty-one",
+    "half past nine on the fourth of May",
+    "it",
+    "",
+    "drei Euro und fünf Cent",
+    "it costs two hundred",
+]
+
+
+def new_model(vocab_size, seed=3, end=3.0, **fields):
+    """A random model whose translations depend on the source and, the more so for a larger `end`, end."""
+    torch.manual_seed(seed)
+    sizes = {
+        "d_model": 16, "encoder_layers": 1, "decoder_layers": 2, "encoder_attention_heads": 2,
+        "decoder_attention_heads": 2, "encoder_ffn_dim": 24, "decoder_ffn_dim": 24, "output_bias": True,
+        "tie_word_embeddings": False,  # tied, it would repeat itself
+    }  # fmt: skip
+    config = VanillaTransformerConfig(vocab_size=vocab_size, **sizes | fields)
+    model = VanillaTransformerForConditionalGeneration(config).eval()
+    model.lm_head.weight.data *= 2
+    model.lm_head.bias.data[config.eos_token_id] = end
+    return model
