@@ -165,25 +165,6 @@ def test_a_shortcut_of_training_is_left_out(padded, monkeypatch, name):
     assert not calls
 
 
-@pytest.fixture
-def translations(tmp_path, monkeypatch):
-    """Ours, with one short sentence and with several whose beams move."""
-    monkeypatch.setattr(work, "MEAN", 6)
-    monkeypatch.setattr(work, "DEVIATION", 1)
-    cases = tuple(
-        work.Case(f"{number} sentences", work.decoding_batches(SIZE, number, 1), beams=4, new_tokens=9)
-        for number in (1, 12)
-    )
-    decoding.write_models(SIZE, tmp_path)
-    ours = ablate.Translations("ours", tmp_path / "ours")
-    return lambda name: [ours.play(case, name)[1] for case in cases]
-
-
-@pytest.mark.parametrize("name", ablate.DECODING)
-def test_translations_without_a_shortcut_are_the_same(translations, name):
-    assert translations(name) == translations(ablate.ALL)
-
-
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [

@@ -1,7 +1,6 @@
 """The command line: instant help, translations in the order of the input, one-line errors that name the fix."""
 
 import io
-import os
 import re
 import resource
 import subprocess
@@ -15,7 +14,6 @@ from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 from hf_vanilla_transformer import cli, engine
 from hf_vanilla_transformer.cli import export, translate
 from hf_vanilla_transformer.cli.common import UsageError
-from hf_vanilla_transformer.engine.cpu import VARIABLE
 
 ROOT = Path(__file__).parents[2]
 COMMAND = [sys.executable, "-m", "hf_vanilla_transformer_cli"]  # what `vanilla-transformer` starts
@@ -222,16 +220,6 @@ def test_wrong_use_is_one_line_that_names_the_fix(run, tiny_checkpoint, argument
     assert re.fullmatch(f"vanilla-transformer: error: .*{message}.*\n", err), err
 
 
-@pytest.mark.slow
-def test_a_wrong_processor_variable_is_one_line_of_the_console_script(monkeypatch):
-    monkeypatch.setenv(VARIABLE, "mkl=true")
-    result, _ = _run_console_script("train", "--config", "multi30k_tiny")
-    said = f"{VARIABLE} says 'mkl=true'; .*mkl_is_fastest"
-    assert (result.returncode, result.stdout) == (2, "")
-    assert re.fullmatch(f"vanilla-transformer: error: .*{said}.*\n", result.stderr)
-    assert _run_console_script("--help")[0].returncode == 0
-
-
 @pytest.mark.parametrize("damaged", ["config.json", "model.safetensors", "tokenizer.json"])
 def test_a_damaged_checkpoint_is_one_line(run, tiny_checkpoint, tmp_path, damaged):
     for file in tiny_checkpoint.iterdir():
@@ -255,18 +243,6 @@ def test_ctrl_c_ends_quietly(run, tiny_checkpoint, monkeypatch):
 
     monkeypatch.setattr(translate, "load_translator", interrupted)
     assert run("translate", "--model", tiny_checkpoint, "nine") == (130, "", "")
-
-
-@pytest.mark.slow
-def test_a_closed_pipe_ends_quietly(tiny_checkpoint):
-    reader, writer = os.pipe()
-    os.close(reader)
-    result = subprocess.run(
-        [*COMMAND, "translate", "--model", tiny_checkpoint, "--max-new-tokens", "2", "nine"],
-        cwd=ROOT, stdout=writer, stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
-    os.close(writer)
-    assert (result.returncode, result.stderr) == (141, "")
 
 
 @pytest.mark.slow

@@ -2,7 +2,6 @@
 
 import io
 import json
-import math
 import re
 import sys
 from types import SimpleNamespace
@@ -125,22 +124,6 @@ def test_work_is_linear_and_in_portions(encode, part):
     assert all(len(row) <= pieces.PIECE_TOKENS for row in rows)
 
 
-@pytest.mark.parametrize(
-    ("parts", "joined"),
-    [
-        (["It is.", "So it is."], "It is. So it is."),
-        (["今日は。", "はい。"], "今日は。はい。"),
-        (["今日は。", "Yes."], "今日は。 Yes."),
-        (["Ja", "今"], "Ja 今"),
-        (["네.", "네."], "네. 네."),
-        (["", " a ", "", "b", ""], "a b"),
-        ([], ""),
-    ],
-)
-def test_translations_are_joined_as_their_script_has_it(parts, joined):
-    assert join(parts) == joined
-
-
 # Translations
 
 
@@ -198,15 +181,6 @@ def test_learned_positions_end_and_sinusoids_do_not(tokenizer, encode):
     assert limits == [30, decoding.MAX_SOURCE_TOKENS, 30]
     assert decoding.source_limit(learned, 20) == 20
     assert decoding.source_limit(learned, 40) == 30
-
-
-def test_n_best_lists_of_a_divided_line_are_one_hypothesis_without_a_score(model, tokenizer):
-    options = {"n_best": 2, "num_beams": 2, "max_new_tokens": 5, "on_division": lambda *pair: None}
-    short, long = decode(model, tokenizer, ["it", SENTENCE * 3], max_source_tokens=30, **options)
-    assert len(short) == 2
-    assert all(math.isfinite(one.score) for one in short)
-    assert [one.score for one in long] == [None]
-    assert long[0].num_tokens > 5
 
 
 def test_perplexity_leaves_out_what_is_too_long_on_either_side(model, tokenizer):

@@ -7,9 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from hf_vanilla_transformer.checkpoints.loading import load_checkpoint, tokenizer_fingerprint
-from hf_vanilla_transformer.translation.ensembles import ensemble
-
 
 def change(file: Path, **fields) -> None:
     file.write_text(json.dumps({**json.loads(file.read_text()), **fields}))
@@ -149,16 +146,3 @@ def test_a_tokenizer_that_segments_in_another_way(command, checkpoint, edit):
     result = command("translate", "--model", checkpoint, "nine 3")
     assert result.code == 2
     assert "trained with another tokenizer" in result.error
-
-
-def test_an_ensemble_of_two_segmentations(checkpoint, tmp_path):
-    one = load_checkpoint(checkpoint)
-    file = checkpoint / "tokenizer.json"
-    tokenizer = json.loads(file.read_text())
-    fewer_merges(tokenizer)
-    file.write_text(json.dumps(tokenizer))
-    change(checkpoint / "config.json", tokenizer_fingerprint=None)
-    other = load_checkpoint(checkpoint)
-    assert tokenizer_fingerprint(one[0]) != tokenizer_fingerprint(other[0])
-    with pytest.raises(ValueError, match="divides texts in another way"):
-        ensemble([one[1], other[1]], [one[0], other[0]])

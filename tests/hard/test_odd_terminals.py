@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from hf_vanilla_transformer import cli
 from hf_vanilla_transformer.cli import average, common, evaluate, train, translate
 from hf_vanilla_transformer.translation import decoding
 
@@ -26,7 +25,6 @@ ALLOCATOR = (
     "[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory: you tried to allocate "
     "121896960 bytes. Error code 12 (Cannot allocate memory)"
 )
-needs_full_device = pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
 
 
 # Streams
@@ -72,14 +70,6 @@ def test_help_that_nobody_reads(arguments):
     )
     os.close(writer)
     assert (result.returncode, result.stderr) == (141, "")
-
-
-@needs_full_device
-@pytest.mark.parametrize("arguments", [["evaluate", "--help"]])
-def test_help_that_finds_no_space(arguments):
-    result = _shell([*COMMAND, *arguments], ">/dev/full")
-    assert result.returncode == 1
-    assert re.fullmatch("vanilla-transformer: error: .*No space left on device; free some space.*\n", result.stderr)
 
 
 # Terminals
@@ -236,15 +226,3 @@ def test_ctrl_c_says_where_it_was_only_if_asked(command, tiny_checkpoint, fail):
     result = command("--debug", "translate", "--model", tiny_checkpoint, "nine")
     assert (result.code, result.out) == (130, "")
     assert result.err.endswith("KeyboardInterrupt\n")
-
-
-def test_a_stream_of_python_that_is_closed(command, tiny_checkpoint, monkeypatch, tmp_path):
-    file = (tmp_path / "closed").open("w+")
-    file.close()
-    monkeypatch.setattr(sys, "stdin", file)
-    assert "error: standard input is closed" in command("translate", "--model", tiny_checkpoint).error
-    monkeypatch.setattr(sys, "stdin", None)
-    assert "error: standard input is closed" in command("translate", "--model", tiny_checkpoint).error
-    for stream in (None, file):
-        monkeypatch.setattr(sys, "stdout", stream)
-        assert cli.main(["translate", "--model", str(tiny_checkpoint), "nine"]) == 2

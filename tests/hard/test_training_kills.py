@@ -112,6 +112,7 @@ def two_processes(folder: Path, log: Path, *arguments: str, kill: tuple[str, str
 
 @pytest.mark.slow
 @pytest.mark.timeout(5 * PATIENCE)
+@pytest.mark.kill
 def test_one_of_two_processes_is_killed(tmp_path: Path) -> None:
     """The other ends too, and the run that is resumed ends with the same weights."""
     updates, log = 12, tmp_path / "log"

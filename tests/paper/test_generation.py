@@ -534,31 +534,6 @@ def test_greedy_takes_the_first_choice(model):
         assert new_tokens(found[0]) == _greedy(model, source, len(source) + 4)
 
 
-def test_sampling_follows_the_models_distribution(model):
-    probabilities = next_log_probs(model, SOURCES[0], [[BOS]])[0].exp()
-    options = {"do_sample": True, "num_beams": 1, "num_return_sequences": 4000, "max_new_tokens": 1}
-    torch.manual_seed(0)
-    found = model.generate(torch.tensor([SOURCES[0]]), **options)[:, 1]
-    frequencies = found.bincount(minlength=VOCABULARY) / 4000
-    # Four standard deviations of a frequency, at most 4 * sqrt(0.25 / 4000).
-    torch.testing.assert_close(frequencies.double(), probabilities, atol=0.032, rtol=0)
-    assert probabilities.max() < 0.9
-
-
-@pytest.mark.parametrize("do_sample", [False, True])
-def test_several_hypotheses_come_best_first(model, do_sample):
-    options = {"num_beams": 5, "max_extra_length": 6, "do_sample": do_sample}
-    torch.manual_seed(0)
-    output = model.generate(**padded(SOURCES), num_return_sequences=3, **SHOWN, **options)
-    scores = output.sequences_scores.view(len(SOURCES), 3)
-    assert (scores.diff(dim=1) <= 0).all()
-    for rows in output.sequences.view(len(SOURCES), 3, -1).tolist():
-        assert len({tuple(row) for row in rows}) == 3
-    if not do_sample:
-        best = model.generate(**padded(SOURCES), **options)
-        assert torch.equal(output.sequences[::3, : best.shape[1]], best)
-
-
 # ---- what generate() shows ----
 
 EVERYTHING = {**SHOWN, "output_logits": True, "output_attentions": True, "output_hidden_states": True}
@@ -857,13 +832,3 @@ def test_generate_in_half_precision(model, dtype, num_beams, tmp_path):
     # The first step's logits, before another choice can lead elsewhere; logits reach 6, and 8 bits (bfloat16) leave
     # an error of 0.4% in each intermediate value, of which a dozen sub-layers add up.
     torch.testing.assert_close(found.logits[0], expected.logits[0], atol=0.3, rtol=0.03)
-
-
-def test_generate_in_training_mode_keeps_the_mode(model):
-    options = {"num_beams": 2, "max_extra_length": 4}
-    calm = lively_model(dropout=0.0).train()
-    assert torch.equal(calm.generate(**padded(SOURCES), **options), model.generate(**padded(SOURCES), **options))
-    assert calm.training
-    shaken = lively_model(dropout=0.5).train()  # dropout is on, as in every model of transformers
-    logits = [shaken.generate(**padded(SOURCES), **options, **EVERYTHING).logits[0] for _ in range(2)]
-    assert not torch.equal(*logits)

@@ -796,7 +796,7 @@ def test_offloaded_weights(tmp_path):
     assert torch.equal(offloaded.generate(SOURCE, attention_mask=SOURCE_MASK, max_new_tokens=5), expected)
 
 
-@pytest.mark.parametrize("how", ["dtype", "torch_dtype", "auto", "_from_config"])
+@pytest.mark.parametrize("how", ["dtype", "auto", "_from_config"])
 def test_dtype_of_a_loaded_model(how, tmp_path):
     """Weights take the type asked for; the positional table stays what it is in float32."""
     model = tiny_model()
