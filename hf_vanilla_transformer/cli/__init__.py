@@ -19,7 +19,7 @@ from typing import Any, NoReturn
 
 from .. import __version__
 from ..errors import did_you_mean, first_line, is_out_of_memory
-from . import average, card, convert, demo, evaluate, export, info, plot, push, score, train, translate
+from . import average, card, convert, demo, evaluate, export, info, plot, push, score, serve, train, translate
 from .common import PROGRAM, RunError, UsageError, add_debug, wanted_memory
 
 EXIT_FAILURE = 1
@@ -205,6 +205,7 @@ COMMANDS: dict[str, Callable[[argparse.ArgumentParser], None]] = {
     "score": score.add_arguments,
     "plot": plot.add_arguments,
     "demo": demo.add_arguments,
+    "serve": serve.add_arguments,
     "convert": convert.add_arguments,
     "export": export.add_arguments,
     "card": card.add_arguments,

@@ -1,0 +1,179 @@
+"""Dynamic batching: texts of many requests share the batches of one model."""
+
+import asyncio
+import contextlib
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Protocol
+
+# Source tokens of a batch. More fill the cores no better, and everything in a batch waits for its longest text.
+BATCH_TOKENS = 1_024
+# Source tokens that may wait: some ten seconds of a base-size model on two cores.
+MAX_WAITING_TOKENS = 20_000
+# After a batch of several texts, the next one waits this long for as many: clients that have just got an answer.
+SECONDS_TO_GATHER = 0.004
+
+
+class QueueFullError(Exception):
+    """More waits than can be translated soon."""
+
+
+@dataclass(frozen=True)
+class Batch:
+    """What a batch did, for the metrics.
+
+    Attributes:
+        texts: Number of texts.
+        tokens: Their source tokens.
+        fill: `tokens` by the tokens of a full batch.
+    """
+
+    texts: int
+    tokens: int
+    fill: float
+
+
+class Translate(Protocol):
+    """Translates texts: for each, `n_best` translations, the best first. Called by one thread at a time."""
+
+    def __call__(self, texts: list[str], *, n_best: int, target_lang: str | None) -> list[list[str]]: ...  # noqa: D102
+
+
+@dataclass(eq=False)
+class _Request:
+    texts: Sequence[str]
+    tokens: Sequence[int]
+    options: tuple[int, str | None]  # n_best and target_lang: what a batch has in common
+    done: "asyncio.Future[None]"
+    waiting: deque[int] = field(default_factory=deque)  # numbers of texts
+    results: dict[int, list[str]] = field(default_factory=dict)
+
+
+class Batcher:
+    """Gathers waiting texts into batches for one model, which a thread of its own translates.
+
+    An idle model begins at once. While it works, requests gather, and the next batch takes a text of each in turn, so
+    that a request of many texts doesn't hold up short ones. After a batch of several texts, the next one waits for as
+    many, a few milliseconds at most. A cancelled request leaves the queue.
+
+    Args:
+        translate: The model.
+        count_tokens: Returns the number of tokens of each text.
+        batch_tokens: Source tokens of a batch at most; a longer text is a batch by itself.
+        max_waiting_tokens: Source tokens that may wait. A longer request is accepted when nothing else waits.
+        on_batch: Called after each batch.
+        thread: Where the model works; None: in a thread of its own. Load the model in the same thread, and let all
+            models of a process share it: PyTorch has a team of threads for each thread that computes, and teams with
+            more threads than cores wait for each other.
+    """
+
+    def __init__(
+        self,
+        translate: Translate,
+        count_tokens: Callable[[list[str]], list[int]],
+        *,
+        batch_tokens: int = BATCH_TOKENS,
+        max_waiting_tokens: int = MAX_WAITING_TOKENS,
+        on_batch: Callable[[Batch], object] = lambda batch: None,
+        thread: Executor | None = None,
+    ) -> None:
+        self._translate, self._count_tokens = translate, count_tokens
+        self._batch_tokens, self._max_waiting_tokens, self._on_batch = batch_tokens, max_waiting_tokens, on_batch
+        self._requests: deque[_Request] = deque()  # those with waiting texts
+        self._work: asyncio.Task[None] | None = None
+        self._expected, self._gathered = 1, asyncio.Event()
+        self._thread = thread or ThreadPoolExecutor(1)
+
+    @property
+    def waiting_tokens(self) -> int:
+        """Source tokens that wait for a batch."""
+        return sum(request.tokens[number] for request in self._requests for number in request.waiting)
+
+    async def translate(
+        self, texts: Sequence[str], *, n_best: int = 1, target_lang: str | None = None
+    ) -> list[list[str]]:
+        """Translates the texts of one request.
+
+        Returns:
+            For each text, its translations, the best first.
+
+        Raises:
+            QueueFullError: Too much waits.
+            Exception: What the model raised for one of the texts.
+        """
+        if not texts:
+            return []
+        tokens = self._count_tokens(list(texts))
+        waiting = self.waiting_tokens
+        if waiting and waiting + sum(tokens) > self._max_waiting_tokens:
+            raise QueueFullError(f"{waiting:,} tokens wait already")
+        done = asyncio.get_running_loop().create_future()
+        request = _Request(texts, tokens, (n_best, target_lang), done, deque(range(len(texts))))
+        self._requests.append(request)
+        if len(self._requests) >= self._expected:
+            self._gathered.set()
+        if self._work is None or self._work.done():
+            self._work = asyncio.create_task(self._translate_batches())
+        try:
+            await done
+        finally:
+            request.waiting.clear()
+        return [request.results[number] for number in range(len(texts))]
+
+    async def close(self) -> None:
+        """Finishes what waits."""
+        if self._work is not None:
+            await self._work
+
+    async def _translate_batches(self) -> None:
+        run = asyncio.get_running_loop().run_in_executor
+        while batch := list(self._next_batch()):
+            self._requests = deque(request for request in self._requests if request.waiting)
+            texts = [request.texts[number] for request, number in batch]
+            outcomes = await run(self._thread, self._outcomes, texts, batch[0][0].options)
+            for (request, number), outcome in zip(batch, outcomes, strict=True):
+                if isinstance(outcome, list):
+                    request.results[number] = outcome
+                if request.done.done():
+                    continue
+                if isinstance(outcome, Exception):
+                    request.done.set_exception(outcome)
+                elif len(request.results) == len(request.texts):
+                    request.done.set_result(None)
+            tokens = sum(request.tokens[number] for request, number in batch)
+            self._on_batch(Batch(len(batch), tokens, tokens / self._batch_tokens))
+            self._expected = len({request for request, _ in batch}) + len(self._requests)
+            if self._expected > 1:
+                self._gathered.clear()
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._gathered.wait(), SECONDS_TO_GATHER)
+
+    def _next_batch(self) -> Iterator[tuple[_Request, int]]:
+        """Yields texts of requests with the options of the oldest one, one of each request in turn."""
+        self._requests = deque(request for request in self._requests if request.waiting)
+        if not self._requests:
+            return
+        options, left = self._requests[0].options, self._batch_tokens
+        turns = deque(request for request in self._requests if request.options == options)
+        first = True
+        while turns:
+            request = turns.popleft()
+            left -= request.tokens[request.waiting[0]]
+            if left < 0 and not first:
+                return
+            yield request, request.waiting.popleft()
+            first = False
+            if request.waiting:
+                turns.append(request)
+
+    def _outcomes(self, texts: list[str], options: tuple[int, str | None]) -> list[list[str] | Exception]:
+        """Returns the translations of each text, or its error: one text's error isn't that of the others."""
+        n_best, target_lang = options
+        try:
+            return [*self._translate(texts, n_best=n_best, target_lang=target_lang)]
+        except Exception as error:
+            if len(texts) == 1:
+                return [error]
+        return [outcome for text in texts for outcome in self._outcomes([text], options)]
