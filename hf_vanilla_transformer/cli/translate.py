@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from . import lines
+from . import lines, many_files
 from .common import (
     UsageError,
     add_decoding_arguments,
@@ -19,6 +19,7 @@ from .common import (
     decoding_options,
     load_translator,
     loading,
+    positive,
     use_threads,
     warning_of_line,
 )
@@ -48,9 +49,38 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="a saved model's folder, or its name on the Hub; a Marian model (Helsinki-NLP/opus-mt-...) is converted "
         "once, into the user's cache",
     )
-    parser.add_argument("--input", metavar="FILE", help="translate its lines: UTF-8, .gz or not")
     parser.add_argument(
-        "--output", metavar="FILE", help="write the translations there; the file appears when it is complete"
+        "--input",
+        nargs="+",
+        metavar="FILE",
+        help="translate its lines: UTF-8, .gz or not; or several files and folders, tables (.tsv, .jsonl, .parquet) "
+        "among them, into the folder --output",
+    )
+    parser.add_argument(
+        "--output",
+        metavar="FILE",
+        help="write the translations there; the file appears when it is complete. For several files, a folder: each "
+        "gets its input's name, and complete ones are skipped when the command is started again",
+    )
+    many = parser.add_argument_group("many files")
+    many.add_argument("--column", default="text", metavar="NAME", help="the column of tables (default: text)")
+    many.add_argument(
+        "--shard",
+        type=_shard,
+        default=(1, 1),
+        metavar="I/N",
+        help="take every N-th file from the I-th on, for N processes or machines: 1/4, 2/4, 3/4 and 4/4",
+    )
+    many.add_argument(
+        "--ray",
+        nargs="?",
+        const="local",
+        metavar="ADDRESS",
+        help="translate on a Ray cluster, which reads and writes the same files (without ADDRESS: one that is started "
+        "on this machine)",
+    )
+    many.add_argument(
+        "--actors", type=positive, default=1, metavar="N", help="models at a time, with --ray (default: 1)"
     )
     parser.add_argument(
         "--target-lang",
@@ -68,11 +98,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(run=_translate)
 
 
+def _shard(text: str) -> tuple[int, int]:
+    index, slash, count = text.partition("/")
+    if not (slash and index.isdecimal() and count.isdecimal() and 1 <= int(index) <= int(count)):
+        raise argparse.ArgumentTypeError(f"{text!r} is not I/N with I from 1 to N, such as 1/4")
+    return int(index), int(count)
+
+
 def _translate(arguments: argparse.Namespace) -> None:
     """Translates arguments, a file or standard input, and writes the translations window by window."""
     check_model_name(arguments.model)
     if arguments.input is not None and arguments.sentences:
         raise UsageError("sentences and --input FILE are two things to translate; give one of the two")
+    if many_files.is_meant(arguments):
+        many_files.translate(arguments)
+        return
+    if arguments.input is not None:
+        (arguments.input,) = arguments.input
     if arguments.output is not None:
         taken = {"--input": arguments.input, "standard input": "/dev/stdin"}  # where there is none, it is no file
         check_output("--output", arguments.output, taken, arguments.overwrite)

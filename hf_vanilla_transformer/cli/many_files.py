@@ -1,0 +1,147 @@
+"""`vanilla-transformer translate --input DIR --output DIR`: many files, on one machine or on a Ray cluster."""
+
+import argparse
+import importlib
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..errors import first_line
+from .common import (
+    PROGRAM,
+    RunError,
+    UsageError,
+    backend_options,
+    check_model_name,
+    decoding_errors,
+    decoding_options,
+    load_translator,
+    loading,
+    use_threads,
+)
+
+if TYPE_CHECKING:
+    from ..data.formats import CorpusError
+    from ..translation.files import Job
+    from ..translation.translator import Translator
+
+# What goes to the translator as it is.
+OPTIONS = ("batch_size", "batch_tokens", "max_source_tokens", "target_lang", "split_sentences")
+
+
+def is_meant(arguments: argparse.Namespace) -> bool:
+    """Whether the arguments name several files or a folder."""
+    inputs, output = arguments.input or [], arguments.output
+    return (
+        len(inputs) > 1
+        or any(Path(one).is_dir() for one in inputs)
+        or bool(inputs and (arguments.ray or (output is not None and Path(output).is_dir())))
+    )
+
+
+def translate(arguments: argparse.Namespace) -> None:
+    """Translates the files that aren't complete yet, and says what became of them.
+
+    Raises:
+        UsageError: The files or options are wrong.
+        RunError: Some files couldn't be read, or some rows couldn't be translated; all others are.
+    """
+    from ..data.formats import CorpusError
+    from ..translation.files import jobs
+
+    if arguments.output is None:
+        raise UsageError("several files need a folder for the translations; give --output DIR")
+    if Path(arguments.output).is_file():
+        raise UsageError(f"--output {arguments.output} is a file; give a folder for the translations of several files")
+    try:
+        found = jobs(arguments.input, arguments.output, arguments.shard)
+    except CorpusError as error:
+        raise UsageError(str(error)) from error
+    if arguments.overwrite:
+        for job in found:
+            job.output.unlink(missing_ok=True)
+    left = [job for job in found if not job.is_done]
+    print(f"{len(found) - len(left)} of {len(found)} files are translated already", file=sys.stderr)
+    problems = 0
+    for job, error in (_with_ray if arguments.ray else _here)(arguments, left) if left else ():
+        problems += _problem(job, error)
+    if problems:
+        raise RunError(f"{problems} of {len(left)} files have problems, see above; the others are translated")
+
+
+def _problem(job: "Job", error: "CorpusError | None") -> bool:
+    """Prints what is wrong with a file, and returns whether something is."""
+    from ..translation.files import ERRORS
+
+    errors = job.output.with_name(job.output.name + ERRORS)
+    if error is not None:
+        print(f"{PROGRAM}: warning: {error}", file=sys.stderr)
+    elif errors.exists():
+        rows = sum(1 for _ in errors.open(encoding="utf-8"))
+        print(f"{PROGRAM}: warning: {job.source}: {rows:,} rows aren't translated, see {errors}", file=sys.stderr)
+    return error is not None or errors.exists()
+
+
+def _opened(arguments: argparse.Namespace) -> "tuple[Translator, dict[str, Any]]":
+    """Returns the translator, and the options for its calls."""
+    check_model_name(arguments.model)
+    with loading(), decoding_errors():
+        use_threads(arguments.threads)
+        where = (arguments.model, arguments.device, arguments.dtype, arguments.trust_remote_code)
+        translator = load_translator(*where, **backend_options(arguments))
+    own = {name: value for name in OPTIONS if (value := getattr(arguments, name)) is not None}
+    return translator, {**own, **decoding_options(arguments, translator.model), "progress_bar": False}
+
+
+def _here(arguments: argparse.Namespace, left: "list[Job]") -> "Iterator[tuple[Job, CorpusError | None]]":
+    from tqdm import tqdm
+
+    from ..data.formats import CorpusError
+    from ..translation.files import outcomes, write
+
+    translator, options = _opened(arguments)
+    size = sum(job.source.stat().st_size for job in left)
+    with tqdm(total=size, unit="B", unit_scale=True, disable=None, leave=False) as progress:
+        done = 0
+        for job in left:
+            try:
+                for position in write(
+                    job, arguments.column, lambda rows: outcomes(lambda texts: translator(texts, **options), rows)
+                ):
+                    progress.update(done + position - progress.n)
+            except CorpusError as error:
+                yield job, error
+            else:
+                yield job, None
+            done += job.source.stat().st_size
+            progress.update(done - progress.n)
+
+
+def _with_ray(arguments: argparse.Namespace, left: "list[Job]") -> "Iterator[tuple[Job, CorpusError | None]]":
+    try:
+        ray_files = importlib.import_module("..serving.ray", __package__)  # an extra
+        ray = importlib.import_module("ray")
+    except ImportError as error:
+        raise UsageError(first_line(error)) from error
+    _, options = _opened(arguments)  # a wrong option is an error before any actor starts
+    local = arguments.ray == "local"
+    ray.init(None if local else arguments.ray, log_to_driver=False, **({"include_dashboard": False} if local else {}))
+    cpus = arguments.threads or 1
+    opening: dict[str, Any] = {**backend_options(arguments), "threads": cpus, "device": arguments.device}
+    try:
+        yield from ray_files.translate_files(
+            left,
+            _on_every_node(arguments.model),
+            column=arguments.column,
+            actors=(1, arguments.actors),
+            cpus=cpus,
+            options=options,
+            opening={**opening, "trust_remote_code": arguments.trust_remote_code},
+        )
+    finally:
+        ray.shutdown()
+
+
+def _on_every_node(model: str) -> str:
+    return str(Path(model).resolve()) if Path(model).is_dir() else model

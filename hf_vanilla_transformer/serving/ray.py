@@ -1,0 +1,157 @@
+"""Translating with Ray: rows of a data set, or many files on many machines.
+
+ray.data.read_parquet("in").map_batches(
+Translate, fn_constructor_args=("outputs/model",), compute=ray.data.ActorPoolStrategy(size=2), batch_size=1_000
+).write_parquet("out")
+"""
+
+import json
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from ..checkpoints.files import write_text
+from ..data.formats import CorpusError
+from ..errors import install
+from ..translation.files import ROWS, TRANSLATION, Job, Outcome, outcomes, rows_of, write
+from ..translation.translator import Translator
+
+try:
+    import ray
+except ImportError as error:
+    raise ImportError(f"Ray isn't installed: {install('ray')}") from error
+
+PARTS = ".parts"  # the folder of what is translated of a file that isn't complete
+
+
+class Translate:
+    """Translates a column of batches of rows, for `Dataset.map_batches`.
+
+    Args:
+        model: As for `Translator`.
+        column: The column with the texts.
+        translation: The column that is added.
+        options: For each call of the translator.
+        **opening: For `Translator`.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        column: str = "text",
+        translation: str = TRANSLATION,
+        options: dict[str, Any] | None = None,
+        **opening: Any,
+    ) -> None:
+        self.column, self.translation, self.options = column, translation, options or {}
+        self.translator = Translator(model, **opening)
+
+    def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
+        """Adds the translations to a batch: column -> values."""
+        return {**batch, self.translation: self.translate([str(text) for text in batch[self.column]])}
+
+    def translate(self, texts: list[str]) -> list[str]:
+        """Translates texts."""
+        return self.translator(texts, **{"progress_bar": False, **self.options})
+
+
+class _TranslateParts(Translate):
+    """Translates parts of files into files of their own; each appears when it is complete."""
+
+    def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
+        for source, first, place in zip(batch["source"], batch["first"], batch["place"], strict=True):
+            with rows_of(Path(source), self.column) as (_, rows):
+                (part,) = outcomes(self.translate, islice(rows, int(first), int(first) + ROWS))
+            write_text(place, json.dumps(part, ensure_ascii=False))
+        return {"rows": [ROWS] * len(batch["source"])}
+
+
+def translate_files(
+    jobs: list[Job],
+    model: str,
+    *,
+    column: str = "text",
+    actors: tuple[int, int] = (1, 1),
+    cpus: int = 1,
+    options: dict[str, Any] | None = None,
+    opening: dict[str, Any] | None = None,
+) -> Iterator[tuple[Job, CorpusError | None]]:
+    """Translates files part by part on a cluster; Ray has to be initialized, and all nodes see the files.
+
+    A part has 1,000 rows. Parts that are complete are kept beside the output, in a hidden folder, until the file is: a
+    job that is started again translates the others only. The driver holds the names of parts, no texts.
+
+    Args:
+        jobs: The files.
+        model: As for `Translator`, on every node.
+        column: The column of tables.
+        actors: Models at least and at most.
+        cpus: CPUs of each.
+        options: For each call of the translator.
+        opening: For `Translator`.
+
+    Yields:
+        Each file when it is complete, or with the reason why it can't be read.
+    """
+    jobs = [job for job in jobs if not job.is_done]
+    parts: list[dict[str, Any]] = []
+    damaged: dict[Job, CorpusError] = {}
+    for job in jobs:
+        try:
+            parts += _missing_parts(job, column)
+        except CorpusError as error:
+            damaged[job] = error
+    if parts:
+        data = ray.data.from_items(parts, override_num_blocks=len(parts)).map_batches(
+            _TranslateParts,
+            fn_constructor_args=(model, column, TRANSLATION, options),
+            fn_constructor_kwargs=opening or {},
+            compute=ray.data.ActorPoolStrategy(min_size=actors[0], max_size=actors[1]),
+            num_cpus=cpus,
+            batch_size=1,
+        )
+        for _ in data.iter_batches(batch_size=None):
+            pass
+    for job in jobs:
+        if job not in damaged:
+            for _ in write(job, column, lambda rows, job=job: _joined(job, rows)):
+                pass
+            _remove_parts(job)
+        yield job, damaged.get(job)
+
+
+def _folder(job: Job) -> Path:
+    return job.output.with_name(f".{job.output.name}{PARTS}")
+
+
+def _place(job: Job, number: int) -> Path:
+    return _folder(job) / f"{number:09}.json"
+
+
+def _missing_parts(job: Job, column: str) -> list[dict[str, Any]]:
+    _folder(job).mkdir(parents=True, exist_ok=True)
+    with rows_of(job.source, column) as (_, rows):
+        count = sum(1 for _ in rows)
+    places = ((first, _place(job, first // ROWS)) for first in range(0, count, ROWS))
+    return [
+        {"source": str(job.source.resolve()), "first": first, "place": str(place.resolve())}
+        for first, place in places
+        if not place.exists()
+    ]
+
+
+def _joined(job: Job, rows: Iterator[Any]) -> Iterator[list[Outcome]]:
+    number = 0
+    while part := list(islice(rows, ROWS)):
+        saved = json.loads(_place(job, number).read_text(encoding="utf-8"))
+        if len(saved) != len(part):
+            raise CorpusError(f"{job.source} has changed while it was translated; remove {_folder(job)}")
+        yield [Outcome(*one) for one in saved]
+        number += 1
+
+
+def _remove_parts(job: Job) -> None:
+    for file in _folder(job).glob("*.json"):
+        file.unlink()
+    _folder(job).rmdir()

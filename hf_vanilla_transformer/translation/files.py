@@ -1,0 +1,264 @@
+"""Translating many files: text, .gz, .tsv, .jsonl and .parquet, each into a file of the same name.
+
+A file appears when it is complete, and a complete one is skipped, so that a killed run is started again by the same
+command. A row that can't be translated is empty in the output, and `NAME.errors.jsonl` beside it says why.
+"""
+
+import gzip
+import json
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import IO, Any, NamedTuple
+
+import pyarrow
+import pyarrow.parquet
+
+from ..checkpoints.files import replacing
+from ..data.formats import CorpusError, bounded_lines
+from ..errors import first_line
+
+ROWS = 1_000  # rows that are translated at a time; the same everywhere, as batches depend on it
+TRANSLATION = "translation"  # the column that tables get
+ERRORS = ".errors.jsonl"
+TABLES = (".tsv", ".jsonl", ".parquet")
+
+
+class Row(NamedTuple):
+    """A row of a file.
+
+    Attributes:
+        text: What to translate; None where there is no text.
+        error: Why there is none.
+        cells: What a table has in the row.
+    """
+
+    text: str | None
+    error: str = ""
+    cells: Any = None
+
+
+class Outcome(NamedTuple):
+    """What became of a row: its translation, or an empty string and the reason."""
+
+    translation: str
+    error: str = ""
+
+
+@dataclass(frozen=True)
+class Job:
+    """One file to translate.
+
+    Attributes:
+        source: The input.
+        output: The file that will have its name, in the output folder.
+    """
+
+    source: Path
+    output: Path
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the output is complete."""
+        return self.output.exists()
+
+
+def jobs(inputs: Sequence[str | Path], output: str | Path, shard: tuple[int, int] = (1, 1)) -> list[Job]:
+    """Returns the files to translate, in the order of their names.
+
+    Args:
+        inputs: Files, and folders, of which all files are taken that aren't hidden, with those of their subfolders.
+        output: The folder for the translations. Subfolders of an input are kept.
+        shard: I and N: every N-th file from the I-th on, counted from 1.
+
+    Raises:
+        CorpusError: An input doesn't exist, two have the same name, or the output folder is an input.
+    """
+    output = Path(output)
+    found: dict[Path, Path] = {}
+    for given in map(Path, inputs):
+        if not given.exists():
+            raise CorpusError(f"{given}: no such file or folder")
+        if given.resolve() == output.resolve():
+            raise CorpusError(f"{given} is the input and the output; give another folder for the translations")
+        for file in sorted(given.rglob("*")) if given.is_dir() else [given]:
+            name = file.relative_to(given) if given.is_dir() else Path(file.name)
+            if not file.is_file() or any(part.startswith(".") for part in name.parts):
+                continue
+            if name in found:
+                raise CorpusError(f"{file} and {found[name]} have the same name; translate them into two folders")
+            found[name] = file
+    index, count = shard
+    return [Job(found[name], output / name) for name in sorted(found)][index - 1 :: count]
+
+
+@contextmanager
+def rows_of(path: Path, column: str = "text") -> Iterator[tuple[IO[bytes], Iterator[Row]]]:
+    """Opens a file: yields the file, whose position tells the progress, and its rows.
+
+    Args:
+        path: Text, one row per line, .gz or not; or a table, .tsv, .jsonl or .parquet.
+        column: The column of a table.
+
+    Raises:
+        CorpusError: The file can't be read, is damaged or has no such column; raised when its place is reached.
+    """
+    name = path.name.removesuffix(".gz")
+    try:
+        with path.open("rb") as raw, gzip.open(raw) if path.suffix == ".gz" else raw as file:
+            if name.endswith(".parquet"):
+                yield raw, _parquet_rows(file, path, column)
+            else:
+                lines = (line.removesuffix(b"\n").removesuffix(b"\r") for line in bounded_lines(file, str(path)))
+                kind = {".tsv": _tsv_rows, ".jsonl": _json_rows}.get(Path(name).suffix)
+                yield raw, map(_text_row, lines) if kind is None else kind(lines, path, column)
+    except (gzip.BadGzipFile, EOFError, zlib.error, pyarrow.ArrowException, OSError) as error:
+        raise CorpusError(f"{path}: can't be read ({first_line(error)}); is it complete?") from error
+
+
+def _text_row(line: bytes) -> Row:
+    try:
+        return Row(line.decode("utf-8-sig"))
+    except UnicodeDecodeError as error:
+        return Row(None, f"not UTF-8 (byte 0x{line[error.start]:02x} at {error.start + 1})", "")
+
+
+def _tsv_rows(lines: Iterator[bytes], path: Path, column: str) -> Iterator[Row]:
+    header = _text_row(next(lines, b"")).text
+    names = (header or "").split("\t")
+    if column not in names:
+        raise CorpusError(f"{path}: has no column {column!r}; the first line has {', '.join(map(repr, names))}")
+    yield Row(None, "", header)  # the header's row is written, and has no text
+    for line in lines:
+        text, error, _ = _text_row(line)
+        cells = (text or "").split("\t")
+        if len(cells) != len(names):
+            cells, error = [""] * len(names), error or f"{len(cells)} columns, not {len(names)}"
+        yield Row(None if error else cells[names.index(column)], error, "\t".join(cells))
+
+
+def _json_rows(lines: Iterator[bytes], path: Path, column: str) -> Iterator[Row]:
+    for line in lines:
+        try:
+            cells = json.loads(line)
+            text = cells[column]
+        except (ValueError, TypeError, LookupError, RecursionError) as error:
+            yield Row(None, f"no JSON object with {column!r} ({first_line(error)})", {})
+            continue
+        yield Row(text, "", cells) if isinstance(text, str) else Row(None, f"{column!r} is no text", cells)
+
+
+def _parquet_rows(file: Any, path: Path, column: str) -> Iterator[Row]:
+    table = pyarrow.parquet.ParquetFile(file)
+    if column not in table.schema_arrow.names:
+        raise CorpusError(f"{path}: has no column {column!r}; there are {', '.join(table.schema_arrow.names)}")
+    for batch in table.iter_batches(ROWS):
+        for cells in batch.to_pylist():
+            text = cells[column]
+            yield Row(text, "", cells) if isinstance(text, str) else Row(None, f"{column!r} is no text", cells)
+
+
+def outcomes(translate: Callable[[list[str]], list[str]], rows: Iterable[Row]) -> Iterator[list[Outcome]]:
+    """Translates rows, `ROWS` at a time.
+
+    Args:
+        translate: Returns as many translations as it gets texts.
+        rows: The rows of a file.
+    """
+    rows = iter(rows)
+    while part := list(islice(rows, ROWS)):
+        texts = [row.text for row in part if row.text is not None]
+        done = iter(_translated(translate, texts))
+        yield [next(done) if row.text is not None else Outcome("", row.error) for row in part]
+
+
+def _translated(translate: Callable[[list[str]], list[str]], texts: list[str]) -> list[Outcome]:
+    """Translates texts; where one of them is refused, it alone is left out, found by halves."""
+    try:
+        return [Outcome(text) for text in translate(texts)] if texts else []
+    except (ValueError, IndexError) as error:
+        if len(texts) == 1:
+            return [Outcome("", first_line(error))]
+    half = len(texts) // 2
+    return _translated(translate, texts[:half]) + _translated(translate, texts[half:])
+
+
+def write(job: Job, column: str, parts: Callable[[Iterator[Row]], Iterable[list[Outcome]]]) -> Iterator[int]:
+    """Writes the output of one file; yields after each part how many bytes of the input are read.
+
+    Args:
+        job: The file.
+        column: The column of a table.
+        parts: Returns the outcomes of rows, some at a time.
+
+    Raises:
+        CorpusError: The input can't be read.
+        OSError: The output can't be written.
+    """
+    job.output.parent.mkdir(parents=True, exist_ok=True)
+    errors: list[dict[str, Any]] = []
+    kept: list[Row] = []
+
+    def remembered(rows: Iterator[Row]) -> Iterator[Row]:
+        for row in rows:
+            kept.append(row)
+            yield row
+
+    with rows_of(job.source, column) as (raw, rows), replacing(job.output) as place, _writer(place, job) as put:
+        number = 0
+        for part in parts(remembered(rows)):
+            put(kept, part)
+            for outcome in part:
+                number += 1
+                if outcome.error:
+                    errors.append({"row": number, "error": outcome.error})
+            kept.clear()
+            yield raw.tell()
+        beside = job.output.with_name(job.output.name + ERRORS)
+        beside.unlink(missing_ok=True)
+        if errors:
+            lines = (json.dumps(error, ensure_ascii=False) + "\n" for error in errors)
+            beside.write_text("".join(lines), encoding="utf-8")
+
+
+Put = Callable[[Sequence[Row], Sequence[Outcome]], None]
+
+
+@contextmanager
+def _writer(path: Path, job: Job) -> Iterator[Put]:
+    """Yields what writes rows with their translations, in the format of the input."""
+    name = job.source.name
+    suffix = Path(name.removesuffix(".gz")).suffix
+    if suffix == ".parquet":
+        with pyarrow.parquet.ParquetFile(job.source) as file:
+            schema = file.schema_arrow.remove_metadata()
+        schema = schema.append(pyarrow.field(TRANSLATION, pyarrow.string()))
+        with pyarrow.parquet.ParquetWriter(path, schema) as writer:
+            yield lambda rows, part: writer.write_batch(
+                pyarrow.RecordBatch.from_pylist(
+                    [{**row.cells, TRANSLATION: one.translation} for row, one in zip(rows, part, strict=True)], schema
+                )
+            )
+        return
+    line = {".tsv": _tsv_line, ".jsonl": _json_line}.get(suffix, lambda row, one: one.translation)
+    with path.open("wb") as raw, _compressed(raw) if name.endswith(".gz") else raw as file:
+        yield lambda rows, part: file.writelines(
+            f"{line(row, one)}\n".encode() for row, one in zip(rows, part, strict=True)
+        )
+
+
+def _compressed(file: IO[bytes]) -> IO[bytes]:
+    """Compresses without a name and a time, so that equal text gives equal bytes."""
+    return gzip.GzipFile(filename="", mode="wb", fileobj=file, mtime=0)  # type: ignore[return-value]
+
+
+def _tsv_line(row: Row, outcome: Outcome) -> str:
+    is_header = row.text is None and not row.error
+    return f"{row.cells}\t{TRANSLATION if is_header else outcome.translation}"
+
+
+def _json_line(row: Row, outcome: Outcome) -> str:
+    return json.dumps({**row.cells, TRANSLATION: outcome.translation}, ensure_ascii=False)
