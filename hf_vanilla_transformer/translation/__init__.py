@@ -23,7 +23,8 @@ TASK = "vanilla-translation"
 
 if TYPE_CHECKING:
     from .attention import Attention, attention_of
-    from .decoding import Alignment, Translation, decode, translate
+    from .backend import Alignment, Translation
+    from .decoding import decode, translate
     from .ensembles import ensemble
     from .scoring import Likelihood, TargetScore, score_pairs, score_targets
     from .translator import Translator
@@ -33,7 +34,8 @@ else:
         __name__,
         {
             "attention": ("Attention", "attention_of"),
-            "decoding": ("Alignment", "Translation", "decode", "translate"),
+            "backend": ("Alignment", "Translation"),
+            "decoding": ("decode", "translate"),
             "ensembles": ("ensemble",),
             "scoring": ("Likelihood", "TargetScore", "score_pairs", "score_targets"),
             "translator": ("Translator",),
@@ -47,7 +49,7 @@ def register_pipeline() -> None:
     The pipeline is named and not imported, as transformers has it with its own. `PIPELINE_REGISTRY.register_pipeline`
     would need the class, and would make `save_pretrained` copy its code, which can't do without this package.
     """
-    from transformers import AutoModelForSeq2SeqLM  # here, as the command line reads `limits` before it imports them
+    from transformers import AutoModelForSeq2SeqLM  # here, as importing the package needs neither
     from transformers.pipelines import PIPELINE_REGISTRY
 
     PIPELINE_REGISTRY.supported_tasks[TASK] = {

@@ -11,8 +11,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..checkpoints.loading import named, not_finite
 from .decoding import source_limit, texts_of
-from .pieces import tokenize
-from .sources import check_target_codes, encoder, namers
+from .division import encode_within
+from .reading import check_target_codes, encoder, namers
 
 # Weights grow with the square of the length, and no picture shows that many tokens.
 MAX_TOKENS = 512
@@ -93,7 +93,7 @@ def _token_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, name:
     if name == "source":
         check_target_codes(tokenizer, [text])
     limit = min(MAX_TOKENS, source_limit(model, None, tokenizer))
-    (ids,) = tokenize(encoder(tokenizer, is_target=name == "target"), [text], limit)
+    (ids,) = encode_within(encoder(tokenizer, is_target=name == "target"), [text], limit)
     if ids is None:
         raise ValueError(f"{name} has more than {limit:,} tokens; give one sentence of it")
     return ids

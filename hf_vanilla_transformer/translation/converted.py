@@ -4,12 +4,12 @@ import hashlib
 import json
 import os
 import re
-import sys
 import tempfile
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from huggingface_hub import cached_assets_path
 from transformers.utils import cached_file, logging
 from transformers.utils.hub import extract_commit_hash
 
@@ -21,7 +21,6 @@ from ..interop.marian import is_marian
 
 logger = logging.get_logger(__name__)
 
-FOLDER_VARIABLE = "HF_VANILLA_TRANSFORMER_CACHE"
 # Part of the key of each conversion, to be raised when a conversion writes something else.
 VERSION = 2
 
@@ -53,33 +52,19 @@ def converted(
     if not Path(name).is_dir():
         where["revision"] = extract_commit_hash(config, None) or revision
     try:
-        root = _cache_folder() / "converted"
-        root.mkdir(mode=0o700, parents=True, exist_ok=True)
+        root = cached_assets_path("hf_vanilla_transformer", "converted", "marian")
         folder = root / f"{_readable(name)}-{_key(name, where['revision'])}"
         if not (folder / CONFIG).is_file():
             logger.info(f"{name} is a Marian model; it is converted once, into {folder}.")
             _convert(name, root, folder, where)
     except ConversionError as error:
         raise CheckpointError(f"can't convert {name} ({first_line(error)})") from error
-    except (OSError, RuntimeError) as error:  # RuntimeError: the user has no home directory
+    except OSError as error:
         raise CheckpointError(
             f"can't keep the conversion of {name} ({first_line(error)}); name another folder in the environment "
-            f"variable {FOLDER_VARIABLE}"
+            "variable HF_ASSETS_CACHE"
         ) from error
     return folder
-
-
-def _cache_folder() -> Path:
-    if given := os.environ.get(FOLDER_VARIABLE):
-        return Path(given).expanduser().absolute()
-    if sys.platform == "win32":
-        caches = Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local")
-    elif sys.platform == "darwin":
-        caches = Path.home() / "Library" / "Caches"
-    else:
-        caches = Path(os.environ.get("XDG_CACHE_HOME", ""))
-        caches = caches if caches.is_absolute() else Path.home() / ".cache"  # its specification ignores relative ones
-    return caches / "hf_vanilla_transformer"
 
 
 def _file(name: str | Path, file: str, where: dict[str, Any]) -> str | None:

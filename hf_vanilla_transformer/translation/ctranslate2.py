@@ -14,14 +14,13 @@ import os
 import tempfile
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
@@ -31,15 +30,25 @@ from ..checkpoints.loading import CONFIG, GENERATION_CONFIG, CheckpointError
 from ..errors import first_line
 from ..generation_vanilla_transformer import DEFAULT_MAX_LENGTH, GNMTLengthPenalty, check_settings, sets_length
 from ..interop.base import ConversionError
-from .decoding import NO_HYPOTHESIS, Alignment, OtherModel, Translation, batches_of, check_n_best, on_one_line
-from .limits import check_generation
-from .sources import Piece
+from .backend import (
+    LENGTHS,
+    NO_HYPOTHESIS,
+    Alignment,
+    Backend,
+    Found,
+    Job,
+    Translation,
+    batches_of,
+    check_generation,
+    check_n_best,
+    on_one_line,
+)
+from .reading import Segment
 
 logger = logging.get_logger(__name__)
 
 WEIGHTS, SHARED = "model.bin", "shared_vocabulary.json"
 FIX = "export the model again"
-VARIABLE = "CT2_FORCE_CPU_ISA"
 # Options of a call.
 OPTIONS = (
     *("num_beams", "max_new_tokens", "min_new_tokens", "max_length", "max_extra_length"),
@@ -51,8 +60,8 @@ SETTINGS = {
     "pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id", "transformers_version", "compute_type",
     "renormalize_logits", "_from_model_config",
 }  # fmt: skip
-# Padded source tokens of a batch, times beams, at most, and at least where that makes more batches, in 8 bits and in
-# others; weights of many parameters are only read fast enough for many rows. Speed: docs/performance.md.
+# Padded source tokens of a batch, times beams: at most, and at least if there are more batches for it; in 8 bits and in
+# others. Many parameters need many rows to be read fast enough. Speed: docs/performance.md.
 SIZES = {
     "small": {"int8": (1_024, 128), "other": (2_048, 512)},
     "large": {"int8": (2_048, 512), "other": (4_096, 1_024)},
@@ -71,7 +80,7 @@ class Settings:
 
     Attributes:
         num_beams: 1 is greedy search.
-        n_best: Translations of each piece; None: the best, without a score.
+        n_best: Translations of each segment; None: the best, without a score.
         alignments: Whether translations have them.
         penalty: Alpha of the paper's length penalty, or transformers' exponent.
         length: The option that limits lengths, and its value.
@@ -89,48 +98,113 @@ class Settings:
     begin: int | None
     is_end_forced: bool
 
-    def limit(self, piece: Piece, positions: int) -> int:
-        """Returns how many tokens CTranslate2 may write for a piece, those that it is made to begin with included."""
+    def limit(self, segment: Segment, positions: int) -> int:
+        """Returns how many tokens CTranslate2 may write for a segment, with those that it is made to begin with."""
         name, value = self.length
-        prompt = max(len(piece.prefix), 1)
+        prompt = max(len(segment.prefix), 1)
         total = value if name == "max_length" else prompt + value
         if name == "max_extra_length":
-            total += len(piece.token_ids)
+            total += len(segment.token_ids)
         return max(min(total, positions) - 1 - self.is_end_forced, prompt)
 
-    def exponent(self, pieces: Sequence[Piece]) -> float:
+    def exponent(self, segments: Sequence[Segment]) -> float:
         """Returns the exponent with which length^exponent grows as the penalty does, at the sources' mean length."""
         if not isinstance(self.penalty, GNMTLengthPenalty):
             return self.penalty or LEAST_EXPONENT
-        length = sum(len(piece.token_ids) for piece in pieces) / len(pieces)
+        length = sum(len(segment.token_ids) for segment in segments) / len(segments)
         return self.penalty * length / (5 + length) or LEAST_EXPONENT
 
 
-class Batch(NamedTuple):
-    """Pieces that are translated at the moment, by their numbers; `repeat` searches for some of them again."""
+class Batch:
+    """Segments that CTranslate2 is translating.
 
-    places: list[int]
-    pieces: list[Piece]
-    limits: list[int]
-    exponent: float
-    results: list[Any]
-    repeat: Callable[[list[int]], list[Any]]
+    Args:
+        model: The model.
+        pool: CTranslate2's translator.
+        segments: With prefixes of one length.
+        settings: How to decode.
+    """
+
+    def __init__(self, model: "CTranslate2Model", pool: Any, segments: list[Segment], settings: Settings) -> None:
+        self._model, self._pool, self._segments, self._settings = model, pool, segments, settings
+        self._limits = [settings.limit(segment, model.config.max_position_embeddings) for segment in segments]
+        self._exponent = settings.exponent(segments)
+        self._results = self._search(range(len(segments)))
+
+    def _search(self, places: Sequence[int]) -> list[Any]:
+        """Begins to search for the translations of some segments."""
+        settings, model, segments = self._settings, self._model, [self._segments[place] for place in places]
+        forced = () if settings.begin is None else (settings.begin,)
+        begins = [segment.prefix[1:] or forced for segment in segments]
+        limit = max(self._limits[place] for place in places)
+        results: list[Any] = self._pool.translate_batch(
+            [[model.source[token] for token in segment.token_ids] for segment in segments],
+            [[model.target[token] for token in begin] for begin in begins] if begins[0] else None,
+            asynchronous=True,
+            beam_size=settings.num_beams,
+            num_hypotheses=settings.num_beams,
+            length_penalty=self._exponent,
+            max_input_length=0,  # otherwise sources are cut at 1,024 tokens
+            max_decoding_length=limit,
+            min_decoding_length=min(len(begins[0]) + settings.least, limit),
+            return_scores=settings.num_beams > 1,
+            return_attention=settings.alignments,
+            return_end_token=True,
+        )
+        return results
+
+    def wait(self) -> None:
+        """Waits for the results. Beam searches beyond their segment's limit are repeated within it, with other cuts."""
+        self._results = [one.result() for one in self._results]
+        beyond: dict[int, list[int]] = {}
+        for place, (result, limit) in enumerate(zip(self._results, self._limits, strict=True)):
+            if self._settings.num_beams > 1 and max(map(len, result.hypotheses)) > limit:
+                beyond.setdefault(limit, []).append(place)
+        for places in beyond.values():
+            for place, again in zip(places, self._search(places), strict=True):
+                self._results[place] = again.result()
+
+    def translations(self, tokenizer: PreTrainedTokenizerBase) -> list[list[Translation]]:
+        """Returns the best translations of each segment, by the model's own penalty."""
+        return [self._ranked(tokenizer, *row) for row in zip(self._segments, self._results, self._limits, strict=True)]
+
+    def _ranked(
+        self, tokenizer: PreTrainedTokenizerBase, segment: Segment, result: Any, limit: int
+    ) -> list[Translation]:
+        settings, prompt = self._settings, max(len(segment.prefix) - 1, 0)
+
+        def count(tokens: list[str]) -> int:
+            """Counts what the model wrote, with an end that is forced behind a cut."""
+            is_cut = len(tokens) == limit and tokens[-1] != self._model.config.eos_token
+            return len(tokens) - prompt + (is_cut and settings.is_end_forced)
+
+        def translation(number: int, score: float | None) -> Translation:
+            tokens = result.hypotheses[number][:limit]
+            text = tokenizer.decode([self._model.ids[token] for token in tokens], skip_special_tokens=True)
+            alignment = None
+            if result.attention:
+                source = tuple(self._model.source[token] for token in segment.token_ids)
+                weights = torch.tensor(result.attention[number][prompt : len(tokens)]).reshape(-1, len(source))
+                alignment = Alignment(source, tuple(tokens[prompt:]), weights)
+            return Translation(on_one_line(text), count(tokens), score, alignment)
+
+        if not any(result.scores or ()):  # greedy search has none, nor has a source without tokens
+            return [translation(0, None if settings.n_best is None else 0.0)]
+        scores = [
+            score * len(tokens) ** self._exponent / count(tokens[:limit]) ** settings.penalty
+            for tokens, score in zip(result.hypotheses, result.scores, strict=True)
+        ]
+        best = sorted(range(len(scores)), key=lambda number: -scores[number])[: settings.n_best or 1]
+        if settings.n_best is None:
+            return [translation(best[0], None)]
+        return [translation(one, scores[one]) for one in best if one == best[0] or scores[one] > NO_HYPOTHESIS]
 
 
-class Hypothesis(NamedTuple):
-    """What CTranslate2 found for a piece; `num_tokens` leaves out those that it was made to begin with."""
-
-    ids: list[int]
-    num_tokens: int
-    score: float | None
-    attention: list[list[float]] | None
-
-
-class CTranslate2Model(OtherModel):
+class CTranslate2Model(Backend):
     """A model that CTranslate2 runs. Several threads may use it at the same time.
 
-    On a CPU, each of `threads` translates a batch of its own; in float32, they share a batch that is alone, for which
-    the weights are then held twice.
+    On a CPU, each of `threads` translates a batch of its own. In float32, they share a batch that is alone, and the
+    weights are then held twice.
 
     Args:
         folder: In CTranslate2's format, with generation_config.json.
@@ -141,9 +215,11 @@ class CTranslate2Model(OtherModel):
 
     Raises:
         CheckpointError: The folder is incomplete or damaged.
-        ValueError: The device or the type can't be used, or the model decodes by settings that CTranslate2 hasn't.
+        ValueError: The device or the type can't be used, or CTranslate2 lacks a setting of the model's decoding.
         ImportError: CTranslate2 isn't installed.
     """
+
+    training = False
 
     def __init__(
         self,
@@ -162,9 +238,11 @@ class CTranslate2Model(OtherModel):
         if missing := {"max_position_embeddings", "num_parameters"} - config.keys():
             raise CheckpointError(f"{folder / CONFIG} has no {min(missing)}; {FIX}")
         self.config = SimpleNamespace(**config)
-        self._source, self._target = _vocabularies(folder)
-        self._ids = {token: number for number, token in enumerate(self._target)}
-        self._end = config["eos_token"]
+        # Tokens by their ids: a tokenizer may name them otherwise.
+        shared = (folder / SHARED).is_file()
+        sides = [_read(folder, SHARED if shared else f"{side}_vocabulary.json") for side in ("source", "target")]
+        self.source, self.target = sides
+        self.ids = {token: number for number, token in enumerate(self.target)}
         self.threads = (threads or torch.get_num_threads()) if self.device.type == "cpu" else 1
         self._process = os.getpid()
         self._pools: dict[tuple[int, int], Any] = {}
@@ -177,7 +255,7 @@ class CTranslate2Model(OtherModel):
             compute_type=compute_type,
             max_queued_batches=-1,
         )
-        self.dtype = self._pool((self.threads, 1)).compute_type
+        self.dtype: str = self._pool((self.threads, 1)).compute_type
 
     @classmethod
     def converted(
@@ -236,43 +314,42 @@ class CTranslate2Model(OtherModel):
         return {"settings": Settings(num_beams, n_best, alignments, penalty, length, least, *forced)}
 
     # ---- Searching ----
-    def search(
-        self,
-        tokenizer: PreTrainedTokenizerBase,
-        windows: Iterator[list[Piece]],
-        options: dict[str, Any],
-        *,
-        batch_size: int | None,
-        batch_tokens: int | None,
-        lock: AbstractContextManager[Any],
-    ) -> Iterator[tuple[list[int], list[list[Translation]]]]:
-        """Translates pieces as `OtherModel.search` says: while some are translated, the next ones are tokenized."""
-        settings: Settings = options["settings"]
+    def search(self, job: Job) -> Iterator[Found]:
+        """Translates the segments of a job: while some are translated, the next ones are tokenized."""
+        settings: Settings = job.options["settings"]
+        batch_size = job.batch_size
         if settings.alignments and settings.num_beams > 1:
             batch_size = 1  # CTranslate2 4.8 mixes up what the first tokens of a batch attend to
-        working: deque[Batch] = deque()
+        working: deque[tuple[list[int], Batch]] = deque()
+
+        def ended() -> Found:
+            numbers, batch = working.popleft()
+            batch.wait()
+            with job.lock:
+                return numbers, batch.translations(job.tokenizer)
+
         first = 0
-        for window in windows:
-            most = (batch_tokens or self._tokens(window, settings.num_beams)) // settings.num_beams
+        for window in job.windows:
+            most = (job.batch_tokens or self._tokens(window, settings.num_beams)) // settings.num_beams
             groups = list(batches_of(window, batch_size, max(most, 1), int))
             shares = len(groups) == 1 and self.dtype == "float32"
             pool = self._pool((1, self.threads) if shares else (self.threads, 1))
             for group in groups:
-                places = [first + number for number in group]
-                working.append(self._begun(pool, places, [window[number] for number in group], settings))
+                batch = Batch(self, pool, [window[place] for place in group], settings)
+                working.append(([first + place for place in group], batch))
                 if len(working) >= self.threads * BATCHES_IN_FLIGHT:
-                    yield self._ended(working.popleft(), settings, tokenizer, lock)
+                    yield ended()
             first += len(window)
         while working:
-            yield self._ended(working.popleft(), settings, tokenizer, lock)
+            yield ended()
 
-    def _tokens(self, pieces: list[Piece], num_beams: int) -> int:
+    def _tokens(self, segments: list[Segment], num_beams: int) -> int:
         """Returns tokens of a batch, times beams: many, as products want, with as many batches for each thread."""
         if self.device.type == "cuda":
             return TOKENS_ON_GPU
         sizes = SIZES["large" if self.config.num_parameters > MANY_PARAMETERS else "small"]
         most, fewest = sizes["int8" if self.dtype.startswith("int8") else "other"]
-        total = sum(len(piece.token_ids) for piece in pieces) * num_beams
+        total = sum(len(segment.token_ids) for segment in segments) * num_beams
         number = min(self.threads * math.ceil(total / (most * self.threads)), max(total // fewest, 1))
         return math.ceil(ROOM_FOR_PADDING * total / max(number, 1))
 
@@ -290,118 +367,22 @@ class CTranslate2Model(OtherModel):
                     del self._open  # and the files that it holds
         return self._pools[shape]
 
-    def _begun(self, pool: Any, places: list[int], pieces: list[Piece], settings: Settings) -> Batch:
-        limits = [settings.limit(piece, self.config.max_position_embeddings) for piece in pieces]
-        exponent = settings.exponent(pieces)
-
-        def translate(chosen: list[int]) -> list[Any]:
-            prefixes = [self._prefix(pieces[number], settings) for number in chosen]
-            limit = max(limits[number] for number in chosen)
-            return pool.translate_batch(
-                [[self._source[token] for token in pieces[number].token_ids] for number in chosen],
-                prefixes if prefixes[0] else None,
-                asynchronous=True,
-                beam_size=settings.num_beams,
-                num_hypotheses=settings.num_beams,
-                length_penalty=exponent,
-                max_input_length=0,  # otherwise sources are cut at 1,024 tokens
-                max_decoding_length=limit,
-                min_decoding_length=min(len(prefixes[0]) + settings.least, limit),
-                return_scores=settings.num_beams > 1,
-                return_attention=settings.alignments,
-                return_end_token=True,
-            )
-
-        return Batch(places, pieces, limits, exponent, translate(list(range(len(pieces)))), translate)
-
-    def _prefix(self, piece: Piece, settings: Settings) -> list[str]:
-        begin = piece.prefix[1:] or (() if settings.begin is None else (settings.begin,))
-        return [self._target[token] for token in begin]
-
-    def _ended(
-        self, batch: Batch, settings: Settings, tokenizer: PreTrainedTokenizerBase, lock: AbstractContextManager[Any]
-    ) -> tuple[list[int], list[list[Translation]]]:
-        """Waits for a batch and makes its translations."""
-        results = [one.result() for one in batch.results]
-        if settings.num_beams > 1:
-            _search_again(batch, results)
-        found = [
-            self._ranked(piece, result, limit, batch.exponent, settings)
-            for piece, result, limit in zip(batch.pieces, results, batch.limits, strict=True)
-        ]
-        with lock:
-            texts = iter(tokenizer.batch_decode([one.ids for row in found for one in row], skip_special_tokens=True))
-        lists = [
-            [
-                Translation(on_one_line(next(texts)), one.num_tokens, one.score, self._alignment(piece, one))
-                for one in row
-            ]
-            for piece, row in zip(batch.pieces, found, strict=True)
-        ]
-        return batch.places, lists
-
-    def _ranked(self, piece: Piece, result: Any, limit: int, exponent: float, settings: Settings) -> list[Hypothesis]:
-        """Returns the best hypotheses of a piece, by the model's own penalty."""
-        prompt = max(len(piece.prefix) - 1, 0)
-        nothing = [None] * len(result.hypotheses)
-        has_scores = any(result.scores or ())  # neither has greedy search, nor a source without tokens
-
-        def hypothesis(number: int, score: float | None) -> Hypothesis:
-            tokens = result.hypotheses[number][:limit]
-            attention = (result.attention or nothing)[number]
-            return Hypothesis([self._ids[token] for token in tokens], count(tokens), score, attention)
-
-        def count(tokens: list[str]) -> int:
-            is_cut = len(tokens) == limit and tokens[-1] != self._end
-            return len(tokens) - prompt + (is_cut and settings.is_end_forced)
-
-        if not has_scores:
-            return [hypothesis(0, None if settings.n_best is None else 0.0)]
-        scores = [
-            score * len(tokens) ** exponent / count(tokens[:limit]) ** settings.penalty
-            for tokens, score in zip(result.hypotheses, result.scores, strict=True)
-        ]
-        best = sorted(range(len(scores)), key=lambda number: -scores[number])[: settings.n_best or 1]
-        if settings.n_best is None:
-            return [hypothesis(best[0], None)]
-        return [hypothesis(one, scores[one]) for one in best if one == best[0] or scores[one] > NO_HYPOTHESIS]
-
-    def _alignment(self, piece: Piece, found: Hypothesis) -> Alignment | None:
-        if found.attention is None:
-            return None
-        written = slice(max(len(piece.prefix) - 1, 0), len(found.ids))
-        weights = torch.tensor(found.attention[written]).reshape(-1, len(piece.token_ids))
-        source, target = (self._source[token] for token in piece.token_ids), found.ids[written]
-        return Alignment(tuple(source), tuple(self._target[token] for token in target), weights)
-
     # ---- Forced decoding ----
     def log_probabilities(self, sources: list[list[int]], targets: list[list[int]]) -> list[float]:
-        """Returns how probable each target is, in nats; tokens of sources and targets end with `</s>`."""
+        """Returns how probable each target is, in nats; the tokens of sources and targets end with `</s>`."""
         scores = self._pool((self.threads, 1)).score_batch(
-            [[self._source[token] for token in row] for row in sources],
-            [[self._target[token] for token in row[:-1]] for row in targets],  # the end is added there
+            [[self.source[token] for token in row] for row in sources],
+            [[self.target[token] for token in row[:-1]] for row in targets],  # the end is added there
             max_input_length=0,
         )
         return [sum(one.log_probs) for one in scores]
 
 
-def _search_again(batch: Batch, results: list[Any]) -> None:
-    """Repeats the searches that went beyond a piece's limit: within it, other hypotheses would have been cut."""
-    beyond: dict[int, list[int]] = {}
-    for number, (result, limit) in enumerate(zip(results, batch.limits, strict=True)):
-        if max(map(len, result.hypotheses)) > limit:
-            beyond.setdefault(limit, []).append(number)
-    for numbers in beyond.values():
-        for number, again in zip(numbers, batch.repeat(numbers), strict=True):
-            results[number] = again.result()
-
-
 def _length(options: Mapping[str, Any], config: GenerationConfig) -> tuple[str, int]:
     """Returns the option that limits lengths and its value: a call's, or else the model's."""
-    names = ("max_new_tokens", "max_length", "max_extra_length")
-    limits_length = sets_length(config)  # otherwise, transformers' default may have been written into it
-    own = {name: getattr(config, name, None) for name in (names if limits_length else names[2:])}
-    given = ((name, source.get(name)) for source in (options, own) for name in names)
+    # transformers' default may have been written into the model's.
+    own = {name: getattr(config, name, None) for name in (LENGTHS if sets_length(config) else LENGTHS[2:])}
+    given = ((name, source.get(name)) for source in (options, own) for name in LENGTHS)
     return next(((name, value) for name, value in given if value is not None), ("max_length", DEFAULT_MAX_LENGTH))
 
 
@@ -436,13 +417,14 @@ def check_compute_type(device: torch.device, compute_type: str) -> None:
 
 
 def _library() -> Any:
-    """Imports CTranslate2, which reads the variable when it computes for the first time.
+    """Imports CTranslate2, with AVX-512 on AMD's processors, unless the user's environment chooses.
 
-    By itself, it doesn't use AVX-512. On processors of AMD, that makes batches up to a quarter faster.
+    By itself, it doesn't use AVX-512 there; batches are up to a quarter faster with it. The variable is read at the
+    first computation.
     """
     cpu = Path("/proc/cpuinfo")
     if torch.backends.cpu.get_cpu_capability() == "AVX512" and cpu.is_file() and "AuthenticAMD" in cpu.read_text():
-        os.environ.setdefault(VARIABLE, "AVX512")
+        os.environ.setdefault("CT2_FORCE_CPU_ISA", "AVX512")
     try:
         return import_module("ctranslate2")
     except ImportError as error:
@@ -452,7 +434,7 @@ def _library() -> Any:
 
 
 def _generation_config(folder: Path) -> GenerationConfig:
-    """Reads how a model decodes, and refuses what CTranslate2 hasn't."""
+    """Reads how a model decodes, and refuses what CTranslate2 lacks."""
     config = GenerationConfig(**_read(folder, GENERATION_CONFIG))
     given = config.to_diff_dict()
     unknown = sorted(name for name in given.keys() - SETTINGS if given[name])
@@ -461,7 +443,7 @@ def _generation_config(folder: Path) -> GenerationConfig:
     unknown += ["several eos_token_id"] if isinstance(config.eos_token_id, list) and config.eos_token_id[1:] else []
     if unknown:
         raise ValueError(
-            f"the model's generation config has {', '.join(unknown)}, which the backend ctranslate2 hasn't; use the "
+            f"the model's generation config has {', '.join(unknown)}, which the backend ctranslate2 lacks; use the "
             'backend "engine", or change the generation config'
         )
     if (config.num_beams or 1) > 1 and config.early_stopping is not True:
@@ -470,12 +452,6 @@ def _generation_config(folder: Path) -> GenerationConfig:
             "end as with True."
         )
     return config
-
-
-def _vocabularies(folder: Path) -> list[list[str]]:
-    """Reads the tokens of the source and of the target, by their ids: a tokenizer may name them otherwise."""
-    shared = (folder / SHARED).is_file()
-    return [_read(folder, SHARED if shared else f"{side}_vocabulary.json") for side in ("source", "target")]
 
 
 def _read(folder: Path, name: str) -> Any:

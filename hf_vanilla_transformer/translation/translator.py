@@ -1,4 +1,4 @@
-"""A model to translate with: it owns model and tokenizer, where `evaluation.translation` has the functions.
+"""A model to translate with.
 
     translator = Translator("Helsinki-NLP/opus-mt-en-de")
     translator("It is half past three.")  # a string; a list gives a list, and a generator a stream
@@ -6,8 +6,9 @@
 A Marian model, such as this one, is converted on first use.
 """
 
+import os
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +23,10 @@ from ..engine import attach, attach_if_supported
 from ..errors import first_line
 from ..interop.marian import from_marian
 from . import decoding
+from .backend import Translation, check_number
 from .converted import converted
 from .ctranslate2 import CTranslate2Model, check_compute_type, is_exported
-from .decoding import Translation
-from .limits import check_limit
-from .sources import check_splitting, check_target_codes, target_code
+from .reading import check_splitting, check_target_codes, target_code
 
 logger = logging.get_logger(__name__)
 
@@ -41,12 +41,18 @@ Result = str | Translation | list[Translation]
 
 
 class Turns:
-    """A lock that goes from thread to thread: who has just had it doesn't get it again while others wait."""
+    """A lock that threads get in turns: a thread that has just released it doesn't get it again while others wait.
+
+    In a forked process it is free: a thread that held it isn't there.
+    """
 
     def __init__(self) -> None:
         self._waiting, self._working = threading.Lock(), threading.Lock()
+        self._process = os.getpid()
 
     def __enter__(self) -> None:
+        if self._process != os.getpid():
+            self.__init__()  # type: ignore[misc]
         with self._waiting:
             self._working.acquire()
 
@@ -75,8 +81,8 @@ class Translator:
     Args:
         model: A folder that `save_pretrained` wrote or a name on the Hub, of any sequence-to-sequence model; or a
             model, a `PeftModel` among them. A folder or name of a Marian model (Helsinki-NLP/opus-mt-...) is converted
-            once, into the user's cache: `~/.cache/hf_vanilla_transformer/converted`, or below `$XDG_CACHE_HOME` or
-            `$HF_VANILLA_TRANSFORMER_CACHE`. Or a folder that `vanilla-transformer export --to ctranslate2` wrote.
+            once, into huggingface_hub's cache of assets (`$HF_HOME/assets`). Or a folder that
+            `vanilla-transformer export --to ctranslate2` wrote.
         device: Where it translates; None: CUDA where it is available, else the CPU; a model that is given stays where
             it is, or moves if a device is named.
         compute_type: As for `engine.attach`: "default" computes in the type of the weights, "int8" with weights of 8
@@ -203,8 +209,10 @@ class Translator:
             ValueError: As a call; options are checked at once.
             ImportError: As a call.
         """
-        check_limit("batch_size", window)
-        self._check(options)
+        check_number("window", window)
+        check_splitting(options.get("split_sentences"))
+        if options.get("target_lang") is not None:
+            target_code(self.tokenizer, options["target_lang"])
         if not isinstance(options.get("prefix"), str | None):
             raise ValueError("prefix has to be one string for a stream, or give the texts as a list")
         return self._stream(texts, window, options)
@@ -217,20 +225,19 @@ class Translator:
                 first += len(part)
                 bar.update(len(part))
 
-    def _check(self, options: dict[str, Any]) -> None:
-        """Checks the options that need no text."""
-        check_splitting(options.get("split_sentences"))
-        if options.get("target_lang") is not None:
-            target_code(self.tokenizer, options["target_lang"])
-
     def _translate(self, texts: Iterable[str], options: dict[str, Any], first: int = 0) -> list[Any]:
         texts = decoding.texts_of("sentences", texts, first)
         if options.get("target_lang") is None:
             check_target_codes(self.tokenizer, texts, first)
         with self._bar(len(texts), options) as bar:
             given = {name: value for name, value in options.items() if name != "progress_bar"}
-            given["progress"] = _both(bar.update, options.get("progress"))
-            rows = decoding.decode(self.model, self.tokenizer, texts, lock=self._turns, **given)
+            progress = given.pop("progress", None) or (lambda number: None)
+
+            def tell(number: int) -> None:
+                bar.update(number)
+                progress(number)
+
+            rows = decoding.decode(self.model, self.tokenizer, texts, lock=self._turns, progress=tell, **given)
         if options.get("n_best") is not None:
             return rows
         return [row[0] if options.get("alignments") else row[0].text for row in rows]
@@ -339,15 +346,6 @@ def _windows(texts: Iterable[str], window: int) -> Iterator[list[str]]:
             part, size = [], 0
     if part:
         yield part
-
-
-def _both(update: Callable[[int], object], progress: Callable[[int], object] | None) -> Callable[[int], object]:
-    def call(number: int) -> None:
-        update(number)
-        if progress is not None:
-            progress(number)
-
-    return call
 
 
 __all__ = ["DeviceError", "Translation", "Translator"]

@@ -7,7 +7,7 @@ from itertools import chain
 
 import pytest
 import torch
-from opus_mt import opus_mt_folder
+from opus_mt import opus_mt_folder, use_cache
 from random_models import new_model
 
 from hf_vanilla_transformer import cli
@@ -219,7 +219,9 @@ def test_a_models_own_settings_are_refused(tokenizer, setting, named):
     model = new_model(len(tokenizer))
     for name, value in setting.items():
         setattr(model.generation_config, name, value)
-    with pytest.raises(ValueError, match=f"the model's generation config has {named}, which the backend ctranslate2"):
+    with pytest.raises(
+        ValueError, match=f"the model's generation config has {named}, which the backend ctranslate2 lacks"
+    ):
         Translator(model, tokenizer=tokenizer, backend="ctranslate2")
 
 
@@ -276,7 +278,7 @@ def test_an_incomplete_folder_is_refused(exported, tmp_path):
 
 @pytest.mark.parametrize("separate", [False, True], ids=["one vocabulary", "two vocabularies"])
 def test_opus_mt_folders(tmp_path, separate, monkeypatch, caplog):
-    monkeypatch.setenv("HF_VANILLA_TRANSFORMER_CACHE", str(tmp_path / "cache"))
+    use_cache(monkeypatch, tmp_path / "cache")
     folder = opus_mt_folder(tmp_path / "opus-mt", separate_vocabs=separate)
     texts = ["A man is riding a bicycle.", "It costs 3.50 euros, or 1,000 in total!", "The children"]
     own, other = Translator(folder, "cpu"), Translator(folder, "cpu", backend="ctranslate2")
@@ -288,7 +290,7 @@ def test_opus_mt_folders(tmp_path, separate, monkeypatch, caplog):
 
 
 def test_target_languages(tmp_path, monkeypatch):
-    monkeypatch.setenv("HF_VANILLA_TRANSFORMER_CACHE", str(tmp_path / "cache"))
+    use_cache(monkeypatch, tmp_path / "cache")
     folder = opus_mt_folder(tmp_path / "opus-mt", multi_target=True)
     own, other = Translator(folder, "cpu"), Translator(folder, "cpu", backend="ctranslate2")
     for options in ({"target_lang": "deu"}, {"target_lang": ">>fra<<"}):

@@ -9,7 +9,8 @@ import torch.nn.functional as F
 from random_models import TEXTS, new_model
 from transformers.utils import ModelOutput
 
-from hf_vanilla_transformer.translation.decoding import Translation, batches, decode, translate
+from hf_vanilla_transformer.translation.backend import Translation, batches
+from hf_vanilla_transformer.translation.decoding import decode, translate
 from hf_vanilla_transformer.translation.ensembles import ensemble
 from hf_vanilla_transformer.translation.scoring import score_targets
 

@@ -14,7 +14,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from opus_mt import CODES, marian_tokenizer, opus_mt_folder
+from opus_mt import CODES, marian_tokenizer, opus_mt_folder, use_cache
 from random_models import TEXTS, new_model
 from transformers import MarianConfig, MarianMTModel, pipeline
 from transformers.pipelines import PIPELINE_REGISTRY
@@ -22,9 +22,10 @@ from transformers.pipelines import PIPELINE_REGISTRY
 from hf_vanilla_transformer import VanillaTransformerForConditionalGeneration, engine
 from hf_vanilla_transformer.checkpoints.loading import CheckpointError
 from hf_vanilla_transformer.data.hub_names import HubError
-from hf_vanilla_transformer.translation import converted, register_pipeline, sources
+from hf_vanilla_transformer.translation import converted, reading, register_pipeline
 from hf_vanilla_transformer.translation.attention import attention_of
-from hf_vanilla_transformer.translation.decoding import Translation, translate
+from hf_vanilla_transformer.translation.backend import Translation
+from hf_vanilla_transformer.translation.decoding import translate
 from hf_vanilla_transformer.translation.ensembles import ensemble
 from hf_vanilla_transformer.translation.scoring import score_pairs
 from hf_vanilla_transformer.translation.translator import DeviceError, Translator
@@ -190,7 +191,7 @@ def test_prefixes_that_cannot_be(translator, prefix, message):
 # Paragraphs
 
 
-needs_sentencex = pytest.mark.skipif(sources.sentencex is None, reason="sentencex, which splits sentences, is missing")
+needs_sentencex = pytest.mark.skipif(reading.sentencex is None, reason="sentencex, which splits sentences, is missing")
 
 
 @needs_sentencex
@@ -211,13 +212,13 @@ def test_paragraphs_are_translated_sentence_by_sentence_and_keep_their_lines(tra
 @needs_sentencex
 @pytest.mark.parametrize("text", [" " * 200_000, "e.g. " * 50_000])
 def test_splitting_takes_no_longer_than_the_text_is_long(text):
-    list(sources.split_sentences(text, "en"))
+    list(reading.split_sentences(text, "en"))
 
 
 @needs_sentencex
 @given(st.text(alphabet=st.one_of(st.sampled_from("aB .!?\n\r\t\"'。、3"), st.characters(codec="utf-8"))))
 def test_splitting_loses_nothing_but_white_space(text):
-    split = list(sources.split_sentences(text, "en"))
+    split = list(reading.split_sentences(text, "en"))
     assert "".join("".join(sentence for _, sentence in split).split()) == "".join(text.split())
     assert all(sentence == sentence.strip() != "" and not re.search(r"[\r\n]", sentence) for _, sentence in split)
     assert all(not gap.strip("\r\n") for gap, _ in split)
@@ -225,7 +226,7 @@ def test_splitting_loses_nothing_but_white_space(text):
 
 
 def test_without_sentencex_the_error_says_what_to_install(translator, monkeypatch):
-    monkeypatch.setattr(sources, "sentencex", None)
+    monkeypatch.setattr(reading, "sentencex", None)
     with pytest.raises(ImportError, match=r"needs sentencex.*pip install '.\[sentences\]'"):
         translator("it", split_sentences="en")
     assert isinstance(translator("it", **SHORT), str)
@@ -342,9 +343,8 @@ def test_other_architectures_and_ensembles_translate(tokenizer):
 
 @pytest.fixture
 def cache(tmp_path, monkeypatch):
-    folder = tmp_path / "cache"
-    monkeypatch.setenv("HF_VANILLA_TRANSFORMER_CACHE", str(folder))
-    return folder / "converted"
+    use_cache(monkeypatch, tmp_path / "cache")
+    return tmp_path / "cache/hf_vanilla_transformer/converted/marian"
 
 
 @pytest.fixture(scope="module")
@@ -368,7 +368,7 @@ def test_a_marian_folder_is_converted_once(marian_folder, cache, monkeypatch):
     assert Translator(marian_folder, "cpu")(OPUS_TEXTS, **FEW) == translator(OPUS_TEXTS, **FEW)
 
 
-def test_a_marian_folder_that_changes_is_converted_anew(marian_folder, cache, tmp_path):
+def test_a_marian_folder_that_changes_is_converted_again(marian_folder, cache, tmp_path):
     source = tmp_path / "own"
     shutil.copytree(marian_folder, source)
     before = Translator(source, "cpu")
@@ -436,7 +436,7 @@ def many(tmp_path_factory):
     root = tmp_path_factory.mktemp("many")
     folder = opus_mt_folder(root / "opus-mt-en-mul", multi_target=True)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("HF_VANILLA_TRANSFORMER_CACHE", str(root / "cache"))
+        use_cache(patch, root / "cache")
         return Translator(folder, "cpu")
 
 
@@ -462,7 +462,7 @@ def test_every_piece_of_a_text_has_its_target_language(many, monkeypatch):
     first = [many.tokenizer.convert_ids_to_tokens(row[0]) for row in seen]
     assert sorted(set(first)) == [">>deu<<", ">>fra<<"]
     assert first.count(">>deu<<") == first.count(">>fra<<") == warned[0][1] > 1
-    if sources.sentencex is not None:
+    if reading.sentencex is not None:
         seen.clear()
         many(f">>fra<< {long}", split_sentences="en", **FEW)
         assert {many.tokenizer.convert_ids_to_tokens(row[0]) for row in seen} == {">>fra<<"}
@@ -495,7 +495,7 @@ def test_threads_that_read_sources_and_targets(tmp_path, cache, separate):
         "score": lambda: [
             one.log_probability for one in score_pairs(translator.model, translator.tokenizer, OPUS_TEXTS, OPUS_TEXTS)
         ],
-        "read": lambda: sources.encoder(translator.tokenizer)(OPUS_TEXTS * 100),
+        "read": lambda: reading.encoder(translator.tokenizer)(OPUS_TEXTS * 100),
         "attention": lambda: attention_of(translator.model, translator.tokenizer, "A man", "Ein Mann").target_pieces,
     }
     wanted, wrong = {name: job() for name, job in jobs.items()}, []
@@ -555,11 +555,11 @@ def test_the_command_translates_paragraphs_and_into_a_language(many, checkpoint,
     assert capsys.readouterr().out == many(">>fra<< A man is riding.", **FEW).replace("\n", " ") + "\n"
     assert cli.main([*command, "A man is riding."]) == 2
     assert "doesn't say which; give target_lang" in capsys.readouterr().err
-    if sources.sentencex is not None:
+    if reading.sentencex is not None:
         two = "A man is riding. Who is the boy?"
         assert cli.main([*command, "--target-lang", "fra", "--split-sentences", "en", two]) == 0
         assert capsys.readouterr().out == many(two, target_lang="fra", split_sentences="en", **FEW) + "\n"
-    monkeypatch.setattr(sources, "sentencex", None)
+    monkeypatch.setattr(reading, "sentencex", None)
     assert cli.main([*command, "--target-lang", "fra", "--split-sentences", "en", "A man."]) == 2
     assert "pip install" in capsys.readouterr().err
     assert common.PROGRAM == "vanilla-transformer"

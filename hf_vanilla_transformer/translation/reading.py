@@ -1,15 +1,16 @@
 """What a model reads of each text: sentences of paragraphs, target languages, and pieces of what is too long."""
 
+import os
 import re
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from transformers import PreTrainedTokenizerBase
 
 from ..errors import did_you_mean, install
-from .pieces import Encode, divide, join, tokenize
+from .division import Encode, divide, encode_within, join
 
 try:
     import sentencex
@@ -20,21 +21,22 @@ except ImportError:  # an extra
 CODE = re.compile(r"\s*(>>[^\s<>]+<<)")
 LINE_BREAKS = re.compile(r"([\r\n]+)")
 CODES_PER_ERROR = 10
-# Held while any tokenizer reads texts: those with two sides, such as MarianTokenizer, switch from one to the other and
-# back for a target, and padding and truncation of the others are settings that one call after the other changes.
+# Held while any tokenizer reads texts: MarianTokenizer and the like switch to the target's side and back, and padding
+# and truncation of the others are settings that one call after the other changes.
 _READING = threading.RLock()
-
+if hasattr(os, "register_at_fork"):  # a forked process has no other thread that would release it
+    os.register_at_fork(before=_READING.acquire, after_in_parent=_READING.release, after_in_child=_READING.release)
 
 Namer = Callable[[Sequence[int]], list[str]]  # ids -> tokens
 
 
-class Piece(NamedTuple):
-    """What is translated at a time: a sentence, nearly always.
+class Segment(NamedTuple):
+    """What is translated as one: nearly always a sentence.
 
     Attributes:
-        text: The index of its text.
+        text: The number of its text.
         token_ids: Its tokens.
-        gap: What stands before it in the text, where that has to stay: line breaks, or nothing.
+        gap: Line breaks that stand before it in the text.
         prefix: Tokens that its translation has to begin with.
     """
 
@@ -46,12 +48,12 @@ class Piece(NamedTuple):
 
 @dataclass(frozen=True)
 class Reader:
-    """Makes pieces of texts.
+    """Makes segments of texts.
 
     Attributes:
         tokenizer: The model's.
-        limit: Tokens of a piece at most.
-        target_code: What each text begins with that has no target language of its own, ">>deu<<" say, or nothing.
+        limit: Tokens of a segment at most.
+        target_code: Begins each text that has no target language of its own, ">>deu<<" for instance; "": nothing does.
         sentence_language: The language by whose rules texts are split into sentences; None: they aren't.
     """
 
@@ -60,61 +62,53 @@ class Reader:
     target_code: str = ""
     sentence_language: str | None = None
 
-    def pieces(
+    def segments(
         self, texts: Sequence[str], prefixes: Sequence[tuple[int, ...]], first: int = 0
-    ) -> tuple[list[Piece], dict[int, int]]:
-        """Divides and tokenizes texts; one that is empty or white space has no pieces.
+    ) -> tuple[list[Segment], dict[int, int]]:
+        """Divides and tokenizes texts; one that is empty or white space has no segments.
 
         Args:
             texts: The texts.
-            prefixes: For each, the tokens that its translation has to begin with.
+            prefixes: Tokens that each text's translation has to begin with.
             first: The number of the first text.
 
         Returns:
-            The pieces, and for the index of each text that has something too long the pieces that it became.
+            The segments, in the order of the texts; and for the number of each text with something too long, the number
+            of its pieces.
         """
-        rows = [(index, *row) for index, text in enumerate(texts) for row in self._sentences(text)]
-        encoded = tokenize(self._encode, [_with_code(code, sentence) for _, _, code, sentence in rows], self.limit)
-        pieces: list[Piece] = []
+        rows = [(number, *row) for number, text in enumerate(texts, first) for row in self._sentences(text)]
+        encoded = encode_within(self._encode, [_with_code(code, text) for _, _, code, text in rows], self.limit)
+        segments: list[Segment] = []
         divided: dict[int, int] = {}
-        begun: set[int] = set()
-        for (place, gap, code, sentence), ids in zip(rows, encoded, strict=True):
-            index = first + place
-            parts = self._divided(code, sentence) if ids is None else [ids]
-            if len(parts) > 1:
-                divided[index] = divided.get(index, 0) + len(parts)
-            for number, part in enumerate(parts):
-                pieces.append(
-                    Piece(index, part, "" if number else gap, () if index in begun else prefixes[index - first])
-                )
-                begun.add(index)
-        return pieces, divided
+        for (number, gap, code, sentence), ids in zip(rows, encoded, strict=True):
+            pieces = self._divided(code, sentence) if ids is None else [ids]
+            if len(pieces) > 1:
+                divided[number] = divided.get(number, 0) + len(pieces)
+            for piece in pieces:
+                is_first = not segments or segments[-1].text != number
+                segments.append(Segment(number, piece, gap, prefixes[number - first] if is_first else ()))
+                gap = ""
+        return segments, divided
 
     def _sentences(self, text: str) -> Iterator[tuple[str, str, str]]:
-        """Yields what stands before each sentence, its target language, and the sentence."""
-        code, rest = self.target_code, text
+        """Yields the line breaks before each sentence, its target language, and the sentence."""
+        code = self.target_code
         if target_codes(self.tokenizer) and (match := CODE.match(text)):
-            code, rest = match[1], text[match.end() :].lstrip()
+            code, text = match[1], text[match.end() :].lstrip()
         if self.sentence_language is not None:
-            yield from ((gap, code, sentence) for gap, sentence in split_sentences(rest, self.sentence_language))
-        elif rest.strip():
-            yield "", code, rest
+            yield from ((gap, code, sentence) for gap, sentence in split_sentences(text, self.sentence_language))
+        elif text.strip():
+            yield "", code, text
 
     def _divided(self, code: str, sentence: str) -> list[list[int]]:
-        return divide(lambda parts: self._encode([_with_code(code, part) for part in parts]), sentence, self.limit)
+        return divide(lambda pieces: self._encode([_with_code(code, one) for one in pieces]), sentence, self.limit)
 
     def _encode(self, texts: list[str]) -> list[list[int]]:
         return encoder(self.tokenizer)(texts)
 
 
 def encoder(tokenizer: PreTrainedTokenizerBase, *, is_target: bool = False, **options: Any) -> Encode:
-    """Returns the function that tokenizes sources, or targets, from any thread.
-
-    Args:
-        tokenizer: The tokenizer.
-        is_target: Whether the texts are in the target language.
-        **options: For the tokenizer.
-    """
+    """Returns the function that tokenizes sources, or targets, from any thread; `options` are the tokenizer's."""
     if isinstance(tokenizer, PreTrainedTokenizerBase):  # long texts are divided, so no warning is due
         options = {"verbose": False, "return_attention_mask": False, "return_token_type_ids": False, **options}
 
@@ -134,12 +128,11 @@ def namers(tokenizer: PreTrainedTokenizerBase) -> tuple[Namer, Namer]:
     """Returns what names the tokens of a source and those of a target, each by its own vocabulary if there are two."""
     if not getattr(tokenizer, "separate_vocabs", False):
         return (lambda ids: list(tokenizer.convert_ids_to_tokens(ids)),) * 2
-    return _namer(tokenizer.get_vocab()), _namer(tokenizer.target_encoder)
-
-
-def _namer(vocabulary: Mapping[str, int]) -> Namer:
-    names = {number: token for token, number in vocabulary.items()}
-    return lambda ids: [names.get(number, "") for number in ids]
+    source, target = (
+        {number: token for token, number in vocabulary.items()}
+        for vocabulary in (tokenizer.get_vocab(), tokenizer.target_encoder)
+    )
+    return (lambda ids: [source.get(one, "") for one in ids]), (lambda ids: [target.get(one, "") for one in ids])
 
 
 def _with_code(code: str, text: str) -> str:
@@ -148,16 +141,12 @@ def _with_code(code: str, text: str) -> str:
 
 # ---- Target languages ----
 def target_codes(tokenizer: PreTrainedTokenizerBase) -> list[str]:
-    """Returns the codes of a model with several target languages, ">>deu<<" and so on; none where there is but one."""
+    """Returns the codes of a model with several target languages, ">>deu<<" and so on; none if it has only one."""
     return list(getattr(tokenizer, "supported_language_codes", None) or [])
 
 
 def target_code(tokenizer: PreTrainedTokenizerBase, target_lang: str) -> str:
-    """Returns the code of a target language.
-
-    Args:
-        tokenizer: The model's.
-        target_lang: The language as the model has it, such as "deu" or ">>deu<<".
+    """Returns the code of a target language, given as "deu" or ">>deu<<".
 
     Raises:
         ValueError: The model has no such target language, or no codes at all.
@@ -185,11 +174,10 @@ def check_target_codes(tokenizer: PreTrainedTokenizerBase, texts: Iterable[str],
         first: The number of the first one, for errors.
 
     Raises:
-        ValueError: One has none, or one that the model doesn't have.
+        ValueError: A text has no code, or an unknown one.
     """
     if not (codes := target_codes(tokenizer)):
         return
-    known = set(codes)
     for index, text in enumerate(texts, start=first):
         if not text.strip():
             continue
@@ -198,7 +186,7 @@ def check_target_codes(tokenizer: PreTrainedTokenizerBase, texts: Iterable[str],
                 f"the model has several target languages, and sentences[{index}] doesn't say which; give target_lang, "
                 f"or begin the text with its code: {_some(codes)}"
             )
-        if match[1] not in known:
+        if match[1] not in codes:
             raise ValueError(
                 f"sentences[{index}] begins with {match[1]}, but the model's codes are {_some(codes)}"
                 f"{did_you_mean(match[1], codes)}"
@@ -212,52 +200,40 @@ def _some(codes: list[str]) -> str:
 
 # ---- Sentences ----
 def check_splitting(language: str | None) -> None:
-    """Checks that texts can be split into sentences.
-
-    Args:
-        language: The texts' language, by its two letters in ISO 639-1; None: nothing is to be split.
+    """Checks the language by whose rules texts are split into sentences; None: they aren't.
 
     Raises:
-        ValueError: It is something else.
+        ValueError: It isn't two letters of ISO 639-1.
         ImportError: sentencex isn't installed.
     """
     if language is None:
         return
     if not isinstance(language, str) or not re.fullmatch("[a-z]{2}", language):
         raise ValueError(
-            f'split_sentences is {language!r}; give the texts\' language by its two letters (ISO 639-1), "en" say'
+            f'split_sentences is {language!r}; give the language of the texts in two letters (ISO 639-1), such as "en"'
         )
     if sentencex is None:
         raise ImportError(f"split_sentences needs sentencex, which isn't installed: {install('sentences')}")
 
 
 def split_sentences(text: str, language: str) -> Iterator[tuple[str, str]]:
-    """Splits a text into sentences, none of which goes over the end of a line.
-
-    Args:
-        text: The text.
-        language: Its language, in two letters.
-
-    Yields:
-        Each sentence, and the line breaks before it.
-    """
+    """Yields the sentences of a text, each with the line breaks before it; a line's end is a sentence's end."""
     assert sentencex is not None, "check_splitting comes first"
     gap = ""
     for number, part in enumerate(LINE_BREAKS.split(text.strip())):
         if number % 2:
             gap += part
             continue
-        for sentence in sentencex.segment(language, part):
-            if sentence.strip():
-                yield gap, sentence.strip()
-                gap = ""
+        for sentence in filter(str.strip, sentencex.segment(language, part)):
+            yield gap, sentence.strip()
+            gap = ""
 
 
-def join_pieces(pieces: Sequence[tuple[str, str]]) -> str:
-    """Joins translations, each with the line breaks that stand before it."""
+def join_segments(translations: Sequence[tuple[str, str]]) -> str:
+    """Joins the translations of a text's segments, each with the line breaks before it."""
     joined: list[str] = []
     group: list[str] = []
-    for gap, translation in pieces:
+    for gap, translation in translations:
         if gap:
             joined += [join(group), gap]
             group = []
