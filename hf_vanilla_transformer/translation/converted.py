@@ -1,4 +1,4 @@
-"""Models of other systems, each converted once into a cache of the user's own."""
+"""Marian models, each converted once into huggingface_hub's cache of assets."""
 
 import hashlib
 import json
@@ -21,7 +21,7 @@ from ..interop.marian import is_marian
 
 logger = logging.get_logger(__name__)
 
-# Part of the key of each conversion, to be raised when a conversion writes something else.
+# Part of each key; raise it when conversions change.
 VERSION = 2
 
 
@@ -53,10 +53,17 @@ def converted(
         where["revision"] = extract_commit_hash(config, None) or revision
     try:
         root = cached_assets_path("hf_vanilla_transformer", "converted", "marian")
-        folder = root / f"{_readable(name)}-{_key(name, where['revision'])}"
+        # The last part of a path, or user and model of a name on the Hub.
+        title = re.sub(r"[^\w.-]+", "--", Path(name).resolve().name if Path(name).is_dir() else str(name))
+        folder = root / f"{title[-100:]}-{_key(name, where['revision'])}"
         if not (folder / CONFIG).is_file():
             logger.info(f"{name} is a Marian model; it is converted once, into {folder}.")
-            _convert(name, root, folder, where)
+            with tempfile.TemporaryDirectory(prefix=".converting-", dir=root, ignore_cleanup_errors=True) as place:
+                convert(name, Path(place) / "model", system="marian", **where)
+                with suppress(OSError):  # another process was faster
+                    os.rename(Path(place) / "model", folder)
+        if not (folder / CONFIG).is_file():
+            raise ConversionError(f"the conversion can't be moved to {folder}")
     except ConversionError as error:
         raise CheckpointError(f"can't convert {name} ({first_line(error)})") from error
     except OSError as error:
@@ -76,24 +83,8 @@ def _file(name: str | Path, file: str, where: dict[str, Any]) -> str | None:
         return None
 
 
-def _convert(name: str | Path, root: Path, folder: Path, where: dict[str, Any]) -> None:
-    with tempfile.TemporaryDirectory(prefix=".converting-", dir=root, ignore_cleanup_errors=True) as place:
-        made = Path(place) / "model"
-        convert(name, made, system="marian", **where)
-        with suppress(OSError):  # there is one already if another process was faster
-            os.rename(made, folder)
-        if not (folder / CONFIG).is_file():
-            raise ConversionError(f"the conversion can't be moved to {folder}")
-
-
-def _readable(name: str | Path) -> str:
-    # The last part of a path, and user and model of a name on the Hub.
-    place = Path(name)
-    return re.sub(r"[^\w.-]+", "--", (place.resolve().name if place.is_dir() else str(name)))[-100:]
-
-
 def _key(name: str | Path, commit: str | None) -> str:
-    """Returns what is another one for each state of a model: of a commit, or of a folder's files."""
+    """Returns a key of a model's state: of its commit, or of its folder's files."""
     facts: list[Any] = [VERSION, str(name), commit]
     if Path(name).is_dir():
         for file in sorted(file for file in Path(name).iterdir() if file.is_file()):

@@ -115,7 +115,7 @@ class AveragedProbabilities(nn.Module):
         **kwargs: Any,
     ) -> Seq2SeqLMOutput:
         """Predicts the token at each target position: `logits`, (B, T, V), are log-probabilities in float32."""
-        # What generate() makes before the first step is one empty cache; each member makes its own then.
+        # Before the first step, generate() makes one empty cache; each member then makes its own.
         caches = past_key_values.caches if isinstance(past_key_values, MemberCaches) else [None] * len(self.members)
         outputs = [
             member(

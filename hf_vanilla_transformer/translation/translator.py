@@ -9,8 +9,10 @@ A Marian model, such as this one, is converted on first use.
 import os
 import threading
 from collections.abc import Iterable, Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any
+from weakref import WeakSet
 
 import torch
 from tqdm import tqdm
@@ -31,9 +33,7 @@ from .reading import check_splitting, check_target_codes, target_code
 logger = logging.get_logger(__name__)
 
 ADAPTER = "adapter_config.json"
-# A stream is read, sorted by length and translated in windows, which end at this number of texts or of characters.
-WINDOW = 1_000
-CHARACTERS_PER_WINDOW = 2**20
+WINDOW = 1_000  # texts of a stream that are read, sorted by length and translated at a time
 BACKENDS = ("engine", "ctranslate2")
 SECONDS_TO_BAR = 2  # a shorter call shows no progress bar
 
@@ -41,23 +41,27 @@ Result = str | Translation | list[Translation]
 
 
 class Turns:
-    """A lock that threads get in turns: a thread that has just released it doesn't get it again while others wait.
-
-    In a forked process it is free: a thread that held it isn't there.
-    """
+    """A lock that threads get in turns: a thread that has just released it doesn't get it again while others wait."""
 
     def __init__(self) -> None:
+        self.release()
+        _TURNS.add(self)
+
+    def release(self) -> None:
+        """Makes new locks: in a forked process, no other thread is there to release the old ones."""
         self._waiting, self._working = threading.Lock(), threading.Lock()
-        self._process = os.getpid()
 
     def __enter__(self) -> None:
-        if self._process != os.getpid():
-            self.__init__()  # type: ignore[misc]
         with self._waiting:
             self._working.acquire()
 
     def __exit__(self, *error: object) -> None:
         self._working.release()
+
+
+_TURNS: WeakSet[Turns] = WeakSet()
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=lambda: [turns.release() for turns in _TURNS])
 
 
 class DeviceError(ValueError):
@@ -220,7 +224,8 @@ class Translator:
     def _stream(self, texts: Iterable[str], window: int, options: dict[str, Any]) -> Iterator[Result]:
         first = 0
         with self._bar(None, options) as bar:
-            for part in _windows(texts, window):
+            remaining = iter(texts)
+            while part := list(islice(remaining, window)):
                 yield from self._translate(part, {**options, "progress_bar": False}, first)
                 first += len(part)
                 bar.update(len(part))
@@ -333,19 +338,6 @@ def _checked(
     decoding.check_model(model)
     check_tokenizer(tokenizer, model.config, type(model).__name__)
     return tokenizer, model if device is None else model.to(device)
-
-
-def _windows(texts: Iterable[str], window: int) -> Iterator[list[str]]:
-    part: list[str] = []
-    size = 0
-    for text in texts:
-        part.append(text)
-        size += len(text) if isinstance(text, str) else 0  # what isn't one is refused with its window
-        if len(part) >= window or size >= CHARACTERS_PER_WINDOW:
-            yield part
-            part, size = [], 0
-    if part:
-        yield part
 
 
 __all__ = ["DeviceError", "Translation", "Translator"]

@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -262,6 +263,40 @@ def test_several_threads_get_what_one_gets(translator):
     for thread in threads:
         thread.join()
     assert found == alone
+
+
+FORK = """
+import os, sys, threading
+import torch
+from hf_vanilla_transformer.translation.translator import Translator
+torch.set_num_threads(1)
+folder, backend = sys.argv[1:]
+translator = Translator(folder, "cpu", threads=1, backend=backend)
+texts = ["half past nine on the fourth of May"] * 40
+expected = translator(texts, batch_size=4)
+threading.Thread(target=lambda: [translator(texts, batch_size=4) for _ in range(1_000)], daemon=True).start()
+codes = []
+for _ in range(4):
+    if (child := os.fork()) == 0:
+        try:
+            os._exit(0 if translator(texts) == expected else 1)
+        except RuntimeError as error:
+            os._exit(2 if 'open a Translator in each process, or start them by "spawn"' in str(error) else 3)
+    codes.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+print(codes, flush=True)
+os._exit(0)
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+@pytest.mark.parametrize(("backend", "code"), [("engine", 0), ("ctranslate2", 2)])
+def test_a_fork_while_another_thread_translates(checkpoint, backend, code):
+    """Locks of the threads that stay behind are free; without the threads of CTranslate2, there is an error."""
+    if backend == "ctranslate2":
+        pytest.importorskip("ctranslate2", reason="ctranslate2 isn't installed (the extra export has it)")
+    command = [sys.executable, "-c", FORK, str(checkpoint), backend]
+    result = subprocess.run(command, cwd=Path(__file__).parents[2], capture_output=True, text=True, timeout=200)
+    assert (result.returncode, result.stdout) == (0, f"{[code] * 4}\n"), result.stderr
 
 
 # Models
