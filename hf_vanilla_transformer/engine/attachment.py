@@ -159,7 +159,7 @@ class Engine:
         """Decodes with transformers' loop, for a reason."""
         self.fallbacks += 1
         self.last_reason = reason
-        if (name := request.options.asked_for()) is not None:
+        if (name := request.own_option) is not None:
             raise EngineError(f"`{name}` needs the engine, and it can't run this call: {reason}")
         if reason not in self._warned:
             self._warned.add(reason)
@@ -173,9 +173,8 @@ def attach(model: Any, compute_type: str = "default", *, allow_autocast: bool = 
         engine.attach(model)  # until engine.detach(model)
         with engine.attach(model, compute_type="int8"): ...  # inside of the `with` alone
 
-    While it is attached, weights and settings of the model are constants: `engine.attachment` says what is noticed.
-    Not noticed are single elements written through `.data` or NumPy, changed settings of modules (`eps`,
-    `scaling`), patched functions or classes of torch and transformers.
+    While it is attached, weights and settings of the model are constants: `engine.attachment` says which changes are
+    noticed.
 
     Args:
         model: The paper's model, or what `ensemble` made of several.

@@ -11,6 +11,7 @@ from transformers.utils import output_capturing
 
 from .. import modeling_vanilla_transformer as modeling
 from ..configuration_vanilla_transformer import VanillaTransformerConfig
+from . import torch_private
 
 HEAD = modeling.VanillaTransformerForConditionalGeneration
 PARTS = (nn.Linear, nn.LayerNorm, nn.Embedding, nn.Dropout, nn.Identity, nn.ModuleList)
@@ -237,6 +238,8 @@ def _type_reason(model: Any, compute_type: str) -> str | None:
     own = str(weight.dtype).removeprefix("torch.")
     if compute_type == "int8" and (weight.device.type, own) != ("cpu", "float32"):
         return f"int8 needs a model in float32 on a CPU, and this one is in {own} on {weight.device.type}"
+    if compute_type == "int8" and not torch_private.has_int8():
+        return f"int8 needs products of 8 bits, and torch {torch.__version__} lacks them on this machine"
     if compute_type not in ("default", "int8", own):
         return f"its weights are in {own}; load it with dtype={compute_type}, or leave compute_type out"
     return None

@@ -14,7 +14,7 @@ from transformers.generation.utils import GenerateBeamEncoderDecoderOutput, Gene
 
 from ...generation_vanilla_transformer import MaxLengthPerSentence
 from .incremental import EnsembleDecoder, IncrementalDecoder, encode
-from .search import BeamRules, BeamSearch, Processor, Search, beam_search, greedy_search, noop, run
+from .search import BeamRules, BeamSearch, ScoreProcessor, Search, beam_search, greedy_search, noop, run
 from .weights import Weights
 
 # Options of `generate()` that the engine adds.
@@ -54,25 +54,11 @@ RAISING = (logits_process.SequenceBiasLogitsProcessor,)
 CRITERIA = (stopping_criteria.MaxLengthCriteria, stopping_criteria.EosTokenCriteria, MaxLengthPerSentence)
 
 
+Batch = tuple[Any, Tensor, list[int]]  # the decoder, prompts (B, P), and the longest translation of each sentence
+
+
 class Uncovered(Exception):  # noqa: N818  # no error: transformers' loop takes the call
     """What keeps the engine from a call, found while transformers prepared it."""
-
-
-@dataclass(frozen=True)
-class Options:
-    """The engine's own options, as they count in a call."""
-
-    coverage_penalty: float = 0.0
-    output_alignments: bool = False
-
-    @property
-    def needs_attention(self) -> bool:
-        """Whether attention of the decoder is to be kept."""
-        return self.asked_for() is not None
-
-    def asked_for(self) -> str | None:
-        """Names an option that is set, or None."""
-        return next((name for name in OPTIONS if getattr(self, name)), None)
 
 
 def _set_in(config: GenerationConfig | None) -> dict[str, Any]:
@@ -85,11 +71,13 @@ class Request:
 
     Args:
         model: The model, or an ensemble.
-        arguments: Those of `generate()`, our own options among them.
+        arguments: Those of `generate()`, with the engine's own options.
 
     Attributes:
         model: The model.
-        options: The engine's own options.
+        coverage_penalty: beta; 0: none.
+        output_alignments: Whether the output has alignments.
+        own_option: The name of one of these that is set; then attention of the decoder is kept.
         arguments: What transformers' `generate()` takes: without the engine's options, with the paper's length penalty
             and limits as it knows them.
         settings: Every option of transformers as it counts.
@@ -106,7 +94,8 @@ class Request:
         if beta is not None and not (is_number and 0 <= beta < math.inf):
             raise ValueError(f"`coverage_penalty` is {beta!r}; it has to be a number from 0 up (0.2) or None.")
         self.model = model
-        self.options = Options(beta or 0.0, bool(asked.get("output_alignments")))
+        self.coverage_penalty, self.output_alignments = beta or 0.0, bool(asked.get("output_alignments"))
+        self.own_option = next((name for name in OPTIONS if asked.get(name)), None)
         plain = {name: value for name, value in arguments.items() if name not in OPTIONS}
         self.arguments = model.prepare_decoding(plain)
         self.settings = {**own, **_set_in(self.arguments["generation_config"]), **self.arguments}
@@ -230,16 +219,16 @@ class _Call:
             if isinstance(limit, MaxLengthPerSentence):
                 longest = [min(pair) for pair in zip(longest, limit.max_new_tokens.tolist(), strict=True)]
         decoder = self._decoder(mask, config.num_beams)
-        processor = _process_by(logits_processor, self.weights[0].vocab_size)
-        batch = Batch(decoder, prompts.to(self.weights[0].device), longest, _ends(config), processor)
+        batch = (decoder, prompts.to(self.weights[0].device), longest)
+        process = _process_by(logits_processor, self.weights[0].vocab_size)
         if config.num_beams > 1:
-            search = self._beam_search(batch, config)
+            search = self._beam_search(batch, process, config)
         else:
-            search = self._greedy_search(batch, config, streamer)
+            search = self._greedy_search(batch, process, config, streamer)
         return Begun(search, decoder, next(search))
 
     def _decoder(self, mask: Tensor | None, beams: int) -> Any:
-        keeps = self.request.options.needs_attention
+        keeps = self.request.own_option is not None
         decoders = [
             IncrementalDecoder(
                 one, memory, None if mask is None else mask.to(memory.device), beams=beams, keep_attention=keeps
@@ -248,62 +237,41 @@ class _Call:
         ]
         return decoders[0] if len(decoders) == 1 else EnsembleDecoder(decoders)
 
-    def _beam_search(self, batch: "Batch", config: GenerationConfig) -> Search[Any]:
-        options = self.request.options
-        penalties = (config.length_penalty, config.early_stopping, options.coverage_penalty)
-        rules = BeamRules(config.num_beams, batch.ends, *penalties)
-        settings = (rules, batch.process, options.output_alignments)
-        searches, attention = yield from beam_search(batch.decoder, batch.prompts, batch.max_new_tokens, *settings)
+    def _beam_search(self, batch: Batch, process: ScoreProcessor | None, config: GenerationConfig) -> Search[Any]:
+        request, prompts = self.request, batch[1]
+        penalties = (config.length_penalty, config.early_stopping, request.coverage_penalty)
+        rules = BeamRules(config.num_beams, _ends(config), *penalties)
+        settings = (rules, process, request.output_alignments)
+        searches, attention = yield from beam_search(*batch, *settings)
         is_short = any(len(search.finished) < config.num_return_sequences for search in searches)
-        if is_short and not self.weights[0].is_int8 and not options.needs_attention:
+        if is_short and not self.weights[0].is_int8 and request.own_option is None:
             # transformers fills the list up with what its impossible beams hold.
             return self.by_transformers("a search ended with fewer hypotheses than are asked for")
-        output = _beam_output(searches, attention, batch.prompts, config)
+        output = _beam_output(searches, attention, prompts, config)
         return output if config.return_dict_in_generate else output.sequences
 
-    def _greedy_search(self, batch: "Batch", config: GenerationConfig, streamer: Any) -> Search[Any]:
-        shows = self.request.options.output_alignments
+    def _greedy_search(
+        self, batch: Batch, process: ScoreProcessor | None, config: GenerationConfig, streamer: Any
+    ) -> Search[Any]:
+        shows, prompts = self.request.output_alignments, batch[1]
         on_token: Callable[[int], object] = noop
         if streamer is not None:
-            streamer.put(batch.prompts.cpu())
+            streamer.put(prompts.cpu())
             on_token = lambda token: streamer.put(torch.tensor([token]))  # noqa: E731
-        settings = (batch.ends, batch.process, on_token, shows)
-        tokens, attention = yield from greedy_search(batch.decoder, batch.prompts, batch.max_new_tokens, *settings)
+        settings = (_ends(config), process, on_token, shows)
+        tokens, attention = yield from greedy_search(*batch, *settings)
         if streamer is not None:
             streamer.end()
         padding = config._pad_token_tensor
-        sequences = _fill(tokens, batch.prompts, 0 if padding is None else int(padding))
+        sequences = _fill(tokens, prompts, 0 if padding is None else int(padding))
         alignments = _padded([torch.stack(rows) for rows in attention]) if shows else None
         output = GreedySearchOutput(sequences, alignments=alignments)
         return output if config.return_dict_in_generate else sequences
 
 
 @dataclass
-class Batch:
-    """A batch that is ready to be searched.
-
-    Attributes:
-        decoder: With a row for each sentence.
-        prompts: What each translation begins with, (B, P).
-        max_new_tokens: Longest translation of each sentence.
-        ends: Tokens that end a translation.
-        process: Changes scores, as in `beam_search`; None: nothing does.
-    """
-
-    decoder: Any
-    prompts: Tensor
-    max_new_tokens: list[int]
-    ends: frozenset[int]
-    process: Processor | None
-
-
-@dataclass
 class GreedySearchOutput(GenerateEncoderDecoderOutput):
-    """What transformers' greedy search returns, with alignments.
-
-    Attributes:
-        alignments: As of `BeamSearchOutput`, (B, T, S).
-    """
+    """What transformers' greedy search returns, with `alignments` as those of `BeamSearchOutput`, (B, T, S)."""
 
     alignments: Tensor | None = None
 
@@ -420,7 +388,7 @@ def _uncovered_batch(prompts: Tensor, mask: Tensor | None, config: GenerationCon
     return None
 
 
-def _process_by(processors: Any, vocab_size: int) -> Processor | None:
+def _process_by(processors: Any, vocab_size: int) -> ScoreProcessor | None:
     """Lets processors change scores, (rows, V), one after the other; on a CPU, some of them in place.
 
     There, copies of all scores, as transformers makes them, take up to a third of a step.

@@ -161,7 +161,7 @@ class Coverage:
         self.sums = self.sums[rows]
 
 
-Processor = Callable[[Tensor, Tensor], Tensor]
+ScoreProcessor = Callable[[Tensor, Tensor], Tensor]
 
 # A search yields the next token of each row, (rows,), is sent the logits of what follows, (rows, V), and returns what
 # it has found. So its caller decides which searches' steps are computed together.
@@ -196,7 +196,7 @@ def beam_search(
     prompts: Tensor,
     max_new_tokens: Sequence[int],
     rules: BeamRules,
-    process: Processor | None = None,
+    process: ScoreProcessor | None = None,
     keep_attention: bool = False,
 ) -> Search[tuple[list[BeamSearch], list[Tensor]]]:
     """Searches for the translations of a batch, each sentence by itself; finished ones leave the batch, some at a time.
@@ -269,7 +269,7 @@ def greedy_search(
     prompts: Tensor,
     max_new_tokens: Sequence[int],
     ends: frozenset[int],
-    process: Processor | None = None,
+    process: ScoreProcessor | None = None,
     on_token: Callable[[int], object] = noop,
     keep_attention: bool = False,
 ) -> Search[tuple[list[list[int]], list[list[Tensor]]]]:
