@@ -98,15 +98,13 @@ class Engine:
             _restore(model, self._replaced)
 
     def generate(self, model: Any, arguments: dict[str, Any]) -> Any:
-        """Does what `model.generate(**arguments)` does without the engine, in less time.
+        """Decodes as `model.generate(**arguments)`, which calls this, does without the engine.
 
-        Args:
-            model: The model, which calls this itself.
-            arguments: Those of `generate()`, and `coverage_penalty` (beta of Wu et al. 2016, eq. 15) and
-                `output_alignments` (whether the output has `alignments`).
+        There are two more arguments: `coverage_penalty` (beta of Wu et al. 2016, eq. 15) and `output_alignments`
+        (whether the output has `alignments`).
 
         Raises:
-            EngineError: An option of the engine is given for a call that it leaves to transformers' loop.
+            EngineError: One of these is given for a call that is left to transformers' loop.
         """
         begun = self.begin(model, arguments)
         return begun.run() if isinstance(begun, Begun) else begun
@@ -114,16 +112,8 @@ class Engine:
     def begin(self, model: Any, arguments: dict[str, Any], of_transformers: Mapping[str, Any] | None = None) -> Any:
         """Begins a search that the caller runs: by itself, or by `run_together` with others.
 
-        Args:
-            model: As for `generate`, like the other one.
-            arguments: Those of `generate()`.
-            of_transformers: More arguments, for transformers' loop alone.
-
-        Returns:
-            The search, as `Begun`; or where the engine leaves the call to transformers' loop, what that returns.
-
-        Raises:
-            EngineError: As for `generate`.
+        Returns it as `Begun`. If the call is left to transformers' loop, returns what that returns, with more arguments
+        `of_transformers`; raises `EngineError` as `generate` does.
         """
         request = Request(model, arguments)
         by_transformers = partial(self._by_transformers, model, request, of_transformers or {})

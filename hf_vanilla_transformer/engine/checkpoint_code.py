@@ -36,15 +36,15 @@ def warn_of_other_code(model: Any) -> None:
 
 
 def _differs(name: str, file: str, commit: str | None) -> bool:
-    quiet = {"_raise_exceptions_for_missing_entries": False, "_raise_exceptions_for_connection_errors": False}
+    quiet = {f"_raise_exceptions_for_{problem}": False for problem in ("missing_entries", "connection_errors")}
     try:
         own = cached_file(name, file, revision=commit, local_files_only=True, **quiet)
     except (OSError, ValueError):  # no such folder any more
         return False
     if own is None:
         return False
+    texts = [Path(path).read_text(encoding="utf-8") for path in (own, Path(__file__).parents[1] / file)]
     try:
-        texts = [path.read_text(encoding="utf-8") for path in (Path(own), Path(__file__).parents[1] / file)]
         return texts[0] != texts[1] and ast.dump(ast.parse(texts[0])) != ast.dump(ast.parse(texts[1]))
-    except (OSError, SyntaxError, ValueError):
+    except SyntaxError:
         return True

@@ -1,7 +1,7 @@
 """Which models the engine knows: the paper's, with exactly its modules and shapes."""
 
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -97,12 +97,6 @@ def parameters_of(modules: Iterable[nn.Module]) -> list[nn.Parameter]:
     return list({id(one): one for one in found}.values())
 
 
-def is_harmless(hook: Callable[..., Any]) -> bool:
-    """Tells whether a hook is transformers' own and changes nothing of what a module computes."""
-    code = getattr(hook, "__code__", None)
-    return code is not None and (code.co_filename, code.co_name) in HARMLESS_HOOKS
-
-
 # ---- What can't be supported ----
 def unsupported_reason(model: Any, compute_type: str = "default", *, allow_autocast: bool = False) -> str | None:
     """Says why the engine can't be attached to a model, or None if it can.
@@ -149,12 +143,7 @@ def _module_reason(module: Any, allow_autocast: bool) -> str | None:
 
 
 def shadowed_reason(module: nn.Module, allow_autocast: bool = False) -> str | None:
-    """Says which attribute of a module runs in place of its class's, or None.
-
-    Args:
-        module: The module.
-        allow_autocast: Whether it may be the `forward` with autocast that Accelerate puts into a model.
-    """
+    """Says which attribute of a module runs in place of its class's, or None; Accelerate's `forward` may be allowed."""
     attributes = vars(module)
     if NAMES[type(module)].isdisjoint(attributes):  # the usual case, in a microsecond
         return None
@@ -166,8 +155,11 @@ def shadowed_reason(module: nn.Module, allow_autocast: bool = False) -> str | No
 
 def hook_reason(module: nn.Module) -> str | None:
     """Says that a module has hooks that could see or change what it computes, or None."""
-    hooks = (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
-    return None if all(map(is_harmless, hooks)) else f"a {type(module).__name__} has hooks"
+    for hook in (*module._forward_hooks.values(), *module._forward_pre_hooks.values()):
+        code = getattr(hook, "__code__", None)
+        if code is None or (code.co_filename, code.co_name) not in HARMLESS_HOOKS:
+            return f"a {type(module).__name__} has hooks"
+    return None
 
 
 def _names(kind: type) -> frozenset[str]:

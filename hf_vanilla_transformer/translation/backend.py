@@ -57,25 +57,15 @@ class Translation:
     alignment: Alignment | None = field(default=None, compare=False)
 
 
-Found = tuple[list[int], list[list[Translation]]]  # numbers of segments, and the translations of each
+Found = tuple[list[int], list[list[Translation]]]  # places of some segments, and the translations of each
 
 
 @dataclass(frozen=True)
 class Job:
-    """Segments to translate, and how.
-
-    Attributes:
-        tokenizer: The model's.
-        windows: The segments, some at a time; the next ones are tokenized when they are asked for. They are numbered
-            through all windows.
-        options: What `check_options` returned.
-        batch_size: As for `decode`.
-        batch_tokens: As for `decode`.
-        lock: Held while the tokenizer or a model of transformers is in use.
-    """
+    """Segments to translate, and how: `options` are what `check_options` returned, all others as for `decode`."""
 
     tokenizer: PreTrainedTokenizerBase
-    windows: Iterator[list[Segment]]
+    segments: list[Segment]
     options: dict[str, Any]
     batch_size: int | None
     batch_tokens: int | None
@@ -105,11 +95,7 @@ def on_one_line(text: str) -> str:
 
 # ---- Options ----
 def check_number(name: str, value: Any, where: str = "") -> None:
-    """Checks an option that counts something, one of `LARGEST`; None: it isn't given.
-
-    Raises:
-        ValueError: It is no integer, too small or too large; `where` says what has the option.
-    """
+    """Checks an option that counts something, one of `LARGEST`, or None; raises `ValueError`."""
     least = 0 if name == "max_extra_length" else 1
     is_integer = isinstance(value, int) and not isinstance(value, bool)
     if value is not None and not (is_integer and least <= value <= LARGEST[name]):
@@ -117,11 +103,7 @@ def check_number(name: str, value: Any, where: str = "") -> None:
 
 
 def check_generation(options: Mapping[str, Any], config: Any) -> None:
-    """Checks the options of `generate()` that multiply its work, given or else from the generation config.
-
-    Raises:
-        ValueError: As `check_number`.
-    """
+    """Checks the options of `generate()` that multiply its work, given or else of the generation config."""
     has_length = any(options.get(name) is not None for name in LENGTHS)
     for name in ("num_beams", "num_return_sequences", *LENGTHS):
         if options.get(name) is not None:
@@ -131,11 +113,7 @@ def check_generation(options: Mapping[str, Any], config: Any) -> None:
 
 
 def check_n_best(n_best: int, num_beams: int) -> None:
-    """Checks that a beam search has enough beams for n-best lists.
-
-    Raises:
-        ValueError: There are fewer beams, or only one; or as `check_number`.
-    """
+    """Checks that a beam search has enough beams for n-best lists; raises `ValueError`."""
     check_number("n_best", n_best)
     if num_beams < max(n_best, 2):
         raise ValueError(

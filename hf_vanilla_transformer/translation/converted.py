@@ -30,15 +30,8 @@ def converted(
 ) -> Path | None:
     """Returns the folder of a Marian model's conversion, which is made on first use and when the model changes.
 
-    Args:
-        name: A folder, or a name on the Hub.
-        revision: Branch, tag or commit on the Hub.
-        token: For the Hub, as for `from_pretrained`.
-        local_only: Whether a name on the Hub is only looked for among the files of earlier downloads.
-
-    Returns:
-        The converted checkpoint's folder; None: it is no Marian model, one that can't be found, or one with another
-        tokenizer than OPUS-MT's, which transformers loads as it is.
+    None: it is no Marian model, one that can't be found, or one with another tokenizer than OPUS-MT's, which
+    transformers loads as it is. With `local_only`, a name on the Hub is looked for among earlier downloads alone.
 
     Raises:
         CheckpointError: The model can't be converted, or the conversion can't be written.

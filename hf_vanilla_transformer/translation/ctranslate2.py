@@ -116,14 +116,7 @@ class Settings:
 
 
 class Batch:
-    """Segments that CTranslate2 is translating.
-
-    Args:
-        model: The model.
-        pool: CTranslate2's translator.
-        segments: With prefixes of one length.
-        settings: How to decode.
-    """
+    """Segments that CTranslate2's translator `pool` is translating; their prefixes have one length."""
 
     def __init__(self, model: "CTranslate2Model", pool: Any, segments: list[Segment], settings: Settings) -> None:
         self._model, self._pool, self._segments, self._settings = model, pool, segments, settings
@@ -261,13 +254,7 @@ class CTranslate2Model(Backend):
     def converted(
         cls, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, *args: Any, **kwargs: Any
     ) -> "CTranslate2Model":
-        """Converts a model in a temporary folder; the arguments after the tokenizer are those of the class.
-
-        Raises:
-            CheckpointError: CTranslate2 can't express the model.
-            ValueError: As the class.
-            ImportError: As the class.
-        """
+        """Converts a model in a temporary folder; other arguments and errors are those of the class."""
         _library()
         from ..interop import ctranslate2 as exporter  # it needs an extra, and takes a while
 
@@ -299,8 +286,6 @@ class CTranslate2Model(Backend):
                 f"early_stopping is {given['early_stopping']!r}, and searches of the backend ctranslate2 end as with "
                 "True; leave it out"
             )
-        if isinstance(least, bool) or not isinstance(least, int) or least < 0:
-            raise ValueError(f"min_new_tokens is {least!r}; it has to be 0 or more tokens")
         if least and num_beams > 1:  # the end's probability would go to the other tokens
             raise ValueError("the backend ctranslate2 has min_new_tokens for greedy search only; give num_beams=1")
         length = _length(given, self.generation_config)
@@ -315,7 +300,7 @@ class CTranslate2Model(Backend):
 
     # ---- Searching ----
     def search(self, job: Job) -> Iterator[Found]:
-        """Translates the segments of a job: while some are translated, the next ones are tokenized."""
+        """Translates the segments of a job, several batches at a time."""
         settings: Settings = job.options["settings"]
         batch_size = job.batch_size
         if settings.alignments and settings.num_beams > 1:
@@ -323,23 +308,19 @@ class CTranslate2Model(Backend):
         working: deque[tuple[list[int], Batch]] = deque()
 
         def ended() -> Found:
-            numbers, batch = working.popleft()
+            places, batch = working.popleft()
             batch.wait()
             with job.lock:
-                return numbers, batch.translations(job.tokenizer)
+                return places, batch.translations(job.tokenizer)
 
-        first = 0
-        for window in job.windows:
-            most = (job.batch_tokens or self._tokens(window, settings.num_beams)) // settings.num_beams
-            groups = list(batches_of(window, batch_size, max(most, 1), int))
-            shares = len(groups) == 1 and self.dtype == "float32"
-            pool = self._pool((1, self.threads) if shares else (self.threads, 1))
-            for group in groups:
-                batch = Batch(self, pool, [window[place] for place in group], settings)
-                working.append(([first + place for place in group], batch))
-                if len(working) >= self.threads * BATCHES_IN_FLIGHT:
-                    yield ended()
-            first += len(window)
+        most = (job.batch_tokens or self._tokens(job.segments, settings.num_beams)) // settings.num_beams
+        groups = list(batches_of(job.segments, batch_size, max(most, 1), int))
+        shares = len(groups) == 1 and self.dtype == "float32"
+        pool = self._pool((1, self.threads) if shares else (self.threads, 1))
+        for group in groups:
+            working.append((group, Batch(self, pool, [job.segments[place] for place in group], settings)))
+            if len(working) >= self.threads * BATCHES_IN_FLIGHT:
+                yield ended()
         while working:
             yield ended()
 
@@ -391,8 +372,6 @@ def _penalty(options: Mapping[str, Any], both: Mapping[str, Any]) -> float:
     power, alpha = both["length_penalty"], both.get("gnmt_length_penalty")
     if "gnmt_length_penalty" in options or options.get("length_penalty") is not None:
         alpha = options.get("gnmt_length_penalty")
-    if isinstance(power, bool) or not isinstance(power, int | float):
-        raise ValueError(f"length_penalty is {power!r}; it has to be a number")
     check_settings({"gnmt_length_penalty": alpha, "max_extra_length": None, "length_penalty": power})
     return float(power) if alpha is None else GNMTLengthPenalty(alpha)
 

@@ -5,7 +5,7 @@ its tokenizer. Options are keyword arguments of `generate()`, by default those o
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from itertools import groupby
@@ -128,32 +128,26 @@ def decode(
     reader = Reader(tokenizer, source_limit(model, max_source_tokens, tokenizer), code, split_sentences)
     with lock:
         prefixes = _prefix_tokens(model, tokenizer, prefix, len(texts), options)
-    tell = progress or (lambda number: None)
-    left: Counter[int] = Counter()  # segments of each text that aren't translated yet
     segments: list[Segment] = []
+    for first in range(0, len(texts), TEXTS_AT_ONCE):
+        some = slice(first, first + TEXTS_AT_ONCE)
+        with lock:
+            read, divided = reader.segments(texts[some], prefixes[some], first)
+        segments += read
+        for index, count in divided.items():
+            (on_division or partial(_warn_of_division, reader.limit))(index, count)
+    left = Counter(segment.text for segment in segments)  # segments of each text that aren't translated yet
+    tell = progress or (lambda number: None)
+    tell(len(texts) - len(left))
     found: dict[int, list[Translation]] = {}
-
-    def windows() -> Iterator[list[Segment]]:
-        for first in range(0, len(texts), TEXTS_AT_ONCE):
-            some = slice(first, first + TEXTS_AT_ONCE)
-            with lock:
-                window, divided = reader.segments(texts[some], prefixes[some], first)
-            for index, count in divided.items():
-                (on_division or partial(_warn_of_division, reader.limit))(index, count)
-            if empty := len(texts[some]) - len({segment.text for segment in window}):
-                tell(empty)
-            left.update(segment.text for segment in window)
-            segments.extend(window)
-            yield window
-
-    for numbers, translations in backend.search(Job(tokenizer, windows(), options, batch_size, batch_tokens, lock)):
-        found.update(zip(numbers, translations, strict=True))
-        left.subtract(segments[number].text for number in numbers)
-        tell(sum(left[text] == 0 for text in {segments[number].text for number in numbers}))
+    for places, translations in backend.search(Job(tokenizer, segments, options, batch_size, batch_tokens, lock)):
+        found.update(zip(places, translations, strict=True))
+        left.subtract(segments[place].text for place in places)
+        tell(sum(left[text] == 0 for text in {segments[place].text for place in places}))
     results = [[Translation("", 0, None if n_best is None else 0.0)] for _ in texts]
-    for text, group in groupby(range(len(segments)), key=lambda number: segments[number].text):
+    for text, group in groupby(range(len(segments)), key=lambda place: segments[place].text):
         own = list(group)
-        joined = _joined([(segments[number].gap, found[number][0]) for number in own])
+        joined = _joined([(segments[place].gap, found[place][0]) for place in own])
         results[text] = found[own[0]] if len(own) == 1 else [joined]
     return results
 
@@ -199,14 +193,9 @@ def source_limit(
 ) -> int:
     """Returns how many tokens a source may have to be translated as one.
 
-    Args:
-        model: A model, or what `ensemble` made of several.
-        max_tokens: The limit that is asked for; None: `MAX_SOURCE_TOKENS`, or the tokenizer's if it is less.
-        tokenizer: Its tokenizer, whose `model_max_length` is the length of the texts that it was trained on.
-
-    Returns:
-        That, or the model's number of positions if it is less: the size of a learned table, or for another
-        architecture `max_position_embeddings`. The paper's sinusoids have no end.
+    It is `max_tokens`, or else the tokenizer's `model_max_length`, at most 1,024; or the model's number of positions if
+    that is less: the size of a learned table, or another architecture's `max_position_embeddings`. The paper's
+    sinusoids have no end.
     """
     limit = max_tokens
     if limit is None:
@@ -219,12 +208,7 @@ def source_limit(
 
 
 def texts_of(name: str, values: Iterable[str], first: int = 0) -> list[str]:
-    """Makes a list of sentences of what a caller gives, which may be a generator.
-
-    Args:
-        name: What they are called in errors.
-        values: The sentences.
-        first: The number of the first one, for errors.
+    """Lists the sentences that a caller gives; errors call them `name` and count from `first`.
 
     Raises:
         TypeError: It is one string, a set, a dictionary or None, or has an item that is not a string.
@@ -253,10 +237,6 @@ def _kind(value: object) -> str:
 
 
 def check_model(model: Any) -> None:
-    """Checks that a model is in evaluation mode.
-
-    Raises:
-        ValueError: It is in training mode.
-    """
+    """Raises `ValueError` for a model in training mode."""
     if model.training:
         raise ValueError("the model is in training mode, where dropout falsifies its output; call model.eval() first")

@@ -34,18 +34,9 @@ def encode_within(encode: Encode, texts: list[str], limit: int) -> list[list[int
 
 
 def divide(encode: Encode, text: str, limit: int, size: int = PIECE_TOKENS) -> list[list[int]]:
-    """Divides a text at the ends of sentences, else at white space, else anywhere.
+    """Divides a text at the ends of sentences, else at white space, else anywhere; returns token ids of each piece.
 
-    Nothing is lost but white space at the ends of pieces.
-
-    Args:
-        encode: The tokenizer.
-        text: The text.
-        limit: Tokens of a piece at most.
-        size: Tokens up to which pieces are filled, if less than `limit`.
-
-    Returns:
-        Token ids of each piece.
+    Pieces are filled up to `size` tokens and have `limit` at most. Nothing is lost but white space at their ends.
 
     Raises:
         ValueError: A single character has more tokens.
@@ -71,13 +62,7 @@ def join(translations: Iterable[str]) -> str:
 
 @dataclass
 class _Divider:
-    """Divides texts into pieces.
-
-    Attributes:
-        encode: The tokenizer.
-        special: Special tokens of each sequence.
-        room: Other tokens of a piece at most.
-    """
+    """Divides texts into pieces of `special` tokens and at most `room` others."""
 
     encode: Encode
     special: int

@@ -65,16 +65,10 @@ class Reader:
     def segments(
         self, texts: Sequence[str], prefixes: Sequence[tuple[int, ...]], first: int = 0
     ) -> tuple[list[Segment], dict[int, int]]:
-        """Divides and tokenizes texts; one that is empty or white space has no segments.
+        """Divides and tokenizes texts, numbered from `first`; one that is empty or white space has no segments.
 
-        Args:
-            texts: The texts.
-            prefixes: Tokens that each text's translation has to begin with.
-            first: The number of the first text.
-
-        Returns:
-            The segments, in the order of the texts; and for the number of each text with something too long, the number
-            of its pieces.
+        Returns the segments, in the order of the texts; and for the number of each text with something too long, the
+        number of its pieces.
         """
         rows = [(number, *row) for number, text in enumerate(texts, first) for row in self._sentences(text)]
         encoded = encode_within(self._encode, [_with_code(code, text) for _, _, code, text in rows], self.limit)
@@ -146,11 +140,7 @@ def target_codes(tokenizer: PreTrainedTokenizerBase) -> list[str]:
 
 
 def target_code(tokenizer: PreTrainedTokenizerBase, target_lang: str) -> str:
-    """Returns the code of a target language, given as "deu" or ">>deu<<".
-
-    Raises:
-        ValueError: The model has no such target language, or no codes at all.
-    """
+    """Returns the code of a target language, given as "deu" or ">>deu<<"; raises `ValueError`."""
     codes = target_codes(tokenizer)
     if not codes:
         raise ValueError(
@@ -166,16 +156,7 @@ def target_code(tokenizer: PreTrainedTokenizerBase, target_lang: str) -> str:
 
 
 def check_target_codes(tokenizer: PreTrainedTokenizerBase, texts: Iterable[str], first: int = 0) -> None:
-    """Checks that each text begins with a target language, where the model has several.
-
-    Args:
-        tokenizer: The model's.
-        texts: The texts.
-        first: The number of the first one, for errors.
-
-    Raises:
-        ValueError: A text has no code, or an unknown one.
-    """
+    """Raises `ValueError` if the model has several target languages and a text doesn't begin with the code of one."""
     if not (codes := target_codes(tokenizer)):
         return
     for index, text in enumerate(texts, start=first):
@@ -200,12 +181,7 @@ def _some(codes: list[str]) -> str:
 
 # ---- Sentences ----
 def check_splitting(language: str | None) -> None:
-    """Checks the language by whose rules texts are split into sentences; None: they aren't.
-
-    Raises:
-        ValueError: It isn't two letters of ISO 639-1.
-        ImportError: sentencex isn't installed.
-    """
+    """Checks the language by whose rules texts are split into sentences; raises `ValueError` or `ImportError`."""
     if language is None:
         return
     if not isinstance(language, str) or not re.fullmatch("[a-z]{2}", language):

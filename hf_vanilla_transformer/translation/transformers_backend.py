@@ -32,12 +32,7 @@ BATCH_TOKENS = 4_096
 
 
 class TransformersBackend(Backend):
-    """Decodes by `generate()`, or by the engine's searches, where several batches share their steps.
-
-    Args:
-        model: The model, which is in evaluation mode.
-        tokenizer: Its tokenizer.
-    """
+    """Decodes by `generate()`, or by the engine's searches, where several batches share their steps."""
 
     def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
         self.model, self.tokenizer = model, tokenizer
@@ -64,7 +59,7 @@ class TransformersBackend(Backend):
 
     def search(self, job: Job) -> Iterator[Found]:
         """Translates the segments of a job, the longest first."""
-        segments = [segment for window in job.windows for segment in window]
+        segments = job.segments
         num_beams = setting(self.model, job.options, "num_beams") or 1
         with job.lock:
             names = namers(self.tokenizer) if job.options.get("output_alignments") else None

@@ -84,19 +84,18 @@ class Translator:
 
     Args:
         model: A folder that `save_pretrained` wrote or a name on the Hub, of any sequence-to-sequence model; or a
-            model, a `PeftModel` among them. A folder or name of a Marian model (Helsinki-NLP/opus-mt-...) is converted
-            once, into huggingface_hub's cache of assets (`$HF_HOME/assets`). Or a folder that
-            `vanilla-transformer export --to ctranslate2` wrote.
-        device: Where it translates; None: CUDA where it is available, else the CPU; a model that is given stays where
-            it is, or moves if a device is named.
+            model, a `PeftModel` among them; or a folder that `vanilla-transformer export --to ctranslate2` wrote. A
+            folder or name of a Marian model (Helsinki-NLP/opus-mt-...) is converted once, into huggingface_hub's cache
+            of assets (`$HF_HOME/assets`).
+        device: Where it translates; None: CUDA if it is available, else the CPU; a model that is given stays where it
+            is, unless a device is named.
         compute_type: As for `engine.attach`: "default" computes in the type of the weights, "int8" with weights of 8
-            bits, on a CPU.
-        threads: PyTorch's threads, which are those of all of the process; None: leaves them. With the backend
-            "ctranslate2", those of this translator; None: as many as PyTorch has.
-        backend: "engine" or "ctranslate2", which needs the package of that name: `compute_type` is then one of its own,
-            "float32" or "int8" on a CPU, and "default" that of the weights. A model of this package or a Marian model
-            is converted each time, in a temporary folder; it decodes as in `translation.ctranslate2`. None: "engine",
-            or what a folder was exported for.
+            bits, on a CPU. The backend "ctranslate2" has types of its own.
+        threads: PyTorch's threads, for the whole process; None: leaves them. With the backend "ctranslate2", those of
+            this translator; None: as many as PyTorch has.
+        backend: "engine" or "ctranslate2", which needs the package of that name and decodes as in
+            `translation.ctranslate2`; a model is converted for it each time. None: "engine", or what a folder was
+            exported for.
         tokenizer: That of a model that is given; a folder or a name has its own.
         dtype: Type of the weights; "auto": as they were saved, but float32 for float16 on a CPU. A model that is given
             keeps its own.
@@ -141,13 +140,15 @@ class Translator:
         if self.backend == "ctranslate2":
             if dtype != "auto":
                 raise ValueError('dtype is for the backend "engine"; give compute_type')
-            options = (device, compute_type, threads)
-            self.tokenizer, self.model = _open_with_ctranslate2(model, tokenizer, options, where)
+            device = str(device or _default_device())
+            self.tokenizer, self.model = _open_with_ctranslate2(model, tokenizer, where, device, compute_type, threads)
         elif isinstance(model, str | Path):
             self.tokenizer, self.model = load_to_translate(model, device, dtype=dtype, **where)
             attach_if_supported(self.model, compute_type)
         else:
-            self.tokenizer, self.model = _checked(model, tokenizer, device)
+            self.tokenizer, self.model = _checked(model, tokenizer)
+            if device is not None:
+                self.model = self.model.to(device)
             if compute_type != "default":
                 attach(self.model, compute_type)
         self.compute_type = compute_type
@@ -175,17 +176,16 @@ class Translator:
             **options: `n_best`, `alignments`, `target_lang`, `prefix`, `split_sentences`, `batch_size`,
                 `batch_tokens`, `max_source_tokens`, `progress` and `on_division` as for `decoding.decode`;
                 `progress_bar`: True, False, or None, which shows one if standard error is a terminal and it takes more
-                than two seconds; all others are for `generate()`, such as `num_beams` or `max_new_tokens`. What they
-                leave out is up to the model's generation config.
+                than two seconds; all others are for `generate()`, such as `num_beams` or `max_new_tokens`, by default
+                the model's generation config.
 
         Returns:
             For each text its translation as a string; with `n_best`, a list of `Translation`s with their scores; with
             `alignments=True`, a `Translation`, or a list of them.
 
         Raises:
-            TypeError: Texts are not strings, or a set, a dictionary or nothing.
-            ValueError: As `decoding.decode`; or the model has several target languages, and a text doesn't say
-                which.
+            TypeError: Texts are not strings, or a set, a dictionary or None.
+            ValueError: As `decoding.decode`; or a text names none of the model's several target languages.
             ImportError: As `decoding.decode`.
         """
         if isinstance(texts, str):
@@ -197,12 +197,12 @@ class Translator:
     def stream(self, texts: Iterable[str], *, window: int = WINDOW, **options: Any) -> Iterator[Result]:
         """Translates texts that need not all be there yet, or fit into memory.
 
-        They are read a window at a time, translated in batches of like length, and yielded in their order.
+        They are read a window at a time, translated in batches of similar length, and yielded in their order.
 
         Args:
             texts: Strings: a generator, a list, a file, a column of a data set ...
-            window: Texts that are read before they are translated. 1 answers each as soon as it is read; many let
-                batches be full.
+            window: Texts that are read before they are translated. 1 answers each as soon as it is read; many fill the
+                batches.
             **options: As for a call. A `prefix` is one string.
 
         Returns:
@@ -210,7 +210,7 @@ class Translator:
 
         Raises:
             TypeError: As a call, when the text is reached.
-            ValueError: As a call; options are checked at once.
+            ValueError: As a call; options that need no text are checked at once.
             ImportError: As a call.
         """
         check_number("window", window)
@@ -219,13 +219,12 @@ class Translator:
             target_code(self.tokenizer, options["target_lang"])
         if not isinstance(options.get("prefix"), str | None):
             raise ValueError("prefix has to be one string for a stream, or give the texts as a list")
-        return self._stream(texts, window, options)
+        return self._windows(iter(texts), window, options)
 
-    def _stream(self, texts: Iterable[str], window: int, options: dict[str, Any]) -> Iterator[Result]:
+    def _windows(self, texts: Iterator[str], window: int, options: dict[str, Any]) -> Iterator[Result]:
         first = 0
-        with self._bar(None, options) as bar:
-            remaining = iter(texts)
-            while part := list(islice(remaining, window)):
+        with _bar(None, options) as bar:
+            while part := list(islice(texts, window)):
                 yield from self._translate(part, {**options, "progress_bar": False}, first)
                 first += len(part)
                 bar.update(len(part))
@@ -234,52 +233,54 @@ class Translator:
         texts = decoding.texts_of("sentences", texts, first)
         if options.get("target_lang") is None:
             check_target_codes(self.tokenizer, texts, first)
-        with self._bar(len(texts), options) as bar:
-            given = {name: value for name, value in options.items() if name != "progress_bar"}
-            progress = given.pop("progress", None) or (lambda number: None)
-
-            def tell(number: int) -> None:
-                bar.update(number)
-                progress(number)
-
-            rows = decoding.decode(self.model, self.tokenizer, texts, lock=self._turns, progress=tell, **given)
+        progress = options.get("progress") or (lambda number: None)
+        given = {name: value for name, value in options.items() if name not in ("progress", "progress_bar")}
+        with _bar(len(texts), options) as bar:
+            rows = decoding.decode(
+                self.model,
+                self.tokenizer,
+                texts,
+                lock=self._turns,
+                progress=lambda number: (bar.update(number), progress(number)),
+                **given,
+            )
         if options.get("n_best") is not None:
             return rows
         return [row[0] if options.get("alignments") else row[0].text for row in rows]
 
-    def _bar(self, total: int | None, options: dict[str, Any]) -> Any:
-        shown = options.get("progress_bar")
-        delay = SECONDS_TO_BAR if shown is None else 0
-        return tqdm(total=total, unit=" texts", disable=None if shown is None else not shown, delay=delay, leave=False)
+
+def _bar(total: int | None, options: dict[str, Any]) -> Any:
+    shown = options.get("progress_bar")
+    delay = SECONDS_TO_BAR if shown is None else 0
+    return tqdm(total=total, unit=" texts", disable=None if shown is None else not shown, delay=delay, leave=False)
 
 
 def load_to_translate(
     name: str | Path, device: str | torch.device | None = None, *, dtype: torch.dtype | str = "auto", **where: Any
 ) -> tuple[PreTrainedTokenizerBase, PreTrainedModel]:
-    """Loads a model and its tokenizer for `Translator`; a Marian model is converted first.
-
-    Args:
-        name: As `model` of `Translator`.
-        device: As for `Translator`.
-        dtype: As for `Translator`.
-        **where: `revision`, `token` and `trust_remote_code` as for `Translator`.
+    """Loads a model and its tokenizer with the arguments of `Translator`; a Marian model is converted first.
 
     Raises:
         CheckpointError: It can't be loaded or converted.
         HubError: It is neither a folder nor a name on the Hub.
         DeviceError: The device can't be used.
     """
-    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    device = device or _default_device()
     try:
         torch.zeros(1, device=device).item()
     except (RuntimeError, AssertionError) as error:
         raise DeviceError(f"device {device} can't be used here ({first_line(error)}); try cpu") from error
-    _check_folder(Path(name))
+    folder = Path(name)
+    if folder.is_dir() and not (folder / CONFIG).is_file():
+        fix = "give a folder that save_pretrained wrote, or a name on the Hub"
+        if (folder / ADAPTER).is_file():
+            fix = "it is an adapter of PEFT: give PeftModel.from_pretrained(model, folder).eval() and tokenizer=..."
+        raise CheckpointError(f"{folder} is no checkpoint: it has no {CONFIG}; {fix}")
     hub: dict[str, Any] = {key: where.get(key) for key in ("revision", "token")}
     # The check has no token but the user's own.
-    hub["local_only"] = not (Path(name).is_dir() or where.get("token") or check_model_on_hub(str(name)))
-    if (folder := converted(name, **hub)) is not None:
-        tokenizer, model = load_checkpoint(folder, dtype=dtype)
+    hub["local_only"] = not (folder.is_dir() or where.get("token") or check_model_on_hub(str(name)))
+    if (conversion := converted(name, **hub)) is not None:
+        tokenizer, model = load_checkpoint(conversion, dtype=dtype)
     else:
         trust = bool(where.get("trust_remote_code"))
         tokenizer, model = load_checkpoint(name, dtype=dtype, trust_remote_code=trust, **hub)
@@ -289,7 +290,7 @@ def load_to_translate(
 
 
 def _backend(model: Any, backend: str | None) -> str:
-    """Returns the backend for a model, which is that of its folder where it was exported for one."""
+    """Returns the backend for a model: the given one, or that which its folder was exported for."""
     if backend not in (None, *BACKENDS):
         raise ValueError(f"backend is {backend!r}; choose one of {', '.join(map(repr, BACKENDS))}")
     if backend == "engine" and is_exported(model):
@@ -297,47 +298,40 @@ def _backend(model: Any, backend: str | None) -> str:
     return backend or ("ctranslate2" if is_exported(model) else "engine")
 
 
+def _default_device() -> str:
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
 def _open_with_ctranslate2(
     model: str | Path | PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase | None,
-    options: tuple[str | torch.device | None, str, int | None],
     where: dict[str, Any],
+    device: str,
+    compute_type: str,
+    threads: int | None,
 ) -> tuple[PreTrainedTokenizerBase, CTranslate2Model]:
     """Opens an exported folder, or converts a model, which is loaded on the CPU and given up afterwards."""
-    device = str(options[0] or ("cuda" if torch.cuda.is_available() else "cpu"))
-    check_compute_type(torch.device(device), options[1])
+    check_compute_type(torch.device(device), compute_type)
     if isinstance(model, str | Path) and is_exported(model):
-        return load_tokenizer(model), CTranslate2Model(Path(model), device, *options[1:])
-    if isinstance(model, str | Path):
-        tokenizer, loaded = load_to_translate(model, "cpu", **where)
-    else:
-        tokenizer, loaded = _checked(model, tokenizer, None)
+        return load_tokenizer(model), CTranslate2Model(Path(model), device, compute_type, threads)
+    is_name = isinstance(model, str | Path)
+    tokenizer, loaded = load_to_translate(model, "cpu", **where) if is_name else _checked(model, tokenizer)
     if isinstance(loaded, MarianMTModel):
         loaded = from_marian(loaded)[0]
-    return tokenizer, CTranslate2Model.converted(loaded, tokenizer, device, *options[1:])
-
-
-def _check_folder(folder: Path) -> None:
-    """Refuses a folder that is no checkpoint; what is no folder may be a name on the Hub."""
-    if not folder.is_dir() or (folder / CONFIG).is_file():
-        return
-    fix = "give a folder that save_pretrained wrote, or a name on the Hub"
-    if (folder / ADAPTER).is_file():
-        fix = "it is an adapter of PEFT: give PeftModel.from_pretrained(model, folder).eval() and tokenizer=..."
-    raise CheckpointError(f"{folder} is no checkpoint: it has no {CONFIG}; {fix}")
+    return tokenizer, CTranslate2Model.converted(loaded, tokenizer, device, compute_type, threads)
 
 
 def _checked(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None, device: str | torch.device | None
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None
 ) -> tuple[PreTrainedTokenizerBase, PreTrainedModel]:
-    """Checks the user's model; only its device may change."""
+    """Checks the user's model and its tokenizer."""
     if not hasattr(model, "generate") or not hasattr(model, "config"):
         raise ValueError(f"model is of type {type(model).__name__}; give a folder, a name on the Hub, or a model")
     if tokenizer is None:
         raise ValueError("a model needs its tokenizer; give tokenizer=AutoTokenizer.from_pretrained(...)")
     decoding.check_model(model)
     check_tokenizer(tokenizer, model.config, type(model).__name__)
-    return tokenizer, model if device is None else model.to(device)
+    return tokenizer, model
 
 
 __all__ = ["DeviceError", "Translation", "Translator"]

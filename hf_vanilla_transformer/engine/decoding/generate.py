@@ -144,13 +144,7 @@ class Request:
 
 @dataclass
 class Begun:
-    """A search that has yielded its first tokens.
-
-    Attributes:
-        search: It returns what `generate()` does.
-        decoder: Its decoder.
-        tokens: What the decoder's next step takes, (rows,).
-    """
+    """A search that has yielded its first tokens, (rows,), for the decoder; it returns what `generate()` does."""
 
     search: Search[Any]
     decoder: Any
@@ -162,12 +156,7 @@ class Begun:
 
 
 def begin(request: Request, weights: Sequence[Weights], by_transformers: Callable[[str], Any]) -> Begun:
-    """Begins the search that a call asks for.
-
-    Args:
-        request: The call.
-        weights: Of each of the models that decode as one.
-        by_transformers: Decodes with transformers' loop, for a reason.
+    """Begins the search that a call asks for, with the weights of each of the models that decode as one.
 
     Raises:
         Uncovered: The engine doesn't know a setting.

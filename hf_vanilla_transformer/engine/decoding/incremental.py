@@ -152,14 +152,7 @@ class IncrementalDecoder:
         self.cross_bias = None if bias is None else bias[:sentences].view(sentences * heads, 1, -1)
 
     def step(self, tokens: Tensor) -> Tensor:
-        """Advances by one position.
-
-        Args:
-            tokens: The token at this position, of each row: (rows,).
-
-        Returns:
-            Logits of the next one, (rows, V).
-        """
+        """Advances by one position, with the token of each row, (rows,); returns logits of the next, (rows, V)."""
         (logits,) = step_together([self], [tokens])
         return logits
 
@@ -232,13 +225,9 @@ class IncrementalDecoder:
         return self.keep_attention and number == len(self.weights.layers) - 1
 
     def move(self, rows: Sequence[int], sentences: Sequence[int]) -> None:
-        """Gives each row the past of one of the former rows, and each sentence the source of one of the former ones.
+        """Gives each row the past of a former row, and each sentence the source of a former one.
 
-        Only what changes its place is copied.
-
-        Args:
-            rows: The old row that each new one continues; equally many for each sentence, in the sentences' order.
-            sentences: The old number of each sentence.
+        Each sentence has equally many rows, in the sentences' order. Only what changes its place is copied.
         """
         _copy(rows, self.past[:, : self.length], dim=2)
         _copy(sentences, self.memory_keys, self.memory_values, dim=1)
@@ -302,11 +291,7 @@ def _copy(sources: Sequence[int], *tensors: Tensor, dim: int) -> None:
 
 
 class EnsembleDecoder:
-    """Several decoders that are asked as one: the mean of their probabilities.
-
-    Args:
-        decoders: The members, of the same batch.
-    """
+    """Decoders of the same batch as one: the mean of their probabilities."""
 
     def __init__(self, decoders: Sequence[IncrementalDecoder]) -> None:
         self.decoders = decoders

@@ -74,13 +74,9 @@ class BeamSearch:
         self.is_over = False
 
     def extend(self, candidates: Iterable[Candidate], length: int, first_row: int, coverage: Sequence[float]) -> bool:
-        """Takes the best continuations and tells whether the search continues.
+        """Takes the best continuations, which have `length` tokens, and tells whether the search continues.
 
-        Args:
-            candidates: Log-probability of the hypothesis, number of its beam, and token, the best first.
-            length: Tokens that these hypotheses have.
-            first_row: The decoder's row of this sentence's first beam.
-            coverage: The coverage penalty of each beam, a number up to 0.
+        `first_row` is the decoder's row of this sentence's first beam; coverage penalties are numbers up to 0.
         """
         rules = self.rules
         running: list[tuple[float, int, Step]] = []
@@ -171,13 +167,7 @@ Search = Generator[Tensor, Tensor, Result]
 
 @torch.no_grad()
 def run(search: Search[Result], decoder: Any, tokens: Tensor | None = None) -> Result:
-    """Runs a search with its decoder to the end.
-
-    Args:
-        search: The search.
-        decoder: Its decoder.
-        tokens: What the search has yielded, (rows,); None: it hasn't begun.
-    """
+    """Runs a search with its decoder to the end; it has yielded `tokens`, (rows,), or hasn't begun (None)."""
     try:
         tokens = next(search) if tokens is None else tokens
         while True:
@@ -344,14 +334,10 @@ def _step(number: int) -> int:
 
 
 def shrink(kept: Sequence[int], size: int) -> list[int]:
-    """Lets a batch shrink to the next of the sizes of `round_up`, so that few places move.
+    """Shrinks a batch of some size to the next one of `round_up`, so that few places move.
 
-    Args:
-        kept: Places that have to stay in the batch, ascending.
-        size: Places that there are.
-
-    Returns:
-        Who comes to places 0, 1, ...: those behind the new end go where one isn't kept.
+    Returns the old place of each new one. Places to be kept, in ascending order, that lie behind the new end replace
+    some that aren't kept.
     """
     new_size = min(round_up(len(kept)), size)
     staying = set(kept)

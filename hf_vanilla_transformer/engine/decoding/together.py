@@ -31,17 +31,12 @@ def run_together(begin: Callable[[Item], Any], items: Iterable[Item]) -> Iterato
         begun = begin(item)
         if not isinstance(begun, Begun):
             yield item, begun
-        elif not _can_join(begun.decoder):
-            yield item, begun.run()
+        elif not isinstance(begun.decoder, IncrementalDecoder) or begun.decoder.folded:
+            yield item, begun.run()  # an ensemble or folded attention can't step together with others
         else:
             running.append((item, begun))
             yield from _finish(running, begun.decoder.num_sentences // 2)
     yield from _finish(running, 0)
-
-
-def _can_join(decoder: Any) -> bool:
-    """Tells whether steps of a decoder are those of `step_together` with others: no ensemble, no folded attention."""
-    return isinstance(decoder, IncrementalDecoder) and not decoder.folded
 
 
 def _finish(running: list[tuple[Item, Begun]], enough: int) -> Iterator[tuple[Item, Any]]:

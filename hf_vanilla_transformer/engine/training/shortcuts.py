@@ -56,7 +56,8 @@ def paused_shortcuts(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def _switched(model: nn.Module, on: bool) -> Iterator[None]:
-    changed = [one for one in model.modules() if type(one) is _Model and (_is_plain(one) if on else _is_fast(one))]
+    before = None if on else loss_of_targets
+    changed = [one for one in model.modules() if type(one) is _Model and _own_loss(one) is before]
     for one in changed:
         _switch(one, on)
     try:
@@ -66,12 +67,9 @@ def _switched(model: nn.Module, on: bool) -> Iterator[None]:
             _switch(one, not on)
 
 
-def _is_plain(model: _Model) -> bool:
-    return "loss_of_targets" not in vars(model)
-
-
-def _is_fast(model: _Model) -> bool:
-    return getattr(vars(model).get("loss_of_targets"), "__func__", None) is loss_of_targets
+def _own_loss(model: _Model) -> Any:
+    method = vars(model).get("loss_of_targets")
+    return getattr(method, "__func__", method)
 
 
 def _switch(model: _Model, on: bool) -> None:
@@ -80,8 +78,8 @@ def _switch(model: _Model, on: bool) -> None:
         model.config._attn_implementation = after
     if on:
         model.loss_of_targets = MethodType(loss_of_targets, model)  # type: ignore[method-assign]
-    elif not _is_plain(model):
-        del model.loss_of_targets
+    else:
+        vars(model).pop("loss_of_targets", None)
 
 
 def loss_of_targets(self: _Model, hidden: Tensor, labels: Tensor, **kwargs: Any) -> Tensor:
