@@ -12,7 +12,6 @@ import json
 import math
 import os
 import tempfile
-import threading
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -196,8 +195,8 @@ class Batch:
 class CTranslate2Model(Backend):
     """A model that CTranslate2 runs. Several threads may use it at the same time.
 
-    On a CPU, each of `threads` translates a batch of its own. In float32, they share a batch that is alone, and the
-    weights are then held twice.
+    On a CPU, each of `threads` translates a batch of its own. In float32, they share a batch that is alone; for that,
+    the weights are held twice.
 
     Args:
         folder: In CTranslate2's format, with generation_config.json.
@@ -238,9 +237,7 @@ class CTranslate2Model(Backend):
         self.ids = {token: number for number, token in enumerate(self.target)}
         self.threads = (threads or torch.get_num_threads()) if self.device.type == "cpu" else 1
         self._process = os.getpid()
-        self._pools: dict[tuple[int, int], Any] = {}
-        self._opening = threading.Lock()
-        self._open = partial(
+        open_pool = partial(
             _library().Translator,
             **(_in_memory(folder) if in_memory else {"model_path": str(folder)}),
             device=self.device.type,
@@ -248,7 +245,10 @@ class CTranslate2Model(Backend):
             compute_type=compute_type,
             max_queued_batches=-1,
         )
-        self.dtype: str = self._pool((self.threads, 1)).compute_type
+        self._many = open_pool(inter_threads=self.threads, intra_threads=1)
+        self.dtype: str = self._many.compute_type
+        shares = self.threads > 1 and self.dtype == "float32"
+        self._alone = open_pool(inter_threads=1, intra_threads=self.threads) if shares else self._many
 
     @classmethod
     def converted(
@@ -315,8 +315,7 @@ class CTranslate2Model(Backend):
 
         most = (job.batch_tokens or self._tokens(job.segments, settings.num_beams)) // settings.num_beams
         groups = list(batches_of(job.segments, batch_size, max(most, 1), int))
-        shares = len(groups) == 1 and self.dtype == "float32"
-        pool = self._pool((1, self.threads) if shares else (self.threads, 1))
+        pool = self._pool(is_alone=len(groups) == 1)
         for group in groups:
             working.append((group, Batch(self, pool, [job.segments[place] for place in group], settings)))
             if len(working) >= self.threads * BATCHES_IN_FLIGHT:
@@ -334,24 +333,19 @@ class CTranslate2Model(Backend):
         number = min(self.threads * math.ceil(total / (most * self.threads)), max(total // fewest, 1))
         return math.ceil(ROOM_FOR_PADDING * total / max(number, 1))
 
-    def _pool(self, shape: tuple[int, int]) -> Any:
-        """Returns CTranslate2's translator for a number of batches at a time, and of threads for each."""
+    def _pool(self, is_alone: bool = False) -> Any:
+        """Returns CTranslate2's translator, for many batches or for one that is alone."""
         if os.getpid() != self._process:
             raise RuntimeError(
                 "CTranslate2's threads stay behind where a process forks, and this model was opened before; open a "
                 'Translator in each process, or start them by "spawn"'
             )
-        with self._opening:
-            if shape not in self._pools:
-                self._pools[shape] = self._open(inter_threads=shape[0], intra_threads=shape[1])
-                if len(self._pools) == 2 or self.threads == 1 or self._pools[shape].compute_type != "float32":
-                    del self._open  # and the files that it holds
-        return self._pools[shape]
+        return self._alone if is_alone else self._many
 
     # ---- Forced decoding ----
     def log_probabilities(self, sources: list[list[int]], targets: list[list[int]]) -> list[float]:
         """Returns how probable each target is, in nats; the tokens of sources and targets end with `</s>`."""
-        scores = self._pool((self.threads, 1)).score_batch(
+        scores = self._pool().score_batch(
             [[self.source[token] for token in row] for row in sources],
             [[self.target[token] for token in row[:-1]] for row in targets],  # the end is added there
             max_input_length=0,

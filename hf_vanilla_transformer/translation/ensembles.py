@@ -46,10 +46,10 @@ def ensemble(models: Sequence[PreTrainedModel], tokenizers: Sequence[PreTrainedT
 def _check_member(number: int, first: Any, config: Any, first_vocabulary: Any, vocabulary: Any) -> None:
     fix = "an ensemble averages the probabilities of one vocabulary, so train its members with one tokenizer"
     if vocabulary != first_vocabulary:
-        differing = sorted(token for token, _ in vocabulary.items() ^ first_vocabulary.items())
+        differing = min(token for token, _ in vocabulary.items() ^ first_vocabulary.items())
         raise ValueError(
             f"model {number} has another tokenizer than model 1: {len(vocabulary)} tokens instead of "
-            f"{len(first_vocabulary)}, and {differing[0]!r} is not the same in both; {fix}"
+            f"{len(first_vocabulary)}, and {differing!r} is not the same in both; {fix}"
         )
     for name in SHARED_FIELDS:
         own, wanted = getattr(config, name, None), getattr(first, name, None)
@@ -82,9 +82,9 @@ class MemberEncoders(nn.Module):
         super().__init__()
         self.encoders = nn.ModuleList(encoders)
 
-    def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None, **kwargs: Any) -> dict[str, Tensor]:
+    def forward(self, input_ids: Tensor, **kwargs: Any) -> dict[str, Tensor]:
         """Encodes a source (B, S) with each: {number of the member: (B, S, d_model)}, which `generate()` expands."""
-        outputs = (encoder(input_ids=input_ids, attention_mask=attention_mask, **kwargs) for encoder in self.encoders)
+        outputs = (encoder(input_ids=input_ids, **kwargs) for encoder in self.encoders)
         return {str(number): output.last_hidden_state for number, output in enumerate(outputs)}
 
 

@@ -3,7 +3,7 @@
     translator = Translator("Helsinki-NLP/opus-mt-en-de")
     translator("It is half past three.")  # a string; a list gives a list, and a generator a stream
 
-A Marian model, such as this one, is converted on first use.
+A Marian model, such as this one, is converted when it is loaded.
 """
 
 import os
@@ -17,22 +17,22 @@ from weakref import WeakSet
 import torch
 from tqdm import tqdm
 from transformers import MarianMTModel, PreTrainedModel, PreTrainedTokenizerBase
-from transformers.utils import logging
+from transformers.utils import cached_file, logging
 
 from ..checkpoints.loading import CONFIG, CheckpointError, check_tokenizer, load_checkpoint, load_tokenizer
 from ..data.hub_names import check_model_on_hub
 from ..engine import attach, attach_if_supported
 from ..errors import first_line
-from ..interop.marian import from_marian
+from ..interop.base import ConversionError
+from ..interop.marian import from_marian, is_marian
 from . import decoding
 from .backend import Translation, check_number
-from .converted import converted
 from .ctranslate2 import CTranslate2Model, check_compute_type, is_exported
 from .reading import check_splitting, check_target_codes, target_code
 
 logger = logging.get_logger(__name__)
 
-ADAPTER = "adapter_config.json"
+ADAPTER, TOKENIZER = "adapter_config.json", "tokenizer.json"
 WINDOW = 1_000  # texts of a stream that are read, sorted by length and translated at a time
 BACKENDS = ("engine", "ctranslate2")
 SECONDS_TO_BAR = 2  # a shorter call shows no progress bar
@@ -85,8 +85,7 @@ class Translator:
     Args:
         model: A folder that `save_pretrained` wrote or a name on the Hub, of any sequence-to-sequence model; or a
             model, a `PeftModel` among them; or a folder that `vanilla-transformer export --to ctranslate2` wrote. A
-            folder or name of a Marian model (Helsinki-NLP/opus-mt-...) is converted once, into huggingface_hub's cache
-            of assets (`$HF_HOME/assets`).
+            folder or name of a Marian model (Helsinki-NLP/opus-mt-...) is converted when it is loaded.
         device: Where it translates; None: CUDA if it is available, else the CPU; a model that is given stays where it
             is, unless a device is named.
         compute_type: As for `engine.attach`: "default" computes in the type of the weights, "int8" with weights of 8
@@ -276,17 +275,42 @@ def load_to_translate(
         if (folder / ADAPTER).is_file():
             fix = "it is an adapter of PEFT: give PeftModel.from_pretrained(model, folder).eval() and tokenizer=..."
         raise CheckpointError(f"{folder} is no checkpoint: it has no {CONFIG}; {fix}")
-    hub: dict[str, Any] = {key: where.get(key) for key in ("revision", "token")}
     # The check has no token but the user's own.
-    hub["local_only"] = not (folder.is_dir() or where.get("token") or check_model_on_hub(str(name)))
-    if (conversion := converted(name, **hub)) is not None:
-        tokenizer, model = load_checkpoint(conversion, dtype=dtype)
+    local_only = not (folder.is_dir() or where.get("token") or check_model_on_hub(str(name)))
+    hub: dict[str, Any] = {"revision": where.get("revision"), "token": where.get("token")}
+    if _is_opus_mt(name, hub | {"local_files_only": local_only}):
+        tokenizer, model = _converted(name, dtype, hub | {"local_files_only": local_only})
     else:
         trust = bool(where.get("trust_remote_code"))
-        tokenizer, model = load_checkpoint(name, dtype=dtype, trust_remote_code=trust, **hub)
+        tokenizer, model = load_checkpoint(name, dtype=dtype, trust_remote_code=trust, local_only=local_only, **hub)
     if dtype == "auto" and model.dtype == torch.float16 and torch.device(device).type == "cpu":
         model = model.float()  # the same numbers; CPUs compute half precision slowly
     return tokenizer, model.to(device)
+
+
+def _is_opus_mt(name: str | Path, hub: dict[str, Any]) -> bool:
+    """Tells whether there is a Marian model with OPUS-MT's tokenizer; transformers loads all others as they are."""
+    where = {f"_raise_exceptions_for_{problem}": False for problem in ("missing_entries", "connection_errors")} | hub
+    try:
+        config = cached_file(name, CONFIG, **where)
+        if config is None or not is_marian(Path(config).parent):
+            return False
+        return cached_file(name, "source.spm", **where) is not None or cached_file(name, TOKENIZER, **where) is None
+    except (OSError, ValueError):  # loading it says what is wrong
+        return False
+
+
+def _converted(
+    name: str | Path, dtype: torch.dtype | str, hub: dict[str, Any]
+) -> tuple[PreTrainedTokenizerBase, PreTrainedModel]:
+    try:
+        model, tokenizer = from_marian(name, **hub)
+    except ConversionError as error:
+        raise CheckpointError(f"can't convert {name} ({first_line(error)})") from error
+    assert tokenizer is not None
+    if dtype != "auto":
+        model = model.to(getattr(torch, dtype) if isinstance(dtype, str) else dtype)
+    return tokenizer, model
 
 
 def _backend(model: Any, backend: str | None) -> str:

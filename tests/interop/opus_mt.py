@@ -157,9 +157,3 @@ def marian_tokenizer(folder: Path):
 def _write_vocabulary(file: Path, pieces: list[str]) -> None:
     tokens = dict.fromkeys(["</s>", "<unk>", *pieces, "<pad>"])
     file.write_text(json.dumps({token: number for number, token in enumerate(tokens)}, indent=2), encoding="utf-8")
-
-
-def use_cache(monkeypatch, folder: Path) -> None:
-    """Lets conversions of this process and of those that it starts go to a folder."""
-    monkeypatch.setenv("HF_ASSETS_CACHE", str(folder))
-    monkeypatch.setattr("huggingface_hub.utils._cache_assets.HF_ASSETS_CACHE", str(folder))

@@ -7,7 +7,7 @@ from itertools import chain
 
 import pytest
 import torch
-from opus_mt import opus_mt_folder, use_cache
+from opus_mt import opus_mt_folder
 from random_models import new_model
 
 from hf_vanilla_transformer import cli
@@ -277,8 +277,7 @@ def test_an_incomplete_folder_is_refused(exported, tmp_path):
 
 
 @pytest.mark.parametrize("separate", [False, True], ids=["one vocabulary", "two vocabularies"])
-def test_opus_mt_folders(tmp_path, separate, monkeypatch, caplog):
-    use_cache(monkeypatch, tmp_path / "cache")
+def test_opus_mt_folders(tmp_path, separate, caplog):
     folder = opus_mt_folder(tmp_path / "opus-mt", separate_vocabs=separate)
     texts = ["A man is riding a bicycle.", "It costs 3.50 euros, or 1,000 in total!", "The children"]
     own, other = Translator(folder, "cpu"), Translator(folder, "cpu", backend="ctranslate2")
@@ -289,8 +288,7 @@ def test_opus_mt_folders(tmp_path, separate, monkeypatch, caplog):
     assert "early_stopping" in caplog.text
 
 
-def test_target_languages(tmp_path, monkeypatch):
-    use_cache(monkeypatch, tmp_path / "cache")
+def test_target_languages(tmp_path):
     folder = opus_mt_folder(tmp_path / "opus-mt", multi_target=True)
     own, other = Translator(folder, "cpu"), Translator(folder, "cpu", backend="ctranslate2")
     for options in ({"target_lang": "deu"}, {"target_lang": ">>fra<<"}):
