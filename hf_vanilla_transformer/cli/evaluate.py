@@ -324,14 +324,13 @@ def _settings(
     settings = {name: options.get(name, getattr(model.generation_config, name, None)) for name in DECODING_FIELDS}
     if settings["max_new_tokens"] is not None:
         settings["max_extra_length"] = None  # `generate()` then ignores it
-    batch_tokens = arguments.batch_tokens or (None if isinstance(model, Backend) else BATCH_TOKENS)
+    is_foreign = isinstance(model, Backend)
+    batch_tokens = arguments.batch_tokens or (None if is_foreign else BATCH_TOKENS)
     limits = {"batch_size": arguments.batch_size, "batch_tokens": batch_tokens}
     limits["max_source_tokens"] = source_limit(model, arguments.max_source_tokens, tokenizer)
     # None: transformers' loop
-    compute_type = (
-        model.dtype if isinstance(model, Backend) else getattr(vars(model).get("engine"), "compute_type", None)
-    )
-    limits["backend"] = "ctranslate2" if isinstance(model, Backend) else "engine"
+    compute_type = model.dtype if is_foreign else getattr(vars(model).get("engine"), "compute_type", None)
+    limits["backend"] = "ctranslate2" if is_foreign else "engine"
     return {**settings, **limits, "compute_type": compute_type, "device": str(model.device), "dtype": str(model.dtype)}
 
 

@@ -35,13 +35,13 @@ COMPUTE_TYPES = ("default", "float32", "bfloat16", "float16", "float64", "int8")
 
 
 class EngineError(ValueError):
-    """The engine can't do what is asked of it; the message says why."""
+    """The engine can't be attached or run a call; the message says why."""
 
 
 class Engine:
     """The weights of one model, prepared for decoding; `model.engine` while it is attached.
 
-    It belongs to this one model, which it holds weakly: copies, pickles and saved checkpoints of the model have None.
+    It belongs to this one model and holds it weakly: copies, pickles and saved checkpoints of the model have None.
     Each call has buffers of its own, so that threads may share it. Use it in a `with` to take it off at the end.
 
     Args:
@@ -98,7 +98,7 @@ class Engine:
             _restore(model, self._replaced)
 
     def generate(self, model: Any, arguments: dict[str, Any]) -> Any:
-        """Decodes as `model.generate(**arguments)`, which calls this, does without the engine.
+        """Decodes for `model.generate(**arguments)` with the same result as without the engine.
 
         There are two more arguments: `coverage_penalty` (beta of Wu et al. 2016, eq. 15) and `output_alignments`
         (whether the output has `alignments`).
@@ -170,8 +170,8 @@ def attach(model: Any, compute_type: str = "default", *, allow_autocast: bool = 
         model: The paper's model, or what `ensemble` made of several.
         compute_type: "default" computes in the type of the weights, and the name of that type is taken too; "int8"
             rounds the weights of a float32 model on a CPU to 8 bits.
-        allow_autocast: Whether the model may have the `forward` with autocast that Accelerate gives it, which the
-            engine doesn't call.
+        allow_autocast: Whether the model may have Accelerate's `forward` with autocast, a method that the engine
+            doesn't call.
 
     Returns:
         The engine.

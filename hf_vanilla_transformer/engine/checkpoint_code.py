@@ -1,4 +1,4 @@
-"""A warning for checkpoints whose own code isn't what runs."""
+"""A warning for checkpoints with code of their own that doesn't run."""
 
 import ast
 from pathlib import Path
@@ -12,12 +12,12 @@ FILES = ("configuration_vanilla_transformer", "generation_vanilla_transformer", 
 
 
 def warn_of_other_code(model: Any) -> None:
-    """Warns, once for each checkpoint, if it has code that differs from the installed code, which is what runs.
+    """Warns, once for each checkpoint, if its code differs from the installed code, the code that runs.
 
     Comments and layout make no difference. Nothing is fetched: files are those of a folder or of earlier downloads.
 
     Args:
-        model: The model; it knows where it was loaded from, and its configuration whether there is any code.
+        model: The model; it knows its checkpoint, and its configuration says if there is any code.
     """
     name = getattr(model, "name_or_path", "")
     if not name or not getattr(model.config, "auto_map", None):

@@ -22,9 +22,9 @@ def _decides(what: str, **default: Any) -> Any:
 
 @dataclass(frozen=True)
 class Processor:
-    """What the engine knows of the CPU that it runs on; each field says what it decides."""
+    """The engine's knowledge of its CPU; each field says what it decides."""
 
-    has_onednn: bool = _decides("whether products may be oneDNN's packed and fused ones, which torch keeps private")
+    has_onednn: bool = _decides("whether products may be oneDNN's packed and fused ones, private functions of torch")
     has_fast_bfloat16: bool = _decides("whether decoding packs weights in bfloat16 for oneDNN")
     # Without VNNI, 16-bit sums overflow otherwise.
     reduce_range: bool = _decides("whether 8-bit products take 7 bits of their inputs, as needed without VNNI")

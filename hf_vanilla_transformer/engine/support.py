@@ -18,7 +18,7 @@ PARTS = (nn.Linear, nn.LayerNorm, nn.Embedding, nn.Dropout, nn.Identity, nn.Modu
 LAYERS = (modeling.VanillaTransformerEncoderLayer, modeling.VanillaTransformerDecoderLayer)
 KERNELS = ("sdpa", "eager")  # of eq. 1, `attn_implementation`
 
-# Hooks that change nothing of what is decoded, by the file and the name of their code.
+# Hooks without effect on decoding, by the file and the name of their code.
 HARMLESS_HOOKS = {
     (output_capturing.__file__, "output_capturing_hook"),
     (sys.modules["transformers.modeling_utils"].__file__, "make_inputs_require_grads"),
@@ -87,7 +87,7 @@ def tree(module: nn.Module) -> list[nn.Module]:
 
 
 def used_modules(model: Any) -> list[nn.Module]:
-    """Returns the modules that decoding with a model runs; there may be others, which it doesn't."""
+    """Returns the modules that decoding with a model runs, and no others."""
     return [model, model.model, *tree(model.model.encoder), *tree(model.model.decoder), *tree(model.lm_head)]
 
 

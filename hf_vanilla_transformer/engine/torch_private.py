@@ -51,7 +51,7 @@ def int8_linear() -> tuple[Any, Any]:
 
 
 def has_int8_of_few_rows() -> bool:
-    """Tells whether there are FBGEMM's, which torch means to remove; oneDNN's take their place, more slowly."""
+    """Tells whether there are FBGEMM's; torch will remove them, and oneDNN's take their place, more slowly."""
     return None not in int8_linear_of_few_rows()
 
 

@@ -1,4 +1,4 @@
-"""Translating with a model: `Translator`, transformers' pipeline("vanilla-translation"), and what they are made of."""
+"""Translating with a model: `Translator`, transformers' pipeline("vanilla-translation"), and their parts."""
 
 from typing import TYPE_CHECKING
 
@@ -44,10 +44,10 @@ else:
 
 
 def register_pipeline() -> None:
-    """Registers pipeline("vanilla-translation") with transformers, whose pipeline("translation") is gone.
+    """Registers pipeline("vanilla-translation") with transformers; its own pipeline("translation") is gone.
 
-    The pipeline is named and not imported, as transformers has it with its own. `PIPELINE_REGISTRY.register_pipeline`
-    would need the class, and would make `save_pretrained` copy its code, which can't do without this package.
+    The pipeline is named and not imported, as transformers does with its own. `PIPELINE_REGISTRY.register_pipeline`
+    would need the class, and `save_pretrained` would copy its code; that can't run without this package.
     """
     from transformers import AutoModelForSeq2SeqLM  # here, as importing the package needs neither
     from transformers.pipelines import PIPELINE_REGISTRY

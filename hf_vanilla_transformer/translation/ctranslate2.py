@@ -3,7 +3,7 @@
     translator = Translator("outputs/quickstart/model", backend="ctranslate2", compute_type="int8")
 
 CTranslate2's beam search ends as with `early_stopping=True`, and has length^alpha for a penalty. Here it returns all
-hypotheses that have ended, and the paper's penalty (or transformers', whichever the model has) ranks them. A batch is
+hypotheses that have ended, and the model's penalty (the paper's or transformers') ranks them. A batch is
 searched up to the longest limit of its sentences; one that went beyond its own is searched again within that. Behind a
 prefix, beam search finds a translation that ends at once only if the end is the most probable token.
 """
@@ -53,7 +53,7 @@ OPTIONS = (
     *("num_beams", "max_new_tokens", "min_new_tokens", "max_length", "max_extra_length"),
     *("length_penalty", "gnmt_length_penalty", "early_stopping", "do_sample"),
 )
-# Of a generation config: those, what the exported weights hold, and what changes no translation.
+# Settings of a generation config: those, others that the exported weights hold, and others without effect.
 SETTINGS = {
     *OPTIONS, "bad_words_ids", "suppress_tokens", "forced_bos_token_id", "forced_eos_token_id", "use_cache",
     "pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id", "transformers_version", "compute_type",
@@ -402,7 +402,7 @@ def _library() -> Any:
         return import_module("ctranslate2")
     except ImportError as error:
         raise ImportError(
-            "the backend ctranslate2 needs CTranslate2, which isn't installed: pip install '.[export]' in a checkout"
+            "CTranslate2, needed by the backend ctranslate2, isn't installed: pip install '.[export]' in a checkout"
         ) from error
 
 
@@ -416,7 +416,7 @@ def _generation_config(folder: Path) -> GenerationConfig:
     unknown += ["several eos_token_id"] if isinstance(config.eos_token_id, list) and config.eos_token_id[1:] else []
     if unknown:
         raise ValueError(
-            f"the model's generation config has {', '.join(unknown)}, which the backend ctranslate2 lacks; use the "
+            f"the model's generation config has {', '.join(unknown)}; the backend ctranslate2 lacks that. Use the "
             'backend "engine", or change the generation config'
         )
     if (config.num_beams or 1) > 1 and config.early_stopping is not True:

@@ -43,7 +43,7 @@ def translate(
     Args:
         model: A model, or what `ensemble` made of several.
         tokenizer: Its tokenizer.
-        sentences: The sentences, in any order of length: a list, a generator or the like, which is read once.
+        sentences: The sentences, in any order of length: a list, a generator or the like; it is read once.
         **options: As for `decode`, except for `n_best`, and for `generate()`, such as `num_beams` or
             `gnmt_length_penalty`.
 
@@ -88,9 +88,9 @@ def decode(
         prefix: What translations have to begin with: a string for all, or a list with one for each sentence. White
             space at its end doesn't count. It should end with a word: it is tokenized by itself, and the model
             continues with a new token.
-        split_sentences: The language of the sentences in two letters (ISO 639-1). Each, which may be a paragraph or
-            several, is first split by the rules of that language; the translations are joined, with line breaks where
-            they were. It needs sentencex. None: nothing is split.
+        split_sentences: The language of the sentences in two letters (ISO 639-1). Each may be a
+            paragraph or several and is first split by the rules of that language; the translations are joined, with
+            line breaks where they were. It needs sentencex. None: nothing is split.
         batch_size: Sentences at a time at most; None: as many as `batch_tokens` allows.
         batch_tokens: Padded source tokens at a time, times beams, at most; a longer sentence is a batch by itself.
             None: 4,096, or what suits the backend.
@@ -226,7 +226,7 @@ def texts_of(name: str, values: Iterable[str], first: int = 0) -> list[str]:
             text.encode()
         except UnicodeEncodeError as error:
             raise ValueError(
-                f"{name}[{index}] has half of a surrogate pair at position {error.start}, which is no character; "
+                f"{name}[{index}] has half of a surrogate pair at position {error.start}, not a character; "
                 'remove it, for instance by text.encode("utf-8", "replace").decode()'
             ) from error
     return texts

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 Encode = Callable[[list[str]], list[list[int]]]  # texts -> token ids of each, special tokens included
 
-# Tokens of a piece at most: models are trained on sentences, which are seldom longer.
+# Tokens of a piece at most: models are trained on sentences, and these are seldom longer.
 PIECE_TOKENS = 256
 CHARACTERS_AT_ONCE = 100_000
 # Where a text is divided: after sentences, else after words.

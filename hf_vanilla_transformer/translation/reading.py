@@ -1,4 +1,4 @@
-"""What a model reads of each text: sentences of paragraphs, target languages, and pieces of what is too long."""
+"""Reads texts for a model: sentences of paragraphs, target languages, and pieces of sentences that are too long."""
 
 import os
 import re
@@ -17,7 +17,7 @@ try:
 except ImportError:  # an extra
     sentencex = None
 
-# What a text begins with where a model has several target languages, ">>deu<<".
+# The target language at the beginning of a text, ">>deu<<", for a model with several.
 CODE = re.compile(r"\s*(>>[^\s<>]+<<)")
 LINE_BREAKS = re.compile(r"([\r\n]+)")
 CODES_PER_ERROR = 10
@@ -31,7 +31,7 @@ Namer = Callable[[Sequence[int]], list[str]]  # ids -> tokens
 
 
 class Segment(NamedTuple):
-    """What is translated as one: nearly always a sentence.
+    """A part of a text that is translated as one, nearly always a sentence.
 
     Attributes:
         text: The number of its text.
@@ -189,7 +189,7 @@ def check_splitting(language: str | None) -> None:
             f'split_sentences is {language!r}; give the language of the texts in two letters (ISO 639-1), such as "en"'
         )
     if sentencex is None:
-        raise ImportError(f"split_sentences needs sentencex, which isn't installed: {install('sentences')}")
+        raise ImportError(f"split_sentences needs sentencex, and it isn't installed: {install('sentences')}")
 
 
 def split_sentences(text: str, language: str) -> Iterator[tuple[str, str]]:

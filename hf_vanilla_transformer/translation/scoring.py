@@ -15,7 +15,7 @@ from .reading import encoder
 
 logger = logging.get_logger(__name__)
 
-# Padded tokens of a batch, whose target tokens all have a row of the vocabulary's width at once.
+# Padded tokens of a batch: all its target tokens have a row of the vocabulary's width at once.
 SCORED_TOKENS_PER_BATCH = 2_048
 
 

@@ -49,7 +49,7 @@ class TransformersBackend(Backend):
             check_n_best(n_best, num_beams)
             options["num_return_sequences"] = n_best
         if alignments:
-            # The model below a `PeftModel`, which holds the adapters' layers.
+            # The model below a `PeftModel`; it holds the adapters' layers.
             base = self.model.get_base_model() if hasattr(self.model, "get_base_model") else self.model
             if not isinstance(base, DecodingMixin):
                 kind = type(self.model).__name__

@@ -60,8 +60,15 @@ class Turns:
 
 
 _TURNS: WeakSet[Turns] = WeakSet()
+
+
+def _release_turns() -> None:
+    for turns in _TURNS:
+        turns.release()
+
+
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=lambda: [turns.release() for turns in _TURNS])
+    os.register_at_fork(after_in_child=_release_turns)
 
 
 class DeviceError(ValueError):
@@ -92,9 +99,9 @@ class Translator:
             bits, on a CPU. The backend "ctranslate2" has types of its own.
         threads: PyTorch's threads, for the whole process; None: leaves them. With the backend "ctranslate2", those of
             this translator; None: as many as PyTorch has.
-        backend: "engine" or "ctranslate2", which needs the package of that name and decodes as in
-            `translation.ctranslate2`; a model is converted for it each time. None: "engine", or what a folder was
-            exported for.
+        backend: "engine" or "ctranslate2". The latter needs the package of that name and decodes as in
+            `translation.ctranslate2`; a model is converted for it each time. None: "engine", or the one that a folder
+            was exported for.
         tokenizer: That of a model that is given; a folder or a name has its own.
         dtype: Type of the weights; "auto": as they were saved, but float32 for float16 on a CPU. A model that is given
             keeps its own.
@@ -169,13 +176,13 @@ class Translator:
         """Translates one text, several, or a stream of them.
 
         Args:
-            texts: A string gives one translation. What has a length, such as a list or a column of a
+            texts: A string gives one translation. An object with a length, such as a list or a column of a
                 `datasets.Dataset`, gives a list in the same order. Anything else that can be iterated over, such as a
                 generator, a file or a column of a streamed data set, gives an iterator: see `stream`.
             **options: `n_best`, `alignments`, `target_lang`, `prefix`, `split_sentences`, `batch_size`,
                 `batch_tokens`, `max_source_tokens`, `progress` and `on_division` as for `decoding.decode`;
-                `progress_bar`: True, False, or None, which shows one if standard error is a terminal and it takes more
-                than two seconds; all others are for `generate()`, such as `num_beams` or `max_new_tokens`, by default
+                `progress_bar`: True, False, or None: if standard error is a terminal and it takes more than two
+                seconds; all others are for `generate()`, such as `num_beams` or `max_new_tokens`, by default
                 the model's generation config.
 
         Returns:
@@ -334,7 +341,7 @@ def _open_with_ctranslate2(
     compute_type: str,
     threads: int | None,
 ) -> tuple[PreTrainedTokenizerBase, CTranslate2Model]:
-    """Opens an exported folder, or converts a model, which is loaded on the CPU and given up afterwards."""
+    """Opens an exported folder, or converts a model that is loaded on the CPU and given up afterwards."""
     check_compute_type(torch.device(device), compute_type)
     if isinstance(model, str | Path) and is_exported(model):
         return load_tokenizer(model), CTranslate2Model(Path(model), device, compute_type, threads)

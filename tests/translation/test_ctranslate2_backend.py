@@ -220,7 +220,7 @@ def test_a_models_own_settings_are_refused(tokenizer, setting, named):
     for name, value in setting.items():
         setattr(model.generation_config, name, value)
     with pytest.raises(
-        ValueError, match=f"the model's generation config has {named}, which the backend ctranslate2 lacks"
+        ValueError, match=f"the model's generation config has {named}; the backend ctranslate2 lacks that"
     ):
         Translator(model, tokenizer=tokenizer, backend="ctranslate2")
 

@@ -31,11 +31,12 @@ NEEDING_TRANSFORMERS = (
     "token_healing",
 )
 OUTPUTS_OF_STEPS = ("output_attentions", "output_hidden_states", "output_scores", "output_logits")
-# Seq2SeqTrainer gives its labels too, which transformers keeps from the model.
+# Seq2SeqTrainer gives its labels too; transformers keeps them from the model.
 KNOWN_ARGUMENTS = {"encoder_outputs", "attention_mask", "past_key_values", "use_cache", "logits_to_keep", "labels"}
 
 # Processors that change the scores of a row in view of that row alone, whatever the batch. The exponential decay is not
-# among them: it makes infinities and NaN of tokens that another one bars, whose order is up to torch's top-k.
+# among them: it makes infinities and NaN of tokens that another one bars, and torch's top-k leaves their order
+# open.
 ROW_BY_ROW = (
     logits_process.ForcedBOSTokenLogitsProcessor,
     logits_process.ForcedEOSTokenLogitsProcessor,
@@ -49,7 +50,7 @@ ROW_BY_ROW = (
     logits_process.SuppressTokensAtBeginLogitsProcessor,
     logits_process.SuppressTokensLogitsProcessor,
 )
-# This can raise scores above 0, where bounds on what a beam may still become are not bounds.
+# This can raise scores above 0; bounds on the later score of a beam are then no bounds.
 RAISING = (logits_process.SequenceBiasLogitsProcessor,)
 CRITERIA = (stopping_criteria.MaxLengthCriteria, stopping_criteria.EosTokenCriteria, MaxLengthPerSentence)
 
@@ -62,7 +63,7 @@ class Uncovered(Exception):  # noqa: N818  # no error: transformers' loop takes 
 
 
 def _set_in(config: GenerationConfig | None) -> dict[str, Any]:
-    """Returns what a caller's generation config sets; where it has None, the model's own one counts."""
+    """Returns the options that a caller's generation config sets; for None, the model's own counts."""
     return {} if config is None else {name: value for name, value in vars(config).items() if value is not None}
 
 
@@ -170,7 +171,7 @@ def begin(request: Request, weights: Sequence[Weights], by_transformers: Callabl
 
 
 class _Unexpanded:
-    """Stands for the encoder's output while transformers prepares a call, which would repeat it for each beam."""
+    """Replaces the encoder's output while transformers prepares a call: it would be repeated for each beam."""
 
     def __init__(self, request: Request) -> None:
         given = request.arguments.get("encoder_outputs")
@@ -230,11 +231,10 @@ class _Call:
         request, prompts = self.request, batch[1]
         penalties = (config.length_penalty, config.early_stopping, request.coverage_penalty)
         rules = BeamRules(config.num_beams, _ends(config), *penalties)
-        settings = (rules, process, request.output_alignments)
-        searches, attention = yield from beam_search(*batch, *settings)
+        searches, attention = yield from beam_search(*batch, rules, process, request.output_alignments)
         is_short = any(len(search.finished) < config.num_return_sequences for search in searches)
         if is_short and not self.weights[0].is_int8 and request.own_option is None:
-            # transformers fills the list up with what its impossible beams hold.
+            # transformers fills the list up from its impossible beams.
             return self.by_transformers("a search ended with fewer hypotheses than are asked for")
         output = _beam_output(searches, attention, prompts, config)
         return output if config.return_dict_in_generate else output.sequences
@@ -247,8 +247,7 @@ class _Call:
         if streamer is not None:
             streamer.put(prompts.cpu())
             on_token = lambda token: streamer.put(torch.tensor([token]))  # noqa: E731
-        settings = (_ends(config), process, on_token, shows)
-        tokens, attention = yield from greedy_search(*batch, *settings)
+        tokens, attention = yield from greedy_search(*batch, _ends(config), process, on_token, shows)
         if streamer is not None:
             streamer.end()
         padding = config._pad_token_tensor
@@ -270,7 +269,7 @@ class BeamSearchOutput(GenerateBeamEncoderDecoderOutput):
     """What transformers' beam search returns, with alignments, and always with `sequences_scores`.
 
     Attributes:
-        alignments: Where it was asked for by `output_alignments`: how much each new token attends to each position of
+        alignments: With `output_alignments`, how much each new token attends to each position of
             the source, the mean of the last layer's heads, (B * num_return_sequences, T, S), 0 behind the end.
     """
 
@@ -324,7 +323,7 @@ def _fill(tokens: list[list[int]], prompts: Tensor, filling: int) -> Tensor:
     return torch.cat([prompts, torch.tensor(rows, dtype=prompts.dtype, device=prompts.device)], dim=1)
 
 
-# ---- What the searches know ----
+# ---- Settings of the searches ----
 def _ends(config: GenerationConfig) -> frozenset[int]:
     return frozenset([] if config._eos_token_tensor is None else config._eos_token_tensor.tolist())
 

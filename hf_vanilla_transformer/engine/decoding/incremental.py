@@ -1,4 +1,4 @@
-"""Encoder and decoder of section 3.1 for `generate()`: what the model's modules compute, the decoder step by step.
+"""Encoder and decoder of section 3.1 for `generate()`: they compute as the modules do, the decoder step by step.
 
 A step of decoding multiplies few rows with large matrices, so what counts is how weights lie in memory, how often they
 are read, and how many operators are called. Here queries, keys and values are one product, the cross keys and values
@@ -227,7 +227,7 @@ class IncrementalDecoder:
     def move(self, rows: Sequence[int], sentences: Sequence[int]) -> None:
         """Gives each row the past of a former row, and each sentence the source of a former one.
 
-        Each sentence has equally many rows, in the sentences' order. Only what changes its place is copied.
+        Each sentence has equally many rows, in the sentences' order. Rows that keep their place aren't copied.
         """
         _copy(rows, self.past[:, : self.length], dim=2)
         _copy(sentences, self.memory_keys, self.memory_values, dim=1)
@@ -282,7 +282,7 @@ def _softmax(scores: Tensor) -> Tensor:
 
 
 def _copy(sources: Sequence[int], *tensors: Tensor, dim: int) -> None:
-    """Writes what is at sources[i] of a dimension to i, in place, for each tensor."""
+    """Copies from sources[i] of a dimension to i, in place, for each tensor."""
     moves = [(source, target) for target, source in enumerate(sources) if source != target]
     if moves:
         froms, tos = torch.tensor(moves, device=tensors[0].device).unbind(dim=1)
@@ -298,7 +298,7 @@ class EnsembleDecoder:
 
     @property
     def attention(self) -> Tensor | None:
-        """The mean of what the members attend to, (rows, S)."""
+        """The mean of the members' attention, (rows, S)."""
         kept = [decoder.attention for decoder in self.decoders if decoder.attention is not None]
         return torch.stack(kept).mean(dim=0) if kept else None
 

@@ -38,7 +38,7 @@ class PlainLinear:
 
 
 class PackedLinear:
-    """The map with a copy of its weight in oneDNN's own order, which products of few rows read several times faster."""
+    """The map with a copy of its weight in oneDNN's own order: products of few rows read it several times faster."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         operator = torch_private.onednn_linear()
@@ -53,7 +53,7 @@ class PackedLinear:
 
 
 class ColumnLinear(PlainLinear):
-    """The map with a copy of its weight by columns, which is what MKL reads fastest."""
+    """The map with a copy of its weight by columns, the order that MKL reads fastest."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         super().__init__(weight.t().contiguous().t(), bias)
@@ -75,8 +75,8 @@ class MixedLinear:
 class Int8Linear:
     """The map with weights in 8 bits, scaled for each output, and inputs rounded to 8 bits, scaled for each row.
 
-    So what a row becomes doesn't depend on the others of its batch, nor on whose product of the integers it is: that of
-    few rows is FBGEMM's, which takes less time to start, that of many oneDNN's, which is faster.
+    So the result of a row doesn't depend on the others of its batch, nor on the library that multiplies the integers:
+    FBGEMM takes less time to start and multiplies few rows; oneDNN is faster for many.
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
@@ -104,7 +104,7 @@ class OneDNNProduct:
     def __init__(self, weight: Tensor, scale: Tensor, highest: int) -> None:
         pack, self.product = torch_private.int8_linear()
         self.packed, self.scale, self.no_shift = pack(weight, None), scale, torch.zeros(len(weight), dtype=torch.long)
-        # Inputs are stored as what they are above the lowest: oneDNN has no fast product of two signed ones.
+        # Inputs are stored as their distance from the lowest: oneDNN has no fast product of two signed ones.
         self.above, self.zero, self.one = highest + 1, torch.tensor(highest + 1), torch.tensor(1.0)
 
     def __call__(self, integers: Tensor) -> Tensor:
@@ -117,7 +117,7 @@ class OneDNNProduct:
 
 
 class FBGEMMProduct:
-    """The same product. FBGEMM finds a scale for all rows, which two more rows keep at 1."""
+    """The same product. FBGEMM finds a scale for all rows; two more rows keep it at 1."""
 
     def __init__(self, weight: Tensor, scale: Tensor, highest: int) -> None:
         pack, self.product = torch_private.int8_linear_of_few_rows()

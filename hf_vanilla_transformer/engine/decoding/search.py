@@ -62,7 +62,7 @@ class BeamSearch:
     Args:
         index: The sentence's number in its batch.
         max_new_tokens: Length at which every hypothesis ends.
-        rules: What is common to all sentences.
+        rules: The same for all sentences.
     """
 
     def __init__(self, index: int, max_new_tokens: int, rules: BeamRules) -> None:
@@ -74,7 +74,7 @@ class BeamSearch:
         self.is_over = False
 
     def extend(self, candidates: Iterable[Candidate], length: int, first_row: int, coverage: Sequence[float]) -> bool:
-        """Takes the best continuations, which have `length` tokens, and tells whether the search continues.
+        """Takes the best continuations, of `length` tokens each, and tells whether the search continues.
 
         `first_row` is the decoder's row of this sentence's first beam; coverage penalties are numbers up to 0.
         """
@@ -104,7 +104,7 @@ class BeamSearch:
         if self.rules.early_stopping is True:
             return True
         penalty = self.rules.length_penalty
-        # Going on adds log-probabilities, which only lowers; but a higher length divides by more.
+        # More tokens only lower the log-probability; but a higher length divides by more.
         final_length = self.max_new_tokens if self.rules.early_stopping == "never" and penalty > 0 else length
         return best / final_length**penalty <= self.finished[-1][0]
 
@@ -153,7 +153,7 @@ class Coverage:
         return penalties
 
     def move(self, rows: list[int]) -> None:
-        """Gives each beam what the beam had that it continues."""
+        """Gives each beam the sums of the beam that it continues."""
         self.sums = self.sums[rows]
 
 
@@ -192,7 +192,7 @@ def beam_search(
     """Searches for the translations of a batch, each sentence by itself; finished ones leave the batch, some at a time.
 
     Args:
-        decoder: An `IncrementalDecoder`, or what has its `move`, with a row for each sentence.
+        decoder: An `IncrementalDecoder`, or another one with its `move`, with a row for each sentence.
         prompts: What each hypothesis begins with, (B, P).
         max_new_tokens: Longest hypothesis of each sentence, from 1 up.
         rules: How to search.
@@ -201,7 +201,7 @@ def beam_search(
         keep_attention: Whether to keep `decoder.attention` of each step.
 
     Returns:
-        The searches, in order, with `finished` hypotheses; and attention, (rows, S) of each step, where it was wanted.
+        The searches, in order, with `finished` hypotheses; and attention, (rows, S) of each step, if it is kept.
     """
     tokens = yield from _read_prompts(prompts)
     scores = torch.zeros(len(prompts), dtype=torch.float32, device=prompts.device)
@@ -275,7 +275,7 @@ def greedy_search(
         keep_attention: Whether to keep `decoder.attention`.
 
     Returns:
-        New tokens of each sentence; and the attention of each of them, (S,), where it was wanted.
+        New tokens of each sentence; and the attention of each of them, (S,), if it is kept.
     """
     tokens = yield from _read_prompts(prompts)
     translations: list[list[int]] = [[] for _ in max_new_tokens]

@@ -24,7 +24,7 @@ def run_together(begin: Callable[[Item], Any], items: Iterable[Item]) -> Iterato
         items: Its arguments. The next one is taken when many sentences of the former ones have ended.
 
     Yields:
-        Item and what `generate()` returns, when it is complete, which need not be in the items' order.
+        Item and what `generate()` returns, as soon as it is complete, in any order.
     """
     running: list[tuple[Item, Begun]] = []
     for item in items:
@@ -40,7 +40,7 @@ def run_together(begin: Callable[[Item], Any], items: Iterable[Item]) -> Iterato
 
 
 def _finish(running: list[tuple[Item, Begun]], enough: int) -> Iterator[tuple[Item, Any]]:
-    """Takes steps until no more than `enough` sentences are left; removes and yields what is complete."""
+    """Takes steps until no more than `enough` sentences are left; removes and yields complete ones."""
     while sum(one.decoder.num_sentences for _, one in running) > enough:
         complete = _step([one for _, one in running])
         for number in sorted(complete, reverse=True):

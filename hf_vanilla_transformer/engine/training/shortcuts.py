@@ -78,12 +78,12 @@ def _switch(model: _Model, on: bool) -> None:
         model.config._attn_implementation = after
     if on:
         model.loss_of_targets = MethodType(loss_of_targets, model)  # type: ignore[method-assign]
-    else:
-        vars(model).pop("loss_of_targets", None)
+    elif "loss_of_targets" in vars(model):
+        del model.loss_of_targets
 
 
 def loss_of_targets(self: _Model, hidden: Tensor, labels: Tensor, **kwargs: Any) -> Tensor:
-    """Computes the loss of what has a label, of (B, T, d_model) and (B, T): in chunks where that may be."""
+    """Computes the loss of labelled positions, of (B, T, d_model) and (B, T), in chunks if that is possible."""
     if not (self.training and torch.is_grad_enabled() and _can_be_parted(self, hidden)):
         return _Model.loss_of_targets(self, hidden, labels, **kwargs)
     items, eps = kwargs.get("num_items_in_batch"), kwargs.get("label_smoothing", 0.0)
@@ -100,7 +100,7 @@ def _can_be_parted(model: _Model, hidden: Tensor) -> bool:
 
 
 def _sdpa_in_float32(module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Any, **kwargs: Any) -> Any:
-    """Computes eq. 1 by sdpa, whose backward pass on a CPU takes longer in bfloat16 than in float32."""
+    """Computes eq. 1 by sdpa in float32: on a CPU, its backward pass takes longer in bfloat16."""
     if kwargs.get("output_attentions"):
         return eager_attention(module, query, key, value, mask, **kwargs)
     if not (query.is_cpu and query.dtype == torch.bfloat16 and torch.is_grad_enabled()):
