@@ -97,7 +97,7 @@ class Translator:
             is, unless a device is named.
         compute_type: As for `engine.attach`: "default" computes in the type of the weights, "int8" with weights of 8
             bits, on a CPU. The backend "ctranslate2" has types of its own.
-        threads: PyTorch's threads, for the whole process; None: leaves them. With the backend "ctranslate2", those of
+        threads: PyTorch's threads, for all of the process; None: leaves them. With the backend "ctranslate2", those of
             this translator; None: as many as PyTorch has.
         backend: "engine" or "ctranslate2". The latter needs the package of that name and decodes as in
             `translation.ctranslate2`; a model is converted for it each time. None: "engine", or the one that a folder
