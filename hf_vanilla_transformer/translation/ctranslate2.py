@@ -14,12 +14,11 @@ import os
 import tempfile
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
@@ -73,19 +72,14 @@ BATCHES_IN_FLIGHT = 3  # of each thread, at work or waiting
 LEAST_EXPONENT = 1e-6
 
 
-@dataclass(frozen=True)
-class Settings:
-    """How a call decodes.
+class Settings(NamedTuple):
+    """How a call decodes; `n_best` and `alignments` as for `decode`.
 
     Attributes:
         num_beams: 1 is greedy search.
-        n_best: Translations of each segment; None: the best, without a score.
-        alignments: Whether translations have them.
         penalty: Alpha of the paper's length penalty, or transformers' exponent.
         length: The option that limits lengths, and its value.
         least: Tokens before the end of a translation at least.
-        begin: The token that each translation is forced to begin with.
-        is_end_forced: Whether the last token within the limit is the end.
     """
 
     num_beams: int
@@ -94,24 +88,6 @@ class Settings:
     penalty: float
     length: tuple[str, int]
     least: int
-    begin: int | None
-    is_end_forced: bool
-
-    def limit(self, segment: Segment, positions: int) -> int:
-        """Returns how many tokens CTranslate2 may write for a segment, with those that it is made to begin with."""
-        name, value = self.length
-        prompt = max(len(segment.prefix), 1)
-        total = value if name == "max_length" else prompt + value
-        if name == "max_extra_length":
-            total += len(segment.token_ids)
-        return max(min(total, positions) - 1 - self.is_end_forced, prompt)
-
-    def exponent(self, segments: Sequence[Segment]) -> float:
-        """Returns the exponent with which length^exponent grows as the penalty does, at the sources' mean length."""
-        if not isinstance(self.penalty, GNMTLengthPenalty):
-            return self.penalty or LEAST_EXPONENT
-        length = sum(len(segment.token_ids) for segment in segments) / len(segments)
-        return self.penalty * length / (5 + length) or LEAST_EXPONENT
 
 
 class Batch:
@@ -119,15 +95,30 @@ class Batch:
 
     def __init__(self, model: "CTranslate2Model", pool: Any, segments: list[Segment], settings: Settings) -> None:
         self._model, self._pool, self._segments, self._settings = model, pool, segments, settings
-        self._limits = [settings.limit(segment, model.config.max_position_embeddings) for segment in segments]
-        self._exponent = settings.exponent(segments)
+        self._is_end_forced = model.generation_config.forced_eos_token_id is not None  # as the last one that fits
+        self._limits = list(map(self._limit, segments))
+        # length^exponent grows as the penalty does, at the sources' mean length.
+        self._exponent = settings.penalty
+        if isinstance(settings.penalty, GNMTLengthPenalty):
+            length = sum(len(segment.token_ids) for segment in segments) / len(segments)
+            self._exponent = settings.penalty * length / (5 + length)
+        self._exponent = self._exponent or LEAST_EXPONENT
         self._results = self._search(range(len(segments)))
+
+    def _limit(self, segment: Segment) -> int:
+        """Returns how many tokens CTranslate2 may write for a segment, with those that it is made to begin with."""
+        name, value = self._settings.length
+        prompt = max(len(segment.prefix), 1)
+        total = value if name == "max_length" else prompt + value
+        if name == "max_extra_length":
+            total += len(segment.token_ids)
+        return max(min(total, self._model.config.max_position_embeddings) - 1 - self._is_end_forced, prompt)
 
     def _search(self, places: Sequence[int]) -> list[Any]:
         """Begins to search for the translations of some segments."""
         settings, model, segments = self._settings, self._model, [self._segments[place] for place in places]
-        forced = () if settings.begin is None else (settings.begin,)
-        begins = [segment.prefix[1:] or forced for segment in segments]
+        forced = model.generation_config.forced_bos_token_id
+        begins = [segment.prefix[1:] or (() if forced is None else (forced,)) for segment in segments]
         limit = max(self._limits[place] for place in places)
         results: list[Any] = self._pool.translate_batch(
             [[model.source[token] for token in segment.token_ids] for segment in segments],
@@ -168,7 +159,7 @@ class Batch:
         def count(tokens: list[str]) -> int:
             """Counts what the model wrote, with an end that is forced behind a cut."""
             is_cut = len(tokens) == limit and tokens[-1] != self._model.config.eos_token
-            return len(tokens) - prompt + (is_cut and settings.is_end_forced)
+            return len(tokens) - prompt + (is_cut and self._is_end_forced)
 
         def translation(number: int, score: float | None) -> Translation:
             tokens = result.hypotheses[number][:limit]
@@ -294,9 +285,7 @@ class CTranslate2Model(Backend):
                 f"{length[0]} is {length[1]:,}, and the model's table in CTranslate2's format has "
                 f"{self.config.max_position_embeddings:,} positions; give less"
             )
-        penalty = _penalty(options, both)
-        forced = both.get("forced_bos_token_id"), both.get("forced_eos_token_id") is not None
-        return {"settings": Settings(num_beams, n_best, alignments, penalty, length, least, *forced)}
+        return {"settings": Settings(num_beams, n_best, alignments, _penalty(options, both), length, least)}
 
     # ---- Searching ----
     def search(self, job: Job) -> Iterator[Found]:

@@ -15,7 +15,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging
 
 from .backend import Backend, Job, Translation, check_number
-from .reading import Reader, Segment, check_splitting, encoder, join_segments, target_code
+from .reading import Segment, check_splitting, encoder, join_segments, read_segments, target_code
 from .transformers_backend import TransformersBackend, setting
 
 logger = logging.get_logger(__name__)
@@ -125,17 +125,20 @@ def decode(
     options = backend.check_options(options, n_best, alignments)
     code = "" if target_lang is None else target_code(tokenizer, target_lang)
     lock = nullcontext() if lock is None else lock
-    reader = Reader(tokenizer, source_limit(model, max_source_tokens, tokenizer), code, split_sentences)
+    limit = source_limit(model, max_source_tokens, tokenizer)
     with lock:
         prefixes = _prefix_tokens(model, tokenizer, prefix, len(texts), options)
     segments: list[Segment] = []
     for first in range(0, len(texts), TEXTS_AT_ONCE):
-        some = slice(first, first + TEXTS_AT_ONCE)
+        some = dict(enumerate(texts[first : first + TEXTS_AT_ONCE], first))
         with lock:
-            read, divided = reader.segments(texts[some], prefixes[some], first)
+            read, divided = read_segments(tokenizer, some, limit, code, split_sentences)
         segments += read
         for index, count in divided.items():
-            (on_division or partial(_warn_of_division, reader.limit))(index, count)
+            (on_division or partial(_warn_of_division, limit))(index, count)
+    for place, segment in enumerate(segments):
+        if not place or segments[place - 1].text != segment.text:
+            segments[place] = segment._replace(prefix=prefixes[segment.text])
     left = Counter(segment.text for segment in segments)  # segments of each text that aren't translated yet
     tell = progress or (lambda number: None)
     tell(len(texts) - len(left))

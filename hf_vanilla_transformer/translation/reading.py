@@ -3,8 +3,7 @@
 import os
 import re
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from transformers import PreTrainedTokenizerBase
@@ -46,59 +45,54 @@ class Segment(NamedTuple):
     prefix: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True)
-class Reader:
-    """Makes segments of texts.
+def read_segments(
+    tokenizer: PreTrainedTokenizerBase,
+    texts: Mapping[int, str],
+    limit: int,
+    code: str = "",
+    language: str | None = None,
+) -> tuple[list[Segment], dict[int, int]]:
+    """Divides and tokenizes texts; one that is empty or white space has no segments.
 
-    Attributes:
+    Args:
         tokenizer: The model's.
+        texts: The texts, by their numbers.
         limit: Tokens of a segment at most.
-        target_code: Begins each text that has no target language of its own, ">>deu<<" for instance; "": nothing does.
-        sentence_language: The language by whose rules texts are split into sentences; None: they aren't.
+        code: The target language of texts that name none, ">>deu<<" for instance; "": there is none.
+        language: The language by whose rules texts are split into sentences; None: they aren't.
+
+    Returns:
+        The segments, in the order of the texts; and for the number of each text with something too long, the number of
+        its pieces.
     """
+    encode = encoder(tokenizer)
+    rows = [(number, *row) for number, text in texts.items() for row in _sentences(tokenizer, text, code, language)]
+    encoded = encode_within(encode, [begin + sentence for _, _, begin, sentence in rows], limit)
+    segments: list[Segment] = []
+    divided: dict[int, int] = {}
+    for (number, gap, begin, sentence), ids in zip(rows, encoded, strict=True):
+        pieces = [ids] if ids is not None else _divided(encode, begin, sentence, limit)
+        if len(pieces) > 1:
+            divided[number] = divided.get(number, 0) + len(pieces)
+        segments += [Segment(number, piece, "" if place else gap) for place, piece in enumerate(pieces)]
+    return segments, divided
 
-    tokenizer: PreTrainedTokenizerBase
-    limit: int
-    target_code: str = ""
-    sentence_language: str | None = None
 
-    def segments(
-        self, texts: Sequence[str], prefixes: Sequence[tuple[int, ...]], first: int = 0
-    ) -> tuple[list[Segment], dict[int, int]]:
-        """Divides and tokenizes texts, numbered from `first`; one that is empty or white space has no segments.
+def _sentences(
+    tokenizer: PreTrainedTokenizerBase, text: str, code: str, language: str | None
+) -> Iterator[tuple[str, str, str]]:
+    """Yields the line breaks before each sentence, the beginning with its target language, and the sentence."""
+    if target_codes(tokenizer) and (match := CODE.match(text)):
+        code, text = match[1], text[match.end() :].lstrip()
+    begin = f"{code} " if code else ""
+    if language is not None:
+        yield from ((gap, begin, sentence) for gap, sentence in split_sentences(text, language))
+    elif text.strip():
+        yield "", begin, text
 
-        Returns the segments, in the order of the texts; and for the number of each text with something too long, the
-        number of its pieces.
-        """
-        rows = [(number, *row) for number, text in enumerate(texts, first) for row in self._sentences(text)]
-        encoded = encode_within(self._encode, [_with_code(code, text) for _, _, code, text in rows], self.limit)
-        segments: list[Segment] = []
-        divided: dict[int, int] = {}
-        for (number, gap, code, sentence), ids in zip(rows, encoded, strict=True):
-            pieces = self._divided(code, sentence) if ids is None else [ids]
-            if len(pieces) > 1:
-                divided[number] = divided.get(number, 0) + len(pieces)
-            for piece in pieces:
-                is_first = not segments or segments[-1].text != number
-                segments.append(Segment(number, piece, gap, prefixes[number - first] if is_first else ()))
-                gap = ""
-        return segments, divided
 
-    def _sentences(self, text: str) -> Iterator[tuple[str, str, str]]:
-        """Yields the line breaks before each sentence, its target language, and the sentence."""
-        code = self.target_code
-        if target_codes(self.tokenizer) and (match := CODE.match(text)):
-            code, text = match[1], text[match.end() :].lstrip()
-        if self.sentence_language is not None:
-            yield from ((gap, code, sentence) for gap, sentence in split_sentences(text, self.sentence_language))
-        elif text.strip():
-            yield "", code, text
-
-    def _divided(self, code: str, sentence: str) -> list[list[int]]:
-        return divide(lambda pieces: self._encode([_with_code(code, one) for one in pieces]), sentence, self.limit)
-
-    def _encode(self, texts: list[str]) -> list[list[int]]:
-        return encoder(self.tokenizer)(texts)
+def _divided(encode: Encode, begin: str, sentence: str, limit: int) -> list[list[int]]:
+    return divide(lambda pieces: encode([begin + piece for piece in pieces]), sentence, limit)
 
 
 def encoder(tokenizer: PreTrainedTokenizerBase, *, is_target: bool = False, **options: Any) -> Encode:
@@ -127,10 +121,6 @@ def namers(tokenizer: PreTrainedTokenizerBase) -> tuple[Namer, Namer]:
         for vocabulary in (tokenizer.get_vocab(), tokenizer.target_encoder)
     )
     return (lambda ids: [source.get(one, "") for one in ids]), (lambda ids: [target.get(one, "") for one in ids])
-
-
-def _with_code(code: str, text: str) -> str:
-    return f"{code} {text}" if code else text
 
 
 # ---- Target languages ----
