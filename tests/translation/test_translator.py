@@ -534,13 +534,3 @@ def test_the_command_translates_paragraphs_and_into_a_language(many, checkpoint,
     assert cli.main([*command, "--target-lang", "fra", "--split-sentences", "en", "A man."]) == 2
     assert "pip install" in capsys.readouterr().err
     assert common.PROGRAM == "vanilla-transformer"
-
-
-def test_the_command_converts_a_marian_model(marian_folder, capsys):
-    from hf_vanilla_transformer import cli
-
-    assert (
-        cli.main(["translate", "--model", str(marian_folder), "--max-new-tokens", "6", "--device", "cpu", "A man."])
-        == 0
-    )
-    assert capsys.readouterr().out == Translator(marian_folder, "cpu")("A man.", **FEW) + "\n"
