@@ -57,6 +57,7 @@ class Translation:
     alignment: Alignment | None = field(default=None, compare=False)
 
 
+Options = dict[str, Any]  # keyword arguments
 Found = tuple[list[int], list[list[Translation]]]  # places of some segments, and the translations of each
 
 
@@ -66,17 +67,17 @@ class Job:
 
     tokenizer: PreTrainedTokenizerBase
     segments: list[Segment]
-    options: dict[str, Any]
+    options: Options
     batch_size: int | None
     batch_tokens: int | None
-    lock: AbstractContextManager[Any]
+    lock: AbstractContextManager[object]
 
 
 class Backend(ABC):
     """Decodes with a model."""
 
     @abstractmethod
-    def check_options(self, options: dict[str, Any], n_best: int | None, alignments: bool) -> dict[str, Any]:
+    def check_options(self, options: Options, n_best: int | None, alignments: bool) -> Options:
         """Checks the options of a call of `decode` and returns those for `search`; raises `ValueError`."""
 
     @abstractmethod

@@ -35,6 +35,7 @@ from .backend import (
     Backend,
     Found,
     Job,
+    Options,
     Translation,
     batches_of,
     check_generation,
@@ -58,12 +59,10 @@ SETTINGS = {
     "pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id", "transformers_version", "compute_type",
     "renormalize_logits", "_from_model_config",
 }  # fmt: skip
-# Padded source tokens of a batch, times beams: at most, and at least if there are more batches for it; in 8 bits and in
-# others. Many parameters need many rows to be read fast enough. Speed: docs/performance.md.
-SIZES = {
-    "small": {"int8": (1_024, 128), "other": (2_048, 512)},
-    "large": {"int8": (2_048, 512), "other": (4_096, 1_024)},
-}
+# Padded source tokens of a batch, times beams: at most, and at least if there are more batches for it. Of small models
+# in 8 bits; of small ones in other types or large ones in 8 bits; of large ones in other types. Many bytes need many
+# rows to be read fast enough. Speed: docs/performance.md.
+SIZES = ((1_024, 128), (2_048, 512), (4_096, 1_024))
 MANY_PARAMETERS = 16_000_000
 TOKENS_ON_GPU = 16_384
 ROOM_FOR_PADDING = 1.05
@@ -259,7 +258,7 @@ class CTranslate2Model(Backend):
         return made
 
     # ---- Options ----
-    def check_options(self, options: dict[str, Any], n_best: int | None, alignments: bool) -> dict[str, Any]:
+    def check_options(self, options: Options, n_best: int | None, alignments: bool) -> Options:
         """Checks the options of a call of `decode` and returns the settings for `search`; raises `ValueError`."""
         for name in options.keys() - set(OPTIONS):
             raise ValueError(f"the backend ctranslate2 has no option {name}; it has {', '.join(OPTIONS)}")
@@ -316,8 +315,8 @@ class CTranslate2Model(Backend):
         """Returns tokens of a batch, times beams: many, as products want, with as many batches for each thread."""
         if self.device.type == "cuda":
             return TOKENS_ON_GPU
-        sizes = SIZES["large" if self.config.num_parameters > MANY_PARAMETERS else "small"]
-        most, fewest = sizes["int8" if self.dtype.startswith("int8") else "other"]
+        is_large, is_int8 = self.config.num_parameters > MANY_PARAMETERS, self.dtype.startswith("int8")
+        most, fewest = SIZES[is_large + (not is_int8)]
         total = sum(len(segment.token_ids) for segment in segments) * num_beams
         number = min(self.threads * math.ceil(total / (most * self.threads)), max(total // fewest, 1))
         return math.ceil(ROOM_FOR_PADDING * total / max(number, 1))

@@ -14,7 +14,7 @@ from typing import Any
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging
 
-from .backend import Backend, Job, Translation, check_number
+from .backend import Backend, Job, Options, Translation, check_number
 from .reading import Segment, check_splitting, encoder, join_segments, read_segments, target_code
 from .transformers_backend import TransformersBackend, setting
 
@@ -72,7 +72,7 @@ def decode(
     max_source_tokens: int | None = None,
     progress: Callable[[int], object] | None = None,
     on_division: Callable[[int, int], object] | None = None,
-    lock: AbstractContextManager[Any] | None = None,
+    lock: AbstractContextManager[object] | None = None,
     **options: Any,
 ) -> list[list[Translation]]:
     """Translates sentences into translations with their lengths and, for n-best lists, scores.
@@ -170,7 +170,7 @@ def _prefix_tokens(
     tokenizer: PreTrainedTokenizerBase,
     prefix: str | Sequence[str] | None,
     count: int,
-    options: dict[str, Any],
+    options: Options,
 ) -> list[tuple[int, ...]]:
     """Returns the tokens that the decoder begins with, for each text; none where the model is free to begin."""
     if prefix is None:

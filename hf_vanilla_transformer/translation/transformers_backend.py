@@ -18,6 +18,7 @@ from .backend import (
     Backend,
     Found,
     Job,
+    Options,
     Translation,
     batches_of,
     check_generation,
@@ -37,7 +38,7 @@ class TransformersBackend(Backend):
     def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
         self.model, self.tokenizer = model, tokenizer
 
-    def check_options(self, options: dict[str, Any], n_best: int | None, alignments: bool) -> dict[str, Any]:
+    def check_options(self, options: Options, n_best: int | None, alignments: bool) -> Options:
         """Checks the options of a call of `decode` and returns those for `generate()`; raises `ValueError`."""
         config = options.get("generation_config") or self.model.generation_config
         check_generation(options, config)
@@ -76,7 +77,7 @@ class TransformersBackend(Backend):
                 found = self._translations([segments[number] for number in numbers], job.options, output, names)
             yield numbers, found
 
-    def _begin(self, segments: list[Segment], options: dict[str, Any]) -> Any:
+    def _begin(self, segments: list[Segment], options: Options) -> Any:
         """Begins the search for segments with prefixes of one length, or does all of it where there is no engine."""
         inputs = self.tokenizer.pad({"input_ids": [one.token_ids for one in segments]}, return_tensors="pt")
         inputs = inputs.to(self.model.device)
@@ -91,7 +92,7 @@ class TransformersBackend(Backend):
         return self.model.generate(**batch, **options, **scores)
 
     def _translations(
-        self, segments: list[Segment], options: dict[str, Any], output: Any, names: tuple[Namer, Namer] | None
+        self, segments: list[Segment], options: Options, output: Any, names: tuple[Namer, Namer] | None
     ) -> list[list[Translation]]:
         """Makes translations of what `generate()` returned; with `names` of tokens, with their alignments."""
         texts = self.tokenizer.batch_decode(output.sequences, skip_special_tokens=True)
@@ -132,7 +133,7 @@ class TransformersBackend(Backend):
         return (-losses.double().view(labels.shape).sum(dim=1)).tolist()
 
 
-def setting(model: Any, options: dict[str, Any], name: str) -> Any:
+def setting(model: Any, options: Options, name: str) -> Any:
     """Returns the value of an option of `generate()` in a call; older models have theirs in their configuration."""
     places = (options.get("generation_config"), model.generation_config, model.config)
     values = [options.get(name), *(getattr(place, name, None) for place in places)]

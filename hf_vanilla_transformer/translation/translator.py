@@ -26,7 +26,7 @@ from ..errors import first_line
 from ..interop.base import ConversionError
 from ..interop.marian import from_marian, is_marian
 from . import decoding
-from .backend import Translation, check_number
+from .backend import Options, Translation, check_number
 from .ctranslate2 import CTranslate2Model, check_compute_type, is_exported
 from .reading import check_splitting, check_target_codes, target_code
 
@@ -140,7 +140,7 @@ class Translator:
             raise ValueError(f"threads is {threads!r}; it has to be an integer of at least 1")
         if isinstance(model, str | Path) and tokenizer is not None:
             raise ValueError("tokenizer is for a model that is given; a folder or a name has its own")
-        where: dict[str, Any] = {"revision": revision, "token": token, "trust_remote_code": trust_remote_code}
+        where: Options = {"revision": revision, "token": token, "trust_remote_code": trust_remote_code}
         self.tokenizer: PreTrainedTokenizerBase
         self.model: Any
         if self.backend == "ctranslate2":
@@ -227,7 +227,7 @@ class Translator:
             raise ValueError("prefix has to be one string for a stream, or give the texts as a list")
         return self._windows(iter(texts), window, options)
 
-    def _windows(self, texts: Iterator[str], window: int, options: dict[str, Any]) -> Iterator[Result]:
+    def _windows(self, texts: Iterator[str], window: int, options: Options) -> Iterator[Result]:
         first = 0
         with _bar(None, options) as bar:
             while part := list(islice(texts, window)):
@@ -235,7 +235,7 @@ class Translator:
                 first += len(part)
                 bar.update(len(part))
 
-    def _translate(self, texts: Iterable[str], options: dict[str, Any], first: int = 0) -> list[Any]:
+    def _translate(self, texts: Iterable[str], options: Options, first: int = 0) -> list[Any]:
         texts = decoding.texts_of("sentences", texts, first)
         if options.get("target_lang") is None:
             check_target_codes(self.tokenizer, texts, first)
@@ -255,7 +255,7 @@ class Translator:
         return [row[0] if options.get("alignments") else row[0].text for row in rows]
 
 
-def _bar(total: int | None, options: dict[str, Any]) -> Any:
+def _bar(total: int | None, options: Options) -> Any:
     shown = options.get("progress_bar")
     delay = SECONDS_TO_BAR if shown is None else 0
     return tqdm(total=total, unit=" texts", disable=None if shown is None else not shown, delay=delay, leave=False)
@@ -284,7 +284,7 @@ def load_to_translate(
         raise CheckpointError(f"{folder} is no checkpoint: it has no {CONFIG}; {fix}")
     # The check has no token but the user's own.
     local_only = not (folder.is_dir() or where.get("token") or check_model_on_hub(str(name)))
-    hub: dict[str, Any] = {"revision": where.get("revision"), "token": where.get("token")}
+    hub: Options = {"revision": where.get("revision"), "token": where.get("token")}
     if _is_opus_mt(name, hub | {"local_files_only": local_only}):
         tokenizer, model = _converted(name, dtype, hub | {"local_files_only": local_only})
     else:
@@ -295,7 +295,7 @@ def load_to_translate(
     return tokenizer, model.to(device)
 
 
-def _is_opus_mt(name: str | Path, hub: dict[str, Any]) -> bool:
+def _is_opus_mt(name: str | Path, hub: Options) -> bool:
     """Tells whether there is a Marian model with OPUS-MT's tokenizer; transformers loads all others as they are."""
     where = {f"_raise_exceptions_for_{problem}": False for problem in ("missing_entries", "connection_errors")} | hub
     try:
@@ -308,13 +308,14 @@ def _is_opus_mt(name: str | Path, hub: dict[str, Any]) -> bool:
 
 
 def _converted(
-    name: str | Path, dtype: torch.dtype | str, hub: dict[str, Any]
+    name: str | Path, dtype: torch.dtype | str, hub: Options
 ) -> tuple[PreTrainedTokenizerBase, PreTrainedModel]:
     try:
         model, tokenizer = from_marian(name, **hub)
     except ConversionError as error:
         raise CheckpointError(f"can't convert {name} ({first_line(error)})") from error
     assert tokenizer is not None
+    model.name_or_path = str(name)
     if dtype != "auto":
         model = model.to(getattr(torch, dtype) if isinstance(dtype, str) else dtype)
     return tokenizer, model
@@ -336,7 +337,7 @@ def _default_device() -> str:
 def _open_with_ctranslate2(
     model: str | Path | PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase | None,
-    where: dict[str, Any],
+    where: Options,
     device: str,
     compute_type: str,
     threads: int | None,
