@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from .decoding import check_model, source_limit, texts_of
+from .decoding import check_model, source_limit
 from .division import encode_within
 from .reading import check_target_codes, encoder, namers
 
@@ -62,7 +62,11 @@ def attention_of(
     with torch.no_grad():
         inputs = torch.tensor([source_ids], device=model.device)
         batch = {"input_ids": inputs, "attention_mask": torch.ones_like(inputs)}
-        sequence = _own_translation(model, batch) if forced is None else _shifted(model, forced)
+        if forced is None:
+            sequence = model.generate(**batch, num_return_sequences=1, return_dict_in_generate=False)[0].tolist()
+        else:  # the start token, and the target
+            labels = torch.tensor([forced], device=model.device)
+            sequence = [int(model.prepare_decoder_input_ids_from_labels(labels)[0, 0]), *forced]
         read, predicted = sequence[:-1], sequence[1:]
         decoder_inputs = torch.tensor([read], device=model.device)
         output = model(**batch, decoder_input_ids=decoder_inputs, output_attentions=True, use_cache=False)
@@ -83,7 +87,6 @@ def _token_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, name:
     if not text.strip():
         fix = "" if name == "source" else ", or leave it out to see the model's own translation"
         raise ValueError(f"{name} is empty; give a sentence{fix}")
-    texts_of(name, [text])
     if name == "source":
         check_target_codes(tokenizer, [text])
     limit = min(MAX_TOKENS, source_limit(model, None, tokenizer))
@@ -91,22 +94,6 @@ def _token_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, name:
     if ids is None:
         raise ValueError(f"{name} has more than {limit:,} tokens; give one sentence of it")
     return ids
-
-
-def _own_translation(model: PreTrainedModel, batch: dict[str, Tensor]) -> list[int]:
-    """Returns the best translation's tokens, the start token first, up to the end of the sentence."""
-    sequence = model.generate(**batch, num_return_sequences=1, return_dict_in_generate=False)[0].tolist()
-    ends = model.generation_config.eos_token_id
-    ends = ends if isinstance(ends, list) else [ends]
-    # The start token may be the end's: fairseq's is.
-    end = next((place for place, token in enumerate(sequence) if place and token in ends), len(sequence) - 1)
-    return sequence[: end + 1]
-
-
-def _shifted(model: PreTrainedModel, target: list[int]) -> list[int]:
-    """Returns a target's tokens, the start token first."""
-    labels = torch.tensor([target], device=model.device)
-    return [int(model.prepare_decoder_input_ids_from_labels(labels)[0, 0]), *target]
 
 
 def _stacked(model: PreTrainedModel, output: Any, name: str) -> Tensor:

@@ -213,7 +213,6 @@ class CTranslate2Model(Backend):
         in_memory: bool = False,
     ) -> None:
         self.device = torch.device(device)
-        check_compute_type(self.device, compute_type)
         self.name_or_path = str(folder)
         self.generation_config = _generation_config(folder)
         config = _read(folder, CONFIG)
@@ -228,14 +227,20 @@ class CTranslate2Model(Backend):
         self.threads = (threads or torch.get_num_threads()) if self.device.type == "cpu" else 1
         self._process = os.getpid()
         open_pool = partial(
-            _library().Translator,
+            import_library().Translator,
             **(_in_memory(folder) if in_memory else {"model_path": str(folder)}),
             device=self.device.type,
             device_index=self.device.index or 0,
             compute_type=compute_type,
             max_queued_batches=-1,
         )
-        self._many = open_pool(inter_threads=self.threads, intra_threads=1)
+        try:
+            self._many = open_pool(inter_threads=self.threads, intra_threads=1)
+        except (ValueError, RuntimeError) as error:
+            raise ValueError(
+                f"CTranslate2 can't open the model on {device} with compute_type={compute_type!r} "
+                f'({first_line(error)}); try "default", or the device cpu'
+            ) from error
         self.dtype: str = self._many.compute_type
         shares = self.threads > 1 and self.dtype == "float32"
         self._alone = open_pool(inter_threads=1, intra_threads=self.threads) if shares else self._many
@@ -245,7 +250,6 @@ class CTranslate2Model(Backend):
         cls, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, *args: Any, **kwargs: Any
     ) -> "CTranslate2Model":
         """Converts a model in a temporary folder; other arguments and errors are those of the class."""
-        _library()
         from ..interop import ctranslate2 as exporter  # it needs an extra, and takes a while
 
         with tempfile.TemporaryDirectory(prefix="hf_vanilla_transformer-") as folder:
@@ -364,20 +368,7 @@ def is_exported(model: Any) -> bool:
     return isinstance(model, str | Path) and (Path(model) / WEIGHTS).is_file()
 
 
-def check_compute_type(device: torch.device, compute_type: str) -> None:
-    """Checks that CTranslate2 is installed and has a type on a device; raises `ImportError` or `ValueError`."""
-    library = _library()
-    if device.type not in ("cpu", "cuda") or (device.type == "cuda" and not library.get_cuda_device_count()):
-        raise ValueError(f"device {device} can't be used with the backend ctranslate2 here; try cpu")
-    known = ["default", *sorted(library.get_supported_compute_types(device.type))]
-    if compute_type not in known:
-        choices = ", ".join(map(repr, known))
-        raise ValueError(
-            f"compute_type is {compute_type!r}; the backend ctranslate2 has {choices} on this {device.type}"
-        )
-
-
-def _library() -> Any:
+def import_library() -> Any:
     """Imports CTranslate2, with AVX-512 on AMD's processors, unless the user's environment chooses.
 
     By itself, it doesn't use AVX-512 there; batches are up to a quarter faster with it. The variable is read at the
@@ -428,4 +419,4 @@ def _in_memory(folder: Path) -> dict[str, Any]:
     return {"model_path": "model", "files": {file.name: file.read_bytes() for file in files}}
 
 
-__all__ = ["CTranslate2Model", "check_compute_type", "is_exported"]
+__all__ = ["CTranslate2Model", "import_library", "is_exported"]

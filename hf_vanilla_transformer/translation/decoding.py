@@ -215,7 +215,6 @@ def texts_of(name: str, values: Iterable[str], first: int = 0) -> list[str]:
 
     Raises:
         TypeError: It is one string, a set, a dictionary or None, or has an item that is not a string.
-        ValueError: One of them has half of a surrogate pair.
     """
     if isinstance(values, str | bytes):
         raise TypeError(f"{name} is a string; give a list of strings, [text] for a single one")
@@ -225,13 +224,6 @@ def texts_of(name: str, values: Iterable[str], first: int = 0) -> list[str]:
     for index, text in enumerate(texts, start=first):
         if not isinstance(text, str):
             raise TypeError(f'{name}[{index}] is {_kind(text)}; give strings, "" for a missing one')
-        try:
-            text.encode()
-        except UnicodeEncodeError as error:
-            raise ValueError(
-                f"{name}[{index}] has half of a surrogate pair at position {error.start}, not a character; "
-                'remove it, for instance by text.encode("utf-8", "replace").decode()'
-            ) from error
     return texts
 
 

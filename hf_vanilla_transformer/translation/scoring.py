@@ -63,19 +63,10 @@ def score_targets(
 ) -> Likelihood:
     """Forces the model to write given targets and sums up how improbable it finds them.
 
-    Args:
-        model: As for `score_pairs`, like all others.
-        tokenizer: Its tokenizer.
-        sources: The sentences.
-        targets: Their translations.
-        **options: `batch_size`, `max_tokens`, `progress`, `on_omission`.
+    Arguments and errors are those of `score_pairs`.
 
     Returns:
         Log-probability and number of target tokens, hence perplexity, and the number of pairs left out.
-
-    Raises:
-        TypeError: As for `score_pairs`.
-        ValueError: As for `score_pairs`.
     """
     scores = score_pairs(model, tokenizer, sources, targets, **options)
     counted = [score for score in scores if score is not None]

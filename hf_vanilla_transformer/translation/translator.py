@@ -27,7 +27,7 @@ from ..interop.base import ConversionError
 from ..interop.marian import from_marian, is_marian
 from . import decoding
 from .backend import Options, Translation, check_number
-from .ctranslate2 import CTranslate2Model, check_compute_type, is_exported
+from .ctranslate2 import CTranslate2Model, import_library, is_exported
 from .reading import check_splitting, check_target_codes, target_code
 
 logger = logging.get_logger(__name__)
@@ -343,7 +343,7 @@ def _open_with_ctranslate2(
     threads: int | None,
 ) -> tuple[PreTrainedTokenizerBase, CTranslate2Model]:
     """Opens an exported folder, or converts a model that is loaded on the CPU and given up afterwards."""
-    check_compute_type(torch.device(device), compute_type)
+    import_library()  # before anything is downloaded
     if isinstance(model, str | Path) and is_exported(model):
         return load_tokenizer(model), CTranslate2Model(Path(model), device, compute_type, threads)
     is_name = isinstance(model, str | Path)

@@ -77,7 +77,7 @@ def test_odd_texts_have_weights(model, tokenizer, text):
         ("", None, ValueError, "source is empty; give a sentence$"),
         ("it", " ", ValueError, "target is empty; give a sentence, or leave it out"),
         (None, None, TypeError, "source is of type NoneType; give one sentence, a string"),
-        ("\ud800", None, ValueError, "half of a surrogate pair"),
+        ("\ud800", None, ValueError, "has a lone surrogate at position 0"),
         ("it " * 600, None, ValueError, f"source has more than {MAX_TOKENS} tokens; give one sentence of it"),
     ],
 )

@@ -193,10 +193,10 @@ def test_options_that_it_lacks_are_refused_by_name(theirs, options, message):
     [
         (
             {"compute_type": "bfloat16"},
-            "compute_type is 'bfloat16'; .* has 'default', .*'float32', 'int8'.* on this cpu",
+            r"can't open the model on cpu with compute_type='bfloat16' \(Requested bfloat16.*; try \"default\"",
         ),
         ({"dtype": "float16"}, "give compute_type"),
-        ({"device": "mps"}, "device mps can't be used with the backend ctranslate2"),
+        ({"device": "mps"}, "can't open the model on mps .*unsupported device mps"),
         ({"backend": "ctranslate"}, "backend is 'ctranslate'; choose one of 'engine', 'ctranslate2'"),
     ],
     ids=str,
