@@ -129,14 +129,8 @@ def batches(
 ) -> Iterator[list[int]]:
     """Groups sentences of similar length, the longest first, so that too little memory shows at once.
 
-    Args:
-        lengths: Tokens of each sentence.
-        batch_size: Sentences per batch at most; None: any number.
-        max_tokens: Padded tokens per batch at most; a longer sentence is a batch by itself.
-        size_of: Returns how many of the sentences that fit make a batch.
-
-    Yields:
-        Indices into `lengths`, each of them once.
+    A batch has at most `batch_size` sentences and `max_tokens` padded tokens; a longer sentence is a batch by itself.
+    Of the sentences that fit, `size_of` them are taken. Yields indices into `lengths`, each of them once.
     """
     batch: list[int] = []
     for index in sorted(range(len(lengths)), key=lambda index: -lengths[index]):

@@ -40,19 +40,10 @@ def translate(
 ) -> list[str]:
     """Translates sentences: one line each, in their order; one that is empty or white space stays empty.
 
-    Args:
-        model: A model, or what `ensemble` made of several.
-        tokenizer: Its tokenizer.
-        sentences: The sentences, in any order of length: a list, a generator or the like; it is read once.
-        **options: As for `decode`, except for `n_best`, and for `generate()`, such as `num_beams` or
-            `gnmt_length_penalty`.
+    Arguments and errors are those of `decode`, without `n_best`.
 
     Returns:
         As many translations as there are sentences.
-
-    Raises:
-        TypeError: As `decode`.
-        ValueError: As `decode`.
     """
     return [translations[0].text for translations in decode(model, tokenizer, sentences, **options)]
 

@@ -52,18 +52,11 @@ def read_segments(
     code: str = "",
     language: str | None = None,
 ) -> tuple[list[Segment], dict[int, int]]:
-    """Divides and tokenizes texts; one that is empty or white space has no segments.
+    """Divides and tokenizes texts, by their numbers; one that is empty or white space has no segments.
 
-    Args:
-        tokenizer: The model's.
-        texts: The texts, by their numbers.
-        limit: Tokens of a segment at most.
-        code: The target language of texts that name none, ">>deu<<" for instance; "": there is none.
-        language: The language by whose rules texts are split into sentences; None: they aren't.
-
-    Returns:
-        The segments, in the order of the texts; and for the number of each text with something too long, the number of
-        its pieces.
+    A segment has `limit` tokens at most. Texts without a target language get `code`, and are split into sentences by
+    the rules of `language`, unless it is None. Returns the segments, in the order of the texts; and for the number of
+    each text with something too long, the number of its pieces.
     """
     encode = encoder(tokenizer)
     rows = [(number, *row) for number, text in texts.items() for row in _sentences(tokenizer, text, code, language)]
