@@ -14,8 +14,8 @@ from transformers import PreTrainedModel
 from .errors import first_line, install
 from .plots.attention_page import attention_page
 from .translation.attention import attention_of
-from .translation.decoding import Translation
-from .translation.sources import CODE, target_codes
+from .translation.backend import Translation
+from .translation.reading import CODE, target_codes
 from .translation.translator import Translator
 
 try:

@@ -40,7 +40,7 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an error says that the memory is exhausted, be it the machine's or a GPU's."""
+    """Tells whether an error says that the memory of the machine or of a GPU is exhausted."""
     if isinstance(error, OSError):
         return error.errno == errno.ENOMEM
     torch = sys.modules.get("torch")

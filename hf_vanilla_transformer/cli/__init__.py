@@ -7,7 +7,6 @@ torch and transformers take seconds to import, so they are imported inside funct
 import argparse
 import contextlib
 import errno
-import importlib
 import io
 import itertools
 import os
@@ -40,7 +39,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         _check_streams()
         arguments = _parser().parse_args(argv)
         debug = arguments.debug
-        _check_environment()
         arguments.run(arguments)
         sys.stdout.flush()
     except (Exception, KeyboardInterrupt) as error:
@@ -69,19 +67,6 @@ def _check_streams() -> None:
         sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
     if _is_closed(sys.stdout):
         raise UsageError("standard output is closed; redirect it, to /dev/null for instance")
-
-
-def _check_environment() -> None:
-    """Checks the variable that the engine reads when it is imported, whichever command would import it.
-
-    Raises:
-        UsageError: It has an unknown name or an impossible value.
-    """
-    if os.environ.get("HF_VANILLA_TRANSFORMER_CPU"):  # engine.cpu.VARIABLE, without an import of torch
-        try:
-            importlib.import_module("..engine.cpu", __name__)
-        except ValueError as error:
-            raise UsageError(first_line(error)) from error
 
 
 def _is_closed(stream: Any) -> bool:

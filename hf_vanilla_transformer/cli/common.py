@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import first_line, is_out_of_memory
-from ..translation.limits import BATCH_TOKENS, LIMITS, MAX_SOURCE_TOKENS, check_generation
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -36,11 +35,6 @@ def positive(text: str) -> int:
     return int(text)
 
 
-def up_to_limit(name: str) -> Callable[[str], int]:
-    """Returns a type for argparse: an integer from 1 to the limit of an option in `evaluation.limits`."""
-    return _at_most(LIMITS[name].largest, LIMITS[name].reason)
-
-
 def _at_most(largest: int, reason: str) -> Callable[[str], int]:
     def parse(text: str) -> int:
         if (text.isdecimal() and len(text) > 99) or positive(text) > largest:  # Python parses some thousand digits
@@ -48,6 +42,9 @@ def _at_most(largest: int, reason: str) -> Callable[[str], int]:
         return int(text)
 
     return parse
+
+
+amount = _at_most(1_000_000, "it would only stall the machine")  # the lower limits of some options are translation's
 
 
 def not_negative(text: str) -> float:
@@ -141,7 +138,7 @@ def add_decoding_arguments(parser: argparse.ArgumentParser) -> None:
     beams.add_argument(
         "--num-beams",
         "--beam",
-        type=up_to_limit("num_beams"),
+        type=amount,
         metavar="N",
         help="beam size (default: the model's generation config)",
     )
@@ -167,23 +164,22 @@ def add_decoding_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--max-new-tokens",
-        type=up_to_limit("max_new_tokens"),
+        type=amount,
         metavar="N",
         help="longest translation, in tokens (default: the model's own limit)",
     )
     parser.add_argument(
         "--max-source-tokens",
-        type=up_to_limit("max_source_tokens"),
+        type=amount,
         metavar="N",
-        help=f"longest line that is translated as one (default: {MAX_SOURCE_TOKENS:,} tokens, or the model's positions "
+        help="longest line that is translated as one (default: 1,024 tokens, or the model's positions "
         "if they are fewer); a longer one is translated in pieces of at most 256 tokens, and a warning names it",
     )
     parser.add_argument(
         "--batch-tokens",
-        type=up_to_limit("batch_tokens"),
+        type=amount,
         metavar="N",
-        help=f"source tokens per batch, times the beam size (default: {BATCH_TOKENS:,}; ctranslate2: by the number of "
-        "lines)",
+        help="source tokens per batch, times the beam size (default: 4,096; ctranslate2: by the number of lines)",
     )
     add_model_arguments(parser)
     add_compute_type(parser)
@@ -210,7 +206,7 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the options of the batches' size, of the device, and of loading a model."""
     parser.add_argument(
         "--batch-size",
-        type=up_to_limit("batch_size"),
+        type=amount,
         metavar="N",
         help="maximum number of sentences per batch (default: no limit)",
     )
@@ -246,7 +242,7 @@ def decoding_options(arguments: argparse.Namespace, model: "PreTrainedModel") ->
         UsageError: Options contradict each other, or the model has no such option.
     """
     from ..generation_vanilla_transformer import DecodingMixin
-    from ..translation.decoding import OtherModel
+    from ..translation.backend import Backend, check_generation
 
     given = {"num_beams": arguments.num_beams, "max_new_tokens": arguments.max_new_tokens}
     own = {
@@ -271,7 +267,7 @@ def decoding_options(arguments: argparse.Namespace, model: "PreTrainedModel") ->
             raise UsageError(
                 f"{flags[name]} ranks the hypotheses of a beam search; leave it out, or give --num-beams 2 or more"
             )
-        if not isinstance(model, DecodingMixin | OtherModel):
+        if not isinstance(model, DecodingMixin | Backend):
             raise UsageError(f"{flags[name]} needs a model of this package; other models have no such option")
     if arguments.num_beams == 1:
         options |= {"do_sample": False, "early_stopping": False}

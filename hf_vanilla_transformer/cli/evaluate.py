@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 from ..checkpoints.files import write_text
 from ..errors import first_line
-from ..translation.limits import BATCH_TOKENS
 from .common import (
     UsageError,
     add_decoding_arguments,
+    amount,
     backend_options,
     check_model_name,
     check_output,
@@ -24,7 +24,6 @@ from .common import (
     load_ensemble,
     loading,
     read_parallel,
-    up_to_limit,
     use_threads,
     warning_of_line,
 )
@@ -33,7 +32,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from ..metrics import Comparison, Score
-    from ..translation.decoding import Translation
+    from ..translation.backend import Translation
     from ..translation.scoring import Likelihood
 
 BLEU_KINDS = ("sacrebleu", "multi30k", "compound-split")
@@ -113,9 +112,7 @@ def _add_metric_arguments(parser: argparse.ArgumentParser) -> None:
 def _add_file_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", metavar="FILE", help="write scores, signatures and settings there")
     parser.add_argument("--output", metavar="FILE", help="write the translations there, one per line")
-    parser.add_argument(
-        "--n-best", type=up_to_limit("n_best"), metavar="N", help="N translations per sentence, for --n-best-output"
-    )
+    parser.add_argument("--n-best", type=amount, metavar="N", help="N translations per sentence, for --n-best-output")
     parser.add_argument("--n-best-output", metavar="FILE", help="write the N best there, with scores, as JSON lines")
     parser.add_argument("--overwrite", action="store_true", help="replace existing files")
 
@@ -201,8 +198,8 @@ def _results(
 ) -> list[_Result]:
     """Loads a model or an ensemble, computes its perplexity, translates once per length penalty, and scores."""
     with loading():
-        from ..translation.decoding import check_n_best
-        from ..translation.sources import check_target_codes
+        from ..translation.backend import check_n_best
+        from ..translation.reading import check_target_codes
 
         use_threads(arguments.threads)
         begun = time.perf_counter()
@@ -320,19 +317,20 @@ def _settings(
     arguments: argparse.Namespace, tokenizer: Any, model: "PreTrainedModel", options: dict[str, Any]
 ) -> dict[str, Any]:
     """How the model decodes: its own settings, overridden by those of the command line."""
-    from ..translation.decoding import OtherModel, source_limit
+    from ..translation.backend import Backend
+    from ..translation.decoding import source_limit
+    from ..translation.transformers_backend import BATCH_TOKENS
 
     settings = {name: options.get(name, getattr(model.generation_config, name, None)) for name in DECODING_FIELDS}
     if settings["max_new_tokens"] is not None:
         settings["max_extra_length"] = None  # `generate()` then ignores it
-    batch_tokens = arguments.batch_tokens or (None if isinstance(model, OtherModel) else BATCH_TOKENS)
+    is_foreign = isinstance(model, Backend)
+    batch_tokens = arguments.batch_tokens or (None if is_foreign else BATCH_TOKENS)
     limits = {"batch_size": arguments.batch_size, "batch_tokens": batch_tokens}
     limits["max_source_tokens"] = source_limit(model, arguments.max_source_tokens, tokenizer)
     # None: transformers' loop
-    compute_type = (
-        model.dtype if isinstance(model, OtherModel) else getattr(vars(model).get("engine"), "compute_type", None)
-    )
-    limits["backend"] = "ctranslate2" if isinstance(model, OtherModel) else "engine"
+    compute_type = model.dtype if is_foreign else getattr(vars(model).get("engine"), "compute_type", None)
+    limits["backend"] = "ctranslate2" if is_foreign else "engine"
     return {**settings, **limits, "compute_type": compute_type, "device": str(model.device), "dtype": str(model.dtype)}
 
 

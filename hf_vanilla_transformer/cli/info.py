@@ -197,7 +197,7 @@ def _show_machine(with_engine: bool) -> None:
     import torch
     import transformers
 
-    from ..engine.cpu import CPU, VARIABLE
+    from ..engine.cpu import CPU
 
     facts = [
         ("hf_vanilla_transformer", __version__),
@@ -210,15 +210,13 @@ def _show_machine(with_engine: bool) -> None:
         ("threads", str(torch.get_num_threads())),
         ("GPU", torch.cuda.get_device_name() if torch.cuda.is_available() else "none"),
     ]
-    if with_engine:
-        facts.append((VARIABLE, os.environ.get(VARIABLE) or "not set"))
     print(_table(facts))
     if with_engine:
         print(f"\n{_table(_fields(CPU))}")
 
 
 def _fields(processor: "Processor") -> Iterable[tuple[str, str, str]]:
-    """Describes a processor: each field, its value as the environment variable takes it, and what it decides."""
+    """Describes a processor: each field, its value, and what it decides."""
     for one in fields(processor):
         yield one.name, str(getattr(processor, one.name)).lower(), one.metadata["decides"]
 

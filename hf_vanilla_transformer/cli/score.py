@@ -6,13 +6,13 @@ import sys
 from ..checkpoints.files import write_text
 from .common import (
     add_model_arguments,
+    amount,
     check_model_name,
     check_output,
     decoding_errors,
     load_ensemble,
     loading,
     read_parallel,
-    up_to_limit,
     use_threads,
     warning_of_line,
 )
@@ -37,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--overwrite", action="store_true", help="replace an existing file")
     parser.add_argument(
         "--max-source-tokens",
-        type=up_to_limit("max_source_tokens"),
+        type=amount,
         metavar="N",
         help="most tokens of a source, and of a target (default: as for translate)",
     )
@@ -55,8 +55,8 @@ def _score(arguments: argparse.Namespace) -> None:
         check_output("--output", arguments.output, taken, arguments.overwrite)
     with loading():
         from ..translation.decoding import source_limit
+        from ..translation.reading import check_target_codes
         from ..translation.scoring import score_pairs
-        from ..translation.sources import check_target_codes
 
         use_threads(arguments.threads)
         tokenizer, model = load_ensemble(

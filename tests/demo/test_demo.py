@@ -136,7 +136,7 @@ def test_attention_is_a_page_in_a_frame_that_reaches_nothing(functions):
     [
         (" \n", "There is nothing to translate"),
         ("a" * (MOST_CHARACTERS + 1), "The text has 5,001 characters; at most 5,000"),
-        ("\ud800 half", "has half of a surrogate pair"),
+        ("\ud800 half", "has a lone surrogate at position 0"),
     ],
 )
 def test_what_can_not_be_translated(functions, text, complaint):

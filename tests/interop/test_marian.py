@@ -334,8 +334,7 @@ def test_a_special_token_with_two_ids(tmp_path, caplog):
         opus_mt_tokenizer(folder)
 
 
-def test_half_precision_becomes_single_precision_on_a_cpu(copy_of, tmp_path, monkeypatch):
-    monkeypatch.setenv("HF_VANILLA_TRANSFORMER_CACHE", str(tmp_path / "cache"))
+def test_half_precision_becomes_single_precision_on_a_cpu(copy_of):
     model = MarianMTModel.from_pretrained(copy_of).half()
     model.save_pretrained(copy_of)
     assert from_marian(copy_of)[0].dtype == torch.float16
