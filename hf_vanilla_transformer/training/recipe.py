@@ -1,23 +1,23 @@
 """Recipes: all options of a training run, in one YAML file whose values the command line overrides."""
 
+import contextlib
 import dataclasses
-import json
-import math
 import re
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, NoReturn
+from types import UnionType
+from typing import Any, ClassVar, Union, get_args, get_origin, get_type_hints
 
 import torch
 import yaml
-from transformers import HfArgumentParser, Seq2SeqTrainingArguments
+from transformers import Seq2SeqTrainingArguments
 
 from ..configuration_vanilla_transformer import VanillaTransformerConfig
 from ..data.formats import Corpus, is_table
 from ..errors import did_you_mean
-from .options import SUPPORTED, THEIRS, check_ranges, check_supported, check_together
+from .options import UNSUPPORTED, check_ranges, check_together
 
 RECIPES = Path(__file__).with_name("recipes")  # the package's, which are found by name
 
@@ -134,30 +134,19 @@ class ModelArguments:
     tie_word_embeddings: bool | None = _option(None, "The same matrix for the pre-softmax projection (3.4).")
     num_beams: int | None = _option(None, "Beam size in the saved generation config (default: 4, 6.1).")
     gnmt_length_penalty: float | None = _option(None, "alpha in the saved generation config (default: 0.6, 6.1).")
-    early_stopping: str | None = _option(None, "When a search ends: true, false or never (default: true, 6.1).")
+    early_stopping: bool | str | None = _option(None, "When a search ends: true, false or never (default: true, 6.1).")
+
+    def __post_init__(self) -> None:
+        check_ranges(self)
+        self.early_stopping = {"true": True, "false": False}.get(str(self.early_stopping).lower(), self.early_stopping)
+        if self.early_stopping not in (None, True, False, "never"):
+            raise ValueError(f"early_stopping is {self.early_stopping!r}; give true, false or never")
 
     def decoding(self) -> dict[str, Any]:
-        """Returns the fields of the model's generation config that differ from the paper's.
-
-        Raises:
-            RecipeError: A value is invalid.
-        """
-        given = {name: getattr(self, name) for name in ("num_beams", "gnmt_length_penalty", "early_stopping")}
-        given = {name: value for name, value in given.items() if value is not None}
-        if self.early_stopping is not None:
-            ends = {"true": True, "false": False, "never": "never"}
-            if self.early_stopping.lower() not in ends:
-                raise RecipeError(f"early_stopping is {self.early_stopping!r}; give true, false or never")
-            given["early_stopping"] = ends[self.early_stopping.lower()]
-        if self.num_beams == 1 and given.setdefault("early_stopping", False) is not False:
-            raise RecipeError(
-                "early_stopping is for beam search, but num_beams is 1; leave it out, or use 2 beams or more"
-            )
-        if given.get("num_beams", 1) < 1 or not 0 <= given.get("gnmt_length_penalty", 0) < math.inf:
-            raise RecipeError(
-                f"can't decode with {given}; num_beams must be at least 1, gnmt_length_penalty at least 0"
-            )
-        return given
+        """Returns the fields of the model's generation config that differ from the paper's."""
+        names = ("num_beams", "gnmt_length_penalty", "early_stopping")
+        given = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
+        return given | ({"early_stopping": False} if self.num_beams == 1 else {})  # it is an option of beam search
 
     def regularization(self) -> dict[str, Any]:
         """Returns the fields of the configuration that regularise training, as far as they are given."""
@@ -232,10 +221,6 @@ class VanillaTransformerTrainingArguments(Seq2SeqTrainingArguments):
     bleu_tokenize: str = _option("13a", "sacreBLEU's tokeniser; none for tokenised text.")
     logging_steps: float = _option(100, "Updates between two log lines.")
     logging_nan_inf_filter: bool = _option(False, "Leave losses of NaN out of the log; a recipe can't.")
-    include_num_input_tokens_seen: str = field(
-        default="no",
-        metadata={"help": "Log the number of source tokens so far.", "choices": ["no", "all", "non_padding"]},
-    )
     training_shortcuts: bool = _option(
         True, "On a CPU, compute the same loss and gradients in less memory, in bfloat16 in less time."
     )
@@ -283,18 +268,32 @@ PARTS: dict[str, Any] = {
     "Training": VanillaTransformerTrainingArguments,
 }
 FIELDS = {field.name: field for part in PARTS.values() for field in dataclasses.fields(part) if field.init}
-NAMES = (*FIELDS, *ALIASES)
+SUPPORTED_NAMES = [name for name in (*FIELDS, *ALIASES) if name not in UNSUPPORTED]
+# What an error says of a type.
+KINDS: dict[Any, str] = {
+    bool: "true or false",
+    int: "an integer",
+    float: "a number",
+    str: "text, in quotes if it looks like a number or a date",
+    dict: "a mapping",
+    list: "a list of strings",
+}
 
 
-class _Parser(HfArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise RecipeError(message)
+def _kinds_of(hint: Any) -> tuple[Any, ...]:
+    """The types of a field without their parameters: `list[str] | None` is list and NoneType."""
+    hints = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+    return tuple(get_origin(one) or one for one in hints)
+
+
+NAMES_OF = {part: {field.name for field in dataclasses.fields(part) if field.init} for part in PARTS.values()}
+TYPES = {name: _kinds_of(hint) for part in PARTS.values() for name, hint in get_type_hints(part).items()}
 
 
 class _Loader(yaml.SafeLoader):
     """YAML in which `no` is a string (a language), `1e-4` a number, and an option given twice an error.
 
-    PyYAML has no option for this: it reads YAML 1.1, where `no` is false, `1e-4` a string and the last key wins.
+    PyYAML reads YAML 1.1, where `no` is false, `1e-4` a string and the last key wins, and has no option for this.
     """
 
     yaml_implicit_resolvers: ClassVar[dict[str, Any]] = {
@@ -323,10 +322,10 @@ def parse_recipe(
     """Reads recipes and the options of the command line that override them.
 
     Args:
-        paths: YAML files, or names of the package's recipes. They map options, named as on the command line but without
-            the leading dashes, to values; `null` means the default. Later recipes override earlier ones.
-        overrides: Options of the command line, `["--max-steps", "100"]`.
-        switches: What else the command line knows, which an unknown option may have been meant to be.
+        paths: YAML files, or names of the package's recipes. They map options to values; `null` means the default.
+            Later recipes override earlier ones.
+        overrides: Options of the command line, `["--max-steps", "100"]`, whose values are read as those of a recipe.
+        switches: Other options of the command line, to suggest one of them where an option is unknown.
 
     Returns:
         The arguments of the data, of the model and of the training.
@@ -335,21 +334,16 @@ def parse_recipe(
         RecipeError: A file is not a recipe, or an option is unknown or isn't supported, has a value of the wrong type,
             or is given under two names.
     """
-    recipe: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for path in paths:
-        recipe |= _named(_read(Path(path)), f"{path}: ")
-    recipe = {"output_dir": "", **{name: value for name, value in recipe.items() if value is not None}}
-    given, arguments = _overrides(overrides, switches)
+        values |= _named(_read(Path(path)), f"{path}: ")
+    values |= _overrides(overrides, switches)
+    given = {name: _typed(name, value) for name, value in values.items() if value is not None}
+    parts = [{name: given[name] for name in given if name in NAMES_OF[part]} for part in PARTS.values()]
     try:
-        check_supported([*recipe, *given], FIELDS)
-        parser = _Parser(list(PARTS.values()), allow_abbrev=False, add_help=False)
-        parser.set_defaults(**{name: _as_default(name, value, parser) for name, value in recipe.items()})
-        data, model, training, words = parser.parse_args_into_dataclasses(
-            arguments, return_remaining_strings=True, look_for_args_file=False
-        )
-        if words:
-            raise RecipeError(f"{words[0]!r} belongs to no option; write --name value")
-        check_together({*recipe, *given}, data, training)
+        data, model = DataArguments(**parts[0]), ModelArguments(**parts[1])
+        training = VanillaTransformerTrainingArguments(**{"output_dir": "", **parts[2]})
+        check_together(given, data, training)
     # transformers checks that options are compatible, with errors of many kinds
     except (ValueError, TypeError, ImportError, OSError, RuntimeError) as error:
         raise RecipeError(" ".join(str(error).split())) from error
@@ -380,71 +374,86 @@ def _read(path: Path) -> dict[Any, Any]:
     return recipe
 
 
-def _own_name(option: Any) -> str:
-    """The field of an option, which may have dashes or be an alias."""
-    name = str(option).removeprefix("--").replace("-", "_")
-    return ALIASES.get(name, name)
-
-
 def _dashed(name: str) -> str:
     return f"--{name.replace('_', '-')}"
+
+
+def _field_of(option: str, unknown: str, known: Iterable[str]) -> str:
+    """Returns the field of an option, whose name may have dashes or be an alias; refuses an unknown one."""
+    name = option.removeprefix("--").replace("-", "_")
+    name = ALIASES.get(name, name)
+    if name in UNSUPPORTED:
+        raise RecipeError(
+            f"{name} isn't supported by `train`; leave it out, or use VanillaTransformerTrainer in a script of your "
+            f"own{did_you_mean(name, SUPPORTED_NAMES)}"
+        )
+    if name not in FIELDS:
+        raise RecipeError(f"{unknown}{did_you_mean(option, known)}")
+    return name
 
 
 def _named(options: Mapping[Any, Any], where: str) -> dict[str, Any]:
     """Returns the options of a recipe under the names of their fields."""
     written: dict[str, Any] = {}
     for option in options:
-        if (name := _own_name(option)) not in FIELDS:
-            raise RecipeError(f"{where}unknown option {option!r}{did_you_mean(name, NAMES)}")
+        name = _field_of(str(option).replace("-", "_"), f"{where}unknown option {option!r}", SUPPORTED_NAMES)
         if name in written:  # only one of the values could count
             raise RecipeError(f"{where}{written[name]} and {option} are two names of one option; give one of them")
         written[name] = option
     return {name: options[option] for name, option in written.items()}
 
 
-def _overrides(arguments: Sequence[str], switches: Sequence[str]) -> tuple[set[str], list[str]]:
-    """Returns the fields that a command line sets, and the command line with their names."""
+def _overrides(arguments: Sequence[str], switches: Sequence[str]) -> dict[str, Any]:
+    """Returns the options of a command line under the names of their fields: a text, or a list of them."""
+    known = [*switches, *map(_dashed, SUPPORTED_NAMES)]
+    given: dict[str, list[str]] = {}
     written: dict[str, str] = {}
-    named = []
+    name = ""
     for argument in arguments:
-        option, equals, value = argument.partition("=")
-        name = _own_name(option)
-        if not option.startswith("--"):
-            named.append(argument)
-            continue
-        if name not in FIELDS:
-            option = option.replace("_", "-")
-            raise RecipeError(f"unknown option {option}{did_you_mean(option, [*switches, *map(_dashed, NAMES)])}")
-        if written.get(name, option) != option:
-            raise RecipeError(f"{written[name]} and {option} are two names of one option; give one of them")
-        if name in written and FIELDS[name].default_factory is list:
-            raise RecipeError(f"{option} is given twice; write all of its values after one {option}")
-        written[name] = option
-        named.append(f"--{name}{equals}{value}")
-    return set(written), named
+        if argument.startswith("--"):
+            option, equals, value = argument.replace("_", "-", argument.partition("=")[0].count("_")).partition("=")
+            name = _field_of(option, f"unknown option {option}", known)
+            if written.setdefault(name, option) != option:
+                raise RecipeError(f"{written[name]} and {option} are two names of one option; give one of them")
+            if name in given and list in TYPES[name]:
+                raise RecipeError(f"{option} is given twice; write all of its values after one {option}")
+            given[name] = [value] if equals else []
+        elif not name or (given[name] and list not in TYPES[name]):
+            raise RecipeError(f"{argument!r} belongs to no option; write --name value")
+        else:
+            given[name].append(argument)
+    for name, words in given.items():
+        if not words and bool not in TYPES[name]:
+            raise RecipeError(f"{written[name]} needs a value")
+    return {name: words if list in TYPES[name] else [*words, True][0] for name, words in given.items()}
 
 
-def _as_default(name: str, value: Any, parser: HfArgumentParser) -> Any:
-    """Writes a value as on the command line, so that argparse parses it like one; it leaves lists as they are."""
-    action = parser._option_string_actions[f"--{name}"]
-    takes_list, items = action.nargs == "+", value if isinstance(value, list) else [value]
-    if isinstance(value, list) and not takes_list:
-        raise RecipeError(f"{name} takes one value, not a list: {value}")
-    if takes_list and any(item is None or isinstance(item, list | dict) for item in items):
-        raise RecipeError(f"{name} takes a list of strings, not {value}")
-    texts = [json.dumps(item) if isinstance(item, dict) else str(item) for item in items]
-    if action.choices and texts[0] not in (choices := list(map(str, action.choices))):
-        similar = did_you_mean(texts[0], choices)
-        raise RecipeError(f"{name} is {value!r}; choose one of: {', '.join(choices)}{similar}")
-    return texts if takes_list else texts[0]
+def _typed(name: str, value: Any) -> Any:
+    """Returns a value of the type that an option has; text that isn't meant as such is read as in a recipe."""
+    kinds = TYPES[name]
+    if isinstance(value, str) and not {str, list} & {*kinds}:
+        with contextlib.suppress(yaml.YAMLError, ValueError):
+            value = yaml.load(value, _Loader)
+        if value is None and type(None) in kinds:
+            return None
+    if list in kinds and isinstance(value, str):
+        value = [value]
+    if float in kinds and type(value) is int:
+        value = float(value)
+    if type(value) not in kinds or (isinstance(value, list) and not all(isinstance(one, str) for one in value)):
+        wanted = " or ".join(KINDS[kind] for kind in KINDS if kind in kinds)
+        raise RecipeError(f"{name} is {value!r}; give {wanted}")
+    choices = FIELDS[name].metadata.get("choices")
+    if choices and value not in choices:
+        raise RecipeError(f"{name} is {value!r}; choose one of: {', '.join(choices)}{did_you_mean(value, choices)}")
+    return value
 
 
 def describe_options() -> str:
     """Returns the help text of all options of a recipe, in groups, each with its default."""
     lines = []
     for title, part in PARTS.items():
-        names = [field.name for field in dataclasses.fields(part) if field.init]
-        names = [name for name in names if name in SUPPORTED or name not in THEIRS]
+        names = [field.name for field in dataclasses.fields(part) if field.init and field.name not in UNSUPPORTED]
         lines += [f"{title}:", *(f"  {_dashed(name):34} {_help(name)}" for name in names), ""]
     return "\n".join(lines)
 

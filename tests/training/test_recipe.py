@@ -13,7 +13,7 @@ from transformers.trainer_utils import IntervalStrategy
 from hf_vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
 from hf_vanilla_transformer.data.corpora import Corpus, CorpusError
 from hf_vanilla_transformer.training import recipe as recipe_module
-from hf_vanilla_transformer.training.options import SUPPORTED, THEIRS
+from hf_vanilla_transformer.training.options import UNSUPPORTED
 from hf_vanilla_transformer.training.recipe import (
     RECIPES,
     DataArguments,
@@ -78,10 +78,8 @@ def test_defaults_are_the_papers():
         ("warmup_steps: 4e3", "warmup_steps", 4000),
         ("bf16: true", "bf16", True),
         ("bf16: True", "bf16", True),
-        ("bf16: yes", "bf16", True),
         ("bf16: false", "bf16", False),
         ("predict_with_generate: false", "predict_with_generate", False),
-        ("predict_with_generate: no", "predict_with_generate", False),
         ("eval_strategy: no", "eval_strategy", IntervalStrategy.NO),
         ("eval_strategy: steps\neval_steps: 10", "eval_strategy", IntervalStrategy.STEPS),
         ("run_name: a = b # c", "run_name", "a = b"),
@@ -116,7 +114,7 @@ def test_values_in_a_dictionary(recipe, monkeypatch):
 def test_lists_of_files_and_words_that_look_like_something_else(recipe):
     data, *_ = recipe(
         "train_source: [a b.en, 'c,d.en', ü.en]\n"
-        "train_target:\n- -1\n- 2.5\n- no\n"
+        "train_target:\n- '-1'\n- '2.5'\n- no\n"
         "train_data: one.tsv\n"  # a single one needs no list
         "validation_data: []\n"
         "source_column: no\n"  # Norwegian, which YAML 1.1 takes for `false`
@@ -135,7 +133,7 @@ def test_the_command_line_overrides_the_file(recipe):
     )
     data, model, training = recipe(
         text, "--max-steps", "7", "--preset=big", "--train-source", "c", "d", "e", "--predict-with-generate=false",
-        "--bf16", "no", "--lr-scheduler-kwargs", '{"timescale": 2}', "--d-model", "64",
+        "--bf16", "false", "--lr-scheduler-kwargs", '{"timescale": 2}', "--d-model", "64",
     )  # fmt: skip
     assert (training.max_steps, training.predict_with_generate, training.bf16, training.seed) == (7, False, False, 3)
     assert (model.preset, model.d_model, data.train_source) == ("big", 64, ["c", "d", "e"])
@@ -181,19 +179,21 @@ def test_bf16_works_on_a_cpu(recipe):
             r"recipe\.yaml: train_file and train-data are two names of one option; give one",
         ),
         ("max_steps: 5\nseed: 1\nmax_steps: 5", r"recipe\.yaml:3: 'max_steps' is given twice"),
-        ("max_steps: many", r"--max-steps: invalid int value: 'many'"),
-        ("max_steps: 1.5", r"--max-steps.*: invalid int value: '1\.5'"),
-        ("max_steps: true", r"--max-steps.*: invalid int value: 'True'"),
-        ("max_steps: {a: 1}", r"--max-steps.*: invalid int value: "),
-        ("max_steps: ''", r"--max-steps.*: invalid int value: ''"),
-        ("max_steps: [1, 2]", r"max_steps takes one value, not a list: \[1, 2\]"),
-        ("max_steps: []", r"max_steps takes one value, not a list: \[\]"),
-        ("lr_scheduler_kwargs: [1]", r"lr_scheduler_kwargs takes one value, not a list"),
-        ("learning_rate: fast", r"--learning-rate.*: invalid float value: 'fast'"),
-        ("bf16: maybe", r"--bf16: .*got maybe but expected .*true/false"),
-        ("train_source: [a, [b]]", r"train_source takes a list of strings, not \['a', \['b'\]\]"),
-        ("train_source: [a, null]", r"train_source takes a list of strings"),
-        ("eval_strategy: stepz", r"eval_strategy is 'stepz'; choose one of: no, steps, epoch; did you mean 'steps'\?"),
+        ("max_steps: many", r"max_steps is 'many'; give an integer$"),
+        ("max_steps: 1.5", r"max_steps is 1\.5; give an integer$"),
+        ("max_steps: true", r"max_steps is True; give an integer$"),
+        ("max_steps: {a: 1}", r"max_steps is \{'a': 1\}; give an integer$"),
+        ("max_steps: ''", r"max_steps is ''; give an integer$"),
+        ("max_steps: [1, 2]", r"max_steps is \[1, 2\]; give an integer$"),
+        ("lr_scheduler_kwargs: [1]", r"lr_scheduler_kwargs is \[1\]; give text, .* or a mapping$"),
+        ("learning_rate: fast", r"learning_rate is 'fast'; give a number$"),
+        ("bf16: maybe", r"bf16 is 'maybe'; give true or false$"),
+        ("bf16: yes", r"bf16 is 'yes'; give true or false$"),
+        ("run_name: 2024-12-13", r"run_name is datetime.*; give text, in quotes if it looks like a number or a date$"),
+        ("train_source: [a, [b]]", r"train_source is \['a', \['b'\]\]; give a list of strings$"),
+        ("train_source: [a, 1]", r"train_source is \['a', 1\]; give a list of strings$"),
+        ("eval_strategy: stepz", r"stepz is not a valid IntervalStrategy, please select one of"),
+        ("log_level: loud", r"log_level is 'loud'; choose one of: detail, debug, "),
         ("lr_scheduler_type: cosin", r"cosin is not a valid SchedulerType, please select one of"),
         ("per_device_train_batch_tokens: -1", r"per_device_train_batch_tokens is -1; give 0 or more"),
         ("shuffle_buffer_size: 0", r"shuffle_buffer_size is 0; give 1 or more"),
@@ -230,13 +230,13 @@ def test_a_wrong_recipe_is_one_line_that_names_what_is_wrong(recipe, text, messa
             ["--source-lang", "en", "--source-column=x"],
             r"^--source-lang and --source-column are two names of one option",
         ),
-        (["--train-file", "a", "--train-file=b"], r"^--train-file is given twice; write all of its values after one"),
-        (["--train_source", "a", "--train_source", "b"], r"^--train_source is given twice"),
+        (["--train-file", "a", "--train-file=b_c"], r"^--train-file is given twice; write all of its values after one"),
+        (["--train_source", "a", "--train_source", "b"], r"^--train-source is given twice"),
         (["max_steps", "5"], r"'max_steps' belongs to no option; write --name value"),
         (["--max-steps", "5", "6"], r"'6' belongs to no option; write --name value"),
-        (["--max-steps"], r"--max-steps.*: expected one argument"),
-        (["--max-steps", "many"], r"--max-steps.*: invalid int value: 'many'"),
-        (["--train-source"], r"--train-source.*: expected at least one argument"),
+        (["--max-steps"], r"--max-steps needs a value$"),
+        (["--max-steps", "many"], r"max_steps is 'many'; give an integer$"),
+        (["--train-source"], r"--train-source needs a value$"),
         (["--max-ste", "5"], r"unknown option --max-ste; did you mean"),  # no abbreviations
         (["--lr-scheduler-kwargs", "{'a': 1}"], r"Expecting property name enclosed in double quotes"),
     ],
@@ -370,7 +370,7 @@ def test_options_are_listed_in_groups_each_with_its_default_once():
     lines = {line.split()[0]: line for group in groups for line in group.splitlines()[1:]}
     parts = (DataArguments, ModelArguments, VanillaTransformerTrainingArguments)
     names = {field.name for part in parts for field in dataclasses.fields(part) if field.init}
-    assert lines.keys() == {f"--{name.replace('_', '-')}" for name in names - (THEIRS - SUPPORTED)}
+    assert lines.keys() == {f"--{name.replace('_', '-')}" for name in names - UNSUPPORTED}
     assert all(len(line.split()) > 2 and line.count("default:") <= 1 for line in lines.values())
     assert lines["--max-steps"].endswith("as many as num_train_epochs says. (default: 100000)")
 
