@@ -9,13 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from filelock import FileLock, Timeout
 from huggingface_hub import save_torch_state_dict
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from .completeness import SAFETENSORS, TRAINER_STATE, damage_of, step_of
-from .files import check_links
+from .files import check_links, locked
 from .loading import VOCABULARY_FILES, load_model, read_json, tensors_in
 
 # Fields of config.json that may differ: they only matter in training, or say how and where the model was saved. With
@@ -49,9 +48,8 @@ def average_checkpoints(
     rate. The mean has the dtype of the checkpoints. Integer tensors must be equal in all checkpoints. Tied weights are
     saved once, so they are tied in the mean as well.
 
-    The output appears when it is complete and on the disk; an old one is moved aside until then, to a hidden folder
-    beside it. A killed call leaves hidden folders, which the next call removes; an old output that was moved aside, it
-    restores. The output has the last checkpoint's configuration, generation configuration, tokenizer and code, and is
+    The output appears when it is complete. A killed call leaves hidden folders beside it, which the next call removes;
+    an old output that was moved aside, it restores. The output has the last checkpoint's configuration, generation configuration, tokenizer and code, and is
     loaded in the same way. Memory: one model in float32.
 
     Args:
@@ -226,17 +224,17 @@ def _vocabulary(checkpoint: Path) -> dict[str, Any]:
 @contextmanager
 def _replacing(output: Path, overwrite: bool) -> Iterator[Path]:
     """Yields a folder to fill, which takes the place of `output` at the end and is removed after an error."""
-    new, old = (output.with_name(f".{output.name}.{part}") for part in ("partial", "old"))
+    new, old, lock = (output.with_name(f".{output.name}.{part}") for part in ("partial", "old", "lock"))
     output.parent.mkdir(parents=True, exist_ok=True)
-    with _locked(output):
-        _restore(old, output)  # a call was killed between its two renames
-        _check_output(output, overwrite)
+    message = f"another process is writing {output}; wait until it has finished, or choose another output"
+    with locked(lock, message):
         try:
+            _restore(old, output)  # a call was killed between its two renames
+            _check_output(output, overwrite)
             shutil.rmtree(new, ignore_errors=True)
             shutil.rmtree(old, ignore_errors=True)
             new.mkdir()
             yield new
-            _write_through(new)
             _check_output(output, overwrite)  # the user may have put something there meanwhile
             if output.exists():
                 output.rename(old)
@@ -245,35 +243,9 @@ def _replacing(output: Path, overwrite: bool) -> Iterator[Path]:
             _restore(old, output)
             shutil.rmtree(new, ignore_errors=True)
             shutil.rmtree(old, ignore_errors=True)
+            lock.unlink(missing_ok=True)
 
 
 def _restore(old: Path, output: Path) -> None:
     if old.exists() and not output.exists():
         old.rename(output)
-
-
-def _write_through(folder: Path) -> None:
-    """Waits until a folder's files are on the disk."""
-    for path in (*folder.iterdir(), folder):
-        descriptor = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-
-
-@contextmanager
-def _locked(output: Path) -> Iterator[None]:
-    """Refuses an output that another process is writing. The system releases the lock of a killed process."""
-    lock = FileLock(output.with_name(f".{output.name}.lock"))
-    try:
-        lock.acquire(blocking=False)
-    except Timeout as error:
-        raise ValueError(
-            f"another process is writing {output}; wait until it has finished, or choose another output"
-        ) from error
-    try:
-        yield
-    finally:
-        Path(lock.lock_file).unlink(missing_ok=True)
-        lock.release()

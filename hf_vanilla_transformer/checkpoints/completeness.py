@@ -8,6 +8,7 @@ import re
 import zipfile
 import zlib
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -80,7 +81,7 @@ def last_complete_checkpoints(run: Path, number: int, *, to_resume: bool = True)
     Raises:
         ValueError: There are fewer.
     """
-    newest = [found for _, found in zip(range(number), complete_checkpoints(run, to_resume=to_resume), strict=False)]
+    newest = list(islice(complete_checkpoints(run, to_resume=to_resume), number))
     if not newest:
         raise ValueError(f"{run} has no complete checkpoint; give a training's output folder, with checkpoint-N in it")
     if len(newest) < number:
@@ -131,7 +132,7 @@ def damage_of(checkpoint: Path, *, to_resume: bool = True) -> str | None:
     The Trainer writes the model, then `optimizer.pt`, `scheduler.pt` and `rng_state*.pth`, and `trainer_state.json`
     last; a killed training or a full disk leaves some of them, or a truncated file. What torch.save has written
     contains checksums; those of the weights are in `checksums.json`, and without one their sizes and header are
-    checked. It takes as long as reading the files. Of DeepSpeed's checkpoints, its own files are checked too.
+    checked. It takes as long as reading the files.
 
     Args:
         checkpoint: The folder. If its name is `checkpoint-N`, it must contain a `trainer_state.json` that says N.
@@ -152,11 +153,10 @@ def _damages(checkpoint: Path, to_resume: bool) -> Iterator[str]:
         return
     if to_resume or step_of(checkpoint) is not None:
         yield from _state_damages(checkpoint)
-    sharded = to_resume and any(checkpoint.glob("global_step*"))  # by DeepSpeed, with the optimizer
-    yield from _weights_damages(checkpoint, sharded)
+    yield from _weights_damages(checkpoint)
     yield from _json_damages(checkpoint)
     if to_resume:
-        yield from _resume_damages(checkpoint, sharded)
+        yield from _resume_damages(checkpoint)
 
 
 def _state_damages(checkpoint: Path) -> Iterator[str]:
@@ -165,8 +165,6 @@ def _state_damages(checkpoint: Path) -> Iterator[str]:
         yield f"{state}; the Trainer writes it last, so saving was interrupted"
     elif (step := step_of(checkpoint)) is not None and state.get("global_step") != step:
         yield f"{TRAINER_STATE} is of step {state.get('global_step')!r}"
-    elif not isinstance(state.get("log_history"), list) or not _are_callbacks(state.get("stateful_callbacks")):
-        yield f"{TRAINER_STATE} is damaged"
     else:
         try:
             TrainerState.load_from_json(str(checkpoint / TRAINER_STATE))
@@ -174,14 +172,7 @@ def _state_damages(checkpoint: Path) -> Iterator[str]:
             yield f"{TRAINER_STATE} can't be loaded ({first_line(error)})"
 
 
-def _are_callbacks(states: Any) -> bool:
-    if not isinstance(states, dict):
-        return states is None
-    lists = [state if isinstance(state, list) else [state] for state in states.values()]
-    return all(isinstance(state, dict) for each in lists for state in each)
-
-
-def _weights_damages(checkpoint: Path, sharded: bool) -> Iterator[str]:
+def _weights_damages(checkpoint: Path) -> Iterator[str]:
     if (checkpoint / WEIGHTS).exists() or (checkpoint / WEIGHTS_INDEX).exists():
         try:
             tensors_in(checkpoint)
@@ -191,7 +182,7 @@ def _weights_damages(checkpoint: Path, sharded: bool) -> Iterator[str]:
             yield from _checksum_damages(checkpoint)
     elif shards := next(checkpoint.glob(FSDP_FILES), None):
         yield f"its weights are only in {shards.name}, not in safetensors; `accelerate merge-weights` converts them"
-    elif not sharded:
+    else:
         yield f"it has no weights: neither {WEIGHTS} nor {WEIGHTS_INDEX}"
 
 
@@ -211,18 +202,16 @@ def _json_damages(checkpoint: Path) -> Iterator[str]:
     yield from (value for value in values if isinstance(value, str))
 
 
-def _resume_damages(checkpoint: Path, sharded: bool) -> Iterator[str]:
+def _resume_damages(checkpoint: Path) -> Iterator[str]:
     foreign = next(checkpoint.glob(FSDP_FILES), None)
     if foreign is None and not (checkpoint / WEIGHTS).exists():  # in this order, the Trainer would look for weights
         foreign = next(checkpoint.glob("pytorch_model.bin"), None)
     if foreign:
         yield f"it contains {foreign.name}, which was saved in another way, so training can't resume from it"
     for file in (file for pattern in SAVED_BY_TORCH for file in sorted(checkpoint.glob(pattern))):
-        yield from _archive_damages(file)
+        if not _is_intact(file):
+            yield f"{file.name} is cut short or damaged"
         yield from _loading_damages(file)
-    if sharded:
-        yield from _deepspeed_damages(checkpoint)
-        return
     if not (checkpoint / OPTIMIZER).exists():
         yield f"{OPTIMIZER} is missing (save_only_model leaves it out), so training can't resume from it"
     if not (checkpoint / SCHEDULER).exists():
@@ -231,13 +220,8 @@ def _resume_damages(checkpoint: Path, sharded: bool) -> Iterator[str]:
         yield "rng_state.pth is missing, so the random numbers of a resumed training would differ"
 
 
-def _archive_damages(file: Path) -> Iterator[str]:
-    """Checks what torch.save has written: a zip archive, with a checksum of each entry."""
-    if not _is_intact(file):
-        yield f"{file.name} is cut short or damaged"
-
-
 def _is_intact(file: Path) -> bool:
+    """Checks what torch.save has written: a zip archive, with a checksum of each entry."""
     if not file.is_file():
         return False
     try:
@@ -268,19 +252,3 @@ def _parameters_without_state(optimizer: dict[str, Any]) -> int:
     """How many parameters lack what an optimizer remembers of the others; some optimizers remember nothing of any."""
     parameters = {parameter for group in optimizer["param_groups"] for parameter in group["params"]}
     return len(parameters - optimizer["state"].keys()) if optimizer["state"] else 0
-
-
-def _deepspeed_damages(checkpoint: Path) -> Iterator[str]:
-    """Checks the files of each process in the folder that `latest` names, which DeepSpeed writes last."""
-    latest = checkpoint / "latest"
-    if not latest.is_file():
-        yield "latest is missing, which DeepSpeed writes last"
-        return
-    name = latest.read_text(encoding="utf-8", errors="replace").strip()
-    if not re.fullmatch(r"global_step[0-9]+", name):
-        yield f"latest names {name!r}, not a folder global_step..."
-    elif not any((checkpoint / name).glob("*model_states.pt")):
-        yield f"{name} has no model states"
-    else:
-        for file in sorted((checkpoint / name).glob("*.pt")):
-            yield from _archive_damages(file)

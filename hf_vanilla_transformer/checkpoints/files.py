@@ -8,6 +8,12 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from filelock import FileLock, Timeout
+
+
+class LockedError(ValueError):
+    """Another process works on the same files; the message says so."""
+
 
 class LinkError(ValueError):
     """A file of a folder is a symbolic link to somewhere else; the message names both."""
@@ -33,6 +39,29 @@ def check_links(folder: Path, files: Iterable[Path] | None = None, *, in_cache: 
         is_blob = in_cache and real.parent.name == "snapshots" and target.parent == real.parent.parent / "blobs"
         if not (target.is_relative_to(real) or is_blob):
             raise LinkError(f"{file} is a link to {target}, out of the folder; put a copy there, or remove it")
+
+
+@contextmanager
+def locked(file: Path, message: str) -> Iterator[None]:
+    """Keeps other processes out while the context lasts. The system releases the lock of a killed process.
+
+    Args:
+        file: The lock's; it is created, and stays.
+        message: Of the error if another process holds the lock.
+
+    Raises:
+        LockedError: Another process holds it.
+        OSError: The file can't be written.
+    """
+    lock = FileLock(file)
+    try:
+        lock.acquire(blocking=False)
+    except Timeout as error:
+        raise LockedError(message) from error
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 @contextmanager

@@ -36,12 +36,9 @@ VOCABULARY_FILES = (
 )
 # What safetensors says of a file that ends too early (or goes on after its last tensor).
 CUT_SHORT = ("header too small", "invalid header length", "file not fully covered")
-INTEGERS = ("BOOL", "U8", "I8", "U16", "I16", "U32", "I32", "U64", "I64")  # as safetensors names them
 # Embeddings are often padded to a multiple of 64 or 128 rows, or by a few languages' tags.
 UNUSED_ROWS, UNUSED_SHARE = 128, 0.01
 NAMES_PER_ERROR = 5
-LARGEST_TABLE = 2**28  # numbers in a positional table, which is computed before the weights show what is wrong
-MOST_LABELS = 1_000_000  # of a classifier; transformers makes a name of each
 
 
 class CheckpointError(ValueError):
@@ -158,7 +155,7 @@ def load_model(
 ) -> PreTrainedModel:
     """Loads a sequence-to-sequence model, and refuses what `from_pretrained` only warns of, or doesn't notice.
 
-    `from_pretrained` fills in missing tensors with random numbers, ignores unknown ones and converts integers.
+    `from_pretrained` fills in missing tensors with random numbers and ignores unknown ones.
 
     Args:
         name: A folder that `save_pretrained` wrote, or a name on the Hub.
@@ -173,8 +170,7 @@ def load_model(
         The model, on the CPU in evaluation mode.
 
     Raises:
-        CheckpointError: It can't be loaded, or tensors are missing, unknown, of another shape, not finite, or integers
-            where the model has floating-point numbers.
+        CheckpointError: It can't be loaded, or tensors are missing, unknown, of another shape or not finite.
     """
     where: dict[str, Any] = {"local_files_only": local_only, "revision": revision, "token": token}
     with _plain_errors(name, trust_remote_code):
@@ -189,7 +185,6 @@ def load_model(
             **fields,
         )
     _check_report(name, report)
-    _check_types(folder, model)
     _check_tokens(name, model)
     decoding = read_json(folder / GENERATION_CONFIG)
     if isinstance(decoding, str) and (folder / GENERATION_CONFIG).exists():  # from_pretrained would take defaults
@@ -224,20 +219,6 @@ def _check_report(name: str | Path, report: dict[str, Any]) -> None:
         raise CheckpointError(f"{name}: {named(report['error_msgs'])}")
 
 
-def _check_types(folder: Path, model: PreTrainedModel) -> None:
-    """Refuses integers in place of floating-point weights, which `from_pretrained` converts."""
-    if any((folder / file).is_file() for file in (WEIGHTS, WEIGHTS_INDEX)):
-        types = {key: entry["dtype"] for key, (_, entry) in tensors_in(folder).items() if entry["dtype"] in INTEGERS}
-    else:  # an old checkpoint
-        files = folder.glob("pytorch_model*.bin")
-        weights = [torch.load(file, map_location="meta", weights_only=True) for file in files]
-        entries = [entry for part in weights for entry in part.items()]
-        types = {key: str(value.dtype) for key, value in entries if not value.is_floating_point()}
-    floating = {key for key, parameter in model.named_parameters() if parameter.is_floating_point()}
-    if wrong := [f"{key} ({types[key]})" for key in types.keys() & floating]:
-        raise CheckpointError(f"{folder}: {named(wrong)} must have floating-point numbers; it has integers")
-
-
 def _checked_folder(name: str | Path, trust_remote_code: bool, where: dict[str, Any]) -> Path:
     """Returns the folder of a checkpoint's files, and refuses what its configuration must not ask for.
 
@@ -254,14 +235,6 @@ def _checked_folder(name: str | Path, trust_remote_code: bool, where: dict[str, 
         raise ValueError("is_encoder_decoder is false in config.json, but a model that translates has both")
     if config.get("quantization_config") is not None:
         raise ValueError("its weights are quantized; give Translator what from_pretrained loads, or take the original")
-    labels = config.get("num_labels")
-    if isinstance(labels, int) and labels > MOST_LABELS:
-        raise ValueError(f"num_labels is {labels:,} in config.json, for which there is no memory; it may be left out")
-    positions, width = config.get("max_position_embeddings"), config.get("d_model")
-    if isinstance(positions, int) and isinstance(width, int) and positions * width > LARGEST_TABLE:
-        raise ValueError(
-            f"max_position_embeddings is {positions:,} and d_model {width:,} in config.json: too large for the memory"
-        )
     for field in ("attn_implementation", "_attn_implementation"):
         if "/" in str(config.get(field, "")) and not trust_remote_code:
             raise ValueError(f"{field} in config.json names code on the Hub, which needs trust_remote_code")

@@ -1,6 +1,5 @@
 """What happens beside the updates: the log on the console, files of the run's folder, dropout that rises."""
 
-import shutil
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,6 @@ from tqdm import tqdm
 from transformers import EarlyStoppingCallback, Trainer, TrainerCallback
 from transformers.integrations import TensorBoardCallback
 
-from ..checkpoints.completeness import RECIPE
 from ..data.batching import TokenBudgetBatchSampler
 from .evaluation import TranslationMetrics, write_translations
 from .recipe import VanillaTransformerTrainingArguments
@@ -103,29 +101,13 @@ class TranslationLog(TrainerCallback):
         write_translations(folder / f"update-{state.global_step}.txt", lines)
         for callback in self.trainer.callback_handler.callbacks:
             if isinstance(callback, TensorBoardCallback) and callback.tb_writer is not None:
-                callback.tb_writer.add_text(TAG, _markdown(kept.samples), state.global_step)
+                callback.tb_writer.add_text(TAG, _as_code(kept.samples), state.global_step)
 
 
-def _markdown(samples: Sequence[tuple[str, str, str]]) -> str:
-    """A table that TensorBoard shows as one: characters that mean something in Markdown or HTML are shown as such."""
-    rows = ["| " + " | ".join("".join(map(_shown, text)) for text in sample) + " |" for sample in samples]
-    return "\n".join(["| source | translation | reference |", "|---|---|---|", *rows])
-
-
-def _shown(character: str) -> str:
-    if character in "\r\n":
-        return " "
-    return f"&#{ord(character)};" if character in "|<>&*_`[]\\#~$" else character
-
-
-class RecipeKeeper(TrainerCallback):
-    """Copies `recipe.json` into each checkpoint, in case the run's own is damaged."""
-
-    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Copies the file after a checkpoint was saved."""
-        checkpoint = Path(args.output_dir) / f"checkpoint-{state.global_step}"
-        if state.is_world_process_zero and checkpoint.is_dir() and (checkpoint.parent / RECIPE).is_file():
-            shutil.copyfile(checkpoint.parent / RECIPE, checkpoint / RECIPE)
+def _as_code(samples: Sequence[tuple[str, str, str]]) -> str:
+    """Samples as a block of code in Markdown, where no character has another meaning."""
+    lines = (line for sample in samples for line in (*sample, ""))
+    return "\n".join(f"    {' '.join(line.split())}" for line in lines)
 
 
 class DropoutWarmup(TrainerCallback):

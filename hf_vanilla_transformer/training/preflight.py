@@ -14,7 +14,6 @@ from typing import Any
 import datasets
 import psutil
 import torch
-from torch import nn
 from transformers import DefaultFlowCallback, EvalPrediction, TrainerCallback
 
 from ..checkpoints.completeness import checkpoints_in
@@ -42,19 +41,11 @@ def check_average(args: VanillaTransformerTrainingArguments, updates_per_epoch: 
     Raises:
         RecipeError: It saves or keeps fewer.
     """
-    last, kept = args.average_last, args.save_total_limit
-    if not last:
-        return
+    last, kept, saves = args.average_last, args.save_total_limit, number_of_saves(args, updates_per_epoch)
     if kept and kept < last:
         raise RecipeError(
             f"average_last is {last}, but save_total_limit keeps {kept} checkpoints; keep at least {last}"
         )
-    if args.save_strategy == "best":
-        raise RecipeError(
-            f"average_last is {last}, but with save_strategy best the number of checkpoints isn't known; use "
-            "steps or epoch"
-        )
-    saves = number_of_saves(args, updates_per_epoch)
     if saves is not None and saves < last:
         raise RecipeError(
             f"average_last is {last}, but the run saves {saves} checkpoints; lower average_last or save_steps, or "
@@ -67,10 +58,10 @@ def number_of_saves(args: VanillaTransformerTrainingArguments, updates_per_epoch
     strategy, updates = args.save_strategy, number_of_updates(args, updates_per_epoch)
     if strategy == "no":
         return 0
+    if strategy == "epoch":
+        return None if updates is None or updates_per_epoch is None else math.ceil(updates / updates_per_epoch)
     if updates is None or strategy == "best":
         return None
-    if strategy == "epoch":
-        return None if updates_per_epoch is None else math.ceil(updates / updates_per_epoch)
     interval = args.save_steps if args.save_steps >= 1 else math.ceil(updates * args.save_steps)
     return math.ceil(updates / interval) if interval else min(updates, 1)  # the last update is saved in any case
 
@@ -113,10 +104,11 @@ def preflight(trainer: VanillaTransformerTrainer, folder: Path) -> None:
     check_average(trainer.args, per_epoch)
     if trainer.is_world_process_zero():
         _check_disk(trainer, folder, per_epoch)
-    if trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled:
+    if trainer.is_fsdp_enabled:
         return  # the model isn't where it will be trained
     devices = [trainer.args.device] if trainer.args.device.type == "cuda" else []
-    with torch.random.fork_rng(devices), _same_mode(trainer.model), _plain_errors(trainer.args):
+    was_training = trainer.model.training
+    with torch.random.fork_rng(devices), _plain_errors(trainer.args):
         batch = trainer._prepare_inputs(first_batch(trainer))
         _optimize(trainer, number_of_updates(trainer.args, per_epoch) or 1)
         _update(trainer, batch)
@@ -125,6 +117,7 @@ def preflight(trainer: VanillaTransformerTrainer, folder: Path) -> None:
             with saved(trainer, Path(trainer.args.output_dir or "")):
                 pass
             str(fill_model_card(run_facts(trainer)))
+    trainer.model.train(was_training)
 
 
 def updates_per_epoch(trainer: VanillaTransformerTrainer) -> int | None:
@@ -197,15 +190,6 @@ def _translate(trainer: VanillaTransformerTrainer, batch: dict[str, Any]) -> Non
     if trainer.compute_metrics is not None:
         metrics = copy.copy(trainer.compute_metrics)  # which remembers what it has scored
         metrics(EvalPrediction(ids, labels, inputs=inputs["input_ids"].cpu().numpy()))
-
-
-@contextmanager
-def _same_mode(model: nn.Module) -> Iterator[None]:
-    before = model.training
-    try:
-        yield
-    finally:
-        model.train(before)
 
 
 @contextmanager

@@ -431,7 +431,7 @@ def _overrides(arguments: Sequence[str], switches: Sequence[str]) -> dict[str, A
 def _typed(name: str, value: Any) -> Any:
     """Returns a value of the type that an option has; text that isn't meant as such is read as in a recipe."""
     kinds = TYPES[name]
-    if isinstance(value, str) and not {str, list} & {*kinds}:
+    if isinstance(value, str) and value and not {str, list} & {*kinds}:
         with contextlib.suppress(yaml.YAMLError, ValueError):
             value = yaml.load(value, _Loader)
         if value is None and type(None) in kinds:

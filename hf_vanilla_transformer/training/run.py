@@ -1,13 +1,14 @@
 """One training run, from the corpora to the scores: what `vanilla-transformer train` does."""
 
+import copy
 import logging
 import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ from ..hub.upload import check_token
 from ..metrics import corpus_bleu
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from ..tokenization_vanilla_transformer import VanillaTransformerTokenizerFast
-from .callbacks import Console, RecipeKeeper, TranslationLog, callbacks_for
+from .callbacks import Console, TranslationLog, callbacks_for
 from .evaluation import TranslationMetrics, by_length
 from .finish import finish_run
 from .preflight import check_average, check_memory, dry_run, preflight
@@ -37,12 +38,11 @@ from .recipe import Arguments, RecipeError
 from .run_facts import run_facts
 from .run_folder import (
     TOKENIZER,
-    check_checkpoint,
     check_same_data,
-    check_same_recipe,
+    check_same_options,
     checkpoint_to_resume,
     is_empty,
-    locked,
+    only_process_in,
     read_recipe,
     save_model,
     write_recipe,
@@ -91,7 +91,7 @@ class Run:
         self.resume = self.switches.resume or self.args.resume_from_checkpoint is not None
         self.output = self.folder = Path(self.args.output_dir or "")  # they differ in a dry run
         self.main = self.args.process_index == 0
-        self.say = say if self.main else _nothing
+        self.say = say if self.main else lambda line: None
         self.checkpoint: Path | None = None  # that training resumes from
         self.corpora: dict[str, Corpus] = {}  # of each part, once it is checked
         self.cleaning = Cleaning(self.data.max_length, self.data.max_length_ratio)
@@ -114,7 +114,6 @@ class Run:
                 check_model_on_hub(name)
         if self.main and self.args.push_to_hub and not self.switches.dry_run:
             check_token()
-        self.model.decoding()
         if not self.model.model_name_or_path:
             self.model.config(self.model.vocab_size)  # the tokenizer's vocabulary may be smaller
         self._check_metrics()
@@ -126,7 +125,8 @@ class Run:
         self.corpora = {part: self.data.corpus(part) for part in ("train", "validation", "test")}
         if not self.corpora["train"]:
             raise RecipeError("no training data; give train_source and train_target, or train_data")
-        if self.args.eval_strategy != "no" and not self.corpora["validation"]:
+        evaluates = self.args.eval_strategy != "no" or self.args.eval_on_start
+        if evaluates and not self.corpora["validation"]:
             raise RecipeError("eval_strategy needs validation_source and validation_target, or validation_data")
         if self.data.bpe_dropout and self.data.streaming:
             raise RecipeError(
@@ -149,7 +149,7 @@ class Run:
             return
         fixed, before = self._fixed(), read_recipe(self.output)
         older = asdict(type(self.data)()) | asdict(type(self.model)()) | {"optim": fixed["optim"]}  # has fewer options
-        check_same_recipe(self.output, older | before, fixed)
+        check_same_options(self.output, older | before, fixed)
 
     def _fixed(self) -> dict[str, Any]:
         """The options that must not change when a run resumes: what it trains on, the model, the optimizer."""
@@ -170,7 +170,7 @@ class Run:
         """
         with ExitStack() as stack:
             if self.main and not self.switches.dry_run:
-                stack.enter_context(locked(self.output))
+                stack.enter_context(only_process_in(self.output))
                 self._check_folder()  # once more, as another process may have been faster
             if self.switches.dry_run:
                 self.output = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="dry-run-")))
@@ -198,25 +198,18 @@ class Run:
         set_seed(self.args.seed)
         _be_quiet()
         if self.resume and not self.switches.dry_run:
-            self.checkpoint = checkpoint_to_resume(self.output, self.args.resume_from_checkpoint)
-            if self.checkpoint is not None:
-                check_checkpoint(self.checkpoint, self._fixed(), self.args.max_steps)
+            named, updates = self.args.resume_from_checkpoint, self.args.max_steps
+            self.checkpoint = checkpoint_to_resume(self.output, named, updates)
         elif self.main and not self._tokenizer_name:
             shutil.rmtree(self.output / TOKENIZER, ignore_errors=True)
 
     def _prepared(self) -> VanillaTransformerTrainer:
         """Returns the trainer, after the run's end was rehearsed with it."""
         trainer = self._trainer()
-        with self._cleaning_as_it_is():
-            preflight(trainer, self.folder)
+        counts = copy.deepcopy(vars(self.cleaning))
+        preflight(trainer, self.folder)
+        vars(self.cleaning).update(counts)  # without the first pairs of a stream, which the rehearsal has read
         return trainer
-
-    @contextmanager
-    def _cleaning_as_it_is(self) -> Iterator[None]:
-        """Keeps the counts of pairs, where the first ones of a stream are read for a try."""
-        before = replace(self.cleaning, left_out=self.cleaning.left_out.copy())
-        yield
-        vars(self.cleaning).update(vars(before))
 
     def _train(self, trainer: VanillaTransformerTrainer) -> float:
         """Trains, saves the model, and returns the seconds that training took."""
@@ -277,7 +270,7 @@ class Run:
             processing_class=tokenizer,
             data_collator=DataCollatorForSeq2Seq(tokenizer),
             compute_metrics=metrics,
-            callbacks=[*callbacks_for(self.args), RecipeKeeper(), Console(metrics, self.say)],
+            callbacks=[*callbacks_for(self.args), Console(metrics, self.say)],
         )
         for callback in (PrinterCallback, ProgressCallback):  # Console replaces them
             trainer.remove_callback(callback)
@@ -351,10 +344,6 @@ class Run:
             self.args.keep_freed_memory = True
         self.say(f"Model: {model.num_parameters():,} parameters, vocabulary of {len(tokenizer):,}")
         return model
-
-
-def _nothing(line: str) -> None:
-    """What the processes say that aren't the main one."""
 
 
 def _be_quiet() -> None:

@@ -1,8 +1,7 @@
 """Seq2SeqTrainer with FSDP2: weights, gradients and Adam's moments are sharded across the processes.
 
 It saves what one process saves without FSDP, so that any number of processes can resume from any checkpoint, with FSDP
-or without, and so that `from_pretrained` loads every checkpoint. DeepSpeed's checkpoints have an optimizer state that
-only DeepSpeed with the same number of processes can load; other runs are refused.
+or without, and so that `from_pretrained` loads every checkpoint.
 """
 
 from pathlib import Path
@@ -26,11 +25,15 @@ from .recipe import RECIPES, RecipeError
 
 
 class ShardingTrainer(Seq2SeqTrainer):
-    """Seq2SeqTrainer with what FSDP2 and DeepSpeed need in addition to train, save and resume this package's models."""
+    """Seq2SeqTrainer with what FSDP2 needs in addition to train, save and resume this package's models."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._model_class = type(self.model)  # FSDP puts the model into a class of its own
+        if self.is_deepspeed_enabled:
+            raise RecipeError(
+                f"DeepSpeed isn't supported; FSDP does the same: {RECIPES / 'accelerate' / 'fsdp_8gpu.yaml'}"
+            )
         if self.is_fsdp_enabled:
             check_plugin(self.accelerator.state.fsdp_plugin)
             share_embedding_module(self.model)
@@ -42,7 +45,7 @@ class ShardingTrainer(Seq2SeqTrainer):
 
     def _save(self, output_dir: str | None = None, state_dict: dict[str, Tensor] | None = None) -> None:
         sharded_class = type(self.model)
-        if state_dict and (self.is_fsdp_enabled or self.is_deepspeed_enabled):  # gathered by the Trainer
+        if state_dict and self.is_fsdp_enabled:  # gathered by the Trainer
             # With FSDP's class, its code would be saved instead of the model's, and tied weights more than once.
             self.model.__class__ = self._model_class
             state_dict = {name: value for name, value in state_dict.items() if name not in _tied_to(self.model)}
@@ -61,12 +64,6 @@ class ShardingTrainer(Seq2SeqTrainer):
         if self.args.should_save:
             torch.save(numbered(state), Path(output_dir, OPTIMIZER))
             torch.save(self.lr_scheduler.state_dict(), Path(output_dir, SCHEDULER))
-
-    def _prepare_for_training(self, max_steps: int, train_dataloader: Any, resume_from_checkpoint: str | None) -> Any:
-        if resume_from_checkpoint is not None:
-            processes = self.args.world_size if self.is_deepspeed_enabled else 0
-            check_optimizer_state(Path(resume_from_checkpoint), processes)
-        return super()._prepare_for_training(max_steps, train_dataloader, resume_from_checkpoint)
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
         if self.is_fsdp_enabled:
@@ -138,22 +135,6 @@ def renamed(optimizer_state: dict[str, Any], new: dict[Any, Any]) -> dict[str, A
     state = {new[key]: values for key, values in optimizer_state["state"].items()}
     groups = [{**group, "params": [new[key] for key in group["params"]]} for group in optimizer_state["param_groups"]]
     return {"state": state, "param_groups": groups}
-
-
-def check_optimizer_state(checkpoint: Path, processes: int) -> None:
-    """Checks that a run can read a checkpoint's optimizer state, without which the Trainer would go on with none.
-
-    Args:
-        checkpoint: The folder to resume from.
-        processes: Those of a run with DeepSpeed; 0: without DeepSpeed.
-
-    Raises:
-        CheckpointError: DeepSpeed saved it and isn't used, or vice versa, or the number of processes is another.
-    """
-    saved = len(list(checkpoint.glob("global_step*/*_optim_states.pt")))  # a file for each of DeepSpeed's processes
-    if saved != processes:
-        fix = f"with DeepSpeed on {saved} processes" if saved else "without DeepSpeed, which did not save it"
-        raise CheckpointError(f"{checkpoint}: the optimizer state can't be loaded by this run; resume {fix}")
 
 
 def _tied_to(model: Any) -> dict[str, str]:

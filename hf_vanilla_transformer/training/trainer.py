@@ -69,11 +69,15 @@ class VanillaTransformerTrainer(ConsistencyTrainer):
         self._can_skip_logits = "skip_logits" in inspect.signature(forward).parameters
         self._evaluated = _Sums()
         self._clock = _Clock()
-        self._update = _Update()
+        self._loss_of_update: Any = 0.0
+        self._checked_update = 0
+        self._failures = 0  # updates in a row whose loss or gradients were not finite
         is_ours = isinstance(self.model, VanillaTransformerForConditionalGeneration)
         if is_ours and isinstance(self.processing_class, PreTrainedTokenizerBase):
-            with _without_bpe_dropout(self.processing_class):
-                self.model.config.tokenizer_fingerprint = tokenizer_fingerprint(self.processing_class)
+            tokenizer = copy.deepcopy(self.processing_class)
+            if getattr(tokenizer, "bpe_dropout", None):
+                tokenizer.bpe_dropout = None  # it would segment a text differently each time
+            self.model.config.tokenizer_fingerprint = tokenizer_fingerprint(tokenizer)
 
     def train(self, *args: Any, **kwargs: Any) -> Any:
         """Trains as `Trainer.train` does, with `keep_freed_memory` and `training_shortcuts` as the arguments say."""
@@ -82,8 +86,7 @@ class VanillaTransformerTrainer(ConsistencyTrainer):
         return super().train(*args, **kwargs)
 
     def _inner_training_loop(self, *args: Any, **kwargs: Any) -> Any:  # the model is known here, `model_init` or not
-        is_sharded = self.is_fsdp_enabled or self.is_deepspeed_enabled
-        uses_shortcuts = self.args.training_shortcuts and not self.args.torch_compile and not is_sharded
+        uses_shortcuts = self.args.training_shortcuts and not self.args.torch_compile and not self.is_fsdp_enabled
         with training_shortcuts(self.model) if uses_shortcuts else nullcontext():
             return super()._inner_training_loop(*args, **kwargs)
 
@@ -109,9 +112,9 @@ class VanillaTransformerTrainer(ConsistencyTrainer):
         wanted = [{name: group.get(name) for name in RESUMABLE} for group in self.optimizer.param_groups]
         rates = list(getattr(self.lr_scheduler, "base_lrs", ()))
         super()._load_optimizer_and_scheduler(checkpoint)
-        if not isinstance(self.lr_scheduler, LambdaLR) or self.is_deepspeed_enabled:
+        if not isinstance(self.lr_scheduler, LambdaLR):
             if rates != list(getattr(self.lr_scheduler, "base_lrs", ())):
-                raise RecipeError("with this scheduler or DeepSpeed, a resumed run can't change its learning rate")
+                raise RecipeError("with this scheduler, a resumed run can't change its learning rate")
             return
         for group, values in zip(self.optimizer.param_groups, wanted, strict=True):
             for name, value in values.items():
@@ -196,25 +199,32 @@ class VanillaTransformerTrainer(ConsistencyTrainer):
             inputs = {**inputs, "skip_logits": True}
         return super().compute_loss(model, inputs, *args, **kwargs)
 
-    def training_step(self, model: Any, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Tensor:
-        """Forward and backward of one batch; its loss is remembered until the update is complete."""
-        loss: Tensor = super().training_step(model, inputs, *args, **kwargs)
-        self._update.add(loss, inputs)
+    def training_step(self, *args: Any, **kwargs: Any) -> Tensor:
+        """Forward and backward of one batch; its loss is added to that of the update."""
+        loss: Tensor = super().training_step(*args, **kwargs)
+        self._loss_of_update = self._loss_of_update + loss.detach()
         return loss
 
     def _maybe_log_save_evaluate(self, tr_loss: Tensor, grad_norm: Any, *args: Any, **kwargs: Any) -> None:
-        # Called after each update. A loss scaler for float16 skips updates whose gradients overflow, which is no harm.
-        losses = [self._update.loss, *([grad_norm] if grad_norm is not None and not self.args.fp16 else [])]
-        finite = all(math.isfinite(float(value)) for value in losses)
-        if self.args.world_size > 1:  # all processes have to agree, or some would wait for the others
-            failed = torch.tensor(float(not finite), device=self.args.device)
-            finite = not self.accelerator.reduce(failed, reduction="sum").item()
-        self._update.end(finite, self.state.global_step, "" if finite else self._place())
-        if 0 < self.args.max_nonfinite_updates <= self._update.failures:
+        if self._checked_update != self.state.global_step:  # it is called once more at the end of an epoch
+            self._checked_update = self.state.global_step
+            # A loss scaler for float16 skips updates whose gradients overflow, which does no harm.
+            values = [self._loss_of_update, *([grad_norm] if grad_norm is not None and not self.args.fp16 else [])]
+            failed = self._in_any_process(not all(math.isfinite(float(value)) for value in values))
+            self._failures = self._failures + 1 if failed else 0
+            self._loss_of_update = 0.0
+        if 0 < self.args.max_nonfinite_updates <= self._failures:
             raise DivergedError(self._divergence())
-        if not finite:
+        if self._failures:
             self.control.should_save = False
         super()._maybe_log_save_evaluate(tr_loss, grad_norm, *args, **kwargs)
+
+    def _in_any_process(self, found: bool) -> bool:
+        """Whether something was found in one of the processes: all have to agree, or some would wait for the others."""
+        number = torch.tensor(float(found), device=self.args.device)
+        if self.args.world_size > 1:
+            number = self.accelerator.reduce(number, reduction="sum")
+        return bool(number.item())
 
     def _load_callback_state(self) -> None:
         """Lets early stopping count on from where it was, so that a resumed run ends as an uninterrupted one."""
@@ -227,33 +237,21 @@ class VanillaTransformerTrainer(ConsistencyTrainer):
         if tokens is not None:
             self.state.stateful_callbacks[TOKEN_COUNT] = tokens
 
-    def _place(self) -> str:
-        """Where the batches of the last update are in the training data."""
-        epoch = self.state.epoch or 0.0
-        number = math.ceil(epoch) if epoch else 1
-        place = f"epoch {number}"
-        if self.batch_sampler is not None:
-            batches = len(self.batch_sampler)
-            place += f", batch {round((epoch - number + 1) * batches):,} of {batches:,}"
-        return place
-
     def _divergence(self) -> str:
-        update, place, source = self._update.first_failure
-        text = self.processing_class.decode(source, skip_special_tokens=True) if self.processing_class else ""
         saved = checkpoints_in(Path(self.args.output_dir or ""))
         kept = f"the last checkpoint is {saved[-1].name}" if saved else "no checkpoint was saved before"
         precision = "bf16 in place of fp16, " if self.args.fp16 else ""
+        failures = self._failures
         return (
-            f"the training diverged: loss or gradients have been NaN or infinite in {self._update.failures} updates in "
-            f"a row, since update {update:,} ({place}, which begins with {text[:80]!r}); try {precision}a lower "
-            f"learning_rate (it reached {self._get_learning_rate():.1e}), a longer warmup_steps or max_grad_norm 1; "
-            f"{kept}"
+            f"the training diverged: loss or gradients have been NaN or infinite in {failures} updates in a row, since "
+            f"update {self.state.global_step - failures + 1:,}; try {precision}a lower learning_rate (it reached "
+            f"{self._get_learning_rate():.1e}), a longer warmup_steps or max_grad_norm 1; {kept}"
         )
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         """Saves a checkpoint, or none if weights aren't finite; a failed attempt leaves no half of one."""
         folder = Path(self._get_output_dir(trial=trial)) / f"checkpoint-{self.state.global_step}"
-        if not self._weights_are_finite():
+        if self._in_any_process(bool(not_finite(self.model))):  # with FSDP, each has its own part
             logger.warning(f"{folder.name} is not saved, as weights contain NaN or infinity")
             return
         try:
@@ -269,12 +267,6 @@ class VanillaTransformerTrainer(ConsistencyTrainer):
                 f"{folder} can't be saved ({first_line(error)}); if the disk is full, make room or keep fewer "
                 "checkpoints (save_total_limit), then resume the run"
             ) from error
-
-    def _weights_are_finite(self) -> bool:
-        wrong = torch.tensor(float(bool(not_finite(self.model))), device=self.args.device)
-        if self.args.world_size > 1:  # with FSDP, each process has its own part
-            wrong = self.accelerator.reduce(wrong, reduction="sum")
-        return not wrong.item()
 
     def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
         # The Trainer's own method sends everything in the run's folder, and not the code.
@@ -486,45 +478,6 @@ def _unchanged(config: Any) -> Iterator[None]:
         if before is not None:
             vars(config).clear()
             vars(config).update(before)
-
-
-@contextmanager
-def _without_bpe_dropout(tokenizer: Any) -> Iterator[None]:
-    """Lets a tokenizer segment a text in the same way each time."""
-    before = getattr(tokenizer, "bpe_dropout", None)
-    try:
-        if before:
-            tokenizer.bpe_dropout = None
-        yield
-    finally:
-        if before:
-            tokenizer.bpe_dropout = before
-
-
-class _Update:
-    """What is known of the update in progress, and of those in a row whose loss or gradients weren't finite."""
-
-    def __init__(self) -> None:
-        self.loss: Any = 0.0
-        self.failures = 0
-        self.first_failure: tuple[int, str, Any] = (0, "", [])  # the update's number, its place, its first source
-        self._source: Any = []
-        self._complete = True
-
-    def add(self, loss: Tensor, inputs: dict[str, Any]) -> None:
-        """Takes the loss of one batch of the update."""
-        if self._complete:
-            self.loss, self._complete = 0.0, False
-            ids = inputs.get("input_ids")
-            self._source = [] if ids is None else ids[0]
-        self.loss = self.loss + loss.detach()
-
-    def end(self, finite: bool, number: int, place: str) -> None:
-        """Counts a complete update."""
-        self._complete = True
-        if not finite and not self.failures:
-            self.first_failure = (number, place, self._source)
-        self.failures = 0 if finite else self.failures + 1
 
 
 class _Sums:

@@ -401,8 +401,6 @@ def test_the_last_few(run):
     assert [step_of(folder) for folder in last_complete_checkpoints(run, 3)] == [1, 2, 4]
     with pytest.raises(ValueError, match=r"3 complete checkpoints, not 4 \(checkpoint-1, checkpoint-2, checkpoint-4\)"):
         last_complete_checkpoints(run, 4)
-    with pytest.raises(ValueError, match="3 complete checkpoints, not 1000000000000000000000"):
-        last_complete_checkpoints(run, 10**21)
     with pytest.raises(ValueError, match="no complete checkpoint"):
         last_complete_checkpoints(run / "checkpoint-4", 1)
 
@@ -443,7 +441,7 @@ def test_a_training_killed_while_it_saves_goes_on(tiny_checkpoint, trained, tmp_
         assert torch.equal(resumed[name], value), name
 
 
-# FSDP and DeepSpeed, laid out as accelerate and the Trainer write them
+# FSDP, laid out as accelerate and the Trainer write them
 
 
 def test_fsdp_shards_are_told_with_the_fix(checkpoint):
@@ -468,33 +466,3 @@ def test_weights_that_the_trainer_would_load_instead(sharded):
     torch.save({}, sharded / "pytorch_model.bin")
     assert damage_of(sharded, to_resume=False) is None
     assert damage_of(sharded).startswith("it contains pytorch_model.bin, which was saved in another way")
-
-
-@pytest.fixture
-def deepspeed(checkpoint):
-    """ZeRO-3 without gathering: no weights but DeepSpeed's own, in which the optimizer is too."""
-    for name in ("model.safetensors", "optimizer.pt", "scheduler.pt"):
-        (checkpoint / name).unlink()
-    folder = checkpoint / "global_step4"
-    folder.mkdir()
-    for name in ("zero_pp_rank_0_mp_rank_00_model_states.pt", "zero_pp_rank_0_mp_rank_00_optim_states.pt"):
-        torch.save({"module": torch.randn(10)}, folder / name)
-    (checkpoint / "latest").write_text("global_step4")
-    return checkpoint
-
-
-def test_deepspeed(deepspeed):
-    assert damage_of(deepspeed) is None
-    for file in (deepspeed / "global_step4").iterdir():
-        content = file.read_bytes()
-        file.write_bytes(content[:-1])
-        assert damage_of(deepspeed) == f"{file.name} is cut short or damaged"
-        file.write_bytes(content)
-    assert damage_of(deepspeed, to_resume=False).startswith("it has no weights")
-    for elsewhere in ("../global_step4", "/", "global_step4/..", "\0", ""):
-        (deepspeed / "latest").write_text(elsewhere)
-        assert damage_of(deepspeed).startswith("latest names ")
-    (deepspeed / "latest").write_text("global_step3")
-    assert damage_of(deepspeed) == "global_step3 has no model states"
-    (deepspeed / "latest").unlink()
-    assert damage_of(deepspeed).startswith("latest is missing")

@@ -252,9 +252,7 @@ def test_figures_go_to_tensorboard(recipe, corpus, monkeypatch):
     texts = events.Tensors("validation/translations/text_summary")
     assert [event.step for event in texts] == [2, 4]
     shown = texts[0].tensor_proto.string_val[0].decode().splitlines()
-    assert shown[:2] == ["| source | translation | reference |", "|---|---|---|"]
-    assert len(shown) == 2 + 3  # num_samples
-    assert all(line.count("|") == 4 for line in shown)
+    assert len(shown) == 3 * 4  # num_samples: a source, its translation, the reference and an empty line
 
 
 def test_translations_of_each_evaluation_are_in_the_order_of_the_validation_file(capsys, recipe, corpus, monkeypatch):
