@@ -1,7 +1,7 @@
 """Parallel corpora: from files or the Hub to sentence pairs, and from pairs to token ids.
 
 A corpus comes as pairs of plain text files, as tables (.tsv, .csv, .jsonl, .parquet) or as a data set on the Hub.
-Plain text, .tsv, .csv and .jsonl may be compressed (.gz).
+Plain text, .tsv, .csv and .jsonl may be compressed (.gz, .bz2, .xz, .zst).
 """
 
 import json
@@ -26,7 +26,7 @@ from ..errors import first_line
 from ..tokenization_vanilla_transformer import VanillaTransformerTokenizerFast
 from .bpe_dropout import BPEDropout
 from .digests import digest_of
-from .formats import Corpus, CorpusError, Pair, is_table, read_lines, read_text
+from .formats import Corpus, CorpusError, Pair, is_table, read_lines, read_text, without_compression
 from .hub_names import revision_of
 from .tables import pair_of, read_table
 
@@ -274,7 +274,7 @@ def _from_files(corpus: Corpus, sources: list[tuple[str, ...]], streaming: bool)
 
 def _format(path: str) -> str:
     """The part of a file's name that says how it is read."""
-    return "".join(Path(path).suffixes[-2:]) if is_table(path) else ".gz" * path.endswith(".gz")
+    return Path(without_compression(path)).suffix if is_table(path) else ""
 
 
 def _digest(path: str) -> str:
