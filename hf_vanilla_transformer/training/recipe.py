@@ -113,6 +113,9 @@ class ModelArguments:
     model_name_or_path: str | None = _option(
         None, "A saved model to start from; its architecture replaces the preset's."
     )
+    embeddings: str | None = _option(
+        None, "Pretrained vectors of words for a new model: a text file of Word2Vec or GloVe, of size d_model."
+    )
     d_model: int | None = _option(None, "Width of every layer's output.")
     encoder_layers: int | None = _option(None, "Layers of the encoder (N).")
     decoder_layers: int | None = _option(None, "Layers of the decoder (N).")
@@ -153,21 +156,40 @@ class ModelArguments:
         names = ("dropout", "attention_dropout", "activation_dropout", "label_smoothing")
         return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
 
-    def config(self, vocab_size: int) -> VanillaTransformerConfig:
+    def config(self, vocab_size: int, **fields: Any) -> VanillaTransformerConfig:
         """Returns the configuration of a new model.
 
         Args:
             vocab_size: Number of tokens in the vocabulary.
+            **fields: Others that the tokenizer decides.
 
         Raises:
             RecipeError: The values don't fit together.
         """
-        known = {field.name for field in dataclasses.fields(VanillaTransformerConfig)} - {"vocab_size"}
+        known = {field.name for field in dataclasses.fields(VanillaTransformerConfig)}
         given = {name: value for name, value in vars(self).items() if name in known and value is not None}
         try:
-            return VanillaTransformerConfig.from_preset(self.preset, vocab_size=vocab_size, **given)
+            return VanillaTransformerConfig.from_preset(self.preset, **{**fields, **given, "vocab_size": vocab_size})
         except Exception as error:  # strict dataclasses raise their own errors
             raise RecipeError(str(error.__cause__ or error)) from error
+
+    def config_for(self, tokenizer: Any) -> VanillaTransformerConfig:
+        """Returns the configuration of a new model with a tokenizer's ids.
+
+        Raises:
+            RecipeError: The values don't fit together, or the tokenizer lacks what training needs.
+        """
+        ids = {name: getattr(tokenizer, name) for name in ("pad_token_id", "bos_token_id", "eos_token_id")}
+        if None in (ids["pad_token_id"], ids["eos_token_id"]):
+            raise RecipeError("the tokenizer has no padding or no end-of-sentence token; choose another")
+        if tokenizer(["a"], text_target=["a"], verbose=False)["labels"][0][-1] != ids["eos_token_id"]:
+            raise RecipeError("the tokenizer doesn't end a target with its end-of-sentence token; choose another")
+        start = ids["eos_token_id" if ids["bos_token_id"] is None else "bos_token_id"]
+        fields: dict[str, Any] = {**ids, "decoder_start_token_id": start}
+        if getattr(tokenizer, "separate_vocabs", False):  # a converted model's, with a dictionary for each side
+            size = max(tokenizer.target_encoder.values()) + 1
+            fields |= {"decoder_vocab_size": size, "share_encoder_decoder_embeddings": False}
+        return self.config(max(tokenizer.get_vocab().values()) + 1, **fields)
 
 
 @dataclass

@@ -25,6 +25,7 @@ from ..checkpoints.loading import CheckpointError, check_tokenizer, load_config,
 from ..data.bpe_dropout import BPEDropout
 from ..data.corpora import Cleaning, Corpus, both_sides_of, read_corpus, resegment, state_of, tokenize
 from ..data.hub_names import check_model_on_hub
+from ..data.vectors import read_vectors, use_vectors
 from ..errors import first_line
 from ..hub.upload import check_token
 from ..metrics import corpus_bleu
@@ -115,7 +116,11 @@ class Run:
         if self.main and self.args.push_to_hub and not self.switches.dry_run:
             check_token()
         if not self.model.model_name_or_path:
-            self.model.config(self.model.vocab_size)  # the tokenizer's vocabulary may be smaller
+            config = self.model.config(self.model.vocab_size)  # the tokenizer's vocabulary may be smaller
+            if self.model.embeddings and not self.resume:
+                next(read_vectors(self.model.embeddings, config.d_model), None)
+        elif self.model.embeddings:
+            raise RecipeError("embeddings are for a new model, and model_name_or_path has its own; leave one out")
         self._check_metrics()
         check_average(self.args)
         if self.main:
@@ -332,10 +337,14 @@ class Run:
             if self.model.tokenizer_name_or_path is None:
                 check_tokenizer(tokenizer, model.config, name)
         else:
-            config = self.model.config(len(tokenizer))
+            config = self.model.config_for(tokenizer)
             with torch.device("meta"):  # which takes no memory
                 check_memory(VanillaTransformerForConditionalGeneration(config).num_parameters())
             model = VanillaTransformerForConditionalGeneration(config)
+            if self.model.embeddings and self.checkpoint is None:
+                weight = model.get_input_embeddings().weight
+                found = use_vectors(self.model.embeddings, tokenizer, weight, config.embedding_scale)
+                self.say(f"Embeddings: {found:,} of {len(weight):,} tokens have a vector of {self.model.embeddings}")
         for option, value in self.model.decoding().items():
             setattr(model.generation_config, option, value)
         if self.args.ddp_find_unused_parameters is None:
