@@ -56,27 +56,12 @@ def step_of(checkpoint: Path) -> int | None:
 
 
 def last_complete_checkpoint(run: Path, *, to_resume: bool = True) -> Path | None:
-    """Returns the newest complete checkpoint of a run, and logs a warning for each newer one that is damaged.
-
-    Args:
-        run: The folder that contains `checkpoint-N`, the Trainer's `output_dir`; it need not exist.
-        to_resume: As for `damage_of`.
-
-    Returns:
-        The checkpoint's folder, or None if there is no complete one.
-    """
+    """Returns the newest complete checkpoint of a run, or None; arguments as for `complete_checkpoints`."""
     return next(complete_checkpoints(run, to_resume=to_resume), None)
 
 
 def last_complete_checkpoints(run: Path, number: int, *, to_resume: bool = True) -> list[Path]:
-    """Returns the last `number` complete checkpoints of a run, oldest first.
-
-    Damaged ones are skipped, each with a warning in the log.
-
-    Args:
-        run: The folder that contains `checkpoint-N`.
-        number: How many to return, at least 1.
-        to_resume: As for `damage_of`.
+    """Returns the last `number` complete checkpoints of a run, oldest first; others as for `complete_checkpoints`.
 
     Raises:
         ValueError: There are fewer.
@@ -94,7 +79,7 @@ def complete_checkpoints(run: Path, *, to_resume: bool = True) -> Iterator[Path]
     """Yields a run's complete checkpoints, the newest first, and logs a warning for each damaged one.
 
     Args:
-        run: The folder that contains `checkpoint-N`.
+        run: The folder that contains `checkpoint-N`, the Trainer's `output_dir`; it need not exist.
         to_resume: As for `damage_of`.
     """
     for checkpoint in reversed(checkpoints_in(run)):
@@ -108,9 +93,6 @@ def complete_checkpoints(run: Path, *, to_resume: bool = True) -> Iterator[Path]
 def write_checksums(checkpoint: Path) -> None:
     """Writes `checksums.json`, with which `damage_of` finds damage within the weights, which have no checksums inside.
 
-    Args:
-        checkpoint: A folder with the model's weights in safetensors.
-
     Raises:
         OSError: A file can't be read or written.
     """
@@ -119,11 +101,7 @@ def write_checksums(checkpoint: Path) -> None:
 
 def _checksums(checkpoint: Path) -> dict[str, dict[str, int | str]]:
     files = sorted(file for file in checkpoint.glob(SAFETENSORS) if file.is_file())
-    return {file.name: _checksum(file) for file in files}
-
-
-def _checksum(file: Path) -> dict[str, int | str]:
-    return {"size": file.stat().st_size, "xxh3_128": digest_of(file)}
+    return {file.name: {"size": file.stat().st_size, "xxh3_128": digest_of(file)} for file in files}
 
 
 def damage_of(checkpoint: Path, *, to_resume: bool = True) -> str | None:

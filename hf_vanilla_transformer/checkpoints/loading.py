@@ -56,13 +56,7 @@ def load_checkpoint(
 ) -> tuple[PreTrainedTokenizerBase, PreTrainedModel]:
     """Loads a sequence-to-sequence model and its tokenizer, and checks that they belong together.
 
-    Args:
-        name: A folder that `save_pretrained` wrote, or a name on the Hub.
-        dtype: As for `load_model`.
-        trust_remote_code: As for `load_model`.
-        local_only: As for `load_model`.
-        revision: As for `load_model`.
-        token: As for `load_model`.
+    Arguments are those of `load_model`.
 
     Returns:
         The tokenizer, and the model on the CPU in evaluation mode.
@@ -326,10 +320,7 @@ def named(names: Iterable[str], most: int = NAMES_PER_ERROR) -> str:
 
 
 def tensors_in(checkpoint: Path) -> dict[str, tuple[Path, dict[str, Any]]]:
-    """Returns the tensors of a model in safetensors, one file or sharded, without reading their values.
-
-    Args:
-        checkpoint: A folder that `save_pretrained` wrote.
+    """Returns the tensors of a saved model in safetensors, one file or sharded, without reading their values.
 
     Returns:
         Tensor's name -> its file, and its `dtype` ("F32", "BF16" ...) and `shape` (a list).
@@ -381,11 +372,7 @@ def read_json(file: Path) -> dict[str, Any] | str:
 
 
 def json_object(file: Path) -> dict[str, Any]:
-    """Returns a JSON file's object.
-
-    Raises:
-        ValueError: It can't be read; the message names folder and file, and says why.
-    """
+    """Returns a JSON file's object; raises `ValueError`, with its folder and the reason, if it can't be read."""
     values = read_json(file)
     if isinstance(values, str):
         raise ValueError(f"{file.parent}: {values}")

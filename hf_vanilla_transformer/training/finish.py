@@ -37,10 +37,10 @@ def finish_run(
 
     Args:
         trainer: After training; its arguments say how many checkpoints to average, and whether to push.
-        facts: What it knows about the run.
-        data: The names of the training, validation and test data.
+        facts: For the card.
+        data: The names of the data.
         corpora: "validation" and "test"; an empty one is not scored.
-        say: Is called with each line that the user should see.
+        say: Is called with each line for the user.
 
     Raises:
         ValueError: The checkpoints can't be averaged.

@@ -32,14 +32,9 @@ TOKENS_OF_REHEARSAL = 4  # that each of two sentences is translated to
 
 
 def check_average(args: VanillaTransformerTrainingArguments, updates_per_epoch: int | None = None) -> None:
-    """Checks that a run saves as many checkpoints as are averaged at its end.
+    """Checks that a run saves and keeps as many checkpoints as are averaged; raises `RecipeError` otherwise.
 
-    Args:
-        args: The arguments of the run.
-        updates_per_epoch: None if it isn't known, before the corpus is read for instance.
-
-    Raises:
-        RecipeError: It saves or keeps fewer.
+    `updates_per_epoch` is None before the corpus is read, and for a stream.
     """
     last, kept, saves = args.average_last, args.save_total_limit, number_of_saves(args, updates_per_epoch)
     if kept and kept < last:
@@ -73,32 +68,17 @@ def number_of_updates(args: VanillaTransformerTrainingArguments, updates_per_epo
     return None if updates_per_epoch is None else math.ceil(args.num_train_epochs * updates_per_epoch)
 
 
-def check_memory(parameters: int) -> None:
-    """Checks that a model of this size can be trained in this machine's memory.
-
-    Raises:
-        RecipeError: Its weights, gradients and Adam's moments alone need more.
-    """
-    memory = psutil.virtual_memory().total
-    if (needed := parameters * BYTES_PER_PARAMETER) > memory:
-        raise RecipeError(
-            f"a model of {parameters:,} parameters needs {_bytes(needed)} for weights, gradients and Adam's "
-            f"moments, and this machine has {_bytes(memory)}; choose a smaller preset or vocabulary"
-        )
-
-
 def preflight(trainer: VanillaTransformerTrainer, folder: Path) -> None:
-    """Checks what can be checked once the corpus is read and the model is built.
+    """Does once what a run will do until its end: forward, backward, translate, score, save and write a card.
 
-    It does once what the run will do until its end: forward, backward, translate, score, save and write a card. Neither
-    weights nor gradients nor random numbers are changed by it, and nothing that it writes stays.
+    Weights, gradients and random numbers stay as they are, and nothing that is written stays.
 
     Args:
         trainer: Ready to train.
-        folder: Where the run will be saved; it need not exist.
+        folder: The run's output folder; it need not exist.
 
     Raises:
-        RecipeError: The run saves too few checkpoints or too many for the disk, or something of the above fails.
+        RecipeError: One of these steps fails, or the run saves too few checkpoints or too many for the disk.
     """
     per_epoch = updates_per_epoch(trainer)
     check_average(trainer.args, per_epoch)

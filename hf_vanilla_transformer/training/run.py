@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import datasets
-import torch
 from datasets import Dataset, IterableDataset
 from transformers import DataCollatorForSeq2Seq, PreTrainedModel, set_seed
 from transformers.trainer_callback import PrinterCallback, ProgressCallback
@@ -21,7 +20,7 @@ from transformers.utils import logging as transformers_logging
 
 from ..checkpoints.completeness import step_of
 from ..checkpoints.files import check_links
-from ..checkpoints.loading import CheckpointError, check_tokenizer, load_config, load_model, load_tokenizer
+from ..checkpoints.loading import check_tokenizer, load_config, load_model, load_tokenizer
 from ..data.bpe_dropout import BPEDropout
 from ..data.corpora import Cleaning, Corpus, both_sides_of, read_corpus, resegment, state_of, tokenize
 from ..data.hub_names import check_model_on_hub
@@ -34,7 +33,7 @@ from ..tokenization_vanilla_transformer import VanillaTransformerTokenizerFast
 from .callbacks import Console, TranslationLog, callbacks_for
 from .evaluation import TranslationMetrics, by_length
 from .finish import finish_run
-from .preflight import check_average, check_memory, dry_run, preflight
+from .preflight import check_average, dry_run, preflight
 from .recipe import Arguments, RecipeError
 from .run_facts import run_facts
 from .run_folder import (
@@ -304,15 +303,10 @@ class Run:
         saved = self.output / TOKENIZER
         if name := self._tokenizer_name:
             return load_tokenizer(name, trust_remote_code=self.switches.trust_remote_code)
-        if (saved / "tokenizer.json").is_file():
-            try:
-                return load_tokenizer(saved)
-            except CheckpointError as error:
-                if self.checkpoint is None:
-                    raise
-                self.say(f"{first_line(error)}; that of {self.checkpoint.name} is used")
         if self.checkpoint is not None:
             return load_tokenizer(self.checkpoint)
+        if (saved / "tokenizer.json").is_file():
+            return load_tokenizer(saved)
         if not self.main:
             raise RecipeError(
                 f"the main process has not written {saved}; if it reports no error of its own, --output-dir is not the "
@@ -338,8 +332,6 @@ class Run:
                 check_tokenizer(tokenizer, model.config, name)
         else:
             config = self.model.config_for(tokenizer)
-            with torch.device("meta"):  # which takes no memory
-                check_memory(VanillaTransformerForConditionalGeneration(config).num_parameters())
             model = VanillaTransformerForConditionalGeneration(config)
             if self.model.embeddings and self.checkpoint is None:
                 weight = model.get_input_embeddings().weight

@@ -16,12 +16,7 @@ from .schedule import peak_learning_rate
 
 
 def run_facts(trainer: Any, seconds: float | None = None) -> RunFacts:
-    """What a trainer knows for the model's card.
-
-    Args:
-        trainer: After training.
-        seconds: How long it took.
-    """
+    """What a trainer knows for the model's card after a training that took some seconds."""
     args, model = trainer.args, trainer.model
     return RunFacts(
         name=trainer.hub_model_id or args.hub_model_id or local_name(args.output_dir or "model"),
@@ -43,13 +38,7 @@ def run_facts(trainer: Any, seconds: float | None = None) -> RunFacts:
 
 
 def recipe_of(args: VanillaTransformerTrainingArguments, model: Any, processes: int) -> Recipe:
-    """What a run's arguments say for the model's card.
-
-    Args:
-        args: The arguments.
-        model: The model, whose configuration has dropout and label smoothing.
-        processes: Number of processes that train together.
-    """
+    """What the arguments of a run say for the model's card, with dropout and smoothing of the model's configuration."""
     tokens = args.per_device_train_batch_tokens * args.gradient_accumulation_steps * processes
     return Recipe(
         optimizer=_optimizer(args),

@@ -82,16 +82,7 @@ def read_recipe(folder: Path) -> dict[str, Any]:
 
 
 def check_same_options(folder: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    """Checks that a run is resumed with the options that it was started with.
-
-    Args:
-        folder: The run's output folder.
-        before: What `read_recipe` returned, completed by defaults for options that are newer than the run.
-        now: The options that must not change.
-
-    Raises:
-        RecipeError: One of them has changed.
-    """
+    """Checks that a run is resumed with the options that it was started with; raises `RecipeError` otherwise."""
     for name, value in now.items():
         if before.get(name) != value:
             raise RecipeError(
@@ -101,15 +92,7 @@ def check_same_options(folder: Path, before: Mapping[str, Any], now: Mapping[str
 
 
 def check_same_data(folder: Path, data: str) -> None:
-    """Checks that a run is resumed with the training data that it was started with.
-
-    Args:
-        folder: The run's output folder. A run of an older version of this package has no fingerprint to compare.
-        data: The fingerprint of the data now.
-
-    Raises:
-        RecipeError: It is another one.
-    """
+    """Checks that the training data has the fingerprint of the run's, if that has one; raises `RecipeError` otherwise."""
     if read_recipe(folder).get(FINGERPRINT, data) != data:
         raise RecipeError(
             f"the training data has changed since the run in {folder} was started; restore it, or resume with "
@@ -122,13 +105,11 @@ def checkpoint_to_resume(folder: Path, named: str | None, max_steps: int) -> Pat
 
     Args:
         folder: The run's output folder.
-        named: The value of `--resume-from-checkpoint`: a checkpoint's folder; None, or "True" as the Trainer has it:
-            the last complete one.
+        named: A checkpoint's folder; None, or "True" as the Trainer has it: the last complete one.
         max_steps: The run's number of updates; negative: by its epochs.
 
     Raises:
-        RecipeError: The named one is not a complete checkpoint of this run, those of the run are models alone, or the
-            checkpoint has more updates.
+        RecipeError: The checkpoint is not one of this run, isn't complete, or has more updates.
     """
     checkpoint = _last_checkpoint(folder) if named is None or named.lower() == "true" else _named_one(folder, named)
     if checkpoint is not None and 0 <= max_steps < (step := step_of(checkpoint) or 0):

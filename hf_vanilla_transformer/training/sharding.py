@@ -110,12 +110,9 @@ class ShardingTrainer(Seq2SeqTrainer):
 
 
 def share_embedding_module(model: nn.Module) -> None:
-    """Replaces embeddings that share their matrix by one module, as FSDP needs all users of a matrix in one group.
+    """Replaces embeddings that share their matrix by one module, in place.
 
-    Accelerate puts the model's input and output embeddings into a group, and no others.
-
-    Args:
-        model: Is changed in place.
+    FSDP needs all users of a matrix in one group, and Accelerate puts the model's input and output embeddings into one.
     """
     shared = model.get_input_embeddings()  # type: ignore[operator]
     for parent in list(model.modules()):
@@ -144,14 +141,7 @@ def _tied_to(model: Any) -> dict[str, str]:
 
 
 def check_plugin(plugin: Any) -> None:
-    """Checks that Accelerate's settings are those that this module supports.
-
-    Args:
-        plugin: Accelerate's FullyShardedDataParallelPlugin.
-
-    Raises:
-        RecipeError: It asks for FSDP's first version, or for sharded checkpoints.
-    """
+    """Checks that Accelerate's FullyShardedDataParallelPlugin asks for FSDP2 and complete checkpoints."""
     if plugin.fsdp_version != 2:
         raise RecipeError(f"fsdp_version is {plugin.fsdp_version}; write `fsdp_version: 2` into Accelerate's config")
     if "FULL_STATE_DICT" not in str(plugin.state_dict_type):

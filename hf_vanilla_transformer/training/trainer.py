@@ -6,7 +6,7 @@ import math
 import shutil
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -136,13 +136,9 @@ class VanillaTransformerTrainer(ConsistencyTrainer):
         """Batches within `per_device_train_batch_tokens`, this process's part of them."""
         if not self.args.per_device_train_batch_tokens or self.train_dataset is None:
             return super().get_train_dataloader()
-        options: dict[str, Any] = {
-            "collate_fn": self.data_collator,
-            "num_workers": self.args.dataloader_num_workers,
-            "pin_memory": self.args.dataloader_pin_memory,
-            "persistent_workers": self.args.dataloader_persistent_workers,
-            "prefetch_factor": self.args.dataloader_prefetch_factor,
-        }
+        names = ("num_workers", "pin_memory", "persistent_workers", "prefetch_factor")
+        options: dict[str, Any] = {name: getattr(self.args, f"dataloader_{name}") for name in names}
+        options["collate_fn"] = self.data_collator
         loader: DataLoader[Any]
         if isinstance(self.train_dataset, datasets.IterableDataset):
             loader = DataLoader(self._stream(self.train_dataset), batch_size=None, **options)
@@ -338,39 +334,27 @@ class VanillaTransformerTrainer(ConsistencyTrainer):
         if not self.is_world_process_zero():
             return None
         self.create_model_card(**kwargs)
-        folder = Path(self.args.output_dir or "")
-        return self._upload(folder, commit_message, token, revision, run_as_future=not blocking)
+        where = {"token": token, "revision": revision, "run_as_future": not blocking}
+        return self._upload(Path(self.args.output_dir or ""), commit_message, **where)
 
     def push_folder(self, folder: Path) -> str:
-        """Uploads a finished model, without what only training needs, to `hub_model_id`.
-
-        Args:
-            folder: The model with its tokenizer, code and card: the run's folder, or one of averaged weights.
-
-        Returns:
-            The address of the commit on the Hub.
+        """Uploads a finished model with its card to `hub_model_id`, and returns the commit's address.
 
         Raises:
-            PublishError: There is no token, or the user may not write there.
-            ConnectionError: The Hub can't be reached, or fails.
+            PublishError: As for `push_to_hub`.
+            ConnectionError: As for `push_to_hub`.
         """
         if self.hub_model_id is None:
             self.init_hf_repo()
         return str(self._upload(folder, "End of training"))
 
-    def _upload(
-        self,
-        folder: Path,
-        message: str | None,
-        token: str | None = None,
-        revision: str | None = None,
-        *,
-        run_as_future: bool = False,
-    ) -> Any:
+    def _upload(self, folder: Path, message: str | None, **where: Any) -> Any:
         self._finish_current_push()
-        where: dict[str, Any] = {"token": token or self.args.hub_token, "revision": revision or self.args.hub_revision}
+        where = {"token": self.args.hub_token, "revision": self.args.hub_revision} | {
+            name: value for name, value in where.items() if value is not None
+        }
         upload = prepare(folder, str(self.hub_model_id))
-        return send(upload, str(self.hub_model_id), message=message, run_as_future=run_as_future, **where)
+        return send(upload, str(self.hub_model_id), message=message, **where)
 
     def prediction_step(self, model: Any, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
         """One batch of the evaluation; its loss is added up by tokens."""
@@ -387,21 +371,15 @@ class VanillaTransformerTrainer(ConsistencyTrainer):
         self._evaluated = _Sums()
         # Seq2SeqTrainer would count the sentences twice that `_without_repeated` is about.
         self.gather_function = self.accelerator.gather_for_metrics
-        with self._clock.paused(), paused_shortcuts(self.model), self._engine_attached():
+        translates = self.args.predict_with_generate
+        attached = engine.attach_if_supported(self.model, allow_autocast=True) if translates else nullcontext()
+        with self._clock.paused(), paused_shortcuts(self.model), attached:
             output = super().evaluation_loop(*args, metric_key_prefix=metric_key_prefix, **kwargs)
         loss, tokens = self.accelerator.reduce(self._evaluated.tensor(self.args.device), reduction="sum").tolist()
         if tokens:
             output.metrics[f"{metric_key_prefix}_loss"] = loss / tokens
             output.metrics[f"{metric_key_prefix}_perplexity"] = math.exp(min(loss / tokens, 700.0))
         return output
-
-    def _engine_attached(self) -> AbstractContextManager[Any]:
-        """Attaches the engine for an evaluation that translates, where it supports the model."""
-        return (
-            engine.attach_if_supported(self.model, allow_autocast=True)
-            if self.args.predict_with_generate
-            else nullcontext()
-        )
 
     def _without_repeated(self, labels: Tensor) -> Tensor:
         """The labels, -100 for sentences that fill up the last batch so that all processes have equally many."""

@@ -50,7 +50,6 @@ def refused(train, recipe, monkeypatch):
         ({"bleu_tokenize": "flores200"}, "bleu_tokenize is 'flores200'"),
         ({"report_to": "wandb"}, "wandb"),
         ({"encoder_layers": 10**6}, "at most 1,000 layers"),
-        ({"d_model": 10**6, "encoder_attention_heads": 1, "decoder_attention_heads": 1}, "and this machine has"),
     ],
 )  # fmt: skip
 def test_what_would_fail_at_the_end(refused, changes, message):

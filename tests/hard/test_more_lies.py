@@ -63,18 +63,6 @@ def test_a_translation_is_not_written_into_the_model(command, checkpoint):
 
 
 # ---- Another run's ----
-def test_a_swapped_tokenizer_of_the_run(train, finished, checkpoint):
-    own = Path(finished["output_dir"], "tokenizer", "tokenizer.json")
-    content = json.loads(own.read_text())
-    first, second = [token for token in content["model"]["vocab"] if content["model"]["vocab"][token] > 270][:2]
-    vocab = content["model"]["vocab"]
-    vocab[first], vocab[second] = vocab[second], vocab[first]
-    own.write_text(json.dumps(content))
-    result = train(finished, "--resume", "--max-steps", "6")
-    assert result.code == 2
-    assert "trained with another tokenizer" in result.error
-
-
 @pytest.mark.parametrize("fields", [{"nonsense": 1}, {"global_step": "4"}])
 def test_a_damaged_state_means_the_checkpoint_before(train, finished, fields):
     change(Path(finished["output_dir"], "checkpoint-4", "trainer_state.json"), **fields)

@@ -114,7 +114,6 @@ def test_a_damaged_tokenizer_is_taken_from_a_checkpoint(train, finished, damage)
     path.unlink() if damage == "gone" else path.write_bytes(path.read_bytes()[:100])
     result = train(finished, "--resume", "--max-steps", "6")
     assert result.code == 0
-    assert ("that of checkpoint-4 is used" in result.out) == (damage == "cut")
     load_checkpoint(finished["output_dir"])  # the tokenizer is the model's
 
 
