@@ -161,7 +161,7 @@ def _check_alike(first: Path, other: Path) -> None:
     mine, others = tensors_in(first), tensors_in(other)
     for name in sorted(mine.keys() ^ others.keys()):
         where, lacking = (first, other) if name in mine else (other, first)
-        raise ValueError(f"{lacking} has no {name}, which {where} has; average checkpoints of one run")
+        raise ValueError(f"{lacking} has no {name}, but {where} has; average checkpoints of one run")
     for name, (_, entry) in mine.items():
         for field, value in others[name][1].items():
             if value != entry[field]:
@@ -188,7 +188,7 @@ def _architecture(checkpoint: Path) -> dict[str, Any]:
 
 
 def _vocabulary(checkpoint: Path) -> dict[str, Any]:
-    """File name -> content; without tokenizer.json's padding and truncation, which are those of its latest call."""
+    """File name -> content; without tokenizer.json's padding and truncation, those of its latest call."""
     contents: dict[str, Any] = {file.name: file.read_bytes() for file in _files(checkpoint, VOCABULARY_FILES)}
     if "tokenizer.json" in contents:
         contents["tokenizer.json"] = json.loads(contents["tokenizer.json"]) | {"padding": None, "truncation": None}
@@ -197,7 +197,7 @@ def _vocabulary(checkpoint: Path) -> dict[str, Any]:
 
 @contextmanager
 def _replacing(output: Path, overwrite: bool) -> Iterator[Path]:
-    """Yields a folder to fill, which takes the place of `output` at the end and is removed after an error."""
+    """Yields a folder to fill; it replaces `output` at the end, and is removed after an error."""
     new, old, lock = (output.with_name(f".{output.name}.{part}") for part in ("partial", "old", "lock"))
     output.parent.mkdir(parents=True, exist_ok=True)
     message = f"another process is writing {output}; wait until it has finished, or choose another output"

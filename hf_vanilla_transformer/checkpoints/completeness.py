@@ -91,7 +91,7 @@ def complete_checkpoints(run: Path, *, to_resume: bool = True) -> Iterator[Path]
 
 
 def write_checksums(checkpoint: Path) -> None:
-    """Writes `checksums.json`, with which `damage_of` finds damage within the weights, which have no checksums inside.
+    """Writes `checksums.json`: safetensors have no checksums by which `damage_of` could find damage within them.
 
     Raises:
         OSError: A file can't be read or written.
@@ -114,7 +114,7 @@ def damage_of(checkpoint: Path, *, to_resume: bool = True) -> str | None:
 
     Args:
         checkpoint: The folder. If its name is `checkpoint-N`, it must contain a `trainer_state.json` that says N.
-        to_resume: Whether training is to resume from it, which needs the optimizer's and the schedule's state
+        to_resume: Whether training is to resume from it, with the optimizer's and the schedule's state
             (`save_only_model` leaves them out). False only asks for a model that can be loaded.
     """
     try:
@@ -185,7 +185,7 @@ def _resume_damages(checkpoint: Path) -> Iterator[str]:
     if foreign is None and not (checkpoint / WEIGHTS).exists():  # in this order, the Trainer would look for weights
         foreign = next(checkpoint.glob("pytorch_model.bin"), None)
     if foreign:
-        yield f"it contains {foreign.name}, which was saved in another way, so training can't resume from it"
+        yield f"it contains {foreign.name}, a file of another trainer, so training can't resume from it"
     for file in (file for pattern in SAVED_BY_TORCH for file in sorted(checkpoint.glob(pattern))):
         if not _is_intact(file):
             yield f"{file.name} is cut short or damaged"

@@ -66,7 +66,7 @@ def locked(file: Path, message: str) -> Iterator[None]:
 
 @contextmanager
 def replacing(path: str | Path) -> Iterator[Path]:
-    """Yields the name of a file beside `path`, to be written, which replaces `path` at the end.
+    """Yields the name of a file to write beside `path`; it replaces `path` at the end.
 
     The file is never half written. After an error, a full disk for instance, the new file is removed and the old one is
     what it was. A device or a pipe, such as /dev/stdout, is yielded itself.
@@ -104,7 +104,7 @@ def write_text(path: str | Path, text: str) -> None:
 
 @contextmanager
 def new_folder(output: Path) -> Iterator[Path]:
-    """Yields an empty folder, which becomes `output` at the end; after an error, nothing is there.
+    """Yields an empty folder that becomes `output` at the end; after an error, nothing is there.
 
     Raises:
         OSError: It can't be written, or there is something at `output`.

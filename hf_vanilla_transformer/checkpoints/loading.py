@@ -90,7 +90,7 @@ def load_tokenizer(
 
 @contextmanager
 def without_advice() -> Iterator[None]:
-    """Hides MarianTokenizer's advice to install sacremoses, which it opens and never calls."""
+    """Hides MarianTokenizer's advice to install sacremoses: it never calls it."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Recommended: pip install sacremoses")
         yield
@@ -231,7 +231,7 @@ def _checked_folder(name: str | Path, trust_remote_code: bool, where: dict[str, 
         raise ValueError("its weights are quantized; give Translator what from_pretrained loads, or take the original")
     for field in ("attn_implementation", "_attn_implementation"):
         if "/" in str(config.get(field, "")) and not trust_remote_code:
-            raise ValueError(f"{field} in config.json names code on the Hub, which needs trust_remote_code")
+            raise ValueError(f"{field} in config.json names code on the Hub; it needs trust_remote_code")
     return Path(file).parent
 
 
@@ -297,7 +297,7 @@ def check_tokenizer(tokenizer: PreTrainedTokenizerBase, config: Any, name: str) 
 def tokenizer_fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
     """Returns a digest of a tokenizer's vocabulary and of what it does with a text that contains all of it.
 
-    Of the tokenizers of converted models, which have two sides, it is a digest of their files' content. Tokens that are
+    For tokenizers of converted models, with their two sides, it is a digest of their files' content. Tokens that are
     added later don't change it.
     """
     if isinstance(tokenizer, MarianTokenizer):
@@ -338,11 +338,11 @@ def tensors_in(checkpoint: Path) -> dict[str, tuple[Path, dict[str, Any]]]:
         raise ValueError(f"{WEIGHTS_INDEX} has no weight_map")
     for shard in shard_of.values():
         if not isinstance(shard, str) or Path(shard).name != shard:
-            raise ValueError(f"{WEIGHTS_INDEX} names {shard!r}, which is not a file beside it")
+            raise ValueError(f"{WEIGHTS_INDEX} names {shard!r}, not a file beside it")
     headers = {shard: _header(checkpoint / shard) for shard in sorted(set(shard_of.values()))}
     for name, shard in shard_of.items():
         if name not in headers[shard]:
-            raise ValueError(f"{shard} has no {name}, which {WEIGHTS_INDEX} looks for there")
+            raise ValueError(f"{shard} has no {name}, as {WEIGHTS_INDEX} says")
     return {name: (checkpoint / shard, headers[shard][name]) for name, shard in shard_of.items()}
 
 

@@ -15,7 +15,7 @@ class _Outdated:
             ValueError: Always.
         """
         raise ValueError(
-            f"the tokenizer is a {cls.__name__}, which version 0.2 made; convert the original model again: "
+            f"the tokenizer is a {cls.__name__} of version 0.2; convert the original model again: "
             "vanilla-transformer convert ORIGINAL --output FOLDER"
         )
 

@@ -1,7 +1,7 @@
 """BPE-dropout (Provilkov et al. 2020, arXiv:1910.13267): a new segmentation of a text each time it is seen.
 
 The tokenizers library has a dropout of its own, but it can't be seeded, so that no run could be repeated or resumed.
-It also drops fewer merges than algorithm 1 of the paper, which is implemented here: with probability 0.1 and a
+It also drops fewer merges than algorithm 1 of the paper, the one implemented here: with probability 0.1 and a
 vocabulary of 5,000, Multi30k's English side has 1.15 times as many tokens by the library and 1.26 by algorithm 1.
 """
 

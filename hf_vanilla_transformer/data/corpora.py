@@ -154,7 +154,7 @@ def tokenize(
         pairs: Columns "source" and "target".
         tokenizer: Ends each sequence with its end-of-sentence token.
         cleaning: What to leave out; its counts are increased. For a stream this happens while it is read, in the
-            process that reads it, which logs the counts as a warning every `PAIRS_PER_REPORT` pairs.
+            process that reads it; a warning has the counts every `PAIRS_PER_REPORT` pairs.
         num_proc: Number of processes; None: one, or one per core for a large corpus. The tokenizer itself uses all
             cores too.
 
@@ -326,7 +326,7 @@ def _fingerprint(pairs: Dataset, tokenizer: Any) -> str | None:
     """The cache key of the token ids: the pairs and what the tokenizer computes.
 
     datasets would include where the tokenizer was loaded from, so that a process that loads what another one has just
-    trained would tokenize again. None: datasets makes the key, which is right for every other tokenizer.
+    trained would tokenize again. None: datasets makes the key, as for any other tokenizer.
     """
     if type(tokenizer) is not VanillaTransformerTokenizerFast:
         return None

@@ -97,11 +97,11 @@ def read_lines(path: str | Path) -> Iterator[str]:
 
 
 def _opened(path: Path) -> Any:
-    """Opens a file, which is decompressed as its first bytes say."""
+    """Opens a file; its first bytes say how it is decompressed."""
     with path.open("rb") as file:
         start = file.read(10)
     if start.startswith(ZSTD):
-        import pyarrow  # which takes a while to import, and is needed for this alone
+        import pyarrow  # takes a while to import, and is needed for this alone
 
         return io.BufferedReader(pyarrow.input_stream(str(path), compression="zstd"))
     if start.startswith(GZIP):

@@ -126,5 +126,5 @@ def _problem(row: Mapping[str, Any], column: str) -> str | None:
     try:
         text.encode()
     except UnicodeEncodeError:  # JSON can write it, "\ud83d"
-        return "contains half of a surrogate pair, which is not a character"
+        return "contains half of a surrogate pair, not a character"
     return None

@@ -36,7 +36,7 @@ def read_vectors(file: str, size: int) -> Iterator[tuple[str, NDArray[np.float32
 
 
 def use_vectors(file: str, tokenizer: Any, weight: torch.Tensor, scale: float) -> int:
-    """Writes pretrained vectors into a matrix of embeddings, which a model multiplies by `scale`.
+    """Writes pretrained vectors into the embeddings of a model that multiplies them by `scale`.
 
     Args:
         file: As for `read_vectors`.

@@ -1,20 +1,18 @@
 """What happens beside the updates: the log on the console, files of the run's folder, dropout that rises."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 from tqdm import tqdm
-from transformers import EarlyStoppingCallback, Trainer, TrainerCallback
-from transformers.integrations import TensorBoardCallback
+from transformers import EarlyStoppingCallback, TrainerCallback
 
 from ..data.batching import TokenBudgetBatchSampler
 from .evaluation import TranslationMetrics, write_translations
 from .recipe import VanillaTransformerTrainingArguments
 
 TRANSLATIONS = "translations"  # the folder of `TranslationLog`, in the run's
-TAG = "validation/translations"  # in TensorBoard
 
 
 class Console(TrainerCallback):
@@ -77,37 +75,27 @@ class Console(TrainerCallback):
 
 
 class TranslationLog(TrainerCallback):
-    """Writes all translations of an evaluation to `translations/update-N.txt`, and its samples to TensorBoard.
+    """Writes all translations of an evaluation to `translations/update-N.txt`.
 
     Args:
-        trainer: Whose `compute_metrics` is a `TranslationMetrics`, which keeps the translations.
+        metrics: Keeps the translations.
         places: The line of each sentence of the validation set, from 0: sentences are sorted by length.
         num_lines: Number of lines; those that the validation set leaves out, as they are empty, stay empty.
     """
 
-    def __init__(self, trainer: Trainer, places: Iterable[int], num_lines: int) -> None:
-        self.trainer, self.places, self.num_lines = trainer, list(places), num_lines
+    def __init__(self, metrics: TranslationMetrics, places: Iterable[int], num_lines: int) -> None:
+        self.metrics, self.places, self.num_lines = metrics, list(places), num_lines
 
     def on_evaluate(self, args: Any, state: Any, control: Any, metrics: Any = None, **kwargs: Any) -> None:
-        """Writes the file, whose line n is the translation of the validation set's line n, and the samples."""
-        kept = self.trainer.compute_metrics
-        if not (state.is_world_process_zero and isinstance(kept, TranslationMetrics) and "eval_bleu" in metrics):
+        """Writes the file, whose line n is the translation of the validation set's line n."""
+        if not state.is_world_process_zero or "eval_bleu" not in metrics:
             return
         lines = [""] * self.num_lines
-        for place, translation in zip(self.places, kept.translations, strict=True):
+        for place, translation in zip(self.places, self.metrics.translations, strict=True):
             lines[place] = translation
         folder = Path(args.output_dir) / TRANSLATIONS
         folder.mkdir(exist_ok=True)
         write_translations(folder / f"update-{state.global_step}.txt", lines)
-        for callback in self.trainer.callback_handler.callbacks:
-            if isinstance(callback, TensorBoardCallback) and callback.tb_writer is not None:
-                callback.tb_writer.add_text(TAG, _as_code(kept.samples), state.global_step)
-
-
-def _as_code(samples: Sequence[tuple[str, str, str]]) -> str:
-    """Samples as a block of code in Markdown, where no character has another meaning."""
-    lines = (line for sample in samples for line in (*sample, ""))
-    return "\n".join(f"    {' '.join(line.split())}" for line in lines)
 
 
 class DropoutWarmup(TrainerCallback):

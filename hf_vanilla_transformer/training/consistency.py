@@ -5,7 +5,7 @@ predictions of the first and of the second half at a target token:
 
 - R-Drop (Liang et al. 2021, arXiv:2106.14448, eq. 4): CE(p) + CE(q) + alpha * (KL(p || q) + KL(q || p)) / 2.
 - SimCut (Gao et al. 2022, arXiv:2206.02368): CE(p) + alpha * KL(p || q), where token embeddings of the second half are
-  zeroed at random, on both sides. The gradient flows through p and q, which the authors found to matter.
+  zeroed at random, on both sides. The gradient flows through p and q, as the authors recommend.
 
 CE is the model's smoothed cross-entropy. All of it is summed over target tokens and divided by their number in the
 update, as CE alone is, so that accumulation and several processes change nothing.

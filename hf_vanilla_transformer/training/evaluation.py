@@ -1,6 +1,6 @@
 """What evaluations during training measure: BLEU, chrF and further metrics of the translated validation set."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,6 @@ class TranslationMetrics:
             `evaluate.load` returns, report the numbers of the dictionary that they return, under its keys; those with
             the key "score", or with one that is taken, under the metric's own name. Functions
             `f(translations, references)` report the number that they return, under their name.
-        show: Called with each line that shows a few translations at each evaluation; `print`, for instance.
         num_samples: How many translations to keep as samples.
 
     Attributes:
@@ -40,10 +39,9 @@ class TranslationMetrics:
         tokenizer: Any,
         tokenize: str = "13a",
         metrics: Sequence[Metric] = (),
-        show: Callable[[str], Any] | None = None,
         num_samples: int = 3,
     ) -> None:
-        self.tokenizer, self.tokenize, self.metrics, self.show = tokenizer, tokenize, tuple(metrics), show
+        self.tokenizer, self.tokenize, self.metrics = tokenizer, tokenize, tuple(metrics)
         self.num_samples = num_samples
         self.translations: list[str] = []
         self.samples: list[tuple[str, str, str]] = []
@@ -56,9 +54,6 @@ class TranslationMetrics:
         self.signature = bleu.signature
         self.translations = hypotheses
         self.samples = self._samples(predictions.inputs, hypotheses, references)
-        if self.show is not None:
-            for sample in self.samples:
-                self.show("\n  ".join(line for line in sample if line))
         scores = {"bleu": bleu.value, "chrf": corpus_chrf(hypotheses, references).value}
         for metric in self.metrics:
             scores |= _scores_of(metric, hypotheses, references, taken=scores)

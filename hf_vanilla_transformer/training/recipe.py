@@ -19,7 +19,7 @@ from ..data.formats import Corpus, is_table
 from ..errors import did_you_mean
 from .options import UNSUPPORTED, check_ranges, check_together
 
-RECIPES = Path(__file__).with_name("recipes")  # the package's, which are found by name
+RECIPES = Path(__file__).with_name("recipes")  # the package's; they have names
 
 
 class RecipeError(ValueError):
@@ -79,7 +79,7 @@ class DataArguments:
                 setattr(self, f"{part}_data", [self.dataset_name])
 
     def corpus(self, part: str) -> Corpus:
-        """Returns a part's corpus, which is false if no source is given for it.
+        """Returns a part's corpus; it is false if no source is given.
 
         Args:
             part: "train", "validation" or "test".
@@ -247,7 +247,7 @@ class VanillaTransformerTrainingArguments(Seq2SeqTrainingArguments):
         True, "On a CPU, compute the same loss and gradients in less memory, in bfloat16 in less time."
     )
     keep_freed_memory: bool | None = _option(
-        None, "On a CPU, let the process keep freed memory, which saves time (default: in the command alone)."
+        None, "On a CPU, let the process keep freed memory, to save time (default: in the command alone)."
     )
 
     def __post_init__(self) -> None:
@@ -268,7 +268,7 @@ class VanillaTransformerTrainingArguments(Seq2SeqTrainingArguments):
             raise ValueError(f"ema_decay and {other} choose the final model in two ways; leave one of the two out")
 
     def __getstate__(self) -> dict[str, Any]:
-        """What is pickled, into training_args.bin for instance, which others may read: everything but the token."""
+        """The state to pickle, as in training_args.bin: everything but the token."""
         return {**vars(self), "hub_token": None}
 
     @property

@@ -212,7 +212,7 @@ class Run:
         trainer = self._trainer()
         counts = copy.deepcopy(vars(self.cleaning))
         preflight(trainer, self.folder)
-        vars(self.cleaning).update(counts)  # without the first pairs of a stream, which the rehearsal has read
+        vars(self.cleaning).update(counts)  # the rehearsal has read the first pairs of a stream
         return trainer
 
     def _train(self, trainer: VanillaTransformerTrainer) -> float:
@@ -266,6 +266,9 @@ class Run:
             self.say(f"Training data: {self.cleaning}")
         model = self._model(tokenizer)
         metrics = TranslationMetrics(tokenizer, self.args.bleu_tokenize, num_samples=self.args.num_samples)
+        callbacks = [*callbacks_for(self.args), Console(metrics, self.say)]
+        if validation is not None:
+            callbacks.append(TranslationLog(metrics, validation["line"], len(places)))
         trainer = VanillaTransformerTrainer(
             model=model,
             args=self.args,
@@ -274,12 +277,10 @@ class Run:
             processing_class=tokenizer,
             data_collator=DataCollatorForSeq2Seq(tokenizer),
             compute_metrics=metrics,
-            callbacks=[*callbacks_for(self.args), Console(metrics, self.say)],
+            callbacks=callbacks,
         )
         for callback in (PrinterCallback, ProgressCallback):  # Console replaces them
             trainer.remove_callback(callback)
-        if validation is not None:
-            trainer.add_callback(TranslationLog(trainer, validation["line"], len(places)))
         return trainer
 
     def _tokenized(self, pairs: Dataset | IterableDataset, tokenizer: Any) -> Dataset | IterableDataset:
@@ -309,8 +310,8 @@ class Run:
             return load_tokenizer(saved)
         if not self.main:
             raise RecipeError(
-                f"the main process has not written {saved}; if it reports no error of its own, --output-dir is not the "
-                "same folder on all machines, which it must be"
+                f"the main process has not written {saved}; if it reports no error of its own, --output-dir has to "
+                "be the same folder on all machines"
             )
         try:
             tokenizer = VanillaTransformerTokenizerFast.train_from_iterator(

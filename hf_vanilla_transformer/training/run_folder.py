@@ -122,7 +122,7 @@ def _last_checkpoint(folder: Path) -> Path | None:
     model = last_complete_checkpoint(folder, to_resume=False) if checkpoint is None else None
     if model is not None:  # a new start would overwrite it
         raise RecipeError(
-            f"no checkpoint in {folder} has all that training needs to resume, which save_only_model leaves out; "
+            f"no checkpoint in {folder} has the state of the optimizer (save_only_model leaves it out); "
             f"start a new run from the weights with --model-name-or-path {model}"
         )
     return checkpoint

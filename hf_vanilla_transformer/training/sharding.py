@@ -72,7 +72,7 @@ class ShardingTrainer(Seq2SeqTrainer):
             super()._load_from_checkpoint(resume_from_checkpoint, model)
 
     def _issue_warnings_after_load(self, load_result: Any) -> None:
-        # The Trainer would warn of tied weights, which are saved once, and go on with random ones for any others.
+        # The Trainer would only warn of missing weights. Tied ones are saved once.
         left_out = {*_tied_to(self.model), *(getattr(self.model, "_keys_to_ignore_on_save", None) or ())}
         missing = [name for name in load_result.missing_keys if name not in left_out]
         if wrong := [*missing, *load_result.unexpected_keys]:
@@ -122,7 +122,7 @@ def share_embedding_module(model: nn.Module) -> None:
 
 
 def numbered(optimizer_state: dict[str, Any]) -> dict[str, Any]:
-    """Converts an optimizer's state with named parameters to that of `Optimizer.state_dict`, which numbers them."""
+    """Converts an optimizer's state with named parameters to one with numbers, as `Optimizer.state_dict` has it."""
     names = [name for group in optimizer_state["param_groups"] for name in group["params"]]
     return renamed(optimizer_state, {name: number for number, name in enumerate(names)})
 
@@ -146,6 +146,6 @@ def check_plugin(plugin: Any) -> None:
         raise RecipeError(f"fsdp_version is {plugin.fsdp_version}; write `fsdp_version: 2` into Accelerate's config")
     if "FULL_STATE_DICT" not in str(plugin.state_dict_type):
         raise RecipeError(
-            "Accelerate's config asks for sharded checkpoints, which neither from_pretrained nor another number of "
-            "processes can load; write `fsdp_state_dict_type: FULL_STATE_DICT` into it"
+            "Accelerate's config asks for sharded checkpoints; neither from_pretrained nor another number of processes "
+            "can load them; write `fsdp_state_dict_type: FULL_STATE_DICT` into it"
         )

@@ -56,7 +56,7 @@ class VanillaTransformerTrainer(ConsistencyTrainer):
 
     Arguments are those of Seq2SeqTrainer; `args` has to be `VanillaTransformerTrainingArguments`. Any other
     sequence-to-sequence model can be trained too. This package's model is trained with the shortcuts of
-    `hf_vanilla_transformer.engine.training`, which give the same loss and gradients.
+    `hf_vanilla_transformer.engine.training`; loss and gradients are the same.
     """
 
     args: VanillaTransformerTrainingArguments
@@ -181,7 +181,7 @@ class VanillaTransformerTrainer(ConsistencyTrainer):
         super()._run_epoch(**kwargs)
 
     def get_batch_samples(self, epoch_iterator: Iterator[Any], num_batches: int, device: torch.device) -> Any:
-        """The batches of one update and its number of target tokens, which is counted here."""
+        """Returns the batches of one update and its number of target tokens, and counts the tokens."""
         batches, items = super().get_batch_samples(epoch_iterator, num_batches, device)
         if items is not None:
             count = self.target_tokens + int(items)
@@ -204,7 +204,7 @@ class VanillaTransformerTrainer(ConsistencyTrainer):
     def _maybe_log_save_evaluate(self, tr_loss: Tensor, grad_norm: Any, *args: Any, **kwargs: Any) -> None:
         if self._checked_update != self.state.global_step:  # it is called once more at the end of an epoch
             self._checked_update = self.state.global_step
-            # A loss scaler for float16 skips updates whose gradients overflow, which does no harm.
+            # With float16, the loss scaler skips updates whose gradients overflow: that does no harm.
             values = [self._loss_of_update, *([grad_norm] if grad_norm is not None and not self.args.fp16 else [])]
             failed = self._in_any_process(not all(math.isfinite(float(value)) for value in values))
             self._failures = self._failures + 1 if failed else 0
@@ -224,7 +224,7 @@ class VanillaTransformerTrainer(ConsistencyTrainer):
 
     def _load_callback_state(self) -> None:
         """Lets early stopping count on from where it was, so that a resumed run ends as an uninterrupted one."""
-        tokens = self.state.stateful_callbacks.pop(TOKEN_COUNT, None)  # which is no callback's
+        tokens = self.state.stateful_callbacks.pop(TOKEN_COUNT, None)  # it belongs to no callback
         super()._load_callback_state()
         saved = self.state.stateful_callbacks.get("EarlyStoppingCallback", {})
         for callback in self.callback_handler.callbacks:
@@ -371,9 +371,13 @@ class VanillaTransformerTrainer(ConsistencyTrainer):
         self._evaluated = _Sums()
         # Seq2SeqTrainer would count the sentences twice that `_without_repeated` is about.
         self.gather_function = self.accelerator.gather_for_metrics
-        translates = self.args.predict_with_generate
-        attached = engine.attach_if_supported(self.model, allow_autocast=True) if translates else nullcontext()
-        with self._clock.paused(), paused_shortcuts(self.model), attached:
+        with (
+            self._clock.paused(),
+            paused_shortcuts(self.model),  # first, as the engine doesn't attach to a model with them
+            engine.attach_if_supported(self.model, allow_autocast=True)
+            if self.args.predict_with_generate
+            else nullcontext(),
+        ):
             output = super().evaluation_loop(*args, metric_key_prefix=metric_key_prefix, **kwargs)
         loss, tokens = self.accelerator.reduce(self._evaluated.tensor(self.args.device), reduction="sum").tolist()
         if tokens:
@@ -409,9 +413,9 @@ class VanillaTransformerTrainer(ConsistencyTrainer):
             tags: The Hub's tags, beside those that every card has.
             model_name: The card's title.
             finetuned_from: The base model's name on the Hub.
-            tasks: Isn't used: the card says what the model does.
+            tasks: Ignored.
             dataset_tags: Names on the Hub of the training data.
-            **kwargs: Others of the Trainer's method, which aren't used.
+            **kwargs: Ignored.
         """
         if self.is_world_process_zero():
             facts = replace(
@@ -434,7 +438,7 @@ class VanillaTransformerTrainer(ConsistencyTrainer):
         super().log(logs, start_time)
 
 
-# Where the number of target tokens is in TrainerState, which saves and restores nothing but its own fields.
+# The key of the target tokens in `stateful_callbacks`; TrainerState saves only its own fields.
 TOKEN_COUNT = "TargetTokens"
 # Settings of an optimizer's groups of parameters that a resumed run may change, and the options.
 RESUMABLE = {
@@ -482,7 +486,7 @@ class _Clock:
         self._tokens: int | None = None
 
     def start(self, tokens: int) -> None:
-        """Begins at a number of tokens, which a resumed run has from before; once only."""
+        """Starts the clock at a number of tokens; only the first call counts."""
         if self._tokens is None:
             self._since, self._tokens = time.perf_counter(), tokens
 

@@ -268,7 +268,7 @@ def test_models_alone_are_not_overwritten_by_a_new_start(train, recipe):
     before = Path(recipe["output_dir"], "checkpoint-4", "model.safetensors").read_bytes()
     result = train(recipe, "--resume", "--max-steps", "6")
     assert result.code == 2
-    assert "save_only_model leaves out; start a new run from the weights with --model-name-or-path" in result.error
+    assert "save_only_model leaves it out); start a new run from the weights with --model-name-or-path" in result.error
     assert Path(recipe["output_dir"], "checkpoint-4", "model.safetensors").read_bytes() == before
 
 

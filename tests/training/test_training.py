@@ -398,13 +398,13 @@ def test_metrics_beside_bleu(tiny_checkpoint, tmp_path):
     texts = ["the fourth of May", "three euros and five cents"]
     ids = tokenizer(texts, padding=True, return_tensors="np")["input_ids"]
     objects = [Scores(name, cache_dir=str(tmp_path)) for name in ("first", "second")]
-    metrics = TranslationMetrics(tokenizer, metrics=[*objects, exact_match], show=(lines := []).append, num_samples=1)
+    metrics = TranslationMetrics(tokenizer, metrics=[*objects, exact_match], num_samples=1)
     scores = metrics(EvalPrediction(predictions=ids, label_ids=ids, inputs=ids))
     ours = {"bleu": 100.0, "chrf": 100.0, "exact_match": 100.0}
     first = {"first": 7.0, "first_bleu": 0.5, "sentences": 2.0}
     assert scores == pytest.approx(ours | first | {"second": 7.0, "second_bleu": 0.5, "second_sentences": 2.0})
     assert all(type(score) is float for score in scores.values())
-    assert lines == ["the fourth of May\n  the fourth of May\n  the fourth of May"]
+    assert metrics.samples == [("the fourth of May",) * 3]
 
 
 def test_an_evaluation_leaves_the_generation_config_as_it_was(tiny_checkpoint, tmp_path):
