@@ -94,8 +94,9 @@ class TokenBudgetBatchSampler(Sampler[list[int]]):
 class TokenBudgetStream(IterableDataset[list[dict[str, Any]]]):
     """Endless batches within a budget of tokens, from a dataset that is read as a stream.
 
-    `window` examples at a time are sorted into batches, and the batches are shuffled with the seed. Every process needs its own
-    part of the stream (`datasets.distributed.split_dataset_by_node`); data loader workers split it among themselves.
+    `window` examples at a time are sorted into batches, and the batches are shuffled with the seed. Every process needs
+    its own part of the stream (`datasets.distributed.split_dataset_by_node`); data loader workers split it among
+    themselves.
     After its last example the stream starts again, in another order, so that no process runs out of batches before the
     others.
 

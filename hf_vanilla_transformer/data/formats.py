@@ -80,7 +80,7 @@ def read_lines(path: str | Path) -> Iterator[str]:
     """Yields the lines of a UTF-8 text file, compressed (.gz, .bz2, .xz, .zst) or not, as `decode_lines` does.
 
     Raises:
-        CorpusError: The file can't be read, isn't plain text, has a line that is not UTF-8, or is compressed and damaged.
+        CorpusError: The file can't be read, is damaged or isn't plain text, or a line is not UTF-8.
     """
     number = 0
     try:

@@ -96,7 +96,7 @@ class Consistency:
         """
         first, second = logits.chunk(2)
         targets, rows = labels[: len(first)], max(LOGITS_PER_CHUNK // logits.shape[-1], 1)
-        chunks = zip(*(x.split(rows) for x in (first, second, targets)), strict=True)
+        chunks = zip(*(torch.split(x, rows) for x in (first, second, targets)), strict=True)
         # A chunk is computed again in the backward pass, so that its probabilities needn't be kept until then.
         sums = [checkpoint(self.sum_over, *chunk, label_smoothing, use_reentrant=False) for chunk in chunks]
         items = len(targets) if num_items_in_batch is None else num_items_in_batch

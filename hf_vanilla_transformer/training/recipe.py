@@ -4,7 +4,7 @@ import contextlib
 import dataclasses
 import re
 import textwrap
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import UnionType
@@ -358,8 +358,10 @@ def parse_recipe(
     """
     values: dict[str, Any] = {}
     for path in paths:
-        values |= _named(_read(Path(path)), f"{path}: ")
-    values |= _overrides(overrides, switches)
+        recipe = _read(Path(path))
+        values |= _named(recipe.items(), f"{path}: ", SUPPORTED_NAMES)
+    options = _named(_words_of(overrides), "", [*switches, *map(_dashed, SUPPORTED_NAMES)])
+    values |= {name: _value_of(name, words) for name, words in options.items()}
     given = {name: _typed(name, value) for name, value in values.items() if value is not None}
     parts = [{name: given[name] for name in given if name in NAMES_OF[part]} for part in PARTS.values()]
     try:
@@ -414,40 +416,44 @@ def _field_of(option: str, unknown: str, known: Iterable[str]) -> str:
     return name
 
 
-def _named(options: Mapping[Any, Any], where: str) -> dict[str, Any]:
-    """Returns the options of a recipe under the names of their fields."""
+def _named(pairs: Iterable[tuple[Any, Any]], where: str, known: Iterable[str]) -> dict[str, Any]:
+    """Returns options and their values under the names of their fields."""
     written: dict[str, Any] = {}
-    for option in options:
-        name = _field_of(str(option).replace("-", "_"), f"{where}unknown option {option!r}", SUPPORTED_NAMES)
-        if name in written:  # only one of the values could count
+    values: dict[str, Any] = {}
+    for option, value in pairs:
+        shown = option if where == "" else repr(option)
+        name = _field_of(str(option), f"{where}unknown option {shown}", known)
+        if written.setdefault(name, option) != option:  # only one of the values could count
             raise RecipeError(f"{where}{written[name]} and {option} are two names of one option; give one of them")
-        written[name] = option
-    return {name: options[option] for name, option in written.items()}
+        if name in values and list in TYPES[name]:
+            raise RecipeError(f"{option} is given twice; write all of its values after one {option}")
+        values[name] = value
+    return values
 
 
-def _overrides(arguments: Sequence[str], switches: Sequence[str]) -> dict[str, Any]:
-    """Returns the options of a command line under the names of their fields: a text, or a list of them."""
-    known = [*switches, *map(_dashed, SUPPORTED_NAMES)]
-    given: dict[str, list[str]] = {}
-    written: dict[str, str] = {}
-    name = ""
+def _words_of(arguments: Sequence[str]) -> list[tuple[str, list[str]]]:
+    """Divides a command line into options and the words that follow each."""
+    pairs: list[tuple[str, list[str]]] = []
     for argument in arguments:
         if argument.startswith("--"):
-            option, equals, value = argument.replace("_", "-", argument.partition("=")[0].count("_")).partition("=")
-            name = _field_of(option, f"unknown option {option}", known)
-            if written.setdefault(name, option) != option:
-                raise RecipeError(f"{written[name]} and {option} are two names of one option; give one of them")
-            if name in given and list in TYPES[name]:
-                raise RecipeError(f"{option} is given twice; write all of its values after one {option}")
-            given[name] = [value] if equals else []
-        elif not name or (given[name] and list not in TYPES[name]):
-            raise RecipeError(f"{argument!r} belongs to no option; write --name value")
+            option, equals, value = argument.partition("=")
+            pairs.append((option.replace("_", "-"), [value] if equals else []))
+        elif pairs:
+            pairs[-1][1].append(argument)
         else:
-            given[name].append(argument)
-    for name, words in given.items():
-        if not words and bool not in TYPES[name]:
-            raise RecipeError(f"{written[name]} needs a value")
-    return {name: words if list in TYPES[name] else [*words, True][0] for name, words in given.items()}
+            raise RecipeError(f"{argument!r} belongs to no option; write --name value")
+    return pairs
+
+
+def _value_of(name: str, words: list[str]) -> Any:
+    """The value of an option of the command line: a list, a text, or true if an option of that kind has no text."""
+    if not words and bool not in TYPES[name]:
+        raise RecipeError(f"{_dashed(name)} needs a value")
+    if list in TYPES[name]:
+        return words
+    if len(words) > 1:
+        raise RecipeError(f"{words[1]!r} belongs to no option; write --name value")
+    return words[0] if words else True
 
 
 def _typed(name: str, value: Any) -> Any:

@@ -92,7 +92,7 @@ def check_same_options(folder: Path, before: Mapping[str, Any], now: Mapping[str
 
 
 def check_same_data(folder: Path, data: str) -> None:
-    """Checks that the training data has the fingerprint of the run's, if that has one; raises `RecipeError` otherwise."""
+    """Checks that the training data is that of the run, by its fingerprint; raises `RecipeError` otherwise."""
     if read_recipe(folder).get(FINGERPRINT, data) != data:
         raise RecipeError(
             f"the training data has changed since the run in {folder} was started; restore it, or resume with "
