@@ -32,7 +32,6 @@ WEIGHT_AVERAGE = "ema.pt"
 RANDOM_STATES = "rng_state*.pth"
 CHECKSUMS = "checksums.json"
 SAFETENSORS = "model*.safetensors"  # in one file or sharded
-FSDP_FILES = "pytorch_model_fsdp*"  # a file or a folder of shards; this package's trainer writes neither
 # What torch.save writes and resuming reads; nothing reads training_args.bin again.
 SAVED_BY_TORCH = (OPTIMIZER, SCHEDULER, WEIGHT_AVERAGE, "scaler.pt", RANDOM_STATES)
 # What a model may come without; config.json it may not.
@@ -158,8 +157,6 @@ def _weights_damages(checkpoint: Path) -> Iterator[str]:
             yield str(error)
         if (checkpoint / CHECKSUMS).exists():
             yield from _checksum_damages(checkpoint)
-    elif shards := next(checkpoint.glob(FSDP_FILES), None):
-        yield f"its weights are only in {shards.name}, not in safetensors; `accelerate merge-weights` converts them"
     else:
         yield f"it has no weights: neither {WEIGHTS} nor {WEIGHTS_INDEX}"
 
@@ -181,11 +178,6 @@ def _json_damages(checkpoint: Path) -> Iterator[str]:
 
 
 def _resume_damages(checkpoint: Path) -> Iterator[str]:
-    foreign = next(checkpoint.glob(FSDP_FILES), None)
-    if foreign is None and not (checkpoint / WEIGHTS).exists():  # in this order, the Trainer would look for weights
-        foreign = next(checkpoint.glob("pytorch_model.bin"), None)
-    if foreign:
-        yield f"it contains {foreign.name}, a file of another trainer, so training can't resume from it"
     for file in (file for pattern in SAVED_BY_TORCH for file in sorted(checkpoint.glob(pattern))):
         if not _is_intact(file):
             yield f"{file.name} is cut short or damaged"

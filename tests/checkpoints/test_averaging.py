@@ -199,14 +199,6 @@ def test_the_tokenizer_of_a_converted_model(tmp_path, output):
     assert tokenizer("half", text_target="halb") == own("half", text_target="halb")
 
 
-def test_without_a_tokenizer(checkpoints, output):
-    for checkpoint in checkpoints:
-        (checkpoint / "tokenizer.json").unlink()
-        (checkpoint / "tokenizer_config.json").unlink()
-    average_checkpoints(checkpoints, output)
-    assert not any(output.glob("tokenizer*.json"))
-
-
 def test_what_training_changes_may_differ(checkpoints, output):
     change_json(checkpoints[0] / "config.json", dropout=0.3, use_cache=True, transformers_version="5.24.0")
     padding = {"strategy": "BatchLongest", "direction": "Right", "pad_to_multiple_of": None, "pad_id": 0}
@@ -279,19 +271,6 @@ def test_weights_in_another_format(checkpoints, output):
     torch.save({}, checkpoints[0] / "global_step1" / "mp_rank_00_model_states.pt")
     with pytest.raises(ValueError, match=r"checkpoint-1: it has no weights: neither model\.safetensors nor"):
         average_checkpoints(checkpoints, output)
-
-
-def test_the_mean_of_the_largest_half_precision_numbers(checkpoints):
-    for checkpoint in checkpoints:
-        change_weights(checkpoint, replace_by("extra", torch.tensor([65504.0], dtype=torch.float16)))
-    assert mean_of(checkpoints)["extra"].item() == 65504.0
-
-
-def test_the_mean_in_8_bits(checkpoints):
-    for step, checkpoint in enumerate(checkpoints):
-        change_weights(checkpoint, replace_by("extra", torch.tensor([float(step)]).to(torch.float8_e4m3fn)))
-    mean = mean_of(checkpoints)["extra"]
-    assert (mean.dtype, mean.float().item()) == (torch.float8_e4m3fn, 1.5)
 
 
 def test_integers_have_to_be_equal(checkpoints):
@@ -419,21 +398,6 @@ def test_a_second_average_into_one_output_is_refused_while_the_first_works(check
     average_checkpoints(checkpoints[:1], output)
     assert torch.equal(weights_of(output)[NORM], weights_of(checkpoints[0])[NORM])
     assert {entry.name for entry in output.parent.iterdir()} == {"run", "averaged", "another"}
-
-
-@pytest.mark.parametrize("interruption", [OSError("No space left on device"), KeyboardInterrupt()])
-def test_what_fails_leaves_the_old_output_alone(checkpoints, output, monkeypatch, interruption):
-    average_checkpoints(checkpoints[:1], output)
-    before = {file.name: file.read_bytes() for file in output.iterdir()}
-
-    def interrupted(*arguments):
-        raise interruption
-
-    monkeypatch.setattr(averaging.shutil, "copyfile", interrupted)  # the weights are written by then
-    with pytest.raises(type(interruption)):
-        average_checkpoints(checkpoints, output, overwrite=True)
-    assert {file.name: file.read_bytes() for file in output.iterdir()} == before
-    assert {entry.name for entry in output.parent.iterdir()} == {"run", "averaged"}
 
 
 def test_an_old_output_is_restored_after_a_kill_between_the_renames(checkpoints, output):

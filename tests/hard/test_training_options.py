@@ -242,7 +242,6 @@ def test_options_that_are_not_supported(refusal, options, suggestion):
         ({"max_steps": -1, "num_train_epochs": 1, "streaming": True}, "a stream has no epochs that could be counted"),
         ({"warmup_steps": 0}, "the paper's learning rate depends on the warm-up; give warmup_steps 1 or more"),
         ({"streaming": True, "per_device_train_batch_tokens": 0}, "streaming shuffles sentences only for batches"),
-        ({"eval_on_start": True, "validation_source": [], "validation_target": []}, "eval_on_start needs validation_s"),
         ({"early_stopping_patience": 2}, "early_stopping_patience needs evaluations; give eval_strategy"),
         ({"early_stopping_patience": 2, "eval_strategy": "steps"}, "needs metric_for_best_model: loss, perplexity, bl"),
         ({"lr_scheduler_type": "reduce_lr_on_plateau", "eval_strategy": "steps"}, "isn't supported by `train`"),

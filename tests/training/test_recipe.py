@@ -2,7 +2,6 @@
 
 import dataclasses
 import re
-import sys
 from pathlib import Path
 
 import pytest
@@ -63,39 +62,24 @@ def test_defaults_are_the_papers():
         ("max_steps: 1000", "max_steps", 1000),
         ("max_steps: -1\nnum_train_epochs: 3", "max_steps", -1),
         ("num_train_epochs: 3", "max_steps", -1),
-        ("num_train_epochs: 0", "max_steps", 100_000),
-        ("max_steps: 1_000", "max_steps", 1000),
         ("max_steps: '1000'", "max_steps", 1000),
-        ("learning_rate: 0.005", "learning_rate", 0.005),
         ("learning_rate: 1e-4", "learning_rate", 1e-4),
-        ("learning_rate: 5E-4", "learning_rate", 5e-4),
-        ("learning_rate: 1.5e+0", "learning_rate", 1.5),
         ("learning_rate: 1", "learning_rate", 1.0),
         ("learning_rate: null", "learning_rate", None),
-        ("learning_rate:", "learning_rate", None),
         ("max_grad_norm: ~", "max_grad_norm", 0.0),
-        ("weight_decay: 0.5", "weight_decay", 0.5),
         ("warmup_steps: 4e3", "warmup_steps", 4000),
         ("bf16: true", "bf16", True),
-        ("bf16: True", "bf16", True),
-        ("bf16: false", "bf16", False),
         ("predict_with_generate: false", "predict_with_generate", False),
         ("eval_strategy: no", "eval_strategy", IntervalStrategy.NO),
         ("eval_strategy: steps\neval_steps: 10", "eval_strategy", IntervalStrategy.STEPS),
         ("run_name: a = b # c", "run_name", "a = b"),
-        ("run_name: '--a: b # c'", "run_name", "--a: b # c"),
-        ("run_name: ''", "run_name", ""),
         ("run_name: Büsche", "run_name", "Büsche"),
         ("\ufeffrun_name: a", "run_name", "a"),
         ("report_to: tensorboard", "report_to", ["tensorboard"]),
-        ("report_to: [tensorboard]", "report_to", ["tensorboard"]),
         ("report_to: none", "report_to", []),
-        ("report_to: []", "report_to", []),
         ("lr_scheduler_kwargs: {timescale: 4000}", "lr_scheduler_kwargs", {"timescale": 4000}),
-        ("lr_scheduler_kwargs: {}", "lr_scheduler_kwargs", {}),
         ("lr_scheduler_kwargs: '{\"timescale\": 1}'", "lr_scheduler_kwargs", {"timescale": 1}),
         ("average-last: 5", "average_last", 5),
-        ("max_steps: &n 7\naverage_last: *n", "average_last", 7),
     ],
 )
 def test_values_of_every_kind(recipe, text, name, value):
@@ -145,12 +129,6 @@ def test_the_command_line_alone():
     assert (data.train_data, model.dropout, training.fp16) == (["a.tsv", "b.tsv"], 0.0, False)
 
 
-def test_nothing_else_is_read(tmp_path, monkeypatch):
-    (tmp_path / "program.args").write_text("--seed 7")  # where transformers would look
-    monkeypatch.setattr(sys, "argv", [str(tmp_path / "program")])
-    assert parse_recipe()[2].seed == 42
-
-
 def test_an_option_given_twice_on_the_command_line_has_its_last_value():
     assert parse_recipe([], ["--seed", "1", "--seed", "2"])[2].seed == 2
 
@@ -169,29 +147,22 @@ def test_bf16_works_on_a_cpu(recipe):
     ("text", "message"),
     [
         ("max_step: 5", r"recipe\.yaml: unknown option 'max_step'; did you mean 'max_steps'\?"),
-        ("max-step: 5", r"recipe\.yaml: unknown option 'max-step'; did you mean 'max_steps'\?"),
         ("xyzzy: 5", r"recipe\.yaml: unknown option 'xyzzy'$"),
         ("no_predict_with_generate: true", r"unknown option 'no_pred.*; did you mean 'predict_with_generate'\?"),
-        ("1: 5", r"unknown option 1$"),
         ("max_steps: 5\nmax-steps: 6", r"recipe\.yaml:2: 'max_steps' is given twice"),
         (
             "train_file: a\ntrain-data: b",
             r"recipe\.yaml: train_file and train-data are two names of one option; give one",
         ),
-        ("max_steps: 5\nseed: 1\nmax_steps: 5", r"recipe\.yaml:3: 'max_steps' is given twice"),
         ("max_steps: many", r"max_steps is 'many'; give an integer$"),
         ("max_steps: 1.5", r"max_steps is 1\.5; give an integer$"),
-        ("max_steps: true", r"max_steps is True; give an integer$"),
         ("max_steps: {a: 1}", r"max_steps is \{'a': 1\}; give an integer$"),
-        ("max_steps: ''", r"max_steps is ''; give an integer$"),
         ("max_steps: [1, 2]", r"max_steps is \[1, 2\]; give an integer$"),
         ("lr_scheduler_kwargs: [1]", r"lr_scheduler_kwargs is \[1\]; give text, .* or a mapping$"),
         ("learning_rate: fast", r"learning_rate is 'fast'; give a number$"),
-        ("bf16: maybe", r"bf16 is 'maybe'; give true or false$"),
         ("bf16: yes", r"bf16 is 'yes'; give true or false$"),
         ("run_name: 2024-12-13", r"run_name is datetime.*; give text, in quotes if it looks like a number or a date$"),
         ("train_source: [a, [b]]", r"train_source is \['a', \['b'\]\]; give a list of strings$"),
-        ("train_source: [a, 1]", r"train_source is \['a', 1\]; give a list of strings$"),
         ("eval_strategy: stepz", r"stepz is not a valid IntervalStrategy, please select one of"),
         ("log_level: loud", r"log_level is 'loud'; choose one of: detail, debug, "),
         ("lr_scheduler_type: cosin", r"cosin is not a valid SchedulerType, please select one of"),
@@ -202,13 +173,10 @@ def test_bf16_works_on_a_cpu(recipe):
             r"load_best_model_at_end requires .* Evaluation strategy: .* Save strategy: ",
         ),
         ("- max_steps: 5", r"recipe\.yaml is not a recipe; write one line per option, `max_steps: 1000`"),
-        ("max_steps", r"recipe\.yaml is not a recipe"),
         ("# nothing", r"recipe\.yaml is not a recipe"),
         ("seed: 1\nmax_steps: 5: 6", r"recipe\.yaml:2: mapping values are not allowed here; write one line per"),
         ("seed: 1\n\tmax_steps: 5", r"recipe\.yaml:2: .*; write one line per option"),
-        ("seed: *one", r"recipe\.yaml:1: found undefined alias 'one'"),
         ("seed: !!python/object/apply:os.getcwd []", r"recipe\.yaml:1: could not determine a constructor"),
-        ("seed: \0", r"recipe\.yaml is not YAML: unacceptable character"),
         ("run_name: 2024-13-45", r"recipe\.yaml is not YAML: month must be in 1\.\.12"),
         (b"run_name: B\xfcsche", r"recipe\.yaml is not YAML: 'utf-8' codec can't decode byte 0xfc"),
     ],
@@ -223,7 +191,6 @@ def test_a_wrong_recipe_is_one_line_that_names_what_is_wrong(recipe, text, messa
     ("overrides", "message"),
     [
         (["--max-step", "5"], r"unknown option --max-step; did you mean '--max-steps'\?"),
-        (["--max_step=5"], r"unknown option --max-step; did you mean '--max-steps'\?"),
         (["--train-fil=5"], r"unknown option --train-fil; did you mean '--train-file'\?"),
         (["--xyzzy"], r"unknown option --xyzzy$"),
         (
@@ -231,13 +198,11 @@ def test_a_wrong_recipe_is_one_line_that_names_what_is_wrong(recipe, text, messa
             r"^--source-lang and --source-column are two names of one option",
         ),
         (["--train-file", "a", "--train-file=b_c"], r"^--train-file is given twice; write all of its values after one"),
-        (["--train_source", "a", "--train_source", "b"], r"^--train-source is given twice"),
         (["max_steps", "5"], r"'max_steps' belongs to no option; write --name value"),
         (["--max-steps", "5", "6"], r"'6' belongs to no option; write --name value"),
         (["--max-steps"], r"--max-steps needs a value$"),
         (["--max-steps", "many"], r"max_steps is 'many'; give an integer$"),
         (["--train-source"], r"--train-source needs a value$"),
-        (["--max-ste", "5"], r"unknown option --max-ste; did you mean"),  # no abbreviations
         (["--lr-scheduler-kwargs", "{'a': 1}"], r"Expecting property name enclosed in double quotes"),
     ],
 )

@@ -392,27 +392,6 @@ dist.destroy_process_group()
 
 
 @pytest.mark.slow
-def test_sharded_weights_are_merged_and_averaged(one: Run, tmp_path: Path) -> None:
-    """What the error of `average` and `--resume` advises."""
-    begun, folder = one.folder / f"checkpoint-{SAVED_AT}", tmp_path / "checkpoint"
-    shards = folder / "pytorch_model_fsdp_0"
-    shutil.copytree(begun, folder, ignore=shutil.ignore_patterns("model.safetensors", "checksums.json"))
-    (tmp_path / "save.py").write_text(SHARDED_SAVE, encoding="utf-8")
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""}
-    merge = [sys.executable, "-m", "accelerate.commands.accelerate_cli", "merge-weights", str(shards), str(folder)]
-    subprocess.run([*TORCHRUN, "save.py", str(begun), str(shards)], cwd=tmp_path, env=environment, check=True)
-    with pytest.raises(ValueError, match=r"only in pytorch_model_fsdp_0, .* `accelerate merge-weights` converts them"):
-        average_checkpoints([folder, begun], tmp_path / "mean")
-    subprocess.run(merge, env=environment, check=True)
-    shutil.rmtree(shards)
-    shutil.copytree(folder, tmp_path / "other")
-    average_checkpoints([folder, tmp_path / "other"], tmp_path / "mean")
-    mean = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "mean").state_dict()
-    for name, value in AutoModelForSeq2SeqLM.from_pretrained(begun).state_dict().items():
-        torch.testing.assert_close(mean[name], value, msg=name)
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["two", "sharded"])
 def test_one_process_goes_on_from_checkpoints_of_two(
     one: Run, kind: str, request: pytest.FixtureRequest, tmp_path: Path
