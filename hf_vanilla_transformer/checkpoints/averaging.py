@@ -67,7 +67,7 @@ def average_checkpoints(
         raise ValueError(f"{output} is one of the checkpoints; choose another output")
     for checkpoint in checkpoints[1:]:
         _check_alike(checkpoints[0], checkpoint)
-    load_model(checkpoints[-1], trust_remote_code=trust_remote_code)  # which checks that the model has these weights
+    load_model(checkpoints[-1], trust_remote_code=trust_remote_code)  # checks that the model has these weights
     with _replacing(output, overwrite) as folder:
         try:
             save_torch_state_dict(mean_of(checkpoints), folder, max_shard_size="50GB")
@@ -145,7 +145,7 @@ def _check_complete(checkpoints: Sequence[Path]) -> None:
     for checkpoint in checkpoints:
         if resolved.count(checkpoint.resolve()) > 1:
             raise ValueError(f"{checkpoint} is given twice; it would count double")
-        # The average would publish what is elsewhere.
+        # The average would contain files from elsewhere.
         check_links(checkpoint, _files(checkpoint, (SAFETENSORS, *CARRIED_FILES)), in_cache=True)
     damages = {checkpoint: damage_of(checkpoint, to_resume=False) for checkpoint in checkpoints}
     if damaged := "; ".join(f"{checkpoint}: {damage}" for checkpoint, damage in damages.items() if damage):

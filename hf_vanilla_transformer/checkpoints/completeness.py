@@ -1,4 +1,4 @@
-"""The checkpoints of a run: which ones exist, and which of them are complete after an interrupted training.
+"""The checkpoints of a run, and the damage that an interrupted training may have left in them.
 
 Nothing that a file contains is executed: torch.load is only called with `weights_only`.
 """
@@ -25,16 +25,16 @@ from .loading import CONFIG, WEIGHTS, WEIGHTS_INDEX, read_json, tensors_in
 logger = logging.get_logger(__name__)
 
 TRAINER_STATE = "trainer_state.json"
-RECIPE = "recipe.json"  # what a run was started with
+RECIPE = "recipe.json"  # options of a run that can't change, and the fingerprint of its data
 OPTIMIZER = "optimizer.pt"
 SCHEDULER = "scheduler.pt"
 WEIGHT_AVERAGE = "ema.pt"
 RANDOM_STATES = "rng_state*.pth"
 CHECKSUMS = "checksums.json"
 SAFETENSORS = "model*.safetensors"  # in one file or sharded
-# What torch.save writes and resuming reads; nothing reads training_args.bin again.
+# Files of torch.save that resuming reads; nothing reads training_args.bin again.
 SAVED_BY_TORCH = (OPTIMIZER, SCHEDULER, WEIGHT_AVERAGE, "scaler.pt", RANDOM_STATES)
-# What a model may come without; config.json it may not.
+# Files that a model may lack; config.json is needed.
 OPTIONAL_JSON = (
     "generation_config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
 )  # fmt: skip
@@ -104,7 +104,7 @@ def _checksums(checkpoint: Path) -> dict[str, dict[str, int | str]]:
 
 
 def damage_of(checkpoint: Path, *, to_resume: bool = True) -> str | None:
-    """Returns why a checkpoint is not complete, or None if it is.
+    """Returns the reason why a checkpoint is not complete, or None if it is.
 
     The Trainer writes the model, then `optimizer.pt`, `scheduler.pt` and `rng_state*.pth`, and `trainer_state.json`
     last; a killed training or a full disk leaves some of them, or a truncated file. What torch.save has written
@@ -201,7 +201,7 @@ def _is_intact(file: Path) -> bool:
                 return False
             without_checksums = all(entry.CRC == 0 for entry in entries)  # torch.serialization.set_crc32_options(False)
             return without_checksums or archive.testzip() is None
-    except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, ValueError):  # as damage at different places raises
+    except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, ValueError):  # by the place of the damage
         return False
 
 
@@ -219,6 +219,6 @@ def _loading_damages(file: Path) -> Iterator[str]:
 
 
 def _parameters_without_state(optimizer: dict[str, Any]) -> int:
-    """How many parameters lack what an optimizer remembers of the others; some optimizers remember nothing of any."""
+    """Returns how many parameters lack a state, in an optimizer that has one for the others."""
     parameters = {parameter for group in optimizer["param_groups"] for parameter in group["params"]}
     return len(parameters - optimizer["state"].keys()) if optimizer["state"] else 0

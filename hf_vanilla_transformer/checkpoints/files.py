@@ -20,7 +20,7 @@ class LinkError(ValueError):
 
 
 def check_links(folder: Path, files: Iterable[Path] | None = None, *, in_cache: bool = False) -> None:
-    """Checks that files of a folder are files there, before they are written, copied or sent.
+    """Checks that files of a folder are no links out of it, before they are written, copied or sent.
 
     Args:
         folder: The folder of a run, a checkpoint or a model; it may be a link itself, and needn't exist.

@@ -1,4 +1,4 @@
-"""Opening a checkpoint: its files' headers, and the checks that its weights and its tokenizer have to pass."""
+"""Loading checkpoints: the headers of their files, and checks of weights and tokenizer."""
 
 import hashlib
 import json
@@ -34,7 +34,7 @@ VOCABULARY_FILES = (
     *("tokenizer.json", "target_tokenizer.json", "segmentation.json", "vocab*", "target_vocab.json"),
     *("merges.txt", "*.spm", "*.model"),
 )
-# What safetensors says of a file that ends too early (or goes on after its last tensor).
+# Parts of safetensors' errors for a file that is too short or too long.
 CUT_SHORT = ("header too small", "invalid header length", "file not fully covered")
 # Embeddings are often padded to a multiple of 64 or 128 rows, or by a few languages' tags.
 UNUSED_ROWS, UNUSED_SHARE = 128, 0.01
@@ -147,7 +147,7 @@ def load_model(
     token: str | bool | None = None,
     **fields: Any,
 ) -> PreTrainedModel:
-    """Loads a sequence-to-sequence model, and refuses what `from_pretrained` only warns of, or doesn't notice.
+    """Loads a sequence-to-sequence model, and refuses one whose weights don't fit its configuration.
 
     `from_pretrained` fills in missing tensors with random numbers and ignores unknown ones.
 
@@ -192,7 +192,7 @@ def load_model(
 def _plain_errors(name: str | Path, trust_remote_code: bool) -> Iterator[None]:
     try:
         yield
-    except Exception as error:  # a damaged checkpoint raises whatever its file's reader raises
+    except Exception as error:  # each reader of files has errors of its own
         hint = ""
         if not trust_remote_code and "trust_remote_code" in str(error):
             hint = "; its own code only runs if you trust it and say so (--trust-remote-code)"
@@ -201,7 +201,7 @@ def _plain_errors(name: str | Path, trust_remote_code: bool) -> Iterator[None]:
 
 
 def _check_report(name: str | Path, report: dict[str, Any]) -> None:
-    """Refuses what `from_pretrained` reports, and would only log."""
+    """Refuses a model for which `from_pretrained` would only log a warning."""
     problems = {"missing_keys": "the weights have no", "unexpected_keys": "the model has no"}
     for key, problem in problems.items():
         if report.get(key):
@@ -214,10 +214,10 @@ def _check_report(name: str | Path, report: dict[str, Any]) -> None:
 
 
 def _checked_folder(name: str | Path, trust_remote_code: bool, where: dict[str, Any]) -> Path:
-    """Returns the folder of a checkpoint's files, and refuses what its configuration must not ask for.
+    """Returns the folder of a checkpoint's files, and refuses configurations that can't be used.
 
     Raises:
-        ValueError: The configuration is damaged, or asks for it.
+        ValueError: The configuration is damaged or can't be used.
     """
     file = cached_file(name, CONFIG, _raise_exceptions_for_missing_entries=False, **where)
     if file is None:  # a tokenizer alone
@@ -236,7 +236,7 @@ def _checked_folder(name: str | Path, trust_remote_code: bool, where: dict[str, 
 
 
 def _check_tokens(name: str | Path, model: PreTrainedModel) -> None:
-    """Refuses a generation config whose special tokens aren't the model's."""
+    """Refuses a generation config with other special tokens than the model's."""
     for token in ("pad_token_id", "eos_token_id", "decoder_start_token_id"):
         own, wanted = (_as_list(getattr(config, token, None)) for config in (model.generation_config, model.config))
         if own and wanted and not set(wanted) <= set(own):
@@ -257,7 +257,7 @@ def not_finite(model: torch.nn.Module) -> list[str]:
 
 
 def check_tokenizer(tokenizer: PreTrainedTokenizerBase, config: Any, name: str) -> None:
-    """Checks that a tokenizer is the one that a model was trained with, as far as that can be known.
+    """Checks that a model was trained with a tokenizer, as far as that can be known.
 
     Args:
         tokenizer: The tokenizer.
@@ -295,7 +295,7 @@ def check_tokenizer(tokenizer: PreTrainedTokenizerBase, config: Any, name: str) 
 
 
 def tokenizer_fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
-    """Returns a digest of a tokenizer's vocabulary and of what it does with a text that contains all of it.
+    """Returns a digest of a tokenizer's vocabulary and of its ids for a text that contains all of it.
 
     For tokenizers of converted models, with their two sides, it is a digest of their files' content. Tokens that are
     added later don't change it.

@@ -9,7 +9,7 @@ class _Outdated:
 
     @classmethod
     def from_pretrained(cls, name: str | Path, *args: Any, **kwargs: Any) -> Any:
-        """Is refused, with what to do.
+        """Is refused, with the fix.
 
         Raises:
             ValueError: Always.

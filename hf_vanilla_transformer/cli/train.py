@@ -86,7 +86,7 @@ def _train(arguments: argparse.Namespace) -> None:
 
 
 def _recipe(arguments: argparse.Namespace) -> "Arguments":
-    """Parses the recipe before what only a training needs is imported, so that a mistyped option is told at once."""
+    """Parses the recipe before the slow imports, so that a mistyped option is an error at once."""
     with loading():
         from ..training.recipe import RecipeError, parse_recipe
 

@@ -139,7 +139,7 @@ class TokenBudgetStream(IterableDataset[list[dict[str, Any]]]):
 
 
 def _ends(source: Lengths, target: Lengths, max_tokens: int) -> Lengths:
-    """Where each batch ends if sentences are taken in order until the budget is full, (batches,)."""
+    """Returns the end of each batch if sentences are taken in order until the budget is full, (batches,)."""
     longest = np.maximum(source, target)
     if len(longest) and longest.max() > max_tokens:
         raise BatchingError(

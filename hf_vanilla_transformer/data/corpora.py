@@ -32,14 +32,14 @@ from .tables import pair_of, read_table
 
 # With fewer pairs, starting several processes takes longer than tokenizing in one.
 PAIRS_PER_PROCESS = 200_000
-PAIRS_PER_REPORT = 1_000_000  # pairs of a stream between two log lines about what was left out
+PAIRS_PER_REPORT = 1_000_000  # pairs of a stream between two log lines about pairs left out
 
 logger = logging.get_logger(__name__)
 
 
 @dataclass
 class Cleaning:
-    """Which pairs are left out, and how many have been.
+    """Rules by which pairs are left out, and the number of those that were.
 
     Attributes:
         max_length: The most tokens on either side, the end of sentence included.
@@ -119,12 +119,12 @@ def read_corpus(corpus: Corpus, streaming: bool = False) -> Dataset | IterableDa
         return parts[0]
     pairs = concatenate_datasets(parts)
     if isinstance(pairs, Dataset):
-        pairs._fingerprint = Hasher.hash([part._fingerprint for part in parts])  # of what was read, nothing else
+        pairs._fingerprint = Hasher.hash([part._fingerprint for part in parts])  # of the pairs alone
     return pairs
 
 
 def state_of(corpus: Corpus, pairs: Dataset | IterableDataset) -> str:
-    """Returns what is another one after a corpus has changed, wherever its files are.
+    """Returns a fingerprint of a corpus's content, wherever its files are.
 
     It is datasets' fingerprint of the pairs. Of a stream, whose files may be too large to be read twice, it is made of
     their sizes and modification times, and of the commits of data sets on the Hub.
@@ -262,7 +262,7 @@ def _from_files(corpus: Corpus, sources: list[tuple[str, ...]], streaming: bool)
     arguments = {"sources": sources, "columns": columns}
     if streaming:
         return IterableDataset.from_generator(_read_sources, gen_kwargs=arguments)
-    # datasets' cache key: what is read and how, wherever the files are.
+    # datasets' cache key: the content and how it is read, wherever the files are.
     fingerprint = Hasher.hash((columns, [[(_format(path), _digest(path)) for path in paths] for paths in sources]))
     try:
         return Dataset.from_generator(_read_sources, gen_kwargs=arguments, fingerprint=fingerprint)

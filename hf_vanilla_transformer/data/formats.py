@@ -1,4 +1,4 @@
-"""Where corpora come from, and plain text, compressed or not; `data.tables` reads tables.
+"""Sources of corpora, and plain text, compressed or not; `data.tables` reads tables.
 
 Any problem with a file is a `CorpusError` that names the file, the line and the fix. This module imports nothing slow,
 as the command line needs it before it starts to work.
@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Any
 
 TABLES = (".tsv", ".csv", ".jsonl", ".json", ".parquet")
-COMPRESSIONS = (".gz", ".bz2", ".xz", ".zst")  # what names end in; a file's first bytes decide how it is read
+COMPRESSIONS = (".gz", ".bz2", ".xz", ".zst")  # suffixes of names; a file's first bytes decide how it is read
 GZIP, XZ, ZSTD = b"\x1f\x8b", b"\xfd7zXZ\0", b"\x28\xb5\x2f\xfd"
 BZIP2 = re.compile(rb"BZh[1-9](?:1AY&SY|\x17rE8P)")
-# What a file that isn't plain text begins with, what it is, and what to do.
+# First bytes of files that aren't plain text -> the format and the fix.
 OTHER_FORMATS = {
     (b"\xff\xfe", b"\xfe\xff"): "UTF-16, not UTF-8; convert it: iconv -f UTF-16 -t UTF-8",
     (b"PK\x03\x04",): "a zip archive; extract it",
@@ -37,7 +37,7 @@ class CorpusError(ValueError):
 
 @dataclass(frozen=True)
 class Corpus:
-    """Where sentence pairs come from: several sources, read one after the other.
+    """Sources of sentence pairs, read one after the other.
 
     Attributes:
         source: Plain text files, one sentence per line.

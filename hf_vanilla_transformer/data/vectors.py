@@ -12,7 +12,7 @@ from .formats import CorpusError, check_file, read_lines
 
 
 def read_vectors(file: str, size: int) -> Iterator[tuple[str, NDArray[np.float32]]]:
-    """Yields the words of a file, each with its vector, (size,).
+    """Yields the words of a file, each with its vector (size,).
 
     Args:
         file: A line for each word: the word and its numbers, separated by spaces. Word2Vec's first line is the number

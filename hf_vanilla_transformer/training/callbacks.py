@@ -1,4 +1,4 @@
-"""What happens beside the updates: the log on the console, files of the run's folder, dropout that rises."""
+"""Callbacks of a run: its log on the console, its translations, and the warm-up of dropout."""
 
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -16,7 +16,7 @@ TRANSLATIONS = "translations"  # the folder of `TranslationLog`, in the run's
 
 
 class Console(TrainerCallback):
-    """Says a run's log line by line, and shows a progress bar on standard error if that is a terminal.
+    """Prints a run's log line by line, with a progress bar on standard error if that is a terminal.
 
     Args:
         metrics: Provides the samples and BLEU's signature of the last evaluation.
@@ -99,7 +99,7 @@ class TranslationLog(TrainerCallback):
 
 
 class DropoutWarmup(TrainerCallback):
-    """Lets dropout, that of attention too, rise from 0 to each module's own rate, evenly over the first updates.
+    """Raises dropout, also that of attention, linearly from 0 to each module's own rate over the first updates.
 
     Curriculum dropout (Morerio et al. 2017, arXiv:1703.06229). A small model under much dropout takes long to find out
     what to attend to; without it at first, it learns that within a few epochs, and is regularised afterwards.
@@ -110,10 +110,10 @@ class DropoutWarmup(TrainerCallback):
 
     def __init__(self, updates: int) -> None:
         self.updates = updates
-        self.rates: list[tuple[nn.Module, str, float]] = []  # module, its attribute, what that is to become
+        self.rates: list[tuple[nn.Module, str, float]] = []  # module, attribute, final value
 
     def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
-        """Takes down the rates."""
+        """Notes the rates."""
         modules = list(model.modules())
         self.rates = [(module, "p", module.p) for module in modules if isinstance(module, nn.Dropout)]
         attentions = [module for module in modules if hasattr(module, "attention_dropout")]
@@ -126,13 +126,13 @@ class DropoutWarmup(TrainerCallback):
             setattr(module, name, share * rate)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Leaves the rates as they were."""
+        """Restores the rates."""
         for module, name, rate in self.rates:
             setattr(module, name, rate)
 
 
 def callbacks_for(args: VanillaTransformerTrainingArguments) -> list[TrainerCallback]:
-    """What the arguments ask for beyond transformers' own callbacks."""
+    """Returns the callbacks of a run's arguments that the Trainer doesn't add itself."""
     callbacks: list[TrainerCallback] = []
     if args.dropout_warmup_steps:
         callbacks.append(DropoutWarmup(args.dropout_warmup_steps))

@@ -47,7 +47,7 @@ class Consistency:
 
     @classmethod
     def of(cls, args: VanillaTransformerTrainingArguments) -> "Consistency | None":
-        """What the arguments of a run ask for; None: the cross-entropy alone."""
+        """Returns the loss of a run's arguments; None: the cross-entropy alone."""
         if args.rdrop_alpha:
             return cls(args.rdrop_alpha / 2, args.rdrop_alpha / 2, second_cross_entropy=True, cut=0.0)
         if args.simcut_alpha:
@@ -135,7 +135,7 @@ class ConsistencyTrainer(WeightAverageTrainer):
                 f"{names} need the model's own loss; set label_smoothing in the model's configuration instead of "
                 "label_smoothing_factor, and leave compute_loss_func out"
             )
-        if self.args.torch_compile or model._compiled_call_impl is not None:  # which overlooks the hook that cuts
+        if self.args.torch_compile or model._compiled_call_impl is not None:  # it overlooks the hook that cuts
             raise RecipeError(f"{names} don't work with torch.compile; leave torch_compile out")
         if self.is_fsdp_enabled or self.args.n_gpu > 1:
             raise RecipeError(

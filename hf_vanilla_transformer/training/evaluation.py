@@ -1,4 +1,4 @@
-"""What evaluations during training measure: BLEU, chrF and further metrics of the translated validation set."""
+"""Metrics of evaluations during training: BLEU, chrF and others of the translated validation set."""
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -72,7 +72,7 @@ class TranslationMetrics:
 
 
 def _scores_of(metric: Metric, hypotheses: list[str], references: list[str], taken: Any) -> dict[str, float]:
-    """Asks a metric for its numbers; texts and lists that it returns as well can't be logged."""
+    """Returns the numbers of a metric; its texts and lists can't be logged."""
     if not hasattr(metric, "compute"):
         return {metric.__name__: float(metric(hypotheses, references))}
     found = metric.compute(predictions=hypotheses, references=references) or {}
@@ -83,7 +83,7 @@ def _scores_of(metric: Metric, hypotheses: list[str], references: list[str], tak
 
 
 def write_translations(file: Path, translations: Iterable[str]) -> None:
-    """Writes a line for each translation; line breaks in one, as a poor model may write them, become spaces.
+    """Writes a line for each translation; line breaks within one become spaces.
 
     Raises:
         OSError: It can't be written.

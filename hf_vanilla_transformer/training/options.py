@@ -1,4 +1,4 @@
-"""Which options of `Seq2SeqTrainingArguments` a recipe can have, and which values this package's own options."""
+"""The options of `Seq2SeqTrainingArguments` that recipes can have, and the ranges of this package's own options."""
 
 import math
 from collections.abc import Callable, Collection, Iterator
@@ -10,22 +10,21 @@ from transformers.integrations import get_available_reporting_integrations
 
 from ..errors import install
 
-# What `vanilla-transformer train` has been tried with. Others have no effect on its batches, loss or evaluations, or
-# fail late. Python code that uses `VanillaTransformerTrainer` isn't restricted.
+# `vanilla-transformer train` is tested with these. Others have no effect on its batches, loss or evaluations, or fail
+# late. Python code that uses `VanillaTransformerTrainer` isn't restricted.
 SUPPORTED = frozenset(
     (
-        *("output_dir", "resume_from_checkpoint", "ignore_data_skip", "seed", "data_seed", "full_determinism"),
+        *("output_dir", "resume_from_checkpoint", "seed", "data_seed", "full_determinism"),
         *("max_steps", "num_train_epochs", "gradient_accumulation_steps"),
         *("per_device_train_batch_size", "per_device_eval_batch_size", "train_sampling_strategy"),
         *("learning_rate", "lr_scheduler_type", "lr_scheduler_kwargs", "warmup_steps", "optim", "optim_args"),
-        *("weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon", "max_grad_norm", "neftune_noise_alpha"),
+        *("weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon", "max_grad_norm"),
         *("bf16", "fp16", "tf32", "use_cpu", "torch_compile", "torch_compile_backend", "torch_compile_mode"),
-        *("activation_checkpointing", "activation_checkpointing_kwargs", "torch_empty_cache_steps"),
+        *("activation_checkpointing", "activation_checkpointing_kwargs"),
         *("gradient_checkpointing", "gradient_checkpointing_kwargs"),
         *("dataloader_num_workers", "dataloader_pin_memory", "dataloader_persistent_workers"),
-        *("dataloader_prefetch_factor", "ddp_backend", "ddp_timeout", "ddp_bucket_cap_mb", "ddp_broadcast_buffers"),
-        *("ddp_find_unused_parameters", "ddp_static_graph"),
-        *("logging_strategy", "logging_steps", "logging_first_step", "log_level", "skip_memory_metrics"),
+        *("dataloader_prefetch_factor", "ddp_backend", "ddp_timeout", "ddp_find_unused_parameters"),
+        *("logging_strategy", "logging_steps", "logging_first_step", "log_level"),
         *("include_num_input_tokens_seen", "report_to", "run_name", "project", "trackio_space_id"),
         *("eval_strategy", "eval_steps", "eval_delay", "eval_on_start", "eval_accumulation_steps"),
         *("prediction_loss_only", "predict_with_generate", "generation_max_length", "generation_num_beams"),

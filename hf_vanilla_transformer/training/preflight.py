@@ -1,20 +1,18 @@
-"""What is checked before the first update, so that no run fails at its end, and what `train --dry-run` shows."""
+"""Checks before the first update, so that no run fails at its end, and the lines of `train --dry-run`."""
 
 import copy
 import math
 import shutil
-import statistics
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from itertools import islice, pairwise
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import datasets
 import psutil
 import torch
-from transformers import DefaultFlowCallback, EvalPrediction, TrainerCallback
+from transformers import DefaultFlowCallback, EvalPrediction
 
 from ..checkpoints.completeness import checkpoints_in
 from ..errors import first_line, is_out_of_memory
@@ -25,10 +23,10 @@ from .run_folder import saved
 from .trainer import VanillaTransformerTrainer
 
 BYTES_PER_PARAMETER = 16  # of training: the weight, its gradient and Adam's two moments, 4 each
-UPDATES_OF_DRY_RUN = 4  # the first one is not timed
+UPDATES_OF_DRY_RUN = 5
 PAIRS_SHOWN = 3
 PAIRS_OF_STREAM = 16
-TOKENS_OF_REHEARSAL = 4  # that each of two sentences is translated to
+TOKENS_OF_REHEARSAL = 4  # of each of two translations
 
 
 def check_average(args: VanillaTransformerTrainingArguments, updates_per_epoch: int | None = None) -> None:
@@ -69,7 +67,7 @@ def number_of_updates(args: VanillaTransformerTrainingArguments, updates_per_epo
 
 
 def preflight(trainer: VanillaTransformerTrainer, folder: Path) -> None:
-    """Does once what a run will do until its end: forward, backward, translate, score, save and write a card.
+    """Rehearses a run to its end: forward, backward, translate, score, save and write a card.
 
     Weights, gradients and random numbers stay as they are, and nothing that is written stays.
 
@@ -85,7 +83,7 @@ def preflight(trainer: VanillaTransformerTrainer, folder: Path) -> None:
     if trainer.is_world_process_zero():
         _check_disk(trainer, folder, per_epoch)
     if trainer.is_fsdp_enabled:
-        return  # the model isn't where it will be trained
+        return  # the model isn't sharded yet
     devices = [trainer.args.device] if trainer.args.device.type == "cuda" else []
     was_training = trainer.model.training
     with torch.random.fork_rng(devices), _plain_errors(trainer.args):
@@ -138,7 +136,7 @@ def _check_disk(trainer: VanillaTransformerTrainer, folder: Path, per_epoch: int
 
 
 def _optimize(trainer: VanillaTransformerTrainer, updates: int) -> None:
-    """Builds optimizer and schedule, and asks for learning rates that the run will have."""
+    """Builds optimizer and schedule, and computes some of the run's learning rates."""
     trainer.create_optimizer_and_scheduler(updates)
     try:
         for function in getattr(trainer.lr_scheduler, "lr_lambdas", []):
@@ -168,7 +166,7 @@ def _translate(trainer: VanillaTransformerTrainer, batch: dict[str, Any]) -> Non
     with torch.no_grad():
         ids = model.generate(**inputs, max_new_tokens=TOKENS_OF_REHEARSAL, **options).cpu().numpy()
     if trainer.compute_metrics is not None:
-        metrics = copy.copy(trainer.compute_metrics)  # which remembers what it has scored
+        metrics = copy.copy(trainer.compute_metrics)  # it keeps what it has scored
         metrics(EvalPrediction(ids, labels, inputs=inputs["input_ids"].cpu().numpy()))
 
 
@@ -210,29 +208,13 @@ def dry_run(trainer: VanillaTransformerTrainer) -> Iterator[str]:
         return
     for callback in [one for one in trainer.callback_handler.callbacks if not isinstance(one, DefaultFlowCallback)]:
         trainer.remove_callback(callback)  # trackers, for instance
-    ends = _Ends()
-    trainer.add_callback(ends)
     args.max_steps = min(UPDATES_OF_DRY_RUN, updates)
     args.save_strategy = args.eval_strategy = args.logging_strategy = "no"
-    began = time.perf_counter()
-    trainer.train()
-    seconds = [after - before for before, after in pairwise(ends.times)] or [ends.times[0] - began]
+    seconds = trainer.train().metrics["train_runtime"] / args.max_steps
     yield f"Memory of the process after {args.max_steps} updates: {_bytes(psutil.Process().memory_info().rss)}"
     if args.device.type == "cuda":
         yield f"Peak memory of the GPU: {_bytes(torch.cuda.max_memory_allocated(args.device))}"
-    yield f"Time of an update: {statistics.median(seconds):.3f} s" + (
-        " (the first one)" if len(ends.times) == 1 else ""
-    )
-
-
-class _Ends(TrainerCallback):
-    """Notes when each update ends."""
-
-    def __init__(self) -> None:
-        self.times: list[float] = []
-
-    def on_step_end(self, *args: Any, **kwargs: Any) -> None:
-        self.times.append(time.perf_counter())
+    yield f"Time of an update: {seconds:.3f} s, the mean of {args.max_steps}"
 
 
 def _batch_as_text(trainer: VanillaTransformerTrainer) -> Iterator[str]:

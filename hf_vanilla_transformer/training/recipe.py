@@ -34,7 +34,7 @@ def _option(default: Any, help: str) -> Any:
     return field(default=default, metadata={"help": help})
 
 
-# Names of options in the scripts of transformers' examples -> ours.
+# Names of options in the example scripts of transformers -> names here.
 ALIASES = {
     "train_file": "train_data",
     "validation_file": "validation_data",
@@ -46,7 +46,7 @@ ALIASES = {
 
 @dataclass
 class DataArguments:
-    """The corpora, and which of their pairs are used."""
+    """The corpora, and the selection of their pairs."""
 
     data_dir: str | None = _option(None, "Folder that relative file names are looked up in (default: the current one).")
     train_source: list[str] = _files("Plain text files to train on, one sentence per line, .gz or not.")

@@ -1,4 +1,4 @@
-"""One training run, from the corpora to the scores: what `vanilla-transformer train` does."""
+"""The training run of `vanilla-transformer train`, from the corpora to the scores."""
 
 import copy
 import logging
@@ -54,12 +54,12 @@ FREE_OPTIONS = {"preprocessing_num_workers", "data_dir", "num_beams", "gnmt_leng
 
 
 class FinishError(RuntimeError):
-    """The model is trained, but what follows training has failed; the message says why, and how to repeat it."""
+    """The model is trained, but averaging, scoring or the card has failed; the message says why, and the fix."""
 
 
 @dataclass(frozen=True)
 class Switches:
-    """What the command line says beside the recipe.
+    """Switches of the command line that no recipe has.
 
     Attributes:
         resume: Whether to resume from the last complete checkpoint of the output folder.
@@ -92,12 +92,12 @@ class Run:
         self.output = self.folder = Path(self.args.output_dir or "")  # they differ in a dry run
         self.main = self.args.process_index == 0
         self.say = say if self.main else lambda line: None
-        self.checkpoint: Path | None = None  # that training resumes from
+        self.checkpoint: Path | None = None  # to resume from
         self.corpora: dict[str, Corpus] = {}  # of each part, once it is checked
         self.cleaning = Cleaning(self.data.max_length, self.data.max_length_ratio)
 
     def check(self) -> None:
-        """Checks the options before anything is read.
+        """Checks the options before any data is read.
 
         Raises:
             RecipeError: They contradict each other or are invalid, or the output folder can't be used.
@@ -156,7 +156,7 @@ class Run:
         check_same_options(self.output, older | before, fixed)
 
     def _fixed(self) -> dict[str, Any]:
-        """The options that must not change when a run resumes: what it trains on, the model, the optimizer."""
+        """Returns the options that must not change when a run resumes: those of data, model and optimizer."""
         options = asdict(self.data) | asdict(self.model)
         fixed = {name: value for name, value in options.items() if name not in FREE_OPTIONS}
         fixed = {name: value for name, value in fixed.items() if not name.startswith(("validation_", "test_"))}
@@ -164,7 +164,7 @@ class Run:
         return fixed | ({"seed": self.args.seed_of_data} if self.data.bpe_dropout else {})  # decides the segmentations
 
     def run(self) -> None:
-        """Trains, or does what a dry run does, as the only process in the output folder.
+        """Trains as the only process in the output folder, or makes a dry run.
 
         Raises:
             RecipeError: The run can't start, or its rehearsal fails.
@@ -191,14 +191,14 @@ class Run:
                     self._finish(trainer, seconds)
 
     def _write_recipe(self, data: str) -> None:
-        """Writes what the run is started with; training data that it was started with before must be the same."""
+        """Writes the options of the run and its data's fingerprint; a resumed run must have the same data."""
         if self.resume and not self.switches.accept_changed_data:
             check_same_data(self.folder, data)
         if not self.switches.dry_run:
             write_recipe(self.output, self._fixed(), data)
 
     def _begin(self) -> None:
-        """Finds the checkpoint to resume from, and removes what a run left that stopped before its first update."""
+        """Finds the checkpoint to resume from, or removes files of a run that stopped before its first update."""
         set_seed(self.args.seed)
         _be_quiet()
         if self.resume and not self.switches.dry_run:
@@ -235,7 +235,7 @@ class Run:
         return seconds
 
     def _finish(self, trainer: VanillaTransformerTrainer, seconds: float) -> None:
-        in_all = None if self.checkpoint else seconds  # how long it took up to the checkpoint isn't known
+        in_all = None if self.checkpoint else seconds  # the time up to the checkpoint isn't known
         try:
             finish_run(trainer, run_facts(trainer, in_all), self.data, self.corpora, self.say)
         except ValueError as error:
@@ -248,7 +248,7 @@ class Run:
         with self.args.main_process_first(desc="reading the corpus"):
             pairs = read_corpus(self.corpora["train"], self.data.streaming)
             if self.corpora["test"]:
-                read_corpus(self.corpora["test"])  # so that a wrong line is told now
+                read_corpus(self.corpora["test"])  # a wrong line is an error now
             if self.main:
                 self._write_recipe(state_of(self.corpora["train"], pairs))
         with self.args.main_process_first(local=False, desc="training the tokenizer"):

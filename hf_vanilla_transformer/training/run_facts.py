@@ -1,4 +1,4 @@
-"""What a trainer knows for the model's card."""
+"""Facts of a training for the model's card."""
 
 import platform
 from dataclasses import replace
@@ -16,7 +16,7 @@ from .schedule import peak_learning_rate
 
 
 def run_facts(trainer: Any, seconds: float | None = None) -> RunFacts:
-    """What a trainer knows for the model's card after a training that took some seconds."""
+    """Returns a trainer's facts for the model's card; `seconds` is the duration of the training."""
     args, model = trainer.args, trainer.model
     return RunFacts(
         name=trainer.hub_model_id or args.hub_model_id or local_name(args.output_dir or "model"),
@@ -38,7 +38,7 @@ def run_facts(trainer: Any, seconds: float | None = None) -> RunFacts:
 
 
 def recipe_of(args: VanillaTransformerTrainingArguments, model: Any, processes: int) -> Recipe:
-    """What the arguments of a run say for the model's card, with dropout and smoothing of the model's configuration."""
+    """Returns the options of a run for the model's card, with dropout and smoothing of the model's configuration."""
     tokens = args.per_device_train_batch_tokens * args.gradient_accumulation_steps * processes
     return Recipe(
         optimizer=_optimizer(args),
@@ -68,7 +68,7 @@ def _words(scheduler: Any) -> str:
 
 
 def _evaluations(trainer: Any) -> list[Evaluation]:
-    """The last BLEU of the validation set, where the trainer has measured it."""
+    """Returns the last BLEU of the validation set, if the trainer has measured it."""
     signature = getattr(trainer.compute_metrics, "signature", "")
     scores = [entry["eval_bleu"] for entry in trainer.state.log_history if "eval_bleu" in entry]
     if not scores or not signature:

@@ -1,4 +1,4 @@
-"""The folder of a run: who may write into it, and what it was started with (`recipe.json`)."""
+"""The folder of a run: its lock, `recipe.json`, the checkpoint to resume from, the final model and the log."""
 
 import json
 import os
@@ -25,7 +25,7 @@ from .recipe import RecipeError
 
 TOKENIZER = "tokenizer"  # the folder of the tokenizer that a run trains
 LOCK = "run.lock"
-SAVING = ".saving"  # a folder in which files are written that then replace others
+SAVING = ".saving"  # a folder for new files until they replace old ones
 DRAWN = ("loss", "eval_perplexity", "eval_bleu", "learning_rate")  # numbers in a run's log that plots show
 FINGERPRINT = "data_fingerprint"  # in recipe.json, beside the options
 
@@ -54,7 +54,7 @@ def only_process_in(folder: Path) -> Iterator[None]:
 
 
 def is_empty(folder: Path) -> bool:
-    """Whether a folder has nothing but what a run leaves that stopped before its first update."""
+    """Whether a folder is empty, or has only files of a run that stopped before its first update."""
     names = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
     names = {name for name in names if name not in (LOCK, SAVING) and not name.endswith(".partial")}
     recipe = read_json(folder / RECIPE)
@@ -63,12 +63,12 @@ def is_empty(folder: Path) -> bool:
 
 
 def write_recipe(folder: Path, options: Mapping[str, Any], data: str) -> None:
-    """Writes what a run is started with into its folder: its options, and the fingerprint of its training data."""
+    """Writes the options of a run that can't change, and the fingerprint of its training data."""
     write_text(folder / RECIPE, json.dumps({**options, FINGERPRINT: data}, indent=1))
 
 
 def read_recipe(folder: Path) -> dict[str, Any]:
-    """Reads what a run was started with.
+    """Reads the file of `write_recipe`.
 
     Raises:
         RecipeError: There is no run in the folder, or the file is damaged.

@@ -25,7 +25,7 @@ from .recipe import RECIPES, RecipeError
 
 
 class ShardingTrainer(Seq2SeqTrainer):
-    """Seq2SeqTrainer with what FSDP2 needs in addition to train, save and resume this package's models."""
+    """Seq2SeqTrainer that trains, saves and resumes this package's models with FSDP2 too."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -106,7 +106,7 @@ class ShardingTrainer(Seq2SeqTrainer):
 
     @property
     def _torch_optimizer(self) -> Any:
-        return getattr(self.optimizer, "optimizer", self.optimizer)  # what Accelerate's optimizer wraps
+        return getattr(self.optimizer, "optimizer", self.optimizer)  # inside Accelerate's wrapper
 
 
 def share_embedding_module(model: nn.Module) -> None:

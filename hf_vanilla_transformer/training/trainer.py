@@ -46,7 +46,7 @@ logger = logging.get_logger(__name__)
 
 
 class DivergedError(RuntimeError):
-    """Losses or gradients aren't finite any more; the message says since when, and what to try."""
+    """Losses or gradients aren't finite any more; the message says since when, and the fix."""
 
 
 class VanillaTransformerTrainer(ConsistencyTrainer):
@@ -106,7 +106,7 @@ class VanillaTransformerTrainer(ConsistencyTrainer):
         return scheduler
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
-        """Loads what is summed up over the updates; rates, betas and the like are those of the arguments."""
+        """Loads the state of a checkpoint; learning rate, betas and weight decay are those of the arguments."""
         if checkpoint is None:
             return
         wanted = [{name: group.get(name) for name in RESUMABLE} for group in self.optimizer.param_groups]
@@ -216,14 +216,14 @@ class VanillaTransformerTrainer(ConsistencyTrainer):
         super()._maybe_log_save_evaluate(tr_loss, grad_norm, *args, **kwargs)
 
     def _in_any_process(self, found: bool) -> bool:
-        """Whether something was found in one of the processes: all have to agree, or some would wait for the others."""
+        """Whether one of the processes has found something: all have to agree, or some would wait for the others."""
         number = torch.tensor(float(found), device=self.args.device)
         if self.args.world_size > 1:
             number = self.accelerator.reduce(number, reduction="sum")
         return bool(number.item())
 
     def _load_callback_state(self) -> None:
-        """Lets early stopping count on from where it was, so that a resumed run ends as an uninterrupted one."""
+        """Restores the count of early stopping, so that a resumed run ends as an uninterrupted one."""
         tokens = self.state.stateful_callbacks.pop(TOKEN_COUNT, None)  # it belongs to no callback
         super()._load_callback_state()
         saved = self.state.stateful_callbacks.get("EarlyStoppingCallback", {})
@@ -256,7 +256,7 @@ class VanillaTransformerTrainer(ConsistencyTrainer):
                 write_checksums(folder)
         except (OSError, RuntimeError, SafetensorError) as error:  # each library has its own error for a full disk
             if damage_of(folder, to_resume=not self.args.save_only_model) is None:
-                raise  # what follows saving has failed, a push to the Hub for instance
+                raise  # a push to the Hub after saving, for instance
             if self.args.should_save:
                 shutil.rmtree(folder, ignore_errors=True)
             raise OSError(
@@ -290,7 +290,7 @@ class VanillaTransformerTrainer(ConsistencyTrainer):
             self.push_in_progress = PushInProgress(jobs)
 
     def init_hf_repo(self, token: str | None = None, private: bool | None = None) -> None:
-        """Creates the repository, as the Trainer does; what is wrong with its name or the token is told in one line.
+        """Creates the repository as the Trainer does, with one-line errors for its name and the token.
 
         Raises:
             PublishError: There is no token, or the user may not write there.
@@ -310,7 +310,7 @@ class VanillaTransformerTrainer(ConsistencyTrainer):
         private: bool | None = None,
         **kwargs: Any,
     ) -> Any:
-        """Saves and uploads model, tokenizer, code and card, without what only training needs.
+        """Saves and uploads model, tokenizer, code and card, without files that only training needs.
 
         Args:
             commit_message: The commit's first line.
@@ -369,7 +369,7 @@ class VanillaTransformerTrainer(ConsistencyTrainer):
     def evaluation_loop(self, *args: Any, metric_key_prefix: str = "eval", **kwargs: Any) -> EvalLoopOutput:
         """Evaluates; the loss is the mean over tokens, not over batches, and its exponential the perplexity."""
         self._evaluated = _Sums()
-        # Seq2SeqTrainer would count the sentences twice that `_without_repeated` is about.
+        # Seq2SeqTrainer would count repeated sentences twice (`_without_repeated`).
         self.gather_function = self.accelerator.gather_for_metrics
         with (
             self._clock.paused(),
@@ -405,7 +405,7 @@ class VanillaTransformerTrainer(ConsistencyTrainer):
         dataset_tags: str | Sequence[str] | None = None,
         **kwargs: Any,
     ) -> None:
-        """Writes the model's card into the run's folder; what the metadata of an older one there says is kept.
+        """Writes the model's card into the run's folder, and keeps the metadata of an older one there.
 
         Args:
             language: ISO 639 codes.

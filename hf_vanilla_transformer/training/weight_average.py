@@ -50,7 +50,7 @@ class WeightAverage(TrainerCallback):
     @contextmanager
     @torch.no_grad()
     def applied(self) -> Iterator[None]:
-        """Gives the model the average for a while."""
+        """Gives the model the average inside of the context."""
         trained = [weight.clone() for weight in self.weights]
         self._copy(self.average.parameters())
         try:

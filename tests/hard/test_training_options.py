@@ -108,13 +108,10 @@ def memory_options(run: Run) -> None:
     assert "bfloat16 autocast" in (run.folder / "README.md").read_text(encoding="utf-8")
     assert run.trainer.model.is_activation_checkpointing
     assert run.args.activation_checkpointing_kwargs == {"use_reentrant": False, "every_n_layers": 2}
-    assert run.trainer.neftune_hook_handle is not None
 
 
 def parallel_options(run: Run) -> None:
-    handler = run.trainer.accelerator.ddp_handler
-    assert (handler.find_unused_parameters, handler.bucket_cap_mb) == (True, 5)
-    assert (handler.broadcast_buffers, handler.static_graph) == (False, True)
+    assert run.trainer.accelerator.ddp_handler.find_unused_parameters
     assert run.args.device.type == "cpu"
 
 
@@ -148,12 +145,11 @@ OPTIONS: dict[Callable[[Run], None], dict[str, Any]] = {
         "metric_for_best_model": "perplexity", "early_stopping_patience": 3,
     },
     memory_options: {
-        "max_steps": 2, "bf16": True, "activation_checkpointing": True, "neftune_noise_alpha": 5, "average_last": 0,
+        "max_steps": 2, "bf16": True, "activation_checkpointing": True, "average_last": 0,
         "activation_checkpointing_kwargs": {"use_reentrant": False, "every_n_layers": 2},
     },
     parallel_options: {
-        "max_steps": 1, "average_last": 0, "use_cpu": True, "ddp_find_unused_parameters": True, "ddp_bucket_cap_mb": 5,
-        "ddp_broadcast_buffers": False, "ddp_static_graph": True, "save_steps": 0,
+        "max_steps": 1, "average_last": 0, "use_cpu": True, "ddp_find_unused_parameters": True, "save_steps": 0,
     },
 }  # fmt: skip
 
