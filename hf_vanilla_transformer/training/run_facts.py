@@ -9,7 +9,7 @@ import torch
 import transformers
 
 from ..hub.facts import curve_of
-from ..hub.model_card import Evaluation, Recipe, RunFacts, Sample, local_name
+from ..hub.model_card import Evaluation, RunFacts, Sample, TrainingFacts, local_name
 from ..metrics import Score
 from .recipe import VanillaTransformerTrainingArguments
 from .schedule import peak_learning_rate
@@ -37,10 +37,10 @@ def run_facts(trainer: Any, seconds: float | None = None) -> RunFacts:
     )
 
 
-def recipe_of(args: VanillaTransformerTrainingArguments, model: Any, processes: int) -> Recipe:
+def recipe_of(args: VanillaTransformerTrainingArguments, model: Any, processes: int) -> TrainingFacts:
     """Returns the options of a run for the model's card, with dropout and smoothing of the model's configuration."""
     tokens = args.per_device_train_batch_tokens * args.gradient_accumulation_steps * processes
-    return Recipe(
+    return TrainingFacts(
         optimizer=_optimizer(args),
         schedule=f"{_words(args.lr_scheduler_type)}, {args.warmup_steps:,.0f} updates of warm-up",
         learning_rate=peak_learning_rate(args, model),
