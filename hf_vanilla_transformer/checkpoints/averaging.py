@@ -103,7 +103,8 @@ def mean_of(checkpoints: Sequence[Path]) -> dict[str, Tensor]:
     dtypes: dict[str, torch.dtype] = {}
     for checkpoint in checkpoints:
         for name, tensor in _tensors(checkpoint):
-            values = tensor.to(_sum_dtype(tensor.dtype), copy=True)  # a copy, as the file's memory is unmapped
+            wide = torch.promote_types(tensor.dtype, torch.float32) if tensor.is_floating_point() else tensor.dtype
+            values = tensor.to(wide, copy=True)  # a copy, as the file's memory is unmapped
             if not values.isfinite().all():
                 raise ValueError(
                     f"{checkpoint}: {name} contains NaN or infinity, as the training diverged; leave it out"
@@ -118,12 +119,6 @@ def mean_of(checkpoints: Sequence[Path]) -> dict[str, Tensor]:
         if dtype.is_floating_point:
             sums[name] = sums[name].div_(len(checkpoints)).to(dtype)
     return sums
-
-
-def _sum_dtype(dtype: torch.dtype) -> torch.dtype:
-    if not dtype.is_floating_point:
-        return dtype
-    return torch.float64 if dtype == torch.float64 else torch.float32
 
 
 def _tensors(checkpoint: Path) -> Iterator[tuple[str, Tensor]]:

@@ -23,7 +23,7 @@ class BPEDropout:
             The authors' value is 0.1.
 
     Raises:
-        ValueError: The tokenizer is of another class, or the probability is out of range.
+        ValueError: The tokenizer is of another class.
     """
 
     def __init__(self, tokenizer: Any, probability: float) -> None:
@@ -33,8 +33,6 @@ class BPEDropout:
                 f"{type(tokenizer).__module__}.{type(tokenizer).__name__}; leave bpe_dropout out, or load a tokenizer "
                 "of this package without trust_remote_code"
             )
-        if not isinstance(probability, (int, float)) or not 0 <= probability <= 1:
-            raise ValueError(f"bpe_dropout is {probability!r}; give a probability from 0 to 1 (the authors': 0.1)")
         self.tokenizer, self.probability = tokenizer, probability
         model = json.loads(tokenizer.backend_tokenizer.to_str())["model"]
         self._ids: dict[str, int] = model["vocab"]

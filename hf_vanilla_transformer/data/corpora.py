@@ -206,16 +206,11 @@ def resegment(
     Args:
         pairs: The output of `tokenize`, with the columns "source" and "target".
         dropout: Segments the texts.
-        copies: How many times each pair occurs.
+        copies: How many times each pair occurs, at least 1.
         seed: Decides the segmentations.
         max_length: A text whose new segmentation has more tokens than this keeps its usual one.
         num_proc: Number of processes; None: one, or one per core for a large corpus.
-
-    Raises:
-        ValueError: `copies` is less than 1.
     """
-    if copies < 1:
-        raise ValueError(f"copies={copies}: give 1 or more")
 
     def encode(batch: Mapping[str, list[Any]], rows: list[int], copy: int) -> dict[str, Any]:
         columns = {}

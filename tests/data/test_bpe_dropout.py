@@ -92,12 +92,6 @@ def test_pieces_have_the_probabilities_of_algorithm_1():
         assert abs(seen[pieces] - draws * share) <= 5 * (draws * share * (1 - share)) ** 0.5 + 1
 
 
-@pytest.mark.parametrize("probability", [-0.1, 1.1, float("nan"), "0.1", None])
-def test_probabilities_out_of_range(tokenizer, probability):
-    with pytest.raises(ValueError, match="give a probability from 0 to 1"):
-        BPEDropout(tokenizer, probability)
-
-
 # A corpus
 
 
