@@ -86,6 +86,3 @@ class BPEDropout:
             if first is None:
                 return pieces
             pieces[place : place + 2] = [first[1]]
-
-
-__all__ = ["BPEDropout"]

@@ -26,7 +26,7 @@ from ..errors import first_line
 from ..tokenization_vanilla_transformer import VanillaTransformerTokenizerFast
 from .bpe_dropout import BPEDropout
 from .digests import digest_of
-from .formats import Corpus, CorpusError, Pair, is_table, read_lines, read_text, without_compression
+from .formats import Corpus, CorpusError, Pair, is_table, read_text, without_compression
 from .hub_names import revision_of
 from .tables import pair_of, read_table
 
@@ -340,17 +340,3 @@ def both_sides_of(pairs: Iterable[Mapping[str, str]]) -> Iterator[str]:
     for pair in pairs:
         yield pair["source"]
         yield pair["target"]
-
-
-__all__ = [
-    "Cleaning",
-    "Corpus",
-    "CorpusError",
-    "both_sides_of",
-    "is_table",
-    "lengths_of",
-    "read_corpus",
-    "read_lines",
-    "resegment",
-    "tokenize",
-]

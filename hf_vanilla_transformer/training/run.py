@@ -22,7 +22,8 @@ from ..checkpoints.completeness import step_of
 from ..checkpoints.files import check_links
 from ..checkpoints.loading import check_tokenizer, load_config, load_model, load_tokenizer
 from ..data.bpe_dropout import BPEDropout
-from ..data.corpora import Cleaning, Corpus, both_sides_of, read_corpus, resegment, state_of, tokenize
+from ..data.corpora import Cleaning, both_sides_of, read_corpus, resegment, state_of, tokenize
+from ..data.formats import Corpus
 from ..data.hub_names import check_model_on_hub
 from ..data.vectors import read_vectors, use_vectors
 from ..errors import first_line

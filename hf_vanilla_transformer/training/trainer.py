@@ -67,7 +67,7 @@ class VanillaTransformerTrainer(ConsistencyTrainer):
         super().__init__(*args, **kwargs)
         forward = self.accelerator.unwrap_model(self.model).forward
         self._can_skip_logits = "skip_logits" in inspect.signature(forward).parameters
-        self._evaluated = _Sums()
+        self._evaluated = torch.zeros(2, dtype=torch.float64)  # of an evaluation: loss times tokens, and tokens
         self._clock = _Clock()
         self._loss_of_update: Any = 0.0
         self._checked_update = 0
@@ -363,12 +363,15 @@ class VanillaTransformerTrainer(ConsistencyTrainer):
         with _unchanged(getattr(self.model, "generation_config", None)):
             outputs = super().prediction_step(model, inputs, *args, **kwargs)
         if outputs[0] is not None and "labels" in inputs:
-            self._evaluated.add(outputs[0], inputs["labels"])
+            tokens = int((inputs["labels"] != -100).sum())
+            self._evaluated += torch.tensor(
+                [outputs[0].item() * tokens if tokens else 0.0, tokens], dtype=torch.float64
+            )
         return outputs
 
     def evaluation_loop(self, *args: Any, metric_key_prefix: str = "eval", **kwargs: Any) -> EvalLoopOutput:
         """Evaluates; the loss is the mean over tokens, not over batches, and its exponential the perplexity."""
-        self._evaluated = _Sums()
+        self._evaluated.zero_()
         # Seq2SeqTrainer would count repeated sentences twice (`_without_repeated`).
         self.gather_function = self.accelerator.gather_for_metrics
         with (
@@ -379,7 +382,8 @@ class VanillaTransformerTrainer(ConsistencyTrainer):
             else nullcontext(),
         ):
             output = super().evaluation_loop(*args, metric_key_prefix=metric_key_prefix, **kwargs)
-        loss, tokens = self.accelerator.reduce(self._evaluated.tensor(self.args.device), reduction="sum").tolist()
+        sums = self._evaluated.float() if self.args.device.type == "mps" else self._evaluated
+        loss, tokens = self.accelerator.reduce(sums.to(self.args.device), reduction="sum").tolist()
         if tokens:
             output.metrics[f"{metric_key_prefix}_loss"] = loss / tokens
             output.metrics[f"{metric_key_prefix}_perplexity"] = math.exp(min(loss / tokens, 700.0))
@@ -460,22 +464,6 @@ def _unchanged(config: Any) -> Iterator[None]:
         if before is not None:
             vars(config).clear()
             vars(config).update(before)
-
-
-class _Sums:
-    """Loss times tokens, and tokens, added up over an evaluation."""
-
-    def __init__(self) -> None:
-        self.loss, self.tokens = 0.0, 0
-
-    def add(self, mean_loss: Tensor, labels: Tensor) -> None:
-        if tokens := int((labels != -100).sum()):
-            self.loss += mean_loss.item() * tokens
-            self.tokens += tokens
-
-    def tensor(self, device: torch.device) -> Tensor:
-        dtype = torch.float32 if device.type == "mps" else torch.float64
-        return torch.tensor([self.loss, self.tokens], dtype=dtype, device=device)
 
 
 class _Clock:

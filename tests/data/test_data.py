@@ -28,9 +28,9 @@ from hf_vanilla_transformer.data.corpora import (
     both_sides_of,
     lengths_of,
     read_corpus,
-    read_lines,
     tokenize,
 )
+from hf_vanilla_transformer.data.formats import read_lines
 
 PAIRS = [
     ('A cat, a "dog".', "Eine Katze, ein „Hund“."),
@@ -303,7 +303,7 @@ def test_the_state_of_a_corpus_changes_with_its_files(write, tmp_path, monkeypat
 def test_an_unchanged_file_is_read_once(write, monkeypatch):
     corpus = Corpus((write("s", lines(SOURCES)),), (write("t", lines(TARGETS)),))
     first = read_corpus(corpus)
-    monkeypatch.setattr("hf_vanilla_transformer.data.corpora.read_lines", None)
+    monkeypatch.setattr("hf_vanilla_transformer.data.corpora.read_text", None)
     second = read_corpus(corpus)
     assert second.cache_files == first.cache_files
     assert list(second) == list(first)
