@@ -151,8 +151,8 @@ def decode_lines(lines: Iterable[bytes], name: str) -> Iterator[str]:
             text = line.decode("utf-8-sig" if number == 1 else "utf-8")
         except UnicodeDecodeError as error:
             raise CorpusError(
-                f"{name}:{number}: not UTF-8 (byte 0x{line[error.start]:02x} at {error.start + 1}); convert the file "
-                "to UTF-8"
+                f"{name}:{number}: not UTF-8 (byte 0x{line[error.start]:02x} at {error.start + 1}); convert it to "
+                "UTF-8, with iconv for instance"
             ) from error
         yield text[:-1].removesuffix("\r") if text.endswith("\n") else text
 

@@ -341,7 +341,7 @@ CORRUPT[1500] ^= 0xFF
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("s", b"a\nsch\xf6n\n", r"/s:2: not UTF-8 \(byte 0xf6 at 4\); convert the file to UTF-8"),
+        ("s", b"a\nsch\xf6n\n", r"/s:2: not UTF-8 \(byte 0xf6 at 4\); convert it to UTF-8, with iconv"),
         ("s", "a\nb\n".encode("utf-16"), r"/s: the file is UTF-16, not UTF-8; convert it: iconv -f UTF-16 -t UTF-8"),
         ("s", "a\nb\n".encode("utf-16-le"), r"/s: the file has NUL bytes: it is binary, or UTF-16 without a mark"),
         ("s", b"a\rb\rc\r", r"/s: its lines end with CR alone; convert them: tr '"),
