@@ -34,7 +34,7 @@ HISTORY = ("CHANGELOG.md",)  # name what older versions had
 def commands() -> dict[str, set[str]]:
     """Each command's options."""
     found = {name: options_of(command) for name, command in commands_of(cli._parser()).items()}
-    found["train"] |= {f"--{name.replace('_', '-')}" for name in recipe.NAMES}
+    found["train"] |= {f"--{name.replace('_', '-')}" for name in recipe.SUPPORTED_NAMES}
     return found
 
 

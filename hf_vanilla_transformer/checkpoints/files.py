@@ -8,13 +8,19 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from filelock import FileLock, Timeout
+
+
+class LockedError(ValueError):
+    """Another process works on the same files; the message says so."""
+
 
 class LinkError(ValueError):
     """A file of a folder is a symbolic link to somewhere else; the message names both."""
 
 
 def check_links(folder: Path, files: Iterable[Path] | None = None, *, in_cache: bool = False) -> None:
-    """Checks that files of a folder are files there, before they are written, copied or sent.
+    """Checks that files of a folder are no links out of it, before they are written, copied or sent.
 
     Args:
         folder: The folder of a run, a checkpoint or a model; it may be a link itself, and needn't exist.
@@ -36,8 +42,31 @@ def check_links(folder: Path, files: Iterable[Path] | None = None, *, in_cache: 
 
 
 @contextmanager
+def locked(file: Path, message: str) -> Iterator[None]:
+    """Keeps other processes out while the context lasts. The system releases the lock of a killed process.
+
+    Args:
+        file: The lock's; it is created, and stays.
+        message: Of the error if another process holds the lock.
+
+    Raises:
+        LockedError: Another process holds it.
+        OSError: The file can't be written.
+    """
+    lock = FileLock(file)
+    try:
+        lock.acquire(blocking=False)
+    except Timeout as error:
+        raise LockedError(message) from error
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+@contextmanager
 def replacing(path: str | Path) -> Iterator[Path]:
-    """Yields the name of a file beside `path`, to be written, which replaces `path` at the end.
+    """Yields the name of a file to write beside `path`; it replaces `path` at the end.
 
     The file is never half written. After an error, a full disk for instance, the new file is removed and the old one is
     what it was. A device or a pipe, such as /dev/stdout, is yielded itself.
@@ -75,7 +104,7 @@ def write_text(path: str | Path, text: str) -> None:
 
 @contextmanager
 def new_folder(output: Path) -> Iterator[Path]:
-    """Yields an empty folder, which becomes `output` at the end; after an error, nothing is there.
+    """Yields an empty folder that becomes `output` at the end; after an error, nothing is there.
 
     Raises:
         OSError: It can't be written, or there is something at `output`.

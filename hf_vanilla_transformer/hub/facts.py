@@ -20,9 +20,9 @@ from .model_card import (
     WEIGHTS,
     CurvePoint,
     Evaluation,
-    Recipe,
     RunFacts,
     Sample,
+    TrainingFacts,
     fill_model_card,
     is_repository,
     local_name,
@@ -180,7 +180,7 @@ def _from_json(folder: Path, values: dict[str, Any]) -> dict[str, Any]:
     known = {one.name for one in fields(RunFacts)}
     try:
         read = {
-            "recipe": Recipe(**values.get("recipe", {})),
+            "recipe": TrainingFacts(**values.get("recipe", {})),
             "curve": [CurvePoint(**one) for one in values.get("curve", ())],
             "evaluations": _evaluations(values.get("evaluations", ())),
             "samples": [Sample(**one) for one in values.get("samples", ())],
@@ -202,7 +202,7 @@ def _from_a_run(folder: Path) -> dict[str, Any]:
             state = json.loads(file.read_text(encoding="utf-8"))
             values["curve"] = curve_of(state["log_history"])
             tokens = [entry[TARGET_TOKENS] for entry in state["log_history"] if TARGET_TOKENS in entry]
-            values["recipe"] = Recipe(steps=state["global_step"], target_tokens=max(tokens, default=None))
+            values["recipe"] = TrainingFacts(steps=state["global_step"], target_tokens=max(tokens, default=None))
         file = folder / SCORES
         if file.is_file():
             values["evaluations"] = _evaluations(json.loads(file.read_text(encoding="utf-8")))

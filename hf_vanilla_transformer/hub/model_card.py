@@ -86,7 +86,7 @@ class CurvePoint:
 
 
 @dataclass(frozen=True)
-class Recipe:
+class TrainingFacts:
     """How the model was trained; None means unknown, and is left out of the card."""
 
     optimizer: str | None = None  # with its constants, for instance "Adam, beta 0.9 and 0.98, epsilon 1e-9"
@@ -138,7 +138,7 @@ class RunFacts:
     datasets: Sequence[str] = ()  # names on the Hub of the training data
     training_files: Sequence[str | Path] = ()  # the card shows their names without folders
     training_pairs: int | None = None  # number of sentence pairs in the training data
-    recipe: Recipe = field(default_factory=Recipe)
+    recipe: TrainingFacts = field(default_factory=TrainingFacts)
     curve: Sequence[CurvePoint] = ()  # in the order of the updates
     evaluations: Sequence[Evaluation] = ()  # one per test set
     samples: Sequence[Sample] = ()  # a few translations, preferably of sentences outside the training data
@@ -345,7 +345,7 @@ def _training_data(facts: RunFacts) -> str:
     return "\n".join(lines)
 
 
-def recipe_rows(recipe: Recipe) -> list[tuple[str, str]]:
+def recipe_rows(recipe: TrainingFacts) -> list[tuple[str, str]]:
     """Describes a training as text: labels and values, without unknown ones."""
     shown: dict[str, Callable[[Any], str]] = {"learning_rate": "{:.4g}".format, "seed": str, "seconds": _duration}
     return _known(

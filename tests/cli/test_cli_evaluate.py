@@ -329,8 +329,8 @@ def test_files_are_written_even_if_the_report_is_not(run, monkeypatch, error):
     [
         (["--source", "nowhere.en"], "nowhere.en: no such file; name an existing file"),
         (["--source", "empty"], "empty: the file is empty; is it"),
-        (["--source", "latin1"], r"latin1:2: not UTF-8 \(byte 0xf6 at 4\); convert it first.*iconv"),
-        (["--source", "damaged.gz"], r"damaged\.gz:1: the compressed file is damaged"),
+        (["--source", "latin1"], r"latin1:2: not UTF-8 \(byte 0xf6 at 4\); convert it to UTF-8, with iconv"),
+        (["--source", "damaged.gz"], r"damaged\.gz:\d+: the compressed file is damaged"),
         (["--reference", "short"], "source.en has 4 lines and short 1; line n of one"),
         (["--json", "source.en", "--overwrite"], "--json source.en is also the file of --source; give another"),
         (["--json", "new", "--output", "./new"], r"--output \./new is also the file of --json; give another"),
@@ -349,7 +349,7 @@ def test_files_are_written_even_if_the_report_is_not(run, monkeypatch, error):
 def test_wrong_use_is_one_line_before_a_model_is_loaded(run, monkeypatch, options, message):
     latin1 = "gut\nschön\ngut\ngut\n".encode("latin1")
     files = {"empty": b"", "short": b"eins\n", "latin1": latin1, "latin1.gz": gzip.compress(latin1)}
-    files |= {"damaged.gz": b"text", "cut.gz": gzip.compress(b"text\n" * 100)[:-9]}
+    files |= {"damaged.gz": gzip.compress(b"text\n" * 100)[:-9]}
     for name, content in files.items():
         Path(name).write_bytes(content)
     monkeypatch.setattr(evaluate, "load_ensemble", None)

@@ -159,8 +159,11 @@ MODEL = ("--model", "CHECKPOINT")
         (("positions", "--output", "a.png", "--positions", 1), "positions is 1; give a number from 2"),
         (("masks", "--output", "a.png", "--source", " "), "the text is empty; give a sentence"),
         (("schedule", "nothing", "--output", "a.png"), "nothing can't be read"),
-        (("curves", "nowhere", "--output", "a.png"), "nowhere does not exist; give the output folder of a run"),
-        (("curves", ".", "--output", "a.png"), "neither trainer_state.json nor a checkpoint"),
+        (
+            ("curves", "nowhere", "--output", "a.png"),
+            "nowhere: trainer_state.json is missing; give the",
+        ),
+        (("curves", ".", "--output", "a.png"), "trainer_state.json is missing"),
         (("curves", "a_run", "a_run", "--output", "a.png"), "two runs are called a_run; rename a folder"),
         (("curves", "bad.json", "--output", "a.png"), "bad.json is cut short or not JSON"),
         (("curves", "empty.json", "--output", "a.png"), "no log has a loss, a perplexity or a BLEU score"),

@@ -14,7 +14,7 @@ from transformers import AutoModelForSeq2SeqLM
 
 from hf_vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration, cli
 from hf_vanilla_transformer.hub.facts import curve_of, read_facts
-from hf_vanilla_transformer.hub.model_card import CurvePoint, Recipe, RunFacts, fill_model_card, save_card
+from hf_vanilla_transformer.hub.model_card import CurvePoint, RunFacts, TrainingFacts, fill_model_card, save_card
 from hf_vanilla_transformer.training.finish import is_on_hub
 
 
@@ -396,7 +396,7 @@ def test_facts_survive_the_file(tiny_checkpoint, tmp_path):
         converted=True,
         training_files=["/home/somebody/train.en", r"C:\data\train.de"],
         training_pairs=12,
-        recipe=Recipe(steps=3, target_tokens="35.8 million", dropout=0.0, learning_rate=0.001),
+        recipe=TrainingFacts(steps=3, target_tokens="35.8 million", dropout=0.0, learning_rate=0.001),
         curve=[CurvePoint(1, 2, 3.0, None, 5.0)],
         limits="None.",
         tags=["mine"],

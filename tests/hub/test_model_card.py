@@ -12,9 +12,9 @@ from hf_vanilla_transformer import VanillaTransformerConfig
 from hf_vanilla_transformer.hub.model_card import (
     TEMPLATE,
     Evaluation,
-    Recipe,
     RunFacts,
     Sample,
+    TrainingFacts,
     fill_model_card,
     is_repository,
     local_name,
@@ -34,7 +34,7 @@ FACTS = RunFacts(
     datasets=["bentrevett/multi30k"],
     training_files=[Path("/home/somebody/data/train.en"), r"C:\data\train.de"],
     training_pairs=29_000,
-    recipe=Recipe(
+    recipe=TrainingFacts(
         optimizer="Adam, beta 0.9 and 0.98, epsilon 1e-9",
         schedule="inverse square root, 4,000 steps of warm-up",
         learning_rate=0.0007,
@@ -253,7 +253,7 @@ def test_rows_and_columns_without_facts_are_left_out():
     facts = RunFacts(
         "x",
         parameters=1000,
-        recipe=Recipe(steps=0),
+        recipe=TrainingFacts(steps=0),
         evaluations=[Evaluation("a test", [BLEU])],
         samples=[Sample("one", "eins")],
     )
@@ -303,7 +303,7 @@ def test_other_architectures(fields, row):
 
 @pytest.mark.parametrize(("seconds", "text"), [(59.6, "1 min 0 s"), (206, "3 min 26 s"), (3629, "1 h 0 min")])
 def test_times(seconds, text):
-    assert f"| time | {text} |" in str(fill_model_card(RunFacts("x", recipe=Recipe(seconds=seconds))))
+    assert f"| time | {text} |" in str(fill_model_card(RunFacts("x", recipe=TrainingFacts(seconds=seconds))))
 
 
 # Text that means something to YAML, Markdown or Python
@@ -337,7 +337,7 @@ def test_any_text_is_shown_as_it_is(text):
     def parsed(text):
         facts = RunFacts(
             f"x {text}",
-            recipe=Recipe(hardware=text),
+            recipe=TrainingFacts(hardware=text),
             training_files=[f"{text.replace('/', ' ')}.en"],
             evaluations=[Evaluation(text, [BLEU], decoding=text)],
             samples=[Sample(text, text, text)],
