@@ -51,18 +51,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _export(arguments: argparse.Namespace) -> None:
     """Exports and says where the result is."""
-    options = _options(arguments.to, arguments.quantization)
+    from ..checkpoints.files import check_new_folder, new_folder
+
+    options, output = _options(arguments.to, arguments.quantization), Path(arguments.output)
+    try:
+        check_new_folder(output)
+    except OSError as error:
+        raise UsageError(str(error)) from error
     check_model_name(arguments.model)
     with loading():
         from .. import register
-        from ..checkpoints.files import new_folder
-        from ..interop.base import ConversionError, check_new_folder
+        from ..interop.conversion import ConversionError
 
         register()
         exporter = _exporter(arguments.to)
-    output = Path(arguments.output)
     try:
-        check_new_folder(output)
         tokenizer, model = _load(arguments.model, arguments.trust_remote_code)
         with new_folder(output) as folder:
             notes = exporter.export(model, tokenizer, folder, **options)

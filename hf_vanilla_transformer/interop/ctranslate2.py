@@ -17,7 +17,7 @@ from transformers import GenerationConfig, PreTrainedTokenizerBase
 
 from ..configuration_vanilla_transformer import VanillaTransformerConfig
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration, sinusoidal_table
-from .base import ConversionError, check_plain
+from .conversion import ConversionError, check_plain
 
 Activation = common_spec.Activation
 ACTIVATIONS = {

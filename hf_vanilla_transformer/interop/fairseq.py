@@ -14,11 +14,12 @@ from transformers import GenerationConfig
 
 from ..configuration_vanilla_transformer import VanillaTransformerConfig
 from ..errors import first_line
-from .base import ConversionError, Converted, Options
-from .layout import POSITIONS, SOURCE, TARGET, Layout, from_tensors
-from .pickles import fields_of, read, tensors_of
+from .conversion import ConversionError, Converted, Options
+from .layout import KINDS, POSITIONS, SOURCE, STACKS, TARGET, Layout, from_tensors, layer_names
+from .pickles import fields_of, read, tensors_of, texts_in
 from .segmentation import TOKENIZED_TEXT, tokenizer_of
 
+SETTINGS = ("args", "cfg")  # where a checkpoint has them, beside `model`
 CHECKPOINTS = ("checkpoint_best.pt", "checkpoint_last.pt")
 SPECIAL = ("<s>", "<pad>", "</s>", "<unk>")  # what every dictionary begins with, before the lines of its file
 SPECIAL_TOKENS = dict(zip(("bos_token", "pad_token", "eos_token", "unk_token"), SPECIAL, strict=True))
@@ -93,13 +94,9 @@ DECODING_NOTE = (
     f"(length_penalty 1), at most {LONGEST} tokens; generation_config.json says so. With beams, another "
     "translation may win where one is cut at that length: its end is certain here, and has its probability in fairseq"
 )
-SUBLAYERS = {
-    "encoder": {"self_attn_layer_norm": "self_attn_layer_norm", "final_layer_norm": "final_layer_norm"},
-    "decoder": {
-        "self_attn_layer_norm": "self_attn_layer_norm",
-        "encoder_attn_layer_norm": "encoder_attn_layer_norm",
-        "final_layer_norm": "final_layer_norm",
-    },
+NORMS = {
+    "encoder": ("self_attn_layer_norm", "final_layer_norm"),
+    "decoder": ("self_attn_layer_norm", "encoder_attn_layer_norm", "final_layer_norm"),
 }
 OVERWRITE = " #fairseq:overwrite"  # behind a token that takes the place of an earlier one of the same name
 VERSION = 3  # of stacks that normalise once more at their end, if they are pre-norm
@@ -117,12 +114,8 @@ def recognises(source: Path) -> bool:
     """Tells by names whether a folder has a checkpoint of fairseq, and by its entries whether a file is one."""
     if source.is_dir():
         return any((source / name).is_file() for name in CHECKPOINTS) or any(source.glob("dict.*.txt"))
-    if source.suffix != ".pt":
-        return False
-    try:
-        return _is_checkpoint(read(source))
-    except ConversionError:
-        return False
+    texts = texts_in(source) if source.suffix == ".pt" else set()
+    return "model" in texts and not texts.isdisjoint(SETTINGS)
 
 
 def load(source: str | Path, options: Options) -> Converted:
@@ -189,7 +182,9 @@ def _checkpoint(source: Path) -> Path:
 
 
 def _is_checkpoint(value: Any) -> bool:
-    return isinstance(value, Mapping) and isinstance(value.get("model"), Mapping) and bool({"args", "cfg"} & set(value))
+    return (
+        isinstance(value, Mapping) and isinstance(value.get("model"), Mapping) and not value.keys().isdisjoint(SETTINGS)
+    )
 
 
 # ---- Settings ----
@@ -233,7 +228,7 @@ def layout_of(settings: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Lay
         "share_encoder_decoder_embeddings": shares,
         "tie_word_embeddings": shares or bool(settings.get("share_decoder_input_output_embed")),
         "final_layer_norm": has_last_norms,
-        **{f"{stack}_attention_heads": _heads(settings, stack) for stack in SUBLAYERS},
+        **{f"{stack}_attention_heads": _heads(settings, stack) for stack in STACKS},
         "norm_position": "pre" if is_pre else "post",
         "activation_function": ACTIVATIONS[activation],
         "scale_embedding": not settings.get("no_scale_embedding"),
@@ -243,7 +238,7 @@ def layout_of(settings: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Lay
     for name in ("dropout", "attention_dropout", "activation_dropout"):
         if isinstance(settings.get(name), (int, float)) and settings[name]:
             fields[name] = settings[name]
-    for stack in SUBLAYERS:
+    for stack in STACKS:
         if isinstance(settings.get(f"{stack}_layers"), int):
             fields[f"{stack}_layers"] = settings[f"{stack}_layers"]
     names = _names(tensors, is_learned, has_last_norms)
@@ -253,7 +248,7 @@ def layout_of(settings: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Lay
 
 def _has_last_norms(tensors: Mapping[str, Tensor]) -> bool:
     """Tells whether a pre-norm model is new enough to normalise once more behind its stacks."""
-    versions = [tensors.get(f"{stack}.version") for stack in SUBLAYERS]
+    versions = [tensors.get(f"{stack}.version") for stack in STACKS]
     return all(one is not None and one.numel() == 1 and one.item() >= VERSION for one in versions)
 
 
@@ -280,22 +275,18 @@ def _names(tensors: Mapping[str, Tensor], is_learned: bool, has_last_norms: bool
     if is_learned:
         names |= {name: name for name in POSITIONS}
     if has_last_norms:
-        names |= {f"{stack}.layer_norm": f"{stack}.layer_norm" for stack in SUBLAYERS}
-    is_stacked = "encoder.layers.0.self_attn.in_proj_weight" in tensors  # until 0.8
-    is_numbered = "encoder.layers.0.layer_norms.0.weight" in tensors  # until 0.6
-    for stack, norms in SUBLAYERS.items():
-        layer = f"{stack}.layers.*."
-        for attention in ("self_attn", "encoder_attn")[: len(norms) - 1]:
-            own = f"{layer}{attention}."
-            if is_stacked:
-                names |= {f"{own}{{q,k,v}}_proj.{kind}": f"{own}in_proj_{kind}" for kind in ("weight", "bias")}
-            else:
-                names |= {f"{own}{part}_proj": f"{own}{part}_proj" for part in "qkv"}
-            names[f"{own}out_proj"] = f"{own}out_proj"
-        names |= {f"{layer}feed_forward.{part}": f"{layer}{part}" for part in ("fc1", "fc2")}
-        for number, norm in enumerate(norms):
-            names[layer + norm] = f"{layer}layer_norms.{number}" if is_numbered else layer + norm
-    return names
+        names |= {f"{stack}.layer_norm": f"{stack}.layer_norm" for stack in STACKS}
+    layers = layer_names(
+        {stack: f"{stack}.layers.*" for stack in STACKS}, {f"feed_forward.{one}": one for one in ("fc1", "fc2")}
+    )
+    if "encoder.layers.0.self_attn.in_proj_weight" in tensors:  # until 0.8
+        layers = {ours: theirs for ours, theirs in layers.items() if not ours.endswith(("q_proj", "k_proj", "v_proj"))}
+        for place in ("encoder.layers.*.self_attn", "decoder.layers.*.self_attn", "decoder.layers.*.encoder_attn"):
+            layers |= {f"{place}.{{q,k,v}}_proj.{kind}": f"{place}.in_proj_{kind}" for kind in KINDS}
+    if "encoder.layers.0.layer_norms.0.weight" in tensors:  # until 0.6
+        for stack, norms in NORMS.items():
+            layers |= {f"{stack}.layers.*.{norm}": f"{stack}.layers.*.layer_norms.{n}" for n, norm in enumerate(norms)}
+    return names | layers
 
 
 # ---- Dictionaries ----

@@ -12,38 +12,32 @@ from transformers import PreTrainedTokenizerBase
 
 from ..errors import first_line
 from ..tokenization_dictionary import SEPARATOR
-from .base import ConversionError, Converted, Options
-from .layout import OUTPUT, POSITIONS, SOURCE, TARGET, Layout, from_tensors
+from .conversion import ConversionError, Converted, Options
+from .layout import OUTPUT, POSITIONS, SOURCE, STACKS, TARGET, Layout, from_tensors, layer_names
 from .pickles import read, tensors_of
 from .segmentation import tokenizer_of
 
-ATTENTION = {"q_proj": "q_layer", "k_proj": "k_layer", "v_proj": "v_layer", "out_proj": "output_layer"}
 NAMES = {
     SOURCE: "src_embed.lut.weight",
     TARGET: "trg_embed.lut.weight",
     OUTPUT: "decoder.output_layer.weight",
     **{ours: f"{ours.partition('.')[0]}.pe.pe" for ours in POSITIONS},
-    **{
-        f"{stack}.layers.*.{attention}.{projection}": f"{stack}.layers.*.{name}.{layer}"
-        for stack, attention, name in (
-            ("encoder", "self_attn", "src_src_att"),
-            ("decoder", "self_attn", "trg_trg_att"),
-            ("decoder", "encoder_attn", "src_trg_att"),
-        )
-        for projection, layer in ATTENTION.items()
-    },
-    **{
-        f"{stack}.layers.*.{ours}": f"{stack}.layers.*.feed_forward.{theirs}"
-        for stack in ("encoder", "decoder")
-        for ours, theirs in (
-            ("feed_forward.fc1", "pwff_layer.0"),
-            ("feed_forward.fc2", "pwff_layer.3"),
-            ("final_layer_norm", "layer_norm"),
-        )
-    },
-    "encoder.layers.*.self_attn_layer_norm": "encoder.layers.*.layer_norm",
-    "decoder.layers.*.self_attn_layer_norm": "decoder.layers.*.x_layer_norm",
-    "decoder.layers.*.encoder_attn_layer_norm": "decoder.layers.*.dec_layer_norm",
+    **layer_names(
+        {stack: f"{stack}.layers.*" for stack in STACKS},
+        {
+            **{f"{one}_proj": f"{one}_layer" for one in "qkv"},
+            "out_proj": "output_layer",
+            "encoder.self_attn": "src_src_att",
+            "decoder.self_attn": "trg_trg_att",
+            "encoder_attn": "src_trg_att",
+            "fc1": "pwff_layer.0",
+            "fc2": "pwff_layer.3",
+            "encoder.self_attn_layer_norm": "layer_norm",
+            "decoder.self_attn_layer_norm": "x_layer_norm",
+            "encoder_attn_layer_norm": "dec_layer_norm",
+            "final_layer_norm": "feed_forward.layer_norm",
+        },
+    ),
 }
 SIDES = ("src", "trg")
 LAST_NORMS = ("encoder.layer_norm", "decoder.layer_norm")  # pre-norm alone has them

@@ -28,7 +28,7 @@ from ..modeling_vanilla_transformer import (
     VanillaTransformerForConditionalGeneration,
     sinusoidal_table,
 )
-from .base import ConversionError
+from .conversion import ConversionError
 
 ENCODER, DECODER, DECODER_WITH_PAST = "encoder_model", "decoder_model", "decoder_with_past_model"
 # How far logits may be from the model's, as a part of the largest where that is above 1.

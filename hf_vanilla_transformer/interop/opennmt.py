@@ -9,13 +9,12 @@ from typing import Any
 
 from torch import Tensor
 
-from .base import ConversionError, Converted, Options
-from .layout import OUTPUT, POSITIONS, SOURCE, TARGET, Layout, from_tensors
+from .conversion import ConversionError, Converted, Options
+from .layout import OUTPUT, POSITIONS, SOURCE, TARGET, Layout, from_tensors, layer_names
 from .pickles import read, tensors_of, texts_in
 from .segmentation import TOKENIZED_TEXT, tokenizer_of
 
 EMBEDDINGS = "embeddings.make_embedding"
-ATTENTION = {"q_proj": "linear_query", "k_proj": "linear_keys", "v_proj": "linear_values", "out_proj": "final_linear"}
 LAYERS = {"encoder": "encoder.transformer.*", "decoder": "decoder.transformer_layers.*"}
 NAMES = {
     SOURCE: f"encoder.{EMBEDDINGS}.emb_luts.0.weight",
@@ -23,27 +22,22 @@ NAMES = {
     OUTPUT.removesuffix(".weight"): "generator",
     **{ours: f"{ours.partition('.')[0]}.{EMBEDDINGS}.pe.pe" for ours in POSITIONS},
     **{f"{stack}.layer_norm": f"{stack}.layer_norm" for stack in LAYERS},
-    **{
-        f"{stack}.layers.*.{attention}.{projection}": f"{LAYERS[stack]}.{name}.{linear}"
-        for stack, attention, name in (
-            ("encoder", "self_attn", "self_attn"),
-            ("decoder", "self_attn", "self_attn"),
-            ("decoder", "encoder_attn", "context_attn"),
-        )
-        for projection, linear in ATTENTION.items()
-    },
-    **{
-        f"{stack}.layers.*.{ours}": f"{layer}.feed_forward.{theirs}"
-        for stack, layer in LAYERS.items()
-        for ours, theirs in (
-            ("feed_forward.fc1", "w_1"),
-            ("feed_forward.fc2", "w_2"),
-            ("final_layer_norm", "layer_norm"),
-        )
-    },
-    "encoder.layers.*.self_attn_layer_norm": f"{LAYERS['encoder']}.layer_norm",
-    "decoder.layers.*.self_attn_layer_norm": f"{LAYERS['decoder']}.layer_norm_1",
-    "decoder.layers.*.encoder_attn_layer_norm": f"{LAYERS['decoder']}.layer_norm_2",
+    **layer_names(
+        LAYERS,
+        {
+            "q_proj": "linear_query",
+            "k_proj": "linear_keys",
+            "v_proj": "linear_values",
+            "out_proj": "final_linear",
+            "encoder_attn": "context_attn",
+            "fc1": "w_1",
+            "fc2": "w_2",
+            "encoder.self_attn_layer_norm": "layer_norm",
+            "decoder.self_attn_layer_norm": "layer_norm_1",
+            "encoder_attn_layer_norm": "layer_norm_2",
+            "final_layer_norm": "feed_forward.layer_norm",
+        },
+    ),
 }
 # Options that have to have one of these values, if the checkpoint has them; and what others mean.
 WANTED: dict[str, tuple[tuple[Any, ...], str]] = {

@@ -13,7 +13,7 @@ from transformers.convert_slow_tokenizer import import_protobuf
 
 from ..errors import first_line
 from ..tokenization_dictionary import SIDES, DictionaryTokenizer
-from .base import ConversionError
+from .conversion import ConversionError
 
 # The end of errors about missing files.
 WITHOUT = "; add it, or convert without a tokenizer: --no-tokenizer"

@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerBase
 
 from ..configuration_vanilla_transformer import VanillaTransformerConfig
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration, sinusoidal_table
-from .base import ConversionError, check_plain
+from .conversion import ConversionError, check_plain
 from .layout import OUTPUT, POSITIONS, SOURCE, TARGET, Layout, rules_of, to_tensors
 from .mapping import read_names
 
@@ -126,7 +126,7 @@ def _mapping(config: VanillaTransformerConfig) -> dict[str, Any]:
         one.name for one in dataclasses.fields(VanillaTransformerConfig)
     } & VanillaTransformerConfig.__annotations__.keys()
     names = {ours: theirs for ours, theirs in OWN_NAMES.items() if config.output_bias or ours != "lm_head.bias"}
-    mapping: dict[str, Any] = {"extends": "torch", "causal_mask": True, "names": names}
+    mapping: dict[str, Any] = {"extends": "torch", "causal_mask": True, "decoder_start": "token", "names": names}
     if not config.attention_bias:
         mapping["ignored"] = list(ATTENTION_BIASES)
     return {**mapping, "config": {name: getattr(config, name) for name in sorted(own)}}

@@ -15,9 +15,9 @@ from transformers.utils.hub import extract_commit_hash
 
 from ..checkpoints.loading import CONFIG, CheckpointError
 from ..errors import first_line
-from ..interop.base import ConversionError
+from ..interop import marian
+from ..interop.conversion import ConversionError
 from ..interop.convert import convert
-from ..interop.marian import is_marian
 
 logger = logging.get_logger(__name__)
 
@@ -46,7 +46,7 @@ def converted(
     """
     where: dict[str, Any] = {"revision": revision, "token": token, "local_files_only": local_only}
     config = _file(name, CONFIG, where)
-    if config is None or not is_marian(Path(config).parent):
+    if config is None or not marian.recognises(Path(config).parent):
         return None
     if _file(name, "source.spm", where) is None and _file(name, "tokenizer.json", where) is not None:
         return None

@@ -30,7 +30,7 @@ from transformers.utils import logging
 from ..checkpoints.loading import CONFIG, GENERATION_CONFIG, CheckpointError
 from ..errors import first_line
 from ..generation_vanilla_transformer import DEFAULT_MAX_LENGTH, GNMTLengthPenalty, check_settings, sets_length
-from ..interop.base import ConversionError
+from ..interop.conversion import ConversionError
 from .decoding import NO_HYPOTHESIS, Alignment, OtherModel, Translation, batches_of, check_n_best, on_one_line
 from .limits import check_generation
 from .sources import Piece

@@ -16,7 +16,7 @@ from hf_vanilla_transformer import (
 )
 from hf_vanilla_transformer.checkpoints.loading import load_checkpoint
 from hf_vanilla_transformer.interop import torch_nn
-from hf_vanilla_transformer.interop.base import ConversionError
+from hf_vanilla_transformer.interop.conversion import ConversionError
 from hf_vanilla_transformer.interop.convert import convert
 
 ctranslate2 = pytest.importorskip("ctranslate2", reason="ctranslate2 isn't installed")

@@ -14,8 +14,8 @@ import torch.nn.functional as F
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 from hf_vanilla_transformer import cli
-from hf_vanilla_transformer.interop import fairseq
-from hf_vanilla_transformer.interop.base import ConversionError, Options
+from hf_vanilla_transformer.interop import fairseq, pickles
+from hf_vanilla_transformer.interop.conversion import ConversionError, Options
 from hf_vanilla_transformer.interop.convert import convert, recognise
 from hf_vanilla_transformer.interop.segmentation import tokenizer_of
 
@@ -339,12 +339,16 @@ def test_a_file_from_before_pytorch_1_6(tmp_path):
     assert all(torch.equal(value, older[name]) for name, value in newer.items())
 
 
-def test_convert(tmp_path, capsys):
-    theirs = checkpoint(tmp_path / "model", {})
+def test_convert(tmp_path, capsys, monkeypatch):
+    theirs, read = checkpoint(tmp_path / "model", {}), []
+    monkeypatch.setattr(fairseq, "read", lambda file: read.append(file) or pickles.read(file))
     command = ["convert", str(tmp_path / "model"), "--output", str(tmp_path / "ours")]
     assert cli.main(command) == 2
     assert "has neither codes of subword-nmt" in capsys.readouterr().err
+    command[1] = str(tmp_path / "model" / "checkpoint_best.pt")
+    read.clear()
     assert cli.main([*command, "--no-tokenizer"]) == 0
+    assert len(read) == 1
     assert "note: no tokenizer is written: save yours beside the model" in capsys.readouterr().out
     assert_same(AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "ours"), theirs)
 

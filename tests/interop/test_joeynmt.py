@@ -12,7 +12,7 @@ import yaml
 from plain_reference import Reference, assert_same
 
 from hf_vanilla_transformer.interop import joeynmt
-from hf_vanilla_transformer.interop.base import ConversionError, Options
+from hf_vanilla_transformer.interop.conversion import ConversionError, Options
 from hf_vanilla_transformer.interop.convert import recognise
 
 WIDTH, HEADS, LAYERS, INNER = 12, (2, 3), (2, 3), (10, 14)

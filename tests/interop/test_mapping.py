@@ -2,10 +2,16 @@
 
 import collections
 import io
+import itertools
 import math
 import pickle
+import re
+import subprocess
+import sys
 import tarfile
+import zipfile
 
+import numpy as np
 import pytest
 import torch
 import yaml
@@ -16,7 +22,7 @@ from transformers import AutoModelForSeq2SeqLM
 
 from hf_vanilla_transformer import cli
 from hf_vanilla_transformer.interop import mapping
-from hf_vanilla_transformer.interop.base import ConversionError, Options
+from hf_vanilla_transformer.interop.conversion import ConversionError, Options
 from hf_vanilla_transformer.interop.convert import convert
 
 # All sizes differ, so that no axis can be taken for another.
@@ -387,6 +393,69 @@ class Jadore(Reference):
         return self.trg_word_prj(x)
 
 
+class ModuleFc(Reference):
+    attentions, projections, maps = ("self_attn", "cross_attn"), ("w_q", "w_k", "w_v", "fc"), ("fc1", "fc2")
+
+    def __init__(self):
+        super().__init__()
+        attention = lambda: module(**{name: linear() for name in self.projections})  # noqa: E731
+
+        def layer(sublayers):
+            parts = {name: attention() for name in self.attentions[: sublayers - 1]}
+            ffn = module(**dict(zip(self.maps, (linear(D, FFN), linear(FFN, D)), strict=True)))
+            return module(**parts, ffn=ffn, **{f"norm{n}": nn.LayerNorm(D) for n in range(1, sublayers + 1)})
+
+        for stack, words, layers in (
+            ("encoder", SOURCE_WORDS, ENCODER_LAYERS),
+            ("decoder", TARGET_WORDS, DECODER_LAYERS),
+        ):
+            table = buffer("pe", sinusoids()[None])
+            own = {"norm": nn.LayerNorm(D)} if self.is_pre else {}
+            own["layers"] = [layer(2 if stack == "encoder" else 3) for _ in range(layers)]
+            self.add_module(stack, module(embedding=nn.Embedding(words, D), pos_encoding=table, **own))
+        self.add_output(linear(D, TARGET_WORDS))
+
+    def add_output(self, output):
+        self.decoder.fc_out = output
+
+    def logits(self, x):
+        return self.decoder.fc_out(x)
+
+    def embedded(self, ids, stack):
+        part = getattr(self, stack)
+        return part.embedding(ids) * math.sqrt(D) + part.pos_encoding.pe[:, : ids.shape[1]]
+
+    def parts(self, layer, names):
+        run = [attention_by(getattr(layer, name), self.projections) for name in names]
+        inner, outer = (getattr(layer.ffn, name) for name in self.maps)
+        run.append(lambda x: outer(inner(x).relu()))
+        return [one for n, part in enumerate(run, 1) for one in (getattr(layer, f"norm{n}"), part)]
+
+    def encoder_layer(self, number):
+        return self.parts(self.encoder.layers[number], self.attentions[:1])
+
+    def decoder_layer(self, number):
+        return self.parts(self.decoder.layers[number], self.attentions)
+
+
+class ModuleShared(ModuleFc):
+    attentions = ("attention", "attention")
+
+
+class ModulePrenorm(ModuleFc):
+    is_pre = True
+    projections, maps = ("q_linear", "k_linear", "v_linear", "out"), ("linear1", "linear2")
+
+    def add_output(self, output):
+        self.fc_out = output
+
+    def logits(self, x):
+        return self.fc_out(x)
+
+    def last_norm(self, stack):
+        return getattr(self, stack).norm
+
+
 class TorchTutorial(nn.Module):
     def __init__(self, norm_first=False):
         super().__init__()
@@ -418,6 +487,9 @@ LAYOUTS = {
     "hkproj": (Hkproj, {}),
     "hyunwoongko": (Hyunwoongko, {"layer_norm": "biased"}),
     "jadore801120": (Jadore, {"refused": ""}),
+    "module_fc": (ModuleFc, {}),
+    "module_prenorm": (ModulePrenorm, {}),
+    "module_shared": (ModuleShared, {}),
     "samlynnevans": (SamLynnEvans, {}),
     "torch_tutorial": (TorchTutorial, {}),
 }
@@ -509,6 +581,7 @@ def test_every_shipped_layout_is_tested():
 OWN_TORCH = {
     "prefix": "core.",
     "causal_mask": True,
+    "decoder_start": "token",
     "names": {
         "encoder.embed_tokens.weight": "source_words.weight",
         "decoder.embed_tokens.weight": "target_words.weight",
@@ -632,7 +705,8 @@ def test_keys_and_values_of_unlike_widths_in_one_matrix_and_convolutions(tmp_pat
     names = {ours: name for ours, name in names.items() if ".k_proj" not in ours and ".v_proj" not in ours}
     for ours in [ours for ours in names if ours.endswith(".q_proj")]:
         names[ours.replace("q_proj", "{v,k}_proj.weight")] = names[ours].replace("fc_q", "both.weight")
-    own = {"causal_mask": True, "head_split": "transpose", "layer_norm": "biased", "names": names}
+    choices = {"head_split": "transpose", "stacking": "blocks", "decoder_start": "token", "layer_norm": "biased"}
+    own = {"causal_mask": True, **choices, "names": names}
     config = {"norm_position": "post", "layer_norm_eps": 1e-5, "activation_function": "relu", "scale_embedding": True}
     ours = load_own(tmp_path, theirs, {**own, "config": {**HEADS_OF_BOTH, **TOKENS, **config, **UNLIKE_WIDTHS}})
     assert not ours.model.decoder.layers[1].encoder_attn.k_proj.bias.any()  # of which the mapping has no name
@@ -670,6 +744,127 @@ def test_one_matrix_missing_biases_and_heads_apart(tmp_path):
     assert_same(ours, theirs)
 
 
+class StackedByHeads(Bentrevett):
+    """One matrix for queries, keys and values, head by head, as GPT-NeoX and Megatron have it."""
+
+    def __init__(self):
+        super().__init__()
+        for name, part in list(self.named_modules()):
+            if name.endswith("self_attention"):
+                del part.fc_q, part.fc_k, part.fc_v
+                part.qkv = linear(D, 3 * D)
+
+    def by(self, part):
+        if not hasattr(part, "qkv"):
+            return super().by(part)
+
+        def attention(x, memory, mask):
+            q, k, v = (one.flatten(2) for one in part.qkv(x).unflatten(-1, (HEADS, 3, -1)).unbind(-2))
+            return part.fc_o(attend(q, k, v, mask))
+
+        return attention
+
+
+def test_a_matrix_stacked_head_by_head(tmp_path):
+    theirs, names = random_model(StackedByHeads), mapping.read_names("bentrevett")
+    names = {ours: name for ours, name in names.items() if not re.search(r"self_attn.[qkv]_proj", ours)}
+    for place, kind in itertools.product(
+        ("encoder.layers.*.self_att", "decoder.layers.*.self_att"), ("weight", "bias")
+    ):
+        names[f"{place}n.{{q,k,v}}_proj.{kind}"] = f"{place}ention.qkv.{kind}"
+    own = {"causal_mask": True, "head_split": "transpose", "decoder_start": "token", "layer_norm": "biased"}
+    config = {"norm_position": "post", "layer_norm_eps": 1e-5, "activation_function": "relu", "scale_embedding": True}
+    entries = {**own, "names": names, "config": {**HEADS_OF_BOTH, **TOKENS, **config}}
+    assert_same(load_own(tmp_path, theirs, {**entries, "stacking": "heads"}), theirs)
+    with pytest.raises(ConversionError, match="stacking is missing; give blocks or heads"):
+        load_own(tmp_path, theirs, entries)
+
+
+@pytest.mark.parametrize("is_tied", [False, True])
+def test_a_decoder_that_starts_from_zeros(is_tied, tmp_path):
+    theirs = random_model(Bentrevett)
+    if is_tied:
+        theirs.decoder.fc_out.weight = theirs.decoder.tok_embedding.weight
+    ours = load_own(tmp_path, theirs, entries_of("bentrevett", {"decoder_start": "zeros"}))
+    source, target = torch.tensor([[5, 6, 7, END]]), torch.tensor([[START, 4, 5, 6]])
+    with torch.no_grad():
+        words = theirs.decoder.tok_embedding.weight.index_fill(0, torch.tensor(START), 0)
+        theirs.decoder.tok_embedding = nn.Embedding.from_pretrained(words)  # the output keeps its row
+        found = ours(input_ids=source, decoder_input_ids=target).logits
+        assert (found - theirs(source, target)).abs().max() <= 1e-5
+
+
+def test_a_row_of_zeros_among_the_positions(tmp_path):
+    theirs = random_model(Quirks)
+    for stack in (theirs.encoder, theirs.decoder):
+        stack.pos_embedding.weight.data[0] = 0
+    entries = entries_of("bentrevett", {**QUIRKS, "first_position": 1}, d_model=D, scale_embedding=False)
+    assert_same(load_own(tmp_path, theirs, entries), theirs)
+    del entries["first_position"]
+    with pytest.raises(ConversionError, match=r"row 0 of encoder.pos_embedding.weight is zeros.*give first_position"):
+        load_own(tmp_path, theirs, entries)
+
+
+def test_one_list_of_sub_layers_counted_from_one(tmp_path):
+    """Attention and feed-forward in turns: 1 to 4 are the encoder's, and 5 to 13 the decoder's."""
+    theirs = random_model(Bentrevett)
+
+    def renamed(name, number):
+        stack, part = name.split(".")[0], name.split(".")[3]
+        turn = {"self": 0, "enc": 1, "encoder": 1}.get(part.split("_")[0], 1 if stack == "encoder" else 2)
+        place = number(2, turn + 1) if stack == "encoder" else number(3, turn + 2 * ENCODER_LAYERS + 1)
+        return f"blocks.{place}.{name.split('.', 3)[3]}"
+
+    names = {
+        ours: renamed(name, lambda step, first: f"{{{step}n+{first}}}") if "*" in name else name
+        for ours, name in mapping.read_names("bentrevett").items()
+    }
+    state = {}
+    for name, value in theirs.state_dict().items():
+        layer = re.search(r"layers\.(\d+)", name)
+        state[renamed(name, lambda step, first, n=layer: step * int(n[1]) + first) if layer else name] = value
+    assert {int(name.split(".")[1]) for name in state if name.startswith("blocks.")} == set(range(1, 14))
+    torch.save(state, tmp_path / "model.pt")
+    file = written(tmp_path, entries_of("bentrevett", {"names": names}, encoder_layers=ENCODER_LAYERS))
+    assert_same(mapping.load(tmp_path / "model.pt", Options(mapping=file)).model, theirs)
+    explicit = {
+        ours.replace("*", str(number)): re.sub(
+            r"{(\d)n\+(\d+)}", lambda found, n=number: str(int(found[1]) * n + int(found[2])), name
+        )
+        for ours, name in names.items()
+        for number in range(ENCODER_LAYERS if ours.startswith("encoder") else DECODER_LAYERS)
+    }
+    entries = entries_of("bentrevett", {"names": explicit})
+    file = written(tmp_path, {**mapping._entries(written(tmp_path, entries)), "names": explicit})
+    assert_same(mapping.load(tmp_path / "model.pt", Options(mapping=file)).model, theirs)
+
+
+class PlainNorms(Bentrevett):
+    """LayerNorms without gain and bias."""
+
+    def __init__(self):
+        super().__init__()
+        for name, part in list(self.named_modules()):
+            if isinstance(part, nn.LayerNorm):
+                self.get_submodule(name.rpartition(".")[0]).add_module(
+                    name.rpartition(".")[2], nn.LayerNorm(D, elementwise_affine=False)
+                )
+
+
+def test_norms_without_gain_and_bias(tmp_path):
+    theirs = random_model(PlainNorms)
+    norms = [ours for ours in mapping.read_names("bentrevett") if ours.endswith("layer_norm")]
+    names = {f"{ours}.{kind}": int(kind == "weight") for ours in norms for kind in ("weight", "bias")}
+    assert_same(load_own(tmp_path, theirs, entries_of("bentrevett", {"names": names})), theirs)
+
+
+def test_an_embedding_without_an_output(tmp_path):
+    theirs = random_model(Bentrevett)
+    theirs.decoder.tok_embedding = nn.Embedding(TARGET_WORDS + 1, D)
+    with pytest.raises(ConversionError, match=r"embeddings have 20 rows and the output 19.*insert the missing rows"):
+        load_own(tmp_path, theirs, entries_of("bentrevett"))
+
+
 # ---- What is refused ----
 REFUSALS = {
     "heads without a transpose": ({"head_split": "view"}, "cut by view(B, h, T, d_k) without a transpose"),
@@ -702,7 +897,7 @@ def test_refusals(case, tmp_path):
 
 
 FIELDS = {
-    "wrong number of heads": ({"encoder_attention_heads": 5}, "encoder_attention_heads is 5, which doesn't divide"),
+    "wrong number of heads": ({"encoder_attention_heads": 5}, "encoder_attention_heads is 5 and doesn't divide"),
     "an end that isn't there": (
         {"eos_token_id": TARGET_WORDS},
         "eos_token_id is 19, and the target vocabulary has 19 tokens, from 0 up",
@@ -727,7 +922,7 @@ def test_numbers_that_no_tensor_tells(tmp_path):
     entries = entries_of("bentrevett")
     for name in ("pad_token_id", "decoder_start_token_id"):
         del entries["config"][name]
-    with pytest.raises(ConversionError, match="which no tensor tells") as raised:
+    with pytest.raises(ConversionError, match="no tensor tells that") as raised:
         load_own(tmp_path, random_model(Bentrevett), entries)
     assert "pad_token_id" in str(raised.value)
     assert "decoder_start_token_id" in str(raised.value)
@@ -860,7 +1055,104 @@ def test_a_mapping_is_plain_data(tmp_path, monkeypatch):
     assert not (tmp_path / "planted").exists()
 
 
+def test_an_archive_that_unpacks_to_far_more_than_its_size(tmp_path):
+    """A compressed archive, and a tensor that repeats one number."""
+    theirs = random_model(Bentrevett)
+    file = written(tmp_path, entries_of("bentrevett"))
+    with (
+        zipfile.ZipFile(saved(tmp_path, theirs)) as archive,
+        zipfile.ZipFile(tmp_path / "packed.pt", "w", zipfile.ZIP_DEFLATED) as packed,
+    ):
+        for name in archive.namelist():
+            packed.writestr(name, archive.read(name) + bytes(1_000_000 if "/data/" in name else 0))
+    state = {**theirs.state_dict(), "decoder.fc_out.bias": torch.zeros(1).expand(2**28)}
+    torch.save(state, tmp_path / "repeated.pt")
+    for name, message in (
+        ("packed", "packed.pt can't be read .it is compressed"),
+        ("repeated", "repeat their numbers"),
+    ):
+        with pytest.raises(ConversionError, match=message):
+            mapping.load(tmp_path / f"{name}.pt", Options(mapping=file))
+
+
 # ---- The command ----
+@pytest.mark.parametrize("kind", ["pt", "npz"])
+def test_check(kind, tmp_path, capsys):
+    """Logits of the original are compared; with another number of heads, nothing is written."""
+    theirs, (source, target) = random_model(Bentrevett), batch()
+    with torch.no_grad():
+        logits = theirs(source, target)
+    names = {"input_ids": source, "attention_mask": source != PAD, "decoder_input_ids": target, "logits": logits}
+    example = tmp_path / f"example.{kind}"
+    if kind == "pt":
+        torch.save(names, example)
+    else:
+        np.savez(example, **{name: value.numpy() for name, value in names.items()})
+    command = ["convert", str(saved(tmp_path, theirs)), "--output", str(tmp_path / "ours"), "--check", str(example)]
+    for heads in (4, HEADS):
+        given = written(tmp_path, entries_of("bentrevett", encoder_attention_heads=heads))
+        code = cli.main([*command, "--mapping", str(given)])
+        out, err = capsys.readouterr()
+        if heads == HEADS:
+            assert (code, re.search(r"note: logits differ from the example's by at most (\d)e-0[67]", out) is None) == (
+                0,
+                False,
+            )
+        else:
+            assert code == 2
+            assert re.search(r"the converted model isn't the original: its logits differ by up to \d\.\d+, where", err)
+            assert not (tmp_path / "ours").exists()
+
+
+CHECKS = {
+    "no logits": (lambda example: example.pop("logits"), "has no logits"),
+    "another vocabulary": (lambda example: example.update(logits=torch.zeros(2, 5, 7)), "logits are (2, 5, 7)"),
+    "an id too high": (lambda example: example["input_ids"].fill_(99), "input_ids are not all between 0 and 16"),
+    "half precision": (lambda example: example.update(logits=torch.zeros(2, 5, 19).half()), "in float32"),
+    "a list": (lambda example: example.update(input_ids=[1, 2]), "isn't a tensor"),
+}
+
+
+@pytest.mark.parametrize("case", CHECKS)
+def test_examples_that_are_refused(case, tmp_path):
+    theirs, (source, target) = random_model(Bentrevett), batch()
+    change, message = CHECKS[case]
+    example = {"input_ids": source, "attention_mask": source != PAD, "decoder_input_ids": target}
+    example["logits"] = torch.zeros(2, 5, TARGET_WORDS)
+    change(example)
+    torch.save(example, tmp_path / "example.pt")
+    with pytest.raises(ConversionError) as raised:
+        convert(
+            saved(tmp_path, theirs),
+            tmp_path / "ours",
+            mapping=written(tmp_path, entries_of("bentrevett")),
+            check=tmp_path / "example.pt",
+        )
+    assert message in str(raised.value)
+    assert not (tmp_path / "ours").exists()
+
+
+def test_what_needs_no_torch(tmp_path):
+    """The list of mappings, an output that exists and an example that doesn't are answered before slow imports."""
+    program = (
+        "import sys, hf_vanilla_transformer_cli\n"
+        "try: code = hf_vanilla_transformer_cli.main()\n"
+        "except SystemExit as end: code = end.code\n"
+        "sys.exit(9 if 'torch' in sys.modules else code)"
+    )
+    (tmp_path / "there").write_text("mine")
+    source = str(saved(tmp_path, nn.Linear(2, 2)))
+    for arguments, code, message in (
+        (["--list-mappings"], 0, "module_fc: Modules with w_q, w_k, w_v and fc in each attention"),
+        ([source, "--output", str(tmp_path / "there")], 2, "there exists; choose another output"),
+        ([source, "--output", str(tmp_path / "new"), "--check", "no.npz"], 2, "--check no.npz doesn't exist"),
+    ):
+        command = [sys.executable, "-c", program, "convert", *arguments]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert done.returncode == code, done.stderr
+        assert message in done.stdout + done.stderr
+
+
 @pytest.mark.parametrize("kind", ["pt", "state_dict", "safetensors"])
 def test_convert(kind, tmp_path, capsys):
     theirs = random_model(Annotated)

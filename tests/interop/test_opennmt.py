@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 
 from hf_vanilla_transformer import Translator
 from hf_vanilla_transformer.interop import opennmt
-from hf_vanilla_transformer.interop.base import ConversionError, Options
+from hf_vanilla_transformer.interop.conversion import ConversionError, Options
 from hf_vanilla_transformer.interop.convert import recognise
 
 WIDTH, INNER, ENCODER, DECODER = 12, 10, 2, 3
