@@ -71,7 +71,7 @@ def compare(model: VanillaTransformerForConditionalGeneration, example: dict[str
     difference, largest = ((found - expected)[kept].abs().max().item(), expected[kept].abs().max().item())
     if not difference <= TOLERANCE * max(1.0, largest):  # NaN isn't either
         raise ConversionError(
-            f"the converted model isn't the original: its logits differ by up to {difference:.3g}, where the largest is "
-            f"{largest:.3g}. Check what no tensor tells: heads, positions, activation, norms, epsilon, scaling"
+            f"the converted model isn't the original: its logits differ by up to {difference:.3g}, where the largest "
+            f"is {largest:.3g}. Check what no tensor tells: heads, positions, activation, norms, epsilon, scaling"
         )
     return f"logits differ from the example's by at most {difference:.1g}, where the largest is {largest:.3g}"

@@ -172,8 +172,10 @@ class VanillaTransformerLoader(ModelLoader):
             raise ConversionError(
                 f"CTranslate2 has no activation_function {config.activation_function!r}; it has {known}"
             )
-        encoder = _EncoderSpec(config.encoder_layers, config.encoder_attention_heads, **_options(model.model.encoder))
-        decoder = _DecoderSpec(
+        encoder = transformer_spec.TransformerEncoderSpec(
+            config.encoder_layers, config.encoder_attention_heads, **_options(model.model.encoder)
+        )
+        decoder = transformer_spec.TransformerDecoderSpec(
             config.decoder_layers,
             config.decoder_attention_heads,
             alignment_heads=config.decoder_attention_heads,  # return_attention: their mean
@@ -194,7 +196,8 @@ class VanillaTransformerLoader(ModelLoader):
         spec.scale_embeddings = config.scale_embedding
         spec.position_encodings.encodings = _table(stack, config)
         self.set_embeddings(embeddings, stack.embed_tokens)
-        if config.final_layer_norm:
+        if config.final_layer_norm:  # also behind post-norm layers, whose spec has no such attribute and is frozen
+            vars(spec)["layer_norm"] = common_spec.LayerNormSpec()
             self.set_layer_norm(spec.layer_norm, stack.layer_norm)
         for layer_spec, layer in zip(spec.layer, stack.layers, strict=True):
             attentions = {"self_attention": "self_attn", "attention": "encoder_attn"}
@@ -251,29 +254,11 @@ class VanillaTransformerLoader(ModelLoader):
         config.add_attribute("max_position_embeddings", len(_table(model.model.decoder, model.config)))
 
 
-class _EncoderSpec(transformer_spec.TransformerEncoderSpec):
-    """An encoder that may have a last LayerNorm behind post-norm layers."""
-
-    def __init__(self, *args: Any, no_final_norm: bool, **kwargs: Any) -> None:
-        super().__init__(*args, no_final_norm=True, **kwargs)
-        if not no_final_norm:
-            self.layer_norm = common_spec.LayerNormSpec()
-
-
-class _DecoderSpec(transformer_spec.TransformerDecoderSpec):
-    """A decoder that may have a last LayerNorm behind post-norm layers."""
-
-    def __init__(self, *args: Any, no_final_norm: bool, **kwargs: Any) -> None:
-        super().__init__(*args, no_final_norm=True, **kwargs)
-        if not no_final_norm:
-            self.layer_norm = common_spec.LayerNormSpec()
-
-
 def _options(stack: Any) -> dict[str, Any]:
     config: VanillaTransformerConfig = stack.config
     return {
         "pre_norm": config.norm_position == "pre",
-        "no_final_norm": not config.final_layer_norm,
+        "no_final_norm": True,
         "activation": ACTIVATIONS[config.activation_function],
         "head_dim": _head_dim(stack.layers[0].self_attn),
     }

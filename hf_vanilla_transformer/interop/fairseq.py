@@ -42,43 +42,36 @@ ACTIVATIONS = {
     "tanh": "tanh",
     "linear": "linear",
 }
-# Settings that change what is computed into something that ours doesn't have, if they are anything but off.
+# Settings of other models that have the same tensors, if they are anything but off.
 REFUSED = {
-    "adaptive_input": "factored embeddings",
-    "adaptive_softmax_cutoff": "an adaptive softmax",
     "cross_self_attention": "attention to source and target at once",
     "decoder_layerdrop": "layer drop",
-    "decoder_layers_to_keep": "layers that are left out",
     "decoder_xformers_att_config": "another attention",
     "encoder_layerdrop": "layer drop",
-    "encoder_layers_to_keep": "layers that are left out",
     "encoder_xformers_att_config": "another attention",
-    "layernorm_embedding": "a LayerNorm on embeddings",
-    "no_cross_attention": "a decoder that doesn't see the source",
-    "no_decoder_final_norm": "a pre-norm decoder without a last LayerNorm",
     "no_token_positional_embeddings": "no positions",
     "quant_noise_pq": "quantization noise",
     "quant_noise_scalar": "quantization noise",
-    "tie_adaptive_weights": "an adaptive softmax",
-}
-# Architectures that may have the tensors of `transformer` and compute something else, and those that are `transformer`.
-OTHER_MODELS = {
-    "transformer_from_pretrained_xlm": "XLM",
-    "transformer_lm": "a language model",
-    "transformer_monotonic": "simultaneous translation",
-    "transformer_pointer_generator": "a pointer-generator",
-    "transformer_ulm": "a language model",
-    "transformer_unidirectional": "an encoder that doesn't see what follows",
 }
 SIZES = ("tiny", "iwslt_de_en", "wmt_en_de", "wmt_en_de_big", "wmt_en_de_big_t2t", "wmt_en_de_big_align", "align")
-ARCHITECTURES = ("transformer", *(f"transformer_{one}" for one in (*SIZES, "vaswani_wmt_en_de_big")))
-ARCHITECTURES = (*ARCHITECTURES, "transformer_vaswani_wmt_en_fr_big")
-# Tasks whose decoder starts from another token than </s>, or whose dictionaries have tokens that their files lack.
-OTHER_TASKS = (
-    "denoising", "multilingual_denoising", "multilingual_translation", "multilingual_translation_latent_depth",
-    "online_backtranslation", "semisupervised_translation", "simul_text_to_text", "translation_from_pretrained_bart",
-    "translation_from_pretrained_xlm", "translation_lev", "translation_moe", "translation_multi_simple_epoch",
-)  # fmt: skip
+OWN = {
+    "arch": (
+        *("transformer", "transformer_vaswani_wmt_en_de_big", "transformer_vaswani_wmt_en_fr_big"),
+        *(f"transformer_{one}" for one in SIZES),
+    ),
+    "task": ("translation",),
+}
+# Models with the same tensors that compute something else, and tasks whose decoder starts from another token than </s>
+# or whose dictionaries have tokens that their files lack.
+OTHERS = {
+    "arch": ("transformer_monotonic", "transformer_unidirectional"),
+    "task": (
+        "denoising", "multilingual_denoising", "multilingual_translation", "multilingual_translation_latent_depth",
+        "online_backtranslation", "semisupervised_translation", "simul_text_to_text",
+        "translation_from_pretrained_bart", "translation_from_pretrained_xlm", "translation_lev", "translation_moe",
+        "translation_multi_simple_epoch",
+    ),
+}  # fmt: skip
 # fairseq-generate: a beam of 5, no padding, no empty translation, and at most 200 tokens before </s>.
 LONGEST = 200
 DECODING: dict[str, Any] = {
@@ -127,40 +120,27 @@ def load(source: str | Path, options: Options) -> Converted:
     """
     file = _checkpoint(Path(source))
     value = read(file)
-    if not _is_checkpoint(value):
-        raise ConversionError(f"{file} is no checkpoint of fairseq, which has `model` and `args` or `cfg`")
+    if not isinstance(value, Mapping) or "model" not in value or value.keys().isdisjoint(SETTINGS):
+        raise ConversionError(f"{file} is no checkpoint of fairseq: it lacks `model`, or `args` and `cfg`")
     settings = settings_of(value)
     tensors = tensors_of(value["model"], file)
     model = from_tensors(tensors, layout_of(settings, tensors))
     model.generation_config = _generation_config(settings, model.config)
-    dictionaries = _dictionaries(file.parent, settings)
-    sizes = (model.config.vocab_size, model.config.target_vocab_size)
-    for side, words, size in zip(("source", "target"), dictionaries, sizes, strict=True):
-        if words is not None and len(words) != size:
-            raise ConversionError(f"the {side} dictionary has {len(words):,} entries and the embeddings {size:,} rows")
-    is_joint = model.config.share_encoder_decoder_embeddings
-    if is_joint and None not in dictionaries and dictionaries[0] != dictionaries[1]:
-        raise ConversionError("source and target share their embeddings, and their dictionaries differ")
-    notes = [DECODING_NOTE, *_notes(settings)]
-    if None in dictionaries:
+    dictionaries = _dictionaries(file.parent, settings, model.config)
+    notes = [DECODING_NOTE]
+    notes += [
+        f"{name} {settings[name]} isn't fairseq's own; it is taken for {known[0]}, and has to compute the same"
+        for name, known in OWN.items()
+        if settings[name] is not None and settings[name] not in known
+    ]
+    if [] in dictionaries:
         notes.append(f"there are no dictionaries (dict.*.txt) of both languages in {file.parent}: none was compared")
     languages = [settings[name] for name in LANGUAGES if isinstance(settings.get(name), str)]
     tokenizer = None
     if options.with_tokenizer:
-        tokens = (dictionaries[0] or [], dictionaries[1] or [])
-        tokenizer = tokenizer_of(file.parent, tokens, SPECIAL_TOKENS, languages=tuple(languages))
+        tokenizer = tokenizer_of(file.parent, dictionaries, SPECIAL_TOKENS, languages=tuple(languages))
         notes.append(TOKENIZED_TEXT)
     return Converted(model, tokenizer, {"language": languages}, notes=tuple(notes))
-
-
-def _notes(settings: Mapping[str, Any]) -> list[str]:
-    """Names code that isn't fairseq's own, of which nothing is known here."""
-    own = {"arch": ARCHITECTURES, "task": ("translation",)}
-    return [
-        f"{name} {settings[name]} isn't fairseq's own; it is taken for {known[0]}, and has to compute the same"
-        for name, known in own.items()
-        if settings[name] is not None and settings[name] not in known
-    ]
 
 
 def _generation_config(settings: Mapping[str, Any], config: VanillaTransformerConfig) -> GenerationConfig:
@@ -179,12 +159,6 @@ def _checkpoint(source: Path) -> Path:
     if not found or (found[0].name not in CHECKPOINTS and len(found) > 1):
         raise ConversionError(f"{source} has none of {', '.join(CHECKPOINTS)}; give the checkpoint itself")
     return found[0]
-
-
-def _is_checkpoint(value: Any) -> bool:
-    return (
-        isinstance(value, Mapping) and isinstance(value.get("model"), Mapping) and not value.keys().isdisjoint(SETTINGS)
-    )
 
 
 # ---- Settings ----
@@ -208,19 +182,13 @@ def layout_of(settings: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Lay
         ConversionError: A setting makes another model than ours.
     """
     reasons = [f"{name} ({what})" for name, what in REFUSED.items() if settings.get(name)]
-    arch, task = str(settings["arch"]), settings["task"]
-    reasons += [f"arch {arch} ({what})" for name, what in OTHER_MODELS.items() if arch.startswith(name)]
-    if task in OTHER_TASKS:
-        reasons.append(f"task {task} (tokens of its own, or a decoder that starts otherwise)")
+    reasons += [f"{name} {settings[name]}" for name, others in OTHERS.items() if settings[name] in others]
     if reasons:
-        raise ConversionError(f"it has what ours doesn't: {', '.join(reasons)}")
+        raise ConversionError(f"it has what this model doesn't: {', '.join(reasons)}")
     activation = settings.get("activation_fn") or "relu"
     if activation not in ACTIVATIONS:
-        raise ConversionError(f"activation_fn is {activation!r}; ours can be {', '.join(ACTIVATIONS)}")
-    is_learned, is_pre = (
-        _of_both(settings, "encoder_learned_pos", "decoder_learned_pos"),
-        _of_both(settings, "encoder_normalize_before", "decoder_normalize_before"),
-    )
+        raise ConversionError(f"activation_fn is {activation!r}; known are {', '.join(ACTIVATIONS)}")
+    is_learned, is_pre = (_of_both(settings, name) for name in ("learned_pos", "normalize_before"))
     shares = bool(settings.get("share_all_embeddings") or settings.get("merge_src_tgt_embed"))
     has_last_norms = is_pre and _has_last_norms(tensors)
     fields = {
@@ -238,9 +206,6 @@ def layout_of(settings: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Lay
     for name in ("dropout", "attention_dropout", "activation_dropout"):
         if isinstance(settings.get(name), (int, float)) and settings[name]:
             fields[name] = settings[name]
-    for stack in STACKS:
-        if isinstance(settings.get(f"{stack}_layers"), int):
-            fields[f"{stack}_layers"] = settings[f"{stack}_layers"]
     names = _names(tensors, is_learned, has_last_norms)
     first = PAD + 1 if is_learned else 0
     return Layout(names, fields, IGNORED, first_position=first, required=("*.bias",))
@@ -252,10 +217,11 @@ def _has_last_norms(tensors: Mapping[str, Tensor]) -> bool:
     return all(one is not None and one.numel() == 1 and one.item() >= VERSION for one in versions)
 
 
-def _of_both(settings: Mapping[str, Any], one: str, other: str) -> bool:
-    if bool(settings.get(one)) != bool(settings.get(other)):
-        raise ConversionError(f"{one} is {settings.get(one)} and {other} {settings.get(other)}; ours has one for both")
-    return bool(settings.get(one))
+def _of_both(settings: Mapping[str, Any], name: str) -> bool:
+    encoder, decoder = (settings.get(f"{stack}_{name}") for stack in STACKS)
+    if bool(encoder) != bool(decoder):
+        raise ConversionError(f"encoder_{name} is {encoder} and decoder_{name} {decoder}; here, both stacks are alike")
+    return bool(encoder)
 
 
 def _heads(settings: Mapping[str, Any], stack: str) -> int:
@@ -290,13 +256,23 @@ def _names(tensors: Mapping[str, Tensor], is_learned: bool, has_last_norms: bool
 
 
 # ---- Dictionaries ----
-def _dictionaries(folder: Path, settings: Mapping[str, Any]) -> tuple[list[str] | None, list[str] | None]:
-    """Returns the tokens of source and target in the order of their ids; None: there is no file."""
+def _dictionaries(
+    folder: Path, settings: Mapping[str, Any], config: VanillaTransformerConfig
+) -> tuple[list[str], list[str]]:
+    """Returns the tokens of source and target in the order of their ids; [] where there is no file.
+
+    Raises:
+        ConversionError: A file is damaged, or not that of the model.
+    """
     files = [folder / f"dict.{settings.get(name)}.txt" for name in LANGUAGES]
-    source, target = (dictionary(file) if file.is_file() else None for file in files)
-    if settings.get("merge_src_tgt_embed") and source is not None and target is not None:
-        known = set(source)
-        source = target = [*source, *(token for token in target if token not in known)]
+    source, target = (dictionary(file) if file.is_file() else [] for file in files)
+    if settings.get("merge_src_tgt_embed") and source and target:
+        source = target = list(dict.fromkeys([*source, *target]))
+    for side, words, size in (("source", source, config.vocab_size), ("target", target, config.target_vocab_size)):
+        if words and len(words) != size:
+            raise ConversionError(f"the {side} dictionary has {len(words):,} entries and the embeddings {size:,} rows")
+    if config.share_encoder_decoder_embeddings and source and target and source != target:
+        raise ConversionError("source and target share their embeddings, and their dictionaries differ")
     return source, target
 
 

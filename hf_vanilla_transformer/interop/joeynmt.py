@@ -45,10 +45,7 @@ ACTIVATIONS = {"relu": "relu", "gelu": "gelu", "swish": "silu"}
 # JoeyNMT's own defaults, of the encoder and of the decoder.
 DEFAULTS: dict[str, tuple[Any, Any]] = {
     "type": ("recurrent", "transformer"),
-    "num_layers": (8, 4),
     "num_heads": (4, 8),
-    "hidden_size": (512, 512),
-    "ff_size": (2048, 2048),
     "alpha": (1.0, 1.0),
     "activation": ("relu", "relu"),
     "layer_norm": (None, "post"),  # of the encoder: "pre" in 2.3, "post" before
@@ -236,20 +233,15 @@ def _fields(model: Mapping[str, Any], has_last_norms: bool) -> tuple[dict[str, A
                 f"the {stack}'s activation is {settings['activation']!r}; known are {', '.join(ACTIVATIONS)}"
             )
     norm = _norm_position(model, has_last_norms)
-    for name in ("activation", "hidden_size"):
-        if encoder[name] != decoder[name]:
-            raise ConversionError(
-                f"{name} is {encoder[name]!r} in the encoder and {decoder[name]!r} in the decoder; ours is one for both"
-            )
-    sizes = {
-        f"{stack}_{ours}": settings[theirs]
-        for stack, settings in (("encoder", encoder), ("decoder", decoder))
-        for ours, theirs in (("layers", "num_layers"), ("attention_heads", "num_heads"), ("ffn_dim", "ff_size"))
-    }
+    if encoder["activation"] != decoder["activation"]:
+        raise ConversionError(
+            f"activation is {encoder['activation']!r} in the encoder and {decoder['activation']!r} in the decoder; "
+            "here, it is one for both"
+        )
     dropout = encoder["dropout"]
     return {
-        **sizes,
-        "d_model": encoder["hidden_size"],
+        "encoder_attention_heads": encoder["num_heads"],
+        "decoder_attention_heads": decoder["num_heads"],
         "norm_position": norm,
         "final_layer_norm": norm == "pre",
         "layer_norm_eps": 1e-6,

@@ -104,7 +104,7 @@ def load(source: str | Path, options: Options) -> Converted:
     except TypeError as error:
         raise ConversionError(f"{file}: its opt is no table of options") from error
     _check_options(settings)
-    layout = Layout(NAMES, {**_sizes(settings), **_tokens(checkpoint["vocab"])}, required=_required(settings))
+    layout = Layout(NAMES, {**_fields(settings), **_tokens(checkpoint["vocab"])}, required=_required(settings))
     model = from_tensors(_tensors(checkpoint, file), layout)
     if not options.with_tokenizer:
         return Converted(model, notes=(DECODING,))
@@ -151,26 +151,13 @@ def _check_options(settings: Mapping[str, Any]) -> None:
             raise ConversionError(f"the model can't be converted: its {name} is {settings[name]!r}, so {meaning}")
 
 
-def _sizes(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the fields that the options tell; an option that is -1 or absent has its value elsewhere."""
-
-    def number(*names: str, default: int | None = None) -> int | None:
-        values = [settings[name] for name in names if settings.get(name) not in (None, -1)]
-        if any(isinstance(one, bool) or not isinstance(one, int) for one in values):
-            raise ConversionError(f"the model's option {names[0]} is {values[0]!r}; a number is expected")
-        return values[0] if values else default
-
-    heads = number("heads", default=8)
-    sizes: dict[str, Any] = {
-        "d_model": number("hidden_size", "enc_hid_size"),
-        "encoder_layers": number("layers", "enc_layers"),
-        "decoder_layers": number("layers", "dec_layers"),
-        "encoder_ffn_dim": number("transformer_ff"),
-        "decoder_ffn_dim": number("transformer_ff"),
-    }
+def _fields(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the fields that the options tell and the tensors don't."""
+    heads = settings.get("heads", 8)
+    if isinstance(heads, bool) or not isinstance(heads, int):
+        raise ConversionError(f"the model's option heads is {heads!r}, not a number")
     dropout, attention_dropout = (_last(settings.get(name, 0.0)) for name in ("dropout", "attention_dropout"))
     return {
-        **{name: value for name, value in sizes.items() if value is not None},
         "encoder_attention_heads": heads,
         "decoder_attention_heads": heads,
         "norm_position": "pre",

@@ -244,7 +244,6 @@ def test_same_logits_and_translations(case, tmp_path):
 
 REFUSALS = {
     "layer drop": ({"decoder_layerdrop": 0.2}, "decoder_layerdrop (layer drop)"),
-    "LayerNorm on embeddings": ({"layernorm_embedding": True}, "layernorm_embedding (a LayerNorm on embeddings)"),
     "an activation": ({"activation_fn": "sine"}, "activation_fn is 'sine'"),
     "norms": (
         {"decoder_normalize_before": True},
