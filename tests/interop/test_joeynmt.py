@@ -88,7 +88,7 @@ def test_its_tokenizer(tmp_path):
     assert made.tokenizer("s1 s15")["input_ids"] == [5, 19, 3]
     assert made.tokenizer(text_target="t1 t2")["input_ids"] == [5, 6, 3]
     for change, message in (
-        ({"lowercase": True}, "data.src of config.yaml has lowercase: True, which no tokenizer here does"),
+        ({"lowercase": True}, "data.src of config.yaml has lowercase: True; no tokenizer here does that"),
         ({"level": "word"}, "has level: word"),
         ({"tokenizer_cfg": {"codes": "codes.3000", "pretokenizer": "moses"}}, "has pretokenizer: moses"),
         ({"tokenizer_cfg": {"model_file": "no.model"}}, "no.model, which the tokenizer needs, doesn't exist"),
@@ -137,9 +137,9 @@ def test_settings_of_decoding(tmp_path):
     [
         ("encoder", {"alpha": 0.5}, "alpha is 0.5"),
         ("decoder", {"activation": "tanh"}, "known are relu, gelu, swish"),
-        ("decoder", {"activation": "gelu"}, "here, it is one for both"),
-        ("decoder", {"layer_norm": "pre"}, "pre or post in both"),
-        ("decoder", {"embeddings": {"scale": False}}, "embeddings of one side are scaled"),
+        ("decoder", {"activation": "gelu"}, "here, both are alike"),
+        ("decoder", {"layer_norm": "pre"}, "here, both are alike"),
+        ("decoder", {"embeddings": {"scale": False}}, "scale is True in the encoder and False in the decoder"),
         ("encoder", {"num_heads": 5}, "doesn't divide"),
     ],
 )
