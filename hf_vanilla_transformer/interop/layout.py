@@ -213,13 +213,10 @@ def _config(
 
 def _check_types(fields: Mapping[str, Any]) -> None:
     """Refuses fields that are no numbers, before anything is computed with them."""
-    for stack in STACKS:
-        if fields.get(f"{stack}_attention_heads") is None:
-            raise ConversionError(f"the number of heads is in no tensor: give {stack}_attention_heads")
     for name, value in fields.items():
         wanted = VanillaTransformerConfig.__annotations__.get(name)
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        if wanted in (int, float, int | None, float | int) and not (is_number or value is None):
+        if wanted in (int, float, int | None, float | int) and not (is_number or (value is None and wanted is not int)):
             hint = ": YAML takes numbers such as 1e-6 for text; write 1.0e-6" if isinstance(value, str) else ""
             raise ConversionError(f"{name} is {value!r}, not a number{hint}")
 

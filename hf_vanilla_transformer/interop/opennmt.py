@@ -11,7 +11,7 @@ from torch import Tensor
 
 from .conversion import ConversionError, Converted, Options
 from .layout import OUTPUT, POSITIONS, SOURCE, TARGET, Layout, from_tensors, layer_names
-from .pickles import read, tensors_of, texts_in
+from .pickles import fields_of, read, tensors_of, texts_in
 from .segmentation import TOKENIZED_TEXT, tokenizer_of
 
 EMBEDDINGS = "embeddings.make_embedding"
@@ -39,34 +39,23 @@ NAMES = {
         },
     ),
 }
-# Options that have to have one of these values, if the checkpoint has them; and what others mean.
-WANTED: dict[str, tuple[tuple[Any, ...], str]] = {
-    "model_task": (("seq2seq",), "it isn't an encoder-decoder"),
-    "encoder_type": (("transformer",), "its encoder is no Transformer"),
-    "decoder_type": (("transformer",), "its decoder is no Transformer"),
-    "self_attn_type": (("scaled-dot", "scaled-dot-flash"), "its decoder averages instead of attending to itself"),
-    "layer_norm": (("standard",), "its normalization takes no mean off, which LayerNorm does"),
-    "generator_function": (("softmax",), "its probabilities aren't a softmax"),
-    "position_encoding_type": (("SinusoidalInterleaved", "SinusoidalConcat"), "its positions aren't known here"),
-    "pos_ffn_activation_fn": (("relu", "gelu"), "its feed-forward layers are gated, or their function isn't known"),
-    "position_encoding": ((True,), "it has no sinusoids, and its embeddings aren't scaled"),
+# Options that the model has to have with one of these values, if at all.
+WANTED: dict[str, tuple[Any, ...]] = {
+    "model_task": ("seq2seq",),
+    "encoder_type": ("transformer",),
+    "decoder_type": ("transformer",),
+    "self_attn_type": ("scaled-dot", "scaled-dot-flash"),
+    "layer_norm": ("standard",),
+    "generator_function": ("softmax",),
+    "position_encoding_type": ("SinusoidalInterleaved", "SinusoidalConcat"),
+    "pos_ffn_activation_fn": ("relu", "gelu"),
+    "position_encoding": (True,),
 }
-# Options that have to be off, and what they mean.
-UNWANTED = {
-    "max_relative_positions": "it has relative positions, which our attention doesn't",
-    "relative_positions_buckets": "it has relative positions, which our attention doesn't",
-    "multiquery": "its heads share keys and values",
-    "num_kv": "its heads share keys and values",
-    "sliding_window": "its decoder sees a window of the target only",
-    "num_experts": "its feed-forward layers are mixtures of experts",
-    "parallel_residual": "its sub-layers run in parallel, not one after the other",
-    "copy_attn": "its output copies words of the source",
-    "src_feats": "its source has features beside the tokens",
-    "n_src_feats": "its source has features beside the tokens",
-    "lora_layers": "it has adapters: merge them first with OpenNMT-py's tools/lora_weights.py",
-    "lora_embedding": "it has adapters: merge them first with OpenNMT-py's tools/lora_weights.py",
-    "quant_layers": "its layers are quantized",
-}
+# Options that have to be off.
+UNWANTED = (
+    "max_relative_positions", "relative_positions_buckets", "multiquery", "num_kv", "sliding_window", "num_experts",
+    "parallel_residual", "copy_attn", "src_feats", "n_src_feats", "lora_layers", "lora_embedding", "quant_layers",
+)  # fmt: skip
 POSITION_ENCODINGS = {"SinusoidalInterleaved": "paper", "SinusoidalConcat": "tensor2tensor"}
 PAD, BOS, EOS = "<blank>", "<s>", "</s>"
 DECODING = (
@@ -96,13 +85,9 @@ def load(source: str | Path, options: Options) -> Converted:
             "convert it with tools/convertv2_v3.py of OpenNMT-py 3 first"
         )
     checkpoint = read(file)
-    missing = [name for name in ("vocab", "opt") if not isinstance(checkpoint, Mapping) or name not in checkpoint]
-    if missing:
-        raise ConversionError(f"{file} is no checkpoint of OpenNMT-py 3: it has no {' and no '.join(missing)}")
-    try:
-        settings = dict(vars(checkpoint["opt"]))
-    except TypeError as error:
-        raise ConversionError(f"{file}: its opt is no table of options") from error
+    settings = fields_of(checkpoint.get("opt")) if isinstance(checkpoint, Mapping) else {}
+    if not settings or "vocab" not in checkpoint:
+        raise ConversionError(f"{file} is no checkpoint of OpenNMT-py 3: it lacks `opt` or `vocab`")
     _check_options(settings)
     layout = Layout(NAMES, {**_fields(settings), **_tokens(checkpoint["vocab"])}, required=_required(settings))
     model = from_tensors(_tensors(checkpoint, file), layout)
@@ -134,8 +119,8 @@ def _subword_models(settings: Mapping[str, Any]) -> tuple[str | None, str | None
             others.add(f"{side}_vocab_threshold")
     if others:
         raise ConversionError(
-            f"the model's texts go through {', '.join(sorted(others))}, which no tokenizer here does; convert without "
-            "one: --no-tokenizer"
+            f"the model's texts go through {', '.join(sorted(others))}, and no tokenizer here does that; convert "
+            "without one: --no-tokenizer"
         )
     files = (settings.get(f"{side}_subword_model") for side in ("src", "tgt"))
     source, target = (file if isinstance(file, str) and file else None for file in files)
@@ -143,12 +128,15 @@ def _subword_models(settings: Mapping[str, Any]) -> tuple[str | None, str | None
 
 
 def _check_options(settings: Mapping[str, Any]) -> None:
-    for name, (values, meaning) in WANTED.items():
+    """Refuses options of models that compute something else."""
+    for name, values in WANTED.items():
         if name in settings and settings[name] not in values:
-            raise ConversionError(f"the model can't be converted: its {name} is {settings[name]!r}, so {meaning}")
-    for name, meaning in UNWANTED.items():
+            known = " or ".join(map(str, values))
+            raise ConversionError(f"the model can't be converted: its {name} is {settings[name]!r}, not {known}")
+    for name in UNWANTED:
         if settings.get(name):
-            raise ConversionError(f"the model can't be converted: its {name} is {settings[name]!r}, so {meaning}")
+            merge = "; merge adapters with OpenNMT-py's tools/lora_weights.py" if name.startswith("lora") else ""
+            raise ConversionError(f"the model can't be converted: its {name} is {settings[name]!r}, not off{merge}")
 
 
 def _fields(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -189,10 +177,8 @@ def _tokens(vocabularies: Any) -> dict[str, Any]:
     """Returns the sizes of the vocabularies and the ids of the special tokens."""
     if not isinstance(vocabularies, Mapping) or not all(_is_list_of_texts(vocabularies.get(n)) for n in ("src", "tgt")):
         raise ConversionError("its vocab has no lists of tokens named src and tgt, as OpenNMT-py 3 writes them")
-    if vocabularies.get("src_feats"):
-        raise ConversionError(f"the model can't be converted: {UNWANTED['src_feats']}")
-    if vocabularies.get("data_task", "seq2seq") != "seq2seq":
-        raise ConversionError(f"the model can't be converted: {WANTED['model_task'][1]}")
+    if vocabularies.get("src_feats") or vocabularies.get("data_task", "seq2seq") != "seq2seq":
+        raise ConversionError("the model can't be converted: its source has features, or it is a language model")
     source, target = vocabularies["src"], vocabularies["tgt"]
     start = vocabularies.get("decoder_start_token", BOS)
     if absent := [f"{token!r}" for token in (PAD, start, EOS) if token not in target]:

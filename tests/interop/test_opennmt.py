@@ -96,9 +96,12 @@ def test_its_tokenizer(tmp_path):
     ids = made.model.generate(torch.tensor([[5, 6]]), **greedy)[0].tolist()
     assert found[0] == " ".join(VOCABULARY["tgt"][n] for n in ids if n > 3)
     for changes, message in (
-        ({"transforms": ["onnt_tokenize"], "data": {"a": {"transforms": ["bpe"]}}}, "go through onnt_tokenize, which"),
-        ({"data": {"a": {"transforms": ["docify"]}}}, "go through docify, which"),
-        ({"src_vocab_threshold": 5, "src_subword_vocab": "v"}, "go through src_vocab_threshold, which"),
+        (
+            {"transforms": ["onnt_tokenize"], "data": {"a": {"transforms": ["bpe"]}}},
+            "go through onnt_tokenize, and no tokenizer",
+        ),
+        ({"data": {"a": {"transforms": ["docify"]}}}, "go through docify, and no tokenizer"),
+        ({"src_vocab_threshold": 5, "src_subword_vocab": "v"}, "go through src_vocab_threshold, and no tokenizer"),
         ({"src_subword_model": "other"}, "other, which the tokenizer needs, doesn't exist"),
     ):
         torch.save(checkpoint(**changes), tmp_path / "model_step_7.pt")
@@ -147,12 +150,11 @@ def test_logits_and_decoding(variant, tmp_path):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"self_attn_type": "average"}, "averages instead of attending"),
-        ({"pos_ffn_activation_fn": "silu"}, "gated"),
-        ({"layer_norm": "rms"}, "takes no mean off"),
-        ({"max_relative_positions": 20}, "relative positions"),
-        ({"num_kv": 1}, "share keys and values"),
-        ({"position_encoding": False}, "no sinusoids"),
+        ({"self_attn_type": "average"}, "self_attn_type is 'average', not scaled-dot or scaled-dot-flash"),
+        ({"pos_ffn_activation_fn": "silu"}, "pos_ffn_activation_fn is 'silu', not relu or gelu"),
+        ({"position_encoding": False}, "position_encoding is False, not True"),
+        ({"max_relative_positions": 20}, "max_relative_positions is 20, not off"),
+        ({"lora_layers": ["w_1"]}, "not off; merge adapters with OpenNMT-py's tools"),
         ({"heads": 5}, "doesn't divide"),
     ],
 )
