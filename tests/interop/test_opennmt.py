@@ -165,23 +165,10 @@ def test_options_that_are_refused(change, message, tmp_path):
         load(value, tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        (
-            "decoder.transformer_layers.1.context_attn.linear_keys.weight",
-            "missing: .*1.context_attn.linear_keys.weight",
-        ),
-        ("encoder.transformer.1.feed_forward.w_2.bias", "missing: .*1.feed_forward.w_2.bias"),
-    ],
-)
-def test_keys_that_are_missing_or_unknown(name, message, tmp_path):
+def test_biases_that_are_missing(tmp_path):
     value = checkpoint()
-    kept = value["model"].pop(name)
-    with pytest.raises(ConversionError, match=message):
-        load(value, tmp_path)
-    value["model"] |= {name: kept, "encoder.transformer.0.feed_forward.w_3.weight": kept}
-    with pytest.raises(ConversionError, match=r"unknown: .*w_3"):
+    del value["model"]["encoder.transformer.1.feed_forward.w_2.bias"]
+    with pytest.raises(ConversionError, match=r"missing: .*1.feed_forward.w_2.bias"):
         load(value, tmp_path)
 
 
@@ -199,7 +186,7 @@ class Field:
     """Pickled as an object of torchtext, as version 2 has it."""
 
 
-def test_version_2_and_hostile_files_are_refused(tmp_path, monkeypatch):
+def test_version_2_is_refused(tmp_path, monkeypatch):
     module = types.ModuleType("torchtext.data.field")
     module.Field = Field
     monkeypatch.setattr(Field, "__module__", "torchtext.data.field")
@@ -207,14 +194,6 @@ def test_version_2_and_hostile_files_are_refused(tmp_path, monkeypatch):
         monkeypatch.setitem(sys.modules, name, module)
     with pytest.raises(ConversionError, match=r"OpenNMT-py 2.*convertv2_v3.py"):
         load({**checkpoint(), "vocab": {"src": Field(), "tgt": Field()}}, tmp_path)
-
-    class Hostile:
-        def __reduce__(self):
-            return os.mkdir, (str(tmp_path / "planted"),)
-
-    with pytest.raises(ConversionError, match="only data is read, no code"):
-        load({**checkpoint(), "optim": Hostile()}, tmp_path)
-    assert not (tmp_path / "planted").exists()
 
 
 # ---- The original beside ----
