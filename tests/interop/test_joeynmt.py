@@ -1,10 +1,5 @@
 """JoeyNMT's models as ours."""
 
-import os
-import sys
-import types
-from pathlib import Path
-
 import pytest
 import torch
 import torch.nn.functional as F
@@ -172,56 +167,3 @@ def test_files_that_are_refused(tmp_path):
         load(tmp_path)
     with pytest.raises(ConversionError, match="of another shape"):
         load(write(tmp_path, settings(), weights(False), {**TOKENS, "trg": TOKENS["trg"][:-1]}))
-
-
-# ---- The original beside ----
-@pytest.fixture
-def original():
-    """JoeyNMT's own modules, whose folder is in JOEYNMT_SOURCE; what only its training needs is left out."""
-    source = os.environ.get("JOEYNMT_SOURCE")
-    if not source or not Path(source, "joeynmt").is_dir():
-        pytest.skip("JOEYNMT_SOURCE isn't the folder of JoeyNMT's source")
-    before = dict(sys.modules)
-    package = types.ModuleType("joeynmt")
-    package.__path__ = [str(Path(source, "joeynmt"))]
-    helpers = types.ModuleType("joeynmt.helpers")
-    helpers.freeze_params = None
-    helpers.subsequent_mask = lambda size: torch.ones(1, size, size, dtype=torch.bool).tril()
-    builders = types.ModuleType("joeynmt.builders")
-    builders.build_activation = {"relu": torch.nn.ReLU, "gelu": torch.nn.GELU, "swish": torch.nn.SiLU}.get
-    builders.build_activation = lambda activation, known=builders.build_activation: known(activation)
-    sys.modules |= {"joeynmt": package, "joeynmt.helpers": helpers, "joeynmt.builders": builders}
-    from joeynmt.decoders import TransformerDecoder
-    from joeynmt.encoders import TransformerEncoder
-
-    yield TransformerEncoder, TransformerDecoder
-    for name in set(sys.modules) - set(before):
-        del sys.modules[name]
-
-
-@pytest.mark.peers
-@pytest.mark.parametrize(("layer_norm", "activation"), [("post", "relu"), ("pre", "swish"), ("pre", "gelu")])
-def test_the_original_computes_the_same(original, layer_norm, activation, tmp_path):
-    encoder, decoder = (
-        one(
-            hidden_size=WIDTH, ff_size=INNER[i], num_layers=LAYERS[i], num_heads=HEADS[i],
-            vocab_size=len(TOKENS["trg"]), layer_norm=layer_norm, activation=activation,
-        )
-        for i, one in enumerate(original)
-    )  # fmt: skip
-    sides = [torch.nn.Module() for _ in range(2)]
-    for module, tokens in zip(sides, TOKENS.values(), strict=True):
-        module.lut = torch.nn.Embedding(len(tokens), WIDTH)
-    modules = {"src_embed": sides[0], "trg_embed": sides[1], "encoder": encoder, "decoder": decoder}
-    theirs = torch.nn.ModuleDict(modules).eval()
-    for name, parameter in theirs.named_parameters():
-        torch.nn.init.normal_(parameter, mean=1.0 if "norm" in name and "weight" in name else 0.0, std=0.6)
-    ours = load(write(tmp_path, settings(layer_norm, activation=activation), theirs.state_dict())).model
-
-    def logits(source, mask, target):
-        source, target_mask = sides[0].lut(source) * WIDTH**0.5, (target != 1)[:, None]
-        memory, _ = encoder(source, None, mask[:, None])
-        return decoder(sides[1].lut(target) * WIDTH**0.5, memory, None, mask[:, None], None, None, target_mask)[0]
-
-    with torch.no_grad():
-        assert_same(ours, logits, pad=1, start=2)

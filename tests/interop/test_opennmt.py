@@ -1,11 +1,8 @@
 """OpenNMT-py's models as ours."""
 
 import argparse
-import os
 import sys
 import types
-from pathlib import Path
-from unittest.mock import MagicMock
 
 import pytest
 import torch
@@ -194,68 +191,3 @@ def test_version_2_is_refused(tmp_path, monkeypatch):
         monkeypatch.setitem(sys.modules, name, module)
     with pytest.raises(ConversionError, match=r"OpenNMT-py 2.*convertv2_v3.py"):
         load({**checkpoint(), "vocab": {"src": Field(), "tgt": Field()}}, tmp_path)
-
-
-# ---- The original beside ----
-@pytest.fixture
-def original():
-    """OpenNMT-py's own modules, whose folder is in OPENNMT_SOURCE; its packages' `__init__` files don't run."""
-    source = os.environ.get("OPENNMT_SOURCE")
-    if not source or not Path(source, "onmt").is_dir():
-        pytest.skip("OPENNMT_SOURCE isn't the folder of OpenNMT-py's source")
-    before = dict(sys.modules)
-    package = types.ModuleType("onmt")
-    package.__path__ = [str(Path(source, "onmt"))]
-    sys.modules["onmt"] = package
-    for name in (
-        "pyonmttok",
-        "configargparse",
-        "waitress",
-        "flask",
-        "ctranslate2",
-        "spacy",
-        "ahocorasick",
-        "rapidfuzz",
-        "fasttext",
-    ):
-        if name not in sys.modules:
-            sys.modules[name] = MagicMock()
-    sys.modules["configargparse"].ArgumentParser = argparse.ArgumentParser
-    from onmt.decoders.transformer import TransformerDecoder
-    from onmt.encoders.transformer import TransformerEncoder
-    from onmt.modules.embeddings import Embeddings
-
-    yield Embeddings, TransformerEncoder, TransformerDecoder
-    for name in set(sys.modules) - set(before):
-        del sys.modules[name]
-
-
-@pytest.mark.peers
-@pytest.mark.parametrize("kind", ["SinusoidalInterleaved", "SinusoidalConcat"])
-@pytest.mark.parametrize(("biased", "activation"), [(False, "relu"), (True, "gelu")])
-def test_the_original_computes_the_same(original, kind, biased, activation, tmp_path):
-    embeddings, encoder_class, decoder_class = original
-    common = {"pos_ffn_activation_fn": activation, "add_qkvbias": biased}
-    sides = [
-        embeddings(WIDTH, len(VOCABULARY[side]), 1, position_encoding=True, position_encoding_type=kind)
-        for side in ("src", "tgt")
-    ]
-    encoder = encoder_class(ENCODER, WIDTH, 3, INNER, 0.0, 0.0, sides[0], 0, 0, **common)
-    decoder = decoder_class(
-        DECODER, WIDTH, 3, INNER, False, "scaled-dot", 0.0, 0.0, sides[1], 0, 0, False, False, -2, 0, **common
-    )
-    output = torch.nn.Linear(WIDTH, len(VOCABULARY["tgt"]))
-    theirs = torch.nn.ModuleDict({"encoder": encoder, "decoder": decoder}).eval()
-    for name, parameter in [*theirs.named_parameters(), *output.named_parameters()]:
-        torch.nn.init.normal_(parameter, mean=1.0 if "norm" in name and "weight" in name else 0.0, std=0.6)
-    value = checkpoint(biased=biased, pos_ffn_activation_fn=activation, position_encoding_type=kind)
-    value |= {"model": theirs.state_dict(), "generator": output.state_dict()}
-    ours = load(value, tmp_path)
-
-    def logits(source, mask, target):
-        memory, _, lengths = encoder(source[..., None], mask.sum(1))
-        decoder.init_state(source[..., None], memory, None)
-        return output(decoder(target[..., None], memory, src_len=lengths, step=None)[0])
-
-    with torch.no_grad():
-        assert_same(ours, logits, pad=1, start=2)
