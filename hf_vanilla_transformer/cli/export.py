@@ -90,7 +90,7 @@ def _options(system: str, quantization: str | None) -> dict[str, Any]:
 
 
 def _exporter(system: str) -> Any:
-    """Imports a format's module, which may need packages that aren't installed."""
+    """Imports a format's module; packages that it needs may be missing."""
     try:
         return importlib.import_module(f"..interop.{MODULES.get(system, system)}", __package__)
     except ImportError as error:
@@ -115,4 +115,4 @@ def _load(name: str, trust_remote_code: bool) -> tuple["PreTrainedTokenizerBase"
         raise UsageError(f"{error}; --model needs a folder that save_pretrained wrote, or a name on the Hub") from error
     if not isinstance(model, VanillaTransformerForConditionalGeneration):
         raise UsageError(f"{name} has a {type(model).__name__}; only models of this package and Marian's are exported")
-    return tokenizer, model.to(model.config.dtype)  # float16, which is loaded as float32
+    return tokenizer, model.to(model.config.dtype)  # float16 is loaded as float32

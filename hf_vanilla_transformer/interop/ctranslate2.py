@@ -50,8 +50,8 @@ OTHER_SETTINGS = {
     "doesn't)",
     "max_extra_length": "give max_decoding_length, one number for all sentences of a call (its default is 256)",
     "coverage_penalty": "its formula is another one",
-    "repetition_penalty": "translate_batch has an option of that name, which wasn't compared",
-    "no_repeat_ngram_size": "translate_batch has an option of that name, which wasn't compared",
+    "repetition_penalty": "translate_batch has an option of that name; the two weren't compared",
+    "no_repeat_ngram_size": "translate_batch has an option of that name; the two weren't compared",
     "forced_bos_token_id": "give target_prefix",
     "forced_eos_token_id": "a translation that is cut at the maximum length has no end token",
 }
@@ -80,7 +80,7 @@ def export(
         quantization: A type of CTranslate2's, such as "int8" or "float16"; None: the weights stay as they are.
 
     Returns:
-        What a user should know.
+        Notes for the user.
 
     Raises:
         ConversionError: CTranslate2 can't express the model.
@@ -112,7 +112,7 @@ def write(
 
 
 def notes(model: VanillaTransformerForConditionalGeneration) -> list[str]:
-    """Returns what a user of an exported model should know: its longest sentences, and settings of decoding."""
+    """Returns notes on an exported model: its longest sentences, and generation settings."""
     config, settings = model.config, model.generation_config
     given = {name: getattr(settings, name, None) for name in (*SAME_SETTINGS, *OTHER_SETTINGS)}
     beams = settings.num_beams or 1
@@ -124,8 +124,8 @@ def notes(model: VanillaTransformerForConditionalGeneration) -> list[str]:
     found = [
         f"the tables of positions have {len(_table(model.model.encoder, config)):,} rows: longer sentences are an "
         "error. translate_batch cuts sources to 1,024 tokens unless max_input_length says otherwise",
-        "generation_config.json has the model's settings of decoding, which Translator uses and CTranslate2 doesn't "
-        f"read; give them to translate_batch: {arguments}",
+        "Translator reads the generation settings in generation_config.json; CTranslate2 itself doesn't, so give them "
+        f"to translate_batch: {arguments}",
     ]
     found += [
         f"CTranslate2 has no {name} ({given[name]} here): {what}"
@@ -133,7 +133,7 @@ def notes(model: VanillaTransformerForConditionalGeneration) -> list[str]:
         if given[name] or (given[name] == 0 and name.endswith("_id"))
     ]
     if beams > 1 and settings.early_stopping is not True:
-        found.append("its beam search ends as with early_stopping=True, which isn't set here")
+        found.append("its beam search ends as with early_stopping=True; the model has another setting")
     if never := never_chosen(settings):
         found.append(f"tokens {', '.join(map(str, never))} are never chosen: their output bias is {NEVER:g}")
     if sequences := [one for one in settings.bad_words_ids or [] if len(one) > 1]:
@@ -233,7 +233,7 @@ class VanillaTransformerLoader(ModelLoader):
         spec.register_target_vocabulary(tokens[1])
 
     def set_config(self, config: Any, model: Any, tokenizer: PreTrainedTokenizerBase) -> None:
-        """Sets the special tokens, which are the target's.
+        """Sets the special tokens by their names in the target's vocabulary.
 
         Raises:
             ConversionError: There is none to start or to end with.
@@ -243,10 +243,10 @@ class VanillaTransformerLoader(ModelLoader):
             number = next(iter(_as_list(getattr(settings, f"{field}_id"))), None)
             if number is None or number >= len(target):
                 raise ConversionError(
-                    f"{field}_id is {number} in the generation config, which is no token of the target"
+                    f"{field}_id is {number} in the generation config, and the target has no such token"
                 )
             setattr(config, field, target[number])
-        # CTranslate2 adds those that a vocabulary lacks, for which there would be no embeddings.
+        # CTranslate2 would add those that a vocabulary lacks, and there are no embeddings for them.
         config.unk_token = tokenizer.unk_token or tokenizer.pad_token or config.eos_token
         config.bos_token = tokenizer.bos_token or config.eos_token
         config.add_attribute("layer_norm_epsilon", model.config.layer_norm_eps)

@@ -85,7 +85,7 @@ DECODING: dict[str, Any] = {
 DECODING_NOTE = (
     "it decodes as fairseq-generate does without options: beams of 5, log-probabilities divided by the length "
     f"(length_penalty 1), at most {LONGEST} tokens; generation_config.json says so. With beams, another "
-    "translation may win where one is cut at that length: its end is certain here, and has its probability in fairseq"
+    "translation may win where one is cut at that length: here, its end costs nothing; in fairseq, its probability"
 )
 NORMS = {
     "encoder": ("self_attn_layer_norm", "final_layer_norm"),
@@ -94,7 +94,7 @@ NORMS = {
 OVERWRITE = " #fairseq:overwrite"  # behind a token that takes the place of an earlier one of the same name
 VERSION = 3  # of stacks that normalise once more at their end, if they are pre-norm
 LANGUAGES = ("source_lang", "target_lang")
-# 0.12.2 has copies of an encoder layer's weights, which it fills when it loads them: saved in training, they are zero.
+# Copies of an encoder layer's weights in 0.12.2. It fills them when it loads a model; saved in training, they are zero.
 COPIES = [f"{part}_{kind}" for part in ("in_proj", "out_proj", "fc1", "fc2") for kind in ("weight", "bias")]
 NUMBERS = ("[0-9]", "[0-9][0-9]", "[0-9][0-9][0-9]")
 IGNORED = (
@@ -116,7 +116,7 @@ def load(source: str | Path, options: Options) -> Converted:
 
     Raises:
         ConversionError: A file is missing or damaged, tensors are missing, unknown or of another shape, or a setting
-            makes another model than ours.
+            makes a model that this package doesn't have.
     """
     file = _checkpoint(Path(source))
     value = read(file)
@@ -179,7 +179,7 @@ def layout_of(settings: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Lay
     """Returns the layout of a checkpoint.
 
     Raises:
-        ConversionError: A setting makes another model than ours.
+        ConversionError: A setting makes a model that this package doesn't have.
     """
     reasons = [f"{name} ({what})" for name, what in REFUSED.items() if settings.get(name)]
     reasons += [f"{name} {settings[name]}" for name, others in OTHERS.items() if settings[name] in others]

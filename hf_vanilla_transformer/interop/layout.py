@@ -1,4 +1,4 @@
-"""Tables of names, by which another system's tensors become this model's parameters, and the reverse.
+"""Tables of names: another system's tensors become this model's parameters, and the reverse.
 
 A table maps parameters of this model, without "model.", to names of the other system:
 
@@ -181,7 +181,7 @@ def _config(
     layers: Mapping[str, int],
     layout: Layout,
 ) -> VanillaTransformerConfig:
-    """Makes the configuration of what the tensors tell and of the layout's fields, which come first."""
+    """Makes the configuration of what the tensors tell; the layout's fields come first."""
 
     def rows(name: str) -> int:
         if name not in known:
@@ -202,7 +202,7 @@ def _config(
     if tables := [_table(tensors, known[name], fields["d_model"], layout) for name in POSITIONS if name in known]:
         fields |= _positions(tables, fields)
     if unknown := fields.keys() - {one.name for one in dataclasses.fields(VanillaTransformerConfig)}:
-        raise ConversionError(f"our configuration has no field {', '.join(sorted(unknown))}; check the spelling")
+        raise ConversionError(f"VanillaTransformerConfig has no field {', '.join(sorted(unknown))}; check the spelling")
     try:
         config = VanillaTransformerConfig(**fields)
     except (StrictDataclassError, TypeError) as error:
@@ -305,7 +305,7 @@ def _table(tensors: Mapping[str, Tensor], rule: Rule, d_model: int, layout: Layo
 
 
 def _positions(tables: Sequence[Tensor], fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Tells which sinusoids the tables are; any others are learned ones, which have an end."""
+    """Tells which sinusoids the tables are; any others are learned positions, with an end."""
     wanted = fields.get("position_encoding")
     for encoding in POSITION_ENCODINGS[:-1] if wanted is None else [wanted]:
         first = fields.get("pad_token_id", 0) + 1 if encoding == "fairseq" else 0
@@ -344,7 +344,7 @@ def _weights(
     shapes = {name.removeprefix("model."): value.shape for name, value in state.items()}
     named_there = {name: rule.theirs for rule in rules for name in rule.ours}
     places = known.keys() - shapes.keys() - set(POSITIONS)
-    _refuse({"without a place in our model": [f"{' + '.join(known[name].theirs)} ({name})" for name in places]})
+    _refuse({"without a place in this model": [f"{' + '.join(known[name].theirs)} ({name})" for name in places]})
     copies = {
         name: other for name, other in ((TARGET, SOURCE), (OUTPUT, TARGET)) if _is_copy(name, known, config, layout)
     }
@@ -399,7 +399,7 @@ def _stacked(tensors: Mapping[str, Tensor], rule: Rule, shape: torch.Size) -> Te
 def _unstacked(
     value: Tensor, rule: Rule, rows: list[int], config: VanillaTransformerConfig, layout: Layout
 ) -> dict[str, Tensor]:
-    """Returns the parameters of a rule, which have these numbers of rows."""
+    """Returns the parameters of a rule; `rows` has the number of each one's rows."""
     if layout.stacking == "heads" and len(rule.ours) > len(rule.theirs):
         heads = getattr(config, f"{rule.ours[0].partition('.')[0]}_attention_heads")
         parts = torch.split(value.unflatten(0, (heads, -1)), [number // heads for number in rows], dim=1)

@@ -3,8 +3,8 @@
     model, tokenizer = from_marian("Helsinki-NLP/opus-mt-en-de")
 
 Marian differs from the paper in its layout of the sinusoids, biases on all projections and on the output, an epsilon of
-1e-5 in LayerNorm and, in OPUS-MT, the activation function and padding as the start token: all of them are fields of our
-configuration.
+1e-5 in LayerNorm and, in OPUS-MT, the activation function and padding as the start token: all of them are fields of
+VanillaTransformerConfig.
 """
 
 import copy
@@ -64,7 +64,7 @@ NAMES_THERE = {
 }
 # Systems that look alike, and why their models can't be opened.
 REFUSED = {
-    "fsmt": "its tokenizer consists of Moses' scripts and fairseq's BPE, which no tokenizer here reproduces exactly",
+    "fsmt": "its tokenizer consists of Moses' scripts and fairseq's BPE; no tokenizer here reproduces them exactly",
     "vanilla_transformer": "it is a model of this package already; load it as it is",
 }
 WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
@@ -101,7 +101,7 @@ def from_marian(
 
 
 def load(source: str | Path, options: Options) -> Converted:
-    """Opens a Marian model with its tokenizer and what its card says.
+    """Opens a Marian model with its tokenizer and the metadata of its card.
 
     Raises:
         ConversionError: As for `from_marian`.
@@ -111,7 +111,7 @@ def load(source: str | Path, options: Options) -> Converted:
     model, tokenizer = _load(str(source), folder)
     try:
         metadata = ModelCard.load(folder / "README.md").data.to_dict()
-    except Exception:  # there is none, or its YAML is damaged: what isn't known is left out
+    except Exception:  # there is none, or its YAML is damaged
         metadata = {}
     base_model = None if Path(source).is_dir() else str(source)
     return Converted(model, tokenizer if options.with_tokenizer else None, metadata, base_model)
@@ -125,7 +125,7 @@ def recognises(source: Path) -> bool:
 
 # ---- Files ----
 def _folder_of(source: str, revision: str | None, token: str | bool | None, local_files_only: bool) -> Path:
-    """Returns the folder with a source's files, which are downloaded if it is a name on the Hub."""
+    """Returns the folder with a source's files; those of a name on the Hub are downloaded."""
     if Path(source).is_dir():
         return Path(source)
     if Path(source).exists() or not re.fullmatch(r"\w[\w.-]*(/\w[\w.-]*)?", source):
@@ -224,7 +224,7 @@ def _compare_special(tokenizer: MarianTokenizer, source: Mapping[str, int], targ
     if (lost := names.get(tokenizer.pad_token_id)) != tokenizer.pad_token:
         logger.warning(
             f"{tokenizer.pad_token} has other ids in vocab.json than in target_vocab.json: MarianTokenizer leaves "
-            f"{lost!r}, which has the id of the source's there, out of translations."
+            f"{lost!r} out of translations, as it has the id of the source's."
         )
 
 
@@ -250,7 +250,7 @@ def _build(
     for name, value in model.config.decoding_tokens.items():
         if getattr(generation_config, name) is None:
             setattr(generation_config, name, value)
-    generation_config._from_model_config = False  # it has Marian's settings, which replace the paper's
+    generation_config._from_model_config = False  # the paper's settings aren't added to Marian's
     model.generation_config = generation_config
     return model
 

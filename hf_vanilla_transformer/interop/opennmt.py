@@ -58,9 +58,7 @@ UNWANTED = (
 )  # fmt: skip
 POSITION_ENCODINGS = {"SinusoidalInterleaved": "paper", "SinusoidalConcat": "tensor2tensor"}
 PAD, BOS, EOS = "<blank>", "<s>", "</s>"
-DECODING = (
-    "a checkpoint of OpenNMT-py has no settings of decoding: those of the paper are written (beam of 4, alpha 0.6)"
-)
+DECODING = "a checkpoint of OpenNMT-py has no generation settings: the paper's are written (beam of 4, alpha 0.6)"
 SPECIAL_TOKENS = {"pad_token": PAD, "bos_token": BOS, "eos_token": EOS, "unk_token": "<unk>"}
 # Transforms of texts that the tokenizer does, and those that are for training alone.
 TRANSFORMS = ("bpe", "sentencepiece", "clean", "filtertoolong", "switchout", "tokendrop", "tokenmask")
@@ -75,14 +73,14 @@ def load(source: str | Path, options: Options) -> Converted:
     """Reads a checkpoint.
 
     Raises:
-        ConversionError: The file can't be read or is of another version, its model has what ours doesn't, or tensors
+        ConversionError: The file can't be read or is of another version, its model computes something else, or tensors
             are missing, unknown or of another shape.
     """
     file = Path(source)
     if any(text.startswith("torchtext") for text in texts_in(file)):
         raise ConversionError(
-            f"{file} is of OpenNMT-py 2, which saves its vocabularies as objects of torchtext, and those may run code: "
-            "convert it with tools/convertv2_v3.py of OpenNMT-py 3 first"
+            f"{file} is of OpenNMT-py 2: its vocabularies are objects of torchtext, and these may run code. Convert it "
+            "with tools/convertv2_v3.py of OpenNMT-py 3 first"
         )
     checkpoint = read(file)
     settings = fields_of(checkpoint.get("opt")) if isinstance(checkpoint, Mapping) else {}
@@ -201,7 +199,7 @@ def _is_list_of_texts(value: Any) -> bool:
 
 
 def _tensors(checkpoint: Mapping[str, Any], file: Path) -> dict[str, Tensor]:
-    """Returns the weights, which are in the checkpoint or, in safetensors, beside it."""
+    """Returns the weights, from the checkpoint or from the safetensors beside it."""
     if "model" in checkpoint:
         output = tensors_of(checkpoint.get("generator"), file)
         # In version 3.0.0 the output was the first of several modules.

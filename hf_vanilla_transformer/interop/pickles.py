@@ -1,4 +1,4 @@
-"""Reads PyTorch's files, which are pickles: tensors and plain data, and nothing that could run code."""
+"""Reads the pickles that PyTorch writes: tensors and plain data, and nothing that could run code."""
 
 import argparse
 import collections
@@ -22,7 +22,7 @@ SCALAR: Any = np.float64(0).__reduce__()[0]  # what makes a NumPy number of its 
 
 
 class Figures:
-    """Takes the place of classes with figures of a training, of which nothing is used."""
+    """Stands in for classes with figures of a training; nothing of them is used."""
 
 
 # Classes that other systems' checkpoints hold beside tensors. Making one runs nothing but what is written here.
@@ -42,8 +42,8 @@ HARMLESS: list[Any] = [
 MOST_REPEATED = 100
 # Words in PyTorch's message -> what the file is.
 OTHER_FORMATS = {
-    "TorchScript": "it is an archive of TorchScript, which is a program; save the module's state_dict() instead",
-    "legacy .tar": "it has the format that PyTorch had before 0.1.10, which may run code; save it with a newer one",
+    "TorchScript": "it is a program, an archive of TorchScript; save the module's state_dict() instead",
+    "legacy .tar": "it has the format of PyTorch before 0.1.10, and that may run code; save it with a newer one",
 }
 
 
@@ -58,7 +58,7 @@ def read(file: Path) -> Any:
             return load_file(file)
         _check_size(file)
         with torch.serialization.safe_globals(HARMLESS), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of formats that are refused, which the error says better
+            warnings.simplefilter("ignore")  # the error says more of a refused format
             return torch.load(file, "cpu", weights_only=True)
     except Exception as error:  # a damaged or hostile file raises whatever its reader raises
         raise ConversionError(f"{file} can't be read ({_reason(error)})") from error
@@ -75,7 +75,7 @@ def _check_size(file: Path) -> None:
             unpacked = sum(one.file_size for one in archive.infolist())
         if unpacked > file.stat().st_size:
             raise ValueError(
-                f"it is compressed, which torch.save doesn't do, and would be unpacked to {unpacked:,} bytes"
+                f"it is compressed, unlike what torch.save writes, and would be unpacked to {unpacked:,} bytes"
             )
 
 

@@ -740,7 +740,7 @@ REFUSALS = {
                 "decoder.head.bias": "decoder.fc_out.bias",
             }
         },
-        "without a place in our model: decoder.fc_out.bias (decoder.head.bias)",
+        "without a place in this model: decoder.fc_out.bias (decoder.head.bias)",
     ),
     "a refused layout": ({"refused": "there are two."}, "can't be converted: there are two."),
 }
@@ -760,7 +760,7 @@ FIELDS = {
         {"eos_token_id": TARGET_WORDS},
         "eos_token_id is 19, and the target vocabulary has 19 tokens, from 0 up",
     ),
-    "no such field": ({"layers": 3}, "our configuration has no field layers"),
+    "no such field": ({"layers": 3}, "VanillaTransformerConfig has no field layers"),
     "too few positions": ({"max_position_embeddings": 512}, "25 learned positions, fewer than the model's 512"),
     "matrices that differ": ({"tie_word_embeddings": True}, "tie_word_embeddings is true, and the matrices differ"),
     "another width": ({"d_model": 24}, "encoder.pos_embedding.weight (25, 12) is no table of positions of width 24"),
@@ -885,7 +885,7 @@ class Holder:
 
 
 OTHER_FILES = {
-    "a tar of PyTorch 0.1": (plant_tar, "before 0.1.10, which may run code"),
+    "a tar of PyTorch 0.1": (plant_tar, "before 0.1.10, and that may run code"),
     "TorchScript": (lambda file: torch.jit.save(torch.jit.script(nn.Linear(2, 2)), file), "archive of TorchScript"),
     "a planted state": (lambda file: torch.save({"state_dict": Holder()}, file), "it holds exec, and only data"),
     "a whole module": (lambda file: torch.save(nn.Linear(2, 2), file), "it holds torch.nn.modules.linear.Linear"),

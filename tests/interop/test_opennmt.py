@@ -99,7 +99,7 @@ def test_its_tokenizer(tmp_path):
         ),
         ({"data": {"a": {"transforms": ["docify"]}}}, "go through docify, and no tokenizer"),
         ({"src_vocab_threshold": 5, "src_subword_vocab": "v"}, "go through src_vocab_threshold, and no tokenizer"),
-        ({"src_subword_model": "other"}, "other, which the tokenizer needs, doesn't exist"),
+        ({"src_subword_model": "other"}, "needs .*other, and there is no such file"),
     ):
         torch.save(checkpoint(**changes), tmp_path / "model_step_7.pt")
         with pytest.raises(ConversionError, match=message):
