@@ -402,7 +402,7 @@ def _unstacked(
     """Returns the parameters of a rule; `rows` has the number of each one's rows."""
     if layout.stacking == "heads" and len(rule.ours) > len(rule.theirs):
         heads = getattr(config, f"{rule.ours[0].partition('.')[0]}_attention_heads")
-        parts = torch.split(value.unflatten(0, (heads, -1)), [number // heads for number in rows], dim=1)
+        parts = torch.split(value.reshape(heads, -1, *value.shape[1:]), [number // heads for number in rows], dim=1)
         return dict(zip(rule.ours, (part.flatten(0, 1) for part in parts), strict=True))
     return dict(zip(rule.ours, torch.split(value, rows), strict=True))
 
