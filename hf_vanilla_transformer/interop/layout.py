@@ -17,7 +17,7 @@ import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
-from functools import reduce
+from functools import cached_property, reduce
 from typing import Any
 
 import torch
@@ -84,6 +84,39 @@ class Rule:
     constant: float | None = None
 
 
+@dataclasses.dataclass(frozen=True)
+class _NamedTensors:
+    """Another system's tensors with the rules that name them."""
+
+    tensors: Mapping[str, Tensor]
+    layout: Layout
+    layers: Mapping[str, int]  # stack -> number
+    rules: Sequence[Rule]
+
+    @cached_property
+    def known(self) -> dict[str, Rule]:
+        """This model's parameters that have tensors, or a constant -> rules."""
+        present = self.tensors.keys()
+        rules = (rule for rule in self.rules if rule.constant is not None or not present.isdisjoint(rule.theirs))
+        return {name: rule for rule in rules for name in rule.ours}
+
+    def names_there(self, name: str) -> tuple[str, ...]:
+        """Returns what a parameter is called there."""
+        return next((rule.theirs for rule in self.rules if name in rule.ours), (f"a name for {name}",))
+
+    def rows(self, name: str) -> int:
+        """Returns the rows of a parameter; raises `ConversionError` if its tensors are missing."""
+        if name not in self.known:
+            _refuse({"missing": self.names_there(name)})
+        rule = self.known[name]
+        return sum(len(self.tensors[one]) for one in rule.theirs) // len(rule.ours)
+
+    def equal(self, name: str, other: str) -> bool:
+        """Tells whether two parameters have the same values."""
+        one, two = ([self.tensors[n] for n in self.known[parameter].theirs] for parameter in (name, other))
+        return len(one) == len(two) and all(map(torch.equal, one, two))
+
+
 # ---- In ----
 def from_tensors(tensors: Mapping[str, Tensor], layout: Layout) -> VanillaTransformerForConditionalGeneration:
     """Makes a model of another system's tensors.
@@ -101,23 +134,18 @@ def from_tensors(tensors: Mapping[str, Tensor], layout: Layout) -> VanillaTransf
     """
     tensors = {name: value for name, value in tensors.items() if not _matches(name, layout.ignored)}
     layers = count_layers(layout, tensors)
-    rules = list(rules_of(layout, layers))
-    _check_tensors(tensors, {name for rule in rules for name in rule.theirs})
-    known = {
-        name: rule
-        for rule in rules
-        if rule.constant is not None or not tensors.keys().isdisjoint(rule.theirs)
-        for name in rule.ours
-    }
-    _check_layers(tensors, known, rules, layers, layout)
-    config = _config(tensors, known, rules, layers, layout)
-    weights = _weights(tensors, known, rules, config, layout)
-    used = [
-        tensors[one] for name, rule in known.items() if {name, f"model.{name}"} & weights.keys() for one in rule.theirs
-    ]
+    theirs = _NamedTensors(tensors, layout, layers, list(rules_of(layout, layers)))
+    _check_tensors(theirs)
+    _check_layers(theirs)
+    config = _config(theirs)
+    weights = _weights(theirs, config)
+    used = [tensors[one] for name, rule in theirs.known.items() if name in weights for one in rule.theirs]
     dtype = reduce(torch.promote_types, (value.dtype for value in used))
+    state = {
+        name if name.startswith("lm_head") else f"model.{name}": value.to(dtype) for name, value in weights.items()
+    }
     model = VanillaTransformerForConditionalGeneration.from_pretrained(
-        None, config=config, state_dict={name: value.to(dtype) for name, value in weights.items()}, dtype=dtype
+        None, config=config, state_dict=state, dtype=dtype
     )
     return model.eval()
 
@@ -132,14 +160,15 @@ def _refuse(problems: Mapping[str, Iterable[str]]) -> None:
         raise ConversionError(f"the weights can't be converted; {'; '.join(reasons)}")
 
 
-def _check_tensors(tensors: Mapping[str, Tensor], named_there: set[str]) -> None:
+def _check_tensors(theirs: _NamedTensors) -> None:
     """Refuses tensors that have no name in the layout, or values that no parameter can have."""
 
     def is_plain(value: Tensor) -> bool:
         is_dense = value.layout is torch.strided and not value.is_meta
         return is_dense and (value.itemsize > 1 or not value.is_floating_point())
 
-    _refuse({"unknown": tensors.keys() - named_there})
+    tensors = theirs.tensors
+    _refuse({"unknown": tensors.keys() - {name for rule in theirs.rules for name in rule.theirs}})
     _refuse(
         {
             "not of floating-point numbers": [n for n, value in tensors.items() if not value.is_floating_point()],
@@ -150,46 +179,30 @@ def _check_tensors(tensors: Mapping[str, Tensor], named_there: set[str]) -> None
     _refuse({"not finite": [n for n, value in tensors.items() if not value.isfinite().all()]})
 
 
-def _check_layers(
-    tensors: Mapping[str, Tensor],
-    known: Mapping[str, Rule],
-    rules: Sequence[Rule],
-    layers: Mapping[str, int],
-    layout: Layout,
-) -> None:
+def _check_layers(theirs: _NamedTensors) -> None:
     """Refuses a stack without layers, and layers of a stack that lack what others have."""
-    for stack, number in layers.items():
-        if not number or f"{stack}.layers.0.feed_forward.fc1.weight" not in known:
-            place = next((theirs for ours, theirs in layout.names.items() if ours.startswith(f"{stack}.layers.")), "?")
+    names, fields = theirs.layout.names, theirs.layout.fields
+    for stack, number in theirs.layers.items():
+        if not number or f"{stack}.layers.0.feed_forward.fc1.weight" not in theirs.known:
+            place = next((name for ours, name in names.items() if ours.startswith(f"{stack}.layers.")), "?")
             raise ConversionError(f"the {stack} has no layers: no tensor is called {place}")
-        if (stated := layout.fields.get(f"{stack}_layers", number)) != number:
+        if (stated := fields.get(f"{stack}_layers", number)) != number:
             raise ConversionError(f"the weights have {number} {stack} layers, and the model's options say {stated}")
 
     def family(name: str) -> str:
         return re.sub(r"\.\d+\.", ".*.", name)
 
-    families = {family(name) for name in known}
-    expected = (rule for rule in rules if families & {family(name) for name in rule.ours})
-    _refuse({"missing": [n for rule in expected for n in rule.theirs if n not in tensors]})
+    families = {family(name) for name in theirs.known}
+    expected = (rule for rule in theirs.rules if families & {family(name) for name in rule.ours})
+    _refuse({"missing": [n for rule in expected for n in rule.theirs if n not in theirs.tensors]})
 
 
 # ---- The configuration ----
-def _config(
-    tensors: Mapping[str, Tensor],
-    known: Mapping[str, Rule],
-    rules: Iterable[Rule],
-    layers: Mapping[str, int],
-    layout: Layout,
-) -> VanillaTransformerConfig:
+def _config(theirs: _NamedTensors) -> VanillaTransformerConfig:
     """Makes the configuration of what the tensors tell; the layout's fields come first."""
-
-    def rows(name: str) -> int:
-        if name not in known:
-            _refuse({"missing": next((rule.theirs for rule in rules if name in rule.ours), (name,))})
-        return sum(len(tensors[one]) for one in known[name].theirs) // len(known[name].ours)
-
+    layout = theirs.layout
     _check_types(layout.fields)
-    found = _sizes(tensors, known, layers, rows)
+    found = _sizes(theirs)
     for name in ("share_encoder_decoder_embeddings", "tie_word_embeddings"):
         if layout.fields.get(name) and not found[name]:
             raise ConversionError(f"{name} is true, and the matrices differ")
@@ -198,8 +211,8 @@ def _config(
         fields |= {"share_encoder_decoder_embeddings": False, "tie_word_embeddings": False}
     if layout.unbiased_norm:  # (s + eps) is closest to sqrt(s^2 + 2 eps) where s is 1
         fields["layer_norm_eps"] *= 2 * math.sqrt((fields["d_model"] - 1) / fields["d_model"])
-    fields |= _head_dims(fields, rows)
-    if tables := [_table(tensors, known[name], fields["d_model"], layout) for name in POSITIONS if name in known]:
+    fields |= _head_dims(fields, theirs.rows)
+    if tables := [_table(theirs, name, fields["d_model"]) for name in POSITIONS if name in theirs.known]:
         fields |= _positions(tables, fields)
     if unknown := fields.keys() - {one.name for one in dataclasses.fields(VanillaTransformerConfig)}:
         raise ConversionError(f"VanillaTransformerConfig has no field {', '.join(sorted(unknown))}; check the spelling")
@@ -231,17 +244,9 @@ def _check_tokens(config: VanillaTransformerConfig) -> None:
                 raise ConversionError(f"{name} is {number}, and the target vocabulary has {rows:,} tokens, from 0 up")
 
 
-def _sizes(
-    tensors: Mapping[str, Tensor], known: Mapping[str, Rule], layers: Mapping[str, int], rows: Callable[[str], int]
-) -> dict[str, Any]:
+def _sizes(theirs: _NamedTensors) -> dict[str, Any]:
     """Returns the fields of the configuration that tensors tell: sizes, biases, and which matrices are one."""
-
-    def are_one(name: str, other: str) -> bool:
-        if name not in known:
-            return True
-        one, two = ([tensors[n] for n in known[parameter].theirs] for parameter in (name, other))
-        return len(one) == len(two) and all(map(torch.equal, one, two))
-
+    known, rows = theirs.known, theirs.rows
     words = rows(SOURCE)
     target = TARGET if TARGET in known else SOURCE
     if OUTPUT in known and rows(OUTPUT) != rows(target):
@@ -251,16 +256,16 @@ def _sizes(
             "are the output's, give them a bias of -10000, so that they are never chosen"
         )
     fields: dict[str, Any] = {
-        "d_model": tensors[known[SOURCE].theirs[0]].shape[-1],
+        "d_model": theirs.tensors[known[SOURCE].theirs[0]].shape[-1],
         "vocab_size": words,
         "decoder_vocab_size": rows(target),
-        "share_encoder_decoder_embeddings": are_one(TARGET, SOURCE),
-        "tie_word_embeddings": are_one(OUTPUT, target),
+        "share_encoder_decoder_embeddings": theirs.equal(target, SOURCE),
+        "tie_word_embeddings": OUTPUT not in known or theirs.equal(OUTPUT, target),
         "attention_bias": any("_attn." in name and name.endswith("_proj.bias") for name in known),
         "output_bias": "lm_head.bias" in known,
-        "final_layer_norm": any(f"{stack}.layer_norm.weight" in known for stack in layers),
+        "final_layer_norm": any(f"{stack}.layer_norm.weight" in known for stack in STACKS),
     }
-    for stack, number in layers.items():
+    for stack, number in theirs.layers.items():
         fields |= {f"{stack}_layers": number, f"{stack}_ffn_dim": rows(f"{stack}.layers.0.feed_forward.fc1.weight")}
     return fields
 
@@ -287,15 +292,15 @@ def _head_dims(fields: Mapping[str, Any], rows: Callable[[str], int]) -> dict[st
 
 
 # ---- Positions ----
-def _table(tensors: Mapping[str, Tensor], rule: Rule, d_model: int, layout: Layout) -> Tensor:
+def _table(theirs: _NamedTensors, parameter: str, d_model: int) -> Tensor:
     """Returns a saved positional table from the first token's row on, (positions, d_model)."""
-    (name,) = rule.theirs
-    table, first = tensors[name], layout.first_position or 0
+    (name,) = theirs.known[parameter].theirs
+    table, first = theirs.tensors[name], theirs.layout.first_position or 0
     if table.shape[-1] != d_model or table.numel() <= first * d_model:
         raise ConversionError(f"{name} {tuple(table.shape)} is no table of positions of width {d_model}")
     table = table.reshape(-1, d_model)
     is_zero = (table == 0).all(1)
-    if layout.first_position is None and is_zero.any():
+    if theirs.layout.first_position is None and is_zero.any():
         row = int(is_zero.int().argmax())
         raise ConversionError(
             f"row {row} of {name} is zeros, as the row of padding often is: give first_position, the row of the first "
@@ -331,22 +336,18 @@ def _is_sinusoidal(table: Tensor, encoding: str, first: int) -> bool:
 
 
 # ---- The weights ----
-def _weights(
-    tensors: Mapping[str, Tensor],
-    known: Mapping[str, Rule],
-    rules: Iterable[Rule],
-    config: VanillaTransformerConfig,
-    layout: Layout,
-) -> dict[str, Tensor]:
+def _weights(theirs: _NamedTensors, config: VanillaTransformerConfig) -> dict[str, Tensor]:
     """Gives the tensors this model's names, and puts what else the layout has into them."""
     with torch.device("meta"):
         state = VanillaTransformerForConditionalGeneration(config).state_dict()
     shapes = {name.removeprefix("model."): value.shape for name, value in state.items()}
-    named_there = {name: rule.theirs for rule in rules for name in rule.ours}
+    known, layout = theirs.known, theirs.layout
     places = known.keys() - shapes.keys() - set(POSITIONS)
     _refuse({"without a place in this model": [f"{' + '.join(known[name].theirs)} ({name})" for name in places]})
     copies = {
-        name: other for name, other in ((TARGET, SOURCE), (OUTPUT, TARGET)) if _is_copy(name, known, config, layout)
+        name: other
+        for name, other in ((TARGET, SOURCE), (OUTPUT, TARGET))
+        if _is_tied(name, config) or (layout.starts_from_zero and name not in known)
     }
     weights: dict[str, Tensor] = {}
     problems: dict[str, list[str]] = {"missing": [], "of another shape": []}
@@ -354,12 +355,12 @@ def _weights(
         if name in weights or name in copies:
             continue
         if name in POSITIONS and name in known:
-            weights[name] = _table(tensors, known[name], config.d_model, layout)
+            weights[name] = _table(theirs, name, config.d_model)
         elif name in known:
             rule = known[name]
             own = [shapes.get(one, torch.Size()) for one in rule.ours]
             expected = torch.Size([sum(one[0] for one in own), *shape[1:]])
-            value = _stacked(tensors, rule, expected)
+            value = _stacked(theirs.tensors, rule, expected)
             if value.shape == expected:
                 weights |= _unstacked(value, rule, [one[0] for one in own], config, layout)
             else:
@@ -368,19 +369,14 @@ def _weights(
         elif name.endswith(".bias") and not _matches(name, layout.required):  # they have none, as all tensors are known
             weights[name] = torch.zeros(shape)
         else:
-            problems["missing"] += named_there.get(name, (f"a name for {name}",))
+            problems["missing"] += theirs.names_there(name)
     _refuse(problems)
     _fold(weights, config, layout)
     for name, other in copies.items():
         weights[name] = weights[other]
     if layout.starts_from_zero:
         weights[TARGET] = weights[TARGET].index_fill(0, torch.tensor(config.decoder_start_token_id), 0)
-    return {name if name.startswith("lm_head") else f"model.{name}": value for name, value in weights.items()}
-
-
-def _is_copy(name: str, known: Mapping[str, Rule], config: VanillaTransformerConfig, layout: Layout) -> bool:
-    """Tells whether the matrix of the target's embeddings or of the output is another one's."""
-    return _is_tied(name, config) or (layout.starts_from_zero and name not in known)
+    return weights
 
 
 def _stacked(tensors: Mapping[str, Tensor], rule: Rule, shape: torch.Size) -> Tensor:
