@@ -6,7 +6,6 @@ import sys
 import pytest
 import torch
 from opus_mt import TEXTS, opus_mt_folder
-from transformers import AutoTokenizer
 
 from hf_vanilla_transformer import (
     VanillaTransformerConfig,
@@ -139,23 +138,6 @@ def test_the_same_translations_and_log_probabilities(tokenizer, tmp_path, varian
     model = make_model(tokenizer, **VARIANTS[variant])
     exporter.export(model, tokenizer, tmp_path)
     compare(model, tokenizer, tmp_path)
-
-
-def test_ids_are_the_same(tokenizer, tmp_path):
-    tokenizer = AutoTokenizer.from_pretrained(_saved(tokenizer, tmp_path / "own"))
-    tokenizer.add_special_tokens({"extra_special_tokens": ["<2de>"]})
-    (tmp_path / "out").mkdir()
-    exporter.export(make_model(tokenizer), tokenizer, tmp_path / "out")
-    names = _vocabulary(tmp_path / "out", "source")
-    assert tokenizer.convert_tokens_to_ids(names[: len(tokenizer)]) == list(range(len(tokenizer)))
-    again = AutoTokenizer.from_pretrained(tmp_path / "out")
-    ids = again("<2de> A man is riding a bicycle.")["input_ids"]
-    assert [names.index(token) for token in again.convert_ids_to_tokens(ids)] == ids
-
-
-def _saved(tokenizer, folder):
-    tokenizer.save_pretrained(folder)
-    return folder
 
 
 @pytest.mark.parametrize("separate", [False, True], ids=["one vocabulary", "two vocabularies"])

@@ -359,18 +359,23 @@ class TorchTutorial(nn.Module):
         self.generator = linear(D, TARGET_WORDS)
 
     def forward(self, source, target):
-        def embedded(words, ids):
-            return words.embedding(ids) * math.sqrt(D) + self.positional_encoding.pos_embedding[: ids.shape[1], 0]
-
-        hidden = self.transformer(
-            embedded(self.src_tok_emb, source),
-            embedded(self.tgt_tok_emb, target),
-            tgt_mask=torch.ones(target.shape[1], target.shape[1], dtype=torch.bool).triu(1),
-            src_key_padding_mask=source == PAD,
-            tgt_key_padding_mask=target == PAD,
-            memory_key_padding_mask=source == PAD,
+        table = self.positional_encoding.pos_embedding[:, 0]
+        embedded = (
+            words.embedding(ids) * math.sqrt(D) + table[: ids.shape[1]]
+            for words, ids in ((self.src_tok_emb, source), (self.tgt_tok_emb, target))
         )
-        return self.generator(hidden)
+        return self.generator(torch_hidden(self.transformer, *embedded, source, target))
+
+
+def torch_hidden(transformer, embedded_source, embedded_target, source, target):
+    return transformer(
+        embedded_source,
+        embedded_target,
+        tgt_mask=torch.ones(target.shape[1], target.shape[1], dtype=torch.bool).triu(1),
+        src_key_padding_mask=source == PAD,
+        tgt_key_padding_mask=target == PAD,
+        memory_key_padding_mask=source == PAD,
+    )
 
 
 LAYOUTS = {
@@ -464,15 +469,9 @@ class OwnTorch(nn.Module):
         self.head = linear(D, TARGET_WORDS)
 
     def forward(self, source, target):
-        hidden = self.core(
-            self.source_words(source) + sinusoids()[: source.shape[1]],
-            self.target_words(target) + sinusoids()[: target.shape[1]],
-            tgt_mask=torch.ones(target.shape[1], target.shape[1], dtype=torch.bool).triu(1),
-            src_key_padding_mask=source == PAD,
-            tgt_key_padding_mask=target == PAD,
-            memory_key_padding_mask=source == PAD,
-        )
-        return self.head(hidden)
+        sides = ((self.source_words, source), (self.target_words, target))
+        embedded = (words(ids) + sinusoids()[: ids.shape[1]] for words, ids in sides)
+        return self.head(torch_hidden(self.core, *embedded, source, target))
 
 
 OWN_FIELDS = {"activation_function": "gelu", "scale_embedding": False, "position_encoding": "paper"}
