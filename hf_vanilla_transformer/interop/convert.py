@@ -3,7 +3,6 @@
 Each system has a module here with `load`, and those that can be told by the looks of a file or folder `recognises`.
 """
 
-from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +20,10 @@ SYSTEMS: dict[str, Any] = {
     "joeynmt": joeynmt,
     "mapping": mapping,
 }
-SEE = "docs/interop.md says what each system's models consist of"
-# Systems that aren't supported, as no sample was at hand to test a conversion -> patterns of their files' names.
-WITHOUT_SAMPLE = {
-    "tensor2tensor": ("*.ckpt-*.index", "*.ckpt-*.meta", "*.ckpt-*.data-*"),
-    "Marian (its own .npz, not transformers')": ("*.npz",),
-    "Eole": ("model.[0-9][0-9].safetensors",),
-}
+UNKNOWN = (
+    "isn't the model of a known system; give --from with one of {known}. docs/interop.md says what their models "
+    "consist of; tensor2tensor, Marian's own .npz files and Eole aren't supported"
+)
 
 
 def convert(
@@ -53,8 +49,6 @@ def convert(
     output, given = Path(output), Options(**options)
     check_new_folder(output)
     example = None if check is None else read_example(check)
-    if system != "mapping" and given.mapping is None:
-        _check_is_sampled(Path(source))
     name = system or ("mapping" if given.mapping is not None else recognise(source))
     loaded: Converted = SYSTEMS[name].load(source, given)
     notes = loaded.notes
@@ -82,24 +76,16 @@ def recognise(source: str | Path) -> str:
     """
     place = Path(source)
     found = [name for name, system in SYSTEMS.items() if system is not mapping and system.recognises(place)]
-    if not found and not place.is_file():  # a name on the Hub, or something that Marian's error describes
+    if not found and (not place.exists() or (place / "config.json").exists()):  # a name on the Hub; Marian's error says
         return "marian"
-    if len(found) != 1:
-        what = f"looks like several systems' ({', '.join(found)})" if found else "is no model of a known system"
-        raise ConversionError(f"{source} {what}; give --from with one of {', '.join(SYSTEMS)}. {SEE}")
+    known = ", ".join(SYSTEMS)
+    if not found:
+        raise ConversionError(f"{source} {UNKNOWN.format(known=known)}")
+    if len(found) > 1:
+        raise ConversionError(
+            f"{source} looks like several systems' ({', '.join(found)}); give --from with one of {known}"
+        )
     return found[0]
-
-
-def _check_is_sampled(place: Path) -> None:
-    """Refuses a file, or a folder with files, of a system that isn't supported, by its name."""
-    names = [one.name for one in place.iterdir()] if place.is_dir() else [place.name]
-    if "config.json" in names:  # a model of transformers, perhaps made of an .npz beside it
-        names = [name for name in names if not name.endswith(".npz")]
-    for system, patterns in WITHOUT_SAMPLE.items():
-        if any(fnmatchcase(name, pattern) for name in names for pattern in patterns):
-            raise ConversionError(
-                f"{place} looks like a model of {system}; this system isn't supported, as there was no sample to test"
-            )
 
 
 def _compare_special(config: Any, tokenizer: Any) -> None:
