@@ -99,7 +99,7 @@ def _exporter(system: str) -> Any:
 
 
 def _load(name: str, trust_remote_code: bool) -> tuple["PreTrainedTokenizerBase", "PreTrainedModel"]:
-    """Loads one of our models on the CPU; a Marian model is converted first."""
+    """Loads a model on the CPU; a Marian model is converted first."""
     from transformers.utils import logging
 
     from ..checkpoints.loading import CheckpointError

@@ -1,4 +1,4 @@
-"""CTranslate2: our models in its format, by `export` or by CTranslate2's own TransformersConverter.
+"""Exports models to CTranslate2's format, by `export` or by its own TransformersConverter.
 
 Importing this module registers a loader there: `TransformersConverter("outputs/quickstart/model").convert("ct2")`.
 """
@@ -117,7 +117,7 @@ def notes(model: VanillaTransformerForConditionalGeneration) -> list[str]:
     given = {name: getattr(settings, name, None) for name in (*SAME_SETTINGS, *OTHER_SETTINGS)}
     beams = settings.num_beams or 1
     same = {SAME_SETTINGS[name]: given[name] for name in SAME_SETTINGS if given[name] is not None}
-    if settings.max_length is not None:  # the start token is counted in ours
+    if settings.max_length is not None:  # it counts the start token
         same.setdefault("max_decoding_length", settings.max_length - 1)
     # CTranslate2's own defaults are 2 beams, and no empty translation.
     arguments = ", ".join(f"{n}={v!r}" for n, v in ({"beam_size": beams, "min_decoding_length": 0} | same).items())
@@ -149,7 +149,7 @@ def notes(model: VanillaTransformerForConditionalGeneration) -> list[str]:
 # ---- The model ----
 @register_loader("VanillaTransformerConfig")
 class VanillaTransformerLoader(ModelLoader):
-    """Makes CTranslate2's description of a model; its TransformersConverter finds it by our configuration's name."""
+    """Makes CTranslate2's description of a model; its TransformersConverter finds it by the configuration's name."""
 
     @property
     def architecture_name(self) -> str:

@@ -232,7 +232,7 @@ def _heads(settings: Mapping[str, Any], stack: str) -> int:
 
 
 def _names(tensors: Mapping[str, Tensor], is_learned: bool, has_last_norms: bool) -> dict[str, str]:
-    """Returns our names -> fairseq's, of its present versions or of those with older names."""
+    """Returns the table of names, for present and for older versions."""
     names = {
         SOURCE: SOURCE,
         TARGET: TARGET,

@@ -69,7 +69,7 @@ def _norm_note(layout: Layout, eps: float) -> tuple[str, ...]:
     if not layout.unbiased_norm:
         return ()
     return (
-        f"its LayerNorm adds epsilon to the standard deviation s, ours adds {eps:g} to the variance: an output differs "
+        f"its LayerNorm adds epsilon to the standard deviation s, this one {eps:g} to the variance: an output differs "
         f"by the fraction {eps / 2:.1g} |1/s - 1/s^2|, that is 0 at s = 1 and {eps / 2 * 90:.1g} at s = 0.1",
     )
 
@@ -128,8 +128,8 @@ def _check_computed(source: str | Path, entries: Mapping[str, Any], assume_causa
     if entries.get("causal_mask") is not True and not assume_causal:
         known = "was trained without a causal mask" if "causal_mask" in entries else "may have been trained without one"
         raise ConversionError(
-            f"{source}: the decoder {known}, and ours never sees the future (3.2.3): write causal_mask: true if it was "
-            "trained with one, or give --assume-causal"
+            f"{source}: the decoder {known}, and this one never sees the future (3.2.3): write causal_mask: true if it "
+            "was trained with one, or give --assume-causal"
         )
 
 

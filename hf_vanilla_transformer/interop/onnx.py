@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import onnxruntime
-import onnxscript  # noqa: F401  # which torch.onnx needs, but imports too late for a good error
+import onnxscript  # noqa: F401  # torch.onnx imports it too late for a good error
 import torch
 import torch.nn.functional as F
 from onnxruntime.quantization import QuantType, quantize_dynamic
