@@ -189,6 +189,15 @@ def _check_layers(theirs: _NamedTensors) -> None:
         if (stated := fields.get(f"{stack}_layers", number)) != number:
             raise ConversionError(f"the weights have {number} {stack} layers, and the model's options say {stated}")
 
+    of_stacks = [
+        {n for o, rule in theirs.known.items() if o.startswith(f"{s}.layers.") for n in rule.theirs} for s in STACKS
+    ]
+    if (both := sorted(of_stacks[0] & of_stacks[1])) and not {f"{stack}_layers" for stack in STACKS} <= fields.keys():
+        raise ConversionError(
+            f"{both[0]} is in layers of the encoder and of the decoder: give encoder_layers and decoder_layers, as no "
+            "name tells where the encoder ends"
+        )
+
     def family(name: str) -> str:
         return re.sub(r"\.\d+\.", ".*.", name)
 

@@ -682,7 +682,11 @@ def test_one_list_of_sub_layers_counted_from_one(tmp_path):
         state[renamed(name, lambda step, first, n=layer: step * int(n[1]) + first) if layer else name] = value
     assert {int(name.split(".")[1]) for name in state if name.startswith("blocks.")} == set(range(1, 14))
     torch.save(state, tmp_path / "model.pt")
-    file = written(tmp_path, entries_of("bentrevett", {"names": names}, encoder_layers=ENCODER_LAYERS))
+    file = written(tmp_path, entries_of("bentrevett", {"names": names}))
+    with pytest.raises(ConversionError, match="of the encoder and of the decoder: give encoder_layers and decoder_lay"):
+        mapping.load(tmp_path / "model.pt", Options(mapping=file))
+    layers = {"encoder_layers": ENCODER_LAYERS, "decoder_layers": DECODER_LAYERS}
+    file = written(tmp_path, entries_of("bentrevett", {"names": names}, **layers))
     assert_same(mapping.load(tmp_path / "model.pt", Options(mapping=file)).model, theirs)
     explicit = {
         ours.replace("*", str(number)): re.sub(
