@@ -21,12 +21,6 @@ def test_what_isnt_supported(tmp_path, capsys):
     assert not (tmp_path / "ours").exists()
 
 
-def test_another_model_of_transformers(tmp_path):
-    (tmp_path / "config.json").write_text('{"model_type": "bart"}')
-    with pytest.raises(ConversionError, match=r"of the type .bart.: it is not of Marian"):
-        convert(tmp_path, tmp_path / "ours")
-
-
 @pytest.mark.parametrize("name", ["pad", "bos", "eos"])
 def test_special_tokens_that_differ_are_refused(name, tmp_path, monkeypatch):
     (tmp_path / "codes").write_text("#version: 0.2\na b</w>\n")
