@@ -102,6 +102,18 @@ def write_text(path: str | Path, text: str) -> None:
         file.write_text(text, encoding="utf-8", newline="\n")
 
 
+def check_new_folder(output: Path) -> None:
+    """Checks, before any work is done, that `new_folder` can make a folder.
+
+    Raises:
+        OSError: There is something at `output`, or no folder to put it in.
+    """
+    if output.exists() and not (output.is_dir() and not any(output.iterdir())):
+        raise FileExistsError(f"{output} exists; choose another output")
+    if not output.absolute().parent.is_dir():
+        raise FileNotFoundError(f"{output} can't be written: there is no folder {output.absolute().parent}")
+
+
 @contextmanager
 def new_folder(output: Path) -> Iterator[Path]:
     """Yields an empty folder that becomes `output` at the end; after an error, nothing is there.

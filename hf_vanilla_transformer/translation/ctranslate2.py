@@ -27,7 +27,7 @@ from transformers.utils import logging
 from ..checkpoints.loading import CONFIG, GENERATION_CONFIG, CheckpointError
 from ..errors import first_line
 from ..generation_vanilla_transformer import DEFAULT_MAX_LENGTH, GNMTLengthPenalty, check_settings, sets_length
-from ..interop.base import ConversionError
+from ..interop.conversion import ConversionError
 from .backend import (
     LENGTHS,
     NO_HYPOTHESIS,
