@@ -5,7 +5,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .common import RunError, UsageError
+from .common import RunError, UsageError, show
 
 if TYPE_CHECKING:
     from ..hub.model_card import RunFacts
@@ -30,8 +30,8 @@ _line = _pattern(r"[^\r\n]*\S[^\r\n]*", "one line of text")
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Write a model's card from what its training saved."""
     parser.epilog = (
-        "What isn't known is left out of the card. Languages, licence, data sets and base model in the metadata of "
-        "an existing card are kept."
+        "The card leaves out what isn't known. Languages, licence, data sets and base model in the metadata of an "
+        "existing card are kept."
     )
     parser.add_argument("folder", type=Path, metavar="DIR", help="the model's folder; the card is its README.md")
     parser.add_argument(
@@ -68,51 +68,33 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="data sets on the Hub that it was trained on",
     )
     parser.add_argument("--limits", type=_line, metavar="TEXT", help="what the model can't do, a sentence or two")
-    parser.add_argument(
-        "--benchmark",
-        type=_dataset,
-        metavar="NAME",
-        help="a benchmark's data set on the Hub that the test set is; with --task, the score is also written into "
-        ".eval_results/, from where the Hub takes it into the benchmark's table",
-    )
-    parser.add_argument("--task", type=_line, metavar="ID", help="the task, as the benchmark's eval.yaml calls it")
     parser.add_argument("--overwrite", action="store_true", help="replace an existing card")
     parser.set_defaults(run=_card)
 
 
 def _card(arguments: argparse.Namespace) -> None:
-    """Writes the card, and the benchmark's result where one is asked for."""
+    """Writes the card."""
     folder: Path = arguments.folder
-    if (arguments.benchmark is None) != (arguments.task is None):
-        raise UsageError("--benchmark and --task name a result together; give both or neither")
     if not folder.is_dir():
         raise UsageError(f"{folder} is not a folder; DIR must be that of a saved model")
-    result = folder / ".eval_results" / f"{(arguments.benchmark or '').replace('/', '--')}.yaml"
-    files = [folder / "README.md", *([result] if arguments.benchmark else [])]
-    for file in files:
-        if file.exists() and not arguments.overwrite:
-            raise UsageError(f"{file} exists; give --overwrite to replace it")
 
-    from ..checkpoints.files import LinkError, check_links, write_text
-    from ..hub.facts import CardError, eval_results, read_facts
-    from ..hub.model_card import CARD, FACTS, save_card
+    from ..checkpoints.files import LinkError
+    from ..hub.facts import CardError, read_facts
+    from ..hub.model_card import CARD, save_card
 
+    if (folder / CARD).exists() and not arguments.overwrite:
+        raise UsageError(f"{folder / CARD} exists; give --overwrite to replace it")
     try:
-        check_links(folder, [*files, folder / FACTS])
         facts, note = read_facts(folder)
         facts = _completed(facts, arguments)
-        text = eval_results(facts, arguments.benchmark, arguments.task) if arguments.benchmark else None
         save_card(folder, facts)
-        if text is not None:
-            result.parent.mkdir(exist_ok=True)
-            write_text(result, text)
     except (CardError, LinkError) as error:
         raise UsageError(str(error)) from error
     except OSError as error:
         raise RunError(str(error)) from error
-    print(f"wrote {folder / CARD}" + (f" and {result}" if text is not None else ""))
+    show(f"wrote {folder / CARD}")
     for line in filter(None, (note, *_missing(facts))):
-        print(f"note: {line}")
+        show(f"note: {line}")
 
 
 def _completed(facts: "RunFacts", arguments: argparse.Namespace) -> "RunFacts":

@@ -10,12 +10,9 @@ from .common import (
     UsageError,
     add_compute_type,
     add_loading_arguments,
-    backend_options,
     check_model_name,
-    decoding_errors,
     load_translator,
     loading,
-    use_threads,
 )
 
 
@@ -68,11 +65,11 @@ def _demo(arguments: argparse.Namespace) -> None:
     if not demo.is_this_machine(host):
         warning = "every computer that reaches this machine can use the page; without --host, only its own users can"
         print(f"{PROGRAM}: warning: --host {host}: {warning}", file=sys.stderr)
-    with loading(), decoding_errors():
-        use_threads(arguments.threads)
-        where = (arguments.device, arguments.dtype, arguments.trust_remote_code)
-        translator = load_translator(name, *where, **backend_options(arguments))
-        shown = translator if translator.backend == "engine" else load_translator(name, *where)
+    with loading():
+        translator = shown = load_translator(name, arguments)
+        if translator.backend != "engine":  # attention weights come from the model of PyTorch
+            engine = {"backend": None, "compute_type": "default"}
+            shown = load_translator(name, argparse.Namespace(**vars(arguments) | engine))
     page = demo.build_page(translator, arguments.example, name=name, shown=shown.model)
     print(f"{demo.start(page, host, port)} shows the page; Ctrl+C ends it", flush=True)
     page.block_thread()

@@ -16,7 +16,6 @@ from ..translation.limits import BATCH_TOKENS
 from .common import (
     UsageError,
     add_decoding_arguments,
-    backend_options,
     check_model_name,
     check_output,
     decoding_errors,
@@ -24,8 +23,10 @@ from .common import (
     load_ensemble,
     loading,
     read_parallel,
+    say_written,
+    show,
+    table,
     up_to_limit,
-    use_threads,
     warning_of_line,
 )
 
@@ -163,7 +164,7 @@ def _evaluate(arguments: argparse.Namespace) -> None:
     if arguments.significance:
         _compare(arguments, results, references)
     try:
-        print(_report(results), flush=True)
+        show(_report(results))
     finally:  # even if the report can't be printed
         _write(arguments, results, len(sources))
 
@@ -188,12 +189,12 @@ def _check_outputs(arguments: argparse.Namespace) -> None:
     """Checks, before any work is done, that the output files can be written."""
     if bool(arguments.n_best) != bool(arguments.n_best_output):
         raise UsageError("--n-best N and --n-best-output FILE go together; give both")
-    taken = {"--source": arguments.source, "--reference": arguments.reference}
-    for option in ("--json", "--output", "--n-best-output"):
-        name = getattr(arguments, option.strip("-").replace("-", "_"))
-        if name is not None:
-            check_output(option, name, taken, arguments.overwrite)
-            taken[option] = name
+    names = {"--json": arguments.json, "--output": arguments.output, "--n-best-output": arguments.n_best_output}
+    given = {option: name for option, name in names.items() if name is not None}
+    for option, name in given.items():
+        check_output(option, name, arguments.overwrite)
+    if len(set(given.values())) < len(given):
+        raise UsageError(f"{' and '.join(given)} name the same file; give each its own")
 
 
 def _results(
@@ -204,11 +205,8 @@ def _results(
         from ..translation.decoding import check_n_best
         from ..translation.sources import check_target_codes
 
-        use_threads(arguments.threads)
         begun = time.perf_counter()
-        where = (arguments.device, arguments.dtype, arguments.trust_remote_code)
-        with decoding_errors():
-            tokenizer, model = load_ensemble(names, *where, **backend_options(arguments))
+        tokenizer, model = load_ensemble(names, arguments)
         loaded = time.perf_counter() - begun
     alphas = arguments.length_penalty or [None]
     options = [decoding_options(argparse.Namespace(**vars(arguments) | {"length_penalty": a}), model) for a in alphas]
@@ -364,16 +362,7 @@ def _report(results: Sequence[_Result]) -> str:
         for result in results
         for one in result.comparisons
     ]
-    return "\n".join([f"{len(results[0].hypotheses)} sentences", *_table(rows), *signatures, *details])
-
-
-def _table(rows: list[list[str]]) -> list[str]:
-    """Aligned rows; the first column is left-aligned, the others are right-aligned."""
-    widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
-    return [
-        "  ".join([row[0].ljust(widths[0]), *(cell.rjust(n) for cell, n in zip(row[1:], widths[1:], strict=True))])
-        for row in rows
-    ]
+    return "\n".join([f"{len(results[0].hypotheses)} sentences", table(rows, align=">"), *signatures, *details])
 
 
 def _write(arguments: argparse.Namespace, results: list[_Result], num_sentences: int) -> None:
@@ -384,6 +373,7 @@ def _write(arguments: argparse.Namespace, results: list[_Result], num_sentences:
     if arguments.json:
         record = _record(arguments, results, num_sentences)
         _write_lines(arguments.json, [json.dumps(record, indent=2, ensure_ascii=False, allow_nan=False)])
+    say_written(arguments.output, arguments.n_best_output, arguments.json)
 
 
 def _write_lines(name: str, lines: Sequence[str]) -> None:

@@ -4,12 +4,12 @@ import argparse
 import json
 import os
 import platform
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import asdict, fields
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from .. import __version__
-from .common import RunError, UsageError, check_model_name
+from .common import RunError, UsageError, check_model_name, show, table
 
 if TYPE_CHECKING:
     from ..engine.cpu import Processor
@@ -68,41 +68,10 @@ def _show_checkpoint(name: str, as_json: bool) -> None:
         found = describe(name)
     except (CheckpointError, CardError, HubError) as error:
         raise UsageError(str(error)) from error
-    print(json.dumps(_values(found), indent=1, ensure_ascii=False) if as_json else _text(found))
+    values = {"total": found.total, **asdict(found)}
+    show(json.dumps(values, indent=1, ensure_ascii=False) if as_json else _text(found))
     if found.problems:
         raise RunError("; ".join(found.problems))
-
-
-def _values(found: "Description") -> dict[str, Any]:
-    """The description as JSON has it: names of the configuration's fields, numbers as numbers."""
-    from ..hub.description import BYTES
-
-    facts = {} if found.facts is None else asdict(found.facts)
-    for name in ("name", "config", "parameters", "title", "limits", "tags"):
-        facts.pop(name, None)
-    facts["recipe"] = _without_unknown(facts.get("recipe", {}))
-    memory = {f"{kind}_bytes": size * found.total for kind, size in BYTES.items()} if found.parameters else {}
-    return {
-        "name": found.name,
-        "config": dict(found.config),
-        "parameters": {"total": found.total, **found.parameters} if found.parameters else {},
-        "memory": {
-            "saved_bytes": found.saved_bytes,
-            "saved_types": found.types,
-            **memory,
-            "cache_numbers_per_token": found.cache_numbers,
-        },
-        "tokenizer": None if found.tokenizer is None else asdict(found.tokenizer),
-        "generation": found.decoding,
-        "training": {**_without_unknown(facts), "started_with": found.started_with},
-        "checkpoints": found.checkpoints,
-        "notes": found.notes,
-        "problems": found.problems,
-    }
-
-
-def _without_unknown(values: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in values.items() if value not in (None, (), [], {}, False)}
 
 
 def _text(found: "Description") -> str:
@@ -118,7 +87,7 @@ def _text(found: "Description") -> str:
         "Training": _training(found),
         "Notes": [("note", note) for note in found.notes] + [("problem", problem) for problem in found.problems],
     }
-    parts = [f"{subject}\n{_table(rows, indent='  ')}" for subject, rows in subjects.items() if rows]
+    parts = [f"{subject}\n{table(rows, indent='  ')}" for subject, rows in subjects.items() if rows]
     return "\n\n".join([found.name, *parts])
 
 
@@ -172,7 +141,6 @@ def _training(found: "Description") -> list[tuple[str, str]]:
         ("files", ", ".join(map(str, facts.training_files))),
         ("sentence pairs", pairs),
         *recipe_rows(facts.recipe),
-        *((f"{name} at the start", _listed(value)) for name, value in found.started_with.items()),
     ]
     rows += [
         (f"{one.name} on {evaluation.dataset}", f"{one.value:.2f} ({one.signature})")
@@ -181,10 +149,6 @@ def _training(found: "Description") -> list[tuple[str, str]]:
     ]
     rows.append(("also in this folder", ", ".join(found.checkpoints)))
     return [(label, value) for label, value in rows if value] or [("known", "nothing is saved beside the weights")]
-
-
-def _listed(value: Any) -> str:
-    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
 def _megabytes(number: int) -> str:
@@ -212,20 +176,12 @@ def _show_machine(with_engine: bool) -> None:
     ]
     if with_engine:
         facts.append((VARIABLE, os.environ.get(VARIABLE) or "not set"))
-    print(_table(facts))
+    print(table(facts))
     if with_engine:
-        print(f"\n{_table(_fields(CPU))}")
+        print(f"\n{table(_fields(CPU))}")
 
 
 def _fields(processor: "Processor") -> Iterable[tuple[str, str, str]]:
     """Describes a processor: each field, its value as the environment variable takes it, and what it decides."""
     for one in fields(processor):
         yield one.name, str(getattr(processor, one.name)).lower(), one.metadata["decides"]
-
-
-def _table(rows: Iterable[tuple[str, ...]], indent: str = "") -> str:
-    """Aligns columns, two spaces apart."""
-    rows = list(rows)
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = ("  ".join(f"{cell:{width}}" for cell, width in zip(row, widths, strict=True)) for row in rows)
-    return "\n".join(indent + line.rstrip() for line in lines)

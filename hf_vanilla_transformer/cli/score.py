@@ -12,8 +12,8 @@ from .common import (
     load_ensemble,
     loading,
     read_parallel,
+    say_written,
     up_to_limit,
-    use_threads,
     warning_of_line,
 )
 
@@ -51,17 +51,13 @@ def _score(arguments: argparse.Namespace) -> None:
         check_model_name(name)
     sources, targets = read_parallel(arguments.source, arguments.target)
     if arguments.output is not None:
-        taken = {"--source": arguments.source, "--target": arguments.target}
-        check_output("--output", arguments.output, taken, arguments.overwrite)
+        check_output("--output", arguments.output, arguments.overwrite)
     with loading():
         from ..translation.decoding import source_limit
         from ..translation.scoring import score_pairs
         from ..translation.sources import check_target_codes
 
-        use_threads(arguments.threads)
-        tokenizer, model = load_ensemble(
-            arguments.model, arguments.device, arguments.dtype, arguments.trust_remote_code
-        )
+        tokenizer, model = load_ensemble(arguments.model, arguments)
     limit = source_limit(model, arguments.max_source_tokens, tokenizer)
     with decoding_errors():
         check_target_codes(tokenizer, sources)
@@ -82,3 +78,4 @@ def _score(arguments: argparse.Namespace) -> None:
         sys.stdout.write(text)
     else:
         write_text(arguments.output, text)
+        say_written(arguments.output)

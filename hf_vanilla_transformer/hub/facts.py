@@ -3,15 +3,15 @@
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import yaml
-from huggingface_hub import EvalResultEntry, ModelCard, eval_result_entries_to_yaml
+from huggingface_hub import ModelCard
 
 from ..checkpoints.completeness import TRAINER_STATE
-from ..checkpoints.loading import CONFIG, json_object, read_json, tensors_in
+from ..checkpoints.loading import CONFIG, json_object, tensors_in
 from ..metrics import Score
 from .model_card import (
     CARD,
@@ -32,7 +32,6 @@ from .model_card import (
 SCORES = "scores.json"
 TARGET_TOKENS = "target_tokens"  # in the Trainer's log
 POINTS_PER_CURVE = 10
-EVAL_RESULTS = ".eval_results"  # the Hub's folder for results on its benchmarks
 # Of what is saved, what stays true of other weights.
 BY_AUTHOR = ("title", "source_language", "target_language", "limits")
 # Fields of a card's metadata that are made of the facts; all others are its author's.
@@ -146,38 +145,7 @@ def curve_of(log: Iterable[Mapping[str, Any]]) -> list[CurvePoint]:
     return [CurvePoint(step, **{name: steps[step].get(key) for name, key in names.items()}) for step in chosen]
 
 
-def hardware_of(run: Path) -> str | None:
-    """Returns the hardware of a run, as its facts have it, in its folder or in that of the averaged model; or None."""
-    for file in (run / FACTS, *sorted(run.glob(f"*/{FACTS}"))):
-        facts = read_json(file)
-        recipe = facts.get("recipe") if isinstance(facts, dict) else None
-        if isinstance(recipe, dict) and isinstance(recipe.get("hardware"), str):
-            return str(recipe["hardware"])
-    return None
-
-
-def eval_results(facts: RunFacts, benchmark: str, task: str) -> str:
-    """Returns the YAML for a file in `.eval_results`, where the Hub looks for results on its benchmarks.
-
-    Args:
-        facts: The facts; the first score on the test set is the result.
-        benchmark: The benchmark's data set on the Hub.
-        task: The task in it, as its own `eval.yaml` calls it.
-
-    Raises:
-        CardError: The test set wasn't scored.
-    """
-    tests = [one for one in facts.evaluations if one.split == "test" and one.scores]
-    if not tests:
-        raise CardError("there is no score on a test set for --benchmark; train with a test set, or leave it out")
-    evaluation, score = tests[0], tests[0].scores[0]
-    notes = "; ".join(filter(None, (f"{score.name}, {score.signature}", evaluation.decoding)))
-    entry = EvalResultEntry(dataset_id=benchmark, task_id=task, value=round(score.value, 2), notes=notes)
-    return str(yaml.safe_dump(eval_result_entries_to_yaml([entry]), sort_keys=False, allow_unicode=True))
-
-
 def _from_json(folder: Path, values: dict[str, Any]) -> dict[str, Any]:
-    known = {one.name for one in fields(RunFacts)}
     try:
         read = {
             "recipe": Recipe(**values.get("recipe", {})),
@@ -185,8 +153,6 @@ def _from_json(folder: Path, values: dict[str, Any]) -> dict[str, Any]:
             "evaluations": _evaluations(values.get("evaluations", ())),
             "samples": [Sample(**one) for one in values.get("samples", ())],
         }
-        if unknown := values.keys() - known:
-            raise TypeError(f"unknown: {', '.join(sorted(unknown))}")
         fill_model_card(RunFacts(**{"name": folder.name, **values, **read}))  # which sees values of other types
     except (TypeError, AttributeError, KeyError, ValueError) as error:  # of a newer version, or edited
         raise CardError(f"{folder / FACTS} can't be read ({error}); correct it, or remove it") from error

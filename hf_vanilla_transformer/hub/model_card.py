@@ -2,8 +2,7 @@
 
 import json
 import re
-from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import TYPE_CHECKING, Any
@@ -26,7 +25,7 @@ LIMITS = (
     "The model translates one sentence at a time. Its quality on text that differs from the training data has not been "
     "measured, nor has any bias in that data: check its translations before you rely on them."
 )
-LOADS = re.compile(r"from_pretrained\(\s*(\"(?:[^\"\\]|\\.)*\")")
+LOADS = re.compile(r"from_pretrained\(\s*(\"(?:[^\"\\]|\\.)*\")")  # what the card's code loads, as a literal
 # Only of a repository: where a folder of this name is missing, transformers would run the code of a repository
 # of that name.
 OWN_CODE = """\
@@ -173,7 +172,7 @@ def save_card(folder: str | Path, facts: RunFacts) -> None:
         facts: The facts. Of files with training data, the names are kept without their folders.
 
     Raises:
-        ValueError: As for `fill_model_card`, or one of the files is a link out of the folder.
+        LinkError: One of the files is a link out of the folder.
         OSError: The folder can't be written.
     """
     folder = Path(folder)
@@ -198,9 +197,6 @@ def fill_model_card(facts: RunFacts) -> ModelCard:
 
     Args:
         facts: The facts. Their text is escaped, except for `limits`.
-
-    Raises:
-        ValueError: Two evaluations have the same `dataset_id` and `split`, so that the Hub couldn't tell them apart.
     """
     name = _loaded_by(facts.name)
     sentence = facts.samples[0].source if facts.samples else "..."
@@ -244,11 +240,6 @@ def _metadata(facts: RunFacts, name: str) -> ModelCardData:
 
 
 def _eval_results(evaluations: Sequence[Evaluation]) -> list[EvalResult]:
-    """The scores as the Hub's metadata, after checking that no two evaluations have the same place."""
-    places = Counter((evaluation.dataset_type, evaluation.split) for evaluation in evaluations)
-    for (dataset, split), number in places.items():
-        if number > 1:
-            raise ValueError(f"there are {number} evaluations on {dataset!r}, split {split!r}; give each its own split")
     return [
         EvalResult(
             task_type="translation",
@@ -448,39 +439,30 @@ def _title(name: str) -> str:
     return name.removeprefix("./")
 
 
-def published_as(text: str, repository: str, local: Collection[str]) -> tuple[str, str | None]:
+def published_as(text: str, repository: str, name: str) -> str:
     """Names a repository in a card that is published: in the code that loads the model, as title, in `model-index`.
 
     Args:
         text: The card.
         repository: The repository, "user/name".
-        local: What the card may have named this very model so far, beside folders that begin with "./".
+        name: What the card's facts call this model. A folder, which begins with "./", may have moved since.
 
     Returns:
-        The text, and the name that was replaced; None: the card named the repository, or no model.
+        The text. It is the same if the card's code loads the repository, or no model.
 
     Raises:
         ValueError: The card's code loads other models than this one; the message has a name.
     """
-    loaded = {_plain(literal) for literal in LOADS.findall(text)}
-    if not loaded or repository in loaded:
-        return text, None
-    own = [name for name in sorted(loaded) if name.startswith("./") or name in local]
+    loaded = sorted(LOADS.findall(text))
+    if not loaded or _literal(repository) in loaded:
+        return text
+    own = [literal for literal in loaded if literal.startswith('"./') or literal == _literal(name)]
     if not own:
-        raise ValueError(min(loaded))
-    old = own[0]
-    text = LOADS.sub(
-        lambda call: call[0].replace(call[1], _literal(repository)) if _plain(call[1]) == old else call[0], text
-    )
+        raise ValueError(loaded[0].strip('"'))
+    text = text.replace(own[0], _literal(repository))
     if "trust_remote_code" not in text:
         text = text.replace(AFTER_USAGE, f"{OWN_CODE.format(name=_literal(repository))}\n\n{AFTER_USAGE}", 1)
-    ends = [re.escape(old.rpartition("/")[2]), repository.rpartition("/")[2]]
-    text = re.sub(rf"^(model-index:\n- name: ){ends[0]}$", lambda line: line[1] + ends[1], text, flags=re.M)
-    return re.sub(rf"^# {re.escape(_text(_title(old)))}$", lambda _: f"# {_text(repository)}", text, flags=re.M), old
-
-
-def _plain(literal: str) -> str:
-    try:
-        return str(json.loads(literal))
-    except ValueError:  # an escape that only Python knows
-        return literal[1:-1]
+    old = str(json.loads(own[0]))
+    text = text.replace(f"\n# {_text(_title(old))}\n", f"\n# {_text(repository)}\n", 1)
+    index = "\nmodel-index:\n- name: {}\n"
+    return text.replace(index.format(old.rpartition("/")[2]), index.format(repository.rpartition("/")[2]), 1)

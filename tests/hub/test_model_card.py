@@ -10,7 +10,6 @@ from huggingface_hub import ModelCard
 
 from hf_vanilla_transformer import VanillaTransformerConfig
 from hf_vanilla_transformer.hub.model_card import (
-    TEMPLATE,
     Evaluation,
     Recipe,
     RunFacts,
@@ -275,13 +274,6 @@ def test_scores_as_they_are_computed():
     assert [metric["args"]["signature"] for metric in metrics] == [score.signature for score in scores]
 
 
-def test_two_evaluations_that_the_hub_would_take_for_one():
-    with pytest.raises(ValueError, match="2 evaluations on 'me/data', split None; give each its own split"):
-        fill_model_card(RunFacts("x", evaluations=[Evaluation(name, [BLEU], dataset_id="me/data") for name in "ab"]))
-    apart = [Evaluation(name, [BLEU], dataset_id="me/data", split=name) for name in "ab"]
-    assert len(metadata_of(fill_model_card(RunFacts("x", evaluations=apart)))["model-index"][0]["results"]) == 2
-
-
 @pytest.mark.parametrize(
     ("fields", "row"),
     [
@@ -391,8 +383,3 @@ def test_no_path_of_the_machine_is_shown():
         text = str(fill_model_card(facts))
         assert "somebody" not in text
         assert "- files: `train.en.gz`" in text
-
-
-def test_the_template_lies_in_the_package():
-    assert TEMPLATE.is_file()
-    assert TEMPLATE.parent == Path(__file__).parents[2] / "hf_vanilla_transformer" / "hub"
