@@ -3,6 +3,7 @@
 import argparse
 import gc
 import math
+import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -38,11 +39,13 @@ def positive(text: str) -> int:
 
 def up_to_limit(name: str) -> Callable[[str], int]:
     """Returns a type for argparse: an integer from 1 to the limit of an option in `translation.limits`."""
-    limit = LIMITS[name]
+    return _up_to(LIMITS[name].largest, LIMITS[name].reason)
 
+
+def _up_to(largest: int, reason: str) -> Callable[[str], int]:
     def parse(text: str) -> int:
-        if positive(text) > limit.largest:
-            raise argparse.ArgumentTypeError(f"{text} is more than {limit.largest:,}: {limit.reason}")
+        if positive(text) > largest:
+            raise argparse.ArgumentTypeError(f"{text} is more than {largest:,}: {reason}")
         return int(text)
 
     return parse
@@ -94,18 +97,21 @@ def wanted_memory(error: BaseException) -> str:
     return f" ({quoted[0].lower()})" if quoted else ""
 
 
-def check_output(option: str, name: str, overwrite: bool) -> None:
+def check_output(option: str, name: str, overwrite: bool, inputs: Sequence[str | None] = ()) -> None:
     """Checks, before any work is done, that a file can be written.
 
     Args:
         option: The option that names the file.
         name: The file.
         overwrite: Whether an existing file may be replaced.
+        inputs: Files that are read; none of them is replaced.
 
     Raises:
-        UsageError: It is a folder or in no folder, or it exists.
+        UsageError: It is a folder or in no folder, an input, or it exists.
     """
     path = Path(name)
+    if any(file is not None and path.resolve() == Path(file).resolve() for file in inputs):
+        raise UsageError(f"{option} {name} is an input; give another file")
     if path.is_dir() or not path.parent.is_dir():
         problem = "is a folder" if path.is_dir() else f"can't be written: there is no folder {path.parent}"
         raise UsageError(f"{option} {name} {problem}; give a file in a folder that exists")
@@ -242,7 +248,7 @@ def add_loading_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the options of the device, and of loading a model."""
     parser.add_argument(
         "--threads",
-        type=positive,
+        type=_up_to(os.cpu_count() or 1, "this machine has no more processors"),
         metavar="N",
         help="threads of the computation on a CPU (default: PyTorch's, a thread per core)",
     )

@@ -167,6 +167,7 @@ def _evaluate(arguments: argparse.Namespace) -> None:
         show(_report(results))
     finally:  # even if the report can't be printed
         _write(arguments, results, len(sources))
+    say_written(arguments.output, arguments.n_best_output, arguments.json)
 
 
 def _check_models(arguments: argparse.Namespace) -> None:
@@ -192,7 +193,7 @@ def _check_outputs(arguments: argparse.Namespace) -> None:
     names = {"--json": arguments.json, "--output": arguments.output, "--n-best-output": arguments.n_best_output}
     given = {option: name for option, name in names.items() if name is not None}
     for option, name in given.items():
-        check_output(option, name, arguments.overwrite)
+        check_output(option, name, arguments.overwrite, [arguments.source, arguments.reference])
     if len(set(given.values())) < len(given):
         raise UsageError(f"{' and '.join(given)} name the same file; give each its own")
 
@@ -373,7 +374,6 @@ def _write(arguments: argparse.Namespace, results: list[_Result], num_sentences:
     if arguments.json:
         record = _record(arguments, results, num_sentences)
         _write_lines(arguments.json, [json.dumps(record, indent=2, ensure_ascii=False, allow_nan=False)])
-    say_written(arguments.output, arguments.n_best_output, arguments.json)
 
 
 def _write_lines(name: str, lines: Sequence[str]) -> None:

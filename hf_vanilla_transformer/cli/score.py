@@ -51,7 +51,7 @@ def _score(arguments: argparse.Namespace) -> None:
         check_model_name(name)
     sources, targets = read_parallel(arguments.source, arguments.target)
     if arguments.output is not None:
-        check_output("--output", arguments.output, arguments.overwrite)
+        check_output("--output", arguments.output, arguments.overwrite, [arguments.source, arguments.target])
     with loading():
         from ..translation.decoding import source_limit
         from ..translation.scoring import score_pairs

@@ -74,7 +74,7 @@ def _translate(arguments: argparse.Namespace) -> None:
     if arguments.input is not None and arguments.sentences:
         raise UsageError("sentences and --input FILE are two things to translate; give one of the two")
     if arguments.output is not None:
-        check_output("--output", arguments.output, arguments.overwrite)
+        check_output("--output", arguments.output, arguments.overwrite, [arguments.input])
     source = _source(arguments)
     with _output(arguments.output) as file:
         if source.total != 0:

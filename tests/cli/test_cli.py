@@ -164,7 +164,7 @@ def test_input_without_a_sentence(run, tiny_checkpoint, stdin):
 def test_underscores_in_names_of_options(run, tiny_checkpoint, tmp_path):
     output = tmp_path / "a_b"
     code, out, err = run("translate", "--model", tiny_checkpoint, "--max_new_tokens=2", f"--output={output}", "A_b.")
-    assert (code, out, err) == (0, "", "")
+    assert (code, out, err) == (0, f"wrote {output}\n", "")
     assert run("translate", "--model", tiny_checkpoint, "--max-new-tokens", 2, "A_b.")[1] == output.read_text("utf-8")
     text = run("translate", "--model", tiny_checkpoint, "--max_new_tokens", 2, "--", "--max_new_tokens")[1]
     assert text == run("translate", "--model", tiny_checkpoint, "--max_new_tokens", 2, stdin=b"--max_new_tokens")[1]

@@ -51,14 +51,6 @@ def _name(option):
     return "num_beams" if name == "beam" else name
 
 
-@pytest.mark.parametrize("option", ["--length-penalty", "--coverage-penalty"])
-def test_weights_that_make_infinities(command, monkeypatch, tiny_checkpoint, option):
-    monkeypatch.setattr(translate, "load_translator", _nothing)
-    result = command("translate", "--model", tiny_checkpoint, option, "1e308", "nine")
-    assert (result.code, result.out) == (2, "")
-    assert f"argument {option}: 1e308 is more than 100, beyond which nothing else would count" in result.error
-
-
 @pytest.mark.parametrize(
     "options",
     [
