@@ -33,6 +33,7 @@ from collections.abc import Callable
 from datetime import date, timedelta
 from decimal import Decimal
 from functools import cache, partial
+from pathlib import Path
 from string import Formatter
 from typing import Any
 
@@ -364,6 +365,15 @@ def draw_pair(category: str, rng: random.Random) -> Pair:
         _fill(frame[side], {slot: phrase[side] for slot, phrase in phrases.items()}, person) for side in (0, 1)
     )
     return english, german
+
+
+def write_corpus(folder: Path, parts: dict[str, list[Pair]]) -> None:
+    """Write each part as two files, one per language: `train.en`, `train.de` ..."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, pairs in parts.items():
+        for language, lines in zip(("en", "de"), zip(*pairs, strict=True), strict=True):
+            text = "".join(f"{line}\n" for line in lines)
+            (folder / f"{name}.{language}").write_text(text, encoding="utf-8", newline="\n")
 
 
 def near_unseen(english: str, german: str) -> bool:
