@@ -100,19 +100,14 @@ def _parameters(found: "Description") -> list[tuple[str, str]]:
 def _memory(found: "Description") -> list[tuple[str, str]]:
     from ..hub.description import BYTES
 
-    rows = []
-    if found.parameters:
-        rows = [("weights as saved", f"{_megabytes(found.saved_bytes)} ({', '.join(found.types)})")]
-        rows += [
-            (f"weights in {kind}", f"{_megabytes(size * found.total)} ({size} per parameter)")
-            for kind, size in BYTES.items()
-        ]
-    number, size = found.cache_numbers, BYTES["float32"]
-    formula = f"{size} x {number:,}; decoder's N x h x (d_k + d_v) numbers"
-    rows.append(("cache per token of source and translation", f"{_megabytes(size * number)} in float32 ({formula})"))
-    tokens = 100
-    rows.append((f"cache of {tokens} tokens with 4 beams", _megabytes(4 * tokens * size * number)))
-    return rows
+    if not found.parameters:
+        return []
+    saved = ("weights as saved", f"{_megabytes(found.saved_bytes)} ({', '.join(found.types)})")
+    others = (
+        (f"weights in {kind}", f"{_megabytes(size * found.total)} ({size} per parameter)")
+        for kind, size in BYTES.items()
+    )
+    return [saved, *others]
 
 
 def _tokenizer(found: "Description") -> list[tuple[str, str]]:

@@ -1,7 +1,6 @@
 """`vanilla-transformer push`."""
 
 import argparse
-import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,7 +17,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "the command if it fails."
     )
     parser.add_argument("folder", type=Path, metavar="DIR", help="the model's folder, with its card")
-    parser.add_argument("repo", type=_repository, metavar="REPO", help="user/name; it is created if there is none")
+    parser.add_argument("repo", metavar="REPO", help="user/name; it is created if there is none")
     parser.add_argument(
         "--private", action="store_true", help="create a repository that only you can see (default: a public one)"
     )
@@ -34,12 +33,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(run=_push)
 
 
-def _repository(text: str) -> str:
-    if not re.fullmatch(r"[\w.-]+/[\w.-]+", text):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a repository's name; give user/name")
-    return text
-
-
 def _push(arguments: argparse.Namespace) -> None:
     """Checks a folder, and sends it."""
     if (arguments.folder / "adapter_config.json").is_file():
@@ -49,8 +42,6 @@ def _push(arguments: argparse.Namespace) -> None:
         )
     if not arguments.folder.is_dir():
         raise UsageError(f"{arguments.folder} is not a folder; DIR must be that of a saved model")
-    if not (arguments.folder / "config.json").is_file():
-        raise UsageError(f"{arguments.folder} has no config.json; DIR must be the folder of a saved model")
 
     from transformers.utils import logging
 

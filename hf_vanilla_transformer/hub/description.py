@@ -49,7 +49,6 @@ class Description:
     parameters: Mapping[str, int]  # one of `PARTS` -> their number; tied matrices count once; empty: no weights here
     types: Sequence[str]  # of the saved tensors, as safetensors names them
     saved_bytes: int  # what the saved tensors take
-    cache_numbers: int  # kept by decoding per token of the source and of the translation, for each hypothesis
     tokenizer: TokenizerFacts | None  # None: there is none, or it can't be used
     decoding: Mapping[str, Any]  # what generation_config.json sets
     facts: RunFacts | None  # what is known of the training; None: nothing can be said without the weights
@@ -87,7 +86,6 @@ def describe(name: str) -> Description:
         parameters=_parts(tensors),
         types=sorted({kind for kind, _ in tensors.values()}),
         saved_bytes=sum(math.prod(shape) * SIZES.get(kind, 1) for kind, shape in tensors.values()),
-        cache_numbers=_cache_numbers(config),
         tokenizer=tokenizer,
         decoding=_decoding(folder),
         facts=facts,
@@ -144,12 +142,6 @@ def _part(name: str) -> str:
         return "embeddings"
     stacks = [stack for stack in ("encoder", "decoder") if f".{stack}." in name]
     return stacks[0] if stacks else "output projection"
-
-
-def _cache_numbers(config: Any) -> int:
-    heads = config.decoder_attention_heads
-    widths = [width or config.d_model // heads for width in (config.head_dim, config.value_head_dim)]
-    return int(config.decoder_layers * heads * sum(widths))
 
 
 def _tokenizer(folder: Path, config: Any) -> tuple[TokenizerFacts | None, list[str]]:

@@ -1,4 +1,4 @@
-"""What is known of a saved model for its card: the facts that a run saved, or else what its files say."""
+"""Collects the facts for a saved model's card: those that a run saved, or else those in the model's files."""
 
 import json
 import math
@@ -32,9 +32,9 @@ from .model_card import (
 SCORES = "scores.json"
 TARGET_TOKENS = "target_tokens"  # in the Trainer's log
 POINTS_PER_CURVE = 10
-# Of what is saved, what stays true of other weights.
+# Saved facts that stay true when the weights change.
 BY_AUTHOR = ("title", "source_language", "target_language", "limits")
-# Fields of a card's metadata that are made of the facts; all others are its author's.
+# Fields of a card's metadata that come from the facts; all others are the author's.
 MADE = ("base_model", "datasets", "language", "library_name", "license", "model-index", "pipeline_tag", "tags")
 
 
@@ -45,9 +45,9 @@ class CardError(ValueError):
 def read_facts(folder: Path) -> tuple[RunFacts, str | None]:
     """Collects what is known of a saved model.
 
-    What was saved of the training counts only for the weights that it was saved for. What the metadata of an existing
-    card says of languages, licence, data sets and base model comes from its author, and counts more than what was
-    saved, as do fields that no card has by itself. What isn't known is left out.
+    The saved facts of a training are used only if the weights are still the same. Languages, licence, data sets and
+    base model in the metadata of an existing card come from its author and replace saved ones; the author's own fields
+    are kept.
 
     Args:
         folder: The model's folder, as `save_pretrained` writes it.
@@ -81,16 +81,17 @@ def read_facts(folder: Path) -> tuple[RunFacts, str | None]:
 
 
 def _name(folder: Path, saved: str | None) -> str:
-    """What a card calls the model: what is saved, unless that is a folder's name of an older version of this package.
+    """Returns the model's name for its card.
 
-    These looked like names on the Hub: "run/averaged-3".
+    The saved name is used only if it is a repository's. Older versions of this package saved folders as names that
+    look the same: "run/averaged-3".
     """
     last = folder.resolve().parts[-2:]
     return saved if saved and is_repository(saved) and saved != "/".join(last) else local_name(folder)
 
 
 def said_by_author(folder: Path) -> dict[str, Any]:
-    """Returns what only a model's author can know, for another card of it, be it trained further in between.
+    """Returns what only a model's author can know, for a new card of the model, also after more training.
 
     Args:
         folder: The model's folder; it may have no card.
@@ -160,7 +161,7 @@ def _from_json(folder: Path, values: dict[str, Any]) -> dict[str, Any]:
 
 
 def _from_a_run(folder: Path) -> dict[str, Any]:
-    """What a run left that has no `model_card.json`, or a checkpoint during training."""
+    """Reads the facts of a checkpoint during training, or of a run without `model_card.json`."""
     values: dict[str, Any] = {}
     file = folder / TRAINER_STATE
     try:
@@ -183,7 +184,7 @@ def _evaluations(values: Iterable[Mapping[str, Any]]) -> list[Evaluation]:
 
 
 def _from_card(folder: Path) -> dict[str, Any]:
-    """What the metadata of the folder's card says."""
+    """Reads the fields of `RunFacts` in the metadata of the folder's card."""
     if not (folder / CARD).is_file():
         return {}
     data = load_card(folder / CARD).data
@@ -198,21 +199,17 @@ def _from_card(folder: Path) -> dict[str, Any]:
     }
 
 
-def load_card(file: Path | str, name: str | None = None) -> ModelCard:
+def load_card(file: Path) -> ModelCard:
     """Reads a card.
-
-    Args:
-        file: The file, or its text.
-        name: What messages call it; None: the file.
 
     Raises:
         CardError: It isn't UTF-8, or its metadata isn't YAML.
     """
     try:
-        card: ModelCard = ModelCard.load(file) if isinstance(file, Path) else ModelCard(file)
+        card: ModelCard = ModelCard.load(file)
     except (ValueError, TypeError, yaml.YAMLError) as error:
         problem = " ".join(str(error).split())[:200]
-        raise CardError(f"{name or file} isn't a model card ({problem}); correct its metadata, or remove it") from error
+        raise CardError(f"{file} isn't a model card ({problem}); correct its metadata, or remove it") from error
     return card
 
 

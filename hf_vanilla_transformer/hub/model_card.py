@@ -4,7 +4,8 @@ import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from pathlib import Path, PurePosixPath, PureWindowsPath
+from datetime import timedelta
+from pathlib import Path, PureWindowsPath
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
@@ -17,8 +18,8 @@ if TYPE_CHECKING:  # sacrebleu takes time to import, and a converted model has n
     from ..metrics import Score
 
 CARD = "README.md"
-FACTS = "model_card.json"  # what a card was made of, beside it: `vanilla-transformer card` makes another one of it
-WEIGHTS = "weights"  # in that file, the digests of the weights that the facts are about
+FACTS = "model_card.json"  # the facts of a card, beside it; `vanilla-transformer card` makes a new card from them
+WEIGHTS = "weights"  # in that file, the digests of the weights that the facts describe
 TEMPLATE = Path(__file__).with_name("model_card_template.md")
 TAGS = ("vanilla_transformer", "attention-is-all-you-need")
 LIMITS = (
@@ -26,8 +27,7 @@ LIMITS = (
     "measured, nor has any bias in that data: check its translations before you rely on them."
 )
 LOADS = re.compile(r"from_pretrained\(\s*(\"(?:[^\"\\]|\\.)*\")")  # what the card's code loads, as a literal
-# Only of a repository: where a folder of this name is missing, transformers would run the code of a repository
-# of that name.
+# Written for a repository only: if a folder is missing, transformers loads the repository of that name.
 OWN_CODE = """\
 If the package hf_vanilla_transformer is not installed, use the checkpoint's own code. It runs on your machine, so \
 read it or trust its author; then leave out the first line and write
@@ -116,7 +116,7 @@ LABELS = {
     "dropout_warmup_steps": "steps of warm-up of dropout",
     "bpe_dropout": "BPE-dropout",
     "ema_decay": "decay of the average of the weights",
-    "seconds": "time",
+    "seconds": "time (h:mm:ss)",
 }
 
 
@@ -147,25 +147,24 @@ class RunFacts:
 
 
 def is_repository(name: str) -> bool:
-    """Whether a name can be that of a repository, "user/name"; code of anybody's could run under it."""
+    """Whether a name can be a repository's, "user/name"; loading it could run code from the Hub."""
     return re.fullmatch(r"[A-Za-z0-9][\w.-]*/[\w.-]+", name) is not None
 
 
 def local_name(folder: str | Path) -> str:
-    """Returns how a card names a folder here: beginning with "./", so that it is no repository of somebody else.
+    """Returns a card's name for a folder: it begins with "./", so that it can't be a repository's name.
 
-    Of an absolute path, the last folder's name is left, as a card says nothing about its author's machine.
+    An absolute path is cut to the last folder's name, because a card says nothing about its author's machine.
     """
-    text = str(folder)
-    if PurePosixPath(text).is_absolute() or (path := PureWindowsPath(text)).is_absolute():
-        text = PureWindowsPath(text).name
-    elif path.parts in ((), ("..",)):
-        text = Path(folder).resolve().name
-    return "./" + " ".join(text.removeprefix("./").split())
+    path = Path(folder)
+    if path.name in ("", ".."):
+        path = path.resolve()
+    name = path.name if path.is_absolute() else path.as_posix()
+    return "./" + " ".join(name.split())
 
 
 def save_card(folder: str | Path, facts: RunFacts) -> None:
-    """Writes a model's card, `README.md`, and what it was made of, `model_card.json`, beside the model's weights.
+    """Writes a model's card, `README.md`, and its facts, `model_card.json`, beside the model's weights.
 
     Args:
         folder: The folder of the saved model.
@@ -187,7 +186,7 @@ def save_card(folder: str | Path, facts: RunFacts) -> None:
 
 
 def weights_in(folder: Path) -> dict[str, str]:
-    """Returns the files with weights in a model's folder, each with a digest of all of it."""
+    """Returns the names of the files with weights in a model's folder, each with the file's digest."""
     files = sorted((*folder.glob("*.safetensors"), *folder.glob("pytorch_model*.bin")))
     return {file.name: digest_of(file) for file in files}
 
@@ -338,10 +337,15 @@ def _training_data(facts: RunFacts) -> str:
 
 def recipe_rows(recipe: Recipe) -> list[tuple[str, str]]:
     """Describes a training as text: labels and values, without unknown ones."""
-    shown: dict[str, Callable[[Any], str]] = {"learning_rate": "{:.4g}".format, "seed": str, "seconds": _duration}
+    values = {name: value for name, value in asdict(recipe).items() if value is not None}
+    texts: dict[str, Callable[[Any], object]] = {
+        "learning_rate": "{:.4g}".format,
+        "seed": str,
+        "seconds": lambda seconds: timedelta(seconds=round(seconds)),
+    }
     return _known(
-        (LABELS.get(name, name.replace("_", " ")), shown[name](value) if name in shown and value is not None else value)
-        for name, value in asdict(recipe).items()
+        (LABELS.get(name, name.replace("_", " ")), texts[name](value) if name in texts else value)
+        for name, value in values.items()
     )
 
 
@@ -404,21 +408,12 @@ def _value(value: object) -> str:
     return f"{value:,}" if isinstance(value, int) else _text(str(value))
 
 
-def _duration(seconds: float) -> str:
-    """For instance "45 s", "3 min 26 s" or "26 h 0 min"."""
-    minutes, rest = divmod(round(seconds), 60)
-    if minutes < 60:
-        return f"{minutes} min {rest} s" if minutes else f"{rest} s"
-    hours, minutes = divmod(round(seconds / 60), 60)
-    return f"{hours} h {minutes} min"
-
-
 def _file_name(path: str | Path) -> str:
-    return PureWindowsPath(path).name  # which splits at both kinds of slash
+    return PureWindowsPath(path).name  # splits at both kinds of slash
 
 
 def _text(text: str) -> str:
-    """Escapes text for Markdown, on one line: no mark-up, link, HTML or formula in it takes effect."""
+    """Escapes text for Markdown, on one line: mark-up, links, HTML and formulas in it have no effect."""
     return re.sub(r"([\\`*_\[\]<>|~$&])", r"\\\1", " ".join(text.split()))
 
 

@@ -26,7 +26,7 @@ from ..checkpoints.loading import (
 from ..data.hub_names import HubError
 from ..errors import first_line
 from .facts import SCORES, CardError, load_card, read_facts
-from .model_card import CARD, FACTS, published_as
+from .model_card import CARD, FACTS, is_repository, published_as
 
 ADAPTER = "adapter_config.json"
 # What `from_pretrained` loads. Those of an older model would be mixed with the new files, so they are removed.
@@ -95,9 +95,11 @@ def prepare(folder: Path, repo: str, *, include_translations: bool = False) -> U
         include_translations: Whether translations of the validation and test sets are sent too, with `scores.json`.
 
     Raises:
-        PublishError: The model can't be loaded, its own code is missing, a file is a link that leads out of the
-            folder, or the card is missing, isn't the model's, or isn't complete.
+        PublishError: `repo` is no repository's name, the model can't be loaded, its own code is missing, a file is a
+            link that leads out of the folder, or the card is missing, isn't the model's, or isn't complete.
     """
+    if not is_repository(repo):
+        raise PublishError(f"{repo!r} is not a repository's name; give user/name")
     sent, left_out = model_files(folder, include_translations=include_translations)
     changed: dict[str, bytes] = {}
     notes: list[str] = []

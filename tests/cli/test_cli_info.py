@@ -137,16 +137,6 @@ def test_parameters_by_part_are_those_of_the_model(values, tmp_path, kind):
     assert parameters["decoder"] == sum(one.numel() for one in model.model.decoder.parameters()) - kept
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_the_cache_is_what_decoding_keeps(values, tmp_path, kind):
-    """Compared with the cache of one sentence, source and translation of five tokens."""
-    model = VanillaTransformerForConditionalGeneration.from_pretrained(save(tmp_path / "model", **KINDS[kind][0]))
-    cache = model.eval()(torch.full((1, 5), 7), decoder_input_ids=torch.full((1, 5), 7), use_cache=True).past_key_values
-    kept = [one for part in (cache.self_attention_cache, cache.cross_attention_cache) for one in part.layers]
-    numbers = sum(layer.keys.numel() + layer.values.numel() for layer in kept)
-    assert values(tmp_path / "model")["cache_numbers"] * (5 + 5) == numbers
-
-
 def test_memory_is_that_of_the_saved_type_and_of_others(values, info, tmp_path):
     model = VanillaTransformerForConditionalGeneration.from_pretrained(save(tmp_path / "float32"))
     model.to(torch.bfloat16).save_pretrained(tmp_path / "bfloat16")

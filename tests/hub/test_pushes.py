@@ -382,7 +382,7 @@ def with_card(old, new):
         (without("modeling_vanilla_transformer.py"), "has no modeling_vanilla_transformer.py, without which"),
         (without("tokenization_vanilla_transformer.py"), "has no tokenization_vanilla_transformer.py, without which"),
         (without("tokenizer.json"), "can't load .*; only a model that can be loaded is published"),
-        (without("config.json"), "has no config.json; DIR must be the folder of a saved model"),
+        (without("config.json"), "config.json is missing; only a model that can be loaded"),
     ],
 )
 def test_what_must_not_be_published(push, hub, model_folder, spoil, message):
