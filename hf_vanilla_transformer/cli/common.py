@@ -213,17 +213,17 @@ def add_decoding_arguments(parser: argparse.ArgumentParser) -> None:
         "lines)",
     )
     add_model_arguments(parser)
-    add_compute_type(parser)
-
-
-def add_compute_type(parser: argparse.ArgumentParser) -> None:
-    """Declares what decodes, and how a step is computed."""
     parser.add_argument(
         "--backend",
         choices=["engine", "ctranslate2"],
         help="what translates: this package's engine (default), or CTranslate2, which the extra export installs; a "
         "folder that export wrote has its own",
     )
+    add_compute_type(parser)
+
+
+def add_compute_type(parser: argparse.ArgumentParser) -> None:
+    """Declares the type that the engine computes with."""
     parser.add_argument(
         "--compute-type",
         metavar="TYPE",

@@ -45,7 +45,7 @@ def _port(text: str) -> int:
 
 
 def _demo(arguments: argparse.Namespace) -> None:
-    """Checks what can be checked before a model is loaded, and shows the page until it is interrupted."""
+    """Shows the page until it is interrupted."""
     name, host, port = arguments.model, arguments.host, arguments.port
     check_model_name(name)
     try:
@@ -54,22 +54,17 @@ def _demo(arguments: argparse.Namespace) -> None:
         raise UsageError(first_line(error)) from error
     from ..translation.ctranslate2 import is_exported
 
-    try:
-        demo.check_address(host, port)
-    except OSError as error:
-        where = f"{host}, port {port}," if port else host
-        fix = "leave out --host, or give another --port"
-        raise UsageError(f"{where} can't be listened on ({error.strerror or error}); {fix}") from error
     if is_exported(name):
         raise UsageError(f"{name} was exported, and the page shows attention weights; give --model the model itself")
     if not demo.is_this_machine(host):
         warning = "every computer that reaches this machine can use the page; without --host, only its own users can"
         print(f"{PROGRAM}: warning: --host {host}: {warning}", file=sys.stderr)
     with loading():
-        translator = shown = load_translator(name, arguments)
-        if translator.backend != "engine":  # attention weights come from the model of PyTorch
-            engine = {"backend": None, "compute_type": "default"}
-            shown = load_translator(name, argparse.Namespace(**vars(arguments) | engine))
-    page = demo.build_page(translator, arguments.example, name=name, shown=shown.model)
-    print(f"{demo.start(page, host, port)} shows the page; Ctrl+C ends it", flush=True)
+        page = demo.build_page(load_translator(name, arguments), arguments.example, name=name)
+    try:
+        address = demo.start(page, host, port)
+    except OSError as error:
+        where = f"{host}, port {port}," if port else host
+        raise UsageError(f"{where} isn't available; leave out --host, or give another --port") from error
+    print(f"{address} shows the page; Ctrl+C ends it", flush=True)
     page.block_thread()

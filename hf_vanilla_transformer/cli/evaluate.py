@@ -38,18 +38,6 @@ if TYPE_CHECKING:
     from ..translation.scoring import Likelihood
 
 BLEU_KINDS = ("sacrebleu", "multi30k", "compound-split")
-# Fields of the generation config in the JSON file.
-DECODING_FIELDS = (
-    "num_beams",
-    "do_sample",
-    "early_stopping",
-    "gnmt_length_penalty",
-    "length_penalty",
-    "max_extra_length",
-    "coverage_penalty",
-    "max_new_tokens",
-    "max_length",
-)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -216,7 +204,7 @@ def _results(
         check_target_codes(tokenizer, sources)
         settings = [_settings(arguments, tokenizer, model, one) for one in options]
         if arguments.n_best is not None:
-            check_n_best(arguments.n_best, settings[0]["num_beams"] or 1)
+            check_n_best(arguments.n_best, settings[0].get("num_beams") or 1)
         likelihood, scoring_seconds = _scored(arguments, tokenizer, model, sources, references)
         for alpha, one, setting in zip(alphas, options, settings, strict=True):
             hypotheses, decoding_seconds = _decoded(arguments, tokenizer, model, sources, one)
@@ -318,21 +306,24 @@ def _measure(
 def _settings(
     arguments: argparse.Namespace, tokenizer: Any, model: "PreTrainedModel", options: dict[str, Any]
 ) -> dict[str, Any]:
-    """How the model decodes: its own settings, overridden by those of the command line."""
+    """Returns how the model decodes: its own settings, and those of the command line in their place."""
     from ..translation.decoding import OtherModel, source_limit
 
-    settings = {name: options.get(name, getattr(model.generation_config, name, None)) for name in DECODING_FIELDS}
-    if settings["max_new_tokens"] is not None:
+    settings = {**model.generation_config.to_diff_dict(), **options}
+    if settings.get("max_new_tokens") is not None:
         settings["max_extra_length"] = None  # `generate()` then ignores it
-    batch_tokens = arguments.batch_tokens or (None if isinstance(model, OtherModel) else BATCH_TOKENS)
-    limits = {"batch_size": arguments.batch_size, "batch_tokens": batch_tokens}
-    limits["max_source_tokens"] = source_limit(model, arguments.max_source_tokens, tokenizer)
-    # None: transformers' loop
-    compute_type = (
-        model.dtype if isinstance(model, OtherModel) else getattr(vars(model).get("engine"), "compute_type", None)
-    )
-    limits["backend"] = "ctranslate2" if isinstance(model, OtherModel) else "engine"
-    return {**settings, **limits, "compute_type": compute_type, "device": str(model.device), "dtype": str(model.dtype)}
+    is_other = isinstance(model, OtherModel)
+    attached = getattr(vars(model).get("engine"), "compute_type", None)  # None: transformers' own loop
+    return {
+        **settings,
+        "batch_size": arguments.batch_size,
+        "batch_tokens": arguments.batch_tokens or (None if is_other else BATCH_TOKENS),
+        "max_source_tokens": source_limit(model, arguments.max_source_tokens, tokenizer),
+        "backend": "ctranslate2" if is_other else "engine",
+        "compute_type": model.dtype if is_other else attached,
+        "device": str(model.device),
+        "dtype": str(model.dtype),
+    }
 
 
 # ---- Output ----
@@ -389,15 +380,15 @@ def _n_best_lines(lists: "list[list[Translation]]") -> list[str]:
             {
                 "sentence": sentence,
                 "rank": rank,
-                "score": None if hypothesis.score is None else _finite(hypothesis.score),
-                "num_tokens": hypothesis.num_tokens,
-                "text": hypothesis.text,
+                "score": None if one.score is None else _finite(one.score),
+                "num_tokens": one.num_tokens,
+                "text": one.text,
             },
             ensure_ascii=False,
             allow_nan=False,
         )
         for sentence, hypotheses in enumerate(lists, start=1)
-        for rank, hypothesis in enumerate(hypotheses, start=1)
+        for rank, one in enumerate(hypotheses, start=1)
     ]
 
 

@@ -11,6 +11,7 @@ from ..errors import first_line, install
 from .common import (
     UsageError,
     add_debug,
+    add_loading_arguments,
     check_model_name,
     check_output,
     load_translator,
@@ -60,10 +61,7 @@ def _add_attention(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--heads", "--head", type=_number_or("all", "mean"), metavar="N|all|mean", help="from 1 (default: all)"
     )
-    parser.add_argument("--device", help="cpu, cuda, cuda:1, mps ... (default: cuda where available, else cpu)")
-    parser.add_argument(
-        "--trust-remote-code", action="store_true", help="run code that comes with the model; only if you trust it"
-    )
+    add_loading_arguments(parser)
     parser.set_defaults(run=_attention)
 
 

@@ -119,7 +119,7 @@ def test_settings_tell_how_was_decoded(run):
     run("--json", "defaults.json")
     settings = json.loads(Path("defaults.json").read_text())["results"][0]["decoding"]
     paper = {"num_beams": 4, "gnmt_length_penalty": 0.6, "max_extra_length": 50, "early_stopping": True}
-    limits = {"batch_size": None, "batch_tokens": decoding.BATCH_TOKENS, "max_new_tokens": None}
+    limits = {"batch_size": None, "batch_tokens": decoding.BATCH_TOKENS}
     assert settings == settings | paper | limits | {"dtype": "torch.float32", "compute_type": "float32"}
 
     run(*OPTIONS, "--length-penalty", 1.5, "--dtype", "bfloat16", "--json", "given.json")
