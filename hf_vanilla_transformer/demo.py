@@ -192,7 +192,7 @@ def start(page: gr.Blocks, host: str = HOST, port: int | None = None) -> str:
     """Shows the page in a thread, until the process ends or `page.close()`.
 
     Args:
-        page: What `build_page` returned.
+        page: The result of `build_page`.
         host: The address to listen on.
         port: The port; None: the first that is free from 7860 on.
 

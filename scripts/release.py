@@ -2,8 +2,8 @@
 
     python -m scripts.release --output dist [--model outputs/my-run/averaged-10]
 
-Each of the two is installed into a clean environment, which then trains, translates and pushes from an empty folder;
-the push goes to a Hub on localhost. Nothing is uploaded: CONTRIBUTING.md says what a person has to do.
+Each of the two is installed into a clean environment that then trains, translates and pushes from an empty folder; the
+push goes to a Hub on localhost. Nothing is uploaded: CONTRIBUTING.md lists the steps for a person.
 """
 
 import argparse

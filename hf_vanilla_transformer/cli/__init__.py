@@ -99,7 +99,7 @@ class _Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         if message.startswith("the following arguments are required") and (unknown := self._unknown()):
-            message = f"unrecognized arguments: {' '.join(unknown)}"  # a mistyped one may be what is missing
+            message = f"unrecognized arguments: {' '.join(unknown)}"  # the missing option may be mistyped
         message = " ".join(message.split()) + self._suggestion(message)
         self.exit(EXIT_WRONG_USE, f"{PROGRAM}: error: {message} (see {self.prog} --help)\n")
 

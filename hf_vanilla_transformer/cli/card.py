@@ -20,7 +20,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--name",
         metavar="USER/NAME",
-        help="the model's name on the Hub, which the card's code loads it by (default: as it is, or the folder)",
+        help="the model's name on the Hub, for the card's code (default: the name in the existing card, or the folder)",
     )
     parser.add_argument("--title", metavar="TEXT", help="the card's title (default: the name)")
     parser.add_argument("--source-lang", metavar="CODE", help="code of the language it translates from, such as en")
@@ -95,7 +95,7 @@ def _completed(facts: "RunFacts", arguments: argparse.Namespace) -> "RunFacts":
 
 
 def _missing(facts: "RunFacts") -> list[str]:
-    """What only the user can know."""
+    """Lists the facts that only the user can know and that the card lacks."""
     options = {
         "languages (--source-lang, --target-lang)": (facts.source_language, facts.languages),
         "licence (--license)": (facts.license,),

@@ -80,7 +80,7 @@ def table(rows: Iterable[Sequence[str]], *, indent: str = "", align: str = "<") 
 
     Args:
         rows: Their cells.
-        indent: What each line begins with.
+        indent: The beginning of each line.
         align: "<" or ">", for all columns but the first.
     """
     rows = list(rows)
@@ -92,7 +92,7 @@ def table(rows: Iterable[Sequence[str]], *, indent: str = "", align: str = "<") 
 
 
 def wanted_memory(error: BaseException) -> str:
-    """Quotes from such an error, in parentheses, how much memory was asked for, where it says that."""
+    """Returns the requested amount of memory in parentheses, if the message of an error about memory names it."""
     quoted = re.search(r"tried to allocate [\d.]+ \w+", str(error), re.IGNORECASE)
     return f" ({quoted[0].lower()})" if quoted else ""
 
@@ -156,7 +156,7 @@ def read_parallel(source: str, reference: str) -> tuple[list[str], list[str]]:
 # ---- Options ----
 def add_debug(parser: argparse.ArgumentParser) -> None:
     """Declares --debug, before and after a command's name."""
-    # Without a default, as a command's would replace what is given before the command.
+    # No default: a command's would override an option given before the command.
     parser.add_argument(
         "--debug", action="store_true", default=argparse.SUPPRESS, help="show the traceback of an error as well"
     )
@@ -216,8 +216,8 @@ def add_decoding_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--backend",
         choices=["engine", "ctranslate2"],
-        help="what translates: this package's engine (default), or CTranslate2, which the extra export installs; a "
-        "folder that export wrote has its own",
+        help="this package's engine (default), or CTranslate2 (the extra export installs it); an exported folder has "
+        "its own backend",
     )
     add_compute_type(parser)
 
@@ -320,7 +320,7 @@ def warning_of_line(line: str, limit: int, consequence: str) -> str:
     Args:
         line: Which one, "line 3" say.
         limit: Tokens of a line at most.
-        consequence: What becomes of it.
+        consequence: What happens to the line.
     """
     return f"{PROGRAM}: warning: {line} has more than {limit:,} tokens (--max-source-tokens): {consequence}"
 
@@ -330,7 +330,7 @@ def check_model_name(name: str, option: str = "--model") -> None:
 
     Args:
         name: The folder, or the name on the Hub.
-        option: What it was given by, for errors.
+        option: The option that has the name, for errors.
 
     Raises:
         UsageError: It is neither.
@@ -355,9 +355,9 @@ def check_model_name(name: str, option: str = "--model") -> None:
 
 @contextmanager
 def loading() -> Iterator[None]:
-    """Keeps the garbage collector away from what is imported and loaded inside the context.
+    """Switches the garbage collector off while modules and models are loaded, and excludes these objects from it.
 
-    All of it stays until the program ends, and scanning it again and again takes a third of a command's start-up time.
+    They stay until the program ends, and scanning them again and again takes a third of a command's start-up time.
     """
     gc.disable()
     try:

@@ -49,7 +49,7 @@ def _demo(arguments: argparse.Namespace) -> None:
     name, host, port = arguments.model, arguments.host, arguments.port
     check_model_name(name)
     try:
-        demo = importlib.import_module("..demo", __package__)  # it needs Gradio, which is an extra
+        demo = importlib.import_module("..demo", __package__)  # it needs the extra demo
     except ImportError as error:
         raise UsageError(first_line(error)) from error
     from ..translation.ctranslate2 import is_exported

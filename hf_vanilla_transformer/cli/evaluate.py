@@ -6,13 +6,13 @@ import math
 import platform
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ..checkpoints.files import write_text
 from ..errors import first_line
-from ..translation.limits import BATCH_TOKENS
 from .common import (
     UsageError,
     add_decoding_arguments,
@@ -191,28 +191,68 @@ def _results(
 ) -> list[_Result]:
     """Loads a model or an ensemble, computes its perplexity, translates once per length penalty, and scores."""
     with loading():
-        from ..translation.decoding import check_n_best
+        from ..translation.decoding import check_n_best, decode, source_limit
+        from ..translation.scoring import score_targets
         from ..translation.sources import check_target_codes
 
         begun = time.perf_counter()
         tokenizer, model = load_ensemble(names, arguments)
-        loaded = time.perf_counter() - begun
+        seconds = {"loading": time.perf_counter() - begun}
     alphas = arguments.length_penalty or [None]
     options = [decoding_options(argparse.Namespace(**vars(arguments) | {"length_penalty": a}), model) for a in alphas]
+    limit = source_limit(model, arguments.max_source_tokens, tokenizer)
+    limits = {"batch_size": arguments.batch_size, "batch_tokens": arguments.batch_tokens}
     results = []
     with decoding_errors():
         check_target_codes(tokenizer, sources)
-        settings = [_settings(arguments, tokenizer, model, one) for one in options]
+        settings = [{**_settings(model, one), **limits, "max_source_tokens": limit} for one in options]
         if arguments.n_best is not None:
             check_n_best(arguments.n_best, settings[0].get("num_beams") or 1)
-        likelihood, scoring_seconds = _scored(arguments, tokenizer, model, sources, references)
+        with _timed("scoring", len(sources), seconds) as progress:
+            likelihood = score_targets(
+                model,
+                tokenizer,
+                sources,
+                references,
+                batch_size=arguments.batch_size,
+                max_tokens=arguments.max_source_tokens,
+                progress=progress.update,
+                on_omission=lambda index: _warn(index, limit, "it is left out of the perplexity"),
+            )
         for alpha, one, setting in zip(alphas, options, settings, strict=True):
-            hypotheses, decoding_seconds = _decoded(arguments, tokenizer, model, sources, one)
+            with _timed("decoding", len(sources), seconds) as progress:
+                hypotheses = decode(
+                    model,
+                    tokenizer,
+                    sources,
+                    n_best=arguments.n_best,
+                    **limits,
+                    max_source_tokens=arguments.max_source_tokens,
+                    progress=progress.update,
+                    on_division=lambda index, count: _warn(index, limit, f"it is translated in {count} pieces"),
+                    **one,
+                )
             scores = _measure(arguments, [row[0].text for row in hypotheses], references)
-            seconds = {"loading": loaded, "scoring": scoring_seconds, "decoding": decoding_seconds}
             name = " + ".join(names) + (f", alpha {alpha:g}" if len(alphas) > 1 else "")
-            results.append(_Result(names, *scores, likelihood, hypotheses, seconds, setting, name))
+            results.append(_Result(names, *scores, likelihood, hypotheses, dict(seconds), setting, name))
     return results
+
+
+@contextmanager
+def _timed(what: str, total: int, seconds: dict[str, float]) -> Iterator[Any]:
+    """Yields a progress bar, shown if standard error is a terminal, and notes how long the work took."""
+    from tqdm import tqdm
+
+    begun = time.perf_counter()
+    with tqdm(desc=what, total=total, unit=" sentences", disable=None, leave=False) as progress:
+        yield progress
+    seconds[what] = time.perf_counter() - begun
+
+
+def _warn(index: int, limit: int, consequence: str) -> None:
+    from tqdm import tqdm
+
+    tqdm.write(warning_of_line(f"line {index + 1}", limit, consequence), file=sys.stderr)
 
 
 def _compare(arguments: argparse.Namespace, results: list[_Result], references: list[str]) -> None:
@@ -223,70 +263,6 @@ def _compare(arguments: argparse.Namespace, results: list[_Result], references: 
     comparisons = paired_bootstrap([result.translations for result in results], references, **how)
     for result, own in zip(results[1:], comparisons, strict=True):
         result.comparisons = own
-
-
-def _scored(
-    arguments: argparse.Namespace, tokenizer: Any, model: Any, sources: list[str], references: list[str]
-) -> "tuple[Likelihood, float]":
-    """Computes perplexity; also returns the seconds that it took."""
-    from ..translation import scoring
-
-    begun = time.perf_counter()
-    with _bar("perplexity", len(sources)) as progress:
-        likelihood = scoring.score_targets(
-            model,
-            tokenizer,
-            sources,
-            references,
-            batch_size=arguments.batch_size,
-            max_tokens=arguments.max_source_tokens,
-            progress=progress.update,
-            on_omission=lambda index: _warn(arguments, tokenizer, model, index, "it is left out of the perplexity"),
-        )
-    return likelihood, time.perf_counter() - begun
-
-
-def _decoded(
-    arguments: argparse.Namespace, tokenizer: Any, model: Any, sources: list[str], options: dict[str, Any]
-) -> "tuple[list[list[Translation]], float]":
-    """Translates; also returns the seconds that it took."""
-    from ..translation import decoding
-
-    begun = time.perf_counter()
-    with _bar("translations", len(sources)) as progress:
-        hypotheses = decoding.decode(
-            model,
-            tokenizer,
-            sources,
-            n_best=arguments.n_best,
-            batch_size=arguments.batch_size,
-            batch_tokens=arguments.batch_tokens,
-            max_source_tokens=arguments.max_source_tokens,
-            progress=progress.update,
-            on_division=lambda index, count: _warn(
-                arguments, tokenizer, model, index, f"it is translated in {count} pieces"
-            ),
-            **options,
-        )
-    return hypotheses, time.perf_counter() - begun
-
-
-def _bar(what: str, total: int) -> Any:
-    from tqdm import tqdm
-
-    # disable=None: a bar only if standard error is a terminal.
-    return tqdm(desc=what, total=total, unit=" sentences", disable=None, leave=False)
-
-
-def _warn(
-    arguments: argparse.Namespace, tokenizer: Any, model: "PreTrainedModel", index: int, consequence: str
-) -> None:
-    from tqdm import tqdm
-
-    from ..translation.decoding import source_limit
-
-    limit = source_limit(model, arguments.max_source_tokens, tokenizer)
-    tqdm.write(warning_of_line(f"line {index + 1}", limit, consequence), file=sys.stderr)
 
 
 def _measure(
@@ -303,11 +279,9 @@ def _measure(
     return {kind: kinds[kind]() for kind in dict.fromkeys(arguments.bleu)}, metrics.corpus_chrf(*sides, **case)
 
 
-def _settings(
-    arguments: argparse.Namespace, tokenizer: Any, model: "PreTrainedModel", options: dict[str, Any]
-) -> dict[str, Any]:
+def _settings(model: "PreTrainedModel", options: dict[str, Any]) -> dict[str, Any]:
     """Returns how the model decodes: its own settings, and those of the command line in their place."""
-    from ..translation.decoding import OtherModel, source_limit
+    from ..translation.decoding import OtherModel
 
     settings = {**model.generation_config.to_diff_dict(), **options}
     if settings.get("max_new_tokens") is not None:
@@ -316,9 +290,6 @@ def _settings(
     attached = getattr(vars(model).get("engine"), "compute_type", None)  # None: transformers' own loop
     return {
         **settings,
-        "batch_size": arguments.batch_size,
-        "batch_tokens": arguments.batch_tokens or (None if is_other else BATCH_TOKENS),
-        "max_source_tokens": source_limit(model, arguments.max_source_tokens, tokenizer),
         "backend": "ctranslate2" if is_other else "engine",
         "compute_type": model.dtype if is_other else attached,
         "device": str(model.device),
@@ -370,7 +341,7 @@ def _write(arguments: argparse.Namespace, results: list[_Result], num_sentences:
 def _write_lines(name: str, lines: Sequence[str]) -> None:
     try:
         write_text(name, "".join(f"{line}\n" for line in lines))
-    except OSError as error:  # of a full disk, which doesn't name the file
+    except OSError as error:  # the error of a full disk doesn't name the file
         raise OSError(error.errno, error.strerror, name) from error
 
 

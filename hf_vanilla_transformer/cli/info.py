@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Describe a checkpoint, or show versions and what is known of this machine."""
+    """Describe a checkpoint, or show versions and this machine."""
     parser.epilog = (
         "A checkpoint is described by its configuration and the headers of its weights: architecture in the paper's "
         "symbols, parameters, memory, tokenizer, decoding and training. Its code doesn't run. The exit code is 1 if "
@@ -50,7 +50,7 @@ def _info(arguments: argparse.Namespace) -> None:
 
 
 def _show_checkpoint(name: str, as_json: bool) -> None:
-    """Prints what is known of a checkpoint; fails at the end if its parts don't belong together."""
+    """Prints the description of a checkpoint; fails at the end if its parts don't belong together."""
     if not os.path.isdir(name):
         check_model_name(name, "info DIR")
 
@@ -75,7 +75,7 @@ def _show_checkpoint(name: str, as_json: bool) -> None:
 
 
 def _text(found: "Description") -> str:
-    """The description as tables, one per subject; what is unknown is left out."""
+    """Formats the description as tables, one per subject, without unknown values."""
     from ..hub.model_card import architecture_rows
 
     subjects = {
@@ -93,7 +93,7 @@ def _text(found: "Description") -> str:
 
 def _parameters(found: "Description") -> list[tuple[str, str]]:
     if not found.parameters:
-        return [("total", "unknown without the weights, which can't be reached")]
+        return [("total", "unknown: the weights can't be reached")]
     return [(part, f"{number:,}") for part, number in {"total": found.total, **found.parameters}.items()]
 
 

@@ -23,17 +23,17 @@ from .common import (
     warning_of_line,
 )
 
-# What goes to the translator as it is.
+# Options that the translator takes as they are.
 OPTIONS = ("batch_size", "batch_tokens", "max_source_tokens", "target_lang", "split_sentences")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Translate sentences given as arguments, the lines of a file, or those of standard input."""
     parser.epilog = (
-        "Each line of the input gives one line, in the same order; empty ones stay empty. A file is checked for UTF-8 "
-        "before it is translated, in batches of lines of like length. What comes from a terminal or a pipe is "
-        "translated as soon as nothing more comes, so that a slow one is answered line by line. Put a sentence that "
-        'begins with a dash after "--": translate --model DIR -- "- 5 degrees"'
+        "Each line of the input gives one line, in the same order; empty lines stay empty. A file is checked for UTF-8 "
+        "first. Lines from a terminal or a pipe are translated as soon as there is a pause, so that slow input is "
+        'answered line by line. Put a sentence that begins with a dash after "--": translate --model DIR -- "- 5 '
+        'degrees"'
     )
     parser.add_argument(
         "sentences",

@@ -42,7 +42,7 @@ class TokenizerFacts:
 
 @dataclass(frozen=True)
 class Description:
-    """What is known of a checkpoint."""
+    """The description of a checkpoint."""
 
     name: str  # as it was asked for
     config: Mapping[str, Any]  # fields of its configuration
@@ -51,7 +51,7 @@ class Description:
     saved_bytes: int  # what the saved tensors take
     tokenizer: TokenizerFacts | None  # None: there is none, or it can't be used
     decoding: Mapping[str, Any]  # what generation_config.json sets
-    facts: RunFacts | None  # what is known of the training; None: nothing can be said without the weights
+    facts: RunFacts | None  # about the training; None: unknown without the weights
     checkpoints: Sequence[str] = ()  # names of checkpoints in the same folder
     notes: Sequence[str] = ()  # what the reader should know
     problems: Sequence[str] = ()  # why the model or its tokenizer can't be used as they are
@@ -73,7 +73,7 @@ def describe(name: str) -> Description:
     Raises:
         CheckpointError: It is no checkpoint of this package's models, or a file is damaged.
         HubError: The Hub has no such model, or it can't be reached.
-        CardError: What is saved of the training can't be read.
+        CardError: The saved facts of the training can't be read.
     """
     folder, tensors = _opened(name)
     config, wrong = check_headers(folder, {key: shape for key, (_, shape) in tensors.items()})
@@ -103,7 +103,7 @@ def _opened(name: str) -> tuple[Path, dict[str, tuple[str, list[int]]]]:
         _check_kind(folder, name)
         return folder, tensors
     _check_kind(folder, name)
-    check_headers(folder, {})  # what is wrong with the configuration comes first: quantized weights have other headers
+    check_headers(folder, {})  # errors of the configuration come first: quantized weights have other headers
     try:
         entries = tensors_in(folder)
     except ValueError as error:
@@ -145,7 +145,7 @@ def _part(name: str) -> str:
 
 
 def _tokenizer(folder: Path, config: Any) -> tuple[TokenizerFacts | None, list[str]]:
-    """Returns what is known of the tokenizer, and why it can't be used, if that is so."""
+    """Returns the facts about the tokenizer, and the reasons why it can't be used."""
     if not any((folder / file).is_file() for file in TOKENIZER_FILES):
         return None, []
     try:

@@ -43,7 +43,7 @@ class CardError(ValueError):
 
 
 def read_facts(folder: Path) -> tuple[RunFacts, str | None]:
-    """Collects what is known of a saved model.
+    """Collects the facts about a saved model.
 
     The saved facts of a training are used only if the weights are still the same. Languages, licence, data sets and
     base model in the metadata of an existing card come from its author and replace saved ones; the author's own fields
@@ -115,11 +115,11 @@ def said_by_author(folder: Path) -> dict[str, Any]:
 
 
 def with_what_was_said(facts: RunFacts, said: Mapping[str, Any]) -> RunFacts:
-    """Fills in what facts don't say.
+    """Fills in missing facts.
 
     Args:
         facts: The facts of a new card.
-        said: What `said_by_author` has read from the older one.
+        said: The result of `said_by_author` for the older card.
     """
     if facts.languages or facts.source_language or facts.target_language:
         said = {name: value for name, value in said.items() if "language" not in name}

@@ -75,7 +75,7 @@ class Sample:
 
 @dataclass(frozen=True)
 class CurvePoint:
-    """What was measured after some updates; None means that it wasn't."""
+    """Measurements after some updates; None: not measured."""
 
     step: int  # number of updates
     target_tokens: int | None = None  # trained on until then
@@ -86,7 +86,7 @@ class CurvePoint:
 
 @dataclass(frozen=True)
 class Recipe:
-    """How the model was trained; None means unknown, and is left out of the card."""
+    """How the model was trained; None: unknown, and left out of the card."""
 
     optimizer: str | None = None  # with its constants, for instance "Adam, beta 0.9 and 0.98, epsilon 1e-9"
     learning_rate: float | None = None  # the highest
@@ -108,7 +108,7 @@ class Recipe:
     software: str | None = None  # for instance "torch 2.13.0, transformers 5.23.0"
 
 
-# What the card calls fields of a recipe; others by their names.
+# Labels of a recipe's fields in the card; other fields have their names.
 LABELS = {
     "learning_rate": "peak learning rate",
     "batch_tokens": "target tokens per update",
@@ -122,7 +122,7 @@ LABELS = {
 
 @dataclass(frozen=True)
 class RunFacts:
-    """The facts about a model and its training run; what is missing is left out of the card."""
+    """The facts about a model and its training run; missing ones are left out of the card."""
 
     name: str  # what the model is loaded by: its name on the Hub, "user/name", or a folder as `local_name` writes it
     title: str | None = None  # the card's, if it isn't the name
@@ -130,7 +130,7 @@ class RunFacts:
     parameters: int | None = None  # their number; tied ones count once
     source_language: str | None = None  # ISO 639 code, "en"
     target_language: str | None = None
-    languages: Sequence[str] = ()  # ISO 639 codes, where source and target language aren't given
+    languages: Sequence[str] = ()  # ISO 639 codes, if source and target language aren't given
     converted: bool = False  # from a model of another system
     base_model: str | None = None  # that one's name on the Hub
     license: str | None = None  # the Hub's identifier, "apache-2.0"
@@ -295,7 +295,7 @@ def architecture_rows(config: Mapping[str, Any], parameters: int | None = None) 
 
 
 def _known(rows: Iterable[tuple[str, object]]) -> list[tuple[str, str]]:
-    """Leaves out what is unknown, and writes numbers with commas."""
+    """Leaves out unknown values, and writes numbers with commas."""
     return [
         (label, f"{value:,}" if isinstance(value, int) else str(value)) for label, value in rows if value is not None
     ]
@@ -418,7 +418,7 @@ def _text(text: str) -> str:
 
 
 def _code(text: str) -> str:
-    """Formats text as Markdown code, where a backtick isn't possible and a bar would end a table's cell."""
+    """Formats text as Markdown code. It can't contain a backtick, and a bar would end a table's cell."""
     return f"`{' '.join(text.split()).replace('`', chr(39))}`".replace("|", "\\|")
 
 
@@ -440,7 +440,7 @@ def published_as(text: str, repository: str, name: str) -> str:
     Args:
         text: The card.
         repository: The repository, "user/name".
-        name: What the card's facts call this model. A folder, which begins with "./", may have moved since.
+        name: The model's name in the card's facts. A folder's name, "./...", may have changed since.
 
     Returns:
         The text. It is the same if the card's code loads the repository, or no model.

@@ -1,4 +1,4 @@
-"""Publishing on the Hub: which files of a folder are sent, what is checked before, and errors that name the fix."""
+"""Publishing on the Hub: the files of a folder that are sent, checks before that, and errors that name the fix."""
 
 import fnmatch
 import json
@@ -29,7 +29,7 @@ from .facts import SCORES, CardError, load_card, read_facts
 from .model_card import CARD, FACTS, is_repository, published_as
 
 ADAPTER = "adapter_config.json"
-# What `from_pretrained` loads. Those of an older model would be mixed with the new files, so they are removed.
+# Files that `from_pretrained` loads. Those of an older model would be mixed with the new ones, so they are removed.
 MODEL_FILES = (
     *(CONFIG, "generation_config.json", "*.safetensors", "*.safetensors.index.json", ADAPTER),
     *("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", *VOCABULARY_FILES),
@@ -37,7 +37,7 @@ MODEL_FILES = (
 )
 SENT = (*MODEL_FILES, CARD, "LICENSE*")
 TEXTS = ("*.translations.txt", SCORES)  # of the user's validation and test sets
-# What an older version of this package, or a Trainer, may have left in a repository.
+# Files that an older version of this package, or a Trainer, may have left in a repository.
 STALE = (*MODEL_FILES, "pytorch_model*", *TEXTS, FACTS, RECIPE, TRAINER_STATE, "checksums.json", "training_args.bin")
 LICENSE, LICENSE_OF_CODE = Path(__file__).parents[1] / "LICENSE", "LICENSE-CODE"
 EMPTY = re.compile(r"more\s+information\s+needed", re.IGNORECASE)  # what transformers' own cards mostly consist of
@@ -50,7 +50,7 @@ class PublishError(HubError):
 
 @dataclass(frozen=True)
 class Upload:
-    """What would be sent."""
+    """The files of a push."""
 
     folder: Path
     names: Sequence[str]  # of files that are sent as they are
@@ -87,11 +87,11 @@ def check_token() -> None:
 
 
 def prepare(folder: Path, repo: str, *, include_translations: bool = False) -> Upload:
-    """Checks a model's folder, its code and its card, and returns what is to be sent. It makes no network requests.
+    """Checks a model's folder, its code and its card, and returns the files to send. It makes no network requests.
 
     Args:
         folder: The model's folder: a finished run's, one of averaged weights, or what `save_pretrained` wrote.
-        repo: The repository's name, "user/name". In what is sent, the card's code loads the model by this name.
+        repo: The repository's name, "user/name". The code in the card that is sent loads the model by this name.
         include_translations: Whether translations of the validation and test sets are sent too, with `scores.json`.
 
     Raises:
@@ -114,13 +114,13 @@ def prepare(folder: Path, repo: str, *, include_translations: bool = False) -> U
 
 
 def publish(upload: Upload, repo: str, *, private: bool = False, revision: str | None = None) -> Published:
-    """Sends what `prepare` returned, and creates the repository if there is none.
+    """Sends the files that `prepare` returned, and creates the repository if there is none.
 
     Args:
-        upload: What is sent; `send` says how.
+        upload: The files.
         repo: The repository's name, "user/name".
         private: Whether only its owner may see it. An existing public repository is refused then.
-        revision: A branch, which is created if there is none; None: main.
+        revision: A branch, created if there is none; None: main.
 
     Returns:
         Where it is.
@@ -166,7 +166,7 @@ def send(
         repo: The repository's name, "user/name".
         message: The commit's first line.
         token: For the Hub; None: the saved one.
-        revision: A branch, which is created if there is none; None: main.
+        revision: A branch, created if there is none; None: main.
         run_as_future: Whether to return at once.
         stale: Files that the commit removes; None: the Hub is asked for them, and the branch is created.
 
@@ -257,7 +257,7 @@ def _check_model(folder: Path) -> None:
 
 
 def model_files(folder: Path, *, include_translations: bool = False) -> tuple[list[str], list[str]]:
-    """Returns the names of a model's files that are published, and of those that aren't.
+    """Returns the names of a model's files that are published, and of the folder's other files.
 
     Args:
         folder: The model's folder.

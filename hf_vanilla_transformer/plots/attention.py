@@ -17,7 +17,7 @@ Maps = npt.NDArray[np.float32]
 Part = Literal["encoder", "decoder", "cross"]
 Choice = int | Literal["all", "mean"]
 
-# Panels up to this number -> the largest side of one, in inches: many have less room, and fewer labels.
+# Panels up to this number -> the largest side of one, in inches: many panels are smaller, with fewer labels.
 LARGEST_SIDES = {2: 7.0, 8: 5.0, 10_000: 3.3}
 BAR = "attention weight (a row sums to 1)"
 MARGINS = (2.0, 1.6)  # inches for labels, titles and the colour bar
@@ -41,7 +41,7 @@ def plot_attention(
         target_pieces: The tokens that attend, in rows.
         heads: "all" for one map per head, "mean" for one map of their average.
         title: Is written above the maps.
-        labels: What the columns and the rows are.
+        labels: Names of the columns and of the rows.
 
     Returns:
         A figure; `figure.savefig("attention.png")` writes it.
@@ -62,10 +62,10 @@ def plot_attention(
 def draw_attention(
     attention: Attention, part: Part = "cross", *, layer: int | Literal["all"] = "all", heads: Choice = "all"
 ) -> Figure:
-    """Draws one of the three attentions of a sentence, with a title that says what is seen.
+    """Draws one of the three attentions of a sentence, with a title that describes it.
 
     Args:
-        attention: What `attention_of` returns.
+        attention: The result of `attention_of`.
         part: "encoder" or "decoder" for their self-attention, "cross" for the decoder's to the encoder's output.
         layer: The number of a layer, from 1; "all" for a map per layer, or per layer and head.
         heads: The number of a head, from 1; "all" for a map per head, "mean" for the average of all.

@@ -4,7 +4,7 @@ import torch
 
 from ..translation.attention import Attention
 
-# Part -> what it is called, who attends, what to, and the sentence that says what is seen.
+# Part -> its name, the token that attends, the token attended to, and a description of the picture.
 PARTS: dict[str, tuple[str, str, str, str]] = {
     "encoder": (
         "Encoder self-attention",

@@ -24,7 +24,7 @@ from .drawing import (
 )
 from .paper import Schedule, plot_masks, plot_positions, plot_schedule
 
-# What is drawn of a log -> the panel's title, and the unit on its axis.
+# Entry of a log -> the panel's title, and the unit on its axis.
 CURVES = {
     "loss": ("training loss", "nats per token"),
     "eval_perplexity": ("validation perplexity", "perplexity per token"),

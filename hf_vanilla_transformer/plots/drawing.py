@@ -34,11 +34,11 @@ DPI = 120
 INCHES_PER_PIECE = 0.17  # so that neighbouring labels of FONT_SIZE don't touch
 LONGEST_LABEL = 18
 SUFFIXES = (".png", ".svg")
-# Okabe and Ito (2008): told apart with any kind of colour vision; yellow is left out, which is too light for a line.
+# Okabe and Ito (2008): distinct with any kind of colour vision; without yellow: it is too light for a line.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
 LINES: tuple[Any, ...] = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)), (0, (8, 2)), (0, (1, 2)))
 
-# Used if installed, in addition to matplotlib's own font, which lacks the scripts of East and South Asia.
+# Used if installed, because matplotlib's own font lacks the scripts of East and South Asia.
 FALLBACK_FONTS = (
     "Noto Sans CJK JP", "Noto Sans CJK SC", "Noto Sans Devanagari", "Noto Sans Thai", "WenQuanYi Zen Hei",
     "Hiragino Sans", "PingFang SC", "Microsoft YaHei", "Arial Unicode MS", "Nirmala UI",
@@ -47,7 +47,7 @@ MISSING_GLYPH = "\N{WHITE SQUARE}"
 
 
 def new_figure(width: float, height: float) -> Figure:
-    """Returns an empty figure of a size in inches, which needs no screen."""
+    """Returns an empty figure of a size in inches; it needs no screen."""
     figure = Figure(figsize=(width, height), layout="constrained")
     FigureCanvasAgg(figure)
     return figure
@@ -73,7 +73,7 @@ def line_style(number: int) -> dict[str, Any]:
 
 
 def set_title(figure: Figure, title: str) -> None:
-    """Writes what is seen above a figure, on several lines if it is long."""
+    """Writes a title above a figure, on several lines if it is long."""
     text = readable(title, longest=300)
     figure.suptitle(text, family=font_family(), parse_math=False, wrap=True, fontsize=11)
 

@@ -390,7 +390,7 @@ def _within_a_word(first: list[str], second: list[str]) -> bool:
 
 
 def _plain_words(text: str) -> list[str]:
-    """Return the words without case and punctuation, which make no difference here."""
+    """Return the words without case and punctuation."""
     return [word.strip(".,!?") for word in text.lower().split()]
 
 
@@ -501,7 +501,7 @@ def _price(amount: int, currency: str, unit: int = 100) -> Pair:
 
 
 def _good(rng: random.Random) -> Pair:
-    """Return what has a price; often "it", which people ask for."""
+    """Return a thing with a price; often "it", as people ask "How much is it?"."""
     return ("it", "es") if rng.random() < 0.4 else rng.choice(GOODS)
 
 

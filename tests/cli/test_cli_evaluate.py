@@ -16,7 +16,7 @@ from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, T5Config, T5ForCo
 
 from hf_vanilla_transformer import VanillaTransformerTokenizerFast, cli, engine
 from hf_vanilla_transformer.cli import evaluate
-from hf_vanilla_transformer.cli.common import BATCH_TOKENS, UsageError, decoding_options
+from hf_vanilla_transformer.cli.common import UsageError, decoding_options
 from hf_vanilla_transformer.metrics import (
     compound_split_bleu,
     corpus_bleu,
@@ -24,7 +24,6 @@ from hf_vanilla_transformer.metrics import (
     multi30k_bleu,
     paired_bootstrap,
 )
-from hf_vanilla_transformer.translation import decoding
 from hf_vanilla_transformer.translation.decoding import decode, translate
 from hf_vanilla_transformer.translation.ensembles import ensemble
 from hf_vanilla_transformer.translation.scoring import score_targets
@@ -115,12 +114,10 @@ def test_figures_are_those_of_the_librarys_functions(run, checkpoints):
 
 
 def test_settings_tell_how_was_decoded(run):
-    assert BATCH_TOKENS == decoding.BATCH_TOKENS
     run("--json", "defaults.json")
     settings = json.loads(Path("defaults.json").read_text())["results"][0]["decoding"]
     paper = {"num_beams": 4, "gnmt_length_penalty": 0.6, "max_extra_length": 50, "early_stopping": True}
-    limits = {"batch_size": None, "batch_tokens": decoding.BATCH_TOKENS}
-    assert settings == settings | paper | limits | {"dtype": "torch.float32", "compute_type": "float32"}
+    assert settings == settings | paper | {"dtype": "torch.float32", "compute_type": "float32"}
 
     run(*OPTIONS, "--length-penalty", 1.5, "--dtype", "bfloat16", "--json", "given.json")
     settings = json.loads(Path("given.json").read_text())["results"][0]["decoding"]
