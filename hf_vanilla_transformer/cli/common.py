@@ -335,22 +335,16 @@ def check_model_name(name: str, option: str = "--model") -> None:
     Raises:
         UsageError: It is neither.
     """
-    fix = f"{option} needs a folder that save_pretrained wrote, or a name on the Hub"
-    path = Path(name)
-    if path.is_dir():
-        if not (path / "config.json").is_file():
-            raise UsageError(f"{name} is not a checkpoint: it has no config.json; {fix}")
-    elif path.exists():
-        raise UsageError(f"{name} is a file; {fix}")
-    elif not re.fullmatch(r"\w[\w.-]*(/\w[\w.-]*)?", name):
-        raise UsageError(f"{name} does not exist; {fix}")
-    else:
+    if not Path(name).is_dir():
         from ..data.hub_names import HubError, check_model_on_hub
 
         try:
             check_model_on_hub(name)
         except HubError as error:
             raise UsageError(str(error)) from error
+    elif not Path(name, "config.json").is_file():
+        fix = f"{option} needs a folder that save_pretrained wrote, or a name on the Hub"
+        raise UsageError(f"{name} is not a checkpoint: it has no config.json; {fix}")
 
 
 @contextmanager

@@ -162,7 +162,7 @@ MODEL = ("--model", "CHECKPOINT")
         (("curves", "empty.json", "--output", "a.png"), "no log has a loss, a perplexity or a BLEU score"),
         ((*ATTENTION, "--output", "a.png"), "required: --model"),
         ((*ATTENTION, *MODEL, "--layer", 1, "--output", "a.html"), "leave out --part, --layer and --heads"),
-        ((*ATTENTION, "--model", "./nowhere", "--output", "a.png"), "./nowhere does not exist"),
+        ((*ATTENTION, "--model", "./nowhere", "--output", "a.png"), "'./nowhere' is neither a folder here nor a name"),
     ],
 )
 def test_mistakes_are_one_line_before_a_model_is_loaded(run, training, tiny_checkpoint, tmp_path, arguments, message):

@@ -43,7 +43,7 @@ def demo(capsys, monkeypatch):
     [
         (["--port", "70000"], "'70000' is not a port; give an integer from 1 to 65535"),
         (["--space", "s"], "unrecognized arguments: --space"),
-        (["--model", "/nowhere"], "/nowhere does not exist"),
+        (["--model", "/nowhere"], "'/nowhere' is neither a folder here"),
     ],
 )
 def test_wrong_use_is_one_line_before_a_model_is_loaded(demo, model, monkeypatch, arguments, complaint):
