@@ -53,15 +53,6 @@ def test_notes_beside_an_average_are_kept(command, train, finished):
     assert (folder / "notes.md").read_text() == "mine"
 
 
-def test_a_translation_is_not_written_into_the_model(command, checkpoint):
-    before = (checkpoint / "model.safetensors").read_bytes()
-    output = checkpoint / "model.safetensors"
-    result = command("translate", "--model", checkpoint, "--output", output, "--overwrite", "nine 3")
-    assert result.code == 2
-    assert "is a file of the model" in result.error
-    assert output.read_bytes() == before
-
-
 # ---- Another run's ----
 def test_a_checkpoint_of_another_run(train, finished, tmp_path):
     other = {**finished, "output_dir": str(tmp_path / "other"), "d_model": 8, "encoder_ffn_dim": 16, "max_steps": 6}
