@@ -236,13 +236,6 @@ def test_a_missing_licence_is_told(push, hub, model_folder):
 
 
 # ---- The repository ----
-def test_the_same_again_is_no_new_commit(push, hub):
-    assert push()[0] == 0
-    commits, puts = len(hub.repositories[REPO].commits), len(hub.sent("PUT"))
-    assert push()[0] == 0
-    assert (len(hub.repositories[REPO].commits), len(hub.sent("PUT"))) == (commits, puts)
-
-
 @pytest.mark.parametrize(("options", "private"), [((), False), (("--private",), True)])
 def test_a_new_repository_is_public_unless_asked_otherwise(push, hub, options, private):
     code, out, _ = push(*options)
@@ -272,31 +265,6 @@ def test_files_of_an_older_model_are_removed_and_others_stay(push, hub):
     files = hub.repositories[REPO].files()
     assert [name for name in old if name in files] == []
     assert [files[name] for name in others] == [b"old"] * len(others)
-
-
-def test_a_push_that_fails_half_way_and_is_repeated(push, hub, model_folder):
-    model = AutoModelForSeq2SeqLM.from_pretrained(model_folder)
-    (model_folder / "model.safetensors").unlink()
-    model.save_pretrained(model_folder, max_shard_size="40KB")
-    shards = {path.name: path.read_bytes() for path in model_folder.glob("*.safetensors")}
-    assert len(shards) > 2
-    assert cli.main(["card", str(model_folder), "--overwrite"]) == 0
-    lost = shards[max(shards)]
-    hub.refuses_upload = lambda content: content == lost
-    code, _, err = push()
-    assert code == 1
-    problem = the_error(err.splitlines()[-1])
-    assert problem.startswith("the Hub can't be reached, or fails (Error while uploading 'model-")
-    assert problem.endswith(f"and {REPO} isn't complete; push again: what has arrived isn't sent twice")
-    assert {*hub.repositories[REPO].files()} == {".gitattributes"}  # readers see no half of a model
-
-    hub.refuses_upload = lambda content: False
-    arrived, before = len(hub.large), len(hub.sent("PUT"))
-    assert arrived >= 1
-    assert push()[0] == 0
-    assert len(hub.sent("PUT")) - before == len(shards) - arrived
-    files = hub.repositories[REPO].files()
-    assert {name: files[name] for name in shards} == shards
 
 
 # ---- What is wrong ----
