@@ -1,7 +1,7 @@
 """The command line: `vanilla-transformer COMMAND`.
 
-Each command is a module, whose `add_arguments` declares the options and sets `run` to the function that does the work.
-torch and transformers take seconds to import, so they are imported inside functions and `--help` is instant.
+Each command is a module: its `add_arguments` declares the options and sets `run` to the function that does the work.
+torch and transformers take seconds to import, so functions import them, and `--help` is instant.
 """
 
 import argparse
@@ -25,7 +25,7 @@ EXIT_FAILURE = 1
 EXIT_WRONG_USE = 2
 EXIT_INTERRUPTED = 130  # 128 + SIGINT, as shells have it
 EXIT_PIPE_CLOSED = 141  # 128 + SIGPIPE
-OPTION = re.compile(r"^--\w[\w-]*(?==|$)")  # its name; a sentence may begin with dashes too
+OPTION = re.compile(r"^--\w[\w-]*(?==|$)")  # its name; a sentence may also begin with dashes
 
 
 def main(argv: Sequence[str] | None = None) -> int:

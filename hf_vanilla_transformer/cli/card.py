@@ -76,7 +76,7 @@ def _card(arguments: argparse.Namespace) -> None:
 
 
 def _completed(facts: "RunFacts", arguments: argparse.Namespace) -> "RunFacts":
-    """Puts what the user says in place of what was known."""
+    """Replaces facts by the user's options."""
     from dataclasses import replace
 
     given = {

@@ -121,7 +121,7 @@ def check_output(option: str, name: str, overwrite: bool, inputs: Sequence[str |
 
 # ---- Text files ----
 def read_lines(name: str) -> list[str]:
-    """Reads the lines of a UTF-8 text file, without their ends; one whose name ends in .gz is decompressed.
+    """Reads the lines of a UTF-8 text file, without their ends; a .gz file is decompressed.
 
     Raises:
         UsageError: The file is missing, empty, damaged or not UTF-8; the message names file and line.
@@ -139,7 +139,7 @@ def read_lines(name: str) -> list[str]:
 
 
 def read_parallel(source: str, reference: str) -> tuple[list[str], list[str]]:
-    """Reads two files whose lines correspond.
+    """Reads two files with corresponding lines.
 
     Raises:
         UsageError: As for `read_lines`, or the files have different numbers of lines.

@@ -43,12 +43,12 @@ BLEU_KINDS = ("sacrebleu", "multi30k", "compound-split")
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Measure BLEU, chrF and perplexity of one or several checkpoints."""
     parser.epilog = (
-        "Perplexity is that of the reference, per token of the model's own vocabulary, </s> included. Speed is that of "
+        "Perplexity is the reference's, per token of the model's own vocabulary, </s> included. Speed is that of "
         "decoding alone, from text to text. The n-best file has one JSON object per line: sentence (from 1), rank (1: "
-        "the best), score (log-probability in nats, divided by the length penalty; null if there is no finite one), "
-        "num_tokens, text. A line translated in pieces (--max-source-tokens) has one hypothesis, whose score is "
-        "null. Perplexity leaves out pairs of which one side is longer than that; a warning names them. Files are "
-        "written when all models are evaluated, each completely or not at all."
+        "the best), score (log-probability in nats, divided by the length penalty; null if it isn't finite), "
+        "num_tokens, text. A line translated in pieces (--max-source-tokens) has one hypothesis, with score null. "
+        "Perplexity leaves out pairs with a longer side than that; a warning names them. Files are written when all "
+        "models are evaluated, each completely or not at all."
     )
     parser.add_argument(
         "--model",

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Describe a checkpoint, or show versions and this machine."""
     parser.epilog = (
-        "A checkpoint is described by its configuration and the headers of its weights: architecture in the paper's "
+        "A checkpoint is described from its configuration and the headers of its weights: architecture in the paper's "
         "symbols, parameters, memory, tokenizer, decoding and training. Its code doesn't run. The exit code is 1 if "
         "configuration, weights and tokenizer don't belong together."
     )
@@ -114,7 +114,7 @@ def _tokenizer(found: "Description") -> list[tuple[str, str]]:
     tokenizer = found.tokenizer
     if tokenizer is None:
         return [("class", "none that can be used")]
-    fits = {True: "that of config.json", False: "not that of config.json", None: "config.json has none to compare"}
+    fits = {True: "that of config.json", False: "not that of config.json", None: "config.json has no fingerprint"}
     return [
         ("class", tokenizer.kind),
         ("tokens", f"{tokenizer.size:,}"),

@@ -106,7 +106,7 @@ def _windows(lines: Iterable[str], pauses: Callable[[], bool] = lambda: False) -
 
     Args:
         lines: The lines.
-        pauses: Whether the next line would have to be waited for, so that the window ends.
+        pauses: Tells whether the next line has not arrived yet; the window then ends.
 
     Raises:
         UsageError: A line is not UTF-8 or too long; those before it have been yielded.
@@ -134,7 +134,7 @@ def _windows(lines: Iterable[str], pauses: Callable[[], bool] = lambda: False) -
 
 
 def _of_stream(file: Any, name: str) -> Iterator[list[str]]:
-    """Yields the available lines whenever a window is asked for: at least one, and what follows within `GRACE`.
+    """Yields windows of the lines that have arrived: at least one line, and those that follow within `GRACE`.
 
     Args:
         file: Opened in binary mode without a buffer, so that a read returns the available bytes.

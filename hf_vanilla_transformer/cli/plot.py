@@ -81,7 +81,7 @@ def _add_schedule(parser: argparse.ArgumentParser) -> None:
         "names",
         nargs="*",
         metavar="NAME",
-        help="recipes, by name or file, and folders of runs, whose logged rates are drawn (default: the paper's base "
+        help="recipes, by name or file, and folders of runs with logged rates (default: the paper's base "
         "and big model, with 4,000 and 8,000 updates of warm-up)",
     )
     parser.add_argument(
@@ -250,7 +250,7 @@ def _checked_output(arguments: argparse.Namespace, page: bool = False) -> str:
         hint = "; .html is for attention" if suffix == PAGE else ""
         raise UsageError(f"--output {arguments.output} has to end with {' or '.join(known)}{hint}")
     if suffix != PAGE and importlib.util.find_spec("matplotlib") is None:
-        raise UsageError(f"plots need matplotlib, which isn't installed: {install('plot')}")
+        raise UsageError(f"matplotlib isn't installed, and plots need it: {install('plot')}")
     check_output("--output", arguments.output, arguments.overwrite)
     return suffix
 
@@ -259,7 +259,7 @@ def _checked_output(arguments: argparse.Namespace, page: bool = False) -> str:
 def _usage_errors() -> Iterator[None]:
     try:
         yield
-    except (ValueError, IndexError) as error:  # a token that the model doesn't have, too
+    except (ValueError, IndexError) as error:  # IndexError: a token that the model doesn't have
         raise UsageError(first_line(error)) from error
 
 

@@ -22,11 +22,11 @@ LEFT_OUT = "\t"  # of a pair that is too long
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Tell how probable a model finds given translations."""
+    """Score given translations by their log-probability."""
     parser.epilog = (
-        "The result has one line per pair, after a line of titles: the log-probability of the target in nats, a tab, "
-        "and the number of its tokens, </s> included. Of several models, the mean of their probabilities is taken, as "
-        "in evaluate --ensemble. The line of a pair with too long a side has no numbers, and a warning names it."
+        "After a line of titles, there is one line per pair: the log-probability of the target in nats, a tab, and the "
+        "number of its tokens, </s> included. Several models are averaged by probability, as in evaluate --ensemble. "
+        "If a side of a pair is too long, its line has no numbers, and a warning names it."
     )
     parser.add_argument(
         "--model", nargs="+", required=True, metavar="DIR", help="a saved model's folder, or its name on the Hub"
@@ -39,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--max-source-tokens",
         type=up_to_limit("max_source_tokens"),
         metavar="N",
-        help="most tokens of a source, and of a target (default: as for translate)",
+        help="the most tokens of a source and of a target (default: that of translate)",
     )
     add_model_arguments(parser)
     parser.set_defaults(run=_score)

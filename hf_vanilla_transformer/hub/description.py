@@ -37,14 +37,14 @@ class TokenizerFacts:
     size: int  # number of its tokens
     special_tokens: Mapping[str, str]  # name of each, such as "eos_token" -> its text and id, "</s> (2)"
     fingerprint: str  # digest of its vocabulary and segmentation
-    matches: bool | None  # whether that is the configuration's `tokenizer_fingerprint`; None: it has none
+    matches: bool | None  # whether it is the configuration's `tokenizer_fingerprint`; None: the configuration lacks it
 
 
 @dataclass(frozen=True)
 class Description:
     """The description of a checkpoint."""
 
-    name: str  # as it was asked for
+    name: str  # as given
     config: Mapping[str, Any]  # fields of its configuration
     parameters: Mapping[str, int]  # one of `PARTS` -> their number; tied matrices count once; empty: no weights here
     types: Sequence[str]  # of the saved tensors, as safetensors names them

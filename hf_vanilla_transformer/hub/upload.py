@@ -168,7 +168,7 @@ def send(
         token: For the Hub; None: the saved one.
         revision: A branch, created if there is none; None: main.
         run_as_future: Whether to return at once.
-        stale: Files that the commit removes; None: the Hub is asked for them, and the branch is created.
+        stale: Files that the commit removes; None: they are looked up, and the branch is created.
 
     Returns:
         The commit, or a future of it.
@@ -182,7 +182,7 @@ def send(
         if stale is None:
             _create_branch(api, repo, revision)
             stale = _stale(api.list_repo_files(repo, revision=revision), upload)
-        operations = [
+        operations: list[CommitOperationAdd | CommitOperationDelete] = [
             *(CommitOperationAdd(name, upload.folder / name) for name in upload.names),
             *(CommitOperationAdd(name, content) for name, content in upload.changed.items()),
             *(CommitOperationDelete(name) for name in stale),
@@ -282,7 +282,7 @@ def _matches(name: str, patterns: Sequence[str]) -> bool:
 
 
 def _checked_card(folder: Path, repo: str) -> tuple[bytes, list[str]]:
-    """The card, whose code loads the model from the repository, and notes."""
+    """Returns the card, with code that loads the model from the repository, and notes."""
     file = folder / CARD
     make = f"vanilla-transformer card {folder}"
     if not file.is_file():

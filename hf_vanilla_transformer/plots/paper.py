@@ -111,7 +111,7 @@ def plot_masks(source: Sequence[str], target: Sequence[str], padding: int = 2) -
 
 
 def _draw_mask(panel: Axes, mask: npt.NDArray[np.bool_], tokens: Sequence[str]) -> None:
-    """Draws a mask, (queries, keys), whose rows and columns are the same tokens."""
+    """Draws a mask, (queries, keys), with the same tokens as rows and columns."""
     panel.imshow(mask, cmap=ListedColormap([HIDDEN, SEEN]), vmin=0, vmax=1, interpolation="nearest")
     family = font_family()
     places = list(range(0, len(tokens), -(-len(tokens) // SHOWN_LABELS)))
