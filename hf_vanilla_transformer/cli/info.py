@@ -4,7 +4,6 @@ import argparse
 import json
 import os
 import platform
-from collections.abc import Iterable
 from dataclasses import asdict, fields
 from typing import TYPE_CHECKING
 
@@ -12,7 +11,6 @@ from .. import __version__
 from .common import RunError, UsageError, check_model_name, show, table
 
 if TYPE_CHECKING:
-    from ..engine.cpu import Processor
     from ..hub.description import Description
 
 
@@ -173,10 +171,5 @@ def _show_machine(with_engine: bool) -> None:
         facts.append((VARIABLE, os.environ.get(VARIABLE) or "not set"))
     print(table(facts))
     if with_engine:
-        print(f"\n{table(_fields(CPU))}")
-
-
-def _fields(processor: "Processor") -> Iterable[tuple[str, str, str]]:
-    """Describes a processor: each field, its value as the environment variable takes it, and what it decides."""
-    for one in fields(processor):
-        yield one.name, str(getattr(processor, one.name)).lower(), one.metadata["decides"]
+        settings = ((one.name, str(getattr(CPU, one.name)).lower(), one.metadata["decides"]) for one in fields(CPU))
+        print(f"\n{table(settings)}")
