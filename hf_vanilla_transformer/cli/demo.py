@@ -12,7 +12,6 @@ from .common import (
     add_loading_arguments,
     check_model_name,
     load_translator,
-    loading,
 )
 
 
@@ -59,8 +58,7 @@ def _demo(arguments: argparse.Namespace) -> None:
     if not demo.is_this_machine(host):
         warning = "every computer that reaches this machine can use the page; without --host, only its own users can"
         print(f"{PROGRAM}: warning: --host {host}: {warning}", file=sys.stderr)
-    with loading():
-        page = demo.build_page(load_translator(name, arguments), arguments.example, name=name)
+    page = demo.build_page(load_translator(name, arguments), arguments.example, name=name)
     try:
         address = demo.start(page, host, port)
     except OSError as error:

@@ -21,7 +21,6 @@ from .common import (
     decoding_errors,
     decoding_options,
     load_ensemble,
-    loading,
     read_parallel,
     say_written,
     show,
@@ -190,14 +189,13 @@ def _results(
     arguments: argparse.Namespace, names: list[str], sources: list[str], references: list[str]
 ) -> list[_Result]:
     """Loads a model or an ensemble, computes its perplexity, translates once per length penalty, and scores."""
-    with loading():
-        from ..translation.decoding import check_n_best, decode, source_limit
-        from ..translation.scoring import score_targets
-        from ..translation.sources import check_target_codes
+    from ..translation.decoding import check_n_best, decode, source_limit
+    from ..translation.scoring import score_targets
+    from ..translation.sources import check_target_codes
 
-        begun = time.perf_counter()
-        tokenizer, model = load_ensemble(names, arguments)
-        seconds = {"loading": time.perf_counter() - begun}
+    begun = time.perf_counter()
+    tokenizer, model = load_ensemble(names, arguments)
+    seconds = {"loading": time.perf_counter() - begun}
     alphas = arguments.length_penalty or [None]
     options = [decoding_options(argparse.Namespace(**vars(arguments) | {"length_penalty": a}), model) for a in alphas]
     limit = source_limit(model, arguments.max_source_tokens, tokenizer)

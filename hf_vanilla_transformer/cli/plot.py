@@ -15,7 +15,6 @@ from .common import (
     check_model_name,
     check_output,
     load_translator,
-    loading,
     positive,
     say_written,
 )
@@ -148,10 +147,9 @@ def _attention(arguments: argparse.Namespace) -> None:
     if suffix == PAGE and (arguments.part or arguments.layer or arguments.heads):
         raise UsageError("an .html page has all layers and heads to choose from; leave out --part, --layer and --heads")
     check_model_name(arguments.model)
-    with loading():
-        from ..translation.attention import attention_of
+    from ..translation.attention import attention_of
 
-        translator = load_translator(arguments.model, arguments)
+    translator = load_translator(arguments.model, arguments)
     with _usage_errors():
         attention = attention_of(translator.model, translator.tokenizer, arguments.source, arguments.target)
         if suffix == PAGE:

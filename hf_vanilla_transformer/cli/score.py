@@ -10,7 +10,6 @@ from .common import (
     check_output,
     decoding_errors,
     load_ensemble,
-    loading,
     read_parallel,
     say_written,
     up_to_limit,
@@ -52,12 +51,11 @@ def _score(arguments: argparse.Namespace) -> None:
     sources, targets = read_parallel(arguments.source, arguments.target)
     if arguments.output is not None:
         check_output("--output", arguments.output, arguments.overwrite, [arguments.source, arguments.target])
-    with loading():
-        from ..translation.decoding import source_limit
-        from ..translation.scoring import score_pairs
-        from ..translation.sources import check_target_codes
+    from ..translation.decoding import source_limit
+    from ..translation.scoring import score_pairs
+    from ..translation.sources import check_target_codes
 
-        tokenizer, model = load_ensemble(arguments.model, arguments)
+    tokenizer, model = load_ensemble(arguments.model, arguments)
     limit = source_limit(model, arguments.max_source_tokens, tokenizer)
     with decoding_errors():
         check_target_codes(tokenizer, sources)

@@ -18,7 +18,6 @@ from .common import (
     decoding_errors,
     decoding_options,
     load_translator,
-    loading,
     say_written,
     warning_of_line,
 )
@@ -113,12 +112,11 @@ def _output(name: str | None) -> Iterator[Any]:
 
 
 def _translate_lines(arguments: argparse.Namespace, source: lines.Lines, file: Any) -> None:
-    with loading():
-        from tqdm import tqdm
+    from tqdm import tqdm
 
-        from ..translation import decoding
+    from ..translation import decoding
 
-        translator = load_translator(arguments.model, arguments)
+    translator = load_translator(arguments.model, arguments)
     options = {name: getattr(arguments, name) for name in OPTIONS} | decoding_options(arguments, translator.model)
     limit = decoding.source_limit(translator.model, arguments.max_source_tokens, translator.tokenizer)
     before = 0  # lines of earlier windows
