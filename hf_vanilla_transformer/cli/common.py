@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import first_line, is_out_of_memory, printable
-from ..translation.limits import BATCH_TOKENS, LIMITS, MAX_SOURCE_TOKENS, check_generation
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -37,18 +36,16 @@ def positive(text: str) -> int:
     return int(text)
 
 
-def up_to_limit(name: str) -> Callable[[str], int]:
-    """Returns a type for argparse: an integer from 1 to the limit of an option in `translation.limits`."""
-    return _up_to(LIMITS[name].largest, LIMITS[name].reason)
-
-
-def _up_to(largest: int, reason: str) -> Callable[[str], int]:
+def _at_most(largest: int, reason: str) -> Callable[[str], int]:
     def parse(text: str) -> int:
         if positive(text) > largest:
             raise argparse.ArgumentTypeError(f"{text} is more than {largest:,}: {reason}")
         return int(text)
 
     return parse
+
+
+amount = _at_most(1_000_000, "it would only stall the machine")  # the lower limits of some options are translation's
 
 
 def not_negative(text: str) -> float:
@@ -168,7 +165,7 @@ def add_decoding_arguments(parser: argparse.ArgumentParser) -> None:
     beams.add_argument(
         "--num-beams",
         "--beam",
-        type=up_to_limit("num_beams"),
+        type=amount,
         metavar="N",
         help="beam size (default: the model's generation config)",
     )
@@ -194,32 +191,36 @@ def add_decoding_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--max-new-tokens",
-        type=up_to_limit("max_new_tokens"),
+        type=amount,
         metavar="N",
         help="longest translation, in tokens (default: the model's own limit)",
     )
     parser.add_argument(
         "--max-source-tokens",
-        type=up_to_limit("max_source_tokens"),
+        type=amount,
         metavar="N",
-        help=f"longest line that is translated as one (default: {MAX_SOURCE_TOKENS:,} tokens, or the model's positions "
-        "if they are fewer); a longer one is translated in pieces of at most 256 tokens, and a warning names it",
+        help="longest line that is translated as one (default: 1,024 tokens, or the model's positions if they are "
+        "fewer); a longer one is translated in pieces of at most 256 tokens, and a warning names it",
     )
     parser.add_argument(
         "--batch-tokens",
-        type=up_to_limit("batch_tokens"),
+        type=amount,
         metavar="N",
-        help=f"source tokens per batch, times the beam size (default: {BATCH_TOKENS:,}; ctranslate2: by the number of "
-        "lines)",
+        help="source tokens per batch, times the beam size (default: 4,096; ctranslate2: by the number of lines)",
     )
     add_model_arguments(parser)
+    add_backend(parser)
+    add_compute_type(parser)
+
+
+def add_backend(parser: argparse.ArgumentParser) -> None:
+    """Declares the library that decodes."""
     parser.add_argument(
         "--backend",
         choices=["engine", "ctranslate2"],
         help="this package's engine (default), or CTranslate2 (the extra export installs it); an exported folder has "
         "its own backend",
     )
-    add_compute_type(parser)
 
 
 def add_compute_type(parser: argparse.ArgumentParser) -> None:
@@ -237,7 +238,7 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the options of the batches' size, of the device, and of loading a model."""
     parser.add_argument(
         "--batch-size",
-        type=up_to_limit("batch_size"),
+        type=amount,
         metavar="N",
         help="maximum number of sentences per batch (default: no limit)",
     )
@@ -248,7 +249,7 @@ def add_loading_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the options of the device, and of loading a model."""
     parser.add_argument(
         "--threads",
-        type=_up_to(os.cpu_count() or 1, "this machine has no more processors"),
+        type=_at_most(os.cpu_count() or 1, "this machine has no more processors"),
         metavar="N",
         help="threads of the computation on a CPU (default: PyTorch's, a thread per core)",
     )
@@ -273,6 +274,7 @@ def decoding_options(arguments: argparse.Namespace, model: "PreTrainedModel") ->
     """
     from ..generation_vanilla_transformer import DecodingMixin
     from ..translation.decoding import OtherModel
+    from ..translation.limits import check_generation
 
     ends = {"true": True, "false": False}.get(arguments.early_stopping, arguments.early_stopping)
     given = {"num_beams": arguments.num_beams, "max_new_tokens": arguments.max_new_tokens, "early_stopping": ends}

@@ -16,6 +16,7 @@ from ..errors import first_line
 from .common import (
     UsageError,
     add_decoding_arguments,
+    amount,
     check_model_name,
     check_output,
     decoding_errors,
@@ -25,7 +26,6 @@ from .common import (
     say_written,
     show,
     table,
-    up_to_limit,
     warning_of_line,
 )
 
@@ -101,9 +101,7 @@ def _add_metric_arguments(parser: argparse.ArgumentParser) -> None:
 def _add_file_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", metavar="FILE", help="write scores, signatures and settings there")
     parser.add_argument("--output", metavar="FILE", help="write the translations there, one per line")
-    parser.add_argument(
-        "--n-best", type=up_to_limit("n_best"), metavar="N", help="N translations per sentence, for --n-best-output"
-    )
+    parser.add_argument("--n-best", type=amount, metavar="N", help="N translations per sentence, for --n-best-output")
     parser.add_argument("--n-best-output", metavar="FILE", help="write the N best there, with scores, as JSON lines")
     parser.add_argument("--overwrite", action="store_true", help="replace existing files")
 

@@ -6,13 +6,13 @@ import sys
 from ..checkpoints.files import write_text
 from .common import (
     add_model_arguments,
+    amount,
     check_model_name,
     check_output,
     decoding_errors,
     load_ensemble,
     read_parallel,
     say_written,
-    up_to_limit,
     warning_of_line,
 )
 
@@ -36,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--overwrite", action="store_true", help="replace an existing file")
     parser.add_argument(
         "--max-source-tokens",
-        type=up_to_limit("max_source_tokens"),
+        type=amount,
         metavar="N",
         help="the most tokens of a source and of a target (default: that of translate)",
     )

@@ -201,7 +201,7 @@ def test_export_names_the_extra_that_it_needs(monkeypatch, package):
         (["translate", "--model", MODEL, "--source-lang", "en", "a"], b"", r"arguments: --source-lang( en a)? \(see"),
         (["translate"], b"", r"required: --model \(see vanilla-transformer translate --help\)"),
         (["translate", "--model", MODEL, "--beam", "0"], b"", "--beam: '0' is not an integer of at least 1"),
-        (["translate", "--model", MODEL, "--beam", "1001"], b"", "--beam: 1001 is more than 1,000: memory and time"),
+        (["translate", "--model", MODEL, "--beam", "1000001"], b"", "1000001 is more than 1,000,000: it would only"),
         (["translate", "--model", MODEL, "--beam", "2", "--greedy"], b"", "--greedy: not allowed with"),
         (["translate", "--model", MODEL, "--dtype", "int8"], b"", "choose from '?float32'?"),
         (["translate", "--model", MODEL, "--device", "toaster", "a"], b"", "--device toaster can't be used.*try cpu"),
