@@ -154,7 +154,7 @@ def _show_machine(with_engine: bool) -> None:
     import torch
     import transformers
 
-    from ..engine.cpu import CPU, VARIABLE
+    from ..engine.cpu import CPU
 
     facts = [
         ("hf_vanilla_transformer", __version__),
@@ -167,8 +167,6 @@ def _show_machine(with_engine: bool) -> None:
         ("threads", str(torch.get_num_threads())),
         ("GPU", torch.cuda.get_device_name() if torch.cuda.is_available() else "none"),
     ]
-    if with_engine:
-        facts.append((VARIABLE, os.environ.get(VARIABLE) or "not set"))
     print(table(facts))
     if with_engine:
         settings = ((one.name, str(getattr(CPU, one.name)).lower(), one.metadata["decides"]) for one in fields(CPU))
