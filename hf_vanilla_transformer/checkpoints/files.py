@@ -1,9 +1,11 @@
 """Files and folders that appear when they are complete."""
 
+import glob
 import os
 import secrets
 import shutil
 import tempfile
+import zlib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -81,7 +83,7 @@ def replacing(path: str | Path) -> Iterator[Path]:
     if path.exists() and not path.is_file():
         yield path
         return
-    temporary = path.with_name(f".{path.name[:50]}.{secrets.token_hex(4)}.partial")  # names have at most 255 bytes
+    temporary = path.with_name(f"{_partial(path)}.{secrets.token_hex(4)}.partial")
     try:
         yield temporary
         if path.exists():
@@ -90,6 +92,18 @@ def replacing(path: str | Path) -> Iterator[Path]:
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
+
+
+def remove_partial(path: str | Path) -> None:
+    """Removes the files of `replacing` that a killed process has left beside `path`."""
+    path = Path(path).resolve()
+    for file in path.parent.glob(f"{glob.escape(_partial(path))}.????????.partial"):
+        file.unlink(missing_ok=True)
+
+
+def _partial(path: Path) -> str:
+    """Returns how names of partial files begin: names have at most 255 bytes, and a long one needs its own digest."""
+    return f".{path.name[:40]}.{zlib.crc32(os.fsencode(path.name)):08x}"
 
 
 def write_text(path: str | Path, text: str) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import first_line
-from .common import RunError, UsageError, loading
+from .common import RunError, UsageError, loading, show
 
 SYSTEMS = {
     "marian": "Marian as in transformers, such as Helsinki-NLP/opus-mt-en-de",
@@ -99,6 +99,6 @@ def _convert(arguments: argparse.Namespace) -> None:
         raise UsageError(first_line(error)) from error
     except OSError as error:  # a full disk, a folder that can't be written
         raise RunError(first_line(error)) from error
-    print(f"converted {arguments.source} into {arguments.output}")
+    show(f"converted {arguments.source} into {arguments.output}")
     for note in notes:
-        print(f"note: {note}")
+        show(f"note: {note}")

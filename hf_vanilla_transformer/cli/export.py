@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import first_line, install
-from .common import RunError, UsageError, check_model_name, loading
+from .common import RunError, UsageError, check_model_name, loading, show
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -73,9 +73,9 @@ def _export(arguments: argparse.Namespace) -> None:
         raise UsageError(first_line(error)) from error
     except OSError as error:  # a full disk, a folder that can't be written
         raise RunError(first_line(error)) from error
-    print(f"exported {arguments.model} into {output}")
+    show(f"exported {arguments.model} into {output}")
     for note in notes:
-        print(f"note: {note}")
+        show(f"note: {note}")
 
 
 def _options(system: str, quantization: str | None) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from dataclasses import fields
 from typing import TYPE_CHECKING, NoReturn
 
 from ..errors import first_line
-from .common import RunError, UsageError, loading
+from .common import RunError, UsageError, loading, show
 
 if TYPE_CHECKING:
     from ..training.recipe import Arguments
@@ -73,7 +73,7 @@ def _train(arguments: argparse.Namespace) -> None:
 
         register()
     switches = Switches(**{field.name: getattr(arguments, field.name) for field in fields(Switches)})
-    run = Run(recipe, switches, lambda line: print(line, flush=True))
+    run = Run(recipe, switches, show)
     try:
         run.check()
         run.run()

@@ -23,7 +23,7 @@ from ..checkpoints.loading import CONFIG, CheckpointError, check_tokenizer, load
 from ..data.hub_names import check_model_on_hub
 from ..engine import attach, attach_if_supported
 from ..errors import first_line
-from ..interop.base import ConversionError
+from ..interop.conversion import ConversionError
 from ..interop.marian import from_marian, is_marian
 from . import decoding
 from .backend import Options, Translation, check_number

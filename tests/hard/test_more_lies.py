@@ -53,15 +53,6 @@ def test_notes_beside_an_average_are_kept(command, train, finished):
     assert (folder / "notes.md").read_text() == "mine"
 
 
-def test_a_translation_is_not_written_into_the_model(command, checkpoint):
-    before = (checkpoint / "model.safetensors").read_bytes()
-    output = checkpoint / "model.safetensors"
-    result = command("translate", "--model", checkpoint, "--output", output, "--overwrite", "nine 3")
-    assert result.code == 2
-    assert "is a file of the model" in result.error
-    assert output.read_bytes() == before
-
-
 # ---- Another run's ----
 @pytest.mark.parametrize("fields", [{"nonsense": 1}, {"global_step": "4"}])
 def test_a_damaged_state_means_the_checkpoint_before(train, finished, fields):

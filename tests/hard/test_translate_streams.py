@@ -15,6 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hf_vanilla_transformer.checkpoints import files
 from hf_vanilla_transformer.cli import lines, translate
 from hf_vanilla_transformer.cli.common import UsageError
 from hf_vanilla_transformer.data import formats
@@ -200,8 +201,8 @@ def test_a_file_is_checked_to_its_end_before_any_work(run, monkeypatch, kind):
         (["--input", "empty"], "empty: the file is empty; is it"),
         (["--input", "damaged.gz"], "damaged.gz:1: the compressed file is damaged"),
         (["--input", "text", "nine"], "sentences and --input FILE are two things to translate; give one of the two"),
-        (["--input", "text", "--output", "./text", "--overwrite"], "--output ./text is also the file of --input; give"),
-        (["--input", "text", "--output", "link", "--overwrite"], "--output link is also the file of --input; give"),
+        (["--input", "text", "--output", "./text", "--overwrite"], "--output ./text is an input; give another file"),
+        (["--input", "text", "--output", "link", "--overwrite"], "--output link is an input; give another file"),
         (["--output", "text", "nine"], "--output text exists; give another file, or --overwrite to replace it"),
         (["--output", ".", "nine"], "--output . is a folder; give a file in a folder that exists"),
         (["--output", "nowhere/new", "nine"], "--output nowhere/new can't be written: there is no folder nowhere"),
@@ -230,11 +231,13 @@ def test_output_appears_when_it_is_complete_and_is_written_window_by_window(run,
 
     monkeypatch.setattr(decoding, "decode", looking)
     monkeypatch.setattr(lines, "LINES_PER_WINDOW", 2)
+    Path(".other.0123abcd.partial").touch()
+    Path(f"{files._partial(Path('new'))}.0123abcd.partial").write_text("left by a killed run")
     result = run("--output", "new", "--", *SENTENCES)
-    assert (result.code, result.out, result.err) == (0, "", "")
+    assert (result.code, result.out, result.err) == (0, "wrote new\n", "")
     rows = [f"{row}\n" for row in expected.split("\n")[:-1]]
     assert seen == [[""], ["".join(rows[:2])], ["".join(rows[:4])]]
-    assert [path.name for path in Path().iterdir()] == ["new"]
+    assert sorted(path.name for path in Path().iterdir()) == [".other.0123abcd.partial", "new"]
     assert Path("new").read_text(encoding="utf-8") == expected
 
 
