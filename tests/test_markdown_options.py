@@ -25,7 +25,6 @@ OTHERS = {
         *("--max-tokens", "--update-freq", "--max-update", "--lr-scheduler", "--warmup-updates", "--lenpen"),
         *("--joined-dictionary", "--share-all-embeddings", "--encoder-normalize-before"),
     ],
-    "ct2-transformers-converter": ["--output-dir"],
     "vanilla-transformer": ["--help", "--version", "--debug"],
 }
 HISTORY = ("CHANGELOG.md",)  # name what older versions had

@@ -24,7 +24,7 @@ from ..data.hub_names import check_model_on_hub
 from ..engine import attach, attach_if_supported
 from ..errors import first_line
 from ..interop.conversion import ConversionError
-from ..interop.marian import from_marian, is_marian
+from ..interop.marian import from_marian, recognises
 from . import decoding
 from .backend import Options, Translation, check_number
 from .ctranslate2 import CTranslate2Model, import_library, is_exported
@@ -300,7 +300,7 @@ def _is_opus_mt(name: str | Path, hub: Options) -> bool:
     where = {f"_raise_exceptions_for_{problem}": False for problem in ("missing_entries", "connection_errors")} | hub
     try:
         config = cached_file(name, CONFIG, **where)
-        if config is None or not is_marian(Path(config).parent):
+        if config is None or not recognises(Path(config).parent):
             return False
         return cached_file(name, "source.spm", **where) is not None or cached_file(name, TOKENIZER, **where) is None
     except (OSError, ValueError):  # loading it says what is wrong
