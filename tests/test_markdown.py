@@ -64,16 +64,12 @@ def test_python_blocks_are_found() -> None:
     assert python_of("a\n```python\nb\n```\nc\n```\nd\n```\n```python no-run\ne\n```") == "\n\nb" + "\n" * 8
 
 
-# Modules that examples import from though their folder has no `__all__` yet.
-WITHOUT_ALL = {f"hf_vanilla_transformer.{name}" for name in ("data.corpora", "plots.curves", "training.evaluation")}
-
-
 @pytest.mark.parametrize("name", WITH_PYTHON)
 def test_examples_import_public_names(name: str) -> None:
-    """Names in `__all__` of the package or of one of its folders."""
+    """Names in the `__all__` of the package or of a module."""
     imports = [node for node in ast.walk(ast.parse(python_of(TEXTS[name]))) if isinstance(node, ast.ImportFrom)]
     ours = [node for node in imports if node.module and node.module.split(".")[0] == "hf_vanilla_transformer"]
-    for node in (node for node in ours if node.module not in WITHOUT_ALL):
+    for node in ours:
         public = {*importlib.import_module(node.module).__all__, "engine"}  # a folder is imported by its name
         assert {alias.name for alias in node.names} <= public, node.module
 

@@ -340,3 +340,6 @@ def both_sides_of(pairs: Iterable[Mapping[str, str]]) -> Iterator[str]:
     for pair in pairs:
         yield pair["source"]
         yield pair["target"]
+
+
+__all__ = ["Cleaning", "Corpus", "read_corpus", "tokenize"]

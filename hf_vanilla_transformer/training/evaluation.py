@@ -94,3 +94,6 @@ def write_translations(file: Path, translations: Iterable[str]) -> None:
 def by_length(dataset: datasets.Dataset) -> datasets.Dataset:
     """The dataset with its longest sentences first, so that little is padded and lack of memory shows at once."""
     return dataset.select(np.argsort(-lengths_of(dataset, "input_ids"), kind="stable"))
+
+
+__all__ = ["TranslationMetrics"]

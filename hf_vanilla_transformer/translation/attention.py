@@ -116,3 +116,6 @@ def _readable(tokenizer: PreTrainedTokenizerBase, ids: list[int], side: int) -> 
     if hasattr(tokenizer, "readable_pieces"):
         return list(tokenizer.readable_pieces(ids))
     return [token or "" for token in namers(tokenizer)[side](ids)]  # None: an id that only the model has
+
+
+__all__ = ["attention_of"]

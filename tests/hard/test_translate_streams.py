@@ -12,7 +12,7 @@ import threading
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from hf_vanilla_transformer.checkpoints import files
@@ -116,6 +116,7 @@ TEXTS = st.text(st.sampled_from("a ü\n\r\ufeff。\U0001f600\u2028\x85\x0b"), ma
 @settings(max_examples=60)
 @given(TEXTS, st.lists(st.integers(0, 200), max_size=6))
 def test_chunks_of_any_size_make_the_lines_that_a_file_has(text, cuts):
+    assume(text.partition(b"\n")[0].count(b"\r") < 3)  # CR as the end of lines is refused
     _check_chunks(text, cuts)
 
 
