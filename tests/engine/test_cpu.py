@@ -24,7 +24,7 @@ needs_onednn = pytest.mark.skipif(not CPU.has_onednn, reason="this torch has no 
 # model comes to what is made for large ones.
 HALVES = [
     (INTEL, {"ColumnLinear"}),
-    (INTEL | {"elements_for_mkl": 1024, "multiplications_for_mkl": 4000}, {"ColumnLinear", "MixedLinear"}),
+    (INTEL | {"elements_for_mkl": 1024, "multiplications_for_mkl": 4000}, ["ColumnLinear", "MixedLinear"]),
     (OTHERS, {"MixedLinear"}),
     (OTHERS | {"elements_for_both": 1024}, ["MixedLinear", "PackedLinear"]),
     ({"has_onednn": False, "has_fast_bfloat16": False}, {"PlainLinear"}),
