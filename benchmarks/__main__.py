@@ -34,7 +34,7 @@ from .work import SIZES, TRAINING_FORMULA, Case, decoding_batches, measure_peak,
 from .workers import BenchmarkError, Entrant, start, take_turns
 
 DTYPES = ("float32", "bfloat16")
-BATCHES_OF_ONE = 8  # instead of one, which would mainly measure refilling the caches after another's turn
+BATCHES_OF_ONE = 8  # one would mainly measure refilling the caches after another contender's turn
 DECODING_CASES = {  # name -> beams, sentences
     "greedy, batch 1": (1, 1),
     "greedy, batch 32": (1, 32),
@@ -104,7 +104,7 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
         return command
 
     updating = add("train", common, updates, help="updates: target tokens per second")
-    compiled = "also ours by torch.compile, which takes up to two minutes"
+    compiled = "also this package's model by torch.compile (up to two minutes more)"
     updating.add_argument("--compiled", action="store_true", help=compiled)
     add("generate", common, searches, help="translations: output tokens per second")
     leave_out = add("ablate", common, updates, searches, help="each shortcut left out alone: time, memory")

@@ -41,7 +41,7 @@ Cases = tuple[Case, ...]
 Contenders = dict[str, tuple[Make, list[str]]]  # "ours" and "marian": how they are made, and their rows
 
 
-# ---- What takes the place of shortcuts ----
+# ---- Replacements of shortcuts ----
 def reselect(sources: Sequence[int], *tensors: Tensor, dim: int) -> None:
     """Copies all rows, as transformers does, in place of those that move."""
     for tensor in tensors:
@@ -93,7 +93,7 @@ class InTurns:
 
 
 class Updates(TrainingContender):
-    """Updates of ours without a shortcut, or of Marian."""
+    """Updates of this package's model without a shortcut, or of Marian."""
 
     def play(self, case: Case, name: str) -> tuple[float, float]:
         """Updates on all batches of a case; returns the seconds and the last loss."""
@@ -118,7 +118,7 @@ class Translations(TransformersTranslator):
 
 
 class Meter:
-    """Measures memory in forks of its process, which has imported everything and computed nothing."""
+    """Measures memory in forks of a process that has imported everything and computed nothing."""
 
     def measure(self, make: Make, name: str, case: Case, keeps: bool) -> int:
         """Returns the bytes that a contender takes at most, libraries aside, while it does a case twice."""

@@ -19,7 +19,7 @@ from .translators import CTranslate2Translator, Job, TransformersTranslator
 from .work import Case, Size
 from .workers import Entrant
 
-Variants = Mapping[str, Mapping[str, str]]  # of ours: name -> options of TransformersTranslator
+Variants = Mapping[str, Mapping[str, str]]  # of this package: name -> options of TransformersTranslator
 
 
 def job_of(case: Case) -> Job:

@@ -1,4 +1,4 @@
-"""What is computed: sizes of models, batches of random sentences, and their numbers of operations."""
+"""The work of a benchmark: sizes of models, batches of random sentences, and their numbers of operations."""
 
 import math
 from collections.abc import Callable, Iterable
@@ -31,7 +31,7 @@ TRAINING_FORMULA = (
 
 @dataclass(frozen=True)
 class Size:
-    """What fixes a model: post-norm, one matrix for all embeddings, biases everywhere.
+    """The sizes of a model: post-norm, one matrix for all embeddings, biases everywhere.
 
     `is_opus_mt`: whether it has OPUS-MT's activation function, trained output bias and generation settings.
     """
@@ -46,7 +46,7 @@ class Size:
 
     @property
     def pad(self) -> int:
-        """The padding, which targets start with too, is the last token, as in Marian's vocabularies."""
+        """The last token, as in Marian's vocabularies; targets start with it, too."""
         return self.vocab_size - 1
 
 

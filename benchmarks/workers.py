@@ -43,7 +43,7 @@ class Entrant:
 
 
 class Worker:
-    """A contender in its own process, which starts at once; `restart` starts another one."""
+    """A contender in its own process, started at once; `restart` starts another one."""
 
     def __init__(self, entrant: Entrant, threads: int) -> None:
         self.name, self.entrant, self.threads = entrant.name, entrant, threads
@@ -95,7 +95,7 @@ class Worker:
         try:
             pickle.dump(what, self.process.stdin)  # type: ignore[arg-type]
             self.process.stdin.flush()  # type: ignore[union-attr]
-        except OSError:  # it has ended, which the next answer says
+        except OSError:  # it has ended; the next answer says so
             pass
 
 
@@ -135,7 +135,7 @@ def serve() -> None:
 
 
 def peak_memory() -> int:
-    """Returns the peak memory of this process so far, in bytes: on the GPU, where torch has used one."""
+    """Returns the peak memory of this process so far, in bytes: on the GPU if torch has used one."""
     torch: Any = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_initialized():
         return int(torch.cuda.max_memory_allocated())

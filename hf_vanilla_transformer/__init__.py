@@ -73,7 +73,7 @@ def register() -> None:
     config_class = __getattr__("VanillaTransformerConfig")
     model_class = __getattr__("VanillaTransformerModel")
     head_class = __getattr__("VanillaTransformerForConditionalGeneration")
-    # The paper's tokenizer is the last, which counts where tokenizer_config.json has no name.
+    # The paper's tokenizer is the last: it counts if tokenizer_config.json has no name.
     tokenizer_classes = [__getattr__(name) for name in ("DictionaryTokenizer", "VanillaTransformerTokenizerFast")]
     AutoConfig.register(config_class.model_type, config_class, exist_ok=True)
     AutoModel.register(config_class, model_class, exist_ok=True)

@@ -42,10 +42,10 @@ class VanillaTransformerConfig(PreTrainedConfig):
         label_smoothing (`float`, defaults to 0.0): $\epsilon_{ls}$ (5.4) of the model's own loss while it trains,
             spread over all of the vocabulary; in evaluation the loss is the plain cross-entropy. 0.0 as everywhere in
             transformers; the presets carry the paper's 0.1. Leave it at 0.0 with the Trainer's
-            `label_smoothing_factor`, which computes the loss outside of the model.
+            `label_smoothing_factor`: that computes the loss outside of the model.
         activation_function (`str`, defaults to `"relu"`): The function between the two feed-forward maps (eq. 2).
         max_position_embeddings (`int`, defaults to 1024): Rows of the positional table. Longer input is no error with
-            sinusoids, which are computed when needed (3.5); with `"learned"` positions it is.
+            sinusoids: they are computed when needed (3.5); with `"learned"` positions it is.
         position_encoding (`str`, defaults to `"paper"`): `"paper"`: sin and cos interleaved, exponent $2i/d_{model}$
             (3.5); `"tensor2tensor"`: sin half and cos half, exponent $i/(d_{model}/2-1)$; `"fairseq"`: the same, first
             position `pad_token_id + 1`; `"marian"` (Hugging Face's Marian): halves with the paper's exponent;
@@ -173,7 +173,7 @@ class VanillaTransformerConfig(PreTrainedConfig):
 
     @property
     def decoding_tokens(self) -> dict[str, Any]:
-        """What a `GenerationConfig` takes over from here: the special tokens and `use_cache`."""
+        """Fields that a `GenerationConfig` takes over: the special tokens and `use_cache`."""
         names = ("pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id", "use_cache")
         return {name: getattr(self, name) for name in names}
 

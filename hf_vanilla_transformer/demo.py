@@ -5,17 +5,14 @@ import ipaddress
 import logging
 import math
 import os
-import socket
 from collections.abc import Sequence
 from typing import Any
-
-from transformers import PreTrainedModel
 
 from .errors import first_line, install
 from .plots.attention_page import attention_page
 from .translation.attention import attention_of
-from .translation.decoding import Translation
-from .translation.sources import CODE, target_codes
+from .translation.backend import Translation
+from .translation.reading import CODE, target_codes
 from .translation.translator import Translator
 
 try:
@@ -30,31 +27,28 @@ logger = logging.getLogger(__name__)
 HOST = "127.0.0.1"
 MOST_CHARACTERS = 5_000
 MOST_BEAMS = 10
-MOST_TOKENS_SHOWN = 100  # of attention, whose weights are sent to the browser
+MOST_TOKENS_SHOWN = 100  # of attention: its weights are sent to the browser
 LARGEST_PENALTY = 2.0
-QUEUE = 32  # requests that wait at most; one is computed at a time
-SESSIONS = 1_000  # visitors whose last translations are remembered
-FONTS = ["system-ui", "sans-serif"]  # those of Gradio's themes come from another machine
+QUEUE = 32  # the most requests that wait; one is computed at a time
+SESSIONS = 1_000  # the most visitors whose last translations are kept
+FONTS = ["system-ui", "sans-serif"]  # Gradio's themes load theirs from another machine
 HEADERS = ["Line", "Rank", "Score", "Tokens", "Translation"]
 TRANSLATE_FIRST = "<p>Attention is shown here after a translation.</p>"
 
 Pairs = list[tuple[str, str]]  # sources and their translations, in the order of the table
 
 
-def build_page(
-    translator: Translator, examples: Sequence[str] = (), *, name: str = "", shown: PreTrainedModel | None = None
-) -> gr.Blocks:
+def build_page(translator: Translator, examples: Sequence[str] = (), *, name: str = "") -> gr.Blocks:
     """Builds the page; `start` shows it.
 
     Args:
         translator: Translates.
         examples: Texts that can be chosen.
-        name: What the model is called on the page; "": as it was loaded.
-        shown: The model of PyTorch whose attention weights are shown; None: the translator's.
+        name: The model's name on the page; "": the name that it was loaded by.
     """
-    model = translator.model if shown is None else shown
+    model = translator.model
     name = name or getattr(model, "name_or_path", "") or type(model).__name__
-    config, codes = translator.model.generation_config, target_codes(translator.tokenizer)
+    config, codes = model.generation_config, target_codes(translator.tokenizer)
     penalty_name, penalty = _penalty(config)
     with gr.Blocks(title=f"Translation by {name}", analytics_enabled=False, fill_width=True) as page:
         pairs = gr.State([])
@@ -92,7 +86,7 @@ def build_page(
             return _translated(translator, text, options)
 
         def attend(pairs: Pairs, choice: int | None, target_lang: str | None) -> str:
-            return _attention(model, translator, pairs, choice, target_lang)
+            return _attention(translator, pairs, choice, target_lang)
 
         translated = gr.on(
             [button.click, text.submit],
@@ -125,7 +119,7 @@ def _translated(translator: Translator, text: str, options: dict[str, Any]) -> l
     """Returns the best translations, the table of all, the pairs, and the choice of a pair for the attention."""
     if not text or not text.strip():
         raise gr.Error("There is nothing to translate. Type a sentence into the text box first.")
-    if len(text) > MOST_CHARACTERS:  # which only the browser has checked
+    if len(text) > MOST_CHARACTERS:  # so far, only the browser has checked it
         raise gr.Error(f"The text has {len(text):,} characters; at most {MOST_CHARACTERS:,} are translated at a time.")
     lines = text.replace("\r\n", "\n").strip("\n").split("\n")
     quiet: dict[str, Any] = {"progress_bar": False, "on_division": lambda *_: None}
@@ -145,17 +139,15 @@ def _translated(translator: Translator, text: str, options: dict[str, Any]) -> l
     return [best, rows, pairs, gr.Dropdown(choices, value=next(iter(choices), None), visible=True)]
 
 
-def _attention(
-    model: PreTrainedModel, translator: Translator, pairs: Pairs, choice: int | None, target_lang: str | None
-) -> str:
-    """Returns the attention of a pair as a page of its own in a frame, which can reach nothing outside."""
+def _attention(translator: Translator, pairs: Pairs, choice: int | None, target_lang: str | None) -> str:
+    """Returns the attention of a pair as a page of its own, in a frame that can reach nothing outside."""
     if not pairs or choice is None:
         return TRANSLATE_FIRST
     source, target = pairs[choice]
     if target_lang and not CODE.match(source):
         source = f"{target_lang} {source}"
     try:
-        attention = attention_of(model, translator.tokenizer, source, target)
+        attention = attention_of(translator.model, translator.tokenizer, source, target)
         tokens = max(len(attention.source_pieces), len(attention.target_pieces))
         if tokens > MOST_TOKENS_SHOWN:
             raise ValueError(f"attention is shown for up to {MOST_TOKENS_SHOWN} tokens; here there are {tokens:,}")
@@ -169,7 +161,7 @@ def _attention(
 
 
 def _shown(error: Exception) -> str:
-    """Returns an error's first line as HTML; what isn't the visitor's mistake is logged in full."""
+    """Returns an error's first line as HTML. An error that isn't the visitor's mistake is logged in full."""
     if isinstance(error, ValueError):
         return html.escape(first_line(error))
     logger.warning("The page shows the first line of this error.", exc_info=error)
@@ -177,18 +169,6 @@ def _shown(error: Exception) -> str:
 
 
 # ---- The server ----
-def check_address(host: str, port: int | None) -> None:
-    """Checks, before a model is loaded, that the page can be shown there.
-
-    Raises:
-        OSError: The address isn't this machine's, or the port is taken.
-    """
-    family, kind, protocol, _, address = socket.getaddrinfo(host, port or 0, type=socket.SOCK_STREAM)[0]
-    with socket.socket(family, kind, protocol) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        probe.bind(address)
-
-
 def is_this_machine(host: str) -> bool:
     """Whether only this machine reaches an address."""
     try:
@@ -200,8 +180,8 @@ def is_this_machine(host: str) -> bool:
 def known_names(host: str) -> list[str]:
     """Returns the names that a browser may ask the page by.
 
-    A page from elsewhere could let its own name mean this machine, and so read what the server answers to a browser
-    here (DNS rebinding). Where all of the machine's addresses are listened on, any name may be meant.
+    Otherwise a page from elsewhere could point its own name at this machine and read the server's answers (DNS
+    rebinding). If the server listens on all addresses of the machine, any name is accepted.
     """
     if host.strip("[]") in ("0.0.0.0", "::"):
         return ["*"]
@@ -212,7 +192,7 @@ def start(page: gr.Blocks, host: str = HOST, port: int | None = None) -> str:
     """Shows the page in a thread, until the process ends or `page.close()`.
 
     Args:
-        page: What `build_page` returned.
+        page: The result of `build_page`.
         host: The address to listen on.
         port: The port; None: the first that is free from 7860 on.
 

@@ -12,10 +12,18 @@ from collections.abc import Iterable
 # What messages of an exhausted memory contain: PyTorch's allocator's and C++'s.
 OUT_OF_MEMORY = ("DefaultCPUAllocator", "allocate memory", "not enough memory", "bad_alloc", "out of memory")
 
+# Control characters, but for tab and line feed -> how they are shown, in JSON too.
+CONTROLS = {code: f"\\u{code:04x}" for code in (*range(9), *range(11, 32), *range(127, 160))}
+
 
 def first_line(error: BaseException) -> str:
     """Returns the first line of an error's message, without its full stop, to be quoted in another message."""
     return (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
+
+
+def printable(text: str) -> str:
+    """Returns text from a file as a terminal can safely show it: escape sequences in it take no effect."""
+    return text.translate(CONTROLS)
 
 
 def install(extra: str) -> str:
@@ -40,7 +48,7 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an error says that the memory is exhausted, be it the machine's or a GPU's."""
+    """Tells whether an error says that the memory of the machine or of a GPU is exhausted."""
     if isinstance(error, OSError):
         return error.errno == errno.ENOMEM
     torch = sys.modules.get("torch")

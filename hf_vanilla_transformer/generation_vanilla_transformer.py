@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Decoding as in section 6.1 of "Attention Is All You Need", as options on transformers' own `generate()`.
 
-These options of `GenerationConfig` are ours, as transformers has no equivalent of the paper's decoding:
+These options of `GenerationConfig` are added, as transformers has no equivalent of the paper's decoding:
 
 - `gnmt_length_penalty` (float, alpha of Wu et al. 2016, eq. 14): beam search divides a hypothesis's log-probability by
   ((5 + length) / 6) ** alpha. transformers' `length_penalty` is another formula, log-probability / length ** penalty;
@@ -76,7 +76,7 @@ class MaxLengthPerSentence(StoppingCriteria):
 
 
 class DecodingMixin:
-    """Adds our options to a model that inherits `GenerationMixin`, which comes after it in the bases."""
+    """Adds the options above to a model whose next base is `GenerationMixin`."""
 
     generation_config: GenerationConfig
     config: Any
@@ -86,7 +86,7 @@ class DecodingMixin:
         """Keeps the paper's decoding where a checkpoint has no generation_config.json; called by `from_pretrained`."""
         paper = self.generation_config
         super().adjust_generation_fn(*args, **kwargs)  # type: ignore[misc]
-        if self.generation_config._from_model_config:  # transformers' way out then: what config.json says of decoding
+        if self.generation_config._from_model_config:  # transformers then takes the settings of config.json
             self.generation_config = paper
 
     def prepare_decoder_input_ids_from_labels(self, labels: Tensor) -> Tensor:
@@ -118,7 +118,7 @@ class DecodingMixin:
 
     @torch.no_grad()
     def generate(self, *args: Any, **kwargs: Any) -> Any:
-        """Generates as `GenerationMixin.generate` does, whose arguments these are, with the options above.
+        """Generates as `GenerationMixin.generate` does, with its arguments and the options above.
 
         Raises:
             ValueError: An option has a wrong value, two contradict each other, or one needs the engine.
@@ -265,7 +265,7 @@ def sets_length(config: GenerationConfig) -> bool:
         return False
     if any(filled_in):
         logger.warning_once(
-            f"`max_length` of the model's generation config is {DEFAULT_MAX_LENGTH}, which ends translations early. A "
+            f"`max_length` of the model's generation config is {DEFAULT_MAX_LENGTH} and ends translations early. A "
             "Trainer may have written it; here it counts. Set it to None to let `max_extra_length` count."
         )
     return True

@@ -45,7 +45,7 @@ def corpus_bleu(
     """BLEU of a corpus, with one reference per sentence.
 
     Args:
-        hypotheses: The translations, N strings of plain text, which sacreBLEU tokenises.
+        hypotheses: The translations, N strings of plain text; sacreBLEU tokenises them.
         references: The reference translations, in the same order.
         tokenize: sacreBLEU's tokeniser: "13a" for most languages, "intl" for its Unicode-aware variant, "zh",
             "ja-mecab", "char", "none" for tokenised text ("none" isn't comparable with published scores).
@@ -72,7 +72,7 @@ def compound_split_bleu(hypotheses: Sequence[str], references: Sequence[str], *,
     - "none" is for text that Moses has tokenised (`tokenizer.perl -l de`, hypotheses after
       replace-unicode-punctuation.perl): the result is the script's own score, comparable with the paper's.
     - "13a" is for plain text and comes close: it doesn't separate non-ASCII quotation marks and dashes from their
-      word, and it separates a hyphen after a digit, which Moses doesn't.
+      word, and unlike Moses it separates a hyphen after a digit.
     - "intl" is for plain text and separates every punctuation mark, hyphens between letters included, so that only
       hyphens between digits remain to be split.
 
@@ -184,7 +184,7 @@ class Comparison:
     Attributes:
         name: The score's, "BLEU" or "chrF2".
         p_value: How often a difference as large as theirs appears by chance, from 0 to 1.
-        signature: sacreBLEU's, with the number of resamples (`bs`) and the seed, which is SACREBLEU_SEED or 12345.
+        signature: sacreBLEU's, with the number of resamples (`bs`) and the seed, SACREBLEU_SEED or 12345.
     """
 
     name: str
@@ -229,7 +229,7 @@ def paired_bootstrap(
 def _sacrebleu(tokenize: str, lowercase: bool) -> BLEU:
     if tokenize not in BLEU.TOKENIZERS:
         raise ValueError(f"unknown tokenize={tokenize!r}; sacreBLEU has {', '.join(map(repr, BLEU.TOKENIZERS))}")
-    # force: no warning about tokenised text, which is what "none" is for.
+    # force: no warning about tokenised text; "none" is for that.
     return BLEU(tokenize=tokenize, lowercase=lowercase, force=tokenize == "none")
 
 

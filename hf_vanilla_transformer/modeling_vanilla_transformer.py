@@ -141,7 +141,7 @@ class VanillaTransformerAttention(nn.Module):
         return x.view(*x.shape[:-1], -1, head_dim).transpose(1, 2)
 
     def keys_and_values(self, x: Tensor, memory: Tensor | None, cache: Any) -> tuple[Tensor, Tensor]:
-        """Projects x, or a memory, which with a cache is done once: (B, h, S, d_k) and (B, h, S, d_v)."""
+        """Projects x, or a memory (once, if there is a cache): (B, h, S, d_k) and (B, h, S, d_v)."""
         if memory is not None and cache is not None and cache.is_updated.get(self.layer_idx):
             layer = cache.cross_attention_cache.layers[self.layer_idx]
             return layer.keys, layer.values
@@ -232,7 +232,7 @@ class VanillaTransformerDecoderLayer(GradientCheckpointingLayer):
 
 
 class VanillaTransformerPreTrainedModel(PreTrainedModel):
-    """What all models here share: initialisation, and what transformers has to know of them."""
+    """The base of all models here: initialisation, and facts that transformers needs."""
 
     config: VanillaTransformerConfig
     base_model_prefix = "model"
@@ -282,7 +282,7 @@ class VanillaTransformerPreTrainedModel(PreTrainedModel):
 
 
 class VanillaTransformerStack(VanillaTransformerPreTrainedModel):
-    """What the two stacks share: embeddings with positions, N layers, an optional last LayerNorm."""
+    """The base of the two stacks: embeddings with positions, N layers, an optional last LayerNorm."""
 
     _fsdp_plan = {"layers.*": "free_full_weight"}
 
@@ -396,7 +396,7 @@ class VanillaTransformerModel(VanillaTransformerPreTrainedModel):
         self.post_init()
 
     def get_input_embeddings(self) -> nn.Module:
-        """Returns the source embeddings, which are the target's too if the two are shared."""
+        """Returns the source embeddings; they are the target's too if the two are shared."""
         return self.encoder.embed_tokens
 
     def set_input_embeddings(self, value: Any) -> None:
@@ -535,6 +535,6 @@ class VanillaTransformerForConditionalGeneration(VanillaTransformerPreTrainedMod
         return Seq2SeqLMOutput(loss=loss, logits=logits, **kept_outputs)
 
     def loss_of_targets(self, hidden: Tensor, labels: Tensor, **kwargs: Any) -> Tensor:
-        """Projects only what has a label of (B, T, d_model), and returns the loss of these targets."""
+        """Projects the positions of (B, T, d_model) that have a label, and returns their loss."""
         real = labels != -100
         return self.loss_function(self.lm_head(hidden[real]), labels[real], **kwargs)

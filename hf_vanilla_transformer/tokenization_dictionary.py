@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The tokenizer of checkpoints converted from fairseq, OpenNMT-py and JoeyNMT: a dictionary numbers pieces of words.
 
-The pieces are those of subword-nmt or SentencePiece, whichever the model was trained with; it has to be installed.
+The pieces are those of subword-nmt or SentencePiece, as the model was trained; that library has to be installed.
 """
 
 import base64
@@ -58,7 +58,7 @@ class DictionaryTokenizer(PreTrainedTokenizer):
     ) -> None:
         if segmentation is None:
             if segmentation_file is None or not os.path.isfile(segmentation_file):
-                raise ValueError("segmentation.json is missing, which has the dictionaries and how words are segmented")
+                raise ValueError("segmentation.json is missing: it has the dictionaries and the segmentation of words")
             with open(segmentation_file, encoding="utf-8") as opened:
                 segmentation = json.load(opened)
         self._segmentation, self.source_eos = segmentation, source_eos
@@ -101,7 +101,7 @@ class DictionaryTokenizer(PreTrainedTokenizer):
 
     def _tokenize(self, text: str, **kwargs: Any) -> list[str]:
         side = self._sides[self._is_target]
-        # The toolkits write pieces as a line, which they divide again: white space within pieces is lost.
+        # The toolkits write pieces as a line and divide it again: white space within pieces is lost.
         return [side.name_of_word.get(piece, piece) for piece in " ".join(side.pieces(text)).split()]
 
     def _convert_token_to_id(self, token: str) -> int:
@@ -201,13 +201,11 @@ class _Side:
 
 def _sentencepiece(model: bytes) -> Any:
     if sentencepiece is None:
-        raise ImportError(
-            "this model's tokenizer needs sentencepiece, which isn't installed: pip install sentencepiece"
-        )
+        raise ImportError("this model's tokenizer needs sentencepiece: pip install sentencepiece")
     return sentencepiece.SentencePieceProcessor(model_proto=model)
 
 
 def _subword_nmt(codes: str, vocabulary: list[str] | None) -> Any:
     if apply_bpe is None:
-        raise ImportError("this model's tokenizer needs subword-nmt, which isn't installed: pip install subword-nmt")
+        raise ImportError("this model's tokenizer needs subword-nmt: pip install subword-nmt")
     return apply_bpe.BPE(io.StringIO(codes), vocab=set(vocabulary or ()))

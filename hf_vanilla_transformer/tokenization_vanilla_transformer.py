@@ -36,7 +36,7 @@ BYTE_OF_LETTER = {letter: byte for byte, letter in LETTER_OF_BYTE.items()}
 class VanillaTransformerTokenizerFast(PreTrainedTokenizerFast):
     r"""Byte-level BPE: `decode(encode(text), skip_special_tokens=True) == text` for every Unicode string.
 
-    A word carries the space before it. The first word of a text gets one too, which decoding takes away: a word is the
+    A word carries the space before it. The first word of a text gets one too, and decoding removes it: a word is the
     same piece wherever it stands. `</s>` ends every sequence and every pair (`A B </s>`). Offsets index the original
     text and leave out the space before a word (only where a text begins with a single space, they leave it in).
 
@@ -70,7 +70,7 @@ class VanillaTransformerTokenizerFast(PreTrainedTokenizerFast):
             show_progress: Whether to show a progress bar.
             length: Number of texts for the progress bar, where `texts` doesn't know it.
             merge_punctuation: Whether a piece may join words and punctuation, "street .". That takes fewer pieces;
-                apart, a word is the same piece before a comma as elsewhere, which small corpora need.
+                apart, a word is the same piece before a comma as elsewhere: small corpora need that.
             **kwargs: For the tokenizer: `extra_special_tokens` (counted in `vocab_size`), `model_max_length`,
                 `padding_side`, `truncation_side`, `split_special_tokens`.
 
@@ -84,7 +84,7 @@ class VanillaTransformerTokenizerFast(PreTrainedTokenizerFast):
         smallest = len(CONTROL_TOKENS) + len(BYTE_OF_LETTER) + len(extra)
         if not isinstance(vocab_size, int) or vocab_size < smallest:
             raise ValueError(
-                f"vocab_size={vocab_size!r}: give an integer of at least {smallest}, which is what special tokens and "
+                f"vocab_size={vocab_size!r}: give an integer of at least {smallest}, as many as special tokens and "
                 "the 256 bytes need before the first merge; some thousands are usual"
             )
         if not isinstance(min_frequency, int) or min_frequency < 1:
@@ -156,7 +156,7 @@ class VanillaTransformerTokenizerFast(PreTrainedTokenizerFast):
         """Probability to skip a merge, so that pieces vary (BPE-dropout: Provilkov et al. 2020, arXiv:1910.13267).
 
         For training data that you tokenize again in each epoch; set it to None again before you evaluate. It is never
-        saved. Decoding stays exact. The backend draws from a generator of its own, which can't be seeded, and skips
+        saved. Decoding stays exact. The backend draws from a generator of its own that can't be seeded, and skips
         less than the authors' algorithm does at their 0.1; `vanilla-transformer train --bpe_dropout` has neither fault.
         """
         dropout = self._tokenizer.model.dropout
@@ -186,7 +186,7 @@ class VanillaTransformerTokenizerFast(PreTrainedTokenizerFast):
 
     def _spelled(self, tokens: Iterable[str | None]) -> list[str]:
         # ByteLevel reads the letters of added tokens as bytes too, and would break "<ü>": write them in its alphabet.
-        # None is an id beyond the vocabulary, which spells nothing.
+        # None is an id beyond the vocabulary; it spells nothing.
         added = self.added_tokens_encoder
         known = [token or "" for token in tokens]
         return ["".join(LETTER_OF_BYTE[b] for b in token.encode()) if token in added else token for token in known]
@@ -218,7 +218,7 @@ class VanillaTransformerTokenizerFast(PreTrainedTokenizerFast):
             ) from error
 
     def _add_tokens(self, new_tokens: list[str | AddedToken], special_tokens: bool = False) -> int:
-        # What is special to the backend becomes plain text under split_special_tokens, which is meant for the control
+        # What is special to the backend becomes plain text under split_special_tokens, an option for the control
         # tokens alone. All others are special by standing in extra_special_tokens, and texts may hold them.
         control = {self.pad_token, self.bos_token, self.eos_token}
         tokens = []
@@ -276,7 +276,7 @@ def _strings(value: Any, name: str) -> Iterator[str]:
             value.encode()
         except UnicodeEncodeError as error:
             raise ValueError(
-                f"{name} has a lone surrogate at position {error.start}, which is no Unicode text: clean it, for "
+                f"{name} has a lone surrogate at position {error.start} and is no Unicode text: clean it, for "
                 "example by text.encode('utf-8', 'replace').decode()"
             ) from None
         yield value
@@ -293,7 +293,7 @@ def _flat(ids: Any) -> list[int]:
 
 
 def _readable(piece: str) -> str:
-    # A byte that is no complete character becomes a surrogate, which is not printable, and a byte again.
+    # A byte that is no complete character becomes an unprintable surrogate, and a byte again.
     text = bytes(BYTE_OF_LETTER[letter] for letter in piece).decode("utf-8", "surrogateescape").replace(" ", "▁")
     shown = (c if c.isprintable() else c.encode("utf-8", "surrogateescape") for c in text)
     return "".join(c if isinstance(c, str) else "".join(f"<0x{byte:02X}>" for byte in c) for c in shown)

@@ -16,19 +16,19 @@ from hf_vanilla_transformer.modeling_vanilla_transformer import (
     VanillaTransformerFeedForward,
 )
 
-# Okabe and Ito's colours, which colour-blind readers can tell apart, for heads; lighter ones for boxes.
+# Heads: Okabe and Ito's colours, distinct for colour-blind readers; boxes: lighter ones.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#F0E442")
 BLUE, ORANGE, GREEN, PINK, YELLOW = "#CFE3F2", "#F8D9C4", "#CDEBE0", "#F3DCE9", "#FAF3BE"
 WIDTH, HEIGHT = 3.4, 0.7  # of a box; the boxes of a column are 1 apart
 FIRST = 3.5  # where a layer begins
 
 Point = tuple[float, float]
-Box = tuple[str, str, str]  # what is written in it, its name in the code, its colour
+Box = tuple[str, str, str]  # its text, its name in the code, its colour
 
 
 # ---- Figure 1: the model ----
 def draw_architecture(model: VanillaTransformerForConditionalGeneration) -> Figure:
-    """Draws figure 1 of the modules that a post-norm model consists of, with their names in the code.
+    """Draws figure 1 from the modules of a post-norm model, with their names in the code.
 
     Args:
         model: Its stacks have at least one layer each.
@@ -50,7 +50,7 @@ def draw_architecture(model: VanillaTransformerForConditionalGeneration) -> Figu
 
 
 def _stack(axes: Axes, x: float, outside: int, stack: nn.Module, names: tuple[str, str]) -> float:
-    """Draws a stack at x, with what goes around its sub-layers on one side (-1: left); returns where its top is."""
+    """Draws a stack at x, with its residual connections on one side (-1: left); returns the y of its top."""
     name, reads = names
     axes.text(x, 0.0, reads, ha="center", fontsize=10)
     _arrow(axes, (x, 0.35), (x, 1.2 - HEIGHT / 2))
@@ -66,7 +66,7 @@ def _stack(axes: Axes, x: float, outside: int, stack: nn.Module, names: tuple[st
 
 
 def _layer(axes: Axes, x: float, outside: int, stack: nn.Module) -> float:
-    """Draws one layer, with a residual connection around each sub-layer; returns where its top is."""
+    """Draws one layer, with a residual connection around each sub-layer; returns the y of its top."""
     children = list(stack.layers[0].named_children())
     frame = FancyBboxPatch(
         (x - 2.3, FIRST - 0.75), 4.6, len(children) + 0.4, boxstyle="round,pad=0,rounding_size=0.3",
@@ -85,7 +85,7 @@ def _layer(axes: Axes, x: float, outside: int, stack: nn.Module) -> float:
 
 
 def _described(name: str, module: nn.Module) -> Box:
-    """What figure 1 calls a module of a layer."""
+    """Returns figure 1's name of a layer's module."""
     if isinstance(module, VanillaTransformerAttention):
         return "masked multi-head attention" if module.is_causal else "multi-head attention", name, ORANGE
     if isinstance(module, VanillaTransformerFeedForward):

@@ -13,7 +13,7 @@ import pdoc
 import hf_vanilla_transformer
 from hf_vanilla_transformer import configuration_vanilla_transformer, engine, translation
 
-# What users import; the other modules are documented in their files.
+# The modules that users import; the others are documented in their files.
 MODULES = (
     "hf_vanilla_transformer",
     "hf_vanilla_transformer.configuration_vanilla_transformer",
@@ -40,7 +40,7 @@ def main() -> None:
     arguments = parser.parse_args()
     warnings.simplefilter("error", UserWarning)  # pdoc's: a name or an annotation that it can't resolve
     for module in (hf_vanilla_transformer, engine, translation):
-        for name in module.__all__:  # they are imported when they are first used, which pdoc can't know
+        for name in module.__all__:  # they are imported at their first use, so pdoc doesn't see them
             setattr(module, name, getattr(module, name))
     # The configuration inherits a field whose annotation needs it.
     vars(configuration_vanilla_transformer)["Literal"] = Literal

@@ -2,8 +2,8 @@
 
     python -m scripts.release --output dist [--model outputs/my-run/averaged-10]
 
-Each of the two is installed into a clean environment, which then trains, translates and pushes from an empty folder;
-the push goes to a Hub on localhost. Nothing is uploaded: CONTRIBUTING.md says what a person has to do.
+Each of the two is installed into a clean environment that then trains, translates and pushes from an empty folder; the
+push goes to a Hub on localhost. Nothing is uploaded: CONTRIBUTING.md lists the steps for a person.
 """
 
 import argparse
@@ -17,7 +17,7 @@ import venv
 from pathlib import Path
 from typing import Any
 
-from .quickstart.corpus import generate_pairs, split_pairs
+from .quickstart.corpus import generate_pairs, split_pairs, write_corpus
 
 ROOT = Path(__file__).parents[1]
 COMMAND = ["-m", "hf_vanilla_transformer"]
@@ -25,7 +25,7 @@ TRAIN = [
     *("train", "--config", "multi30k_tiny", "own.yaml", "--data-dir", ".", "--output-dir", "run", "--max-steps", "20"),
     *("--vocab-size", "1000", "--eval-strategy", "no", "--save-steps", "20", "--average-last", "1"),
     *("--train-source", "train.en", "--train-target", "train.de"),
-    *("--validation-source", "val.en", "--validation-target", "val.de"),
+    *("--validation-source", "validation.en", "--validation-target", "validation.de"),
 ]
 # A checkpoint's own code, in an environment that has transformers and not this package.
 WITHOUT_PACKAGE = """
@@ -66,12 +66,7 @@ def _environment(folder: Path) -> Path:
 
 def _prove(python: Path, place: Path) -> None:
     """Does in an empty folder what a user does first: train, look, translate, push."""
-    place.mkdir()
-    pairs = split_pairs(generate_pairs(3_000), 100, 100)
-    for part, name in (("train", "train"), ("validation", "val")):
-        for side, suffix in ((0, "en"), (1, "de")):
-            text = "".join(f"{pair[side]}\n" for pair in pairs[part])
-            (place / f"{name}.{suffix}").write_text(text, encoding="utf-8")
+    write_corpus(place, split_pairs(generate_pairs(3_000), 100, 100))
     (place / "own.yaml").write_text("test_source: []\ntest_target: []\n", encoding="utf-8")
     own = [str(python), "-P", *COMMAND]
     where = _run(str(python), "-P", "-c", "import hf_vanilla_transformer as p; print(p.__file__)", cwd=place)

@@ -38,7 +38,7 @@ Translate = Callable[[list[str]], object]
 
 
 class Program:
-    """What one would write with CTranslate2's documentation and transformers' tokenizer; tuned, with more care."""
+    """Translates as CTranslate2's documentation shows, with transformers' tokenizer; tuned, with more care."""
 
     def __init__(self, options: argparse.Namespace, compute_type: str, is_tuned: bool) -> None:
         self.options, self.is_tuned, self.size = options, is_tuned, SIZES[0]

@@ -19,7 +19,7 @@ from pathlib import Path
 PLAIN = """
 import sys, threading, uvicorn
 from fastapi import FastAPI
-from hf_vanilla_transformer.translation import Translator
+from hf_vanilla_transformer import Translator
 app, translator = FastAPI(), Translator(sys.argv[1])
 @app.post("/translate")
 def translate(body: dict):
@@ -121,7 +121,7 @@ def main() -> None:
 
 
 def _time_translator(model: str, lines: Sequence[str], few: Sequence[str]) -> None:
-    from hf_vanilla_transformer.translation import Translator
+    from hf_vanilla_transformer import Translator
 
     translator = Translator(model)
     translator(list(lines[:50]), progress_bar=False)

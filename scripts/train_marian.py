@@ -212,7 +212,7 @@ def batches(pairs: Pairs, options: argparse.Namespace) -> Iterator[Pairs]:
 
 
 def loss_of(model: MarianMTModel, source: Tensor, target: Tensor, bf16: bool) -> Tensor:
-    """Computes the smoothed cross-entropy over all tokens but the padding, the last one, which Marian doesn't write."""
+    """Computes the smoothed cross-entropy without the last token of the vocabulary: Marian never writes padding."""
     attention_mask = source.ge(0).long()
     with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
         logits = model(

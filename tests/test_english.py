@@ -31,10 +31,27 @@ OUT = {
     r"can't be had|haven't got": "isn't available",
     r"ha(s|ve) room (for|in)": "fits",
     r"anew": "again, new",
-    r"asks nobody|nobody (has|knows|sees|is|who)": "name the thing: isn't known, isn't set",
+    r"nobody": "name the thing: isn't known, isn't set",
     r"(models?|checkpoints?|one|none|names?|parameters?) of ours": "this package's, this model's",
+    r"without a word|out wrong": "without an error; say what is wrong",
+}
+# The same for the documentation alone.
+OUT_OF_DOCS = {
+    r"be it": "either, or",
+    r"(is|are|was) wanted": "name who needs it",
+    r"(is|are) up to (the|its|his|you|them|it)": "the X decides, the X has the default",
+    r"ours": "this package's",
+    r"(he|his|him)": "you, the user, the caller",
+    r"one's own": "your own",
+    r"takes? (the|a) user's word": "marks as, assumes",
+    r"brings? nothing": "gives no speed-up",
+    r"(is|are|was|were) told(?! apart)": "an error says, a warning names",
 }
 PATTERNS = {re.compile(rf"\b({pattern})\b", re.IGNORECASE): instead for pattern, instead in OUT.items()}
+DOCS = {re.compile(rf"\b({pattern})\b", re.IGNORECASE): instead for pattern, instead in OUT_OF_DOCS.items()}
+# A sentence whose subject is a clause: "What the file has is read." A question may begin like that.
+CLAUSE = re.compile(r"(?:^|[.;:] )What (?!to |if |is |are |does |do |can )[^.?!|*`]+ (?:is|are|has|have|can|stays) ")
+MOST_WHICH = 2  # ", which" in a page
 MARKDOWN = [path for folder in (ROOT, ROOT / "docs") for path in folder.glob("*.md")]
 CODE = [
     path
@@ -81,6 +98,31 @@ def test_words_that_are_out_are_not_used(name: str) -> None:
         for match in pattern.finditer(line)
     ]
     assert found == []
+
+
+PAGES = [name for name in FILES if name.endswith((".md", ".ipynb"))]
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_documentation_has_plain_sentences(name: str) -> None:
+    lines = list(english_of(FILES[name]))
+    patterns = {**DOCS, CLAUSE: "name the thing first"}
+    found = [
+        f"{name}:{number}: {match.group()!r}; write: {instead}"
+        for number, line in lines
+        for pattern, instead in patterns.items()
+        for match in pattern.finditer(line)
+    ]
+    assert found == []
+    chains = [f"{name}:{number}: {line}" for number, line in lines for _ in re.finditer(r", which\b", line)]
+    assert len(chains) <= MOST_WHICH, "\n".join(["two sentences in place of `, which`:", *chains])
+
+
+def test_clauses_are_found() -> None:
+    assert CLAUSE.search("What the file has is read.")
+    assert CLAUSE.search("Good. What no tensor tells, nothing can check")
+    assert not CLAUSE.search("What is a head? It is a matrix.")
+    assert not CLAUSE.search("See what it has and what is left.")
 
 
 def test_words_are_found() -> None:

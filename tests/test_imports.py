@@ -25,17 +25,17 @@ OWN_LIBRARIES = {CONFIG: {"huggingface_hub"}, DICTIONARY: {"sentencepiece", "sub
 # Room -> the rooms that it may import from, beside itself. A room is a folder, or a module beside the folders.
 MAY_IMPORT = {
     "errors": set(),
-    "lazy": set(),
     "paper": set(),
-    "engine": {"paper", "errors", "lazy"},
+    "engine": {"paper", "errors"},
     "data": {"paper", "errors"},
     "metrics": {"errors"},
     "checkpoints": {"paper", "data", "errors"},
     "hub": {"checkpoints", "metrics", "data", "errors"},
     "interop": {"paper", "checkpoints", "hub", "data", "errors"},
-    "translation": {"paper", "engine", "interop", "checkpoints", "data", "errors", "lazy"},
+    "translation": {"paper", "engine", "interop", "checkpoints", "data", "errors"},
     "plots": {"paper", "translation", "checkpoints", "errors"},
     "demo": {"translation", "plots", "errors"},
+    "serving": {"translation", "checkpoints", "hub", "data", "errors"},
     "training": {"paper", "engine", "translation", "hub", "checkpoints", "metrics", "data", "errors"},
 }
 EVERYWHERE = {"cli", "__init__", "__main__", LAUNCHER, "scripts", "benchmarks"}  # imported by none of the rooms

@@ -1,5 +1,7 @@
 """The Markdown files: their Python code runs, their links lead to files, and README names what exists."""
 
+import ast
+import importlib
 import os
 import re
 import subprocess
@@ -60,6 +62,16 @@ def test_python_blocks_run_one_after_the_other(name: str, place: Path) -> None:
 def test_python_blocks_are_found() -> None:
     assert {"README.md", "model_card.md", "docs/training.md", "docs/engine.md"} <= set(WITH_PYTHON)
     assert python_of("a\n```python\nb\n```\nc\n```\nd\n```\n```python no-run\ne\n```") == "\n\nb" + "\n" * 8
+
+
+@pytest.mark.parametrize("name", WITH_PYTHON)
+def test_examples_import_public_names(name: str) -> None:
+    """Names in the `__all__` of the package or of a module."""
+    imports = [node for node in ast.walk(ast.parse(python_of(TEXTS[name]))) if isinstance(node, ast.ImportFrom)]
+    ours = [node for node in imports if node.module and node.module.split(".")[0] == "hf_vanilla_transformer"]
+    for node in ours:
+        public = {*importlib.import_module(node.module).__all__, "engine"}  # a folder is imported by its name
+        assert {alias.name for alias in node.names} <= public, node.module
 
 
 def test_few_python_blocks_are_not_run() -> None:

@@ -25,7 +25,6 @@ OTHERS = {
         *("--max-tokens", "--update-freq", "--max-update", "--lr-scheduler", "--warmup-updates", "--lenpen"),
         *("--joined-dictionary", "--share-all-embeddings", "--encoder-normalize-before"),
     ],
-    "ct2-transformers-converter": ["--output-dir"],
     "vanilla-transformer": ["--help", "--version", "--debug"],
 }
 HISTORY = ("CHANGELOG.md",)  # name what older versions had
@@ -34,7 +33,7 @@ HISTORY = ("CHANGELOG.md",)  # name what older versions had
 def commands() -> dict[str, set[str]]:
     """Each command's options."""
     found = {name: options_of(command) for name, command in commands_of(cli._parser()).items()}
-    found["train"] |= {f"--{name.replace('_', '-')}" for name in recipe.NAMES}
+    found["train"] |= {f"--{name.replace('_', '-')}" for name in recipe.SUPPORTED_NAMES}
     return found
 
 

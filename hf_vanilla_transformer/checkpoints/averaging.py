@@ -9,13 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from filelock import FileLock, Timeout
 from huggingface_hub import save_torch_state_dict
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from .completeness import SAFETENSORS, TRAINER_STATE, damage_of, step_of
-from .files import check_links
+from .completeness import SAFETENSORS, damage_of
+from .files import check_links, locked
 from .loading import VOCABULARY_FILES, load_model, read_json, tensors_in
 
 # Fields of config.json that may differ: they only matter in training, or say how and where the model was saved. With
@@ -29,9 +28,7 @@ CARRIED_FILES = (
     "config.json", "generation_config.json", "*.py", "LICENSE-CODE", "tokenizer_config.json",
     "special_tokens_map.json", "added_tokens.json", *VOCABULARY_FILES,
 )  # fmt: skip
-
-# Which a run writes beside an average.
-REPORT_FILES = ("README.md", "model_card.json", "scores.json", "*.translations.txt")
+REPORT_FILES = ("README.md", "model_card.json", "scores.json", "*.translations.txt")  # of a run
 
 
 def average_checkpoints(
@@ -39,61 +36,45 @@ def average_checkpoints(
     output: Path,
     *,
     overwrite: bool = False,
-    max_shard_size: int | str = "50GB",
     trust_remote_code: bool = False,
 ) -> None:
     """Writes a model whose weights are the arithmetic mean of those of the checkpoints.
 
     Sums are float32 (float64 for float64 weights): the error of the mean of n weights of magnitude up to m is at most
-    n m 2^-24, which is 3e-7 for five weights of magnitude 1; a single step of Adam changes them by about the learning
-    rate. The mean has the dtype of the checkpoints. Integer tensors must be equal in all checkpoints. Tied weights are
-    saved once, so they are tied in the mean as well.
+    n m 2^-24, or 3e-7 for five weights of magnitude 1. The mean has the dtype of the checkpoints, and ties the same
+    weights. Configuration, generation configuration, tokenizer and code are the last checkpoint's. Memory: one model in
+    float32.
 
-    The output appears when it is complete and on the disk; an old one is moved aside until then, to a hidden folder
-    beside it. A killed call leaves hidden folders, which the next call removes; an old output that was moved aside, it
-    restores. The output has the last checkpoint's configuration, generation configuration, tokenizer and code, and is
-    loaded in the same way. Memory: one model in float32.
+    The output appears when it is complete. A killed call leaves hidden folders beside it, and the next call removes
+    them, or restores an old output that is in one of them.
 
     Args:
         checkpoints: Folders that the Trainer or `save_pretrained` wrote, weights in safetensors, one file or sharded.
         output: The folder to write; if it is a symbolic link, the folder that it refers to.
         overwrite: Whether an existing model may be replaced.
-        max_shard_size: A larger file of weights is split, as by `save_pretrained`: bytes, or "5GB".
         trust_remote_code: Whether code that comes with the last checkpoint may run, to check its weights.
 
     Raises:
-        ValueError: A checkpoint is damaged, given twice or doesn't match the first (tensors, shapes, dtypes,
-            architecture or vocabulary); one of its files is a link to a file elsewhere; weights are not those of the
-            configuration's model, or not finite; or `output` exists, is in a checkpoint, or is being written by another
-            process. The message names the file and the reason.
+        ValueError: A checkpoint is damaged, given twice or unlike the first (tensors, architecture or vocabulary); one
+            of its files is a link to a file elsewhere; weights are not those of the configuration's model, or not
+            finite; or `output` exists or is being written by another process.
         OSError: The output can't be written; an old one is as it was.
     """
     output = Path(os.path.realpath(output))
-    _check_place(output, checkpoints)
     _check_output(output, overwrite)
     _check_complete(checkpoints)
+    if output in (checkpoint.resolve() for checkpoint in checkpoints):
+        raise ValueError(f"{output} is one of the checkpoints; choose another output")
     for checkpoint in checkpoints[1:]:
         _check_alike(checkpoints[0], checkpoint)
-    load_model(checkpoints[-1], trust_remote_code=trust_remote_code)  # which checks that the model has these weights
+    load_model(checkpoints[-1], trust_remote_code=trust_remote_code)  # checks that the model has these weights
     with _replacing(output, overwrite) as folder:
         try:
-            save_torch_state_dict(mean_of(checkpoints), folder, max_shard_size=max_shard_size)
+            save_torch_state_dict(mean_of(checkpoints), folder, max_shard_size="50GB")
         except SafetensorError as error:  # a full disk, for instance
             raise OSError(f"averaging into {output} failed ({error})") from error
         for file in _files(checkpoints[-1], CARRIED_FILES):
             shutil.copyfile(file, folder / file.name)
-
-
-def _check_place(output: Path, checkpoints: Sequence[Path]) -> None:
-    """Checks that the output is no checkpoint, is in none, and contains none."""
-    averaged = [checkpoint.resolve() for checkpoint in checkpoints]
-    for folder in (output, *output.parents):
-        is_checkpoint = step_of(folder) is not None and (folder == output or (folder / TRAINER_STATE).exists())
-        if is_checkpoint or folder in averaged:
-            raise ValueError(f"the average would be written into the checkpoint {folder}; choose another output")
-    for checkpoint in averaged:
-        if checkpoint.is_relative_to(output):
-            raise ValueError(f"{output} contains the checkpoints; choose another output, such as {output / 'averaged'}")
 
 
 def _check_output(output: Path, overwrite: bool) -> None:
@@ -113,13 +94,7 @@ def _check_output(output: Path, overwrite: bool) -> None:
 
 
 def mean_of(checkpoints: Sequence[Path]) -> dict[str, Tensor]:
-    """Returns the mean of each tensor over checkpoints of one architecture.
-
-    Args:
-        checkpoints: Folders with weights in safetensors, with the same names and shapes.
-
-    Returns:
-        Tensor's name -> mean, in the tensor's shape and dtype.
+    """Returns the mean of each tensor over checkpoints of one architecture: name -> mean, in its shape and dtype.
 
     Raises:
         ValueError: An integer tensor differs, or a tensor isn't finite.
@@ -128,7 +103,8 @@ def mean_of(checkpoints: Sequence[Path]) -> dict[str, Tensor]:
     dtypes: dict[str, torch.dtype] = {}
     for checkpoint in checkpoints:
         for name, tensor in _tensors(checkpoint):
-            values = tensor.to(_sum_dtype(tensor.dtype), copy=True)  # a copy, as the file's memory is unmapped
+            wide = torch.promote_types(tensor.dtype, torch.float32) if tensor.is_floating_point() else tensor.dtype
+            values = tensor.to(wide, copy=True)  # a copy, as the file's memory is unmapped
             if not values.isfinite().all():
                 raise ValueError(
                     f"{checkpoint}: {name} contains NaN or infinity, as the training diverged; leave it out"
@@ -143,12 +119,6 @@ def mean_of(checkpoints: Sequence[Path]) -> dict[str, Tensor]:
         if dtype.is_floating_point:
             sums[name] = sums[name].div_(len(checkpoints)).to(dtype)
     return sums
-
-
-def _sum_dtype(dtype: torch.dtype) -> torch.dtype:
-    if not dtype.is_floating_point:
-        return dtype
-    return torch.float64 if dtype == torch.float64 else torch.float32
 
 
 def _tensors(checkpoint: Path) -> Iterator[tuple[str, Tensor]]:
@@ -170,7 +140,7 @@ def _check_complete(checkpoints: Sequence[Path]) -> None:
     for checkpoint in checkpoints:
         if resolved.count(checkpoint.resolve()) > 1:
             raise ValueError(f"{checkpoint} is given twice; it would count double")
-        # The average would publish what is elsewhere.
+        # The average would contain files from elsewhere.
         check_links(checkpoint, _files(checkpoint, (SAFETENSORS, *CARRIED_FILES)), in_cache=True)
     damages = {checkpoint: damage_of(checkpoint, to_resume=False) for checkpoint in checkpoints}
     if damaged := "; ".join(f"{checkpoint}: {damage}" for checkpoint, damage in damages.items() if damage):
@@ -183,30 +153,27 @@ def _files(checkpoint: Path, patterns: Iterable[str]) -> list[Path]:
 
 def _check_alike(first: Path, other: Path) -> None:
     """Checks that two checkpoints have one architecture and vocabulary, before any weights are read."""
-    _check_tensors_alike(first, other)
-    mine, others = _architecture(first), _architecture(other)
-    for field in sorted(mine.keys() | others.keys()):
-        if mine.get(field) != others.get(field):
-            raise ValueError(
-                f"{other / 'config.json'} has {field}={others.get(field)!r}, but {first.name} {mine.get(field)!r}; "
-                "only checkpoints of one architecture can be averaged"
-            )
-    my_vocabulary, other_vocabulary = _vocabulary(first), _vocabulary(other)
-    for name in sorted(my_vocabulary.keys() | other_vocabulary.keys()):
-        if my_vocabulary.get(name) != other_vocabulary.get(name):
-            raise ValueError(f"{other / name} differs from {first.name}'s; their tokens mean different things")
-
-
-def _check_tensors_alike(first: Path, other: Path) -> None:
     mine, others = tensors_in(first), tensors_in(other)
     for name in sorted(mine.keys() ^ others.keys()):
         where, lacking = (first, other) if name in mine else (other, first)
-        raise ValueError(f"{lacking} has no {name}, which {where} has; average checkpoints of one run")
+        raise ValueError(f"{lacking} has no {name}, but {where} has; average checkpoints of one run")
     for name, (_, entry) in mine.items():
-        for field in ("shape", "dtype"):
-            value = others[name][1][field]
+        for field, value in others[name][1].items():
             if value != entry[field]:
                 raise ValueError(f"{other}: {name} has {field} {value}, but {entry[field]} in {first.name}")
+    for field, (own, value) in _differences(_architecture(first), _architecture(other)):
+        raise ValueError(
+            f"{other / 'config.json'} has {field}={value!r}, but {first.name} {own!r}; only checkpoints of one "
+            "architecture can be averaged"
+        )
+    for name, _ in _differences(_vocabulary(first), _vocabulary(other)):
+        raise ValueError(f"{other / name} differs from {first.name}'s; their tokens mean different things")
+
+
+def _differences(mine: dict[str, Any], others: dict[str, Any]) -> Iterator[tuple[str, tuple[Any, Any]]]:
+    for name in sorted(mine.keys() | others.keys()):
+        if mine.get(name) != others.get(name):
+            yield name, (mine.get(name), others.get(name))
 
 
 def _architecture(checkpoint: Path) -> dict[str, Any]:
@@ -216,7 +183,7 @@ def _architecture(checkpoint: Path) -> dict[str, Any]:
 
 
 def _vocabulary(checkpoint: Path) -> dict[str, Any]:
-    """File name -> content; without tokenizer.json's padding and truncation, which are those of its latest call."""
+    """File name -> content; without tokenizer.json's padding and truncation, those of its latest call."""
     contents: dict[str, Any] = {file.name: file.read_bytes() for file in _files(checkpoint, VOCABULARY_FILES)}
     if "tokenizer.json" in contents:
         contents["tokenizer.json"] = json.loads(contents["tokenizer.json"]) | {"padding": None, "truncation": None}
@@ -225,18 +192,18 @@ def _vocabulary(checkpoint: Path) -> dict[str, Any]:
 
 @contextmanager
 def _replacing(output: Path, overwrite: bool) -> Iterator[Path]:
-    """Yields a folder to fill, which takes the place of `output` at the end and is removed after an error."""
-    new, old = (output.with_name(f".{output.name}.{part}") for part in ("partial", "old"))
+    """Yields a folder to fill; it replaces `output` at the end, and is removed after an error."""
+    new, old, lock = (output.with_name(f".{output.name}.{part}") for part in ("partial", "old", "lock"))
     output.parent.mkdir(parents=True, exist_ok=True)
-    with _locked(output):
-        _restore(old, output)  # a call was killed between its two renames
-        _check_output(output, overwrite)
+    message = f"another process is writing {output}; wait until it has finished, or choose another output"
+    with locked(lock, message):
         try:
+            _restore(old, output)  # a call was killed between its two renames
+            _check_output(output, overwrite)
             shutil.rmtree(new, ignore_errors=True)
             shutil.rmtree(old, ignore_errors=True)
             new.mkdir()
             yield new
-            _write_through(new)
             _check_output(output, overwrite)  # the user may have put something there meanwhile
             if output.exists():
                 output.rename(old)
@@ -245,35 +212,9 @@ def _replacing(output: Path, overwrite: bool) -> Iterator[Path]:
             _restore(old, output)
             shutil.rmtree(new, ignore_errors=True)
             shutil.rmtree(old, ignore_errors=True)
+            lock.unlink(missing_ok=True)
 
 
 def _restore(old: Path, output: Path) -> None:
     if old.exists() and not output.exists():
         old.rename(output)
-
-
-def _write_through(folder: Path) -> None:
-    """Waits until a folder's files are on the disk."""
-    for path in (*folder.iterdir(), folder):
-        descriptor = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-
-
-@contextmanager
-def _locked(output: Path) -> Iterator[None]:
-    """Refuses an output that another process is writing. The system releases the lock of a killed process."""
-    lock = FileLock(output.with_name(f".{output.name}.lock"))
-    try:
-        lock.acquire(blocking=False)
-    except Timeout as error:
-        raise ValueError(
-            f"another process is writing {output}; wait until it has finished, or choose another output"
-        ) from error
-    try:
-        yield
-    finally:
-        Path(lock.lock_file).unlink(missing_ok=True)
-        lock.release()

@@ -1,4 +1,4 @@
-"""The checkpoints of a run: which ones exist, and which of them are complete after an interrupted training.
+"""The checkpoints of a run, and the damage that an interrupted training may have left in them.
 
 Nothing that a file contains is executed: torch.load is only called with `weights_only`.
 """
@@ -8,6 +8,7 @@ import re
 import zipfile
 import zlib
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -24,17 +25,16 @@ from .loading import CONFIG, WEIGHTS, WEIGHTS_INDEX, read_json, tensors_in
 logger = logging.get_logger(__name__)
 
 TRAINER_STATE = "trainer_state.json"
-RECIPE = "recipe.json"  # what a run was started with
+RECIPE = "recipe.json"  # options of a run that can't change, and the fingerprint of its data
 OPTIMIZER = "optimizer.pt"
 SCHEDULER = "scheduler.pt"
 WEIGHT_AVERAGE = "ema.pt"
 RANDOM_STATES = "rng_state*.pth"
 CHECKSUMS = "checksums.json"
 SAFETENSORS = "model*.safetensors"  # in one file or sharded
-FSDP_FILES = "pytorch_model_fsdp*"  # a file or a folder of shards; this package's trainer writes neither
-# What torch.save writes and resuming reads; nothing reads training_args.bin again.
+# Files of torch.save that resuming reads; nothing reads training_args.bin again.
 SAVED_BY_TORCH = (OPTIMIZER, SCHEDULER, WEIGHT_AVERAGE, "scaler.pt", RANDOM_STATES)
-# What a model may come without; config.json it may not.
+# Files that a model may lack; config.json is needed.
 OPTIONAL_JSON = (
     "generation_config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
 )  # fmt: skip
@@ -55,32 +55,17 @@ def step_of(checkpoint: Path) -> int | None:
 
 
 def last_complete_checkpoint(run: Path, *, to_resume: bool = True) -> Path | None:
-    """Returns the newest complete checkpoint of a run, and logs a warning for each newer one that is damaged.
-
-    Args:
-        run: The folder that contains `checkpoint-N`, the Trainer's `output_dir`; it need not exist.
-        to_resume: As for `damage_of`.
-
-    Returns:
-        The checkpoint's folder, or None if there is no complete one.
-    """
+    """Returns the newest complete checkpoint of a run, or None; arguments as for `complete_checkpoints`."""
     return next(complete_checkpoints(run, to_resume=to_resume), None)
 
 
 def last_complete_checkpoints(run: Path, number: int, *, to_resume: bool = True) -> list[Path]:
-    """Returns the last `number` complete checkpoints of a run, oldest first.
-
-    Damaged ones are skipped, each with a warning in the log.
-
-    Args:
-        run: The folder that contains `checkpoint-N`.
-        number: How many to return, at least 1.
-        to_resume: As for `damage_of`.
+    """Returns the last `number` complete checkpoints of a run, oldest first; others as for `complete_checkpoints`.
 
     Raises:
         ValueError: There are fewer.
     """
-    newest = [found for _, found in zip(range(number), complete_checkpoints(run, to_resume=to_resume), strict=False)]
+    newest = list(islice(complete_checkpoints(run, to_resume=to_resume), number))
     if not newest:
         raise ValueError(f"{run} has no complete checkpoint; give a training's output folder, with checkpoint-N in it")
     if len(newest) < number:
@@ -93,7 +78,7 @@ def complete_checkpoints(run: Path, *, to_resume: bool = True) -> Iterator[Path]
     """Yields a run's complete checkpoints, the newest first, and logs a warning for each damaged one.
 
     Args:
-        run: The folder that contains `checkpoint-N`.
+        run: The folder that contains `checkpoint-N`, the Trainer's `output_dir`; it need not exist.
         to_resume: As for `damage_of`.
     """
     for checkpoint in reversed(checkpoints_in(run)):
@@ -105,10 +90,7 @@ def complete_checkpoints(run: Path, *, to_resume: bool = True) -> Iterator[Path]
 
 
 def write_checksums(checkpoint: Path) -> None:
-    """Writes `checksums.json`, with which `damage_of` finds damage within the weights, which have no checksums inside.
-
-    Args:
-        checkpoint: A folder with the model's weights in safetensors.
+    """Writes `checksums.json`: safetensors have no checksums by which `damage_of` could find damage within them.
 
     Raises:
         OSError: A file can't be read or written.
@@ -118,24 +100,20 @@ def write_checksums(checkpoint: Path) -> None:
 
 def _checksums(checkpoint: Path) -> dict[str, dict[str, int | str]]:
     files = sorted(file for file in checkpoint.glob(SAFETENSORS) if file.is_file())
-    return {file.name: _checksum(file) for file in files}
-
-
-def _checksum(file: Path) -> dict[str, int | str]:
-    return {"size": file.stat().st_size, "xxh3_128": digest_of(file)}
+    return {file.name: {"size": file.stat().st_size, "xxh3_128": digest_of(file)} for file in files}
 
 
 def damage_of(checkpoint: Path, *, to_resume: bool = True) -> str | None:
-    """Returns why a checkpoint is not complete, or None if it is.
+    """Returns the reason why a checkpoint is not complete, or None if it is.
 
     The Trainer writes the model, then `optimizer.pt`, `scheduler.pt` and `rng_state*.pth`, and `trainer_state.json`
     last; a killed training or a full disk leaves some of them, or a truncated file. What torch.save has written
     contains checksums; those of the weights are in `checksums.json`, and without one their sizes and header are
-    checked. It takes as long as reading the files. Of DeepSpeed's checkpoints, its own files are checked too.
+    checked. It takes as long as reading the files.
 
     Args:
         checkpoint: The folder. If its name is `checkpoint-N`, it must contain a `trainer_state.json` that says N.
-        to_resume: Whether training is to resume from it, which needs the optimizer's and the schedule's state
+        to_resume: Whether training is to resume from it, with the optimizer's and the schedule's state
             (`save_only_model` leaves them out). False only asks for a model that can be loaded.
     """
     try:
@@ -152,11 +130,10 @@ def _damages(checkpoint: Path, to_resume: bool) -> Iterator[str]:
         return
     if to_resume or step_of(checkpoint) is not None:
         yield from _state_damages(checkpoint)
-    sharded = to_resume and any(checkpoint.glob("global_step*"))  # by DeepSpeed, with the optimizer
-    yield from _weights_damages(checkpoint, sharded)
+    yield from _weights_damages(checkpoint)
     yield from _json_damages(checkpoint)
     if to_resume:
-        yield from _resume_damages(checkpoint, sharded)
+        yield from _resume_damages(checkpoint)
 
 
 def _state_damages(checkpoint: Path) -> Iterator[str]:
@@ -165,8 +142,6 @@ def _state_damages(checkpoint: Path) -> Iterator[str]:
         yield f"{state}; the Trainer writes it last, so saving was interrupted"
     elif (step := step_of(checkpoint)) is not None and state.get("global_step") != step:
         yield f"{TRAINER_STATE} is of step {state.get('global_step')!r}"
-    elif not isinstance(state.get("log_history"), list) or not _are_callbacks(state.get("stateful_callbacks")):
-        yield f"{TRAINER_STATE} is damaged"
     else:
         try:
             TrainerState.load_from_json(str(checkpoint / TRAINER_STATE))
@@ -174,14 +149,7 @@ def _state_damages(checkpoint: Path) -> Iterator[str]:
             yield f"{TRAINER_STATE} can't be loaded ({first_line(error)})"
 
 
-def _are_callbacks(states: Any) -> bool:
-    if not isinstance(states, dict):
-        return states is None
-    lists = [state if isinstance(state, list) else [state] for state in states.values()]
-    return all(isinstance(state, dict) for each in lists for state in each)
-
-
-def _weights_damages(checkpoint: Path, sharded: bool) -> Iterator[str]:
+def _weights_damages(checkpoint: Path) -> Iterator[str]:
     if (checkpoint / WEIGHTS).exists() or (checkpoint / WEIGHTS_INDEX).exists():
         try:
             tensors_in(checkpoint)
@@ -189,9 +157,7 @@ def _weights_damages(checkpoint: Path, sharded: bool) -> Iterator[str]:
             yield str(error)
         if (checkpoint / CHECKSUMS).exists():
             yield from _checksum_damages(checkpoint)
-    elif shards := next(checkpoint.glob(FSDP_FILES), None):
-        yield f"its weights are only in {shards.name}, not in safetensors; `accelerate merge-weights` converts them"
-    elif not sharded:
+    else:
         yield f"it has no weights: neither {WEIGHTS} nor {WEIGHTS_INDEX}"
 
 
@@ -211,18 +177,11 @@ def _json_damages(checkpoint: Path) -> Iterator[str]:
     yield from (value for value in values if isinstance(value, str))
 
 
-def _resume_damages(checkpoint: Path, sharded: bool) -> Iterator[str]:
-    foreign = next(checkpoint.glob(FSDP_FILES), None)
-    if foreign is None and not (checkpoint / WEIGHTS).exists():  # in this order, the Trainer would look for weights
-        foreign = next(checkpoint.glob("pytorch_model.bin"), None)
-    if foreign:
-        yield f"it contains {foreign.name}, which was saved in another way, so training can't resume from it"
+def _resume_damages(checkpoint: Path) -> Iterator[str]:
     for file in (file for pattern in SAVED_BY_TORCH for file in sorted(checkpoint.glob(pattern))):
-        yield from _archive_damages(file)
+        if not _is_intact(file):
+            yield f"{file.name} is cut short or damaged"
         yield from _loading_damages(file)
-    if sharded:
-        yield from _deepspeed_damages(checkpoint)
-        return
     if not (checkpoint / OPTIMIZER).exists():
         yield f"{OPTIMIZER} is missing (save_only_model leaves it out), so training can't resume from it"
     if not (checkpoint / SCHEDULER).exists():
@@ -231,13 +190,8 @@ def _resume_damages(checkpoint: Path, sharded: bool) -> Iterator[str]:
         yield "rng_state.pth is missing, so the random numbers of a resumed training would differ"
 
 
-def _archive_damages(file: Path) -> Iterator[str]:
-    """Checks what torch.save has written: a zip archive, with a checksum of each entry."""
-    if not _is_intact(file):
-        yield f"{file.name} is cut short or damaged"
-
-
 def _is_intact(file: Path) -> bool:
+    """Checks what torch.save has written: a zip archive, with a checksum of each entry."""
     if not file.is_file():
         return False
     try:
@@ -247,7 +201,7 @@ def _is_intact(file: Path) -> bool:
                 return False
             without_checksums = all(entry.CRC == 0 for entry in entries)  # torch.serialization.set_crc32_options(False)
             return without_checksums or archive.testzip() is None
-    except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, ValueError):  # as damage at different places raises
+    except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, ValueError):  # by the place of the damage
         return False
 
 
@@ -265,22 +219,6 @@ def _loading_damages(file: Path) -> Iterator[str]:
 
 
 def _parameters_without_state(optimizer: dict[str, Any]) -> int:
-    """How many parameters lack what an optimizer remembers of the others; some optimizers remember nothing of any."""
+    """Returns how many parameters lack a state, in an optimizer that has one for the others."""
     parameters = {parameter for group in optimizer["param_groups"] for parameter in group["params"]}
     return len(parameters - optimizer["state"].keys()) if optimizer["state"] else 0
-
-
-def _deepspeed_damages(checkpoint: Path) -> Iterator[str]:
-    """Checks the files of each process in the folder that `latest` names, which DeepSpeed writes last."""
-    latest = checkpoint / "latest"
-    if not latest.is_file():
-        yield "latest is missing, which DeepSpeed writes last"
-        return
-    name = latest.read_text(encoding="utf-8", errors="replace").strip()
-    if not re.fullmatch(r"global_step[0-9]+", name):
-        yield f"latest names {name!r}, not a folder global_step..."
-    elif not any((checkpoint / name).glob("*model_states.pt")):
-        yield f"{name} has no model states"
-    else:
-        for file in sorted((checkpoint / name).glob("*.pt")):
-            yield from _archive_damages(file)

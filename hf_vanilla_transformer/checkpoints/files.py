@@ -1,12 +1,20 @@
 """Files and folders that appear when they are complete."""
 
+import glob
 import os
 import secrets
 import shutil
 import tempfile
+import zlib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+from filelock import FileLock, Timeout
+
+
+class LockedError(ValueError):
+    """Another process works on the same files; the message says so."""
 
 
 class LinkError(ValueError):
@@ -14,7 +22,7 @@ class LinkError(ValueError):
 
 
 def check_links(folder: Path, files: Iterable[Path] | None = None, *, in_cache: bool = False) -> None:
-    """Checks that files of a folder are files there, before they are written, copied or sent.
+    """Checks that files of a folder are no links out of it, before they are written, copied or sent.
 
     Args:
         folder: The folder of a run, a checkpoint or a model; it may be a link itself, and needn't exist.
@@ -36,8 +44,31 @@ def check_links(folder: Path, files: Iterable[Path] | None = None, *, in_cache: 
 
 
 @contextmanager
+def locked(file: Path, message: str) -> Iterator[None]:
+    """Keeps other processes out while the context lasts. The system releases the lock of a killed process.
+
+    Args:
+        file: The lock's; it is created, and stays.
+        message: Of the error if another process holds the lock.
+
+    Raises:
+        LockedError: Another process holds it.
+        OSError: The file can't be written.
+    """
+    lock = FileLock(file)
+    try:
+        lock.acquire(blocking=False)
+    except Timeout as error:
+        raise LockedError(message) from error
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+@contextmanager
 def replacing(path: str | Path) -> Iterator[Path]:
-    """Yields the name of a file beside `path`, to be written, which replaces `path` at the end.
+    """Yields the name of a file to write beside `path`; it replaces `path` at the end.
 
     The file is never half written. After an error, a full disk for instance, the new file is removed and the old one is
     what it was. A device or a pipe, such as /dev/stdout, is yielded itself.
@@ -52,7 +83,7 @@ def replacing(path: str | Path) -> Iterator[Path]:
     if path.exists() and not path.is_file():
         yield path
         return
-    temporary = path.with_name(f".{path.name[:50]}.{secrets.token_hex(4)}.partial")  # names have at most 255 bytes
+    temporary = path.with_name(f"{_partial(path)}.{secrets.token_hex(4)}.partial")
     try:
         yield temporary
         if path.exists():
@@ -61,6 +92,18 @@ def replacing(path: str | Path) -> Iterator[Path]:
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
+
+
+def remove_partial(path: str | Path) -> None:
+    """Removes the files of `replacing` that a killed process has left beside `path`."""
+    path = Path(path).resolve()
+    for file in path.parent.glob(f"{glob.escape(_partial(path))}.????????.partial"):
+        file.unlink(missing_ok=True)
+
+
+def _partial(path: Path) -> str:
+    """Returns how names of partial files begin: names have at most 255 bytes, and a long one needs its own digest."""
+    return f".{path.name[:40]}.{zlib.crc32(os.fsencode(path.name)):08x}"
 
 
 def write_text(path: str | Path, text: str) -> None:
@@ -73,9 +116,21 @@ def write_text(path: str | Path, text: str) -> None:
         file.write_text(text, encoding="utf-8", newline="\n")
 
 
+def check_new_folder(output: Path) -> None:
+    """Checks, before any work is done, that `new_folder` can make a folder.
+
+    Raises:
+        OSError: There is something at `output`, or no folder to put it in.
+    """
+    if output.exists() and not (output.is_dir() and not any(output.iterdir())):
+        raise FileExistsError(f"{output} exists; choose another output")
+    if not output.absolute().parent.is_dir():
+        raise FileNotFoundError(f"{output} can't be written: there is no folder {output.absolute().parent}")
+
+
 @contextmanager
 def new_folder(output: Path) -> Iterator[Path]:
-    """Yields an empty folder, which becomes `output` at the end; after an error, nothing is there.
+    """Yields an empty folder that becomes `output` at the end; after an error, nothing is there.
 
     Raises:
         OSError: It can't be written, or there is something at `output`.

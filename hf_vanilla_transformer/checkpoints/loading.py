@@ -1,4 +1,4 @@
-"""Opening a checkpoint: its files' headers, and the checks that its weights and its tokenizer have to pass."""
+"""Loading checkpoints: the headers of their files, and checks of weights and tokenizer."""
 
 import hashlib
 import json
@@ -34,14 +34,11 @@ VOCABULARY_FILES = (
     *("tokenizer.json", "target_tokenizer.json", "segmentation.json", "vocab*", "target_vocab.json"),
     *("merges.txt", "*.spm", "*.model"),
 )
-# What safetensors says of a file that ends too early (or goes on after its last tensor).
+# Parts of safetensors' errors for a file that is too short or too long.
 CUT_SHORT = ("header too small", "invalid header length", "file not fully covered")
-INTEGERS = ("BOOL", "U8", "I8", "U16", "I16", "U32", "I32", "U64", "I64")  # as safetensors names them
 # Embeddings are often padded to a multiple of 64 or 128 rows, or by a few languages' tags.
 UNUSED_ROWS, UNUSED_SHARE = 128, 0.01
 NAMES_PER_ERROR = 5
-LARGEST_TABLE = 2**28  # numbers in a positional table, which is computed before the weights show what is wrong
-MOST_LABELS = 1_000_000  # of a classifier; transformers makes a name of each
 
 
 class CheckpointError(ValueError):
@@ -59,13 +56,7 @@ def load_checkpoint(
 ) -> tuple[PreTrainedTokenizerBase, PreTrainedModel]:
     """Loads a sequence-to-sequence model and its tokenizer, and checks that they belong together.
 
-    Args:
-        name: A folder that `save_pretrained` wrote, or a name on the Hub.
-        dtype: As for `load_model`.
-        trust_remote_code: As for `load_model`.
-        local_only: As for `load_model`.
-        revision: As for `load_model`.
-        token: As for `load_model`.
+    Arguments are those of `load_model`.
 
     Returns:
         The tokenizer, and the model on the CPU in evaluation mode.
@@ -99,7 +90,7 @@ def load_tokenizer(
 
 @contextmanager
 def without_advice() -> Iterator[None]:
-    """Hides MarianTokenizer's advice to install sacremoses, which it opens and never calls."""
+    """Hides MarianTokenizer's advice to install sacremoses: it never calls it."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Recommended: pip install sacremoses")
         yield
@@ -156,9 +147,9 @@ def load_model(
     token: str | bool | None = None,
     **fields: Any,
 ) -> PreTrainedModel:
-    """Loads a sequence-to-sequence model, and refuses what `from_pretrained` only warns of, or doesn't notice.
+    """Loads a sequence-to-sequence model, and refuses one whose weights don't fit its configuration.
 
-    `from_pretrained` fills in missing tensors with random numbers, ignores unknown ones and converts integers.
+    `from_pretrained` fills in missing tensors with random numbers and ignores unknown ones.
 
     Args:
         name: A folder that `save_pretrained` wrote, or a name on the Hub.
@@ -173,8 +164,7 @@ def load_model(
         The model, on the CPU in evaluation mode.
 
     Raises:
-        CheckpointError: It can't be loaded, or tensors are missing, unknown, of another shape, not finite, or integers
-            where the model has floating-point numbers.
+        CheckpointError: It can't be loaded, or tensors are missing, unknown, of another shape or not finite.
     """
     where: dict[str, Any] = {"local_files_only": local_only, "revision": revision, "token": token}
     with _plain_errors(name, trust_remote_code):
@@ -189,7 +179,6 @@ def load_model(
             **fields,
         )
     _check_report(name, report)
-    _check_types(folder, model)
     _check_tokens(name, model)
     decoding = read_json(folder / GENERATION_CONFIG)
     if isinstance(decoding, str) and (folder / GENERATION_CONFIG).exists():  # from_pretrained would take defaults
@@ -203,7 +192,7 @@ def load_model(
 def _plain_errors(name: str | Path, trust_remote_code: bool) -> Iterator[None]:
     try:
         yield
-    except Exception as error:  # a damaged checkpoint raises whatever its file's reader raises
+    except Exception as error:  # each reader of files has errors of its own
         hint = ""
         if not trust_remote_code and "trust_remote_code" in str(error):
             hint = "; its own code only runs if you trust it and say so (--trust-remote-code)"
@@ -212,7 +201,7 @@ def _plain_errors(name: str | Path, trust_remote_code: bool) -> Iterator[None]:
 
 
 def _check_report(name: str | Path, report: dict[str, Any]) -> None:
-    """Refuses what `from_pretrained` reports, and would only log."""
+    """Refuses a model for which `from_pretrained` would only log a warning."""
     problems = {"missing_keys": "the weights have no", "unexpected_keys": "the model has no"}
     for key, problem in problems.items():
         if report.get(key):
@@ -224,25 +213,11 @@ def _check_report(name: str | Path, report: dict[str, Any]) -> None:
         raise CheckpointError(f"{name}: {named(report['error_msgs'])}")
 
 
-def _check_types(folder: Path, model: PreTrainedModel) -> None:
-    """Refuses integers in place of floating-point weights, which `from_pretrained` converts."""
-    if any((folder / file).is_file() for file in (WEIGHTS, WEIGHTS_INDEX)):
-        types = {key: entry["dtype"] for key, (_, entry) in tensors_in(folder).items() if entry["dtype"] in INTEGERS}
-    else:  # an old checkpoint
-        files = folder.glob("pytorch_model*.bin")
-        weights = [torch.load(file, map_location="meta", weights_only=True) for file in files]
-        entries = [entry for part in weights for entry in part.items()]
-        types = {key: str(value.dtype) for key, value in entries if not value.is_floating_point()}
-    floating = {key for key, parameter in model.named_parameters() if parameter.is_floating_point()}
-    if wrong := [f"{key} ({types[key]})" for key in types.keys() & floating]:
-        raise CheckpointError(f"{folder}: {named(wrong)} must have floating-point numbers; it has integers")
-
-
 def _checked_folder(name: str | Path, trust_remote_code: bool, where: dict[str, Any]) -> Path:
-    """Returns the folder of a checkpoint's files, and refuses what its configuration must not ask for.
+    """Returns the folder of a checkpoint's files, and refuses configurations that can't be used.
 
     Raises:
-        ValueError: The configuration is damaged, or asks for it.
+        ValueError: The configuration is damaged or can't be used.
     """
     file = cached_file(name, CONFIG, _raise_exceptions_for_missing_entries=False, **where)
     if file is None:  # a tokenizer alone
@@ -254,22 +229,14 @@ def _checked_folder(name: str | Path, trust_remote_code: bool, where: dict[str, 
         raise ValueError("is_encoder_decoder is false in config.json, but a model that translates has both")
     if config.get("quantization_config") is not None:
         raise ValueError("its weights are quantized; give Translator what from_pretrained loads, or take the original")
-    labels = config.get("num_labels")
-    if isinstance(labels, int) and labels > MOST_LABELS:
-        raise ValueError(f"num_labels is {labels:,} in config.json, for which there is no memory; it may be left out")
-    positions, width = config.get("max_position_embeddings"), config.get("d_model")
-    if isinstance(positions, int) and isinstance(width, int) and positions * width > LARGEST_TABLE:
-        raise ValueError(
-            f"max_position_embeddings is {positions:,} and d_model {width:,} in config.json: too large for the memory"
-        )
     for field in ("attn_implementation", "_attn_implementation"):
         if "/" in str(config.get(field, "")) and not trust_remote_code:
-            raise ValueError(f"{field} in config.json names code on the Hub, which needs trust_remote_code")
+            raise ValueError(f"{field} in config.json names code on the Hub; it needs trust_remote_code")
     return Path(file).parent
 
 
 def _check_tokens(name: str | Path, model: PreTrainedModel) -> None:
-    """Refuses a generation config whose special tokens aren't the model's."""
+    """Refuses a generation config with other special tokens than the model's."""
     for token in ("pad_token_id", "eos_token_id", "decoder_start_token_id"):
         own, wanted = (_as_list(getattr(config, token, None)) for config in (model.generation_config, model.config))
         if own and wanted and not set(wanted) <= set(own):
@@ -290,7 +257,7 @@ def not_finite(model: torch.nn.Module) -> list[str]:
 
 
 def check_tokenizer(tokenizer: PreTrainedTokenizerBase, config: Any, name: str) -> None:
-    """Checks that a tokenizer is the one that a model was trained with, as far as that can be known.
+    """Checks that a model was trained with a tokenizer, as far as that can be known.
 
     Args:
         tokenizer: The tokenizer.
@@ -328,9 +295,9 @@ def check_tokenizer(tokenizer: PreTrainedTokenizerBase, config: Any, name: str) 
 
 
 def tokenizer_fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
-    """Returns a digest of a tokenizer's vocabulary and of what it does with a text that contains all of it.
+    """Returns a digest of a tokenizer's vocabulary and of its ids for a text that contains all of it.
 
-    Of the tokenizers of converted models, which have two sides, it is a digest of their files' content. Tokens that are
+    For tokenizers of converted models, with their two sides, it is a digest of their files' content. Tokens that are
     added later don't change it.
     """
     if isinstance(tokenizer, MarianTokenizer):
@@ -353,10 +320,7 @@ def named(names: Iterable[str], most: int = NAMES_PER_ERROR) -> str:
 
 
 def tensors_in(checkpoint: Path) -> dict[str, tuple[Path, dict[str, Any]]]:
-    """Returns the tensors of a model in safetensors, one file or sharded, without reading their values.
-
-    Args:
-        checkpoint: A folder that `save_pretrained` wrote.
+    """Returns the tensors of a saved model in safetensors, one file or sharded, without reading their values.
 
     Returns:
         Tensor's name -> its file, and its `dtype` ("F32", "BF16" ...) and `shape` (a list).
@@ -374,11 +338,11 @@ def tensors_in(checkpoint: Path) -> dict[str, tuple[Path, dict[str, Any]]]:
         raise ValueError(f"{WEIGHTS_INDEX} has no weight_map")
     for shard in shard_of.values():
         if not isinstance(shard, str) or Path(shard).name != shard:
-            raise ValueError(f"{WEIGHTS_INDEX} names {shard!r}, which is not a file beside it")
+            raise ValueError(f"{WEIGHTS_INDEX} names {shard!r}, not a file beside it")
     headers = {shard: _header(checkpoint / shard) for shard in sorted(set(shard_of.values()))}
     for name, shard in shard_of.items():
         if name not in headers[shard]:
-            raise ValueError(f"{shard} has no {name}, which {WEIGHTS_INDEX} looks for there")
+            raise ValueError(f"{shard} has no {name}, as {WEIGHTS_INDEX} says")
     return {name: (checkpoint / shard, headers[shard][name]) for name, shard in shard_of.items()}
 
 
@@ -408,11 +372,7 @@ def read_json(file: Path) -> dict[str, Any] | str:
 
 
 def json_object(file: Path) -> dict[str, Any]:
-    """Returns a JSON file's object.
-
-    Raises:
-        ValueError: It can't be read; the message names folder and file, and says why.
-    """
+    """Returns a JSON file's object; raises `ValueError`, with its folder and the reason, if it can't be read."""
     values = read_json(file)
     if isinstance(values, str):
         raise ValueError(f"{file.parent}: {values}")

@@ -9,13 +9,13 @@ class _Outdated:
 
     @classmethod
     def from_pretrained(cls, name: str | Path, *args: Any, **kwargs: Any) -> Any:
-        """Is refused, with what to do.
+        """Is refused, with the fix.
 
         Raises:
             ValueError: Always.
         """
         raise ValueError(
-            f"the tokenizer is a {cls.__name__}, which version 0.2 made; convert the original model again: "
+            f"the tokenizer is a {cls.__name__} of version 0.2; convert the original model again: "
             "vanilla-transformer convert ORIGINAL --output FOLDER"
         )
 

@@ -1,13 +1,12 @@
 """The command line: `vanilla-transformer COMMAND`.
 
-Each command is a module, whose `add_arguments` declares the options and sets `run` to the function that does the work.
-torch and transformers take seconds to import, so they are imported inside functions and `--help` is instant.
+Each command is a module: its `add_arguments` declares the options and sets `run` to the function that does the work.
+torch and transformers take seconds to import, so functions import them, and `--help` is instant.
 """
 
 import argparse
 import contextlib
 import errno
-import importlib
 import io
 import itertools
 import os
@@ -18,7 +17,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 from .. import __version__
-from ..errors import did_you_mean, first_line, is_out_of_memory
+from ..errors import did_you_mean, first_line, is_out_of_memory, printable
 from . import average, card, convert, demo, evaluate, export, info, plot, push, score, serve, train, translate
 from .common import PROGRAM, RunError, UsageError, add_debug, wanted_memory
 
@@ -26,7 +25,7 @@ EXIT_FAILURE = 1
 EXIT_WRONG_USE = 2
 EXIT_INTERRUPTED = 130  # 128 + SIGINT, as shells have it
 EXIT_PIPE_CLOSED = 141  # 128 + SIGPIPE
-OPTION = re.compile(r"^--\w[\w-]*(?==|$)")  # its name; a sentence may begin with dashes too
+OPTION = re.compile(r"^--\w[\w-]*(?==|$)")  # its name; a sentence may also begin with dashes
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -37,55 +36,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     debug = False
     try:
-        _check_streams()
+        for stream in (sys.stdout, sys.stderr):
+            if isinstance(stream, io.TextIOWrapper):
+                stream.reconfigure(errors="backslashreplace")  # names of files need not be UTF-8
         arguments = _parser().parse_args(argv)
         debug = arguments.debug
-        _check_environment()
         arguments.run(arguments)
         sys.stdout.flush()
     except (Exception, KeyboardInterrupt) as error:
         code, message = _outcome(error)
-        _complain("".join(traceback.format_exception(error)) + message if debug else message)
+        _complain(printable("".join(traceback.format_exception(error)) + message if debug else message))
         _flush(sys.stdout)
         return code
     return 0
-
-
-def _check_streams() -> None:
-    """Checks that there is a standard output, and provides a standard error.
-
-    Raises:
-        UsageError: Standard output is closed.
-    """
-    for number in range(3):
-        try:
-            os.fstat(number)
-        except OSError:  # it would become the number of the next file opened, and native code writes to 1 and 2
-            os.open(os.devnull, os.O_RDWR)
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper) and not stream.closed:
-            stream.reconfigure(errors="backslashreplace")  # names of files need not be UTF-8
-    if _is_closed(sys.stderr):
-        sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
-    if _is_closed(sys.stdout):
-        raise UsageError("standard output is closed; redirect it, to /dev/null for instance")
-
-
-def _check_environment() -> None:
-    """Checks the variable that the engine reads when it is imported, whichever command would import it.
-
-    Raises:
-        UsageError: It has an unknown name or an impossible value.
-    """
-    if os.environ.get("HF_VANILLA_TRANSFORMER_CPU"):  # engine.cpu.VARIABLE, without an import of torch
-        try:
-            importlib.import_module("..engine.cpu", __name__)
-        except ValueError as error:
-            raise UsageError(first_line(error)) from error
-
-
-def _is_closed(stream: Any) -> bool:
-    return stream is None or getattr(stream, "closed", False)
 
 
 def _outcome(error: BaseException) -> tuple[int, str]:
@@ -115,8 +78,6 @@ def _complain(message: str) -> None:
 
 def _flush(stream: Any) -> None:
     """Flushes a stream, and empties one that can't be: Python would try again at its end and change the exit code."""
-    if _is_closed(stream):
-        return
     try:
         stream.flush()
     except OSError:
@@ -138,7 +99,7 @@ class _Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         if message.startswith("the following arguments are required") and (unknown := self._unknown()):
-            message = f"unrecognized arguments: {' '.join(unknown)}"  # a mistyped one may be what is missing
+            message = f"unrecognized arguments: {' '.join(unknown)}"  # the missing option may be mistyped
         message = " ".join(message.split()) + self._suggestion(message)
         self.exit(EXIT_WRONG_USE, f"{PROGRAM}: error: {message} (see {self.prog} --help)\n")
 
@@ -151,7 +112,7 @@ class _Parser(argparse.ArgumentParser):
         raise SystemExit(status)
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
-        # Otherwise the program's parser would report a command's unknown options, without knowing the command's own.
+        # A command's own parser reports unknown options, because only it knows similar ones.
         arguments, unknown = self.parse_known_args(_with_dashes(sys.argv[1:] if args is None else args), namespace)
         if hasattr(arguments, "takes_overrides"):
             arguments.overrides = unknown  # the command itself parses them
@@ -160,15 +121,15 @@ class _Parser(argparse.ArgumentParser):
         return arguments
 
     def _unknown(self) -> list[str]:
-        """The options that were given and that there aren't."""
+        """Returns the given options that don't exist."""
         options = itertools.takewhile(lambda argument: argument != "--", self.given)
         return [
             one for one in options if OPTION.match(one) and one.partition("=")[0] not in self._option_string_actions
         ]
 
     def _suggestion(self, message: str) -> str:
-        if choice := re.search(r"COMMAND: invalid choice: '([^']*)'", message):
-            return did_you_mean(choice[1], COMMANDS)
+        if choice := re.search(r"(?:COMMAND|KIND): invalid choice: '([^']*)'", message):
+            return did_you_mean(choice[1], (*COMMANDS, *plot.KINDS))
         options = [option for action in self._actions for option in action.option_strings if option.startswith("--")]
         unknown = re.search(r"unrecognized arguments: .*?(--[\w-]+)", message)
         return did_you_mean(unknown[1], options) if unknown else ""

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import first_line
-from .common import RunError, UsageError, positive
+from .common import RunError, UsageError, positive, show
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -66,7 +66,7 @@ def _average(arguments: argparse.Namespace) -> None:
         raise UsageError(first_line(error)) from error
     except OSError as error:  # a full disk, a folder that can't be written
         raise RunError(first_line(error)) from error
-    print(f"averaged {_named(checkpoints)} into {output}")
+    show(f"averaged {_named(checkpoints)} into {output}")
 
 
 def _output(arguments: argparse.Namespace) -> Path:

@@ -1,17 +1,16 @@
-"""What the commands share: errors, types of arguments, text files, decoding options, and loading a model."""
+"""Shared by the commands: errors, types of arguments, output, text files, decoding options, and loading a model."""
 
 import argparse
 import gc
 import math
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..errors import first_line, is_out_of_memory
-from ..translation.limits import BATCH_TOKENS, LIMITS, MAX_SOURCE_TOKENS, check_generation
+from ..errors import first_line, is_out_of_memory, printable
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -22,13 +21,14 @@ PROGRAM = "vanilla-transformer"
 
 
 class UsageError(Exception):
-    """What the user can fix; the message says how. The command prints it as one line and exits with 2."""
+    """A mistake that the user can fix; the message says how. The command prints it as one line and exits with 2."""
 
 
 class RunError(Exception):
-    """What failed while the command worked, such as a training that diverges. It prints one line and exits with 1."""
+    """A failure of the work itself, such as a training that diverges. The command prints one line and exits with 1."""
 
 
+# ---- Arguments ----
 def positive(text: str) -> int:
     """Parses an integer of at least 1; a type for argparse."""
     if not text.isdecimal() or int(text) == 0:
@@ -36,66 +36,89 @@ def positive(text: str) -> int:
     return int(text)
 
 
-def up_to_limit(name: str) -> Callable[[str], int]:
-    """Returns a type for argparse: an integer from 1 to the limit of an option in `evaluation.limits`."""
-    return _at_most(LIMITS[name].largest, LIMITS[name].reason)
-
-
 def _at_most(largest: int, reason: str) -> Callable[[str], int]:
     def parse(text: str) -> int:
-        if (text.isdecimal() and len(text) > 99) or positive(text) > largest:  # Python parses some thousand digits
-            raise argparse.ArgumentTypeError(f"{text[:20]} is more than {largest:,}: {reason}")
+        if positive(text) > largest:
+            raise argparse.ArgumentTypeError(f"{text} is more than {largest:,}: {reason}")
         return int(text)
 
     return parse
 
 
+amount = _at_most(1_000_000, "it would only stall the machine")  # the lower limits of some options are translation's
+
+
 def not_negative(text: str) -> float:
-    """Parses a number from 0 to 100, which weighs one thing against another; a type for argparse."""
+    """Parses a number of at least 0; a type for argparse."""
     try:
         number = float(text)
     except ValueError:
         number = math.nan
     if not 0 <= number < math.inf:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number of at least 0")
-    if number > 100:
-        raise argparse.ArgumentTypeError(f"{text} is more than 100, beyond which nothing else would count")
     return number
 
 
+# ---- Output ----
+def show(text: str) -> None:
+    """Prints text that may come from a file, such as a checkpoint's; control characters in it take no effect."""
+    print(printable(text), flush=True)
+
+
+def say_written(*names: str | None) -> None:
+    """Prints which files were written; devices, such as /dev/stdout, and None are left out."""
+    for name in names:
+        if name is not None and Path(name).is_file():
+            show(f"wrote {name}")
+
+
+def table(rows: Iterable[Sequence[str]], *, indent: str = "", align: str = "<") -> str:
+    """Formats rows as lines of aligned columns, two spaces apart.
+
+    Args:
+        rows: Their cells.
+        indent: The beginning of each line.
+        align: "<" or ">", for all columns but the first.
+    """
+    rows = list(rows)
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = (
+        "  ".join(f"{cell:{align if place else '<'}{widths[place]}}" for place, cell in enumerate(row)) for row in rows
+    )
+    return "\n".join(indent + line.rstrip() for line in lines)
+
+
 def wanted_memory(error: BaseException) -> str:
-    """Quotes from such an error, in parentheses, how much memory was asked for, where it says that."""
+    """Returns the requested amount of memory in parentheses, if the message of an error about memory names it."""
     quoted = re.search(r"tried to allocate [\d.]+ \w+", str(error), re.IGNORECASE)
     return f" ({quoted[0].lower()})" if quoted else ""
 
 
-def check_output(option: str, name: str, taken: Mapping[str, str | None], overwrite: bool) -> None:
+def check_output(option: str, name: str, overwrite: bool, inputs: Sequence[str | None] = ()) -> None:
     """Checks, before any work is done, that a file can be written.
 
     Args:
         option: The option that names the file.
         name: The file.
-        taken: Files of other options, which it must not be.
         overwrite: Whether an existing file may be replaced.
+        inputs: Files that are read; none of them is replaced.
 
     Raises:
-        UsageError: It is one of those files, a folder or in no folder, or it exists.
+        UsageError: It is a folder or in no folder, an input, or it exists.
     """
     path = Path(name)
-    if path.exists() and not path.is_file() and not path.is_dir():
-        return  # a device, such as /dev/stdout, has nothing to lose
-    for other, file in taken.items():
-        if file is not None and path.resolve() == Path(file).resolve():
-            raise UsageError(f"{option} {name} is also the file of {other}; give another file")
+    if any(file is not None and path.resolve() == Path(file).resolve() for file in inputs):
+        raise UsageError(f"{option} {name} is an input; give another file")
     if path.is_dir() or not path.parent.is_dir():
         problem = "is a folder" if path.is_dir() else f"can't be written: there is no folder {path.parent}"
         raise UsageError(f"{option} {name} {problem}; give a file in a folder that exists")
-    if path.exists() and not overwrite:
+    if path.is_file() and not overwrite:
         raise UsageError(f"{option} {name} exists; give another file, or --overwrite to replace it")
 
 
+# ---- Text files ----
 def read_lines(name: str) -> list[str]:
-    """Reads the lines of a UTF-8 text file, without their ends; one whose name ends in .gz is decompressed.
+    """Reads the lines of a UTF-8 text file, without their ends; a .gz file is decompressed.
 
     Raises:
         UsageError: The file is missing, empty, damaged or not UTF-8; the message names file and line.
@@ -113,7 +136,7 @@ def read_lines(name: str) -> list[str]:
 
 
 def read_parallel(source: str, reference: str) -> tuple[list[str], list[str]]:
-    """Reads two files whose lines correspond.
+    """Reads two files with corresponding lines.
 
     Raises:
         UsageError: As for `read_lines`, or the files have different numbers of lines.
@@ -127,9 +150,10 @@ def read_parallel(source: str, reference: str) -> tuple[list[str], list[str]]:
     return sources, references
 
 
+# ---- Options ----
 def add_debug(parser: argparse.ArgumentParser) -> None:
     """Declares --debug, before and after a command's name."""
-    # Without a default, as a command's would replace what is given before the command.
+    # No default: a command's would override an option given before the command.
     parser.add_argument(
         "--debug", action="store_true", default=argparse.SUPPRESS, help="show the traceback of an error as well"
     )
@@ -141,7 +165,7 @@ def add_decoding_arguments(parser: argparse.ArgumentParser) -> None:
     beams.add_argument(
         "--num-beams",
         "--beam",
-        type=up_to_limit("num_beams"),
+        type=amount,
         metavar="N",
         help="beam size (default: the model's generation config)",
     )
@@ -167,36 +191,40 @@ def add_decoding_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--max-new-tokens",
-        type=up_to_limit("max_new_tokens"),
+        type=amount,
         metavar="N",
         help="longest translation, in tokens (default: the model's own limit)",
     )
     parser.add_argument(
         "--max-source-tokens",
-        type=up_to_limit("max_source_tokens"),
+        type=amount,
         metavar="N",
-        help=f"longest line that is translated as one (default: {MAX_SOURCE_TOKENS:,} tokens, or the model's positions "
-        "if they are fewer); a longer one is translated in pieces of at most 256 tokens, and a warning names it",
+        help="longest line that is translated as one (default: 1,024 tokens, or the model's positions if they are "
+        "fewer); a longer one is translated in pieces of at most 256 tokens, and a warning names it",
     )
     parser.add_argument(
         "--batch-tokens",
-        type=up_to_limit("batch_tokens"),
+        type=amount,
         metavar="N",
-        help=f"source tokens per batch, times the beam size (default: {BATCH_TOKENS:,}; ctranslate2: by the number of "
-        "lines)",
+        help="source tokens per batch, times the beam size (default: 4,096; ctranslate2: by the number of lines)",
     )
     add_model_arguments(parser)
+    add_backend(parser)
     add_compute_type(parser)
 
 
-def add_compute_type(parser: argparse.ArgumentParser) -> None:
-    """Declares what decodes, and how a step is computed."""
+def add_backend(parser: argparse.ArgumentParser) -> None:
+    """Declares the library that decodes."""
     parser.add_argument(
         "--backend",
         choices=["engine", "ctranslate2"],
-        help="what translates: this package's engine (default), or CTranslate2, which the extra export installs; a "
-        "folder that export wrote has its own",
+        help="this package's engine (default), or CTranslate2 (the extra export installs it); an exported folder has "
+        "its own backend",
     )
+
+
+def add_compute_type(parser: argparse.ArgumentParser) -> None:
+    """Declares the type that the engine computes with."""
     parser.add_argument(
         "--compute-type",
         metavar="TYPE",
@@ -210,7 +238,7 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the options of the batches' size, of the device, and of loading a model."""
     parser.add_argument(
         "--batch-size",
-        type=up_to_limit("batch_size"),
+        type=amount,
         metavar="N",
         help="maximum number of sentences per batch (default: no limit)",
     )
@@ -219,10 +247,9 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
 
 def add_loading_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the options of the device, and of loading a model."""
-    processors = os.cpu_count() or 1
     parser.add_argument(
         "--threads",
-        type=_at_most(processors, "this machine has no more processors, for which more threads would only compete"),
+        type=_at_most(os.cpu_count() or 1, "this machine has no more processors"),
         metavar="N",
         help="threads of the computation on a CPU (default: PyTorch's, a thread per core)",
     )
@@ -236,7 +263,7 @@ def add_loading_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def decoding_options(arguments: argparse.Namespace, model: "PreTrainedModel") -> dict[str, Any]:
-    """Returns the keyword arguments for `generate()`; what they leave out is up to the model's generation config.
+    """Returns the keyword arguments for `generate()`. The model's generation config has the values of all others.
 
     Args:
         arguments: Parsed by a parser that `add_decoding_arguments` has extended.
@@ -246,33 +273,25 @@ def decoding_options(arguments: argparse.Namespace, model: "PreTrainedModel") ->
         UsageError: Options contradict each other, or the model has no such option.
     """
     from ..generation_vanilla_transformer import DecodingMixin
-    from ..translation.decoding import OtherModel
+    from ..translation.backend import Backend, check_generation
 
-    given = {"num_beams": arguments.num_beams, "max_new_tokens": arguments.max_new_tokens}
-    own = {
-        "gnmt_length_penalty": arguments.length_penalty,
-        "coverage_penalty": arguments.coverage_penalty,
-    }
-    options = {name: value for name, value in {**given, **own}.items() if value is not None}
+    ends = {"true": True, "false": False}.get(arguments.early_stopping, arguments.early_stopping)
+    given = {"num_beams": arguments.num_beams, "max_new_tokens": arguments.max_new_tokens, "early_stopping": ends}
+    penalties = {"gnmt_length_penalty": arguments.length_penalty, "coverage_penalty": arguments.coverage_penalty}
+    options = {name: value for name, value in {**given, **penalties}.items() if value is not None}
     try:
         check_generation(options, model.generation_config)
     except ValueError as error:
         raise UsageError(f"{error}; give --num-beams or --max-new-tokens, or correct generation_config.json") from error
     num_beams = arguments.num_beams or getattr(model.generation_config, "num_beams", None) or 1
-    if (ends := arguments.early_stopping) is not None:
+    for name in ("length_penalty", "coverage_penalty", "early_stopping"):
+        option = "--" + name.replace("_", "-")
+        if getattr(arguments, name) is None:
+            continue
         if num_beams == 1:
-            raise UsageError(
-                "--early-stopping only applies to beam search; leave it out, or give --num-beams 2 or more"
-            )
-        options["early_stopping"] = {"true": True, "false": False}.get(ends, ends)
-    flags = {name: "--" + name.removeprefix("gnmt_").replace("_", "-") for name in own}
-    for name in [name for name in own if name in options]:
-        if num_beams == 1:
-            raise UsageError(
-                f"{flags[name]} ranks the hypotheses of a beam search; leave it out, or give --num-beams 2 or more"
-            )
-        if not isinstance(model, DecodingMixin | OtherModel):
-            raise UsageError(f"{flags[name]} needs a model of this package; other models have no such option")
+            raise UsageError(f"{option} only applies to beam search; leave it out, or give --num-beams 2 or more")
+        if name != "early_stopping" and not isinstance(model, DecodingMixin | Backend):
+            raise UsageError(f"{option} needs a model of this package; other models have no such option")
     if arguments.num_beams == 1:
         options |= {"do_sample": False, "early_stopping": False}
     if arguments.length_penalty is not None:
@@ -296,27 +315,13 @@ def decoding_errors() -> Iterator[None]:
         raise
 
 
-def backend_options(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Returns the keyword arguments for `load_translator` that say what decodes."""
-    other = {"backend": arguments.backend, "threads": arguments.threads}
-    return other | ({"compute_type": arguments.compute_type} if arguments.compute_type is not None else {})
-
-
-def use_threads(number: int | None) -> None:
-    """Sets the number of PyTorch's threads; None: leaves it."""
-    import torch
-
-    if number is not None:
-        torch.set_num_threads(number)
-
-
 def warning_of_line(line: str, limit: int, consequence: str) -> str:
     """Returns the warning of a line that is too long to be translated as one.
 
     Args:
         line: Which one, "line 3" say.
         limit: Tokens of a line at most.
-        consequence: What becomes of it.
+        consequence: What happens to the line.
     """
     return f"{PROGRAM}: warning: {line} has more than {limit:,} tokens (--max-source-tokens): {consequence}"
 
@@ -326,34 +331,28 @@ def check_model_name(name: str, option: str = "--model") -> None:
 
     Args:
         name: The folder, or the name on the Hub.
-        option: What it was given by, for errors.
+        option: The option that has the name, for errors.
 
     Raises:
         UsageError: It is neither.
     """
-    fix = f"{option} needs a folder that save_pretrained wrote, or a name on the Hub"
-    path = Path(name)
-    if path.is_dir():
-        if not (path / "config.json").is_file():
-            raise UsageError(f"{name} is not a checkpoint: it has no config.json; {fix}")
-    elif path.exists():
-        raise UsageError(f"{name} is a file; {fix}")
-    elif not re.fullmatch(r"\w[\w.-]*(/\w[\w.-]*)?", name):
-        raise UsageError(f"{name} does not exist; {fix}")
-    else:
+    if not Path(name).is_dir():
         from ..data.hub_names import HubError, check_model_on_hub
 
         try:
             check_model_on_hub(name)
         except HubError as error:
             raise UsageError(str(error)) from error
+    elif not Path(name, "config.json").is_file():
+        fix = f"{option} needs a folder that save_pretrained wrote, or a name on the Hub"
+        raise UsageError(f"{name} is not a checkpoint: it has no config.json; {fix}")
 
 
 @contextmanager
 def loading() -> Iterator[None]:
-    """Keeps the garbage collector away from what is imported and loaded inside the context.
+    """Switches the garbage collector off while modules and models are loaded, and excludes these objects from it.
 
-    All of it stays until the program ends, and scanning it again and again takes a third of a command's start-up time.
+    They stay until the program ends, and scanning them again and again takes a third of a command's start-up time.
     """
     gc.disable()
     try:
@@ -363,31 +362,15 @@ def loading() -> Iterator[None]:
         gc.enable()
 
 
-def load_translator(
-    name: str,
-    device: str | None,
-    dtype: str | None,
-    trust_remote_code: bool = False,
-    compute_type: str = "default",
-    *,
-    backend: str | None = None,
-    threads: int | None = None,
-) -> "Translator":
+def load_translator(name: str, arguments: argparse.Namespace) -> "Translator":
     """Loads a checkpoint, or converts a Marian model, ready to decode.
 
     Args:
         name: The checkpoint's folder, or its name on the Hub.
-        device: Where the model goes; None: CUDA where it is available, the CPU otherwise.
-        dtype: Type of the weights, such as "bfloat16"; None: as they were saved.
-        trust_remote_code: Whether code that comes with the checkpoint may run.
-        compute_type: As for `Translator`.
-        backend: As for `Translator`.
-        threads: As for `Translator`.
+        arguments: The command's; of the options of loading and of the backend, it may lack some.
 
     Raises:
-        UsageError: The device or the checkpoint can't be used.
-        ValueError: The model has no such `compute_type`, or the backend can't decode as the model does.
-        ImportError: The backend isn't installed.
+        UsageError: The device, the backend or the checkpoint can't be used.
     """
     import torch
     from transformers.utils import logging
@@ -400,38 +383,34 @@ def load_translator(
     register()
     logging.set_verbosity_error()  # standard error is for what the user can fix
     logging.disable_progress_bar()
-    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    given = vars(arguments)
+    device, threads = given["device"] or ("cuda" if torch.cuda.is_available() else "cpu"), given.get("threads")
     if device.startswith("cpu"):
         engine.keep_freed_memory()
-    try:
-        options: dict[str, Any] = {"dtype": dtype or "auto", "trust_remote_code": trust_remote_code}
-        return Translator(name, device, compute_type, threads, backend=backend, **options)
-    except DeviceError as error:
-        raise UsageError(f"--{error}") from error
-    except (HubError, CheckpointError) as error:
-        raise UsageError(
-            f"{error}; --model needs the folder of a sequence-to-sequence model and its tokenizer, both saved with "
-            "save_pretrained, or its name on the Hub"
-        ) from error
+    if threads is not None:
+        torch.set_num_threads(threads)
+    options = {"dtype": given.get("dtype") or "auto", "trust_remote_code": given["trust_remote_code"]}
+    compute_type, backend = given.get("compute_type", "default"), given.get("backend")
+    with decoding_errors():
+        try:
+            return Translator(name, device, compute_type, threads, backend=backend, **options)
+        except DeviceError as error:
+            raise UsageError(f"--{error}") from error
+        except (HubError, CheckpointError) as error:
+            raise UsageError(
+                f"{error}; --model needs the folder of a sequence-to-sequence model and its tokenizer, both saved with "
+                "save_pretrained, or its name on the Hub"
+            ) from error
 
 
 def load_ensemble(
-    names: Sequence[str],
-    device: str | None,
-    dtype: str | None,
-    trust_remote_code: bool = False,
-    compute_type: str = "default",
-    **options: Any,
+    names: Sequence[str], arguments: argparse.Namespace
 ) -> tuple["PreTrainedTokenizerBase", "PreTrainedModel"]:
     """Loads several checkpoints as one model that averages their probabilities, or a single one as it is.
 
     Args:
         names: Folders of checkpoints, or names on the Hub; they must have one vocabulary.
-        device: As for `load_translator`.
-        dtype: As for `load_translator`.
-        trust_remote_code: As for `load_translator`.
-        compute_type: As for `load_translator`.
-        **options: As for `load_translator`.
+        arguments: As for `load_translator`.
 
     Returns:
         The first checkpoint's tokenizer, and the model.
@@ -442,7 +421,7 @@ def load_ensemble(
     from ..engine import attach_if_supported, detach
     from ..translation.ensembles import ensemble
 
-    loaded = [load_translator(name, device, dtype, trust_remote_code, compute_type, **options) for name in names]
+    loaded = [load_translator(name, arguments) for name in names]
     if len(loaded) > 1 and (other := next((one for one in loaded if one.backend != "engine"), None)):
         raise UsageError(f"--ensemble: the backend {other.backend} has no ensembles; leave out --backend")
     tokenizer, model = loaded[0].tokenizer, loaded[0].model
@@ -451,7 +430,7 @@ def load_ensemble(
             model = ensemble([one.model for one in loaded], [one.tokenizer for one in loaded])
         except ValueError as error:
             raise UsageError(f"--ensemble: {first_line(error)}") from error
-        for one in loaded:  # the ensemble has its own
+        for one in loaded:  # the ensemble has its own engine
             detach(one.model)
-        attach_if_supported(model, compute_type)
+        attach_if_supported(model, getattr(arguments, "compute_type", "default"))
     return tokenizer, model

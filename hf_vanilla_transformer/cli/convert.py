@@ -2,9 +2,10 @@
 
 import argparse
 from pathlib import Path
+from typing import Any
 
 from ..errors import first_line
-from .common import RunError, UsageError, loading
+from .common import RunError, UsageError, loading, show
 
 SYSTEMS = {
     "marian": "Marian as in transformers, such as Helsinki-NLP/opus-mt-en-de",
@@ -13,6 +14,16 @@ SYSTEMS = {
     "joeynmt": "JoeyNMT, a folder with config.yaml and best.ckpt",
     "mapping": "a state dict of any encoder-decoder in PyTorch, by --mapping",
 }
+
+
+class _ListMappings(argparse.Action):
+    """Prints the shipped mappings and ends, as --help does."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *rest: Any) -> None:
+        from ..interop.mappings import shipped_mappings
+
+        print("\n".join(f"{name}: {what}" for name, what in shipped_mappings().items()))
+        parser.exit()
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -32,10 +43,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--mapping", metavar="YAML", help="layout of a state dict: your file, or the name of one of the package's"
     )
+    parser.add_argument("--list-mappings", action=_ListMappings, nargs=0, help="list the package's mappings")
     parser.add_argument(
         "--assume-causal",
         action="store_true",
-        help="convert a model although nothing says whether it was trained with a causal mask",
+        help="assume a causal mask in training where the mapping doesn't say it",
+    )
+    parser.add_argument(
+        "--check",
+        type=Path,
+        metavar="FILE",
+        help="compare logits with the original's: a .pt or .npz file with its input_ids, attention_mask, "
+        "decoder_input_ids and logits",
     )
     parser.add_argument("--no-tokenizer", action="store_true", help="convert the model alone")
     parser.add_argument("--revision", metavar="REV", help="branch, tag or commit on the Hub (default: main)")
@@ -44,17 +63,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _convert(arguments: argparse.Namespace) -> None:
     """Converts and says where the result is."""
+    from ..checkpoints.files import check_new_folder
     from ..data.hub_names import HubError, check_model_on_hub
 
     try:
+        check_new_folder(Path(arguments.output))
         is_local = Path(arguments.source).exists() or not check_model_on_hub(arguments.source)
-    except HubError as error:
+    except (HubError, OSError) as error:
         raise UsageError(str(error)) from error
+    if arguments.check is not None and not arguments.check.is_file():
+        raise UsageError(f"--check {arguments.check} doesn't exist; give a .pt or .npz file")
     with loading():
         from transformers.utils import logging
 
         from .. import register
-        from ..interop.base import ConversionError
+        from ..interop.conversion import ConversionError
         from ..interop.convert import convert
 
         register()
@@ -65,6 +88,7 @@ def _convert(arguments: argparse.Namespace) -> None:
             arguments.source,
             arguments.output,
             system=arguments.system,
+            check=arguments.check,
             mapping=arguments.mapping,
             assume_causal=arguments.assume_causal,
             with_tokenizer=not arguments.no_tokenizer,
@@ -75,6 +99,6 @@ def _convert(arguments: argparse.Namespace) -> None:
         raise UsageError(first_line(error)) from error
     except OSError as error:  # a full disk, a folder that can't be written
         raise RunError(first_line(error)) from error
-    print(f"converted {arguments.source} into {arguments.output}")
+    show(f"converted {arguments.source} into {arguments.output}")
     for note in notes:
-        print(f"note: {note}")
+        show(f"note: {note}")

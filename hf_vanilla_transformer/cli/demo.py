@@ -10,12 +10,8 @@ from .common import (
     UsageError,
     add_compute_type,
     add_loading_arguments,
-    backend_options,
     check_model_name,
-    decoding_errors,
     load_translator,
-    loading,
-    use_threads,
 )
 
 
@@ -48,31 +44,25 @@ def _port(text: str) -> int:
 
 
 def _demo(arguments: argparse.Namespace) -> None:
-    """Checks what can be checked before a model is loaded, and shows the page until it is interrupted."""
+    """Shows the page until it is interrupted."""
     name, host, port = arguments.model, arguments.host, arguments.port
     check_model_name(name)
     try:
-        demo = importlib.import_module("..demo", __package__)  # it needs Gradio, which is an extra
+        demo = importlib.import_module("..demo", __package__)  # it needs the extra demo
     except ImportError as error:
         raise UsageError(first_line(error)) from error
     from ..translation.ctranslate2 import is_exported
 
-    try:
-        demo.check_address(host, port)
-    except OSError as error:
-        where = f"{host}, port {port}," if port else host
-        fix = "leave out --host, or give another --port"
-        raise UsageError(f"{where} can't be listened on ({error.strerror or error}); {fix}") from error
     if is_exported(name):
         raise UsageError(f"{name} was exported, and the page shows attention weights; give --model the model itself")
     if not demo.is_this_machine(host):
         warning = "every computer that reaches this machine can use the page; without --host, only its own users can"
         print(f"{PROGRAM}: warning: --host {host}: {warning}", file=sys.stderr)
-    with loading(), decoding_errors():
-        use_threads(arguments.threads)
-        where = (arguments.device, arguments.dtype, arguments.trust_remote_code)
-        translator = load_translator(name, *where, **backend_options(arguments))
-        shown = translator if translator.backend == "engine" else load_translator(name, *where)
-    page = demo.build_page(translator, arguments.example, name=name, shown=shown.model)
-    print(f"{demo.start(page, host, port)} shows the page; Ctrl+C ends it", flush=True)
+    page = demo.build_page(load_translator(name, arguments), arguments.example, name=name)
+    try:
+        address = demo.start(page, host, port)
+    except OSError as error:
+        where = f"{host}, port {port}," if port else host
+        raise UsageError(f"{where} isn't available; leave out --host, or give another --port") from error
+    print(f"{address} shows the page; Ctrl+C ends it", flush=True)
     page.block_thread()

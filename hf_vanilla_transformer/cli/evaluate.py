@@ -6,26 +6,26 @@ import math
 import platform
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ..checkpoints.files import write_text
 from ..errors import first_line
-from ..translation.limits import BATCH_TOKENS
 from .common import (
     UsageError,
     add_decoding_arguments,
-    backend_options,
+    amount,
     check_model_name,
     check_output,
     decoding_errors,
     decoding_options,
     load_ensemble,
-    loading,
     read_parallel,
-    up_to_limit,
-    use_threads,
+    say_written,
+    show,
+    table,
     warning_of_line,
 )
 
@@ -33,33 +33,21 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from ..metrics import Comparison, Score
-    from ..translation.decoding import Translation
+    from ..translation.backend import Translation
     from ..translation.scoring import Likelihood
 
 BLEU_KINDS = ("sacrebleu", "multi30k", "compound-split")
-# Fields of the generation config in the JSON file.
-DECODING_FIELDS = (
-    "num_beams",
-    "do_sample",
-    "early_stopping",
-    "gnmt_length_penalty",
-    "length_penalty",
-    "max_extra_length",
-    "coverage_penalty",
-    "max_new_tokens",
-    "max_length",
-)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Measure BLEU, chrF and perplexity of one or several checkpoints."""
     parser.epilog = (
-        "Perplexity is that of the reference, per token of the model's own vocabulary, </s> included. Speed is that of "
+        "Perplexity is the reference's, per token of the model's own vocabulary, </s> included. Speed is that of "
         "decoding alone, from text to text. The n-best file has one JSON object per line: sentence (from 1), rank (1: "
-        "the best), score (log-probability in nats, divided by the length penalty; null if there is no finite one), "
-        "num_tokens, text. A line translated in pieces (--max-source-tokens) has one hypothesis, whose score is "
-        "null. Perplexity leaves out pairs of which one side is longer than that; a warning names them. Files are "
-        "written when all models are evaluated, each completely or not at all."
+        "the best), score (log-probability in nats, divided by the length penalty; null if it isn't finite), "
+        "num_tokens, text. A line translated in pieces (--max-source-tokens) has one hypothesis, with score null. "
+        "Perplexity leaves out pairs with a longer side than that; a warning names them. Files are written when all "
+        "models are evaluated, each completely or not at all."
     )
     parser.add_argument(
         "--model",
@@ -113,9 +101,7 @@ def _add_metric_arguments(parser: argparse.ArgumentParser) -> None:
 def _add_file_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", metavar="FILE", help="write scores, signatures and settings there")
     parser.add_argument("--output", metavar="FILE", help="write the translations there, one per line")
-    parser.add_argument(
-        "--n-best", type=up_to_limit("n_best"), metavar="N", help="N translations per sentence, for --n-best-output"
-    )
+    parser.add_argument("--n-best", type=amount, metavar="N", help="N translations per sentence, for --n-best-output")
     parser.add_argument("--n-best-output", metavar="FILE", help="write the N best there, with scores, as JSON lines")
     parser.add_argument("--overwrite", action="store_true", help="replace existing files")
 
@@ -163,9 +149,10 @@ def _evaluate(arguments: argparse.Namespace) -> None:
     if arguments.significance:
         _compare(arguments, results, references)
     try:
-        print(_report(results), flush=True)
+        show(_report(results))
     finally:  # even if the report can't be printed
         _write(arguments, results, len(sources))
+    say_written(arguments.output, arguments.n_best_output, arguments.json)
 
 
 def _check_models(arguments: argparse.Namespace) -> None:
@@ -188,44 +175,81 @@ def _check_outputs(arguments: argparse.Namespace) -> None:
     """Checks, before any work is done, that the output files can be written."""
     if bool(arguments.n_best) != bool(arguments.n_best_output):
         raise UsageError("--n-best N and --n-best-output FILE go together; give both")
-    taken = {"--source": arguments.source, "--reference": arguments.reference}
-    for option in ("--json", "--output", "--n-best-output"):
-        name = getattr(arguments, option.strip("-").replace("-", "_"))
-        if name is not None:
-            check_output(option, name, taken, arguments.overwrite)
-            taken[option] = name
+    names = {"--json": arguments.json, "--output": arguments.output, "--n-best-output": arguments.n_best_output}
+    given = {option: name for option, name in names.items() if name is not None}
+    for option, name in given.items():
+        check_output(option, name, arguments.overwrite, [arguments.source, arguments.reference])
+    if len(set(given.values())) < len(given):
+        raise UsageError(f"{' and '.join(given)} name the same file; give each its own")
 
 
 def _results(
     arguments: argparse.Namespace, names: list[str], sources: list[str], references: list[str]
 ) -> list[_Result]:
     """Loads a model or an ensemble, computes its perplexity, translates once per length penalty, and scores."""
-    with loading():
-        from ..translation.decoding import check_n_best
-        from ..translation.sources import check_target_codes
+    from ..translation.backend import check_n_best
+    from ..translation.decoding import decode, source_limit
+    from ..translation.reading import check_target_codes
+    from ..translation.scoring import score_targets
 
-        use_threads(arguments.threads)
-        begun = time.perf_counter()
-        where = (arguments.device, arguments.dtype, arguments.trust_remote_code)
-        with decoding_errors():
-            tokenizer, model = load_ensemble(names, *where, **backend_options(arguments))
-        loaded = time.perf_counter() - begun
+    begun = time.perf_counter()
+    tokenizer, model = load_ensemble(names, arguments)
+    seconds = {"loading": time.perf_counter() - begun}
     alphas = arguments.length_penalty or [None]
     options = [decoding_options(argparse.Namespace(**vars(arguments) | {"length_penalty": a}), model) for a in alphas]
+    limit = source_limit(model, arguments.max_source_tokens, tokenizer)
+    limits = {"batch_size": arguments.batch_size, "batch_tokens": arguments.batch_tokens}
     results = []
     with decoding_errors():
         check_target_codes(tokenizer, sources)
-        settings = [_settings(arguments, tokenizer, model, one) for one in options]
+        settings = [{**_settings(model, one), **limits, "max_source_tokens": limit} for one in options]
         if arguments.n_best is not None:
-            check_n_best(arguments.n_best, settings[0]["num_beams"] or 1)
-        likelihood, scoring_seconds = _scored(arguments, tokenizer, model, sources, references)
+            check_n_best(arguments.n_best, settings[0].get("num_beams") or 1)
+        with _timed("scoring", len(sources), seconds) as progress:
+            likelihood = score_targets(
+                model,
+                tokenizer,
+                sources,
+                references,
+                batch_size=arguments.batch_size,
+                max_tokens=arguments.max_source_tokens,
+                progress=progress.update,
+                on_omission=lambda index: _warn(index, limit, "it is left out of the perplexity"),
+            )
         for alpha, one, setting in zip(alphas, options, settings, strict=True):
-            hypotheses, decoding_seconds = _decoded(arguments, tokenizer, model, sources, one)
+            with _timed("decoding", len(sources), seconds) as progress:
+                hypotheses = decode(
+                    model,
+                    tokenizer,
+                    sources,
+                    n_best=arguments.n_best,
+                    **limits,
+                    max_source_tokens=arguments.max_source_tokens,
+                    progress=progress.update,
+                    on_division=lambda index, count: _warn(index, limit, f"it is translated in {count} pieces"),
+                    **one,
+                )
             scores = _measure(arguments, [row[0].text for row in hypotheses], references)
-            seconds = {"loading": loaded, "scoring": scoring_seconds, "decoding": decoding_seconds}
             name = " + ".join(names) + (f", alpha {alpha:g}" if len(alphas) > 1 else "")
-            results.append(_Result(names, *scores, likelihood, hypotheses, seconds, setting, name))
+            results.append(_Result(names, *scores, likelihood, hypotheses, dict(seconds), setting, name))
     return results
+
+
+@contextmanager
+def _timed(what: str, total: int, seconds: dict[str, float]) -> Iterator[Any]:
+    """Yields a progress bar, shown if standard error is a terminal, and notes how long the work took."""
+    from tqdm import tqdm
+
+    begun = time.perf_counter()
+    with tqdm(desc=what, total=total, unit=" sentences", disable=None, leave=False) as progress:
+        yield progress
+    seconds[what] = time.perf_counter() - begun
+
+
+def _warn(index: int, limit: int, consequence: str) -> None:
+    from tqdm import tqdm
+
+    tqdm.write(warning_of_line(f"line {index + 1}", limit, consequence), file=sys.stderr)
 
 
 def _compare(arguments: argparse.Namespace, results: list[_Result], references: list[str]) -> None:
@@ -236,70 +260,6 @@ def _compare(arguments: argparse.Namespace, results: list[_Result], references: 
     comparisons = paired_bootstrap([result.translations for result in results], references, **how)
     for result, own in zip(results[1:], comparisons, strict=True):
         result.comparisons = own
-
-
-def _scored(
-    arguments: argparse.Namespace, tokenizer: Any, model: Any, sources: list[str], references: list[str]
-) -> "tuple[Likelihood, float]":
-    """Computes perplexity; also returns the seconds that it took."""
-    from ..translation import scoring
-
-    begun = time.perf_counter()
-    with _bar("perplexity", len(sources)) as progress:
-        likelihood = scoring.score_targets(
-            model,
-            tokenizer,
-            sources,
-            references,
-            batch_size=arguments.batch_size,
-            max_tokens=arguments.max_source_tokens,
-            progress=progress.update,
-            on_omission=lambda index: _warn(arguments, tokenizer, model, index, "it is left out of the perplexity"),
-        )
-    return likelihood, time.perf_counter() - begun
-
-
-def _decoded(
-    arguments: argparse.Namespace, tokenizer: Any, model: Any, sources: list[str], options: dict[str, Any]
-) -> "tuple[list[list[Translation]], float]":
-    """Translates; also returns the seconds that it took."""
-    from ..translation import decoding
-
-    begun = time.perf_counter()
-    with _bar("translations", len(sources)) as progress:
-        hypotheses = decoding.decode(
-            model,
-            tokenizer,
-            sources,
-            n_best=arguments.n_best,
-            batch_size=arguments.batch_size,
-            batch_tokens=arguments.batch_tokens,
-            max_source_tokens=arguments.max_source_tokens,
-            progress=progress.update,
-            on_division=lambda index, count: _warn(
-                arguments, tokenizer, model, index, f"it is translated in {count} pieces"
-            ),
-            **options,
-        )
-    return hypotheses, time.perf_counter() - begun
-
-
-def _bar(what: str, total: int) -> Any:
-    from tqdm import tqdm
-
-    # disable=None: a bar only if standard error is a terminal.
-    return tqdm(desc=what, total=total, unit=" sentences", disable=None, leave=False)
-
-
-def _warn(
-    arguments: argparse.Namespace, tokenizer: Any, model: "PreTrainedModel", index: int, consequence: str
-) -> None:
-    from tqdm import tqdm
-
-    from ..translation.decoding import source_limit
-
-    limit = source_limit(model, arguments.max_source_tokens, tokenizer)
-    tqdm.write(warning_of_line(f"line {index + 1}", limit, consequence), file=sys.stderr)
 
 
 def _measure(
@@ -316,24 +276,22 @@ def _measure(
     return {kind: kinds[kind]() for kind in dict.fromkeys(arguments.bleu)}, metrics.corpus_chrf(*sides, **case)
 
 
-def _settings(
-    arguments: argparse.Namespace, tokenizer: Any, model: "PreTrainedModel", options: dict[str, Any]
-) -> dict[str, Any]:
-    """How the model decodes: its own settings, overridden by those of the command line."""
-    from ..translation.decoding import OtherModel, source_limit
+def _settings(model: "PreTrainedModel", options: dict[str, Any]) -> dict[str, Any]:
+    """Returns how the model decodes: its own settings, and those of the command line in their place."""
+    from ..translation.backend import Backend
 
-    settings = {name: options.get(name, getattr(model.generation_config, name, None)) for name in DECODING_FIELDS}
-    if settings["max_new_tokens"] is not None:
+    settings = {**model.generation_config.to_diff_dict(), **options}
+    if settings.get("max_new_tokens") is not None:
         settings["max_extra_length"] = None  # `generate()` then ignores it
-    batch_tokens = arguments.batch_tokens or (None if isinstance(model, OtherModel) else BATCH_TOKENS)
-    limits = {"batch_size": arguments.batch_size, "batch_tokens": batch_tokens}
-    limits["max_source_tokens"] = source_limit(model, arguments.max_source_tokens, tokenizer)
-    # None: transformers' loop
-    compute_type = (
-        model.dtype if isinstance(model, OtherModel) else getattr(vars(model).get("engine"), "compute_type", None)
-    )
-    limits["backend"] = "ctranslate2" if isinstance(model, OtherModel) else "engine"
-    return {**settings, **limits, "compute_type": compute_type, "device": str(model.device), "dtype": str(model.dtype)}
+    is_other = isinstance(model, Backend)
+    attached = getattr(vars(model).get("engine"), "compute_type", None)  # None: transformers' own loop
+    return {
+        **settings,
+        "backend": "ctranslate2" if is_other else "engine",
+        "compute_type": model.dtype if is_other else attached,
+        "device": str(model.device),
+        "dtype": str(model.dtype),
+    }
 
 
 # ---- Output ----
@@ -364,16 +322,7 @@ def _report(results: Sequence[_Result]) -> str:
         for result in results
         for one in result.comparisons
     ]
-    return "\n".join([f"{len(results[0].hypotheses)} sentences", *_table(rows), *signatures, *details])
-
-
-def _table(rows: list[list[str]]) -> list[str]:
-    """Aligned rows; the first column is left-aligned, the others are right-aligned."""
-    widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
-    return [
-        "  ".join([row[0].ljust(widths[0]), *(cell.rjust(n) for cell, n in zip(row[1:], widths[1:], strict=True))])
-        for row in rows
-    ]
+    return "\n".join([f"{len(results[0].hypotheses)} sentences", table(rows, align=">"), *signatures, *details])
 
 
 def _write(arguments: argparse.Namespace, results: list[_Result], num_sentences: int) -> None:
@@ -389,7 +338,7 @@ def _write(arguments: argparse.Namespace, results: list[_Result], num_sentences:
 def _write_lines(name: str, lines: Sequence[str]) -> None:
     try:
         write_text(name, "".join(f"{line}\n" for line in lines))
-    except OSError as error:  # of a full disk, which doesn't name the file
+    except OSError as error:  # the error of a full disk doesn't name the file
         raise OSError(error.errno, error.strerror, name) from error
 
 
@@ -399,15 +348,15 @@ def _n_best_lines(lists: "list[list[Translation]]") -> list[str]:
             {
                 "sentence": sentence,
                 "rank": rank,
-                "score": None if hypothesis.score is None else _finite(hypothesis.score),
-                "num_tokens": hypothesis.num_tokens,
-                "text": hypothesis.text,
+                "score": None if one.score is None else _finite(one.score),
+                "num_tokens": one.num_tokens,
+                "text": one.text,
             },
             ensure_ascii=False,
             allow_nan=False,
         )
         for sentence, hypotheses in enumerate(lists, start=1)
-        for rank, hypothesis in enumerate(hypotheses, start=1)
+        for rank, one in enumerate(hypotheses, start=1)
     ]
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import first_line, install
-from .common import RunError, UsageError, check_model_name, loading
+from .common import RunError, UsageError, check_model_name, loading, show
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -51,18 +51,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _export(arguments: argparse.Namespace) -> None:
     """Exports and says where the result is."""
-    options = _options(arguments.to, arguments.quantization)
+    from ..checkpoints.files import check_new_folder, new_folder
+
+    options, output = _options(arguments.to, arguments.quantization), Path(arguments.output)
+    try:
+        check_new_folder(output)
+    except OSError as error:
+        raise UsageError(str(error)) from error
     check_model_name(arguments.model)
     with loading():
         from .. import register
-        from ..checkpoints.files import new_folder
-        from ..interop.base import ConversionError, check_new_folder
+        from ..interop.conversion import ConversionError
 
         register()
         exporter = _exporter(arguments.to)
-    output = Path(arguments.output)
     try:
-        check_new_folder(output)
         tokenizer, model = _load(arguments.model, arguments.trust_remote_code)
         with new_folder(output) as folder:
             notes = exporter.export(model, tokenizer, folder, **options)
@@ -70,9 +73,9 @@ def _export(arguments: argparse.Namespace) -> None:
         raise UsageError(first_line(error)) from error
     except OSError as error:  # a full disk, a folder that can't be written
         raise RunError(first_line(error)) from error
-    print(f"exported {arguments.model} into {output}")
+    show(f"exported {arguments.model} into {output}")
     for note in notes:
-        print(f"note: {note}")
+        show(f"note: {note}")
 
 
 def _options(system: str, quantization: str | None) -> dict[str, Any]:
@@ -87,7 +90,7 @@ def _options(system: str, quantization: str | None) -> dict[str, Any]:
 
 
 def _exporter(system: str) -> Any:
-    """Imports a format's module, which may need packages that aren't installed."""
+    """Imports a format's module; packages that it needs may be missing."""
     try:
         return importlib.import_module(f"..interop.{MODULES.get(system, system)}", __package__)
     except ImportError as error:
@@ -96,7 +99,7 @@ def _exporter(system: str) -> Any:
 
 
 def _load(name: str, trust_remote_code: bool) -> tuple["PreTrainedTokenizerBase", "PreTrainedModel"]:
-    """Loads one of our models on the CPU; a Marian model is converted first."""
+    """Loads a model on the CPU; a Marian model is converted first."""
     from transformers.utils import logging
 
     from ..checkpoints.loading import CheckpointError
@@ -112,4 +115,4 @@ def _load(name: str, trust_remote_code: bool) -> tuple["PreTrainedTokenizerBase"
         raise UsageError(f"{error}; --model needs a folder that save_pretrained wrote, or a name on the Hub") from error
     if not isinstance(model, VanillaTransformerForConditionalGeneration):
         raise UsageError(f"{name} has a {type(model).__name__}; only models of this package and Marian's are exported")
-    return tokenizer, model.to(model.config.dtype)  # float16, which is loaded as float32
+    return tokenizer, model.to(model.config.dtype)  # float16 is loaded as float32

@@ -4,22 +4,20 @@ import argparse
 import json
 import os
 import platform
-from collections.abc import Iterable, Mapping
 from dataclasses import asdict, fields
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from .. import __version__
-from .common import RunError, UsageError, check_model_name
+from .common import RunError, UsageError, check_model_name, show, table
 
 if TYPE_CHECKING:
-    from ..engine.cpu import Processor
     from ..hub.description import Description
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Describe a checkpoint, or show versions and what is known of this machine."""
+    """Describe a checkpoint, or show versions and this machine."""
     parser.epilog = (
-        "A checkpoint is described by its configuration and the headers of its weights: architecture in the paper's "
+        "A checkpoint is described from its configuration and the headers of its weights: architecture in the paper's "
         "symbols, parameters, memory, tokenizer, decoding and training. Its code doesn't run. The exit code is 1 if "
         "configuration, weights and tokenizer don't belong together."
     )
@@ -50,7 +48,7 @@ def _info(arguments: argparse.Namespace) -> None:
 
 
 def _show_checkpoint(name: str, as_json: bool) -> None:
-    """Prints what is known of a checkpoint; fails at the end if its parts don't belong together."""
+    """Prints the description of a checkpoint; fails at the end if its parts don't belong together."""
     if not os.path.isdir(name):
         check_model_name(name, "info DIR")
 
@@ -68,45 +66,14 @@ def _show_checkpoint(name: str, as_json: bool) -> None:
         found = describe(name)
     except (CheckpointError, CardError, HubError) as error:
         raise UsageError(str(error)) from error
-    print(json.dumps(_values(found), indent=1, ensure_ascii=False) if as_json else _text(found))
+    values = {"total": found.total, **asdict(found)}
+    show(json.dumps(values, indent=1, ensure_ascii=False) if as_json else _text(found))
     if found.problems:
         raise RunError("; ".join(found.problems))
 
 
-def _values(found: "Description") -> dict[str, Any]:
-    """The description as JSON has it: names of the configuration's fields, numbers as numbers."""
-    from ..hub.description import BYTES
-
-    facts = {} if found.facts is None else asdict(found.facts)
-    for name in ("name", "config", "parameters", "title", "limits", "tags"):
-        facts.pop(name, None)
-    facts["recipe"] = _without_unknown(facts.get("recipe", {}))
-    memory = {f"{kind}_bytes": size * found.total for kind, size in BYTES.items()} if found.parameters else {}
-    return {
-        "name": found.name,
-        "config": dict(found.config),
-        "parameters": {"total": found.total, **found.parameters} if found.parameters else {},
-        "memory": {
-            "saved_bytes": found.saved_bytes,
-            "saved_types": found.types,
-            **memory,
-            "cache_numbers_per_token": found.cache_numbers,
-        },
-        "tokenizer": None if found.tokenizer is None else asdict(found.tokenizer),
-        "generation": found.decoding,
-        "training": {**_without_unknown(facts), "started_with": found.started_with},
-        "checkpoints": found.checkpoints,
-        "notes": found.notes,
-        "problems": found.problems,
-    }
-
-
-def _without_unknown(values: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in values.items() if value not in (None, (), [], {}, False)}
-
-
 def _text(found: "Description") -> str:
-    """The description as tables, one per subject; what is unknown is left out."""
+    """Formats the description as tables, one per subject, without unknown values."""
     from ..hub.model_card import architecture_rows
 
     subjects = {
@@ -118,39 +85,34 @@ def _text(found: "Description") -> str:
         "Training": _training(found),
         "Notes": [("note", note) for note in found.notes] + [("problem", problem) for problem in found.problems],
     }
-    parts = [f"{subject}\n{_table(rows, indent='  ')}" for subject, rows in subjects.items() if rows]
+    parts = [f"{subject}\n{table(rows, indent='  ')}" for subject, rows in subjects.items() if rows]
     return "\n\n".join([found.name, *parts])
 
 
 def _parameters(found: "Description") -> list[tuple[str, str]]:
     if not found.parameters:
-        return [("total", "unknown without the weights, which can't be reached")]
+        return [("total", "unknown: the weights can't be reached")]
     return [(part, f"{number:,}") for part, number in {"total": found.total, **found.parameters}.items()]
 
 
 def _memory(found: "Description") -> list[tuple[str, str]]:
     from ..hub.description import BYTES
 
-    rows = []
-    if found.parameters:
-        rows = [("weights as saved", f"{_megabytes(found.saved_bytes)} ({', '.join(found.types)})")]
-        rows += [
-            (f"weights in {kind}", f"{_megabytes(size * found.total)} ({size} per parameter)")
-            for kind, size in BYTES.items()
-        ]
-    number, size = found.cache_numbers, BYTES["float32"]
-    formula = f"{size} x {number:,}; decoder's N x h x (d_k + d_v) numbers"
-    rows.append(("cache per token of source and translation", f"{_megabytes(size * number)} in float32 ({formula})"))
-    tokens = 100
-    rows.append((f"cache of {tokens} tokens with 4 beams", _megabytes(4 * tokens * size * number)))
-    return rows
+    if not found.parameters:
+        return []
+    saved = ("weights as saved", f"{_megabytes(found.saved_bytes)} ({', '.join(found.types)})")
+    others = (
+        (f"weights in {kind}", f"{_megabytes(size * found.total)} ({size} per parameter)")
+        for kind, size in BYTES.items()
+    )
+    return [saved, *others]
 
 
 def _tokenizer(found: "Description") -> list[tuple[str, str]]:
     tokenizer = found.tokenizer
     if tokenizer is None:
         return [("class", "none that can be used")]
-    fits = {True: "that of config.json", False: "not that of config.json", None: "config.json has none to compare"}
+    fits = {True: "that of config.json", False: "not that of config.json", None: "config.json has no fingerprint"}
     return [
         ("class", tokenizer.kind),
         ("tokens", f"{tokenizer.size:,}"),
@@ -172,7 +134,6 @@ def _training(found: "Description") -> list[tuple[str, str]]:
         ("files", ", ".join(map(str, facts.training_files))),
         ("sentence pairs", pairs),
         *recipe_rows(facts.recipe),
-        *((f"{name} at the start", _listed(value)) for name, value in found.started_with.items()),
     ]
     rows += [
         (f"{one.name} on {evaluation.dataset}", f"{one.value:.2f} ({one.signature})")
@@ -181,10 +142,6 @@ def _training(found: "Description") -> list[tuple[str, str]]:
     ]
     rows.append(("also in this folder", ", ".join(found.checkpoints)))
     return [(label, value) for label, value in rows if value] or [("known", "nothing is saved beside the weights")]
-
-
-def _listed(value: Any) -> str:
-    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
 def _megabytes(number: int) -> str:
@@ -197,7 +154,7 @@ def _show_machine(with_engine: bool) -> None:
     import torch
     import transformers
 
-    from ..engine.cpu import CPU, VARIABLE
+    from ..engine.cpu import CPU
 
     facts = [
         ("hf_vanilla_transformer", __version__),
@@ -210,22 +167,7 @@ def _show_machine(with_engine: bool) -> None:
         ("threads", str(torch.get_num_threads())),
         ("GPU", torch.cuda.get_device_name() if torch.cuda.is_available() else "none"),
     ]
+    print(table(facts))
     if with_engine:
-        facts.append((VARIABLE, os.environ.get(VARIABLE) or "not set"))
-    print(_table(facts))
-    if with_engine:
-        print(f"\n{_table(_fields(CPU))}")
-
-
-def _fields(processor: "Processor") -> Iterable[tuple[str, str, str]]:
-    """Describes a processor: each field, its value as the environment variable takes it, and what it decides."""
-    for one in fields(processor):
-        yield one.name, str(getattr(processor, one.name)).lower(), one.metadata["decides"]
-
-
-def _table(rows: Iterable[tuple[str, ...]], indent: str = "") -> str:
-    """Aligns columns, two spaces apart."""
-    rows = list(rows)
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = ("  ".join(f"{cell:{width}}" for cell, width in zip(row, widths, strict=True)) for row in rows)
-    return "\n".join(indent + line.rstrip() for line in lines)
+        settings = ((one.name, str(getattr(CPU, one.name)).lower(), one.metadata["decides"]) for one in fields(CPU))
+        print(f"\n{table(settings)}")

@@ -1,35 +1,34 @@
-"""The lines to translate, window by window: of a file, or what a terminal or a pipe has sent so far."""
+"""The lines to translate, in windows: of arguments, of a file, or the lines that a terminal or a pipe has sent."""
 
 import io
 import os
 import select
 import stat
 import time
-from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
 from .common import UsageError
 
-# A window is sorted by length and translated in batches before its translations are written. It ends where one of
-# these is reached, which also bounds what is read ahead.
+# A window is sorted by length and translated in batches; then its translations are written. These limits also bound
+# how many lines are read ahead.
 LINES_PER_WINDOW = 5_000
 CHARACTERS_PER_WINDOW = 2**20
 BYTES_AT_ONCE = 2**16
-# Seconds that a terminal or a pipe gets to send more before what it has sent is translated.
+# Seconds that a terminal or a pipe has to send more lines before those that have arrived are translated.
 GRACE = 0.05
 
 
 @dataclass
 class Lines:
-    """What a command translates.
+    """The lines that a command translates.
 
     Attributes:
         windows: Lines without their ends, some thousands at a time.
         total: Their number, if it is known.
-        unit: What one of them is called in a message.
+        unit: "line" or "sentence", for messages.
     """
 
     windows: Iterator[list[str]]
@@ -102,7 +101,17 @@ def _is_file(file: IO[bytes]) -> bool:
         return True
 
 
-def _windows(lines: Iterable[str]) -> Iterator[list[str]]:
+def _windows(lines: Iterable[str], pauses: Callable[[], bool] = lambda: False) -> Iterator[list[str]]:
+    """Yields lines in windows.
+
+    Args:
+        lines: The lines.
+        pauses: Tells whether the next line has not arrived yet; the window then ends.
+
+    Raises:
+        UsageError: A line is not UTF-8 or too long; those before it have been yielded.
+        OSError: The file can't be read; the lines before that have been yielded.
+    """
     from ..data.formats import CorpusError
 
     window: list[str] = []
@@ -111,53 +120,9 @@ def _windows(lines: Iterable[str]) -> Iterator[list[str]]:
         for line in lines:
             window.append(line)
             size += len(line)
-            if _is_full(window, size):
+            if len(window) >= LINES_PER_WINDOW or size >= CHARACTERS_PER_WINDOW or pauses():
                 yield window
                 window, size = [], 0
-    except CorpusError as error:  # the file has changed since it was checked
-        raise UsageError(str(error)) from error
-    if window:
-        yield window
-
-
-def _is_full(window: list[str], size: int) -> bool:
-    return len(window) >= LINES_PER_WINDOW or size >= CHARACTERS_PER_WINDOW
-
-
-def _of_stream(file: Any, name: str) -> Iterator[list[str]]:
-    """Yields the lines that have come whenever a window is asked for: at least one, and what follows within `GRACE`.
-
-    Args:
-        file: Opened in binary mode without a buffer, so that a read returns what is there.
-        name: The file's, for errors.
-
-    Raises:
-        UsageError: A line is not UTF-8 or has no end; those before it have been yielded.
-        OSError: It can't be read.
-    """
-    from ..data.formats import LONGEST_LINE, CorpusError, decode_lines
-
-    raw: deque[bytes] = deque()
-    decoded = decode_lines(iter(raw.popleft, None), name)
-    window: list[str] = []
-    size, number, rest = 0, 1, b""
-    try:
-        while chunk := _read(file):
-            *whole, rest = (rest + chunk).split(b"\n")
-            raw.extend(line + b"\n" for line in whole)
-            for _ in whole:
-                window.append(next(decoded))
-            size, number = size + len(chunk), number + len(whole)
-            if len(rest) > LONGEST_LINE:
-                raise CorpusError(
-                    f"{name}:{number}: the line has no end within {LONGEST_LINE:,} bytes; give a sentence per line"
-                )
-            if window and (_is_full(window, size) or not _has_more(file)):
-                yield window
-                window, size = [], 0
-        if rest:
-            raw.append(rest)
-            window.append(next(decoded))
     except (CorpusError, OSError) as error:
         if window:
             yield window
@@ -168,15 +133,44 @@ def _of_stream(file: Any, name: str) -> Iterator[list[str]]:
         yield window
 
 
-def _read(file: Any) -> bytes:
-    """Returns what has come, b"" at the end."""
-    while (chunk := file.read(BYTES_AT_ONCE)) is None:  # nothing has come, and the file doesn't wait
-        time.sleep(GRACE)
-    return bytes(chunk)
+def _of_stream(file: Any, name: str) -> Iterator[list[str]]:
+    """Yields windows of the lines that have arrived: at least one line, and those that follow within `GRACE`.
+
+    Args:
+        file: Opened in binary mode without a buffer, so that a read returns the available bytes.
+        name: The file's, for errors.
+    """
+    from ..data.formats import bounded_lines, decode_lines
+
+    stream = _Stream(file)
+    return _windows(decode_lines(bounded_lines(stream, name), name), stream.pauses)
+
+
+class _Stream:
+    """A terminal or a pipe: reads lines, and tells whether the next one has arrived."""
+
+    def __init__(self, file: Any) -> None:
+        self.file, self.buffer, self.ended = file, b"", False
+
+    def readline(self, size: int) -> bytes:
+        """Returns a line with its end, or its first `size` bytes; b"" at the end of the file."""
+        while b"\n" not in self.buffer and len(self.buffer) < size and not self.ended:
+            chunk = self.file.read(BYTES_AT_ONCE)
+            if chunk is None:  # nothing has arrived, and the file doesn't wait
+                time.sleep(GRACE)
+            else:
+                self.buffer += chunk
+                self.ended = not chunk
+        end = self.buffer.find(b"\n", 0, size) + 1 or size
+        line, self.buffer = self.buffer[:end], self.buffer[end:]
+        return line
+
+    def pauses(self) -> bool:
+        return b"\n" not in self.buffer and not self.ended and not _has_more(self.file)
 
 
 def _has_more(file: Any) -> bool:
-    """Whether more comes within `GRACE`. False where the system can't tell: Windows, for a pipe."""
+    """Whether more arrives within `GRACE`. False where the system can't tell: Windows, for a pipe."""
     try:
         return bool(select.select([file], [], [], GRACE)[0])
     except (OSError, ValueError):

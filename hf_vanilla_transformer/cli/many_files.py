@@ -12,13 +12,9 @@ from .common import (
     PROGRAM,
     RunError,
     UsageError,
-    backend_options,
     check_model_name,
-    decoding_errors,
     decoding_options,
     load_translator,
-    loading,
-    use_threads,
 )
 
 if TYPE_CHECKING:
@@ -28,6 +24,8 @@ if TYPE_CHECKING:
 
 # What goes to the translator as it is.
 OPTIONS = ("batch_size", "batch_tokens", "max_source_tokens", "target_lang", "split_sentences")
+
+OPENING = ("device", "compute_type", "backend", "trust_remote_code")  # what `Translator` takes as it is
 
 
 def is_meant(arguments: argparse.Namespace) -> bool:
@@ -64,8 +62,8 @@ def translate(arguments: argparse.Namespace) -> None:
     left = [job for job in found if not job.is_done]
     print(f"{len(found) - len(left)} of {len(found)} files are translated already", file=sys.stderr)
     problems = 0
-    for job, error in (_with_ray if arguments.ray else _here)(arguments, left) if left else ():
-        problems += _problem(job, error)
+    for job, damage in (_with_ray if arguments.ray else _here)(arguments, left) if left else ():
+        problems += _problem(job, damage)
     if problems:
         raise RunError(f"{problems} of {len(left)} files have problems, see above; the others are translated")
 
@@ -86,10 +84,7 @@ def _problem(job: "Job", error: "CorpusError | None") -> bool:
 def _opened(arguments: argparse.Namespace) -> "tuple[Translator, dict[str, Any]]":
     """Returns the translator, and the options for its calls."""
     check_model_name(arguments.model)
-    with loading(), decoding_errors():
-        use_threads(arguments.threads)
-        where = (arguments.model, arguments.device, arguments.dtype, arguments.trust_remote_code)
-        translator = load_translator(*where, **backend_options(arguments))
+    translator = load_translator(arguments.model, arguments)
     own = {name: value for name in OPTIONS if (value := getattr(arguments, name)) is not None}
     return translator, {**own, **decoding_options(arguments, translator.model), "progress_bar": False}
 
@@ -128,7 +123,7 @@ def _with_ray(arguments: argparse.Namespace, left: "list[Job]") -> "Iterator[tup
     local = arguments.ray == "local"
     ray.init(None if local else arguments.ray, log_to_driver=False, **({"include_dashboard": False} if local else {}))
     cpus = arguments.threads or 1
-    opening: dict[str, Any] = {**backend_options(arguments), "threads": cpus, "device": arguments.device}
+    opening: dict[str, Any] = {name: getattr(arguments, name) for name in OPENING}
     try:
         yield from ray_files.translate_files(
             left,
@@ -137,7 +132,7 @@ def _with_ray(arguments: argparse.Namespace, left: "list[Job]") -> "Iterator[tup
             actors=(1, arguments.actors),
             cpus=cpus,
             options=options,
-            opening={**opening, "trust_remote_code": arguments.trust_remote_code},
+            opening={**opening, "threads": cpus, "dtype": arguments.dtype or "auto"},
         )
     finally:
         ray.shutdown()

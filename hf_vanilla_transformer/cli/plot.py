@@ -11,11 +11,12 @@ from ..errors import first_line, install
 from .common import (
     UsageError,
     add_debug,
+    add_loading_arguments,
     check_model_name,
     check_output,
     load_translator,
-    loading,
     positive,
+    say_written,
 )
 
 if TYPE_CHECKING:
@@ -59,10 +60,7 @@ def _add_attention(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--heads", "--head", type=_number_or("all", "mean"), metavar="N|all|mean", help="from 1 (default: all)"
     )
-    parser.add_argument("--device", help="cpu, cuda, cuda:1, mps ... (default: cuda where available, else cpu)")
-    parser.add_argument(
-        "--trust-remote-code", action="store_true", help="run code that comes with the model; only if you trust it"
-    )
+    add_loading_arguments(parser)
     parser.set_defaults(run=_attention)
 
 
@@ -82,7 +80,7 @@ def _add_schedule(parser: argparse.ArgumentParser) -> None:
         "names",
         nargs="*",
         metavar="NAME",
-        help="recipes, by name or file, and folders of runs, whose logged rates are drawn (default: the paper's base "
+        help="recipes, by name or file, and folders of runs with logged rates (default: the paper's base "
         "and big model, with 4,000 and 8,000 updates of warm-up)",
     )
     parser.add_argument(
@@ -149,11 +147,9 @@ def _attention(arguments: argparse.Namespace) -> None:
     if suffix == PAGE and (arguments.part or arguments.layer or arguments.heads):
         raise UsageError("an .html page has all layers and heads to choose from; leave out --part, --layer and --heads")
     check_model_name(arguments.model)
-    _check_numbers(arguments.model, part, arguments.layer, heads)
-    with loading():
-        from ..translation.attention import attention_of
+    from ..translation.attention import attention_of
 
-        translator = load_translator(arguments.model, arguments.device, None, arguments.trust_remote_code)
+    translator = load_translator(arguments.model, arguments)
     with _usage_errors():
         attention = attention_of(translator.model, translator.tokenizer, arguments.source, arguments.target)
         if suffix == PAGE:
@@ -161,6 +157,7 @@ def _attention(arguments: argparse.Namespace) -> None:
             from ..plots.attention_page import attention_page
 
             write_text(arguments.output, attention_page(attention, f"Attention: {arguments.source}"))
+            say_written(arguments.output)
             return
         from ..plots.attention_parts import of_part
         from ..plots.curves import draw_attention
@@ -168,18 +165,6 @@ def _attention(arguments: argparse.Namespace) -> None:
         layers = len(of_part(attention, part)[0])
         figure = draw_attention(attention, part, layer=arguments.layer or layers, heads=heads)
     _save(figure, arguments.output)
-
-
-def _check_numbers(model: str, part: str, layer: int | str | None, heads: int | str) -> None:
-    """Checks, before the weights are loaded, that a folder's model has such a layer and head."""
-    from ..checkpoints.loading import CONFIG, read_json
-    from ..plots.attention_parts import check_choice, sizes_in
-
-    config = read_json(Path(model) / CONFIG)
-    sizes = sizes_in(config, part) if isinstance(config, dict) else None
-    if sizes is not None:
-        with _usage_errors():
-            check_choice(part, sizes, layer or "last", heads)
 
 
 def _positions(arguments: argparse.Namespace) -> None:
@@ -233,15 +218,12 @@ def _pairs(arguments: argparse.Namespace) -> list[tuple[int, int]]:
 def _curves(arguments: argparse.Namespace) -> None:
     """Draws the logs of runs."""
     _checked_output(arguments)
-    from ..hub.facts import hardware_of
     from ..plots.curves import plot_training
     from ..training.run_folder import read_log
 
     with _usage_errors():
         logs = {name: read_log(run) for name, run in _named(arguments.runs).items()}
-        machines = dict.fromkeys(filter(None, (hardware_of(Path(run)) for run in arguments.runs)))
-        on = f" on {', '.join(machines)}" if machines else ""
-        figure = plot_training(logs, f"Training of {', '.join(logs)}{on}, by updates")
+        figure = plot_training(logs, f"Training of {', '.join(logs)}, by updates")
     _save(figure, arguments.output)
 
 
@@ -266,8 +248,8 @@ def _checked_output(arguments: argparse.Namespace, page: bool = False) -> str:
         hint = "; .html is for attention" if suffix == PAGE else ""
         raise UsageError(f"--output {arguments.output} has to end with {' or '.join(known)}{hint}")
     if suffix != PAGE and importlib.util.find_spec("matplotlib") is None:
-        raise UsageError(f"plots need matplotlib, which isn't installed: {install('plot')}")
-    check_output("--output", arguments.output, {}, arguments.overwrite)
+        raise UsageError(f"matplotlib isn't installed, and plots need it: {install('plot')}")
+    check_output("--output", arguments.output, arguments.overwrite)
     return suffix
 
 
@@ -275,7 +257,7 @@ def _checked_output(arguments: argparse.Namespace, page: bool = False) -> str:
 def _usage_errors() -> Iterator[None]:
     try:
         yield
-    except (ValueError, IndexError) as error:  # a token that the model doesn't have, too
+    except (ValueError, IndexError) as error:  # IndexError: a token that the model doesn't have
         raise UsageError(first_line(error)) from error
 
 
@@ -283,3 +265,4 @@ def _save(figure: "Figure", file: str) -> None:
     from ..plots.curves import save_figure
 
     save_figure(figure, file)
+    say_written(file)

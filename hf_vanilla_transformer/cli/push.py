@@ -1,11 +1,10 @@
 """`vanilla-transformer push`."""
 
 import argparse
-import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .common import RunError, UsageError
+from .common import RunError, UsageError, show
 
 if TYPE_CHECKING:
     from ..hub.upload import Upload
@@ -18,7 +17,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "the command if it fails."
     )
     parser.add_argument("folder", type=Path, metavar="DIR", help="the model's folder, with its card")
-    parser.add_argument("repo", type=_repository, metavar="REPO", help="user/name; it is created if there is none")
+    parser.add_argument("repo", metavar="REPO", help="user/name; it is created if there is none")
     parser.add_argument(
         "--private", action="store_true", help="create a repository that only you can see (default: a public one)"
     )
@@ -34,12 +33,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(run=_push)
 
 
-def _repository(text: str) -> str:
-    if not re.fullmatch(r"[\w.-]+/[\w.-]+", text):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a repository's name; give user/name")
-    return text
-
-
 def _push(arguments: argparse.Namespace) -> None:
     """Checks a folder, and sends it."""
     if (arguments.folder / "adapter_config.json").is_file():
@@ -47,8 +40,8 @@ def _push(arguments: argparse.Namespace) -> None:
             f"{arguments.folder} has an adapter, not a model; publish it with PEFT's push_to_hub, or merge it into the "
             "model (merge_and_unload) and save that"
         )
-    if not (arguments.folder / "config.json").is_file():
-        raise UsageError(f"{arguments.folder} has no config.json; DIR must be the folder of a saved model")
+    if not arguments.folder.is_dir():
+        raise UsageError(f"{arguments.folder} is not a folder; DIR must be that of a saved model")
 
     from transformers.utils import logging
 
@@ -72,21 +65,18 @@ def _push(arguments: argparse.Namespace) -> None:
     except ConnectionError as error:
         raise RunError(str(error)) from error
     if done.removed:
-        print(f"removed from the repository: {', '.join(done.removed)}")
-    if done.replaced_card:
-        print("replaced in the repository: README.md, which said something else; the repository's history has it")
-    what = f"pushed into the {'private' if done.private else 'public'} repository {arguments.repo}"
-    print(f"{what if done.changed else f'{arguments.repo} has all of this already'}: {done.url}")
+        show(f"removed from the repository: {', '.join(done.removed)}")
+    print(f"pushed into the {'private' if done.private else 'public'} repository {arguments.repo}: {done.url}")
 
 
 def _show(upload: "Upload") -> None:
     sizes = upload.sizes
     width = len(f"{sum(sizes.values()):,}")
     for name, size in sizes.items():
-        print(f"{size:{width},}  {name}")
+        show(f"{size:{width},}  {name}")
     print(f"{sum(sizes.values()):{width},}  bytes in {len(sizes)} files")
     if upload.left_out:
         shown = ", ".join(upload.left_out[:8]) + (" ..." if len(upload.left_out) > 8 else "")
-        print(f"not sent: {shown}")
+        show(f"not sent: {shown}")
     for note in upload.notes:
-        print(f"note: {note}", flush=True)
+        show(f"note: {note}")

@@ -6,14 +6,13 @@ import sys
 from ..checkpoints.files import write_text
 from .common import (
     add_model_arguments,
+    amount,
     check_model_name,
     check_output,
     decoding_errors,
     load_ensemble,
-    loading,
     read_parallel,
-    up_to_limit,
-    use_threads,
+    say_written,
     warning_of_line,
 )
 
@@ -22,11 +21,11 @@ LEFT_OUT = "\t"  # of a pair that is too long
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Tell how probable a model finds given translations."""
+    """Score given translations by their log-probability."""
     parser.epilog = (
-        "The result has one line per pair, after a line of titles: the log-probability of the target in nats, a tab, "
-        "and the number of its tokens, </s> included. Of several models, the mean of their probabilities is taken, as "
-        "in evaluate --ensemble. The line of a pair with too long a side has no numbers, and a warning names it."
+        "After a line of titles, there is one line per pair: the log-probability of the target in nats, a tab, and the "
+        "number of its tokens, </s> included. Several models are averaged by probability, as in evaluate --ensemble. "
+        "If a side of a pair is too long, its line has no numbers, and a warning names it."
     )
     parser.add_argument(
         "--model", nargs="+", required=True, metavar="DIR", help="a saved model's folder, or its name on the Hub"
@@ -37,9 +36,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--overwrite", action="store_true", help="replace an existing file")
     parser.add_argument(
         "--max-source-tokens",
-        type=up_to_limit("max_source_tokens"),
+        type=amount,
         metavar="N",
-        help="most tokens of a source, and of a target (default: as for translate)",
+        help="the most tokens of a source and of a target (default: that of translate)",
     )
     add_model_arguments(parser)
     parser.set_defaults(run=_score)
@@ -51,17 +50,12 @@ def _score(arguments: argparse.Namespace) -> None:
         check_model_name(name)
     sources, targets = read_parallel(arguments.source, arguments.target)
     if arguments.output is not None:
-        taken = {"--source": arguments.source, "--target": arguments.target}
-        check_output("--output", arguments.output, taken, arguments.overwrite)
-    with loading():
-        from ..translation.decoding import source_limit
-        from ..translation.scoring import score_pairs
-        from ..translation.sources import check_target_codes
+        check_output("--output", arguments.output, arguments.overwrite, [arguments.source, arguments.target])
+    from ..translation.decoding import source_limit
+    from ..translation.reading import check_target_codes
+    from ..translation.scoring import score_pairs
 
-        use_threads(arguments.threads)
-        tokenizer, model = load_ensemble(
-            arguments.model, arguments.device, arguments.dtype, arguments.trust_remote_code
-        )
+    tokenizer, model = load_ensemble(arguments.model, arguments)
     limit = source_limit(model, arguments.max_source_tokens, tokenizer)
     with decoding_errors():
         check_target_codes(tokenizer, sources)
@@ -82,3 +76,4 @@ def _score(arguments: argparse.Namespace) -> None:
         sys.stdout.write(text)
     else:
         write_text(arguments.output, text)
+        say_written(arguments.output)

@@ -5,24 +5,18 @@ import importlib
 import os
 import sys
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING
 
 from ..errors import first_line
 from .common import (
     PROGRAM,
     UsageError,
+    add_backend,
     add_compute_type,
     add_loading_arguments,
-    backend_options,
     check_model_name,
     load_translator,
-    loading,
     positive,
-    use_threads,
 )
-
-if TYPE_CHECKING:
-    from ..translation.translator import Translator
 
 KEY = "VANILLA_TRANSFORMER_API_KEY"
 
@@ -68,6 +62,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--timeout", type=positive, default=60, metavar="S", help="seconds until a request fails (default: 60)"
     )
     add_loading_arguments(parser)
+    add_backend(parser)
     add_compute_type(parser)
     parser.set_defaults(run=_serve)
 
@@ -91,7 +86,7 @@ def _serve(arguments: argparse.Namespace) -> None:
             raise UsageError("--languages is for one model without a pair; give each model its own: --model en-de=DIR")
         wanted = [([pair(text)] if text else asked or [languages_of(name)], name) for text, name in given]
         for pairs, name in wanted:
-            translator = thread.submit(_load, name, arguments).result()
+            translator = thread.submit(load_translator, name, arguments).result()
             found = routes(translator, pairs, batcher_of(translator, metrics.add, thread=thread))
             if twice := found.keys() & known.keys():
                 raise UsageError(f"two models translate {'-'.join(*twice)}; give each pair once")
@@ -109,13 +104,6 @@ def _serve(arguments: argparse.Namespace) -> None:
         print(f"{PROGRAM}: warning: every computer that reaches this machine can use the service", file=sys.stderr)
     print(f"http://{arguments.host}:{arguments.port} translates {', '.join(map('-'.join, known))}", flush=True)
     server.run(app, arguments.host, arguments.port)
-
-
-def _load(name: str, arguments: argparse.Namespace) -> "Translator":
-    with loading():
-        use_threads(arguments.threads)
-        where = (arguments.device, arguments.dtype, arguments.trust_remote_code)
-        return load_translator(name, *where, **backend_options(arguments))
 
 
 def _given(text: str) -> tuple[str, str]:

@@ -7,7 +7,7 @@ from dataclasses import fields
 from typing import TYPE_CHECKING, NoReturn
 
 from ..errors import first_line
-from .common import RunError, UsageError, loading
+from .common import RunError, UsageError, loading, show
 
 if TYPE_CHECKING:
     from ..training.recipe import Arguments
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Train a model from a recipe."""
     parser.epilog = (
-        "Every option of a recipe can also be given on the command line, which overrides the recipe: --max-steps 1000, "
+        "Every option of a recipe can also be given on the command line, to override the recipe: --max-steps 1000, "
         "--learning-rate 5e-4 ... (--list-options lists them). Several devices or machines: accelerate launch -m "
         "hf_vanilla_transformer train --config RECIPE"
     )
@@ -73,7 +73,7 @@ def _train(arguments: argparse.Namespace) -> None:
 
         register()
     switches = Switches(**{field.name: getattr(arguments, field.name) for field in fields(Switches)})
-    run = Run(recipe, switches, lambda line: print(line, flush=True))
+    run = Run(recipe, switches, show)
     try:
         run.check()
         run.run()
@@ -86,7 +86,7 @@ def _train(arguments: argparse.Namespace) -> None:
 
 
 def _recipe(arguments: argparse.Namespace) -> "Arguments":
-    """Parses the recipe before what only a training needs is imported, so that a mistyped option is told at once."""
+    """Parses the recipe before the slow imports, so that a mistyped option is an error at once."""
     with loading():
         from ..training.recipe import RecipeError, parse_recipe
 
@@ -98,7 +98,7 @@ def _recipe(arguments: argparse.Namespace) -> "Arguments":
 
 
 def _end_process() -> NoReturn:
-    """Ends one of several training processes, which has nothing left to do, without shutting the interpreter down.
+    """Ends a process that has nothing left to do, one of several, without shutting the interpreter down.
 
     A thread of Gloo may still hold a tensor that Python knows. If it lets go of it while the interpreter shuts down,
     the process aborts ("terminate called without an active exception"), and the launcher then kills the main process.

@@ -8,33 +8,32 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from ..errors import printable
 from . import lines, many_files
 from .common import (
     UsageError,
     add_decoding_arguments,
-    backend_options,
     check_model_name,
     check_output,
     decoding_errors,
     decoding_options,
     load_translator,
-    loading,
     positive,
-    use_threads,
+    say_written,
     warning_of_line,
 )
 
-# What goes to the translator as it is.
+# Options that the translator takes as they are.
 OPTIONS = ("batch_size", "batch_tokens", "max_source_tokens", "target_lang", "split_sentences")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Translate sentences given as arguments, the lines of a file, or those of standard input."""
     parser.epilog = (
-        "Each line of the input gives one line, in the same order; empty ones stay empty. A file is checked for UTF-8 "
-        "before it is translated, in batches of lines of like length. What comes from a terminal or a pipe is "
-        "translated as soon as nothing more comes, so that a slow one is answered line by line. Put a sentence that "
-        'begins with a dash after "--": translate --model DIR -- "- 5 degrees"'
+        "Each line of the input gives one line, in the same order; empty lines stay empty. A file is checked for UTF-8 "
+        "first. Lines from a terminal or a pipe are translated as soon as there is a pause, so that slow input is "
+        'answered line by line. Put a sentence that begins with a dash after "--": translate --model DIR -- "- 5 '
+        'degrees"'
     )
     parser.add_argument(
         "sentences",
@@ -47,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         required=True,
         metavar="DIR",
         help="a saved model's folder, or its name on the Hub; a Marian model (Helsinki-NLP/opus-mt-...) is converted "
-        "once, into the user's cache",
+        "when it is loaded",
     )
     parser.add_argument(
         "--input",
@@ -116,14 +115,12 @@ def _translate(arguments: argparse.Namespace) -> None:
     if arguments.input is not None:
         (arguments.input,) = arguments.input
     if arguments.output is not None:
-        taken = {"--input": arguments.input, "standard input": "/dev/stdin"}  # where there is none, it is no file
-        check_output("--output", arguments.output, taken, arguments.overwrite)
-        if Path(arguments.output).resolve().parent == Path(arguments.model).resolve():
-            raise UsageError(f"--output {arguments.output} is a file of the model; give one in another folder")
+        check_output("--output", arguments.output, arguments.overwrite, [arguments.input])
     source = _source(arguments)
     with _output(arguments.output) as file:
         if source.total != 0:
             _translate_lines(arguments, source, file)
+    say_written(arguments.output)
 
 
 def _source(arguments: argparse.Namespace) -> lines.Lines:
@@ -143,28 +140,25 @@ def _someone_types() -> bool:
 
 @contextmanager
 def _output(name: str | None) -> Iterator[Any]:
-    """Yields the file to write to, which replaces the one of that name at the end; None: standard output."""
-    from ..checkpoints.files import replacing
+    """Yields the file to write to. It replaces the one of that name at the end; None: standard output."""
+    from ..checkpoints.files import remove_partial, replacing
 
     if name is None:
         if isinstance(sys.stdout, io.TextIOWrapper):
             sys.stdout.reconfigure(encoding="utf-8", errors="replace")  # as the input, independently of the locale
         yield None
         return
+    remove_partial(name)
     with replacing(name) as path, Path(path).open("w", encoding="utf-8", newline="\n") as file:
         yield file
 
 
 def _translate_lines(arguments: argparse.Namespace, source: lines.Lines, file: Any) -> None:
-    with loading():
-        from tqdm import tqdm
+    from tqdm import tqdm
 
-        from ..translation import decoding
+    from ..translation import decoding
 
-        model = (arguments.model, arguments.device, arguments.dtype, arguments.trust_remote_code)
-        with decoding_errors():
-            translator = load_translator(*model, **backend_options(arguments))
-        use_threads(arguments.threads)
+    translator = load_translator(arguments.model, arguments)
     options = {name: getattr(arguments, name) for name in OPTIONS} | decoding_options(arguments, translator.model)
     limit = decoding.source_limit(translator.model, arguments.max_source_tokens, translator.tokenizer)
     before = 0  # lines of earlier windows
@@ -182,5 +176,6 @@ def _translate_lines(arguments: argparse.Namespace, source: lines.Lines, file: A
                     window, progress_bar=False, progress=progress.update, on_division=warn, **options
                 )
             before += len(window)
-            progress.write("\n".join(translations), file=file)
+            text = "\n".join(translations)
+            progress.write(printable(text) if file is None and sys.stdout.isatty() else text, file=file)
             (file or sys.stdout).flush()

@@ -94,8 +94,9 @@ class TokenBudgetBatchSampler(Sampler[list[int]]):
 class TokenBudgetStream(IterableDataset[list[dict[str, Any]]]):
     """Endless batches within a budget of tokens, from a dataset that is read as a stream.
 
-    `window` examples at a time are sorted into batches, which are shuffled with the seed. Every process needs its own
-    part of the stream (`datasets.distributed.split_dataset_by_node`); data loader workers split it among themselves.
+    `window` examples at a time are sorted into batches, and the batches are shuffled with the seed. Every process needs
+    its own part of the stream (`datasets.distributed.split_dataset_by_node`); data loader workers split it among
+    themselves.
     After its last example the stream starts again, in another order, so that no process runs out of batches before the
     others.
 
@@ -138,7 +139,7 @@ class TokenBudgetStream(IterableDataset[list[dict[str, Any]]]):
 
 
 def _ends(source: Lengths, target: Lengths, max_tokens: int) -> Lengths:
-    """Where each batch ends if sentences are taken in order until the budget is full, (batches,)."""
+    """Returns the end of each batch if sentences are taken in order until the budget is full, (batches,)."""
     longest = np.maximum(source, target)
     if len(longest) and longest.max() > max_tokens:
         raise BatchingError(

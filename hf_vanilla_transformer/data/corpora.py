@@ -1,7 +1,7 @@
 """Parallel corpora: from files or the Hub to sentence pairs, and from pairs to token ids.
 
 A corpus comes as pairs of plain text files, as tables (.tsv, .csv, .jsonl, .parquet) or as a data set on the Hub.
-Plain text, .tsv, .csv and .jsonl may be compressed (.gz).
+Plain text, .tsv, .csv and .jsonl may be compressed (.gz, .bz2, .xz, .zst).
 """
 
 import json
@@ -26,20 +26,20 @@ from ..errors import first_line
 from ..tokenization_vanilla_transformer import VanillaTransformerTokenizerFast
 from .bpe_dropout import BPEDropout
 from .digests import digest_of
-from .formats import Corpus, CorpusError, Pair, is_table, read_lines, read_text
+from .formats import Corpus, CorpusError, Pair, is_table, read_text, without_compression
 from .hub_names import revision_of
 from .tables import pair_of, read_table
 
 # With fewer pairs, starting several processes takes longer than tokenizing in one.
 PAIRS_PER_PROCESS = 200_000
-PAIRS_PER_REPORT = 1_000_000  # pairs of a stream between two log lines about what was left out
+PAIRS_PER_REPORT = 1_000_000  # pairs of a stream between two log lines about pairs left out
 
 logger = logging.get_logger(__name__)
 
 
 @dataclass
 class Cleaning:
-    """Which pairs are left out, and how many have been.
+    """Rules by which pairs are left out, and the number of those that were.
 
     Attributes:
         max_length: The most tokens on either side, the end of sentence included.
@@ -119,12 +119,12 @@ def read_corpus(corpus: Corpus, streaming: bool = False) -> Dataset | IterableDa
         return parts[0]
     pairs = concatenate_datasets(parts)
     if isinstance(pairs, Dataset):
-        pairs._fingerprint = Hasher.hash([part._fingerprint for part in parts])  # of what was read, nothing else
+        pairs._fingerprint = Hasher.hash([part._fingerprint for part in parts])  # of the pairs alone
     return pairs
 
 
 def state_of(corpus: Corpus, pairs: Dataset | IterableDataset) -> str:
-    """Returns what is another one after a corpus has changed, wherever its files are.
+    """Returns a fingerprint of a corpus's content, wherever its files are.
 
     It is datasets' fingerprint of the pairs. Of a stream, whose files may be too large to be read twice, it is made of
     their sizes and modification times, and of the commits of data sets on the Hub.
@@ -154,7 +154,7 @@ def tokenize(
         pairs: Columns "source" and "target".
         tokenizer: Ends each sequence with its end-of-sentence token.
         cleaning: What to leave out; its counts are increased. For a stream this happens while it is read, in the
-            process that reads it, which logs the counts as a warning every `PAIRS_PER_REPORT` pairs.
+            process that reads it; a warning has the counts every `PAIRS_PER_REPORT` pairs.
         num_proc: Number of processes; None: one, or one per core for a large corpus. The tokenizer itself uses all
             cores too.
 
@@ -206,16 +206,11 @@ def resegment(
     Args:
         pairs: The output of `tokenize`, with the columns "source" and "target".
         dropout: Segments the texts.
-        copies: How many times each pair occurs.
+        copies: How many times each pair occurs, at least 1.
         seed: Decides the segmentations.
         max_length: A text whose new segmentation has more tokens than this keeps its usual one.
         num_proc: Number of processes; None: one, or one per core for a large corpus.
-
-    Raises:
-        ValueError: `copies` is less than 1.
     """
-    if copies < 1:
-        raise ValueError(f"copies={copies}: give 1 or more")
 
     def encode(batch: Mapping[str, list[Any]], rows: list[int], copy: int) -> dict[str, Any]:
         columns = {}
@@ -262,7 +257,7 @@ def _from_files(corpus: Corpus, sources: list[tuple[str, ...]], streaming: bool)
     arguments = {"sources": sources, "columns": columns}
     if streaming:
         return IterableDataset.from_generator(_read_sources, gen_kwargs=arguments)
-    # datasets' cache key: what is read and how, wherever the files are.
+    # datasets' cache key: the content and how it is read, wherever the files are.
     fingerprint = Hasher.hash((columns, [[(_format(path), _digest(path)) for path in paths] for paths in sources]))
     try:
         return Dataset.from_generator(_read_sources, gen_kwargs=arguments, fingerprint=fingerprint)
@@ -274,7 +269,7 @@ def _from_files(corpus: Corpus, sources: list[tuple[str, ...]], streaming: bool)
 
 def _format(path: str) -> str:
     """The part of a file's name that says how it is read."""
-    return "".join(Path(path).suffixes[-2:]) if is_table(path) else ".gz" * path.endswith(".gz")
+    return Path(without_compression(path)).suffix if is_table(path) else ""
 
 
 def _digest(path: str) -> str:
@@ -326,7 +321,7 @@ def _fingerprint(pairs: Dataset, tokenizer: Any) -> str | None:
     """The cache key of the token ids: the pairs and what the tokenizer computes.
 
     datasets would include where the tokenizer was loaded from, so that a process that loads what another one has just
-    trained would tokenize again. None: datasets makes the key, which is right for every other tokenizer.
+    trained would tokenize again. None: datasets makes the key, as for any other tokenizer.
     """
     if type(tokenizer) is not VanillaTransformerTokenizerFast:
         return None
@@ -347,15 +342,4 @@ def both_sides_of(pairs: Iterable[Mapping[str, str]]) -> Iterator[str]:
         yield pair["target"]
 
 
-__all__ = [
-    "Cleaning",
-    "Corpus",
-    "CorpusError",
-    "both_sides_of",
-    "is_table",
-    "lengths_of",
-    "read_corpus",
-    "read_lines",
-    "resegment",
-    "tokenize",
-]
+__all__ = ["Cleaning", "Corpus", "read_corpus", "tokenize"]

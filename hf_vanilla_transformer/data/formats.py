@@ -1,10 +1,14 @@
-"""Where corpora come from, and plain text, compressed or not; `data.tables` reads tables.
+"""Sources of corpora, and plain text, compressed or not; `data.tables` reads tables.
 
 Any problem with a file is a `CorpusError` that names the file, the line and the fix. This module imports nothing slow,
 as the command line needs it before it starts to work.
 """
 
+import bz2
 import gzip
+import io
+import lzma
+import re
 import zlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -13,6 +17,15 @@ from pathlib import Path
 from typing import Any
 
 TABLES = (".tsv", ".csv", ".jsonl", ".json", ".parquet")
+COMPRESSIONS = (".gz", ".bz2", ".xz", ".zst")  # suffixes of names; a file's first bytes decide how it is read
+GZIP, XZ, ZSTD = b"\x1f\x8b", b"\xfd7zXZ\0", b"\x28\xb5\x2f\xfd"
+BZIP2 = re.compile(rb"BZh[1-9](?:1AY&SY|\x17rE8P)")
+# First bytes of files that aren't plain text -> the format and the fix.
+OTHER_FORMATS = {
+    (b"\xff\xfe", b"\xfe\xff"): "UTF-16, not UTF-8; convert it: iconv -f UTF-16 -t UTF-8",
+    (b"PK\x03\x04",): "a zip archive; extract it",
+    (b"<?xml", b"<tmx", b"<srcset", b"<refset"): "XML, not a sentence per line; extract its sentences (TMX: to .tsv)",
+}
 LONGEST_LINE = 2**24  # bytes; without an end, a line would fill the memory
 
 Pair = dict[str, str]  # with the keys "source" and "target"
@@ -24,7 +37,7 @@ class CorpusError(ValueError):
 
 @dataclass(frozen=True)
 class Corpus:
-    """Where sentence pairs come from: several sources, read one after the other.
+    """Sources of sentence pairs, read one after the other.
 
     Attributes:
         source: Plain text files, one sentence per line.
@@ -55,31 +68,47 @@ class Corpus:
             if is_table(table):
                 check_file(Path(table))
             elif Path(table).is_file():
-                raise CorpusError(f"{table}: not a table ({', '.join(TABLES)}); rename it, or give it as a text file")
+                is_xml = Path(table).suffix in (".tmx", ".xml", ".sgm", ".xliff")
+                kind = "XML" if is_xml else "no table by its name"
+                raise CorpusError(f"{table}: {kind}; give a table ({', '.join(TABLES)}), or text by source and target")
 
     def __bool__(self) -> bool:
         return bool(self.source or self.tables)
 
 
 def read_lines(path: str | Path) -> Iterator[str]:
-    """Yields the lines of a UTF-8 text file, .gz or not, as `decode_lines` does.
+    """Yields the lines of a UTF-8 text file, compressed (.gz, .bz2, .xz, .zst) or not, as `decode_lines` does.
 
     Raises:
-        CorpusError: The file can't be read, a line is not UTF-8, or a .gz file is damaged or not compressed.
+        CorpusError: The file can't be read, is damaged or isn't plain text, or a line is not UTF-8.
     """
-    path = Path(path)
     number = 0
     try:
-        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+        with _opened(Path(path)) as file:
             for line in decode_lines(bounded_lines(file, str(path)), str(path)):
                 number += 1
                 yield line
-    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+    except (gzip.BadGzipFile, EOFError, zlib.error, lzma.LZMAError) as error:
         raise CorpusError(
             f"{path}:{number + 1}: the compressed file is damaged ({error}); copy or download it again"
         ) from error
     except OSError as error:
         raise CorpusError(f"{path}: can't be read ({error.strerror or error}); name a readable file") from error
+
+
+def _opened(path: Path) -> Any:
+    """Opens a file; its first bytes say how it is decompressed."""
+    with path.open("rb") as file:
+        start = file.read(10)
+    if start.startswith(ZSTD):
+        import pyarrow  # takes a while to import, and is needed for this alone
+
+        return io.BufferedReader(pyarrow.input_stream(str(path), compression="zstd"))
+    if start.startswith(GZIP):
+        return gzip.open(path)
+    if start.startswith(XZ):
+        return lzma.open(path)
+    return bz2.open(path) if BZIP2.match(start) else path.open("rb")
 
 
 def bounded_lines(file: Any, name: str) -> Iterator[bytes]:
@@ -90,12 +119,14 @@ def bounded_lines(file: Any, name: str) -> Iterator[bytes]:
         name: The file's, for errors.
 
     Raises:
-        CorpusError: A line has more than `LONGEST_LINE` bytes.
+        CorpusError: A line has more than `LONGEST_LINE` bytes, or lines end with CR alone.
     """
     for number in count(1):
         line = file.readline(LONGEST_LINE + 1)
         if not line:
             return
+        if number == 1 and not line.endswith(b"\n") and line.count(b"\r") > 2:
+            raise CorpusError(f"{name}: its lines end with CR alone; convert them: tr '\\r' '\\n'")
         if len(line) > LONGEST_LINE:
             raise CorpusError(
                 f"{name}:{number}: the line has no end within {LONGEST_LINE:,} bytes; give a sentence per line"
@@ -111,22 +142,37 @@ def decode_lines(lines: Iterable[bytes], name: str) -> Iterator[str]:
         name: The file's, for errors.
 
     Raises:
-        CorpusError: A line is not UTF-8.
+        CorpusError: A line is not UTF-8, or the first one shows that this isn't plain text.
     """
     for number, line in enumerate(lines, start=1):
+        if number == 1:
+            _check_start(line, name)
         try:
             text = line.decode("utf-8-sig" if number == 1 else "utf-8")
         except UnicodeDecodeError as error:
             raise CorpusError(
-                f"{name}:{number}: not UTF-8 (byte 0x{line[error.start]:02x} at {error.start + 1}); "
-                "convert it first, for instance: iconv -f latin1 -t utf-8"
+                f"{name}:{number}: not UTF-8 (byte 0x{line[error.start]:02x} at {error.start + 1}); convert it to "
+                "UTF-8, with iconv for instance"
             ) from error
         yield text[:-1].removesuffix("\r") if text.endswith("\n") else text
 
 
+def _check_start(line: bytes, name: str) -> None:
+    for starts, kind in OTHER_FORMATS.items():
+        if line.startswith(starts):
+            raise CorpusError(f"{name}: the file is {kind}")
+    if b"\0" in line:
+        raise CorpusError(f"{name}: the file has NUL bytes: it is binary, or UTF-16 without a mark, not UTF-8")
+
+
+def without_compression(name: str) -> str:
+    """Returns a file's name without the suffix of a compression."""
+    return name.removesuffix(next(filter(name.endswith, COMPRESSIONS), ""))
+
+
 def is_table(name: str) -> bool:
     """Whether the name is that of a table's file; otherwise it is a data set on the Hub."""
-    return name.removesuffix(".gz").endswith(TABLES)
+    return without_compression(name).endswith(TABLES)
 
 
 def check_file(path: Path) -> None:

@@ -15,9 +15,10 @@ import pyarrow
 import pyarrow.parquet
 
 from ..errors import first_line
-from .formats import CorpusError, Pair, read_lines
+from .formats import LONGEST_LINE, CorpusError, Pair, read_lines, without_compression
 
 PAIRS_PER_BATCH = 1_000  # rows of Parquet in memory at a time
+csv.field_size_limit(LONGEST_LINE)  # Python's own limit would end a training at a row that is just too long
 
 Rows = Iterator[tuple[int, Mapping[str, Any]]]  # the line or row number, and column -> value
 
@@ -34,7 +35,7 @@ def read_table(path: str, columns: tuple[str, str]) -> Iterator[Pair]:
     """
     readers: dict[str, Callable[[str, tuple[str, str]], Rows]]
     readers = {".tsv": _rows_of_tsv, ".csv": _rows_of_csv, ".parquet": _rows_of_parquet}
-    read = readers.get(Path(path.removesuffix(".gz")).suffix, _rows_of_json)
+    read = readers.get(Path(without_compression(path)).suffix, _rows_of_json)
     for number, row in read(path, columns):
         yield pair_of(row, columns, f"{path}:{number}")
 
@@ -125,5 +126,5 @@ def _problem(row: Mapping[str, Any], column: str) -> str | None:
     try:
         text.encode()
     except UnicodeEncodeError:  # JSON can write it, "\ud83d"
-        return "contains half of a surrogate pair, which is not a character"
+        return "contains half of a surrogate pair, not a character"
     return None

@@ -11,9 +11,15 @@
 The engine knows the paper, and the paper doesn't know it. `engine.attachment` has the contract.
 """
 
-from typing import TYPE_CHECKING
+import importlib
+from typing import TYPE_CHECKING, Any
 
-from ..lazy import lazy_names
+if TYPE_CHECKING:
+    from .attachment import Engine, EngineError, attach, attach_if_supported, detach
+    from .callback import EngineCallback
+    from .memory import keep_freed_memory
+    from .support import unsupported_reason
+    from .training.shortcuts import training_shortcuts
 
 __all__ = [
     "Engine",
@@ -26,22 +32,21 @@ __all__ = [
     "training_shortcuts",
     "unsupported_reason",
 ]
+# Where the names are, if not in `attachment`. They are imported when used: the options of a training need
+# `torch_private`, but no model.
+MODULES = {
+    "EngineCallback": "callback",
+    "keep_freed_memory": "memory",
+    "training_shortcuts": "training.shortcuts",
+    "unsupported_reason": "support",
+}
 
-if TYPE_CHECKING:
-    from .attachment import Engine, EngineError, attach, attach_if_supported, detach
-    from .callback import EngineCallback
-    from .memory import keep_freed_memory
-    from .support import unsupported_reason
-    from .training.shortcuts import training_shortcuts
-else:
-    # The options of a training need `torch_private`, but no model.
-    __getattr__, __dir__ = lazy_names(
-        __name__,
-        {
-            "attachment": ("Engine", "EngineError", "attach", "attach_if_supported", "detach"),
-            "callback": ("EngineCallback",),
-            "memory": ("keep_freed_memory",),
-            "support": ("unsupported_reason",),
-            "training.shortcuts": ("training_shortcuts",),
-        },
-    )
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f".{MODULES.get(name, 'attachment')}", __name__), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -35,13 +35,13 @@ COMPUTE_TYPES = ("default", "float32", "bfloat16", "float16", "float64", "int8")
 
 
 class EngineError(ValueError):
-    """The engine can't do what is asked of it; the message says why."""
+    """The engine can't be attached or run a call; the message says why."""
 
 
 class Engine:
     """The weights of one model, prepared for decoding; `model.engine` while it is attached.
 
-    It belongs to this one model, which it holds weakly: copies, pickles and saved checkpoints of the model have None.
+    It belongs to this one model and holds it weakly: copies, pickles and saved checkpoints of the model have None.
     Each call has buffers of its own, so that threads may share it. Use it in a `with` to take it off at the end.
 
     Args:
@@ -98,15 +98,13 @@ class Engine:
             _restore(model, self._replaced)
 
     def generate(self, model: Any, arguments: dict[str, Any]) -> Any:
-        """Does what `model.generate(**arguments)` does without the engine, in less time.
+        """Decodes for `model.generate(**arguments)` with the same result as without the engine.
 
-        Args:
-            model: The model, which calls this itself.
-            arguments: Those of `generate()`, and `coverage_penalty` (beta of Wu et al. 2016, eq. 15) and
-                `output_alignments` (whether the output has `alignments`).
+        There are two more arguments: `coverage_penalty` (beta of Wu et al. 2016, eq. 15) and `output_alignments`
+        (whether the output has `alignments`).
 
         Raises:
-            EngineError: An option of the engine is given for a call that it leaves to transformers' loop.
+            EngineError: One of these is given for a call that is left to transformers' loop.
         """
         begun = self.begin(model, arguments)
         return begun.run() if isinstance(begun, Begun) else begun
@@ -114,16 +112,8 @@ class Engine:
     def begin(self, model: Any, arguments: dict[str, Any], of_transformers: Mapping[str, Any] | None = None) -> Any:
         """Begins a search that the caller runs: by itself, or by `run_together` with others.
 
-        Args:
-            model: As for `generate`, like the other one.
-            arguments: Those of `generate()`.
-            of_transformers: More arguments, for transformers' loop alone.
-
-        Returns:
-            The search, as `Begun`; or where the engine leaves the call to transformers' loop, what that returns.
-
-        Raises:
-            EngineError: As for `generate`.
+        Returns it as `Begun`. If the call is left to transformers' loop, returns what that returns, with more arguments
+        `of_transformers`; raises `EngineError` as `generate` does.
         """
         request = Request(model, arguments)
         by_transformers = partial(self._by_transformers, model, request, of_transformers or {})
@@ -159,7 +149,7 @@ class Engine:
         """Decodes with transformers' loop, for a reason."""
         self.fallbacks += 1
         self.last_reason = reason
-        if (name := request.options.asked_for()) is not None:
+        if (name := request.own_option) is not None:
             raise EngineError(f"`{name}` needs the engine, and it can't run this call: {reason}")
         if reason not in self._warned:
             self._warned.add(reason)
@@ -173,16 +163,15 @@ def attach(model: Any, compute_type: str = "default", *, allow_autocast: bool = 
         engine.attach(model)  # until engine.detach(model)
         with engine.attach(model, compute_type="int8"): ...  # inside of the `with` alone
 
-    While it is attached, weights and settings of the model are constants: `engine.attachment` says what is noticed.
-    Not noticed are single elements written through `.data` or NumPy, changed settings of modules (`eps`,
-    `scaling`), patched functions or classes of torch and transformers.
+    While it is attached, weights and settings of the model are constants: `engine.attachment` says which changes are
+    noticed.
 
     Args:
         model: The paper's model, or what `ensemble` made of several.
         compute_type: "default" computes in the type of the weights, and the name of that type is taken too; "int8"
             rounds the weights of a float32 model on a CPU to 8 bits.
-        allow_autocast: Whether the model may have the `forward` with autocast that Accelerate gives it, which the
-            engine doesn't call.
+        allow_autocast: Whether the model may have Accelerate's `forward` with autocast, a method that the engine
+            doesn't call.
 
     Returns:
         The engine.

@@ -1,4 +1,4 @@
-"""A warning for checkpoints whose own code isn't what runs."""
+"""A warning for checkpoints with code of their own that doesn't run."""
 
 import ast
 from pathlib import Path
@@ -12,12 +12,12 @@ FILES = ("configuration_vanilla_transformer", "generation_vanilla_transformer", 
 
 
 def warn_of_other_code(model: Any) -> None:
-    """Warns, once for each checkpoint, if it has code that differs from the installed code, which is what runs.
+    """Warns, once for each checkpoint, if its code differs from the installed code, the code that runs.
 
     Comments and layout make no difference. Nothing is fetched: files are those of a folder or of earlier downloads.
 
     Args:
-        model: The model; it knows where it was loaded from, and its configuration whether there is any code.
+        model: The model; it knows its checkpoint, and its configuration says if there is any code.
     """
     name = getattr(model, "name_or_path", "")
     if not name or not getattr(model.config, "auto_map", None):
@@ -36,15 +36,15 @@ def warn_of_other_code(model: Any) -> None:
 
 
 def _differs(name: str, file: str, commit: str | None) -> bool:
-    quiet = {"_raise_exceptions_for_missing_entries": False, "_raise_exceptions_for_connection_errors": False}
+    quiet = {f"_raise_exceptions_for_{problem}": False for problem in ("missing_entries", "connection_errors")}
     try:
         own = cached_file(name, file, revision=commit, local_files_only=True, **quiet)
     except (OSError, ValueError):  # no such folder any more
         return False
     if own is None:
         return False
+    texts = [Path(path).read_text(encoding="utf-8") for path in (own, Path(__file__).parents[1] / file)]
     try:
-        texts = [path.read_text(encoding="utf-8") for path in (Path(own), Path(__file__).parents[1] / file)]
         return texts[0] != texts[1] and ast.dump(ast.parse(texts[0])) != ast.dump(ast.parse(texts[1]))
-    except (OSError, SyntaxError, ValueError):
+    except SyntaxError:
         return True

@@ -6,11 +6,11 @@ import ctypes
 def keep_freed_memory() -> bool:
     """Lets glibc keep freed blocks for the next use, in place of returning each to the system and requesting it again.
 
-    Fresh pages have to be zeroed, which on a CPU takes longer than much of the arithmetic on them. The process then
+    Fresh pages have to be zeroed. On a CPU, that takes longer than much of the arithmetic on them. The process then
     holds its peak memory until it ends.
 
     Returns:
-        Whether this process has glibc, which alone knows the settings.
+        Whether this process has glibc; other libraries lack the settings.
     """
     try:
         mallopt = ctypes.CDLL("libc.so.6").mallopt

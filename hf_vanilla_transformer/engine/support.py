@@ -1,7 +1,7 @@
 """Which models the engine knows: the paper's, with exactly its modules and shapes."""
 
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -11,13 +11,14 @@ from transformers.utils import output_capturing
 
 from .. import modeling_vanilla_transformer as modeling
 from ..configuration_vanilla_transformer import VanillaTransformerConfig
+from . import torch_private
 
 HEAD = modeling.VanillaTransformerForConditionalGeneration
 PARTS = (nn.Linear, nn.LayerNorm, nn.Embedding, nn.Dropout, nn.Identity, nn.ModuleList)
 LAYERS = (modeling.VanillaTransformerEncoderLayer, modeling.VanillaTransformerDecoderLayer)
 KERNELS = ("sdpa", "eager")  # of eq. 1, `attn_implementation`
 
-# Hooks that change nothing of what is decoded, by the file and the name of their code.
+# Hooks without effect on decoding, by the file and the name of their code.
 HARMLESS_HOOKS = {
     (output_capturing.__file__, "output_capturing_hook"),
     (sys.modules["transformers.modeling_utils"].__file__, "make_inputs_require_grads"),
@@ -86,7 +87,7 @@ def tree(module: nn.Module) -> list[nn.Module]:
 
 
 def used_modules(model: Any) -> list[nn.Module]:
-    """Returns the modules that decoding with a model runs; there may be others, which it doesn't."""
+    """Returns the modules that decoding with a model runs, and no others."""
     return [model, model.model, *tree(model.model.encoder), *tree(model.model.decoder), *tree(model.lm_head)]
 
 
@@ -94,12 +95,6 @@ def parameters_of(modules: Iterable[nn.Module]) -> list[nn.Parameter]:
     """Returns the parameters of modules, each once."""
     found = (value for module in modules for value in module._parameters.values() if value is not None)
     return list({id(one): one for one in found}.values())
-
-
-def is_harmless(hook: Callable[..., Any]) -> bool:
-    """Tells whether a hook is transformers' own and changes nothing of what a module computes."""
-    code = getattr(hook, "__code__", None)
-    return code is not None and (code.co_filename, code.co_name) in HARMLESS_HOOKS
 
 
 # ---- What can't be supported ----
@@ -148,12 +143,7 @@ def _module_reason(module: Any, allow_autocast: bool) -> str | None:
 
 
 def shadowed_reason(module: nn.Module, allow_autocast: bool = False) -> str | None:
-    """Says which attribute of a module runs in place of its class's, or None.
-
-    Args:
-        module: The module.
-        allow_autocast: Whether it may be the `forward` with autocast that Accelerate puts into a model.
-    """
+    """Says which attribute of a module runs in place of its class's, or None; Accelerate's `forward` may be allowed."""
     attributes = vars(module)
     if NAMES[type(module)].isdisjoint(attributes):  # the usual case, in a microsecond
         return None
@@ -165,8 +155,11 @@ def shadowed_reason(module: nn.Module, allow_autocast: bool = False) -> str | No
 
 def hook_reason(module: nn.Module) -> str | None:
     """Says that a module has hooks that could see or change what it computes, or None."""
-    hooks = (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
-    return None if all(map(is_harmless, hooks)) else f"a {type(module).__name__} has hooks"
+    for hook in (*module._forward_hooks.values(), *module._forward_pre_hooks.values()):
+        code = getattr(hook, "__code__", None)
+        if code is None or (code.co_filename, code.co_name) not in HARMLESS_HOOKS:
+            return f"a {type(module).__name__} has hooks"
+    return None
 
 
 def _names(kind: type) -> frozenset[str]:
@@ -237,6 +230,8 @@ def _type_reason(model: Any, compute_type: str) -> str | None:
     own = str(weight.dtype).removeprefix("torch.")
     if compute_type == "int8" and (weight.device.type, own) != ("cpu", "float32"):
         return f"int8 needs a model in float32 on a CPU, and this one is in {own} on {weight.device.type}"
+    if compute_type == "int8" and not torch_private.has_int8():
+        return f"int8 needs products of 8 bits, and torch {torch.__version__} lacks them on this machine"
     if compute_type not in ("default", "int8", own):
         return f"its weights are in {own}; load it with dtype={compute_type}, or leave compute_type out"
     return None

@@ -8,11 +8,6 @@ import functools
 import pkgutil
 from typing import Any
 
-PACK_INT8 = "torch.ops.onednn.qlinear_prepack"
-LINEAR_INT8 = "torch.ops.onednn.qlinear_pointwise"
-PACK_FEW_INT8 = "torch.ops.quantized.linear_prepack"
-LINEAR_FEW_INT8 = "torch.ops.quantized.linear_dynamic"
-
 
 @functools.cache
 def find(path: str) -> Any:
@@ -45,19 +40,24 @@ def has_onednn_bfloat16() -> bool:
     return is_supported is not None and bool(is_supported())
 
 
-def int8_linear() -> tuple[Any, Any] | None:
-    """Returns what packs an 8-bit weight, and its product (oneDNN); None: `RoundedLinear` takes their place."""
-    return _both(PACK_INT8, LINEAR_INT8)
+def has_int8() -> bool:
+    """Tells whether there are products of 8 bits (oneDNN); without them, `attach` refuses "int8"."""
+    return None not in int8_linear()
 
 
-def int8_linear_of_few_rows() -> tuple[Any, Any] | None:
-    """Returns the same of FBGEMM, which torch means to remove; None: that of oneDNN takes their place, more slowly."""
-    return _both(PACK_FEW_INT8, LINEAR_FEW_INT8)
+def int8_linear() -> tuple[Any, Any]:
+    """Returns what packs an 8-bit weight, and its product."""
+    return find("torch.ops.onednn.qlinear_prepack"), find("torch.ops.onednn.qlinear_pointwise")
 
 
-def _both(*paths: str) -> tuple[Any, Any] | None:
-    first, second = map(find, paths)
-    return None if first is None or second is None else (first, second)
+def has_int8_of_few_rows() -> bool:
+    """Tells whether there are FBGEMM's; torch will remove them, and oneDNN's take their place, more slowly."""
+    return None not in int8_linear_of_few_rows()
+
+
+def int8_linear_of_few_rows() -> tuple[Any, Any]:
+    """Returns the same of FBGEMM."""
+    return find("torch.ops.quantized.linear_prepack"), find("torch.ops.quantized.linear_dynamic")
 
 
 # ---- Hooks and compilers ----

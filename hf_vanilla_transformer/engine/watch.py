@@ -1,4 +1,4 @@
-"""What the engine notices of a model between two calls of `generate()`, in a fraction of a millisecond."""
+"""Notices changes of a model between two calls of `generate()`, in a fraction of a millisecond."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -37,7 +37,7 @@ class Snapshot:
         self.values = torch.cat(self.samples)
 
     def change(self, model: Any) -> str | None:
-        """Says how the model differs from what it was, or None if no difference is seen.
+        """Says how the model has changed, or None if no change is seen.
 
         Single elements that are written through `.data` or NumPy, and settings of modules, aren't seen.
         """

@@ -1,12 +1,11 @@
-"""What a checkpoint is, told from its files: no weight is computed with, and no code of the checkpoint runs."""
+"""Describes a checkpoint by its files: nothing is computed with its weights, and none of its code runs."""
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..checkpoints.completeness import RECIPE
 from ..checkpoints.loading import (
     CONFIG,
     GENERATION_CONFIG,
@@ -28,8 +27,6 @@ TOKENIZER_FILES = ("tokenizer_config.json", "tokenizer.json")
 BYTES = {"float32": 4, "bfloat16": 2, "int8": 1}  # per parameter
 SIZES = {"F64": 8, "I64": 8, "F32": 4, "I32": 4, "F16": 2, "BF16": 2}  # of safetensors' types; others have one byte
 NOT_DECODING = ("_from_model_config", "transformers_version")
-# Of recipe.json: what a run was started with, beyond what a card says.
-STARTED_WITH = ("train_source", "train_target", "train_data", "data_dir", "preset", "max_steps", "num_train_epochs")
 
 
 @dataclass(frozen=True)
@@ -40,23 +37,21 @@ class TokenizerFacts:
     size: int  # number of its tokens
     special_tokens: Mapping[str, str]  # name of each, such as "eos_token" -> its text and id, "</s> (2)"
     fingerprint: str  # digest of its vocabulary and segmentation
-    matches: bool | None  # whether that is the configuration's `tokenizer_fingerprint`; None: it has none
+    matches: bool | None  # whether it is the configuration's `tokenizer_fingerprint`; None: the configuration lacks it
 
 
 @dataclass(frozen=True)
 class Description:
-    """What is known of a checkpoint."""
+    """The description of a checkpoint."""
 
-    name: str  # as it was asked for
+    name: str  # as given
     config: Mapping[str, Any]  # fields of its configuration
     parameters: Mapping[str, int]  # one of `PARTS` -> their number; tied matrices count once; empty: no weights here
     types: Sequence[str]  # of the saved tensors, as safetensors names them
     saved_bytes: int  # what the saved tensors take
-    cache_numbers: int  # kept by decoding per token of the source and of the translation, for each hypothesis
     tokenizer: TokenizerFacts | None  # None: there is none, or it can't be used
     decoding: Mapping[str, Any]  # what generation_config.json sets
-    facts: RunFacts | None  # what is known of the training; None: nothing can be said without the weights
-    started_with: Mapping[str, Any] = field(default_factory=dict)  # what recipe.json says
+    facts: RunFacts | None  # about the training; None: unknown without the weights
     checkpoints: Sequence[str] = ()  # names of checkpoints in the same folder
     notes: Sequence[str] = ()  # what the reader should know
     problems: Sequence[str] = ()  # why the model or its tokenizer can't be used as they are
@@ -70,7 +65,7 @@ class Description:
 def describe(name: str) -> Description:
     """Describes a checkpoint by its configuration, the headers of its weights and the files beside them.
 
-    The weights' values are read only to tell whether what is saved of a training is about them.
+    The weights themselves are read only for a digest, to tell whether the saved facts of a training are about them.
 
     Args:
         name: A folder that `save_pretrained` wrote, or a model's name on the Hub.
@@ -78,14 +73,11 @@ def describe(name: str) -> Description:
     Raises:
         CheckpointError: It is no checkpoint of this package's models, or a file is damaged.
         HubError: The Hub has no such model, or it can't be reached.
-        CardError: What is saved of the training can't be read.
+        CardError: The saved facts of the training can't be read.
     """
     folder, tensors = _opened(name)
-    config, problems = check_headers(folder, {key: shape for key, (_, shape) in tensors.items()})
-    if not tensors:
-        problems = []
-    if problems:
-        problems = [f"config.json and the weights don't match: {'; '.join(problems)}"]
+    config, wrong = check_headers(folder, {key: shape for key, (_, shape) in tensors.items()})
+    problems = [f"config.json and the weights don't match: {'; '.join(wrong)}"] if wrong and tensors else []
     tokenizer, unusable = _tokenizer(folder, config)
     facts, note = read_facts(folder) if Path(name).is_dir() else (None, None)
     return Description(
@@ -94,11 +86,9 @@ def describe(name: str) -> Description:
         parameters=_parts(tensors),
         types=sorted({kind for kind, _ in tensors.values()}),
         saved_bytes=sum(math.prod(shape) * SIZES.get(kind, 1) for kind, shape in tensors.values()),
-        cache_numbers=_cache_numbers(config),
         tokenizer=tokenizer,
         decoding=_decoding(folder),
         facts=facts,
-        started_with=_started_with(folder),
         checkpoints=_checkpoints(folder),
         notes=[] if note is None else [note],
         problems=[*problems, *unusable],
@@ -113,7 +103,7 @@ def _opened(name: str) -> tuple[Path, dict[str, tuple[str, list[int]]]]:
         _check_kind(folder, name)
         return folder, tensors
     _check_kind(folder, name)
-    check_headers(folder, {})  # what is wrong with the configuration comes first: quantized weights have other headers
+    check_headers(folder, {})  # errors of the configuration come first: quantized weights have other headers
     try:
         entries = tensors_in(folder)
     except ValueError as error:
@@ -130,13 +120,13 @@ def _check_kind(folder: Path, name: str) -> None:
                 f"checkpoints: {', '.join(inside)}"
             )
         if (folder / "adapter_config.json").is_file():
-            raise CheckpointError(f"{name} has an adapter alone; describe the model that it belongs to")
+            raise CheckpointError(f"{name} has an adapter without its model; describe the model")
         raise CheckpointError(f"{name} is not a checkpoint: it has no {CONFIG}")
     kind = _json(folder / CONFIG).get("model_type")
     if kind != MODEL_TYPE:
         raise CheckpointError(
-            f"{name} is a model of type {kind!r} of transformers, and only those of this package are described; "
-            "`vanilla-transformer convert` makes one of a Marian model"
+            f"{name} is a model of type {kind!r}, and only models of this package are described; `vanilla-transformer "
+            "convert` converts a Marian model"
         )
 
 
@@ -154,14 +144,8 @@ def _part(name: str) -> str:
     return stacks[0] if stacks else "output projection"
 
 
-def _cache_numbers(config: Any) -> int:
-    heads = config.decoder_attention_heads
-    widths = [width or config.d_model // heads for width in (config.head_dim, config.value_head_dim)]
-    return int(config.decoder_layers * heads * sum(widths))
-
-
 def _tokenizer(folder: Path, config: Any) -> tuple[TokenizerFacts | None, list[str]]:
-    """Returns what is known of the tokenizer, and why it can't be used, if that is so."""
+    """Returns the facts about the tokenizer, and the reasons why it can't be used."""
     if not any((folder / file).is_file() for file in TOKENIZER_FILES):
         return None, []
     try:
@@ -190,24 +174,11 @@ def _decoding(folder: Path) -> dict[str, Any]:
     return {name: value for name, value in values.items() if value is not None and name not in NOT_DECODING}
 
 
-def _started_with(folder: Path) -> dict[str, Any]:
-    """Returns what a run was started with, if this folder is a run's, a checkpoint of one or a mean of some."""
-    files = [file for file in (folder / RECIPE, folder.resolve().parent / RECIPE) if file.is_file()]
-    if not files or (files[0].parent != folder and not _is_of_a_run(folder)):
-        return {}
-    values = _json(files[0])
-    return {name: values[name] for name in STARTED_WITH if values.get(name) not in (None, [], "", -1)}
-
-
 def _json(file: Path) -> dict[str, Any]:
     try:
         return json_object(file)
     except ValueError as error:
         raise CheckpointError(str(error)) from error
-
-
-def _is_of_a_run(folder: Path) -> bool:
-    return folder.resolve().name.startswith(("checkpoint-", "averaged-"))
 
 
 def _checkpoints(folder: Path) -> list[str]:

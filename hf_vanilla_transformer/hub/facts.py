@@ -1,17 +1,17 @@
-"""What is known of a saved model for its card: the facts that a run saved, or else what its files say."""
+"""Collects the facts for a saved model's card: those that a run saved, or else those in the model's files."""
 
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import yaml
-from huggingface_hub import EvalResultEntry, ModelCard, eval_result_entries_to_yaml
+from huggingface_hub import ModelCard
 
 from ..checkpoints.completeness import TRAINER_STATE
-from ..checkpoints.loading import CONFIG, json_object, read_json, tensors_in
+from ..checkpoints.loading import CONFIG, json_object, tensors_in
 from ..metrics import Score
 from .model_card import (
     CARD,
@@ -20,9 +20,9 @@ from .model_card import (
     WEIGHTS,
     CurvePoint,
     Evaluation,
-    Recipe,
     RunFacts,
     Sample,
+    TrainingFacts,
     fill_model_card,
     is_repository,
     local_name,
@@ -32,10 +32,9 @@ from .model_card import (
 SCORES = "scores.json"
 TARGET_TOKENS = "target_tokens"  # in the Trainer's log
 POINTS_PER_CURVE = 10
-EVAL_RESULTS = ".eval_results"  # the Hub's folder for results on its benchmarks
-# Of what is saved, what stays true of other weights.
+# Saved facts that stay true when the weights change.
 BY_AUTHOR = ("title", "source_language", "target_language", "limits")
-# Fields of a card's metadata that are made of the facts; all others are its author's.
+# Fields of a card's metadata that come from the facts; all others are the author's.
 MADE = ("base_model", "datasets", "language", "library_name", "license", "model-index", "pipeline_tag", "tags")
 
 
@@ -44,11 +43,11 @@ class CardError(ValueError):
 
 
 def read_facts(folder: Path) -> tuple[RunFacts, str | None]:
-    """Collects what is known of a saved model.
+    """Collects the facts about a saved model.
 
-    What was saved of the training counts only for the weights that it was saved for. What the metadata of an existing
-    card says of languages, licence, data sets and base model comes from its author, and counts more than what was
-    saved, as do fields that no card has by itself. What isn't known is left out.
+    The saved facts of a training are used only if the weights are still the same. Languages, licence, data sets and
+    base model in the metadata of an existing card come from its author and replace saved ones; the author's own fields
+    are kept.
 
     Args:
         folder: The model's folder, as `save_pretrained` writes it.
@@ -82,16 +81,17 @@ def read_facts(folder: Path) -> tuple[RunFacts, str | None]:
 
 
 def _name(folder: Path, saved: str | None) -> str:
-    """What a card calls the model: what is saved, unless that is a folder's name of an older version of this package.
+    """Returns the model's name for its card.
 
-    These looked like names on the Hub: "run/averaged-3".
+    The saved name is used only if it is a repository's. Older versions of this package saved folders as names that
+    look the same: "run/averaged-3".
     """
     last = folder.resolve().parts[-2:]
     return saved if saved and is_repository(saved) and saved != "/".join(last) else local_name(folder)
 
 
 def said_by_author(folder: Path) -> dict[str, Any]:
-    """Returns what only a model's author can know, for another card of it, be it trained further in between.
+    """Returns what only a model's author can know, for a new card of the model, also after more training.
 
     Args:
         folder: The model's folder; it may have no card.
@@ -115,11 +115,11 @@ def said_by_author(folder: Path) -> dict[str, Any]:
 
 
 def with_what_was_said(facts: RunFacts, said: Mapping[str, Any]) -> RunFacts:
-    """Fills in what facts don't say.
+    """Fills in missing facts.
 
     Args:
         facts: The facts of a new card.
-        said: What `said_by_author` has read from the older one.
+        said: The result of `said_by_author` for the older card.
     """
     if facts.languages or facts.source_language or facts.target_language:
         said = {name: value for name, value in said.items() if "language" not in name}
@@ -146,47 +146,14 @@ def curve_of(log: Iterable[Mapping[str, Any]]) -> list[CurvePoint]:
     return [CurvePoint(step, **{name: steps[step].get(key) for name, key in names.items()}) for step in chosen]
 
 
-def hardware_of(run: Path) -> str | None:
-    """Returns the hardware of a run, as its facts have it, in its folder or in that of the averaged model; or None."""
-    for file in (run / FACTS, *sorted(run.glob(f"*/{FACTS}"))):
-        facts = read_json(file)
-        recipe = facts.get("recipe") if isinstance(facts, dict) else None
-        if isinstance(recipe, dict) and isinstance(recipe.get("hardware"), str):
-            return str(recipe["hardware"])
-    return None
-
-
-def eval_results(facts: RunFacts, benchmark: str, task: str) -> str:
-    """Returns the YAML for a file in `.eval_results`, where the Hub looks for results on its benchmarks.
-
-    Args:
-        facts: The facts; the first score on the test set is the result.
-        benchmark: The benchmark's data set on the Hub.
-        task: The task in it, as its own `eval.yaml` calls it.
-
-    Raises:
-        CardError: The test set wasn't scored.
-    """
-    tests = [one for one in facts.evaluations if one.split == "test" and one.scores]
-    if not tests:
-        raise CardError("there is no score on a test set for --benchmark; train with a test set, or leave it out")
-    evaluation, score = tests[0], tests[0].scores[0]
-    notes = "; ".join(filter(None, (f"{score.name}, {score.signature}", evaluation.decoding)))
-    entry = EvalResultEntry(dataset_id=benchmark, task_id=task, value=round(score.value, 2), notes=notes)
-    return str(yaml.safe_dump(eval_result_entries_to_yaml([entry]), sort_keys=False, allow_unicode=True))
-
-
 def _from_json(folder: Path, values: dict[str, Any]) -> dict[str, Any]:
-    known = {one.name for one in fields(RunFacts)}
     try:
         read = {
-            "recipe": Recipe(**values.get("recipe", {})),
+            "recipe": TrainingFacts(**values.get("recipe", {})),
             "curve": [CurvePoint(**one) for one in values.get("curve", ())],
             "evaluations": _evaluations(values.get("evaluations", ())),
             "samples": [Sample(**one) for one in values.get("samples", ())],
         }
-        if unknown := values.keys() - known:
-            raise TypeError(f"unknown: {', '.join(sorted(unknown))}")
         fill_model_card(RunFacts(**{"name": folder.name, **values, **read}))  # which sees values of other types
     except (TypeError, AttributeError, KeyError, ValueError) as error:  # of a newer version, or edited
         raise CardError(f"{folder / FACTS} can't be read ({error}); correct it, or remove it") from error
@@ -194,7 +161,7 @@ def _from_json(folder: Path, values: dict[str, Any]) -> dict[str, Any]:
 
 
 def _from_a_run(folder: Path) -> dict[str, Any]:
-    """What a run left that has no `model_card.json`, or a checkpoint during training."""
+    """Reads the facts of a checkpoint during training, or of a run without `model_card.json`."""
     values: dict[str, Any] = {}
     file = folder / TRAINER_STATE
     try:
@@ -202,7 +169,7 @@ def _from_a_run(folder: Path) -> dict[str, Any]:
             state = json.loads(file.read_text(encoding="utf-8"))
             values["curve"] = curve_of(state["log_history"])
             tokens = [entry[TARGET_TOKENS] for entry in state["log_history"] if TARGET_TOKENS in entry]
-            values["recipe"] = Recipe(steps=state["global_step"], target_tokens=max(tokens, default=None))
+            values["recipe"] = TrainingFacts(steps=state["global_step"], target_tokens=max(tokens, default=None))
         file = folder / SCORES
         if file.is_file():
             values["evaluations"] = _evaluations(json.loads(file.read_text(encoding="utf-8")))
@@ -217,7 +184,7 @@ def _evaluations(values: Iterable[Mapping[str, Any]]) -> list[Evaluation]:
 
 
 def _from_card(folder: Path) -> dict[str, Any]:
-    """What the metadata of the folder's card says."""
+    """Reads the fields of `RunFacts` in the metadata of the folder's card."""
     if not (folder / CARD).is_file():
         return {}
     data = load_card(folder / CARD).data
@@ -232,21 +199,17 @@ def _from_card(folder: Path) -> dict[str, Any]:
     }
 
 
-def load_card(file: Path | str, name: str | None = None) -> ModelCard:
+def load_card(file: Path) -> ModelCard:
     """Reads a card.
-
-    Args:
-        file: The file, or its text.
-        name: What messages call it; None: the file.
 
     Raises:
         CardError: It isn't UTF-8, or its metadata isn't YAML.
     """
     try:
-        card: ModelCard = ModelCard.load(file) if isinstance(file, Path) else ModelCard(file)
+        card: ModelCard = ModelCard.load(file)
     except (ValueError, TypeError, yaml.YAMLError) as error:
         problem = " ".join(str(error).split())[:200]
-        raise CardError(f"{name or file} isn't a model card ({problem}); correct its metadata, or remove it") from error
+        raise CardError(f"{file} isn't a model card ({problem}); correct its metadata, or remove it") from error
     return card
 
 

@@ -2,10 +2,10 @@
 
 import json
 import re
-from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from pathlib import Path, PurePosixPath, PureWindowsPath
+from datetime import timedelta
+from pathlib import Path, PureWindowsPath
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
@@ -18,17 +18,16 @@ if TYPE_CHECKING:  # sacrebleu takes time to import, and a converted model has n
     from ..metrics import Score
 
 CARD = "README.md"
-FACTS = "model_card.json"  # what a card was made of, beside it: `vanilla-transformer card` makes another one of it
-WEIGHTS = "weights"  # in that file, the digests of the weights that the facts are about
+FACTS = "model_card.json"  # the facts of a card, beside it; `vanilla-transformer card` makes a new card from them
+WEIGHTS = "weights"  # in that file, the digests of the weights that the facts describe
 TEMPLATE = Path(__file__).with_name("model_card_template.md")
 TAGS = ("vanilla_transformer", "attention-is-all-you-need")
 LIMITS = (
     "The model translates one sentence at a time. Its quality on text that differs from the training data has not been "
     "measured, nor has any bias in that data: check its translations before you rely on them."
 )
-LOADS = re.compile(r"from_pretrained\(\s*(\"(?:[^\"\\]|\\.)*\")")
-# Only of a repository: where a folder of this name is missing, transformers would run the code of a repository
-# of that name.
+LOADS = re.compile(r"from_pretrained\(\s*(\"(?:[^\"\\]|\\.)*\")")  # what the card's code loads, as a literal
+# Written for a repository only: if a folder is missing, transformers loads the repository of that name.
 OWN_CODE = """\
 If the package hf_vanilla_transformer is not installed, use the checkpoint's own code. It runs on your machine, so \
 read it or trust its author; then leave out the first line and write
@@ -76,7 +75,7 @@ class Sample:
 
 @dataclass(frozen=True)
 class CurvePoint:
-    """What was measured after some updates; None means that it wasn't."""
+    """Measurements after some updates; None: not measured."""
 
     step: int  # number of updates
     target_tokens: int | None = None  # trained on until then
@@ -86,8 +85,8 @@ class CurvePoint:
 
 
 @dataclass(frozen=True)
-class Recipe:
-    """How the model was trained; None means unknown, and is left out of the card."""
+class TrainingFacts:
+    """How the model was trained; None: unknown, and left out of the card."""
 
     optimizer: str | None = None  # with its constants, for instance "Adam, beta 0.9 and 0.98, epsilon 1e-9"
     learning_rate: float | None = None  # the highest
@@ -109,7 +108,7 @@ class Recipe:
     software: str | None = None  # for instance "torch 2.13.0, transformers 5.23.0"
 
 
-# What the card calls fields of a recipe; others by their names.
+# Labels of a recipe's fields in the card; other fields have their names.
 LABELS = {
     "learning_rate": "peak learning rate",
     "batch_tokens": "target tokens per update",
@@ -117,13 +116,13 @@ LABELS = {
     "dropout_warmup_steps": "steps of warm-up of dropout",
     "bpe_dropout": "BPE-dropout",
     "ema_decay": "decay of the average of the weights",
-    "seconds": "time",
+    "seconds": "time (h:mm:ss)",
 }
 
 
 @dataclass(frozen=True)
 class RunFacts:
-    """The facts about a model and its training run; what is missing is left out of the card."""
+    """The facts about a model and its training run; missing ones are left out of the card."""
 
     name: str  # what the model is loaded by: its name on the Hub, "user/name", or a folder as `local_name` writes it
     title: str | None = None  # the card's, if it isn't the name
@@ -131,14 +130,14 @@ class RunFacts:
     parameters: int | None = None  # their number; tied ones count once
     source_language: str | None = None  # ISO 639 code, "en"
     target_language: str | None = None
-    languages: Sequence[str] = ()  # ISO 639 codes, where source and target language aren't given
+    languages: Sequence[str] = ()  # ISO 639 codes, if source and target language aren't given
     converted: bool = False  # from a model of another system
     base_model: str | None = None  # that one's name on the Hub
     license: str | None = None  # the Hub's identifier, "apache-2.0"
     datasets: Sequence[str] = ()  # names on the Hub of the training data
     training_files: Sequence[str | Path] = ()  # the card shows their names without folders
     training_pairs: int | None = None  # number of sentence pairs in the training data
-    recipe: Recipe = field(default_factory=Recipe)
+    recipe: TrainingFacts = field(default_factory=TrainingFacts)
     curve: Sequence[CurvePoint] = ()  # in the order of the updates
     evaluations: Sequence[Evaluation] = ()  # one per test set
     samples: Sequence[Sample] = ()  # a few translations, preferably of sentences outside the training data
@@ -148,32 +147,31 @@ class RunFacts:
 
 
 def is_repository(name: str) -> bool:
-    """Whether a name can be that of a repository, "user/name"; code of anybody's could run under it."""
+    """Whether a name can be a repository's, "user/name"; loading it could run code from the Hub."""
     return re.fullmatch(r"[A-Za-z0-9][\w.-]*/[\w.-]+", name) is not None
 
 
 def local_name(folder: str | Path) -> str:
-    """Returns how a card names a folder here: beginning with "./", so that it is no repository of somebody else.
+    """Returns a card's name for a folder: it begins with "./", so that it can't be a repository's name.
 
-    Of an absolute path, the last folder's name is left, as a card says nothing about its author's machine.
+    An absolute path is cut to the last folder's name, because a card says nothing about its author's machine.
     """
-    text = str(folder)
-    if PurePosixPath(text).is_absolute() or (path := PureWindowsPath(text)).is_absolute():
-        text = PureWindowsPath(text).name
-    elif path.parts in ((), ("..",)):
-        text = Path(folder).resolve().name
-    return "./" + " ".join(text.removeprefix("./").split())
+    path = Path(folder)
+    if path.name in ("", ".."):
+        path = path.resolve()
+    name = path.name if path.is_absolute() else path.as_posix()
+    return "./" + " ".join(name.split())
 
 
 def save_card(folder: str | Path, facts: RunFacts) -> None:
-    """Writes a model's card, `README.md`, and what it was made of, `model_card.json`, beside the model's weights.
+    """Writes a model's card, `README.md`, and its facts, `model_card.json`, beside the model's weights.
 
     Args:
         folder: The folder of the saved model.
         facts: The facts. Of files with training data, the names are kept without their folders.
 
     Raises:
-        ValueError: As for `fill_model_card`, or one of the files is a link out of the folder.
+        LinkError: One of the files is a link out of the folder.
         OSError: The folder can't be written.
     """
     folder = Path(folder)
@@ -188,7 +186,7 @@ def save_card(folder: str | Path, facts: RunFacts) -> None:
 
 
 def weights_in(folder: Path) -> dict[str, str]:
-    """Returns the files with weights in a model's folder, each with a digest of all of it."""
+    """Returns the names of the files with weights in a model's folder, each with the file's digest."""
     files = sorted((*folder.glob("*.safetensors"), *folder.glob("pytorch_model*.bin")))
     return {file.name: digest_of(file) for file in files}
 
@@ -198,9 +196,6 @@ def fill_model_card(facts: RunFacts) -> ModelCard:
 
     Args:
         facts: The facts. Their text is escaped, except for `limits`.
-
-    Raises:
-        ValueError: Two evaluations have the same `dataset_id` and `split`, so that the Hub couldn't tell them apart.
     """
     name = _loaded_by(facts.name)
     sentence = facts.samples[0].source if facts.samples else "..."
@@ -244,11 +239,6 @@ def _metadata(facts: RunFacts, name: str) -> ModelCardData:
 
 
 def _eval_results(evaluations: Sequence[Evaluation]) -> list[EvalResult]:
-    """The scores as the Hub's metadata, after checking that no two evaluations have the same place."""
-    places = Counter((evaluation.dataset_type, evaluation.split) for evaluation in evaluations)
-    for (dataset, split), number in places.items():
-        if number > 1:
-            raise ValueError(f"there are {number} evaluations on {dataset!r}, split {split!r}; give each its own split")
     return [
         EvalResult(
             task_type="translation",
@@ -305,7 +295,7 @@ def architecture_rows(config: Mapping[str, Any], parameters: int | None = None) 
 
 
 def _known(rows: Iterable[tuple[str, object]]) -> list[tuple[str, str]]:
-    """Leaves out what is unknown, and writes numbers with commas."""
+    """Leaves out unknown values, and writes numbers with commas."""
     return [
         (label, f"{value:,}" if isinstance(value, int) else str(value)) for label, value in rows if value is not None
     ]
@@ -345,12 +335,17 @@ def _training_data(facts: RunFacts) -> str:
     return "\n".join(lines)
 
 
-def recipe_rows(recipe: Recipe) -> list[tuple[str, str]]:
+def recipe_rows(recipe: TrainingFacts) -> list[tuple[str, str]]:
     """Describes a training as text: labels and values, without unknown ones."""
-    shown: dict[str, Callable[[Any], str]] = {"learning_rate": "{:.4g}".format, "seed": str, "seconds": _duration}
+    values = {name: value for name, value in asdict(recipe).items() if value is not None}
+    texts: dict[str, Callable[[Any], object]] = {
+        "learning_rate": "{:.4g}".format,
+        "seed": str,
+        "seconds": lambda seconds: timedelta(seconds=round(seconds)),
+    }
     return _known(
-        (LABELS.get(name, name.replace("_", " ")), shown[name](value) if name in shown and value is not None else value)
-        for name, value in asdict(recipe).items()
+        (LABELS.get(name, name.replace("_", " ")), texts[name](value) if name in texts else value)
+        for name, value in values.items()
     )
 
 
@@ -413,26 +408,17 @@ def _value(value: object) -> str:
     return f"{value:,}" if isinstance(value, int) else _text(str(value))
 
 
-def _duration(seconds: float) -> str:
-    """For instance "45 s", "3 min 26 s" or "26 h 0 min"."""
-    minutes, rest = divmod(round(seconds), 60)
-    if minutes < 60:
-        return f"{minutes} min {rest} s" if minutes else f"{rest} s"
-    hours, minutes = divmod(round(seconds / 60), 60)
-    return f"{hours} h {minutes} min"
-
-
 def _file_name(path: str | Path) -> str:
-    return PureWindowsPath(path).name  # which splits at both kinds of slash
+    return PureWindowsPath(path).name  # splits at both kinds of slash
 
 
 def _text(text: str) -> str:
-    """Escapes text for Markdown, on one line: no mark-up, link, HTML or formula in it takes effect."""
+    """Escapes text for Markdown, on one line: mark-up, links, HTML and formulas in it have no effect."""
     return re.sub(r"([\\`*_\[\]<>|~$&])", r"\\\1", " ".join(text.split()))
 
 
 def _code(text: str) -> str:
-    """Formats text as Markdown code, where a backtick isn't possible and a bar would end a table's cell."""
+    """Formats text as Markdown code. It can't contain a backtick, and a bar would end a table's cell."""
     return f"`{' '.join(text.split()).replace('`', chr(39))}`".replace("|", "\\|")
 
 
@@ -448,39 +434,30 @@ def _title(name: str) -> str:
     return name.removeprefix("./")
 
 
-def published_as(text: str, repository: str, local: Collection[str]) -> tuple[str, str | None]:
+def published_as(text: str, repository: str, name: str) -> str:
     """Names a repository in a card that is published: in the code that loads the model, as title, in `model-index`.
 
     Args:
         text: The card.
         repository: The repository, "user/name".
-        local: What the card may have named this very model so far, beside folders that begin with "./".
+        name: The model's name in the card's facts. A folder's name, "./...", may have changed since.
 
     Returns:
-        The text, and the name that was replaced; None: the card named the repository, or no model.
+        The text. It is the same if the card's code loads the repository, or no model.
 
     Raises:
         ValueError: The card's code loads other models than this one; the message has a name.
     """
-    loaded = {_plain(literal) for literal in LOADS.findall(text)}
-    if not loaded or repository in loaded:
-        return text, None
-    own = [name for name in sorted(loaded) if name.startswith("./") or name in local]
+    loaded = sorted(LOADS.findall(text))
+    if not loaded or _literal(repository) in loaded:
+        return text
+    own = [literal for literal in loaded if literal.startswith('"./') or literal == _literal(name)]
     if not own:
-        raise ValueError(min(loaded))
-    old = own[0]
-    text = LOADS.sub(
-        lambda call: call[0].replace(call[1], _literal(repository)) if _plain(call[1]) == old else call[0], text
-    )
+        raise ValueError(loaded[0].strip('"'))
+    text = text.replace(own[0], _literal(repository))
     if "trust_remote_code" not in text:
         text = text.replace(AFTER_USAGE, f"{OWN_CODE.format(name=_literal(repository))}\n\n{AFTER_USAGE}", 1)
-    ends = [re.escape(old.rpartition("/")[2]), repository.rpartition("/")[2]]
-    text = re.sub(rf"^(model-index:\n- name: ){ends[0]}$", lambda line: line[1] + ends[1], text, flags=re.M)
-    return re.sub(rf"^# {re.escape(_text(_title(old)))}$", lambda _: f"# {_text(repository)}", text, flags=re.M), old
-
-
-def _plain(literal: str) -> str:
-    try:
-        return str(json.loads(literal))
-    except ValueError:  # an escape that only Python knows
-        return literal[1:-1]
+    old = str(json.loads(own[0]))
+    text = text.replace(f"\n# {_text(_title(old))}\n", f"\n# {_text(repository)}\n", 1)
+    index = "\nmodel-index:\n- name: {}\n"
+    return text.replace(index.format(old.rpartition("/")[2]), index.format(repository.rpartition("/")[2]), 1)

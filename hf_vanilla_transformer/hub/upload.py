@@ -1,27 +1,16 @@
-"""Publishing on the Hub: which files of a folder are sent, what is checked before, and errors that name the fix."""
+"""Publishing on the Hub: the files of a folder that are sent, checks before that, and errors that name the fix."""
 
 import fnmatch
-import glob
 import json
-import os
 import re
-import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
-from huggingface_hub import HfApi, get_token, hf_hub_download
-from huggingface_hub.errors import (  # type: ignore[attr-defined]  # the client's library has another name than before
-    EntryNotFoundError,
-    HFValidationError,
-    HTTPError,
-    OfflineModeIsEnabled,
-    RepositoryNotFoundError,
-    RevisionNotFoundError,
-)
+from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, get_token
+from huggingface_hub.errors import HTTPError  # type: ignore[attr-defined]  # of the client's HTTP library
 
 from ..checkpoints.completeness import RECIPE, TRAINER_STATE
 from ..checkpoints.files import LinkError, check_links
@@ -36,11 +25,11 @@ from ..checkpoints.loading import (
 )
 from ..data.hub_names import HubError
 from ..errors import first_line
-from .facts import EVAL_RESULTS, SCORES, CardError, load_card, read_facts
-from .model_card import CARD, FACTS, published_as
+from .facts import SCORES, CardError, load_card, read_facts
+from .model_card import CARD, FACTS, is_repository, published_as
 
 ADAPTER = "adapter_config.json"
-# What `from_pretrained` loads: of an older model, it would be mixed with a new one's files, so it is removed.
+# Files that `from_pretrained` loads. Those of an older model would be mixed with the new ones, so they are removed.
 MODEL_FILES = (
     *(CONFIG, "generation_config.json", "*.safetensors", "*.safetensors.index.json", ADAPTER),
     *("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", *VOCABULARY_FILES),
@@ -48,7 +37,7 @@ MODEL_FILES = (
 )
 SENT = (*MODEL_FILES, CARD, "LICENSE*")
 TEXTS = ("*.translations.txt", SCORES)  # of the user's validation and test sets
-# What may be in a repository of an older version of this package, or of a Trainer.
+# Files that an older version of this package, or a Trainer, may have left in a repository.
 STALE = (*MODEL_FILES, "pytorch_model*", *TEXTS, FACTS, RECIPE, TRAINER_STATE, "checksums.json", "training_args.bin")
 LICENSE, LICENSE_OF_CODE = Path(__file__).parents[1] / "LICENSE", "LICENSE-CODE"
 EMPTY = re.compile(r"more\s+information\s+needed", re.IGNORECASE)  # what transformers' own cards mostly consist of
@@ -61,7 +50,7 @@ class PublishError(HubError):
 
 @dataclass(frozen=True)
 class Upload:
-    """What would be sent."""
+    """The files of a push."""
 
     folder: Path
     names: Sequence[str]  # of files that are sent as they are
@@ -80,13 +69,11 @@ class Upload:
 
 @dataclass(frozen=True)
 class Published:
-    """What has become of an upload."""
+    """Where a model is on the Hub."""
 
-    url: str  # the commit's
-    removed: Sequence[str]  # files of an older model that the commit has removed
-    private: bool  # whether the repository is
-    changed: bool  # whether there was anything new
-    replaced_card: bool  # whether the repository had a card that said something else
+    url: str  # of the commit
+    removed: Sequence[str]  # files of an older model that the commit removed
+    private: bool  # whether only the repository's owner sees it
 
 
 def check_token() -> None:
@@ -100,23 +87,24 @@ def check_token() -> None:
 
 
 def prepare(folder: Path, repo: str, *, include_translations: bool = False) -> Upload:
-    """Checks a model's folder, its code and its card, and returns what is to be sent. It makes no network requests.
+    """Checks a model's folder, its code and its card, and returns the files to send. It makes no network requests.
 
     Args:
         folder: The model's folder: a finished run's, one of averaged weights, or what `save_pretrained` wrote.
-        repo: The repository's name, "user/name". In what is sent, the card's code loads the model by this name.
+        repo: The repository's name, "user/name". The code in the card that is sent loads the model by this name.
         include_translations: Whether translations of the validation and test sets are sent too, with `scores.json`.
 
     Raises:
-        PublishError: The model can't be loaded, its own code is missing, a file is a link that leads out of the
-            folder, or the card is missing, isn't the model's, or isn't complete.
+        PublishError: `repo` is no repository's name, the model can't be loaded, its own code is missing, a file is a
+            link that leads out of the folder, or the card is missing, isn't the model's, or isn't complete.
     """
+    if not is_repository(repo):
+        raise PublishError(f"{repo!r} is not a repository's name; give user/name")
     sent, left_out = model_files(folder, include_translations=include_translations)
     changed: dict[str, bytes] = {}
     notes: list[str] = []
     if ADAPTER not in sent:
-        with TemporaryDirectory() as place:
-            _check_model(_staged(Upload(folder, sent), Path(place)), folder)  # without what isn't sent
+        _check_model(folder)
         card, notes = _checked_card(folder, repo)
         if card != (folder / CARD).read_bytes():
             changed[CARD] = card
@@ -126,13 +114,13 @@ def prepare(folder: Path, repo: str, *, include_translations: bool = False) -> U
 
 
 def publish(upload: Upload, repo: str, *, private: bool = False, revision: str | None = None) -> Published:
-    """Sends what `prepare` returned, and creates the repository if there is none.
+    """Sends the files that `prepare` returned, and creates the repository if there is none.
 
     Args:
-        upload: What is sent; `send` says how.
+        upload: The files.
         repo: The repository's name, "user/name".
         private: Whether only its owner may see it. An existing public repository is refused then.
-        revision: A branch, which is created if there is none; None: main.
+        revision: A branch, created if there is none; None: main.
 
     Returns:
         Where it is.
@@ -144,24 +132,17 @@ def publish(upload: Upload, repo: str, *, private: bool = False, revision: str |
     check_token()
     api = HfApi()
     with hub_errors(repo):
-        try:
-            is_public = not api.model_info(repo).private
-        except RepositoryNotFoundError:
-            is_public = False
+        if not api.repo_exists(repo):
             api.create_repo(repo, private=private, exist_ok=True)
-        if private and is_public:
+        elif private and not api.model_info(repo).private:
             raise PublishError(
                 f"{repo} exists and is public; make it private in its settings on the Hub, or give another name"
             )
         _create_branch(api, repo, revision)
-        before = api.model_info(repo, revision=revision)
-        removed = _stale((one.rfilename for one in before.siblings or ()), upload)
-        card = _card_there(repo, revision)
-        done = send(upload, repo, revision=revision, stale=removed)
-    has_card = CARD in upload.names or CARD in upload.changed
-    new = (upload.changed.get(CARD) or (upload.folder / CARD).read_bytes()) if has_card else card
-    replaced = card is not None and card != new
-    return Published(str(done.commit_url), removed, bool(before.private), done.oid != before.sha, replaced)
+        info = api.model_info(repo, revision=revision)
+        removed = _stale((one.rfilename for one in info.siblings or ()), upload)
+    done = send(upload, repo, revision=revision, stale=removed)
+    return Published(str(done.commit_url), removed, bool(info.private))
 
 
 def send(
@@ -174,20 +155,20 @@ def send(
     run_as_future: bool = False,
     stale: Sequence[str] | None = None,
 ) -> Any:
-    """Sends files of a folder into a repository that exists, with `upload_folder` of huggingface_hub.
+    """Sends files of a folder into a repository that exists, in one commit.
 
-    The same commit removes weights, tokenizer files and code of an older model that the new one doesn't have, and what
-    only training needs; all folders of the repository stay as they are. Large files that arrived before an
-    interruption aren't sent again.
+    The commit removes weights, tokenizer files and code of an older model that the new one doesn't have, and what only
+    training needs; all folders of the repository stay as they are. Large files that arrived before an interruption
+    aren't sent again.
 
     Args:
         upload: The files.
         repo: The repository's name, "user/name".
         message: The commit's first line.
         token: For the Hub; None: the saved one.
-        revision: A branch, which is created if there is none; None: main.
+        revision: A branch, created if there is none; None: main.
         run_as_future: Whether to return at once.
-        stale: Files that the commit removes; None: the Hub is asked for them, and the branch is created.
+        stale: Files that the commit removes; None: they are looked up, and the branch is created.
 
     Returns:
         The commit, or a future of it.
@@ -197,38 +178,17 @@ def send(
         ConnectionError: The Hub can't be reached, or fails.
     """
     api = HfApi(token=token)
-    with hub_errors(repo), ExitStack() as stack:
+    with hub_errors(repo):
         if stale is None:
             _create_branch(api, repo, revision)
             stale = _stale(api.list_repo_files(repo, revision=revision), upload)
-        folder = upload.folder
-        if upload.changed:
-            folder = _staged(upload, Path(stack.enter_context(TemporaryDirectory())))
-        what: dict[str, Any] = {
-            "allow_patterns": [glob.escape(name) for name in (*upload.names, *upload.changed)],
-            "delete_patterns": [glob.escape(name) for name in stale],
-            "commit_message": message or "Upload model",
-            "revision": revision,
-            "run_as_future": run_as_future,
-        }
-        done = api.upload_folder(repo_id=repo, folder_path=folder, **what)
-        if run_as_future:
-            sending = stack.pop_all()
-            done.add_done_callback(lambda _: sending.close())
-        return done
-
-
-def _staged(upload: Upload, place: Path) -> Path:
-    """Puts an upload's files together, links where they can be made and copies elsewhere."""
-    for name in upload.names:
-        (place / name).parent.mkdir(exist_ok=True)
-        try:
-            os.symlink((upload.folder / name).resolve(), place / name)
-        except OSError:  # Windows without its developer mode
-            shutil.copyfile(upload.folder / name, place / name)
-    for name, content in upload.changed.items():
-        (place / name).write_bytes(content)
-    return place
+        operations: list[CommitOperationAdd | CommitOperationDelete] = [
+            *(CommitOperationAdd(name, upload.folder / name) for name in upload.names),
+            *(CommitOperationAdd(name, content) for name, content in upload.changed.items()),
+            *(CommitOperationDelete(name) for name in stale),
+        ]
+        what: dict[str, Any] = {"revision": revision, "run_as_future": run_as_future}
+        return api.create_commit(repo, operations, commit_message=message or "Upload model", **what)
 
 
 @contextmanager
@@ -242,39 +202,25 @@ def hub_errors(repo: str) -> Iterator[None]:
         PublishError: The user can fix it: the name, the rights, the card.
         ConnectionError: The Hub can't be reached, or fails.
     """
+    fixes = {
+        401: f"the Hub doesn't accept the token (401) for {repo}; {LOG_IN}",
+        403: f"you may not write to {repo} (403); give a repository of your own, or {LOG_IN} there",
+        404: f"the Hub has no {repo} that you may see (404); check the name, or {LOG_IN}",
+    }
     try:
         yield
     except PublishError:
         raise
-    except OfflineModeIsEnabled as error:
-        raise PublishError("HF_HUB_OFFLINE forbids to ask the Hub; unset it to publish") from error
-    except HFValidationError as error:
-        raise PublishError(f"{repo!r} can't be a repository's name; give user/name") from error
     except (HTTPError, RuntimeError, ConnectionError, TimeoutError) as error:
-        chain = [error, *_causes(error)]
-        status = next((one.response.status_code for one in chain if getattr(one, "response", None) is not None), None)
-        fixes = {
-            401: f"the Hub doesn't accept the token (401) for {repo}; {LOG_IN}",
-            403: f"you may not write to {repo} (403); give a repository of your own, or {LOG_IN} there",
-            404: f"the Hub has no {repo} that you may see (404); check the name, or {LOG_IN}",
-        }
+        status = getattr(getattr(error, "response", None), "status_code", None)
         if status in fixes:
             raise PublishError(fixes[status]) from error
-        problem = f"answers with {status}" if status else f"can't be reached ({first_line(chain[-1])})"
         raise ConnectionError(
-            f"the Hub {problem}, so {repo} isn't complete there; push again, what has arrived isn't sent twice"
+            f"the Hub can't be reached, or fails ({first_line(error)}), and {repo} isn't complete; push again: what "
+            "has arrived isn't sent twice"
         ) from error
-    except ValueError as error:
-        if not str(error).startswith("Invalid metadata"):
-            raise
-        problems = " ".join(str(error).split()[4:])
-        raise PublishError(f"the Hub refuses the metadata of {CARD}: {problems}; correct it") from error
-
-
-def _causes(error: BaseException) -> Iterator[Any]:
-    while error.__cause__ is not None:
-        error = error.__cause__
-        yield error
+    except ValueError as error:  # a name that the Hub can't have, or metadata of the card that it refuses
+        raise PublishError(f"{' '.join(str(error).split()).rstrip('.')}; correct it") from error
 
 
 def _create_branch(api: HfApi, repo: str, revision: str | None) -> None:
@@ -288,38 +234,30 @@ def _stale(there: Iterable[str], upload: Upload) -> list[str]:
     return [name for name in there if name not in new and _matches(name, STALE)]
 
 
-def _card_there(repo: str, revision: str | None) -> bytes | None:
-    try:
-        return Path(hf_hub_download(repo, CARD, revision=revision)).read_bytes()
-    except (EntryNotFoundError, RevisionNotFoundError):
-        return None
-
-
-def _check_model(folder: Path, name: Path) -> None:
-    """Checks that a folder's model can be loaded, with this package and without it; messages have another name."""
+def _check_model(folder: Path) -> None:
+    """Checks that a folder's model can be loaded, with this package and without it."""
     try:
         config = json_object(folder / CONFIG)
         tensors_in(folder)
-        is_ours = config.get("model_type") == MODEL_TYPE
-        if is_ours:
+        is_own = config.get("model_type") == MODEL_TYPE
+        if is_own:
             load_checkpoint(folder, local_only=True)
     except (CheckpointError, ValueError) as error:
-        problem = first_line(error).replace(str(folder), str(name))
-        raise PublishError(f"{problem}; only a model that can be loaded is published") from error
+        raise PublishError(f"{first_line(error)}; only a model that can be loaded is published") from error
     settings = [config]
     if (folder / "tokenizer_config.json").is_file():
         settings.append(json_object(folder / "tokenizer_config.json"))
     classes = json.dumps([one.get("auto_map") for one in settings])  # such as "modeling_x.Class"; others are elsewhere
-    modules = {*re.findall(r'"(\w+)\.\w+"', classes), *(["modeling_vanilla_transformer"] if is_ours else [])}
+    modules = {*re.findall(r'"(\w+)\.\w+"', classes), *(["modeling_vanilla_transformer"] if is_own else [])}
     if missing := sorted(one for one in modules if not (folder / f"{one}.py").is_file()):
         raise PublishError(
-            f"{name} has no {missing[0]}.py, without which the model can't be loaded where this package isn't "
+            f"{folder} has no {missing[0]}.py, without which the model can't be loaded where this package isn't "
             "installed; load model and tokenizer here, and save both again with save_pretrained"
         )
 
 
 def model_files(folder: Path, *, include_translations: bool = False) -> tuple[list[str], list[str]]:
-    """Returns the names of a model's files that are published, and of those that aren't.
+    """Returns the names of a model's files that are published, and of the folder's other files.
 
     Args:
         folder: The model's folder.
@@ -330,7 +268,7 @@ def model_files(folder: Path, *, include_translations: bool = False) -> tuple[li
     """
     names = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
     patterns = SENT + (TEXTS if include_translations else ())
-    sent = [name for name in names if _matches(name, patterns) or _is_result(name)]
+    sent = [name for name in names if _matches(name, patterns)]
     try:
         check_links(folder, [folder / name for name in sent], in_cache=True)
     except LinkError as error:
@@ -343,12 +281,8 @@ def _matches(name: str, patterns: Sequence[str]) -> bool:
     return not name.startswith(".") and "/" not in name and any(fnmatch.fnmatchcase(name, one) for one in patterns)
 
 
-def _is_result(name: str) -> bool:
-    return re.fullmatch(rf"{re.escape(EVAL_RESULTS)}/[^/]+\.yaml", name) is not None
-
-
 def _checked_card(folder: Path, repo: str) -> tuple[bytes, list[str]]:
-    """The card, whose code loads the model from the repository, and notes."""
+    """Returns the card, with code that loads the model from the repository, and notes."""
     file = folder / CARD
     make = f"vanilla-transformer card {folder}"
     if not file.is_file():
@@ -370,13 +304,12 @@ def _checked_card(folder: Path, repo: str) -> tuple[bytes, list[str]]:
     if facts.samples:
         notes.append(f"{CARD} shows {len(facts.samples)} sentences of the data that the model was scored on")
     try:
-        text, old = published_as(text, repo, {facts.name, folder.resolve().name, "/".join(folder.resolve().parts[-2:])})
+        published = published_as(text, repo, facts.name)
     except ValueError as error:
         raise PublishError(
             f"the code in {file} loads {error}, not {repo}; correct it, or write the card again with `{make} "
             f"--name {repo} --overwrite`"
         ) from error
-    if old is None:
-        return content, notes
-    notes.append(f"in the {CARD} that is sent, the model's name is {repo}, not {old}")
-    return text.encode(), notes
+    if published != text:
+        notes.append(f"in the {CARD} that is sent, the model's name is {repo}")
+    return published.encode() if published != text else content, notes

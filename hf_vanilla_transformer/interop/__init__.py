@@ -1,1 +1,1 @@
-"""Models of other systems: each has a file with a table of names, by which its checkpoints become ours."""
+"""Conversion of other systems' models, and export to other formats; each system has a file with a table of names."""

@@ -1,18 +1,17 @@
-"""Models of other systems become checkpoints of this package: convert("Helsinki-NLP/opus-mt-en-de", "opus-mt-en-de").
+"""Converts models of other systems into checkpoints of this package.
 
-Each system has a module here with `recognises`, which tells by a file's or folder's looks whether it is one of its
-models, and `load`, which returns it as this package's.
+Each system has a module here with `load`, and those that can be told by the looks of a file or folder `recognises`.
 """
 
-from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from ..checkpoints.files import new_folder
+from ..checkpoints.files import check_new_folder, new_folder
 from ..checkpoints.loading import tokenizer_fingerprint
 from ..hub.model_card import RunFacts, local_name, save_card
 from . import fairseq, joeynmt, mapping, marian, opennmt
-from .base import ConversionError, Converted, Options, check_new_folder
+from .check import compare, read_example
+from .conversion import ConversionError, Converted, Options
 
 SYSTEMS: dict[str, Any] = {
     "marian": marian,
@@ -21,38 +20,40 @@ SYSTEMS: dict[str, Any] = {
     "joeynmt": joeynmt,
     "mapping": mapping,
 }
-SEE = "docs/interop.md says what each system's models consist of"
-# Systems whose models don't come in, as no sample was at hand to prove it by -> patterns of their files' names.
-WITHOUT_SAMPLE = {
-    "tensor2tensor": ("*.ckpt-*.index", "*.ckpt-*.meta", "*.ckpt-*.data-*"),
-    "Marian (its own .npz, not transformers')": ("*.npz",),
-    "Eole": ("model.[0-9][0-9].safetensors",),
-}
+UNKNOWN = (
+    "isn't the model of a known system; give --from with one of {known}. docs/interop.md says what their models "
+    "consist of; tensor2tensor, Marian's own .npz files and Eole aren't supported"
+)
 
 
-def convert(source: str | Path, output: str | Path, *, system: str | None = None, **options: Any) -> tuple[str, ...]:
+def convert(
+    source: str | Path, output: str | Path, *, system: str | None = None, check: Path | None = None, **options: Any
+) -> tuple[str, ...]:
     """Writes a checkpoint: weights, configuration, generation settings, tokenizer, code and a model card.
 
     Args:
         source: A folder or file of another system's model, or for Marian also a name on the Hub.
-        output: The folder to write, which appears when it is complete. It may exist if it is empty.
+        output: The folder to write. It appears when it is complete, and may exist if it is empty.
         system: The system that the model comes from; None: it is recognised.
+        check: A .pt or .npz file with `input_ids`, `attention_mask` and `decoder_input_ids` of an example, and the
+            `logits` of the original model, with which the converted model's are compared.
         **options: Fields of `Options`.
 
     Returns:
-        What a user should know: what isn't exact, and by how much, and what is missing.
+        Notes for the user: what isn't exact, and by how much, and what is missing.
 
     Raises:
-        ConversionError: The model can't be converted, or there is something at `output`.
-        OSError: The output can't be written.
+        ConversionError: The model can't be converted, or its logits are others than the original's.
+        OSError: The output exists, or can't be written.
     """
     output, given = Path(output), Options(**options)
     check_new_folder(output)
-    if system != "mapping" and given.mapping is None:
-        _check_is_sampled(Path(source))
+    example = None if check is None else read_example(check)
     name = system or ("mapping" if given.mapping is not None else recognise(source))
     loaded: Converted = SYSTEMS[name].load(source, given)
     notes = loaded.notes
+    if example is not None:
+        notes += (compare(loaded.model, example),)
     if loaded.tokenizer is None:
         notes += ("no tokenizer is written: save yours beside the model",)
     else:
@@ -68,35 +69,23 @@ def convert(source: str | Path, output: str | Path, *, system: str | None = None
 
 
 def recognise(source: str | Path) -> str:
-    """Returns the system that a model comes from.
+    """Returns the system that a model comes from; the layout of a mapping's model is known to its owner only.
 
     Raises:
-        ConversionError: It is none that is known.
+        ConversionError: It is unknown.
     """
     place = Path(source)
-    found = [name for name, system in SYSTEMS.items() if system.recognises(place)]
-    if not found and not place.is_file():  # a name on the Hub, or something of which Marian's error says what it is
+    found = [name for name, system in SYSTEMS.items() if system is not mapping and system.recognises(place)]
+    if not found and (not place.exists() or (place / "config.json").exists()):  # a name on the Hub; Marian's error says
         return "marian"
-    if len(found) != 1:
-        what = f"looks like several systems' ({', '.join(found)})" if found else "is no model of a known system"
-        raise ConversionError(f"{source} {what}; give --from with one of {', '.join(SYSTEMS)}. {SEE}")
+    known = ", ".join(SYSTEMS)
+    if not found:
+        raise ConversionError(f"{source} {UNKNOWN.format(known=known)}")
+    if len(found) > 1:
+        raise ConversionError(
+            f"{source} looks like several systems' ({', '.join(found)}); give --from with one of {known}"
+        )
     return found[0]
-
-
-def _check_is_sampled(place: Path) -> None:
-    """Refuses a file, or a folder with files, of a system whose conversion was never proved.
-
-    Raises:
-        ConversionError: It is one; it says which system's.
-    """
-    names = [one.name for one in place.iterdir()] if place.is_dir() else [place.name]
-    if "config.json" in names:  # a model of transformers, which may have been made of an .npz beside it
-        names = [name for name in names if not name.endswith(".npz")]
-    for system, patterns in WITHOUT_SAMPLE.items():
-        if any(fnmatchcase(name, pattern) for name in names for pattern in patterns):
-            raise ConversionError(
-                f"{place} looks like a model of {system}, which isn't converted: there was no sample to prove it by"
-            )
 
 
 def _compare_special(config: Any, tokenizer: Any) -> None:
@@ -115,7 +104,7 @@ def _compare_special(config: Any, tokenizer: Any) -> None:
 
 
 def _facts(name: str, loaded: Converted) -> RunFacts:
-    """For the card: what the source's card says of languages and licence, and no more than that."""
+    """Returns what the card says: languages and licence as in the source's card."""
     languages, licence = loaded.metadata.get("language"), loaded.metadata.get("license")
     languages = languages if isinstance(languages, list) else [languages]
     return RunFacts(

@@ -1,4 +1,4 @@
-"""CTranslate2: our models in its format, by `export` or by CTranslate2's own TransformersConverter.
+"""Exports models to CTranslate2's format, by `export` or by its own TransformersConverter.
 
 Importing this module registers a loader there: `TransformersConverter("outputs/quickstart/model").convert("ct2")`.
 """
@@ -17,7 +17,7 @@ from transformers import GenerationConfig, PreTrainedTokenizerBase
 
 from ..configuration_vanilla_transformer import VanillaTransformerConfig
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration, sinusoidal_table
-from .base import ConversionError, check_plain
+from .conversion import ConversionError, check_plain
 
 Activation = common_spec.Activation
 ACTIVATIONS = {
@@ -50,8 +50,8 @@ OTHER_SETTINGS = {
     "doesn't)",
     "max_extra_length": "give max_decoding_length, one number for all sentences of a call (its default is 256)",
     "coverage_penalty": "its formula is another one",
-    "repetition_penalty": "translate_batch has an option of that name, which wasn't compared",
-    "no_repeat_ngram_size": "translate_batch has an option of that name, which wasn't compared",
+    "repetition_penalty": "translate_batch has an option of that name; the two weren't compared",
+    "no_repeat_ngram_size": "translate_batch has an option of that name; the two weren't compared",
     "forced_bos_token_id": "give target_prefix",
     "forced_eos_token_id": "a translation that is cut at the maximum length has no end token",
 }
@@ -80,7 +80,7 @@ def export(
         quantization: A type of CTranslate2's, such as "int8" or "float16"; None: the weights stay as they are.
 
     Returns:
-        What a user should know.
+        Notes for the user.
 
     Raises:
         ConversionError: CTranslate2 can't express the model.
@@ -112,20 +112,20 @@ def write(
 
 
 def notes(model: VanillaTransformerForConditionalGeneration) -> list[str]:
-    """Returns what a user of an exported model should know: its longest sentences, and settings of decoding."""
+    """Returns notes on an exported model: its longest sentences, and generation settings."""
     config, settings = model.config, model.generation_config
     given = {name: getattr(settings, name, None) for name in (*SAME_SETTINGS, *OTHER_SETTINGS)}
     beams = settings.num_beams or 1
     same = {SAME_SETTINGS[name]: given[name] for name in SAME_SETTINGS if given[name] is not None}
-    if settings.max_length is not None:  # the start token is counted in ours
+    if settings.max_length is not None:  # it counts the start token
         same.setdefault("max_decoding_length", settings.max_length - 1)
     # CTranslate2's own defaults are 2 beams, and no empty translation.
     arguments = ", ".join(f"{n}={v!r}" for n, v in ({"beam_size": beams, "min_decoding_length": 0} | same).items())
     found = [
         f"the tables of positions have {len(_table(model.model.encoder, config)):,} rows: longer sentences are an "
         "error. translate_batch cuts sources to 1,024 tokens unless max_input_length says otherwise",
-        "generation_config.json has the model's settings of decoding, which Translator uses and CTranslate2 doesn't "
-        f"read; give them to translate_batch: {arguments}",
+        "Translator reads the generation settings in generation_config.json; CTranslate2 itself doesn't, so give them "
+        f"to translate_batch: {arguments}",
     ]
     found += [
         f"CTranslate2 has no {name} ({given[name]} here): {what}"
@@ -133,7 +133,7 @@ def notes(model: VanillaTransformerForConditionalGeneration) -> list[str]:
         if given[name] or (given[name] == 0 and name.endswith("_id"))
     ]
     if beams > 1 and settings.early_stopping is not True:
-        found.append("its beam search ends as with early_stopping=True, which isn't set here")
+        found.append("its beam search ends as with early_stopping=True; the model has another setting")
     if never := never_chosen(settings):
         found.append(f"tokens {', '.join(map(str, never))} are never chosen: their output bias is {NEVER:g}")
     if sequences := [one for one in settings.bad_words_ids or [] if len(one) > 1]:
@@ -149,7 +149,7 @@ def notes(model: VanillaTransformerForConditionalGeneration) -> list[str]:
 # ---- The model ----
 @register_loader("VanillaTransformerConfig")
 class VanillaTransformerLoader(ModelLoader):
-    """Makes CTranslate2's description of a model; its TransformersConverter finds it by our configuration's name."""
+    """Makes CTranslate2's description of a model; its TransformersConverter finds it by the configuration's name."""
 
     @property
     def architecture_name(self) -> str:
@@ -172,8 +172,10 @@ class VanillaTransformerLoader(ModelLoader):
             raise ConversionError(
                 f"CTranslate2 has no activation_function {config.activation_function!r}; it has {known}"
             )
-        encoder = _EncoderSpec(config.encoder_layers, config.encoder_attention_heads, **_options(model.model.encoder))
-        decoder = _DecoderSpec(
+        encoder = transformer_spec.TransformerEncoderSpec(
+            config.encoder_layers, config.encoder_attention_heads, **_options(model.model.encoder)
+        )
+        decoder = transformer_spec.TransformerDecoderSpec(
             config.decoder_layers,
             config.decoder_attention_heads,
             alignment_heads=config.decoder_attention_heads,  # return_attention: their mean
@@ -194,7 +196,8 @@ class VanillaTransformerLoader(ModelLoader):
         spec.scale_embeddings = config.scale_embedding
         spec.position_encodings.encodings = _table(stack, config)
         self.set_embeddings(embeddings, stack.embed_tokens)
-        if config.final_layer_norm:
+        if config.final_layer_norm:  # also behind post-norm layers, whose spec has no such attribute and is frozen
+            vars(spec)["layer_norm"] = common_spec.LayerNormSpec()
             self.set_layer_norm(spec.layer_norm, stack.layer_norm)
         for layer_spec, layer in zip(spec.layer, stack.layers, strict=True):
             attentions = {"self_attention": "self_attn", "attention": "encoder_attn"}
@@ -230,7 +233,7 @@ class VanillaTransformerLoader(ModelLoader):
         spec.register_target_vocabulary(tokens[1])
 
     def set_config(self, config: Any, model: Any, tokenizer: PreTrainedTokenizerBase) -> None:
-        """Sets the special tokens, which are the target's.
+        """Sets the special tokens by their names in the target's vocabulary.
 
         Raises:
             ConversionError: There is none to start or to end with.
@@ -240,10 +243,10 @@ class VanillaTransformerLoader(ModelLoader):
             number = next(iter(_as_list(getattr(settings, f"{field}_id"))), None)
             if number is None or number >= len(target):
                 raise ConversionError(
-                    f"{field}_id is {number} in the generation config, which is no token of the target"
+                    f"{field}_id is {number} in the generation config, and the target has no such token"
                 )
             setattr(config, field, target[number])
-        # CTranslate2 adds those that a vocabulary lacks, for which there would be no embeddings.
+        # CTranslate2 would add those that a vocabulary lacks, and there are no embeddings for them.
         config.unk_token = tokenizer.unk_token or tokenizer.pad_token or config.eos_token
         config.bos_token = tokenizer.bos_token or config.eos_token
         config.add_attribute("layer_norm_epsilon", model.config.layer_norm_eps)
@@ -251,29 +254,11 @@ class VanillaTransformerLoader(ModelLoader):
         config.add_attribute("max_position_embeddings", len(_table(model.model.decoder, model.config)))
 
 
-class _EncoderSpec(transformer_spec.TransformerEncoderSpec):
-    """An encoder that may have a last LayerNorm behind post-norm layers."""
-
-    def __init__(self, *args: Any, no_final_norm: bool, **kwargs: Any) -> None:
-        super().__init__(*args, no_final_norm=True, **kwargs)
-        if not no_final_norm:
-            self.layer_norm = common_spec.LayerNormSpec()
-
-
-class _DecoderSpec(transformer_spec.TransformerDecoderSpec):
-    """A decoder that may have a last LayerNorm behind post-norm layers."""
-
-    def __init__(self, *args: Any, no_final_norm: bool, **kwargs: Any) -> None:
-        super().__init__(*args, no_final_norm=True, **kwargs)
-        if not no_final_norm:
-            self.layer_norm = common_spec.LayerNormSpec()
-
-
 def _options(stack: Any) -> dict[str, Any]:
     config: VanillaTransformerConfig = stack.config
     return {
         "pre_norm": config.norm_position == "pre",
-        "no_final_norm": not config.final_layer_norm,
+        "no_final_norm": True,
         "activation": ACTIVATIONS[config.activation_function],
         "head_dim": _head_dim(stack.layers[0].self_attn),
     }

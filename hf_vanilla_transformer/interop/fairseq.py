@@ -14,11 +14,12 @@ from transformers import GenerationConfig
 
 from ..configuration_vanilla_transformer import VanillaTransformerConfig
 from ..errors import first_line
-from .base import ConversionError, Converted, Options
-from .layout import POSITIONS, SOURCE, TARGET, Layout, from_tensors
-from .pickles import fields_of, read, tensors_of
+from .conversion import ConversionError, Converted, Options
+from .layout import KINDS, POSITIONS, SOURCE, STACKS, TARGET, Layout, from_tensors, layer_names
+from .pickles import fields_of, read, tensors_of, texts_in
 from .segmentation import TOKENIZED_TEXT, tokenizer_of
 
+SETTINGS = ("args", "cfg")  # where a checkpoint has them, beside `model`
 CHECKPOINTS = ("checkpoint_best.pt", "checkpoint_last.pt")
 SPECIAL = ("<s>", "<pad>", "</s>", "<unk>")  # what every dictionary begins with, before the lines of its file
 SPECIAL_TOKENS = dict(zip(("bos_token", "pad_token", "eos_token", "unk_token"), SPECIAL, strict=True))
@@ -41,43 +42,36 @@ ACTIVATIONS = {
     "tanh": "tanh",
     "linear": "linear",
 }
-# Settings that change what is computed into something that ours doesn't have, if they are anything but off.
+# Settings of other models that have the same tensors, if they are anything but off.
 REFUSED = {
-    "adaptive_input": "factored embeddings",
-    "adaptive_softmax_cutoff": "an adaptive softmax",
     "cross_self_attention": "attention to source and target at once",
     "decoder_layerdrop": "layer drop",
-    "decoder_layers_to_keep": "layers that are left out",
     "decoder_xformers_att_config": "another attention",
     "encoder_layerdrop": "layer drop",
-    "encoder_layers_to_keep": "layers that are left out",
     "encoder_xformers_att_config": "another attention",
-    "layernorm_embedding": "a LayerNorm on embeddings",
-    "no_cross_attention": "a decoder that doesn't see the source",
-    "no_decoder_final_norm": "a pre-norm decoder without a last LayerNorm",
     "no_token_positional_embeddings": "no positions",
     "quant_noise_pq": "quantization noise",
     "quant_noise_scalar": "quantization noise",
-    "tie_adaptive_weights": "an adaptive softmax",
-}
-# Architectures that may have the tensors of `transformer` and compute something else, and those that are `transformer`.
-OTHER_MODELS = {
-    "transformer_from_pretrained_xlm": "XLM",
-    "transformer_lm": "a language model",
-    "transformer_monotonic": "simultaneous translation",
-    "transformer_pointer_generator": "a pointer-generator",
-    "transformer_ulm": "a language model",
-    "transformer_unidirectional": "an encoder that doesn't see what follows",
 }
 SIZES = ("tiny", "iwslt_de_en", "wmt_en_de", "wmt_en_de_big", "wmt_en_de_big_t2t", "wmt_en_de_big_align", "align")
-ARCHITECTURES = ("transformer", *(f"transformer_{one}" for one in (*SIZES, "vaswani_wmt_en_de_big")))
-ARCHITECTURES = (*ARCHITECTURES, "transformer_vaswani_wmt_en_fr_big")
-# Tasks whose decoder starts from another token than </s>, or whose dictionaries have tokens that their files lack.
-OTHER_TASKS = (
-    "denoising", "multilingual_denoising", "multilingual_translation", "multilingual_translation_latent_depth",
-    "online_backtranslation", "semisupervised_translation", "simul_text_to_text", "translation_from_pretrained_bart",
-    "translation_from_pretrained_xlm", "translation_lev", "translation_moe", "translation_multi_simple_epoch",
-)  # fmt: skip
+OWN = {
+    "arch": (
+        *("transformer", "transformer_vaswani_wmt_en_de_big", "transformer_vaswani_wmt_en_fr_big"),
+        *(f"transformer_{one}" for one in SIZES),
+    ),
+    "task": ("translation",),
+}
+# Models with the same tensors that compute something else, and tasks whose decoder starts from another token than </s>
+# or whose dictionaries have tokens that their files lack.
+OTHERS = {
+    "arch": ("transformer_monotonic", "transformer_unidirectional"),
+    "task": (
+        "denoising", "multilingual_denoising", "multilingual_translation", "multilingual_translation_latent_depth",
+        "online_backtranslation", "semisupervised_translation", "simul_text_to_text",
+        "translation_from_pretrained_bart", "translation_from_pretrained_xlm", "translation_lev", "translation_moe",
+        "translation_multi_simple_epoch",
+    ),
+}  # fmt: skip
 # fairseq-generate: a beam of 5, no padding, no empty translation, and at most 200 tokens before </s>.
 LONGEST = 200
 DECODING: dict[str, Any] = {
@@ -91,20 +85,16 @@ DECODING: dict[str, Any] = {
 DECODING_NOTE = (
     "it decodes as fairseq-generate does without options: beams of 5, log-probabilities divided by the length "
     f"(length_penalty 1), at most {LONGEST} tokens; generation_config.json says so. With beams, another "
-    "translation may win where one is cut at that length: its end is certain here, and has its probability in fairseq"
+    "translation may win where one is cut at that length: here, its end costs nothing; in fairseq, its probability"
 )
-SUBLAYERS = {
-    "encoder": {"self_attn_layer_norm": "self_attn_layer_norm", "final_layer_norm": "final_layer_norm"},
-    "decoder": {
-        "self_attn_layer_norm": "self_attn_layer_norm",
-        "encoder_attn_layer_norm": "encoder_attn_layer_norm",
-        "final_layer_norm": "final_layer_norm",
-    },
+NORMS = {
+    "encoder": ("self_attn_layer_norm", "final_layer_norm"),
+    "decoder": ("self_attn_layer_norm", "encoder_attn_layer_norm", "final_layer_norm"),
 }
 OVERWRITE = " #fairseq:overwrite"  # behind a token that takes the place of an earlier one of the same name
 VERSION = 3  # of stacks that normalise once more at their end, if they are pre-norm
 LANGUAGES = ("source_lang", "target_lang")
-# 0.12.2 has copies of an encoder layer's weights, which it fills when it loads them: saved in training, they are zero.
+# Copies of an encoder layer's weights in 0.12.2. It fills them when it loads a model; saved in training, they are zero.
 COPIES = [f"{part}_{kind}" for part in ("in_proj", "out_proj", "fc1", "fc2") for kind in ("weight", "bias")]
 NUMBERS = ("[0-9]", "[0-9][0-9]", "[0-9][0-9][0-9]")
 IGNORED = (
@@ -117,12 +107,8 @@ def recognises(source: Path) -> bool:
     """Tells by names whether a folder has a checkpoint of fairseq, and by its entries whether a file is one."""
     if source.is_dir():
         return any((source / name).is_file() for name in CHECKPOINTS) or any(source.glob("dict.*.txt"))
-    if source.suffix != ".pt":
-        return False
-    try:
-        return _is_checkpoint(read(source))
-    except ConversionError:
-        return False
+    texts = texts_in(source) if source.suffix == ".pt" else set()
+    return "model" in texts and not texts.isdisjoint(SETTINGS)
 
 
 def load(source: str | Path, options: Options) -> Converted:
@@ -130,44 +116,31 @@ def load(source: str | Path, options: Options) -> Converted:
 
     Raises:
         ConversionError: A file is missing or damaged, tensors are missing, unknown or of another shape, or a setting
-            makes another model than ours.
+            makes a model that this package doesn't have.
     """
     file = _checkpoint(Path(source))
     value = read(file)
-    if not _is_checkpoint(value):
-        raise ConversionError(f"{file} is no checkpoint of fairseq, which has `model` and `args` or `cfg`")
+    if not isinstance(value, Mapping) or "model" not in value or value.keys().isdisjoint(SETTINGS):
+        raise ConversionError(f"{file} is no checkpoint of fairseq: it lacks `model`, or `args` and `cfg`")
     settings = settings_of(value)
     tensors = tensors_of(value["model"], file)
     model = from_tensors(tensors, layout_of(settings, tensors))
     model.generation_config = _generation_config(settings, model.config)
-    dictionaries = _dictionaries(file.parent, settings)
-    sizes = (model.config.vocab_size, model.config.target_vocab_size)
-    for side, words, size in zip(("source", "target"), dictionaries, sizes, strict=True):
-        if words is not None and len(words) != size:
-            raise ConversionError(f"the {side} dictionary has {len(words):,} entries and the embeddings {size:,} rows")
-    is_joint = model.config.share_encoder_decoder_embeddings
-    if is_joint and None not in dictionaries and dictionaries[0] != dictionaries[1]:
-        raise ConversionError("source and target share their embeddings, and their dictionaries differ")
-    notes = [DECODING_NOTE, *_notes(settings)]
-    if None in dictionaries:
+    dictionaries = _dictionaries(file.parent, settings, model.config)
+    notes = [DECODING_NOTE]
+    notes += [
+        f"{name} {settings[name]} isn't fairseq's own; it is taken for {known[0]}, and has to compute the same"
+        for name, known in OWN.items()
+        if settings[name] is not None and settings[name] not in known
+    ]
+    if [] in dictionaries:
         notes.append(f"there are no dictionaries (dict.*.txt) of both languages in {file.parent}: none was compared")
     languages = [settings[name] for name in LANGUAGES if isinstance(settings.get(name), str)]
     tokenizer = None
     if options.with_tokenizer:
-        tokens = (dictionaries[0] or [], dictionaries[1] or [])
-        tokenizer = tokenizer_of(file.parent, tokens, SPECIAL_TOKENS, languages=tuple(languages))
+        tokenizer = tokenizer_of(file.parent, dictionaries, SPECIAL_TOKENS, languages=tuple(languages))
         notes.append(TOKENIZED_TEXT)
     return Converted(model, tokenizer, {"language": languages}, notes=tuple(notes))
-
-
-def _notes(settings: Mapping[str, Any]) -> list[str]:
-    """Names code that isn't fairseq's own, of which nothing is known here."""
-    own = {"arch": ARCHITECTURES, "task": ("translation",)}
-    return [
-        f"{name} {settings[name]} isn't fairseq's own; it is taken for {known[0]}, and has to compute the same"
-        for name, known in own.items()
-        if settings[name] is not None and settings[name] not in known
-    ]
 
 
 def _generation_config(settings: Mapping[str, Any], config: VanillaTransformerConfig) -> GenerationConfig:
@@ -188,10 +161,6 @@ def _checkpoint(source: Path) -> Path:
     return found[0]
 
 
-def _is_checkpoint(value: Any) -> bool:
-    return isinstance(value, Mapping) and isinstance(value.get("model"), Mapping) and bool({"args", "cfg"} & set(value))
-
-
 # ---- Settings ----
 def settings_of(checkpoint: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the model's settings under the names of the command line, from `args` or, since 0.10, from `cfg`."""
@@ -210,22 +179,16 @@ def layout_of(settings: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Lay
     """Returns the layout of a checkpoint.
 
     Raises:
-        ConversionError: A setting makes another model than ours.
+        ConversionError: A setting makes a model that this package doesn't have.
     """
     reasons = [f"{name} ({what})" for name, what in REFUSED.items() if settings.get(name)]
-    arch, task = str(settings["arch"]), settings["task"]
-    reasons += [f"arch {arch} ({what})" for name, what in OTHER_MODELS.items() if arch.startswith(name)]
-    if task in OTHER_TASKS:
-        reasons.append(f"task {task} (tokens of its own, or a decoder that starts otherwise)")
+    reasons += [f"{name} {settings[name]}" for name, others in OTHERS.items() if settings[name] in others]
     if reasons:
-        raise ConversionError(f"it has what ours doesn't: {', '.join(reasons)}")
+        raise ConversionError(f"it has what this model doesn't: {', '.join(reasons)}")
     activation = settings.get("activation_fn") or "relu"
     if activation not in ACTIVATIONS:
-        raise ConversionError(f"activation_fn is {activation!r}; ours can be {', '.join(ACTIVATIONS)}")
-    is_learned, is_pre = (
-        _of_both(settings, "encoder_learned_pos", "decoder_learned_pos"),
-        _of_both(settings, "encoder_normalize_before", "decoder_normalize_before"),
-    )
+        raise ConversionError(f"activation_fn is {activation!r}; known are {', '.join(ACTIVATIONS)}")
+    is_learned, is_pre = (_of_both(settings, name) for name in ("learned_pos", "normalize_before"))
     shares = bool(settings.get("share_all_embeddings") or settings.get("merge_src_tgt_embed"))
     has_last_norms = is_pre and _has_last_norms(tensors)
     fields = {
@@ -233,7 +196,7 @@ def layout_of(settings: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Lay
         "share_encoder_decoder_embeddings": shares,
         "tie_word_embeddings": shares or bool(settings.get("share_decoder_input_output_embed")),
         "final_layer_norm": has_last_norms,
-        **{f"{stack}_attention_heads": _heads(settings, stack) for stack in SUBLAYERS},
+        **{f"{stack}_attention_heads": _heads(settings, stack) for stack in STACKS},
         "norm_position": "pre" if is_pre else "post",
         "activation_function": ACTIVATIONS[activation],
         "scale_embedding": not settings.get("no_scale_embedding"),
@@ -243,9 +206,6 @@ def layout_of(settings: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Lay
     for name in ("dropout", "attention_dropout", "activation_dropout"):
         if isinstance(settings.get(name), (int, float)) and settings[name]:
             fields[name] = settings[name]
-    for stack in SUBLAYERS:
-        if isinstance(settings.get(f"{stack}_layers"), int):
-            fields[f"{stack}_layers"] = settings[f"{stack}_layers"]
     names = _names(tensors, is_learned, has_last_norms)
     first = PAD + 1 if is_learned else 0
     return Layout(names, fields, IGNORED, first_position=first, required=("*.bias",))
@@ -253,14 +213,15 @@ def layout_of(settings: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Lay
 
 def _has_last_norms(tensors: Mapping[str, Tensor]) -> bool:
     """Tells whether a pre-norm model is new enough to normalise once more behind its stacks."""
-    versions = [tensors.get(f"{stack}.version") for stack in SUBLAYERS]
+    versions = [tensors.get(f"{stack}.version") for stack in STACKS]
     return all(one is not None and one.numel() == 1 and one.item() >= VERSION for one in versions)
 
 
-def _of_both(settings: Mapping[str, Any], one: str, other: str) -> bool:
-    if bool(settings.get(one)) != bool(settings.get(other)):
-        raise ConversionError(f"{one} is {settings.get(one)} and {other} {settings.get(other)}; ours has one for both")
-    return bool(settings.get(one))
+def _of_both(settings: Mapping[str, Any], name: str) -> bool:
+    encoder, decoder = (settings.get(f"{stack}_{name}") for stack in STACKS)
+    if bool(encoder) != bool(decoder):
+        raise ConversionError(f"encoder_{name} is {encoder} and decoder_{name} {decoder}; here, both stacks are alike")
+    return bool(encoder)
 
 
 def _heads(settings: Mapping[str, Any], stack: str) -> int:
@@ -271,7 +232,7 @@ def _heads(settings: Mapping[str, Any], stack: str) -> int:
 
 
 def _names(tensors: Mapping[str, Tensor], is_learned: bool, has_last_norms: bool) -> dict[str, str]:
-    """Returns our names -> fairseq's, of its present versions or of those with older names."""
+    """Returns the table of names, for present and for older versions."""
     names = {
         SOURCE: SOURCE,
         TARGET: TARGET,
@@ -280,32 +241,38 @@ def _names(tensors: Mapping[str, Tensor], is_learned: bool, has_last_norms: bool
     if is_learned:
         names |= {name: name for name in POSITIONS}
     if has_last_norms:
-        names |= {f"{stack}.layer_norm": f"{stack}.layer_norm" for stack in SUBLAYERS}
-    is_stacked = "encoder.layers.0.self_attn.in_proj_weight" in tensors  # until 0.8
-    is_numbered = "encoder.layers.0.layer_norms.0.weight" in tensors  # until 0.6
-    for stack, norms in SUBLAYERS.items():
-        layer = f"{stack}.layers.*."
-        for attention in ("self_attn", "encoder_attn")[: len(norms) - 1]:
-            own = f"{layer}{attention}."
-            if is_stacked:
-                names |= {f"{own}{{q,k,v}}_proj.{kind}": f"{own}in_proj_{kind}" for kind in ("weight", "bias")}
-            else:
-                names |= {f"{own}{part}_proj": f"{own}{part}_proj" for part in "qkv"}
-            names[f"{own}out_proj"] = f"{own}out_proj"
-        names |= {f"{layer}feed_forward.{part}": f"{layer}{part}" for part in ("fc1", "fc2")}
-        for number, norm in enumerate(norms):
-            names[layer + norm] = f"{layer}layer_norms.{number}" if is_numbered else layer + norm
-    return names
+        names |= {f"{stack}.layer_norm": f"{stack}.layer_norm" for stack in STACKS}
+    layers = layer_names(
+        {stack: f"{stack}.layers.*" for stack in STACKS}, {f"feed_forward.{one}": one for one in ("fc1", "fc2")}
+    )
+    if "encoder.layers.0.self_attn.in_proj_weight" in tensors:  # until 0.8
+        layers = {ours: theirs for ours, theirs in layers.items() if not ours.endswith(("q_proj", "k_proj", "v_proj"))}
+        for place in ("encoder.layers.*.self_attn", "decoder.layers.*.self_attn", "decoder.layers.*.encoder_attn"):
+            layers |= {f"{place}.{{q,k,v}}_proj.{kind}": f"{place}.in_proj_{kind}" for kind in KINDS}
+    if "encoder.layers.0.layer_norms.0.weight" in tensors:  # until 0.6
+        for stack, norms in NORMS.items():
+            layers |= {f"{stack}.layers.*.{norm}": f"{stack}.layers.*.layer_norms.{n}" for n, norm in enumerate(norms)}
+    return names | layers
 
 
 # ---- Dictionaries ----
-def _dictionaries(folder: Path, settings: Mapping[str, Any]) -> tuple[list[str] | None, list[str] | None]:
-    """Returns the tokens of source and target in the order of their ids; None: there is no file."""
+def _dictionaries(
+    folder: Path, settings: Mapping[str, Any], config: VanillaTransformerConfig
+) -> tuple[list[str], list[str]]:
+    """Returns the tokens of source and target in the order of their ids; [] where there is no file.
+
+    Raises:
+        ConversionError: A file is damaged, or not that of the model.
+    """
     files = [folder / f"dict.{settings.get(name)}.txt" for name in LANGUAGES]
-    source, target = (dictionary(file) if file.is_file() else None for file in files)
-    if settings.get("merge_src_tgt_embed") and source is not None and target is not None:
-        known = set(source)
-        source = target = [*source, *(token for token in target if token not in known)]
+    source, target = (dictionary(file) if file.is_file() else [] for file in files)
+    if settings.get("merge_src_tgt_embed") and source and target:
+        source = target = list(dict.fromkeys([*source, *target]))
+    for side, words, size in (("source", source, config.vocab_size), ("target", target, config.target_vocab_size)):
+        if words and len(words) != size:
+            raise ConversionError(f"the {side} dictionary has {len(words):,} entries and the embeddings {size:,} rows")
+    if config.share_encoder_decoder_embeddings and source and target and source != target:
+        raise ConversionError("source and target share their embeddings, and their dictionaries differ")
     return source, target
 
 

@@ -8,59 +8,46 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from transformers import PreTrainedTokenizerBase
 
 from ..errors import first_line
 from ..tokenization_dictionary import SEPARATOR
-from .base import ConversionError, Converted, Options
-from .layout import OUTPUT, POSITIONS, SOURCE, TARGET, Layout, from_tensors
+from .conversion import ConversionError, Converted, Options
+from .layout import OUTPUT, POSITIONS, SOURCE, STACKS, TARGET, Layout, from_tensors, layer_names
 from .pickles import read, tensors_of
 from .segmentation import tokenizer_of
 
-ATTENTION = {"q_proj": "q_layer", "k_proj": "k_layer", "v_proj": "v_layer", "out_proj": "output_layer"}
 NAMES = {
     SOURCE: "src_embed.lut.weight",
     TARGET: "trg_embed.lut.weight",
     OUTPUT: "decoder.output_layer.weight",
     **{ours: f"{ours.partition('.')[0]}.pe.pe" for ours in POSITIONS},
-    **{
-        f"{stack}.layers.*.{attention}.{projection}": f"{stack}.layers.*.{name}.{layer}"
-        for stack, attention, name in (
-            ("encoder", "self_attn", "src_src_att"),
-            ("decoder", "self_attn", "trg_trg_att"),
-            ("decoder", "encoder_attn", "src_trg_att"),
-        )
-        for projection, layer in ATTENTION.items()
-    },
-    **{
-        f"{stack}.layers.*.{ours}": f"{stack}.layers.*.feed_forward.{theirs}"
-        for stack in ("encoder", "decoder")
-        for ours, theirs in (
-            ("feed_forward.fc1", "pwff_layer.0"),
-            ("feed_forward.fc2", "pwff_layer.3"),
-            ("final_layer_norm", "layer_norm"),
-        )
-    },
-    "encoder.layers.*.self_attn_layer_norm": "encoder.layers.*.layer_norm",
-    "decoder.layers.*.self_attn_layer_norm": "decoder.layers.*.x_layer_norm",
-    "decoder.layers.*.encoder_attn_layer_norm": "decoder.layers.*.dec_layer_norm",
+    **layer_names(
+        {stack: f"{stack}.layers.*" for stack in STACKS},
+        {
+            **{f"{one}_proj": f"{one}_layer" for one in "qkv"},
+            "out_proj": "output_layer",
+            "encoder.self_attn": "src_src_att",
+            "decoder.self_attn": "trg_trg_att",
+            "encoder_attn": "src_trg_att",
+            "fc1": "pwff_layer.0",
+            "fc2": "pwff_layer.3",
+            "encoder.self_attn_layer_norm": "layer_norm",
+            "decoder.self_attn_layer_norm": "x_layer_norm",
+            "encoder_attn_layer_norm": "dec_layer_norm",
+            "final_layer_norm": "feed_forward.layer_norm",
+        },
+    ),
 }
 SIDES = ("src", "trg")
-LAST_NORMS = ("encoder.layer_norm", "decoder.layer_norm")  # pre-norm alone has them
+LAST_NORMS = ("encoder.layer_norm", "decoder.layer_norm")  # of pre-norm models
 ACTIVATIONS = {"relu": "relu", "gelu": "gelu", "swish": "silu"}
-# JoeyNMT's own defaults, of the encoder and of the decoder.
-DEFAULTS: dict[str, tuple[Any, Any]] = {
-    "type": ("recurrent", "transformer"),
-    "num_layers": (8, 4),
-    "num_heads": (4, 8),
-    "hidden_size": (512, 512),
-    "ff_size": (2048, 2048),
-    "alpha": (1.0, 1.0),
-    "activation": ("relu", "relu"),
-    "layer_norm": (None, "post"),  # of the encoder: "pre" in 2.3, "post" before
-    "dropout": (0.1, 0.1),
+# JoeyNMT's own defaults.
+DEFAULTS: dict[str, dict[str, Any]] = {
+    "encoder": {"type": "recurrent", "num_heads": 4, "alpha": 1.0, "activation": "relu", "dropout": 0.1},
+    "decoder": {"type": "transformer", "num_heads": 8, "alpha": 1.0, "activation": "relu", "layer_norm": "post"},
 }
 SPECIAL = {"unk": (0, "<unk>"), "pad": (1, "<pad>"), "bos": (2, "<s>"), "eos": (3, "</s>")}
+Special = Mapping[str, tuple[int, str]]  # name -> id and token
 # Settings of the texts of one side that change them before they are segmented.
 CHANGES = ("lowercase", "normalize")
 OTHER_SETTINGS = ("repetition_penalty", "no_repeat_ngram_size")
@@ -75,12 +62,12 @@ def load(source: str | Path, options: Options) -> Converted:
     """Reads a model.
 
     Args:
-        source: The model's folder, or one of its .ckpt files; of a folder, it is best.ckpt, or the only one.
-        options: What a user says of the model.
+        source: The model's folder, with best.ckpt or one other .ckpt file, or such a file.
+        options: The options of the conversion.
 
     Raises:
-        ConversionError: A file is missing or can't be read, the model has what ours doesn't, or tensors are missing,
-            unknown or of another shape.
+        ConversionError: A file is missing or can't be read, the model has what this package's doesn't, or tensors are
+            missing, unknown or of another shape.
     """
     place = Path(source)
     folder = place.parent if place.is_file() else place
@@ -89,22 +76,34 @@ def load(source: str | Path, options: Options) -> Converted:
     state = read(file)
     if not isinstance(state, Mapping) or "model_state" not in state:
         raise ConversionError(f"{file} is no checkpoint of JoeyNMT: it has no model_state")
-    tensors = tensors_of(state["model_state"], file)
-    special = _special(config)
-    fields, is_pre = _fields(config["model"], has_last_norms="encoder.layer_norm.weight" in tensors)
-    fields |= {f"{name}_token_id": special[name][0] for name in ("pad", "bos", "eos")}
-    fields |= {"decoder_start_token_id": special["bos"][0], **_vocabularies(folder, config, special)}
-    names = {**NAMES, **{name: name for name in LAST_NORMS if is_pre}}
+    tensors, symbols = tensors_of(state["model_state"], file), config["data"].get("special_symbols") or {}
+    special = {
+        name: (symbols.get(f"{name}_id", number), symbols.get(f"{name}_token", token))
+        for name, (number, token) in SPECIAL.items()
+    }
+    source_tokens, target_tokens = (_vocabulary(folder, config, side, special) for side in SIDES)
+    fields = {
+        **_fields(config["model"], has_last_norms="encoder.layer_norm.weight" in tensors),
+        **{f"{name}_token_id": special[name][0] for name in ("pad", "bos", "eos")},
+        "decoder_start_token_id": special["bos"][0],
+        **({"vocab_size": len(source_tokens)} if source_tokens else {}),
+        **({"decoder_vocab_size": len(target_tokens)} if target_tokens else {}),
+    }
+    names = {**NAMES, **{name: name for name in LAST_NORMS if fields["final_layer_norm"]}}
     model = from_tensors(tensors, Layout(names, fields, required=("*.bias",)))
-    settings, notes = _decoding(config, special)
+    settings, notes = _decoding(config["testing"], symbols, special)
     model.generation_config.update(**settings)
-    tokenizer = _tokenizer(folder, config, special) if options.with_tokenizer else None
+    tokenizer = None
+    if options.with_tokenizer:
+        tokens = {f"{name}_token": token for name, (_, token) in special.items()}
+        files = (_subword_model(config, "src"), _subword_model(config, "trg"))
+        tokenizer = tokenizer_of(folder, (source_tokens, target_tokens), tokens, files=files, restricted=True)
     return Converted(model, tokenizer, notes=notes)
 
 
 # ---- Files ----
 def _config(folder: Path) -> dict[str, Any]:
-    """Reads config.yaml; its sections that are needed are tables."""
+    """Reads config.yaml, and checks that its sections are tables."""
     file = folder / "config.yaml"
     try:
         config = yaml.safe_load(file.read_text(encoding="utf-8"))
@@ -131,22 +130,13 @@ def _checkpoint(folder: Path) -> Path:
     return files[0]
 
 
-def _vocabularies(folder: Path, config: Mapping[str, Any], special: Mapping[str, tuple[int, str]]) -> dict[str, int]:
-    """Returns the vocabularies' sizes, as far as their files are there."""
-    sizes = {}
-    for side, field in (("src", "vocab_size"), ("trg", "decoder_vocab_size")):
-        if tokens := vocabulary(folder, config, side):
-            sizes[field] = len(tokens)
-            wrong = [f"{token} isn't {i}" for i, token in special.values() if tokens[i : i + 1] != [token]]
-            if wrong:
-                raise ConversionError(f"the {side} vocabulary isn't that of config.yaml: the id of {', '.join(wrong)}")
-    return sizes
+def _vocabulary(folder: Path, config: Mapping[str, Any], side: str, special: Special) -> list[str]:
+    """Returns the tokens of a side by their ids; none if their file isn't in the folder.
 
-
-def vocabulary(folder: Path, config: Mapping[str, Any], side: str) -> list[str]:
-    """Returns the tokens of a side ("src" or "trg") by their ids; none if their file isn't in the folder."""
-    section = config["data"].get(side)
-    given = section.get("voc_file") if isinstance(section, dict) else None
+    Raises:
+        ConversionError: The file can't be read, or the special tokens have other ids in config.yaml.
+    """
+    given, symbols = _side(config, side).get("voc_file"), config["data"].get("special_symbols") or {}
     names = (f"{side}_vocab.txt", *([Path(given).name] if isinstance(given, str) and given else []))
     file = next((folder / name for name in names if (folder / name).is_file()), None)
     if file is None:
@@ -155,154 +145,99 @@ def vocabulary(folder: Path, config: Mapping[str, Any], side: str) -> list[str]:
         lines = file.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise ConversionError(f"{file} can't be read ({first_line(error)})") from error
-    symbols = _symbols(config)
-    first = [token for _, token in _special(config).values()]
     separator = [symbols["sep_token"]] if symbols.get("sep_token") else []
-    return list(dict.fromkeys([*first, *separator, *symbols.get("lang_tags", []), *lines]))
+    first = [token for _, token in special.values()]
+    tokens = list(dict.fromkeys([*first, *separator, *symbols.get("lang_tags", []), *lines]))
+    if wrong := [f"{token} isn't {i}" for i, token in special.values() if tokens[i : i + 1] != [token]]:
+        raise ConversionError(f"the {side} vocabulary isn't that of config.yaml: the id of {', '.join(wrong)}")
+    return tokens
 
 
-def _tokenizer(
-    folder: Path, config: Mapping[str, Any], special: Mapping[str, tuple[int, str]]
-) -> PreTrainedTokenizerBase:
-    """Makes the tokenizer.
+def _side(config: Mapping[str, Any], side: str) -> dict[str, Any]:
+    section = config["data"].get(side)
+    return section if isinstance(section, dict) else {}
+
+
+def _subword_model(config: Mapping[str, Any], name: str) -> str | None:
+    """Returns the name of the file that segments a side, as far as config.yaml tells it.
 
     Raises:
-        ConversionError: A file is missing, or texts are changed or segmented in ways that the tokenizer doesn't have.
+        ConversionError: Texts are changed or segmented in ways that the tokenizer doesn't have.
     """
-    sides = [config["data"].get(side) for side in SIDES]
-    files = []
-    for name, side in zip(SIDES, sides, strict=True):
-        side = side if isinstance(side, dict) else {}
-        settings = side.get("tokenizer_cfg")
-        settings = settings if isinstance(settings, dict) else {}
-        problems = [f"{change}: {side[change]}" for change in CHANGES if side.get(change)]
-        if side.get("level") != "bpe":
-            problems.append(f"level: {side.get('level')}")
-        if settings.get("pretokenizer", "none") != "none":
-            problems.append(f"pretokenizer: {settings['pretokenizer']}")
-        if settings.get("separator", SEPARATOR) != SEPARATOR:
-            problems.append(f"separator: {settings['separator']}")
-        if problems:
-            raise ConversionError(
-                f"data.{name} of config.yaml has {', '.join(problems)}, which no tokenizer here does; convert without "
-                "one: --no-tokenizer"
-            )
-        file = settings.get("model_file") or settings.get("codes")
-        files.append(file if isinstance(file, str) else None)
-    return tokenizer_of(
-        folder,
-        (vocabulary(folder, config, "src"), vocabulary(folder, config, "trg")),
-        {f"{name}_token": token for name, (_, token) in special.items()},
-        files=(files[0], files[1]),
-        restricted=True,
-    )
+    side = _side(config, name)
+    settings = side.get("tokenizer_cfg") or {}
+    problems = [f"{change}: {side[change]}" for change in CHANGES if side.get(change)]
+    for place, setting, usual in (
+        (side, "level", "bpe"),
+        (settings, "pretokenizer", "none"),
+        (settings, "separator", SEPARATOR),
+    ):
+        value = place.get(setting, None if setting == "level" else usual)
+        if value != usual:
+            problems.append(f"{setting}: {value}")
+    if problems:
+        raise ConversionError(
+            f"data.{name} of config.yaml has {', '.join(problems)}; no tokenizer here does that, so convert without "
+            "one: --no-tokenizer"
+        )
+    file = settings.get("model_file") or settings.get("codes")
+    return file if isinstance(file, str) else None
 
 
 # ---- Settings ----
-def _symbols(config: Mapping[str, Any]) -> dict[str, Any]:
-    symbols = config["data"].get("special_symbols") or {}
-    tags = symbols.get("lang_tags", []) if isinstance(symbols, dict) else None
-    if not isinstance(tags, list) or not all(isinstance(tag, str) for tag in tags):
-        raise ConversionError("data.special_symbols of config.yaml is no table, or its lang_tags is no list of tokens")
-    return dict(symbols)
-
-
-def _special(config: Mapping[str, Any]) -> dict[str, tuple[int, str]]:
-    """Returns the ids and the texts of the four special tokens."""
-    symbols = _symbols(config)
-    special = {
-        name: (symbols.get(f"{name}_id", index), symbols.get(f"{name}_token", token))
-        for name, (index, token) in SPECIAL.items()
-    }
-    for name, (index, token) in special.items():
-        if isinstance(index, bool) or not isinstance(index, int) or index < 0 or not isinstance(token, str):
-            raise ConversionError(f"data.special_symbols of config.yaml: {name} is {token!r} with the id {index!r}")
-    return special
-
-
-def _fields(model: Mapping[str, Any], has_last_norms: bool) -> tuple[dict[str, Any], bool]:
-    """Returns fields of our configuration, and whether the model is pre-norm.
+def _fields(model: Mapping[str, Any], has_last_norms: bool) -> dict[str, Any]:
+    """Returns fields of the configuration.
 
     Raises:
-        ConversionError: A setting is one that this model can't have.
+        ConversionError: A setting is one that this model doesn't have.
     """
-    encoder, decoder = (
-        {name: model[stack].get(name, default[number]) for name, default in DEFAULTS.items()}
-        for number, stack in enumerate(("encoder", "decoder"))
-    )
+    encoder, decoder = ({**DEFAULTS[stack], **model[stack]} for stack in STACKS)
     for stack, settings in (("encoder", encoder), ("decoder", decoder)):
         if settings["type"] != "transformer":
             raise ConversionError(f"the {stack} is of the type {settings['type']!r}, not a Transformer")
         if settings["alpha"] != 1:
             raise ConversionError(
-                f"the {stack}'s alpha is {settings['alpha']!r}: ours adds a sub-layer's input as it is, not weighted"
+                f"the {stack}'s alpha is {settings['alpha']!r}; here, a sub-layer's input is added without a weight"
             )
         if settings["activation"] not in ACTIVATIONS:
             raise ConversionError(
                 f"the {stack}'s activation is {settings['activation']!r}; known are {', '.join(ACTIVATIONS)}"
             )
-    norm = _norm_position(model, has_last_norms)
-    for name in ("activation", "hidden_size"):
+    encoder["scale"], target = encoder["embeddings"].get("scale", False), decoder.get("embeddings")
+    decoder["scale"] = target.get("scale", False) if isinstance(target, dict) else encoder["scale"]
+    if model.get("tied_embeddings"):  # they have the encoder's settings
+        decoder["scale"] = encoder["scale"]
+    if encoder.get("layer_norm") is None:
+        if not has_last_norms or model["decoder"].get("layer_norm") is not None:
+            raise ConversionError(
+                "config.yaml has no model.encoder.layer_norm. JoeyNMT 2.3 takes that for pre, without a last "
+                "normalization, and can't be converted; 2.0 to 2.2 take it for post: if one of these trained the "
+                "model, write layer_norm: post there"
+            )
+        encoder["layer_norm"] = decoder["layer_norm"] = "pre"  # JoeyNMT 1 has no other
+    for name in ("activation", "scale", "layer_norm"):
         if encoder[name] != decoder[name]:
             raise ConversionError(
-                f"{name} is {encoder[name]!r} in the encoder and {decoder[name]!r} in the decoder; ours is one for both"
+                f"{name} is {encoder[name]!r} in the encoder and {decoder[name]!r} in the decoder; here, both are alike"
             )
-    sizes = {
-        f"{stack}_{ours}": settings[theirs]
-        for stack, settings in (("encoder", encoder), ("decoder", decoder))
-        for ours, theirs in (("layers", "num_layers"), ("attention_heads", "num_heads"), ("ffn_dim", "ff_size"))
-    }
-    dropout = encoder["dropout"]
     return {
-        **sizes,
-        "d_model": encoder["hidden_size"],
-        "norm_position": norm,
-        "final_layer_norm": norm == "pre",
+        "encoder_attention_heads": encoder["num_heads"],
+        "decoder_attention_heads": decoder["num_heads"],
+        "norm_position": encoder["layer_norm"],
+        "final_layer_norm": encoder["layer_norm"] == "pre",
         "layer_norm_eps": 1e-6,
         "position_encoding": "paper",
-        "scale_embedding": _scaled(model),
+        "scale_embedding": encoder["scale"],
         "activation_function": ACTIVATIONS[encoder["activation"]],
         "attention_bias": True,
-        "dropout": dropout,
-        "attention_dropout": dropout,
-        "activation_dropout": dropout,
-    }, norm == "pre"
-
-
-def _norm_position(model: Mapping[str, Any], has_last_norms: bool) -> str:
-    """Tells where the normalization is, for which versions have different defaults."""
-    encoder, decoder = (model[stack].get("layer_norm") for stack in ("encoder", "decoder"))
-    if encoder is None and decoder is None and has_last_norms:  # JoeyNMT 1 has pre-norm alone
-        return "pre"
-    if encoder is None:
-        raise ConversionError(
-            "config.yaml has no model.encoder.layer_norm, for which JoeyNMT 2.3 takes pre without a last normalization "
-            "and 2.0 to 2.2 take post: write layer_norm: post there if one of the latter has trained the model; "
-            "the other can't be converted"
-        )
-    decoder = DEFAULTS["layer_norm"][1] if decoder is None else decoder
-    if encoder != decoder or encoder not in ("pre", "post"):
-        raise ConversionError(
-            f"layer_norm is {encoder!r} in the encoder and {decoder!r} in the decoder; ours has pre or post in both"
-        )
-    return str(encoder)
-
-
-def _scaled(model: Mapping[str, Any]) -> bool:
-    """Tells whether embeddings are scaled; tied ones have the encoder's settings."""
-    source = model["encoder"]["embeddings"].get("scale", False)
-    other = model["decoder"].get("embeddings")
-    target = other.get("scale", False) if isinstance(other, dict) and not model.get("tied_embeddings") else source
-    if bool(source) != bool(target):
-        raise ConversionError("the embeddings of one side are scaled, and those of the other aren't: ours are alike")
-    return bool(source)
+        **dict.fromkeys(("dropout", "attention_dropout", "activation_dropout"), encoder["dropout"]),
+    }
 
 
 def _decoding(
-    config: Mapping[str, Any], special: Mapping[str, tuple[int, str]]
+    testing: Mapping[str, Any], symbols: Mapping[str, Any], special: Special
 ) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """Returns settings of our decoding, and what of the model's own they leave out."""
-    testing, symbols = config["testing"], _symbols(config)
+    """Returns generation settings, and notes on what they leave out."""
     alpha = testing.get("alpha", testing.get("beam_alpha", -1))  # its name was alpha before version 2
     defaults = {"beam_size": 1, "min_output_length": 1, "max_output_length": -1}
     beams, shortest, longest = (testing.get(name, value) for name, value in defaults.items())
@@ -319,12 +254,8 @@ def _decoding(
         "suppress_tokens": [*(special[name][0] for name in unwanted), *marks],
         **({"max_new_tokens": longest} if longest > 0 else {}),
     }
-    notes = tuple(f"testing.{name} of config.yaml isn't taken over" for name in OTHER_SETTINGS if _is_on(testing, name))
+    others = [name for name in OTHER_SETTINGS if testing.get(name, -1) != -1]
+    notes = tuple(f"testing.{name} of config.yaml isn't converted" for name in others)
     if has_separator:
         notes += ("prompts (sep_token) aren't converted; sources without one are translated as they were",)
     return settings, notes
-
-
-def _is_on(testing: Mapping[str, Any], name: str) -> bool:
-    value = testing.get(name, -1)
-    return not isinstance(value, int | float) or value > 0

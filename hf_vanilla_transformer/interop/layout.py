@@ -1,12 +1,15 @@
-"""Tables of names, by which the tensors of another system become ours, and ours become theirs.
+"""Tables of names: another system's tensors become this model's parameters, and the reverse.
 
-A table has the names of our parameters, without "model.", and those of the other system:
+A table maps parameters of this model, without "model.", to names of the other system:
 
     "encoder.layers.*.self_attn.q_proj": "encoder.layers.*.self_attn.q_proj"  # weight and bias
     "encoder.layers.*.self_attn.{q,k,v}_proj.weight": "layers.*.in_proj_weight"  # three, stacked in one of theirs
     "encoder.layers.*.self_attn.q_proj.weight": "layers.*.heads.{0,1}.query.weight"  # one, stacked of two of theirs
+    "encoder.layers.*.feed_forward.fc1": "layers.{2n+1}.linear"  # every second of their list
+    "encoder.layers.*.final_layer_norm.weight": 1  # a constant: they have no such tensor
 
-`*` is the number of a layer. A name that ends in neither ".weight" nor ".bias" is that of a module with both.
+`*` is the number n of a layer, from 0 up; "{2n+1}" in their names is computed from it. A name that ends in neither
+".weight" nor ".bias" is that of a module with both.
 """
 
 import dataclasses
@@ -14,25 +17,30 @@ import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
-from functools import reduce
-from itertools import product
+from functools import cached_property, reduce
 from typing import Any
 
 import torch
 from huggingface_hub.errors import StrictDataclassError
 from torch import Tensor
-from transformers import GenerationConfig
 
 from ..checkpoints.loading import named
 from ..configuration_vanilla_transformer import POSITION_ENCODINGS, VanillaTransformerConfig
 from ..errors import first_line
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration, sinusoidal_table
-from .base import ConversionError
+from .conversion import ConversionError
 
 NAMES_PER_ERROR = 20
 SOURCE, TARGET, OUTPUT = "encoder.embed_tokens.weight", "decoder.embed_tokens.weight", "lm_head.weight"
 POSITIONS = ("encoder.embed_positions.weight", "decoder.embed_positions.weight")
+STACKS = ("encoder", "decoder")
 KINDS = ("weight", "bias")
+LAYER_PARTS = (
+    *(f"{part}_attn.{one}_proj" for part in ("self", "encoder") for one in ("q", "k", "v", "out")),
+    *("self_attn_layer_norm", "encoder_attn_layer_norm", "feed_forward.fc1", "feed_forward.fc2", "final_layer_norm"),
+)
+NUMBER = re.compile(r"\*|\{(\d*)n(?:\+(\d+))?\}")
+MOST_LAYERS = 1000
 # Sinusoids that were computed in 32 bits are wrong by up to this much per position.
 ROUNDING = 2.0**-22
 
@@ -42,43 +50,80 @@ class Layout:
     """How another system lays out the model.
 
     Attributes:
-        names: Our names -> theirs; see above.
-        fields: Fields of our configuration that the tensors don't tell.
+        names: This model's names -> theirs, or a constant; see above.
+        fields: Fields of this model's configuration that the tensors don't tell.
         ignored: Names, with `*` for anything, of tensors that carry nothing.
+        required: This model's names, with `*` for anything, of biases that can't be missing.
+        stacking: How several matrices are stacked in one of theirs: "blocks", one behind the other, or "heads", those
+            of the first head, those of the second, and so on.
         attention_scale: What scores are multiplied by; None: 1 / sqrt(d_k).
         unbiased_norm: Whether LayerNorm is gain (x - mean) / (std + eps) + bias, with the standard deviation's
             unbiased estimate.
-        first_position: The row of a positional table that belongs to the first token.
-        required: Our names, with `*` for anything, of biases that are missing, and not zero, without a tensor.
+        first_position: The row of a positional table that belongs to the first token; None: row 0, in a table without
+            rows of zeros.
+        starts_from_zero: Whether the decoder's first input is a vector of zeros, not the embedding of a token.
     """
 
-    names: Mapping[str, str]
+    names: Mapping[str, str | float]
     fields: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     ignored: tuple[str, ...] = ()
+    required: tuple[str, ...] = ()
+    stacking: str = "blocks"
     attention_scale: float | None = None
     unbiased_norm: bool = False
-    first_position: int = 0
-    required: tuple[str, ...] = ()
+    first_position: int | None = None
+    starts_from_zero: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
 class Rule:
-    """This model's parameters that are, stacked along the first dimension, those of theirs, stacked likewise."""
+    """Parameters of this model that are, stacked along the first dimension, tensors of theirs, or a constant."""
 
     ours: tuple[str, ...]
     theirs: tuple[str, ...]
+    constant: float | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class _NamedTensors:
+    """Another system's tensors with the rules that name them."""
+
+    tensors: Mapping[str, Tensor]
+    layout: Layout
+    layers: Mapping[str, int]  # stack -> number
+    rules: Sequence[Rule]
+
+    @cached_property
+    def known(self) -> dict[str, Rule]:
+        """This model's parameters that have tensors, or a constant -> rules."""
+        present = self.tensors.keys()
+        rules = (rule for rule in self.rules if rule.constant is not None or not present.isdisjoint(rule.theirs))
+        return {name: rule for rule in rules for name in rule.ours}
+
+    def names_there(self, name: str) -> tuple[str, ...]:
+        """Returns what a parameter is called there."""
+        return next((rule.theirs for rule in self.rules if name in rule.ours), (f"a name for {name}",))
+
+    def rows(self, name: str) -> int:
+        """Returns the rows of a parameter; raises `ConversionError` if its tensors are missing."""
+        if name not in self.known:
+            _refuse({"missing": self.names_there(name)})
+        rule = self.known[name]
+        return sum(len(self.tensors[one]) for one in rule.theirs) // len(rule.ours)
+
+    def equal(self, name: str, other: str) -> bool:
+        """Tells whether two parameters have the same values."""
+        one, two = ([self.tensors[n] for n in self.known[parameter].theirs] for parameter in (name, other))
+        return len(one) == len(two) and all(map(torch.equal, one, two))
 
 
 # ---- In ----
-def from_tensors(
-    tensors: Mapping[str, Tensor], layout: Layout, generation_config: GenerationConfig | None = None
-) -> VanillaTransformerForConditionalGeneration:
+def from_tensors(tensors: Mapping[str, Tensor], layout: Layout) -> VanillaTransformerForConditionalGeneration:
     """Makes a model of another system's tensors.
 
     Args:
         tensors: Their names -> values.
         layout: The system's layout.
-        generation_config: Settings of decoding; None: the model's own, with the paper's.
 
     Returns:
         The model, in evaluation mode and in the widest type of its weights.
@@ -87,56 +132,26 @@ def from_tensors(
         ConversionError: Tensors are missing, unknown, of another shape, no floating-point numbers or not finite, or
             the layout's fields make no model with them.
     """
-    tensors = {name: value for name, value in tensors.items() if not _is_ignored(name, layout)}
+    tensors = {name: value for name, value in tensors.items() if not _matches(name, layout.ignored)}
     layers = count_layers(layout, tensors)
-    rules = list(rules_of(layout, layers))
-    _refuse({"unknown": tensors.keys() - {name for rule in rules for name in rule.theirs}})
-    _refuse(
-        {
-            "not of floating-point numbers": [n for n, value in tensors.items() if not value.is_floating_point()],
-            "sparse, without values or of 8 bits": [n for n, value in tensors.items() if not _is_plain(value)],
-            "of another shape, without a dimension": [n for n, value in tensors.items() if value.ndim == 0],
-        }
-    )
-    _refuse({"not finite": [n for n, value in tensors.items() if not value.isfinite().all()]})
-    known = {name: rule for rule in rules if not tensors.keys().isdisjoint(rule.theirs) for name in rule.ours}
-    for stack, number in layers.items():
-        first = f"{stack}.layers.0.feed_forward.fc1.weight"
-        if not number or first not in known:
-            place = next((theirs for ours, theirs in layout.names.items() if ours.startswith(f"{stack}.layers.")), "?")
-            raise ConversionError(f"the {stack} has no layers: no tensor is called {place}")
-    # What one layer has, all layers of its stack have.
-    families = {_family(name) for name in known}
-    expected = (rule for rule in rules if families & {_family(name) for name in rule.ours})
-    _refuse({"missing": [n for rule in expected for n in rule.theirs if n not in tensors]})
-    config = _config(tensors, known, layers, layout)
-    weights = _weights(tensors, known, rules, config, layout)
-    used = [
-        tensors[one] for name, rule in known.items() if {name, f"model.{name}"} & weights.keys() for one in rule.theirs
-    ]
+    theirs = _NamedTensors(tensors, layout, layers, list(rules_of(layout, layers)))
+    _check_tensors(theirs)
+    _check_layers(theirs)
+    config = _config(theirs)
+    weights = _weights(theirs, config)
+    used = [tensors[one] for name, rule in theirs.known.items() if name in weights for one in rule.theirs]
     dtype = reduce(torch.promote_types, (value.dtype for value in used))
+    state = {
+        name if name.startswith("lm_head") else f"model.{name}": value.to(dtype) for name, value in weights.items()
+    }
     model = VanillaTransformerForConditionalGeneration.from_pretrained(
-        None, config=config, state_dict={name: value.to(dtype) for name, value in weights.items()}, dtype=dtype
+        None, config=config, state_dict=state, dtype=dtype
     )
-    if generation_config is not None:
-        model.generation_config = generation_config
     return model.eval()
 
 
-def _is_ignored(name: str, layout: Layout) -> bool:
-    return any(fnmatchcase(name, pattern) for pattern in layout.ignored)
-
-
-def _is_plain(value: Tensor) -> bool:
-    return value.layout is torch.strided and not value.is_meta and (value.itemsize > 1 or not value.is_floating_point())
-
-
-def _is_required(name: str, layout: Layout) -> bool:
-    return any(fnmatchcase(name, pattern) for pattern in layout.required)
-
-
-def _family(name: str) -> str:
-    return re.sub(r"\.\d+\.", ".*.", name)
+def _matches(name: str, patterns: Iterable[str]) -> bool:
+    return any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
 def _refuse(problems: Mapping[str, Iterable[str]]) -> None:
@@ -145,28 +160,71 @@ def _refuse(problems: Mapping[str, Iterable[str]]) -> None:
         raise ConversionError(f"the weights can't be converted; {'; '.join(reasons)}")
 
 
-def _config(
-    tensors: Mapping[str, Tensor], known: Mapping[str, Rule], layers: Mapping[str, int], layout: Layout
-) -> VanillaTransformerConfig:
-    """Makes the configuration of what the tensors tell and of the layout's fields, which come first."""
+def _check_tensors(theirs: _NamedTensors) -> None:
+    """Refuses tensors that have no name in the layout, or values that no parameter can have."""
 
-    def rows(name: str) -> int:
-        if name not in known:
-            _refuse({"missing": next((rule.theirs for rule in rules_of(layout, layers) if name in rule.ours), (name,))})
-        return sum(len(tensors[one]) for one in known[name].theirs) // len(known[name].ours)
+    def is_plain(value: Tensor) -> bool:
+        is_dense = value.layout is torch.strided and not value.is_meta
+        return is_dense and (value.itemsize > 1 or not value.is_floating_point())
 
+    tensors = theirs.tensors
+    _refuse({"unknown": tensors.keys() - {name for rule in theirs.rules for name in rule.theirs}})
+    _refuse(
+        {
+            "not of floating-point numbers": [n for n, value in tensors.items() if not value.is_floating_point()],
+            "sparse, without values or of 8 bits": [n for n, value in tensors.items() if not is_plain(value)],
+            "of another shape, without a dimension": [n for n, value in tensors.items() if value.ndim == 0],
+        }
+    )
+    _refuse({"not finite": [n for n, value in tensors.items() if not value.isfinite().all()]})
+
+
+def _check_layers(theirs: _NamedTensors) -> None:
+    """Refuses a stack without layers, and layers of a stack that lack what others have."""
+    names, fields = theirs.layout.names, theirs.layout.fields
+    for stack, number in theirs.layers.items():
+        if not number or f"{stack}.layers.0.feed_forward.fc1.weight" not in theirs.known:
+            place = next((name for ours, name in names.items() if ours.startswith(f"{stack}.layers.")), "?")
+            raise ConversionError(f"the {stack} has no layers: no tensor is called {place}")
+        if (stated := fields.get(f"{stack}_layers", number)) != number:
+            raise ConversionError(f"the weights have {number} {stack} layers, and the model's options say {stated}")
+
+    of_stacks = [
+        {n for o, rule in theirs.known.items() if o.startswith(f"{s}.layers.") for n in rule.theirs} for s in STACKS
+    ]
+    if (both := sorted(of_stacks[0] & of_stacks[1])) and not {f"{stack}_layers" for stack in STACKS} <= fields.keys():
+        raise ConversionError(
+            f"{both[0]} is in layers of the encoder and of the decoder: give encoder_layers and decoder_layers, as no "
+            "name tells where the encoder ends"
+        )
+
+    def family(name: str) -> str:
+        return re.sub(r"\.\d+\.", ".*.", name)
+
+    families = {family(name) for name in theirs.known}
+    expected = (rule for rule in theirs.rules if families & {family(name) for name in rule.ours})
+    _refuse({"missing": [n for rule in expected for n in rule.theirs if n not in theirs.tensors]})
+
+
+# ---- The configuration ----
+def _config(theirs: _NamedTensors) -> VanillaTransformerConfig:
+    """Makes the configuration of what the tensors tell; the layout's fields come first."""
+    layout = theirs.layout
     _check_types(layout.fields)
-    found = _sizes(tensors, known, layers, rows)
-    _check_fields(layout.fields, found)
+    found = _sizes(theirs)
+    for name in ("share_encoder_decoder_embeddings", "tie_word_embeddings"):
+        if layout.fields.get(name) and not found[name]:
+            raise ConversionError(f"{name} is true, and the matrices differ")
     fields = {**found, **layout.fields}
+    if layout.starts_from_zero:  # a row of the decoder's embeddings alone becomes zero
+        fields |= {"share_encoder_decoder_embeddings": False, "tie_word_embeddings": False}
     if layout.unbiased_norm:  # (s + eps) is closest to sqrt(s^2 + 2 eps) where s is 1
         fields["layer_norm_eps"] *= 2 * math.sqrt((fields["d_model"] - 1) / fields["d_model"])
-    fields |= _head_dims(fields, rows)
-    if not known.keys().isdisjoint(POSITIONS):
-        tables = [_table(tensors, known[name], fields["d_model"], layout) for name in POSITIONS if name in known]
+    fields |= _head_dims(fields, theirs.rows)
+    if tables := [_table(theirs, name, fields["d_model"]) for name in POSITIONS if name in theirs.known]:
         fields |= _positions(tables, fields)
     if unknown := fields.keys() - {one.name for one in dataclasses.fields(VanillaTransformerConfig)}:
-        raise ConversionError(f"our configuration has no field {', '.join(sorted(unknown))}; check the spelling")
+        raise ConversionError(f"VanillaTransformerConfig has no field {', '.join(sorted(unknown))}; check the spelling")
     try:
         config = VanillaTransformerConfig(**fields)
     except (StrictDataclassError, TypeError) as error:
@@ -177,15 +235,12 @@ def _config(
 
 def _check_types(fields: Mapping[str, Any]) -> None:
     """Refuses fields that are no numbers, before anything is computed with them."""
-    for stack in ("encoder", "decoder"):
-        if fields.get(f"{stack}_attention_heads") is None:
-            raise ConversionError(f"the number of heads is in no tensor: give {stack}_attention_heads")
     for name, value in fields.items():
         wanted = VanillaTransformerConfig.__annotations__.get(name)
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        if wanted in (int, float, int | None, float | int) and not (is_number or value is None):
+        if wanted in (int, float, int | None, float | int) and not (is_number or (value is None and wanted is not int)):
             hint = ": YAML takes numbers such as 1e-6 for text; write 1.0e-6" if isinstance(value, str) else ""
-            raise ConversionError(f"{name} is {value!r}, which is no number{hint}")
+            raise ConversionError(f"{name} is {value!r}, not a number{hint}")
 
 
 def _check_tokens(config: VanillaTransformerConfig) -> None:
@@ -198,41 +253,28 @@ def _check_tokens(config: VanillaTransformerConfig) -> None:
                 raise ConversionError(f"{name} is {number}, and the target vocabulary has {rows:,} tokens, from 0 up")
 
 
-def _check_fields(fields: Mapping[str, Any], found: Mapping[str, Any]) -> None:
-    """Refuses fields that the tensors contradict, where nothing else would notice it or say it as clearly."""
-    for name in ("share_encoder_decoder_embeddings", "tie_word_embeddings"):
-        if fields.get(name) and not found[name]:
-            raise ConversionError(f"{name} is true, and the matrices differ")
-    for stack in ("encoder", "decoder"):
-        number = found[f"{stack}_layers"]
-        if (stated := fields.get(f"{stack}_layers", number)) != number:
-            raise ConversionError(f"the weights have {number} {stack} layers, and the model's options say {stated}")
-
-
-def _sizes(
-    tensors: Mapping[str, Tensor], known: Mapping[str, Rule], layers: Mapping[str, int], rows: Callable[[str], int]
-) -> dict[str, Any]:
-    """Returns the fields of our configuration that tensors tell: sizes, biases, and which matrices are one."""
-
-    def are_one(name: str, other: str) -> bool:
-        if name not in known:
-            return True
-        one, two = ([tensors[n] for n in known[parameter].theirs] for parameter in (name, other))
-        return len(one) == len(two) and all(map(torch.equal, one, two))
-
+def _sizes(theirs: _NamedTensors) -> dict[str, Any]:
+    """Returns the fields of the configuration that tensors tell: sizes, biases, and which matrices are one."""
+    known, rows = theirs.known, theirs.rows
     words = rows(SOURCE)
     target = TARGET if TARGET in known else SOURCE
+    if OUTPUT in known and rows(OUTPUT) != rows(target):
+        raise ConversionError(
+            f"the target's embeddings have {rows(target):,} rows and the output {rows(OUTPUT):,}, and here each token "
+            "has a row in both: insert the missing rows into the state dict, zeros at the ids that lack one. If these "
+            "are the output's, give them a bias of -10000, so that they are never chosen"
+        )
     fields: dict[str, Any] = {
-        "d_model": tensors[known[SOURCE].theirs[0]].shape[-1],
+        "d_model": theirs.tensors[known[SOURCE].theirs[0]].shape[-1],
         "vocab_size": words,
         "decoder_vocab_size": rows(target),
-        "share_encoder_decoder_embeddings": are_one(TARGET, SOURCE),
-        "tie_word_embeddings": are_one(OUTPUT, target),
+        "share_encoder_decoder_embeddings": theirs.equal(target, SOURCE),
+        "tie_word_embeddings": OUTPUT not in known or theirs.equal(OUTPUT, target),
         "attention_bias": any("_attn." in name and name.endswith("_proj.bias") for name in known),
         "output_bias": "lm_head.bias" in known,
-        "final_layer_norm": any(f"{stack}.layer_norm.weight" in known for stack in layers),
+        "final_layer_norm": any(f"{stack}.layer_norm.weight" in known for stack in STACKS),
     }
-    for stack, number in layers.items():
+    for stack, number in theirs.layers.items():
         fields |= {f"{stack}_layers": number, f"{stack}_ffn_dim": rows(f"{stack}.layers.0.feed_forward.fc1.weight")}
     return fields
 
@@ -243,34 +285,41 @@ def _head_dims(fields: Mapping[str, Any], rows: Callable[[str], int]) -> dict[st
     widths = set()
     if None not in map(fields.get, found):
         return {}
-    for stack in ("encoder", "decoder"):
+    for stack in STACKS:
         heads = fields[f"{stack}_attention_heads"]
         for name, projection in (("head_dim", "q_proj"), ("value_head_dim", "v_proj")):
             width = rows(f"{stack}.layers.0.self_attn.{projection}.weight")
             if heads < 1 or width % heads:
-                raise ConversionError(
-                    f"{stack}_attention_heads is {heads}, which doesn't divide {projection}'s {width}"
-                )
+                raise ConversionError(f"{stack}_attention_heads is {heads} and doesn't divide {projection}'s {width}")
             widths.add(width)
             found[name].add(width // heads)
     if widths == {fields["d_model"]}:
         return {}
     if any(len(one) > 1 for one in found.values()):
-        raise ConversionError("the heads of encoder and decoder have different widths, which this model can't have")
+        raise ConversionError("the heads of encoder and decoder have different widths; this model has one for both")
     return {name: one.pop() for name, one in found.items()}
 
 
-def _table(tensors: Mapping[str, Tensor], rule: Rule, d_model: int, layout: Layout) -> Tensor:
+# ---- Positions ----
+def _table(theirs: _NamedTensors, parameter: str, d_model: int) -> Tensor:
     """Returns a saved positional table from the first token's row on, (positions, d_model)."""
-    (name,) = rule.theirs
-    table = tensors[name]
-    if table.shape[-1] != d_model or table.numel() <= layout.first_position * d_model:
+    (name,) = theirs.known[parameter].theirs
+    table, first = theirs.tensors[name], theirs.layout.first_position or 0
+    if table.shape[-1] != d_model or table.numel() <= first * d_model:
         raise ConversionError(f"{name} {tuple(table.shape)} is no table of positions of width {d_model}")
-    return table.reshape(-1, d_model)[layout.first_position :]
+    table = table.reshape(-1, d_model)
+    is_zero = (table == 0).all(1)
+    if theirs.layout.first_position is None and is_zero.any():
+        row = int(is_zero.int().argmax())
+        raise ConversionError(
+            f"row {row} of {name} is zeros, as the row of padding often is: give first_position, the row of the first "
+            f"token (often {row + 1}; 0 if that row is no exception)"
+        )
+    return table[first:]
 
 
 def _positions(tables: Sequence[Tensor], fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Tells which sinusoids the tables are; any others are learned ones, which have an end."""
+    """Tells which sinusoids the tables are; any others are learned positions, with an end."""
     wanted = fields.get("position_encoding")
     for encoding in POSITION_ENCODINGS[:-1] if wanted is None else [wanted]:
         first = fields.get("pad_token_id", 0) + 1 if encoding == "fairseq" else 0
@@ -295,48 +344,72 @@ def _is_sinusoidal(table: Tensor, encoding: str, first: int) -> bool:
     return bool(((table.double() - expected).abs() <= tolerance).all())
 
 
-def _weights(
-    tensors: Mapping[str, Tensor],
-    known: Mapping[str, Rule],
-    rules: Iterable[Rule],
-    config: VanillaTransformerConfig,
-    layout: Layout,
-) -> dict[str, Tensor]:
-    """Gives the tensors our names, and what else of the layout has to be put into them."""
+# ---- The weights ----
+def _weights(theirs: _NamedTensors, config: VanillaTransformerConfig) -> dict[str, Tensor]:
+    """Gives the tensors this model's names, and puts what else the layout has into them."""
     with torch.device("meta"):
         state = VanillaTransformerForConditionalGeneration(config).state_dict()
     shapes = {name.removeprefix("model."): value.shape for name, value in state.items()}
-    named_there = {name: rule.theirs for rule in rules for name in rule.ours}
+    known, layout = theirs.known, theirs.layout
     places = known.keys() - shapes.keys() - set(POSITIONS)
-    _refuse({"without a place in our model": [f"{' + '.join(known[name].theirs)} ({name})" for name in places]})
+    _refuse({"without a place in this model": [f"{' + '.join(known[name].theirs)} ({name})" for name in places]})
+    copies = {
+        name: other
+        for name, other in ((TARGET, SOURCE), (OUTPUT, TARGET))
+        if _is_tied(name, config) or (layout.starts_from_zero and name not in known)
+    }
     weights: dict[str, Tensor] = {}
     problems: dict[str, list[str]] = {"missing": [], "of another shape": []}
     for name, shape in shapes.items():
-        if name in weights or (name in (TARGET, OUTPUT) and _is_tied(name, config)):
+        if name in weights or name in copies:
             continue
         if name in POSITIONS and name in known:
-            weights[name] = _table(tensors, known[name], config.d_model, layout)
+            weights[name] = _table(theirs, name, config.d_model)
         elif name in known:
             rule = known[name]
             own = [shapes.get(one, torch.Size()) for one in rule.ours]
-            value = torch.cat([_flat_kernel(tensors[one], len(shape)) for one in rule.theirs])
-            expected = (sum(one[0] for one in own), *shape[1:])
-            if value.shape != expected:
-                problems["of another shape"] += [
-                    f"{' + '.join(rule.theirs)} {tuple(value.shape)} instead of {expected}"
-                ]
-                continue
-            weights |= dict(zip(rule.ours, torch.split(value, [one[0] for one in own]), strict=True))
-        elif name.endswith(".bias") and not _is_required(name, layout):  # theirs has none, as all its tensors are known
+            expected = torch.Size([sum(one[0] for one in own), *shape[1:]])
+            value = _stacked(theirs.tensors, rule, expected)
+            if value.shape == expected:
+                weights |= _unstacked(value, rule, [one[0] for one in own], config, layout)
+            else:
+                wrong = f"{' + '.join(rule.theirs)} {tuple(value.shape)} instead of {tuple(expected)}"
+                problems["of another shape"].append(wrong)
+        elif name.endswith(".bias") and not _matches(name, layout.required):  # they have none, as all tensors are known
             weights[name] = torch.zeros(shape)
         else:
-            problems["missing"] += named_there.get(name, (f"a name for {name}",))
+            problems["missing"] += theirs.names_there(name)
     _refuse(problems)
     _fold(weights, config, layout)
-    for name in (TARGET, OUTPUT):
-        if _is_tied(name, config):
-            weights[name] = weights[SOURCE if name == TARGET else TARGET]
-    return {name if name.startswith("lm_head") else f"model.{name}": value for name, value in weights.items()}
+    for name, other in copies.items():
+        weights[name] = weights[other]
+    if layout.starts_from_zero:
+        weights[TARGET] = weights[TARGET].index_fill(0, torch.tensor(config.decoder_start_token_id), 0)
+    return weights
+
+
+def _stacked(tensors: Mapping[str, Tensor], rule: Rule, shape: torch.Size) -> Tensor:
+    """Returns the tensors of a rule as one, without the width of 1 of a convolution's kernel or of a bias, (1, V)."""
+    if rule.constant is not None:
+        return torch.full(shape, rule.constant)
+    parts = [tensors[one] for one in rule.theirs]
+    return torch.cat(
+        [
+            part if part.ndim != len(shape) + 1 else part.squeeze(-1) if part.shape[-1] == 1 else part.squeeze(0)
+            for part in parts
+        ]
+    )
+
+
+def _unstacked(
+    value: Tensor, rule: Rule, rows: list[int], config: VanillaTransformerConfig, layout: Layout
+) -> dict[str, Tensor]:
+    """Returns the parameters of a rule; `rows` has the number of each one's rows."""
+    if layout.stacking == "heads" and len(rule.ours) > len(rule.theirs):
+        heads = getattr(config, f"{rule.ours[0].partition('.')[0]}_attention_heads")
+        parts = torch.split(value.reshape(heads, -1, *value.shape[1:]), [number // heads for number in rows], dim=1)
+        return dict(zip(rule.ours, (part.flatten(0, 1) for part in parts), strict=True))
+    return dict(zip(rule.ours, torch.split(value, rows), strict=True))
 
 
 def _fold(weights: dict[str, Tensor], config: VanillaTransformerConfig, layout: Layout) -> None:
@@ -349,13 +422,6 @@ def _fold(weights: dict[str, Tensor], config: VanillaTransformerConfig, layout: 
             heads = getattr(config, f"{name.partition('.')[0]}_attention_heads")
             d_k = len(weights[name]) // heads  # each stack has its own, where their heads differ
             weights[name] = weights[name] * (layout.attention_scale * math.sqrt(d_k))
-
-
-def _flat_kernel(value: Tensor, ndim: int) -> Tensor:
-    """Takes the width of 1 from a convolution's kernel, (out, in, 1), and the batch of 1 from a bias, (1, V)."""
-    if value.ndim == ndim + 1:
-        return value.squeeze(-1) if value.shape[-1] == 1 else value.squeeze(0)
-    return value
 
 
 # ---- Out ----
@@ -381,10 +447,33 @@ def to_tensors(model: VanillaTransformerForConditionalGeneration, layout: Layout
 
 
 def _is_tied(name: str, config: VanillaTransformerConfig) -> bool:
-    return config.share_encoder_decoder_embeddings if name == TARGET else config.tie_word_embeddings
+    if name == OUTPUT:
+        return config.tie_word_embeddings
+    return name == TARGET and config.share_encoder_decoder_embeddings
 
 
 # ---- Names ----
+def layer_names(places: Mapping[str, str], words: Mapping[str, str]) -> dict[str, str]:
+    """Returns the part of a table that names the layers of a system.
+
+    Args:
+        places: Stack -> where its layers are, with `*`.
+        words: What they call "self_attn.q_proj", or its words "self_attn" and "q_proj", and so on; the other words are
+            the same. "decoder.self_attn" is the decoder's alone.
+    """
+
+    def theirs(stack: str, name: str) -> str | None:
+        return words.get(f"{stack}.{name}", words.get(name))
+
+    return {
+        f"{stack}.layers.*.{part}": f"{place}."
+        + (theirs(stack, part) or ".".join(theirs(stack, word) or word for word in part.split(".")))
+        for stack, place in places.items()
+        for part in LAYER_PARTS
+        if stack == "decoder" or not part.startswith("encoder_attn")
+    }
+
+
 def rules_of(layout: Layout, layers: Mapping[str, int]) -> Iterable[Rule]:
     """Returns the table's rules for each layer; `layers` has the number of them, by stack.
 
@@ -392,33 +481,50 @@ def rules_of(layout: Layout, layers: Mapping[str, int]) -> Iterable[Rule]:
     """
     rules: dict[tuple[str, ...], Rule] = {}
     for ours, theirs in layout.names.items():
-        numbers = range(layers[ours.partition(".")[0]]) if "*" in ours else range(1)
-        kinds = [""] if ours.endswith(KINDS) else [f".{kind}" for kind in KINDS]
-        for number, kind in product(numbers, kinds):
-            one, other = (
-                tuple(f"{name.replace('*', str(number))}{kind}" for name in _variants(names))
-                for names in (ours, theirs)
-            )
-            rules[one] = Rule(one, other)
+        for number in range(layers[ours.partition(".")[0]]) if "*" in ours else range(1):
+            for rule in _rules(ours, theirs, number):
+                rules[rule.ours] = rule
     return rules.values()
 
 
-def _variants(name: str) -> list[str]:
+def _rules(ours: str, theirs: str | float, number: int) -> Iterable[Rule]:
+    """Yields the rules of an entry for one layer: one, or those of weight and bias."""
+    for kind in [""] if ours.endswith(KINDS) else [f".{kind}" for kind in KINDS]:
+        own = tuple(f"{name}{kind}" for name in variants(ours.replace("*", str(number))))
+        if isinstance(theirs, str):
+            yield Rule(own, tuple(f"{name}{kind}" for name in variants(NUMBER.sub(_evaluated(number), theirs))))
+        else:
+            yield Rule(own, (), theirs)
+
+
+def _evaluated(number: int) -> Callable[[re.Match[str]], str]:
+    """Returns what puts a layer's number in place of "*" or "{2n+1}"."""
+    return lambda found: str(number if found[0] == "*" else int(found[1] or 1) * number + int(found[2] or 0))
+
+
+def variants(name: str) -> list[str]:
     """Returns the names that "{a,b}" in a name stands for."""
     begin, brace, rest = name.partition("{")
     inner, _, end = rest.partition("}")
     return [begin + one + end for one in inner.split(",")] if brace else [name]
 
 
-def count_layers(layout: Layout, tensors: Iterable[str]) -> dict[str, int]:
-    """Returns the number of layers of each stack, by the highest number in the names."""
-    layers = {"encoder": 0, "decoder": 0}
+def count_layers(layout: Layout, tensors: Mapping[str, Tensor]) -> dict[str, int]:
+    """Returns the number of layers of each stack: the highest that has a tensor, or what the fields say if it is less.
+
+    Of one list with the layers of both stacks, only the fields tell where the encoder's end.
+    """
+    layers = dict.fromkeys(STACKS, 0)
     for ours, theirs in layout.names.items():
-        if "*" not in ours:
+        place = re.match(r"(encoder|decoder)\.layers\.(\*|\d+)\.", ours)
+        if place is None or not isinstance(theirs, str) or ("*" in ours and not NUMBER.search(theirs)):
             continue
-        stack = ours.partition(".")[0]
-        for one in _variants(theirs):
-            pattern = re.compile(re.escape(one).replace(r"\*", r"(\d{1,4})", 1) + r"(\.|$)")
-            numbers = [int(match[1]) + 1 for match in map(pattern.match, tensors) if match]
-            layers[stack] = max([layers[stack], *numbers])
+        numbers = range(min(len(tensors), MOST_LAYERS)) if place[2] == "*" else [int(place[2])]
+        for number in numbers:
+            if any(name in tensors for rule in _rules(ours, theirs, number) for name in rule.theirs):
+                layers[place[1]] = max(layers[place[1]], number + 1)
+    for stack, number in layers.items():
+        stated = layout.fields.get(f"{stack}_layers")
+        if isinstance(stated, int) and 0 < stated < number:
+            layers[stack] = stated
     return layers

@@ -5,18 +5,17 @@ docs/interop.md describes the file's entries.
 
 import math
 from collections.abc import Mapping
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from ..errors import first_line
-from .base import ConversionError, Converted, Options
-from .layout import POSITIONS, Layout, from_tensors
+from .conversion import ConversionError, Converted, Options
+from .layout import POSITIONS, Layout, from_tensors, variants
+from .mappings import FOLDER, shipped_mappings
 from .pickles import read, tensors_of
 
-SHIPPED = resources.files("hf_vanilla_transformer.interop") / "mappings"
 ENTRIES: dict[str, Any] = {  # entry -> type
     "extends": str,
     "prefix": str,
@@ -25,30 +24,28 @@ ENTRIES: dict[str, Any] = {  # entry -> type
     "ignored": list,
     "causal_mask": bool,
     "head_split": str,
+    "stacking": str,
+    "decoder_start": str,
     "attention_scale": (int, float, str),
     "layer_norm": str,
     "first_position": int,
     "refused": str,
 }
-HEAD_SPLITS = {
-    "transpose": None,  # (B, T, h, d_k) -> (B, h, T, d_k)
-    "view": "its heads are cut by view(B, h, T, d_k) without a transpose, which mixes the positions: that isn't "
-    "multi-head attention (3.2.2), and no weights of this model compute it",
+# Entries that no tensor tells -> their values.
+CHOICES = {
+    "head_split": ("transpose", "view"),  # (B, T, h, d_k) -> (B, h, T, d_k), or without a transpose
+    "layer_norm": ("biased", "unbiased"),
+    "decoder_start": ("token", "zeros"),
+    "stacking": ("blocks", "heads"),  # q1 q2 k1 k2 v1 v2, or q1 k1 v1 q2 k2 v2
 }
-LAYER_NORMS = ("biased", "unbiased")
-STACKS = ("encoder.", "decoder.", "lm_head")  # what our names begin with
-# Fields of our configuration that are in no tensor, and without which a wrong model would be made silently.
+BEGINNINGS = ("encoder.", "decoder.", "lm_head")  # of this model's names
+# Fields of the configuration that are in no tensor, and without which a wrong model would be made silently.
 NEEDED = (
     "encoder_attention_heads", "decoder_attention_heads", "norm_position", "layer_norm_eps", "activation_function",
     "scale_embedding", "pad_token_id", "eos_token_id", "decoder_start_token_id",
 )  # fmt: skip
 # Where frameworks put the state dict in what they save.
 PLACES = ("state_dict", "model_state_dict", "model_state", "model")
-
-
-def recognises(source: Path) -> bool:
-    """Tells that no model is recognised as one of a mapping: only its owner knows its layout."""
-    return False
 
 
 def load(source: str | Path, options: Options) -> Converted:
@@ -72,14 +69,9 @@ def _norm_note(layout: Layout, eps: float) -> tuple[str, ...]:
     if not layout.unbiased_norm:
         return ()
     return (
-        f"its LayerNorm adds epsilon to the standard deviation s, ours adds {eps:g} to the variance: an output differs "
+        f"its LayerNorm adds epsilon to the standard deviation s, this one {eps:g} to the variance: an output differs "
         f"by the fraction {eps / 2:.1g} |1/s - 1/s^2|, that is 0 at s = 1 and {eps / 2 * 90:.1g} at s = 0.1",
     )
-
-
-def shipped_mappings() -> list[str]:
-    """Returns the names of the mappings that come with the package."""
-    return sorted(one.name.removesuffix(".yaml") for one in SHIPPED.iterdir() if one.name.endswith(".yaml"))
 
 
 def read_mapping(source: str | Path, *, assume_causal: bool = False) -> Layout:
@@ -91,58 +83,78 @@ def read_mapping(source: str | Path, *, assume_causal: bool = False) -> Layout:
             that was.
 
     Raises:
-        ConversionError: There is no such mapping, it has unknown entries or wrong values, or it says that the model
-            isn't in this model.
+        ConversionError: There is no such mapping, it has unknown entries or wrong values, or it describes a model
+            that this package's can't compute.
     """
     entries = _entries(source)
-    if reason := entries.get("refused"):
+    _check_computed(source, entries, assume_causal)
+    names = entries["names"]
+    for name, values in CHOICES.items():
+        is_needed = name != "stacking" or any(_is_stacked(ours, theirs) for ours, theirs in names.items())
+        if is_needed and entries.get(name) not in values:
+            given = repr(entries[name]) if name in entries else "missing"
+            raise ConversionError(
+                f"{source}: {name} is {given}; give {' or '.join(values)}. docs/interop.md explains them"
+            )
+    config = {"bos_token_id": None, **entries.get("config", {})}
+    first_position = entries.get("first_position")
+    if first_position is not None and first_position < 0:
+        raise ConversionError(f"{source}: first_position is {first_position}; give the number of a row, from 0 up")
+    needed = NEEDED if POSITIONS[0] in names else (*NEEDED, "position_encoding")
+    if missing := [name for name in needed if name not in config]:
+        raise ConversionError(f"{source}: config lacks {', '.join(missing)}; no tensor tells that")
+    return Layout(
+        names=_prefixed(names, entries.get("prefix", "")),
+        fields=config,
+        ignored=tuple(entries.get("ignored", ())),
+        stacking=entries.get("stacking", "blocks"),
+        attention_scale=_scale(entries.get("attention_scale"), config, source),
+        unbiased_norm=entries["layer_norm"] == "unbiased",
+        first_position=first_position,
+        starts_from_zero=entries["decoder_start"] == "zeros",
+    )
+
+
+def _check_computed(source: str | Path, entries: Mapping[str, Any], assume_causal: bool) -> None:
+    """Refuses what this package's model doesn't compute."""
+    reason = entries.get("refused")
+    if entries.get("head_split") == "view":
+        reason = (
+            "its heads are cut by view(B, h, T, d_k) without a transpose, so that the positions are mixed: that isn't "
+            "multi-head attention (3.2.2), and no weights of this model compute it"
+        )
+    if reason:
         raise ConversionError(f"{source} can't be converted: {reason}")
     if entries.get("causal_mask") is not True and not assume_causal:
         known = "was trained without a causal mask" if "causal_mask" in entries else "may have been trained without one"
         raise ConversionError(
-            f"{source}: the decoder {known}, and ours never sees the future (3.2.3): write causal_mask: true if it was "
-            "trained with one, or give --assume-causal"
+            f"{source}: the decoder {known}, and this one never sees the future (3.2.3): write causal_mask: true if it "
+            "was trained with one, or give --assume-causal"
         )
-    split = entries.get("head_split")
-    if split not in HEAD_SPLITS:
-        raise ConversionError(f"{source}: head_split is {split!r}; give one of {', '.join(HEAD_SPLITS)}")
-    if reason := HEAD_SPLITS[split]:
-        raise ConversionError(f"{source} can't be converted: {reason}")
-    norm = entries.get("layer_norm")
-    if norm not in LAYER_NORMS:
-        raise ConversionError(f"{source}: layer_norm is {norm!r}; give one of {', '.join(LAYER_NORMS)}")
-    prefix, config = entries.get("prefix", ""), {"bos_token_id": None, **entries.get("config", {})}
-    if unknown := [ours for ours in entries["names"] if not ours.startswith(STACKS)]:
-        raise ConversionError(f"{source}: {unknown[0]} is no parameter; they begin with one of {', '.join(STACKS)}")
-    first_position = entries.get("first_position", 0)
-    if first_position < 0:
-        raise ConversionError(f"{source}: first_position is {first_position}; give the number of a row, from 0 up")
-    needed = NEEDED if POSITIONS[0] in entries["names"] else (*NEEDED, "position_encoding")
-    if missing := [name for name in needed if name not in config]:
-        raise ConversionError(f"{source}: config lacks {', '.join(missing)}, which no tensor tells")
-    return Layout(
-        names={ours: prefix + theirs for ours, theirs in entries["names"].items()},
-        fields=config,
-        ignored=tuple(entries.get("ignored", ())),
-        attention_scale=_scale(entries.get("attention_scale"), config, source),
-        unbiased_norm=norm == "unbiased",
-        first_position=first_position,
-    )
 
 
-def read_names(source: str | Path) -> dict[str, str]:
-    """Reads a mapping's names alone: ours -> theirs.
+def _is_stacked(ours: str, theirs: Any) -> bool:
+    """Tells whether several parameters are one of their tensors."""
+    return isinstance(theirs, str) and len(variants(ours)) > len(variants(theirs))
+
+
+def read_names(source: str | Path) -> dict[str, str | float]:
+    """Reads a mapping's names alone: this model's -> theirs.
 
     Raises:
         ConversionError: There is no such mapping, or it has unknown entries or wrong values.
     """
     entries = _entries(source)
-    return {ours: entries.get("prefix", "") + theirs for ours, theirs in entries["names"].items()}
+    return _prefixed(entries["names"], entries.get("prefix", ""))
+
+
+def _prefixed(names: Mapping[str, str | float], prefix: str) -> dict[str, str | float]:
+    return {ours: prefix + theirs if isinstance(theirs, str) else theirs for ours, theirs in names.items()}
 
 
 def _entries(source: str | Path) -> dict[str, Any]:
     """Reads a mapping and those that it extends, whose entries it replaces; `names` and `config` one by one."""
-    place = SHIPPED / f"{source}.yaml" if str(source) in shipped_mappings() else Path(source)
+    place = FOLDER / f"{source}.yaml" if str(source) in shipped_mappings() else Path(source)
     try:
         entries = yaml.safe_load(place.read_text(encoding="utf-8"))
     except (OSError, yaml.YAMLError, UnicodeDecodeError) as error:
@@ -156,10 +168,9 @@ def _entries(source: str | Path) -> dict[str, Any]:
         if name not in ENTRIES:
             raise ConversionError(f"{source}: unknown entry {name}; known are {', '.join(ENTRIES)}")
         if not isinstance(value, ENTRIES[name]) or (isinstance(value, bool) and ENTRIES[name] is not bool):
-            raise ConversionError(f"{source}: {name} is {value!r}, which is of another type than expected")
-    for name, value in {**entries.get("names", {}), "": entries.get("prefix", "")}.items():
-        if not isinstance(value, str):
-            raise ConversionError(f"{source}: the name of {name} is {value!r}; give a text")
+            raise ConversionError(f"{source}: {name} is {value!r}, a value of another type than expected")
+    for name, value in entries.get("names", {}).items():
+        _check_name(source, name, value)
     if "extends" in entries:
         if entries["extends"] not in shipped_mappings():
             known = ", ".join(shipped_mappings())
@@ -168,29 +179,36 @@ def _entries(source: str | Path) -> dict[str, Any]:
     return {"names": {}, **entries}
 
 
-def _merged(base: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
+def _check_name(source: str | Path, ours: Any, theirs: Any) -> None:
+    """Refuses an entry of `names` that is none, as no tensor would get a wrong one's value."""
+    if not str(ours).startswith(BEGINNINGS):
+        raise ConversionError(f"{source}: {ours} is no parameter; they begin with one of {', '.join(BEGINNINGS)}")
+    is_constant = isinstance(theirs, int | float) and not isinstance(theirs, bool)
+    if not isinstance(theirs, str) and not (is_constant and str(ours).endswith(("norm.weight", "norm.bias"))):
+        raise ConversionError(
+            f"{source}: the name of {ours} is {theirs!r}; give a text, or a number for the weight or bias of a "
+            "LayerNorm that has none"
+        )
+
+
+def _merged(extended: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
     """Puts a mapping's entries over those of the one that it extends; its prefix is of the latter's names alone."""
     prefix = own.get("prefix", "")
-    names = {ours: prefix + theirs for ours, theirs in base["names"].items()}
-    both = {name: {**base.get(name, {}), **own.get(name, {})} for name in ("config",)}
-    ignored = [*(prefix + one for one in base.get("ignored", ())), *own.get("ignored", ())]
+    names = _prefixed(extended["names"], prefix)
+    config = {**extended.get("config", {}), **own.get("config", {})}
+    ignored = [*(prefix + one for one in extended.get("ignored", ())), *own.get("ignored", ())]
     rest = {name: value for name, value in own.items() if name != "prefix"}
-    return {**base, **rest, **both, "names": {**names, **own.get("names", {})}, "ignored": ignored}
+    return {**extended, **rest, "config": config, "names": {**names, **own.get("names", {})}, "ignored": ignored}
 
 
 def _scale(value: Any, config: Mapping[str, Any], source: str | Path) -> float | None:
     """Returns what scores are multiplied by; None: 1 / sqrt(d_k)."""
+    if value == "1/sqrt(d_model)":
+        if not isinstance(config.get("d_model"), int):
+            raise ConversionError(f"{source}: attention_scale 1/sqrt(d_model) needs d_model in config")
+        return float(config["d_model"]) ** -0.5
     if value is None:
         return None
-    if not isinstance(value, str):
-        if not 0 < value < math.inf:
-            raise ConversionError(f"{source}: attention_scale is {value}; give a positive number")
-        return float(value)
-    widths = {"1/sqrt(d_model)": "d_model", "1/sqrt(head_dim)": None}
-    if value not in widths:
-        raise ConversionError(f"{source}: attention_scale is {value!r}; give a number or one of {', '.join(widths)}")
-    if widths[value] is None:
-        return None
-    if not isinstance(config.get("d_model"), int):
-        raise ConversionError(f"{source}: attention_scale 1/sqrt(d_model) needs d_model in config")
-    return float(config["d_model"]) ** -0.5
+    if isinstance(value, str) or not 0 < value < math.inf:
+        raise ConversionError(f"{source}: attention_scale is {value!r}; give a positive number, or 1/sqrt(d_model)")
+    return float(value)

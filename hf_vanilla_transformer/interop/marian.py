@@ -3,20 +3,19 @@
     model, tokenizer = from_marian("Helsinki-NLP/opus-mt-en-de")
 
 Marian differs from the paper in its layout of the sinusoids, biases on all projections and on the output, an epsilon of
-1e-5 in LayerNorm and, in OPUS-MT, the activation function and padding as the start token: all of them are fields of our
-configuration.
+1e-5 in LayerNorm and, in OPUS-MT, the activation function and padding as the start token: all of them are fields of
+VanillaTransformerConfig.
 """
 
 import copy
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from huggingface_hub import ModelCard, snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError, StrictDataclassError
-from safetensors.torch import load_file
 from torch import Tensor
 from transformers import GenerationConfig, MarianConfig, MarianMTModel, MarianTokenizer, PreTrainedModel
 from transformers.utils import logging
@@ -24,15 +23,15 @@ from transformers.utils import logging
 from ..checkpoints.loading import (
     check_tokenizer,
     json_object,
-    named,
     read_json,
     tokenizer_fingerprint,
     without_advice,
 )
-from ..configuration_vanilla_transformer import VanillaTransformerConfig
 from ..errors import first_line
-from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration, sinusoidal_table
-from .base import ConversionError, Converted, Options
+from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
+from .conversion import ConversionError, Converted, Options
+from .layout import OUTPUT, POSITIONS, SOURCE, STACKS, TARGET, Layout, from_tensors, layer_names
+from .pickles import read, tensors_of
 
 logger = logging.get_logger(__name__)
 
@@ -50,16 +49,25 @@ FIXED_FIELDS: dict[str, Any] = {
     "output_bias": True,
     "layer_norm_eps": 1e-5,
 }
-# This model's parameter -> Marian's name, where it isn't the same; within layers, only the feed-forward maps differ.
-NAMES = {"model.encoder.embed_tokens.weight": "model.shared.weight", "lm_head.bias": "final_logits_bias"}
-POSITIONS = ("model.encoder.embed_positions.weight", "model.decoder.embed_positions.weight")
+NAMES = {
+    "lm_head.bias": "final_logits_bias",
+    **{name: f"model.{name}" for name in POSITIONS},
+    **layer_names(
+        {stack: f"model.{stack}.layers.*" for stack in STACKS}, {f"feed_forward.{one}": one for one in ("fc1", "fc2")}
+    ),
+}
+# The vocabularies' matrices, with the names that they may have.
+NAMES_THERE = {
+    SOURCE: ["model.shared.weight", f"model.{SOURCE}"],
+    TARGET: [f"model.{TARGET}"],
+    OUTPUT: [OUTPUT],
+}
 # Systems that look alike, and why their models can't be opened.
 REFUSED = {
-    "fsmt": "its tokenizer consists of Moses' scripts and fairseq's BPE, which no tokenizer here reproduces exactly",
+    "fsmt": "its tokenizer consists of Moses' scripts and fairseq's BPE; no tokenizer here reproduces them exactly",
     "vanilla_transformer": "it is a model of this package already; load it as it is",
 }
 WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
-NAMES_PER_ERROR = 20
 
 
 def from_marian(
@@ -93,7 +101,7 @@ def from_marian(
 
 
 def load(source: str | Path, options: Options) -> Converted:
-    """Opens a Marian model with its tokenizer and what its card says.
+    """Opens a Marian model with its tokenizer and the metadata of its card.
 
     Raises:
         ConversionError: As for `from_marian`.
@@ -103,7 +111,7 @@ def load(source: str | Path, options: Options) -> Converted:
     model, tokenizer = _load(str(source), folder)
     try:
         metadata = ModelCard.load(folder / "README.md").data.to_dict()
-    except Exception:  # there is none, or its YAML is damaged: what isn't known is left out
+    except Exception:  # there is none, or its YAML is damaged
         metadata = {}
     base_model = None if Path(source).is_dir() else str(source)
     return Converted(model, tokenizer if options.with_tokenizer else None, metadata, base_model)
@@ -111,18 +119,13 @@ def load(source: str | Path, options: Options) -> Converted:
 
 def recognises(source: Path) -> bool:
     """Tells by its config.json whether a folder has a Marian model of transformers."""
-    return is_marian(source)
-
-
-def is_marian(folder: Path) -> bool:
-    """Tells by its config.json whether a folder has a Marian model of transformers."""
-    config = read_json(folder / "config.json")
+    config = read_json(source / "config.json")
     return isinstance(config, dict) and config.get("model_type") == "marian"
 
 
 # ---- Files ----
 def _folder_of(source: str, revision: str | None, token: str | bool | None, local_files_only: bool) -> Path:
-    """Returns the folder with a source's files, which are downloaded if it is a name on the Hub."""
+    """Returns the folder with a source's files; those of a name on the Hub are downloaded."""
     if Path(source).is_dir():
         return Path(source)
     if Path(source).exists() or not re.fullmatch(r"\w[\w.-]*(/\w[\w.-]*)?", source):
@@ -179,13 +182,7 @@ def _tensors_in(folder: Path) -> dict[str, Tensor]:
         files = [folder / name for name in sorted(names)]
     tensors: dict[str, Tensor] = {}
     for file in files:
-        try:
-            part = load_file(file) if file.suffix == ".safetensors" else torch.load(file, "cpu", weights_only=True)
-        except Exception as error:  # a damaged or hostile file raises whatever its reader raises
-            raise ConversionError(f"{file} can't be read ({first_line(error)})") from error
-        if not isinstance(part, dict) or not all(isinstance(value, Tensor) for value in part.values()):
-            raise ConversionError(f"{file} is not a table of tensors")
-        tensors |= part
+        tensors |= tensors_of(read(file), file)
     return tensors
 
 
@@ -227,7 +224,7 @@ def _compare_special(tokenizer: MarianTokenizer, source: Mapping[str, int], targ
     if (lost := names.get(tokenizer.pad_token_id)) != tokenizer.pad_token:
         logger.warning(
             f"{tokenizer.pad_token} has other ids in vocab.json than in target_vocab.json: MarianTokenizer leaves "
-            f"{lost!r}, which has the id of the source's there, out of translations."
+            f"{lost!r} out of translations, as it has the id of the source's."
         )
 
 
@@ -235,12 +232,10 @@ def _compare_special(tokenizer: MarianTokenizer, source: Mapping[str, int], targ
 def _load(source: str, folder: Path) -> tuple[VanillaTransformerForConditionalGeneration, MarianTokenizer]:
     """Makes model and tokenizer of the files in a folder; `source` is what the user calls it."""
     try:
-        config = _marian_config(folder)
-        tokenizer, ours = opus_mt_tokenizer(folder), _config(config)
-        ours.tokenizer_fingerprint = tokenizer_fingerprint(tokenizer)
-        check_tokenizer(tokenizer, ours, source)
-        model = _build(config, _tensors_in(folder), _generation_config(folder))
-        model.config.tokenizer_fingerprint = ours.tokenizer_fingerprint
+        marian, tokenizer = _marian_config(folder), opus_mt_tokenizer(folder)
+        model = _build(marian, _tensors_in(folder), _generation_config(folder))
+        model.config.tokenizer_fingerprint = tokenizer_fingerprint(tokenizer)
+        check_tokenizer(tokenizer, model.config, source)
     except ValueError as error:
         raise ConversionError(str(error)) from error
     model.config._name_or_path = source
@@ -251,109 +246,41 @@ def _build(
     marian: MarianConfig, tensors: dict[str, Tensor], generation_config: GenerationConfig
 ) -> VanillaTransformerForConditionalGeneration:
     """Makes the model of Marian's configuration, tensors and settings of decoding."""
-    config = _config(marian)
-    with torch.device("meta"):
-        shapes = {
-            name: value.shape for name, value in VanillaTransformerForConditionalGeneration(config).state_dict().items()
-        }
-    weights = _renamed(tensors, shapes, config)
-    dtype = weights["model.encoder.embed_tokens.weight"].dtype
-    model = VanillaTransformerForConditionalGeneration.from_pretrained(
-        None, config=config, state_dict=weights, dtype=dtype
-    )
-    for name, value in config.decoding_tokens.items():
+    model = from_tensors(tensors, layout_of(marian, tensors))
+    for name, value in model.config.decoding_tokens.items():
         if getattr(generation_config, name) is None:
             setattr(generation_config, name, value)
-    generation_config._from_model_config = False  # it says what Marian's says, and the paper's isn't wanted
+    generation_config._from_model_config = False  # the paper's settings aren't added to Marian's
     model.generation_config = generation_config
-    return model.eval()
+    return model
 
 
-def _config(marian: MarianConfig) -> VanillaTransformerConfig:
-    """Translates a configuration."""
-    for stack in ("encoder", "decoder"):
+def layout_of(marian: MarianConfig, tensors: Mapping[str, Tensor]) -> Layout:
+    """Returns the layout of a checkpoint.
+
+    Raises:
+        ConversionError: It has layer drop, or matrices differ that should be one by the configuration.
+    """
+    for stack in STACKS:
         if getattr(marian, f"{stack}_layerdrop"):
             raise ConversionError(
                 f"{stack}_layerdrop is {getattr(marian, f'{stack}_layerdrop')}; there is no layer drop here"
             )
     fields = {name: getattr(marian, name) for name in SAME_FIELDS} | FIXED_FIELDS
-    shares = marian.share_encoder_decoder_embeddings
-    try:
-        return VanillaTransformerConfig(**fields, decoder_vocab_size=None if shares else marian.decoder_vocab_size)
-    except StrictDataclassError as error:
-        raise ConversionError(f"config.json makes no valid model ({first_line(error.__cause__ or error)})") from error
+    if not marian.share_encoder_decoder_embeddings:
+        fields["decoder_vocab_size"] = marian.decoder_vocab_size
+    names, copies = dict(NAMES), []
+    for group in _tied(marian):
+        present = [name for parameter in group for name in NAMES_THERE[parameter] if name in tensors]
+        copies += present[1:]
+        if different := [name for name in present[1:] if not torch.equal(tensors[present[0]], tensors[name])]:
+            both = f"{present[0]} and {different[0]}"
+            raise ConversionError(f"config.json says that {both} are one matrix, and they differ")
+        names |= dict.fromkeys(group, present[0] if present else NAMES_THERE[group[0]][0])
+    return Layout(names, fields, ignored=tuple(copies), required=("encoder.*.bias", "decoder.*.bias"))
 
 
-def _renamed(
-    tensors: Mapping[str, Tensor], shapes: Mapping[str, torch.Size], config: VanillaTransformerConfig
-) -> dict[str, Tensor]:
-    """Gives Marian's tensors our names.
-
-    Raises:
-        ConversionError: Tensors are missing, unknown, of another shape, no floating-point numbers or not finite;
-            matrices differ that should be one; or the positional table isn't Marian's.
-    """
-    names = {ours: marian_names(ours, config) for ours in shapes}
-    tensors = dict(tensors)
-    tensors.setdefault(NAMES["lm_head.bias"], torch.zeros(1, config.target_vocab_size))  # absent in the first ones
-    known = {name for one in names.values() for name in one} | set(POSITIONS)
-    found = {ours: [name for name in one if name in tensors] for ours, one in names.items()}
-    problems = {
-        "missing": [names[ours][0] for ours, present in found.items() if not present],
-        "unknown": tensors.keys() - known,
-        "of another shape": [
-            f"{name} {tuple(tensors[name].shape)} instead of {tuple(_shape_there(name, shapes[ours]))}"
-            for ours, present in found.items()
-            for name in present
-            if tensors[name].shape != _shape_there(name, shapes[ours])
-        ],
-        "not of floating-point numbers": [name for name, value in tensors.items() if not value.is_floating_point()],
-    }
-    _refuse(problems)
-    _refuse(
-        {
-            "not finite": [name for name, value in tensors.items() if not value.isfinite().all()],
-            "different, though config.json says that they are one matrix": [
-                " and ".join(present)
-                for present in found.values()
-                if any(not torch.equal(tensors[present[0]], tensors[name]) for name in present[1:])
-            ],
-            "not Marian's sinusoids": [name for name in POSITIONS if name in tensors and not _is_table(tensors[name])],
-        }
-    )
-    dtype = tensors[found["model.encoder.embed_tokens.weight"][0]].dtype
-    return {ours: tensors[present[0]].reshape(shapes[ours]).to(dtype) for ours, present in found.items()}
-
-
-def marian_names(name: str, config: VanillaTransformerConfig) -> list[str]:
-    """Returns the names that a parameter, or the matrix that it is tied to, may have in a Marian checkpoint."""
-    source, target, output = (
-        f"{part}.weight" for part in ("model.encoder.embed_tokens", "model.decoder.embed_tokens", "lm_head")
-    )
-    groups = [[source], [target], [output]]
-    if config.share_encoder_decoder_embeddings:
-        groups = [[NAMES[source], source, target], [output]]
-    if config.tie_word_embeddings:
-        groups = [*groups[:-2], groups[-2] + groups[-1]]
-    own = NAMES.get(name) or name.replace(".feed_forward.", ".")
-    return next((group for group in groups if name in group), [own])
-
-
-def _shape_there(name: str, shape: torch.Size) -> torch.Size:
-    return torch.Size([1, *shape]) if name == NAMES["lm_head.bias"] else shape
-
-
-def _is_table(table: Tensor) -> bool:
-    """Tells whether a saved positional table, (positions, d_model), has the numbers that we compute."""
-    if table.ndim != 2 or table.shape[1] % 2:
-        return False
-    expected = sinusoidal_table(table.shape[0], table.shape[1], "marian")
-    # Saved in half precision, sines are rounded to 2^-11.
-    tolerance = 1e-5 if table.dtype in (torch.float32, torch.float64) else torch.finfo(table.dtype).eps
-    return torch.allclose(table.double(), expected.double(), rtol=0, atol=tolerance)
-
-
-def _refuse(problems: Mapping[str, Iterable[str]]) -> None:
-    found = ((problem, set(names)) for problem, names in problems.items())
-    if reasons := [f"{problem}: {named(names, NAMES_PER_ERROR)}" for problem, names in found if names]:
-        raise ConversionError(f"the weights don't match config.json; {'; '.join(reasons)}")
+def _tied(marian: MarianConfig) -> list[list[str]]:
+    """Returns the parameters of the vocabularies, those together that are one matrix."""
+    groups = [[SOURCE, TARGET], [OUTPUT]] if marian.share_encoder_decoder_embeddings else [[SOURCE], [TARGET], [OUTPUT]]
+    return [*groups[:-2], groups[-2] + groups[-1]] if marian.tie_word_embeddings else groups

@@ -1,8 +1,8 @@
 """This package's models as ONNX graphs: an encoder, a decoder, and a decoder that continues what it has decoded.
 
-Files, inputs and outputs have the names that Optimum gives them, which other programs know. The graphs are made by
+Files, inputs and outputs have the names that Optimum gives them, as other programs expect. The graphs are made by
 torch.onnx, as transformers' own exporter (`transformers.exporters`, 5.23) can't make them: its export_for_generation
-writes no encoder, fixes the lengths of target and past at 1, and keeps sinusoids as a table, which ends.
+writes no encoder, fixes the lengths of target and past at 1, and keeps sinusoids as a table with an end.
 """
 
 import copy
@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import onnxruntime
-import onnxscript  # noqa: F401  # which torch.onnx needs, but imports too late for a good error
+import onnxscript  # noqa: F401  # torch.onnx imports it too late for a good error
 import torch
 import torch.nn.functional as F
 from onnxruntime.quantization import QuantType, quantize_dynamic
@@ -28,7 +28,7 @@ from ..modeling_vanilla_transformer import (
     VanillaTransformerForConditionalGeneration,
     sinusoidal_table,
 )
-from .base import ConversionError
+from .conversion import ConversionError
 
 ENCODER, DECODER, DECODER_WITH_PAST = "encoder_model", "decoder_model", "decoder_with_past_model"
 # How far logits may be from the model's, as a part of the largest where that is above 1.
@@ -65,14 +65,16 @@ def export(
         quantize: Whether linear maps compute with 8-bit integers, with a scale for each output of a matrix.
 
     Returns:
-        What a user should know.
+        Notes for the user.
 
     Raises:
         ConversionError: It isn't of this package, torch.onnx can't express it, or onnxruntime computes something else.
         OSError: The folder can't be written.
     """
     if type(model) is not VanillaTransformerForConditionalGeneration:
-        raise ConversionError(f"{type(model).__name__} isn't this package's model, which alone can be exported")
+        raise ConversionError(
+            f"{type(model).__name__} can't be exported; only VanillaTransformerForConditionalGeneration can"
+        )
     if getattr(model, "is_quantized", False):
         raise ConversionError("its weights are quantized; export the original, and let the export quantize it")
     exact = copy.deepcopy(model).cpu().float().eval()
@@ -155,7 +157,7 @@ class DecoderWithPast(nn.Module):
 
 
 def _prepare(model: VanillaTransformerForConditionalGeneration, separate_output: bool) -> None:
-    """Replaces tables of sinusoids, and gives the output a matrix of its own, which embeddings don't read."""
+    """Replaces tables of sinusoids, and gives the output a matrix apart from the embeddings."""
     for stack in (model.model.encoder, model.model.decoder):
         if isinstance(stack.embed_positions, SinusoidalPositions):
             stack.embed_positions = Sinusoids(stack.embed_positions.layout)  # type: ignore[assignment]
@@ -213,7 +215,7 @@ def _write(file: Path, module: nn.Module, arguments: Any, axes: dict[str, Any], 
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Hears nothing of what torch.onnx and onnxruntime's quantization say about themselves."""
+    """Silences the messages of torch.onnx and of onnxruntime's quantization."""
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:
@@ -270,10 +272,10 @@ def _notes(model: VanillaTransformerForConditionalGeneration, difference: float,
     found = [
         f"in float32, logits differ from the model's by at most {difference:.0e} of the largest (of random tokens)",
         "the graphs have no mask of the target: those of one batch may have padding behind them, but not before them",
-        "the search is up to the program that runs the graphs; generation_config.json has the model's settings",
+        "the program that runs the graphs does the search; generation_config.json has the model's settings",
     ]
     if quantized:
-        found.append("embeddings stay float32; what 8 bits cost, only translations of yours can tell")
+        found.append("embeddings stay float32; measure the loss of 8 bits on your translations")
     if model.dtype is not torch.float32:
         found.append(f"the weights were {str(model.dtype).removeprefix('torch.')} and are float32 now")
     if config.position_encoding == "learned":

@@ -9,13 +9,12 @@ from typing import Any
 
 from torch import Tensor
 
-from .base import ConversionError, Converted, Options
-from .layout import OUTPUT, POSITIONS, SOURCE, TARGET, Layout, from_tensors
-from .pickles import read, tensors_of, texts_in
+from .conversion import ConversionError, Converted, Options
+from .layout import OUTPUT, POSITIONS, SOURCE, TARGET, Layout, from_tensors, layer_names
+from .pickles import fields_of, read, tensors_of, texts_in
 from .segmentation import TOKENIZED_TEXT, tokenizer_of
 
 EMBEDDINGS = "embeddings.make_embedding"
-ATTENTION = {"q_proj": "linear_query", "k_proj": "linear_keys", "v_proj": "linear_values", "out_proj": "final_linear"}
 LAYERS = {"encoder": "encoder.transformer.*", "decoder": "decoder.transformer_layers.*"}
 NAMES = {
     SOURCE: f"encoder.{EMBEDDINGS}.emb_luts.0.weight",
@@ -23,61 +22,43 @@ NAMES = {
     OUTPUT.removesuffix(".weight"): "generator",
     **{ours: f"{ours.partition('.')[0]}.{EMBEDDINGS}.pe.pe" for ours in POSITIONS},
     **{f"{stack}.layer_norm": f"{stack}.layer_norm" for stack in LAYERS},
-    **{
-        f"{stack}.layers.*.{attention}.{projection}": f"{LAYERS[stack]}.{name}.{linear}"
-        for stack, attention, name in (
-            ("encoder", "self_attn", "self_attn"),
-            ("decoder", "self_attn", "self_attn"),
-            ("decoder", "encoder_attn", "context_attn"),
-        )
-        for projection, linear in ATTENTION.items()
-    },
-    **{
-        f"{stack}.layers.*.{ours}": f"{layer}.feed_forward.{theirs}"
-        for stack, layer in LAYERS.items()
-        for ours, theirs in (
-            ("feed_forward.fc1", "w_1"),
-            ("feed_forward.fc2", "w_2"),
-            ("final_layer_norm", "layer_norm"),
-        )
-    },
-    "encoder.layers.*.self_attn_layer_norm": f"{LAYERS['encoder']}.layer_norm",
-    "decoder.layers.*.self_attn_layer_norm": f"{LAYERS['decoder']}.layer_norm_1",
-    "decoder.layers.*.encoder_attn_layer_norm": f"{LAYERS['decoder']}.layer_norm_2",
+    **layer_names(
+        LAYERS,
+        {
+            "q_proj": "linear_query",
+            "k_proj": "linear_keys",
+            "v_proj": "linear_values",
+            "out_proj": "final_linear",
+            "encoder_attn": "context_attn",
+            "fc1": "w_1",
+            "fc2": "w_2",
+            "encoder.self_attn_layer_norm": "layer_norm",
+            "decoder.self_attn_layer_norm": "layer_norm_1",
+            "encoder_attn_layer_norm": "layer_norm_2",
+            "final_layer_norm": "feed_forward.layer_norm",
+        },
+    ),
 }
-# Options that have to have one of these values, if the checkpoint has them; and what others mean.
-WANTED: dict[str, tuple[tuple[Any, ...], str]] = {
-    "model_task": (("seq2seq",), "it isn't an encoder-decoder"),
-    "encoder_type": (("transformer",), "its encoder is no Transformer"),
-    "decoder_type": (("transformer",), "its decoder is no Transformer"),
-    "self_attn_type": (("scaled-dot", "scaled-dot-flash"), "its decoder averages instead of attending to itself"),
-    "layer_norm": (("standard",), "its normalization takes no mean off, which LayerNorm does"),
-    "generator_function": (("softmax",), "its probabilities aren't a softmax"),
-    "position_encoding_type": (("SinusoidalInterleaved", "SinusoidalConcat"), "its positions aren't known here"),
-    "pos_ffn_activation_fn": (("relu", "gelu"), "its feed-forward layers are gated, or their function isn't known"),
-    "position_encoding": ((True,), "it has no sinusoids, and its embeddings aren't scaled"),
+# Options that the model has to have with one of these values, if at all.
+WANTED: dict[str, tuple[Any, ...]] = {
+    "model_task": ("seq2seq",),
+    "encoder_type": ("transformer",),
+    "decoder_type": ("transformer",),
+    "self_attn_type": ("scaled-dot", "scaled-dot-flash"),
+    "layer_norm": ("standard",),
+    "generator_function": ("softmax",),
+    "position_encoding_type": ("SinusoidalInterleaved", "SinusoidalConcat"),
+    "pos_ffn_activation_fn": ("relu", "gelu"),
+    "position_encoding": (True,),
 }
-# Options that have to be off, and what they mean.
-UNWANTED = {
-    "max_relative_positions": "it has relative positions, which our attention doesn't",
-    "relative_positions_buckets": "it has relative positions, which our attention doesn't",
-    "multiquery": "its heads share keys and values",
-    "num_kv": "its heads share keys and values",
-    "sliding_window": "its decoder sees a window of the target only",
-    "num_experts": "its feed-forward layers are mixtures of experts",
-    "parallel_residual": "its sub-layers run in parallel, not one after the other",
-    "copy_attn": "its output copies words of the source",
-    "src_feats": "its source has features beside the tokens",
-    "n_src_feats": "its source has features beside the tokens",
-    "lora_layers": "it has adapters: merge them first with OpenNMT-py's tools/lora_weights.py",
-    "lora_embedding": "it has adapters: merge them first with OpenNMT-py's tools/lora_weights.py",
-    "quant_layers": "its layers are quantized",
-}
+# Options that have to be off.
+UNWANTED = (
+    "max_relative_positions", "relative_positions_buckets", "multiquery", "num_kv", "sliding_window", "num_experts",
+    "parallel_residual", "copy_attn", "src_feats", "n_src_feats", "lora_layers", "lora_embedding", "quant_layers",
+)  # fmt: skip
 POSITION_ENCODINGS = {"SinusoidalInterleaved": "paper", "SinusoidalConcat": "tensor2tensor"}
 PAD, BOS, EOS = "<blank>", "<s>", "</s>"
-DECODING = (
-    "a checkpoint of OpenNMT-py has no settings of decoding: those of the paper are written (beam of 4, alpha 0.6)"
-)
+DECODING = "a checkpoint of OpenNMT-py has no generation settings: the paper's are written (beam of 4, alpha 0.6)"
 SPECIAL_TOKENS = {"pad_token": PAD, "bos_token": BOS, "eos_token": EOS, "unk_token": "<unk>"}
 # Transforms of texts that the tokenizer does, and those that are for training alone.
 TRANSFORMS = ("bpe", "sentencepiece", "clean", "filtertoolong", "switchout", "tokendrop", "tokenmask")
@@ -92,25 +73,21 @@ def load(source: str | Path, options: Options) -> Converted:
     """Reads a checkpoint.
 
     Raises:
-        ConversionError: The file can't be read or is of another version, its model has what ours doesn't, or tensors
+        ConversionError: The file can't be read or is of another version, its model computes something else, or tensors
             are missing, unknown or of another shape.
     """
     file = Path(source)
     if any(text.startswith("torchtext") for text in texts_in(file)):
         raise ConversionError(
-            f"{file} is of OpenNMT-py 2, which saves its vocabularies as objects of torchtext, and those may run code: "
-            "convert it with tools/convertv2_v3.py of OpenNMT-py 3 first"
+            f"{file} is of OpenNMT-py 2: its vocabularies are objects of torchtext, and these may run code. Convert it "
+            "with tools/convertv2_v3.py of OpenNMT-py 3 first"
         )
     checkpoint = read(file)
-    missing = [name for name in ("vocab", "opt") if not isinstance(checkpoint, Mapping) or name not in checkpoint]
-    if missing:
-        raise ConversionError(f"{file} is no checkpoint of OpenNMT-py 3: it has no {' and no '.join(missing)}")
-    try:
-        settings = dict(vars(checkpoint["opt"]))
-    except TypeError as error:
-        raise ConversionError(f"{file}: its opt is no table of options") from error
+    settings = fields_of(checkpoint.get("opt")) if isinstance(checkpoint, Mapping) else {}
+    if not settings or "vocab" not in checkpoint:
+        raise ConversionError(f"{file} is no checkpoint of OpenNMT-py 3: it lacks `opt` or `vocab`")
     _check_options(settings)
-    layout = Layout(NAMES, {**_sizes(settings), **_tokens(checkpoint["vocab"])}, required=_required(settings))
+    layout = Layout(NAMES, {**_fields(settings), **_tokens(checkpoint["vocab"])}, required=_required(settings))
     model = from_tensors(_tensors(checkpoint, file), layout)
     if not options.with_tokenizer:
         return Converted(model, notes=(DECODING,))
@@ -140,8 +117,8 @@ def _subword_models(settings: Mapping[str, Any]) -> tuple[str | None, str | None
             others.add(f"{side}_vocab_threshold")
     if others:
         raise ConversionError(
-            f"the model's texts go through {', '.join(sorted(others))}, which no tokenizer here does; convert without "
-            "one: --no-tokenizer"
+            f"the model's texts go through {', '.join(sorted(others))}, and no tokenizer here does that; convert "
+            "without one: --no-tokenizer"
         )
     files = (settings.get(f"{side}_subword_model") for side in ("src", "tgt"))
     source, target = (file if isinstance(file, str) and file else None for file in files)
@@ -149,34 +126,24 @@ def _subword_models(settings: Mapping[str, Any]) -> tuple[str | None, str | None
 
 
 def _check_options(settings: Mapping[str, Any]) -> None:
-    for name, (values, meaning) in WANTED.items():
+    """Refuses options of models that compute something else."""
+    for name, values in WANTED.items():
         if name in settings and settings[name] not in values:
-            raise ConversionError(f"the model can't be converted: its {name} is {settings[name]!r}, so {meaning}")
-    for name, meaning in UNWANTED.items():
+            known = " or ".join(map(str, values))
+            raise ConversionError(f"the model can't be converted: its {name} is {settings[name]!r}, not {known}")
+    for name in UNWANTED:
         if settings.get(name):
-            raise ConversionError(f"the model can't be converted: its {name} is {settings[name]!r}, so {meaning}")
+            merge = "; merge adapters with OpenNMT-py's tools/lora_weights.py" if name.startswith("lora") else ""
+            raise ConversionError(f"the model can't be converted: its {name} is {settings[name]!r}, not off{merge}")
 
 
-def _sizes(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the fields that the options tell; an option that is -1 or absent has its value elsewhere."""
-
-    def number(*names: str, default: int | None = None) -> int | None:
-        values = [settings[name] for name in names if settings.get(name) not in (None, -1)]
-        if any(isinstance(one, bool) or not isinstance(one, int) for one in values):
-            raise ConversionError(f"the model's option {names[0]} is {values[0]!r}; a number is expected")
-        return values[0] if values else default
-
-    heads = number("heads", default=8)
-    sizes: dict[str, Any] = {
-        "d_model": number("hidden_size", "enc_hid_size"),
-        "encoder_layers": number("layers", "enc_layers"),
-        "decoder_layers": number("layers", "dec_layers"),
-        "encoder_ffn_dim": number("transformer_ff"),
-        "decoder_ffn_dim": number("transformer_ff"),
-    }
+def _fields(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the fields that the options tell and the tensors don't."""
+    heads = settings.get("heads", 8)
+    if isinstance(heads, bool) or not isinstance(heads, int):
+        raise ConversionError(f"the model's option heads is {heads!r}, not a number")
     dropout, attention_dropout = (_last(settings.get(name, 0.0)) for name in ("dropout", "attention_dropout"))
     return {
-        **{name: value for name, value in sizes.items() if value is not None},
         "encoder_attention_heads": heads,
         "decoder_attention_heads": heads,
         "norm_position": "pre",
@@ -208,10 +175,8 @@ def _tokens(vocabularies: Any) -> dict[str, Any]:
     """Returns the sizes of the vocabularies and the ids of the special tokens."""
     if not isinstance(vocabularies, Mapping) or not all(_is_list_of_texts(vocabularies.get(n)) for n in ("src", "tgt")):
         raise ConversionError("its vocab has no lists of tokens named src and tgt, as OpenNMT-py 3 writes them")
-    if vocabularies.get("src_feats"):
-        raise ConversionError(f"the model can't be converted: {UNWANTED['src_feats']}")
-    if vocabularies.get("data_task", "seq2seq") != "seq2seq":
-        raise ConversionError(f"the model can't be converted: {WANTED['model_task'][1]}")
+    if vocabularies.get("src_feats") or vocabularies.get("data_task", "seq2seq") != "seq2seq":
+        raise ConversionError("the model can't be converted: its source has features, or it is a language model")
     source, target = vocabularies["src"], vocabularies["tgt"]
     start = vocabularies.get("decoder_start_token", BOS)
     if absent := [f"{token!r}" for token in (PAD, start, EOS) if token not in target]:
@@ -234,7 +199,7 @@ def _is_list_of_texts(value: Any) -> bool:
 
 
 def _tensors(checkpoint: Mapping[str, Any], file: Path) -> dict[str, Tensor]:
-    """Returns the weights, which are in the checkpoint or, in safetensors, beside it."""
+    """Returns the weights, from the checkpoint or from the safetensors beside it."""
     if "model" in checkpoint:
         output = tensors_of(checkpoint.get("generator"), file)
         # In version 3.0.0 the output was the first of several modules.

@@ -1,4 +1,4 @@
-"""Reads PyTorch's files, which are pickles: tensors and plain data, and nothing that could run code."""
+"""Reads the pickles that PyTorch writes: tensors and plain data, and nothing that could run code."""
 
 import argparse
 import collections
@@ -16,13 +16,13 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from ..errors import first_line
-from .base import ConversionError
+from .conversion import ConversionError
 
 SCALAR: Any = np.float64(0).__reduce__()[0]  # what makes a NumPy number of its bytes
 
 
 class Figures:
-    """Takes the place of classes with figures of a training, of which nothing is used."""
+    """Stands in for classes with figures of a training; nothing of them is used."""
 
 
 # Classes that other systems' checkpoints hold beside tensors. Making one runs nothing but what is written here.
@@ -38,10 +38,12 @@ HARMLESS: list[Any] = [
     *((Figures, f"fairseq.meters.{name}Meter") for name in ("Average", "Stopwatch", "Time")),  # until 0.9
 ]
 
+# How many times the file's size its tensors may have, as several may share their numbers.
+MOST_REPEATED = 100
 # Words in PyTorch's message -> what the file is.
 OTHER_FORMATS = {
-    "TorchScript": "it is an archive of TorchScript, which is a program; save the module's state_dict() instead",
-    "legacy .tar": "it has the format that PyTorch had before 0.1.10, which may run code; save it with a newer one",
+    "TorchScript": "it is a program, an archive of TorchScript; save the module's state_dict() instead",
+    "legacy .tar": "it has the format of PyTorch before 0.1.10, and that may run code; save it with a newer one",
 }
 
 
@@ -54,11 +56,27 @@ def read(file: Path) -> Any:
     try:
         if file.suffix == ".safetensors":
             return load_file(file)
+        _check_size(file)
         with torch.serialization.safe_globals(HARMLESS), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of formats that are refused, which the error says better
+            warnings.simplefilter("ignore")  # the error says more of a refused format
             return torch.load(file, "cpu", weights_only=True)
     except Exception as error:  # a damaged or hostile file raises whatever its reader raises
         raise ConversionError(f"{file} can't be read ({_reason(error)})") from error
+
+
+def _check_size(file: Path) -> None:
+    """Refuses an archive that is compressed, as PyTorch would unpack gigabytes of a few megabytes.
+
+    Raises:
+        ValueError: The parts of the archive are larger than itself.
+    """
+    if zipfile.is_zipfile(file):
+        with zipfile.ZipFile(file) as archive:
+            unpacked = sum(one.file_size for one in archive.infolist())
+        if unpacked > file.stat().st_size:
+            raise ValueError(
+                f"it is compressed, unlike what torch.save writes, and would be unpacked to {unpacked:,} bytes"
+            )
 
 
 def _reason(error: Exception) -> str:
@@ -82,10 +100,17 @@ def texts_in(file: Path) -> set[str]:
 
     By these, a system's files are recognised; it is empty if the file is no such file.
     """
+
+    def texts(pickled: Any) -> set[str]:
+        return {text for _, text, _ in pickletools.genops(pickled) if isinstance(text, str)}
+
     try:
-        with zipfile.ZipFile(file) as archive:
-            pickled = next(name for name in archive.namelist() if name.endswith("/data.pkl"))
-            return {text for _, text, _ in pickletools.genops(archive.read(pickled)) if isinstance(text, str)}
+        if zipfile.is_zipfile(file):
+            _check_size(file)
+            with zipfile.ZipFile(file) as archive:
+                return texts(archive.read(next(name for name in archive.namelist() if name.endswith("/data.pkl"))))
+        with file.open("rb") as opened:  # before PyTorch 1.6: three short pickles, then that of the content
+            return set().union(*(texts(opened) for _ in range(4)))
     except Exception:  # a damaged file raises whatever its reader raises
         return set()
 
@@ -101,10 +126,13 @@ def tensors_of(value: Any, file: Path) -> dict[str, Tensor]:
     """Returns a state dict's tensors.
 
     Raises:
-        ConversionError: It is no table of tensors.
+        ConversionError: It is no table of tensors, or one of far more numbers than the file has.
     """
     if not isinstance(value, Mapping) or not value:
         raise ConversionError(f"{file} has no table of tensors where one is expected")
     if wrong := [str(name) for name, one in value.items() if not (isinstance(name, str) and isinstance(one, Tensor))]:
         raise ConversionError(f"{file}: {wrong[0]} in its table of tensors isn't a tensor")
+    size = sum(one.numel() * one.itemsize for one in value.values())
+    if size > MOST_REPEATED * file.stat().st_size:
+        raise ConversionError(f"{file}: its tensors repeat their numbers, and would have {size:,} bytes when copied")
     return dict(value)

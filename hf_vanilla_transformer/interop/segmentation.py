@@ -1,6 +1,6 @@
 """Tokenizers of models that come with dictionaries: subword-nmt's codes or SentencePiece models become one tokenizer.
 
-A folder has one file of codes or one SentencePiece model for both sides, or one per side, which its name tells.
+A folder has one file of codes or one SentencePiece model for both sides, or one per side, told by its name.
 """
 
 import base64
@@ -13,11 +13,11 @@ from transformers.convert_slow_tokenizer import import_protobuf
 
 from ..errors import first_line
 from ..tokenization_dictionary import SIDES, DictionaryTokenizer
-from .base import ConversionError
+from .conversion import ConversionError
 
 # The end of errors about missing files.
 WITHOUT = "; add it, or convert without a tokenizer: --no-tokenizer"
-# What a user should know of a tokenizer with subword-nmt's codes.
+# A note on tokenizers with subword-nmt's codes.
 TOKENIZED_TEXT = (
     "the tokenizer does no Moses tokenization (nor truecasing or lowercasing): if the training data had it, give it "
     "such text, and expect such text from it"
@@ -47,7 +47,7 @@ def tokenizer_of(
         special: "pad_token", "eos_token", "unk_token" and others -> token.
         files: Names of the codes or models of source and target, where the checkpoint tells them; folders in them
             don't count.
-        languages: Codes of source and target, which may be parts of the files' names.
+        languages: Codes of source and target, perhaps parts of the files' names.
         source_eos: Whether the end-of-sentence token ends sources, too (OpenNMT-py has none there).
         restricted: Whether only pieces of the dictionary are given where there is a choice (as JoeyNMT does; elsewhere
             only with a vocabulary's threshold).
@@ -59,7 +59,7 @@ def tokenizer_of(
         raise ConversionError(f"{folder} doesn't have the dictionaries of source and target{WITHOUT}")
     named = [folder / PureWindowsPath(name).name for name in files if name is not None]
     if missing := [file for file in named if not file.is_file()]:
-        raise ConversionError(f"{missing[0]}, which the tokenizer needs, doesn't exist{WITHOUT}")
+        raise ConversionError(f"the tokenizer needs {missing[0]}, and there is no such file{WITHOUT}")
     sides = named if len(named) == len(SIDES) else _files_in(folder, languages)
     _check(dictionaries, special)
     segmentation = {
@@ -86,7 +86,7 @@ def _files_in(folder: Path, languages: tuple[str, ...]) -> tuple[Path, Path]:
     if not found:
         raise ConversionError(
             f"{folder} has neither codes of subword-nmt (a file whose name has bpe or codes in it) nor a SentencePiece "
-            f"model (.model, .spm), which say how words become tokens{WITHOUT}"
+            f"model (.model, .spm) to segment words{WITHOUT}"
         )
     if len(found) == 1:
         return found[0], found[0]
@@ -119,7 +119,7 @@ def _names(files: list[Path]) -> str:
 
 def _check(dictionaries: tuple[list[str], list[str]], special: dict[str, str]) -> None:
     if missing := [name for name in ("pad_token", "eos_token", "unk_token") if name not in special]:
-        raise ConversionError(f"the model has no {missing[0]}, which its tokenizer needs")
+        raise ConversionError(f"the model has no {missing[0]}, and its tokenizer needs one")
     # Where a token occurs twice, its first place is the special token's.
     ids = [{token: n for n, token in reversed(list(enumerate(tokens)))} for tokens in dictionaries]
     for side, known in zip(SIDES, ids, strict=True):
@@ -140,7 +140,7 @@ def _segmenter(file: Path, vocabulary: list[str] | None, special: dict[str, str]
 
 
 def codes_in(file: Path) -> str:
-    """Reads subword-nmt's codes, which ends the process where it is given others.
+    """Reads codes and checks that they are subword-nmt's, as that library ends the process at others.
 
     Raises:
         ConversionError: They are no such codes.

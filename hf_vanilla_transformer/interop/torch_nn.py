@@ -1,4 +1,4 @@
-"""torch.nn.Transformer: our models as its state dict, by the table of names by which its models come in."""
+"""Exports models as a state dict of torch.nn.Transformer, by the names of its mapping."""
 
 import dataclasses
 import json
@@ -13,11 +13,11 @@ from transformers import PreTrainedTokenizerBase
 
 from ..configuration_vanilla_transformer import VanillaTransformerConfig
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration, sinusoidal_table
-from .base import ConversionError, check_plain
+from .conversion import ConversionError, check_plain
 from .layout import OUTPUT, POSITIONS, SOURCE, TARGET, Layout, rules_of, to_tensors
 from .mapping import read_names
 
-# What torch.nn.Transformer leaves to its user; ours -> the names that the export gives.
+# Parameters outside of torch.nn.Transformer -> their names in the export.
 OWN_NAMES = {
     SOURCE: "src_embed.weight",
     TARGET: "tgt_embed.weight",
@@ -27,9 +27,9 @@ OWN_NAMES = {
     POSITIONS[1]: "tgt_positions.weight",
 }
 TORCH = Layout({**read_names("torch"), **OWN_NAMES})
-# Biases that torch.nn.Transformer always has beside those of its other maps.
+# Biases that torch.nn.Transformer always has.
 ATTENTION_BIASES = ("*.in_proj_bias", "*_attn.out_proj.bias")
-# Of which it has one for both stacks.
+# Numbers that it has for both stacks together.
 OF_BOTH = ("attention_heads", "ffn_dim")
 
 
@@ -44,29 +44,25 @@ def export(
         folder: An empty folder.
 
     Returns:
-        What a user should know.
+        Notes for the user.
 
     Raises:
         ConversionError: torch.nn.Transformer can't express the model.
         OSError: The folder can't be written.
     """
-    arguments, config = arguments_of(model.config), model.config
-    save_file(state_dict_of(model), folder / "model.safetensors", metadata={"format": "pt"})
-    (folder / "transformer.json").write_text(json.dumps(arguments, indent=2) + "\n", encoding="utf-8")
+    config = model.config
+    check_plain(model)
+    _check(config)
+    save_file(_state_dict(model), folder / "model.safetensors", metadata={"format": "pt"})
+    (folder / "transformer.json").write_text(json.dumps(_arguments(config), indent=2) + "\n", encoding="utf-8")
     (folder / "mapping.yaml").write_text(yaml.safe_dump(_mapping(config), sort_keys=False), encoding="utf-8")
     tokenizer.save_pretrained(folder)
     return _notes(config)
 
 
-def state_dict_of(model: VanillaTransformerForConditionalGeneration) -> dict[str, Tensor]:
-    """Returns the tensors of torch.nn.Transformer, of embeddings, output projection and tables of positions.
-
-    Raises:
-        ConversionError: torch.nn.Transformer can't express the model.
-    """
-    check_plain(model)
+def _state_dict(model: VanillaTransformerForConditionalGeneration) -> dict[str, Tensor]:
+    """Returns the tensors of torch.nn.Transformer, of embeddings, output projection and tables of positions."""
     config = model.config
-    _check(config)
     tensors = to_tensors(model, TORCH)
     for rule in rules_of(TORCH, {"encoder": config.encoder_layers, "decoder": config.decoder_layers}):
         name, rows = rule.theirs[0], len(rule.ours) * config.d_model
@@ -82,13 +78,8 @@ def state_dict_of(model: VanillaTransformerForConditionalGeneration) -> dict[str
     return {name: value.clone() for name, value in tensors.items()}  # safetensors wants none shared
 
 
-def arguments_of(config: VanillaTransformerConfig) -> dict[str, Any]:
-    """Returns the arguments with which torch.nn.Transformer is the same model.
-
-    Raises:
-        ConversionError: There are none.
-    """
-    _check(config)
+def _arguments(config: VanillaTransformerConfig) -> dict[str, Any]:
+    """Returns the arguments with which torch.nn.Transformer is the same model."""
     return {
         "d_model": config.d_model,
         "nhead": config.encoder_attention_heads,
@@ -104,6 +95,7 @@ def arguments_of(config: VanillaTransformerConfig) -> dict[str, Any]:
 
 
 def _check(config: VanillaTransformerConfig) -> None:
+    """Refuses a model that torch.nn.Transformer can't express."""
     for field in OF_BOTH:
         encoder, decoder = (getattr(config, f"{stack}_{field}") for stack in ("encoder", "decoder"))
         if encoder != decoder:
@@ -126,7 +118,7 @@ def _mapping(config: VanillaTransformerConfig) -> dict[str, Any]:
         one.name for one in dataclasses.fields(VanillaTransformerConfig)
     } & VanillaTransformerConfig.__annotations__.keys()
     names = {ours: theirs for ours, theirs in OWN_NAMES.items() if config.output_bias or ours != "lm_head.bias"}
-    mapping: dict[str, Any] = {"extends": "torch", "causal_mask": True, "names": names}
+    mapping: dict[str, Any] = {"extends": "torch", "causal_mask": True, "decoder_start": "token", "names": names}
     if not config.attention_bias:
         mapping["ignored"] = list(ATTENTION_BIASES)
     return {**mapping, "config": {name: getattr(config, name) for name in sorted(own)}}

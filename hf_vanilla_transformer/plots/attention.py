@@ -9,7 +9,7 @@ import numpy.typing as npt
 import torch
 
 from ..translation.attention import Attention
-from .attention_parts import PARTS, check_choice, of_part
+from .attention_parts import PARTS, of_part
 from .drawing import FONT_SIZE, WIDEST, Axes, Figure, colour_bar, heat_map, new_figure, set_title, side_of
 
 Weights = torch.Tensor | npt.NDArray[np.floating]
@@ -17,7 +17,7 @@ Maps = npt.NDArray[np.float32]
 Part = Literal["encoder", "decoder", "cross"]
 Choice = int | Literal["all", "mean"]
 
-# Panels up to this number -> the largest side of one, in inches: many have less room, and fewer labels.
+# Panels up to this number -> the largest side of one, in inches: many panels are smaller, with fewer labels.
 LARGEST_SIDES = {2: 7.0, 8: 5.0, 10_000: 3.3}
 BAR = "attention weight (a row sums to 1)"
 MARGINS = (2.0, 1.6)  # inches for labels, titles and the colour bar
@@ -41,13 +41,12 @@ def plot_attention(
         target_pieces: The tokens that attend, in rows.
         heads: "all" for one map per head, "mean" for one map of their average.
         title: Is written above the maps.
-        labels: What the columns and the rows are.
+        labels: Names of the columns and of the rows.
 
     Returns:
         A figure; `figure.savefig("attention.png")` writes it.
 
     Raises:
-        TypeError: The pieces are one string.
         ValueError: The weights' shape doesn't fit the pieces, or their rows are not distributions.
     """
     maps = _checked_weights(weights, source_pieces, target_pieces)
@@ -63,10 +62,10 @@ def plot_attention(
 def draw_attention(
     attention: Attention, part: Part = "cross", *, layer: int | Literal["all"] = "all", heads: Choice = "all"
 ) -> Figure:
-    """Draws one of the three attentions of a sentence, with a title that says what is seen.
+    """Draws one of the three attentions of a sentence, with a title that describes it.
 
     Args:
-        attention: What `attention_of` returns.
+        attention: The result of `attention_of`.
         part: "encoder" or "decoder" for their self-attention, "cross" for the decoder's to the encoder's output.
         layer: The number of a layer, from 1; "all" for a map per layer, or per layer and head.
         heads: The number of a head, from 1; "all" for a map per head, "mean" for the average of all.
@@ -78,8 +77,10 @@ def draw_attention(
         ValueError: There is no such part, layer or head; the message says how many there are.
     """
     weights, columns, rows = of_part(attention, part)
-    check_choice(part, (weights.shape[0], weights.shape[1]), layer, heads)
     name, queries, keys, what = PARTS[part]
+    for unit, number, count in (("layer", layer, weights.shape[0]), ("head", heads, weights.shape[1])):
+        if isinstance(number, int) and not 1 <= number <= count:
+            raise ValueError(f"{unit} {number} doesn't exist: the {name.lower()} has {unit}s 1 to {count}")
     chosen = weights if layer == "all" else weights[layer - 1 : layer]  # (layers, heads, T, S)
     numbers = range(1, len(weights) + 1) if layer == "all" else [layer]
     if layer == "all" and heads == "all":
@@ -147,9 +148,6 @@ def _draw_table(weights: Maps, title: str, keys: str, queries: str) -> Figure:
 
 def _checked_weights(weights: Weights, source_pieces: Sequence[str], target_pieces: Sequence[str]) -> Maps:
     """Returns the weights as float32, (heads, target length, source length), if they fit the pieces."""
-    for name, pieces in (("source_pieces", source_pieces), ("target_pieces", target_pieces)):
-        if isinstance(pieces, str):
-            raise TypeError(f"{name} is one string; give the list of its pieces, tokenizer.tokenize(text)")
     if isinstance(weights, torch.Tensor):
         weights = weights.detach().to(device="cpu", dtype=torch.float32).numpy()
     maps = np.asarray(weights, dtype=np.float32)

@@ -12,7 +12,7 @@ from ..translation.attention import Attention
 from .attention_parts import PARTS, of_part
 
 TEMPLATE = Path(__file__).with_name("attention_page.html")
-INVISIBLE = "\N{OPEN BOX}"  # in place of each character of a token that nothing would be seen of
+INVISIBLE = "\N{OPEN BOX}"  # replaces each character of an invisible token
 
 
 def attention_page(attention: Attention, title: str) -> str:
@@ -21,7 +21,7 @@ def attention_page(attention: Attention, title: str) -> str:
     Weights are rounded to 1/255, so that a page for a sentence of 300 tokens has megabytes rather than hundreds.
 
     Args:
-        attention: What `attention_of` returns.
+        attention: The result of `attention_of`.
         title: The page's title.
     """
     data = json.dumps([_part(attention, name) for name in PARTS])
@@ -35,7 +35,7 @@ def attention_page(attention: Attention, title: str) -> str:
 
 
 def _part(attention: Attention, name: str) -> dict[str, Any]:
-    """Makes what the page's script reads of one of the three attentions."""
+    """Returns the data of one of the three attentions for the page's script."""
     weights, keys, queries = of_part(attention, name)  # (layers, heads, queries, keys)
     title, query, key, what = PARTS[name]
     rounded = (weights.clamp(0, 1) * 255).round().to(torch.uint8).contiguous()

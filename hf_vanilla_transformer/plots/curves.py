@@ -13,7 +13,7 @@ from .drawing import (
     Axes,
     Figure,
     count_updates,
-    fonts_installed,
+    font_family,
     line_style,
     name_panel,
     new_figure,
@@ -24,7 +24,7 @@ from .drawing import (
 )
 from .paper import Schedule, plot_masks, plot_positions, plot_schedule
 
-# What is drawn of a log -> the panel's title, and the unit on its axis.
+# Entry of a log -> the panel's title, and the unit on its axis.
 CURVES = {
     "loss": ("training loss", "nats per token"),
     "eval_perplexity": ("validation perplexity", "perplexity per token"),
@@ -54,8 +54,7 @@ def plot_training(runs: Mapping[str, Log], title: str | None = None) -> Figure:
         draw_curve(panel, key, runs)
     if len(runs) > 1:
         lines = {line.get_label(): line for panel in figure.axes for line in panel.get_lines()}
-        family, _ = fonts_installed()
-        font: Any = {"size": FONT_SIZE, "family": family}
+        font: Any = {"size": FONT_SIZE, "family": font_family()}
         figure.legend([*lines.values()], [*map(str, lines)], loc="outside lower center", ncols=3, prop=font)
     if title is not None:
         set_title(figure, title)
@@ -71,11 +70,10 @@ def draw_curve(panel: Axes, key: str, runs: Mapping[str, Log]) -> None:
         runs: As for `plot_training`.
     """
     title, unit = CURVES[key]
-    _, fonts = fonts_installed()
     for number, (name, log) in enumerate(runs.items()):
         points = [(entry["step"], entry[key]) for entry in log if key in entry]
         if points:
-            panel.plot(*zip(*points, strict=True), label=readable(name, fonts, longest=40), **line_style(number))
+            panel.plot(*zip(*points, strict=True), label=readable(name, longest=40), **line_style(number))
     name_panel(panel, title, "updates", unit)
     panel.grid(alpha=0.3)
     count_updates(panel)

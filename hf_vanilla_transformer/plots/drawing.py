@@ -1,9 +1,9 @@
-"""What the plots share: figures without a screen, fonts, colours, heat maps with tokens, and writing a file.
+"""Shared by the plots: figures without a screen, fonts, colours, heat maps with tokens, and writing a file.
 
-All of it keeps matplotlib's global state as it is. Sizes are made for a picture that is 1,000 pixels wide.
+Nothing here changes matplotlib's global state. Sizes are made for a picture that is 1,000 pixels wide.
 """
 
-import io
+import functools
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,15 +16,14 @@ from ..checkpoints.files import replacing
 from ..errors import install
 
 try:
-    # `as`: the modules of the plots take them from here, where it is said what is missing.
+    # `as`: exported to the other modules, so that this error names the missing extra.
     from matplotlib import font_manager
     from matplotlib.axes import Axes as Axes
     from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.colors import ListedColormap as ListedColormap
     from matplotlib.figure import Figure as Figure
-    from matplotlib.ft2font import FT2Font
     from matplotlib.image import AxesImage
     from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter, ScalarFormatter
-    from PIL import Image
 except ImportError as error:
     raise ImportError(f"Plots need matplotlib: {install('plot')}") from error
 
@@ -35,11 +34,11 @@ DPI = 120
 INCHES_PER_PIECE = 0.17  # so that neighbouring labels of FONT_SIZE don't touch
 LONGEST_LABEL = 18
 SUFFIXES = (".png", ".svg")
-# Okabe and Ito (2008): told apart with any kind of colour vision; yellow is left out, which is too light for a line.
+# Okabe and Ito (2008): distinct with any kind of colour vision; without yellow: it is too light for a line.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
 LINES: tuple[Any, ...] = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)), (0, (8, 2)), (0, (1, 2)))
 
-# Used if installed, in addition to matplotlib's own font, which lacks the scripts of East and South Asia.
+# Used if installed, because matplotlib's own font lacks the scripts of East and South Asia.
 FALLBACK_FONTS = (
     "Noto Sans CJK JP", "Noto Sans CJK SC", "Noto Sans Devanagari", "Noto Sans Thai", "WenQuanYi Zen Hei",
     "Hiragino Sans", "PingFang SC", "Microsoft YaHei", "Arial Unicode MS", "Nirmala UI",
@@ -48,14 +47,14 @@ MISSING_GLYPH = "\N{WHITE SQUARE}"
 
 
 def new_figure(width: float, height: float) -> Figure:
-    """Returns an empty figure of a size in inches, which needs no screen."""
+    """Returns an empty figure of a size in inches; it needs no screen."""
     figure = Figure(figsize=(width, height), layout="constrained")
     FigureCanvasAgg(figure)
     return figure
 
 
 def save_figure(figure: Figure, file: str | Path) -> None:
-    """Writes a figure as PNG or SVG, by the file's suffix; all of it or nothing.
+    """Writes a figure as PNG or SVG, by the file's suffix. After an error there is no file.
 
     Raises:
         ValueError: The suffix is another one.
@@ -65,18 +64,7 @@ def save_figure(figure: Figure, file: str | Path) -> None:
     if suffix not in SUFFIXES:
         raise ValueError(f"{file}: a plot is written as {' or '.join(SUFFIXES)}")
     with replacing(file) as temporary:
-        if suffix == ".svg":
-            figure.savefig(temporary, format="svg")
-        else:
-            _write_png(figure, temporary)
-
-
-def _write_png(figure: Figure, file: Path) -> None:
-    """Writes 256 colours in a third of the bytes, each within a few of 255 levels of the figure's."""
-    drawn = io.BytesIO()
-    figure.savefig(drawn, format="png", dpi=DPI)
-    picture = Image.open(drawn).convert("RGB")
-    picture.quantize(256, method=Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE).save(file, "png", optimize=True)
+        figure.savefig(temporary, format=suffix.strip("."), dpi=DPI)
 
 
 def line_style(number: int) -> dict[str, Any]:
@@ -85,13 +73,13 @@ def line_style(number: int) -> dict[str, Any]:
 
 
 def set_title(figure: Figure, title: str) -> None:
-    """Writes what is seen above a figure, on several lines if it is long."""
-    family, fonts = fonts_installed()
-    figure.suptitle(readable(title, fonts, longest=300), family=family, parse_math=False, wrap=True, fontsize=11)
+    """Writes a title above a figure, on several lines if it is long."""
+    text = readable(title, longest=300)
+    figure.suptitle(text, family=font_family(), parse_math=False, wrap=True, fontsize=11)
 
 
 def side_of(pieces: int, largest: float) -> float:
-    """Returns how many inches that many tokens take, up to `largest`, where only every n-th has a label."""
+    """Returns the inches that tokens need, at most `largest`; beyond it, only every n-th token has a label."""
     return min(max(1.6, pieces * INCHES_PER_PIECE), largest)
 
 
@@ -115,10 +103,10 @@ def heat_map(
         largest: The weight that has the darkest colour; 0 has the lightest.
     """
     image = panel.imshow(weights, cmap="Blues", vmin=0.0, vmax=largest, aspect="auto", interpolation="nearest")
-    family, fonts = fonts_installed()
+    family = font_family()
     for axis, labels, inches in (("x", columns, size[0]), ("y", rows, size[1])):
         step = max(1, math.ceil(len(labels) * INCHES_PER_PIECE / inches - 1e-6))
-        shown = {place: readable(labels[place], fonts) for place in range(0, len(labels), step)}
+        shown = {place: readable(labels[place]) for place in range(0, len(labels), step)}
         set_ticks, rotation = (panel.set_xticks, 90) if axis == "x" else (panel.set_yticks, 0)
         set_ticks([*shown], [*shown.values()], fontsize=FONT_SIZE, family=family, parse_math=False, rotation=rotation)
     panel.tick_params(length=2, color="grey")
@@ -156,15 +144,16 @@ def set_log_scale(panel: Axes) -> None:
     panel.yaxis.set_minor_formatter(NullFormatter())
 
 
-def fonts_installed() -> tuple[list[str], list[FT2Font]]:
-    """Returns names and files of the fonts in which characters are looked up, in this order."""
+@functools.cache
+def font_family() -> list[str]:
+    """Returns the names of the fonts in which characters are looked up, in this order."""
     installed = {font.name for font in font_manager.fontManager.ttflist}
-    family = ["DejaVu Sans", *(name for name in FALLBACK_FONTS if name in installed)]
-    return family, [font_manager.get_font(font_manager.findfont(name)) for name in family]
+    return ["DejaVu Sans", *(name for name in FALLBACK_FONTS if name in installed)]
 
 
-def readable(text: str, fonts: list[FT2Font], longest: int = LONGEST_LABEL) -> str:
-    """Returns the text with a symbol for each character that is invisible or in no font, of which matplotlib warns."""
+def readable(text: str, longest: int = LONGEST_LABEL) -> str:
+    """Returns the text with a symbol for each character that is invisible or in no font; matplotlib would warn."""
+    fonts = [font_manager.get_font(font_manager.findfont(name)) for name in font_family()]
     if not text.strip():
         return "\N{OPEN BOX}" * max(1, min(len(text), longest))
     if len(text) > longest:

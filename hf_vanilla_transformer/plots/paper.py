@@ -13,8 +13,9 @@ from .drawing import (
     WIDTH,
     Axes,
     Figure,
+    ListedColormap,
     colour_bar,
-    fonts_installed,
+    font_family,
     line_style,
     name_panel,
     new_figure,
@@ -42,7 +43,12 @@ def plot_positions(encoding: str = "paper", d_model: int = 512, positions: int =
     Raises:
         ValueError: There is no such encoding, it has no sinusoids, or a number is out of range.
     """
-    check_positions(encoding, d_model, positions)
+    sinusoids = [name for name in POSITION_ENCODINGS if name != "learned"]
+    if encoding not in sinusoids:
+        raise ValueError(f"position encoding {encoding!r} has no sinusoids; choose one of {', '.join(sinusoids)}")
+    for name, value, most in (("d_model", d_model, WIDEST_MODEL), ("positions", positions, MOST_POSITIONS)):
+        if not 2 <= value <= most:
+            raise ValueError(f"{name} is {value}; give a number from 2 to {most:,}")
     table = sinusoidal_table(positions, d_model, encoding).numpy()  # (positions, d_model)
     products = table @ table.T
     figure = new_figure(WIDTH, 7.2)
@@ -65,26 +71,8 @@ def plot_positions(encoding: str = "paper", d_model: int = 512, positions: int =
     return figure
 
 
-def check_positions(encoding: str, d_model: int, positions: int) -> None:
-    """Checks the arguments of `plot_positions`.
-
-    Raises:
-        ValueError: One of them can't be drawn.
-    """
-    sinusoids = [name for name in POSITION_ENCODINGS if name != "learned"]
-    if encoding not in sinusoids:
-        what = "has no sinusoids, as the table is trained" if encoding == "learned" else "doesn't exist"
-        raise ValueError(f"position encoding {encoding!r} {what}; choose one of {', '.join(sinusoids)}")
-    for name, value, least, most in (
-        ("d_model", d_model, 2, WIDEST_MODEL),
-        ("positions", positions, 2, MOST_POSITIONS),
-    ):
-        if not least <= value <= most:
-            raise ValueError(f"{name} is {value}; give a number from {least} to {most:,}")
-
-
 def _dimensions(encoding: str, d_model: int) -> dict[str, range]:
-    """Where an encoding has its sines and its cosines, whose last dimension may be missing or zero (odd widths)."""
+    """Returns the dimensions of an encoding's sines and cosines; with odd widths, the last may be missing or zero."""
     if encoding == "paper":
         return {"sines": range(0, d_model, 2), "cosines": range(1, d_model, 2)}
     half = -(-d_model // 2) if encoding == "marian" else d_model // 2
@@ -93,7 +81,7 @@ def _dimensions(encoding: str, d_model: int) -> dict[str, range]:
 
 # ---- 3.2.3 Masks ----
 def plot_masks(source: Sequence[str], target: Sequence[str], padding: int = 2) -> Figure:
-    """Draws what may be seen: past padding by everyone, and in the decoder no later token.
+    """Draws which tokens are visible: no token sees padding, and in the decoder no token sees a later one.
 
     Args:
         source: The source's tokens, without padding.
@@ -102,11 +90,7 @@ def plot_masks(source: Sequence[str], target: Sequence[str], padding: int = 2) -
 
     Returns:
         A figure with three panels: the encoder's mask, the causal mask, and both together for the decoder.
-
-    Raises:
-        ValueError: There is no token, or too many for a picture.
     """
-    check_masks(source, target, padding)
     sources, targets = ([*tokens, *["<pad>"] * padding] for tokens in (source, target))
     real_source, real_target = np.arange(len(sources)) < len(source), np.arange(len(targets)) < len(target)
     causal = np.tri(len(targets), dtype=bool)
@@ -126,27 +110,12 @@ def plot_masks(source: Sequence[str], target: Sequence[str], padding: int = 2) -
     return figure
 
 
-def check_masks(source: Sequence[str], target: Sequence[str], padding: int) -> None:
-    """Checks the arguments of `plot_masks`.
-
-    Raises:
-        ValueError: One of them can't be drawn.
-    """
-    for name, tokens in (("source", source), ("target", target)):
-        if isinstance(tokens, str) or not 1 <= len(tokens) <= MOST_POSITIONS:
-            raise ValueError(f"{name} must have 1 to {MOST_POSITIONS:,} tokens")
-    if not 0 <= padding <= MOST_POSITIONS:
-        raise ValueError(f"padding is {padding}; give a number from 0 to {MOST_POSITIONS:,}")
-
-
 def _draw_mask(panel: Axes, mask: npt.NDArray[np.bool_], tokens: Sequence[str]) -> None:
-    """Draws a mask, (queries, keys), whose rows and columns are the same tokens."""
-    from_to = {True: SEEN, False: HIDDEN}
-    colours = np.array([[_rgb(from_to[bool(seen)]) for seen in row] for row in mask])
-    panel.imshow(colours, interpolation="nearest")
-    family, fonts = fonts_installed()
+    """Draws a mask, (queries, keys), with the same tokens as rows and columns."""
+    panel.imshow(mask, cmap=ListedColormap([HIDDEN, SEEN]), vmin=0, vmax=1, interpolation="nearest")
+    family = font_family()
     places = list(range(0, len(tokens), -(-len(tokens) // SHOWN_LABELS)))
-    shown = [readable(tokens[place], fonts) for place in places]
+    shown = [readable(tokens[place]) for place in places]
     panel.set_xticks(places, shown, rotation=90, family=family, parse_math=False)
     panel.set_yticks(places, shown, family=family, parse_math=False)
     if len(tokens) <= SHOWN_CELLS:
@@ -154,10 +123,6 @@ def _draw_mask(panel: Axes, mask: npt.NDArray[np.bool_], tokens: Sequence[str]) 
         panel.vlines(edges, -0.5, len(tokens) - 0.5, color="white", linewidth=1)
         panel.hlines(edges, -0.5, len(tokens) - 0.5, color="white", linewidth=1)
     panel.spines[:].set_visible(False)
-
-
-def _rgb(colour: str) -> tuple[int, ...]:
-    return tuple(int(colour[start : start + 2], 16) for start in (1, 3, 5))
 
 
 # ---- 5.3 Learning rate ----
@@ -196,13 +161,11 @@ def plot_schedule(
         A figure.
 
     Raises:
-        ValueError: There is nothing to draw, or a number is not positive.
+        ValueError: There is nothing to draw.
     """
     logs = logged or {}
     if not schedules and not any(logs.values()):
         raise ValueError("there is no schedule and no logged learning rate to draw")
-    if any(one.peak <= 0 or one.warmup < 1 for one in schedules.values()) or (updates is not None and updates < 1):
-        raise ValueError("rates and numbers of updates have to be positive")
     longest = max([step for log in logs.values() for step, _ in log] or [5 * one.warmup for one in schedules.values()])
     steps = np.unique(np.linspace(1, updates or longest, 1000).round())
     figure = new_figure(WIDTH, 4.2)
@@ -216,8 +179,7 @@ def plot_schedule(
     panel.set_xlim(left=0)
     panel.xaxis.set_major_formatter("{x:,.0f}")
     panel.yaxis.set_major_formatter("{x:.1e}")
-    family, _ = fonts_installed()
-    panel.legend(prop={"size": FONT_SIZE + 1, "family": family})
+    panel.legend(prop={"size": FONT_SIZE + 1, "family": font_family()})
     name_panel(panel, "", "update", "learning rate")
     set_title(figure, "Learning rate by update: a linear warm-up, then the inverse square root of the update")
     return figure

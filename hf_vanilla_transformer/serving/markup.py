@@ -78,8 +78,8 @@ class _Parser(HTMLParser):
         self._slices: list[tuple[int, Callable[[str], None]]] = []
         super().feed(data)
         self.close()
-        ends = [start for start, _ in self._slices[1:]] + [len(data)]
-        for (start, handle), end in zip(self._slices, ends, strict=True):
+        starts = [start for start, _ in self._slices] + [len(data)]
+        for (start, handle), end in zip(self._slices, starts[1:], strict=True):
             handle(data[start:end])
         self._boundary(self._kept_raw)
 

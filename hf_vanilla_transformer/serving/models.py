@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ..hub.facts import CardError, said_by_author
-from ..translation.sources import encoder, target_code, target_codes
+from ..translation.reading import encoder, target_code, target_codes
 from ..translation.translator import Translator
 from .batcher import Batch, Batcher
 

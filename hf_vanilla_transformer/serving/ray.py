@@ -7,6 +7,7 @@ Translate, fn_constructor_args=("outputs/model",), compute=ray.data.ActorPoolStr
 
 import json
 from collections.abc import Iterator
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -115,7 +116,7 @@ def translate_files(
             pass
     for job in jobs:
         if job not in damaged:
-            for _ in write(job, column, lambda rows, job=job: _joined(job, rows)):
+            for _ in write(job, column, partial(_joined, job)):
                 pass
             _remove_parts(job)
         yield job, damaged.get(job)
@@ -130,9 +131,9 @@ def _place(job: Job, number: int) -> Path:
 
 
 def _missing_parts(job: Job, column: str) -> list[dict[str, Any]]:
-    _folder(job).mkdir(parents=True, exist_ok=True)
     with rows_of(job.source, column) as (_, rows):
         count = sum(1 for _ in rows)
+    _folder(job).mkdir(parents=True, exist_ok=True)
     places = ((first, _place(job, first // ROWS)) for first in range(0, count, ROWS))
     return [
         {"source": str(job.source.resolve()), "first": first, "place": str(place.resolve())}

@@ -1,1 +1,1 @@
-"""The trainer, its arguments and recipes, checkpoints, averaging, sharding."""
+"""The trainer, recipes, and the run from corpora to scores."""

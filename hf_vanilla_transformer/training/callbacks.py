@@ -1,26 +1,22 @@
-"""What happens beside the updates: the log on the console, files of the run's folder, dropout that rises."""
+"""Callbacks of a run: its log on the console, its translations, and the warm-up of dropout."""
 
-import shutil
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 from tqdm import tqdm
-from transformers import EarlyStoppingCallback, Trainer, TrainerCallback
-from transformers.integrations import TensorBoardCallback
+from transformers import EarlyStoppingCallback, TrainerCallback
 
-from ..checkpoints.completeness import RECIPE
 from ..data.batching import TokenBudgetBatchSampler
 from .evaluation import TranslationMetrics, write_translations
 from .recipe import VanillaTransformerTrainingArguments
 
 TRANSLATIONS = "translations"  # the folder of `TranslationLog`, in the run's
-TAG = "validation/translations"  # in TensorBoard
 
 
 class Console(TrainerCallback):
-    """Says a run's log line by line, and shows a progress bar on standard error if that is a terminal.
+    """Prints a run's log line by line, with a progress bar on standard error if that is a terminal.
 
     Args:
         metrics: Provides the samples and BLEU's signature of the last evaluation.
@@ -79,57 +75,31 @@ class Console(TrainerCallback):
 
 
 class TranslationLog(TrainerCallback):
-    """Writes all translations of an evaluation to `translations/update-N.txt`, and its samples to TensorBoard.
+    """Writes all translations of an evaluation to `translations/update-N.txt`.
 
     Args:
-        trainer: Whose `compute_metrics` is a `TranslationMetrics`, which keeps the translations.
+        metrics: Keeps the translations.
         places: The line of each sentence of the validation set, from 0: sentences are sorted by length.
         num_lines: Number of lines; those that the validation set leaves out, as they are empty, stay empty.
     """
 
-    def __init__(self, trainer: Trainer, places: Iterable[int], num_lines: int) -> None:
-        self.trainer, self.places, self.num_lines = trainer, list(places), num_lines
+    def __init__(self, metrics: TranslationMetrics, places: Iterable[int], num_lines: int) -> None:
+        self.metrics, self.places, self.num_lines = metrics, list(places), num_lines
 
     def on_evaluate(self, args: Any, state: Any, control: Any, metrics: Any = None, **kwargs: Any) -> None:
-        """Writes the file, whose line n is the translation of the validation set's line n, and the samples."""
-        kept = self.trainer.compute_metrics
-        if not (state.is_world_process_zero and isinstance(kept, TranslationMetrics) and "eval_bleu" in metrics):
+        """Writes the file, whose line n is the translation of the validation set's line n."""
+        if not state.is_world_process_zero or "eval_bleu" not in metrics:
             return
         lines = [""] * self.num_lines
-        for place, translation in zip(self.places, kept.translations, strict=True):
+        for place, translation in zip(self.places, self.metrics.translations, strict=True):
             lines[place] = translation
         folder = Path(args.output_dir) / TRANSLATIONS
         folder.mkdir(exist_ok=True)
         write_translations(folder / f"update-{state.global_step}.txt", lines)
-        for callback in self.trainer.callback_handler.callbacks:
-            if isinstance(callback, TensorBoardCallback) and callback.tb_writer is not None:
-                callback.tb_writer.add_text(TAG, _markdown(kept.samples), state.global_step)
-
-
-def _markdown(samples: Sequence[tuple[str, str, str]]) -> str:
-    """A table that TensorBoard shows as one: characters that mean something in Markdown or HTML are shown as such."""
-    rows = ["| " + " | ".join("".join(map(_shown, text)) for text in sample) + " |" for sample in samples]
-    return "\n".join(["| source | translation | reference |", "|---|---|---|", *rows])
-
-
-def _shown(character: str) -> str:
-    if character in "\r\n":
-        return " "
-    return f"&#{ord(character)};" if character in "|<>&*_`[]\\#~$" else character
-
-
-class RecipeKeeper(TrainerCallback):
-    """Copies `recipe.json` into each checkpoint, in case the run's own is damaged."""
-
-    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Copies the file after a checkpoint was saved."""
-        checkpoint = Path(args.output_dir) / f"checkpoint-{state.global_step}"
-        if state.is_world_process_zero and checkpoint.is_dir() and (checkpoint.parent / RECIPE).is_file():
-            shutil.copyfile(checkpoint.parent / RECIPE, checkpoint / RECIPE)
 
 
 class DropoutWarmup(TrainerCallback):
-    """Lets dropout, that of attention too, rise from 0 to each module's own rate, evenly over the first updates.
+    """Raises dropout, also that of attention, linearly from 0 to each module's own rate over the first updates.
 
     Curriculum dropout (Morerio et al. 2017, arXiv:1703.06229). A small model under much dropout takes long to find out
     what to attend to; without it at first, it learns that within a few epochs, and is regularised afterwards.
@@ -140,10 +110,10 @@ class DropoutWarmup(TrainerCallback):
 
     def __init__(self, updates: int) -> None:
         self.updates = updates
-        self.rates: list[tuple[nn.Module, str, float]] = []  # module, its attribute, what that is to become
+        self.rates: list[tuple[nn.Module, str, float]] = []  # module, attribute, final value
 
     def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
-        """Takes down the rates."""
+        """Notes the rates."""
         modules = list(model.modules())
         self.rates = [(module, "p", module.p) for module in modules if isinstance(module, nn.Dropout)]
         attentions = [module for module in modules if hasattr(module, "attention_dropout")]
@@ -156,13 +126,13 @@ class DropoutWarmup(TrainerCallback):
             setattr(module, name, share * rate)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Leaves the rates as they were."""
+        """Restores the rates."""
         for module, name, rate in self.rates:
             setattr(module, name, rate)
 
 
 def callbacks_for(args: VanillaTransformerTrainingArguments) -> list[TrainerCallback]:
-    """What the arguments ask for beyond transformers' own callbacks."""
+    """Returns the callbacks of a run's arguments that the Trainer doesn't add itself."""
     callbacks: list[TrainerCallback] = []
     if args.dropout_warmup_steps:
         callbacks.append(DropoutWarmup(args.dropout_warmup_steps))

@@ -5,13 +5,13 @@ predictions of the first and of the second half at a target token:
 
 - R-Drop (Liang et al. 2021, arXiv:2106.14448, eq. 4): CE(p) + CE(q) + alpha * (KL(p || q) + KL(q || p)) / 2.
 - SimCut (Gao et al. 2022, arXiv:2206.02368): CE(p) + alpha * KL(p || q), where token embeddings of the second half are
-  zeroed at random, on both sides. The gradient flows through p and q, which the authors found to matter.
+  zeroed at random, on both sides. The gradient flows through p and q, as the authors recommend.
 
 CE is the model's smoothed cross-entropy. All of it is summed over target tokens and divided by their number in the
 update, as CE alone is, so that accumulation and several processes change nothing.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -20,7 +20,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
+from torch.utils.checkpoint import checkpoint
 
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from .recipe import RecipeError, VanillaTransformerTrainingArguments
@@ -47,7 +47,7 @@ class Consistency:
 
     @classmethod
     def of(cls, args: VanillaTransformerTrainingArguments) -> "Consistency | None":
-        """What the arguments of a run ask for; None: the cross-entropy alone."""
+        """Returns the loss of a run's arguments; None: the cross-entropy alone."""
         if args.rdrop_alpha:
             return cls(args.rdrop_alpha / 2, args.rdrop_alpha / 2, second_cross_entropy=True, cut=0.0)
         if args.simcut_alpha:
@@ -92,16 +92,20 @@ class Consistency:
             labels: (2N), none of them -100.
             num_items_in_batch: Targets of the complete update; None: N.
             label_smoothing: eps_ls.
-            **kwargs: What other losses need.
+            **kwargs: Arguments of other losses.
         """
-        targets = labels[: len(labels) // 2]
-        loss: Tensor = _LossOfChunks.apply(logits, targets, partial(self.sum_over, eps=label_smoothing))  # type: ignore[no-untyped-call]
+        first, second = logits.chunk(2)
+        targets, rows = labels[: len(first)], max(LOGITS_PER_CHUNK // logits.shape[-1], 1)
+        chunks = zip(*(torch.split(x, rows) for x in (first, second, targets)), strict=True)
+        # A chunk is computed again in the backward pass, so that its probabilities needn't be kept until then.
+        sums = [checkpoint(self.sum_over, *chunk, label_smoothing, use_reentrant=False) for chunk in chunks]
         items = len(targets) if num_items_in_batch is None else num_items_in_batch
-        return loss / torch.as_tensor(items, device=loss.device).clamp(min=1)
+        return torch.stack(sums).sum() / torch.as_tensor(items, device=logits.device).clamp(min=1)
 
     def sum_over(self, first: Tensor, second: Tensor, labels: Tensor, eps: float) -> Tensor:
         """The loss of some targets, summed: of logits, (n, V) each, and labels, (n)."""
-        log_p, log_q = F.log_softmax(first, dim=-1), F.log_softmax(second, dim=-1)
+        exact = torch.promote_types(first.dtype, torch.float32)
+        log_p, log_q = (F.log_softmax(x.to(exact), dim=-1) for x in (first, second))
         loss = self.forward_kl * F.kl_div(log_q, log_p, reduction="sum", log_target=True)
         if self.reverse_kl:
             loss = loss + self.reverse_kl * F.kl_div(log_p, log_q, reduction="sum", log_target=True)
@@ -109,32 +113,6 @@ class Consistency:
             of_labels = log_probabilities.gather(1, labels[:, None])
             loss = loss - (1 - eps) * of_labels.sum() - eps * log_probabilities.mean(dim=-1).sum()
         return loss
-
-
-class _LossOfChunks(torch.autograd.Function):
-    """A sum over targets whose gradient is computed with it, a chunk at a time."""
-
-    @staticmethod
-    def forward(ctx: Any, logits: Tensor, labels: Tensor, sum_over: Callable[..., Tensor]) -> Tensor:
-        gradient, rows = torch.empty_like(logits), max(LOGITS_PER_CHUNK // logits.shape[-1], 1)
-        exact = torch.promote_types(logits.dtype, torch.float32)
-        loss = torch.zeros((), dtype=exact, device=logits.device)
-        parts = zip(*(torch.split(x, rows) for x in (*logits.chunk(2), *gradient.chunk(2), labels)), strict=True)
-        for first, second, *gradients, targets in parts:
-            with torch.enable_grad():
-                chunk = [x.detach().to(exact, copy=True).requires_grad_() for x in (first, second)]
-                sum_of_chunk = sum_over(*chunk, targets)
-            for where, value in zip(gradients, torch.autograd.grad(sum_of_chunk, chunk), strict=True):
-                where.copy_(value)
-            loss += sum_of_chunk.detach()
-        ctx.save_for_backward(gradient)
-        return loss
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor, None, None]:
-        (gradient,) = ctx.saved_tensors
-        return gradient * grad_output, None, None  # in the gradient's type, as the other is a single number
 
 
 class ConsistencyTrainer(WeightAverageTrainer):
@@ -157,12 +135,12 @@ class ConsistencyTrainer(WeightAverageTrainer):
                 f"{names} need the model's own loss; set label_smoothing in the model's configuration instead of "
                 "label_smoothing_factor, and leave compute_loss_func out"
             )
-        if self.args.torch_compile or model._compiled_call_impl is not None:  # which overlooks the hook that cuts
+        if self.args.torch_compile or model._compiled_call_impl is not None:  # it overlooks the hook that cuts
             raise RecipeError(f"{names} don't work with torch.compile; leave torch_compile out")
-        if self.is_fsdp_enabled or self.is_deepspeed_enabled or self.args.n_gpu > 1:
+        if self.is_fsdp_enabled or self.args.n_gpu > 1:
             raise RecipeError(
                 f"{names} need the complete model in each process; start one process per device by `torchrun`, without "
-                "FSDP and DeepSpeed"
+                "FSDP"
             )
 
     def compute_loss(self, model: Any, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:

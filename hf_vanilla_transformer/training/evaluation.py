@@ -1,6 +1,6 @@
-"""What evaluations during training measure: BLEU, chrF and further metrics of the translated validation set."""
+"""Metrics of evaluations during training: BLEU, chrF and others of the translated validation set."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,6 @@ class TranslationMetrics:
             `evaluate.load` returns, report the numbers of the dictionary that they return, under its keys; those with
             the key "score", or with one that is taken, under the metric's own name. Functions
             `f(translations, references)` report the number that they return, under their name.
-        show: Called with each line that shows a few translations at each evaluation; `print`, for instance.
         num_samples: How many translations to keep as samples.
 
     Attributes:
@@ -40,10 +39,9 @@ class TranslationMetrics:
         tokenizer: Any,
         tokenize: str = "13a",
         metrics: Sequence[Metric] = (),
-        show: Callable[[str], Any] | None = None,
         num_samples: int = 3,
     ) -> None:
-        self.tokenizer, self.tokenize, self.metrics, self.show = tokenizer, tokenize, tuple(metrics), show
+        self.tokenizer, self.tokenize, self.metrics = tokenizer, tokenize, tuple(metrics)
         self.num_samples = num_samples
         self.translations: list[str] = []
         self.samples: list[tuple[str, str, str]] = []
@@ -56,9 +54,6 @@ class TranslationMetrics:
         self.signature = bleu.signature
         self.translations = hypotheses
         self.samples = self._samples(predictions.inputs, hypotheses, references)
-        if self.show is not None:
-            for sample in self.samples:
-                self.show("\n  ".join(line for line in sample if line))
         scores = {"bleu": bleu.value, "chrf": corpus_chrf(hypotheses, references).value}
         for metric in self.metrics:
             scores |= _scores_of(metric, hypotheses, references, taken=scores)
@@ -77,7 +72,7 @@ class TranslationMetrics:
 
 
 def _scores_of(metric: Metric, hypotheses: list[str], references: list[str], taken: Any) -> dict[str, float]:
-    """Asks a metric for its numbers; texts and lists that it returns as well can't be logged."""
+    """Returns the numbers of a metric; its texts and lists can't be logged."""
     if not hasattr(metric, "compute"):
         return {metric.__name__: float(metric(hypotheses, references))}
     found = metric.compute(predictions=hypotheses, references=references) or {}
@@ -88,7 +83,7 @@ def _scores_of(metric: Metric, hypotheses: list[str], references: list[str], tak
 
 
 def write_translations(file: Path, translations: Iterable[str]) -> None:
-    """Writes a line for each translation; line breaks in one, as a poor model may write them, become spaces.
+    """Writes a line for each translation; line breaks within one become spaces.
 
     Raises:
         OSError: It can't be written.
@@ -99,3 +94,6 @@ def write_translations(file: Path, translations: Iterable[str]) -> None:
 def by_length(dataset: datasets.Dataset) -> datasets.Dataset:
     """The dataset with its longest sentences first, so that little is padded and lack of memory shows at once."""
     return dataset.select(np.argsort(-lengths_of(dataset, "input_ids"), kind="stable"))
+
+
+__all__ = ["TranslationMetrics"]

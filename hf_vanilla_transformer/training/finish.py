@@ -1,4 +1,4 @@
-"""What follows training: averaging checkpoints, scoring the validation and test sets, the model card, the Hub."""
+"""The end of a run: averaging checkpoints, scoring the validation and test sets, the model card, the Hub."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -37,10 +37,10 @@ def finish_run(
 
     Args:
         trainer: After training; its arguments say how many checkpoints to average, and whether to push.
-        facts: What it knows about the run.
-        data: The names of the training, validation and test data.
+        facts: For the card.
+        data: The names of the data.
         corpora: "validation" and "test"; an empty one is not scored.
-        say: Is called with each line that the user should see.
+        say: Is called with each line for the user.
 
     Raises:
         ValueError: The checkpoints can't be averaged.
@@ -67,7 +67,6 @@ def finish_run(
     on_hub = [name for name in data.train_data if is_on_hub(name)]
     files = [*data.train_source, *data.train_target, *(name for name in data.train_data if name not in on_hub)]
     facts = replace(facts, recipe=recipe, samples=samples, training_files=files, datasets=on_hub)
-    # Where the model is that the card describes.
     if args.push_to_hub:
         facts = replace(facts, name=trainer.hub_model_id)
     elif not args.hub_model_id:
@@ -80,12 +79,12 @@ def finish_run(
 
 
 def _said_by_author(run: Path, last: int) -> dict[str, Any]:
-    """What the author has added to the card of an earlier end of this run."""
+    """Returns the author's own lines in the card of an earlier end of this run."""
     return said_by_author(run) | said_by_author(run / f"averaged-{last}") | said_by_author(run / MOVING_AVERAGE)
 
 
 def _averaged(trainer: VanillaTransformerTrainer, say: Callable[[str], Any]) -> tuple[Path, int]:
-    """Writes the average that is asked for; returns the model's folder, and how many checkpoints it is the mean of."""
+    """Writes the average, if any; returns the final model's folder and the number of averaged checkpoints."""
     run, last = Path(trainer.args.output_dir or ""), trainer.args.average_last
     if trainer.weight_average is not None:
         with trainer.averaged_weights(), saved(trainer, run) as partial:

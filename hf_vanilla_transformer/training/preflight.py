@@ -1,21 +1,18 @@
-"""What is checked before the first update, so that no run fails at its end, and what `train --dry-run` shows."""
+"""Checks before the first update, so that no run fails at its end, and the lines of `train --dry-run`."""
 
 import copy
 import math
 import shutil
-import statistics
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from itertools import islice, pairwise
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import datasets
 import psutil
 import torch
-from torch import nn
-from transformers import DefaultFlowCallback, EvalPrediction, TrainerCallback
+from transformers import DefaultFlowCallback, EvalPrediction
 
 from ..checkpoints.completeness import checkpoints_in
 from ..errors import first_line, is_out_of_memory
@@ -26,35 +23,22 @@ from .run_folder import saved
 from .trainer import VanillaTransformerTrainer
 
 BYTES_PER_PARAMETER = 16  # of training: the weight, its gradient and Adam's two moments, 4 each
-UPDATES_OF_DRY_RUN = 4  # the first one is not timed
+UPDATES_OF_DRY_RUN = 5
 PAIRS_SHOWN = 3
 PAIRS_OF_STREAM = 16
-TOKENS_OF_REHEARSAL = 4  # that each of two sentences is translated to
+TOKENS_OF_REHEARSAL = 4  # of each of two translations
 
 
 def check_average(args: VanillaTransformerTrainingArguments, updates_per_epoch: int | None = None) -> None:
-    """Checks that a run saves as many checkpoints as are averaged at its end.
+    """Checks that a run saves and keeps as many checkpoints as are averaged; raises `RecipeError` otherwise.
 
-    Args:
-        args: The arguments of the run.
-        updates_per_epoch: None if it isn't known, before the corpus is read for instance.
-
-    Raises:
-        RecipeError: It saves or keeps fewer.
+    `updates_per_epoch` is None before the corpus is read, and for a stream.
     """
-    last, kept = args.average_last, args.save_total_limit
-    if not last:
-        return
+    last, kept, saves = args.average_last, args.save_total_limit, number_of_saves(args, updates_per_epoch)
     if kept and kept < last:
         raise RecipeError(
             f"average_last is {last}, but save_total_limit keeps {kept} checkpoints; keep at least {last}"
         )
-    if args.save_strategy == "best":
-        raise RecipeError(
-            f"average_last is {last}, but with save_strategy best the number of checkpoints isn't known; use "
-            "steps or epoch"
-        )
-    saves = number_of_saves(args, updates_per_epoch)
     if saves is not None and saves < last:
         raise RecipeError(
             f"average_last is {last}, but the run saves {saves} checkpoints; lower average_last or save_steps, or "
@@ -67,10 +51,10 @@ def number_of_saves(args: VanillaTransformerTrainingArguments, updates_per_epoch
     strategy, updates = args.save_strategy, number_of_updates(args, updates_per_epoch)
     if strategy == "no":
         return 0
+    if strategy == "epoch":
+        return None if updates is None or updates_per_epoch is None else math.ceil(updates / updates_per_epoch)
     if updates is None or strategy == "best":
         return None
-    if strategy == "epoch":
-        return None if updates_per_epoch is None else math.ceil(updates / updates_per_epoch)
     interval = args.save_steps if args.save_steps >= 1 else math.ceil(updates * args.save_steps)
     return math.ceil(updates / interval) if interval else min(updates, 1)  # the last update is saved in any case
 
@@ -82,41 +66,27 @@ def number_of_updates(args: VanillaTransformerTrainingArguments, updates_per_epo
     return None if updates_per_epoch is None else math.ceil(args.num_train_epochs * updates_per_epoch)
 
 
-def check_memory(parameters: int) -> None:
-    """Checks that a model of this size can be trained in this machine's memory.
-
-    Raises:
-        RecipeError: Its weights, gradients and Adam's moments alone need more.
-    """
-    memory = psutil.virtual_memory().total
-    if (needed := parameters * BYTES_PER_PARAMETER) > memory:
-        raise RecipeError(
-            f"a model of {parameters:,} parameters needs {_bytes(needed)} for weights, gradients and Adam's "
-            f"moments, and this machine has {_bytes(memory)}; choose a smaller preset or vocabulary"
-        )
-
-
 def preflight(trainer: VanillaTransformerTrainer, folder: Path) -> None:
-    """Checks what can be checked once the corpus is read and the model is built.
+    """Rehearses a run to its end: forward, backward, translate, score, save and write a card.
 
-    It does once what the run will do until its end: forward, backward, translate, score, save and write a card. Neither
-    weights nor gradients nor random numbers are changed by it, and nothing that it writes stays.
+    Weights, gradients and random numbers stay as they are, and nothing that is written stays.
 
     Args:
         trainer: Ready to train.
-        folder: Where the run will be saved; it need not exist.
+        folder: The run's output folder; it need not exist.
 
     Raises:
-        RecipeError: The run saves too few checkpoints or too many for the disk, or something of the above fails.
+        RecipeError: One of these steps fails, or the run saves too few checkpoints or too many for the disk.
     """
     per_epoch = updates_per_epoch(trainer)
     check_average(trainer.args, per_epoch)
     if trainer.is_world_process_zero():
         _check_disk(trainer, folder, per_epoch)
-    if trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled:
-        return  # the model isn't where it will be trained
+    if trainer.is_fsdp_enabled:
+        return  # the model isn't sharded yet
     devices = [trainer.args.device] if trainer.args.device.type == "cuda" else []
-    with torch.random.fork_rng(devices), _same_mode(trainer.model), _plain_errors(trainer.args):
+    was_training = trainer.model.training
+    with torch.random.fork_rng(devices), _plain_errors(trainer.args):
         batch = trainer._prepare_inputs(first_batch(trainer))
         _optimize(trainer, number_of_updates(trainer.args, per_epoch) or 1)
         _update(trainer, batch)
@@ -125,6 +95,7 @@ def preflight(trainer: VanillaTransformerTrainer, folder: Path) -> None:
             with saved(trainer, Path(trainer.args.output_dir or "")):
                 pass
             str(fill_model_card(run_facts(trainer)))
+    trainer.model.train(was_training)
 
 
 def updates_per_epoch(trainer: VanillaTransformerTrainer) -> int | None:
@@ -165,7 +136,7 @@ def _check_disk(trainer: VanillaTransformerTrainer, folder: Path, per_epoch: int
 
 
 def _optimize(trainer: VanillaTransformerTrainer, updates: int) -> None:
-    """Builds optimizer and schedule, and asks for learning rates that the run will have."""
+    """Builds optimizer and schedule, and computes some of the run's learning rates."""
     trainer.create_optimizer_and_scheduler(updates)
     try:
         for function in getattr(trainer.lr_scheduler, "lr_lambdas", []):
@@ -195,17 +166,8 @@ def _translate(trainer: VanillaTransformerTrainer, batch: dict[str, Any]) -> Non
     with torch.no_grad():
         ids = model.generate(**inputs, max_new_tokens=TOKENS_OF_REHEARSAL, **options).cpu().numpy()
     if trainer.compute_metrics is not None:
-        metrics = copy.copy(trainer.compute_metrics)  # which remembers what it has scored
+        metrics = copy.copy(trainer.compute_metrics)  # it keeps what it has scored
         metrics(EvalPrediction(ids, labels, inputs=inputs["input_ids"].cpu().numpy()))
-
-
-@contextmanager
-def _same_mode(model: nn.Module) -> Iterator[None]:
-    before = model.training
-    try:
-        yield
-    finally:
-        model.train(before)
 
 
 @contextmanager
@@ -246,29 +208,13 @@ def dry_run(trainer: VanillaTransformerTrainer) -> Iterator[str]:
         return
     for callback in [one for one in trainer.callback_handler.callbacks if not isinstance(one, DefaultFlowCallback)]:
         trainer.remove_callback(callback)  # trackers, for instance
-    ends = _Ends()
-    trainer.add_callback(ends)
     args.max_steps = min(UPDATES_OF_DRY_RUN, updates)
     args.save_strategy = args.eval_strategy = args.logging_strategy = "no"
-    began = time.perf_counter()
-    trainer.train()
-    seconds = [after - before for before, after in pairwise(ends.times)] or [ends.times[0] - began]
+    seconds = trainer.train().metrics["train_runtime"] / args.max_steps
     yield f"Memory of the process after {args.max_steps} updates: {_bytes(psutil.Process().memory_info().rss)}"
     if args.device.type == "cuda":
         yield f"Peak memory of the GPU: {_bytes(torch.cuda.max_memory_allocated(args.device))}"
-    yield f"Time of an update: {statistics.median(seconds):.3f} s" + (
-        " (the first one)" if len(ends.times) == 1 else ""
-    )
-
-
-class _Ends(TrainerCallback):
-    """Notes when each update ends."""
-
-    def __init__(self) -> None:
-        self.times: list[float] = []
-
-    def on_step_end(self, *args: Any, **kwargs: Any) -> None:
-        self.times.append(time.perf_counter())
+    yield f"Time of an update: {seconds:.3f} s, the mean of {args.max_steps}"
 
 
 def _batch_as_text(trainer: VanillaTransformerTrainer) -> Iterator[str]:

@@ -1,25 +1,25 @@
 """Recipes: all options of a training run, in one YAML file whose values the command line overrides."""
 
+import contextlib
 import dataclasses
-import json
-import math
 import re
 import textwrap
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, NoReturn
+from types import UnionType
+from typing import Any, ClassVar, Union, get_args, get_origin, get_type_hints
 
 import torch
 import yaml
-from transformers import HfArgumentParser, Seq2SeqTrainingArguments
+from transformers import Seq2SeqTrainingArguments
 
 from ..configuration_vanilla_transformer import VanillaTransformerConfig
 from ..data.formats import Corpus, is_table
 from ..errors import did_you_mean
-from .options import SUPPORTED, THEIRS, check_ranges, check_supported, check_together
+from .options import UNSUPPORTED, check_ranges, check_together
 
-RECIPES = Path(__file__).with_name("recipes")  # the package's, which are found by name
+RECIPES = Path(__file__).with_name("recipes")  # the package's; they have names
 
 
 class RecipeError(ValueError):
@@ -34,7 +34,7 @@ def _option(default: Any, help: str) -> Any:
     return field(default=default, metadata={"help": help})
 
 
-# Names of options in the scripts of transformers' examples -> ours.
+# Names of options in the example scripts of transformers -> names here.
 ALIASES = {
     "train_file": "train_data",
     "validation_file": "validation_data",
@@ -46,7 +46,7 @@ ALIASES = {
 
 @dataclass
 class DataArguments:
-    """The corpora, and which of their pairs are used."""
+    """The corpora, and the selection of their pairs."""
 
     data_dir: str | None = _option(None, "Folder that relative file names are looked up in (default: the current one).")
     train_source: list[str] = _files("Plain text files to train on, one sentence per line, .gz or not.")
@@ -79,7 +79,7 @@ class DataArguments:
                 setattr(self, f"{part}_data", [self.dataset_name])
 
     def corpus(self, part: str) -> Corpus:
-        """Returns a part's corpus, which is false if no source is given for it.
+        """Returns a part's corpus; it is false if no source is given.
 
         Args:
             part: "train", "validation" or "test".
@@ -113,6 +113,9 @@ class ModelArguments:
     model_name_or_path: str | None = _option(
         None, "A saved model to start from; its architecture replaces the preset's."
     )
+    embeddings: str | None = _option(
+        None, "Pretrained vectors of words for a new model: a text file of Word2Vec or GloVe, of size d_model."
+    )
     d_model: int | None = _option(None, "Width of every layer's output.")
     encoder_layers: int | None = _option(None, "Layers of the encoder (N).")
     decoder_layers: int | None = _option(None, "Layers of the decoder (N).")
@@ -134,51 +137,59 @@ class ModelArguments:
     tie_word_embeddings: bool | None = _option(None, "The same matrix for the pre-softmax projection (3.4).")
     num_beams: int | None = _option(None, "Beam size in the saved generation config (default: 4, 6.1).")
     gnmt_length_penalty: float | None = _option(None, "alpha in the saved generation config (default: 0.6, 6.1).")
-    early_stopping: str | None = _option(None, "When a search ends: true, false or never (default: true, 6.1).")
+    early_stopping: bool | str | None = _option(None, "When a search ends: true, false or never (default: true, 6.1).")
+
+    def __post_init__(self) -> None:
+        check_ranges(self)
+        self.early_stopping = {"true": True, "false": False}.get(str(self.early_stopping).lower(), self.early_stopping)
+        if self.early_stopping not in (None, True, False, "never"):
+            raise ValueError(f"early_stopping is {self.early_stopping!r}; give true, false or never")
 
     def decoding(self) -> dict[str, Any]:
-        """Returns the fields of the model's generation config that differ from the paper's.
-
-        Raises:
-            RecipeError: A value is invalid.
-        """
-        given = {name: getattr(self, name) for name in ("num_beams", "gnmt_length_penalty", "early_stopping")}
-        given = {name: value for name, value in given.items() if value is not None}
-        if self.early_stopping is not None:
-            ends = {"true": True, "false": False, "never": "never"}
-            if self.early_stopping.lower() not in ends:
-                raise RecipeError(f"early_stopping is {self.early_stopping!r}; give true, false or never")
-            given["early_stopping"] = ends[self.early_stopping.lower()]
-        if self.num_beams == 1 and given.setdefault("early_stopping", False) is not False:
-            raise RecipeError(
-                "early_stopping is for beam search, but num_beams is 1; leave it out, or use 2 beams or more"
-            )
-        if given.get("num_beams", 1) < 1 or not 0 <= given.get("gnmt_length_penalty", 0) < math.inf:
-            raise RecipeError(
-                f"can't decode with {given}; num_beams must be at least 1, gnmt_length_penalty at least 0"
-            )
-        return given
+        """Returns the fields of the model's generation config that differ from the paper's."""
+        names = ("num_beams", "gnmt_length_penalty", "early_stopping")
+        given = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
+        return given | ({"early_stopping": False} if self.num_beams == 1 else {})  # it is an option of beam search
 
     def regularization(self) -> dict[str, Any]:
         """Returns the fields of the configuration that regularise training, as far as they are given."""
         names = ("dropout", "attention_dropout", "activation_dropout", "label_smoothing")
         return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
 
-    def config(self, vocab_size: int) -> VanillaTransformerConfig:
+    def config(self, vocab_size: int, **fields: Any) -> VanillaTransformerConfig:
         """Returns the configuration of a new model.
 
         Args:
             vocab_size: Number of tokens in the vocabulary.
+            **fields: Others that the tokenizer decides.
 
         Raises:
             RecipeError: The values don't fit together.
         """
-        known = {field.name for field in dataclasses.fields(VanillaTransformerConfig)} - {"vocab_size"}
+        known = {field.name for field in dataclasses.fields(VanillaTransformerConfig)}
         given = {name: value for name, value in vars(self).items() if name in known and value is not None}
         try:
-            return VanillaTransformerConfig.from_preset(self.preset, vocab_size=vocab_size, **given)
+            return VanillaTransformerConfig.from_preset(self.preset, **{**fields, **given, "vocab_size": vocab_size})
         except Exception as error:  # strict dataclasses raise their own errors
             raise RecipeError(str(error.__cause__ or error)) from error
+
+    def config_for(self, tokenizer: Any) -> VanillaTransformerConfig:
+        """Returns the configuration of a new model with a tokenizer's ids.
+
+        Raises:
+            RecipeError: The values don't fit together, or the tokenizer lacks what training needs.
+        """
+        ids = {name: getattr(tokenizer, name) for name in ("pad_token_id", "bos_token_id", "eos_token_id")}
+        if None in (ids["pad_token_id"], ids["eos_token_id"]):
+            raise RecipeError("the tokenizer has no padding or no end-of-sentence token; choose another")
+        if tokenizer(["a"], text_target=["a"], verbose=False)["labels"][0][-1] != ids["eos_token_id"]:
+            raise RecipeError("the tokenizer doesn't end a target with its end-of-sentence token; choose another")
+        start = ids["eos_token_id" if ids["bos_token_id"] is None else "bos_token_id"]
+        fields: dict[str, Any] = {**ids, "decoder_start_token_id": start}
+        if getattr(tokenizer, "separate_vocabs", False):  # a converted model's, with a dictionary for each side
+            size = max(tokenizer.target_encoder.values()) + 1
+            fields |= {"decoder_vocab_size": size, "share_encoder_decoder_embeddings": False}
+        return self.config(max(tokenizer.get_vocab().values()) + 1, **fields)
 
 
 @dataclass
@@ -232,15 +243,11 @@ class VanillaTransformerTrainingArguments(Seq2SeqTrainingArguments):
     bleu_tokenize: str = _option("13a", "sacreBLEU's tokeniser; none for tokenised text.")
     logging_steps: float = _option(100, "Updates between two log lines.")
     logging_nan_inf_filter: bool = _option(False, "Leave losses of NaN out of the log; a recipe can't.")
-    include_num_input_tokens_seen: str = field(
-        default="no",
-        metadata={"help": "Log the number of source tokens so far.", "choices": ["no", "all", "non_padding"]},
-    )
     training_shortcuts: bool = _option(
         True, "On a CPU, compute the same loss and gradients in less memory, in bfloat16 in less time."
     )
     keep_freed_memory: bool | None = _option(
-        None, "On a CPU, let the process keep freed memory, which saves time (default: in the command alone)."
+        None, "On a CPU, let the process keep freed memory, to save time (default: in the command alone)."
     )
 
     def __post_init__(self) -> None:
@@ -261,7 +268,7 @@ class VanillaTransformerTrainingArguments(Seq2SeqTrainingArguments):
             raise ValueError(f"ema_decay and {other} choose the final model in two ways; leave one of the two out")
 
     def __getstate__(self) -> dict[str, Any]:
-        """What is pickled, into training_args.bin for instance, which others may read: everything but the token."""
+        """The state to pickle, as in training_args.bin: everything but the token."""
         return {**vars(self), "hub_token": None}
 
     @property
@@ -283,18 +290,32 @@ PARTS: dict[str, Any] = {
     "Training": VanillaTransformerTrainingArguments,
 }
 FIELDS = {field.name: field for part in PARTS.values() for field in dataclasses.fields(part) if field.init}
-NAMES = (*FIELDS, *ALIASES)
+SUPPORTED_NAMES = [name for name in (*FIELDS, *ALIASES) if name not in UNSUPPORTED]
+# What an error says of a type.
+KINDS: dict[Any, str] = {
+    bool: "true or false",
+    int: "an integer",
+    float: "a number",
+    str: "text, in quotes if it looks like a number or a date",
+    dict: "a mapping",
+    list: "a list of strings",
+}
 
 
-class _Parser(HfArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise RecipeError(message)
+def _kinds_of(hint: Any) -> tuple[Any, ...]:
+    """The types of a field without their parameters: `list[str] | None` is list and NoneType."""
+    hints = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+    return tuple(get_origin(one) or one for one in hints)
+
+
+NAMES_OF = {part: {field.name for field in dataclasses.fields(part) if field.init} for part in PARTS.values()}
+TYPES = {name: _kinds_of(hint) for part in PARTS.values() for name, hint in get_type_hints(part).items()}
 
 
 class _Loader(yaml.SafeLoader):
     """YAML in which `no` is a string (a language), `1e-4` a number, and an option given twice an error.
 
-    PyYAML has no option for this: it reads YAML 1.1, where `no` is false, `1e-4` a string and the last key wins.
+    PyYAML reads YAML 1.1, where `no` is false, `1e-4` a string and the last key wins, and has no option for this.
     """
 
     yaml_implicit_resolvers: ClassVar[dict[str, Any]] = {
@@ -323,10 +344,10 @@ def parse_recipe(
     """Reads recipes and the options of the command line that override them.
 
     Args:
-        paths: YAML files, or names of the package's recipes. They map options, named as on the command line but without
-            the leading dashes, to values; `null` means the default. Later recipes override earlier ones.
-        overrides: Options of the command line, `["--max-steps", "100"]`.
-        switches: What else the command line knows, which an unknown option may have been meant to be.
+        paths: YAML files, or names of the package's recipes. They map options to values; `null` means the default.
+            Later recipes override earlier ones.
+        overrides: Options of the command line, `["--max-steps", "100"]`, whose values are read as those of a recipe.
+        switches: Other options of the command line, to suggest one of them where an option is unknown.
 
     Returns:
         The arguments of the data, of the model and of the training.
@@ -335,21 +356,18 @@ def parse_recipe(
         RecipeError: A file is not a recipe, or an option is unknown or isn't supported, has a value of the wrong type,
             or is given under two names.
     """
-    recipe: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for path in paths:
-        recipe |= _named(_read(Path(path)), f"{path}: ")
-    recipe = {"output_dir": "", **{name: value for name, value in recipe.items() if value is not None}}
-    given, arguments = _overrides(overrides, switches)
+        recipe = _read(Path(path))
+        values |= _named(recipe.items(), f"{path}: ", SUPPORTED_NAMES)
+    options = _named(_words_of(overrides), "", [*switches, *map(_dashed, SUPPORTED_NAMES)])
+    values |= {name: _value_of(name, words) for name, words in options.items()}
+    given = {name: _typed(name, value) for name, value in values.items() if value is not None}
+    parts = [{name: given[name] for name in given if name in NAMES_OF[part]} for part in PARTS.values()]
     try:
-        check_supported([*recipe, *given], FIELDS)
-        parser = _Parser(list(PARTS.values()), allow_abbrev=False, add_help=False)
-        parser.set_defaults(**{name: _as_default(name, value, parser) for name, value in recipe.items()})
-        data, model, training, words = parser.parse_args_into_dataclasses(
-            arguments, return_remaining_strings=True, look_for_args_file=False
-        )
-        if words:
-            raise RecipeError(f"{words[0]!r} belongs to no option; write --name value")
-        check_together({*recipe, *given}, data, training)
+        data, model = DataArguments(**parts[0]), ModelArguments(**parts[1])
+        training = VanillaTransformerTrainingArguments(**{"output_dir": "", **parts[2]})
+        check_together(given, data, training)
     # transformers checks that options are compatible, with errors of many kinds
     except (ValueError, TypeError, ImportError, OSError, RuntimeError) as error:
         raise RecipeError(" ".join(str(error).split())) from error
@@ -380,71 +398,90 @@ def _read(path: Path) -> dict[Any, Any]:
     return recipe
 
 
-def _own_name(option: Any) -> str:
-    """The field of an option, which may have dashes or be an alias."""
-    name = str(option).removeprefix("--").replace("-", "_")
-    return ALIASES.get(name, name)
-
-
 def _dashed(name: str) -> str:
     return f"--{name.replace('_', '-')}"
 
 
-def _named(options: Mapping[Any, Any], where: str) -> dict[str, Any]:
-    """Returns the options of a recipe under the names of their fields."""
+def _field_of(option: str, unknown: str, known: Iterable[str]) -> str:
+    """Returns the field of an option, whose name may have dashes or be an alias; refuses an unknown one."""
+    name = option.removeprefix("--").replace("-", "_")
+    name = ALIASES.get(name, name)
+    if name in UNSUPPORTED:
+        raise RecipeError(
+            f"{name} isn't supported by `train`; leave it out, or use VanillaTransformerTrainer in a script of your "
+            f"own{did_you_mean(name, SUPPORTED_NAMES)}"
+        )
+    if name not in FIELDS:
+        raise RecipeError(f"{unknown}{did_you_mean(option, known)}")
+    return name
+
+
+def _named(pairs: Iterable[tuple[Any, Any]], where: str, known: Iterable[str]) -> dict[str, Any]:
+    """Returns options and their values under the names of their fields."""
     written: dict[str, Any] = {}
-    for option in options:
-        if (name := _own_name(option)) not in FIELDS:
-            raise RecipeError(f"{where}unknown option {option!r}{did_you_mean(name, NAMES)}")
-        if name in written:  # only one of the values could count
+    values: dict[str, Any] = {}
+    for option, value in pairs:
+        shown = option if where == "" else repr(option)
+        name = _field_of(str(option), f"{where}unknown option {shown}", known)
+        if written.setdefault(name, option) != option:  # only one of the values could count
             raise RecipeError(f"{where}{written[name]} and {option} are two names of one option; give one of them")
-        written[name] = option
-    return {name: options[option] for name, option in written.items()}
-
-
-def _overrides(arguments: Sequence[str], switches: Sequence[str]) -> tuple[set[str], list[str]]:
-    """Returns the fields that a command line sets, and the command line with their names."""
-    written: dict[str, str] = {}
-    named = []
-    for argument in arguments:
-        option, equals, value = argument.partition("=")
-        name = _own_name(option)
-        if not option.startswith("--"):
-            named.append(argument)
-            continue
-        if name not in FIELDS:
-            option = option.replace("_", "-")
-            raise RecipeError(f"unknown option {option}{did_you_mean(option, [*switches, *map(_dashed, NAMES)])}")
-        if written.get(name, option) != option:
-            raise RecipeError(f"{written[name]} and {option} are two names of one option; give one of them")
-        if name in written and FIELDS[name].default_factory is list:
+        if name in values and list in TYPES[name]:
             raise RecipeError(f"{option} is given twice; write all of its values after one {option}")
-        written[name] = option
-        named.append(f"--{name}{equals}{value}")
-    return set(written), named
+        values[name] = value
+    return values
 
 
-def _as_default(name: str, value: Any, parser: HfArgumentParser) -> Any:
-    """Writes a value as on the command line, so that argparse parses it like one; it leaves lists as they are."""
-    action = parser._option_string_actions[f"--{name}"]
-    takes_list, items = action.nargs == "+", value if isinstance(value, list) else [value]
-    if isinstance(value, list) and not takes_list:
-        raise RecipeError(f"{name} takes one value, not a list: {value}")
-    if takes_list and any(item is None or isinstance(item, list | dict) for item in items):
-        raise RecipeError(f"{name} takes a list of strings, not {value}")
-    texts = [json.dumps(item) if isinstance(item, dict) else str(item) for item in items]
-    if action.choices and texts[0] not in (choices := list(map(str, action.choices))):
-        similar = did_you_mean(texts[0], choices)
-        raise RecipeError(f"{name} is {value!r}; choose one of: {', '.join(choices)}{similar}")
-    return texts if takes_list else texts[0]
+def _words_of(arguments: Sequence[str]) -> list[tuple[str, list[str]]]:
+    """Divides a command line into options and the words that follow each."""
+    pairs: list[tuple[str, list[str]]] = []
+    for argument in arguments:
+        if argument.startswith("--"):
+            option, equals, value = argument.partition("=")
+            pairs.append((option.replace("_", "-"), [value] if equals else []))
+        elif pairs:
+            pairs[-1][1].append(argument)
+        else:
+            raise RecipeError(f"{argument!r} belongs to no option; write --name value")
+    return pairs
+
+
+def _value_of(name: str, words: list[str]) -> Any:
+    """The value of an option of the command line: a list, a text, or true if an option of that kind has no text."""
+    if not words and bool not in TYPES[name]:
+        raise RecipeError(f"{_dashed(name)} needs a value")
+    if list in TYPES[name]:
+        return words
+    if len(words) > 1:
+        raise RecipeError(f"{words[1]!r} belongs to no option; write --name value")
+    return words[0] if words else True
+
+
+def _typed(name: str, value: Any) -> Any:
+    """Returns a value of the type that an option has; text that isn't meant as such is read as in a recipe."""
+    kinds = TYPES[name]
+    if isinstance(value, str) and value and not {str, list} & {*kinds}:
+        with contextlib.suppress(yaml.YAMLError, ValueError):
+            value = yaml.load(value, _Loader)
+        if value is None and type(None) in kinds:
+            return None
+    if list in kinds and isinstance(value, str):
+        value = [value]
+    if float in kinds and type(value) is int:
+        value = float(value)
+    if type(value) not in kinds or (isinstance(value, list) and not all(isinstance(one, str) for one in value)):
+        wanted = " or ".join(KINDS[kind] for kind in KINDS if kind in kinds)
+        raise RecipeError(f"{name} is {value!r}; give {wanted}")
+    choices = FIELDS[name].metadata.get("choices")
+    if choices and value not in choices:
+        raise RecipeError(f"{name} is {value!r}; choose one of: {', '.join(choices)}{did_you_mean(value, choices)}")
+    return value
 
 
 def describe_options() -> str:
     """Returns the help text of all options of a recipe, in groups, each with its default."""
     lines = []
     for title, part in PARTS.items():
-        names = [field.name for field in dataclasses.fields(part) if field.init]
-        names = [name for name in names if name in SUPPORTED or name not in THEIRS]
+        names = [field.name for field in dataclasses.fields(part) if field.init and field.name not in UNSUPPORTED]
         lines += [f"{title}:", *(f"  {_dashed(name):34} {_help(name)}" for name in names), ""]
     return "\n".join(lines)
 

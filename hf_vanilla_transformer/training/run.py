@@ -1,18 +1,18 @@
-"""One training run, from the corpora to the scores: what `vanilla-transformer train` does."""
+"""The training run of `vanilla-transformer train`, from the corpora to the scores."""
 
+import copy
 import logging
 import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import datasets
-import torch
 from datasets import Dataset, IterableDataset
 from transformers import DataCollatorForSeq2Seq, PreTrainedModel, set_seed
 from transformers.trainer_callback import PrinterCallback, ProgressCallback
@@ -20,29 +20,30 @@ from transformers.utils import logging as transformers_logging
 
 from ..checkpoints.completeness import step_of
 from ..checkpoints.files import check_links
-from ..checkpoints.loading import CheckpointError, check_tokenizer, load_config, load_model, load_tokenizer
+from ..checkpoints.loading import check_tokenizer, load_config, load_model, load_tokenizer
 from ..data.bpe_dropout import BPEDropout
-from ..data.corpora import Cleaning, Corpus, both_sides_of, read_corpus, resegment, state_of, tokenize
+from ..data.corpora import Cleaning, both_sides_of, read_corpus, resegment, state_of, tokenize
+from ..data.formats import Corpus
 from ..data.hub_names import check_model_on_hub
+from ..data.vectors import read_vectors, use_vectors
 from ..errors import first_line
 from ..hub.upload import check_token
 from ..metrics import corpus_bleu
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from ..tokenization_vanilla_transformer import VanillaTransformerTokenizerFast
-from .callbacks import Console, RecipeKeeper, TranslationLog, callbacks_for
+from .callbacks import Console, TranslationLog, callbacks_for
 from .evaluation import TranslationMetrics, by_length
 from .finish import finish_run
-from .preflight import check_average, check_memory, dry_run, preflight
+from .preflight import check_average, dry_run, preflight
 from .recipe import Arguments, RecipeError
 from .run_facts import run_facts
 from .run_folder import (
     TOKENIZER,
-    check_checkpoint,
     check_same_data,
-    check_same_recipe,
+    check_same_options,
     checkpoint_to_resume,
     is_empty,
-    locked,
+    only_process_in,
     read_recipe,
     save_model,
     write_recipe,
@@ -54,12 +55,12 @@ FREE_OPTIONS = {"preprocessing_num_workers", "data_dir", "num_beams", "gnmt_leng
 
 
 class FinishError(RuntimeError):
-    """The model is trained, but what follows training has failed; the message says why, and how to repeat it."""
+    """The model is trained, but averaging, scoring or the card has failed; the message says why, and the fix."""
 
 
 @dataclass(frozen=True)
 class Switches:
-    """What the command line says beside the recipe.
+    """Switches of the command line that no recipe has.
 
     Attributes:
         resume: Whether to resume from the last complete checkpoint of the output folder.
@@ -91,13 +92,13 @@ class Run:
         self.resume = self.switches.resume or self.args.resume_from_checkpoint is not None
         self.output = self.folder = Path(self.args.output_dir or "")  # they differ in a dry run
         self.main = self.args.process_index == 0
-        self.say = say if self.main else _nothing
-        self.checkpoint: Path | None = None  # that training resumes from
+        self.say = say if self.main else lambda line: None
+        self.checkpoint: Path | None = None  # to resume from
         self.corpora: dict[str, Corpus] = {}  # of each part, once it is checked
         self.cleaning = Cleaning(self.data.max_length, self.data.max_length_ratio)
 
     def check(self) -> None:
-        """Checks the options before anything is read.
+        """Checks the options before any data is read.
 
         Raises:
             RecipeError: They contradict each other or are invalid, or the output folder can't be used.
@@ -114,9 +115,12 @@ class Run:
                 check_model_on_hub(name)
         if self.main and self.args.push_to_hub and not self.switches.dry_run:
             check_token()
-        self.model.decoding()
         if not self.model.model_name_or_path:
-            self.model.config(self.model.vocab_size)  # the tokenizer's vocabulary may be smaller
+            config = self.model.config(self.model.vocab_size)  # the tokenizer's vocabulary may be smaller
+            if self.model.embeddings and not self.resume:
+                next(read_vectors(self.model.embeddings, config.d_model), None)
+        elif self.model.embeddings:
+            raise RecipeError("embeddings are for a new model, and model_name_or_path has its own; leave one out")
         self._check_metrics()
         check_average(self.args)
         if self.main:
@@ -126,7 +130,8 @@ class Run:
         self.corpora = {part: self.data.corpus(part) for part in ("train", "validation", "test")}
         if not self.corpora["train"]:
             raise RecipeError("no training data; give train_source and train_target, or train_data")
-        if self.args.eval_strategy != "no" and not self.corpora["validation"]:
+        evaluates = self.args.eval_strategy != "no" or self.args.eval_on_start
+        if evaluates and not self.corpora["validation"]:
             raise RecipeError("eval_strategy needs validation_source and validation_target, or validation_data")
         if self.data.bpe_dropout and self.data.streaming:
             raise RecipeError(
@@ -149,10 +154,10 @@ class Run:
             return
         fixed, before = self._fixed(), read_recipe(self.output)
         older = asdict(type(self.data)()) | asdict(type(self.model)()) | {"optim": fixed["optim"]}  # has fewer options
-        check_same_recipe(self.output, older | before, fixed)
+        check_same_options(self.output, older | before, fixed)
 
     def _fixed(self) -> dict[str, Any]:
-        """The options that must not change when a run resumes: what it trains on, the model, the optimizer."""
+        """Returns the options that must not change when a run resumes: those of data, model and optimizer."""
         options = asdict(self.data) | asdict(self.model)
         fixed = {name: value for name, value in options.items() if name not in FREE_OPTIONS}
         fixed = {name: value for name, value in fixed.items() if not name.startswith(("validation_", "test_"))}
@@ -160,7 +165,7 @@ class Run:
         return fixed | ({"seed": self.args.seed_of_data} if self.data.bpe_dropout else {})  # decides the segmentations
 
     def run(self) -> None:
-        """Trains, or does what a dry run does, as the only process in the output folder.
+        """Trains as the only process in the output folder, or makes a dry run.
 
         Raises:
             RecipeError: The run can't start, or its rehearsal fails.
@@ -170,7 +175,7 @@ class Run:
         """
         with ExitStack() as stack:
             if self.main and not self.switches.dry_run:
-                stack.enter_context(locked(self.output))
+                stack.enter_context(only_process_in(self.output))
                 self._check_folder()  # once more, as another process may have been faster
             if self.switches.dry_run:
                 self.output = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="dry-run-")))
@@ -187,36 +192,29 @@ class Run:
                     self._finish(trainer, seconds)
 
     def _write_recipe(self, data: str) -> None:
-        """Writes what the run is started with; training data that it was started with before must be the same."""
+        """Writes the options of the run and its data's fingerprint; a resumed run must have the same data."""
         if self.resume and not self.switches.accept_changed_data:
             check_same_data(self.folder, data)
         if not self.switches.dry_run:
             write_recipe(self.output, self._fixed(), data)
 
     def _begin(self) -> None:
-        """Finds the checkpoint to resume from, and removes what a run left that stopped before its first update."""
+        """Finds the checkpoint to resume from, or removes files of a run that stopped before its first update."""
         set_seed(self.args.seed)
         _be_quiet()
         if self.resume and not self.switches.dry_run:
-            self.checkpoint = checkpoint_to_resume(self.output, self.args.resume_from_checkpoint)
-            if self.checkpoint is not None:
-                check_checkpoint(self.checkpoint, self._fixed(), self.args.max_steps)
+            named, updates = self.args.resume_from_checkpoint, self.args.max_steps
+            self.checkpoint = checkpoint_to_resume(self.output, named, updates)
         elif self.main and not self._tokenizer_name:
             shutil.rmtree(self.output / TOKENIZER, ignore_errors=True)
 
     def _prepared(self) -> VanillaTransformerTrainer:
         """Returns the trainer, after the run's end was rehearsed with it."""
         trainer = self._trainer()
-        with self._cleaning_as_it_is():
-            preflight(trainer, self.folder)
+        counts = copy.deepcopy(vars(self.cleaning))
+        preflight(trainer, self.folder)
+        vars(self.cleaning).update(counts)  # the rehearsal has read the first pairs of a stream
         return trainer
-
-    @contextmanager
-    def _cleaning_as_it_is(self) -> Iterator[None]:
-        """Keeps the counts of pairs, where the first ones of a stream are read for a try."""
-        before = replace(self.cleaning, left_out=self.cleaning.left_out.copy())
-        yield
-        vars(self.cleaning).update(vars(before))
 
     def _train(self, trainer: VanillaTransformerTrainer) -> float:
         """Trains, saves the model, and returns the seconds that training took."""
@@ -238,7 +236,7 @@ class Run:
         return seconds
 
     def _finish(self, trainer: VanillaTransformerTrainer, seconds: float) -> None:
-        in_all = None if self.checkpoint else seconds  # how long it took up to the checkpoint isn't known
+        in_all = None if self.checkpoint else seconds  # the time up to the checkpoint isn't known
         try:
             finish_run(trainer, run_facts(trainer, in_all), self.data, self.corpora, self.say)
         except ValueError as error:
@@ -251,7 +249,7 @@ class Run:
         with self.args.main_process_first(desc="reading the corpus"):
             pairs = read_corpus(self.corpora["train"], self.data.streaming)
             if self.corpora["test"]:
-                read_corpus(self.corpora["test"])  # so that a wrong line is told now
+                read_corpus(self.corpora["test"])  # a wrong line is an error now
             if self.main:
                 self._write_recipe(state_of(self.corpora["train"], pairs))
         with self.args.main_process_first(local=False, desc="training the tokenizer"):
@@ -269,6 +267,9 @@ class Run:
             self.say(f"Training data: {self.cleaning}")
         model = self._model(tokenizer)
         metrics = TranslationMetrics(tokenizer, self.args.bleu_tokenize, num_samples=self.args.num_samples)
+        callbacks = [*callbacks_for(self.args), Console(metrics, self.say)]
+        if validation is not None:
+            callbacks.append(TranslationLog(metrics, validation["line"], len(places)))
         trainer = VanillaTransformerTrainer(
             model=model,
             args=self.args,
@@ -277,12 +278,10 @@ class Run:
             processing_class=tokenizer,
             data_collator=DataCollatorForSeq2Seq(tokenizer),
             compute_metrics=metrics,
-            callbacks=[*callbacks_for(self.args), RecipeKeeper(), Console(metrics, self.say)],
+            callbacks=callbacks,
         )
         for callback in (PrinterCallback, ProgressCallback):  # Console replaces them
             trainer.remove_callback(callback)
-        if validation is not None:
-            trainer.add_callback(TranslationLog(trainer, validation["line"], len(places)))
         return trainer
 
     def _tokenized(self, pairs: Dataset | IterableDataset, tokenizer: Any) -> Dataset | IterableDataset:
@@ -306,19 +305,14 @@ class Run:
         saved = self.output / TOKENIZER
         if name := self._tokenizer_name:
             return load_tokenizer(name, trust_remote_code=self.switches.trust_remote_code)
-        if (saved / "tokenizer.json").is_file():
-            try:
-                return load_tokenizer(saved)
-            except CheckpointError as error:
-                if self.checkpoint is None:
-                    raise
-                self.say(f"{first_line(error)}; that of {self.checkpoint.name} is used")
         if self.checkpoint is not None:
             return load_tokenizer(self.checkpoint)
+        if (saved / "tokenizer.json").is_file():
+            return load_tokenizer(saved)
         if not self.main:
             raise RecipeError(
-                f"the main process has not written {saved}; if it reports no error of its own, --output-dir is not the "
-                "same folder on all machines, which it must be"
+                f"the main process has not written {saved}; if it reports no error of its own, --output-dir has to "
+                "be the same folder on all machines"
             )
         try:
             tokenizer = VanillaTransformerTokenizerFast.train_from_iterator(
@@ -339,10 +333,12 @@ class Run:
             if self.model.tokenizer_name_or_path is None:
                 check_tokenizer(tokenizer, model.config, name)
         else:
-            config = self.model.config(len(tokenizer))
-            with torch.device("meta"):  # which takes no memory
-                check_memory(VanillaTransformerForConditionalGeneration(config).num_parameters())
+            config = self.model.config_for(tokenizer)
             model = VanillaTransformerForConditionalGeneration(config)
+            if self.model.embeddings and self.checkpoint is None:
+                weight = model.get_input_embeddings().weight
+                found = use_vectors(self.model.embeddings, tokenizer, weight, config.embedding_scale)
+                self.say(f"Embeddings: {found:,} of {len(weight):,} tokens have a vector of {self.model.embeddings}")
         for option, value in self.model.decoding().items():
             setattr(model.generation_config, option, value)
         if self.args.ddp_find_unused_parameters is None:
@@ -351,10 +347,6 @@ class Run:
             self.args.keep_freed_memory = True
         self.say(f"Model: {model.num_parameters():,} parameters, vocabulary of {len(tokenizer):,}")
         return model
-
-
-def _nothing(line: str) -> None:
-    """What the processes say that aren't the main one."""
 
 
 def _be_quiet() -> None:

@@ -1,4 +1,4 @@
-"""What a trainer knows for the model's card."""
+"""Facts of a training for the model's card."""
 
 import platform
 from dataclasses import replace
@@ -9,19 +9,14 @@ import torch
 import transformers
 
 from ..hub.facts import curve_of
-from ..hub.model_card import Evaluation, Recipe, RunFacts, Sample, local_name
+from ..hub.model_card import Evaluation, RunFacts, Sample, TrainingFacts, local_name
 from ..metrics import Score
 from .recipe import VanillaTransformerTrainingArguments
 from .schedule import peak_learning_rate
 
 
 def run_facts(trainer: Any, seconds: float | None = None) -> RunFacts:
-    """What a trainer knows for the model's card.
-
-    Args:
-        trainer: After training.
-        seconds: How long it took.
-    """
+    """Returns a trainer's facts for the model's card; `seconds` is the duration of the training."""
     args, model = trainer.args, trainer.model
     return RunFacts(
         name=trainer.hub_model_id or args.hub_model_id or local_name(args.output_dir or "model"),
@@ -42,16 +37,10 @@ def run_facts(trainer: Any, seconds: float | None = None) -> RunFacts:
     )
 
 
-def recipe_of(args: VanillaTransformerTrainingArguments, model: Any, processes: int) -> Recipe:
-    """What a run's arguments say for the model's card.
-
-    Args:
-        args: The arguments.
-        model: The model, whose configuration has dropout and label smoothing.
-        processes: Number of processes that train together.
-    """
+def recipe_of(args: VanillaTransformerTrainingArguments, model: Any, processes: int) -> TrainingFacts:
+    """Returns the options of a run for the model's card, with dropout and smoothing of the model's configuration."""
     tokens = args.per_device_train_batch_tokens * args.gradient_accumulation_steps * processes
-    return Recipe(
+    return TrainingFacts(
         optimizer=_optimizer(args),
         schedule=f"{_words(args.lr_scheduler_type)}, {args.warmup_steps:,.0f} updates of warm-up",
         learning_rate=peak_learning_rate(args, model),
@@ -79,7 +68,7 @@ def _words(scheduler: Any) -> str:
 
 
 def _evaluations(trainer: Any) -> list[Evaluation]:
-    """The last BLEU of the validation set, where the trainer has measured it."""
+    """Returns the last BLEU of the validation set, if the trainer has measured it."""
     signature = getattr(trainer.compute_metrics, "signature", "")
     scores = [entry["eval_bleu"] for entry in trainer.state.log_history if "eval_bleu" in entry]
     if not scores or not signature:

@@ -48,7 +48,7 @@ def _warmup(args: VanillaTransformerTrainingArguments) -> int:
 
 
 def count_from_one(scheduler: LambdaLR) -> None:
-    """Lets a schedule count updates from 1: update n has the rate that it would have had one update later."""
+    """Lets a schedule count updates from 1, not 0: each update gets the rate of the next one."""
     scheduler.lr_lambdas = [_one_later(function) for function in scheduler.lr_lambdas]
     set_rates(scheduler)
 
@@ -58,7 +58,7 @@ def _one_later(function: Callable[[int], float]) -> Callable[[int], float]:
 
 
 def set_rates(scheduler: LambdaLR) -> tuple[list[float], list[float]]:
-    """Gives an optimizer the rates of its next update, and returns what they were and what they are."""
+    """Gives an optimizer the rates of its next update, and returns the old and the new ones."""
     groups = scheduler.optimizer.param_groups
     before = [float(group["lr"]) for group in groups]
     rates = zip(scheduler.base_lrs, scheduler.lr_lambdas, strict=True)

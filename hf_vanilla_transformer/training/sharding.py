@@ -1,8 +1,7 @@
 """Seq2SeqTrainer with FSDP2: weights, gradients and Adam's moments are sharded across the processes.
 
 It saves what one process saves without FSDP, so that any number of processes can resume from any checkpoint, with FSDP
-or without, and so that `from_pretrained` loads every checkpoint. DeepSpeed's checkpoints have an optimizer state that
-only DeepSpeed with the same number of processes can load; other runs are refused.
+or without, and so that `from_pretrained` loads every checkpoint.
 """
 
 from pathlib import Path
@@ -26,11 +25,15 @@ from .recipe import RECIPES, RecipeError
 
 
 class ShardingTrainer(Seq2SeqTrainer):
-    """Seq2SeqTrainer with what FSDP2 and DeepSpeed need in addition to train, save and resume this package's models."""
+    """Seq2SeqTrainer that trains, saves and resumes this package's models with FSDP2 too."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._model_class = type(self.model)  # FSDP puts the model into a class of its own
+        if self.is_deepspeed_enabled:
+            raise RecipeError(
+                f"DeepSpeed isn't supported; FSDP does the same: {RECIPES / 'accelerate' / 'fsdp_8gpu.yaml'}"
+            )
         if self.is_fsdp_enabled:
             check_plugin(self.accelerator.state.fsdp_plugin)
             share_embedding_module(self.model)
@@ -42,7 +45,7 @@ class ShardingTrainer(Seq2SeqTrainer):
 
     def _save(self, output_dir: str | None = None, state_dict: dict[str, Tensor] | None = None) -> None:
         sharded_class = type(self.model)
-        if state_dict and (self.is_fsdp_enabled or self.is_deepspeed_enabled):  # gathered by the Trainer
+        if state_dict and self.is_fsdp_enabled:  # gathered by the Trainer
             # With FSDP's class, its code would be saved instead of the model's, and tied weights more than once.
             self.model.__class__ = self._model_class
             state_dict = {name: value for name, value in state_dict.items() if name not in _tied_to(self.model)}
@@ -62,12 +65,6 @@ class ShardingTrainer(Seq2SeqTrainer):
             torch.save(numbered(state), Path(output_dir, OPTIMIZER))
             torch.save(self.lr_scheduler.state_dict(), Path(output_dir, SCHEDULER))
 
-    def _prepare_for_training(self, max_steps: int, train_dataloader: Any, resume_from_checkpoint: str | None) -> Any:
-        if resume_from_checkpoint is not None:
-            processes = self.args.world_size if self.is_deepspeed_enabled else 0
-            check_optimizer_state(Path(resume_from_checkpoint), processes)
-        return super()._prepare_for_training(max_steps, train_dataloader, resume_from_checkpoint)
-
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
         if self.is_fsdp_enabled:
             self._load_weights(Path(resume_from_checkpoint))
@@ -75,7 +72,7 @@ class ShardingTrainer(Seq2SeqTrainer):
             super()._load_from_checkpoint(resume_from_checkpoint, model)
 
     def _issue_warnings_after_load(self, load_result: Any) -> None:
-        # The Trainer would warn of tied weights, which are saved once, and go on with random ones for any others.
+        # The Trainer would only warn of missing weights. Tied ones are saved once.
         left_out = {*_tied_to(self.model), *(getattr(self.model, "_keys_to_ignore_on_save", None) or ())}
         missing = [name for name in load_result.missing_keys if name not in left_out]
         if wrong := [*missing, *load_result.unexpected_keys]:
@@ -109,16 +106,13 @@ class ShardingTrainer(Seq2SeqTrainer):
 
     @property
     def _torch_optimizer(self) -> Any:
-        return getattr(self.optimizer, "optimizer", self.optimizer)  # what Accelerate's optimizer wraps
+        return getattr(self.optimizer, "optimizer", self.optimizer)  # inside Accelerate's wrapper
 
 
 def share_embedding_module(model: nn.Module) -> None:
-    """Replaces embeddings that share their matrix by one module, as FSDP needs all users of a matrix in one group.
+    """Replaces embeddings that share their matrix by one module, in place.
 
-    Accelerate puts the model's input and output embeddings into a group, and no others.
-
-    Args:
-        model: Is changed in place.
+    FSDP needs all users of a matrix in one group, and Accelerate puts the model's input and output embeddings into one.
     """
     shared = model.get_input_embeddings()  # type: ignore[operator]
     for parent in list(model.modules()):
@@ -128,7 +122,7 @@ def share_embedding_module(model: nn.Module) -> None:
 
 
 def numbered(optimizer_state: dict[str, Any]) -> dict[str, Any]:
-    """Converts an optimizer's state with named parameters to that of `Optimizer.state_dict`, which numbers them."""
+    """Converts an optimizer's state with named parameters to one with numbers, as `Optimizer.state_dict` has it."""
     names = [name for group in optimizer_state["param_groups"] for name in group["params"]]
     return renamed(optimizer_state, {name: number for number, name in enumerate(names)})
 
@@ -140,22 +134,6 @@ def renamed(optimizer_state: dict[str, Any], new: dict[Any, Any]) -> dict[str, A
     return {"state": state, "param_groups": groups}
 
 
-def check_optimizer_state(checkpoint: Path, processes: int) -> None:
-    """Checks that a run can read a checkpoint's optimizer state, without which the Trainer would go on with none.
-
-    Args:
-        checkpoint: The folder to resume from.
-        processes: Those of a run with DeepSpeed; 0: without DeepSpeed.
-
-    Raises:
-        CheckpointError: DeepSpeed saved it and isn't used, or vice versa, or the number of processes is another.
-    """
-    saved = len(list(checkpoint.glob("global_step*/*_optim_states.pt")))  # a file for each of DeepSpeed's processes
-    if saved != processes:
-        fix = f"with DeepSpeed on {saved} processes" if saved else "without DeepSpeed, which did not save it"
-        raise CheckpointError(f"{checkpoint}: the optimizer state can't be loaded by this run; resume {fix}")
-
-
 def _tied_to(model: Any) -> dict[str, str]:
     """Name of each tied parameter that is not saved -> name of the saved one."""
     tied: dict[str, str] = getattr(model, "all_tied_weights_keys", {})
@@ -163,18 +141,11 @@ def _tied_to(model: Any) -> dict[str, str]:
 
 
 def check_plugin(plugin: Any) -> None:
-    """Checks that Accelerate's settings are those that this module supports.
-
-    Args:
-        plugin: Accelerate's FullyShardedDataParallelPlugin.
-
-    Raises:
-        RecipeError: It asks for FSDP's first version, or for sharded checkpoints.
-    """
+    """Checks that Accelerate's FullyShardedDataParallelPlugin asks for FSDP2 and complete checkpoints."""
     if plugin.fsdp_version != 2:
         raise RecipeError(f"fsdp_version is {plugin.fsdp_version}; write `fsdp_version: 2` into Accelerate's config")
     if "FULL_STATE_DICT" not in str(plugin.state_dict_type):
         raise RecipeError(
-            "Accelerate's config asks for sharded checkpoints, which neither from_pretrained nor another number of "
-            "processes can load; write `fsdp_state_dict_type: FULL_STATE_DICT` into it"
+            "Accelerate's config asks for sharded checkpoints; neither from_pretrained nor another number of processes "
+            "can load them; write `fsdp_state_dict_type: FULL_STATE_DICT` into it"
         )

@@ -6,7 +6,7 @@ import math
 import shutil
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -46,7 +46,7 @@ logger = logging.get_logger(__name__)
 
 
 class DivergedError(RuntimeError):
-    """Losses or gradients aren't finite any more; the message says since when, and what to try."""
+    """Losses or gradients aren't finite any more; the message says since when, and the fix."""
 
 
 class VanillaTransformerTrainer(ConsistencyTrainer):
@@ -56,7 +56,7 @@ class VanillaTransformerTrainer(ConsistencyTrainer):
 
     Arguments are those of Seq2SeqTrainer; `args` has to be `VanillaTransformerTrainingArguments`. Any other
     sequence-to-sequence model can be trained too. This package's model is trained with the shortcuts of
-    `hf_vanilla_transformer.engine.training`, which give the same loss and gradients.
+    `hf_vanilla_transformer.engine.training`; loss and gradients are the same.
     """
 
     args: VanillaTransformerTrainingArguments
@@ -67,13 +67,17 @@ class VanillaTransformerTrainer(ConsistencyTrainer):
         super().__init__(*args, **kwargs)
         forward = self.accelerator.unwrap_model(self.model).forward
         self._can_skip_logits = "skip_logits" in inspect.signature(forward).parameters
-        self._evaluated = _Sums()
+        self._evaluated = torch.zeros(2, dtype=torch.float64)  # of an evaluation: loss times tokens, and tokens
         self._clock = _Clock()
-        self._update = _Update()
+        self._loss_of_update: Any = 0.0
+        self._checked_update = 0
+        self._failures = 0  # updates in a row whose loss or gradients were not finite
         is_ours = isinstance(self.model, VanillaTransformerForConditionalGeneration)
         if is_ours and isinstance(self.processing_class, PreTrainedTokenizerBase):
-            with _without_bpe_dropout(self.processing_class):
-                self.model.config.tokenizer_fingerprint = tokenizer_fingerprint(self.processing_class)
+            tokenizer = copy.deepcopy(self.processing_class)
+            if getattr(tokenizer, "bpe_dropout", None):
+                tokenizer.bpe_dropout = None  # it would segment a text differently each time
+            self.model.config.tokenizer_fingerprint = tokenizer_fingerprint(tokenizer)
 
     def train(self, *args: Any, **kwargs: Any) -> Any:
         """Trains as `Trainer.train` does, with `keep_freed_memory` and `training_shortcuts` as the arguments say."""
@@ -82,8 +86,7 @@ class VanillaTransformerTrainer(ConsistencyTrainer):
         return super().train(*args, **kwargs)
 
     def _inner_training_loop(self, *args: Any, **kwargs: Any) -> Any:  # the model is known here, `model_init` or not
-        is_sharded = self.is_fsdp_enabled or self.is_deepspeed_enabled
-        uses_shortcuts = self.args.training_shortcuts and not self.args.torch_compile and not is_sharded
+        uses_shortcuts = self.args.training_shortcuts and not self.args.torch_compile and not self.is_fsdp_enabled
         with training_shortcuts(self.model) if uses_shortcuts else nullcontext():
             return super()._inner_training_loop(*args, **kwargs)
 
@@ -103,15 +106,15 @@ class VanillaTransformerTrainer(ConsistencyTrainer):
         return scheduler
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
-        """Loads what is summed up over the updates; rates, betas and the like are those of the arguments."""
+        """Loads the state of a checkpoint; learning rate, betas and weight decay are those of the arguments."""
         if checkpoint is None:
             return
         wanted = [{name: group.get(name) for name in RESUMABLE} for group in self.optimizer.param_groups]
         rates = list(getattr(self.lr_scheduler, "base_lrs", ()))
         super()._load_optimizer_and_scheduler(checkpoint)
-        if not isinstance(self.lr_scheduler, LambdaLR) or self.is_deepspeed_enabled:
+        if not isinstance(self.lr_scheduler, LambdaLR):
             if rates != list(getattr(self.lr_scheduler, "base_lrs", ())):
-                raise RecipeError("with this scheduler or DeepSpeed, a resumed run can't change its learning rate")
+                raise RecipeError("with this scheduler, a resumed run can't change its learning rate")
             return
         for group, values in zip(self.optimizer.param_groups, wanted, strict=True):
             for name, value in values.items():
@@ -133,13 +136,9 @@ class VanillaTransformerTrainer(ConsistencyTrainer):
         """Batches within `per_device_train_batch_tokens`, this process's part of them."""
         if not self.args.per_device_train_batch_tokens or self.train_dataset is None:
             return super().get_train_dataloader()
-        options: dict[str, Any] = {
-            "collate_fn": self.data_collator,
-            "num_workers": self.args.dataloader_num_workers,
-            "pin_memory": self.args.dataloader_pin_memory,
-            "persistent_workers": self.args.dataloader_persistent_workers,
-            "prefetch_factor": self.args.dataloader_prefetch_factor,
-        }
+        names = ("num_workers", "pin_memory", "persistent_workers", "prefetch_factor")
+        options: dict[str, Any] = {name: getattr(self.args, f"dataloader_{name}") for name in names}
+        options["collate_fn"] = self.data_collator
         loader: DataLoader[Any]
         if isinstance(self.train_dataset, datasets.IterableDataset):
             loader = DataLoader(self._stream(self.train_dataset), batch_size=None, **options)
@@ -182,7 +181,7 @@ class VanillaTransformerTrainer(ConsistencyTrainer):
         super()._run_epoch(**kwargs)
 
     def get_batch_samples(self, epoch_iterator: Iterator[Any], num_batches: int, device: torch.device) -> Any:
-        """The batches of one update and its number of target tokens, which is counted here."""
+        """Returns the batches of one update and its number of target tokens, and counts the tokens."""
         batches, items = super().get_batch_samples(epoch_iterator, num_batches, device)
         if items is not None:
             count = self.target_tokens + int(items)
@@ -196,29 +195,36 @@ class VanillaTransformerTrainer(ConsistencyTrainer):
             inputs = {**inputs, "skip_logits": True}
         return super().compute_loss(model, inputs, *args, **kwargs)
 
-    def training_step(self, model: Any, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Tensor:
-        """Forward and backward of one batch; its loss is remembered until the update is complete."""
-        loss: Tensor = super().training_step(model, inputs, *args, **kwargs)
-        self._update.add(loss, inputs)
+    def training_step(self, *args: Any, **kwargs: Any) -> Tensor:
+        """Forward and backward of one batch; its loss is added to that of the update."""
+        loss: Tensor = super().training_step(*args, **kwargs)
+        self._loss_of_update = self._loss_of_update + loss.detach()
         return loss
 
     def _maybe_log_save_evaluate(self, tr_loss: Tensor, grad_norm: Any, *args: Any, **kwargs: Any) -> None:
-        # Called after each update. A loss scaler for float16 skips updates whose gradients overflow, which is no harm.
-        losses = [self._update.loss, *([grad_norm] if grad_norm is not None and not self.args.fp16 else [])]
-        finite = all(math.isfinite(float(value)) for value in losses)
-        if self.args.world_size > 1:  # all processes have to agree, or some would wait for the others
-            failed = torch.tensor(float(not finite), device=self.args.device)
-            finite = not self.accelerator.reduce(failed, reduction="sum").item()
-        self._update.end(finite, self.state.global_step, "" if finite else self._place())
-        if 0 < self.args.max_nonfinite_updates <= self._update.failures:
+        if self._checked_update != self.state.global_step:  # it is called once more at the end of an epoch
+            self._checked_update = self.state.global_step
+            # With float16, the loss scaler skips updates whose gradients overflow: that does no harm.
+            values = [self._loss_of_update, *([grad_norm] if grad_norm is not None and not self.args.fp16 else [])]
+            failed = self._in_any_process(not all(math.isfinite(float(value)) for value in values))
+            self._failures = self._failures + 1 if failed else 0
+            self._loss_of_update = 0.0
+        if 0 < self.args.max_nonfinite_updates <= self._failures:
             raise DivergedError(self._divergence())
-        if not finite:
+        if self._failures:
             self.control.should_save = False
         super()._maybe_log_save_evaluate(tr_loss, grad_norm, *args, **kwargs)
 
+    def _in_any_process(self, found: bool) -> bool:
+        """Whether one of the processes has found something: all have to agree, or some would wait for the others."""
+        number = torch.tensor(float(found), device=self.args.device)
+        if self.args.world_size > 1:
+            number = self.accelerator.reduce(number, reduction="sum")
+        return bool(number.item())
+
     def _load_callback_state(self) -> None:
-        """Lets early stopping count on from where it was, so that a resumed run ends as an uninterrupted one."""
-        tokens = self.state.stateful_callbacks.pop(TOKEN_COUNT, None)  # which is no callback's
+        """Restores the count of early stopping, so that a resumed run ends as an uninterrupted one."""
+        tokens = self.state.stateful_callbacks.pop(TOKEN_COUNT, None)  # it belongs to no callback
         super()._load_callback_state()
         saved = self.state.stateful_callbacks.get("EarlyStoppingCallback", {})
         for callback in self.callback_handler.callbacks:
@@ -227,33 +233,21 @@ class VanillaTransformerTrainer(ConsistencyTrainer):
         if tokens is not None:
             self.state.stateful_callbacks[TOKEN_COUNT] = tokens
 
-    def _place(self) -> str:
-        """Where the batches of the last update are in the training data."""
-        epoch = self.state.epoch or 0.0
-        number = math.ceil(epoch) if epoch else 1
-        place = f"epoch {number}"
-        if self.batch_sampler is not None:
-            batches = len(self.batch_sampler)
-            place += f", batch {round((epoch - number + 1) * batches):,} of {batches:,}"
-        return place
-
     def _divergence(self) -> str:
-        update, place, source = self._update.first_failure
-        text = self.processing_class.decode(source, skip_special_tokens=True) if self.processing_class else ""
         saved = checkpoints_in(Path(self.args.output_dir or ""))
         kept = f"the last checkpoint is {saved[-1].name}" if saved else "no checkpoint was saved before"
         precision = "bf16 in place of fp16, " if self.args.fp16 else ""
+        failures = self._failures
         return (
-            f"the training diverged: loss or gradients have been NaN or infinite in {self._update.failures} updates in "
-            f"a row, since update {update:,} ({place}, which begins with {text[:80]!r}); try {precision}a lower "
-            f"learning_rate (it reached {self._get_learning_rate():.1e}), a longer warmup_steps or max_grad_norm 1; "
-            f"{kept}"
+            f"the training diverged: loss or gradients have been NaN or infinite in {failures} updates in a row, since "
+            f"update {self.state.global_step - failures + 1:,}; try {precision}a lower learning_rate (it reached "
+            f"{self._get_learning_rate():.1e}), a longer warmup_steps or max_grad_norm 1; {kept}"
         )
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         """Saves a checkpoint, or none if weights aren't finite; a failed attempt leaves no half of one."""
         folder = Path(self._get_output_dir(trial=trial)) / f"checkpoint-{self.state.global_step}"
-        if not self._weights_are_finite():
+        if self._in_any_process(bool(not_finite(self.model))):  # with FSDP, each has its own part
             logger.warning(f"{folder.name} is not saved, as weights contain NaN or infinity")
             return
         try:
@@ -262,19 +256,13 @@ class VanillaTransformerTrainer(ConsistencyTrainer):
                 write_checksums(folder)
         except (OSError, RuntimeError, SafetensorError) as error:  # each library has its own error for a full disk
             if damage_of(folder, to_resume=not self.args.save_only_model) is None:
-                raise  # what follows saving has failed, a push to the Hub for instance
+                raise  # a push to the Hub after saving, for instance
             if self.args.should_save:
                 shutil.rmtree(folder, ignore_errors=True)
             raise OSError(
                 f"{folder} can't be saved ({first_line(error)}); if the disk is full, make room or keep fewer "
                 "checkpoints (save_total_limit), then resume the run"
             ) from error
-
-    def _weights_are_finite(self) -> bool:
-        wrong = torch.tensor(float(bool(not_finite(self.model))), device=self.args.device)
-        if self.args.world_size > 1:  # with FSDP, each process has its own part
-            wrong = self.accelerator.reduce(wrong, reduction="sum")
-        return not wrong.item()
 
     def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
         # The Trainer's own method sends everything in the run's folder, and not the code.
@@ -302,7 +290,7 @@ class VanillaTransformerTrainer(ConsistencyTrainer):
             self.push_in_progress = PushInProgress(jobs)
 
     def init_hf_repo(self, token: str | None = None, private: bool | None = None) -> None:
-        """Creates the repository, as the Trainer does; what is wrong with its name or the token is told in one line.
+        """Creates the repository as the Trainer does, with one-line errors for its name and the token.
 
         Raises:
             PublishError: There is no token, or the user may not write there.
@@ -322,7 +310,7 @@ class VanillaTransformerTrainer(ConsistencyTrainer):
         private: bool | None = None,
         **kwargs: Any,
     ) -> Any:
-        """Saves and uploads model, tokenizer, code and card, without what only training needs.
+        """Saves and uploads model, tokenizer, code and card, without files that only training needs.
 
         Args:
             commit_message: The commit's first line.
@@ -346,39 +334,27 @@ class VanillaTransformerTrainer(ConsistencyTrainer):
         if not self.is_world_process_zero():
             return None
         self.create_model_card(**kwargs)
-        folder = Path(self.args.output_dir or "")
-        return self._upload(folder, commit_message, token, revision, run_as_future=not blocking)
+        where = {"token": token, "revision": revision, "run_as_future": not blocking}
+        return self._upload(Path(self.args.output_dir or ""), commit_message, **where)
 
     def push_folder(self, folder: Path) -> str:
-        """Uploads a finished model, without what only training needs, to `hub_model_id`.
-
-        Args:
-            folder: The model with its tokenizer, code and card: the run's folder, or one of averaged weights.
-
-        Returns:
-            The address of the commit on the Hub.
+        """Uploads a finished model with its card to `hub_model_id`, and returns the commit's address.
 
         Raises:
-            PublishError: There is no token, or the user may not write there.
-            ConnectionError: The Hub can't be reached, or fails.
+            PublishError: As for `push_to_hub`.
+            ConnectionError: As for `push_to_hub`.
         """
         if self.hub_model_id is None:
             self.init_hf_repo()
         return str(self._upload(folder, "End of training"))
 
-    def _upload(
-        self,
-        folder: Path,
-        message: str | None,
-        token: str | None = None,
-        revision: str | None = None,
-        *,
-        run_as_future: bool = False,
-    ) -> Any:
+    def _upload(self, folder: Path, message: str | None, **where: Any) -> Any:
         self._finish_current_push()
-        where: dict[str, Any] = {"token": token or self.args.hub_token, "revision": revision or self.args.hub_revision}
+        where = {"token": self.args.hub_token, "revision": self.args.hub_revision} | {
+            name: value for name, value in where.items() if value is not None
+        }
         upload = prepare(folder, str(self.hub_model_id))
-        return send(upload, str(self.hub_model_id), message=message, run_as_future=run_as_future, **where)
+        return send(upload, str(self.hub_model_id), message=message, **where)
 
     def prediction_step(self, model: Any, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
         """One batch of the evaluation; its loss is added up by tokens."""
@@ -387,29 +363,31 @@ class VanillaTransformerTrainer(ConsistencyTrainer):
         with _unchanged(getattr(self.model, "generation_config", None)):
             outputs = super().prediction_step(model, inputs, *args, **kwargs)
         if outputs[0] is not None and "labels" in inputs:
-            self._evaluated.add(outputs[0], inputs["labels"])
+            tokens = int((inputs["labels"] != -100).sum())
+            self._evaluated += torch.tensor(
+                [outputs[0].item() * tokens if tokens else 0.0, tokens], dtype=torch.float64
+            )
         return outputs
 
     def evaluation_loop(self, *args: Any, metric_key_prefix: str = "eval", **kwargs: Any) -> EvalLoopOutput:
         """Evaluates; the loss is the mean over tokens, not over batches, and its exponential the perplexity."""
-        self._evaluated = _Sums()
-        # Seq2SeqTrainer would count the sentences twice that `_without_repeated` is about.
+        self._evaluated.zero_()
+        # Seq2SeqTrainer would count repeated sentences twice (`_without_repeated`).
         self.gather_function = self.accelerator.gather_for_metrics
-        with self._clock.paused(), paused_shortcuts(self.model), self._engine_attached():
+        with (
+            self._clock.paused(),
+            paused_shortcuts(self.model),  # first, as the engine doesn't attach to a model with them
+            engine.attach_if_supported(self.model, allow_autocast=True)
+            if self.args.predict_with_generate
+            else nullcontext(),
+        ):
             output = super().evaluation_loop(*args, metric_key_prefix=metric_key_prefix, **kwargs)
-        loss, tokens = self.accelerator.reduce(self._evaluated.tensor(self.args.device), reduction="sum").tolist()
+        sums = self._evaluated.float() if self.args.device.type == "mps" else self._evaluated
+        loss, tokens = self.accelerator.reduce(sums.to(self.args.device), reduction="sum").tolist()
         if tokens:
             output.metrics[f"{metric_key_prefix}_loss"] = loss / tokens
             output.metrics[f"{metric_key_prefix}_perplexity"] = math.exp(min(loss / tokens, 700.0))
         return output
-
-    def _engine_attached(self) -> AbstractContextManager[Any]:
-        """Attaches the engine for an evaluation that translates, where it supports the model."""
-        return (
-            engine.attach_if_supported(self.model, allow_autocast=True)
-            if self.args.predict_with_generate
-            else nullcontext()
-        )
 
     def _without_repeated(self, labels: Tensor) -> Tensor:
         """The labels, -100 for sentences that fill up the last batch so that all processes have equally many."""
@@ -431,7 +409,7 @@ class VanillaTransformerTrainer(ConsistencyTrainer):
         dataset_tags: str | Sequence[str] | None = None,
         **kwargs: Any,
     ) -> None:
-        """Writes the model's card into the run's folder; what the metadata of an older one there says is kept.
+        """Writes the model's card into the run's folder, and keeps the metadata of an older one there.
 
         Args:
             language: ISO 639 codes.
@@ -439,9 +417,9 @@ class VanillaTransformerTrainer(ConsistencyTrainer):
             tags: The Hub's tags, beside those that every card has.
             model_name: The card's title.
             finetuned_from: The base model's name on the Hub.
-            tasks: Isn't used: the card says what the model does.
+            tasks: Ignored.
             dataset_tags: Names on the Hub of the training data.
-            **kwargs: Others of the Trainer's method, which aren't used.
+            **kwargs: Ignored.
         """
         if self.is_world_process_zero():
             facts = replace(
@@ -464,7 +442,7 @@ class VanillaTransformerTrainer(ConsistencyTrainer):
         super().log(logs, start_time)
 
 
-# Where the number of target tokens is in TrainerState, which saves and restores nothing but its own fields.
+# The key of the target tokens in `stateful_callbacks`; TrainerState saves only its own fields.
 TOKEN_COUNT = "TargetTokens"
 # Settings of an optimizer's groups of parameters that a resumed run may change, and the options.
 RESUMABLE = {
@@ -488,61 +466,6 @@ def _unchanged(config: Any) -> Iterator[None]:
             vars(config).update(before)
 
 
-@contextmanager
-def _without_bpe_dropout(tokenizer: Any) -> Iterator[None]:
-    """Lets a tokenizer segment a text in the same way each time."""
-    before = getattr(tokenizer, "bpe_dropout", None)
-    try:
-        if before:
-            tokenizer.bpe_dropout = None
-        yield
-    finally:
-        if before:
-            tokenizer.bpe_dropout = before
-
-
-class _Update:
-    """What is known of the update in progress, and of those in a row whose loss or gradients weren't finite."""
-
-    def __init__(self) -> None:
-        self.loss: Any = 0.0
-        self.failures = 0
-        self.first_failure: tuple[int, str, Any] = (0, "", [])  # the update's number, its place, its first source
-        self._source: Any = []
-        self._complete = True
-
-    def add(self, loss: Tensor, inputs: dict[str, Any]) -> None:
-        """Takes the loss of one batch of the update."""
-        if self._complete:
-            self.loss, self._complete = 0.0, False
-            ids = inputs.get("input_ids")
-            self._source = [] if ids is None else ids[0]
-        self.loss = self.loss + loss.detach()
-
-    def end(self, finite: bool, number: int, place: str) -> None:
-        """Counts a complete update."""
-        self._complete = True
-        if not finite and not self.failures:
-            self.first_failure = (number, place, self._source)
-        self.failures = 0 if finite else self.failures + 1
-
-
-class _Sums:
-    """Loss times tokens, and tokens, added up over an evaluation."""
-
-    def __init__(self) -> None:
-        self.loss, self.tokens = 0.0, 0
-
-    def add(self, mean_loss: Tensor, labels: Tensor) -> None:
-        if tokens := int((labels != -100).sum()):
-            self.loss += mean_loss.item() * tokens
-            self.tokens += tokens
-
-    def tensor(self, device: torch.device) -> Tensor:
-        dtype = torch.float32 if device.type == "mps" else torch.float64
-        return torch.tensor([self.loss, self.tokens], dtype=dtype, device=device)
-
-
 class _Clock:
     """Measures tokens per second between calls, leaving out evaluations."""
 
@@ -551,7 +474,7 @@ class _Clock:
         self._tokens: int | None = None
 
     def start(self, tokens: int) -> None:
-        """Begins at a number of tokens, which a resumed run has from before; once only."""
+        """Starts the clock at a number of tokens; only the first call counts."""
         if self._tokens is None:
             self._since, self._tokens = time.perf_counter(), tokens
 

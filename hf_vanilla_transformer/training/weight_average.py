@@ -50,7 +50,7 @@ class WeightAverage(TrainerCallback):
     @contextmanager
     @torch.no_grad()
     def applied(self) -> Iterator[None]:
-        """Gives the model the average for a while."""
+        """Gives the model the average inside of the context."""
         trained = [weight.clone() for weight in self.weights]
         self._copy(self.average.parameters())
         try:
@@ -72,8 +72,8 @@ class WeightAverageTrainer(ShardingTrainer):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        if self.args.ema_decay and (self.is_fsdp_enabled or self.is_deepspeed_enabled):
-            raise RecipeError("ema_decay needs the complete model in each process; train without FSDP and DeepSpeed")
+        if self.args.ema_decay and self.is_fsdp_enabled:
+            raise RecipeError("ema_decay needs the complete model in each process; train without FSDP")
 
     def _prepare_for_training(self, max_steps: int, train_dataloader: Any, resume_from_checkpoint: str | None) -> Any:
         prepared = super()._prepare_for_training(max_steps, train_dataloader, resume_from_checkpoint)

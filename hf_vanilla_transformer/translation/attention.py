@@ -1,7 +1,5 @@
 """The attention weights of one sentence and its translation, with the tokens as people read them."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,10 +7,9 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from ..checkpoints.loading import named, not_finite
-from .decoding import source_limit, texts_of
-from .pieces import tokenize
-from .sources import check_target_codes, encoder, namers
+from .decoding import check_model, source_limit
+from .division import encode_within
+from .reading import check_target_codes, encoder, namers
 
 # Weights grow with the square of the length, and no picture shows that many tokens.
 MAX_TOKENS = 512
@@ -42,9 +39,7 @@ class Attention:
 def attention_of(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, source: str, target: str | None = None
 ) -> Attention:
-    """Returns the attention weights of all layers and heads for one sentence.
-
-    They are computed in evaluation mode, without gradients; a model in training mode is switched back to it.
+    """Returns the attention weights of all layers and heads for one sentence, without gradients.
 
     Args:
         model: Any sequence-to-sequence model that returns its attention weights.
@@ -57,25 +52,28 @@ def attention_of(
 
     Raises:
         TypeError: A text is not a string.
-        ValueError: A text is empty or has more than 512 tokens or than the model has positions, weights of the model
-            or of its attention are NaN or infinite, the model has several target languages and the source doesn't say
+        ValueError: The model is in training mode, a text is empty or has more than 512 tokens or than the model has
+            positions, weights are NaN or infinite, the model has several target languages and the source doesn't say
             which, or the model shows no attention weights.
     """
+    check_model(model)
     source_ids = _token_ids(model, tokenizer, "source", source)
     forced = None if target is None else _token_ids(model, tokenizer, "target", target)
-    if wrong := not_finite(model):
-        raise ValueError(f"the model's {named(wrong)} contains NaN or infinity; the training diverged")
-    with _evaluating(model), torch.no_grad():
+    with torch.no_grad():
         inputs = torch.tensor([source_ids], device=model.device)
         batch = {"input_ids": inputs, "attention_mask": torch.ones_like(inputs)}
-        sequence = _own_translation(model, batch) if forced is None else _shifted(model, forced)
+        if forced is None:
+            sequence = model.generate(**batch, num_return_sequences=1, return_dict_in_generate=False)[0].tolist()
+        else:  # the start token, and the target
+            labels = torch.tensor([forced], device=model.device)
+            sequence = [int(model.prepare_decoder_input_ids_from_labels(labels)[0, 0]), *forced]
         read, predicted = sequence[:-1], sequence[1:]
         decoder_inputs = torch.tensor([read], device=model.device)
         output = model(**batch, decoder_input_ids=decoder_inputs, output_attentions=True, use_cache=False)
     return Attention(
-        source_pieces=_readable(tokenizer, source_ids, is_source=True),
-        input_pieces=_readable(tokenizer, read, is_source=False),
-        target_pieces=_readable(tokenizer, predicted, is_source=False),
+        source_pieces=_readable(tokenizer, source_ids, side=0),
+        input_pieces=_readable(tokenizer, read, side=1),
+        target_pieces=_readable(tokenizer, predicted, side=1),
         encoder=_stacked(model, output, "encoder_attentions"),
         decoder=_stacked(model, output, "decoder_attentions"),
         cross=_stacked(model, output, "cross_attentions"),
@@ -89,45 +87,13 @@ def _token_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, name:
     if not text.strip():
         fix = "" if name == "source" else ", or leave it out to see the model's own translation"
         raise ValueError(f"{name} is empty; give a sentence{fix}")
-    texts_of(name, [text])
     if name == "source":
         check_target_codes(tokenizer, [text])
     limit = min(MAX_TOKENS, source_limit(model, None, tokenizer))
-    (ids,) = tokenize(encoder(tokenizer, is_target=name == "target"), [text], limit)
+    (ids,) = encode_within(encoder(tokenizer, is_target=name == "target"), [text], limit)
     if ids is None:
         raise ValueError(f"{name} has more than {limit:,} tokens; give one sentence of it")
     return ids
-
-
-@contextmanager
-def _evaluating(model: PreTrainedModel) -> Iterator[None]:
-    """Switches a model to evaluation mode, and each of its modules back."""
-    modes = {module: module.training for module in model.modules()}
-    if any(modes.values()):
-        model.eval()
-    try:
-        yield
-    finally:
-        if modes[model]:
-            model.train()
-        for module, mode in modes.items():
-            module.training = mode
-
-
-def _own_translation(model: PreTrainedModel, batch: dict[str, Tensor]) -> list[int]:
-    """Returns the best translation's tokens, the start token first, up to the end of the sentence."""
-    sequence = model.generate(**batch, num_return_sequences=1, return_dict_in_generate=False)[0].tolist()
-    ends = model.generation_config.eos_token_id
-    ends = ends if isinstance(ends, list) else [ends]
-    # The start token may be the end's: fairseq's is.
-    end = next((place for place, token in enumerate(sequence) if place and token in ends), len(sequence) - 1)
-    return sequence[: end + 1]
-
-
-def _shifted(model: PreTrainedModel, target: list[int]) -> list[int]:
-    """Returns a target's tokens, the start token first."""
-    labels = torch.tensor([target], device=model.device)
-    return [int(model.prepare_decoder_input_ids_from_labels(labels)[0, 0]), *target]
 
 
 def _stacked(model: PreTrainedModel, output: Any, name: str) -> Tensor:
@@ -145,11 +111,11 @@ def _stacked(model: PreTrainedModel, output: Any, name: str) -> Tensor:
     return weights
 
 
-def _readable(tokenizer: PreTrainedTokenizerBase, ids: list[int], is_source: bool) -> list[str]:
-    """Returns the tokens as people read them."""
+def _readable(tokenizer: PreTrainedTokenizerBase, ids: list[int], side: int) -> list[str]:
+    """Returns the tokens of the source, side 0, or of the target, side 1, as people read them."""
     if hasattr(tokenizer, "readable_pieces"):
         return list(tokenizer.readable_pieces(ids))
-    of_source, of_target = namers(tokenizer)
-    return [
-        token or "" for token in (of_source if is_source else of_target)(ids)
-    ]  # None: an id that only the model has
+    return [token or "" for token in namers(tokenizer)[side](ids)]  # None: an id that only the model has
+
+
+__all__ = ["attention_of"]

@@ -11,7 +11,7 @@ from transformers.modeling_outputs import BaseModelOutput, Seq2SeqLMOutput
 
 from ..checkpoints.loading import tokenizer_fingerprint
 
-# What the members of an ensemble have in common, beside the tokenizer.
+# Fields that the members of an ensemble have in common, beside the tokenizer.
 SHARED_FIELDS = ("vocab_size", "decoder_vocab_size", "decoder_start_token_id", "eos_token_id", "pad_token_id")
 
 
@@ -26,7 +26,7 @@ def ensemble(models: Sequence[PreTrainedModel], tokenizers: Sequence[PreTrainedT
         tokenizers: Their tokenizers, in the same order.
 
     Returns:
-        A model for `translate`, `decode`, `score_targets` and `generate()`, which holds the members and no copies.
+        A model for `translate`, `decode`, `score_targets` and `generate()`. It holds the members and no copies.
 
     Raises:
         ValueError: There is no member, or they have different vocabularies or special tokens.
@@ -38,7 +38,7 @@ def ensemble(models: Sequence[PreTrainedModel], tokenizers: Sequence[PreTrainedT
         known = [one for one in (tokenizers[0], tokenizer) if isinstance(one, PreTrainedTokenizerBase)]
         if number > 1 and len({tokenizer_fingerprint(one) for one in known}) > 1:
             raise ValueError(f"model {number}'s tokenizer has model 1's vocabulary, but divides texts in another way")
-    # Of the first member's class, whose decoding may have options of its own.
+    # The first member's class may have options of decoding.
     base = type(models[0])
     return type(f"{base.__name__}Ensemble", (AveragedProbabilities, base), {})(models)
 
@@ -46,10 +46,10 @@ def ensemble(models: Sequence[PreTrainedModel], tokenizers: Sequence[PreTrainedT
 def _check_member(number: int, first: Any, config: Any, first_vocabulary: Any, vocabulary: Any) -> None:
     fix = "an ensemble averages the probabilities of one vocabulary, so train its members with one tokenizer"
     if vocabulary != first_vocabulary:
-        differing = sorted(token for token, _ in vocabulary.items() ^ first_vocabulary.items())
+        differing = min(token for token, _ in vocabulary.items() ^ first_vocabulary.items())
         raise ValueError(
             f"model {number} has another tokenizer than model 1: {len(vocabulary)} tokens instead of "
-            f"{len(first_vocabulary)}, and {differing[0]!r} is not the same in both; {fix}"
+            f"{len(first_vocabulary)}, and {differing!r} is not the same in both; {fix}"
         )
     for name in SHARED_FIELDS:
         own, wanted = getattr(config, name, None), getattr(first, name, None)
@@ -58,7 +58,7 @@ def _check_member(number: int, first: Any, config: Any, first_vocabulary: Any, v
 
 
 class MemberCaches:
-    """Keys and values of each member of an ensemble, which `generate()` takes for one cache."""
+    """Keys and values of each member of an ensemble; `generate()` takes them for one cache."""
 
     is_compileable = is_croppable = False
 
@@ -66,7 +66,7 @@ class MemberCaches:
         self.caches = caches
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
-        """Returns the number of positions, which is the same in all of them."""
+        """Returns the number of positions, the same in all of them."""
         return self.caches[0].get_seq_length(layer_idx)
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
@@ -82,19 +82,19 @@ class MemberEncoders(nn.Module):
         super().__init__()
         self.encoders = nn.ModuleList(encoders)
 
-    def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None, **kwargs: Any) -> dict[str, Tensor]:
-        """Encodes a source (B, S) with each: {number of the member: (B, S, d_model)}, which `generate()` expands."""
-        outputs = (encoder(input_ids=input_ids, attention_mask=attention_mask, **kwargs) for encoder in self.encoders)
+    def forward(self, input_ids: Tensor, **kwargs: Any) -> dict[str, Tensor]:
+        """Encodes a source (B, S) with each: {number of the member: (B, S, d_model)}; `generate()` expands it."""
+        outputs = (encoder(input_ids=input_ids, **kwargs) for encoder in self.encoders)
         return {str(number): output.last_hidden_state for number, output in enumerate(outputs)}
 
 
 class AveragedProbabilities(nn.Module):
-    """What makes an ensemble of a model's class, which comes after it in the bases; `ensemble` builds it."""
+    """Makes an ensemble of a model's class, the next one of the bases; `ensemble` builds it."""
 
     members: Any
 
     def __init__(self, members: Sequence[PreTrainedModel]) -> None:
-        PreTrainedModel.__init__(self, members[0].config)  # not the class's own, which would build another model
+        PreTrainedModel.__init__(self, members[0].config)  # the class's own would build another model
         self.generation_config = members[0].generation_config
         self.members = nn.ModuleList(members)
         self.training = any(member.training for member in members)
@@ -115,7 +115,7 @@ class AveragedProbabilities(nn.Module):
         **kwargs: Any,
     ) -> Seq2SeqLMOutput:
         """Predicts the token at each target position: `logits`, (B, T, V), are log-probabilities in float32."""
-        # What generate() makes before the first step is one empty cache; each member makes its own then.
+        # Before the first step, generate() makes one empty cache; each member then makes its own.
         caches = past_key_values.caches if isinstance(past_key_values, MemberCaches) else [None] * len(self.members)
         outputs = [
             member(

@@ -16,14 +16,14 @@ class VanillaTranslationPipeline(Pipeline):
         translate = pipeline("vanilla-translation", model="outputs/quickstart/model")
         translate("half past nine")  # [{"translation_text": "halb zehn"}]
 
-    The pipeline owns its model: the engine is attached to it, if it is one of this package. A Marian model is not
-    converted here, as it is by `Translator`: it decodes as transformers does.
+    The pipeline owns its model: the engine is attached to it, if it is one of this package. Unlike `Translator`, it
+    doesn't convert a Marian model: that decodes as in transformers.
 
     Args:
         model: The model.
         tokenizer: Its tokenizer.
         compute_type: As for `Translator`.
-        **kwargs: As for any pipeline, and options of `Translator`'s calls, which are those of each call then.
+        **kwargs: As for any pipeline, and options of `Translator`'s calls, as defaults of each call.
     """
 
     _load_tokenizer = True
@@ -53,7 +53,7 @@ class VanillaTranslationPipeline(Pipeline):
             with their scores.
         """
         options = {"batch_size": self._batch_size, **self._forward_params, **options}
-        options.pop("num_workers", None)  # a pipeline's, which has no use here
+        options.pop("num_workers", None)  # a pipeline's, without use here
         if (count := options.pop("num_return_sequences", None)) not in (None, 1):
             options.setdefault("n_best", count)
         results = self.translator(inputs, **options)

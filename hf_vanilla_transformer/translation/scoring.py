@@ -5,20 +5,17 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-import torch
-import torch.nn.functional as F
-from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging
 
-from .decoding import OtherModel, batches, check_model, no_gradients, source_limit, texts_of
-from .limits import check_limit
-from .pieces import tokenize
-from .sources import encoder
+from .backend import batches, check_number
+from .decoding import backend_of, source_limit, texts_of
+from .division import encode_within
+from .reading import encoder
 
 logger = logging.get_logger(__name__)
 
-# Padded tokens of a batch, which has a row of the vocabulary's width for each target token at once.
+# Padded tokens of a batch: all its target tokens have a row of the vocabulary's width at once.
 SCORED_TOKENS_PER_BATCH = 2_048
 
 
@@ -38,7 +35,7 @@ class Likelihood:
 
     @property
     def perplexity(self) -> float:
-        """Perplexity per token, as in Table 3 (there per word-piece); of other tokens it can't be compared."""
+        """Perplexity per token, as in Table 3 (there per word-piece); only comparable for the same tokens."""
         try:
             return math.exp(self.negative_log_probability / self.num_tokens)
         except OverflowError:
@@ -66,19 +63,10 @@ def score_targets(
 ) -> Likelihood:
     """Forces the model to write given targets and sums up how improbable it finds them.
 
-    Args:
-        model: As for `score_pairs`, like all others.
-        tokenizer: Its tokenizer.
-        sources: The sentences.
-        targets: Their translations.
-        **options: `batch_size`, `max_tokens`, `progress`, `on_omission`.
+    Arguments and errors are those of `score_pairs`.
 
     Returns:
         Log-probability and number of target tokens, hence perplexity, and the number of pairs left out.
-
-    Raises:
-        TypeError: As for `score_pairs`.
-        ValueError: As for `score_pairs`.
     """
     scores = score_pairs(model, tokenizer, sources, targets, **options)
     counted = [score for score in scores if score is not None]
@@ -114,49 +102,26 @@ def score_pairs(
         The score of each pair, in their order; None: it is left out.
 
     Raises:
-        TypeError: `sources` or `targets` is one string, a set, a dictionary or nothing, or has what is not a string.
-        ValueError: They aren't equally many, there is none, all are left out, `batch_size` or `max_tokens` is beyond
-            its limit, or the model is in training mode.
+        TypeError: `sources` or `targets` is one string, a set, a dictionary or None, or has an item that is not a
+            string.
+        ValueError: Their numbers differ, there are none, all are left out, `batch_size` or `max_tokens` is too small or
+            too large, or the model is in training mode.
     """
     texts, references = texts_of("sources", sources), texts_of("targets", targets)
-    check_model(model)
-    check_limit("batch_size", batch_size)
-    check_limit("max_tokens", max_tokens)
+    backend = backend_of(model, tokenizer)
+    check_number("batch_size", batch_size)
+    check_number("max_tokens", max_tokens)
     if len(texts) != len(references):
         raise ValueError(f"{len(texts)} sources but {len(references)} targets; give one target for each source")
     if not texts:
         raise ValueError("sources and targets are empty; a likelihood needs at least one sentence")
-    pairs = _pairs(tokenizer, texts, references, source_limit(model, max_tokens, tokenizer), on_omission)
-    scores: list[TargetScore | None] = [None] * len(texts)
-    if progress is not None and len(pairs) < len(texts):
-        progress(len(texts) - len(pairs))
-    indices = list(pairs)
-    for batch in batches([max(map(len, pair)) for pair in pairs.values()], batch_size, SCORED_TOKENS_PER_BATCH):
-        chosen = [indices[i] for i in batch]
-        inputs, labels = ([pairs[index][side] for index in chosen] for side in (0, 1))
-        for index, target, log_probability in zip(
-            chosen, labels, _log_probabilities(model, tokenizer, inputs, labels), strict=True
-        ):
-            scores[index] = TargetScore(log_probability, len(target))
-        if progress is not None:
-            progress(len(batch))
-    return scores
-
-
-def _pairs(
-    tokenizer: PreTrainedTokenizerBase,
-    sources: list[str],
-    targets: list[str],
-    limit: int,
-    on_omission: Callable[[int], object] | None,
-) -> dict[int, tuple[list[int], list[int]]]:
-    """Tokenizes pairs, by their indices, and leaves out those of which one side has more than `limit` tokens."""
-    source_ids = tokenize(encoder(tokenizer), sources, limit)
-    target_ids = tokenize(encoder(tokenizer, is_target=True), targets, limit)
-    pairs = {}
+    limit = source_limit(model, max_tokens, tokenizer)
+    source_ids = encode_within(encoder(tokenizer), texts, limit)
+    target_ids = encode_within(encoder(tokenizer, is_target=True), references, limit)
+    pairs: list[tuple[int, list[int], list[int]]] = []
     for index, (source, target) in enumerate(zip(source_ids, target_ids, strict=True)):
         if source is not None and target is not None:
-            pairs[index] = source, target
+            pairs.append((index, source, target))
         elif on_omission is not None:
             on_omission(index)
         else:
@@ -166,23 +131,15 @@ def _pairs(
             f"every pair has a side of more than {limit:,} tokens, so there is nothing to score; give a sentence per "
             "line, or raise the limit"
         )
-    return pairs
-
-
-def _log_probabilities(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, sources: list[list[int]], targets: list[list[int]]
-) -> list[float]:
-    if isinstance(model, OtherModel):
-        return model.log_probabilities(sources, targets)
-    inputs = tokenizer.pad({"input_ids": sources}, return_tensors="pt").to(model.device)
-    rows = [torch.tensor(ids) for ids in targets]
-    labels = nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=-100).to(model.device)  # (B, T)
-    with no_gradients(model):
-        logits = model(
-            input_ids=inputs["input_ids"],
-            attention_mask=inputs["attention_mask"],
-            decoder_input_ids=model.prepare_decoder_input_ids_from_labels(labels),
-            use_cache=False,
-        ).logits  # (B, T, V)
-        losses = F.cross_entropy(logits.flatten(0, 1).float(), labels.flatten(), ignore_index=-100, reduction="none")
-    return (-losses.double().view(labels.shape).sum(dim=1)).tolist()
+    scores: list[TargetScore | None] = [None] * len(texts)
+    tell = progress or (lambda number: None)
+    if len(pairs) < len(texts):
+        tell(len(texts) - len(pairs))
+    lengths = [max(len(source), len(target)) for _, source, target in pairs]
+    for batch in batches(lengths, batch_size, SCORED_TOKENS_PER_BATCH):
+        indices, inputs, labels = zip(*(pairs[place] for place in batch), strict=True)
+        found = backend.log_probabilities(list(inputs), list(labels))
+        for index, target, log_probability in zip(indices, labels, found, strict=True):
+            scores[index] = TargetScore(log_probability, len(target))
+        tell(len(batch))
+    return scores

@@ -1,39 +1,39 @@
-"""A model to translate with: it owns model and tokenizer, where `evaluation.translation` has the functions.
+"""A model to translate with.
 
     translator = Translator("Helsinki-NLP/opus-mt-en-de")
     translator("It is half past three.")  # a string; a list gives a list, and a generator a stream
 
-A Marian model, such as this one, is converted on first use.
+A Marian model, such as this one, is converted when it is loaded.
 """
 
+import os
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any
+from weakref import WeakSet
 
 import torch
 from tqdm import tqdm
 from transformers import MarianMTModel, PreTrainedModel, PreTrainedTokenizerBase
-from transformers.utils import logging
+from transformers.utils import cached_file, logging
 
 from ..checkpoints.loading import CONFIG, CheckpointError, check_tokenizer, load_checkpoint, load_tokenizer
 from ..data.hub_names import check_model_on_hub
 from ..engine import attach, attach_if_supported
 from ..errors import first_line
-from ..interop.marian import from_marian
+from ..interop.conversion import ConversionError
+from ..interop.marian import from_marian, recognises
 from . import decoding
-from .converted import converted
-from .ctranslate2 import CTranslate2Model, check_compute_type, is_exported
-from .decoding import Translation
-from .limits import check_limit
-from .sources import check_splitting, check_target_codes, target_code
+from .backend import Options, Translation, check_number
+from .ctranslate2 import CTranslate2Model, import_library, is_exported
+from .reading import check_splitting, check_target_codes, target_code
 
 logger = logging.get_logger(__name__)
 
-ADAPTER = "adapter_config.json"
-# A stream is read, sorted by length and translated in windows, which end at this number of texts or of characters.
-WINDOW = 1_000
-CHARACTERS_PER_WINDOW = 2**20
+ADAPTER, TOKENIZER = "adapter_config.json", "tokenizer.json"
+WINDOW = 1_000  # texts of a stream that are read, sorted by length and translated at a time
 BACKENDS = ("engine", "ctranslate2")
 SECONDS_TO_BAR = 2  # a shorter call shows no progress bar
 
@@ -41,9 +41,14 @@ Result = str | Translation | list[Translation]
 
 
 class Turns:
-    """A lock that goes from thread to thread: who has just had it doesn't get it again while others wait."""
+    """A lock that threads get in turns: a thread that has just released it doesn't get it again while others wait."""
 
     def __init__(self) -> None:
+        self.release()
+        _TURNS.add(self)
+
+    def release(self) -> None:
+        """Makes new locks: in a forked process, no other thread is there to release the old ones."""
         self._waiting, self._working = threading.Lock(), threading.Lock()
 
     def __enter__(self) -> None:
@@ -52,6 +57,18 @@ class Turns:
 
     def __exit__(self, *error: object) -> None:
         self._working.release()
+
+
+_TURNS: WeakSet[Turns] = WeakSet()
+
+
+def _release_turns() -> None:
+    for turns in _TURNS:
+        turns.release()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_release_turns)
 
 
 class DeviceError(ValueError):
@@ -74,19 +91,17 @@ class Translator:
 
     Args:
         model: A folder that `save_pretrained` wrote or a name on the Hub, of any sequence-to-sequence model; or a
-            model, a `PeftModel` among them. A folder or name of a Marian model (Helsinki-NLP/opus-mt-...) is converted
-            once, into the user's cache: `~/.cache/hf_vanilla_transformer/converted`, or below `$XDG_CACHE_HOME` or
-            `$HF_VANILLA_TRANSFORMER_CACHE`. Or a folder that `vanilla-transformer export --to ctranslate2` wrote.
-        device: Where it translates; None: CUDA where it is available, else the CPU; a model that is given stays where
-            it is, or moves if a device is named.
+            model, a `PeftModel` among them; or a folder that `vanilla-transformer export --to ctranslate2` wrote. A
+            folder or name of a Marian model (Helsinki-NLP/opus-mt-...) is converted when it is loaded.
+        device: Where it translates; None: CUDA if it is available, else the CPU; a model that is given stays where it
+            is, unless a device is named.
         compute_type: As for `engine.attach`: "default" computes in the type of the weights, "int8" with weights of 8
-            bits, on a CPU.
-        threads: PyTorch's threads, which are those of all of the process; None: leaves them. With the backend
-            "ctranslate2", those of this translator; None: as many as PyTorch has.
-        backend: "engine" or "ctranslate2", which needs the package of that name: `compute_type` is then one of its own,
-            "float32" or "int8" on a CPU, and "default" that of the weights. A model of this package or a Marian model
-            is converted each time, in a temporary folder; it decodes as in `translation.ctranslate2`. None: "engine",
-            or what a folder was exported for.
+            bits, on a CPU. The backend "ctranslate2" has types of its own.
+        threads: PyTorch's threads, for all of the process; None: leaves them. With the backend "ctranslate2", those of
+            this translator; None: as many as PyTorch has.
+        backend: "engine" or "ctranslate2". The latter needs the package of that name and decodes as in
+            `translation.ctranslate2`; a model is converted for it each time. None: "engine", or the one that a folder
+            was exported for.
         tokenizer: That of a model that is given; a folder or a name has its own.
         dtype: Type of the weights; "auto": as they were saved, but float32 for float16 on a CPU. A model that is given
             keeps its own.
@@ -125,19 +140,21 @@ class Translator:
             raise ValueError(f"threads is {threads!r}; it has to be an integer of at least 1")
         if isinstance(model, str | Path) and tokenizer is not None:
             raise ValueError("tokenizer is for a model that is given; a folder or a name has its own")
-        where: dict[str, Any] = {"revision": revision, "token": token, "trust_remote_code": trust_remote_code}
+        where: Options = {"revision": revision, "token": token, "trust_remote_code": trust_remote_code}
         self.tokenizer: PreTrainedTokenizerBase
         self.model: Any
         if self.backend == "ctranslate2":
             if dtype != "auto":
                 raise ValueError('dtype is for the backend "engine"; give compute_type')
-            options = (device, compute_type, threads)
-            self.tokenizer, self.model = _open_with_ctranslate2(model, tokenizer, options, where)
+            device = str(device or _default_device())
+            self.tokenizer, self.model = _open_with_ctranslate2(model, tokenizer, where, device, compute_type, threads)
         elif isinstance(model, str | Path):
             self.tokenizer, self.model = load_to_translate(model, device, dtype=dtype, **where)
             attach_if_supported(self.model, compute_type)
         else:
-            self.tokenizer, self.model = _checked(model, tokenizer, device)
+            self.tokenizer, self.model = _checked(model, tokenizer)
+            if device is not None:
+                self.model = self.model.to(device)
             if compute_type != "default":
                 attach(self.model, compute_type)
         self.compute_type = compute_type
@@ -159,23 +176,22 @@ class Translator:
         """Translates one text, several, or a stream of them.
 
         Args:
-            texts: A string gives one translation. What has a length, such as a list or a column of a
+            texts: A string gives one translation. An object with a length, such as a list or a column of a
                 `datasets.Dataset`, gives a list in the same order. Anything else that can be iterated over, such as a
                 generator, a file or a column of a streamed data set, gives an iterator: see `stream`.
             **options: `n_best`, `alignments`, `target_lang`, `prefix`, `split_sentences`, `batch_size`,
                 `batch_tokens`, `max_source_tokens`, `progress` and `on_division` as for `decoding.decode`;
-                `progress_bar`: True, False, or None, which shows one if standard error is a terminal and it takes more
-                than two seconds; all others are for `generate()`, such as `num_beams` or `max_new_tokens`. What they
-                leave out is up to the model's generation config.
+                `progress_bar`: True, False, or None: if standard error is a terminal and it takes more than two
+                seconds; all others are for `generate()`, such as `num_beams` or `max_new_tokens`, by default
+                the model's generation config.
 
         Returns:
             For each text its translation as a string; with `n_best`, a list of `Translation`s with their scores; with
             `alignments=True`, a `Translation`, or a list of them.
 
         Raises:
-            TypeError: Texts are not strings, or a set, a dictionary or nothing.
-            ValueError: As `decoding.decode`; or the model has several target languages, and a text doesn't say
-                which.
+            TypeError: Texts are not strings, or a set, a dictionary or None.
+            ValueError: As `decoding.decode`; or a text names none of the model's several target languages.
             ImportError: As `decoding.decode`.
         """
         if isinstance(texts, str):
@@ -187,12 +203,12 @@ class Translator:
     def stream(self, texts: Iterable[str], *, window: int = WINDOW, **options: Any) -> Iterator[Result]:
         """Translates texts that need not all be there yet, or fit into memory.
 
-        They are read a window at a time, translated in batches of like length, and yielded in their order.
+        They are read a window at a time, translated in batches of similar length, and yielded in their order.
 
         Args:
             texts: Strings: a generator, a list, a file, a column of a data set ...
-            window: Texts that are read before they are translated. 1 answers each as soon as it is read; many let
-                batches be full.
+            window: Texts that are read before they are translated. 1 answers each as soon as it is read; many fill the
+                batches.
             **options: As for a call. A `prefix` is one string.
 
         Returns:
@@ -200,84 +216,113 @@ class Translator:
 
         Raises:
             TypeError: As a call, when the text is reached.
-            ValueError: As a call; options are checked at once.
+            ValueError: As a call; options that need no text are checked at once.
             ImportError: As a call.
         """
-        check_limit("batch_size", window)
-        self._check(options)
+        check_number("window", window)
+        check_splitting(options.get("split_sentences"))
+        if options.get("target_lang") is not None:
+            target_code(self.tokenizer, options["target_lang"])
         if not isinstance(options.get("prefix"), str | None):
             raise ValueError("prefix has to be one string for a stream, or give the texts as a list")
-        return self._stream(texts, window, options)
+        return self._windows(iter(texts), window, options)
 
-    def _stream(self, texts: Iterable[str], window: int, options: dict[str, Any]) -> Iterator[Result]:
+    def _windows(self, texts: Iterator[str], window: int, options: Options) -> Iterator[Result]:
         first = 0
-        with self._bar(None, options) as bar:
-            for part in _windows(texts, window):
+        with _bar(None, options) as bar:
+            while part := list(islice(texts, window)):
                 yield from self._translate(part, {**options, "progress_bar": False}, first)
                 first += len(part)
                 bar.update(len(part))
 
-    def _check(self, options: dict[str, Any]) -> None:
-        """Checks the options that need no text."""
-        check_splitting(options.get("split_sentences"))
-        if options.get("target_lang") is not None:
-            target_code(self.tokenizer, options["target_lang"])
-
-    def _translate(self, texts: Iterable[str], options: dict[str, Any], first: int = 0) -> list[Any]:
+    def _translate(self, texts: Iterable[str], options: Options, first: int = 0) -> list[Any]:
         texts = decoding.texts_of("sentences", texts, first)
         if options.get("target_lang") is None:
             check_target_codes(self.tokenizer, texts, first)
-        with self._bar(len(texts), options) as bar:
-            given = {name: value for name, value in options.items() if name != "progress_bar"}
-            given["progress"] = _both(bar.update, options.get("progress"))
-            rows = decoding.decode(self.model, self.tokenizer, texts, lock=self._turns, **given)
+        progress = options.get("progress") or (lambda number: None)
+        given = {name: value for name, value in options.items() if name not in ("progress", "progress_bar")}
+        with _bar(len(texts), options) as bar:
+            rows = decoding.decode(
+                self.model,
+                self.tokenizer,
+                texts,
+                lock=self._turns,
+                progress=lambda number: (bar.update(number), progress(number)),
+                **given,
+            )
         if options.get("n_best") is not None:
             return rows
         return [row[0] if options.get("alignments") else row[0].text for row in rows]
 
-    def _bar(self, total: int | None, options: dict[str, Any]) -> Any:
-        shown = options.get("progress_bar")
-        delay = SECONDS_TO_BAR if shown is None else 0
-        return tqdm(total=total, unit=" texts", disable=None if shown is None else not shown, delay=delay, leave=False)
+
+def _bar(total: int | None, options: Options) -> Any:
+    shown = options.get("progress_bar")
+    delay = SECONDS_TO_BAR if shown is None else 0
+    return tqdm(total=total, unit=" texts", disable=None if shown is None else not shown, delay=delay, leave=False)
 
 
 def load_to_translate(
     name: str | Path, device: str | torch.device | None = None, *, dtype: torch.dtype | str = "auto", **where: Any
 ) -> tuple[PreTrainedTokenizerBase, PreTrainedModel]:
-    """Loads a model and its tokenizer for `Translator`; a Marian model is converted first.
-
-    Args:
-        name: As `model` of `Translator`.
-        device: As for `Translator`.
-        dtype: As for `Translator`.
-        **where: `revision`, `token` and `trust_remote_code` as for `Translator`.
+    """Loads a model and its tokenizer with the arguments of `Translator`; a Marian model is converted first.
 
     Raises:
         CheckpointError: It can't be loaded or converted.
         HubError: It is neither a folder nor a name on the Hub.
         DeviceError: The device can't be used.
     """
-    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    device = device or _default_device()
     try:
         torch.zeros(1, device=device).item()
     except (RuntimeError, AssertionError) as error:
         raise DeviceError(f"device {device} can't be used here ({first_line(error)}); try cpu") from error
-    _check_folder(Path(name))
-    hub: dict[str, Any] = {key: where.get(key) for key in ("revision", "token")}
+    folder = Path(name)
+    if folder.is_dir() and not (folder / CONFIG).is_file():
+        fix = "give a folder that save_pretrained wrote, or a name on the Hub"
+        if (folder / ADAPTER).is_file():
+            fix = "it is an adapter of PEFT: give PeftModel.from_pretrained(model, folder).eval() and tokenizer=..."
+        raise CheckpointError(f"{folder} is no checkpoint: it has no {CONFIG}; {fix}")
     # The check has no token but the user's own.
-    hub["local_only"] = not (Path(name).is_dir() or where.get("token") or check_model_on_hub(str(name)))
-    if (folder := converted(name, **hub)) is not None:
-        tokenizer, model = load_checkpoint(folder, dtype=dtype)
+    local_only = not (folder.is_dir() or where.get("token") or check_model_on_hub(str(name)))
+    hub: Options = {"revision": where.get("revision"), "token": where.get("token")}
+    if _is_opus_mt(name, hub | {"local_files_only": local_only}):
+        tokenizer, model = _converted(name, dtype, hub | {"local_files_only": local_only})
     else:
         trust = bool(where.get("trust_remote_code"))
-        tokenizer, model = load_checkpoint(name, dtype=dtype, trust_remote_code=trust, **hub)
+        tokenizer, model = load_checkpoint(name, dtype=dtype, trust_remote_code=trust, local_only=local_only, **hub)
     if dtype == "auto" and model.dtype == torch.float16 and torch.device(device).type == "cpu":
         model = model.float()  # the same numbers; CPUs compute half precision slowly
     return tokenizer, model.to(device)
 
 
+def _is_opus_mt(name: str | Path, hub: Options) -> bool:
+    """Tells whether there is a Marian model with OPUS-MT's tokenizer; transformers loads all others as they are."""
+    where = {f"_raise_exceptions_for_{problem}": False for problem in ("missing_entries", "connection_errors")} | hub
+    try:
+        config = cached_file(name, CONFIG, **where)
+        if config is None or not recognises(Path(config).parent):
+            return False
+        return cached_file(name, "source.spm", **where) is not None or cached_file(name, TOKENIZER, **where) is None
+    except (OSError, ValueError):  # loading it says what is wrong
+        return False
+
+
+def _converted(
+    name: str | Path, dtype: torch.dtype | str, hub: Options
+) -> tuple[PreTrainedTokenizerBase, PreTrainedModel]:
+    try:
+        model, tokenizer = from_marian(name, **hub)
+    except ConversionError as error:
+        raise CheckpointError(f"can't convert {name} ({first_line(error)})") from error
+    assert tokenizer is not None
+    model.name_or_path = str(name)
+    if dtype != "auto":
+        model = model.to(getattr(torch, dtype) if isinstance(dtype, str) else dtype)
+    return tokenizer, model
+
+
 def _backend(model: Any, backend: str | None) -> str:
-    """Returns the backend for a model, which is that of its folder where it was exported for one."""
+    """Returns the backend for a model: the given one, or that which its folder was exported for."""
     if backend not in (None, *BACKENDS):
         raise ValueError(f"backend is {backend!r}; choose one of {', '.join(map(repr, BACKENDS))}")
     if backend == "engine" and is_exported(model):
@@ -285,69 +330,40 @@ def _backend(model: Any, backend: str | None) -> str:
     return backend or ("ctranslate2" if is_exported(model) else "engine")
 
 
+def _default_device() -> str:
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
 def _open_with_ctranslate2(
     model: str | Path | PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase | None,
-    options: tuple[str | torch.device | None, str, int | None],
-    where: dict[str, Any],
+    where: Options,
+    device: str,
+    compute_type: str,
+    threads: int | None,
 ) -> tuple[PreTrainedTokenizerBase, CTranslate2Model]:
-    """Opens an exported folder, or converts a model, which is loaded on the CPU and given up afterwards."""
-    device = str(options[0] or ("cuda" if torch.cuda.is_available() else "cpu"))
-    check_compute_type(torch.device(device), options[1])
+    """Opens an exported folder, or converts a model that is loaded on the CPU and given up afterwards."""
+    import_library()  # before anything is downloaded
     if isinstance(model, str | Path) and is_exported(model):
-        return load_tokenizer(model), CTranslate2Model(Path(model), device, *options[1:])
-    if isinstance(model, str | Path):
-        tokenizer, loaded = load_to_translate(model, "cpu", **where)
-    else:
-        tokenizer, loaded = _checked(model, tokenizer, None)
+        return load_tokenizer(model), CTranslate2Model(Path(model), device, compute_type, threads)
+    is_name = isinstance(model, str | Path)
+    tokenizer, loaded = load_to_translate(model, "cpu", **where) if is_name else _checked(model, tokenizer)
     if isinstance(loaded, MarianMTModel):
         loaded = from_marian(loaded)[0]
-    return tokenizer, CTranslate2Model.converted(loaded, tokenizer, device, *options[1:])
-
-
-def _check_folder(folder: Path) -> None:
-    """Refuses a folder that is no checkpoint; what is no folder may be a name on the Hub."""
-    if not folder.is_dir() or (folder / CONFIG).is_file():
-        return
-    fix = "give a folder that save_pretrained wrote, or a name on the Hub"
-    if (folder / ADAPTER).is_file():
-        fix = "it is an adapter of PEFT: give PeftModel.from_pretrained(model, folder).eval() and tokenizer=..."
-    raise CheckpointError(f"{folder} is no checkpoint: it has no {CONFIG}; {fix}")
+    return tokenizer, CTranslate2Model.converted(loaded, tokenizer, device, compute_type, threads)
 
 
 def _checked(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None, device: str | torch.device | None
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None
 ) -> tuple[PreTrainedTokenizerBase, PreTrainedModel]:
-    """Checks the user's model; only its device may change."""
+    """Checks the user's model and its tokenizer."""
     if not hasattr(model, "generate") or not hasattr(model, "config"):
         raise ValueError(f"model is of type {type(model).__name__}; give a folder, a name on the Hub, or a model")
     if tokenizer is None:
         raise ValueError("a model needs its tokenizer; give tokenizer=AutoTokenizer.from_pretrained(...)")
     decoding.check_model(model)
     check_tokenizer(tokenizer, model.config, type(model).__name__)
-    return tokenizer, model if device is None else model.to(device)
-
-
-def _windows(texts: Iterable[str], window: int) -> Iterator[list[str]]:
-    part: list[str] = []
-    size = 0
-    for text in texts:
-        part.append(text)
-        size += len(text) if isinstance(text, str) else 0  # what isn't one is refused with its window
-        if len(part) >= window or size >= CHARACTERS_PER_WINDOW:
-            yield part
-            part, size = [], 0
-    if part:
-        yield part
-
-
-def _both(update: Callable[[int], object], progress: Callable[[int], object] | None) -> Callable[[int], object]:
-    def call(number: int) -> None:
-        update(number)
-        if progress is not None:
-            progress(number)
-
-    return call
+    return tokenizer, model
 
 
 __all__ = ["DeviceError", "Translation", "Translator"]

@@ -21,11 +21,10 @@ from hf_vanilla_transformer.metrics import corpus_bleu, exact_match
 from hf_vanilla_transformer.plots.curves import plot_attention
 from hf_vanilla_transformer.training.recipe import parse_recipe
 from hf_vanilla_transformer.translation.attention import attention_of
-from scripts.quickstart.corpus import Pair, generate_pairs, split_pairs
+from scripts.quickstart.corpus import Pair, generate_pairs, split_pairs, write_corpus
 from scripts.quickstart.prompt import answer_questions, show_examples, words_of
 
 RECIPE = Path(__file__).with_name("recipe.yaml")
-LANGUAGES = ("en", "de")
 SEED = 0  # of the corpus; the recipe's is that of the training
 TITLE = "Numbers, dates, times and money from English to German"
 LIMITS = (
@@ -47,6 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return cli.EXIT_WRONG_USE
     corpus, model = run / "corpus", run / "model"
     write_corpus(corpus, parts)
+    show_corpus(parts)
     train = ["train", "--config", str(RECIPE), "--data-dir", str(corpus), "--output-dir", str(model), *overrides]
     card = ["card", str(model), "--source-lang", "en", "--target-lang", "de", "--title", TITLE, "--limits", LIMITS]
     if code := cli.main(train) or cli.main([*card, "--overwrite"]):
@@ -99,13 +99,8 @@ def new_folder(folder: Path) -> Path:
     return folder
 
 
-def write_corpus(folder: Path, parts: dict[str, list[Pair]]) -> None:
-    """Writes each part as two files, one per language, and shows a few pairs."""
-    folder.mkdir()
-    for name, pairs in parts.items():
-        for language, lines in zip(LANGUAGES, zip(*pairs, strict=True), strict=True):
-            text = "".join(f"{line}\n" for line in lines)
-            (folder / f"{name}.{language}").write_text(text, encoding="utf-8", newline="\n")
+def show_corpus(parts: dict[str, list[Pair]]) -> None:
+    """Prints the sizes of the parts, and a few pairs."""
     print(f"Corpus: {', '.join(f'{len(pairs):,} {name}' for name, pairs in parts.items())} pairs, for instance")
     for english, german in parts["train"][:3]:
         print(f"  {english}\n    {german}")

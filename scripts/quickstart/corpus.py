@@ -33,6 +33,7 @@ from collections.abc import Callable
 from datetime import date, timedelta
 from decimal import Decimal
 from functools import cache, partial
+from pathlib import Path
 from string import Formatter
 from typing import Any
 
@@ -366,6 +367,15 @@ def draw_pair(category: str, rng: random.Random) -> Pair:
     return english, german
 
 
+def write_corpus(folder: Path, parts: dict[str, list[Pair]]) -> None:
+    """Write each part as two files, one per language: `train.en`, `train.de` ..."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, pairs in parts.items():
+        for language, lines in zip(("en", "de"), zip(*pairs, strict=True), strict=True):
+            text = "".join(f"{line}\n" for line in lines)
+            (folder / f"{name}.{language}").write_text(text, encoding="utf-8", newline="\n")
+
+
 def near_unseen(english: str, german: str) -> bool:
     """Whether a side of the pair is that of one of `UNSEEN`, or has a word more, a word less or another word."""
     pair = _plain_words(english), _plain_words(german)
@@ -380,7 +390,7 @@ def _within_a_word(first: list[str], second: list[str]) -> bool:
 
 
 def _plain_words(text: str) -> list[str]:
-    """Return the words without case and punctuation, which make no difference here."""
+    """Return the words without case and punctuation."""
     return [word.strip(".,!?") for word in text.lower().split()]
 
 
@@ -491,7 +501,7 @@ def _price(amount: int, currency: str, unit: int = 100) -> Pair:
 
 
 def _good(rng: random.Random) -> Pair:
-    """Return what has a price; often "it", which people ask for."""
+    """Return a thing with a price; often "it", as people ask "How much is it?"."""
     return ("it", "es") if rng.random() < 0.4 else rng.choice(GOODS)
 
 

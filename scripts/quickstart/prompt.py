@@ -1,4 +1,4 @@
-"""What the quickstart's model can translate and what it can't, and a prompt to try it where there is a terminal."""
+"""Sentences that the quickstart's model can and can't translate, and a prompt to try it on a terminal."""
 
 import io
 import re
@@ -36,7 +36,7 @@ def show_examples(translate: Translate, known: Set[str]) -> None:
 
 
 def answer_questions(translate: Translate, known: Set[str]) -> None:
-    """Translates what is typed until an empty line, Ctrl-D or Ctrl-C; without a terminal, it asks nothing.
+    """Translates typed sentences until an empty line, Ctrl-D or Ctrl-C; without a terminal, it asks nothing.
 
     Args:
         translate: A `Translator` with the trained model.

@@ -161,10 +161,9 @@ def test_sharded_weights_have_the_same_mean(checkpoints, tmp_path, output):
     sharded = saved_as(checkpoints, tmp_path / "sharded", max_shard_size="40KB")
     assert not (sharded[0] / "model.safetensors").exists()
     average_checkpoints(sharded, output)
-    average_checkpoints(checkpoints, tmp_path / "plain", max_shard_size="40KB")
+    average_checkpoints(checkpoints, tmp_path / "plain")
     average_checkpoints([checkpoints[0], *sharded[1:]], tmp_path / "mixed")
     assert (output / "model.safetensors").exists()
-    assert len(list((tmp_path / "plain").glob("model-*.safetensors"))) > 2
     expected = AutoModelForSeq2SeqLM.from_pretrained(output).state_dict()
     for folder in (tmp_path / "plain", tmp_path / "mixed"):
         for name, value in AutoModelForSeq2SeqLM.from_pretrained(folder).state_dict().items():
@@ -200,14 +199,6 @@ def test_the_tokenizer_of_a_converted_model(tmp_path, output):
     assert tokenizer("half", text_target="halb") == own("half", text_target="halb")
 
 
-def test_without_a_tokenizer(checkpoints, output):
-    for checkpoint in checkpoints:
-        (checkpoint / "tokenizer.json").unlink()
-        (checkpoint / "tokenizer_config.json").unlink()
-    average_checkpoints(checkpoints, output)
-    assert not any(output.glob("tokenizer*.json"))
-
-
 def test_what_training_changes_may_differ(checkpoints, output):
     change_json(checkpoints[0] / "config.json", dropout=0.3, use_cache=True, transformers_version="5.24.0")
     padding = {"strategy": "BatchLongest", "direction": "Right", "pad_to_multiple_of": None, "pad_id": 0}
@@ -236,8 +227,8 @@ NORM = "model.encoder.layers.0.self_attn_layer_norm.weight"
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (_remove(NORM), f"checkpoint-3 has no {NORM}, which .*checkpoint-1 has"),
-        (lambda c: change_weights(c, lambda w: w.update(news=torch.ones(1))), "-1 has no news, which .*-3 has"),
+        (_remove(NORM), f"checkpoint-3 has no {NORM}, but .*checkpoint-1 has"),
+        (lambda c: change_weights(c, lambda w: w.update(news=torch.ones(1))), "-1 has no news, but .*-3 has"),
         (_replace(NORM, lambda w: w[:-1]), rf"checkpoint-3: {NORM} has shape \[31\], but \[32\] in checkpoint-1"),
         (_replace(NORM, lambda w: w.half()), f"checkpoint-3: {NORM} has dtype F16, but F32 in checkpoint-1"),
         (_replace(NORM, lambda w: w * float("nan")), f"checkpoint-3: {NORM} contains NaN or infinity"),
@@ -280,19 +271,6 @@ def test_weights_in_another_format(checkpoints, output):
     torch.save({}, checkpoints[0] / "global_step1" / "mp_rank_00_model_states.pt")
     with pytest.raises(ValueError, match=r"checkpoint-1: it has no weights: neither model\.safetensors nor"):
         average_checkpoints(checkpoints, output)
-
-
-def test_the_mean_of_the_largest_half_precision_numbers(checkpoints):
-    for checkpoint in checkpoints:
-        change_weights(checkpoint, replace_by("extra", torch.tensor([65504.0], dtype=torch.float16)))
-    assert mean_of(checkpoints)["extra"].item() == 65504.0
-
-
-def test_the_mean_in_8_bits(checkpoints):
-    for step, checkpoint in enumerate(checkpoints):
-        change_weights(checkpoint, replace_by("extra", torch.tensor([float(step)]).to(torch.float8_e4m3fn)))
-    mean = mean_of(checkpoints)["extra"]
-    assert (mean.dtype, mean.float().item()) == (torch.float8_e4m3fn, 1.5)
 
 
 def test_integers_have_to_be_equal(checkpoints):
@@ -341,31 +319,10 @@ def test_nothing_but_a_model_is_overwritten(checkpoints, output, place):
     assert (output / "thesis.txt").exists()
 
 
-@pytest.mark.parametrize("overwrite", [False, True])
-@pytest.mark.parametrize(
-    ("place", "message"),
-    [
-        ("run", "run contains the checkpoints; choose another output, such as .*run/averaged"),
-        (".", "contains the checkpoints"),
-        ("run/checkpoint-4", "would be written into the checkpoint .*run/checkpoint-4; choose another output"),
-        ("run/checkpoint-4/averaged", "would be written into the checkpoint .*run/checkpoint-4;"),
-        ("run/checkpoint-1/deep/down", "would be written into the checkpoint .*run/checkpoint-1;"),
-        ("run/checkpoint-5", "would be written into the checkpoint .*run/checkpoint-5;"),
-        ("link/averaged", "would be written into the checkpoint .*run/checkpoint-4;"),
-    ],
-)  # fmt: skip
-def test_an_output_where_the_checkpoints_are(checkpoints, tmp_path, place, message, overwrite):
-    (tmp_path / "link").symlink_to(checkpoints[3])
-    before = sorted(tmp_path.rglob("*"))
-    with pytest.raises(ValueError, match=message):
-        average_checkpoints(checkpoints[2:], tmp_path / place, overwrite=overwrite)
-    assert sorted(tmp_path.rglob("*")) == before
-
-
-def test_folders_above_the_run_may_have_a_checkpoints_name(checkpoints, tmp_path):
-    run = Path(shutil.move(checkpoints[0].parent, tmp_path / "checkpoint-7" / "run"))
-    average_checkpoints([run / "checkpoint-1", run / "checkpoint-2"], run / "averaged")
-    assert (run / "averaged" / "model.safetensors").exists()
+def test_an_output_that_is_one_of_the_checkpoints(checkpoints, output):
+    average_checkpoints(checkpoints[:1], output)
+    with pytest.raises(ValueError, match="averaged is one of the checkpoints; choose another output"):
+        average_checkpoints([checkpoints[1], output], output, overwrite=True)
 
 
 def test_an_output_that_is_a_link_is_written_where_it_leads(checkpoints, output):
@@ -441,21 +398,6 @@ def test_a_second_average_into_one_output_is_refused_while_the_first_works(check
     average_checkpoints(checkpoints[:1], output)
     assert torch.equal(weights_of(output)[NORM], weights_of(checkpoints[0])[NORM])
     assert {entry.name for entry in output.parent.iterdir()} == {"run", "averaged", "another"}
-
-
-@pytest.mark.parametrize("interruption", [OSError("No space left on device"), KeyboardInterrupt()])
-def test_what_fails_leaves_the_old_output_alone(checkpoints, output, monkeypatch, interruption):
-    average_checkpoints(checkpoints[:1], output)
-    before = {file.name: file.read_bytes() for file in output.iterdir()}
-
-    def interrupted(*arguments):
-        raise interruption
-
-    monkeypatch.setattr(averaging.shutil, "copyfile", interrupted)  # the weights are written by then
-    with pytest.raises(type(interruption)):
-        average_checkpoints(checkpoints, output, overwrite=True)
-    assert {file.name: file.read_bytes() for file in output.iterdir()} == before
-    assert {entry.name for entry in output.parent.iterdir()} == {"run", "averaged"}
 
 
 def test_an_old_output_is_restored_after_a_kill_between_the_renames(checkpoints, output):

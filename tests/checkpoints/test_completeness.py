@@ -13,10 +13,8 @@ import numpy as np
 import pytest
 import torch
 import xxhash
-from accelerate.utils import constants as accelerate_names
 from safetensors import SafetensorError
 from safetensors.torch import load_file
-from torch.distributed import checkpoint as distributed
 from trainer_runs import stock_trainer
 from transformers import AutoModelForSeq2SeqLM, Seq2SeqTrainer, TrainerState, trainer
 
@@ -77,7 +75,6 @@ def test_names_are_the_trainers():
         trainer.SAFE_WEIGHTS_NAME,
         trainer.SAFE_WEIGHTS_INDEX_NAME,
     )
-    assert f"{accelerate_names.FSDP_MODEL_NAME}*" == checkpoints.FSDP_FILES
 
 
 def test_what_the_trainer_finished_is_complete(trained):
@@ -162,27 +159,11 @@ def test_weights_of_zeros_as_a_power_cut_leaves_them(checkpoint):
     assert damage_of(checkpoint).startswith("model.safetensors")
 
 
-def test_a_longer_file_of_weights(checkpoint):
-    with (checkpoint / "model.safetensors").open("ab") as file:
-        file.write(b"more")
-    assert damage_of(checkpoint).startswith("model.safetensors")
-
-
 def test_the_state_of_another_step(run):
     (run / "checkpoint-4").rename(run / "checkpoint-40")
     assert damage_of(run / "checkpoint-40") == "trainer_state.json is of step 4"
     (run / "checkpoint-3").rename(run / "best")
     assert damage_of(run / "best") is None
-
-
-def test_a_folder_that_vanishes(checkpoint, monkeypatch):
-    assert damage_of(checkpoint / "nothing") == "there is no such folder"
-
-    def vanished(file):
-        raise FileNotFoundError(f"no such file: {file}")
-
-    monkeypatch.setattr(checkpoints, "tensors_in", vanished)
-    assert damage_of(checkpoint).startswith("no such file")
 
 
 @pytest.mark.parametrize("number", ["rng_state_0.pth", "rng_state_1.pth", "scaler.pt"])
@@ -229,35 +210,9 @@ def test_an_optimizers_state_that_lacks_a_parameter(checkpoint):
     assert damage_of(checkpoint, to_resume=False) is None
 
 
-def test_zeros_in_the_optimizers_state(checkpoint):
-    file = checkpoint / "optimizer.pt"
-    content = bytearray(file.read_bytes())
-    middle = len(content) // 2
-    content[middle : middle + 512] = bytes(512)
-    file.write_bytes(content)
-    assert damage_of(checkpoint) == "optimizer.pt is cut short or damaged"
-    assert damage_of(checkpoint, to_resume=False) is None
-
-
-def test_without_torchs_checksums_the_archives_are_complete(checkpoint):
-    state = torch.load(checkpoint / "optimizer.pt")
-    torch.serialization.set_crc32_options(False)
-    try:
-        torch.save(state, checkpoint / "optimizer.pt")
-    finally:
-        torch.serialization.set_crc32_options(True)
-    assert damage_of(checkpoint) is None
-
-
 def test_an_archive_that_unpacks_to_far_more_is_not_unpacked(checkpoint):
     with zipfile.ZipFile(checkpoint / "optimizer.pt", "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("archive/data/0", bytes(50_000_000))
-    assert damage_of(checkpoint) == "optimizer.pt is cut short or damaged"
-
-
-def test_a_pipe_is_no_file(checkpoint):
-    (checkpoint / "optimizer.pt").unlink()
-    os.mkfifo(checkpoint / "optimizer.pt")
     assert damage_of(checkpoint) == "optimizer.pt is cut short or damaged"
 
 
@@ -293,12 +248,6 @@ def test_checksums_of_shards(sharded):
     assert damage_of(sharded).startswith(f"{shards[1].name} has changed")
 
 
-@pytest.mark.parametrize("content", ["", "[]", "{", '{"model.safetensors": 1}', "{}", '{"../x": {}}'])
-def test_checksums_that_are_damaged_themselves(checkpoint, content):
-    (checkpoint / "checksums.json").write_text(content)
-    assert "checksums.json" in damage_of(checkpoint)
-
-
 # Sharded weights
 
 
@@ -328,7 +277,7 @@ def test_an_index_that_does_not_fit(sharded):
     first, second, *_ = sorted(set(index["weight_map"].values()))
     name = next(name for name, shard in index["weight_map"].items() if shard == first)
     file.write_text(json.dumps(index | {"weight_map": index["weight_map"] | {name: second}}))
-    assert damage_of(sharded) == f"{second} has no {name}, which model.safetensors.index.json looks for there"
+    assert damage_of(sharded) == f"{second} has no {name}, as model.safetensors.index.json says"
     for content in ("{}", '{"weight_map": [1]}', '{"weight_map": {"a": 1}}', json.dumps(index)[:-5], ""):
         file.write_text(content)
         assert damage_of(sharded).startswith("model.safetensors.index.json")
@@ -342,7 +291,7 @@ def test_an_index_that_leads_out_of_the_checkpoint(sharded, place):
     (sharded / shard).rename(sharded.parent / shard)
     index["weight_map"][name] = place.format(shard, parent=sharded.parent)
     file.write_text(json.dumps(index))
-    assert "which is not a file beside it" in damage_of(sharded)
+    assert "not a file beside it" in damage_of(sharded)
 
 
 # Models alone
@@ -382,27 +331,12 @@ def test_damaged_ones_are_skipped_with_a_warning_each(run, caplog):
     assert third == f"skipping {run / 'checkpoint-3'}: optimizer.pt is cut short or damaged"
 
 
-def test_no_whole_one(run, caplog):
-    for folder in checkpoints_in(run):
-        (folder / "model.safetensors").unlink()
-    assert last_complete_checkpoint(run) is None
-    assert len(caplog.records) == 4
-
-
-def test_no_warning_where_nothing_is_damaged(trained, caplog):
-    last_complete_checkpoint(trained)
-    last_complete_checkpoints(trained, 4)
-    assert caplog.records == []
-
-
 def test_the_last_few(run):
     assert [step_of(folder) for folder in last_complete_checkpoints(run, 2)] == [3, 4]
     os.truncate(run / "checkpoint-3" / "model.safetensors", 1000)
     assert [step_of(folder) for folder in last_complete_checkpoints(run, 3)] == [1, 2, 4]
     with pytest.raises(ValueError, match=r"3 complete checkpoints, not 4 \(checkpoint-1, checkpoint-2, checkpoint-4\)"):
         last_complete_checkpoints(run, 4)
-    with pytest.raises(ValueError, match="3 complete checkpoints, not 1000000000000000000000"):
-        last_complete_checkpoints(run, 10**21)
     with pytest.raises(ValueError, match="no complete checkpoint"):
         last_complete_checkpoints(run / "checkpoint-4", 1)
 
@@ -441,60 +375,3 @@ def test_a_training_killed_while_it_saves_goes_on(tiny_checkpoint, trained, tmp_
     resumed, straight = (load_file(folder / "checkpoint-4" / "model.safetensors") for folder in (tmp_path, trained))
     for name, value in straight.items():
         assert torch.equal(resumed[name], value), name
-
-
-# FSDP and DeepSpeed, laid out as accelerate and the Trainer write them
-
-
-def test_fsdp_shards_are_told_with_the_fix(checkpoint):
-    """They contain pickles, so they are not read."""
-    for name in ("model.safetensors", "config.json", "optimizer.pt"):
-        (checkpoint / name).unlink()
-    for folder in ("pytorch_model_fsdp_0", "optimizer_0"):
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of there being one process
-            distributed.save({"weight": torch.randn(5, 4)}, checkpoint_id=checkpoint / folder, no_dist=True)
-    told = "its weights are only in pytorch_model_fsdp_0, not in safetensors; `accelerate merge-weights` converts them"
-    assert damage_of(checkpoint) == damage_of(checkpoint, to_resume=False) == told
-
-
-def test_fsdps_own_files_beside_the_weights(checkpoint):
-    torch.save({}, checkpoint / "pytorch_model_fsdp.bin")
-    assert damage_of(checkpoint, to_resume=False) is None
-    assert damage_of(checkpoint).startswith("it contains pytorch_model_fsdp.bin, which was saved in another way")
-
-
-def test_weights_that_the_trainer_would_load_instead(sharded):
-    torch.save({}, sharded / "pytorch_model.bin")
-    assert damage_of(sharded, to_resume=False) is None
-    assert damage_of(sharded).startswith("it contains pytorch_model.bin, which was saved in another way")
-
-
-@pytest.fixture
-def deepspeed(checkpoint):
-    """ZeRO-3 without gathering: no weights but DeepSpeed's own, in which the optimizer is too."""
-    for name in ("model.safetensors", "optimizer.pt", "scheduler.pt"):
-        (checkpoint / name).unlink()
-    folder = checkpoint / "global_step4"
-    folder.mkdir()
-    for name in ("zero_pp_rank_0_mp_rank_00_model_states.pt", "zero_pp_rank_0_mp_rank_00_optim_states.pt"):
-        torch.save({"module": torch.randn(10)}, folder / name)
-    (checkpoint / "latest").write_text("global_step4")
-    return checkpoint
-
-
-def test_deepspeed(deepspeed):
-    assert damage_of(deepspeed) is None
-    for file in (deepspeed / "global_step4").iterdir():
-        content = file.read_bytes()
-        file.write_bytes(content[:-1])
-        assert damage_of(deepspeed) == f"{file.name} is cut short or damaged"
-        file.write_bytes(content)
-    assert damage_of(deepspeed, to_resume=False).startswith("it has no weights")
-    for elsewhere in ("../global_step4", "/", "global_step4/..", "\0", ""):
-        (deepspeed / "latest").write_text(elsewhere)
-        assert damage_of(deepspeed).startswith("latest names ")
-    (deepspeed / "latest").write_text("global_step3")
-    assert damage_of(deepspeed) == "global_step3 has no model states"
-    (deepspeed / "latest").unlink()
-    assert damage_of(deepspeed).startswith("latest is missing")

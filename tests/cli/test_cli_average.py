@@ -115,8 +115,8 @@ RUN = "<the run>"
         (["--checkpoints", f"{RUN}/checkpoint-1", "--last", "1"], "--last is for RUN's checkpoints, and"),
         (["--checkpoints", f"{RUN}/checkpoint-9"], "checkpoint-9: there is no such folder"),
         (["--checkpoints", f"{RUN}/checkpoint-1", "/no/where"], "different folders; give the folder of"),
-        ([RUN, "--output", RUN, "--overwrite"], "contains the checkpoints; choose another output"),
-        ([RUN, "--output", f"{RUN}/checkpoint-6"], "would be written into the checkpoint .*checkpoint-6; choose"),
+        ([RUN, "--output", RUN, "--overwrite"], r"is not just a saved model \(it contains checkpoint-1\)"),
+        ([RUN, "--output", f"{RUN}/checkpoint-6", "--overwrite"], "is not just a saved model"),
         ([RUN, "--output", f"{RUN}/tokenizer", "--overwrite"], "is not just a saved model"),
     ],
 )  # fmt: skip

@@ -1,6 +1,7 @@
-"""`vanilla-transformer info`: what it prints of this machine, of the variable that overrides it, and of checkpoints."""
+"""`vanilla-transformer info`: what it prints of this machine and of checkpoints."""
 
 import json
+import re
 import shutil
 from dataclasses import fields
 
@@ -18,7 +19,7 @@ from hf_vanilla_transformer import (
     __version__,
     cli,
 )
-from hf_vanilla_transformer.engine.cpu import CPU, VARIABLE
+from hf_vanilla_transformer.engine.cpu import CPU
 
 
 def test_info_has_the_versions(capsys):
@@ -26,15 +27,11 @@ def test_info_has_the_versions(capsys):
     rows = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
     assert (rows["hf_vanilla_transformer"], rows["torch"]) == (__version__, torch.__version__)
     assert (rows["transformers"], rows["threads"]) == (transformers.__version__, str(torch.get_num_threads()))
-    assert VARIABLE not in rows
 
 
-@pytest.mark.parametrize("value", ["", "mkl_is_fastest=true"])
-def test_info_of_the_machine_has_every_field_with_what_it_decides(capsys, monkeypatch, value):
-    monkeypatch.setenv(VARIABLE, value)
+def test_info_of_the_machine_has_every_field_with_what_it_decides(capsys):
     assert cli.main(["info", "--machine"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert next(line for line in lines if line.startswith(VARIABLE)).split(maxsplit=1)[1] == (value or "not set")
     rows = [line.split(maxsplit=2) for line in lines[lines.index("") + 1 :]]
     expected = [[one.name, str(getattr(CPU, one.name)).lower(), one.metadata["decides"]] for one in fields(CPU)]
     assert rows == expected
@@ -126,8 +123,9 @@ KINDS = {
 def test_parameters_by_part_are_those_of_the_model(values, tmp_path, kind):
     fields, embeddings, output = KINDS[kind]
     model = VanillaTransformerForConditionalGeneration.from_pretrained(save(tmp_path / "model", **fields))
-    parameters = values(tmp_path / "model")["parameters"]
-    assert parameters.pop("total") == sum(one.numel() for one in model.parameters())
+    found = values(tmp_path / "model")
+    parameters = found["parameters"]
+    assert found["total"] == sum(one.numel() for one in model.parameters())
     assert parameters["embeddings"] == embeddings
     assert parameters.get("output projection", 0) == output
     positions = model.model.decoder.embed_positions.parameters()
@@ -135,24 +133,15 @@ def test_parameters_by_part_are_those_of_the_model(values, tmp_path, kind):
     assert parameters["decoder"] == sum(one.numel() for one in model.model.decoder.parameters()) - kept
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_the_cache_is_what_decoding_keeps(values, tmp_path, kind):
-    """Compared with the cache of one sentence, source and translation of five tokens."""
-    model = VanillaTransformerForConditionalGeneration.from_pretrained(save(tmp_path / "model", **KINDS[kind][0]))
-    cache = model.eval()(torch.full((1, 5), 7), decoder_input_ids=torch.full((1, 5), 7), use_cache=True).past_key_values
-    kept = [one for part in (cache.self_attention_cache, cache.cross_attention_cache) for one in part.layers]
-    numbers = sum(layer.keys.numel() + layer.values.numel() for layer in kept)
-    assert values(tmp_path / "model")["memory"]["cache_numbers_per_token"] * (5 + 5) == numbers
-
-
 def test_memory_is_that_of_the_saved_type_and_of_others(values, info, tmp_path):
     model = VanillaTransformerForConditionalGeneration.from_pretrained(save(tmp_path / "float32"))
     model.to(torch.bfloat16).save_pretrained(tmp_path / "bfloat16")
     total = model.num_parameters()
-    memory = values(tmp_path / "bfloat16")["memory"]
-    assert (memory["saved_types"], memory["saved_bytes"]) == (["BF16"], 2 * total)
-    assert (memory["float32_bytes"], memory["bfloat16_bytes"], memory["int8_bytes"]) == (4 * total, 2 * total, total)
-    assert f"{2 * total:,} bytes (BF16)" in info(tmp_path / "bfloat16")[1]
+    found = values(tmp_path / "bfloat16")
+    assert (found["types"], found["saved_bytes"]) == (["BF16"], 2 * total)
+    rows = section(info(tmp_path / "bfloat16")[1], "Memory")
+    assert rows["weights as saved"].strip() == f"{2 * total:,} bytes (BF16)"
+    assert rows["weights in float32"].strip() == f"{4 * total:,} bytes (4 per parameter)"
 
 
 def test_sharded_weights_are_counted_once(values, folder):
@@ -160,7 +149,7 @@ def test_sharded_weights_are_counted_once(values, folder):
     (folder / "model.safetensors").unlink()
     model.save_pretrained(folder, max_shard_size="20KB")
     assert len(list(folder.glob("*.safetensors"))) > 1
-    assert values(folder)["parameters"]["total"] == model.num_parameters()
+    assert values(folder)["total"] == model.num_parameters()
 
 
 def test_the_tokenizer_and_its_fingerprint(info, values, folder):
@@ -203,7 +192,7 @@ def test_the_training_of_an_averaged_model(info, values, trained):
     rows = {label: value.strip() for label, value in section(out, "Training").items()}
     assert (rows["steps"], rows["averaged checkpoints"], rows["sentence pairs"]) == ("4", "2", "50")
     assert "tok:13a" in rows["BLEU on test.en"]
-    assert values(trained / "averaged-2")["training"]["recipe"]["averaged_checkpoints"] == 2
+    assert values(trained / "averaged-2")["facts"]["recipe"]["averaged_checkpoints"] == 2
 
 
 def test_the_folder_of_a_run_without_a_model_names_its_checkpoints(info, trained, tmp_path):
@@ -235,6 +224,17 @@ def test_the_weights_and_the_code_are_not_touched(info, folder):
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
 
 
+def test_escape_sequences_of_a_checkpoint_do_not_reach_the_terminal(info, values, folder):
+    edit_json(folder / "generation_config.json", trace="\x1b]0;owned\x07\x9b2J")
+    for arguments in ([folder], [folder, "--json"]):
+        out = info(*arguments)[1]
+        assert "\\u001b]0;owned\\u0007\\u009b2J" in out
+        assert not re.search("[\x00-\x09\x0b-\x1f\x7f-\x9f]", out)
+    assert values(folder)["decoding"]["trace"] == "\x1b]0;owned\x07\x9b2J"
+    edit_json(folder / "config.json", model_type="\x1b[8m")
+    assert "\x1b" not in info(folder)[2]
+
+
 # ---- Folders that are no checkpoints, and damaged ones ----
 def cut(name):
     def damage(folder):
@@ -254,7 +254,6 @@ DAMAGES = {
         lambda folder: edit_json(folder / "config.json", quantization_config={"quant_method": "torchao"}),
         "its weights are quantized",
     ),
-    "a damaged recipe": (lambda folder: (folder / "recipe.json").write_text("{"), "recipe.json is cut short"),
 }
 
 

@@ -56,12 +56,11 @@ def complaint(capsys, recipe: dict, *options: str) -> str:
         ({"test_source": ["nowhere.en"]}, "nowhere.en: no such file"),
         ({"average_last": 5, "save_total_limit": 3}, "keep at least 5"),
         ({"max_stepps": 3}, "did you mean 'max_steps'?"),
-        ({"learning_rate": "fast"}, "invalid float value: 'fast'"),
+        ({"learning_rate": "fast"}, "learning_rate is 'fast'; give a number"),
         ({"d_model": 15}, "d_model"),
         ({"early_stopping": "soon"}, "early_stopping is 'soon'; give true, false or never"),
-        ({"num_beams": 0}, "num_beams must be at least 1"),
-        ({"num_beams": 1, "early_stopping": "never"}, "early_stopping is for beam search, but num_beams is 1"),
-        ({"gnmt_length_penalty": -1}, "gnmt_length_penalty at least 0"),
+        ({"num_beams": 0}, "num_beams is 0; give 1 or more"),
+        ({"gnmt_length_penalty": -1}, "gnmt_length_penalty is -1.0; give 0 or more"),
         ({"preset": "huge"}, "There is no preset 'huge'"),
         ({"max_length": 1}, "no sentence pair is left"),
         ({"per_device_train_batch_tokens": 3}, "longer than a batch of 3 tokens"),
@@ -91,7 +90,7 @@ def test_a_value_with_a_space_is_no_recipe(capsys, recipe, corpus):
 
 def test_options_of_the_command_line_are_checked_too(capsys, recipe):
     assert "did you mean '--max-steps'?" in complaint(capsys, recipe, "--max-step", "3")
-    assert "invalid int value: 'x'" in complaint(capsys, recipe, "--max-steps", "x")
+    assert "max_steps is 'x'; give an integer" in complaint(capsys, recipe, "--max-steps", "x")
 
 
 @pytest.mark.parametrize("name", ["--resume", "--dry-run", "--list-recipes", "--trust-remote-code"])
@@ -249,12 +248,6 @@ def test_figures_go_to_tensorboard(recipe, corpus, monkeypatch):
     events = EventAccumulator(str(corpus / "figures"))
     events.Reload()
     assert {"train/loss", "train/tokens_per_second", "eval/perplexity", "eval/bleu"} <= set(events.Tags()["scalars"])
-    texts = events.Tensors("validation/translations/text_summary")
-    assert [event.step for event in texts] == [2, 4]
-    shown = texts[0].tensor_proto.string_val[0].decode().splitlines()
-    assert shown[:2] == ["| source | translation | reference |", "|---|---|---|"]
-    assert len(shown) == 2 + 3  # num_samples
-    assert all(line.count("|") == 4 for line in shown)
 
 
 def test_translations_of_each_evaluation_are_in_the_order_of_the_validation_file(capsys, recipe, corpus, monkeypatch):

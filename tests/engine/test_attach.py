@@ -403,28 +403,3 @@ def test_threads_share_an_engine(model):
         thread.join()
     assert [found[number] for number in range(4)] == expected
     assert attached.fallbacks == 0
-
-
-def test_streams(model):
-    """A single sentence's tokens, one after the other, as transformers streams them."""
-
-    class Streamer:
-        def __init__(self):
-            self.seen, self.is_over = [], False
-
-        def put(self, tokens):
-            self.seen.append(tokens.flatten().tolist())
-
-        def end(self):
-            self.is_over = True
-
-    streamed = []
-    for attach in (False, True):
-        if attach:
-            engine.attach(model)
-        streamer = Streamer()
-        model.generate(input_ids=torch.tensor([SOURCES[0]]), streamer=streamer, **GREEDY)
-        assert streamer.is_over
-        streamed.append(streamer.seen)
-    assert streamed[0] == streamed[1]
-    assert model.engine.calls == 1

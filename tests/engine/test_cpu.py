@@ -2,11 +2,9 @@
 
 import ast
 import copy
-import math
-import os
 import re
-import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,22 +14,21 @@ from test_incremental import CLOSE, by_transformers, by_us, cut, decode_at_rando
 
 from hf_vanilla_transformer import engine
 from hf_vanilla_transformer.engine import cpu, torch_private
-from hf_vanilla_transformer.engine.cpu import CPU, VARIABLE, this_processor
-from hf_vanilla_transformer.engine.decoding import linear
+from hf_vanilla_transformer.engine.cpu import CPU, INTEL, OTHERS, this_processor
 from hf_vanilla_transformer.engine.decoding.incremental import encode
 from hf_vanilla_transformer.engine.decoding.weights import Weights
 
 needs_onednn = pytest.mark.skipif(not CPU.has_onednn, reason="this torch has no oneDNN")
 
-# What the engine is to compute with, as the environment variable says it, and how it then keeps weights. The last ones
-# have thresholds at which this test's small model comes to what is made for large ones.
-HALVES = {
-    "mkl_is_fastest=true": {"ColumnLinear"},
-    "mkl_is_fastest=true,elements_for_mkl=1024,multiplications_for_mkl=4000": {"ColumnLinear", "MixedLinear"},
-    "mkl_is_fastest=false": {"MixedLinear"},
-    "mkl_is_fastest=false,elements_for_both=1024": {"MixedLinear", "PackedLinear"},
-    "has_onednn=false,has_fast_bfloat16=false": {"PlainLinear"},
-}
+# What the engine is to compute with, and how it then keeps weights. Some have thresholds at which this test's small
+# model comes to what is made for large ones.
+HALVES = [
+    (INTEL, {"ColumnLinear"}),
+    (INTEL | {"elements_for_mkl": 1024, "multiplications_for_mkl": 4000}, ["ColumnLinear", "MixedLinear"]),
+    (OTHERS, {"MixedLinear"}),
+    (OTHERS | {"elements_for_both": 1024}, ["MixedLinear", "PackedLinear"]),
+    ({"has_onednn": False, "has_fast_bfloat16": False}, {"PlainLinear"}),
+]
 
 
 def use(monkeypatch, processor):
@@ -69,27 +66,22 @@ def errors_of_steps(is_int8):
 
 
 # ---- Both halves ----
-@pytest.fixture(params=HALVES)
-def half(request, monkeypatch):
-    """One half of the engine, which is in use."""
-    use(monkeypatch, this_processor(request.param))
-    return request.param
-
-
 @needs_onednn
-def test_either_half_decodes_as_the_plain_model(half):
+@pytest.mark.parametrize(("changes", "expected"), HALVES, ids=str)
+def test_either_half_decodes_as_the_plain_model(monkeypatch, changes, expected):
+    use(monkeypatch, replace(CPU, **changes))
     assert_same_decoding()
     largest, _ = errors_of_steps(is_int8=False)
     assert largest < CLOSE[torch.float32]["atol"] + 20 * CLOSE[torch.float32]["rtol"]  # logits are up to 20
     layers = Weights(varied()).decoder.layers
     kinds = {type(one).__name__ for layer in layers for one in vars(layer).values()}
-    assert {kind for kind in kinds if kind.endswith("Linear")} == HALVES[half]
+    assert {kind for kind in kinds if kind.endswith("Linear")} == set(expected)
 
 
 @pytest.mark.filterwarnings("error::UserWarning")
-@pytest.mark.parametrize("changes", ["", "reduce_range=true", "mkl_is_fastest=true", "mkl_is_fastest=false"])
+@pytest.mark.parametrize("changes", [{}, {"reduce_range": True}], ids=str)
 def test_either_half_decodes_in_8_bits(monkeypatch, changes):
-    use(monkeypatch, this_processor(changes))
+    use(monkeypatch, replace(CPU, **changes))
     _, error = errors_of_steps(is_int8=True)
     assert 1e-3 < error < 0.1  # as in test_8_bits_come_close; inputs of 7 bits are among the worst of them
     options = {**padded(SOURCES), "max_new_tokens": 6, "compute_type": "int8"}
@@ -97,36 +89,7 @@ def test_either_half_decodes_in_8_bits(monkeypatch, changes):
         assert by_us(model_of_ones_own(), **options, num_beams=num_beams).sequences.shape[1] == 7
 
 
-# ---- The variable ----
-def test_what_follows_from_a_field_follows_from_its_new_value():
-    by_mkl, by_onednn = (this_processor(f"mkl_is_fastest={value}") for value in ("true", "false"))
-    assert (by_mkl.elements_for_mkl, by_mkl.elements_for_both) == (2**22, math.inf)
-    assert (by_onednn.elements_for_mkl, by_onednn.elements_for_both) == (0, 2**16)
-    assert by_mkl.multiplications_for_mkl > by_onednn.multiplications_for_mkl
-    assert this_processor("mkl_is_fastest=true, elements_for_mkl=7").elements_for_mkl == 7
-
-
-@pytest.mark.parametrize(
-    ("changes", "said"),
-    [
-        ("mkl=true", "'mkl=true'; write NAME=VALUE,NAME=VALUE with names of has_onednn, mkl_is_fastest, "),
-        ("reduce_range=1", "reduce_range=1; give true or false"),
-        ("rows_for_fbgemm=-1", "rows_for_fbgemm=-1; give an integer of at least 0"),
-        ("elements_for_both=nan", "elements_for_both=nan; give a number of at least 0"),
-    ],
-)
-def test_a_wrong_name_or_value_is_an_error(changes, said):
-    with pytest.raises(ValueError, match=re.escape(f"The environment variable {VARIABLE} says {said}")):
-        this_processor(f"reduce_range=true,{changes}")
-
-
-def test_what_a_machine_lacks_cannot_be_set(monkeypatch):
-    monkeypatch.setattr(torch_private, "find", lambda path: None)
-    for name in ("has_onednn", "has_fast_bfloat16"):
-        with pytest.raises(ValueError, match=f"{name}=true, which isn't available on this CPU .* leave it out"):
-            this_processor(f"{name}=true")
-
-
+# ---- The processor ----
 @pytest.mark.parametrize("instructions", [*cpu.MULTIPLY_BFLOAT16, None])
 def test_bfloat16_is_fast_by_instructions_that_multiply_it(monkeypatch, instructions):
     monkeypatch.setattr(torch_private, "has_onednn_bfloat16", lambda: True)  # as with AVX-512 alone
@@ -137,23 +100,6 @@ def test_bfloat16_is_fast_by_instructions_that_multiply_it(monkeypatch, instruct
     assert not this_processor().has_fast_bfloat16
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("value", ["true"])
-def test_the_environment_reaches_the_whole_engine(value):
-    script = (
-        "import torch\n"
-        "from hf_vanilla_transformer.engine.decoding.linear import kind_of_linear\n"
-        "weight = torch.ones(512, 512)\n"
-        "kept = kind_of_linear(False, weight)(weight, None)\n"
-        "print(type(kept).__name__)\n"
-    )
-    environment = os.environ | {VARIABLE: f"mkl_is_fastest={value}"}
-    result = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True)
-    has = CPU.has_onednn
-    expected = {"true": "ColumnLinear", "false": "PackedLinear" if has else "PlainLinear"}[value]
-    assert (result.stderr, result.stdout.strip()) == ("", expected)
-
-
 # ---- Private functions of torch ----
 
 
@@ -162,7 +108,7 @@ PATHS = sorted(
     for node in ast.walk(ast.parse(Path(torch_private.__file__).read_text(encoding="utf-8")))
     if isinstance(node, ast.Constant) and re.fullmatch(r"torch(\.\w+)+", str(node.value))
 )
-INT8 = (torch_private.PACK_INT8, torch_private.LINEAR_INT8)
+INT8 = ("torch.ops.onednn.qlinear_prepack", "torch.ops.onednn.qlinear_pointwise")
 HOOKS = "torch.nn.modules.module._has_any_global_hook"
 
 
@@ -176,7 +122,7 @@ def hidden(request, monkeypatch):
         return None if path == request.param else find(path)
 
     monkeypatch.setattr(torch_private, "find", find_others)
-    use(monkeypatch, this_processor("mkl_is_fastest=false,elements_for_both=0"))
+    use(monkeypatch, replace(this_processor(), **OTHERS | {"elements_for_both": 0}))
     yield request.param
     assert request.param in asked
 
@@ -195,17 +141,9 @@ def test_results_stay_without_a_private_function(hidden):
         assert (attached.calls, attached.last_reason) == (0, "there are hooks on all modules")
     else:
         assert_same_decoding()
-    _, error = errors_of_steps(is_int8=True)
-    assert error < 0.1
-    kind = type(Weights(varied(), is_int8=True).lm_head)
-    assert kind is (linear.RoundedLinear if hidden in INT8 else linear.Int8Linear)
-    this_processor()
-
-
-def test_8_bits_without_their_products_are_said_to_be_slow(monkeypatch, caplog):
-    find = torch_private.find
-    monkeypatch.setattr(torch_private, "find", lambda path: None if path in INT8 else find(path))
-    linear.logger.warning_once.cache_clear()
-    _, error = errors_of_steps(is_int8=True)
-    assert 1e-3 < error < 0.1
-    assert 'takes as long as "default": torch' in caplog.text
+    if hidden in INT8:
+        with pytest.raises(engine.EngineError, match=r"int8 needs products of 8 bits, and torch .* lacks them"):
+            engine.attach(model_of_ones_own(), compute_type="int8")
+    else:
+        _, error = errors_of_steps(is_int8=True)
+        assert error < 0.1

@@ -43,8 +43,6 @@ def refused(train, recipe, monkeypatch):
         ({"average_last": 3}, "average_last is 3, but the run saves 2 checkpoints"),
         ({"average_last": 3, "save_total_limit": 2}, "keep at least 3"),
         ({"average_last": 1, "save_strategy": "no"}, "the run saves 0 checkpoints"),
-        ({"average_last": 1, "save_strategy": "best", "metric_for_best_model": "loss", "eval_strategy": "steps",
-          "eval_steps": 2}, "save_strategy best"),
         ({"average_last": 1, "max_steps": 0}, "the run saves 0 checkpoints"),
         ({"average_last": 3, "max_steps": 4, "save_steps": 0.5}, "the run saves 2 checkpoints"),
         ({"average_last": 2, "save_strategy": "epoch"}, "the run saves 1 checkpoints"),
@@ -52,7 +50,6 @@ def refused(train, recipe, monkeypatch):
         ({"bleu_tokenize": "flores200"}, "bleu_tokenize is 'flores200'"),
         ({"report_to": "wandb"}, "wandb"),
         ({"encoder_layers": 10**6}, "at most 1,000 layers"),
-        ({"d_model": 10**6, "encoder_attention_heads": 1, "decoder_attention_heads": 1}, "and this machine has"),
     ],
 )  # fmt: skip
 def test_what_would_fail_at_the_end(refused, changes, message):

@@ -37,7 +37,6 @@ DAMAGES = {
     "missing": (lambda weights: weights.pop(WEIGHT), f"the weights have no {WEIGHT}"),
     "unknown": (lambda weights: weights.update(extra=torch.ones(2)), "the model has no extra"),
     "shape": (lambda weights: weights.update({WEIGHT: weights[WEIGHT][:8].clone()}), f"{WEIGHT} is (8, 16), not (16,"),
-    "integers": (lambda weights: weights.update({WEIGHT: weights[WEIGHT].to(torch.int8)}), f"{WEIGHT} (I8) must have"),
     "NaN": (set_entry(float("nan")), f"{WEIGHT} contains NaN"),
 }  # fmt: skip
 

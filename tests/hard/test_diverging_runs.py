@@ -39,7 +39,7 @@ def test_a_rate_that_is_far_too_high_ends_the_run(train, recipe):
     result = train({**recipe, "max_steps": 40, "average_last": 0}, "--learning-rate", "1e12", "--save-steps", "1")
     assert result.code == 1
     assert "the training diverged: loss or gradients have been NaN or infinite in 3 updates in a row" in result.error
-    for part in ("since update", "epoch 1, batch", "which begins with", "learning_rate", "warmup_steps", "checkpoint"):
+    for part in ("since update", "learning_rate", "warmup_steps", "checkpoint"):
         assert part in result.error
     assert "loss 0.000" not in result.out
     saved = checkpoints_in(Path(recipe["output_dir"]))
@@ -90,8 +90,7 @@ def test_single_losses_that_are_not_finite_do_not_end_a_run(train, recipe, monke
     def step(self, model, inputs, *args, **kwargs):
         loss = plain(self, model, inputs, *args, **kwargs)
         value = next(losses)
-        if value != 1:
-            self._update.add(torch.tensor(value), inputs)
+        self._loss_of_update += 0.0 if value == 1 else value
         return loss
 
     monkeypatch.setattr(VanillaTransformerTrainer, "training_step", step)

@@ -14,10 +14,11 @@ from transformers import AutoTokenizer
 
 from hf_vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
 from hf_vanilla_transformer.cli import lines
-from hf_vanilla_transformer.translation import decoding, pieces
-from hf_vanilla_transformer.translation.decoding import Translation, decode, translate
+from hf_vanilla_transformer.translation import decoding, division
+from hf_vanilla_transformer.translation.backend import Translation
+from hf_vanilla_transformer.translation.decoding import decode, translate
+from hf_vanilla_transformer.translation.division import divide, encode_within, join
 from hf_vanilla_transformer.translation.ensembles import ensemble
-from hf_vanilla_transformer.translation.pieces import divide, join, tokenize
 from hf_vanilla_transformer.translation.scoring import score_targets
 
 SENTENCE = "half past nine on the fourth of May. "
@@ -117,11 +118,11 @@ def test_work_is_linear_and_in_portions(encode, part):
         portions.append(sum(map(len, texts)))
         return encode(texts)
 
-    assert tokenize(counting, [text], 1_024) == [None]
+    assert encode_within(counting, [text], 1_024) == [None]
     rows = divide(counting, text, 1_024)
     assert sum(portions) <= 6 * len(text)
-    assert max(portions) <= pieces.CHARACTERS_AT_ONCE
-    assert all(len(row) <= pieces.PIECE_TOKENS for row in rows)
+    assert max(portions) <= division.CHARACTERS_AT_ONCE
+    assert all(len(row) <= division.PIECE_TOKENS for row in rows)
 
 
 # Translations
@@ -148,7 +149,7 @@ def test_a_long_line_is_what_its_pieces_are(model, tokenizer, encode, options):
 def test_a_line_within_the_limit_is_left_whole(model, tokenizer, encode):
     line = SENTENCE * 30
     count = len(encode([line])[0])
-    assert pieces.PIECE_TOKENS < count < decoding.MAX_SOURCE_TOKENS
+    assert division.PIECE_TOKENS < count < decoding.MAX_SOURCE_TOKENS
     shapes, generate = [], model.generate
     watched = SimpleNamespace(
         training=False, config=model.config, generation_config=model.generation_config, device=model.device,
@@ -161,7 +162,7 @@ def test_a_line_within_the_limit_is_left_whole(model, tokenizer, encode):
     shapes.clear()
     translate(watched, tokenizer, [line], max_source_tokens=count - 1, **options)
     assert sum(rows for rows, _ in shapes) > 1
-    assert max(length for _, length in shapes) <= pieces.PIECE_TOKENS
+    assert max(length for _, length in shapes) <= division.PIECE_TOKENS
     shapes.clear()
     translate(watched, tokenizer, [line], max_source_tokens=40, **options)
     assert max(length for _, length in shapes) <= 40

@@ -12,9 +12,10 @@ import threading
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from hf_vanilla_transformer.checkpoints import files
 from hf_vanilla_transformer.cli import lines, translate
 from hf_vanilla_transformer.cli.common import UsageError
 from hf_vanilla_transformer.data import formats
@@ -115,6 +116,7 @@ TEXTS = st.text(st.sampled_from("a ü\n\r\ufeff。\U0001f600\u2028\x85\x0b"), ma
 @settings(max_examples=60)
 @given(TEXTS, st.lists(st.integers(0, 200), max_size=6))
 def test_chunks_of_any_size_make_the_lines_that_a_file_has(text, cuts):
+    assume(text.partition(b"\n")[0].count(b"\r") < 3)  # CR as the end of lines is refused
     _check_chunks(text, cuts)
 
 
@@ -187,7 +189,7 @@ def test_a_file_is_checked_to_its_end_before_any_work(run, monkeypatch, kind):
         with open("bad", "rb") as file:
             result = run(*options, *more, stdin=file)
         assert (result.code, result.out) == (2, "")
-        assert ":10: not UTF-8 (byte 0xf6 at 4); convert it first, for instance: iconv" in result.error
+        assert ":10: not UTF-8 (byte 0xf6 at 4); convert it to UTF-8, with iconv" in result.error
     assert sorted(path.name for path in Path().iterdir()) == ["bad", "bad.gz", "old"]
     assert Path("old").read_text() == "precious"
 
@@ -200,8 +202,8 @@ def test_a_file_is_checked_to_its_end_before_any_work(run, monkeypatch, kind):
         (["--input", "empty"], "empty: the file is empty; is it"),
         (["--input", "damaged.gz"], "damaged.gz:1: the compressed file is damaged"),
         (["--input", "text", "nine"], "sentences and --input FILE are two things to translate; give one of the two"),
-        (["--input", "text", "--output", "./text", "--overwrite"], "--output ./text is also the file of --input; give"),
-        (["--input", "text", "--output", "link", "--overwrite"], "--output link is also the file of --input; give"),
+        (["--input", "text", "--output", "./text", "--overwrite"], "--output ./text is an input; give another file"),
+        (["--input", "text", "--output", "link", "--overwrite"], "--output link is an input; give another file"),
         (["--output", "text", "nine"], "--output text exists; give another file, or --overwrite to replace it"),
         (["--output", ".", "nine"], "--output . is a folder; give a file in a folder that exists"),
         (["--output", "nowhere/new", "nine"], "--output nowhere/new can't be written: there is no folder nowhere"),
@@ -209,7 +211,7 @@ def test_a_file_is_checked_to_its_end_before_any_work(run, monkeypatch, kind):
 )  # fmt: skip
 def test_files_that_cannot_be(run, monkeypatch, options, message):
     monkeypatch.setattr(translate, "load_translator", _no_model)
-    for name, content in (("empty", b""), ("damaged.gz", b"text"), ("text", b"nine\n")):
+    for name, content in (("empty", b""), ("damaged.gz", gzip.compress(b"text")[:-9]), ("text", b"nine\n")):
         Path(name).write_bytes(content)
     Path("link").symlink_to("text")
     result = run(*options)
@@ -230,11 +232,13 @@ def test_output_appears_when_it_is_complete_and_is_written_window_by_window(run,
 
     monkeypatch.setattr(decoding, "decode", looking)
     monkeypatch.setattr(lines, "LINES_PER_WINDOW", 2)
+    Path(".other.0123abcd.partial").touch()
+    Path(f"{files._partial(Path('new'))}.0123abcd.partial").write_text("left by a killed run")
     result = run("--output", "new", "--", *SENTENCES)
-    assert (result.code, result.out, result.err) == (0, "", "")
+    assert (result.code, result.out, result.err) == (0, "wrote new\n", "")
     rows = [f"{row}\n" for row in expected.split("\n")[:-1]]
     assert seen == [[""], ["".join(rows[:2])], ["".join(rows[:4])]]
-    assert [path.name for path in Path().iterdir()] == ["new"]
+    assert sorted(path.name for path in Path().iterdir()) == [".other.0123abcd.partial", "new"]
     assert Path("new").read_text(encoding="utf-8") == expected
 
 

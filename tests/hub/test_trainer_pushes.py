@@ -96,7 +96,7 @@ def test_a_folder_whose_card_names_no_repository_yet(hub, tiny_checkpoint, tmp_p
 def test_a_push_that_breaks_is_told_and_can_be_repeated(hub, tiny_checkpoint, tmp_path):
     trainer = trainer_of(tiny_checkpoint, tmp_path / "run", hub_model_id=REPO)
     hub.refuses_upload = lambda content: True
-    with pytest.raises(ConnectionError, match=r"^the Hub answers with 507, so me/model isn't complete there[^\n]+$"):
+    with pytest.raises(ConnectionError, match=r"^the Hub can't be reached, or fails \(Error while uploading[^\n]+$"):
         trainer.push_to_hub()
     hub.refuses_upload = lambda content: False
     trainer.push_to_hub()

@@ -1,10 +1,5 @@
 """JoeyNMT's models as ours."""
 
-import os
-import sys
-import types
-from pathlib import Path
-
 import pytest
 import torch
 import torch.nn.functional as F
@@ -12,7 +7,7 @@ import yaml
 from plain_reference import Reference, assert_same
 
 from hf_vanilla_transformer.interop import joeynmt
-from hf_vanilla_transformer.interop.base import ConversionError, Options
+from hf_vanilla_transformer.interop.conversion import ConversionError, Options
 from hf_vanilla_transformer.interop.convert import recognise
 
 WIDTH, HEADS, LAYERS, INNER = 12, (2, 3), (2, 3), (10, 14)
@@ -88,10 +83,10 @@ def test_its_tokenizer(tmp_path):
     assert made.tokenizer("s1 s15")["input_ids"] == [5, 19, 3]
     assert made.tokenizer(text_target="t1 t2")["input_ids"] == [5, 6, 3]
     for change, message in (
-        ({"lowercase": True}, "data.src of config.yaml has lowercase: True, which no tokenizer here does"),
+        ({"lowercase": True}, "data.src of config.yaml has lowercase: True; no tokenizer here does that"),
         ({"level": "word"}, "has level: word"),
         ({"tokenizer_cfg": {"codes": "codes.3000", "pretokenizer": "moses"}}, "has pretokenizer: moses"),
-        ({"tokenizer_cfg": {"model_file": "no.model"}}, "no.model, which the tokenizer needs, doesn't exist"),
+        ({"tokenizer_cfg": {"model_file": "no.model"}}, "needs .*no.model, and there is no such file"),
     ):
         write(tmp_path, {**config, "data": {"src": {**side, **change}, "trg": side}}, weights(False))
         with pytest.raises(ConversionError, match=message):
@@ -137,10 +132,9 @@ def test_settings_of_decoding(tmp_path):
     [
         ("encoder", {"alpha": 0.5}, "alpha is 0.5"),
         ("decoder", {"activation": "tanh"}, "known are relu, gelu, swish"),
-        ("decoder", {"activation": "gelu"}, "ours is one for both"),
-        ("decoder", {"layer_norm": "pre"}, "pre or post in both"),
-        ("decoder", {"embeddings": {"scale": False}}, "embeddings of one side are scaled"),
-        ("encoder", {"ff_size": 11}, "of another shape.*pwff_layer.0.weight .10, 12. instead of .11, 12."),
+        ("decoder", {"activation": "gelu"}, "here, both are alike"),
+        ("decoder", {"layer_norm": "pre"}, "here, both are alike"),
+        ("decoder", {"embeddings": {"scale": False}}, "scale is True in the encoder and False in the decoder"),
         ("encoder", {"num_heads": 5}, "doesn't divide"),
     ],
 )
@@ -163,72 +157,9 @@ def test_keys_that_are_missing_or_unknown(tmp_path):
 
 
 def test_files_that_are_refused(tmp_path):
-    class Hostile:
-        def __reduce__(self):
-            return os.mkdir, (str(tmp_path / "planted"),)
-
-    with pytest.raises(ConversionError, match="only data is read, no code"):
-        load(write(tmp_path, settings(), weights(False), optimizer=Hostile()))
     write(tmp_path, settings(), weights(False))
-    (tmp_path / "config.yaml").write_text(f"!!python/object/apply:os.mkdir ['{tmp_path / 'planted'}']")
-    with pytest.raises(ConversionError, match="can't be read"):
-        load(tmp_path)
-    assert not (tmp_path / "planted").exists()
     (tmp_path / "config.yaml").write_text("model: {encoder: 3}")
     with pytest.raises(ConversionError, match=r"no section model.encoder.embeddings"):
         load(tmp_path)
     with pytest.raises(ConversionError, match="of another shape"):
         load(write(tmp_path, settings(), weights(False), {**TOKENS, "trg": TOKENS["trg"][:-1]}))
-
-
-# ---- The original beside ----
-@pytest.fixture
-def original():
-    """JoeyNMT's own modules, whose folder is in JOEYNMT_SOURCE; what only its training needs is left out."""
-    source = os.environ.get("JOEYNMT_SOURCE")
-    if not source or not Path(source, "joeynmt").is_dir():
-        pytest.skip("JOEYNMT_SOURCE isn't the folder of JoeyNMT's source")
-    before = dict(sys.modules)
-    package = types.ModuleType("joeynmt")
-    package.__path__ = [str(Path(source, "joeynmt"))]
-    helpers = types.ModuleType("joeynmt.helpers")
-    helpers.freeze_params = None
-    helpers.subsequent_mask = lambda size: torch.ones(1, size, size, dtype=torch.bool).tril()
-    builders = types.ModuleType("joeynmt.builders")
-    builders.build_activation = {"relu": torch.nn.ReLU, "gelu": torch.nn.GELU, "swish": torch.nn.SiLU}.get
-    builders.build_activation = lambda activation, known=builders.build_activation: known(activation)
-    sys.modules |= {"joeynmt": package, "joeynmt.helpers": helpers, "joeynmt.builders": builders}
-    from joeynmt.decoders import TransformerDecoder
-    from joeynmt.encoders import TransformerEncoder
-
-    yield TransformerEncoder, TransformerDecoder
-    for name in set(sys.modules) - set(before):
-        del sys.modules[name]
-
-
-@pytest.mark.peers
-@pytest.mark.parametrize(("layer_norm", "activation"), [("post", "relu"), ("pre", "swish"), ("pre", "gelu")])
-def test_the_original_computes_the_same(original, layer_norm, activation, tmp_path):
-    encoder, decoder = (
-        one(
-            hidden_size=WIDTH, ff_size=INNER[i], num_layers=LAYERS[i], num_heads=HEADS[i],
-            vocab_size=len(TOKENS["trg"]), layer_norm=layer_norm, activation=activation,
-        )
-        for i, one in enumerate(original)
-    )  # fmt: skip
-    sides = [torch.nn.Module() for _ in range(2)]
-    for module, tokens in zip(sides, TOKENS.values(), strict=True):
-        module.lut = torch.nn.Embedding(len(tokens), WIDTH)
-    modules = {"src_embed": sides[0], "trg_embed": sides[1], "encoder": encoder, "decoder": decoder}
-    theirs = torch.nn.ModuleDict(modules).eval()
-    for name, parameter in theirs.named_parameters():
-        torch.nn.init.normal_(parameter, mean=1.0 if "norm" in name and "weight" in name else 0.0, std=0.6)
-    ours = load(write(tmp_path, settings(layer_norm, activation=activation), theirs.state_dict())).model
-
-    def logits(source, mask, target):
-        source, target_mask = sides[0].lut(source) * WIDTH**0.5, (target != 1)[:, None]
-        memory, _ = encoder(source, None, mask[:, None])
-        return decoder(sides[1].lut(target) * WIDTH**0.5, memory, None, mask[:, None], None, None, target_mask)[0]
-
-    with torch.no_grad():
-        assert_same(ours, logits, pad=1, start=2)

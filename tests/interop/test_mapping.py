@@ -1,29 +1,36 @@
 """State dicts by a mapping: every shipped layout beside a small module of that layout, written anew here."""
 
 import collections
+import functools
 import io
+import itertools
 import math
 import pickle
+import re
+import subprocess
+import sys
 import tarfile
+import zipfile
 
+import numpy as np
+import plain_reference
 import pytest
 import torch
 import yaml
-from plain_reference import beam_search
 from safetensors.torch import save_file
 from torch import nn
 from transformers import AutoModelForSeq2SeqLM
 
 from hf_vanilla_transformer import cli
 from hf_vanilla_transformer.interop import mapping
-from hf_vanilla_transformer.interop.base import ConversionError, Options
+from hf_vanilla_transformer.interop.conversion import ConversionError, Options
 from hf_vanilla_transformer.interop.convert import convert
 
 # All sizes differ, so that no axis can be taken for another.
 D, HEADS, FFN, SOURCE_WORDS, TARGET_WORDS, ENCODER_LAYERS, DECODER_LAYERS, POSITIONS = 12, 3, 10, 17, 19, 2, 3, 25
+STACKS = ("encoder", "decoder")
 PAD, START, END = 1, 2, 3
 TOKENS = {"pad_token_id": PAD, "decoder_start_token_id": START, "eos_token_id": END}
-NO_PAD = {"suppress_tokens": [PAD]}  # which would be taken for padding when it is read
 HEADS_OF_BOTH = {"encoder_attention_heads": HEADS, "decoder_attention_heads": HEADS}
 
 
@@ -80,42 +87,63 @@ def masks(source, target):
 
 
 class Reference(nn.Module):
-    """An encoder-decoder: subclasses name its parts, and say how they are used."""
+    """An encoder-decoder: subclasses make its parts, and name them."""
 
-    is_pre = False
+    is_pre, is_scaled = False, True
+    layers = "layers"
+    words = ("encoder.embedding", "decoder.embedding")
+    tables = ("encoder.pos_encoding.pe", "decoder.pos_encoding.pe")
+    attentions = ("self_attn", "self_attn", "cross_attn")  # the encoder's, and the decoder's
+    last_norm = "norm"
+    norms = ("norm1", "norm2", "norm3")  # of a layer, in the order of the sub-layers
 
     def run(self, x, norm, sublayer):
         return x + sublayer(norm(x)) if self.is_pre else norm(x + sublayer(x))
 
+    def embedded(self, ids, stack):
+        side = STACKS.index(stack)
+        words = self.get_submodule(self.words[side])(ids) * (math.sqrt(D) if self.is_scaled else 1)
+        return words + self.table(side)[: ids.shape[1]]
+
+    def table(self, side):
+        return functools.reduce(getattr, self.tables[side].split("."), self).reshape(-1, D)
+
     def forward(self, source, target):
         of_source, of_target = masks(source, target)
-        memory = self.embedded(source, "encoder")
-        for number in range(ENCODER_LAYERS):
-            self_norm, attention, ffn_norm, ffn = self.encoder_layer(number)
-            memory = self.run(memory, self_norm, lambda x: attention(x, x, of_source))  # noqa: B023
-            memory = self.run(memory, ffn_norm, ffn)
-        memory = self.last_norm("encoder")(memory)
-        x = self.embedded(target, "decoder")
-        for number in range(DECODER_LAYERS):
-            self_norm, attention, cross_norm, cross, ffn_norm, ffn = self.decoder_layer(number)
-            x = self.run(x, self_norm, lambda x: attention(x, x, of_target))  # noqa: B023
-            x = self.run(x, cross_norm, lambda x: cross(x, memory, of_source))  # noqa: B023
-            x = self.run(x, ffn_norm, ffn)
-        return self.logits(self.last_norm("decoder")(x))
+        memory = None
+        for stack, ids, own in (("encoder", source, of_source), ("decoder", target, of_target)):
+            x, part = self.embedded(ids, stack), getattr(self, stack)
+            for layer in getattr(part, self.layers):
+                first, *norms = (layer.get_submodule(name) for name in self.norms_of(layer))
+                names = self.attentions[1:] if memory is not None else self.attentions[:1]
+                attend, *cross = (self.by(layer.get_submodule(name)) for name in names)
+                x = self.run(x, first, lambda x: attend(x, x, own))  # noqa: B023
+                if memory is not None:
+                    x = self.run(x, norms.pop(0), lambda x: cross[0](x, memory, of_source))  # noqa: B023
+                x = self.run(x, *norms, self.ffn(layer))
+            memory = x = getattr(part, self.last_norm, nn.Identity())(x)
+        return self.get_submodule(self.output)(x)
 
-    def last_norm(self, stack):
-        return nn.Identity()
+    def norms_of(self, layer):
+        modules = dict(layer.named_modules())
+        return [name for name in self.norms if name in modules]
 
+    def by(self, part, scale=None):
+        """Attention by the four projections of a module, in the order of q, k, v and the output."""
+        q, k, v, out = (part.get_submodule(name) for name in self.projections)
+        return lambda x, memory, mask: out(attend(q(x), k(memory), v(memory), mask, scale))
 
-def attention_by(part, names, scale=None):
-    """Attention by the four projections of a module, in the order of q, k, v and the output."""
-    q, k, v, out = (part.get_submodule(name) for name in names)
-    return lambda x, memory, mask: out(attend(q(x), k(memory), v(memory), mask, scale))
+    def ffn(self, layer):
+        inner, outer = (layer.get_submodule(name) for name in self.maps)
+        return lambda x: outer(inner(x).relu())
 
 
 # ---- Layouts ----
 class Annotated(Reference):
-    is_pre = True
+    is_pre, output, attentions = True, "generator.proj", ("self_attn", "self_attn", "src_attn")
+    words, tables = ("src_embed.0.lut", "tgt_embed.0.lut"), ("src_embed.1.pe", "tgt_embed.1.pe")
+    projections, maps = [f"linears.{n}" for n in range(4)], ("feed_forward.w_1", "feed_forward.w_2")
+    norms = tuple(f"sublayer.{n}.norm" for n in range(3))
 
     def __init__(self):
         super().__init__()
@@ -135,34 +163,13 @@ class Annotated(Reference):
         )
         self.generator = module(proj=linear(D, TARGET_WORDS))
 
-    def embedded(self, ids, stack):
-        words, positions = self.src_embed if stack == "encoder" else self.tgt_embed
-        return words.lut(ids) * math.sqrt(D) + positions.pe[:, : ids.shape[1]]
-
-    def encoder_layer(self, number):
-        layer = self.encoder.layers[number]
-        return layer.sublayer[0].norm, self.by(layer.self_attn), layer.sublayer[1].norm, self.ffn(layer)
-
-    def decoder_layer(self, number):
-        layer = self.decoder.layers[number]
-        norms = [one.norm for one in layer.sublayer]
-        return norms[0], self.by(layer.self_attn), norms[1], self.by(layer.src_attn), norms[2], self.ffn(layer)
-
-    def by(self, part):
-        return attention_by(part, [f"linears.{number}" for number in range(4)])
-
-    def ffn(self, layer):
-        return lambda x: layer.feed_forward.w_2(layer.feed_forward.w_1(x).relu())
-
-    def last_norm(self, stack):
-        return getattr(self, stack).norm
-
-    def logits(self, x):
-        return self.generator.proj(x)
-
 
 class Hkproj(Reference):
-    is_pre = True
+    is_pre, output = True, "projection_layer.proj"
+    attentions = ("self_attention_block", "self_attention_block", "cross_attention_block")
+    words, tables = ("src_embed.embedding", "tgt_embed.embedding"), ("src_pos.pe", "tgt_pos.pe")
+    projections, maps = ("w_q", "w_k", "w_v", "w_o"), ("feed_forward_block.linear_1", "feed_forward_block.linear_2")
+    norms = tuple(f"residual_connections.{n}.norm" for n in range(3))
 
     def __init__(self):
         super().__init__()
@@ -182,36 +189,16 @@ class Hkproj(Reference):
         self.src_pos, self.tgt_pos = (buffer("pe", sinusoids()[None]) for _ in range(2))
         self.projection_layer = module(proj=linear(D, TARGET_WORDS))
 
-    def embedded(self, ids, stack):
-        words, table = (self.src_embed, self.src_pos) if stack == "encoder" else (self.tgt_embed, self.tgt_pos)
-        return words.embedding(ids) * math.sqrt(D) + table.pe[:, : ids.shape[1]]
-
-    def parts(self, layer, names):
-        norms = [one.norm for one in layer.residual_connections]
-        attentions = [attention_by(getattr(layer, name), ("w_q", "w_k", "w_v", "w_o")) for name in names]
-        block = layer.feed_forward_block
-        run = [*attentions, lambda x: block.linear_2(block.linear_1(x).relu())]
-        return [one for pair in zip(norms, run, strict=True) for one in pair]
-
-    def encoder_layer(self, number):
-        return self.parts(self.encoder.layers[number], ["self_attention_block"])
-
-    def decoder_layer(self, number):
-        return self.parts(self.decoder.layers[number], ["self_attention_block", "cross_attention_block"])
-
-    def last_norm(self, stack):
-        return getattr(self, stack).norm
-
-    def logits(self, x):
-        return self.projection_layer.proj(x)
-
 
 class SamLynnEvans(Reference):
-    is_pre = True
+    is_pre, output, attentions = True, "out", ("attn", "attn_1", "attn_2")
+    words, tables = ("encoder.embed.embed", "decoder.embed.embed"), ("encoder.pe.pe", "decoder.pe.pe")
+    projections, maps = ("q_linear", "k_linear", "v_linear", "out"), ("ff.linear_1", "ff.linear_2")
+    norms = ("norm_1", "norm_2", "norm_3")
 
     def __init__(self):
         super().__init__()
-        attention = lambda: module(**{name: linear() for name in ("q_linear", "k_linear", "v_linear", "out")})  # noqa: E731
+        attention = lambda: module(**{name: linear() for name in self.projections})  # noqa: E731
         ffn = lambda: module(linear_1=linear(D, FFN), linear_2=linear(FFN, D))  # noqa: E731
         norms = lambda most: {f"norm_{n}": UnbiasedNorm("alpha", "bias") for n in range(1, most + 1)}  # noqa: E731
 
@@ -224,27 +211,6 @@ class SamLynnEvans(Reference):
         decoders = [module(attn_1=attention(), attn_2=attention(), ff=ffn(), **norms(3)) for _ in range(DECODER_LAYERS)]
         self.encoder, self.decoder = stack(SOURCE_WORDS, encoders), stack(TARGET_WORDS, decoders)
         self.out = linear(D, TARGET_WORDS)
-
-    def embedded(self, ids, stack):
-        part = getattr(self, stack)
-        return part.embed.embed(ids) * math.sqrt(D) + part.pe.pe[:, : ids.shape[1]]
-
-    def parts(self, layer, names):
-        run = [attention_by(getattr(layer, name), ("q_linear", "k_linear", "v_linear", "out")) for name in names]
-        run.append(lambda x: layer.ff.linear_2(layer.ff.linear_1(x).relu()))
-        return [one for n, part in enumerate(run, 1) for one in (getattr(layer, f"norm_{n}"), part)]
-
-    def encoder_layer(self, number):
-        return self.parts(self.encoder.layers[number], ["attn"])
-
-    def decoder_layer(self, number):
-        return self.parts(self.decoder.layers[number], ["attn_1", "attn_2"])
-
-    def last_norm(self, stack):
-        return getattr(self, stack).norm
-
-    def logits(self, x):
-        return self.out(x)
 
 
 class BiasedNorm(nn.LayerNorm):
@@ -259,9 +225,13 @@ class BiasedNorm(nn.LayerNorm):
 
 
 class Hyunwoongko(Reference):
+    is_scaled, output, attentions = False, "decoder.linear", ("attention", "self_attention", "enc_dec_attention")
+    words, projections = ("encoder.emb.tok_emb", "decoder.emb.tok_emb"), ("w_q", "w_k", "w_v", "w_concat")
+    maps = ("ffn.linear1", "ffn.linear2")
+
     def __init__(self):
         super().__init__()
-        attention = lambda: module(**{name: linear() for name in ("w_q", "w_k", "w_v", "w_concat")})  # noqa: E731
+        attention = lambda: module(**{name: linear() for name in self.projections})  # noqa: E731
         ffn = lambda: module(linear1=linear(D, FFN), linear2=linear(FFN, D))  # noqa: E731
         norms = lambda most: {f"norm{n}": BiasedNorm(1e-12) for n in range(1, most + 1)}  # noqa: E731
         embedding = lambda words: module(tok_emb=nn.Embedding(words, D, padding_idx=PAD))  # noqa: E731
@@ -273,28 +243,19 @@ class Hyunwoongko(Reference):
         self.encoder = module(emb=embedding(SOURCE_WORDS), layers=encoders)
         self.decoder = module(emb=embedding(TARGET_WORDS), layers=decoders, linear=linear(D, TARGET_WORDS))
 
-    def embedded(self, ids, stack):
-        return getattr(self, stack).emb.tok_emb(ids) + sinusoids()[: ids.shape[1]]
-
-    def parts(self, layer, names):
-        run = [attention_by(getattr(layer, name), ("w_q", "w_k", "w_v", "w_concat")) for name in names]
-        run.append(lambda x: layer.ffn.linear2(layer.ffn.linear1(x).relu()))
-        return [one for n, part in enumerate(run, 1) for one in (getattr(layer, f"norm{n}"), part)]
-
-    def encoder_layer(self, number):
-        return self.parts(self.encoder.layers[number], ["attention"])
-
-    def decoder_layer(self, number):
-        return self.parts(self.decoder.layers[number], ["self_attention", "enc_dec_attention"])
-
-    def logits(self, x):
-        return self.decoder.linear(x)
+    def table(self, side):
+        return sinusoids()
 
 
 class Bentrevett(Reference):
+    output, attentions = "decoder.fc_out", ("self_attention", "self_attention", "encoder_attention")
+    words, tables = ([f"{stack}.{kind}_embedding" for stack in STACKS] for kind in ("tok", "pos"))
+    projections, maps = [f"fc_{name}" for name in "qkvo"], [f"positionwise_feedforward.fc_{n}" for n in (1, 2)]
+    norms = ("self_attn_layer_norm", "enc_attn_layer_norm", "ff_layer_norm")
+
     def __init__(self):
         super().__init__()
-        attention = lambda: module(**{f"fc_{name}": linear() for name in "qkvo"})  # noqa: E731
+        attention = lambda: module(**{name: linear() for name in self.projections})  # noqa: E731
 
         def layer(**more):
             ffn = module(fc_1=linear(D, FFN), fc_2=linear(FFN, D))
@@ -311,32 +272,21 @@ class Bentrevett(Reference):
         ]
         self.decoder = stack(TARGET_WORDS, crossing, fc_out=linear(D, TARGET_WORDS))
 
-    def embedded(self, ids, stack):
-        part = getattr(self, stack)
-        return part.tok_embedding(ids) * math.sqrt(D) + part.pos_embedding.weight[: ids.shape[1]]
-
-    def by(self, part):
-        return attention_by(part, [f"fc_{name}" for name in "qkvo"])
-
-    def ffn(self, layer):
-        return lambda x: layer.positionwise_feedforward.fc_2(layer.positionwise_feedforward.fc_1(x).relu())
-
-    def encoder_layer(self, number):
-        layer = self.encoder.layers[number]
-        return layer.self_attn_layer_norm, self.by(layer.self_attention), layer.ff_layer_norm, self.ffn(layer)
-
-    def decoder_layer(self, number):
-        layer = self.decoder.layers[number]
-        first = layer.self_attn_layer_norm, self.by(layer.self_attention)
-        second = layer.enc_attn_layer_norm, self.by(layer.encoder_attention)
-        return *first, *second, layer.ff_layer_norm, self.ffn(layer)
-
-    def logits(self, x):
-        return self.decoder.fc_out(x)
+    def table(self, side):
+        return self.get_submodule(self.tables[side]).weight
 
 
 class Jadore(Reference):
     """Of one attention's heads, keys and values have widths of their own."""
+
+    is_scaled, output, layers, last_norm = False, "trg_word_prj", "layer_stack", "layer_norm"
+    attentions = ("slf_attn", "slf_attn", "enc_attn")
+    words = ("encoder.src_word_emb", "decoder.trg_word_emb")
+    tables = ("encoder.position_enc.pos_table", "decoder.position_enc.pos_table")
+    projections, norms = (
+        ("w_qs", "w_ks", "w_vs", "fc"),
+        [f"{n}.layer_norm" for n in ("slf_attn", "enc_attn", "pos_ffn")],
+    )
 
     def __init__(self):
         super().__init__()
@@ -361,30 +311,41 @@ class Jadore(Reference):
         self.decoder = stack(TARGET_WORDS, decoders, "trg_word_emb")
         self.trg_word_prj = linear(D, TARGET_WORDS, bias=False)
 
-    def embedded(self, ids, stack):
-        part = getattr(self, stack)
-        words = part.src_word_emb if stack == "encoder" else part.trg_word_emb
-        return words(ids) + part.position_enc.pos_table[:, : ids.shape[1]]
+    def ffn(self, layer):
+        return lambda x: layer.pos_ffn.w_2(layer.pos_ffn.w_1(x.mT).relu()).mT
 
-    def parts(self, layer, names):
-        found = []
-        for name in names:
-            part = getattr(layer, name)
-            found += [part.layer_norm, attention_by(part, ("w_qs", "w_ks", "w_vs", "fc"))]
-        ffn = layer.pos_ffn
-        return [*found, ffn.layer_norm, lambda x: ffn.w_2(ffn.w_1(x.mT).relu()).mT]
 
-    def encoder_layer(self, number):
-        return self.parts(self.encoder.layer_stack[number], ["slf_attn"])
+class ModuleFc(Reference):
+    output, projections, maps = "decoder.fc_out", ("w_q", "w_k", "w_v", "fc"), ("ffn.fc1", "ffn.fc2")
 
-    def decoder_layer(self, number):
-        return self.parts(self.decoder.layer_stack[number], ["slf_attn", "enc_attn"])
+    def __init__(self):
+        super().__init__()
+        sizes = {"encoder": (SOURCE_WORDS, ENCODER_LAYERS, 2), "decoder": (TARGET_WORDS, DECODER_LAYERS, 3)}
+        for stack, (words, layers, sublayers) in sizes.items():
+            own = {"norm": nn.LayerNorm(D)} if self.is_pre else {}
+            own["layers"] = [self.layer(sublayers) for _ in range(layers)]
+            table = buffer("pe", sinusoids()[None])
+            self.add_module(stack, module(embedding=nn.Embedding(words, D), pos_encoding=table, **own))
+        place, _, name = self.output.rpartition(".")
+        self.get_submodule(place).add_module(name, linear(D, TARGET_WORDS))
 
-    def last_norm(self, stack):
-        return getattr(self, stack).layer_norm
+    def layer(self, sublayers):
+        parts = {
+            name: module(**{projection: linear() for projection in self.projections})
+            for name in (self.attentions[:1] if sublayers == 2 else self.attentions[1:])
+        }
+        names = (name.removeprefix("ffn.") for name in self.maps)
+        ffn = module(**dict(zip(names, (linear(D, FFN), linear(FFN, D)), strict=True)))
+        return module(**parts, ffn=ffn, **{name: nn.LayerNorm(D) for name in self.norms[:sublayers]})
 
-    def logits(self, x):
-        return self.trg_word_prj(x)
+
+class ModuleShared(ModuleFc):
+    attentions = ("attention", "attention", "attention")
+
+
+class ModulePrenorm(ModuleFc):
+    is_pre, output = True, "fc_out"
+    projections, maps = ("q_linear", "k_linear", "v_linear", "out"), ("ffn.linear1", "ffn.linear2")
 
 
 class TorchTutorial(nn.Module):
@@ -398,18 +359,23 @@ class TorchTutorial(nn.Module):
         self.generator = linear(D, TARGET_WORDS)
 
     def forward(self, source, target):
-        def embedded(words, ids):
-            return words.embedding(ids) * math.sqrt(D) + self.positional_encoding.pos_embedding[: ids.shape[1], 0]
-
-        hidden = self.transformer(
-            embedded(self.src_tok_emb, source),
-            embedded(self.tgt_tok_emb, target),
-            tgt_mask=torch.ones(target.shape[1], target.shape[1], dtype=torch.bool).triu(1),
-            src_key_padding_mask=source == PAD,
-            tgt_key_padding_mask=target == PAD,
-            memory_key_padding_mask=source == PAD,
+        table = self.positional_encoding.pos_embedding[:, 0]
+        embedded = (
+            words.embedding(ids) * math.sqrt(D) + table[: ids.shape[1]]
+            for words, ids in ((self.src_tok_emb, source), (self.tgt_tok_emb, target))
         )
-        return self.generator(hidden)
+        return self.generator(torch_hidden(self.transformer, *embedded, source, target))
+
+
+def torch_hidden(transformer, embedded_source, embedded_target, source, target):
+    return transformer(
+        embedded_source,
+        embedded_target,
+        tgt_mask=torch.ones(target.shape[1], target.shape[1], dtype=torch.bool).triu(1),
+        src_key_padding_mask=source == PAD,
+        tgt_key_padding_mask=target == PAD,
+        memory_key_padding_mask=source == PAD,
+    )
 
 
 LAYOUTS = {
@@ -418,6 +384,9 @@ LAYOUTS = {
     "hkproj": (Hkproj, {}),
     "hyunwoongko": (Hyunwoongko, {"layer_norm": "biased"}),
     "jadore801120": (Jadore, {"refused": ""}),
+    "module_fc": (ModuleFc, {}),
+    "module_prenorm": (ModulePrenorm, {}),
+    "module_shared": (ModuleShared, {}),
     "samlynnevans": (SamLynnEvans, {}),
     "torch_tutorial": (TorchTutorial, {}),
 }
@@ -455,40 +424,11 @@ def batch():
     return source, target
 
 
-def assert_same(ours, theirs, tolerance=1e-5):
-    """Compares logits, and searches by plain loops with the other model."""
-    source, target = batch()
+def assert_same(ours, theirs):
+    """Compares logits, and searches by plain loops with the other model; padding has an embedding and an output."""
+    ours.generation_config.suppress_tokens = [PAD]
     with torch.no_grad():
-        wanted = theirs(source, target)
-        found = ours(
-            input_ids=source,
-            attention_mask=(source != PAD).long(),
-            decoder_input_ids=target,
-            decoder_attention_mask=(target != PAD).long(),
-        ).logits
-        kept = target != PAD
-        assert (found - wanted)[kept].abs().max() <= tolerance * max(1.0, wanted.abs().max().item())
-        left, other = ([row.roll(int((row == PAD).sum())) for row in ids] for ids in (source, target))
-        left, other = torch.stack(left), torch.stack(other)
-        given = {"attention_mask": (left != PAD).long(), "decoder_attention_mask": (other != PAD).long()}
-        shifted = ours(input_ids=left, decoder_input_ids=other, **given).logits[other != PAD]
-        assert (shifted - wanted[kept]).abs().max() <= tolerance * max(1.0, wanted.abs().max().item())
-        tokens = ours.generate(
-            input_ids=source, attention_mask=(source != PAD).long(), num_beams=1, max_length=9, **NO_PAD
-        )
-        decoded = torch.full((2, 1), START)
-        while decoded.shape[1] < tokens.shape[1]:
-            logits = theirs(source, decoded)[:, -1]
-            logits[:, PAD] = -math.inf
-            last = logits.argmax(-1)
-            last = last.where(~(decoded == END).any(1), torch.tensor(PAD))
-            decoded = torch.cat([decoded, last[:, None]], 1)
-    assert decoded.tolist() == tokens.tolist()
-    for row in source:
-        row = row[row != PAD][None]
-        settings = {"num_beams": 3, "max_length": 7, "length_penalty": 0.0, "early_stopping": False}
-        found = ours.generate(input_ids=row, **settings, **NO_PAD)
-        assert found[0].tolist() == beam_search(lambda tokens, row=row: theirs(row, tokens), START, END, 3, 7, [PAD])
+        plain_reference.assert_same(ours, lambda source, mask, target: theirs(source, target), PAD, START)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -509,6 +449,7 @@ def test_every_shipped_layout_is_tested():
 OWN_TORCH = {
     "prefix": "core.",
     "causal_mask": True,
+    "decoder_start": "token",
     "names": {
         "encoder.embed_tokens.weight": "source_words.weight",
         "decoder.embed_tokens.weight": "target_words.weight",
@@ -528,15 +469,9 @@ class OwnTorch(nn.Module):
         self.head = linear(D, TARGET_WORDS)
 
     def forward(self, source, target):
-        hidden = self.core(
-            self.source_words(source) + sinusoids()[: source.shape[1]],
-            self.target_words(target) + sinusoids()[: target.shape[1]],
-            tgt_mask=torch.ones(target.shape[1], target.shape[1], dtype=torch.bool).triu(1),
-            src_key_padding_mask=source == PAD,
-            tgt_key_padding_mask=target == PAD,
-            memory_key_padding_mask=source == PAD,
-        )
-        return self.head(hidden)
+        sides = ((self.source_words, source), (self.target_words, target))
+        embedded = (words(ids) + sinusoids()[: ids.shape[1]] for words, ids in sides)
+        return self.head(torch_hidden(self.core, *embedded, source, target))
 
 
 OWN_FIELDS = {"activation_function": "gelu", "scale_embedding": False, "position_encoding": "paper"}
@@ -558,6 +493,8 @@ def test_torch_with_embeddings_named_by_the_user(norm_first, tmp_path):
 class Quirks(Bentrevett):
     """One attention for self- and cross-attention, scores over sqrt(d_model), and a row of positions for padding."""
 
+    is_scaled, attentions = False, ("self_attention", "self_attention", "self_attention")
+
     def __init__(self):
         super().__init__()
         for stack in (self.encoder, self.decoder):
@@ -565,18 +502,11 @@ class Quirks(Bentrevett):
         for layer in self.decoder.layers:
             del layer.encoder_attention
 
-    def embedded(self, ids, stack):
-        part = getattr(self, stack)
-        return part.tok_embedding(ids) + part.pos_embedding.weight[1 : 1 + ids.shape[1]]
+    def table(self, side):
+        return super().table(side)[1:]
 
     def by(self, part):
-        return attention_by(part, [f"fc_{name}" for name in "qkvo"], scale=D**-0.5)
-
-    def decoder_layer(self, number):
-        layer = self.decoder.layers[number]
-        attention = self.by(layer.self_attention)
-        norms = layer.self_attn_layer_norm, layer.enc_attn_layer_norm, layer.ff_layer_norm
-        return norms[0], attention, norms[1], attention, norms[2], self.ffn(layer)
+        return super().by(part, scale=D**-0.5)
 
 
 QUIRKS = {
@@ -632,7 +562,8 @@ def test_keys_and_values_of_unlike_widths_in_one_matrix_and_convolutions(tmp_pat
     names = {ours: name for ours, name in names.items() if ".k_proj" not in ours and ".v_proj" not in ours}
     for ours in [ours for ours in names if ours.endswith(".q_proj")]:
         names[ours.replace("q_proj", "{v,k}_proj.weight")] = names[ours].replace("fc_q", "both.weight")
-    own = {"causal_mask": True, "head_split": "transpose", "layer_norm": "biased", "names": names}
+    choices = {"head_split": "transpose", "stacking": "blocks", "decoder_start": "token", "layer_norm": "biased"}
+    own = {"causal_mask": True, **choices, "names": names}
     config = {"norm_position": "post", "layer_norm_eps": 1e-5, "activation_function": "relu", "scale_embedding": True}
     ours = load_own(tmp_path, theirs, {**own, "config": {**HEADS_OF_BOTH, **TOKENS, **config, **UNLIKE_WIDTHS}})
     assert not ours.model.decoder.layers[1].encoder_attn.k_proj.bias.any()  # of which the mapping has no name
@@ -670,6 +601,131 @@ def test_one_matrix_missing_biases_and_heads_apart(tmp_path):
     assert_same(ours, theirs)
 
 
+class StackedByHeads(Bentrevett):
+    """One matrix for queries, keys and values, head by head, as GPT-NeoX and Megatron have it."""
+
+    def __init__(self):
+        super().__init__()
+        for name, part in list(self.named_modules()):
+            if name.endswith("self_attention"):
+                del part.fc_q, part.fc_k, part.fc_v
+                part.qkv = linear(D, 3 * D)
+
+    def by(self, part):
+        if not hasattr(part, "qkv"):
+            return super().by(part)
+
+        def attention(x, memory, mask):
+            q, k, v = (one.flatten(2) for one in part.qkv(x).unflatten(-1, (HEADS, 3, -1)).unbind(-2))
+            return part.fc_o(attend(q, k, v, mask))
+
+        return attention
+
+
+def test_a_matrix_stacked_head_by_head(tmp_path):
+    theirs, names = random_model(StackedByHeads), mapping.read_names("bentrevett")
+    names = {ours: name for ours, name in names.items() if not re.search(r"self_attn.[qkv]_proj", ours)}
+    for place, kind in itertools.product(
+        ("encoder.layers.*.self_att", "decoder.layers.*.self_att"), ("weight", "bias")
+    ):
+        names[f"{place}n.{{q,k,v}}_proj.{kind}"] = f"{place}ention.qkv.{kind}"
+    own = {"causal_mask": True, "head_split": "transpose", "decoder_start": "token", "layer_norm": "biased"}
+    config = {"norm_position": "post", "layer_norm_eps": 1e-5, "activation_function": "relu", "scale_embedding": True}
+    entries = {**own, "names": names, "config": {**HEADS_OF_BOTH, **TOKENS, **config}}
+    assert_same(load_own(tmp_path, theirs, {**entries, "stacking": "heads"}), theirs)
+    with pytest.raises(ConversionError, match="stacking is missing; give blocks or heads"):
+        load_own(tmp_path, theirs, entries)
+
+
+@pytest.mark.parametrize("is_tied", [False, True])
+def test_a_decoder_that_starts_from_zeros(is_tied, tmp_path):
+    theirs = random_model(Bentrevett)
+    if is_tied:
+        theirs.decoder.fc_out.weight = theirs.decoder.tok_embedding.weight
+    ours = load_own(tmp_path, theirs, entries_of("bentrevett", {"decoder_start": "zeros"}))
+    source, target = torch.tensor([[5, 6, 7, END]]), torch.tensor([[START, 4, 5, 6]])
+    with torch.no_grad():
+        words = theirs.decoder.tok_embedding.weight.index_fill(0, torch.tensor(START), 0)
+        theirs.decoder.tok_embedding = nn.Embedding.from_pretrained(words)  # the output keeps its row
+        found = ours(input_ids=source, decoder_input_ids=target).logits
+        assert (found - theirs(source, target)).abs().max() <= 1e-5
+
+
+def test_a_row_of_zeros_among_the_positions(tmp_path):
+    theirs = random_model(Quirks)
+    for stack in (theirs.encoder, theirs.decoder):
+        stack.pos_embedding.weight.data[0] = 0
+    entries = entries_of("bentrevett", {**QUIRKS, "first_position": 1}, d_model=D, scale_embedding=False)
+    assert_same(load_own(tmp_path, theirs, entries), theirs)
+    del entries["first_position"]
+    with pytest.raises(ConversionError, match=r"row 0 of encoder.pos_embedding.weight is zeros.*give first_position"):
+        load_own(tmp_path, theirs, entries)
+
+
+def test_one_list_of_sub_layers_counted_from_one(tmp_path):
+    """Attention and feed-forward in turns: 1 to 4 are the encoder's, and 5 to 13 the decoder's."""
+    theirs = random_model(Bentrevett)
+
+    def renamed(name, number):
+        stack, part = name.split(".")[0], name.split(".")[3]
+        turn = {"self": 0, "enc": 1, "encoder": 1}.get(part.split("_")[0], 1 if stack == "encoder" else 2)
+        place = number(2, turn + 1) if stack == "encoder" else number(3, turn + 2 * ENCODER_LAYERS + 1)
+        return f"blocks.{place}.{name.split('.', 3)[3]}"
+
+    names = {
+        ours: renamed(name, lambda step, first: f"{{{step}n+{first}}}") if "*" in name else name
+        for ours, name in mapping.read_names("bentrevett").items()
+    }
+    state = {}
+    for name, value in theirs.state_dict().items():
+        layer = re.search(r"layers\.(\d+)", name)
+        state[renamed(name, lambda step, first, n=layer: step * int(n[1]) + first) if layer else name] = value
+    assert {int(name.split(".")[1]) for name in state if name.startswith("blocks.")} == set(range(1, 14))
+    torch.save(state, tmp_path / "model.pt")
+    file = written(tmp_path, entries_of("bentrevett", {"names": names}))
+    with pytest.raises(ConversionError, match="of the encoder and of the decoder: give encoder_layers and decoder_lay"):
+        mapping.load(tmp_path / "model.pt", Options(mapping=file))
+    layers = {"encoder_layers": ENCODER_LAYERS, "decoder_layers": DECODER_LAYERS}
+    file = written(tmp_path, entries_of("bentrevett", {"names": names}, **layers))
+    assert_same(mapping.load(tmp_path / "model.pt", Options(mapping=file)).model, theirs)
+    explicit = {
+        ours.replace("*", str(number)): re.sub(
+            r"{(\d)n\+(\d+)}", lambda found, n=number: str(int(found[1]) * n + int(found[2])), name
+        )
+        for ours, name in names.items()
+        for number in range(ENCODER_LAYERS if ours.startswith("encoder") else DECODER_LAYERS)
+    }
+    entries = entries_of("bentrevett", {"names": explicit})
+    file = written(tmp_path, {**mapping._entries(written(tmp_path, entries)), "names": explicit})
+    assert_same(mapping.load(tmp_path / "model.pt", Options(mapping=file)).model, theirs)
+
+
+class PlainNorms(Bentrevett):
+    """LayerNorms without gain and bias."""
+
+    def __init__(self):
+        super().__init__()
+        for name, part in list(self.named_modules()):
+            if isinstance(part, nn.LayerNorm):
+                self.get_submodule(name.rpartition(".")[0]).add_module(
+                    name.rpartition(".")[2], nn.LayerNorm(D, elementwise_affine=False)
+                )
+
+
+def test_norms_without_gain_and_bias(tmp_path):
+    theirs = random_model(PlainNorms)
+    norms = [ours for ours in mapping.read_names("bentrevett") if ours.endswith("layer_norm")]
+    names = {f"{ours}.{kind}": int(kind == "weight") for ours in norms for kind in ("weight", "bias")}
+    assert_same(load_own(tmp_path, theirs, entries_of("bentrevett", {"names": names})), theirs)
+
+
+def test_an_embedding_without_an_output(tmp_path):
+    theirs = random_model(Bentrevett)
+    theirs.decoder.tok_embedding = nn.Embedding(TARGET_WORDS + 1, D)
+    with pytest.raises(ConversionError, match=r"embeddings have 20 rows and the output 19.*insert the missing rows"):
+        load_own(tmp_path, theirs, entries_of("bentrevett"))
+
+
 # ---- What is refused ----
 REFUSALS = {
     "heads without a transpose": ({"head_split": "view"}, "cut by view(B, h, T, d_k) without a transpose"),
@@ -687,7 +743,7 @@ REFUSALS = {
                 "decoder.head.bias": "decoder.fc_out.bias",
             }
         },
-        "without a place in our model: decoder.fc_out.bias (decoder.head.bias)",
+        "without a place in this model: decoder.fc_out.bias (decoder.head.bias)",
     ),
     "a refused layout": ({"refused": "there are two."}, "can't be converted: there are two."),
 }
@@ -702,12 +758,12 @@ def test_refusals(case, tmp_path):
 
 
 FIELDS = {
-    "wrong number of heads": ({"encoder_attention_heads": 5}, "encoder_attention_heads is 5, which doesn't divide"),
+    "wrong number of heads": ({"encoder_attention_heads": 5}, "encoder_attention_heads is 5 and doesn't divide"),
     "an end that isn't there": (
         {"eos_token_id": TARGET_WORDS},
         "eos_token_id is 19, and the target vocabulary has 19 tokens, from 0 up",
     ),
-    "no such field": ({"layers": 3}, "our configuration has no field layers"),
+    "no such field": ({"layers": 3}, "VanillaTransformerConfig has no field layers"),
     "too few positions": ({"max_position_embeddings": 512}, "25 learned positions, fewer than the model's 512"),
     "matrices that differ": ({"tie_word_embeddings": True}, "tie_word_embeddings is true, and the matrices differ"),
     "another width": ({"d_model": 24}, "encoder.pos_embedding.weight (25, 12) is no table of positions of width 24"),
@@ -727,7 +783,7 @@ def test_numbers_that_no_tensor_tells(tmp_path):
     entries = entries_of("bentrevett")
     for name in ("pad_token_id", "decoder_start_token_id"):
         del entries["config"][name]
-    with pytest.raises(ConversionError, match="which no tensor tells") as raised:
+    with pytest.raises(ConversionError, match="no tensor tells that") as raised:
         load_own(tmp_path, random_model(Bentrevett), entries)
     assert "pad_token_id" in str(raised.value)
     assert "decoder_start_token_id" in str(raised.value)
@@ -832,7 +888,7 @@ class Holder:
 
 
 OTHER_FILES = {
-    "a tar of PyTorch 0.1": (plant_tar, "before 0.1.10, which may run code"),
+    "a tar of PyTorch 0.1": (plant_tar, "before 0.1.10, and that may run code"),
     "TorchScript": (lambda file: torch.jit.save(torch.jit.script(nn.Linear(2, 2)), file), "archive of TorchScript"),
     "a planted state": (lambda file: torch.save({"state_dict": Holder()}, file), "it holds exec, and only data"),
     "a whole module": (lambda file: torch.save(nn.Linear(2, 2), file), "it holds torch.nn.modules.linear.Linear"),
@@ -860,7 +916,102 @@ def test_a_mapping_is_plain_data(tmp_path, monkeypatch):
     assert not (tmp_path / "planted").exists()
 
 
+def test_an_archive_that_unpacks_to_far_more_than_its_size(tmp_path):
+    """A compressed archive, and a tensor that repeats one number."""
+    theirs = random_model(Bentrevett)
+    file = written(tmp_path, entries_of("bentrevett"))
+    with (
+        zipfile.ZipFile(saved(tmp_path, theirs)) as archive,
+        zipfile.ZipFile(tmp_path / "packed.pt", "w", zipfile.ZIP_DEFLATED) as packed,
+    ):
+        for name in archive.namelist():
+            packed.writestr(name, archive.read(name) + bytes(1_000_000 if "/data/" in name else 0))
+    state = {**theirs.state_dict(), "decoder.fc_out.bias": torch.zeros(1).expand(2**28)}
+    torch.save(state, tmp_path / "repeated.pt")
+    for name, message in (
+        ("packed", "packed.pt can't be read .it is compressed"),
+        ("repeated", "repeat their numbers"),
+    ):
+        with pytest.raises(ConversionError, match=message):
+            mapping.load(tmp_path / f"{name}.pt", Options(mapping=file))
+
+
 # ---- The command ----
+@pytest.mark.parametrize("kind", ["pt", "npz"])
+def test_check(kind, tmp_path, capsys):
+    """Logits of the original are compared; with another number of heads, nothing is written."""
+    theirs, (source, target) = random_model(Bentrevett), batch()
+    with torch.no_grad():
+        logits = theirs(source, target)
+    names = {"input_ids": source, "attention_mask": source != PAD, "decoder_input_ids": target, "logits": logits}
+    example = tmp_path / f"example.{kind}"
+    if kind == "pt":
+        torch.save(names, example)
+    else:
+        np.savez(example, **{name: value.numpy() for name, value in names.items()})
+    command = ["convert", str(saved(tmp_path, theirs)), "--output", str(tmp_path / "ours"), "--check", str(example)]
+    for heads in (4, HEADS):
+        given = written(tmp_path, entries_of("bentrevett", encoder_attention_heads=heads))
+        code = cli.main([*command, "--mapping", str(given)])
+        out, err = capsys.readouterr()
+        if heads == HEADS:
+            assert code == 0
+            assert re.search(r"note: logits differ from the example's by at most \de-0[67], where the largest", out)
+        else:
+            assert code == 2
+            assert re.search(r"the converted model isn't the original: its logits differ by up to \d\.\d+, where", err)
+            assert not (tmp_path / "ours").exists()
+
+
+CHECKS = {
+    "no logits": (lambda example: example.pop("logits"), "has no logits"),
+    "another vocabulary": (lambda example: example.update(logits=torch.zeros(2, 5, 7)), "logits are (2, 5, 7)"),
+    "an id too high": (lambda example: example["input_ids"].fill_(99), "input_ids are not all between 0 and 16"),
+    "half precision": (lambda example: example.update(logits=torch.zeros(2, 5, 19).half()), "in float32"),
+    "a list": (lambda example: example.update(input_ids=[1, 2]), "isn't a tensor"),
+}
+
+
+@pytest.mark.parametrize("case", CHECKS)
+def test_examples_that_are_refused(case, tmp_path):
+    theirs, (source, target) = random_model(Bentrevett), batch()
+    change, message = CHECKS[case]
+    example = {"input_ids": source, "attention_mask": source != PAD, "decoder_input_ids": target}
+    example["logits"] = torch.zeros(2, 5, TARGET_WORDS)
+    change(example)
+    torch.save(example, tmp_path / "example.pt")
+    with pytest.raises(ConversionError) as raised:
+        convert(
+            saved(tmp_path, theirs),
+            tmp_path / "ours",
+            mapping=written(tmp_path, entries_of("bentrevett")),
+            check=tmp_path / "example.pt",
+        )
+    assert message in str(raised.value)
+    assert not (tmp_path / "ours").exists()
+
+
+def test_what_needs_no_torch(tmp_path):
+    """The list of mappings, an output that exists and an example that doesn't are answered before slow imports."""
+    program = (
+        "import sys, hf_vanilla_transformer_cli\n"
+        "try: code = hf_vanilla_transformer_cli.main()\n"
+        "except SystemExit as end: code = end.code\n"
+        "sys.exit(9 if 'torch' in sys.modules else code)"
+    )
+    (tmp_path / "there").write_text("mine")
+    source = str(saved(tmp_path, nn.Linear(2, 2)))
+    for arguments, code, message in (
+        (["--list-mappings"], 0, "module_fc: Modules with w_q, w_k, w_v and fc in each attention"),
+        ([source, "--output", str(tmp_path / "there")], 2, "there exists; choose another output"),
+        ([source, "--output", str(tmp_path / "new"), "--check", "no.npz"], 2, "--check no.npz doesn't exist"),
+    ):
+        command = [sys.executable, "-c", program, "convert", *arguments]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert done.returncode == code, done.stderr
+        assert message in done.stdout + done.stderr
+
+
 @pytest.mark.parametrize("kind", ["pt", "state_dict", "safetensors"])
 def test_convert(kind, tmp_path, capsys):
     theirs = random_model(Annotated)

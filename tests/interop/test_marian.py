@@ -2,7 +2,6 @@
 
 import json
 import os
-import pickle
 import re
 import shutil
 import subprocess
@@ -22,10 +21,10 @@ from transformers import (
 )
 
 from hf_vanilla_transformer import Translator, cli, engine
-from hf_vanilla_transformer.checkpoints.loading import CheckpointError, load_checkpoint
-from hf_vanilla_transformer.interop.base import ConversionError
+from hf_vanilla_transformer.checkpoints.loading import load_checkpoint
+from hf_vanilla_transformer.interop.conversion import ConversionError
 from hf_vanilla_transformer.interop.convert import convert
-from hf_vanilla_transformer.interop.marian import from_marian, is_marian, marian_names, opus_mt_tokenizer
+from hf_vanilla_transformer.interop.marian import from_marian, opus_mt_tokenizer, recognises
 
 PAD = 30
 # Where all sizes differ from one another, no axis can be taken for another.
@@ -46,8 +45,6 @@ VARIANTS = {
     "two vocabularies": SEPARATE,
     "two vocabularies, untied output": {**SEPARATE, "tie_word_embeddings": False},
     "unscaled embeddings": {"scale_embedding": False},
-    "silu": {"activation_function": "silu"},
-    "relu": {"activation_function": "relu"},
     "gelu": {"activation_function": "gelu"},
     "wider": {"d_model": 24, "encoder_attention_heads": 3},
 }
@@ -117,8 +114,10 @@ def test_logits_loss_and_gradients(variant):
     for name, parameter in ours.named_parameters():
         if name == "lm_head.bias":  # Marian's is no parameter
             continue
-        twins = [dict(theirs.named_parameters()).get(one) for one in marian_names(name, ours.config)]
-        gradient = next(twin.grad for twin in twins if twin is not None and twin.grad is not None)
+        twin = name.replace(".feed_forward.", ".")  # parameters that are tied have the first one's name
+        if twin == "model.encoder.embed_tokens.weight" and ours.config.share_encoder_decoder_embeddings:
+            twin = "model.shared.weight"
+        gradient = dict(theirs.named_parameters())[twin].grad
         assert torch.allclose(parameter.grad, gradient, rtol=0, atol=1e-5), name
         compared += 1
     assert compared == len(list(ours.parameters())) - 1
@@ -146,11 +145,10 @@ def test_the_papers_decoding_is_not_taken_over(converted):
         assert not settings.early_stopping
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16])
-def test_the_type_of_the_weights_is_kept(dtype):
-    theirs = marian_model().to(dtype)
+def test_the_type_of_the_weights_is_kept():
+    theirs = marian_model().to(torch.bfloat16)
     ours, _ = from_marian(theirs)
-    assert {parameter.dtype for parameter in ours.parameters()} == {dtype}
+    assert {parameter.dtype for parameter in ours.parameters()} == {torch.bfloat16}
     assert torch.equal(ours.model.encoder.embed_tokens.weight, theirs.model.shared.weight)
     exact = marian_model()  # its positional table isn't rounded
     exact.load_state_dict({n: v.float() for n, v in theirs.state_dict().items() if "positions" not in n}, strict=False)
@@ -186,7 +184,6 @@ def _old_configuration(path):
 
 FILES = {
     "safetensors": lambda path: None,
-    "PyTorch": _as_bin,
     "PyTorch before 1.6": lambda path: _as_bin(path, _use_new_zipfile_serialization=False),
     "sharded": _sharded,
     "old configuration": _old_configuration,
@@ -196,7 +193,7 @@ FILES = {
 @pytest.mark.parametrize("kind", FILES)
 def test_folders(kind, copy_of):
     FILES[kind](copy_of)
-    assert is_marian(copy_of)
+    assert recognises(copy_of)
     theirs = MarianMTModel.from_pretrained(copy_of)
     ours, tokenizer = from_marian(copy_of)
     inputs = tokenizer(["A man is riding a bicycle.", "Two girls"], padding=True, return_tensors="pt")
@@ -224,18 +221,15 @@ NORM = "model.encoder.layers.1.final_layer_norm.weight"
 TABLE = "model.encoder.embed_positions.weight"
 DAMAGE = {
     "missing tensors": (lambda path: _edit(path, **{NORM: None}), f"missing: {NORM}"),
-    "unknown tensors": (lambda path: _edit(path, **{"model.extra": torch.ones(2)}), "unknown: model.extra"),
-    "another shape": (
-        lambda path: _edit(path, **{NORM: torch.ones(17)}),
-        rf"of another shape: {NORM} \(17,\) instead of \(16,\)",
+    "another table": (
+        lambda path: _edit(path, **{TABLE: torch.rand(512, 16)}),
+        "the positional tables are not those of position_encoding='marian'",
     ),
-    "NaN": (lambda path: _edit(path, **{NORM: torch.full((16,), torch.nan)}), f"not finite: {NORM}"),
-    "another table": (lambda path: _edit(path, **{TABLE: torch.rand(512, 16)}), f"not Marian's sinusoids: {TABLE}"),
     "untied": (
         lambda path: _edit(
             path, **{"lm_head.weight": 2 * load_file(path / "model.safetensors")["model.shared.weight"]}
         ),
-        "config.json says that they are one matrix: model.shared.weight and lm_head.weight",
+        "config.json says that model.shared.weight and lm_head.weight are one matrix, and they differ",
     ),
     "FSMT": (lambda path: _config(path, model_type="fsmt"), "'fsmt': its tokenizer consists of Moses' scripts"),
     "ours": (lambda path: _config(path, model_type="vanilla_transformer"), "already"),
@@ -267,25 +261,10 @@ def test_damage_is_named_and_nothing_is_written(kind, copy_of, tmp_path, capsys)
     with pytest.raises(ValueError, match=message):
         convert(copy_of, output)
     assert not list(output.parent.iterdir())
+    capsys.readouterr()
     assert cli.main(["convert", str(copy_of), "--output", str(output)]) == 2
     assert capsys.readouterr().err.count("\n") == 1
     assert not list(output.parent.iterdir())
-
-
-class Planted:
-    def __reduce__(self):
-        return (open, ("planted", "w"))
-
-
-def test_a_pickle_runs_nothing(copy_of, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (copy_of / "model.safetensors").unlink()
-    torch.save({"model.shared.weight": Planted()}, copy_of / "pytorch_model.bin")
-    with pytest.raises(ConversionError, match=r"pytorch_model.bin can't be read"):
-        from_marian(copy_of)
-    assert not (tmp_path / "planted").exists()
-    pickle.loads(pickle.dumps(Planted()))  # which a plain pickle would have run
-    assert (tmp_path / "planted").exists()
 
 
 @pytest.mark.parametrize("shard", ["../../etc/passwd", 7])
@@ -313,16 +292,6 @@ def test_a_converted_checkpoint(folder, converted):
     assert ours.config.tokenizer_fingerprint
 
 
-@pytest.mark.parametrize("file", ["target.spm", "vocab.json"])
-def test_another_models_tokenizer_is_refused(file, converted, tmp_path):
-    other = opus_mt_tokenizer_files(tmp_path / "other", pieces={"source": 100, "target": 120})
-    edited = shutil.copytree(converted, tmp_path / "edited")
-    load_checkpoint(edited)
-    shutil.copyfile(other / file, edited / file)
-    with pytest.raises(CheckpointError, match=r"trained with another tokenizer|nothing says that the two belong"):
-        load_checkpoint(edited)
-
-
 def test_a_special_token_with_two_ids(tmp_path, caplog):
     folder = opus_mt_tokenizer_files(tmp_path / "two", separate_vocabs=True)
     opus_mt_tokenizer(folder)
@@ -334,8 +303,7 @@ def test_a_special_token_with_two_ids(tmp_path, caplog):
         opus_mt_tokenizer(folder)
 
 
-def test_half_precision_becomes_single_precision_on_a_cpu(copy_of, tmp_path, monkeypatch):
-    monkeypatch.setenv("HF_VANILLA_TRANSFORMER_CACHE", str(tmp_path / "cache"))
+def test_half_precision_becomes_single_precision_on_a_cpu(copy_of):
     model = MarianMTModel.from_pretrained(copy_of).half()
     model.save_pretrained(copy_of)
     assert from_marian(copy_of)[0].dtype == torch.float16
@@ -356,7 +324,7 @@ class Hidden:
 sys.meta_path.insert(0, Hidden())
 import json
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
-tokenizer = AutoTokenizer.from_pretrained(sys.argv[1], trust_remote_code=sys.argv[3] == "trusted")
+tokenizer = AutoTokenizer.from_pretrained(sys.argv[1], trust_remote_code=False)
 model = AutoModelForSeq2SeqLM.from_pretrained(sys.argv[1], trust_remote_code=True)
 inputs = tokenizer(json.loads(sys.argv[2]), padding=True, return_tensors="pt")
 output = model.generate(**inputs)
@@ -367,10 +335,9 @@ print(json.dumps([inputs["input_ids"].tolist(), output.tolist(), tokenizer.batch
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("how", ["tokenizer without code"])
-def test_without_the_package(how, folder, converted, tmp_path):
+def test_without_the_package(folder, converted, tmp_path):
     texts = ["A man is riding a bicycle.", "Two young girls are playing football."]
-    command = [sys.executable, "-c", WITHOUT, str(converted), json.dumps(texts), how]
+    command = [sys.executable, "-c", WITHOUT, str(converted), json.dumps(texts)]
     result = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=240, check=False)
     assert result.returncode == 0, result.stderr
     inputs = marian_tokenizer(folder)(texts, padding=True, return_tensors="pt")
@@ -379,19 +346,9 @@ def test_without_the_package(how, folder, converted, tmp_path):
     assert json.loads(result.stdout) == [inputs["input_ids"].tolist(), output.tolist(), decoded]
 
 
-def test_what_travels(converted):
-    names = {file.name for file in converted.iterdir()}
-    assert {"source.spm", "target.spm", "vocab.json", "tokenizer_config.json"} <= names
-    assert {"modeling_vanilla_transformer.py", "LICENSE-CODE", "README.md"} <= names
-    assert "tokenization_vanilla_transformer.py" not in names
-    settings = json.loads((converted / "tokenizer_config.json").read_text())
-    assert settings["tokenizer_class"] == "MarianTokenizer"
-    assert "auto_map" not in settings
-    assert type(AutoTokenizer.from_pretrained(converted)) is MarianTokenizer
-
-
 def test_the_card_quotes_the_source(converted):
     card = (converted / "README.md").read_text()
+    assert (converted / "modeling_vanilla_transformer.py").is_file()
     for line in (
         "license: cc-by-4.0",
         "language:\n- en\n- de",
@@ -406,9 +363,9 @@ def test_the_card_quotes_the_source(converted):
 # ---- where it is written ----
 def test_what_is_there_is_not_overwritten(folder, tmp_path):
     (tmp_path / "notes.txt").write_text("mine")
-    with pytest.raises(ConversionError, match="exists; choose another output"):
+    with pytest.raises(OSError, match="exists; choose another output"):
         convert(folder, tmp_path)
-    with pytest.raises(ConversionError, match="there is no folder"):
+    with pytest.raises(OSError, match="there is no folder"):
         convert(folder, tmp_path / "a" / "b")
     assert [file.name for file in tmp_path.iterdir()] == ["notes.txt"]
     empty = tmp_path / "empty"

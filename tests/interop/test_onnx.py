@@ -22,7 +22,7 @@ from hf_vanilla_transformer import (
     cli,
 )
 from hf_vanilla_transformer.configuration_vanilla_transformer import POSITION_ENCODINGS
-from hf_vanilla_transformer.interop.base import ConversionError
+from hf_vanilla_transformer.interop.conversion import ConversionError
 from hf_vanilla_transformer.interop.convert import convert
 from hf_vanilla_transformer.modeling_vanilla_transformer import SinusoidalPositions
 

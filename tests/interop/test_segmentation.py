@@ -15,7 +15,7 @@ from subword_nmt import apply_bpe, learn_bpe
 from transformers import AutoTokenizer
 
 from hf_vanilla_transformer import DictionaryTokenizer, tokenization_dictionary
-from hf_vanilla_transformer.interop.base import ConversionError
+from hf_vanilla_transformer.interop.conversion import ConversionError
 from hf_vanilla_transformer.interop.segmentation import tokenizer_of
 
 SPECIAL = {"bos_token": "<s>", "pad_token": "<pad>", "eos_token": "</s>", "unk_token": "<unk>"}
@@ -173,7 +173,7 @@ def test_a_library_that_is_missing(originals, monkeypatch, tmp_path):
         made = originals(kind)
         made.ours.save_pretrained(tmp_path)
         monkeypatch.setattr(tokenization_dictionary, module, None)
-        with pytest.raises(ImportError, match=f"needs {name}, which isn't installed: pip install {name}"):
+        with pytest.raises(ImportError, match=f"needs {name}: pip install {name}"):
             AutoTokenizer.from_pretrained(tmp_path)
         with pytest.raises(ConversionError, match=f"pip install {name}; or convert without a tokenizer"):
             tokenizer_of(made.folder, tuple(made.dictionaries), SPECIAL)

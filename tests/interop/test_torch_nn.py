@@ -166,15 +166,3 @@ def test_what_it_has_no_place_for_is_refused(run, tokenizer, tmp_path, fields, r
     assert "torch.nn.Transformer" in err
     assert reason in err
     assert [file.name for file in tmp_path.iterdir()] == ["ours"]
-
-
-@pytest.mark.parametrize("there", ["file", "folder"])
-def test_nothing_is_overwritten(run, tiny_checkpoint, tmp_path, there):
-    output = tmp_path / "out"
-    kept = output if there == "file" else output / "kept"
-    kept.parent.mkdir(exist_ok=True)
-    kept.write_text("kept")
-    code, _, err = run("export", "--model", tiny_checkpoint, "--to", "torch", "--output", f"{output}/")
-    assert (code, err) == (2, f"vanilla-transformer: error: {output} exists; choose another output\n")
-    assert kept.read_text() == "kept"
-    assert [*tmp_path.iterdir()] == [output]

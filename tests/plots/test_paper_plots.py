@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from matplotlib.colors import to_hex
 
 from hf_vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
 from hf_vanilla_transformer.modeling_vanilla_transformer import sinusoidal_table
@@ -35,8 +36,8 @@ def test_sines_and_cosines_are_those_of_the_formula(encoding, d_model):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("learned",), "'learned' has no sinusoids, as the table is trained; choose one of paper, tensor2tensor"),
-        (("papre",), "'papre' doesn't exist"),
+        (("learned",), "'learned' has no sinusoids; choose one of paper, tensor2tensor"),
+        (("papre",), "'papre' has no sinusoids"),
         (("paper", 1), "d_model is 1; give a number from 2 to 8,192"),
         (("paper", 10**9), "d_model is 1000000000"),
         (("paper", 8, 1), "positions is 1; give a number from 2 to 2,000"),
@@ -64,21 +65,9 @@ def test_the_masks_are_those_of_the_model():
 
 
 def _seen(panel):
-    blue = tuple(int(SEEN[start : start + 2], 16) for start in (1, 3, 5))
-    return (np.asarray(panel.images[0].get_array()) == blue).all(axis=-1)
-
-
-@pytest.mark.parametrize(
-    ("source", "target", "padding", "message"),
-    [
-        ([], ["a"], 1, "source must have 1 to 2,000 tokens"),
-        (["a"], "a b", 1, "target must have 1 to"),
-        (["a"], ["b"], -1, "padding is -1; give a number from 0"),
-    ],
-)
-def test_masks_out_of_range(source, target, padding, message):
-    with pytest.raises(ValueError, match=message):
-        plot_masks(source, target, padding)
+    image = panel.images[0]
+    assert to_hex(image.cmap(image.norm(True))) == SEEN.lower()
+    return np.asarray(image.get_array(), bool)
 
 
 def test_the_schedule_is_equation_3():
@@ -96,14 +85,6 @@ def test_logged_rates_are_drawn_as_they_are():
     assert figure.axes[0].get_lines()[0].get_xydata().tolist() == [[1, 0.5], [10, 0.25]]
 
 
-@pytest.mark.parametrize(
-    ("schedules", "updates", "message"),
-    [
-        ({}, None, "no schedule and no logged learning rate"),
-        ({"a": Schedule(0.0, 10)}, None, "have to be positive"),
-        ({"a": Schedule(1.0, 10)}, 0, "have to be positive"),
-    ],
-)
-def test_schedules_that_cannot_be(schedules, updates, message):
-    with pytest.raises(ValueError, match=message):
-        plot_schedule(schedules, updates)
+def test_a_schedule_without_anything_to_draw():
+    with pytest.raises(ValueError, match="no schedule and no logged learning rate"):
+        plot_schedule({})

@@ -117,14 +117,9 @@ def test_scores_that_are_no_distribution_are_refused(weights):
         plot_attention(weights, list("abcd"), list("xyz"))
 
 
-def test_a_string_instead_of_pieces_is_refused():
-    with pytest.raises(TypeError, match="source_pieces is one string; give the list"):
-        plot_attention(_weights(2, 3, 4), "abcd", list("xyz"))
-
-
 def test_without_matplotlib_the_error_names_the_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    spec = importlib.util.spec_from_file_location("hf_vanilla_transformer.publish.drawing_alone", drawing.__file__)
+    spec = importlib.util.spec_from_file_location("hf_vanilla_transformer.plots.drawing_alone", drawing.__file__)
     with pytest.raises(ImportError, match=r"pip install '.\[plot\]'"):
         spec.loader.exec_module(importlib.util.module_from_spec(spec))
 

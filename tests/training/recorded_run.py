@@ -6,12 +6,8 @@ sources, translations and references.
 FSDP works on CPUs. Accelerate turns it on for devices of certain kinds only, and CPUs are not among them, although
 PyTorch's FSDP runs on them with gloo. So CPU processes that are asked for FSDP are called GPU processes once their
 group and device are set up; what follows is what happens on GPUs, but for the kernels.
-
-DeepSpeed runs on CPUs with DS_ACCELERATOR=cpu, and compiles communication through shared memory for a minute or more,
-outside of the test's folder. Without it, gloo communicates.
 """
 
-import importlib
 import json
 import os
 import sys
@@ -47,6 +43,4 @@ if __name__ == "__main__":
     TranslationMetrics.__call__ = recorded
     if os.environ.get("ACCELERATE_USE_FSDP") == "true":
         PartialState.set_device = called_gpu
-    if os.environ.get("ACCELERATE_USE_DEEPSPEED") == "true":
-        importlib.import_module("deepspeed.comm.torch").build_shm_op = lambda: None
     sys.exit(main())

@@ -2,7 +2,6 @@
 
 import dataclasses
 import re
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,7 +12,7 @@ from transformers.trainer_utils import IntervalStrategy
 from hf_vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
 from hf_vanilla_transformer.data.corpora import Corpus, CorpusError
 from hf_vanilla_transformer.training import recipe as recipe_module
-from hf_vanilla_transformer.training.options import SUPPORTED, THEIRS
+from hf_vanilla_transformer.training.options import UNSUPPORTED
 from hf_vanilla_transformer.training.recipe import (
     RECIPES,
     DataArguments,
@@ -63,41 +62,24 @@ def test_defaults_are_the_papers():
         ("max_steps: 1000", "max_steps", 1000),
         ("max_steps: -1\nnum_train_epochs: 3", "max_steps", -1),
         ("num_train_epochs: 3", "max_steps", -1),
-        ("num_train_epochs: 0", "max_steps", 100_000),
-        ("max_steps: 1_000", "max_steps", 1000),
         ("max_steps: '1000'", "max_steps", 1000),
-        ("learning_rate: 0.005", "learning_rate", 0.005),
         ("learning_rate: 1e-4", "learning_rate", 1e-4),
-        ("learning_rate: 5E-4", "learning_rate", 5e-4),
-        ("learning_rate: 1.5e+0", "learning_rate", 1.5),
         ("learning_rate: 1", "learning_rate", 1.0),
         ("learning_rate: null", "learning_rate", None),
-        ("learning_rate:", "learning_rate", None),
         ("max_grad_norm: ~", "max_grad_norm", 0.0),
-        ("weight_decay: 0.5", "weight_decay", 0.5),
         ("warmup_steps: 4e3", "warmup_steps", 4000),
         ("bf16: true", "bf16", True),
-        ("bf16: True", "bf16", True),
-        ("bf16: yes", "bf16", True),
-        ("bf16: false", "bf16", False),
         ("predict_with_generate: false", "predict_with_generate", False),
-        ("predict_with_generate: no", "predict_with_generate", False),
         ("eval_strategy: no", "eval_strategy", IntervalStrategy.NO),
         ("eval_strategy: steps\neval_steps: 10", "eval_strategy", IntervalStrategy.STEPS),
         ("run_name: a = b # c", "run_name", "a = b"),
-        ("run_name: '--a: b # c'", "run_name", "--a: b # c"),
-        ("run_name: ''", "run_name", ""),
         ("run_name: Büsche", "run_name", "Büsche"),
         ("\ufeffrun_name: a", "run_name", "a"),
         ("report_to: tensorboard", "report_to", ["tensorboard"]),
-        ("report_to: [tensorboard]", "report_to", ["tensorboard"]),
         ("report_to: none", "report_to", []),
-        ("report_to: []", "report_to", []),
         ("lr_scheduler_kwargs: {timescale: 4000}", "lr_scheduler_kwargs", {"timescale": 4000}),
-        ("lr_scheduler_kwargs: {}", "lr_scheduler_kwargs", {}),
         ("lr_scheduler_kwargs: '{\"timescale\": 1}'", "lr_scheduler_kwargs", {"timescale": 1}),
         ("average-last: 5", "average_last", 5),
-        ("max_steps: &n 7\naverage_last: *n", "average_last", 7),
     ],
 )
 def test_values_of_every_kind(recipe, text, name, value):
@@ -116,7 +98,7 @@ def test_values_in_a_dictionary(recipe, monkeypatch):
 def test_lists_of_files_and_words_that_look_like_something_else(recipe):
     data, *_ = recipe(
         "train_source: [a b.en, 'c,d.en', ü.en]\n"
-        "train_target:\n- -1\n- 2.5\n- no\n"
+        "train_target:\n- '-1'\n- '2.5'\n- no\n"
         "train_data: one.tsv\n"  # a single one needs no list
         "validation_data: []\n"
         "source_column: no\n"  # Norwegian, which YAML 1.1 takes for `false`
@@ -135,7 +117,7 @@ def test_the_command_line_overrides_the_file(recipe):
     )
     data, model, training = recipe(
         text, "--max-steps", "7", "--preset=big", "--train-source", "c", "d", "e", "--predict-with-generate=false",
-        "--bf16", "no", "--lr-scheduler-kwargs", '{"timescale": 2}', "--d-model", "64",
+        "--bf16", "false", "--lr-scheduler-kwargs", '{"timescale": 2}', "--d-model", "64",
     )  # fmt: skip
     assert (training.max_steps, training.predict_with_generate, training.bf16, training.seed) == (7, False, False, 3)
     assert (model.preset, model.d_model, data.train_source) == ("big", 64, ["c", "d", "e"])
@@ -145,12 +127,6 @@ def test_the_command_line_overrides_the_file(recipe):
 def test_the_command_line_alone():
     data, model, training = parse_recipe([], ["--train-data", "a.tsv", "b.tsv", "--dropout", "0", "--fp16=false"])
     assert (data.train_data, model.dropout, training.fp16) == (["a.tsv", "b.tsv"], 0.0, False)
-
-
-def test_nothing_else_is_read(tmp_path, monkeypatch):
-    (tmp_path / "program.args").write_text("--seed 7")  # where transformers would look
-    monkeypatch.setattr(sys, "argv", [str(tmp_path / "program")])
-    assert parse_recipe()[2].seed == 42
 
 
 def test_an_option_given_twice_on_the_command_line_has_its_last_value():
@@ -171,29 +147,24 @@ def test_bf16_works_on_a_cpu(recipe):
     ("text", "message"),
     [
         ("max_step: 5", r"recipe\.yaml: unknown option 'max_step'; did you mean 'max_steps'\?"),
-        ("max-step: 5", r"recipe\.yaml: unknown option 'max-step'; did you mean 'max_steps'\?"),
         ("xyzzy: 5", r"recipe\.yaml: unknown option 'xyzzy'$"),
         ("no_predict_with_generate: true", r"unknown option 'no_pred.*; did you mean 'predict_with_generate'\?"),
-        ("1: 5", r"unknown option 1$"),
         ("max_steps: 5\nmax-steps: 6", r"recipe\.yaml:2: 'max_steps' is given twice"),
         (
             "train_file: a\ntrain-data: b",
             r"recipe\.yaml: train_file and train-data are two names of one option; give one",
         ),
-        ("max_steps: 5\nseed: 1\nmax_steps: 5", r"recipe\.yaml:3: 'max_steps' is given twice"),
-        ("max_steps: many", r"--max-steps: invalid int value: 'many'"),
-        ("max_steps: 1.5", r"--max-steps.*: invalid int value: '1\.5'"),
-        ("max_steps: true", r"--max-steps.*: invalid int value: 'True'"),
-        ("max_steps: {a: 1}", r"--max-steps.*: invalid int value: "),
-        ("max_steps: ''", r"--max-steps.*: invalid int value: ''"),
-        ("max_steps: [1, 2]", r"max_steps takes one value, not a list: \[1, 2\]"),
-        ("max_steps: []", r"max_steps takes one value, not a list: \[\]"),
-        ("lr_scheduler_kwargs: [1]", r"lr_scheduler_kwargs takes one value, not a list"),
-        ("learning_rate: fast", r"--learning-rate.*: invalid float value: 'fast'"),
-        ("bf16: maybe", r"--bf16: .*got maybe but expected .*true/false"),
-        ("train_source: [a, [b]]", r"train_source takes a list of strings, not \['a', \['b'\]\]"),
-        ("train_source: [a, null]", r"train_source takes a list of strings"),
-        ("eval_strategy: stepz", r"eval_strategy is 'stepz'; choose one of: no, steps, epoch; did you mean 'steps'\?"),
+        ("max_steps: many", r"max_steps is 'many'; give an integer$"),
+        ("max_steps: 1.5", r"max_steps is 1\.5; give an integer$"),
+        ("max_steps: {a: 1}", r"max_steps is \{'a': 1\}; give an integer$"),
+        ("max_steps: [1, 2]", r"max_steps is \[1, 2\]; give an integer$"),
+        ("lr_scheduler_kwargs: [1]", r"lr_scheduler_kwargs is \[1\]; give text, .* or a mapping$"),
+        ("learning_rate: fast", r"learning_rate is 'fast'; give a number$"),
+        ("bf16: yes", r"bf16 is 'yes'; give true or false$"),
+        ("run_name: 2024-12-13", r"run_name is datetime.*; give text, in quotes if it looks like a number or a date$"),
+        ("train_source: [a, [b]]", r"train_source is \['a', \['b'\]\]; give a list of strings$"),
+        ("eval_strategy: stepz", r"stepz is not a valid IntervalStrategy, please select one of"),
+        ("log_level: loud", r"log_level is 'loud'; choose one of: detail, debug, "),
         ("lr_scheduler_type: cosin", r"cosin is not a valid SchedulerType, please select one of"),
         ("per_device_train_batch_tokens: -1", r"per_device_train_batch_tokens is -1; give 0 or more"),
         ("shuffle_buffer_size: 0", r"shuffle_buffer_size is 0; give 1 or more"),
@@ -202,13 +173,10 @@ def test_bf16_works_on_a_cpu(recipe):
             r"load_best_model_at_end requires .* Evaluation strategy: .* Save strategy: ",
         ),
         ("- max_steps: 5", r"recipe\.yaml is not a recipe; write one line per option, `max_steps: 1000`"),
-        ("max_steps", r"recipe\.yaml is not a recipe"),
         ("# nothing", r"recipe\.yaml is not a recipe"),
         ("seed: 1\nmax_steps: 5: 6", r"recipe\.yaml:2: mapping values are not allowed here; write one line per"),
         ("seed: 1\n\tmax_steps: 5", r"recipe\.yaml:2: .*; write one line per option"),
-        ("seed: *one", r"recipe\.yaml:1: found undefined alias 'one'"),
         ("seed: !!python/object/apply:os.getcwd []", r"recipe\.yaml:1: could not determine a constructor"),
-        ("seed: \0", r"recipe\.yaml is not YAML: unacceptable character"),
         ("run_name: 2024-13-45", r"recipe\.yaml is not YAML: month must be in 1\.\.12"),
         (b"run_name: B\xfcsche", r"recipe\.yaml is not YAML: 'utf-8' codec can't decode byte 0xfc"),
     ],
@@ -223,21 +191,18 @@ def test_a_wrong_recipe_is_one_line_that_names_what_is_wrong(recipe, text, messa
     ("overrides", "message"),
     [
         (["--max-step", "5"], r"unknown option --max-step; did you mean '--max-steps'\?"),
-        (["--max_step=5"], r"unknown option --max-step; did you mean '--max-steps'\?"),
         (["--train-fil=5"], r"unknown option --train-fil; did you mean '--train-file'\?"),
         (["--xyzzy"], r"unknown option --xyzzy$"),
         (
             ["--source-lang", "en", "--source-column=x"],
             r"^--source-lang and --source-column are two names of one option",
         ),
-        (["--train-file", "a", "--train-file=b"], r"^--train-file is given twice; write all of its values after one"),
-        (["--train_source", "a", "--train_source", "b"], r"^--train_source is given twice"),
+        (["--train-file", "a", "--train-file=b_c"], r"^--train-file is given twice; write all of its values after one"),
         (["max_steps", "5"], r"'max_steps' belongs to no option; write --name value"),
         (["--max-steps", "5", "6"], r"'6' belongs to no option; write --name value"),
-        (["--max-steps"], r"--max-steps.*: expected one argument"),
-        (["--max-steps", "many"], r"--max-steps.*: invalid int value: 'many'"),
-        (["--train-source"], r"--train-source.*: expected at least one argument"),
-        (["--max-ste", "5"], r"unknown option --max-ste; did you mean"),  # no abbreviations
+        (["--max-steps"], r"--max-steps needs a value$"),
+        (["--max-steps", "many"], r"max_steps is 'many'; give an integer$"),
+        (["--train-source"], r"--train-source needs a value$"),
         (["--lr-scheduler-kwargs", "{'a': 1}"], r"Expecting property name enclosed in double quotes"),
     ],
 )
@@ -370,7 +335,7 @@ def test_options_are_listed_in_groups_each_with_its_default_once():
     lines = {line.split()[0]: line for group in groups for line in group.splitlines()[1:]}
     parts = (DataArguments, ModelArguments, VanillaTransformerTrainingArguments)
     names = {field.name for part in parts for field in dataclasses.fields(part) if field.init}
-    assert lines.keys() == {f"--{name.replace('_', '-')}" for name in names - (THEIRS - SUPPORTED)}
+    assert lines.keys() == {f"--{name.replace('_', '-')}" for name in names - UNSUPPORTED}
     assert all(len(line.split()) > 2 and line.count("default:") <= 1 for line in lines.values())
     assert lines["--max-steps"].endswith("as many as num_train_epochs says. (default: 100000)")
 

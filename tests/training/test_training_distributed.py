@@ -12,7 +12,6 @@ import subprocess
 import sys
 import time
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -22,18 +21,16 @@ import torch
 import yaml
 from accelerate.commands.config.config_args import load_config_from_file
 from accelerate.commands.launch import _validate_launch_command, launch_command_parser
-from accelerate.utils import DistributedType, FullyShardedDataParallelPlugin, patch_environment
+from accelerate.utils import FullyShardedDataParallelPlugin, patch_environment
 from accelerate.utils.launch import prepare_multi_gpu_env
 from safetensors.torch import load_file
 from transformers import AutoModelForSeq2SeqLM
 
 from hf_vanilla_transformer.checkpoints.averaging import average_checkpoints
-from hf_vanilla_transformer.checkpoints.loading import CheckpointError
 from hf_vanilla_transformer.data.batching import TokenBudgetBatchSampler
 from hf_vanilla_transformer.training.recipe import RECIPES, RecipeError, VanillaTransformerTrainingArguments
 from hf_vanilla_transformer.training.sharding import (
     ShardingTrainer,
-    check_optimizer_state,
     check_plugin,
     numbered,
     renamed,
@@ -112,7 +109,7 @@ def test_accelerate_takes_the_configuration(config: Path) -> None:
     text = config.read_text(encoding="utf-8")
     assert f"recipes/accelerate/{config.name} " in text, "the comment starts another configuration"
     assert "torchrun" in text
-    assert ("--machine_rank R" in text) == (values.num_machines > 1 or config.stem == "deepspeed_zero2")
+    assert ("--machine_rank R" in text) == (values.num_machines > 1)
 
 
 @pytest.mark.parametrize(
@@ -142,13 +139,6 @@ def test_the_guide_names_every_configuration_and_no_other() -> None:
     assert set(re.findall(r"recipes/accelerate/(\w+)\.yaml", text)) == {path.stem for path in CONFIGS}
     guide = (ROOT / "docs" / "scaling.md").read_text(encoding="utf-8")
     assert {path.stem for path in CONFIGS} <= set(re.findall(r"`(\w+)\.yaml`", guide))
-
-
-def test_deepspeeds_configuration_leaves_batches_and_clipping_to_the_recipe() -> None:
-    values = load_config_from_file(str(RECIPES / "accelerate" / "deepspeed_zero2.yaml"))
-    assert values.distributed_type == DistributedType.DEEPSPEED
-    assert values.deepspeed_config["zero_stage"] == 2
-    assert {values.deepspeed_config[key] for key in ("gradient_accumulation_steps", "gradient_clipping")} == {"auto"}
 
 
 # ---- FSDP's parts that need no second process ----
@@ -199,20 +189,6 @@ def test_fsdp_that_saves_in_other_ways_is_refused(version: int, kind: str, compl
         check_plugin(plugin)
 
 
-@pytest.mark.parametrize(("saved", "processes"), [(0, 0), (2, 2), (2, 0), (2, 3), (0, 2)])
-def test_an_optimizer_state_that_a_run_cant_load_is_refused(saved: int, processes: int, tmp_path: Path) -> None:
-    """DeepSpeed's; the Trainer would go on without it, with moments of zero."""
-    (tmp_path / "global_step3").mkdir()
-    for rank in range(saved):
-        (tmp_path / "global_step3" / f"zero_pp_rank_{rank}_mp_rank_00_optim_states.pt").touch()
-    if saved == processes:
-        check_optimizer_state(tmp_path, processes)
-        return
-    fix = "resume with DeepSpeed on 2 processes" if saved else "resume without DeepSpeed"
-    with pytest.raises(CheckpointError, match=f"optimizer state can't be loaded by this run; {fix}"):
-        check_optimizer_state(tmp_path, processes)
-
-
 # ---- Runs ----
 @dataclass
 class Run:
@@ -239,7 +215,6 @@ TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--np
 ACCELERATE = [sys.executable, "-m", "accelerate.commands.launch", "--num_processes", "2", "--main_process_port", "0"]
 FSDP = [*ACCELERATE, "--config_file", str(RECIPES / "accelerate" / "fsdp_8gpu.yaml")]
 DDP = [*ACCELERATE, "--config_file", str(RECIPES / "accelerate" / "cpu_ddp.yaml")]
-DEEPSPEED = [*ACCELERATE, "--config_file", str(RECIPES / "accelerate" / "deepspeed_zero2.yaml")]
 
 
 def start(folder: Path, launcher: list[str], *options: str) -> subprocess.Popen[str]:
@@ -342,7 +317,7 @@ def test_shards_cant_be_regularized(option: str, tmp_path: Path) -> None:
     assert process.wait(timeout=PATIENCE) != 0
     log = (tmp_path / "log").read_text(encoding="utf-8")
     assert f"{option.replace('-', '_')} need" in log
-    assert "without FSDP and DeepSpeed" in log
+    assert "without FSDP" in log
 
 
 @pytest.mark.slow
@@ -417,27 +392,6 @@ dist.destroy_process_group()
 
 
 @pytest.mark.slow
-def test_sharded_weights_are_merged_and_averaged(one: Run, tmp_path: Path) -> None:
-    """What the error of `average` and `--resume` advises."""
-    begun, folder = one.folder / f"checkpoint-{SAVED_AT}", tmp_path / "checkpoint"
-    shards = folder / "pytorch_model_fsdp_0"
-    shutil.copytree(begun, folder, ignore=shutil.ignore_patterns("model.safetensors", "checksums.json"))
-    (tmp_path / "save.py").write_text(SHARDED_SAVE, encoding="utf-8")
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""}
-    merge = [sys.executable, "-m", "accelerate.commands.accelerate_cli", "merge-weights", str(shards), str(folder)]
-    subprocess.run([*TORCHRUN, "save.py", str(begun), str(shards)], cwd=tmp_path, env=environment, check=True)
-    with pytest.raises(ValueError, match=r"only in pytorch_model_fsdp_0, .* `accelerate merge-weights` converts them"):
-        average_checkpoints([folder, begun], tmp_path / "mean")
-    subprocess.run(merge, env=environment, check=True)
-    shutil.rmtree(shards)
-    shutil.copytree(folder, tmp_path / "other")
-    average_checkpoints([folder, tmp_path / "other"], tmp_path / "mean")
-    mean = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "mean").state_dict()
-    for name, value in AutoModelForSeq2SeqLM.from_pretrained(begun).state_dict().items():
-        torch.testing.assert_close(mean[name], value, msg=name)
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["two", "sharded"])
 def test_one_process_goes_on_from_checkpoints_of_two(
     one: Run, kind: str, request: pytest.FixtureRequest, tmp_path: Path
@@ -449,21 +403,6 @@ def test_one_process_goes_on_from_checkpoints_of_two(
 @pytest.mark.parametrize("launcher", [[*DDP, *MODULE], [*FSDP, RECORDED]], ids=["two", "sharded"])
 def test_two_processes_go_on_from_checkpoints_of_one(one: Run, launcher: list[str], tmp_path: Path) -> None:
     assert_same(resume(tmp_path, one, launcher), one)
-
-
-@pytest.mark.peers
-@pytest.mark.skipif(find_spec("deepspeed") is None, reason="needs DeepSpeed: pip install deepspeed")
-@pytest.mark.timeout(5 * PATIENCE)
-def test_two_processes_with_deepspeed_train_and_resume_as_one(one: Run, tmp_path: Path) -> None:
-    begun = train(tmp_path / "begun", [*DEEPSPEED, RECORDED])
-    assert_same(begun, one)
-    assert begun.logged("loss") == pytest.approx(one.logged("loss"), rel=LOSSES_DIFFER_BY)
-    average_checkpoints([begun.folder / f"checkpoint-{step}" for step in (SAVED_AT, UPDATES)], tmp_path / "mean")
-    assert_same(resume(tmp_path / "two", begun, [*DEEPSPEED, RECORDED]), one)
-    with pytest.raises(AssertionError, match=r"error: .*checkpoint-3: the optimizer state .* with DeepSpeed on 2 proc"):
-        resume(tmp_path / "alone", begun, ALONE, *AS_TWO)
-    with pytest.raises(AssertionError, match=r"error: .*checkpoint-3: the optimizer state .* resume without DeepSpeed"):
-        resume(tmp_path / "from_one", one, [*DEEPSPEED, RECORDED])
 
 
 @pytest.mark.slow

@@ -9,7 +9,8 @@ import torch.nn.functional as F
 from random_models import TEXTS, new_model
 from transformers.utils import ModelOutput
 
-from hf_vanilla_transformer.translation.decoding import Translation, batches, decode, translate
+from hf_vanilla_transformer.translation.backend import Translation, batches
+from hf_vanilla_transformer.translation.decoding import decode, translate
 from hf_vanilla_transformer.translation.ensembles import ensemble
 from hf_vanilla_transformer.translation.scoring import score_targets
 
@@ -54,9 +55,13 @@ def test_order_text_and_lengths_are_those_of_each_sentence_alone(model, tokenize
     assert translate(model, tokenizer, TEXTS, batch_size=batch_size, **options) == texts
 
 
-def test_n_best_lists_are_generates_own_sorted_by_score(model, tokenizer):
+def test_n_best_lists_are_generates_own_sorted_by_score(model, tokenizer, monkeypatch):
     options = {"num_beams": 4, "max_new_tokens": 6}
-    found = decode(model, tokenizer, TEXTS, n_best=3, batch_size=2, **options)
+    calls, generate = [], model.generate
+    with monkeypatch.context() as patch:
+        patch.setattr(model, "generate", lambda **inputs: calls.append(1) or generate(**inputs))
+        found = decode(model, tokenizer, TEXTS, n_best=3, batch_size=2, **options)
+    assert len(calls) == 3  # batches of the five texts: none is decoded again for its scores
     for sentence, row in zip(TEXTS, found, strict=True):
         if not sentence:
             assert row == [Translation("", 0, 0.0)]

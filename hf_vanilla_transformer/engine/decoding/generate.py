@@ -14,7 +14,7 @@ from transformers.generation.utils import GenerateBeamEncoderDecoderOutput, Gene
 
 from ...generation_vanilla_transformer import MaxLengthPerSentence
 from .incremental import EnsembleDecoder, IncrementalDecoder, encode
-from .search import BeamRules, BeamSearch, Processor, Search, beam_search, greedy_search, noop, run
+from .search import BeamRules, BeamSearch, ScoreProcessor, Search, beam_search, greedy_search, noop, run
 from .weights import Weights
 
 # Options of `generate()` that the engine adds.
@@ -31,11 +31,12 @@ NEEDING_TRANSFORMERS = (
     "token_healing",
 )
 OUTPUTS_OF_STEPS = ("output_attentions", "output_hidden_states", "output_scores", "output_logits")
-# Seq2SeqTrainer gives its labels too, which transformers keeps from the model.
+# Seq2SeqTrainer gives its labels too; transformers keeps them from the model.
 KNOWN_ARGUMENTS = {"encoder_outputs", "attention_mask", "past_key_values", "use_cache", "logits_to_keep", "labels"}
 
 # Processors that change the scores of a row in view of that row alone, whatever the batch. The exponential decay is not
-# among them: it makes infinities and NaN of tokens that another one bars, whose order is up to torch's top-k.
+# among them: it makes infinities and NaN of tokens that another one bars, and torch's top-k leaves their order
+# open.
 ROW_BY_ROW = (
     logits_process.ForcedBOSTokenLogitsProcessor,
     logits_process.ForcedEOSTokenLogitsProcessor,
@@ -49,34 +50,20 @@ ROW_BY_ROW = (
     logits_process.SuppressTokensAtBeginLogitsProcessor,
     logits_process.SuppressTokensLogitsProcessor,
 )
-# This can raise scores above 0, where bounds on what a beam may still become are not bounds.
+# This can raise scores above 0; bounds on the later score of a beam are then no bounds.
 RAISING = (logits_process.SequenceBiasLogitsProcessor,)
 CRITERIA = (stopping_criteria.MaxLengthCriteria, stopping_criteria.EosTokenCriteria, MaxLengthPerSentence)
+
+
+Batch = tuple[Any, Tensor, list[int]]  # the decoder, prompts (B, P), and the longest translation of each sentence
 
 
 class Uncovered(Exception):  # noqa: N818  # no error: transformers' loop takes the call
     """What keeps the engine from a call, found while transformers prepared it."""
 
 
-@dataclass(frozen=True)
-class Options:
-    """The engine's own options, as they count in a call."""
-
-    coverage_penalty: float = 0.0
-    output_alignments: bool = False
-
-    @property
-    def needs_attention(self) -> bool:
-        """Whether attention of the decoder is to be kept."""
-        return self.asked_for() is not None
-
-    def asked_for(self) -> str | None:
-        """Names an option that is set, or None."""
-        return next((name for name in OPTIONS if getattr(self, name)), None)
-
-
 def _set_in(config: GenerationConfig | None) -> dict[str, Any]:
-    """Returns what a caller's generation config sets; where it has None, the model's own one counts."""
+    """Returns the options that a caller's generation config sets; for None, the model's own counts."""
     return {} if config is None else {name: value for name, value in vars(config).items() if value is not None}
 
 
@@ -85,11 +72,13 @@ class Request:
 
     Args:
         model: The model, or an ensemble.
-        arguments: Those of `generate()`, our own options among them.
+        arguments: Those of `generate()`, with the engine's own options.
 
     Attributes:
         model: The model.
-        options: The engine's own options.
+        coverage_penalty: beta; 0: none.
+        output_alignments: Whether the output has alignments.
+        own_option: The name of one of these that is set; then attention of the decoder is kept.
         arguments: What transformers' `generate()` takes: without the engine's options, with the paper's length penalty
             and limits as it knows them.
         settings: Every option of transformers as it counts.
@@ -106,7 +95,8 @@ class Request:
         if beta is not None and not (is_number and 0 <= beta < math.inf):
             raise ValueError(f"`coverage_penalty` is {beta!r}; it has to be a number from 0 up (0.2) or None.")
         self.model = model
-        self.options = Options(beta or 0.0, bool(asked.get("output_alignments")))
+        self.coverage_penalty, self.output_alignments = beta or 0.0, bool(asked.get("output_alignments"))
+        self.own_option = next((name for name in OPTIONS if asked.get(name)), None)
         plain = {name: value for name, value in arguments.items() if name not in OPTIONS}
         self.arguments = model.prepare_decoding(plain)
         self.settings = {**own, **_set_in(self.arguments["generation_config"]), **self.arguments}
@@ -155,13 +145,7 @@ class Request:
 
 @dataclass
 class Begun:
-    """A search that has yielded its first tokens.
-
-    Attributes:
-        search: It returns what `generate()` does.
-        decoder: Its decoder.
-        tokens: What the decoder's next step takes, (rows,).
-    """
+    """A search that has yielded its first tokens, (rows,), for the decoder; it returns what `generate()` does."""
 
     search: Search[Any]
     decoder: Any
@@ -173,12 +157,7 @@ class Begun:
 
 
 def begin(request: Request, weights: Sequence[Weights], by_transformers: Callable[[str], Any]) -> Begun:
-    """Begins the search that a call asks for.
-
-    Args:
-        request: The call.
-        weights: Of each of the models that decode as one.
-        by_transformers: Decodes with transformers' loop, for a reason.
+    """Begins the search that a call asks for, with the weights of each of the models that decode as one.
 
     Raises:
         Uncovered: The engine doesn't know a setting.
@@ -192,7 +171,7 @@ def begin(request: Request, weights: Sequence[Weights], by_transformers: Callabl
 
 
 class _Unexpanded:
-    """Stands for the encoder's output while transformers prepares a call, which would repeat it for each beam."""
+    """Replaces the encoder's output while transformers prepares a call: it would be repeated for each beam."""
 
     def __init__(self, request: Request) -> None:
         given = request.arguments.get("encoder_outputs")
@@ -230,16 +209,16 @@ class _Call:
             if isinstance(limit, MaxLengthPerSentence):
                 longest = [min(pair) for pair in zip(longest, limit.max_new_tokens.tolist(), strict=True)]
         decoder = self._decoder(mask, config.num_beams)
-        processor = _process_by(logits_processor, self.weights[0].vocab_size)
-        batch = Batch(decoder, prompts.to(self.weights[0].device), longest, _ends(config), processor)
+        batch = (decoder, prompts.to(self.weights[0].device), longest)
+        process = _process_by(logits_processor, self.weights[0].vocab_size)
         if config.num_beams > 1:
-            search = self._beam_search(batch, config)
+            search = self._beam_search(batch, process, config)
         else:
-            search = self._greedy_search(batch, config, streamer)
+            search = self._greedy_search(batch, process, config, streamer)
         return Begun(search, decoder, next(search))
 
     def _decoder(self, mask: Tensor | None, beams: int) -> Any:
-        keeps = self.request.options.needs_attention
+        keeps = self.request.own_option is not None
         decoders = [
             IncrementalDecoder(
                 one, memory, None if mask is None else mask.to(memory.device), beams=beams, keep_attention=keeps
@@ -248,62 +227,39 @@ class _Call:
         ]
         return decoders[0] if len(decoders) == 1 else EnsembleDecoder(decoders)
 
-    def _beam_search(self, batch: "Batch", config: GenerationConfig) -> Search[Any]:
-        options = self.request.options
-        penalties = (config.length_penalty, config.early_stopping, options.coverage_penalty)
-        rules = BeamRules(config.num_beams, batch.ends, *penalties)
-        settings = (rules, batch.process, options.output_alignments)
-        searches, attention = yield from beam_search(batch.decoder, batch.prompts, batch.max_new_tokens, *settings)
+    def _beam_search(self, batch: Batch, process: ScoreProcessor | None, config: GenerationConfig) -> Search[Any]:
+        request, prompts = self.request, batch[1]
+        penalties = (config.length_penalty, config.early_stopping, request.coverage_penalty)
+        rules = BeamRules(config.num_beams, _ends(config), *penalties)
+        searches, attention = yield from beam_search(*batch, rules, process, request.output_alignments)
         is_short = any(len(search.finished) < config.num_return_sequences for search in searches)
-        if is_short and not self.weights[0].is_int8 and not options.needs_attention:
-            # transformers fills the list up with what its impossible beams hold.
+        if is_short and not self.weights[0].is_int8 and request.own_option is None:
+            # transformers fills the list up from its impossible beams.
             return self.by_transformers("a search ended with fewer hypotheses than are asked for")
-        output = _beam_output(searches, attention, batch.prompts, config)
+        output = _beam_output(searches, attention, prompts, config)
         return output if config.return_dict_in_generate else output.sequences
 
-    def _greedy_search(self, batch: "Batch", config: GenerationConfig, streamer: Any) -> Search[Any]:
-        shows = self.request.options.output_alignments
+    def _greedy_search(
+        self, batch: Batch, process: ScoreProcessor | None, config: GenerationConfig, streamer: Any
+    ) -> Search[Any]:
+        shows, prompts = self.request.output_alignments, batch[1]
         on_token: Callable[[int], object] = noop
         if streamer is not None:
-            streamer.put(batch.prompts.cpu())
+            streamer.put(prompts.cpu())
             on_token = lambda token: streamer.put(torch.tensor([token]))  # noqa: E731
-        settings = (batch.ends, batch.process, on_token, shows)
-        tokens, attention = yield from greedy_search(batch.decoder, batch.prompts, batch.max_new_tokens, *settings)
+        tokens, attention = yield from greedy_search(*batch, _ends(config), process, on_token, shows)
         if streamer is not None:
             streamer.end()
         padding = config._pad_token_tensor
-        sequences = _fill(tokens, batch.prompts, 0 if padding is None else int(padding))
+        sequences = _fill(tokens, prompts, 0 if padding is None else int(padding))
         alignments = _padded([torch.stack(rows) for rows in attention]) if shows else None
         output = GreedySearchOutput(sequences, alignments=alignments)
         return output if config.return_dict_in_generate else sequences
 
 
 @dataclass
-class Batch:
-    """A batch that is ready to be searched.
-
-    Attributes:
-        decoder: With a row for each sentence.
-        prompts: What each translation begins with, (B, P).
-        max_new_tokens: Longest translation of each sentence.
-        ends: Tokens that end a translation.
-        process: Changes scores, as in `beam_search`; None: nothing does.
-    """
-
-    decoder: Any
-    prompts: Tensor
-    max_new_tokens: list[int]
-    ends: frozenset[int]
-    process: Processor | None
-
-
-@dataclass
 class GreedySearchOutput(GenerateEncoderDecoderOutput):
-    """What transformers' greedy search returns, with alignments.
-
-    Attributes:
-        alignments: As of `BeamSearchOutput`, (B, T, S).
-    """
+    """What transformers' greedy search returns, with `alignments` as those of `BeamSearchOutput`, (B, T, S)."""
 
     alignments: Tensor | None = None
 
@@ -313,7 +269,7 @@ class BeamSearchOutput(GenerateBeamEncoderDecoderOutput):
     """What transformers' beam search returns, with alignments, and always with `sequences_scores`.
 
     Attributes:
-        alignments: Where it was asked for by `output_alignments`: how much each new token attends to each position of
+        alignments: With `output_alignments`, how much each new token attends to each position of
             the source, the mean of the last layer's heads, (B * num_return_sequences, T, S), 0 behind the end.
     """
 
@@ -367,7 +323,7 @@ def _fill(tokens: list[list[int]], prompts: Tensor, filling: int) -> Tensor:
     return torch.cat([prompts, torch.tensor(rows, dtype=prompts.dtype, device=prompts.device)], dim=1)
 
 
-# ---- What the searches know ----
+# ---- Settings of the searches ----
 def _ends(config: GenerationConfig) -> frozenset[int]:
     return frozenset([] if config._eos_token_tensor is None else config._eos_token_tensor.tolist())
 
@@ -420,7 +376,7 @@ def _uncovered_batch(prompts: Tensor, mask: Tensor | None, config: GenerationCon
     return None
 
 
-def _process_by(processors: Any, vocab_size: int) -> Processor | None:
+def _process_by(processors: Any, vocab_size: int) -> ScoreProcessor | None:
     """Lets processors change scores, (rows, V), one after the other; on a CPU, some of them in place.
 
     There, copies of all scores, as transformers makes them, take up to a third of a step.

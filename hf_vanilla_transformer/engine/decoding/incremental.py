@@ -1,4 +1,4 @@
-"""Encoder and decoder of section 3.1 for `generate()`: what the model's modules compute, the decoder step by step.
+"""Encoder and decoder of section 3.1 for `generate()`: they compute as the modules do, the decoder step by step.
 
 A step of decoding multiplies few rows with large matrices, so what counts is how weights lie in memory, how often they
 are read, and how many operators are called. Here queries, keys and values are one product, the cross keys and values
@@ -152,14 +152,7 @@ class IncrementalDecoder:
         self.cross_bias = None if bias is None else bias[:sentences].view(sentences * heads, 1, -1)
 
     def step(self, tokens: Tensor) -> Tensor:
-        """Advances by one position.
-
-        Args:
-            tokens: The token at this position, of each row: (rows,).
-
-        Returns:
-            Logits of the next one, (rows, V).
-        """
+        """Advances by one position, with the token of each row, (rows,); returns logits of the next, (rows, V)."""
         (logits,) = step_together([self], [tokens])
         return logits
 
@@ -232,13 +225,9 @@ class IncrementalDecoder:
         return self.keep_attention and number == len(self.weights.layers) - 1
 
     def move(self, rows: Sequence[int], sentences: Sequence[int]) -> None:
-        """Gives each row the past of one of the former rows, and each sentence the source of one of the former ones.
+        """Gives each row the past of a former row, and each sentence the source of a former one.
 
-        Only what changes its place is copied.
-
-        Args:
-            rows: The old row that each new one continues; equally many for each sentence, in the sentences' order.
-            sentences: The old number of each sentence.
+        Each sentence has equally many rows, in the sentences' order. Rows that keep their place aren't copied.
         """
         _copy(rows, self.past[:, : self.length], dim=2)
         _copy(sentences, self.memory_keys, self.memory_values, dim=1)
@@ -293,7 +282,7 @@ def _softmax(scores: Tensor) -> Tensor:
 
 
 def _copy(sources: Sequence[int], *tensors: Tensor, dim: int) -> None:
-    """Writes what is at sources[i] of a dimension to i, in place, for each tensor."""
+    """Copies from sources[i] of a dimension to i, in place, for each tensor."""
     moves = [(source, target) for target, source in enumerate(sources) if source != target]
     if moves:
         froms, tos = torch.tensor(moves, device=tensors[0].device).unbind(dim=1)
@@ -302,18 +291,14 @@ def _copy(sources: Sequence[int], *tensors: Tensor, dim: int) -> None:
 
 
 class EnsembleDecoder:
-    """Several decoders that are asked as one: the mean of their probabilities.
-
-    Args:
-        decoders: The members, of the same batch.
-    """
+    """Decoders of the same batch as one: the mean of their probabilities."""
 
     def __init__(self, decoders: Sequence[IncrementalDecoder]) -> None:
         self.decoders = decoders
 
     @property
     def attention(self) -> Tensor | None:
-        """The mean of what the members attend to, (rows, S)."""
+        """The mean of the members' attention, (rows, S)."""
         kept = [decoder.attention for decoder in self.decoders if decoder.attention is not None]
         return torch.stack(kept).mean(dim=0) if kept else None
 

@@ -11,12 +11,9 @@ from typing import Protocol
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from transformers.utils import logging
 
 from .. import torch_private
 from ..cpu import CPU
-
-logger = logging.get_logger(__name__)
 
 SMALLEST = 1e-30  # that 8-bit numbers are scaled by: its reciprocal is finite in float32
 
@@ -41,7 +38,7 @@ class PlainLinear:
 
 
 class PackedLinear:
-    """The map with a copy of its weight in oneDNN's own order, which products of few rows read several times faster."""
+    """The map with a copy of its weight in oneDNN's own order: products of few rows read it several times faster."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         operator = torch_private.onednn_linear()
@@ -56,7 +53,7 @@ class PackedLinear:
 
 
 class ColumnLinear(PlainLinear):
-    """The map with a copy of its weight by columns, which is what MKL reads fastest."""
+    """The map with a copy of its weight by columns, the order that MKL reads fastest."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         super().__init__(weight.t().contiguous().t(), bias)
@@ -78,18 +75,18 @@ class MixedLinear:
 class Int8Linear:
     """The map with weights in 8 bits, scaled for each output, and inputs rounded to 8 bits, scaled for each row.
 
-    So what a row becomes doesn't depend on the others of its batch, nor on whose product of the integers it is: that of
-    few rows is FBGEMM's, which takes less time to start, that of many oneDNN's, which is faster.
+    So the result of a row doesn't depend on the others of its batch, nor on the library that multiplies the integers:
+    FBGEMM takes less time to start and multiplies few rows; oneDNN is faster for many.
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
-        step = _step(weight)
+        step = (weight.float().abs().amax(dim=1) / 127).clamp(min=SMALLEST)  # of an integer, for each output: (out,)
         rounded = (weight.float() / step[:, None]).round_().to(torch.int8)
         self.bias = None if bias is None else bias.float()
         self.highest = 63 if CPU.reduce_range else 127
         self.of_many_rows = OneDNNProduct(rounded, step / self.highest, self.highest)
         self.of_few_rows: Callable[[Tensor], Tensor] = self.of_many_rows
-        if torch_private.int8_linear_of_few_rows() is not None:
+        if torch_private.has_int8_of_few_rows():
             self.of_few_rows = FBGEMMProduct(rounded, step / self.highest, self.highest)
 
     def __call__(self, x: Tensor, residual: Tensor | None = None, relu: bool = False) -> Tensor:
@@ -105,11 +102,9 @@ class OneDNNProduct:
     """Products of integers from -highest to highest with 8-bit weights, (out, in), scaled by `scale`, (out,)."""
 
     def __init__(self, weight: Tensor, scale: Tensor, highest: int) -> None:
-        operators = torch_private.int8_linear()
-        assert operators is not None
-        pack, self.product = operators
+        pack, self.product = torch_private.int8_linear()
         self.packed, self.scale, self.no_shift = pack(weight, None), scale, torch.zeros(len(weight), dtype=torch.long)
-        # Inputs are stored as what they are above the lowest: oneDNN has no fast product of two signed ones.
+        # Inputs are stored as their distance from the lowest: oneDNN has no fast product of two signed ones.
         self.above, self.zero, self.one = highest + 1, torch.tensor(highest + 1), torch.tensor(1.0)
 
     def __call__(self, integers: Tensor) -> Tensor:
@@ -122,12 +117,10 @@ class OneDNNProduct:
 
 
 class FBGEMMProduct:
-    """The same product. FBGEMM finds a scale for all rows, which two more rows keep at 1."""
+    """The same product. FBGEMM finds a scale for all rows; two more rows keep it at 1."""
 
     def __init__(self, weight: Tensor, scale: Tensor, highest: int) -> None:
-        operators = torch_private.int8_linear_of_few_rows()
-        assert operators is not None
-        pack, self.product = operators
+        pack, self.product = torch_private.int8_linear_of_few_rows()
         with warnings.catch_warnings():  # that torch means to remove these types; then there is oneDNN's product
             warnings.simplefilter("ignore", UserWarning)
             no_shift = torch.zeros(len(weight), dtype=torch.long)
@@ -144,19 +137,6 @@ class FBGEMMProduct:
         return product[:-2]
 
 
-class RoundedLinear(PlainLinear):
-    """What replaces `Int8Linear` where torch lacks its operators: its rounded weights, multiplied in float32."""
-
-    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
-        step = _step(weight)[:, None]
-        super().__init__((weight.float() / step).round_().mul_(step), None if bias is None else bias.float())
-
-
-def _step(weight: Tensor) -> Tensor:
-    """Returns what an integer's step of 8 bits stands for, for each output: (out,)."""
-    return (weight.float().abs().amax(dim=1) / 127).clamp(min=SMALLEST)
-
-
 def _finish(y: Tensor, residual: Tensor | None, relu: bool) -> Tensor:
     y = y if residual is None else y.add_(residual)
     return y.relu_() if relu else y
@@ -165,13 +145,7 @@ def _finish(y: Tensor, residual: Tensor | None, relu: bool) -> Tensor:
 def kind_of_linear(is_int8: bool, weight: Tensor) -> Callable[[Tensor, Tensor | None], Linear]:
     """Returns how a model with such weights keeps them, as a function of weight, (out, in), and bias, (out)."""
     if is_int8:
-        if torch_private.int8_linear() is not None:
-            return Int8Linear
-        logger.warning_once(
-            f'`compute_type="int8"` rounds the weights to 8 bits, but takes as long as "default": torch '
-            f"{torch.__version__} lacks products of 8 bits. Install torch 2.13, or use another compute type."
-        )
-        return RoundedLinear
+        return Int8Linear
     return _by_mkl_or_onednn if _can_be_packed(weight) else PlainLinear
 
 

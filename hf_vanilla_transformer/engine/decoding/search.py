@@ -62,7 +62,7 @@ class BeamSearch:
     Args:
         index: The sentence's number in its batch.
         max_new_tokens: Length at which every hypothesis ends.
-        rules: What is common to all sentences.
+        rules: The same for all sentences.
     """
 
     def __init__(self, index: int, max_new_tokens: int, rules: BeamRules) -> None:
@@ -74,13 +74,9 @@ class BeamSearch:
         self.is_over = False
 
     def extend(self, candidates: Iterable[Candidate], length: int, first_row: int, coverage: Sequence[float]) -> bool:
-        """Takes the best continuations and tells whether the search continues.
+        """Takes the best continuations, of `length` tokens each, and tells whether the search continues.
 
-        Args:
-            candidates: Log-probability of the hypothesis, number of its beam, and token, the best first.
-            length: Tokens that these hypotheses have.
-            first_row: The decoder's row of this sentence's first beam.
-            coverage: The coverage penalty of each beam, a number up to 0.
+        `first_row` is the decoder's row of this sentence's first beam; coverage penalties are numbers up to 0.
         """
         rules = self.rules
         running: list[tuple[float, int, Step]] = []
@@ -108,7 +104,7 @@ class BeamSearch:
         if self.rules.early_stopping is True:
             return True
         penalty = self.rules.length_penalty
-        # Going on adds log-probabilities, which only lowers; but a higher length divides by more.
+        # More tokens only lower the log-probability; but a higher length divides by more.
         final_length = self.max_new_tokens if self.rules.early_stopping == "never" and penalty > 0 else length
         return best / final_length**penalty <= self.finished[-1][0]
 
@@ -157,11 +153,11 @@ class Coverage:
         return penalties
 
     def move(self, rows: list[int]) -> None:
-        """Gives each beam what the beam had that it continues."""
+        """Gives each beam the sums of the beam that it continues."""
         self.sums = self.sums[rows]
 
 
-Processor = Callable[[Tensor, Tensor], Tensor]
+ScoreProcessor = Callable[[Tensor, Tensor], Tensor]
 
 # A search yields the next token of each row, (rows,), is sent the logits of what follows, (rows, V), and returns what
 # it has found. So its caller decides which searches' steps are computed together.
@@ -171,13 +167,7 @@ Search = Generator[Tensor, Tensor, Result]
 
 @torch.no_grad()
 def run(search: Search[Result], decoder: Any, tokens: Tensor | None = None) -> Result:
-    """Runs a search with its decoder to the end.
-
-    Args:
-        search: The search.
-        decoder: Its decoder.
-        tokens: What the search has yielded, (rows,); None: it hasn't begun.
-    """
+    """Runs a search with its decoder to the end; it has yielded `tokens`, (rows,), or hasn't begun (None)."""
     try:
         tokens = next(search) if tokens is None else tokens
         while True:
@@ -196,13 +186,13 @@ def beam_search(
     prompts: Tensor,
     max_new_tokens: Sequence[int],
     rules: BeamRules,
-    process: Processor | None = None,
+    process: ScoreProcessor | None = None,
     keep_attention: bool = False,
 ) -> Search[tuple[list[BeamSearch], list[Tensor]]]:
     """Searches for the translations of a batch, each sentence by itself; finished ones leave the batch, some at a time.
 
     Args:
-        decoder: An `IncrementalDecoder`, or what has its `move`, with a row for each sentence.
+        decoder: An `IncrementalDecoder`, or another one with its `move`, with a row for each sentence.
         prompts: What each hypothesis begins with, (B, P).
         max_new_tokens: Longest hypothesis of each sentence, from 1 up.
         rules: How to search.
@@ -211,7 +201,7 @@ def beam_search(
         keep_attention: Whether to keep `decoder.attention` of each step.
 
     Returns:
-        The searches, in order, with `finished` hypotheses; and attention, (rows, S) of each step, where it was wanted.
+        The searches, in order, with `finished` hypotheses; and attention, (rows, S) of each step, if it is kept.
     """
     tokens = yield from _read_prompts(prompts)
     scores = torch.zeros(len(prompts), dtype=torch.float32, device=prompts.device)
@@ -269,7 +259,7 @@ def greedy_search(
     prompts: Tensor,
     max_new_tokens: Sequence[int],
     ends: frozenset[int],
-    process: Processor | None = None,
+    process: ScoreProcessor | None = None,
     on_token: Callable[[int], object] = noop,
     keep_attention: bool = False,
 ) -> Search[tuple[list[list[int]], list[list[Tensor]]]]:
@@ -285,7 +275,7 @@ def greedy_search(
         keep_attention: Whether to keep `decoder.attention`.
 
     Returns:
-        New tokens of each sentence; and the attention of each of them, (S,), where it was wanted.
+        New tokens of each sentence; and the attention of each of them, (S,), if it is kept.
     """
     tokens = yield from _read_prompts(prompts)
     translations: list[list[int]] = [[] for _ in max_new_tokens]
@@ -344,14 +334,10 @@ def _step(number: int) -> int:
 
 
 def shrink(kept: Sequence[int], size: int) -> list[int]:
-    """Lets a batch shrink to the next of the sizes of `round_up`, so that few places move.
+    """Shrinks a batch of some size to the next one of `round_up`, so that few places move.
 
-    Args:
-        kept: Places that have to stay in the batch, ascending.
-        size: Places that there are.
-
-    Returns:
-        Who comes to places 0, 1, ...: those behind the new end go where one isn't kept.
+    Returns the old place of each new one. Places to be kept, in ascending order, that lie behind the new end replace
+    some that aren't kept.
     """
     new_size = min(round_up(len(kept)), size)
     staying = set(kept)

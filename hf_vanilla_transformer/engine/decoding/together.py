@@ -24,28 +24,23 @@ def run_together(begin: Callable[[Item], Any], items: Iterable[Item]) -> Iterato
         items: Its arguments. The next one is taken when many sentences of the former ones have ended.
 
     Yields:
-        Item and what `generate()` returns, when it is complete, which need not be in the items' order.
+        Item and what `generate()` returns, as soon as it is complete, in any order.
     """
     running: list[tuple[Item, Begun]] = []
     for item in items:
         begun = begin(item)
         if not isinstance(begun, Begun):
             yield item, begun
-        elif not _can_join(begun.decoder):
-            yield item, begun.run()
+        elif not isinstance(begun.decoder, IncrementalDecoder) or begun.decoder.folded:
+            yield item, begun.run()  # an ensemble or folded attention can't step together with others
         else:
             running.append((item, begun))
             yield from _finish(running, begun.decoder.num_sentences // 2)
     yield from _finish(running, 0)
 
 
-def _can_join(decoder: Any) -> bool:
-    """Tells whether steps of a decoder are those of `step_together` with others: no ensemble, no folded attention."""
-    return isinstance(decoder, IncrementalDecoder) and not decoder.folded
-
-
 def _finish(running: list[tuple[Item, Begun]], enough: int) -> Iterator[tuple[Item, Any]]:
-    """Takes steps until no more than `enough` sentences are left; removes and yields what is complete."""
+    """Takes steps until no more than `enough` sentences are left; removes and yields complete ones."""
     while sum(one.decoder.num_sentences for _, one in running) > enough:
         complete = _step([one for _, one in running])
         for number in sorted(complete, reverse=True):

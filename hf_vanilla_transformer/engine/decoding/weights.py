@@ -30,7 +30,7 @@ class Weights:
 
 
 class StackWeights:
-    """What the encoder's and the decoder's stack have in common."""
+    """The weights of the encoder's or of the decoder's stack."""
 
     def __init__(self, stack: Any, linear: Callable[[Tensor, Tensor | None], Linear]) -> None:
         self.embed_tokens, self.positions = stack.embed_tokens, stack.embed_positions
@@ -53,7 +53,7 @@ class StackWeights:
 
 
 class LayerWeights:
-    """What a step needs of a layer."""
+    """The weights of a layer."""
 
     def __init__(self, layer: Any, linear: Callable[[Tensor, Tensor | None], Linear]) -> None:
         own, network = layer.self_attn, layer.feed_forward

@@ -49,7 +49,7 @@ def projected_cross_entropy(
 
 
 class _ProjectedCrossEntropy(torch.autograd.Function):
-    """The summed loss of N targets: lse(z) - (1 - eps) z_y - eps mean(z), whose gradient is softmax - (smoothed y)."""
+    """The summed loss of N targets: lse(z) - (1 - eps) z_y - eps mean(z). Its gradient is softmax - (smoothed y)."""
 
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, eps: float) -> Tensor:
@@ -82,7 +82,7 @@ class _ProjectedCrossEntropy(torch.autograd.Function):
 
 
 def _loss_of_chunk(logits: Tensor, targets: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """Returns the summed loss of logits, (n, V), and targets, (n, 1), and its gradient, which overwrites the logits."""
+    """Returns the summed loss of logits, (n, V), and targets, (n, 1), and its gradient in the logits' memory."""
     vocab_size = logits.shape[1]
     smoothed = (1 - eps) * logits.gather(1, targets).sum() + eps / vocab_size * logits.sum()
     highest = logits.amax(dim=1)
@@ -94,7 +94,7 @@ def _loss_of_chunk(logits: Tensor, targets: Tensor, eps: float) -> tuple[Tensor,
 
 
 def _add_gradients(grads: list[Any], own: slice, gradient: Tensor, x: Tensor, table: Tensor) -> None:
-    """Adds what the gradient of a chunk's logits, (n, V), means for hidden states, weight and bias."""
+    """Adds the gradients of hidden states, weight and bias that follow from that of a chunk's logits, (n, V)."""
     of_hidden, of_weight, of_bias = grads
     if of_hidden is not None:
         of_hidden[own] = gradient @ table

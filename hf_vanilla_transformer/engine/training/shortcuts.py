@@ -56,7 +56,8 @@ def paused_shortcuts(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def _switched(model: nn.Module, on: bool) -> Iterator[None]:
-    changed = [one for one in model.modules() if type(one) is _Model and (_is_plain(one) if on else _is_fast(one))]
+    before = None if on else loss_of_targets
+    changed = [one for one in model.modules() if type(one) is _Model and _own_loss(one) is before]
     for one in changed:
         _switch(one, on)
     try:
@@ -66,12 +67,9 @@ def _switched(model: nn.Module, on: bool) -> Iterator[None]:
             _switch(one, not on)
 
 
-def _is_plain(model: _Model) -> bool:
-    return "loss_of_targets" not in vars(model)
-
-
-def _is_fast(model: _Model) -> bool:
-    return getattr(vars(model).get("loss_of_targets"), "__func__", None) is loss_of_targets
+def _own_loss(model: _Model) -> Any:
+    method = vars(model).get("loss_of_targets")
+    return getattr(method, "__func__", method)
 
 
 def _switch(model: _Model, on: bool) -> None:
@@ -80,12 +78,12 @@ def _switch(model: _Model, on: bool) -> None:
         model.config._attn_implementation = after
     if on:
         model.loss_of_targets = MethodType(loss_of_targets, model)  # type: ignore[method-assign]
-    elif not _is_plain(model):
+    elif "loss_of_targets" in vars(model):
         del model.loss_of_targets
 
 
 def loss_of_targets(self: _Model, hidden: Tensor, labels: Tensor, **kwargs: Any) -> Tensor:
-    """Computes the loss of what has a label, of (B, T, d_model) and (B, T): in chunks where that may be."""
+    """Computes the loss of labelled positions, of (B, T, d_model) and (B, T), in chunks if that is possible."""
     if not (self.training and torch.is_grad_enabled() and _can_be_parted(self, hidden)):
         return _Model.loss_of_targets(self, hidden, labels, **kwargs)
     items, eps = kwargs.get("num_items_in_batch"), kwargs.get("label_smoothing", 0.0)
@@ -102,7 +100,7 @@ def _can_be_parted(model: _Model, hidden: Tensor) -> bool:
 
 
 def _sdpa_in_float32(module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Any, **kwargs: Any) -> Any:
-    """Computes eq. 1 by sdpa, whose backward pass on a CPU takes longer in bfloat16 than in float32."""
+    """Computes eq. 1 by sdpa in float32: on a CPU, its backward pass takes longer in bfloat16."""
     if kwargs.get("output_attentions"):
         return eager_attention(module, query, key, value, mask, **kwargs)
     if not (query.is_cpu and query.dtype == torch.bfloat16 and torch.is_grad_enabled()):

@@ -1,4 +1,4 @@
-"""What the modules of all systems share: what a user says of a model, and what becomes of it."""
+"""What all systems share: the options of a conversion, its result, its error, and the check before an export."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -17,11 +17,11 @@ class ConversionError(ValueError):
 
 @dataclass(frozen=True)
 class Options:
-    """What a user says of a model beside its name.
+    """Options of a conversion.
 
     Attributes:
         mapping: A YAML file with the layout, or the name of one that comes with the package.
-        assume_causal: Whether a model that may have been trained without a causal mask is taken for one that was.
+        assume_causal: Whether to assume a causal mask in training where a mapping doesn't say it.
         with_tokenizer: Whether a tokenizer is made.
         revision: Branch, tag or commit on the Hub.
         token: For the Hub, as for `from_pretrained`.
@@ -42,10 +42,10 @@ class Converted:
 
     Attributes:
         model: In evaluation mode, in the type of its weights.
-        tokenizer: Its tokenizer, in evaluation as in training; None: there is none.
+        tokenizer: Its tokenizer; None: there is none.
         metadata: The metadata of its card, if it has one.
         base_model: Its name on the Hub; None: it is a file or folder.
-        notes: What a user should know: what isn't exact, and by how much, and what is missing.
+        notes: What isn't exact, and by how much, and what is missing.
     """
 
     model: VanillaTransformerForConditionalGeneration
@@ -63,30 +63,20 @@ def check_plain(model: Any) -> None:
     """
     kind = VanillaTransformerForConditionalGeneration
     if type(model) is not kind:
-        raise ConversionError(f"{type(model).__name__} isn't this package's model, which alone can be exported")
+        raise ConversionError(f"{type(model).__name__} can't be exported; only {kind.__name__} can")
     with torch.device("meta"):
         expected = {name: type(module) for name, module in kind(model.config).named_modules()}
     for name, module in model.named_modules():
         if type(module) is not expected.get(name):
             raise ConversionError(
-                f"{name} is a {type(module).__name__}, which no plain model has there: merge adapters "
-                "(merge_and_unload), and export a model that isn't quantized"
+                f"{name} is a {type(module).__name__}, not the model's own module: merge adapters (merge_and_unload), "
+                "and export a model that isn't quantized"
             )
         hooks = (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
         # transformers puts hooks on modules to record their outputs.
         if "forward" in vars(module) or not all(
             str(getattr(one, "__module__", "")).startswith("transformers.") for one in hooks
         ):
-            raise ConversionError(f"{name or 'the model'} has hooks or a forward of its own, which can't be exported")
-
-
-def check_new_folder(output: Path) -> None:
-    """Checks, before any work is done, that a folder can be made.
-
-    Raises:
-        ConversionError: There is something at `output`, or no folder to put it in.
-    """
-    if output.exists() and not (output.is_dir() and not any(output.iterdir())):
-        raise ConversionError(f"{output} exists; choose another output")
-    if not output.absolute().parent.is_dir():
-        raise ConversionError(f"{output} can't be written: there is no folder {output.absolute().parent}")
+            raise ConversionError(
+                f"{name or 'the model'} has hooks or a forward of its own; remove them before the export"
+            )

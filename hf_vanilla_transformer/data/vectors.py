@@ -1,0 +1,58 @@
+"""Pretrained word vectors in the text formats of Word2Vec and GloVe."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from .formats import CorpusError, check_file, read_lines
+
+
+def read_vectors(file: str, size: int) -> Iterator[tuple[str, NDArray[np.float32]]]:
+    """Yields the words of a file, each with its vector (size,).
+
+    Args:
+        file: A line for each word: the word and its numbers, separated by spaces. Word2Vec's first line is the number
+            of words and the size. It may be compressed.
+        size: The size that the vectors have to have.
+
+    Raises:
+        CorpusError: A line has another number of numbers; the message names it.
+    """
+    check_file(Path(file))
+    for number, line in enumerate(read_lines(file), start=1):
+        cells = line.rstrip().split(" ")
+        if number == 1 and len(cells) == 2 and size > 1 and cells[0].isdecimal():  # Word2Vec's
+            continue
+        if len(cells) <= size or (number < 3 and len(cells) != size + 1):  # GloVe's words may contain spaces
+            raise CorpusError(f"{file}:{number}: a word and {len(cells) - 1} numbers, but d_model is {size}")
+        try:
+            yield " ".join(cells[:-size]), np.array(cells[-size:], dtype=np.float32)
+        except ValueError as error:
+            raise CorpusError(f"{file}:{number}: not a word and {size} numbers ({error})") from error
+
+
+def use_vectors(file: str, tokenizer: Any, weight: torch.Tensor, scale: float) -> int:
+    """Writes pretrained vectors into the embeddings of a model that multiplies them by `scale`.
+
+    Args:
+        file: As for `read_vectors`.
+        tokenizer: A token gets the vector of the word that it spells; with a space before it or without.
+        weight: (vocab_size, d_model); is changed in place.
+        scale: The model's `embedding_scale`.
+
+    Returns:
+        The number of tokens that have got a vector.
+    """
+    tokens_of: dict[str, list[int]] = {}
+    for token, id_ in tokenizer.get_vocab().items():
+        tokens_of.setdefault(tokenizer.convert_tokens_to_string([token]).strip(), []).append(id_)
+    found: set[int] = set()
+    for word, vector in read_vectors(file, weight.shape[1]):
+        for id_ in tokens_of.pop(word, ()):  # the first vector of a word counts
+            weight.data[id_] = torch.from_numpy(vector / scale)
+            found.add(id_)
+    return len(found)

@@ -1,0 +1,155 @@
+"""What translating needs of a model, and the batches that it gets."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+from transformers import PreTrainedTokenizerBase
+
+from ..engine.decoding.search import round_down
+from .reading import Segment
+
+# transformers gives the score -1e9 to places that hold no hypothesis.
+NO_HYPOTHESIS = -1e8
+# The largest values of options that count something: beyond, a slip would only stall the machine.
+LARGEST = {
+    **dict.fromkeys(("num_beams", "num_return_sequences", "n_best"), 1_000),
+    **dict.fromkeys(("max_new_tokens", "max_length", "max_extra_length"), 10_000),
+    **dict.fromkeys(("max_source_tokens", "max_tokens"), 10_000),
+    **{"batch_tokens": 1_000_000, "batch_size": 100_000, "window": 100_000},
+}
+LENGTHS = ("max_new_tokens", "max_length", "max_extra_length")  # the first one that is given counts
+
+
+@dataclass(frozen=True, eq=False)
+class Alignment:
+    """How much each token of a translation attends to each token of its source.
+
+    Attributes:
+        source: The source's tokens, (S,).
+        target: The tokens that the model wrote, (T,), without those of a prefix.
+        weights: The mean of the last layer's heads, (T, S).
+    """
+
+    source: tuple[str, ...]
+    target: tuple[str, ...]
+    weights: Tensor
+
+
+@dataclass(frozen=True)
+class Translation:
+    """One translation of a text.
+
+    Attributes:
+        text: Its text; on one line, unless the text was split into sentences and has several lines.
+        num_tokens: Tokens that the model wrote, with the end of sentence but without a prefix.
+        score: Its log-probability in nats divided by the length penalty, `sequences_scores` of `generate()`; None
+            without n-best lists, or if the text was translated in pieces.
+        alignment: With `alignments=True`, if the text was translated as one.
+    """
+
+    text: str
+    num_tokens: int
+    score: float | None = None
+    alignment: Alignment | None = field(default=None, compare=False)
+
+
+Options = dict[str, Any]  # keyword arguments
+Found = tuple[list[int], list[list[Translation]]]  # places of some segments, and the translations of each
+
+
+@dataclass(frozen=True)
+class Job:
+    """Segments to translate, and how: `options` are what `check_options` returned, all others as for `decode`."""
+
+    tokenizer: PreTrainedTokenizerBase
+    segments: list[Segment]
+    options: Options
+    batch_size: int | None
+    batch_tokens: int | None
+    lock: AbstractContextManager[object]
+
+
+class Backend(ABC):
+    """Decodes with a model."""
+
+    @abstractmethod
+    def check_options(self, options: Options, n_best: int | None, alignments: bool) -> Options:
+        """Checks the options of a call of `decode` and returns those for `search`; raises `ValueError`."""
+
+    @abstractmethod
+    def search(self, job: Job) -> Iterator[Found]:
+        """Translates the segments of a job, in any order."""
+
+    @abstractmethod
+    def log_probabilities(self, sources: list[list[int]], targets: list[list[int]]) -> list[float]:
+        """Returns how probable each target is, in nats; the tokens of sources and targets end with `</s>`."""
+
+
+def on_one_line(text: str) -> str:
+    """Returns a translation without line breaks."""
+    return text.replace("\r", " ").replace("\n", " ")
+
+
+# ---- Options ----
+def check_number(name: str, value: Any, where: str = "") -> None:
+    """Checks an option that counts something, one of `LARGEST`, or None; raises `ValueError`."""
+    least = 0 if name == "max_extra_length" else 1
+    is_integer = isinstance(value, int) and not isinstance(value, bool)
+    if value is not None and not (is_integer and least <= value <= LARGEST[name]):
+        raise ValueError(f"{name}{where} is {value!r}; it has to be an integer from {least} to {LARGEST[name]:,}")
+
+
+def check_generation(options: Mapping[str, Any], config: Any) -> None:
+    """Checks the options of `generate()` that multiply its work, given or else of the generation config."""
+    has_length = any(options.get(name) is not None for name in LENGTHS)
+    for name in ("num_beams", "num_return_sequences", *LENGTHS):
+        if options.get(name) is not None:
+            check_number(name, options[name])
+        elif not (has_length and name in LENGTHS):
+            check_number(name, getattr(config, name, None), " of the generation config")
+
+
+def check_n_best(n_best: int, num_beams: int) -> None:
+    """Checks that a beam search has enough beams for n-best lists; raises `ValueError`."""
+    check_number("n_best", n_best)
+    if num_beams < max(n_best, 2):
+        raise ValueError(
+            f"n_best={n_best} needs a beam search of at least {max(n_best, 2)} beams, and num_beams is {num_beams}; "
+            "raise num_beams"
+        )
+
+
+# ---- Batches ----
+def batches(
+    lengths: Sequence[int], batch_size: int | None, max_tokens: int, size_of: Callable[[int], int] = round_down
+) -> Iterator[list[int]]:
+    """Groups sentences of similar length, the longest first, so that too little memory shows at once.
+
+    A batch has at most `batch_size` sentences and `max_tokens` padded tokens; a longer sentence is a batch by itself.
+    Of the sentences that fit, `size_of` them are taken. Yields indices into `lengths`, each of them once.
+    """
+    batch: list[int] = []
+    for index in sorted(range(len(lengths)), key=lambda index: -lengths[index]):
+        if batch and (len(batch) == batch_size or (len(batch) + 1) * lengths[batch[0]] > max_tokens):
+            size = size_of(len(batch))
+            yield batch[:size]
+            batch = batch[size:]
+        batch.append(index)
+    if batch:
+        yield batch
+
+
+def batches_of(
+    segments: Sequence[Segment], batch_size: int | None, max_tokens: int, size_of: Callable[[int], int] = round_down
+) -> Iterator[list[int]]:
+    """Groups segments as `batches` does, by the lengths of their prefixes: a target can't begin with padding."""
+    groups: dict[int, list[int]] = {}
+    for number, segment in enumerate(segments):
+        groups.setdefault(len(segment.prefix), []).append(number)
+    for group in groups.values():
+        for batch in batches([len(segments[number].token_ids) for number in group], batch_size, max_tokens, size_of):
+            yield [group[place] for place in batch]

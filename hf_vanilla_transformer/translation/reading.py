@@ -1,0 +1,200 @@
+"""Reads texts for a model: sentences of paragraphs, target languages, and pieces of sentences that are too long."""
+
+import os
+import re
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from transformers import PreTrainedTokenizerBase
+
+from ..errors import did_you_mean, install
+from .division import Encode, divide, encode_within, join
+
+try:
+    import sentencex
+except ImportError:  # an extra
+    sentencex = None
+
+# The target language at the beginning of a text, ">>deu<<", for a model with several.
+CODE = re.compile(r"\s*(>>[^\s<>]+<<)")
+LINE_BREAKS = re.compile(r"([\r\n]+)")
+CODES_PER_ERROR = 10
+# Held while any tokenizer reads texts: MarianTokenizer and the like switch to the target's side and back, and padding
+# and truncation of the others are settings that one call after the other changes.
+_READING = threading.RLock()
+if hasattr(os, "register_at_fork"):  # a forked process has no other thread that would release it
+    os.register_at_fork(before=_READING.acquire, after_in_parent=_READING.release, after_in_child=_READING.release)
+
+Namer = Callable[[Sequence[int]], list[str]]  # ids -> tokens
+
+
+class Segment(NamedTuple):
+    """A part of a text that is translated as one, nearly always a sentence.
+
+    Attributes:
+        text: The number of its text.
+        token_ids: Its tokens.
+        gap: Line breaks that stand before it in the text.
+        prefix: Tokens that its translation has to begin with.
+    """
+
+    text: int
+    token_ids: list[int]
+    gap: str = ""
+    prefix: tuple[int, ...] = ()
+
+
+def read_segments(
+    tokenizer: PreTrainedTokenizerBase,
+    texts: Mapping[int, str],
+    limit: int,
+    code: str = "",
+    language: str | None = None,
+) -> tuple[list[Segment], dict[int, int]]:
+    """Divides and tokenizes texts, by their numbers; one that is empty or white space has no segments.
+
+    A segment has `limit` tokens at most. Texts without a target language get `code`, and are split into sentences by
+    the rules of `language`, unless it is None. Returns the segments, in the order of the texts; and for the number of
+    each text with something too long, the number of its pieces.
+    """
+    encode = encoder(tokenizer)
+    rows = [(number, *row) for number, text in texts.items() for row in _sentences(tokenizer, text, code, language)]
+    encoded = encode_within(encode, [begin + sentence for _, _, begin, sentence in rows], limit)
+    segments: list[Segment] = []
+    divided: dict[int, int] = {}
+    for (number, gap, begin, sentence), ids in zip(rows, encoded, strict=True):
+        pieces = [ids] if ids is not None else _divided(encode, begin, sentence, limit)
+        if len(pieces) > 1:
+            divided[number] = divided.get(number, 0) + len(pieces)
+        segments += [Segment(number, piece, "" if place else gap) for place, piece in enumerate(pieces)]
+    return segments, divided
+
+
+def _sentences(
+    tokenizer: PreTrainedTokenizerBase, text: str, code: str, language: str | None
+) -> Iterator[tuple[str, str, str]]:
+    """Yields the line breaks before each sentence, the beginning with its target language, and the sentence."""
+    if target_codes(tokenizer) and (match := CODE.match(text)):
+        code, text = match[1], text[match.end() :].lstrip()
+    begin = f"{code} " if code else ""
+    if language is not None:
+        yield from ((gap, begin, sentence) for gap, sentence in split_sentences(text, language))
+    elif text.strip():
+        yield "", begin, text
+
+
+def _divided(encode: Encode, begin: str, sentence: str, limit: int) -> list[list[int]]:
+    return divide(lambda pieces: encode([begin + piece for piece in pieces]), sentence, limit)
+
+
+def encoder(tokenizer: PreTrainedTokenizerBase, *, is_target: bool = False, **options: Any) -> Encode:
+    """Returns the function that tokenizes sources, or targets, from any thread; `options` are the tokenizer's."""
+    if isinstance(tokenizer, PreTrainedTokenizerBase):  # long texts are divided, so no warning is due
+        options = {"verbose": False, "return_attention_mask": False, "return_token_type_ids": False, **options}
+
+    def encode(texts: list[str]) -> list[list[int]]:
+        with _READING:
+            if not is_target:
+                return tokenizer(texts, **options)["input_ids"]
+            try:
+                return tokenizer(text_target=texts, **options)["input_ids"]
+            finally:  # after an error, transformers leaves it on the target's side
+                getattr(tokenizer, "_switch_to_input_mode", lambda: None)()
+
+    return encode
+
+
+def namers(tokenizer: PreTrainedTokenizerBase) -> tuple[Namer, Namer]:
+    """Returns what names the tokens of a source and those of a target, each by its own vocabulary if there are two."""
+    if not getattr(tokenizer, "separate_vocabs", False):
+        return (lambda ids: list(tokenizer.convert_ids_to_tokens(ids)),) * 2
+    source, target = (
+        {number: token for token, number in vocabulary.items()}
+        for vocabulary in (tokenizer.get_vocab(), tokenizer.target_encoder)
+    )
+    return (lambda ids: [source.get(one, "") for one in ids]), (lambda ids: [target.get(one, "") for one in ids])
+
+
+# ---- Target languages ----
+def target_codes(tokenizer: PreTrainedTokenizerBase) -> list[str]:
+    """Returns the codes of a model with several target languages, ">>deu<<" and so on; none if it has only one."""
+    return list(getattr(tokenizer, "supported_language_codes", None) or [])
+
+
+def target_code(tokenizer: PreTrainedTokenizerBase, target_lang: str) -> str:
+    """Returns the code of a target language, given as "deu" or ">>deu<<"; raises `ValueError`."""
+    codes = target_codes(tokenizer)
+    if not codes:
+        raise ValueError(
+            f"target_lang is {target_lang!r}, but the tokenizer has no codes of target languages, such as >>deu<<; "
+            "leave it out"
+        )
+    code = target_lang if target_lang.startswith(">>") else f">>{target_lang}<<"
+    if code not in codes:
+        raise ValueError(
+            f"target_lang is {target_lang!r}, but the model's codes are {_some(codes)}{did_you_mean(code, codes)}"
+        )
+    return code
+
+
+def check_target_codes(tokenizer: PreTrainedTokenizerBase, texts: Iterable[str], first: int = 0) -> None:
+    """Raises `ValueError` if the model has several target languages and a text doesn't begin with the code of one."""
+    if not (codes := target_codes(tokenizer)):
+        return
+    for index, text in enumerate(texts, start=first):
+        if not text.strip():
+            continue
+        if (match := CODE.match(text)) is None:
+            raise ValueError(
+                f"the model has several target languages, and sentences[{index}] doesn't say which; give target_lang, "
+                f"or begin the text with its code: {_some(codes)}"
+            )
+        if match[1] not in codes:
+            raise ValueError(
+                f"sentences[{index}] begins with {match[1]}, but the model's codes are {_some(codes)}"
+                f"{did_you_mean(match[1], codes)}"
+            )
+
+
+def _some(codes: list[str]) -> str:
+    more = f" and {len(codes) - CODES_PER_ERROR:,} more" if len(codes) > CODES_PER_ERROR else ""
+    return ", ".join(codes[:CODES_PER_ERROR]) + more
+
+
+# ---- Sentences ----
+def check_splitting(language: str | None) -> None:
+    """Checks the language by whose rules texts are split into sentences; raises `ValueError` or `ImportError`."""
+    if language is None:
+        return
+    if not isinstance(language, str) or not re.fullmatch("[a-z]{2}", language):
+        raise ValueError(
+            f'split_sentences is {language!r}; give the language of the texts in two letters (ISO 639-1), such as "en"'
+        )
+    if sentencex is None:
+        raise ImportError(f"split_sentences needs sentencex, and it isn't installed: {install('sentences')}")
+
+
+def split_sentences(text: str, language: str) -> Iterator[tuple[str, str]]:
+    """Yields the sentences of a text, each with the line breaks before it; a line's end is a sentence's end."""
+    assert sentencex is not None, "check_splitting comes first"
+    gap = ""
+    for number, part in enumerate(LINE_BREAKS.split(text.strip())):
+        if number % 2:
+            gap += part
+            continue
+        for sentence in filter(str.strip, sentencex.segment(language, part)):
+            yield gap, sentence.strip()
+            gap = ""
+
+
+def join_segments(translations: Sequence[tuple[str, str]]) -> str:
+    """Joins the translations of a text's segments, each with the line breaks before it."""
+    joined: list[str] = []
+    group: list[str] = []
+    for gap, translation in translations:
+        if gap:
+            joined += [join(group), gap]
+            group = []
+        group.append(translation)
+    return "".join([*joined, join(group)])

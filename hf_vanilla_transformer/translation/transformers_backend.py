@@ -1,0 +1,162 @@
+"""Models of transformers as a backend, with the engine where it is attached; ensembles and models with adapters too."""
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from ..engine import Engine
+from ..engine.decoding.together import run_together
+from ..generation_vanilla_transformer import DecodingMixin
+from .backend import (
+    NO_HYPOTHESIS,
+    Alignment,
+    Backend,
+    Found,
+    Job,
+    Options,
+    Translation,
+    batches_of,
+    check_generation,
+    check_n_best,
+    on_one_line,
+)
+from .reading import Namer, Segment, namers
+
+# Padded source tokens per batch, times the number of beams: on two cores, more give no speed-up, and caches and logits
+# grow with it on any device.
+BATCH_TOKENS = 4_096
+
+
+class TransformersBackend(Backend):
+    """Decodes by `generate()`, or by the engine's searches, where several batches share their steps."""
+
+    def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
+        self.model, self.tokenizer = model, tokenizer
+
+    def check_options(self, options: Options, n_best: int | None, alignments: bool) -> Options:
+        """Checks the options of a call of `decode` and returns those for `generate()`; raises `ValueError`."""
+        config = options.get("generation_config") or self.model.generation_config
+        check_generation(options, config)
+        num_beams = options.get("num_beams") or config.num_beams or 1
+        options = {**options, "return_dict_in_generate": True}  # for the beams' lengths
+        if options.get("max_new_tokens") is not None:
+            options.setdefault("max_length", None)  # transformers would warn of a generation config's at each batch
+        if n_best is not None:
+            check_n_best(n_best, num_beams)
+            options["num_return_sequences"] = n_best
+        if alignments:
+            # The model below a `PeftModel`; it holds the adapters' layers.
+            base = self.model.get_base_model() if hasattr(self.model, "get_base_model") else self.model
+            if not isinstance(base, DecodingMixin):
+                kind = type(self.model).__name__
+                raise ValueError(f"alignments need a model of this package, and this one is a {kind}")
+            options["output_alignments"] = True
+        return options
+
+    def search(self, job: Job) -> Iterator[Found]:
+        """Translates the segments of a job, the longest first."""
+        segments = job.segments
+        num_beams = setting(self.model, job.options, "num_beams") or 1
+        with job.lock:
+            names = namers(self.tokenizer) if job.options.get("output_alignments") else None
+        outputs = run_together(
+            lambda numbers: self._begin([segments[number] for number in numbers], job.options),
+            batches_of(segments, job.batch_size, (job.batch_tokens or BATCH_TOKENS) // num_beams),
+        )
+        while True:
+            with job.lock:
+                with no_gradients(self.model):
+                    numbers, output = next(outputs, (None, None))
+                if numbers is None:
+                    return
+                found = self._translations([segments[number] for number in numbers], job.options, output, names)
+            yield numbers, found
+
+    def _begin(self, segments: list[Segment], options: Options) -> Any:
+        """Begins the search for segments with prefixes of one length, or does all of it where there is no engine."""
+        inputs = self.tokenizer.pad({"input_ids": [one.token_ids for one in segments]}, return_tensors="pt")
+        inputs = inputs.to(self.model.device)
+        batch = {name: inputs[name] for name in ("input_ids", "attention_mask")}
+        if segments[0].prefix:
+            batch["decoder_input_ids"] = torch.tensor([one.prefix for one in segments], device=self.model.device)
+        # transformers' beam search gives scores of sequences only with those of every step.
+        scores = {"output_scores": True} if options.get("num_return_sequences") else {}
+        attached = vars(self.model).get("engine")  # not that of a model with adapters below
+        if isinstance(attached, Engine) and "generate" not in vars(self.model):  # the user's own
+            return attached.begin(self.model, {**batch, **options}, scores)
+        return self.model.generate(**batch, **options, **scores)
+
+    def _translations(
+        self, segments: list[Segment], options: Options, output: Any, names: tuple[Namer, Namer] | None
+    ) -> list[list[Translation]]:
+        """Makes translations of what `generate()` returned; with `names` of tokens, with their alignments."""
+        texts = self.tokenizer.batch_decode(output.sequences, skip_special_tokens=True)
+        scores = output.sequences_scores.tolist() if options.get("num_return_sequences") else [None] * len(texts)
+        counts = self._numbers_of_tokens(output, max(len(segments[0].prefix), 1))
+        width = len(texts) // len(segments)
+        rows: list[list[Translation]] = [[] for _ in segments]
+        for number, (text, score, count) in enumerate(zip(texts, scores, counts, strict=True)):
+            # A search with fewer hypotheses than places fills the list up.
+            if number % width == 0 or (score is not None and score > NO_HYPOTHESIS):
+                source = segments[number // width].token_ids
+                alignment = None if names is None else _alignment(names, output, number, source, count)
+                rows[number // width].append(Translation(on_one_line(text), count, score, alignment))
+        return rows
+
+    def _numbers_of_tokens(self, output: Any, begin: int) -> list[int]:
+        """Counts what the model wrote in each row from a place on; rows are filled up to the longest one's length."""
+        if output.get("beam_indices") is not None:
+            return (output.beam_indices >= 0).sum(dim=1).tolist()
+        config = self.model.generation_config
+        ends = config.eos_token_id if isinstance(config.eos_token_id, list) else [config.eos_token_id]
+        return [_number_of_tokens(row[begin:], ends, config.pad_token_id) for row in output.sequences.tolist()]
+
+    def log_probabilities(self, sources: list[list[int]], targets: list[list[int]]) -> list[float]:
+        """Returns how probable each target is, in nats; the tokens of sources and targets end with `</s>`."""
+        model = self.model
+        inputs = self.tokenizer.pad({"input_ids": sources}, return_tensors="pt").to(model.device)
+        rows = [torch.tensor(ids) for ids in targets]
+        labels = nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=-100).to(model.device)  # (B, T)
+        with no_gradients(model):
+            logits = model(
+                input_ids=inputs["input_ids"],
+                attention_mask=inputs["attention_mask"],
+                decoder_input_ids=model.prepare_decoder_input_ids_from_labels(labels),
+                use_cache=False,
+            ).logits.float()  # (B, T, V)
+            losses = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=-100, reduction="none")
+        return (-losses.double().view(labels.shape).sum(dim=1)).tolist()
+
+
+def setting(model: Any, options: Options, name: str) -> Any:
+    """Returns the value of an option of `generate()` in a call; older models have theirs in their configuration."""
+    places = (options.get("generation_config"), model.generation_config, model.config)
+    values = [options.get(name), *(getattr(place, name, None) for place in places)]
+    return next((value for value in values if value is not None), None)
+
+
+def no_gradients(model: PreTrainedModel) -> AbstractContextManager[None]:
+    """Turns gradients off. Quantized weights may be of tensor classes that inference mode refuses (quanto)."""
+    return torch.no_grad() if getattr(model, "is_quantized", False) else torch.inference_mode()
+
+
+def _alignment(names: tuple[Namer, Namer], output: Any, row: int, source: list[int], count: int) -> Alignment:
+    """Cuts the alignments of a row, of (rows, T, S), to its tokens, and names these."""
+    begin = output.sequences.shape[1] - output.alignments.shape[1]
+    target = output.sequences[row, begin : begin + count].tolist()
+    weights = output.alignments[row, :count, : len(source)].clone()  # a view would hold the batch's memory
+    return Alignment(tuple(names[0](source)), tuple(names[1](target)), weights)
+
+
+def _number_of_tokens(tokens: list[int], ends: list[int | None], padding: int | None) -> int:
+    for number, token in enumerate(tokens, start=1):
+        if token in ends:
+            return number
+    while tokens and tokens[-1] == padding:
+        tokens = tokens[:-1]
+    return len(tokens)

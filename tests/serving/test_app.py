@@ -1,0 +1,150 @@
+"""The service's API, by requests to the application: LibreTranslate's bodies, errors and status codes."""
+
+import asyncio
+import threading
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+
+from hf_vanilla_transformer.serving import app as service
+from hf_vanilla_transformer.serving.batcher import Batcher
+from hf_vanilla_transformer.serving.models import Route
+
+
+def capitals(texts: list[str], *, n_best: int, target_lang: str | None) -> list[list[str]]:
+    return [[f"{text.upper()}{number or ''}" for number in range(n_best)] for text in texts]
+
+
+def client(translate: Any = capitals, waiting: int = 1_000, **options: Any) -> TestClient:
+    metrics = service.Metrics()
+    count = {"max_waiting_tokens": waiting, "on_batch": metrics.add}
+    queue = Batcher(translate, lambda texts: [len(text) for text in texts], **count)
+    routes = {("en", "de"): Route(queue), ("en", "fr"): Route(queue, "fra")}
+    return TestClient(service.create_app(routes, metrics, **options))
+
+
+def ask(q: Any = "two dogs", **fields: Any) -> dict[str, Any]:
+    return {"q": q, "source": "en", "target": "de", **fields}
+
+
+@pytest.mark.parametrize("how", ["json", "data", "files"])
+def test_one_text(how: str) -> None:
+    fields = {name: (None, value) for name, value in ask().items()} if how == "files" else ask()
+    answer = client().post("/translate", **{how: fields})
+    assert (answer.status_code, answer.json()) == (200, {"translatedText": "TWO DOGS"})
+
+
+def test_several_texts_and_alternatives() -> None:
+    answer = client().post("/translate", json=ask(["a", "b"], alternatives=2))
+    assert answer.json() == {"translatedText": ["A", "B"], "alternatives": [["A1", "A2"], ["B1", "B2"]]}
+    answer = client().post("/translate", data=ask(alternatives="1"))
+    assert answer.json() == {"translatedText": "TWO DOGS", "alternatives": ["TWO DOGS1"]}
+
+
+def test_html() -> None:
+    answer = client().post("/translate", json=ask(["<p>two <b>dogs</b></p>", "x"], format="html"))
+    assert answer.json() == {"translatedText": ["<p>TWO <b>DOGS</b></p>", "X"]}
+
+
+@pytest.mark.parametrize(
+    ("status", "fields", "problem"),
+    [
+        (400, ask(None), "Invalid request: missing q parameter"),
+        (400, ask([]), "Invalid request: missing q parameter"),
+        (400, ask([1]), "Invalid request: q has to be a string or a list of strings"),
+        (400, {"q": "x", "target": "de"}, "Invalid request: missing source parameter"),
+        (400, ask(source="auto"), "auto isn't available"),
+        (400, ask(target="it"), "en to it is not supported; there is en-de, en-fr"),
+        (400, ask(format="pdf"), "'pdf' format is not supported"),
+        (400, ask(alternatives="many"), "alternatives has to be an integer from 0 to 10"),
+        (400, ask(alternatives=11), "alternatives has to be an integer from 0 to 10"),
+        (413, ask("x" * 31), "q has 31 characters, and the limit is 30"),
+        (413, ask(["x"] * 5), "q has 5 texts, and the limit is 4"),
+    ],
+)
+def test_wrong_requests(status: int, fields: dict[str, Any], problem: str) -> None:
+    answer = client(limits=service.Limits(characters=30, texts=4)).post("/translate", json=fields)
+    assert answer.status_code == status
+    assert answer.json()["error"].startswith(problem)
+
+
+@pytest.mark.parametrize("body", [b"", b"{", b"[1]", b"\xff", b"[" * 100_000, b'"x"', b"null"])
+def test_malformed_bodies(body: bytes) -> None:
+    answer = client().post("/translate", content=body, headers={"content-type": "application/json"})
+    assert answer.status_code == 400
+    assert answer.json()["error"].startswith("Invalid request")
+
+
+@pytest.mark.parametrize("kind", ["application/json", "application/x-www-form-urlencoded"])
+@pytest.mark.parametrize("chunked", [True, False])
+def test_long_bodies_are_not_read(kind: str, chunked: bool) -> None:
+    body: Any = (b"x" * 1_000 for _ in range(10_000)) if chunked else b"x" * 10_000_000
+    answer = client().post("/translate", content=body, headers={"content-type": kind})
+    assert answer.status_code in (400, 413)
+    assert "error" in answer.json()
+
+
+def test_keys() -> None:
+    guarded = client(api_key="secrét")
+    assert guarded.post("/translate", json=ask()).status_code == 403
+    assert guarded.post("/translate", json=ask(api_key="wrong")).json() == {"error": "Invalid API key"}
+    assert guarded.post("/translate", json=ask(api_key="secrét")).status_code == 200
+    assert guarded.get("/languages").status_code == guarded.get("/health").status_code == 200
+
+
+def test_a_models_error_is_the_users() -> None:
+    def refuse(texts: list[str], *, n_best: int, target_lang: str | None) -> list[list[str]]:
+        raise ValueError("too long for the positions\nmore")
+
+    answer = client(refuse).post("/translate", json=ask())
+    assert (answer.status_code, answer.json()) == (400, {"error": "too long for the positions"})
+
+
+def test_a_full_queue_and_a_deadline() -> None:
+    go_on = threading.Event()
+
+    def slow(texts: list[str], *, n_best: int, target_lang: str | None) -> list[list[str]]:
+        assert go_on.wait(60)
+        return capitals(texts, n_best=n_best, target_lang=target_lang)
+
+    async def run() -> list[int]:
+        import httpx
+
+        application = client(slow, waiting=10, limits=service.Limits(seconds=1)).app
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(application), base_url="http://x") as http:
+            first = asyncio.create_task(http.post("/translate", json=ask("x" * 9)))
+            await asyncio.sleep(0.2)  # the model works on it
+            second = asyncio.create_task(http.post("/translate", json=ask("x" * 9)))
+            await asyncio.sleep(0.2)  # it waits
+            third = await http.post("/translate", json=ask("x" * 9))
+            assert third.headers["retry-after"] == "2"
+            answers = [await first, await second, third]
+            go_on.set()
+        return [answer.status_code for answer in answers]
+
+    assert asyncio.run(run()) == [504, 504, 503]
+
+
+def test_what_is_there() -> None:
+    service_ = client(names={"en": "English"})
+    assert service_.get("/languages").json() == [
+        {"code": "en", "name": "English", "targets": ["de", "fr"]},
+        {"code": "de", "name": "de", "targets": []},
+        {"code": "fr", "name": "fr", "targets": []},
+    ]
+    assert service_.get("/health").json() == {"status": "ok"}
+    assert service_.get("/nowhere").json() == {"error": "Not Found"}
+    assert "q" in str(service_.get("/openapi.json").json()["paths"]["/translate"])
+    assert "access-control-allow-origin" not in service_.get("/health", headers={"origin": "http://a"}).headers
+
+
+def test_metrics() -> None:
+    counted = client()
+    counted.post("/translate", json=ask(["one", "four"]))
+    counted.post("/translate", json=ask(source="auto"))
+    text = counted.get("/metrics").text
+    assert 'translation_requests_total{status="200"} 1.0' in text
+    assert 'translation_requests_total{status="400"} 1.0' in text
+    assert "translation_source_tokens_total 7.0" in text
+    assert "translation_waiting_tokens 0.0" in text

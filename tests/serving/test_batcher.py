@@ -1,0 +1,165 @@
+"""The queue: which texts share a batch, whose answer is whose, and what happens to those who leave."""
+
+import asyncio
+import random
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from hf_vanilla_transformer.serving.batcher import Batcher, QueueFullError
+
+
+class Model:
+    """Translates into capitals, and keeps what it was called with."""
+
+    def __init__(self) -> None:
+        self.batches: list[list[str]] = []
+        self.go_on = threading.Event()
+        self.go_on.set()
+
+    def __call__(self, texts: list[str], *, n_best: int, target_lang: str | None) -> list[list[str]]:
+        self.batches.append(texts)
+        assert self.go_on.wait(60)
+        if any("bad" in text for text in texts):
+            raise ValueError("a bad text")
+        return [[f"{text.upper()}{target_lang or ''}{number}" for number in range(n_best)] for text in texts]
+
+
+def lengths(texts: list[str]) -> list[int]:
+    return [len(text) for text in texts]
+
+
+def batcher(model: Model, **options: Any) -> Batcher:
+    return Batcher(model, lengths, **options)
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    while not condition():
+        await asyncio.sleep(0.001)
+
+
+async def waiting(model: Model, queue: Batcher, *requests: Any) -> list[asyncio.Task[Any]]:
+    """Starts requests one after the other while the model works on the first."""
+    model.go_on.clear()
+    tasks = []
+    for request in requests:
+        tasks.append(asyncio.create_task(queue.translate(*request)))
+        await asyncio.sleep(0)
+        await until(lambda: bool(model.batches))
+    return tasks
+
+
+def test_ten_thousand_numbered_texts_come_back_to_their_requests() -> None:
+    async def run() -> None:
+        model = Model()
+        queue = batcher(model, max_waiting_tokens=10**9)
+        numbers = iter(range(10_000))
+
+        async def client(seed: int) -> None:
+            chance = random.Random(seed)
+            while some := [f"n{number}" for _, number in zip(range(chance.randint(1, 9)), numbers, strict=False)]:
+                rows = await queue.translate(some)
+                assert rows == [[f"{text.upper()}0"] for text in some]
+
+        await asyncio.gather(*(client(seed) for seed in range(64)))
+        await queue.close()
+        texts = [text for batch in model.batches for text in batch]
+        assert sorted(texts) == sorted(f"n{number}" for number in range(10_000))
+        assert len(model.batches) < 1_000
+
+    asyncio.run(run())
+
+
+def test_a_request_of_many_texts_does_not_hold_up_a_short_one() -> None:
+    async def run() -> None:
+        model = Model()
+        queue = batcher(model, batch_tokens=8)
+        tasks = await waiting(model, queue, (["aa"],), (["bb"] * 20,), (["cc"],))
+        model.go_on.set()
+        await asyncio.gather(*tasks)
+        assert model.batches[1] == ["bb", "cc", "bb", "bb"]
+
+    asyncio.run(run())
+
+
+def test_batches_have_their_tokens_and_a_longer_text_is_a_batch_by_itself() -> None:
+    async def run() -> None:
+        model = Model()
+        queue = batcher(model, batch_tokens=10)
+        texts = ["a" * 30, "b" * 6, "c" * 4, "d" * 5]
+        assert [row[0] for row in await queue.translate(texts)] == [f"{text.upper()}0" for text in texts]
+        assert model.batches == [texts[:1], texts[1:3], texts[3:]]
+
+    asyncio.run(run())
+
+
+def test_requests_with_other_options_are_in_other_batches() -> None:
+    async def run() -> None:
+        model = Model()
+        queue = batcher(model)
+        model.go_on.clear()
+        options: list[dict[str, Any]] = [{}, {"n_best": 2}, {"target_lang": "deu"}, {"n_best": 2}]
+        tasks = [asyncio.create_task(queue.translate([f"t{at}"], **one)) for at, one in enumerate(options)]
+        await until(lambda: bool(model.batches))
+        model.go_on.set()
+        assert await asyncio.gather(*tasks) == [[["T00"]], [["T10", "T11"]], [["T2deu0"]], [["T30", "T31"]]]
+        assert model.batches == [["t0"], ["t1", "t3"], ["t2"]]
+
+    asyncio.run(run())
+
+
+def test_one_texts_error_is_that_of_its_request_alone() -> None:
+    async def run() -> None:
+        model = Model()
+        queue = batcher(model)
+        tasks = await waiting(model, queue, (["first"],), (["good", "bad"],), (["fine"],))
+        model.go_on.set()
+        first, second, third = await asyncio.gather(*tasks, return_exceptions=True)
+        assert (first, third) == ([["FIRST0"]], [["FINE0"]])
+        assert isinstance(second, ValueError)
+
+    asyncio.run(run())
+
+
+def test_a_cancelled_request_leaves_the_queue() -> None:
+    async def run() -> None:
+        model = Model()
+        queue = batcher(model)
+        first, second, third = await waiting(model, queue, (["first"],), (["second"] * 3,), (["third"],))
+        second.cancel()
+        await asyncio.sleep(0)
+        assert queue.waiting_tokens == len("third")
+        model.go_on.set()
+        await asyncio.gather(first, third)
+        assert model.batches == [["first"], ["third"]]
+
+    asyncio.run(run())
+
+
+def test_a_full_queue_is_refused_and_an_empty_one_takes_any_request() -> None:
+    async def run() -> None:
+        model = Model()
+        queue = batcher(model, max_waiting_tokens=10)
+        first, second = await waiting(model, queue, (["first"],), (["x" * 20],))
+        with pytest.raises(QueueFullError, match="20 tokens wait already"):
+            await queue.translate(["y"])
+        model.go_on.set()
+        await asyncio.gather(first, second)
+        assert await queue.translate(["y"]) == [["Y0"]]
+
+    asyncio.run(run())
+
+
+def test_close_finishes_what_waits() -> None:
+    async def run() -> None:
+        model = Model()
+        queue = batcher(model, batch_tokens=1)
+        tasks = await waiting(model, queue, (["a"],), (["b", "c"],))
+        model.go_on.set()
+        await queue.close()
+        assert all(task.done() for task in tasks) or await asyncio.gather(*tasks)
+        assert model.batches == [["a"], ["b"], ["c"]]
+
+    asyncio.run(run())

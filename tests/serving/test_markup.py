@@ -1,0 +1,79 @@
+"""HTML: what is translated of it, and what stays byte for byte."""
+
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hf_vanilla_transformer.serving.markup import Document
+
+
+def shout(source: str) -> str:
+    """Translates each word into capitals, wherever it stands."""
+    document = Document(source)
+    return document.translated({text: text.upper() for text in document.texts})
+
+
+@pytest.mark.parametrize(
+    ("source", "translated"),
+    [
+        ("two dogs", "TWO DOGS"),
+        ("<p>two <b>big</b> dogs</p>", "<p>TWO <b>BIG</b> DOGS</p>"),
+        ("<p>a<br>b</p>\n<ul><li>c <li>d</ul>", "<p>A<br>B</p>\n<ul><li>C <li>D</ul>"),
+        ('<a href="x?a=1&amp;b=2">one</a>', '<a href="x?a=1&amp;b=2">ONE</a>'),
+        ("fish &amp; chips &lt; &copy;", "FISH &amp; CHIPS &lt; ©"),
+        ("<p>call <code>f(x &lt; y)</code> now</p>", "<p>CALL <code>f(x &lt; y)</code> NOW</p>"),
+        ('<div translate="no">keep <b>it</b></div> not', '<div translate="no">keep <b>it</b></div> NOT'),
+        ('say <span class="x notranslate">Name</span> now', 'SAY <span class="x notranslate">Name</span> NOW'),
+        ("<script>if (a<b) x()</script><style>p {}</style>go", "<script>if (a<b) x()</script><style>p {}</style>GO"),
+        ("see https://a.b/c?d=e. it", "SEE https://a.b/c?d=e. IT"),
+        ("write to some.one@a.org, or {name} or {{ x.y }}", "WRITE TO some.one@a.org, OR {name} OR {{ x.y }}"),
+        ("<!DOCTYPE html><!-- note --><title>t</title>", "<!DOCTYPE html><!-- note --><title>T</title>"),
+        ("<b>open <i>both", "<b>OPEN <i>BOTH"),
+        ("</b>x</p>", "</b>X</p>"),
+        ("<img src=a> cat", "<img src=a> CAT"),
+        ("  \n ", "  \n "),
+    ],
+)
+def test_markup_stays(source: str, translated: str) -> None:
+    assert shout(source) == translated
+
+
+def test_markup_follows_its_words() -> None:
+    document = Document("<p>the <b>red</b> <i>house</i></p>")
+    order = {"the red house": "la casa roja", "red": "roja", "house": "casa", "the": "la"}
+    assert document.translated(order) == "<p>la <i>casa</i> <b>roja</b></p>"
+
+
+def test_what_is_not_found_once_keeps_the_order_of_the_source() -> None:
+    document = Document("<p>a <b>dog</b> and a dog</p>")
+    words = {"a dog and a dog": "hund und hund", "a": "ein", "dog": "hund", "and a dog": "und ein hund"}
+    assert document.translated(words) == "<p>ein <b>hund</b> und ein hund</p>"
+
+
+PARTS = st.sampled_from(
+    [
+        "one ",
+        "two",
+        " ",
+        "&amp;",
+        "&#233;",
+        "<b>",
+        "</b>",
+        "<p>",
+        "</p>",
+        "<br/>",
+        "<code>x</code>",
+        "{a}",
+        "<",
+        ">",
+        "é",
+    ]
+)
+
+
+@given(st.lists(PARTS, max_size=12).map("".join))
+def test_all_markup_comes_back(source: str) -> None:
+    tags = re.compile(r"</?(?:b|p|br|code)/?>|\{a\}")
+    assert sorted(tags.findall(shout(source))) == sorted(tags.findall(source))

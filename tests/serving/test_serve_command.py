@@ -1,0 +1,88 @@
+"""`vanilla-transformer serve` as a process: a client from the registry, clients that vanish, and its end."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+from urllib import request
+
+import pytest
+
+pytestmark = pytest.mark.slow
+PATIENCE = 300
+
+
+@pytest.fixture(scope="module")
+def server(tiny_checkpoint: Path) -> Iterator[tuple[str, "subprocess.Popen[str]"]]:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [sys.executable, "-m", "hf_vanilla_transformer", "serve", "--port", str(port)]
+    options = ["--model", f"en-de={tiny_checkpoint}", f"de-en={tiny_checkpoint}", "--threads", "1"]
+    process = subprocess.Popen([*command, *options], stdout=subprocess.PIPE, text=True, env={**os.environ})
+    url = f"http://127.0.0.1:{port}"
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline() == f"{url} translates en-de, de-en\n"
+        end = time.monotonic() + PATIENCE
+        while time.monotonic() < end:
+            try:
+                request.urlopen(f"{url}/health", timeout=PATIENCE)
+                break
+            except OSError:
+                time.sleep(0.1)
+        yield url, process
+    finally:
+        process.kill()
+        process.wait()
+
+
+def post(url: str, q: Any) -> Any:
+    body = json.dumps({"q": q, "source": "en", "target": "de"}).encode()
+    sent = request.Request(f"{url}/translate", body, {"content-type": "application/json"})
+    return json.loads(request.urlopen(sent, timeout=PATIENCE).read())["translatedText"]
+
+
+def test_libretranslates_client(server) -> None:
+    libretranslatepy = pytest.importorskip("libretranslatepy")
+    client = libretranslatepy.LibreTranslateAPI(server[0])
+    assert [one["code"] for one in client.languages()] == ["en", "de"]
+    assert client.translate("half past nine", "en", "de") == post(server[0], "half past nine")
+
+
+def test_each_answer_belongs_to_its_question(server) -> None:
+    lines = [f"{number} past nine" for number in range(40)]
+    alone = {line: post(server[0], line) for line in lines}
+    with ThreadPoolExecutor(16) as clients:
+        for _ in range(3):
+            assert list(clients.map(lambda line: post(server[0], line), lines)) == [alone[line] for line in lines]
+
+
+def test_clients_that_vanish_leave_the_others_in_peace(server) -> None:
+    host, port = server[0].removeprefix("http://").split(":")
+    body = json.dumps({"q": ["half past nine"] * 100, "source": "en", "target": "de"}).encode()
+    for _ in range(30):
+        with socket.create_connection((host, int(port))) as gone:
+            gone.sendall(b"POST /translate HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n")
+            gone.sendall(b"Content-Length: %d\r\n\r\n%s" % (len(body), body))
+    idle = [socket.create_connection((host, int(port))) for _ in range(200)]
+    assert isinstance(post(server[0], "half past nine"), str)
+    for one in idle:
+        one.close()
+
+
+def test_it_finishes_what_it_has_begun_and_ends_with_0(server) -> None:
+    url, process = server
+    with ThreadPoolExecutor(1) as client:
+        answer = client.submit(post, url, ["half past nine"] * 300)
+        time.sleep(0.3)
+        process.send_signal(signal.SIGTERM)
+        assert len(answer.result(PATIENCE)) == 300
+    assert process.wait(PATIENCE) == 0

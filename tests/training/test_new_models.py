@@ -1,0 +1,127 @@
+"""A new model has its tokenizer's ids, and pretrained vectors where they are given."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from small_runs import recipe_in
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
+
+from hf_vanilla_transformer import VanillaTransformerForConditionalGeneration, cli
+from hf_vanilla_transformer.data.formats import CorpusError
+from hf_vanilla_transformer.data.vectors import read_vectors, use_vectors
+from hf_vanilla_transformer.tokenization_dictionary import DictionaryTokenizer
+from hf_vanilla_transformer.training.recipe import ModelArguments, RecipeError
+
+SPECIAL = {"bos_token": "<s>", "pad_token": "<pad>", "eos_token": "</s>", "unk_token": "<unk>"}  # fairseq's ids
+SMALL = {"preset": "tiny", "d_model": 16, "encoder_attention_heads": 2, "decoder_attention_heads": 2}
+
+
+def dictionary(target: str = "0123456789", **options) -> DictionaryTokenizer:
+    """Splits words into letters, as subword-nmt does without merges."""
+    content = {
+        side: {
+            "tokens": [*SPECIAL.values(), *(f"{letter}{end}" for letter in letters for end in ("@@", ""))],
+            "codes": "#version: 0.2\nx x</w>\n",
+        }
+        for side, letters in (("source", "0123456789eint"), ("target", target))
+    }
+    return DictionaryTokenizer(segmentation=content, **(SPECIAL | options))
+
+
+def test_the_ids_are_the_tokenizers():
+    tokenizer = dictionary("0123456789eint")
+    config = ModelArguments(**SMALL).config_for(tokenizer)
+    ids = (config.pad_token_id, config.bos_token_id, config.eos_token_id, config.decoder_start_token_id)
+    assert ids == (1, 0, 2, 0)
+    assert (config.vocab_size, config.decoder_vocab_size) == (len(tokenizer), None)
+    model = VanillaTransformerForConditionalGeneration(config)
+    assert (model.generation_config.pad_token_id, model.generation_config.eos_token_id) == (1, 2)
+
+
+def test_two_dictionaries_have_two_matrices():
+    tokenizer = dictionary()
+    config = ModelArguments(**SMALL).config_for(tokenizer)
+    assert (config.vocab_size, config.decoder_vocab_size) == (len(tokenizer), len(tokenizer.target_encoder))
+    assert not config.share_encoder_decoder_embeddings
+
+
+def test_a_tokenizer_without_padding_is_refused(tiny_checkpoint):
+    tokenizer = AutoTokenizer.from_pretrained(tiny_checkpoint)
+    tokenizer.pad_token = None
+    with pytest.raises(RecipeError, match="no padding or no end-of-sentence token"):
+        ModelArguments(**SMALL).config_for(tokenizer)
+
+
+def train(folder: Path, **changes) -> int:
+    recipe = {**recipe_in(folder), "eval_strategy": "no", "num_beams": 1, **changes}
+    (folder / "recipe.yaml").write_text(yaml.safe_dump(recipe))
+    return cli.main(["train", "--config", str(folder / "recipe.yaml")])
+
+
+def test_a_run_with_a_converted_models_tokenizer(tmp_path):
+    dictionary("0123456789eunz").save_pretrained(tmp_path / "dictionary")
+    assert train(tmp_path, tokenizer_name_or_path=str(tmp_path / "dictionary")) == 0
+    config = json.loads((tmp_path / "run" / "averaged-2" / "config.json").read_text())
+    assert [config[f"{name}_token_id"] for name in ("pad", "bos", "eos", "decoder_start")] == [1, 0, 2, 0]
+    assert (tmp_path / "run" / "averaged-2" / "test.translations.txt").is_file()
+
+
+# ---- Pretrained vectors ----
+LINES = ["nine 1 2", ". . 3 4", "nine 5 6"]  # a word with a space, and one that is there twice
+
+
+@pytest.mark.parametrize("header", [[], ["3 2"]], ids=["GloVe", "Word2Vec"])
+def test_vectors_of_both_formats(tmp_path, header):
+    lines = [LINES[0], "ten -1 1e-3", *LINES[1:]]
+    (tmp_path / "vectors").write_text("".join(f"{line}\n" for line in [*header, *lines]))
+    found = [(word, vector.tolist()) for word, vector in read_vectors(str(tmp_path / "vectors"), 2)]
+    expected = [("nine", [1, 2]), ("ten", [-1, 1e-3]), (". .", [3, 4]), ("nine", [5, 6])]
+    assert [word for word, _ in found] == [word for word, _ in expected]
+    np.testing.assert_allclose([vector for _, vector in found], [vector for _, vector in expected], rtol=1e-6)
+
+
+def test_tokens_that_exist_get_their_vectors(tmp_path):
+    (tmp_path / "vectors").write_text("9 1 2\nxyz 3 4\n9 5 6\n")
+    tokenizer = dictionary()
+    weight = torch.zeros(len(tokenizer), 2)
+    assert use_vectors(str(tmp_path / "vectors"), tokenizer, weight, scale=2.0) == 2
+    assert weight[tokenizer.encoder["9"]].tolist() == weight[tokenizer.encoder["9@@"]].tolist() == [0.5, 1.0]
+    assert weight.count_nonzero() == 4
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("nine 1 2 3\n", r"vectors:1: a word and 3 numbers, but d_model is 2"),
+        ("nine 1 2\nten 1\n", r"vectors:2: a word and 1 numbers, but d_model is 2"),
+        ("nine 1 x\n", r"vectors:1: not a word and 2 numbers"),
+        ("", "the file is empty"),
+    ],
+)
+def test_wrong_vectors(tmp_path, text, message):
+    (tmp_path / "vectors").write_text(text)
+    with pytest.raises(CorpusError, match=message):
+        list(read_vectors(str(tmp_path / "vectors"), 2))
+
+
+def test_a_run_with_vectors(tmp_path, capsys):
+    (tmp_path / "vectors").write_text(f"nine {' '.join(['0.5'] * 16)}\n")
+    settings = {"embeddings": str(tmp_path / "vectors"), "max_steps": 0, "average_last": 0, "d_model": 16}
+    assert train(tmp_path, **settings) == 0
+    assert "tokens have a vector of" in capsys.readouterr().out
+    model = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "run")
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "run")
+    (id_,) = tokenizer("nine")["input_ids"][:-1]
+    vector = model.get_input_embeddings().weight[id_] * model.config.embedding_scale
+    assert vector.tolist() == pytest.approx([0.5] * 16)
+
+
+def test_vectors_of_another_size_are_told_before_anything_is_read(tmp_path, capsys):
+    (tmp_path / "vectors").write_text("nine 1 2\n")
+    assert train(tmp_path, embeddings=str(tmp_path / "vectors"), train_source=["train.en"]) == 2
+    assert "a word and 2 numbers, but d_model is 16" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()

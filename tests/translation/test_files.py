@@ -1,0 +1,126 @@
+"""Many files: what each format becomes, what is recorded, and what a second start does."""
+
+import gzip
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from hf_vanilla_transformer import cli
+from hf_vanilla_transformer.data.formats import CorpusError
+from hf_vanilla_transformer.translation.files import ERRORS, Job, jobs, outcomes, write
+
+
+def capitals(texts: list[str]) -> list[str]:
+    if "two" in texts:
+        raise ValueError("two is refused")
+    return [text.upper() for text in texts]
+
+
+def translated(job: Job) -> list[int]:
+    return list(write(job, "text", lambda rows: outcomes(capitals, rows)))
+
+
+def errors_of(job: Job) -> list[tuple[int, str]]:
+    file = job.output.with_name(job.output.name + ERRORS)
+    lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
+    return [(error["row"], error["error"]) for error in map(json.loads, lines)]
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Iterator[Job]:
+    """A file of each name that a test writes."""
+    return lambda name: Job(tmp_path / name, tmp_path / "out" / name)  # type: ignore[return-value]
+
+
+def test_text(job) -> None:
+    one = job("a.txt")
+    one.source.write_bytes(b"\xef\xbb\xbfone\r\ntwo\n\nbad \xff\nlast")
+    assert translated(one)[-1] == one.source.stat().st_size
+    assert one.output.read_bytes() == b"ONE\n\n\n\nLAST\n"
+    assert errors_of(one) == [(2, "two is refused"), (4, "not UTF-8 (byte 0xff at 5)")]
+
+
+def test_compressed_text_has_the_same_bytes_each_time(job) -> None:
+    one, other = job("a.gz"), job("b.gz")
+    for each in (one, other):
+        each.source.write_bytes(gzip.compress(b"one\nthree\n"))
+        translated(each)
+    assert gzip.decompress(one.output.read_bytes()) == b"ONE\nTHREE\n"
+    assert one.output.read_bytes() == other.output.read_bytes()
+
+
+def test_tables_get_a_column(job) -> None:
+    tsv, lines, table = job("a.tsv"), job("a.jsonl"), job("a.parquet")
+    tsv.source.write_text("id\ttext\n1\tone\n2\n")
+    lines.source.write_text('{"text": "one", "n": 1}\n{bad\n{"text": 5}\n{"text": "a\\nb"}\n')
+    pq.write_table(pa.table({"n": [1, 2], "text": ["one", None]}), table.source)
+    for each in (tsv, lines, table):
+        translated(each)
+    assert tsv.output.read_text() == "id\ttext\ttranslation\n1\tone\tONE\n\t\t\n"
+    assert errors_of(tsv) == [(3, "1 columns, not 2")]
+    assert [json.loads(line).get("translation") for line in lines.output.open()] == ["ONE", "", "", "A\nB"]
+    assert [row for row, _ in errors_of(lines)] == [2, 3]
+    assert pq.read_table(table.output).to_pylist() == [
+        {"n": 1, "text": "one", "translation": "ONE"},
+        {"n": 2, "text": None, "translation": ""},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "problem"),
+    [
+        ("a.gz", gzip.compress(b"one\n" * 9_999)[:-9], "can't be read"),
+        ("b.gz", b"plain", "can't be read"),
+        ("c.parquet", b"PAR1", "can't be read"),
+        ("d.tsv", b"source\ttarget\n", "has no column 'text'; the first line has 'source', 'target'"),
+    ],
+)
+def test_a_damaged_file_leaves_no_output(job, name: str, content: bytes, problem: str) -> None:
+    one = job(name)
+    one.source.write_bytes(content)
+    with pytest.raises(CorpusError, match=problem):
+        translated(one)
+    assert list(one.output.parent.iterdir()) == []
+
+
+def test_files_of_folders_in_shards(tmp_path: Path) -> None:
+    for name in ("b", "a", "sub/c", ".hidden", ".git/d"):
+        (tmp_path / "in" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "in" / name).write_text("one\n")
+    names = [str(one.output.relative_to(tmp_path / "out")) for one in jobs([tmp_path / "in"], tmp_path / "out")]
+    assert names == ["a", "b", "sub/c"]
+    shards = [jobs([tmp_path / "in"], tmp_path / "out", (index, 2)) for index in (1, 2)]
+    assert [[one.source.name for one in shard] for shard in shards] == [["a", "c"], ["b"]]
+    with pytest.raises(CorpusError, match="have the same name"):
+        jobs([tmp_path / "in", tmp_path / "in" / "a"], tmp_path / "out")
+    with pytest.raises(CorpusError, match="is the input and the output"):
+        jobs([tmp_path / "in"], tmp_path / "in")
+
+
+def test_the_command_skips_complete_files(tiny_checkpoint: Path, tmp_path: Path, capsys) -> None:
+    given, out = tmp_path / "in", tmp_path / "out"
+    given.mkdir()
+    for number in range(3):
+        (given / f"{number}.txt").write_text("half past nine\n\nhalf past nine\n")
+    out.mkdir()
+    (out / "1.txt").write_text("done")
+    command = ["translate", "--model", str(tiny_checkpoint), "--max-new-tokens", "5", "--input", str(given)]
+    assert cli.main([*command, "--output", str(out)]) == 0
+    assert "1 of 3 files are translated already" in capsys.readouterr().err
+    assert (out / "1.txt").read_text() == "done"
+    assert (out / "0.txt").read_text().count("\n") == 3
+
+    (given / "3.gz").write_bytes(b"no gzip")
+    (given / "4.txt").write_bytes(b"half past nine\n\xff\n")
+    assert cli.main([*command, "--output", str(out)]) == 1
+    error = capsys.readouterr().err
+    assert "3.gz: can't be read" in error
+    assert "4.txt: 1 rows aren't translated, see" in error
+    assert "2 of 2 files have problems, see above; the others are translated" in error
+    assert (out / "4.txt").read_text().endswith("\n\n")
+    assert cli.main([*command]) == 2
+    assert "several files need a folder for the translations; give --output DIR" in capsys.readouterr().err
