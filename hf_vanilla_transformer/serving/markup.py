@@ -1,6 +1,6 @@
 """Translating HTML: markup, code and names stay as they are; only text between them is translated.
 
-Block by block, a model translates the text of a whole block, and each part in it that has markup of its own. Where the
+Block by block, a model translates the block's text, and each part in it that has markup of its own. Where the
 translation of a part is found once in the translation of the block, the part's markup goes there. Otherwise the pieces
 between the markup are translated one by one and keep the order of the source: markup is never lost, at the price of a
 less fluent sentence.
