@@ -204,6 +204,9 @@ def _replacing(output: Path, overwrite: bool) -> Iterator[Path]:
             shutil.rmtree(old, ignore_errors=True)
             new.mkdir()
             yield new
+            for file in new.iterdir():
+                with file.open("rb+") as written:
+                    os.fsync(written.fileno())  # a power failure can't leave the new name with empty files
             _check_output(output, overwrite)  # the user may have put something there meanwhile
             if output.exists():
                 output.rename(old)

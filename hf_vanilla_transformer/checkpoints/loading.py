@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import math
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -39,6 +40,8 @@ CUT_SHORT = ("header too small", "invalid header length", "file not fully covere
 # Embeddings are often padded to a multiple of 64 or 128 rows, or by a few languages' tags.
 UNUSED_ROWS, UNUSED_SHARE = 128, 0.01
 NAMES_PER_ERROR = 5
+# Fields that make transformers or the positional table allocate memory before the weights show what is wrong.
+LARGEST = {("num_labels",): 1_000_000, ("max_position_embeddings", "d_model"): 2**28}
 
 
 class CheckpointError(ValueError):
@@ -229,6 +232,11 @@ def _checked_folder(name: str | Path, trust_remote_code: bool, where: dict[str, 
         raise ValueError("is_encoder_decoder is false in config.json, but a model that translates has both")
     if config.get("quantization_config") is not None:
         raise ValueError("its weights are quantized; give Translator what from_pretrained loads, or take the original")
+    for names, largest in LARGEST.items():
+        sizes: list[Any] = [config.get(name) for name in names]
+        if all(isinstance(size, int) for size in sizes) and math.prod(sizes) > largest:
+            values = " and ".join(f"{name} is {size:,}" for name, size in zip(names, sizes, strict=True))
+            raise ValueError(f"{values} in config.json, too large for the memory")
     for field in ("attn_implementation", "_attn_implementation"):
         if "/" in str(config.get(field, "")) and not trust_remote_code:
             raise ValueError(f"{field} in config.json names code on the Hub; it needs trust_remote_code")
