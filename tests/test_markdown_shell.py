@@ -31,7 +31,7 @@ REASONS = {
     "docker": 1,
     "machines": 2,  # several GPUs or machines
     "hours": 1,  # it measures, or trains for a given time
-    "elsewhere": 1,  # the demo, which other tests run: it ends when it is interrupted
+    "elsewhere": 2,  # the demo and the service, which other tests run: they end when they are interrupted
 }
 # Added to `vanilla-transformer train` and to the same command under torchrun: a model of 16 wide, ten updates.
 QUICK = {

@@ -198,10 +198,10 @@ def test_a_file_is_checked_to_its_end_before_any_work(run, monkeypatch, kind):
     ("options", "message"),
     [
         (["--input", "nowhere"], "nowhere: no such file; name an existing file"),
-        (["--input", "."], ".: is a folder; name an existing file"),
+        (["--input", "."], "several files need a folder for the translations; give --output DIR"),
         (["--input", "empty"], "empty: the file is empty; is it"),
         (["--input", "damaged.gz"], "damaged.gz:1: the compressed file is damaged"),
-        (["--input", "text", "nine"], "sentences and --input FILE are two things to translate; give one of the two"),
+        (["nine", "--input", "text"], "sentences and --input FILE are two things to translate; give one of the two"),
         (["--input", "text", "--output", "./text", "--overwrite"], "--output ./text is an input; give another file"),
         (["--input", "text", "--output", "link", "--overwrite"], "--output link is an input; give another file"),
         (["--output", "text", "nine"], "--output text exists; give another file, or --overwrite to replace it"),
