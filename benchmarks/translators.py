@@ -115,7 +115,7 @@ class CTranslate2Translator:
         options: dict[str, Any] = {"beam_size": job.beams, "max_decoding_length": job.longest}
         if job.is_forced:
             options["min_decoding_length"] = job.longest
-        else:  # the words lack the end of sentence; Marian's last token is forced to be it
+        else:  # it counts words without the end of sentence, and Marian always ends with one
             options["max_decoding_length"] = max(job.longest - 1, 1)
         if job.batch_tokens:
             lines = [[line for batch in lines for line in batch]]

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 PLAIN = """
-import sys, threading, uvicorn
+import sys, uvicorn
 from fastapi import FastAPI
 from hf_vanilla_transformer import Translator
 app, translator = FastAPI(), Translator(sys.argv[1])

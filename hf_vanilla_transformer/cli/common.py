@@ -48,6 +48,13 @@ def _at_most(largest: int, reason: str) -> Callable[[str], int]:
 amount = _at_most(1_000_000, "it would only stall the machine")  # the lower limits of some options are translation's
 
 
+def port_number(text: str) -> int:
+    """Parses the number of a port; a type for argparse."""
+    if not text.isdecimal() or not 1 <= int(text) <= 65_535:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a port; give an integer from 1 to 65535")
+    return int(text)
+
+
 def not_negative(text: str) -> float:
     """Parses a number of at least 0; a type for argparse."""
     try:

@@ -12,6 +12,7 @@ from .common import (
     add_loading_arguments,
     check_model_name,
     load_translator,
+    port_number,
 )
 
 
@@ -23,7 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--example", nargs="+", action="extend", default=[], metavar="TEXT", help="texts to choose from"
     )
     parser.add_argument(
-        "--port", type=_port, metavar="N", help="port of the page (default: the first that is free from 7860 on)"
+        "--port", type=port_number, metavar="N", help="port of the page (default: the first that is free from 7860 on)"
     )
     parser.add_argument(
         "--host",
@@ -35,12 +36,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_loading_arguments(parser)
     add_compute_type(parser)
     parser.set_defaults(run=_demo)
-
-
-def _port(text: str) -> int:
-    if not text.isdecimal() or not 1 <= int(text) <= 65_535:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a port; give an integer from 1 to 65535")
-    return int(text)
 
 
 def _demo(arguments: argparse.Namespace) -> None:

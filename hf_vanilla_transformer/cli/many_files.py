@@ -12,7 +12,7 @@ from .common import (
     PROGRAM,
     RunError,
     UsageError,
-    check_model_name,
+    decoding_errors,
     decoding_options,
     load_translator,
 )
@@ -22,20 +22,16 @@ if TYPE_CHECKING:
     from ..translation.files import Job
     from ..translation.translator import Translator
 
-# What goes to the translator as it is.
+# Options that the translator takes as they are.
 OPTIONS = ("batch_size", "batch_tokens", "max_source_tokens", "target_lang", "split_sentences")
-
-OPENING = ("device", "compute_type", "backend", "trust_remote_code")  # what `Translator` takes as it is
+OPENING = ("device", "compute_type", "backend", "trust_remote_code")
 
 
 def is_meant(arguments: argparse.Namespace) -> bool:
     """Whether the arguments name several files or a folder."""
-    inputs, output = arguments.input or [], arguments.output
-    return (
-        len(inputs) > 1
-        or any(Path(one).is_dir() for one in inputs)
-        or bool(inputs and (arguments.ray or (output is not None and Path(output).is_dir())))
-    )
+    inputs = arguments.input or []
+    folders = [name for name in (*inputs, arguments.output) if name is not None and Path(name).is_dir()]
+    return len(inputs) > 1 or bool(inputs and (folders or arguments.ray))
 
 
 def translate(arguments: argparse.Namespace) -> None:
@@ -56,10 +52,7 @@ def translate(arguments: argparse.Namespace) -> None:
         found = jobs(arguments.input, arguments.output, arguments.shard)
     except CorpusError as error:
         raise UsageError(str(error)) from error
-    if arguments.overwrite:
-        for job in found:
-            job.output.unlink(missing_ok=True)
-    left = [job for job in found if not job.is_done]
+    left = [job for job in found if arguments.overwrite or not job.is_done]
     print(f"{len(found) - len(left)} of {len(found)} files are translated already", file=sys.stderr)
     problems = 0
     for job, damage in (_with_ray if arguments.ray else _here)(arguments, left) if left else ():
@@ -68,25 +61,29 @@ def translate(arguments: argparse.Namespace) -> None:
         raise RunError(f"{problems} of {len(left)} files have problems, see above; the others are translated")
 
 
-def _problem(job: "Job", error: "CorpusError | None") -> bool:
+def _problem(job: "Job", damage: "CorpusError | None") -> bool:
     """Prints what is wrong with a file, and returns whether something is."""
-    from ..translation.files import ERRORS
+    problem = None if damage is None else str(damage)
+    if damage is None and job.errors.exists():
+        rows = len(job.errors.read_text(encoding="utf-8").splitlines())
+        problem = f"{job.source}: {rows:,} rows aren't translated, see {job.errors}"
+    if problem is not None:
+        print(f"{PROGRAM}: warning: {problem}", file=sys.stderr)
+    return problem is not None
 
-    errors = job.output.with_name(job.output.name + ERRORS)
-    if error is not None:
-        print(f"{PROGRAM}: warning: {error}", file=sys.stderr)
-    elif errors.exists():
-        rows = sum(1 for _ in errors.open(encoding="utf-8"))
-        print(f"{PROGRAM}: warning: {job.source}: {rows:,} rows aren't translated, see {errors}", file=sys.stderr)
-    return error is not None or errors.exists()
+
+def call_options(arguments: argparse.Namespace, translator: "Translator") -> dict[str, Any]:
+    """Returns the options for calls of the translator."""
+    return {name: getattr(arguments, name) for name in OPTIONS} | decoding_options(arguments, translator.model)
 
 
 def _opened(arguments: argparse.Namespace) -> "tuple[Translator, dict[str, Any]]":
-    """Returns the translator, and the options for its calls."""
-    check_model_name(arguments.model)
+    """Returns the translator and the options for its calls; a wrong one is an error here, and not that of every row."""
     translator = load_translator(arguments.model, arguments)
-    own = {name: value for name in OPTIONS if (value := getattr(arguments, name)) is not None}
-    return translator, {**own, **decoding_options(arguments, translator.model), "progress_bar": False}
+    options = {**call_options(arguments, translator), "progress_bar": False}
+    with decoding_errors():
+        translator([], **options)
+    return translator, options
 
 
 def _here(arguments: argparse.Namespace, left: "list[Job]") -> "Iterator[tuple[Job, CorpusError | None]]":

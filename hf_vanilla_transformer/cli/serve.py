@@ -15,6 +15,7 @@ from .common import (
     add_loading_arguments,
     check_model_name,
     load_translator,
+    port_number,
     positive,
 )
 
@@ -45,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="address to listen on (default: 127.0.0.1, this machine alone); 0.0.0.0: every computer that reaches this "
         "machine",
     )
-    parser.add_argument("--port", type=positive, default=5000, metavar="N", help="port (default: 5000)")
+    parser.add_argument("--port", type=port_number, default=5000, metavar="N", help="port (default: 5000)")
     parser.add_argument(
         "--api-key",
         default=os.environ.get(KEY),

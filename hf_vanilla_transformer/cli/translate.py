@@ -16,15 +16,11 @@ from .common import (
     check_model_name,
     check_output,
     decoding_errors,
-    decoding_options,
     load_translator,
     positive,
     say_written,
     warning_of_line,
 )
-
-# Options that the translator takes as they are.
-OPTIONS = ("batch_size", "batch_tokens", "max_source_tokens", "target_lang", "split_sentences")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -159,7 +155,7 @@ def _translate_lines(arguments: argparse.Namespace, source: lines.Lines, file: A
     from ..translation import decoding
 
     translator = load_translator(arguments.model, arguments)
-    options = {name: getattr(arguments, name) for name in OPTIONS} | decoding_options(arguments, translator.model)
+    options = many_files.call_options(arguments, translator)
     limit = decoding.source_limit(translator.model, arguments.max_source_tokens, translator.tokenizer)
     before = 0  # lines of earlier windows
 

@@ -81,7 +81,7 @@ class Batcher:
     ) -> None:
         self._translate, self._count_tokens = translate, count_tokens
         self._batch_tokens, self._max_waiting_tokens, self._on_batch = batch_tokens, max_waiting_tokens, on_batch
-        self._requests: deque[_Request] = deque()  # those with waiting texts
+        self._requests: list[_Request] = []  # those without an answer, the oldest first
         self._work: asyncio.Task[None] | None = None
         self._expected, self._gathered = 1, asyncio.Event()
         self._thread = thread or ThreadPoolExecutor(1)
@@ -112,14 +112,14 @@ class Batcher:
         done = asyncio.get_running_loop().create_future()
         request = _Request(texts, tokens, (n_best, target_lang), done, deque(range(len(texts))))
         self._requests.append(request)
-        if len(self._requests) >= self._expected:
+        if len(self._waiting()) >= self._expected:
             self._gathered.set()
         if self._work is None or self._work.done():
             self._work = asyncio.create_task(self._translate_batches())
         try:
             await done
         finally:
-            request.waiting.clear()
+            self._requests.remove(request)
         return [request.results[number] for number in range(len(texts))]
 
     async def close(self) -> None:
@@ -130,7 +130,6 @@ class Batcher:
     async def _translate_batches(self) -> None:
         run = asyncio.get_running_loop().run_in_executor
         while batch := list(self._next_batch()):
-            self._requests = deque(request for request in self._requests if request.waiting)
             texts = [request.texts[number] for request, number in batch]
             outcomes = await run(self._thread, self._outcomes, texts, batch[0][0].options)
             for (request, number), outcome in zip(batch, outcomes, strict=True):
@@ -144,19 +143,22 @@ class Batcher:
                     request.done.set_result(None)
             tokens = sum(request.tokens[number] for request, number in batch)
             self._on_batch(Batch(len(batch), tokens, tokens / self._batch_tokens))
-            self._expected = len({request for request, _ in batch}) + len(self._requests)
+            self._expected = len({request for request, _ in batch}.union(self._waiting()))
             if self._expected > 1:
                 self._gathered.clear()
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self._gathered.wait(), SECONDS_TO_GATHER)
 
+    def _waiting(self) -> list[_Request]:
+        """Returns the requests with texts that wait."""
+        return [request for request in self._requests if request.waiting]
+
     def _next_batch(self) -> Iterator[tuple[_Request, int]]:
         """Yields texts of requests with the options of the oldest one, one of each request in turn."""
-        self._requests = deque(request for request in self._requests if request.waiting)
-        if not self._requests:
+        if not (waiting := self._waiting()):
             return
-        options, left = self._requests[0].options, self._batch_tokens
-        turns = deque(request for request in self._requests if request.options == options)
+        options, left = waiting[0].options, self._batch_tokens
+        turns = deque(request for request in waiting if request.options == options)
         first = True
         while turns:
             request = turns.popleft()

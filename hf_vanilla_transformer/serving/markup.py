@@ -102,20 +102,15 @@ class _Parser(HTMLParser):
     def handle_entityref(self, name: str) -> None:
         self._later(self._text)
 
-    def handle_charref(self, name: str) -> None:
-        self._later(self._text)
+    handle_charref = handle_entityref
 
     def handle_comment(self, data: str) -> None:
         self._later(self._keep)
 
+    handle_pi = unknown_decl = handle_comment
+
     def handle_decl(self, decl: str) -> None:
         self._later(self._boundary)
-
-    def handle_pi(self, data: str) -> None:
-        self._later(self._keep)
-
-    def unknown_decl(self, data: str) -> None:
-        self._later(self._keep)
 
     @property
     def _parts(self) -> list[_Node]:

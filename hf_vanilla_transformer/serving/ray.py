@@ -8,14 +8,14 @@ Translate, fn_constructor_args=("outputs/model",), compute=ray.data.ActorPoolStr
 import json
 from collections.abc import Iterator
 from functools import partial
-from itertools import islice
+from itertools import count, islice
 from pathlib import Path
 from typing import Any
 
 from ..checkpoints.files import write_text
 from ..data.formats import CorpusError
 from ..errors import install
-from ..translation.files import ROWS, TRANSLATION, Job, Outcome, outcomes, rows_of, write
+from ..translation.files import ROWS, TRANSLATION, Job, Outcome, Row, outcomes, rows_of, write
 from ..translation.translator import Translator
 
 try:
@@ -63,7 +63,7 @@ class _TranslateParts(Translate):
     def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
         for source, first, place in zip(batch["source"], batch["first"], batch["place"], strict=True):
             with rows_of(Path(source), self.column) as (_, rows):
-                (part,) = outcomes(self.translate, islice(rows, int(first), int(first) + ROWS))
+                part = outcomes(self.translate, list(islice(rows, int(first), int(first) + ROWS)))
             write_text(place, json.dumps(part, ensure_ascii=False))
         return {"rows": [ROWS] * len(batch["source"])}
 
@@ -84,7 +84,7 @@ def translate_files(
     job that is started again translates the others only. The driver holds the names of parts, no texts.
 
     Args:
-        jobs: The files.
+        jobs: The files; leave out those that are complete.
         model: As for `Translator`, on every node.
         column: The column of tables.
         actors: Models at least and at most.
@@ -95,7 +95,6 @@ def translate_files(
     Yields:
         Each file when it is complete, or with the reason why it can't be read.
     """
-    jobs = [job for job in jobs if not job.is_done]
     parts: list[dict[str, Any]] = []
     damaged: dict[Job, CorpusError] = {}
     for job in jobs:
@@ -116,7 +115,7 @@ def translate_files(
             pass
     for job in jobs:
         if job not in damaged:
-            for _ in write(job, column, partial(_joined, job)):
+            for _ in write(job, column, partial(_saved, job, count())):
                 pass
             _remove_parts(job)
         yield job, damaged.get(job)
@@ -132,9 +131,9 @@ def _place(job: Job, number: int) -> Path:
 
 def _missing_parts(job: Job, column: str) -> list[dict[str, Any]]:
     with rows_of(job.source, column) as (_, rows):
-        count = sum(1 for _ in rows)
+        number = sum(1 for _ in rows)
     _folder(job).mkdir(parents=True, exist_ok=True)
-    places = ((first, _place(job, first // ROWS)) for first in range(0, count, ROWS))
+    places = ((first, _place(job, first // ROWS)) for first in range(0, number, ROWS))
     return [
         {"source": str(job.source.resolve()), "first": first, "place": str(place.resolve())}
         for first, place in places
@@ -142,14 +141,12 @@ def _missing_parts(job: Job, column: str) -> list[dict[str, Any]]:
     ]
 
 
-def _joined(job: Job, rows: Iterator[Any]) -> Iterator[list[Outcome]]:
-    number = 0
-    while part := list(islice(rows, ROWS)):
-        saved = json.loads(_place(job, number).read_text(encoding="utf-8"))
-        if len(saved) != len(part):
-            raise CorpusError(f"{job.source} has changed while it was translated; remove {_folder(job)}")
-        yield [Outcome(*one) for one in saved]
-        number += 1
+def _saved(job: Job, numbers: Iterator[int], rows: list[Row]) -> list[Outcome]:
+    """Returns the outcomes of the part with the next number."""
+    saved = json.loads(_place(job, next(numbers)).read_text(encoding="utf-8"))
+    if len(saved) != len(rows):
+        raise CorpusError(f"{job.source} has changed while it was translated; remove {_folder(job)}")
+    return [Outcome(*one) for one in saved]
 
 
 def _remove_parts(job: Job) -> None:

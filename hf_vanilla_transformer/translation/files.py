@@ -7,10 +7,10 @@ command. A row that can't be translated is empty in the output, and `NAME.errors
 import gzip
 import json
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import islice
+from itertools import count, islice
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
@@ -65,6 +65,11 @@ class Job:
         """Whether the output is complete."""
         return self.output.exists()
 
+    @property
+    def errors(self) -> Path:
+        """The file beside the output with the rows that couldn't be translated, if there are any."""
+        return self.output.with_name(self.output.name + ERRORS)
+
 
 def jobs(inputs: Sequence[str | Path], output: str | Path, shard: tuple[int, int] = (1, 1)) -> list[Job]:
     """Returns the files to translate, in the order of their names.
@@ -91,8 +96,8 @@ def jobs(inputs: Sequence[str | Path], output: str | Path, shard: tuple[int, int
             if name in found:
                 raise CorpusError(f"{file} and {found[name]} have the same name; translate them into two folders")
             found[name] = file
-    index, count = shard
-    return [Job(found[name], output / name) for name in sorted(found)][index - 1 :: count]
+    index, number = shard
+    return [Job(found[name], output / name) for name in sorted(found)][index - 1 :: number]
 
 
 @contextmanager
@@ -161,18 +166,15 @@ def _parquet_rows(file: Any, path: Path, column: str) -> Iterator[Row]:
             yield Row(text, "", cells) if isinstance(text, str) else Row(None, f"{column!r} is no text", cells)
 
 
-def outcomes(translate: Callable[[list[str]], list[str]], rows: Iterable[Row]) -> Iterator[list[Outcome]]:
-    """Translates rows, `ROWS` at a time.
+def outcomes(translate: Callable[[list[str]], list[str]], rows: Sequence[Row]) -> list[Outcome]:
+    """Translates some rows of a file.
 
     Args:
         translate: Returns as many translations as it gets texts.
-        rows: The rows of a file.
+        rows: The rows.
     """
-    rows = iter(rows)
-    while part := list(islice(rows, ROWS)):
-        texts = [row.text for row in part if row.text is not None]
-        done = iter(_translated(translate, texts))
-        yield [next(done) if row.text is not None else Outcome("", row.error) for row in part]
+    done = iter(_translated(translate, [row.text for row in rows if row.text is not None]))
+    return [next(done) if row.text is not None else Outcome("", row.error) for row in rows]
 
 
 def _translated(translate: Callable[[list[str]], list[str]], texts: list[str]) -> list[Outcome]:
@@ -186,13 +188,13 @@ def _translated(translate: Callable[[list[str]], list[str]], texts: list[str]) -
     return _translated(translate, texts[:half]) + _translated(translate, texts[half:])
 
 
-def write(job: Job, column: str, parts: Callable[[Iterator[Row]], Iterable[list[Outcome]]]) -> Iterator[int]:
-    """Writes the output of one file; yields after each part how many bytes of the input are read.
+def write(job: Job, column: str, translate: Callable[[list[Row]], list[Outcome]]) -> Iterator[int]:
+    """Writes the output of one file, `ROWS` rows at a time; yields how many bytes of the input are read.
 
     Args:
         job: The file.
         column: The column of a table.
-        parts: Returns the outcomes of rows, some at a time.
+        translate: Returns what becomes of the next rows.
 
     Raises:
         CorpusError: The input can't be read.
@@ -200,28 +202,18 @@ def write(job: Job, column: str, parts: Callable[[Iterator[Row]], Iterable[list[
     """
     job.output.parent.mkdir(parents=True, exist_ok=True)
     errors: list[dict[str, Any]] = []
-    kept: list[Row] = []
-
-    def remembered(rows: Iterator[Row]) -> Iterator[Row]:
-        for row in rows:
-            kept.append(row)
-            yield row
-
     with rows_of(job.source, column) as (raw, rows), replacing(job.output) as place, _writer(place, job) as put:
-        number = 0
-        for part in parts(remembered(rows)):
-            put(kept, part)
-            for outcome in part:
-                number += 1
-                if outcome.error:
-                    errors.append({"row": number, "error": outcome.error})
-            kept.clear()
+        for first in count(1, ROWS):
+            if not (some := list(islice(rows, ROWS))):
+                break
+            done = translate(some)
+            put(some, done)
+            errors += [{"row": row, "error": one.error} for row, one in enumerate(done, first) if one.error]
             yield raw.tell()
-        beside = job.output.with_name(job.output.name + ERRORS)
-        beside.unlink(missing_ok=True)
+        job.errors.unlink(missing_ok=True)
         if errors:
             lines = (json.dumps(error, ensure_ascii=False) + "\n" for error in errors)
-            beside.write_text("".join(lines), encoding="utf-8")
+            job.errors.write_text("".join(lines), encoding="utf-8")
 
 
 Put = Callable[[Sequence[Row], Sequence[Outcome]], None]

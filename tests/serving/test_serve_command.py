@@ -1,7 +1,6 @@
 """`vanilla-transformer serve` as a process: a client from the registry, clients that vanish, and its end."""
 
 import json
-import os
 import signal
 import socket
 import subprocess
@@ -26,7 +25,7 @@ def server(tiny_checkpoint: Path) -> Iterator[tuple[str, "subprocess.Popen[str]"
         port = free.getsockname()[1]
     command = [sys.executable, "-m", "hf_vanilla_transformer", "serve", "--port", str(port)]
     options = ["--model", f"en-de={tiny_checkpoint}", f"de-en={tiny_checkpoint}", "--threads", "1"]
-    process = subprocess.Popen([*command, *options], stdout=subprocess.PIPE, text=True, env={**os.environ})
+    process = subprocess.Popen([*command, *options], stdout=subprocess.PIPE, text=True)
     url = f"http://127.0.0.1:{port}"
     try:
         assert process.stdout is not None
