@@ -410,6 +410,17 @@ def load_translator(name: str, arguments: argparse.Namespace) -> "Translator":
             ) from error
 
 
+def opening(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Returns the options of `Translator` for the nodes of a cluster, each with `--threads` CPUs."""
+    given = {name: getattr(arguments, name) for name in ("device", "compute_type", "backend", "trust_remote_code")}
+    return {**given, "threads": arguments.threads or 1, "dtype": getattr(arguments, "dtype", None) or "auto"}
+
+
+def on_every_node(model: str) -> str:
+    """Returns a model's name in any working directory."""
+    return str(Path(model).resolve()) if Path(model).is_dir() else model
+
+
 def load_ensemble(
     names: Sequence[str], arguments: argparse.Namespace
 ) -> tuple["PreTrainedTokenizerBase", "PreTrainedModel"]:

@@ -15,6 +15,8 @@ from .common import (
     decoding_errors,
     decoding_options,
     load_translator,
+    on_every_node,
+    opening,
 )
 
 if TYPE_CHECKING:
@@ -24,7 +26,6 @@ if TYPE_CHECKING:
 
 # Options that the translator takes as they are.
 OPTIONS = ("batch_size", "batch_tokens", "max_source_tokens", "target_lang", "split_sentences")
-OPENING = ("device", "compute_type", "backend", "trust_remote_code")
 
 
 def is_meant(arguments: argparse.Namespace) -> bool:
@@ -113,27 +114,16 @@ def _here(arguments: argparse.Namespace, left: "list[Job]") -> "Iterator[tuple[J
 def _with_ray(arguments: argparse.Namespace, left: "list[Job]") -> "Iterator[tuple[Job, CorpusError | None]]":
     try:
         ray_files = importlib.import_module("..serving.ray", __package__)  # an extra
-        ray = importlib.import_module("ray")
     except ImportError as error:
         raise UsageError(first_line(error)) from error
     _, options = _opened(arguments)  # a wrong option is an error before any actor starts
-    local = arguments.ray == "local"
-    ray.init(None if local else arguments.ray, log_to_driver=False, **({"include_dashboard": False} if local else {}))
-    cpus = arguments.threads or 1
-    opening: dict[str, Any] = {name: getattr(arguments, name) for name in OPENING}
-    try:
+    with ray_files.connected(arguments.ray):
         yield from ray_files.translate_files(
             left,
-            _on_every_node(arguments.model),
+            on_every_node(arguments.model),
             column=arguments.column,
             actors=(1, arguments.actors),
-            cpus=cpus,
+            cpus=arguments.threads or 1,
             options=options,
-            opening={**opening, "threads": cpus, "dtype": arguments.dtype or "auto"},
+            opening=opening(arguments),
         )
-    finally:
-        ray.shutdown()
-
-
-def _on_every_node(model: str) -> str:
-    return str(Path(model).resolve()) if Path(model).is_dir() else model

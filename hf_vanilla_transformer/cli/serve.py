@@ -3,8 +3,12 @@
 import argparse
 import importlib
 import os
+import signal
 import sys
+import threading
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
 
 from ..errors import first_line
 from .common import (
@@ -15,9 +19,14 @@ from .common import (
     add_loading_arguments,
     check_model_name,
     load_translator,
+    on_every_node,
+    opening,
     port_number,
     positive,
 )
+
+if TYPE_CHECKING:
+    from ..serving.app import Settings
 
 KEY = "VANILLA_TRANSFORMER_API_KEY"
 
@@ -60,6 +69,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--max-characters", type=positive, default=50_000, metavar="N", help="characters of a request (default: 50,000)"
     )
     parser.add_argument(
+        "--ray",
+        nargs="?",
+        const="local",
+        metavar="ADDRESS",
+        help="serve from a Ray cluster whose nodes see the models (without ADDRESS: one that is started on this "
+        "machine)",
+    )
+    parser.add_argument(
+        "--replicas", type=positive, default=1, metavar="N", help="with --ray, replicas at most (default: 1)"
+    )
+    parser.add_argument(
+        "--models-per-replica",
+        type=positive,
+        default=4,
+        metavar="N",
+        help="with --ray, models in memory of a replica (default: 4)",
+    )
+    parser.add_argument(
         "--timeout", type=positive, default=60, metavar="S", help="seconds until a request fails (default: 60)"
     )
     add_loading_arguments(parser)
@@ -69,42 +96,91 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _serve(arguments: argparse.Namespace) -> None:
-    given = [_given(text) for text in arguments.model]
-    for _, name in given:
-        check_model_name(name)
     try:
-        serving = importlib.import_module("..serving.app", __package__)  # an extra
-        server = importlib.import_module("..serving.server", __package__)
+        app = importlib.import_module("..serving.app", __package__)  # an extra
     except ImportError as error:
         raise UsageError(first_line(error)) from error
-    from ..serving.models import LanguagesError, batcher_of, languages_of, pair, routes
+    models = _models(arguments)
+    if arguments.host not in ("127.0.0.1", "localhost", "::1") and not arguments.api_key:
+        print(f"{PROGRAM}: warning: every computer that reaches this machine can use the service", file=sys.stderr)
+    settings = app.Settings(
+        api_key=arguments.api_key,
+        cors_origins=arguments.cors_origin,
+        characters=arguments.max_characters,
+        seconds=arguments.timeout,
+    )
+    pairs = ", ".join("-".join(pair) for pairs in models.values() for pair in pairs)
+    ready = f"http://{arguments.host}:{arguments.port} translates {pairs}"
+    (_on_a_cluster if arguments.ray else _here)(arguments, models, settings, ready)
 
-    metrics, thread = serving.Metrics(), ThreadPoolExecutor(1)
-    known: dict[tuple[str, str], object] = {}
+
+def _models(arguments: argparse.Namespace) -> dict[str, list[tuple[str, str]]]:
+    """Returns the models with the languages that each translates."""
+    from ..serving.models import LanguagesError, languages_of, pair
+
+    given = [_given(text) for text in arguments.model]
+    models: dict[str, list[tuple[str, str]]] = {}
     try:
         asked = [pair(text) for text in arguments.languages]
         if asked and (len(given) > 1 or given[0][0]):
             raise UsageError("--languages is for one model without a pair; give each model its own: --model en-de=DIR")
-        wanted = [([pair(text)] if text else asked or [languages_of(name)], name) for text, name in given]
-        for pairs, name in wanted:
-            translator = thread.submit(load_translator, name, arguments).result()
-            found = routes(translator, pairs, batcher_of(translator, metrics.add, thread=thread))
-            if twice := found.keys() & known.keys():
-                raise UsageError(f"two models translate {'-'.join(*twice)}; give each pair once")
-            known |= found
+        for text, name in given:
+            check_model_name(name)
+            models.setdefault(name, []).extend([pair(text)] if text else asked or [languages_of(name)])
     except LanguagesError as error:
         raise UsageError(str(error)) from error
-    app = serving.create_app(
-        known,
-        metrics,
-        api_key=arguments.api_key,
-        limits=serving.Limits(characters=arguments.max_characters, seconds=arguments.timeout),
-        cors_origins=arguments.cors_origin,
-    )
-    if arguments.host not in ("127.0.0.1", "localhost", "::1") and not arguments.api_key:
-        print(f"{PROGRAM}: warning: every computer that reaches this machine can use the service", file=sys.stderr)
-    print(f"http://{arguments.host}:{arguments.port} translates {', '.join(map('-'.join, known))}", flush=True)
-    server.run(app, arguments.host, arguments.port)
+    pairs = [pair for pairs in models.values() for pair in pairs]
+    if twice := {pair for pair in pairs if pairs.count(pair) > 1}:
+        raise UsageError(f"two models translate {'-'.join(min(twice))}; give each pair once")
+    return models
+
+
+def _here(
+    arguments: argparse.Namespace, models: Mapping[str, list[tuple[str, str]]], settings: "Settings", ready: str
+) -> None:
+    from ..serving import app, server
+    from ..serving.models import LanguagesError, batcher_of
+
+    metrics, thread = app.Metrics(), ThreadPoolExecutor(1)
+    batchers = {}
+    for name, pairs in models.items():
+        translator = thread.submit(load_translator, name, arguments).result()
+        try:
+            batchers[name] = batcher_of(translator, pairs, metrics.add, thread=thread)
+        except LanguagesError as error:
+            raise UsageError(str(error)) from error
+    metrics.waiting.set_function(lambda: sum(batcher.waiting_tokens for batcher in batchers.values()))
+    queues = {pair: batchers[name] for name, pairs in models.items() for pair in pairs}
+    print(ready, flush=True)
+    server.run(app.create_app(queues, settings, metrics), arguments.host, arguments.port)
+
+
+def _on_a_cluster(
+    arguments: argparse.Namespace, models: Mapping[str, list[tuple[str, str]]], settings: "Settings", ready: str
+) -> None:
+    try:
+        ray_serve = importlib.import_module("..serving.ray_serve", __package__)  # an extra
+    except ImportError as error:
+        raise UsageError(first_line(error)) from error
+    stop = threading.Event()
+    options = {"replicas": arguments.replicas, "models_per_replica": arguments.models_per_replica}
+    try:
+        with ray_serve.running(
+            {on_every_node(name): pairs for name, pairs in models.items()},
+            settings,
+            address=arguments.ray,
+            host=arguments.host,
+            port=arguments.port,
+            cpus=arguments.threads or 1,
+            opening=opening(arguments),
+            **options,
+        ):
+            for number in (signal.SIGINT, signal.SIGTERM):  # now, as Ray has set handlers of its own
+                signal.signal(number, lambda *_: stop.set())
+            print(ready, flush=True)
+            stop.wait()
+    except (ValueError, OSError) as error:
+        raise UsageError(first_line(error)) from error
 
 
 def _given(text: str) -> tuple[str, str]:

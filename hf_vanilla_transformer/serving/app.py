@@ -6,61 +6,93 @@
 import asyncio
 import secrets
 import time
-from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Annotated, Literal, Protocol, TypeVar
 
 from ..errors import first_line, install
 
 try:
-    from fastapi import FastAPI, HTTPException, Request
+    from fastapi import FastAPI, Request
     from fastapi.middleware.cors import CORSMiddleware
     from fastapi.responses import JSONResponse, PlainTextResponse, Response
     from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
-    from starlette.exceptions import HTTPException as StarletteHTTPException
+    from pydantic import BaseModel, Field, ValidationError
+    from starlette.exceptions import HTTPException
+    from starlette.types import ASGIApp, Message, Receive, Scope, Send
 except ImportError as error:
     raise ImportError(f"the service needs {error.name}, which isn't installed: {install('serve')}") from error
 
 from .batcher import Batch, QueueFullError
 from .markup import Document
-from .models import Route
 
-MAX_ALTERNATIVES = 10
 SECONDS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30)
+FILLS = (0.02, 0.05, 0.1, 0.2, 0.5, 1)
 NOT_DETECTED = "auto isn't available: no model here detects languages; give the source's code, see /languages"
 _T = TypeVar("_T")
 
 
 @dataclass(frozen=True)
-class Limits:
-    """What one request may ask for.
+class Settings:
+    """Who may use the service, and what one request may ask for.
 
     Attributes:
+        api_key: What requests have to give as `api_key`; None: nothing.
+        cors_origins: Origins whose pages may call the service from a browser.
         characters: Characters of `q`, all texts together.
         texts: Texts of `q`.
         body: Bytes of a body.
         seconds: From the request to its answer.
     """
 
+    api_key: str | None = None
+    cors_origins: Sequence[str] = ()
     characters: int = 50_000
     texts: int = 1_000
     body: int = 2_000_000
     seconds: float = 60.0
 
 
+class Queue(Protocol):
+    """What translates the texts of a request: a `Batcher`, here or on another machine."""
+
+    async def translate(self, texts: Sequence[str], n_best: int, target: str) -> list[list[str]]:
+        """Returns the translations of each text; `batcher.Batcher.translate` describes it."""
+
+    async def close(self) -> None:
+        """Finishes what waits."""
+
+
 class Metrics:
     """Counters for Prometheus, of one service."""
 
     def __init__(self) -> None:
-        self.registry = CollectorRegistry()
-        common: Any = {"registry": self.registry, "namespace": "translation"}
-        self.requests = Counter("requests", "Requests of /translate by status", ["status"], **common)
-        self.seconds = Histogram("request_seconds", "From request to answer", buckets=SECONDS, **common)
-        self.tokens = Counter("source_tokens", "Source tokens that were translated", **common)
-        self.texts = Counter("texts", "Texts that were translated", **common)
-        self.fill = Histogram("batch_fill", "Tokens of a batch by those of a full one", buckets=SECONDS[3:8], **common)
-        self.waiting = Gauge("waiting_tokens", "Source tokens that wait for a batch", **common)
+        registry = self.registry = CollectorRegistry()
+        self.requests = Counter("translation_requests", "Requests by status", ["status"], registry=registry)
+        self.seconds = Histogram(
+            "translation_request_seconds", "From request to answer", buckets=SECONDS, registry=registry
+        )
+        self.tokens = Counter("translation_source_tokens", "Source tokens that were translated", registry=registry)
+        self.texts = Counter("translation_texts", "Texts that were translated", registry=registry)
+        self.fill = Histogram(
+            "translation_batch_fill", "Share of a full batch's tokens", buckets=FILLS, registry=registry
+        )
+        self.waiting = Gauge("translation_waiting_tokens", "Source tokens that wait for a batch", registry=registry)
+
+    @contextmanager
+    def request(self) -> Iterator[None]:
+        """Counts a request."""
+        began, status = time.perf_counter(), 500
+        try:
+            yield
+            status = 200
+        except HTTPException as error:
+            status = error.status_code
+            raise
+        finally:
+            self.requests.labels(str(status)).inc()
+            self.seconds.observe(time.perf_counter() - began)
 
     def add(self, batch: Batch) -> None:
         """Counts a batch."""
@@ -69,17 +101,28 @@ class Metrics:
         self.fill.observe(batch.fill)
 
 
+class Fields(BaseModel):
+    """What `POST /translate` takes, as JSON or as a form."""
+
+    q: str | Annotated[list[str], Field(min_length=1)] = Field(description="One text or several")
+    source: str = Field(min_length=1, examples=["en"])
+    target: str = Field(min_length=1, examples=["de"])
+    format: Literal["text", "html"] = "text"
+    alternatives: int = Field(0, ge=0, le=10)
+    api_key: str = ""
+
+
 class Overlong:
     """ASGI middleware that ends a request whose body is too long with 413, before it is in memory."""
 
-    def __init__(self, app: Any, limit: int) -> None:
+    def __init__(self, app: ASGIApp, limit: int) -> None:
         self.app, self.limit = app, limit
 
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handles a request."""
         size = 0
 
-        async def counted() -> Any:
+        async def counted() -> Message:
             nonlocal size
             message = await receive()
             size += len(message.get("body", b""))
@@ -91,99 +134,81 @@ class Overlong:
 
 
 def create_app(
-    routes: Mapping[tuple[str, str], Route],
-    metrics: Metrics | None = None,
-    *,
-    names: Mapping[str, str] | None = None,
-    api_key: str | None = None,
-    limits: Limits | None = None,
-    cors_origins: Sequence[str] = (),
+    queues: Mapping[tuple[str, str], Queue], settings: Settings | None = None, metrics: Metrics | None = None
 ) -> FastAPI:
     """Returns the service as an ASGI application.
 
     Args:
-        routes: Source and target language -> what translates.
-        metrics: Where the batchers count.
-        names: Language -> its name in English, for `/languages`.
-        api_key: What requests have to give as `api_key`; None: nothing.
-        limits: What a request may ask for.
-        cors_origins: Origins whose pages may call the service from a browser.
+        queues: Source and target language -> the model that translates.
+        settings: Limits and keys.
+        metrics: What `/metrics` shows; None: there is no `/metrics`.
     """
-    limits, metrics = limits or Limits(), metrics or Metrics()
+    settings, counters = settings or Settings(), metrics or Metrics()
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         yield
-        for batcher in {route.batcher for route in routes.values()}:
-            await batcher.close()
+        for queue in set(queues.values()):
+            await queue.close()
 
     app = FastAPI(title="vanilla-transformer serve", lifespan=lifespan)
-    app.add_exception_handler(StarletteHTTPException, _error)
-    app.add_middleware(Overlong, limit=limits.body)
-    if cors_origins:
-        app.add_middleware(CORSMiddleware, allow_origins=list(cors_origins), allow_methods=["*"], allow_headers=["*"])
+    app.add_exception_handler(HTTPException, _error)
+    app.add_middleware(Overlong, limit=settings.body)
+    if origins := settings.cors_origins:
+        app.add_middleware(CORSMiddleware, allow_origins=origins, allow_methods=["*"], allow_headers=["*"])
 
     @app.post("/translate", openapi_extra=_DESCRIPTION, summary="Translate one text or several")
     async def translate(request: Request) -> Response:
-        began, status = time.perf_counter(), 500
-        try:
-            work = _translate(await _fields(request), routes, api_key, limits)
-            answer = await _unless_gone(request, asyncio.wait_for(work, limits.seconds))
-            status = 200
-            return JSONResponse(answer)
-        except StarletteHTTPException as error:
-            status = error.status_code
-            raise
-        except TimeoutError as error:
-            status = 504
-            raise HTTPException(504, f"not translated within {limits.seconds:g} seconds") from error
-        finally:
-            metrics.requests.labels(str(status)).inc()
-            metrics.seconds.observe(time.perf_counter() - began)
+        with counters.request():
+            work = _translate(await _fields(request), queues, settings)
+            return JSONResponse(await _unless_gone(request, work, settings.seconds))
 
     @app.get("/languages", summary="List the languages")
-    async def languages() -> list[dict[str, Any]]:
-        sources = dict.fromkeys(source for source, _ in routes)
-        targets = dict.fromkeys(target for _, target in routes)
-        return [
-            {"code": code, "name": (names or {}).get(code, code), "targets": [to for one, to in routes if one == code]}
-            for code in {**sources, **targets}
-        ]
+    async def languages() -> list[dict[str, str | list[str]]]:
+        codes = dict.fromkeys([source for source, _ in queues] + [target for _, target in queues])
+        return [{"code": code, "name": code, "targets": [to for one, to in queues if one == code]} for code in codes]
 
     @app.get("/health", summary="Say that the service is up")
     async def health() -> dict[str, str]:
         return {"status": "ok"}
 
-    @app.get("/metrics", response_class=PlainTextResponse, summary="Metrics for Prometheus")
-    async def show_metrics() -> Response:
-        metrics.waiting.set(sum(one.waiting_tokens for one in {route.batcher for route in routes.values()}))
-        return Response(generate_latest(metrics.registry), media_type=CONTENT_TYPE_LATEST)
+    if metrics is not None:
+
+        @app.get("/metrics", response_class=PlainTextResponse, summary="Metrics for Prometheus")
+        async def show_metrics() -> Response:
+            return Response(generate_latest(counters.registry), media_type=CONTENT_TYPE_LATEST)
 
     return app
 
 
-async def _error(request: Request, error: Any) -> JSONResponse:
-    return JSONResponse({"error": str(error.detail)}, error.status_code, headers=getattr(error, "headers", None))
+async def _error(request: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, HTTPException)
+    return JSONResponse({"error": error.detail}, error.status_code, error.headers)
 
 
-async def _fields(request: Request) -> Mapping[str, Any]:
+async def _fields(request: Request) -> Fields:
     """Returns the fields of a body, JSON or a form."""
-    if "json" not in request.headers.get("content-type", ""):
+    if "json" in request.headers.get("content-type", ""):
+        try:
+            fields = await request.json()
+        except (ValueError, RecursionError) as error:  # UnicodeDecodeError among them
+            raise HTTPException(400, f"Invalid request: the body is no JSON ({first_line(error)})") from error
+    else:
         form = await request.form()
-        return {name: values[0] if len(values := form.getlist(name)) == 1 else values for name in form}
-    try:
-        fields = await request.json()
-    except ValueError as error:  # UnicodeDecodeError among them
-        raise HTTPException(400, f"Invalid request: the body is no JSON ({first_line(error)})") from error
-    except RecursionError as error:
-        raise HTTPException(400, "Invalid request: the body is nested too deeply") from error
+        fields = {name: values[0] if len(values := form.getlist(name)) == 1 else values for name in form}
     if not isinstance(fields, dict):
         raise HTTPException(400, "Invalid request: the body has to be a JSON object")
-    return fields
+    try:
+        return Fields.model_validate({name: value for name, value in fields.items() if value is not None})
+    except ValidationError as error:
+        problem = error.errors()[-1]  # of a union, the last says most
+        name = problem["loc"][0]
+        reason = f"missing {name} parameter" if problem["type"] == "missing" else f"{name}: {problem['msg']}"
+        raise HTTPException(400, f"Invalid request: {reason}") from error
 
 
-async def _unless_gone(request: Request, work: Awaitable[_T]) -> _T:
-    """Awaits an answer, and cancels it when the client closes the connection."""
+async def _unless_gone(request: Request, work: Awaitable[_T], seconds: float) -> _T:
+    """Awaits an answer, and cancels it at its deadline or when the client closes the connection."""
 
     async def gone() -> None:
         while (await request.receive())["type"] != "http.disconnect":
@@ -191,105 +216,60 @@ async def _unless_gone(request: Request, work: Awaitable[_T]) -> _T:
 
     answer, leaving = asyncio.ensure_future(work), asyncio.ensure_future(gone())
     try:
-        await asyncio.wait({answer, leaving}, return_when=asyncio.FIRST_COMPLETED)
-        if not answer.done():
+        done, _ = await asyncio.wait({answer, leaving}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        if answer in done:
+            return answer.result()
+        if leaving in done:
             raise HTTPException(499, "the client has closed the connection")
-        return answer.result()
+        raise HTTPException(504, f"not translated within {seconds:g} seconds")
     finally:
         answer.cancel()
         leaving.cancel()
 
 
 async def _translate(
-    fields: Mapping[str, Any], routes: Mapping[tuple[str, str], Route], api_key: str | None, limits: Limits
-) -> dict[str, Any]:
-    _check_key(fields.get("api_key"), api_key)
-    texts = _texts(fields.get("q"), limits)
-    route = _route(fields, routes)
-    alternatives = _alternatives(fields.get("alternatives", 0))
-    if (form := fields.get("format") or "text") not in ("text", "html"):
-        raise HTTPException(400, f"{form!r} format is not supported; give text or html")
-    if form == "html" and alternatives:
+    fields: Fields, queues: Mapping[tuple[str, str], Queue], settings: Settings
+) -> dict[str, str | list[str] | list[list[str]]]:
+    _check_key(fields.api_key, settings.api_key)
+    texts = [fields.q] if isinstance(fields.q, str) else fields.q
+    _check_size(texts, settings)
+    if fields.source == "auto":
+        raise HTTPException(400, NOT_DETECTED)
+    if (queue := queues.get((fields.source, fields.target))) is None:
+        pairs = ", ".join("-".join(pair) for pair in sorted(queues)[:20])
+        raise HTTPException(400, f"{fields.source} to {fields.target} is not supported; there is {pairs}")
+    if fields.format == "html" and fields.alternatives:
         raise HTTPException(400, "alternatives are for the format text")
-    translate = _html if form == "html" else _text
-    rows = await translate(route, texts, alternatives + 1)
-    best, others = [row[0] for row in rows], [row[1:] for row in rows]
-    is_list = not isinstance(fields["q"], str)
-    answer: dict[str, Any] = {"translatedText": best if is_list else best[0]}
-    return answer | ({"alternatives": others if is_list else others[0]} if alternatives else {})
-
-
-async def _text(route: Route, texts: list[str], n_best: int) -> list[list[str]]:
+    documents = [Document(text) for text in texts] if fields.format == "html" else []
+    wanted = list(dict.fromkeys(text for document in documents for text in document.texts)) if documents else texts
     try:
-        return await route.batcher.translate(texts, n_best=n_best, target_lang=route.target_lang)
+        rows = await queue.translate(wanted, fields.alternatives + 1, fields.target)
     except QueueFullError as error:
         raise HTTPException(503, f"busy: {error}; try again", headers={"Retry-After": "2"}) from error
     except ValueError as error:
         raise HTTPException(400, first_line(error)) from error
+    best, others = [row[0] for row in rows], [row[1:] for row in rows]
+    if documents:
+        translations = dict(zip(wanted, best, strict=True))
+        best = [document.translated(translations) for document in documents]
+    is_list = isinstance(fields.q, list)
+    if not fields.alternatives:
+        return {"translatedText": best if is_list else best[0]}
+    return {"translatedText": best if is_list else best[0], "alternatives": others if is_list else others[0]}
 
 
-async def _html(route: Route, texts: list[str], n_best: int) -> list[list[str]]:
-    documents = [Document(text) for text in texts]
-    wanted = list(dict.fromkeys(text for document in documents for text in document.texts))
-    rows = await _text(route, wanted, n_best)
-    translations = {text: row[0] for text, row in zip(wanted, rows, strict=True)}
-    return [[document.translated(translations)] for document in documents]
-
-
-def _check_key(given: object, api_key: str | None) -> None:
-    if api_key is None:
-        return
-    if not isinstance(given, str) or not secrets.compare_digest(given.encode(), api_key.encode()):
+def _check_key(given: str, api_key: str | None) -> None:
+    if api_key is not None and not secrets.compare_digest(given.encode(), api_key.encode()):
         raise HTTPException(403, "Invalid API key" if given else "api_key is missing; ask who runs this service")
 
 
-def _texts(q: object, limits: Limits) -> list[str]:
-    if q is None or q == []:
-        raise HTTPException(400, "Invalid request: missing q parameter")
-    texts = [q] if isinstance(q, str) else q
-    if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
-        raise HTTPException(400, "Invalid request: q has to be a string or a list of strings")
-    if len(texts) > limits.texts:
-        raise HTTPException(413, f"q has {len(texts):,} texts, and the limit is {limits.texts:,}")
-    if (characters := sum(map(len, texts))) > limits.characters:
-        raise HTTPException(413, f"q has {characters:,} characters, and the limit is {limits.characters:,}")
-    return texts
+def _check_size(texts: Sequence[str], settings: Settings) -> None:
+    if len(texts) > settings.texts:
+        raise HTTPException(413, f"q has {len(texts):,} texts, and the limit is {settings.texts:,}")
+    if (characters := sum(map(len, texts))) > settings.characters:
+        raise HTTPException(413, f"q has {characters:,} characters, and the limit is {settings.characters:,}")
 
 
-def _route(fields: Mapping[str, Any], routes: Mapping[tuple[str, str], Route]) -> Route:
-    source, target = fields.get("source"), fields.get("target")
-    for name, value in (("source", source), ("target", target)):
-        if not isinstance(value, str) or not value:
-            raise HTTPException(400, f"Invalid request: missing {name} parameter")
-    if source == "auto":
-        raise HTTPException(400, NOT_DETECTED)
-    if (route := routes.get((str(source), str(target)))) is None:
-        pairs = ", ".join("-".join(pair) for pair in sorted(routes)[:20])
-        raise HTTPException(400, f"{source} to {target} is not supported; there is {pairs}")
-    return route
-
-
-def _alternatives(value: object) -> int:
-    try:
-        number = int(str(value or 0))
-    except ValueError:
-        number = -1
-    if not 0 <= number <= MAX_ALTERNATIVES:
-        raise HTTPException(400, f"alternatives has to be an integer from 0 to {MAX_ALTERNATIVES}")
-    return number
-
-
-_FIELDS: dict[str, Any] = {
-    "q": {
-        "description": "One text or several",
-        "anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}],
-    },
-    "source": {"type": "string", "example": "en"},
-    "target": {"type": "string", "example": "de"},
-    "format": {"type": "string", "enum": ["text", "html"], "default": "text"},
-    "alternatives": {"type": "integer", "default": 0, "maximum": MAX_ALTERNATIVES},
-    "api_key": {"type": "string", "default": ""},
-}
-_SCHEMA = {"schema": {"type": "object", "required": ["q", "source", "target"], "properties": _FIELDS}}
 _FORMS = ("application/json", "application/x-www-form-urlencoded", "multipart/form-data")
-_DESCRIPTION: dict[str, Any] = {"requestBody": {"required": True, "content": dict.fromkeys(_FORMS, _SCHEMA)}}
+_CONTENT = {form: {"schema": Fields.model_json_schema()} for form in _FORMS}
+_DESCRIPTION = {"requestBody": {"required": True, "content": _CONTENT}}

@@ -6,7 +6,6 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Protocol
 
 # Source tokens of a batch. More fill the cores no better, and everything in a batch waits for its longest text.
 BATCH_TOKENS = 1_024
@@ -35,17 +34,15 @@ class Batch:
     fill: float
 
 
-class Translate(Protocol):
-    """Translates texts: for each, `n_best` translations, the best first. Called by one thread at a time."""
-
-    def __call__(self, texts: list[str], *, n_best: int, target_lang: str | None) -> list[list[str]]: ...  # noqa: D102
+Translate = Callable[[list[str], int, str], list[list[str]]]
+"""Translates texts: for each, so many translations, the best first, into a target language."""
 
 
 @dataclass(eq=False)
 class _Request:
     texts: Sequence[str]
     tokens: Sequence[int]
-    options: tuple[int, str | None]  # n_best and target_lang: what a batch has in common
+    options: tuple[int, str]  # n_best and target: what a batch has in common
     done: "asyncio.Future[None]"
     waiting: deque[int] = field(default_factory=deque)  # numbers of texts
     results: dict[int, list[str]] = field(default_factory=dict)
@@ -91,10 +88,13 @@ class Batcher:
         """Source tokens that wait for a batch."""
         return sum(request.tokens[number] for request in self._requests for number in request.waiting)
 
-    async def translate(
-        self, texts: Sequence[str], *, n_best: int = 1, target_lang: str | None = None
-    ) -> list[list[str]]:
+    async def translate(self, texts: Sequence[str], n_best: int = 1, target: str = "") -> list[list[str]]:
         """Translates the texts of one request.
+
+        Args:
+            texts: The texts.
+            n_best: Translations of each.
+            target: The target language.
 
         Returns:
             For each text, its translations, the best first.
@@ -110,7 +110,7 @@ class Batcher:
         if waiting and waiting + sum(tokens) > self._max_waiting_tokens:
             raise QueueFullError(f"{waiting:,} tokens wait already")
         done = asyncio.get_running_loop().create_future()
-        request = _Request(texts, tokens, (n_best, target_lang), done, deque(range(len(texts))))
+        request = _Request(texts, tokens, (n_best, target), done, deque(range(len(texts))))
         self._requests.append(request)
         if len(self._waiting()) >= self._expected:
             self._gathered.set()
@@ -170,11 +170,10 @@ class Batcher:
             if request.waiting:
                 turns.append(request)
 
-    def _outcomes(self, texts: list[str], options: tuple[int, str | None]) -> list[list[str] | Exception]:
+    def _outcomes(self, texts: list[str], options: tuple[int, str]) -> list[list[str] | Exception]:
         """Returns the translations of each text, or its error: one text's error isn't that of the others."""
-        n_best, target_lang = options
         try:
-            return [*self._translate(texts, n_best=n_best, target_lang=target_lang)]
+            return [*self._translate(texts, *options)]
         except Exception as error:
             if len(texts) == 1:
                 return [error]

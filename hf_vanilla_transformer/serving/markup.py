@@ -8,9 +8,8 @@ less fluent sentence.
 
 import html
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from html.parser import HTMLParser
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 INLINE = {
     "a", "abbr", "b", "bdi", "bdo", "big", "cite", "dfn", "em", "font", "i", "ins", "del", "label", "mark", "q", "s",
@@ -19,14 +18,26 @@ INLINE = {
 VOID = {
     "area", "base", "br", "col", "embed", "hr", "img", "input", "link", "meta", "param", "source", "track", "wbr",
 }  # fmt: skip
-# Elements whose content isn't prose.
+INLINE_VOID = {"img", "wbr"}
+DEPTH = 20  # of inline elements; tags further inside stay where they are
+# Elements whose content isn't prose; in the first, there are no tags.
+RAW = {"script", "style", "textarea"}
 INLINE_CODE = {"code", "kbd", "samp", "var"}
-CODE = INLINE_CODE | {"pre", "script", "style", "textarea", "svg", "math"}
-NOT_TRANSLATED_CLASS = "notranslate"
+CODE = INLINE_CODE | RAW | {"pre", "svg", "math"}
+# Comments, declarations and tags. As in browsers, the end of the text ends each.
+MARKUP = re.compile(
+    r"""<!--.*?(?:-->|\Z) | <[!?][^>]*>?
+    | <(?P<closing>/?)(?P<tag>[a-zA-Z][^\s<>/"']*)(?P<attributes>(?:[^<>"']|"[^"]*(?:"|\Z)|'[^']*(?:'|\Z))*+)>?""",
+    re.VERBOSE | re.DOTALL,
+)
+NOT_TRANSLATED = re.compile(
+    r"""\stranslate\s*=\s*["']?no\b | \sclass\s*=\s*(?:"[^"]*|'[^']*|)(?<![\w-])notranslate(?![\w-])""",
+    re.VERBOSE | re.IGNORECASE,
+)
 # Web and mail addresses, and placeholders of templates: {name}, {{ name }}, ${name}, %(name)s.
 PROTECTED = re.compile(
-    r"""https?://[^\s<>"']*[^\s<>"'.,;:!?)\]] | www\.[^\s<>"']*[^\s<>"'.,;:!?)\]] | [\w.+-]+@[\w-]+(?:\.[\w-]+)+
-    | \{\{[^{}]*\}\} | \$?\{[^{}]*\} | %\(\w+\)[a-z]""",
+    r"""https?://[^\s<>"']*[^\s<>"'.,;:!?)\]] | www\.[^\s<>"']*[^\s<>"'.,;:!?)\]]
+    | (?<![\w.+-])[\w.+-]++@[\w-]+(?:\.[\w-]+)+ | \{\{[^{}]*\}\} | \$?\{[^{}]*\} | %\(\w+\)[a-z]""",
     re.VERBOSE,
 )
 
@@ -48,141 +59,77 @@ class _Node:
     parts: list["_Node"] | None = None
 
 
-@dataclass
-class _Block:
-    """Text between the boundaries of blocks, or what stays as it is."""
-
-    raw: str = ""
-    parts: list[_Node] = field(default_factory=list)
-
-
 def _text_of(parts: Sequence[_Node]) -> str:
     return "".join(part.text if part.parts is None else _text_of(part.parts) for part in parts)
 
 
-class _Parser(HTMLParser):
-    """Cuts HTML into blocks; the slices of its source, joined, are the source."""
+class _Parser:
+    """Cuts HTML into blocks of parts, and the markup between blocks."""
 
-    def __init__(self) -> None:
-        super().__init__(convert_charrefs=False)
-        self.blocks: list[_Block] = []
-        self._open: list[tuple[str, _Node]] = []  # inline elements
+    def __init__(self, source: str) -> None:
+        self.blocks: list[str | list[_Node]] = []
         self._top: list[_Node] = []
-        self._kept: list[str] = []  # open tags of what isn't translated
-        self._kept_raw = ""
-
-    def feed(self, data: str) -> None:
-        """Reads all of the source."""
-        self._source = data
-        self._line_starts = [0, *(match.end() for match in re.finditer("\n", data))]
-        self._slices: list[tuple[int, Callable[[str], None]]] = []
-        super().feed(data)
-        self.close()
-        starts = [start for start, _ in self._slices] + [len(data)]
-        for (start, handle), end in zip(self._slices, starts[1:], strict=True):
-            handle(data[start:end])
-        self._boundary(self._kept_raw)
-
-    def _later(self, handle: Callable[[str], None]) -> None:
-        line, column = self.getpos()
-        self._slices.append((self._line_starts[line - 1] + column, handle))
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self._later(lambda raw: self._start(tag, dict(attrs), raw, closed=False))
-
-    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self._later(lambda raw: self._start(tag, dict(attrs), raw, closed=True))
-
-    def handle_endtag(self, tag: str) -> None:
-        self._later(lambda raw: self._end(tag, raw))
-
-    def handle_data(self, data: str) -> None:
-        self._later(self._text)
-
-    def handle_entityref(self, name: str) -> None:
-        self._later(self._text)
-
-    handle_charref = handle_entityref
-
-    def handle_comment(self, data: str) -> None:
-        self._later(self._keep)
-
-    handle_pi = unknown_decl = handle_comment
-
-    def handle_decl(self, decl: str) -> None:
-        self._later(self._boundary)
+        self._open: list[tuple[str, _Node, list[_Node]]] = []  # inline elements with their parts
+        position = 0
+        while match := MARKUP.search(source, position):
+            self._text(source[position : match.start()])
+            tag, position = (match["tag"] or "").lower(), match.end()
+            if match["closing"]:
+                self._end(tag, match[0])
+            elif tag and tag not in VOID and (tag in CODE or NOT_TRANSLATED.search(match["attributes"])):
+                position = _end_of(tag, source, position)
+                self._keep(tag, source[match.start() : position])
+            else:
+                self._start(tag, match[0])
+        self._text(source[position:])
+        self._boundary("")
 
     @property
     def _parts(self) -> list[_Node]:
-        parts = self._open[-1][1].parts if self._open else self._top
-        assert parts is not None
-        return parts
+        return self._open[-1][2] if self._open else self._top
 
-    def _start(self, tag: str, attributes: dict[str, str | None], raw: str, *, closed: bool) -> None:
-        closed = closed or tag in VOID
-        if self._kept:
-            self._kept_raw += raw
-            if not closed:
-                self._kept.append(tag)
-        elif not closed and (tag in CODE or _is_protected(attributes)):
-            self._kept, self._kept_raw = [tag], raw
-        elif tag in INLINE and not closed:
-            node = _Node(raw=raw, parts=[])
-            self._parts.append(node)
-            self._open.append((tag, node))
-        elif tag in ("img", "wbr") or (closed and tag in INLINE):
-            self._keep(raw)
-        else:
-            self._boundary(raw)
+    def _text(self, raw: str) -> None:
+        self._parts.append(_Node(html.unescape(raw)))
 
-    def _end(self, tag: str, raw: str) -> None:
-        if self._kept:
-            self._kept_raw += raw
-            if tag in self._kept:
-                del self._kept[len(self._kept) - 1 - self._kept[::-1].index(tag) :]
-            if not self._kept:
-                self._end_of_kept(tag)
-        elif self._open and self._open[-1][0] == tag:
-            self._open.pop()[1].end = raw
-        elif tag in INLINE:
-            self._keep(raw)  # it closes nothing
-        else:
-            self._boundary(raw)
-
-    def _end_of_kept(self, tag: str) -> None:
-        raw, self._kept_raw = self._kept_raw, ""
+    def _keep(self, tag: str, raw: str) -> None:
         if tag in INLINE or tag in INLINE_CODE:
             self._parts.append(_Node(html.unescape(re.sub("<[^>]*>", "", raw)), raw=raw))
         else:
             self._boundary(raw)
 
-    def _text(self, raw: str) -> None:
-        if self._kept:
-            self._kept_raw += raw
-            return
-        parts = self._parts
-        if parts and parts[-1].raw is None:
-            parts[-1].text += html.unescape(raw)
-        else:
-            parts.append(_Node(html.unescape(raw)))
-
-    def _keep(self, raw: str) -> None:
-        if self._kept:
-            self._kept_raw += raw
-        else:
+    def _start(self, tag: str, raw: str) -> None:
+        if tag in INLINE and not raw.endswith("/>") and len(self._open) < DEPTH:
+            parts: list[_Node] = []
+            node = _Node(raw=raw, parts=parts)
+            self._parts.append(node)
+            self._open.append((tag, node, parts))
+        elif tag in INLINE or tag in INLINE_VOID or not tag:
             self._parts.append(_Node(raw=raw))
+        else:
+            self._boundary(raw)
+
+    def _end(self, tag: str, raw: str) -> None:
+        if self._open and self._open[-1][0] == tag:
+            self._open.pop()[1].end = raw
+        elif tag in INLINE:
+            self._parts.append(_Node(raw=raw))  # it closes nothing
+        else:
+            self._boundary(raw)
 
     def _boundary(self, raw: str) -> None:
         """Ends a block; an inline element that is still open keeps its parts and isn't closed."""
-        if self._top:
-            self.blocks.append(_Block(parts=self._top))
-        self.blocks.append(_Block(raw=raw))
-        self._top, self._open, self._kept_raw = [], [], ""
+        self.blocks += [self._top, raw]
+        self._top, self._open = [], []
 
 
-def _is_protected(attributes: Mapping[str, str | None]) -> bool:
-    translate = (attributes.get("translate") or "").lower()
-    return translate == "no" or NOT_TRANSLATED_CLASS in (attributes.get("class") or "").split()
+def _end_of(tag: str, source: str, position: int) -> int:
+    """Returns where an element ends that begins before `position`."""
+    depth = 1
+    for match in re.compile(rf"<(/?){tag}(?![\w-])[^>]*>", re.IGNORECASE).finditer(source, position):
+        depth = 0 if tag in RAW and match[1] else depth - 1 if match[1] else depth + 1
+        if not depth:
+            return match.end()
+    return len(source)
 
 
 def _with_protected(parts: Sequence[_Node]) -> list[_Node]:
@@ -229,10 +176,9 @@ class Document:
     """
 
     def __init__(self, source: str) -> None:
-        parser = _Parser()
-        parser.feed(source)
-        self._blocks = [_Block(block.raw, _with_protected(block.parts)) for block in parser.blocks]
-        wanted = (text.strip() for block in self._blocks for text in _wanted(block.parts))
+        blocks = _Parser(source).blocks
+        self._blocks = [block if isinstance(block, str) else _with_protected(block) for block in blocks]
+        wanted = (text.strip() for block in self._blocks if isinstance(block, list) for text in _wanted(block))
         self.texts = list(dict.fromkeys(text for text in wanted if any(map(str.isalpha, text))))
 
     def translated(self, translations: Mapping[str, str]) -> str:
@@ -241,7 +187,7 @@ class Document:
         Args:
             translations: Those of `texts`.
         """
-        return "".join(block.raw + _render(block.parts, translations) for block in self._blocks)
+        return "".join(block if isinstance(block, str) else _render(block, translations) for block in self._blocks)
 
 
 def _translation(text: str, translations: Mapping[str, str]) -> str:

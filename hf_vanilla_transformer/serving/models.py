@@ -1,10 +1,8 @@
-"""Which model translates from which language into which."""
+"""Models of the service, and the languages that they translate."""
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Callable, Iterable
+from concurrent.futures import Executor
 from pathlib import Path
-from typing import Any
 
 from ..hub.facts import CardError, said_by_author
 from ..translation.reading import encoder, target_code, target_codes
@@ -14,19 +12,6 @@ from .batcher import Batch, Batcher
 
 class LanguagesError(ValueError):
     """A model's languages aren't known, or two models have the same; the message says what to give."""
-
-
-@dataclass(frozen=True)
-class Route:
-    """What translates from one language into another.
-
-    Attributes:
-        batcher: The model with its queue.
-        target_lang: What the model is asked for, if it has several target languages.
-    """
-
-    batcher: Batcher
-    target_lang: str | None = None
 
 
 def pair(text: str) -> tuple[str, str]:
@@ -60,51 +45,37 @@ def languages_of(name: str) -> tuple[str, str]:
     return source, target
 
 
-def routes(translator: Translator, pairs: Iterable[tuple[str, str]], batcher: Batcher) -> dict[tuple[str, str], Route]:
-    """Returns the routes of one model.
+def batcher_of(
+    translator: Translator,
+    pairs: Iterable[tuple[str, str]],
+    on_batch: Callable[[Batch], object] = lambda batch: None,
+    *,
+    thread: Executor,
+) -> Batcher:
+    """Returns a model with its queue.
 
     Args:
         translator: The model.
-        pairs: Its languages.
-        batcher: Its queue.
+        pairs: Languages that it is to translate.
+        on_batch: Called after each batch.
+        thread: Where the model was loaded.
 
     Raises:
         LanguagesError: The model has several target languages, and one of the pairs' isn't among them.
     """
-    found = {}
-    for source, target in pairs:
-        target_lang = target if target_codes(translator.tokenizer) else None
-        if target_lang is not None:
-            try:
-                target_code(translator.tokenizer, target_lang)
-            except ValueError as error:
-                raise LanguagesError(f"{source}-{target}: {error}") from error
-        found[source, target] = Route(batcher, target_lang)
-    return found
+    encode, has_targets = encoder(translator.tokenizer), bool(target_codes(translator.tokenizer))
+    for source, target in pairs if has_targets else ():
+        try:
+            target_code(translator.tokenizer, target)
+        except ValueError as error:
+            raise LanguagesError(f"{source}-{target}: {error}") from error
 
+    def translate(texts: list[str], n_best: int, target: str) -> list[list[str]]:
+        target_lang = target if has_targets else None
+        if n_best == 1:
+            return [[text] for text in translator(texts, target_lang=target_lang, progress_bar=False)]
+        beams = max(n_best, getattr(translator.model.generation_config, "num_beams", None) or 1)
+        rows = translator(texts, n_best=n_best, num_beams=beams, target_lang=target_lang, progress_bar=False)
+        return [[translation.text for translation in row] for row in rows]
 
-def batcher_of(translator: Translator, on_batch: Callable[[Batch], object], **options: Any) -> Batcher:
-    """Returns the queue of one model.
-
-    Args:
-        translator: The model.
-        on_batch: Called after each batch.
-        **options: For `Batcher`.
-    """
-    encode = encoder(translator.tokenizer)
-
-    def count_tokens(texts: list[str]) -> list[int]:
-        return [len(ids) for ids in encode(texts)]
-
-    return Batcher(partial(_translate, translator), count_tokens, on_batch=on_batch, **options)
-
-
-def _translate(
-    translator: Translator, texts: Sequence[str], *, n_best: int, target_lang: str | None
-) -> list[list[str]]:
-    options = {} if target_lang is None else {"target_lang": target_lang}
-    if n_best == 1:
-        return [[text] for text in translator(list(texts), progress_bar=False, **options)]
-    beams = max(n_best, getattr(translator.model.generation_config, "num_beams", None) or 1)
-    rows = translator(list(texts), n_best=n_best, num_beams=beams, progress_bar=False, **options)
-    return [[translation.text for translation in row] for row in rows]
+    return Batcher(translate, lambda texts: [len(ids) for ids in encode(texts)], on_batch=on_batch, thread=thread)

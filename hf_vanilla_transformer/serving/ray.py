@@ -7,6 +7,7 @@ Translate, fn_constructor_args=("outputs/model",), compute=ray.data.ActorPoolStr
 
 import json
 from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from itertools import count, islice
 from pathlib import Path
@@ -24,6 +25,20 @@ except ImportError as error:
     raise ImportError(f"Ray isn't installed: {install('ray')}") from error
 
 PARTS = ".parts"  # the folder of what is translated of a file that isn't complete
+
+
+@contextmanager
+def connected(address: str) -> Iterator[None]:
+    """Connects to a cluster.
+
+    Args:
+        address: The cluster's; "local": one is started on this machine, and ends with the block.
+    """
+    ray.init(address, log_to_driver=False)
+    try:
+        yield
+    finally:
+        ray.shutdown()
 
 
 class Translate:

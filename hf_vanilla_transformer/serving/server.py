@@ -3,34 +3,24 @@
 import contextlib
 import signal
 from collections.abc import Iterator
-from typing import Any
 
 import uvicorn
+from starlette.types import ASGIApp
 
 
 class _Server(uvicorn.Server):
-    """uvicorn, but the process ends with 0 after SIGTERM and SIGINT: what was begun is finished."""
+    """uvicorn, but without its end by the signal itself: the process ends with 0."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        handlers = {number: signal.signal(number, self.handle_exit) for number in (signal.SIGINT, signal.SIGTERM)}
-        try:
-            yield
-        finally:
-            for number, handler in handlers.items():
-                signal.signal(number, handler)
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, self.handle_exit)
+        yield
 
 
-def run(app: Any, host: str, port: int, *, grace: int = 30) -> None:
-    """Serves an application until SIGTERM or Ctrl+C; requests that have begun are answered first.
-
-    Args:
-        app: An ASGI application.
-        host: Address to listen on.
-        port: Port.
-        grace: Seconds that requests have to end in.
-    """
+def run(app: ASGIApp, host: str, port: int) -> None:
+    """Serves an application until SIGTERM or Ctrl+C; requests that have begun are answered first, within 30 seconds."""
     config = uvicorn.Config(
-        app, host=host, port=port, log_level="warning", access_log=False, timeout_graceful_shutdown=grace
+        app, host=host, port=port, log_level="warning", access_log=False, timeout_graceful_shutdown=30
     )
     _Server(config).run()

@@ -19,12 +19,12 @@ class Model:
         self.go_on = threading.Event()
         self.go_on.set()
 
-    def __call__(self, texts: list[str], *, n_best: int, target_lang: str | None) -> list[list[str]]:
+    def __call__(self, texts: list[str], n_best: int, target: str) -> list[list[str]]:
         self.batches.append(texts)
         assert self.go_on.wait(60)
         if any("bad" in text for text in texts):
             raise ValueError("a bad text")
-        return [[f"{text.upper()}{target_lang or ''}{number}" for number in range(n_best)] for text in texts]
+        return [[f"{text.upper()}{target}{number}" for number in range(n_best)] for text in texts]
 
 
 def lengths(texts: list[str]) -> list[int]:
@@ -100,7 +100,7 @@ def test_requests_with_other_options_are_in_other_batches() -> None:
         model = Model()
         queue = batcher(model)
         model.go_on.clear()
-        options: list[dict[str, Any]] = [{}, {"n_best": 2}, {"target_lang": "deu"}, {"n_best": 2}]
+        options: list[dict[str, Any]] = [{}, {"n_best": 2}, {"target": "deu"}, {"n_best": 2}]
         tasks = [asyncio.create_task(queue.translate([f"t{at}"], **one)) for at, one in enumerate(options)]
         await until(lambda: bool(model.batches))
         model.go_on.set()

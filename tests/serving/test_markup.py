@@ -52,6 +52,12 @@ def test_what_is_not_found_once_keeps_the_order_of_the_source() -> None:
     assert document.translated(words) == "<p>ein <b>hund</b> und ein hund</p>"
 
 
+@pytest.mark.parametrize("part", ["<!--", '<a "', "<pre ", "<b>", "<b>x", "a.b-", "www.", "{{"])
+def test_hostile_markup_comes_back(part: str) -> None:
+    source = part * (20_000 // len(part))
+    assert Document(source).translated({}) == source
+
+
 PARTS = st.sampled_from(
     [
         "one ",

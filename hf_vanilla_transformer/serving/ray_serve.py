@@ -1,0 +1,125 @@
+"""The HTTP service on a Ray cluster, by Ray Serve: replicas of the application in front of replicas of the models."""
+
+import asyncio
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any
+
+from fastapi import FastAPI
+from ray import serve
+from ray.exceptions import RayTaskError
+from ray.serve.handle import DeploymentHandle
+
+from ..translation.translator import Translator
+from .app import Settings, create_app
+from .batcher import Batcher
+from .models import batcher_of
+from .ray import connected
+
+NAME = "vanilla-transformer"
+# Requests that a replica of a model works on at a time, on average, before there is another; half a batch of lines.
+TARGET_REQUESTS = 16
+SECONDS_TO_SCALE = 5  # of too many requests, before there is another replica
+MAX_REQUESTS = 1_000  # of a replica; its queue refuses what is too much
+
+Pair = tuple[str, str]
+
+
+class _Remote:
+    """The queue of a model on the cluster: `app.Queue`."""
+
+    def __init__(self, models: DeploymentHandle, name: str) -> None:
+        self._translate = models.options(multiplexed_model_id=name).translate
+
+    async def translate(self, texts: Sequence[str], n_best: int, target: str) -> list[list[str]]:
+        try:
+            rows: list[list[str]] = await self._translate.remote(texts, n_best, target)
+        except RayTaskError as error:
+            raise error.cause from None  # the model's own error
+        return rows
+
+    async def close(self) -> None:
+        """Does nothing: replicas finish what they have begun."""
+
+
+@contextmanager
+def running(
+    models: Mapping[str, Sequence[Pair]],
+    settings: Settings,
+    *,
+    address: str,
+    host: str,
+    port: int,
+    replicas: int,
+    models_per_replica: int,
+    cpus: int = 1,
+    opening: Mapping[str, Any] | None = None,
+) -> Iterator[None]:
+    """Runs the service on a cluster whose nodes see the models; it ends with the block.
+
+    Args:
+        models: The models, as for `Translator`, and what each translates.
+        settings: Keys and limits.
+        address: The cluster's; "local": one is started on this machine.
+        host: Address to listen on, on every node with a replica.
+        port: Port.
+        replicas: Replicas of the models at most; there are as many as the requests need.
+        models_per_replica: Models in memory of a replica; when another one is needed, the one that wasn't used for the
+            longest time leaves.
+        cpus: CPUs of a replica.
+        opening: For `Translator`.
+
+    Raises:
+        Exception: What opening one of the models raised.
+    """
+
+    class Models:
+        def __init__(self) -> None:
+            self._thread = ThreadPoolExecutor(1)
+
+        @serve.multiplexed(max_num_models_per_replica=models_per_replica)
+        async def _batcher(self, name: str) -> Batcher:
+            def opened() -> Batcher:
+                return batcher_of(Translator(name, **(opening or {})), models[name], thread=self._thread)
+
+            return await asyncio.get_running_loop().run_in_executor(self._thread, opened)
+
+        async def translate(self, texts: list[str], n_best: int, target: str) -> list[list[str]]:
+            batcher = await self._batcher(serve.get_multiplexed_model_id())
+            return await batcher.translate(texts, n_best, target)
+
+    class Http:
+        def __init__(self, handle: DeploymentHandle) -> None:
+            self._handle = handle
+
+        def __serve_build_asgi_app__(self) -> FastAPI:
+            queues = {pair: _Remote(self._handle, name) for name, pairs in models.items() for pair in pairs}
+            return create_app(queues, settings)
+
+    scaling = {"min_replicas": 1, "max_replicas": replicas, "upscale_delay_s": SECONDS_TO_SCALE}
+    behind = serve.deployment(
+        name="models",
+        max_ongoing_requests=MAX_REQUESTS,
+        autoscaling_config={**scaling, "target_ongoing_requests": TARGET_REQUESTS},
+        ray_actor_options={"num_cpus": cpus},
+    )(Models)
+    front = serve.deployment(
+        name="http",
+        max_ongoing_requests=MAX_REQUESTS,
+        autoscaling_config={**scaling, "target_ongoing_requests": MAX_REQUESTS // 4},
+        ray_actor_options={"num_cpus": 0},
+    )(serve.ingress()(Http))
+
+    with connected(address):
+        serve.start(http_options={"host": host, "port": port}, proxy_location="EveryNode")
+        try:
+            serve.run(front.bind(behind.bind()), name=NAME, route_prefix="/")
+            handle = serve.get_deployment_handle("models", NAME)
+            for name in models:  # a model that can't be opened is an error here
+                handle.options(multiplexed_model_id=name).translate.remote([], 1, "").result()
+            yield
+        except RayTaskError as error:
+            raise error.cause from None
+        finally:
+            serve.shutdown()
