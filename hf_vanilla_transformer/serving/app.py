@@ -5,6 +5,7 @@
 
 import asyncio
 import secrets
+import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
@@ -194,7 +195,7 @@ async def _fields(request: Request) -> Fields:
         except (ValueError, RecursionError) as error:  # UnicodeDecodeError among them
             raise HTTPException(400, f"Invalid request: the body is no JSON ({first_line(error)})") from error
     else:
-        form = await request.form()
+        form = await request.form(max_part_size=sys.maxsize)  # `Overlong` has limited the body
         fields = {name: values[0] if len(values := form.getlist(name)) == 1 else values for name in form}
     if not isinstance(fields, dict):
         raise HTTPException(400, "Invalid request: the body has to be a JSON object")

@@ -7,6 +7,7 @@ Translate, fn_constructor_args=("outputs/model",), compute=ray.data.ActorPoolStr
 
 import json
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 from itertools import count, islice
@@ -61,7 +62,10 @@ class Translate:
         **opening: Any,
     ) -> None:
         self.column, self.translation, self.options = column, translation, options or {}
-        self.translator = Translator(model, **opening)
+        # Ray calls from a thread other than that of the constructor; two teams of PyTorch's threads would wait for each
+        # other.
+        self._thread = ThreadPoolExecutor(1)
+        self.translator = self._thread.submit(Translator, model, **opening).result()
 
     def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
         """Adds the translations to a batch: column -> values."""
@@ -69,7 +73,7 @@ class Translate:
 
     def translate(self, texts: list[str]) -> list[str]:
         """Translates texts."""
-        return self.translator(texts, **{"progress_bar": False, **self.options})
+        return self._thread.submit(self.translator, texts, **{"progress_bar": False, **self.options}).result()
 
 
 class _TranslateParts(Translate):

@@ -1,13 +1,23 @@
 """Ray: many files give the bytes of one process, and a part that is complete isn't translated again."""
 
 import json
+import signal
+import socket
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
+from urllib import error, request
 
+import psutil
 import pytest
 
 from hf_vanilla_transformer import Translator
 from hf_vanilla_transformer.translation.files import ROWS, jobs, outcomes, write
 
+PATIENCE = 900
 pytestmark = [pytest.mark.peers, pytest.mark.timeout(1_800)]
 
 
@@ -66,3 +76,94 @@ def test_the_class_for_ones_own_pipelines(ray_files, tiny_checkpoint: Path) -> N
     expected = Translator(str(tiny_checkpoint), "cpu", threads=1)("half past nine", **options)
     assert sorted(row["n"] for row in rows) == list(range(8))
     assert {row["translation"] for row in rows} == {expected}
+
+
+def _driver(address: str, model: Path, given: Path, there: Path) -> "subprocess.Popen[bytes]":
+    command = [sys.executable, "-m", "hf_vanilla_transformer", "translate", "--model", str(model), "--threads", "1"]
+    files = ["--input", str(given), "--output", str(there), "--ray", address, "--actors", "2"]
+    return subprocess.Popen([*command, *files, "--num-beams", "1", "--max-new-tokens", "4"])
+
+
+def _wait_for_parts(there: Path, number: int, driver: "subprocess.Popen[bytes]") -> None:
+    while len(list(there.glob(".*.parts/*.json"))) + len(list(there.glob("*.txt"))) < number:
+        assert driver.poll() is None
+        time.sleep(0.01)
+
+
+def _kill_actor() -> None:
+    actors = [process for process in psutil.process_iter(["cmdline"]) if "MapWorker" in str(process.info["cmdline"])]
+    assert actors
+    actors[0].kill()
+
+
+def test_killed_workers_nodes_and_drivers_lose_no_line(
+    tiny_checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("ray", reason="Ray isn't installed: pip install '.[ray]'")
+    from ray.cluster_utils import Cluster
+
+    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
+    given, here, there = (tmp_path / name for name in ("in", "here", "there"))
+    given.mkdir()
+    for number in range(40):
+        lines = (f"{number * 500 + line} past nine\n" for line in range(500))
+        (given / f"{number:02}.txt").write_text("".join(lines))
+    (given / "damaged.txt.gz").write_bytes(b"no gzip")
+    translator = Translator(str(tiny_checkpoint), "cpu", threads=1)
+    options = {"num_beams": 1, "max_new_tokens": 4, "progress_bar": False}
+    for job in jobs([given], here)[:40]:
+        list(write(job, "text", lambda rows: outcomes(lambda texts: translator(texts, **options), rows)))
+
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
+    try:
+        second = cluster.add_node(num_cpus=1)
+        driver = _driver(cluster.address, tiny_checkpoint, given, there)
+        _wait_for_parts(there, 3, driver)
+        driver.kill()  # and is started again below
+        assert driver.wait() == -signal.SIGKILL
+        driver = _driver(cluster.address, tiny_checkpoint, given, there)
+        _wait_for_parts(there, 8, driver)
+        _kill_actor()
+        _wait_for_parts(there, 14, driver)
+        cluster.remove_node(second, allow_graceful=False)
+        assert driver.wait(PATIENCE) == 1  # as one file is damaged
+    finally:
+        cluster.shutdown()
+    names = sorted(file.name for file in here.iterdir())
+    assert len(names) == 40
+    assert sorted(file.name for file in there.iterdir()) == names
+    assert all((there / name).read_bytes() == (here / name).read_bytes() for name in names)
+
+
+def test_the_service_on_a_cluster(tiny_checkpoint: Path) -> None:
+    pytest.importorskip("ray", reason="Ray isn't installed: pip install '.[ray]'")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    models = ["--model", f"en-de={tiny_checkpoint}", f"de-en={tiny_checkpoint}", "--threads", "1"]
+    command = [sys.executable, "-m", "hf_vanilla_transformer", "serve", "--ray", "--port", str(port), *models]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline() == f"http://127.0.0.1:{port} translates en-de, de-en\n"
+        texts = [f"{number} past nine" for number in range(30)]
+        expected = Translator(str(tiny_checkpoint), "cpu")(texts, progress_bar=False)
+        with ThreadPoolExecutor(8) as clients:
+            answers = list(clients.map(lambda text: _answer(port, q=text, source="en", target="de"), texts))
+        assert answers == [(200, {"translatedText": text}) for text in expected]
+        status, answer = _answer(port, q="x" * 60_000, source="en", target="de")
+        assert (status, answer["error"]) == (413, "q has 60,000 characters, and the limit is 50,000")
+        process.terminate()
+        assert process.wait(PATIENCE) == 0
+    finally:
+        process.kill()
+
+
+def _answer(port: int, **fields: str) -> tuple[int, dict[str, Any]]:
+    sent = request.Request(f"http://127.0.0.1:{port}/translate", json.dumps(fields).encode())
+    sent.add_header("content-type", "application/json")
+    try:
+        with request.urlopen(sent, timeout=PATIENCE) as answer:
+            return answer.status, json.loads(answer.read())
+    except error.HTTPError as refused:
+        return refused.code, json.loads(refused.read())
