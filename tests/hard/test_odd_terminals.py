@@ -85,7 +85,7 @@ class _Terminal:
         return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
 
 
-@pytest.mark.slow
+@pytest.mark.hard
 def test_a_terminal_is_answered_line_by_line(tiny_checkpoint):
     terminal = _Terminal([*TRANSLATE, str(tiny_checkpoint)])
     terminal.wait_for(1, rb"Type one sentence per line; Ctrl-D ends the input.\r\n")

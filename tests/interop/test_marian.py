@@ -403,7 +403,7 @@ print(model.num_parameters(), len(tokenizer))
 """
 
 
-@pytest.mark.slow
+@pytest.mark.hard
 def test_a_name_on_the_hub(folder, tmp_path):
     """Without a network, the files of an earlier download count; the layout is the Hub client's."""
     commit = "0123456789abcdef0123456789abcdef01234567"
