@@ -56,7 +56,7 @@ def test_files_of_the_wheel(tmp_path):
     assert any(name.endswith(".dist-info/licenses/LICENSE") for name in names)
 
 
-@pytest.mark.slow
+@pytest.mark.hard
 def test_recipes_are_found_by_name_where_the_wheel_is_installed(tmp_path):
     command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)]
     subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
