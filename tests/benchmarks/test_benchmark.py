@@ -6,7 +6,6 @@ import os
 from contextlib import nullcontext
 from dataclasses import replace
 from importlib import import_module
-from importlib.util import find_spec
 
 import pytest
 import torch
@@ -186,9 +185,7 @@ def test_errors_name_the_fix(arguments, complaint):
 # ---- Models ----
 NEEDS_FLASH = pytest.mark.skipif(not is_flash_attn_2_available(), reason="flash attention needs a GPU and flash_attn")
 MARKS = {"flash": NEEDS_FLASH, "compile": pytest.mark.hard}
-MAKERS = [
-    pytest.param(name, marks=[mark for word, mark in MARKS.items() if word in name]) for name in training.MAKERS
-]
+MAKERS = [pytest.param(name, marks=[mark for word, mark in MARKS.items() if word in name]) for name in training.MAKERS]
 
 
 @pytest.mark.parametrize("name", MAKERS)
@@ -296,7 +293,7 @@ def exits():
 @pytest.mark.slow
 def test_a_contender_that_fails_is_named():
     worker = workers.Worker(workers.Entrant("odd", exits), 1)
-    with pytest.raises(workers.BenchmarkError, match="(?s)odd.*exit code 3.*smaller --config"):
+    with pytest.raises(workers.BenchmarkError, match=r"(?s)odd.*exit code 3.*smaller --config"):
         worker.ask("run", None)
     worker.stop()
 

@@ -11,7 +11,6 @@ from hf_vanilla_transformer.generation_vanilla_transformer import DecodingMixin
 from hf_vanilla_transformer.modeling_vanilla_transformer import (
     VanillaTransformerAttention,
     label_smoothed_cross_entropy,
-    positions_of,
 )
 
 
@@ -20,43 +19,6 @@ def decoding(start=1, pad=0):
     mixin = DecodingMixin()
     mixin.config = SimpleNamespace(decoder_start_token_id=start, pad_token_id=pad)
     return mixin
-
-
-# ---- positions_of ----
-def positions(mask, past_length=0, length=4):
-    return positions_of(mask, past_length, torch.zeros(2, length, 8)).tolist()
-
-
-@pytest.mark.parametrize("dtype", [torch.long, torch.bool, torch.int32, torch.float32], ids=str)
-def test_positions_of_a_padded_batch(dtype):
-    mask = torch.tensor([[1, 1, 1, 0], [0, 0, 1, 1]]).to(dtype)
-    right, left = positions(mask)
-    assert right[:3] == [0, 1, 2]
-    assert left[2:] == [0, 1]
-    assert all(0 <= position < 4 for position in right + left)  # padding too has a place in the table
-
-
-def test_positions_with_padding_inside():
-    assert positions(torch.tensor([[1, 0, 1, 1], [0, 1, 0, 1]]))[0] == [0, 0, 1, 2]
-
-
-def test_positions_after_a_past():
-    mask = torch.tensor([[1, 1, 1, 1, 1], [0, 0, 1, 1, 1]])  # three positions in the past, two here
-    assert positions(mask, past_length=3, length=2) == [[3, 4], [1, 2]]
-    assert positions(mask, past_length=4, length=1) == [[4], [2]]
-
-
-@pytest.mark.parametrize("added", [False, True], ids=["boolean", "added"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_positions_of_a_causal_mask(added, dtype):
-    padding = torch.tensor([[1, 1, 1, 1], [0, 0, 1, 1]]).bool()
-    visible = (padding[:, None] & torch.ones(4, 4).tril().bool())[:, None]
-    mask = torch.zeros(visible.shape, dtype=dtype).masked_fill(~visible, torch.finfo(dtype).min) if added else visible
-    whole, left = positions(mask)
-    assert whole == [0, 1, 2, 3]
-    assert left[2:] == [0, 1]
-    last = positions(mask[:, :, 3:], past_length=3, length=1)
-    assert last == [[3], [1]]
 
 
 # ---- targets shifted right ----
@@ -100,18 +62,6 @@ def smoothed(logits, labels, epsilon):
             q[label] += 1 - epsilon
             total -= (q * row.log_softmax(-1)).sum()
     return total
-
-
-@pytest.mark.parametrize("epsilon", [0.0, 0.1, 0.9])
-def test_label_smoothed_cross_entropy(epsilon):
-    logits = torch.randn(2, 3, 5, dtype=torch.float64)
-    expected = smoothed(logits, LABELS, epsilon)
-    # In float64 two ways to sum fifteen terms differ in the last digits.
-    close = {"rtol": 1e-12, "atol": 0.0}
-    torch.testing.assert_close(label_smoothed_cross_entropy(logits, LABELS, None, epsilon), expected / 3, **close)
-    for count in (7, torch.tensor(7), torch.tensor([7])):
-        loss = label_smoothed_cross_entropy(logits, LABELS, count, epsilon)
-        torch.testing.assert_close(loss.squeeze(), expected / 7, **close)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64], ids=str)
