@@ -246,18 +246,13 @@ def test_split_keeps_sentences_apart(pairs):
         assert not validation & test
 
 
+REPEATED = [("a", "x"), ("a", "y"), ("b", "z")]
+
+
 @pytest.mark.parametrize(
-    ("num_validation", "num_test", "message"),
-    [(-1, 1, "negative"), (1, -1, "negative"), (5, 5, "leave none of 10"), (11, 0, "leave none of 10")],
+    ("pairs", "num_validation", "num_test", "message"),
+    [(REPEATED, -1, 1, "negative"), (REPEATED[1:], 1, 1, "leave none of 2"), (REPEATED, 1, 1, "occurs twice")],
 )
 def test_impossible_splits(pairs, num_validation, num_test, message):
     with pytest.raises(ValueError, match=message):
-        split_pairs(pairs[:10], num_validation, num_test)
-
-
-def test_split_refuses_nothing_and_repeats():
-    with pytest.raises(ValueError, match="leave none of 0"):
-        split_pairs([], 0, 0)
-    for repeated in ([("a", "x"), ("a", "y"), ("b", "z")], [("a", "x"), ("b", "x"), ("c", "z")]):
-        with pytest.raises(ValueError, match="occurs twice"):
-            split_pairs(repeated, 1, 1)
+        split_pairs(pairs, num_validation, num_test)
