@@ -5,13 +5,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from hf_vanilla_transformer import VanillaTransformerConfig
-from hf_vanilla_transformer import modeling_vanilla_transformer as modeling
 from hf_vanilla_transformer.generation_vanilla_transformer import DecodingMixin
-from hf_vanilla_transformer.modeling_vanilla_transformer import (
-    VanillaTransformerAttention,
-    label_smoothed_cross_entropy,
-)
+from hf_vanilla_transformer.modeling_vanilla_transformer import label_smoothed_cross_entropy
 
 
 def decoding(start=1, pad=0):
@@ -78,31 +73,6 @@ def test_label_outside_the_vocabulary(bad):
     labels[1, 0] = bad
     with pytest.raises(IndexError, match=rf"^Token ids go from .*{bad}.* but the vocabulary has 5 tokens"):
         label_smoothed_cross_entropy(torch.randn(2, 3, 5), labels)
-
-
-# ---- the implementation of eq. 1 ----
-def kernel_of(monkeypatch, name, mask=None, is_cross=False, d_k=8, d_v=8, **kwargs):
-    """The implementation that an attention asks for, and its mask."""
-    config = VanillaTransformerConfig(d_model=8, head_dim=d_k, value_head_dim=d_v)
-    config._attn_implementation, asked = name, []
-
-    def get_interface(name, default):
-        return lambda module, query, key, value, mask, **_: asked.append((name, mask)) or (value.transpose(1, 2), None)
-
-    monkeypatch.setattr(modeling.ALL_ATTENTION_FUNCTIONS, "get_interface", get_interface)
-    x = torch.zeros(2, 3, 8)
-    VanillaTransformerAttention(config, 1, 0)(x, x if is_cross else None, mask, **kwargs)
-    return asked[0]
-
-
-def test_flash_across_two_sequences_with_padding(monkeypatch):
-    """flash-attn would take the mask of the keys for the queries' too."""
-    mask = torch.tensor([[1, 1, 0], [0, 1, 1]])
-    kernel, expanded = kernel_of(monkeypatch, "flash_attention_2", mask, is_cross=True)
-    assert kernel == "sdpa"
-    assert expanded.dtype == torch.bool
-    assert torch.equal(expanded, mask.bool().view(2, 1, 1, 3))
-    assert kernel_of(monkeypatch, "flash_attention_2", None, is_cross=True) == ("flash_attention_2", None)
 
 
 # ---- padding on the left of a target ----
