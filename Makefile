@@ -21,9 +21,8 @@ quickstart: $(STAMP) ## train a small Transformer on this machine in minutes and
 check: lint ## lint, types, the paper and a smoke test of each folder: a minute
 	$(BIN)/python -m pytest tests/test_smoke.py tests/test_imports.py tests/paper -m "not slow and not ($(LONG))" -n $(WORKERS)
 
-test: lint ## everything that has to pass: lint, quick tests, slow tests
-	$(BIN)/python -m pytest -m "not slow and not ($(LONG))" -n $(WORKERS)
-	$(BIN)/python -m pytest -m "slow and not ($(LONG))" -n $(WORKERS) --dist worksteal
+test: lint ## everything that has to pass: lint and tests
+	$(BIN)/python -m pytest -m "not ($(LONG))" -n $(WORKERS) --dist worksteal
 
 test-all: test ## the same and the longest tests: the documentation's code, killed runs, peers ...
 	$(BIN)/python -m pytest -m "$(LONG)" -n $(WORKERS) --dist worksteal

@@ -26,6 +26,7 @@ MODULES = (
     "hf_vanilla_transformer.metrics",
     "hf_vanilla_transformer.checkpoints",
     "hf_vanilla_transformer.translation",
+    "hf_vanilla_transformer.translation.attention",
     "hf_vanilla_transformer.interop",
     "hf_vanilla_transformer.hub",
     "hf_vanilla_transformer.plots",

@@ -17,6 +17,8 @@ import venv
 from pathlib import Path
 from typing import Any
 
+from hf_vanilla_transformer.hub.upload import model_files
+
 from .quickstart.corpus import generate_pairs, split_pairs, write_corpus
 
 ROOT = Path(__file__).parents[1]
@@ -86,10 +88,12 @@ def _prepare(python: Path, model: Path, output: Path) -> None:
     """Copies a model with its card, licence and code to `output`, and loads it there with and without the package."""
     if output.exists():
         raise SystemExit(f"{output} exists; move it away")
-    shutil.copytree(model, output, ignore=shutil.ignore_patterns("*.translations.txt", "optimizer.pt", "*.pth"))
-    missing = [name for name in ("README.md", "LICENSE-CODE", "model.safetensors") if not (output / name).is_file()]
+    missing = [name for name in ("README.md", "LICENSE-CODE", "model.safetensors") if not (model / name).is_file()]
     if missing:
         raise SystemExit(f"{model} has no {', '.join(missing)}; write a card with `vanilla-transformer card`")
+    output.mkdir(parents=True)
+    for name in model_files(model)[0]:  # no others are sent by `push` either
+        shutil.copy(model / name, output)
     _run(str(python), "-P", *COMMAND, "translate", "--model", str(output), "a man rides a bicycle .")
     _run(str(python), "-m", "pip", "uninstall", "--quiet", "--yes", "hf-vanilla-transformer")
     with tempfile.TemporaryDirectory(prefix="hub-") as home:

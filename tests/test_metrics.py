@@ -3,7 +3,6 @@
 import json
 import math
 import re
-import shutil
 import subprocess
 import sys
 from collections import Counter
@@ -207,15 +206,6 @@ COMPOUNDS = {
 @pytest.mark.parametrize("text", COMPOUNDS)
 def test_compounds_by_hand(text):
     assert split_compounds(text) == COMPOUNDS[text]
-
-
-@pytest.mark.skipif(shutil.which("perl") is None, reason="needs perl")
-def test_compounds_as_the_papers_own_line_of_perl_splits_them():
-    result = subprocess.run(
-        ["perl", "-ple", r"s{(\S)-(\S)}{$1 ##AT##-##AT## $2}g"],
-        input="".join(f"{text}\n" for text in COMPOUNDS).encode(), capture_output=True, check=True,
-    )  # fmt: skip
-    assert result.stdout.decode().split("\n")[:-1] == list(COMPOUNDS.values())
 
 
 # What goes wrong

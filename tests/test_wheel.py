@@ -8,8 +8,6 @@ import tomllib
 import zipfile
 from pathlib import Path
 
-import pytest
-
 from hatch_build import absolute_links
 
 ROOT = Path(__file__).parents[1]
@@ -54,34 +52,6 @@ def test_files_of_the_wheel(tmp_path):
     assert any(name.startswith("hf_vanilla_transformer/training/recipes/") for name in own)
     assert {name.split("/")[0] for name in own} == WANTED
     assert any(name.endswith(".dist-info/licenses/LICENSE") for name in names)
-
-
-@pytest.mark.slow
-def test_recipes_are_found_by_name_where_the_wheel_is_installed(tmp_path):
-    command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)]
-    subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
-    (wheel,) = tmp_path.glob("*.whl")
-    site = tmp_path / "site"
-    with zipfile.ZipFile(wheel) as archive:
-        archive.extractall(site)
-    (tmp_path / "elsewhere").mkdir()
-
-    def train(*options):
-        command = [sys.executable, "-P", "-m", "hf_vanilla_transformer", "train", *options]
-        place = {"cwd": tmp_path / "elsewhere", "env": os.environ | {"PYTHONPATH": str(site)}}
-        return subprocess.run(command, **place, capture_output=True, text=True, check=False)
-
-    listed = train("--list-recipes")
-    assert listed.returncode == 0, listed.stderr
-    assert "multi30k_tiny " in listed.stdout
-    recipes = site / "hf_vanilla_transformer" / "training" / "recipes"
-    assert f"They are in {recipes};" in listed.stdout
-    launched = [line.strip() for line in listed.stdout.splitlines() if "accelerate/" in line]
-    assert launched == sorted(str(file) for file in recipes.glob("accelerate/*.yaml"))
-    found = train("--config", "multi30k_tiny", "--data-dir", "nowhere", "--output-dir", "run")
-    assert (found.returncode, found.stderr) == (
-        2, "vanilla-transformer: error: nowhere/train.en: no such file; name an existing file\n",
-    )  # fmt: skip
 
 
 def test_the_readme_of_a_build(tmp_path):

@@ -13,13 +13,10 @@ from test_generation import SOURCES, lively_model, padded
 from torch import nn
 from transformers import (
     GenerationMixin,
-    LogitsProcessor,
-    LogitsProcessorList,
     MarianConfig,
     MarianMTModel,
     PreTrainedModel,
 )
-from transformers.generation import stopping_criteria
 
 from hf_vanilla_transformer import VanillaTransformerForConditionalGeneration, engine
 from hf_vanilla_transformer.engine import EngineError
@@ -129,15 +126,6 @@ def marian():
     )
     layers = {"d_model": 8, "encoder_layers": 1, "decoder_layers": 1, "vocab_size": 20, "pad_token_id": 19}
     return MarianMTModel(MarianConfig(**sizes, **layers, decoder_start_token_id=19)).eval()
-
-
-class OtherLinear(nn.Linear):
-    """A class of the user's."""
-
-
-def replaced(model):
-    model.model.encoder.layers[0].feed_forward.fc1 = OtherLinear(32, 48)
-    return model
 
 
 def with_adapters(model):
@@ -276,13 +264,6 @@ def test_after_a_change_it_can_be_attached_again(model):
 
 
 # ---- What is noticed for a call ----
-class Halved(LogitsProcessor):
-    """A processor that the engine doesn't know."""
-
-    def __call__(self, input_ids, scores):
-        return scores / 2
-
-
 def global_hook(model):
     return nn.modules.module.register_module_forward_hook(lambda module, inputs, output: None).remove
 
@@ -332,51 +313,10 @@ def test_surroundings_keep_it_from_a_call(model, kind, caplog):
     assert (attached.calls, attached.fallbacks) == (1, 2)
 
 
-OPTIONS = {
-    "sampling": {"do_sample": True, "top_k": 1},
-    "scores of steps": {"output_scores": True},
-    "unknown processor": {"logits_processor": LogitsProcessorList([Halved()])},
-    "prefix function": {"prefix_allowed_tokens_fn": lambda batch, ids: list(range(2, 20))},
-    "no cache": {"use_cache": False},
-    "the caller's own end": {"stopping_criteria": [stopping_criteria.EosTokenCriteria(eos_token_id=7)]},
-    "equal scores at the end": {"forced_eos_token_id": [0, 5]},
-    "a mask of other values": {"attention_mask": INPUTS["attention_mask"] * 2},
-}
-
-
-@pytest.mark.parametrize("options", [BEAMS, GREEDY], ids=["beams", "greedy"])
-@pytest.mark.parametrize("kind", OPTIONS)
-def test_options_that_it_does_not_have(model, kind, options, caplog):
-    given = {**INPUTS, **options, **OPTIONS[kind]}
-
-    def generated():
-        made = dict(given)
-        if "stopping_criteria" in made:
-            made["stopping_criteria"] = stopping_criteria.StoppingCriteriaList(made["stopping_criteria"])
-        torch.manual_seed(1)
-        return model.generate(**made)
-
-    expected = generated()
-    attached = engine.attach(model)
-    found = generated()
-    assert found.sequences.tolist() == expected.sequences.tolist()
-    assert (attached.calls, attached.fallbacks) == (0, 1), attached.last_reason
-    assert attached.last_reason in caplog.text
-
-
 @pytest.mark.parametrize("option", ["coverage_penalty", "output_alignments", "compute_type"])
 def test_an_unattached_model_refuses_the_engines_options(model, option):
     with pytest.raises(ValueError, match=rf"`{option}` .*hf_vanilla_transformer.engine.attach\(model"):
         translated(model, **{option: 0.2})
-
-
-@pytest.mark.parametrize("option", ["coverage_penalty", "output_alignments"])
-def test_where_it_steps_aside_its_options_are_refused(model, option):
-    engine.attach(model)
-    with pytest.raises(EngineError, match=f"`{option}` needs the engine, and it can't run this call: .*cache"):
-        translated(model, use_cache=False, **{option: 0.2})
-    translated(model, **{option: 0.2})
-    assert model.engine.calls == 1
 
 
 @pytest.mark.parametrize("value", [-0.1, float("nan")])

@@ -94,16 +94,3 @@ def test_a_model_that_has_shown_its_attention_is_supported():
     model(input_ids=ids, decoder_input_ids=ids, output_attentions=True, output_hidden_states=True)
     assert any(module._forward_hooks for module in model.modules())
     assert engine.unsupported_reason(model) is None
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
-def test_compute_types_are_those_of_the_weights_or_int8(dtype):
-    model, name = lively_model().to(dtype), str(dtype).removeprefix("torch.")
-    for compute_type, said in (
-        ("int8", f"int8 needs a model in float32 on a CPU, and this one is in {name} on cpu"),
-        ("float32", f"its weights are in {name}; load it with dtype=float32"),
-        ("int4", "compute_type is 'int4'; choose one of 'default', 'float32'"),
-    ):
-        with pytest.raises(engine.EngineError, match=said):
-            engine.attach(model, compute_type)
-    assert engine.attach(model, name).compute_type == engine.attach(model).compute_type == name

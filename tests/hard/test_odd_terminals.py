@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from hf_vanilla_transformer.cli import average, common, evaluate, train, translate
+from hf_vanilla_transformer.cli import common, translate
 from hf_vanilla_transformer.translation import decoding
 
 ROOT = Path(__file__).parents[2]
@@ -85,7 +85,7 @@ class _Terminal:
         return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
 
 
-@pytest.mark.slow
+@pytest.mark.hard
 def test_a_terminal_is_answered_line_by_line(tiny_checkpoint):
     terminal = _Terminal([*TRANSLATE, str(tiny_checkpoint)])
     terminal.wait_for(1, rb"Type one sentence per line; Ctrl-D ends the input.\r\n")
@@ -165,32 +165,6 @@ def test_one_line_and_the_traceback_for_those_who_ask(command, tiny_checkpoint, 
     if traceback:
         assert traceback[0] == "Traceback (most recent call last):"
         assert any("in failing" in row for row in traceback)
-
-
-@pytest.mark.parametrize("place", [0, 2])
-@pytest.mark.parametrize(
-    ("module", "function", "arguments"),
-    [
-        (average, "_average", ["run"]),
-        (evaluate, "_evaluate", ["--model", "m", "--source", "s", "--reference", "r"]),
-        (train, "_train", ["--max-steps", "3"]),
-        (translate, "_translate", ["--model", "m"]),
-    ],
-)
-def test_every_command_takes_debug_anywhere(command, monkeypatch, module, function, arguments, place):
-    def failing(arguments):
-        assert getattr(arguments, "overrides", ["--max-steps", "3"]) == ["--max-steps", "3"]
-        raise ValueError("some bug")
-
-    monkeypatch.setattr(module, function, failing)
-    words = [function.removeprefix("_"), *arguments]
-    words.insert(place if place < 2 else len(words), "--debug")
-    result = command(*words)
-    assert result.code == 1
-    assert result.err.startswith("Traceback (most recent call last):\n")
-    assert result.err.endswith(
-        "vanilla-transformer: error: ValueError: some bug (unexpected; give --debug for the traceback)\n"
-    )
 
 
 def test_ctrl_c_says_where_it_was_only_if_asked(command, tiny_checkpoint, fail):

@@ -1,8 +1,6 @@
 """Resuming: the same data or a refusal, damaged files replaced by what is left, one process per folder."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -14,7 +12,7 @@ from hf_vanilla_transformer import VanillaTransformerTokenizerFast
 from hf_vanilla_transformer.checkpoints.loading import load_checkpoint
 from hf_vanilla_transformer.data import corpora
 from hf_vanilla_transformer.training.recipe import RecipeError
-from hf_vanilla_transformer.training.run_folder import LOCK, only_process_in
+from hf_vanilla_transformer.training.run_folder import only_process_in
 
 
 # ---- Changed data ----
@@ -27,8 +25,7 @@ def append(file: Path) -> None:
         stream.write("nine 50\n")
 
 
-@pytest.mark.parametrize("change", [change_a_word, append])
-@pytest.mark.parametrize("streaming", [False, True])
+@pytest.mark.parametrize(("change", "streaming"), [(change_a_word, False), (append, True)])
 def test_changed_data_is_refused(train, recipe, change, streaming):
     recipe |= {"streaming": streaming, "shuffle_buffer_size": 20}
     assert train(recipe).code == 0
@@ -117,8 +114,10 @@ def test_a_damaged_tokenizer_is_taken_from_a_checkpoint(train, finished, damage)
     load_checkpoint(finished["output_dir"])  # the tokenizer is the model's
 
 
-@pytest.mark.parametrize("file", ["optimizer.pt", "scheduler.pt", "rng_state.pth", "model.safetensors"])
-@pytest.mark.parametrize("damage", ["cut", "zeros", "empty", "gone"])
+@pytest.mark.parametrize(
+    ("file", "damage"),
+    [("optimizer.pt", "cut"), ("model.safetensors", "zeros"), ("scheduler.pt", "empty"), ("rng_state.pth", "gone")],
+)
 def test_the_checkpoint_before_a_damaged_one_is_taken(train, finished, caplog, file, damage):
     path = Path(finished["output_dir"], "checkpoint-4", file)
     content = path.read_bytes()
@@ -235,17 +234,6 @@ def test_a_new_run_in_the_folder_of_one_that_begins(train, recipe, tmp_path):
         result = train(recipe)
     assert result.code == 2
     assert "another process is training in" in result.error
-
-
-def test_a_killed_process_leaves_no_lock(tmp_path):
-    code = (
-        "import os, signal, sys, pathlib; from hf_vanilla_transformer.training.run_folder import only_process_in\n"
-        "with only_process_in(pathlib.Path(sys.argv[1])): os.kill(os.getpid(), signal.SIGKILL)"
-    )
-    assert subprocess.run([sys.executable, "-c", code, tmp_path], timeout=240).returncode == -9
-    assert (tmp_path / LOCK).exists()
-    with only_process_in(tmp_path):
-        pass
 
 
 def test_a_folder_that_is_refused_gets_no_file(train, recipe, tmp_path):

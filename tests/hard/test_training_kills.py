@@ -15,7 +15,8 @@ from safetensors.torch import load_file
 from small_runs import recipe_in
 
 ROOT = Path(__file__).parents[2]
-UPDATES, PATIENCE = 60, 240  # seconds for what takes some ten
+KILLS, UPDATES = 30, 60
+PATIENCE = 240  # seconds for what takes some ten
 # Files that appear before the first update, and while a checkpoint, the model or the average is saved.
 MOMENTS = (
     "tokenizer", "checkpoint-*/model.safetensors", "checkpoint-*/rng_state.pth", ".saving/*", ".averaged-2.partial/*",
@@ -58,10 +59,8 @@ def assert_same(whole: Path, killed: Path) -> None:
 
 
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize(
-    "kills", [pytest.param(5, marks=pytest.mark.slow), pytest.param(30, marks=[pytest.mark.slow, pytest.mark.kill])]
-)
-def test_a_killed_and_resumed_run_ends_with_the_same_weights(tmp_path: Path, kills: int) -> None:
+@pytest.mark.kill
+def test_a_killed_and_resumed_run_ends_with_the_same_weights(tmp_path: Path) -> None:
     recipe = recipe_in(tmp_path) | {
         "max_steps": UPDATES, "gradient_accumulation_steps": 2, "dropout": 0.1, "save_steps": 2, "save_total_limit": 2,
         "eval_strategy": "steps", "eval_steps": 20, "generation_num_beams": 1, "generation_max_length": 8,
@@ -69,7 +68,7 @@ def test_a_killed_and_resumed_run_ends_with_the_same_weights(tmp_path: Path, kil
     (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(recipe), encoding="utf-8")
     assert start(tmp_path, "whole").wait(timeout=PATIENCE) == 0, (tmp_path / "log").read_text()
     chosen, resuming = random.Random(0), []
-    for number in range(kills):
+    for number in range(KILLS):
         process = start(tmp_path, "killed", *resuming)
         kill(process, tmp_path / "killed", MOMENTS[number % len(MOMENTS)], chosen.choice([0, 0.01, 0.3]))
         assert process.returncode in (-9, 0), (tmp_path / "log").read_text()[-5000:]  # 0: it was faster

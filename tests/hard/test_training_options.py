@@ -207,7 +207,7 @@ def test_workers_that_load_data(run):
     assert (loader.num_workers, loader.prefetch_factor, loader.persistent_workers) == (1, 3, True)
 
 
-@pytest.mark.slow
+@pytest.mark.hard
 def test_compiling(run):
     compiled = run({"max_steps": 1, "average_last": 0, "torch_compile_backend": "aot_eager"})
     assert compiled.trainer.accelerator.state.dynamo_plugin.backend.value.lower() == "aot_eager"

@@ -297,7 +297,7 @@ def test_a_slow_pipe_is_answered_line_by_line(start):
     assert (answers[2], errors, process.returncode) == (b"\n", b"", 0)
 
 
-@pytest.mark.slow
+@pytest.mark.hard
 def test_ctrl_c_while_a_pipe_is_waited_for(start):
     process = start()
     process.stdin.write(b"nine\n")

@@ -77,7 +77,7 @@ def pushed(tiny_checkpoint, tmp_path_factory):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("how", ["hidden", "installed"])
+@pytest.mark.parametrize("how", ["hidden", pytest.param("installed", marks=pytest.mark.hard)])
 def test_models_load_in_a_new_process_with_the_same_logits(pushed, how):
     local, folder, wanted = pushed
     assert not torch.equal(wanted["me/by-command@main"], wanted["me/by-command@next"])
@@ -110,7 +110,7 @@ def test_no_token_is_in_what_was_sent_or_written(pushed):
     assert [content for content in (*sent, *written) if TOKEN.encode() in content] == []
 
 
-@pytest.mark.slow
+@pytest.mark.hard
 def test_the_command_itself_reads_the_variables(model_folder, tmp_path):
     with running(LocalHub(me=TOKEN)) as local:
         command = [sys.executable, "-m", "hf_vanilla_transformer", "push", str(model_folder), REPO, "--private"]

@@ -43,7 +43,7 @@ def test_a_trainer_sends_nothing_but_the_model(hub, tiny_checkpoint, run, way):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("strategy", "commits"), [("every_save", 4), ("end", 1)])
+@pytest.mark.parametrize(("strategy", "commits"), [pytest.param("every_save", 4, marks=pytest.mark.hard), ("end", 1)])
 def test_the_command_pushes_what_was_scored(hub, tmp_path, capsys, strategy, commits):
     """Every commit can be loaded without the package; the last one is the averaged model with its card."""
     recipe = {**recipe_in(tmp_path), "eval_strategy": "no", "num_beams": 1, "max_steps": 6, "hub_strategy": strategy}

@@ -858,19 +858,6 @@ class Planted:
         return exec, ("open('planted', 'w').close()",)
 
 
-@pytest.mark.parametrize("zipped", [True, False])
-def test_a_planted_class_is_refused(zipped, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    model = random_model(Bentrevett)
-    torch.save(
-        {"state_dict": model.state_dict(), "extra": Planted()}, "model.pt", _use_new_zipfile_serialization=zipped
-    )
-    file = written(tmp_path, entries_of("bentrevett"))
-    with pytest.raises(ConversionError, match=r"model.pt can't be read \(.*exec"):
-        mapping.load(tmp_path / "model.pt", Options(mapping=file))
-    assert not (tmp_path / "planted").exists()
-
-
 def plant_tar(file):
     with tarfile.open(file, "w") as archive:
         for name in ("storages", "tensors", "pickle"):

@@ -203,7 +203,8 @@ def test_folders(kind, copy_of):
     settings = ("num_beams", "bad_words_ids", "max_length", "length_penalty", "forced_eos_token_id")
     for name in settings:
         assert getattr(ours.generation_config, name) == getattr(theirs.generation_config, name), name
-    assert torch.equal(ours.generate(**inputs), theirs.generate(**inputs))
+    short = {"max_length": 30}  # untrained, they go on to the longest length there is
+    assert torch.equal(ours.generate(**inputs, **short), theirs.generate(**inputs, **short))
 
 
 def _edit(path, **changes):
@@ -282,8 +283,8 @@ def test_a_converted_checkpoint(folder, converted):
     texts = ["A man is riding a bicycle.", "Two young girls are playing football.", "Who?"]
     inputs = tokenizer(texts, padding=True, return_tensors="pt")
     assert torch.equal(inputs["input_ids"], their_tokenizer(texts, padding=True, return_tensors="pt")["input_ids"])
-    expected = theirs.generate(**inputs)
-    found = AutoModelForSeq2SeqLM.from_pretrained(converted).generate(**inputs)
+    expected = theirs.generate(**inputs, max_length=30)
+    found = AutoModelForSeq2SeqLM.from_pretrained(converted).generate(**inputs, max_length=30)
     assert torch.equal(found, expected)
     options = {"skip_special_tokens": True}
     assert AutoTokenizer.from_pretrained(converted).batch_decode(found, **options) == their_tokenizer.batch_decode(
@@ -403,7 +404,7 @@ print(model.num_parameters(), len(tokenizer))
 """
 
 
-@pytest.mark.slow
+@pytest.mark.hard
 def test_a_name_on_the_hub(folder, tmp_path):
     """Without a network, the files of an earlier download count; the layout is the Hub client's."""
     commit = "0123456789abcdef0123456789abcdef01234567"

@@ -155,7 +155,7 @@ def both(tmp_path_factory):
     return model, place, notes
 
 
-@pytest.mark.slow
+@pytest.mark.hard
 def test_graphs_with_sinusoids_have_no_longest_input(both):
     model, place, notes = both
     assert not any("positions end" in note or "are float32 now" in note for note in notes)
@@ -213,7 +213,7 @@ def test_graphs_with_learned_positions_of_a_model_in_bfloat16(exported):
         graphs.start(torch.cat([ids, ids], dim=1), torch.ones(1, 32, dtype=torch.long), target[:, :1])
 
 
-@pytest.mark.slow
+@pytest.mark.hard
 def test_8_bits_and_weights_beside_the_graphs(both):
     onnx = pytest.importorskip("onnx", reason="onnx isn't installed")
     model, place, notes = both
@@ -240,11 +240,10 @@ TEXTS = ["twenty-one", "half past nine", "", "  ", "drei Euro", "</s> <pad>", "�
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("settings", [{"max_new_tokens": 5, "bad_words_ids": [[9], [11]], "forced_eos_token_id": 2}])
-def test_the_script_needs_no_torch(exported, settings):
+def test_the_script_needs_no_torch(exported):
     checkpoint, output, _ = exported
     model = VanillaTransformerForConditionalGeneration.from_pretrained(checkpoint, dtype=torch.float32)
-    model.generation_config.update(**settings)
+    model.generation_config.update(max_new_tokens=5, bad_words_ids=[[9], [11]], forced_eos_token_id=2)
     model.generation_config.save_pretrained(output)
     expected = Translator(model, "cpu", tokenizer=AutoTokenizer.from_pretrained(checkpoint))(TEXTS, num_beams=1)
     blocked = "import sys; sys.modules |= dict.fromkeys(['torch', 'transformers']); sys.argv = sys.argv[1:]; "
@@ -255,10 +254,9 @@ def test_the_script_needs_no_torch(exported, settings):
     assert len({*expected}) > 2
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("separate", [True])
-def test_the_script_reads_opus_mt_models(tmp_path, separate):
-    convert(opus_mt_folder(tmp_path / "opus", separate_vocabs=separate), tmp_path / "ours")
+@pytest.mark.hard
+def test_the_script_reads_opus_mt_models(tmp_path):
+    convert(opus_mt_folder(tmp_path / "opus", separate_vocabs=True), tmp_path / "ours")
     command = ["export", "--model", str(tmp_path / "ours"), "--to", "onnx", "--output", str(tmp_path / "onnx")]
     assert cli.main(command) == 0
     texts = ["A man is riding a bicycle.", "", "It costs 3.50 euros, or 1,000 in total!", "日本"]

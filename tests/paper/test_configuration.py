@@ -11,7 +11,7 @@ from huggingface_hub.errors import (
     StrictDataclassError,
     StrictDataclassFieldValidationError,
 )
-from transformers import AutoConfig, PreTrainedConfig
+from transformers import PreTrainedConfig
 
 from hf_vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
 
@@ -373,14 +373,3 @@ def test_round_trips(tmp_path, fields):
     again = VanillaTransformerConfig.from_pretrained(tmp_path)
     again.save_pretrained(tmp_path / "again")
     assert (tmp_path / "again" / "config.json").read_bytes() == (tmp_path / "config.json").read_bytes()
-
-
-def test_auto_config(tmp_path):
-    made = AutoConfig.for_model("vanilla_transformer", **OTHERS)
-    assert type(made) is VanillaTransformerConfig
-    made.save_pretrained(tmp_path)
-    loaded = AutoConfig.from_pretrained(tmp_path)
-    assert type(loaded) is VanillaTransformerConfig
-    assert _values(loaded) == {**BASE, **OTHERS}
-    changed, unused = AutoConfig.from_pretrained(tmp_path, dropout=0.3, nonsense=1, return_unused_kwargs=True)
-    assert (changed.dropout, unused) == (0.3, {"nonsense": 1})

@@ -243,21 +243,6 @@ def test_rows_of_padding_alone(model_with, implementation):
         assert gradient.isfinite().all(), name
 
 
-@pytest.mark.parametrize("implementation", ["sdpa", "flash_attention_2"])
-def test_cached_decoding_of_padded_sources(model_with, implementation):
-    """One token at a time, with keys and values of those before, is what the whole target gives at once."""
-    inputs = {"encoder_outputs": None, "attention_mask": SOURCE_MASK}
-    expected = tiny_model(attn_implementation="eager")(SOURCE, SOURCE_MASK, TARGET).logits
-    model = model_with(implementation)
-    inputs["encoder_outputs"] = model.get_encoder()(SOURCE, SOURCE_MASK)
-    cache, steps = None, []
-    for token in TARGET.split(1, dim=1):
-        output = model(**inputs, decoder_input_ids=token, past_key_values=cache, use_cache=True)
-        cache = output.past_key_values
-        steps.append(output.logits)
-    torch.testing.assert_close(torch.cat(steps, dim=1), expected, **ROUNDING)
-
-
 # ---- What comes out ----
 @pytest.mark.parametrize("masks", [MASKS, {}], ids=["padded", "whole"])
 def test_attentions_under_sdpa_are_eagers(masks):

@@ -5,14 +5,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from hf_vanilla_transformer import VanillaTransformerConfig
-from hf_vanilla_transformer import modeling_vanilla_transformer as modeling
 from hf_vanilla_transformer.generation_vanilla_transformer import DecodingMixin
-from hf_vanilla_transformer.modeling_vanilla_transformer import (
-    VanillaTransformerAttention,
-    label_smoothed_cross_entropy,
-    positions_of,
-)
+from hf_vanilla_transformer.modeling_vanilla_transformer import label_smoothed_cross_entropy
 
 
 def decoding(start=1, pad=0):
@@ -20,43 +14,6 @@ def decoding(start=1, pad=0):
     mixin = DecodingMixin()
     mixin.config = SimpleNamespace(decoder_start_token_id=start, pad_token_id=pad)
     return mixin
-
-
-# ---- positions_of ----
-def positions(mask, past_length=0, length=4):
-    return positions_of(mask, past_length, torch.zeros(2, length, 8)).tolist()
-
-
-@pytest.mark.parametrize("dtype", [torch.long, torch.bool, torch.int32, torch.float32], ids=str)
-def test_positions_of_a_padded_batch(dtype):
-    mask = torch.tensor([[1, 1, 1, 0], [0, 0, 1, 1]]).to(dtype)
-    right, left = positions(mask)
-    assert right[:3] == [0, 1, 2]
-    assert left[2:] == [0, 1]
-    assert all(0 <= position < 4 for position in right + left)  # padding too has a place in the table
-
-
-def test_positions_with_padding_inside():
-    assert positions(torch.tensor([[1, 0, 1, 1], [0, 1, 0, 1]]))[0] == [0, 0, 1, 2]
-
-
-def test_positions_after_a_past():
-    mask = torch.tensor([[1, 1, 1, 1, 1], [0, 0, 1, 1, 1]])  # three positions in the past, two here
-    assert positions(mask, past_length=3, length=2) == [[3, 4], [1, 2]]
-    assert positions(mask, past_length=4, length=1) == [[4], [2]]
-
-
-@pytest.mark.parametrize("added", [False, True], ids=["boolean", "added"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_positions_of_a_causal_mask(added, dtype):
-    padding = torch.tensor([[1, 1, 1, 1], [0, 0, 1, 1]]).bool()
-    visible = (padding[:, None] & torch.ones(4, 4).tril().bool())[:, None]
-    mask = torch.zeros(visible.shape, dtype=dtype).masked_fill(~visible, torch.finfo(dtype).min) if added else visible
-    whole, left = positions(mask)
-    assert whole == [0, 1, 2, 3]
-    assert left[2:] == [0, 1]
-    last = positions(mask[:, :, 3:], past_length=3, length=1)
-    assert last == [[3], [1]]
 
 
 # ---- targets shifted right ----
@@ -102,18 +59,6 @@ def smoothed(logits, labels, epsilon):
     return total
 
 
-@pytest.mark.parametrize("epsilon", [0.0, 0.1, 0.9])
-def test_label_smoothed_cross_entropy(epsilon):
-    logits = torch.randn(2, 3, 5, dtype=torch.float64)
-    expected = smoothed(logits, LABELS, epsilon)
-    # In float64 two ways to sum fifteen terms differ in the last digits.
-    close = {"rtol": 1e-12, "atol": 0.0}
-    torch.testing.assert_close(label_smoothed_cross_entropy(logits, LABELS, None, epsilon), expected / 3, **close)
-    for count in (7, torch.tensor(7), torch.tensor([7])):
-        loss = label_smoothed_cross_entropy(logits, LABELS, count, epsilon)
-        torch.testing.assert_close(loss.squeeze(), expected / 7, **close)
-
-
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64], ids=str)
 def test_loss_is_computed_in_float32_at_least(dtype):
     logits = (10 * torch.randn(2, 3, 5)).to(dtype)
@@ -128,31 +73,6 @@ def test_label_outside_the_vocabulary(bad):
     labels[1, 0] = bad
     with pytest.raises(IndexError, match=rf"^Token ids go from .*{bad}.* but the vocabulary has 5 tokens"):
         label_smoothed_cross_entropy(torch.randn(2, 3, 5), labels)
-
-
-# ---- the implementation of eq. 1 ----
-def kernel_of(monkeypatch, name, mask=None, is_cross=False, d_k=8, d_v=8, **kwargs):
-    """The implementation that an attention asks for, and its mask."""
-    config = VanillaTransformerConfig(d_model=8, head_dim=d_k, value_head_dim=d_v)
-    config._attn_implementation, asked = name, []
-
-    def get_interface(name, default):
-        return lambda module, query, key, value, mask, **_: asked.append((name, mask)) or (value.transpose(1, 2), None)
-
-    monkeypatch.setattr(modeling.ALL_ATTENTION_FUNCTIONS, "get_interface", get_interface)
-    x = torch.zeros(2, 3, 8)
-    VanillaTransformerAttention(config, 1, 0)(x, x if is_cross else None, mask, **kwargs)
-    return asked[0]
-
-
-def test_flash_across_two_sequences_with_padding(monkeypatch):
-    """flash-attn would take the mask of the keys for the queries' too."""
-    mask = torch.tensor([[1, 1, 0], [0, 1, 1]])
-    kernel, expanded = kernel_of(monkeypatch, "flash_attention_2", mask, is_cross=True)
-    assert kernel == "sdpa"
-    assert expanded.dtype == torch.bool
-    assert torch.equal(expanded, mask.bool().view(2, 1, 1, 3))
-    assert kernel_of(monkeypatch, "flash_attention_2", None, is_cross=True) == ("flash_attention_2", None)
 
 
 # ---- padding on the left of a target ----

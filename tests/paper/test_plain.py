@@ -265,9 +265,9 @@ REPLACED = [
 ]
 
 
-@pytest.mark.parametrize("attention", ["eager", "sdpa"])
 @pytest.mark.parametrize(
-    ("replacement", "name"), [*((Wrapper, name) for name in REPLACED), (nn.Sequential, REPLACED[0])]
+    ("replacement", "name", "attention"),
+    [*((Wrapper, name, "sdpa") for name in REPLACED), (nn.Sequential, REPLACED[0], "eager")],
 )
 def test_a_projection_may_be_any_module(name, replacement, attention):
     """It computes, learns and translates as the nn.Linear that it wraps."""

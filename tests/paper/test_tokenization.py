@@ -108,10 +108,8 @@ def test_texts_from_any_iterable(texts, trained):
     ("arguments", "error", "message"),
     [
         ({"texts": []}, ValueError, "nothing to learn"),
-        ({"texts": ["", [""]]}, ValueError, "nothing to learn"),
         ({"texts": "one text"}, TypeError, r"texts is one str.*\[text\]"),
         ({"texts": {"text": CORPUS}}, TypeError, r"texts is one dict.*dataset\['text'\]"),
-        ({"texts": ["a", "b", 3]}, TypeError, r"texts\[2\] is of type int"),
         ({"texts": ["a", ["b", None]]}, TypeError, r"texts\[1\]\[1\] is of type NoneType.*'' for a missing text"),
         ({"texts": datasets.Dataset.from_dict({"text": CORPUS})}, TypeError, r"texts\[0\] is of type dict"),
         ({"texts": ["a", "b\ud800"]}, ValueError, r"texts\[1\] has a lone surrogate at position 1"),
@@ -253,18 +251,6 @@ def test_sequences_and_pairs_end_once(trained):
 
 
 @pytest.mark.parametrize("side", ["left", "right"])
-def test_padding(side, trained):
-    batch = trained(["Holz", SENTENCES[0]], padding=True, padding_side=side, return_tensors="pt")
-    length = len(trained.encode("Holz"))
-    padding = batch["input_ids"].shape[1] - length
-    mask = [0] * padding + [1] * length if side == "left" else [1] * length + [0] * padding
-    assert batch["attention_mask"][0].tolist() == mask
-    assert batch["input_ids"][0][batch["attention_mask"][0] == 0].tolist() == [0] * padding
-    again = trained.pad({"input_ids": [trained.encode("Holz"), trained.encode(SENTENCES[0])]}, padding_side=side)
-    assert again["input_ids"] == batch["input_ids"].tolist()
-
-
-@pytest.mark.parametrize("side", ["left", "right"])
 def test_truncation_keeps_the_end(side, tokenizer):
     tokenizer.truncation_side = side
     whole = tokenizer.encode(SENTENCES[0], add_special_tokens=False)
@@ -305,19 +291,14 @@ def test_offsets_of_any_text(either, text):
         ((None,), ValueError, "specify either `text` or `text_target`"),
         ((3,), TypeError, "text is of type int: give strings"),
         ((b"a",), TypeError, "text is of type bytes"),
-        (([1, 2],), TypeError, r"text\[0\] is of type int"),
         ((["a", None],), TypeError, r"text\[1\] is of type NoneType.*'' for a missing text"),
-        ((["a", "b", 1.5],), TypeError, r"text\[2\] is of type float"),
         ((np.array(["a"]),), TypeError, r"text is of type ndarray.*list\(column\)"),
         ((datasets.Dataset.from_dict({"t": ["a"]})["t"],), TypeError, r"text is of type Column.*list\(column\)"),
         (("a\ud83d",), ValueError, "text has a lone surrogate at position 1"),
-        ((["a", "\udc00"],), ValueError, r"text\[1\] has a lone surrogate at position 0"),
         ((["a", ["b"]],), TypeError, "give a string, a list of strings or a list of pairs"),
         (([("a", "b", "c")],), TypeError, "a list of pairs of strings"),
-        (("a", 3), TypeError, "text_pair is of type int"),
         ((["a"], [None]), TypeError, r"text_pair\[0\] is of type NoneType"),
         (("a", ["b"]), TypeError, "text_pair likewise"),
-        ((["a"], "b"), TypeError, "text_pair likewise"),
         ((["a", "b"], ["c"]), ValueError, "batch length of `text`: 2 does not match.*1"),
     ],
 )

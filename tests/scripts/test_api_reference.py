@@ -55,7 +55,7 @@ def missing_pages(pages):
     """The functions and classes of the package that the documentation names and that aren't in its reference."""
     text = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "docs").glob("*.md"))
     code = "\n".join(re.findall(r"`([^`]+)`", text))
-    folders = "data|engine|evaluation|inference|interop|publish|training"
+    folders = "checkpoints|data|engine|hub|interop|plots|serving|training|translation"
     named = set(re.findall(rf"(?<![\w/.])(?:hf_vanilla_transformer\.)?({folders})\.([a-z]\w*)\.(\w+)", code))
     named |= {
         (folder, module, name.strip())

@@ -166,8 +166,7 @@ def test_accumulating_is_the_same_as_larger_batches(tiny_checkpoint, tmp_path, o
         torch.testing.assert_close(weights[1][name], value, rtol=1e-4, atol=1e-4, msg=name)
 
 
-@pytest.mark.parametrize("options", [RDROP, SIMCUT])
-@pytest.mark.parametrize("shortcuts", [False, True])
+@pytest.mark.parametrize(("options", "shortcuts"), [(RDROP, True), (SIMCUT, False)])
 def test_bfloat16_and_shortcuts_give_nearly_the_same_losses(tiny_checkpoint, tmp_path, options, shortcuts):
     plain, mixed = (
         trainer_of(tiny_checkpoint, tmp_path, bf16=bf16, training_shortcuts=fast, seed=3, **options)
