@@ -112,7 +112,11 @@ def running(
     )(serve.ingress()(Http))
 
     with connected(address):
-        serve.start(http_options={"host": host, "port": port}, proxy_location="EveryNode")
+        serve.start(
+            http_options={"host": host, "port": port},
+            proxy_location="EveryNode",
+            logging_config={"enable_access_log": False, "log_level": "WARNING"},
+        )
         try:
             serve.run(front.bind(behind.bind()), name=NAME, route_prefix="/")
             handle = serve.get_deployment_handle("models", NAME)
