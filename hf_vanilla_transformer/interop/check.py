@@ -2,13 +2,10 @@
 
 import copy
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from ..errors import first_line
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from .conversion import ConversionError
 from .pickles import read, tensors_of
@@ -19,7 +16,7 @@ TOLERANCE = 1e-4
 
 
 def read_example(file: Path) -> dict[str, Tensor]:
-    """Reads an example: a .pt file of `torch.save`, or an .npz file.
+    """Reads an example: a file of `torch.save`, or of safetensors.
 
     Returns:
         `input_ids` and `attention_mask`, (B, S), `decoder_input_ids`, (B, T), and `logits`, (B, T, V).
@@ -27,7 +24,7 @@ def read_example(file: Path) -> dict[str, Tensor]:
     Raises:
         ConversionError: The file can't be read, lacks one of these, or has them in another type or shape.
     """
-    example = tensors_of(_arrays(file) if file.suffix == ".npz" else read(file), file)
+    example = tensors_of(read(file), file)
     if missing := [name for name in (*INPUTS, "logits") if name not in example]:
         raise ConversionError(f"{file} has no {', '.join(missing)}")
     if example["logits"].dtype not in (torch.float32, torch.float64):
@@ -38,14 +35,6 @@ def read_example(file: Path) -> dict[str, Tensor]:
         shapes = ", ".join(f"{name} {tuple(example[name].shape)}" for name in INPUTS)
         raise ConversionError(f"{file}: {shapes}; give them with a row for each sentence and without other dimensions")
     return {**{name: example[name].long() for name in INPUTS}, "logits": example["logits"]}
-
-
-def _arrays(file: Path) -> dict[str, Any]:
-    try:
-        with np.load(file, allow_pickle=False) as arrays:
-            return {name: torch.from_numpy(arrays[name]) for name in arrays.files}
-    except Exception as error:  # a damaged file raises whatever its reader raises
-        raise ConversionError(f"{file} can't be read ({first_line(error)})") from error
 
 
 @torch.no_grad()

@@ -61,7 +61,6 @@ class Layout:
             unbiased estimate.
         first_position: The row of a positional table that belongs to the first token; None: row 0, in a table without
             rows of zeros.
-        starts_from_zero: Whether the decoder's first input is a vector of zeros, not the embedding of a token.
     """
 
     names: Mapping[str, str | float]
@@ -72,7 +71,6 @@ class Layout:
     attention_scale: float | None = None
     unbiased_norm: bool = False
     first_position: int | None = None
-    starts_from_zero: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -216,8 +214,6 @@ def _config(theirs: _NamedTensors) -> VanillaTransformerConfig:
         if layout.fields.get(name) and not found[name]:
             raise ConversionError(f"{name} is true, and the matrices differ")
     fields = {**found, **layout.fields}
-    if layout.starts_from_zero:  # a row of the decoder's embeddings alone becomes zero
-        fields |= {"share_encoder_decoder_embeddings": False, "tie_word_embeddings": False}
     if layout.unbiased_norm:  # (s + eps) is closest to sqrt(s^2 + 2 eps) where s is 1
         fields["layer_norm_eps"] *= 2 * math.sqrt((fields["d_model"] - 1) / fields["d_model"])
     fields |= _head_dims(fields, theirs.rows)
@@ -353,11 +349,7 @@ def _weights(theirs: _NamedTensors, config: VanillaTransformerConfig) -> dict[st
     known, layout = theirs.known, theirs.layout
     places = known.keys() - shapes.keys() - set(POSITIONS)
     _refuse({"without a place in this model": [f"{' + '.join(known[name].theirs)} ({name})" for name in places]})
-    copies = {
-        name: other
-        for name, other in ((TARGET, SOURCE), (OUTPUT, TARGET))
-        if _is_tied(name, config) or (layout.starts_from_zero and name not in known)
-    }
+    copies = {name: other for name, other in ((TARGET, SOURCE), (OUTPUT, TARGET)) if _is_tied(name, config)}
     weights: dict[str, Tensor] = {}
     problems: dict[str, list[str]] = {"missing": [], "of another shape": []}
     for name, shape in shapes.items():
@@ -383,8 +375,6 @@ def _weights(theirs: _NamedTensors, config: VanillaTransformerConfig) -> dict[st
     _fold(weights, config, layout)
     for name, other in copies.items():
         weights[name] = weights[other]
-    if layout.starts_from_zero:
-        weights[TARGET] = weights[TARGET].index_fill(0, torch.tensor(config.decoder_start_token_id), 0)
     return weights
 
 

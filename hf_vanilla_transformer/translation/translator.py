@@ -11,7 +11,7 @@ import threading
 from collections.abc import Iterable, Iterator
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 from weakref import WeakSet
 
 import torch
@@ -19,7 +19,7 @@ from tqdm import tqdm
 from transformers import MarianMTModel, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import cached_file, logging
 
-from ..checkpoints.loading import CONFIG, CheckpointError, check_tokenizer, load_checkpoint, load_tokenizer
+from ..checkpoints.loading import CONFIG, CheckpointError, Where, check_tokenizer, load_checkpoint, load_tokenizer
 from ..data.hub_names import check_model_on_hub
 from ..engine import attach, attach_if_supported
 from ..errors import first_line
@@ -140,7 +140,7 @@ class Translator:
             raise ValueError(f"threads is {threads!r}; it has to be an integer of at least 1")
         if isinstance(model, str | Path) and tokenizer is not None:
             raise ValueError("tokenizer is for a model that is given; a folder or a name has its own")
-        where: Options = {"revision": revision, "token": token, "trust_remote_code": trust_remote_code}
+        where = Where(revision=revision, token=token, trust_remote_code=trust_remote_code)
         self.tokenizer: PreTrainedTokenizerBase
         self.model: Any
         if self.backend == "ctranslate2":
@@ -262,7 +262,11 @@ def _bar(total: int | None, options: Options) -> Any:
 
 
 def load_to_translate(
-    name: str | Path, device: str | torch.device | None = None, *, dtype: torch.dtype | str = "auto", **where: Any
+    name: str | Path,
+    device: str | torch.device | None = None,
+    *,
+    dtype: torch.dtype | str = "auto",
+    **where: Unpack[Where],
 ) -> tuple[PreTrainedTokenizerBase, PreTrainedModel]:
     """Loads a model and its tokenizer with the arguments of `Translator`; a Marian model is converted first.
 
@@ -283,35 +287,35 @@ def load_to_translate(
             fix = "it is an adapter of PEFT: give PeftModel.from_pretrained(model, folder).eval() and tokenizer=..."
         raise CheckpointError(f"{folder} is no checkpoint: it has no {CONFIG}; {fix}")
     # The check has no token but the user's own.
-    local_only = not (folder.is_dir() or where.get("token") or check_model_on_hub(str(name)))
-    hub: Options = {"revision": where.get("revision"), "token": where.get("token")}
-    if _is_opus_mt(name, hub | {"local_files_only": local_only}):
-        tokenizer, model = _converted(name, dtype, hub | {"local_files_only": local_only})
+    where["local_files_only"] = not (folder.is_dir() or where.get("token") or check_model_on_hub(str(name)))
+    if _is_opus_mt(name, where):
+        tokenizer, model = _converted(name, dtype, where)
     else:
-        trust = bool(where.get("trust_remote_code"))
-        tokenizer, model = load_checkpoint(name, dtype=dtype, trust_remote_code=trust, local_only=local_only, **hub)
+        tokenizer, model = load_checkpoint(name, dtype=dtype, **where)
     if dtype == "auto" and model.dtype == torch.float16 and torch.device(device).type == "cpu":
         model = model.float()  # the same numbers; CPUs compute half precision slowly
     return tokenizer, model.to(device)
 
 
-def _is_opus_mt(name: str | Path, hub: Options) -> bool:
+def _is_opus_mt(name: str | Path, where: Where) -> bool:
     """Tells whether there is a Marian model with OPUS-MT's tokenizer; transformers loads all others as they are."""
-    where = {f"_raise_exceptions_for_{problem}": False for problem in ("missing_entries", "connection_errors")} | hub
+    quiet = {f"_raise_exceptions_for_{problem}": False for problem in ("missing_entries", "connection_errors")}
     try:
-        config = cached_file(name, CONFIG, **where)
+        config = cached_file(name, CONFIG, **where, **quiet)
         if config is None or not recognises(Path(config).parent):
             return False
-        return cached_file(name, "source.spm", **where) is not None or cached_file(name, TOKENIZER, **where) is None
+        has_models = cached_file(name, "source.spm", **where, **quiet) is not None
+        return has_models or cached_file(name, TOKENIZER, **where, **quiet) is None
     except (OSError, ValueError):  # loading it says what is wrong
         return False
 
 
 def _converted(
-    name: str | Path, dtype: torch.dtype | str, hub: Options
+    name: str | Path, dtype: torch.dtype | str, where: Where
 ) -> tuple[PreTrainedTokenizerBase, PreTrainedModel]:
     try:
-        model, tokenizer = from_marian(name, **hub)
+        hub = {key: where.get(key) for key in ("revision", "token")}
+        model, tokenizer = from_marian(name, local_files_only=where.get("local_files_only", False), **hub)
     except ConversionError as error:
         raise CheckpointError(f"can't convert {name} ({first_line(error)})") from error
     assert tokenizer is not None
@@ -337,7 +341,7 @@ def _default_device() -> str:
 def _open_with_ctranslate2(
     model: str | Path | PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase | None,
-    where: Options,
+    where: Where,
     device: str,
     compute_type: str,
     threads: int | None,
