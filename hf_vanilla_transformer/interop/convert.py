@@ -35,8 +35,8 @@ def convert(
         source: A folder or file of another system's model, or for Marian also a name on the Hub.
         output: The folder to write. It appears when it is complete, and may exist if it is empty.
         system: The system that the model comes from; None: it is recognised.
-        check: A .pt or .safetensors file with `input_ids`, `attention_mask` and `decoder_input_ids` of an example, and the
-            `logits` of the original model, with which the converted model's are compared.
+        check: A .pt or .safetensors file with `input_ids`, `attention_mask` and `decoder_input_ids` of an example, and
+            the `logits` of the original model, with which the converted model's are compared.
         **options: Fields of `Options`.
 
     Returns:

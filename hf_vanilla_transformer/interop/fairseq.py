@@ -106,9 +106,7 @@ def load(source: str | Path, options: Options) -> Converted:
     dictionaries = _dictionaries(file.parent, settings, model.config)
     notes = [DECODING_NOTE]
     if settings["arch"] not in (None, *ARCHITECTURES):
-        notes.append(
-            f"arch {settings['arch']} isn't fairseq's own; it is taken for transformer, and has to be the same"
-        )
+        notes.append(f"arch {settings['arch']} isn't fairseq's own; it is taken for transformer, and has to be one")
     if [] in dictionaries:
         notes.append(f"there are no dictionaries (dict.*.txt) of both languages in {file.parent}: none was compared")
     languages = [settings[name] for name in LANGUAGES if isinstance(settings.get(name), str)]

@@ -18,7 +18,8 @@ ROOT = Path(__file__).parents[2]
 UPDATES, PATIENCE = 60, 240  # seconds for what takes some ten
 # Files that appear before the first update, and while a checkpoint, the model or the average is saved.
 MOMENTS = (
-    "tokenizer", "checkpoint-*/model.safetensors", "checkpoint-*/rng_state.pth", ".saving/*", ".averaged-2.*.partial/model/*",
+    "tokenizer", "checkpoint-*/model.safetensors", "checkpoint-*/rng_state.pth", ".saving/*",
+    ".averaged-2.*.partial/model/*",
 )  # fmt: skip
 
 
