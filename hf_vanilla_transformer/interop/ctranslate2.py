@@ -4,6 +4,7 @@ Importing this module registers a loader there: `TransformersConverter("outputs/
 """
 
 from pathlib import Path
+from typing import Any
 
 import torch
 from ctranslate2.converters.transformers import ModelLoader, register_loader
@@ -13,6 +14,7 @@ from transformers import GenerationConfig, PreTrainedTokenizerBase
 
 from ..configuration_vanilla_transformer import VanillaTransformerConfig
 from ..modeling_vanilla_transformer import (
+    SinusoidalPositions,
     VanillaTransformerAttention,
     VanillaTransformerForConditionalGeneration,
     VanillaTransformerStack,
@@ -154,7 +156,7 @@ class VanillaTransformerLoader(ModelLoader):
             raise ConversionError(
                 f"CTranslate2 has no activation_function {config.activation_function!r}; it has {known}"
             )
-        attention = model.model.encoder.layers[0].self_attn
+        attention = _layers(model.model.encoder)[0].self_attn
         if attention.head_dim != attention.value_head_dim:
             raise ConversionError(
                 f"CTranslate2 has one width for queries, keys and values; here it is {attention.head_dim} and "
@@ -192,7 +194,7 @@ class VanillaTransformerLoader(ModelLoader):
         if config.final_layer_norm:  # also behind post-norm layers, whose spec has no such attribute and is frozen
             vars(spec)["layer_norm"] = common_spec.LayerNormSpec()
             self.set_layer_norm(spec.layer_norm, stack.layer_norm)
-        for layer_spec, layer in zip(spec.layer, stack.layers, strict=True):
+        for layer_spec, layer in zip(spec.layer, _layers(stack), strict=True):
             attentions = {"self_attention": "self_attn", "attention": "encoder_attn"}
             for theirs, ours in attentions.items():
                 if hasattr(layer, ours):
@@ -260,8 +262,12 @@ def _options(stack: VanillaTransformerStack) -> dict[str, object]:
         "pre_norm": config.norm_position == "pre",
         "no_final_norm": True,
         "activation": ACTIVATIONS[config.activation_function],
-        "head_dim": stack.layers[0].self_attn.head_dim,
+        "head_dim": _layers(stack)[0].self_attn.head_dim,
     }
+
+
+def _layers(stack: VanillaTransformerStack) -> list[Any]:
+    return [*stack.layers]
 
 
 def _set_attention(spec: attention_spec.MultiHeadAttentionSpec, attention: VanillaTransformerAttention) -> None:
@@ -281,7 +287,8 @@ def _table(stack: VanillaTransformerStack, config: VanillaTransformerConfig) -> 
     positions: nn.Module = stack.embed_positions
     if isinstance(positions, nn.Embedding):
         return positions.weight
-    return sinusoidal_table(max(config.max_position_embeddings, POSITIONS), *stack.embed_positions.layout)
+    assert isinstance(positions, SinusoidalPositions)
+    return sinusoidal_table(max(config.max_position_embeddings, POSITIONS), *positions.layout)
 
 
 def _filled(tokens: dict[int, str | None], rows: int) -> list[str]:

@@ -18,7 +18,7 @@ from torch import Tensor
 from ..errors import first_line
 from .conversion import ConversionError
 
-SCALAR = np.float64(0).__reduce__()[0]  # what makes a NumPy number of its bytes
+SCALAR: Any = np.float64(0).__reduce__()[0]  # what makes a NumPy number of its bytes
 
 
 class Figures:

@@ -8,11 +8,12 @@ A Marian model, such as this one, is converted when it is loaded.
 
 import os
 import threading
+from collections import defaultdict
 from collections.abc import Iterable, Iterator
+from contextlib import nullcontext
 from itertools import islice
 from pathlib import Path
 from typing import Any, Unpack
-from weakref import WeakSet
 
 import torch
 from tqdm import tqdm
@@ -40,37 +41,6 @@ SECONDS_TO_BAR = 2  # a shorter call shows no progress bar
 Result = str | Translation | list[Translation]
 
 
-class Turns:
-    """A lock that threads get in turns: a thread that has just released it doesn't get it again while others wait."""
-
-    def __init__(self) -> None:
-        self.release()
-        _TURNS.add(self)
-
-    def release(self) -> None:
-        """Makes new locks: in a forked process, no other thread is there to release the old ones."""
-        self._waiting, self._working = threading.Lock(), threading.Lock()
-
-    def __enter__(self) -> None:
-        with self._waiting:
-            self._working.acquire()
-
-    def __exit__(self, *error: object) -> None:
-        self._working.release()
-
-
-_TURNS: WeakSet[Turns] = WeakSet()
-
-
-def _release_turns() -> None:
-    for turns in _TURNS:
-        turns.release()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_release_turns)
-
-
 class DeviceError(ValueError):
     """A device can't be used; the message says why."""
 
@@ -83,7 +53,7 @@ class Translator:
         translator(["half past nine", "the fourth of May"], num_beams=1)  # a list in the same order
         for text in translator(line for line in file): ...  # a stream, read and translated window by window
 
-    Several threads may call one translator: they take turns, batch by batch.
+    Several threads may call one translator: with the engine, one call waits for the other.
 
     The engine is attached to a model that is loaded here, if it is one of this package: as long as it is, don't change
     the model's weights and settings (`engine.attach` says what is noticed). A model that you give stays as it is, and
@@ -158,7 +128,8 @@ class Translator:
             if compute_type != "default":
                 attach(self.model, compute_type)
         self.compute_type = compute_type
-        self._turns = Turns()
+        # A lock of each process: after a fork, none of another thread's is held for ever.
+        self._locks: defaultdict[int, threading.Lock] = defaultdict(threading.Lock)
         if threads is not None and self.backend == "engine":
             torch.set_num_threads(threads)
 
@@ -241,12 +212,12 @@ class Translator:
             check_target_codes(self.tokenizer, texts, first)
         progress = options.get("progress") or (lambda number: None)
         given = {name: value for name, value in options.items() if name not in ("progress", "progress_bar")}
-        with _bar(len(texts), options) as bar:
+        one_at_a_time = self._locks[os.getpid()] if self.backend == "engine" else nullcontext()
+        with _bar(len(texts), options) as bar, one_at_a_time:
             rows = decoding.decode(
                 self.model,
                 self.tokenizer,
                 texts,
-                lock=self._turns,
                 progress=lambda number: (bar.update(number), progress(number)),
                 **given,
             )
@@ -255,7 +226,7 @@ class Translator:
         return [row[0] if options.get("alignments") else row[0].text for row in rows]
 
 
-def _bar(total: int | None, options: Options) -> Any:
+def _bar(total: int | None, options: Options) -> tqdm:
     shown = options.get("progress_bar")
     delay = SECONDS_TO_BAR if shown is None else 0
     return tqdm(total=total, unit=" texts", disable=None if shown is None else not shown, delay=delay, leave=False)
@@ -314,8 +285,10 @@ def _converted(
     name: str | Path, dtype: torch.dtype | str, where: Where
 ) -> tuple[PreTrainedTokenizerBase, PreTrainedModel]:
     try:
-        hub = {key: where.get(key) for key in ("revision", "token")}
-        model, tokenizer = from_marian(name, local_files_only=where.get("local_files_only", False), **hub)
+        local_only = where.get("local_files_only", False)
+        model, tokenizer = from_marian(
+            name, revision=where.get("revision"), token=where.get("token"), local_files_only=local_only
+        )
     except ConversionError as error:
         raise CheckpointError(f"can't convert {name} ({first_line(error)})") from error
     assert tokenizer is not None
@@ -325,7 +298,7 @@ def _converted(
     return tokenizer, model
 
 
-def _backend(model: Any, backend: str | None) -> str:
+def _backend(model: object, backend: str | None) -> str:
     """Returns the backend for a model: the given one, or that which its folder was exported for."""
     if backend not in (None, *BACKENDS):
         raise ValueError(f"backend is {backend!r}; choose one of {', '.join(map(repr, BACKENDS))}")
