@@ -8,6 +8,8 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
+from transformers import GenerationConfig
+
 from .errors import first_line, install
 from .plots.attention_page import attention_page
 from .translation.attention import attention_of
@@ -102,7 +104,7 @@ def build_page(translator: Translator, examples: Sequence[str] = (), *, name: st
     return page
 
 
-def _penalty(config: Any) -> tuple[str, float]:
+def _penalty(config: GenerationConfig) -> tuple[str, float]:
     """The option of `generate()` that a model's length penalty is, and its value."""
     if (alpha := getattr(config, "gnmt_length_penalty", None)) is not None:
         return "gnmt_length_penalty", alpha
