@@ -273,7 +273,6 @@ def test_the_command(run, tiny_checkpoint, tmp_path):
             ["--to", "torch", "--quantization", "int8"],
             "--quantization int8 isn't available with --to torch; leave",
         ),
-        (["--to", "onnx", "--quantization", "int16"], "--to onnx; give one of int8"),
         (["--to", "ctranslate2", "--quantization", "int4"], "--to ctranslate2; give one of int8, int8_float32"),
         (["--to", "ctranslate2", "--output", "no/where"], "no/where can't be written: there is no folder"),
         (["--to", "ctranslate2", "--model", "/no/where"], "'/no/where' is neither a folder here nor a name"),
