@@ -1,7 +1,6 @@
 """A page to try a model in the browser: translations, the beams' scores, and attention."""
 
 import html
-import ipaddress
 import logging
 import math
 import os
@@ -171,14 +170,6 @@ def _shown(error: Exception) -> str:
 
 
 # ---- The server ----
-def is_this_machine(host: str) -> bool:
-    """Whether only this machine reaches an address."""
-    try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return host == "localhost"
-
-
 def known_names(host: str) -> list[str]:
     """Returns the names that a browser may ask the page by.
 

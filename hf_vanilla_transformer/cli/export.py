@@ -40,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--quantization",
         metavar="TYPE",
-        help=f"type of the weights; ctranslate2: {', '.join(QUANTIZATIONS['ctranslate2'])} (default: as they were saved)",
+        help=f"type of the weights, for ctranslate2: {', '.join(QUANTIZATIONS['ctranslate2'])} (default: as saved)",
     )
     parser.add_argument(
         "--trust-remote-code", action="store_true", help="run code that comes with the model; only if you trust it"

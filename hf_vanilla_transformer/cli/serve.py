@@ -14,6 +14,7 @@ from .common import (
     add_compute_type,
     add_loading_arguments,
     check_model_name,
+    is_this_machine,
     load_translator,
     port_number,
     positive,
@@ -101,7 +102,7 @@ def _serve(arguments: argparse.Namespace) -> None:
         limits=serving.Limits(characters=arguments.max_characters, seconds=arguments.timeout),
         cors_origins=arguments.cors_origin,
     )
-    if arguments.host not in ("127.0.0.1", "localhost", "::1") and not arguments.api_key:
+    if not is_this_machine(arguments.host) and not arguments.api_key:
         print(f"{PROGRAM}: warning: every computer that reaches this machine can use the service", file=sys.stderr)
     print(f"http://{arguments.host}:{arguments.port} translates {', '.join(map('-'.join, known))}", flush=True)
     server.run(app, arguments.host, arguments.port)

@@ -4,7 +4,10 @@ Each system has a module here with `load`, and those that can be told by the loo
 """
 
 from pathlib import Path
+from types import ModuleType
 from typing import Any
+
+from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
 from ..checkpoints.files import check_new_folder, new_folder
 from ..checkpoints.loading import tokenizer_fingerprint
@@ -13,7 +16,7 @@ from . import fairseq, joeynmt, mapping, marian, opennmt
 from .check import compare, read_example
 from .conversion import ConversionError, Converted, Options
 
-SYSTEMS: dict[str, Any] = {
+SYSTEMS: dict[str, ModuleType] = {
     "marian": marian,
     "fairseq": fairseq,
     "opennmt": opennmt,
@@ -88,7 +91,7 @@ def recognise(source: str | Path) -> str:
     return found[0]
 
 
-def _compare_special(config: Any, tokenizer: Any) -> None:
+def _compare_special(config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase) -> None:
     """Compares the special tokens of model and tokenizer, as far as both have them.
 
     Raises:

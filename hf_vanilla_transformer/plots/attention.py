@@ -9,7 +9,7 @@ import numpy.typing as npt
 import torch
 
 from ..translation.attention import Attention
-from .attention_parts import PARTS, of_part
+from .attention_page import PARTS, of_part
 from .drawing import FONT_SIZE, WIDEST, Axes, Figure, colour_bar, heat_map, new_figure, set_title, side_of
 
 Weights = torch.Tensor | npt.NDArray[np.floating]
@@ -169,15 +169,9 @@ def _checked_weights(weights: Weights, source_pieces: Sequence[str], target_piec
 
 
 def _columns(count: int, width: float, height: float) -> int:
-    """Number of columns that gives the grid a screen's proportions with few empty panels: 4 for 8 square panels."""
-
-    def misfit(columns: int) -> float:
-        rows = math.ceil(count / columns)
-        proportion = columns * width / (rows * height)
-        return abs(math.log(proportion / 1.5)) + 3 * (columns * rows - count) / count
-
-    fitting = [number for number in range(1, count + 1) if _width(number, width) <= WIDEST]
-    return min(fitting or [1], key=misfit)
+    """Number of columns that gives the grid a screen's proportions: 4 for 8 square panels."""
+    fitting = max(1, int((WIDEST - MARGINS[0]) / (width + 0.15)))
+    return min(count, fitting, max(1, round(math.sqrt(1.7 * count * height / width))))
 
 
 def _width(columns: int, width: float) -> float:
