@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TypedDict
 
 import torch
-from transformers import TrainerState
 from transformers.trainer_pt_utils import safe_globals
 from transformers.utils import logging
 
@@ -128,11 +127,6 @@ def _state_damages(checkpoint: Path) -> Iterator[str]:
         yield f"{state}; the Trainer writes it last, so saving was interrupted"
     elif (step := step_of(checkpoint)) is not None and state.get("global_step") != step:
         yield f"{TRAINER_STATE} is of step {state.get('global_step')!r}"
-    else:
-        try:
-            TrainerState.load_from_json(str(checkpoint / TRAINER_STATE))
-        except Exception as error:  # of many kinds
-            yield f"{TRAINER_STATE} can't be loaded ({first_line(error)})"
 
 
 def _weights_damages(checkpoint: Path) -> Iterator[str]:

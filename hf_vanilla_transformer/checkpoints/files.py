@@ -5,7 +5,6 @@ import os
 import secrets
 import shutil
 import tempfile
-import zlib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -102,8 +101,7 @@ def remove_partial(path: str | Path) -> None:
 
 
 def _partial(path: Path) -> str:
-    """Returns how names of partial files begin: names have at most 255 bytes, and a long one needs its own digest."""
-    return f".{path.name[:40]}.{zlib.crc32(os.fsencode(path.name)):08x}"
+    return f".{path.name[:50]}"  # a name has at most 255 bytes
 
 
 def write_text(path: str | Path, text: str) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow
@@ -212,7 +213,7 @@ def resegment(
         num_proc: Number of processes; None: one, or one per core for a large corpus.
     """
 
-    def encode(batch: Mapping[str, list[str]], rows: list[int], copy: int) -> dict[str, list[list[int]]]:
+    def encode(batch: Mapping[str, list[Any]], rows: list[int], copy: int) -> dict[str, list[list[int]]]:
         columns = {}
         for name, side in (("input_ids", "source"), ("labels", "target")):
             varied = dropout.encode(batch[side], [f"{seed} {copy} {row} {side}" for row in rows])

@@ -44,11 +44,6 @@ ACTIVATIONS = {
 }
 # Settings of other models that have the same tensors.
 REFUSED = ("cross_self_attention", "no_token_positional_embeddings")
-SIZES = ("tiny", "iwslt_de_en", "wmt_en_de", "wmt_en_de_big", "wmt_en_de_big_t2t", "wmt_en_de_big_align", "align")
-ARCHITECTURES = (
-    *("transformer", "transformer_vaswani_wmt_en_de_big", "transformer_vaswani_wmt_en_fr_big"),
-    *(f"transformer_{one}" for one in SIZES),
-)
 # fairseq-generate: a beam of 5, no padding, no empty translation, and at most 200 tokens before </s>.
 LONGEST = 200
 DECODING = {
@@ -105,8 +100,6 @@ def load(source: str | Path, options: Options) -> Converted:
     model.generation_config = _generation_config(settings, model.config)
     dictionaries = _dictionaries(file.parent, settings, model.config)
     notes = [DECODING_NOTE]
-    if settings["arch"] not in (None, *ARCHITECTURES):
-        notes.append(f"arch {settings['arch']} isn't fairseq's own; it is taken for transformer, and has to be one")
     if [] in dictionaries:
         notes.append(f"there are no dictionaries (dict.*.txt) of both languages in {file.parent}: none was compared")
     languages = [settings[name] for name in LANGUAGES if isinstance(settings.get(name), str)]

@@ -12,6 +12,7 @@ from typing import IO, Any
 
 import numpy as np
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -38,12 +39,6 @@ HARMLESS: list[Callable[..., object] | tuple[Callable[..., object], str]] = [
     *((Figures, f"fairseq.meters.{name}Meter") for name in ("Average", "Stopwatch", "Time")),  # until 0.9
 ]
 
-# Words in PyTorch's message -> what the file is.
-OTHER_FORMATS = {
-    "TorchScript": "it is a program, an archive of TorchScript; save the module's state_dict() instead",
-    "legacy .tar": "it has the format of PyTorch before 0.1.10, and that may run code; save it with a newer one",
-}
-
 
 def read(file: Path) -> Any:
     """Reads a file of `torch.save` or of safetensors.
@@ -66,15 +61,9 @@ def _reason(error: Exception) -> str:
     message = str(error)
     if planted := re.search(r"GLOBAL (\S+)", message):
         return f"it holds {planted[1]}, and only data is read, no code"
-    for mark, what in OTHER_FORMATS.items():
-        if mark in message:
-            return what
-    if isinstance(error, LookupError | EOFError | AttributeError | AssertionError):  # of a text, or an empty file
-        return "torch.save didn't write it"
-    if "weights_only" not in message:
+    if isinstance(error, OSError | SafetensorError):
         return first_line(error)
-    detail = re.search(r"WeightsUnpickler error: *\s*(\S.*)", message)
-    return f"only data that torch.save wrote is read, no code{f': {detail[1]}' if detail else ''}"
+    return "torch.save didn't write it, or not as plain data"
 
 
 def texts_in(file: Path) -> set[str]:

@@ -814,8 +814,8 @@ class Holder:
 
 
 OTHER_FILES = {
-    "a tar of PyTorch 0.1": (plant_tar, "before 0.1.10, and that may run code"),
-    "TorchScript": (lambda file: torch.jit.save(torch.jit.script(nn.Linear(2, 2)), file), "archive of TorchScript"),
+    "a tar of PyTorch 0.1": (plant_tar, "torch.save didn't write it"),
+    "TorchScript": (lambda file: torch.jit.save(torch.jit.script(nn.Linear(2, 2)), file), "torch.save didn't write it"),
     "a planted state": (lambda file: torch.save({"state_dict": Holder()}, file), "it holds exec, and only data"),
     "a whole module": (lambda file: torch.save(nn.Linear(2, 2), file), "it holds torch.nn.modules.linear.Linear"),
     "a text": (lambda file: file.write_text("encoder"), "torch.save didn't write it"),
@@ -843,58 +843,8 @@ def test_a_mapping_is_plain_data(tmp_path, monkeypatch):
 
 
 # ---- The command ----
-def test_check(tmp_path, capsys):
-    """Logits of the original are compared; with another number of heads, nothing is written."""
-    theirs, (source, target) = random_model(Bentrevett), batch()
-    with torch.no_grad():
-        logits = theirs(source, target)
-    names = {"input_ids": source, "attention_mask": source != PAD, "decoder_input_ids": target, "logits": logits}
-    example = tmp_path / "example.pt"
-    torch.save(names, example)
-    command = ["convert", str(saved(tmp_path, theirs)), "--output", str(tmp_path / "ours"), "--check", str(example)]
-    for heads in (4, HEADS):
-        given = written(tmp_path, entries_of("bentrevett", encoder_attention_heads=heads))
-        code = cli.main([*command, "--mapping", str(given)])
-        out, err = capsys.readouterr()
-        if heads == HEADS:
-            assert code == 0
-            assert re.search(r"note: logits differ from the example's by at most \de-0[67], where the largest", out)
-        else:
-            assert code == 2
-            assert re.search(r"the converted model isn't the original: its logits differ by up to \d\.\d+, where", err)
-            assert not (tmp_path / "ours").exists()
-
-
-CHECKS = {
-    "no logits": (lambda example: example.pop("logits"), "has no logits"),
-    "another vocabulary": (lambda example: example.update(logits=torch.zeros(2, 5, 7)), "logits are (2, 5, 7)"),
-    "an id too high": (lambda example: example["input_ids"].fill_(99), "input_ids are not all between 0 and 16"),
-    "half precision": (lambda example: example.update(logits=torch.zeros(2, 5, 19).half()), "in float32"),
-    "a list": (lambda example: example.update(input_ids=[1, 2]), "isn't a tensor"),
-}
-
-
-@pytest.mark.parametrize("case", CHECKS)
-def test_examples_that_are_refused(case, tmp_path):
-    theirs, (source, target) = random_model(Bentrevett), batch()
-    change, message = CHECKS[case]
-    example = {"input_ids": source, "attention_mask": source != PAD, "decoder_input_ids": target}
-    example["logits"] = torch.zeros(2, 5, TARGET_WORDS)
-    change(example)
-    torch.save(example, tmp_path / "example.pt")
-    with pytest.raises(ConversionError) as raised:
-        convert(
-            saved(tmp_path, theirs),
-            tmp_path / "ours",
-            mapping=written(tmp_path, entries_of("bentrevett")),
-            check=tmp_path / "example.pt",
-        )
-    assert message in str(raised.value)
-    assert not (tmp_path / "ours").exists()
-
-
 def test_what_needs_no_torch(tmp_path):
-    """The list of mappings, an output that exists and an example that doesn't are answered before slow imports."""
+    """The list of mappings and an output that exists are answered before slow imports."""
     program = (
         "import sys, hf_vanilla_transformer_cli\n"
         "try: code = hf_vanilla_transformer_cli.main()\n"
@@ -906,7 +856,6 @@ def test_what_needs_no_torch(tmp_path):
     for arguments, code, message in (
         (["--list-mappings"], 0, "module_fc: Modules with w_q, w_k, w_v and fc in each attention"),
         ([source, "--output", str(tmp_path / "there")], 2, "there exists; choose another output"),
-        ([source, "--output", str(tmp_path / "new"), "--check", "no.pt"], 2, "--check no.pt doesn't exist"),
     ):
         command = [sys.executable, "-c", program, "convert", *arguments]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
