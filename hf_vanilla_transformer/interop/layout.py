@@ -160,17 +160,11 @@ def _refuse(problems: Mapping[str, Iterable[str]]) -> None:
 
 def _check_tensors(theirs: _NamedTensors) -> None:
     """Refuses tensors that have no name in the layout, or values that no parameter can have."""
-
-    def is_plain(value: Tensor) -> bool:
-        is_dense = value.layout is torch.strided and not value.is_meta
-        return is_dense and (value.itemsize > 1 or not value.is_floating_point())
-
     tensors = theirs.tensors
     _refuse({"unknown": tensors.keys() - {name for rule in theirs.rules for name in rule.theirs}})
     _refuse(
         {
             "not of floating-point numbers": [n for n, value in tensors.items() if not value.is_floating_point()],
-            "sparse, without values or of 8 bits": [n for n, value in tensors.items() if not is_plain(value)],
             "of another shape, without a dimension": [n for n, value in tensors.items() if value.ndim == 0],
         }
     )

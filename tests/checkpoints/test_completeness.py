@@ -146,7 +146,7 @@ def test_a_json_file_of_something_else(checkpoint, name, content):
 )
 def test_weights_of_another_format(checkpoint, header):
     (checkpoint / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
-    assert damage_of(checkpoint).startswith("model.safetensors is not in safetensors' format")
+    assert damage_of(checkpoint).startswith("model.safetensors is cut short, or not in safetensors' format")
 
 
 def test_weights_of_zeros_as_a_power_cut_leaves_them(checkpoint):

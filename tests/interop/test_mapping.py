@@ -729,7 +729,6 @@ def test_numbers_that_no_tensor_tells(tmp_path):
 
 ODD_TENSORS = {
     "integers": (torch.Tensor.long, "not of floating-point numbers"),
-    "float8": (lambda value: value.to(torch.float8_e4m3fn), "sparse, without values or of 8 bits"),
 }
 
 
