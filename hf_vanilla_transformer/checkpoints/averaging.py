@@ -82,12 +82,11 @@ def _check_output(output: Path, overwrite: bool) -> None:
         raise ValueError(f"{output} exists; choose another output, or ask to overwrite it")
     # A run's folder is a saved model too, but it contains checkpoints, and these contain a training's state.
     known = (*CARRIED_FILES, SAFETENSORS, f"{SAFETENSORS}.index.json", *REPORT_FILES)
-    entries = sorted(output.iterdir()) if output.is_dir() else [output]
-    others = [entry.name for entry in entries if entry.is_dir() or not any(map(entry.match, known))]
-    if others or not (output / "config.json").is_file():
-        which = others[0] if others else "no config.json"
+    entries = output.iterdir() if output.is_dir() else [output]
+    if others := sorted(entry.name for entry in entries if entry.is_dir() or not any(map(entry.match, known))):
         raise ValueError(
-            f"{output} is not just a saved model (it contains {which}), so it is not overwritten; choose another output"
+            f"{output} is not just a saved model (it contains {others[0]}), so it is not overwritten; choose another "
+            "output"
         )
 
 

@@ -114,7 +114,11 @@ class TransformersBackend(Backend):
             return (output.beam_indices >= 0).sum(dim=1).tolist()
         config = self.model.generation_config
         ends = config.eos_token_id if isinstance(config.eos_token_id, list) else [config.eos_token_id]
-        return [_number_of_tokens(row[begin:], ends, config.pad_token_id) for row in output.sequences.tolist()]
+        rows = output.sequences[:, begin:]
+        is_end = torch.isin(rows, rows.new_tensor([end for end in ends if end is not None]))
+        is_open = is_end.cumsum(dim=1) - is_end.long() == 0  # up to the first end
+        is_text = (rows != config.pad_token_id).flip(1).cumsum(dim=1).flip(1) > 0  # a limit's cut has padding behind it
+        return (is_open & (is_text | is_end)).sum(dim=1).tolist()
 
     def log_probabilities(self, sources: list[list[int]], targets: list[list[int]]) -> list[float]:
         """Returns how probable each target is, in nats; the tokens of sources and targets end with `</s>`."""
@@ -151,12 +155,3 @@ def _alignment(names: tuple[Namer, Namer], output: ModelOutput, row: int, source
     target = output.sequences[row, begin : begin + count].tolist()
     weights = output.alignments[row, :count, : len(source)].clone()  # a view would hold the batch's memory
     return Alignment(tuple(names[0](source)), tuple(names[1](target)), weights)
-
-
-def _number_of_tokens(tokens: list[int], ends: list[int | None], padding: int | None) -> int:
-    for number, token in enumerate(tokens, start=1):
-        if token in ends:
-            return number
-    while tokens and tokens[-1] == padding:
-        tokens = tokens[:-1]
-    return len(tokens)
