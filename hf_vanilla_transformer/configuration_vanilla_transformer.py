@@ -128,7 +128,7 @@ class VanillaTransformerConfig(PreTrainedConfig):
     eos_token_id: int | list[int] | None = 2
     decoder_start_token_id: int | None = 1
 
-    def __post_init__(self, **kwargs: Any) -> None:
+    def __post_init__(self, **kwargs: object) -> None:
         if self.share_encoder_decoder_embeddings and self.decoder_vocab_size == self.vocab_size:
             self.decoder_vocab_size = None  # so that None tells that there is one vocabulary
         heads = self.encoder_attention_heads
@@ -199,7 +199,7 @@ class VanillaTransformerConfig(PreTrainedConfig):
             fields["auto_map"] = fields["auto_map"] | {auto: prefix + model for auto, model in models.items()}
         return fields
 
-    def save_pretrained(self, save_directory: Any, *args: Any, **kwargs: Any) -> None:
+    def save_pretrained(self, save_directory: Any, *args: object, **kwargs: object) -> None:
         """Saves config.json, and beside code that is saved with it this code's licence."""
         super().save_pretrained(save_directory, *args, **kwargs)
         licence, copy = Path(__file__).with_name("LICENSE"), Path(save_directory, "LICENSE-CODE")

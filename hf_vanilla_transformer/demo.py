@@ -1,12 +1,13 @@
 """A page to try a model in the browser: translations, the beams' scores, and attention."""
 
 import html
-import ipaddress
 import logging
 import math
 import os
 from collections.abc import Sequence
 from typing import Any
+
+from transformers import GenerationConfig
 
 from .errors import first_line, install
 from .plots.attention_page import attention_page
@@ -102,7 +103,7 @@ def build_page(translator: Translator, examples: Sequence[str] = (), *, name: st
     return page
 
 
-def _penalty(config: Any) -> tuple[str, float]:
+def _penalty(config: GenerationConfig) -> tuple[str, float]:
     """The option of `generate()` that a model's length penalty is, and its value."""
     if (alpha := getattr(config, "gnmt_length_penalty", None)) is not None:
         return "gnmt_length_penalty", alpha
@@ -169,14 +170,6 @@ def _shown(error: Exception) -> str:
 
 
 # ---- The server ----
-def is_this_machine(host: str) -> bool:
-    """Whether only this machine reaches an address."""
-    try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return host == "localhost"
-
-
 def known_names(host: str) -> list[str]:
     """Returns the names that a browser may ask the page by.
 

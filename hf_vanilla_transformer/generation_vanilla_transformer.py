@@ -31,7 +31,7 @@ OPTIONS = ("gnmt_length_penalty", "max_extra_length")
 ENGINE_OPTIONS = ("coverage_penalty", "output_alignments", "compute_type")
 
 # Section 6.1: beam of 4, alpha 0.6, at most 50 tokens more than the source, termination as early as possible.
-PAPER_DECODING: dict[str, Any] = {
+PAPER_DECODING: dict[str, float | bool] = {
     "num_beams": 4,
     "early_stopping": True,
     "gnmt_length_penalty": 0.6,
@@ -82,7 +82,7 @@ class DecodingMixin:
     config: Any
     engine: Any = None  # what `hf_vanilla_transformer.engine.attach` puts there: it decodes in place of this file
 
-    def adjust_generation_fn(self, *args: Any, **kwargs: Any) -> None:
+    def adjust_generation_fn(self, *args: object, **kwargs: object) -> None:
         """Keeps the paper's decoding where a checkpoint has no generation_config.json; called by `from_pretrained`."""
         paper = self.generation_config
         super().adjust_generation_fn(*args, **kwargs)  # type: ignore[misc]
@@ -235,7 +235,7 @@ def _refuse_engine_options(kwargs: dict[str, Any], config: GenerationConfig) -> 
         )
 
 
-def _put(kwargs: dict[str, Any], name: str, value: Any) -> None:
+def _put(kwargs: dict[str, Any], name: str, value: object) -> None:
     """Writes to the caller's generation_config if there is one; transformers warns of options at both places."""
     if kwargs["generation_config"] is None:
         kwargs[name] = value

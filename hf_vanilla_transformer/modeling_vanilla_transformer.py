@@ -120,7 +120,7 @@ class VanillaTransformerAttention(nn.Module):
         for projection in (self.q_proj, self.k_proj, self.v_proj):
             projection.init_gain = config.attention_init_gain  # type: ignore[assignment]
 
-    def forward(self, x: Tensor, memory: Any, mask: Any, cache: Any = None, **kwargs: Any) -> tuple[Tensor, Any]:
+    def forward(self, x: Tensor, memory: Any, mask: Any, cache: Any = None, **kwargs: object) -> tuple[Tensor, Any]:
         """Attends from x, (B, T, d_model), to memory, (B, S, d_model), or without it to x; the weights may be None."""
         query = self.split(self.q_proj(x), self.head_dim)  # (B, h, T, d_k)
         key, value = self.keys_and_values(x, memory, cache)  # (B, h, S, d_k), (B, h, S, d_v)
@@ -204,7 +204,7 @@ class VanillaTransformerEncoderLayer(GradientCheckpointingLayer):
         self.feed_forward = VanillaTransformerFeedForward(config, config.encoder_ffn_dim)
         self.final_layer_norm = residual(config)
 
-    def forward(self, x: Tensor, mask: Any, **kwargs: Any) -> Tensor:
+    def forward(self, x: Tensor, mask: Any, **kwargs: object) -> Tensor:
         """Maps (B, S, d_model) to the same shape."""
         x = self.self_attn_layer_norm(x, lambda x: self.self_attn(x, memory=None, mask=mask, **kwargs)[0])
         return self.final_layer_norm(x, lambda x: self.feed_forward(x))  # accelerate moves modules in arguments
@@ -223,7 +223,7 @@ class VanillaTransformerDecoderLayer(GradientCheckpointingLayer):
         self.feed_forward = VanillaTransformerFeedForward(config, config.decoder_ffn_dim)
         self.final_layer_norm = residual(config)
 
-    def forward(self, x: Tensor, memory: Tensor, mask: Any, cross: Any, **kwargs: Any) -> Tensor:
+    def forward(self, x: Tensor, memory: Tensor, mask: Any, cross: Any, **kwargs: object) -> Tensor:
         """Maps (B, T, d_model) to the same shape, looking at memory, (B, S, d_model)."""
         kwargs["cache"] = kwargs.pop("past_key_values", None)  # the name that gradient checkpointing looks for
         x = self.self_attn_layer_norm(x, lambda x: self.self_attn(x, memory=None, mask=mask, **kwargs)[0])
@@ -260,11 +260,11 @@ class VanillaTransformerPreTrainedModel(PreTrainedModel):
         """Returns {alias: canonical name}: here `tie_word_embeddings` is about the output projection alone (3.4)."""
         return super().get_expanded_tied_weights_keys(True) if all_submodels else dict(self._tied_weights_keys or {})
 
-    def _resize_token_embeddings(self, *size: Any) -> nn.Module:
+    def _resize_token_embeddings(self, *size: int | None) -> nn.Module:
         is_joint, stacks = self.config.decoder_vocab_size is None, [self.get_encoder(), self.get_decoder()]
         return self._resize_vocabulary_of(stacks if is_joint else stacks[:1], *size)
 
-    def resize_decoder_token_embeddings(self, *size: Any) -> nn.Module:
+    def resize_decoder_token_embeddings(self, *size: int | None) -> nn.Module:
         """Resizes a target vocabulary of its own; arguments as those of `resize_token_embeddings`."""
         if self.config.decoder_vocab_size is None:
             raise ValueError("Source and target have one vocabulary here: call `resize_token_embeddings` instead.")
@@ -273,7 +273,7 @@ class VanillaTransformerPreTrainedModel(PreTrainedModel):
         self.tie_weights()
         return embeddings
 
-    def _resize_vocabulary_of(self, stacks: list[Any], *size: Any) -> Any:
+    def _resize_vocabulary_of(self, stacks: list[Any], *size: int | None) -> Any:
         for stack in stacks:
             stack.embed_tokens = embeddings = self._get_resized_embeddings(stack.embed_tokens, *size)
         if self.get_decoder() in stacks and (head := self.get_output_embeddings()) is not None:
@@ -328,7 +328,7 @@ class VanillaTransformerEncoder(VanillaTransformerStack):
         input_ids: Tensor | None = None,  # (B, S)
         attention_mask: Tensor | None = None,  # (B, S), 0 for padding; or (B, 1, S, S), what each may look at
         inputs_embeds: Tensor | None = None,  # (B, S, d_model), in place of input_ids, not yet scaled
-        **kwargs: Any,  # output_attentions, output_hidden_states, return_dict, what the kernel takes
+        **kwargs: object,  # output_attentions, output_hidden_states, return_dict, what the kernel takes
     ) -> BaseModelOutput:
         """Encodes the source into (B, S, d_model)."""
         padding = attention_mask if attention_mask is not None and attention_mask.ndim == 2 else None
@@ -366,7 +366,7 @@ class VanillaTransformerDecoder(VanillaTransformerStack):
         past_key_values: Cache | None = None,  # of earlier positions and of the source; extended in place
         inputs_embeds: Tensor | None = None,  # (B, T, d_model), in place of input_ids, not yet scaled
         use_cache: bool | None = None,
-        **kwargs: Any,
+        **kwargs: object,
     ) -> DecoderOutput:
         """Decodes T positions into (B, T, d_model), after those which `past_key_values` holds."""
         memory, cache = encoder_hidden_states, past_key_values
@@ -399,7 +399,7 @@ class VanillaTransformerModel(VanillaTransformerPreTrainedModel):
         """Returns the source embeddings; they are the target's too if the two are shared."""
         return self.encoder.embed_tokens
 
-    def set_input_embeddings(self, value: Any) -> None:
+    def set_input_embeddings(self, value: nn.Embedding) -> None:
         """Replaces the source embeddings, and the target's if the two are shared."""
         self.encoder.embed_tokens = value
         if self.config.share_encoder_decoder_embeddings:
@@ -417,7 +417,7 @@ class VanillaTransformerModel(VanillaTransformerPreTrainedModel):
         inputs_embeds: Tensor | None = None,
         decoder_inputs_embeds: Tensor | None = None,
         use_cache: bool | None = None,
-        **kwargs: Any,
+        **kwargs: object,
     ) -> Seq2SeqModelOutput:
         """Runs the encoder, unless `encoder_outputs` are given, and the decoder; arguments are theirs."""
         kwargs["return_dict"] = True

@@ -74,7 +74,7 @@ class DictionaryTokenizer(PreTrainedTokenizer):
         super().__init__(source_eos=source_eos, **{"split_special_tokens": True, **kwargs})
 
     @property
-    def content(self) -> list[Any]:
+    def content(self) -> list[object]:
         """All that ids and texts depend on."""
         return [self._segmentation, self.source_eos]
 
@@ -99,7 +99,7 @@ class DictionaryTokenizer(PreTrainedTokenizer):
     def _switch_to_target_mode(self) -> None:
         self._is_target = True
 
-    def _tokenize(self, text: str, **kwargs: Any) -> list[str]:
+    def _tokenize(self, text: str, **kwargs: object) -> list[str]:
         side = self._sides[self._is_target]
         # The toolkits write pieces as a line and divide it again: white space within pieces is lost.
         return [side.name_of_word.get(piece, piece) for piece in " ".join(side.pieces(text)).split()]
@@ -130,7 +130,9 @@ class DictionaryTokenizer(PreTrainedTokenizer):
         """Returns the text that tokens of the target spell."""
         return self._sides[1].spell(tokens, self.all_special_tokens)
 
-    def _decode(self, token_ids: int | list[int], skip_special_tokens: bool = False, *args: Any, **kwargs: Any) -> str:
+    def _decode(
+        self, token_ids: int | list[int], skip_special_tokens: bool = False, *args: object, **kwargs: object
+    ) -> str:
         if not kwargs.pop("use_source_tokenizer", False):
             return super()._decode(token_ids, skip_special_tokens, *args, **kwargs)
         ids = [token_ids] if isinstance(token_ids, int) else token_ids

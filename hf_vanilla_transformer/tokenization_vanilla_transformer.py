@@ -191,7 +191,7 @@ class VanillaTransformerTokenizerFast(PreTrainedTokenizerFast):
         known = [token or "" for token in tokens]
         return ["".join(LETTER_OF_BYTE[b] for b in token.encode()) if token in added else token for token in known]
 
-    def _decode(self, token_ids: Any, skip_special_tokens: bool = False, **kwargs: Any) -> str:
+    def _decode(self, token_ids: Any, skip_special_tokens: bool = False, **kwargs: object) -> str:
         # Nothing is cleaned up afterwards, whatever clean_up_tokenization_spaces says.
         ids, added = _flat(token_ids), self.added_tokens_decoder
         if skip_special_tokens:
@@ -201,7 +201,7 @@ class VanillaTransformerTokenizerFast(PreTrainedTokenizerFast):
             return self._tokenizer.decode(ids, skip_special_tokens=False)  # the same, faster
         return self.convert_tokens_to_string(self.convert_ids_to_tokens(ids))
 
-    def _encode_plus(self, text: Any, text_pair: Any = None, **kwargs: Any) -> BatchEncoding:
+    def _encode_plus(self, text: object, text_pair: object = None, **kwargs: object) -> BatchEncoding:
         if isinstance(text, (list, tuple)) and not (text or text_pair or kwargs.get("is_split_into_words")):
             return BatchEncoding({name: [] for name in self.model_input_names})
         try:
@@ -229,7 +229,7 @@ class VanillaTransformerTokenizerFast(PreTrainedTokenizerFast):
             tokens.append(AddedToken(**{**token.__getstate__(), "special": token.content in control}))
         return self._tokenizer.add_tokens(tokens)
 
-    def _save_pretrained(self, *args: Any, **kwargs: Any) -> tuple[str, ...]:
+    def _save_pretrained(self, *args: object, **kwargs: object) -> tuple[str, ...]:
         dropout, self.bpe_dropout = self.bpe_dropout, None
         try:
             return super()._save_pretrained(*args, **kwargs)
@@ -261,7 +261,7 @@ def _pipeline(merge_punctuation: bool) -> Tokenizer:
     return backend
 
 
-def _strings(value: Any, name: str) -> Iterator[str]:
+def _strings(value: object, name: str) -> Iterator[str]:
     """The strings in `value` (a string, or lists of them); an error names the first item that is no text."""
     if isinstance(value, (list, tuple)):
         for index, item in enumerate(value):

@@ -3,10 +3,8 @@
 import json
 import os
 import shutil
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 from huggingface_hub import save_torch_state_dict
@@ -14,8 +12,8 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from .completeness import SAFETENSORS, damage_of
-from .files import check_links, locked
-from .loading import VOCABULARY_FILES, load_model, read_json, tensors_in
+from .files import check_links, new_folder
+from .loading import VOCABULARY_FILES, load_model, named, read_json, tensors_in
 
 # Fields of config.json that may differ: they only matter in training, or say how and where the model was saved. With
 # any other field, the same weights would compute something else.
@@ -45,8 +43,7 @@ def average_checkpoints(
     weights. Configuration, generation configuration, tokenizer and code are the last checkpoint's. Memory: one model in
     float32.
 
-    The output appears when it is complete. A killed call leaves hidden folders beside it, and the next call removes
-    them, or restores an old output that is in one of them.
+    The output appears when it is complete. A killed call leaves a hidden folder beside it.
 
     Args:
         checkpoints: Folders that the Trainer or `save_pretrained` wrote, weights in safetensors, one file or sharded.
@@ -57,7 +54,7 @@ def average_checkpoints(
     Raises:
         ValueError: A checkpoint is damaged, given twice or unlike the first (tensors, architecture or vocabulary); one
             of its files is a link to a file elsewhere; weights are not those of the configuration's model, or not
-            finite; or `output` exists or is being written by another process.
+            finite; or `output` exists.
         OSError: The output can't be written; an old one is as it was.
     """
     output = Path(os.path.realpath(output))
@@ -68,13 +65,14 @@ def average_checkpoints(
     for checkpoint in checkpoints[1:]:
         _check_alike(checkpoints[0], checkpoint)
     load_model(checkpoints[-1], trust_remote_code=trust_remote_code)  # checks that the model has these weights
-    with _replacing(output, overwrite) as folder:
-        try:
+    output.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        with new_folder(output, replace=overwrite) as folder:
             save_torch_state_dict(mean_of(checkpoints), folder, max_shard_size="50GB")
-        except SafetensorError as error:  # a full disk, for instance
-            raise OSError(f"averaging into {output} failed ({error})") from error
-        for file in _files(checkpoints[-1], CARRIED_FILES):
-            shutil.copyfile(file, folder / file.name)
+            for file in _files(checkpoints[-1], CARRIED_FILES):
+                shutil.copyfile(file, folder / file.name)
+    except SafetensorError as error:  # a full disk, for instance
+        raise OSError(f"averaging into {output} failed ({error})") from error
 
 
 def _check_output(output: Path, overwrite: bool) -> None:
@@ -84,12 +82,11 @@ def _check_output(output: Path, overwrite: bool) -> None:
         raise ValueError(f"{output} exists; choose another output, or ask to overwrite it")
     # A run's folder is a saved model too, but it contains checkpoints, and these contain a training's state.
     known = (*CARRIED_FILES, SAFETENSORS, f"{SAFETENSORS}.index.json", *REPORT_FILES)
-    entries = sorted(output.iterdir()) if output.is_dir() else [output]
-    others = [entry.name for entry in entries if entry.is_dir() or not any(map(entry.match, known))]
-    if others or not (output / "config.json").is_file():
-        which = others[0] if others else "no config.json"
+    entries = output.iterdir() if output.is_dir() else [output]
+    if others := sorted(entry.name for entry in entries if entry.is_dir() or not any(map(entry.match, known))):
         raise ValueError(
-            f"{output} is not just a saved model (it contains {which}), so it is not overwritten; choose another output"
+            f"{output} is not just a saved model (it contains {others[0]}), so it is not overwritten; choose another "
+            "output"
         )
 
 
@@ -153,71 +150,28 @@ def _files(checkpoint: Path, patterns: Iterable[str]) -> list[Path]:
 
 def _check_alike(first: Path, other: Path) -> None:
     """Checks that two checkpoints have one architecture and vocabulary, before any weights are read."""
-    mine, others = tensors_in(first), tensors_in(other)
-    for name in sorted(mine.keys() ^ others.keys()):
-        where, lacking = (first, other) if name in mine else (other, first)
-        raise ValueError(f"{lacking} has no {name}, but {where} has; average checkpoints of one run")
-    for name, (_, entry) in mine.items():
-        for field, value in others[name][1].items():
-            if value != entry[field]:
-                raise ValueError(f"{other}: {name} has {field} {value}, but {entry[field]} in {first.name}")
-    for field, (own, value) in _differences(_architecture(first), _architecture(other)):
-        raise ValueError(
-            f"{other / 'config.json'} has {field}={value!r}, but {first.name} {own!r}; only checkpoints of one "
-            "architecture can be averaged"
-        )
-    for name, _ in _differences(_vocabulary(first), _vocabulary(other)):
-        raise ValueError(f"{other / name} differs from {first.name}'s; their tokens mean different things")
+    for what, read in (("tensors", _shapes), ("config.json", _architecture), ("tokenizer", _vocabulary)):
+        mine, others = read(first), read(other)
+        if names := [name for name in mine.keys() | others.keys() if mine.get(name) != others.get(name)]:
+            raise ValueError(
+                f"the {what} of {other} and {first.name} differ in {named(names)}; average checkpoints of one run"
+            )
 
 
-def _differences(mine: dict[str, Any], others: dict[str, Any]) -> Iterator[tuple[str, tuple[Any, Any]]]:
-    for name in sorted(mine.keys() | others.keys()):
-        if mine.get(name) != others.get(name):
-            yield name, (mine.get(name), others.get(name))
+def _shapes(checkpoint: Path) -> Mapping[str, object]:
+    return {name: entry for name, (_, entry) in tensors_in(checkpoint).items()}
 
 
-def _architecture(checkpoint: Path) -> dict[str, Any]:
+def _architecture(checkpoint: Path) -> Mapping[str, object]:
     config = read_json(checkpoint / "config.json")
     assert isinstance(config, dict)  # _check_complete has read it
     return {field: value for field, value in config.items() if field not in FREE_FIELDS}
 
 
-def _vocabulary(checkpoint: Path) -> dict[str, Any]:
+def _vocabulary(checkpoint: Path) -> Mapping[str, object]:
     """File name -> content; without tokenizer.json's padding and truncation, those of its latest call."""
-    contents: dict[str, Any] = {file.name: file.read_bytes() for file in _files(checkpoint, VOCABULARY_FILES)}
-    if "tokenizer.json" in contents:
-        contents["tokenizer.json"] = json.loads(contents["tokenizer.json"]) | {"padding": None, "truncation": None}
+    contents: dict[str, object] = {file.name: file.read_bytes() for file in _files(checkpoint, VOCABULARY_FILES)}
+    if (checkpoint / "tokenizer.json").is_file():
+        content = json.loads((checkpoint / "tokenizer.json").read_bytes())
+        contents["tokenizer.json"] = content | {"padding": None, "truncation": None}
     return contents
-
-
-@contextmanager
-def _replacing(output: Path, overwrite: bool) -> Iterator[Path]:
-    """Yields a folder to fill; it replaces `output` at the end, and is removed after an error."""
-    new, old, lock = (output.with_name(f".{output.name}.{part}") for part in ("partial", "old", "lock"))
-    output.parent.mkdir(parents=True, exist_ok=True)
-    message = f"another process is writing {output}; wait until it has finished, or choose another output"
-    with locked(lock, message):
-        try:
-            _restore(old, output)  # a call was killed between its two renames
-            _check_output(output, overwrite)
-            shutil.rmtree(new, ignore_errors=True)
-            shutil.rmtree(old, ignore_errors=True)
-            new.mkdir()
-            yield new
-            for file in new.iterdir():
-                with file.open("rb+") as written:
-                    os.fsync(written.fileno())  # a power failure can't leave the new name with empty files
-            _check_output(output, overwrite)  # the user may have put something there meanwhile
-            if output.exists():
-                output.rename(old)
-            new.rename(output)
-        finally:
-            _restore(old, output)
-            shutil.rmtree(new, ignore_errors=True)
-            shutil.rmtree(old, ignore_errors=True)
-            lock.unlink(missing_ok=True)
-
-
-def _restore(old: Path, output: Path) -> None:
-    if old.exists() and not output.exists():
-        old.rename(output)

@@ -3,23 +3,17 @@
 Nothing that a file contains is executed: torch.load is only called with `weights_only`.
 """
 
-import json
 import re
-import zipfile
-import zlib
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import TypedDict
 
 import torch
-from transformers import TrainerState
 from transformers.trainer_pt_utils import safe_globals
 from transformers.utils import logging
 
-from ..data.digests import digest_of
 from ..errors import first_line
-from .files import write_text
 from .loading import CONFIG, WEIGHTS, WEIGHTS_INDEX, read_json, tensors_in
 
 logger = logging.get_logger(__name__)
@@ -30,7 +24,6 @@ OPTIMIZER = "optimizer.pt"
 SCHEDULER = "scheduler.pt"
 WEIGHT_AVERAGE = "ema.pt"
 RANDOM_STATES = "rng_state*.pth"
-CHECKSUMS = "checksums.json"
 SAFETENSORS = "model*.safetensors"  # in one file or sharded
 # Files of torch.save that resuming reads; nothing reads training_args.bin again.
 SAVED_BY_TORCH = (OPTIMIZER, SCHEDULER, WEIGHT_AVERAGE, "scaler.pt", RANDOM_STATES)
@@ -38,6 +31,13 @@ SAVED_BY_TORCH = (OPTIMIZER, SCHEDULER, WEIGHT_AVERAGE, "scaler.pt", RANDOM_STAT
 OPTIONAL_JSON = (
     "generation_config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
 )  # fmt: skip
+
+
+class _Optimizer(TypedDict):
+    """The state of an optimizer of torch, as far as it is read here."""
+
+    param_groups: list[dict[str, list[int]]]
+    state: dict[int, object]
 
 
 def checkpoints_in(run: Path) -> list[Path]:
@@ -89,27 +89,12 @@ def complete_checkpoints(run: Path, *, to_resume: bool = True) -> Iterator[Path]
             logger.warning(f"skipping {checkpoint}: {damage}")
 
 
-def write_checksums(checkpoint: Path) -> None:
-    """Writes `checksums.json`: safetensors have no checksums by which `damage_of` could find damage within them.
-
-    Raises:
-        OSError: A file can't be read or written.
-    """
-    write_text(checkpoint / CHECKSUMS, json.dumps(_checksums(checkpoint), indent=1) + "\n")
-
-
-def _checksums(checkpoint: Path) -> dict[str, dict[str, int | str]]:
-    files = sorted(file for file in checkpoint.glob(SAFETENSORS) if file.is_file())
-    return {file.name: {"size": file.stat().st_size, "xxh3_128": digest_of(file)} for file in files}
-
-
 def damage_of(checkpoint: Path, *, to_resume: bool = True) -> str | None:
     """Returns the reason why a checkpoint is not complete, or None if it is.
 
     The Trainer writes the model, then `optimizer.pt`, `scheduler.pt` and `rng_state*.pth`, and `trainer_state.json`
-    last; a killed training or a full disk leaves some of them, or a truncated file. What torch.save has written
-    contains checksums; those of the weights are in `checksums.json`, and without one their sizes and header are
-    checked. It takes as long as reading the files.
+    last; a killed training or a full disk leaves some of them, or a truncated file. Changed values in files of the
+    right length aren't noticed.
 
     Args:
         checkpoint: The folder. If its name is `checkpoint-N`, it must contain a `trainer_state.json` that says N.
@@ -142,11 +127,6 @@ def _state_damages(checkpoint: Path) -> Iterator[str]:
         yield f"{state}; the Trainer writes it last, so saving was interrupted"
     elif (step := step_of(checkpoint)) is not None and state.get("global_step") != step:
         yield f"{TRAINER_STATE} is of step {state.get('global_step')!r}"
-    else:
-        try:
-            TrainerState.load_from_json(str(checkpoint / TRAINER_STATE))
-        except Exception as error:  # of many kinds
-            yield f"{TRAINER_STATE} can't be loaded ({first_line(error)})"
 
 
 def _weights_damages(checkpoint: Path) -> Iterator[str]:
@@ -155,20 +135,8 @@ def _weights_damages(checkpoint: Path) -> Iterator[str]:
             tensors_in(checkpoint)
         except ValueError as error:
             yield str(error)
-        if (checkpoint / CHECKSUMS).exists():
-            yield from _checksum_damages(checkpoint)
     else:
         yield f"it has no weights: neither {WEIGHTS} nor {WEIGHTS_INDEX}"
-
-
-def _checksum_damages(checkpoint: Path) -> Iterator[str]:
-    saved = read_json(checkpoint / CHECKSUMS)
-    if isinstance(saved, str):
-        yield saved
-        return
-    for name, checksum in _checksums(checkpoint).items():
-        if saved.get(name) != checksum:
-            yield f"{name} has changed since it was saved; if that was intended, remove {CHECKSUMS}"
 
 
 def _json_damages(checkpoint: Path) -> Iterator[str]:
@@ -179,8 +147,6 @@ def _json_damages(checkpoint: Path) -> Iterator[str]:
 
 def _resume_damages(checkpoint: Path) -> Iterator[str]:
     for file in (file for pattern in SAVED_BY_TORCH for file in sorted(checkpoint.glob(pattern))):
-        if not _is_intact(file):
-            yield f"{file.name} is cut short or damaged"
         yield from _loading_damages(file)
     if not (checkpoint / OPTIMIZER).exists():
         yield f"{OPTIMIZER} is missing (save_only_model leaves it out), so training can't resume from it"
@@ -188,21 +154,6 @@ def _resume_damages(checkpoint: Path) -> Iterator[str]:
         yield f"{SCHEDULER} is missing, so training can't resume from it"
     if not any(checkpoint.glob(RANDOM_STATES)):  # a file, or one for each process
         yield "rng_state.pth is missing, so the random numbers of a resumed training would differ"
-
-
-def _is_intact(file: Path) -> bool:
-    """Checks what torch.save has written: a zip archive, with a checksum of each entry."""
-    if not file.is_file():
-        return False
-    try:
-        with zipfile.ZipFile(file) as archive:
-            entries = archive.infolist()
-            if sum(entry.file_size for entry in entries) > file.stat().st_size:  # torch.save compresses nothing
-                return False
-            without_checksums = all(entry.CRC == 0 for entry in entries)  # torch.serialization.set_crc32_options(False)
-            return without_checksums or archive.testzip() is None
-    except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, ValueError):  # by the place of the damage
-        return False
 
 
 def _loading_damages(file: Path) -> Iterator[str]:
@@ -218,7 +169,7 @@ def _loading_damages(file: Path) -> Iterator[str]:
         yield f"{file.name} has no state of {lacking} parameters, so a resumed training would differ"
 
 
-def _parameters_without_state(optimizer: dict[str, Any]) -> int:
+def _parameters_without_state(optimizer: _Optimizer) -> int:
     """Returns how many parameters lack a state, in an optimizer that has one for the others."""
     parameters = {parameter for group in optimizer["param_groups"] for parameter in group["params"]}
     return len(parameters - optimizer["state"].keys()) if optimizer["state"] else 0

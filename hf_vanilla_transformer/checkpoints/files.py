@@ -5,7 +5,6 @@ import os
 import secrets
 import shutil
 import tempfile
-import zlib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -102,8 +101,7 @@ def remove_partial(path: str | Path) -> None:
 
 
 def _partial(path: Path) -> str:
-    """Returns how names of partial files begin: names have at most 255 bytes, and a long one needs its own digest."""
-    return f".{path.name[:40]}.{zlib.crc32(os.fsencode(path.name)):08x}"
+    return f".{path.name[:50]}"  # a name has at most 255 bytes
 
 
 def write_text(path: str | Path, text: str) -> None:
@@ -129,18 +127,33 @@ def check_new_folder(output: Path) -> None:
 
 
 @contextmanager
-def new_folder(output: Path) -> Iterator[Path]:
-    """Yields an empty folder that becomes `output` at the end; after an error, nothing is there.
+def new_folder(output: Path, *, replace: bool = False) -> Iterator[Path]:
+    """Yields an empty folder that becomes `output` at the end; after an error, `output` is as it was.
+
+    A killed process leaves a hidden folder beside `output`.
+
+    Args:
+        output: The folder.
+        replace: Whether it may exist with files in it.
 
     Raises:
         OSError: It can't be written, or there is something at `output`.
     """
     output = output.absolute()  # "." can't be removed by that name
-    parent = output.parent
-    with tempfile.TemporaryDirectory(prefix=f".{output.name}.", suffix=".partial", dir=parent) as place:
-        folder = Path(place) / "model"
+    with tempfile.TemporaryDirectory(prefix=f".{output.name}.", suffix=".partial", dir=output.parent) as place:
+        folder, old = Path(place, "model"), Path(place, "old")
         folder.mkdir()
         yield folder
-        if output.exists():
+        for file in (file for file in folder.rglob("*") if file.is_file()):
+            with file.open("rb+") as written:
+                os.fsync(written.fileno())  # a power failure can't leave the new name with empty files
+        if replace and output.exists():
+            output.rename(old)
+        elif output.exists():
             output.rmdir()
-        folder.rename(output)
+        try:
+            folder.rename(output)
+        except BaseException:
+            if old.exists():
+                old.rename(output)
+            raise

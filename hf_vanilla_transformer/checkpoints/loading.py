@@ -2,12 +2,11 @@
 
 import hashlib
 import json
-import math
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 import torch
 from huggingface_hub.errors import StrictDataclassError
@@ -17,6 +16,7 @@ from transformers import (
     AutoModelForSeq2SeqLM,
     AutoTokenizer,
     MarianTokenizer,
+    PreTrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
@@ -35,27 +35,33 @@ VOCABULARY_FILES = (
     *("tokenizer.json", "target_tokenizer.json", "segmentation.json", "vocab*", "target_vocab.json"),
     *("merges.txt", "*.spm", "*.model"),
 )
-# Parts of safetensors' errors for a file that is too short or too long.
-CUT_SHORT = ("header too small", "invalid header length", "file not fully covered")
 # Embeddings are often padded to a multiple of 64 or 128 rows, or by a few languages' tags.
 UNUSED_ROWS, UNUSED_SHARE = 128, 0.01
 NAMES_PER_ERROR = 5
-# Fields that make transformers or the positional table allocate memory before the weights show what is wrong.
-LARGEST = {("num_labels",): 1_000_000, ("max_position_embeddings", "d_model"): 2**28}
 
 
 class CheckpointError(ValueError):
     """A checkpoint can't be used; the message names the file or the tensors, and why."""
 
 
+class Where(TypedDict, total=False):
+    """Where a checkpoint is, and whether its code may run; `load_model` explains each."""
+
+    trust_remote_code: bool
+    local_files_only: bool
+    revision: str | None
+    token: str | bool | None
+
+
+class TensorEntry(TypedDict):
+    """What the header of a safetensors file says of a tensor: its type ("F32", "BF16" ...) and its shape."""
+
+    dtype: str
+    shape: list[int]
+
+
 def load_checkpoint(
-    name: str | Path,
-    *,
-    dtype: torch.dtype | str = "auto",
-    trust_remote_code: bool = False,
-    local_only: bool = False,
-    revision: str | None = None,
-    token: str | bool | None = None,
+    name: str | Path, *, dtype: torch.dtype | str = "auto", **where: Unpack[Where]
 ) -> tuple[PreTrainedTokenizerBase, PreTrainedModel]:
     """Loads a sequence-to-sequence model and its tokenizer, and checks that they belong together.
 
@@ -67,26 +73,18 @@ def load_checkpoint(
     Raises:
         CheckpointError: As for `load_model`, or the tokenizer is another model's.
     """
-    where: dict[str, Any] = {"local_only": local_only, "revision": revision, "token": token}
-    tokenizer = load_tokenizer(name, trust_remote_code=trust_remote_code, **where)
-    model = load_model(name, dtype=dtype, trust_remote_code=trust_remote_code, **where)
+    tokenizer = load_tokenizer(name, **where)
+    model = load_model(name, dtype=dtype, **where)
     check_tokenizer(tokenizer, model.config, str(name))
     return tokenizer, model
 
 
-def load_tokenizer(
-    name: str | Path,
-    *,
-    trust_remote_code: bool = False,
-    local_only: bool = False,
-    revision: str | None = None,
-    token: str | bool | None = None,
-) -> PreTrainedTokenizerBase:
+def load_tokenizer(name: str | Path, **where: Unpack[Where]) -> PreTrainedTokenizerBase:
     """Loads a tokenizer; arguments and errors as for `load_model`."""
-    where: dict[str, Any] = {"local_files_only": local_only, "revision": revision, "token": token}
-    with _plain_errors(name, trust_remote_code), without_advice():
-        _checked_folder(name, trust_remote_code, where)
-        tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=trust_remote_code, **where)
+    where = {"trust_remote_code": False, **where}  # transformers would ask the user
+    with _plain_errors(name, where), without_advice():
+        _checked_folder(name, where)
+        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(name, **where)
         tokenizer(["a"], text_target=["a"], verbose=False)  # some settings are only read here
         return tokenizer
 
@@ -99,13 +97,14 @@ def without_advice() -> Iterator[None]:
         yield
 
 
-def load_config(name: str | Path) -> Any:
+def load_config(name: str | Path) -> PreTrainedConfig:
     """Loads a configuration from a folder, without running code that comes with it; errors as for `load_model`."""
-    with _plain_errors(name, trust_remote_code=False):
-        return AutoConfig.from_pretrained(name, trust_remote_code=False)
+    with _plain_errors(name, {}):
+        config: PreTrainedConfig = AutoConfig.from_pretrained(name, trust_remote_code=False)
+    return config
 
 
-def check_headers(folder: Path, tensors: Mapping[str, Sequence[int]]) -> tuple[Any, list[str]]:
+def check_headers(folder: Path, tensors: Mapping[str, Sequence[int]]) -> tuple[PreTrainedConfig, list[str]]:
     """Compares the shapes of saved tensors with those of the model that config.json describes, without its weights.
 
     Args:
@@ -118,8 +117,8 @@ def check_headers(folder: Path, tensors: Mapping[str, Sequence[int]]) -> tuple[A
     Raises:
         CheckpointError: There is no model for the configuration, or its weights are quantized.
     """
-    with _plain_errors(folder, trust_remote_code=False):
-        _checked_folder(folder, trust_remote_code=False, where={})
+    with _plain_errors(folder, {}):
+        _checked_folder(folder, {})
         config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
         with torch.device("meta"):
             model = AutoModelForSeq2SeqLM.from_config(config, trust_remote_code=False)
@@ -145,10 +144,10 @@ def load_model(
     *,
     dtype: torch.dtype | str = "auto",
     trust_remote_code: bool = False,
-    local_only: bool = False,
+    local_files_only: bool = False,
     revision: str | None = None,
     token: str | bool | None = None,
-    **fields: Any,
+    **fields: object,
 ) -> PreTrainedModel:
     """Loads a sequence-to-sequence model, and refuses one whose weights don't fit its configuration.
 
@@ -158,7 +157,7 @@ def load_model(
         name: A folder that `save_pretrained` wrote, or a name on the Hub.
         dtype: Type of the weights; "auto": as they were saved.
         trust_remote_code: Whether code that comes with the checkpoint may run. Without it, there is no prompt.
-        local_only: Whether a name on the Hub is only looked for among the files of earlier downloads.
+        local_files_only: Whether a name on the Hub is only looked for among the files of earlier downloads.
         revision: Branch, tag or commit on the Hub.
         token: For the Hub, as for `from_pretrained`.
         **fields: Fields of the configuration that take the place of the checkpoint's, `dropout` for instance.
@@ -169,15 +168,16 @@ def load_model(
     Raises:
         CheckpointError: It can't be loaded, or tensors are missing, unknown, of another shape or not finite.
     """
-    where: dict[str, Any] = {"local_files_only": local_only, "revision": revision, "token": token}
-    with _plain_errors(name, trust_remote_code):
-        folder = _checked_folder(name, trust_remote_code, where)
+    where = Where(
+        trust_remote_code=trust_remote_code, local_files_only=local_files_only, revision=revision, token=token
+    )
+    with _plain_errors(name, where):
+        folder = _checked_folder(name, where)
         model, report = AutoModelForSeq2SeqLM.from_pretrained(
             name,
             dtype=dtype,
             output_loading_info=True,
             ignore_mismatched_sizes=True,  # they are in the report, then
-            trust_remote_code=trust_remote_code,
             **where,
             **fields,
         )
@@ -192,18 +192,18 @@ def load_model(
 
 
 @contextmanager
-def _plain_errors(name: str | Path, trust_remote_code: bool) -> Iterator[None]:
+def _plain_errors(name: str | Path, where: Where) -> Iterator[None]:
     try:
         yield
     except Exception as error:  # each reader of files has errors of its own
         hint = ""
-        if not trust_remote_code and "trust_remote_code" in str(error):
+        if not where.get("trust_remote_code") and "trust_remote_code" in str(error):
             hint = "; its own code only runs if you trust it and say so (--trust-remote-code)"
         reason = error.__cause__ if isinstance(error, StrictDataclassError) and error.__cause__ else error
         raise CheckpointError(f"can't load {name} ({first_line(reason)}){hint}") from error
 
 
-def _check_report(name: str | Path, report: dict[str, Any]) -> None:
+def _check_report(name: str | Path, report: Mapping[str, Collection[Any]]) -> None:
     """Refuses a model for which `from_pretrained` would only log a warning."""
     problems = {"missing_keys": "the weights have no", "unexpected_keys": "the model has no"}
     for key, problem in problems.items():
@@ -216,7 +216,7 @@ def _check_report(name: str | Path, report: dict[str, Any]) -> None:
         raise CheckpointError(f"{name}: {named(report['error_msgs'])}")
 
 
-def _checked_folder(name: str | Path, trust_remote_code: bool, where: dict[str, Any]) -> Path:
+def _checked_folder(name: str | Path, where: Where) -> Path:
     """Returns the folder of a checkpoint's files, and refuses configurations that can't be used.
 
     Raises:
@@ -232,13 +232,8 @@ def _checked_folder(name: str | Path, trust_remote_code: bool, where: dict[str, 
         raise ValueError("is_encoder_decoder is false in config.json, but a model that translates has both")
     if config.get("quantization_config") is not None:
         raise ValueError("its weights are quantized; give Translator what from_pretrained loads, or take the original")
-    for names, largest in LARGEST.items():
-        sizes: list[Any] = [config.get(name) for name in names]
-        if all(isinstance(size, int) for size in sizes) and math.prod(sizes) > largest:
-            values = " and ".join(f"{name} is {size:,}" for name, size in zip(names, sizes, strict=True))
-            raise ValueError(f"{values} in config.json, too large for the memory")
     for field in ("attn_implementation", "_attn_implementation"):
-        if "/" in str(config.get(field, "")) and not trust_remote_code:
+        if "/" in str(config.get(field, "")) and not where.get("trust_remote_code"):
             raise ValueError(f"{field} in config.json names code on the Hub; it needs trust_remote_code")
     return Path(file).parent
 
@@ -253,7 +248,7 @@ def _check_tokens(name: str | Path, model: PreTrainedModel) -> None:
             )
 
 
-def _as_list(value: Any) -> list[Any]:
+def _as_list(value: object) -> list[object]:
     return [] if value is None else value if isinstance(value, list) else [value]
 
 
@@ -264,7 +259,7 @@ def not_finite(model: torch.nn.Module) -> list[str]:
     return [key for key, value in parameters if value.numel() and not torch.stack(value.aminmax()).isfinite().all()]
 
 
-def check_tokenizer(tokenizer: PreTrainedTokenizerBase, config: Any, name: str) -> None:
+def check_tokenizer(tokenizer: PreTrainedTokenizerBase, config: PreTrainedConfig, name: str) -> None:
     """Checks that a model was trained with a tokenizer, as far as that can be known.
 
     Args:
@@ -311,7 +306,7 @@ def tokenizer_fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
     if isinstance(tokenizer, MarianTokenizer):
         models = [one.serialized_model_proto() for one in (tokenizer.spm_source, tokenizer.spm_target)]
         digests = [hashlib.sha256(model).hexdigest() for model in models]
-        content: Any = [digests, tokenizer.encoder, getattr(tokenizer, "target_encoder", None)]
+        content: object = [digests, tokenizer.encoder, getattr(tokenizer, "target_encoder", None)]
     elif (content := getattr(tokenizer, "content", None)) is None:
         added = tokenizer.added_tokens_encoder
         vocabulary = sorted((number, token) for token, number in tokenizer.get_vocab().items() if token not in added)
@@ -327,11 +322,11 @@ def named(names: Iterable[str], most: int = NAMES_PER_ERROR) -> str:
     return ", ".join(names[:most]) + more
 
 
-def tensors_in(checkpoint: Path) -> dict[str, tuple[Path, dict[str, Any]]]:
+def tensors_in(checkpoint: Path) -> dict[str, tuple[Path, TensorEntry]]:
     """Returns the tensors of a saved model in safetensors, one file or sharded, without reading their values.
 
     Returns:
-        Tensor's name -> its file, and its `dtype` ("F32", "BF16" ...) and `shape` (a list).
+        Tensor's name -> its file, and its type and shape.
 
     Raises:
         ValueError: Files are missing or cut short, or the index doesn't match them; the message names the file.
@@ -354,18 +349,16 @@ def tensors_in(checkpoint: Path) -> dict[str, tuple[Path, dict[str, Any]]]:
     return {name: (checkpoint / shard, headers[shard][name]) for name, shard in shard_of.items()}
 
 
-def _header(file: Path) -> dict[str, dict[str, Any]]:
+def _header(file: Path) -> dict[str, TensorEntry]:
     """Tensor's name -> dtype and shape, from the header of a safetensors file."""
     if not file.is_file():
         raise ValueError(f"{file.name} is missing")
     try:
         with safe_open(file, framework="pt") as weights:
             slices = {name: weights.get_slice(name) for name in weights.keys()}  # noqa: SIM118
-            return {name: {"dtype": one.get_dtype(), "shape": one.get_shape()} for name, one in slices.items()}
+            return {name: TensorEntry(dtype=one.get_dtype(), shape=one.get_shape()) for name, one in slices.items()}
     except SafetensorError as error:
-        if any(words in str(error) for words in CUT_SHORT):
-            raise ValueError(f"{file.name} is cut short ({error})") from error
-        raise ValueError(f"{file.name} is not in safetensors' format ({error})") from error
+        raise ValueError(f"{file.name} is cut short, or not in safetensors' format ({error})") from error
 
 
 def read_json(file: Path) -> dict[str, Any] | str:

@@ -1,14 +1,14 @@
 """Tokenizers of checkpoints that version 0.2 converted: without these names, transformers would open them wrongly."""
 
 from pathlib import Path
-from typing import Any
+from typing import NoReturn
 
 
 class _Outdated:
     """Stands for a class of 0.2 in AutoTokenizer's table."""
 
     @classmethod
-    def from_pretrained(cls, name: str | Path, *args: Any, **kwargs: Any) -> Any:
+    def from_pretrained(cls, name: str | Path, *args: object, **kwargs: object) -> NoReturn:
         """Is refused, with the fix.
 
         Raises:

@@ -2,6 +2,7 @@
 
 import argparse
 import gc
+import ipaddress
 import math
 import os
 import re
@@ -53,6 +54,14 @@ def port_number(text: str) -> int:
     if not text.isdecimal() or not 1 <= int(text) <= 65_535:
         raise argparse.ArgumentTypeError(f"{text!r} is not a port; give an integer from 1 to 65535")
     return int(text)
+
+
+def is_this_machine(host: str) -> bool:
+    """Whether only this machine reaches an address."""
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def not_negative(text: str) -> float:

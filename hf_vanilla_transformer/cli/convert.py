@@ -44,18 +44,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--mapping", metavar="YAML", help="layout of a state dict: your file, or the name of one of the package's"
     )
     parser.add_argument("--list-mappings", action=_ListMappings, nargs=0, help="list the package's mappings")
-    parser.add_argument(
-        "--assume-causal",
-        action="store_true",
-        help="assume a causal mask in training where the mapping doesn't say it",
-    )
-    parser.add_argument(
-        "--check",
-        type=Path,
-        metavar="FILE",
-        help="compare logits with the original's: a .pt or .npz file with its input_ids, attention_mask, "
-        "decoder_input_ids and logits",
-    )
     parser.add_argument("--no-tokenizer", action="store_true", help="convert the model alone")
     parser.add_argument("--revision", metavar="REV", help="branch, tag or commit on the Hub (default: main)")
     parser.set_defaults(run=_convert)
@@ -71,8 +59,6 @@ def _convert(arguments: argparse.Namespace) -> None:
         is_local = Path(arguments.source).exists() or not check_model_on_hub(arguments.source)
     except (HubError, OSError) as error:
         raise UsageError(str(error)) from error
-    if arguments.check is not None and not arguments.check.is_file():
-        raise UsageError(f"--check {arguments.check} doesn't exist; give a .pt or .npz file")
     with loading():
         from transformers.utils import logging
 
@@ -88,9 +74,7 @@ def _convert(arguments: argparse.Namespace) -> None:
             arguments.source,
             arguments.output,
             system=arguments.system,
-            check=arguments.check,
             mapping=arguments.mapping,
-            assume_causal=arguments.assume_causal,
             with_tokenizer=not arguments.no_tokenizer,
             revision=arguments.revision,
             local_files_only=is_local,

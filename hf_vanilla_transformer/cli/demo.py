@@ -11,6 +11,7 @@ from .common import (
     add_compute_type,
     add_loading_arguments,
     check_model_name,
+    is_this_machine,
     load_translator,
     port_number,
 )
@@ -50,7 +51,7 @@ def _demo(arguments: argparse.Namespace) -> None:
 
     if is_exported(name):
         raise UsageError(f"{name} was exported, and the page shows attention weights; give --model the model itself")
-    if not demo.is_this_machine(host):
+    if not is_this_machine(host):
         warning = "every computer that reaches this machine can use the page; without --host, only its own users can"
         print(f"{PROGRAM}: warning: --host {host}: {warning}", file=sys.stderr)
     page = demo.build_page(load_translator(name, arguments), arguments.example, name=name)

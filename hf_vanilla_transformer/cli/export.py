@@ -21,7 +21,7 @@ QUANTIZATIONS = {  # format -> the types that its weights may have
     "ctranslate2": (
         *("int8", "int8_float32", "int8_float16", "int8_bfloat16", "int16", "float16", "bfloat16", "float32"),
     ),
-    "onnx": ("int8",),
+    "onnx": (),
     "torch": (),
 }
 
@@ -40,8 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--quantization",
         metavar="TYPE",
-        help=f"type of the weights; ctranslate2: {', '.join(QUANTIZATIONS['ctranslate2'])}; onnx: int8 "
-        "(default: as they were saved)",
+        help=f"type of the weights, for ctranslate2: {', '.join(QUANTIZATIONS['ctranslate2'])} (default: as saved)",
     )
     parser.add_argument(
         "--trust-remote-code", action="store_true", help="run code that comes with the model; only if you trust it"
@@ -86,7 +85,7 @@ def _options(system: str, quantization: str | None) -> dict[str, Any]:
     if quantization not in known:
         fix = f"give one of {', '.join(known)}" if known else "leave it out"
         raise UsageError(f"--quantization {quantization} isn't available with --to {system}; {fix}")
-    return {"quantize": True} if system == "onnx" else {"quantization": quantization}
+    return {"quantization": quantization}
 
 
 def _exporter(system: str) -> Any:

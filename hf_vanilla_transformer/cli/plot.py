@@ -159,7 +159,7 @@ def _attention(arguments: argparse.Namespace) -> None:
             write_text(arguments.output, attention_page(attention, f"Attention: {arguments.source}"))
             say_written(arguments.output)
             return
-        from ..plots.attention_parts import of_part
+        from ..plots.attention_page import of_part
         from ..plots.curves import draw_attention
 
         layers = len(of_part(attention, part)[0])

@@ -18,6 +18,7 @@ from .common import (
     add_compute_type,
     add_loading_arguments,
     check_model_name,
+    is_this_machine,
     load_translator,
     on_every_node,
     opening,
@@ -101,7 +102,7 @@ def _serve(arguments: argparse.Namespace) -> None:
     except ImportError as error:
         raise UsageError(first_line(error)) from error
     models = _models(arguments)
-    if arguments.host not in ("127.0.0.1", "localhost", "::1") and not arguments.api_key:
+    if not is_this_machine(arguments.host) and not arguments.api_key:
         print(f"{PROGRAM}: warning: every computer that reaches this machine can use the service", file=sys.stderr)
     settings = app.Settings(
         api_key=arguments.api_key,

@@ -11,6 +11,8 @@ from itertools import pairwise
 from random import Random
 from typing import Any
 
+from transformers import PreTrainedTokenizerBase
+
 from ..tokenization_vanilla_transformer import VanillaTransformerTokenizerFast
 
 
@@ -26,7 +28,7 @@ class BPEDropout:
         ValueError: The tokenizer is of another class.
     """
 
-    def __init__(self, tokenizer: Any, probability: float) -> None:
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, probability: float) -> None:
         if not isinstance(tokenizer, VanillaTransformerTokenizerFast):
             raise ValueError(
                 "BPE-dropout needs the merges of a VanillaTransformerTokenizerFast, and the tokenizer is a "

@@ -20,6 +20,7 @@ from datasets import Dataset, IterableDataset, concatenate_datasets, load_datase
 from datasets.exceptions import DatasetGenerationError
 from datasets.fingerprint import Hasher
 from numpy.typing import NDArray
+from transformers import PreTrainedTokenizerBase
 from transformers.utils import logging
 
 from ..errors import first_line
@@ -53,15 +54,12 @@ class Cleaning:
     left_out: Counter[str] = field(default_factory=Counter)
     kept: int = 0
 
-    def keeps(
-        self, source: NDArray[np.int64], target: NDArray[np.int64], blank: NDArray[np.bool_] | None = None
-    ) -> NDArray[np.bool_]:
+    def keeps(self, source: NDArray[np.int64], target: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Decides which pairs to keep, and counts them.
 
         Args:
             source: Tokens of each source with its end of sentence, (N,): an empty text has 1.
             target: Tokens of each target, likewise, (N,).
-            blank: Whether a side of each pair is nothing but white space, (N,); None: of no pair.
 
         Returns:
             Whether each pair is kept, (N,).
@@ -69,7 +67,7 @@ class Cleaning:
         longer, shorter = np.maximum(source, target), np.minimum(source, target)
         ratio = np.inf if self.max_length_ratio is None else self.max_length_ratio
         reasons = {
-            "an empty side": (shorter <= 1) | (False if blank is None else blank),
+            "an empty side": shorter <= 1,
             f"more than {self.max_length} tokens": longer > self.max_length,
             f"a length ratio above {self.max_length_ratio}": longer > ratio * shorter,
         }
@@ -107,7 +105,7 @@ def read_corpus(corpus: Corpus, streaming: bool = False) -> Dataset | IterableDa
     """
     sources: list[tuple[str, ...]] = [*zip(corpus.source, corpus.target, strict=True)]
     sources += [(table,) for table in corpus.tables]
-    parts: list[Any] = []
+    parts: list[Dataset | IterableDataset] = []
     for local, group in groupby(sources, key=lambda paths: len(paths) == 2 or is_table(paths[0])):
         if local:
             parts.append(_from_files(corpus, list(group), streaming))
@@ -135,7 +133,7 @@ def state_of(corpus: Corpus, pairs: Dataset | IterableDataset) -> str:
     """
     if isinstance(pairs, Dataset):
         return str(pairs._fingerprint)
-    facts: list[Any] = []
+    facts: list[object] = []
     for name in (*corpus.source, *corpus.target, *corpus.tables):
         inside = sorted(path for path in Path(name).rglob("*") if path.is_file())  # a data set in a folder
         statuses = [path.stat() for path in (inside or [Path(name)]) if path.exists()]
@@ -144,7 +142,10 @@ def state_of(corpus: Corpus, pairs: Dataset | IterableDataset) -> str:
 
 
 def tokenize(
-    pairs: Dataset | IterableDataset, tokenizer: Any, cleaning: Cleaning, num_proc: int | None = None
+    pairs: Dataset | IterableDataset,
+    tokenizer: PreTrainedTokenizerBase,
+    cleaning: Cleaning,
+    num_proc: int | None = None,
 ) -> Dataset | IterableDataset:
     """Tokenizes "source" into "input_ids" and "target" into "labels", and leaves out pairs as `cleaning` says.
 
@@ -162,14 +163,16 @@ def tokenize(
         CorpusError: No pair is left.
     """
 
-    def encode(batch: Mapping[str, list[str]]) -> dict[str, Any]:
-        encoded = tokenizer(list(batch["source"]), text_target=list(batch["target"]), verbose=False)
+    def encode(batch: Mapping[str, list[str]]) -> dict[str, list[list[int]]]:
+        # White space alone has tokens, and is as empty as no text.
+        sources, targets = ([text if text.strip() else "" for text in batch[side]] for side in ("source", "target"))
+        encoded = tokenizer(sources, text_target=targets, verbose=False)
         return {"input_ids": encoded["input_ids"], "labels": encoded["labels"]}
 
-    def encode_and_clean(batch: Mapping[str, list[str]]) -> dict[str, Any]:
+    def encode_and_clean(batch: Mapping[str, list[str]]) -> dict[str, list[list[int]]]:
         columns, before = encode(batch), cleaning.seen
         source, target = (np.array([len(ids) for ids in columns[name]]) for name in ("input_ids", "labels"))
-        stays = cleaning.keeps(source, target, _are_blank(batch["source"]) | _are_blank(batch["target"]))
+        stays = cleaning.keeps(source, target)
         if cleaning.seen // PAIRS_PER_REPORT > before // PAIRS_PER_REPORT:
             logger.warning("Training data, as far as this process has read the stream: %s", cleaning)
         return {name: [ids for ids, keep in zip(rows, stays, strict=True) if keep] for name, rows in columns.items()}
@@ -183,9 +186,7 @@ def tokenize(
         new_fingerprint=_fingerprint(pairs, tokenizer),
         desc="Tokenizing",
     )
-    texts = encoded.select_columns(["source", "target"]).with_format("arrow")[:]
-    blank = _are_blank(texts["source"]) | _are_blank(texts["target"])
-    stays = cleaning.keeps(lengths_of(encoded, "input_ids"), lengths_of(encoded, "labels"), blank)
+    stays = cleaning.keeps(lengths_of(encoded, "input_ids"), lengths_of(encoded, "labels"))
     if not stays.any():
         raise CorpusError(f"no sentence pair is left of {len(pairs):,}: {cleaning}")
     return encoded if stays.all() else encoded.select(np.flatnonzero(stays))
@@ -212,7 +213,7 @@ def resegment(
         num_proc: Number of processes; None: one, or one per core for a large corpus.
     """
 
-    def encode(batch: Mapping[str, list[Any]], rows: list[int], copy: int) -> dict[str, Any]:
+    def encode(batch: Mapping[str, list[Any]], rows: list[int], copy: int) -> dict[str, list[list[int]]]:
         columns = {}
         for name, side in (("input_ids", "source"), ("labels", "target")):
             varied = dropout.encode(batch[side], [f"{seed} {copy} {row} {side}" for row in rows])
@@ -243,13 +244,6 @@ def lengths_of(dataset: Dataset, column: str) -> NDArray[np.int64]:
     """Returns the length of each row in a column of lists, (N,), without turning the rows into Python lists."""
     table = dataset.select_columns([column]).with_format("arrow")[:]
     return np.asarray(pyarrow.compute.list_value_length(table[column]).to_numpy(), dtype=np.int64)
-
-
-def _are_blank(texts: Any) -> NDArray[np.bool_]:
-    """Whether each text is nothing but white space, (N,); `texts` is a list or an Arrow column."""
-    chunks = texts.chunks if isinstance(texts, pyarrow.ChunkedArray) else [pyarrow.array(texts, pyarrow.string())]
-    trimmed = (pyarrow.compute.utf8_trim_whitespace(chunk) for chunk in chunks)
-    return np.concatenate([np.zeros(0, bool), *(pyarrow.compute.equal(chunk, "").to_numpy(False) for chunk in trimmed)])
 
 
 def _from_files(corpus: Corpus, sources: list[tuple[str, ...]], streaming: bool) -> Dataset | IterableDataset:
@@ -302,12 +296,12 @@ def _from_hub(corpus: Corpus, name: str, streaming: bool) -> Dataset | IterableD
     if not names or (isinstance(dataset, Dataset) and not len(dataset)):
         raise CorpusError(f"{name}: its split {corpus.split!r} contains no sentence pair")
 
-    def to_pairs(batch: Mapping[str, list[Any]], places: list[int]) -> dict[str, list[str]]:
+    def to_pairs(batch: Mapping[str, list[object]], places: list[int]) -> dict[str, list[str]]:
         rows = [dict(zip(batch, values, strict=True)) for values in zip(*batch.values(), strict=True)]
         pairs = [pair_of(row, columns, f"{name}, row {place + 1}") for place, row in zip(places, rows, strict=True)]
         return {side: [pair[side] for pair in pairs] for side in ("source", "target")}
 
-    options: dict[str, Any] = {"batched": True, "with_indices": True, "remove_columns": names}
+    options: dict[str, object] = {"batched": True, "with_indices": True, "remove_columns": names}
     if isinstance(dataset, Dataset):
         options["new_fingerprint"] = Hasher.hash((dataset._fingerprint, columns))
     return dataset.map(to_pairs, **options)
@@ -317,7 +311,7 @@ def _processes(num_proc: int | None, pairs: int) -> int | None:
     return os.cpu_count() if num_proc is None and pairs > PAIRS_PER_PROCESS else num_proc
 
 
-def _fingerprint(pairs: Dataset, tokenizer: Any) -> str | None:
+def _fingerprint(pairs: Dataset, tokenizer: PreTrainedTokenizerBase) -> str | None:
     """The cache key of the token ids: the pairs and what the tokenizer computes.
 
     datasets would include where the tokenizer was loaded from, so that a process that loads what another one has just
@@ -327,7 +321,7 @@ def _fingerprint(pairs: Dataset, tokenizer: Any) -> str | None:
         return None
     content = json.loads(tokenizer.backend_tokenizer.to_str())
     content |= {"padding": None, "truncation": None}  # left over from its last call
-    return Hasher.hash((pairs._fingerprint, content, tokenizer.split_special_tokens))
+    return Hasher.hash(("without white space", pairs._fingerprint, content, tokenizer.split_special_tokens))
 
 
 def _cause(error: Exception) -> BaseException:

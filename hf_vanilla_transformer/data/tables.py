@@ -9,7 +9,6 @@ import csv
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import pyarrow
 import pyarrow.parquet
@@ -20,7 +19,7 @@ from .formats import LONGEST_LINE, CorpusError, Pair, read_lines, without_compre
 PAIRS_PER_BATCH = 1_000  # rows of Parquet in memory at a time
 csv.field_size_limit(LONGEST_LINE)  # Python's own limit would end a training at a row that is just too long
 
-Rows = Iterator[tuple[int, Mapping[str, Any]]]  # the line or row number, and column -> value
+Rows = Iterator[tuple[int, Mapping[str, object]]]  # the line or row number, and column -> value
 
 
 def read_table(path: str, columns: tuple[str, str]) -> Iterator[Pair]:
@@ -99,7 +98,7 @@ def _rows_of_json(path: str, columns: tuple[str, str]) -> Rows:
         yield number, row
 
 
-def pair_of(row: Mapping[str, Any], columns: tuple[str, str], where: str) -> Pair:
+def pair_of(row: Mapping[str, object], columns: tuple[str, str], where: str) -> Pair:
     """Takes source and target from a row of a table, or from the row's "translation".
 
     Args:
@@ -110,14 +109,15 @@ def pair_of(row: Mapping[str, Any], columns: tuple[str, str], where: str) -> Pai
     Raises:
         CorpusError: A column is missing, or its value is not text.
     """
-    row = row["translation"] if isinstance(row.get("translation"), Mapping) else row
+    nested = row.get("translation")
+    row = nested if isinstance(nested, Mapping) else row
     for column in columns:
         if problem := _problem(row, column):
             raise CorpusError(f"{where}: column {column!r} {problem} (`source_column` and `target_column` name them)")
-    return {"source": row[columns[0]], "target": row[columns[1]]}
+    return {"source": str(row[columns[0]]), "target": str(row[columns[1]])}
 
 
-def _problem(row: Mapping[str, Any], column: str) -> str | None:
+def _problem(row: Mapping[str, object], column: str) -> str | None:
     if column not in row:
         return f"is missing; the columns are {', '.join(map(repr, row)) or 'none'}"
     text = row[column]

@@ -2,11 +2,11 @@
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from transformers import PreTrainedTokenizerBase
 
 from .formats import CorpusError, check_file, read_lines
 
@@ -35,7 +35,7 @@ def read_vectors(file: str, size: int) -> Iterator[tuple[str, NDArray[np.float32
             raise CorpusError(f"{file}:{number}: not a word and {size} numbers ({error})") from error
 
 
-def use_vectors(file: str, tokenizer: Any, weight: torch.Tensor, scale: float) -> int:
+def use_vectors(file: str, tokenizer: PreTrainedTokenizerBase, weight: torch.Tensor, scale: float) -> int:
     """Writes pretrained vectors into the embeddings of a model that multiplies them by `scale`.
 
     Args:

@@ -18,13 +18,12 @@ from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from types import TracebackType
-from typing import Any
 
-from transformers import GenerationMixin
+from transformers import GenerationMixin, PreTrainedModel
 from transformers.utils import logging
 
 from .checkpoint_code import warn_of_other_code
-from .decoding.generate import Begun, Request, Uncovered, begin
+from .decoding.generate import Begun, Output, Request, Uncovered, begin
 from .decoding.weights import Weights
 from .support import members_of, unsupported_reason
 from .watch import Snapshot
@@ -59,7 +58,7 @@ class Engine:
         EngineError: The model isn't supported.
     """
 
-    def __init__(self, model: Any, compute_type: str = "default", allow_autocast: bool = False) -> None:
+    def __init__(self, model: PreTrainedModel, compute_type: str = "default", allow_autocast: bool = False) -> None:
         if compute_type not in COMPUTE_TYPES:
             raise EngineError(f"compute_type is {compute_type!r}; choose one of {', '.join(map(repr, COMPUTE_TYPES))}")
         if (reason := unsupported_reason(model, compute_type, allow_autocast=allow_autocast)) is not None:
@@ -97,7 +96,7 @@ class Engine:
         if (model := self._model()) is not None:
             _restore(model, self._replaced)
 
-    def generate(self, model: Any, arguments: dict[str, Any]) -> Any:
+    def generate(self, model: PreTrainedModel, arguments: dict[str, object]) -> Output:
         """Decodes for `model.generate(**arguments)` with the same result as without the engine.
 
         There are two more arguments: `coverage_penalty` (beta of Wu et al. 2016, eq. 15) and `output_alignments`
@@ -109,7 +108,9 @@ class Engine:
         begun = self.begin(model, arguments)
         return begun.run() if isinstance(begun, Begun) else begun
 
-    def begin(self, model: Any, arguments: dict[str, Any], of_transformers: Mapping[str, Any] | None = None) -> Any:
+    def begin(
+        self, model: PreTrainedModel, arguments: dict[str, object], of_transformers: Mapping[str, object] | None = None
+    ) -> Begun | Output:
         """Begins a search that the caller runs: by itself, or by `run_together` with others.
 
         Returns it as `Begun`. If the call is left to transformers' loop, returns what that returns, with more arguments
@@ -128,7 +129,7 @@ class Engine:
         self.calls += 1
         return begun
 
-    def _reason_against(self, model: Any) -> str | None:
+    def _reason_against(self, model: PreTrainedModel) -> str | None:
         """Says why the engine doesn't decode with the model in this call, or None; goes off for good after a change."""
         if self._model() is not model:
             return "the engine belongs to another model, of which this is a copy"
@@ -145,7 +146,9 @@ class Engine:
             return self._change
         return next(filter(None, (snapshot.obstacle(member) for snapshot, member in pairs)), None)
 
-    def _by_transformers(self, model: Any, request: Request, more: Mapping[str, Any], reason: str) -> Any:
+    def _by_transformers(
+        self, model: PreTrainedModel, request: Request, more: Mapping[str, object], reason: str
+    ) -> Output:
         """Decodes with transformers' loop, for a reason."""
         self.fallbacks += 1
         self.last_reason = reason
@@ -157,7 +160,7 @@ class Engine:
         return GenerationMixin.generate(model, **{**request.arguments, **more})
 
 
-def attach(model: Any, compute_type: str = "default", *, allow_autocast: bool = False) -> Engine:
+def attach(model: PreTrainedModel, compute_type: str = "default", *, allow_autocast: bool = False) -> Engine:
     """Puts the engine on a model: `model.generate()` then decodes with it, and `model.engine` counts its calls.
 
         engine.attach(model)  # until engine.detach(model)
@@ -189,8 +192,8 @@ def attach(model: Any, compute_type: str = "default", *, allow_autocast: bool = 
 
 
 def attach_if_supported(
-    model: Any, compute_type: str = "default", *, allow_autocast: bool = False
-) -> AbstractContextManager[Any]:
+    model: PreTrainedModel, compute_type: str = "default", *, allow_autocast: bool = False
+) -> AbstractContextManager[object]:
     """Attaches the engine to a model whose owner is the caller, or leaves a model of another kind as it is.
 
     Args:
@@ -223,7 +226,7 @@ class detach:  # noqa: N801  # a function that may stand in a `with`
         model: A model; one without an engine is left as it is.
     """
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: PreTrainedModel) -> None:
         self._model, self._replaced = model, _attached_type(model)
         _restore(model, None)
 
@@ -236,13 +239,13 @@ class detach:  # noqa: N801  # a function that may stand in a `with`
         _restore(self._model, self._replaced)
 
 
-def _attached_type(model: Any) -> str | None:
+def _attached_type(model: PreTrainedModel) -> str | None:
     """Returns the compute type of the engine that decodes for a model, or None."""
     attached = getattr(model, "engine", None)
     return attached.compute_type if isinstance(attached, Engine) and attached.is_on else None
 
 
-def _restore(model: Any, compute_type: str | None) -> None:
+def _restore(model: PreTrainedModel, compute_type: str | None) -> None:
     if "engine" in vars(model):
         del model.engine
     if compute_type is not None and unsupported_reason(model, compute_type) is None:

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from transformers import TrainerCallback
+from transformers import PreTrainedModel, TrainerCallback, TrainerControl
 from transformers.utils import logging
 
 from .attachment import EngineError, attach, detach
@@ -25,26 +25,26 @@ class EngineCallback(TrainerCallback):
         self.compute_type = compute_type
         self._is_ours = False  # whether the engine on the model is this callback's
 
-    def on_step_end(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
+    def on_step_end(self, args: object, state: object, control: TrainerControl, **kwargs: Any) -> None:
         """Attaches the engine if an evaluation follows."""
         if control.should_evaluate:
-            self._attach(model)
+            self._attach(kwargs["model"])
 
     on_epoch_end = on_step_end
 
-    def on_prediction_step(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
+    def on_prediction_step(self, *args: object, **kwargs: Any) -> None:
         """Attaches the engine after the first batch of an evaluation that wasn't announced."""
-        self._attach(model)
+        self._attach(kwargs["model"])
 
-    def on_evaluate(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
+    def on_evaluate(self, *args: object, **kwargs: Any) -> None:
         """Detaches the engine."""
         if self._is_ours:
-            detach(model)
+            detach(kwargs["model"])
         self._is_ours = False
 
     on_predict = on_step_begin = on_train_end = on_evaluate
 
-    def _attach(self, model: Any) -> None:
+    def _attach(self, model: PreTrainedModel) -> None:
         if self._is_ours or getattr(model, "engine", None) is not None:
             return
         try:

@@ -2,8 +2,8 @@
 
 import ast
 from pathlib import Path
-from typing import Any
 
+from transformers import PreTrainedModel
 from transformers.utils import cached_file, logging
 
 logger = logging.get_logger(__name__)
@@ -11,7 +11,7 @@ logger = logging.get_logger(__name__)
 FILES = ("configuration_vanilla_transformer", "generation_vanilla_transformer", "modeling_vanilla_transformer")
 
 
-def warn_of_other_code(model: Any) -> None:
+def warn_of_other_code(model: PreTrainedModel) -> None:
     """Warns, once for each checkpoint, if its code differs from the installed code, the code that runs.
 
     Comments and layout make no difference. Nothing is fetched: files are those of a folder or of earlier downloads.

@@ -1,12 +1,11 @@
 """Which models the engine knows: the paper's, with exactly its modules and shapes."""
 
 import sys
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import torch
 from torch import nn
-from transformers import activations
+from transformers import PreTrainedModel, activations
 from transformers.utils import output_capturing
 
 from .. import modeling_vanilla_transformer as modeling
@@ -46,7 +45,7 @@ _STACK = {
     "layer_norm": (nn.LayerNorm, nn.Identity),
 }
 # What each module is made of: the name of a part, and the exact types that it may have.
-MADE_OF: dict[type, dict[str, Any]] = {
+MADE_OF: dict[type, Mapping[str, Collection[type]]] = {
     HEAD: {"model": (modeling.VanillaTransformerModel,), "lm_head": (nn.Linear,)},
     modeling.VanillaTransformerModel: {
         "encoder": (modeling.VanillaTransformerEncoder,),
@@ -73,7 +72,7 @@ MADE_OF: dict[type, dict[str, Any]] = {
 
 
 # ---- What a model is made of ----
-def members_of(model: Any) -> Sequence[Any]:
+def members_of(model: PreTrainedModel) -> Sequence[PreTrainedModel]:
     """Returns the models that decode as one: the members of an ensemble, or the model itself."""
     return list(getattr(model, "members", None) or [model])
 
@@ -86,7 +85,7 @@ def tree(module: nn.Module) -> list[nn.Module]:
     return found
 
 
-def used_modules(model: Any) -> list[nn.Module]:
+def used_modules(model: PreTrainedModel) -> list[nn.Module]:
     """Returns the modules that decoding with a model runs, and no others."""
     return [model, model.model, *tree(model.model.encoder), *tree(model.model.decoder), *tree(model.lm_head)]
 
@@ -98,7 +97,9 @@ def parameters_of(modules: Iterable[nn.Module]) -> list[nn.Parameter]:
 
 
 # ---- What can't be supported ----
-def unsupported_reason(model: Any, compute_type: str = "default", *, allow_autocast: bool = False) -> str | None:
+def unsupported_reason(
+    model: PreTrainedModel, compute_type: str = "default", *, allow_autocast: bool = False
+) -> str | None:
     """Says why the engine can't be attached to a model, or None if it can.
 
     Args:
@@ -110,7 +111,7 @@ def unsupported_reason(model: Any, compute_type: str = "default", *, allow_autoc
     return next((reason for reason in reasons if reason is not None), None)
 
 
-def _model_reason(model: Any, allow_autocast: bool) -> str | None:
+def _model_reason(model: PreTrainedModel, allow_autocast: bool) -> str | None:
     kind = type(model)
     if kind is not HEAD and kind.__name__ == HEAD.__name__ and kind.__module__.startswith("transformers_modules."):
         return "its class came with the checkpoint; import hf_vanilla_transformer before loading the model"
@@ -127,7 +128,7 @@ def _model_reason(model: Any, allow_autocast: bool) -> str | None:
     return _configuration_reason(model) or _shape_reason(model) or _parameter_reason(modules)
 
 
-def _module_reason(module: Any, allow_autocast: bool) -> str | None:
+def _module_reason(module: nn.Module, allow_autocast: bool) -> str | None:
     kind = type(module)
     if kind not in MADE_OF:
         return f"{kind.__name__} is not one of the model's own modules"
@@ -171,7 +172,7 @@ def _names(kind: type) -> frozenset[str]:
 NAMES = {kind: _names(kind) for kind in MADE_OF}
 
 
-def _configuration_reason(model: Any) -> str | None:
+def _configuration_reason(model: PreTrainedModel) -> str | None:
     config = model.config
     if type(config) is not VanillaTransformerConfig:
         return f"{type(config).__name__} is another configuration"
@@ -184,7 +185,7 @@ def _configuration_reason(model: Any) -> str | None:
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "out_proj")
 
 
-def _shape_reason(model: Any) -> str | None:
+def _shape_reason(model: PreTrainedModel) -> str | None:
     """Says which attention isn't as its stack's others, or None: the engine computes all heads of a layer alike."""
     for stack, is_decoder in ((model.model.encoder, False), (model.model.decoder, True)):
         if not len(stack.layers):
@@ -225,7 +226,7 @@ def _parameter_reason(modules: Iterable[nn.Module]) -> str | None:
     return None
 
 
-def _type_reason(model: Any, compute_type: str) -> str | None:
+def _type_reason(model: PreTrainedModel, compute_type: str) -> str | None:
     weight = model.lm_head.weight
     own = str(weight.dtype).removeprefix("torch.")
     if compute_type == "int8" and (weight.device.type, own) != ("cpu", "float32"):

@@ -1,10 +1,10 @@
 """Notices changes of a model between two calls of `generate()`, in a fraction of a millisecond."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 
 from .. import modeling_vanilla_transformer as modeling
 from . import torch_private
@@ -27,7 +27,7 @@ class Snapshot:
         allow_autocast: As for `attach`.
     """
 
-    def __init__(self, model: Any, allow_autocast: bool = False) -> None:
+    def __init__(self, model: PreTrainedModel, allow_autocast: bool = False) -> None:
         self.allow_autocast = allow_autocast
         modules = used_modules(model)
         self.below, self.kinds = modules[1:], list(map(type, modules))
@@ -36,7 +36,7 @@ class Snapshot:
         self.samples = list(map(_sample, self.parameters))
         self.values = torch.cat(self.samples)
 
-    def change(self, model: Any) -> str | None:
+    def change(self, model: PreTrainedModel) -> str | None:
         """Says how the model has changed, or None if no change is seen.
 
         Single elements that are written through `.data` or NumPy, and settings of modules, aren't seen.
@@ -57,7 +57,7 @@ class Snapshot:
             return "weights of the model were changed"
         return None
 
-    def obstacle(self, model: Any) -> str | None:
+    def obstacle(self, model: PreTrainedModel) -> str | None:
         """Says what keeps the engine from this call alone, or None: hooks, training mode, autocast."""
         if torch_private.has_global_hooks():
             return "there are hooks on all modules"
@@ -70,7 +70,7 @@ class Snapshot:
         return "autocast is on" if torch.is_autocast_enabled(self.parameters[0].device.type) else None
 
 
-def _differ(one: Any, other: Any) -> bool:
+def _differ(one: object, other: object) -> bool:
     return one is not other
 
 

@@ -241,7 +241,7 @@ def _check_model(folder: Path) -> None:
         tensors_in(folder)
         is_own = config.get("model_type") == MODEL_TYPE
         if is_own:
-            load_checkpoint(folder, local_only=True)
+            load_checkpoint(folder, local_files_only=True)
     except (CheckpointError, ValueError) as error:
         raise PublishError(f"{first_line(error)}; only a model that can be loaded is published") from error
     settings = [config]

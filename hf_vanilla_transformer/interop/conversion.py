@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import torch
+from torch import nn
 from transformers import PreTrainedTokenizerBase
 
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
@@ -21,7 +21,6 @@ class Options:
 
     Attributes:
         mapping: A YAML file with the layout, or the name of one that comes with the package.
-        assume_causal: Whether to assume a causal mask in training where a mapping doesn't say it.
         with_tokenizer: Whether a tokenizer is made.
         revision: Branch, tag or commit on the Hub.
         token: For the Hub, as for `from_pretrained`.
@@ -29,7 +28,6 @@ class Options:
     """
 
     mapping: str | Path | None = None
-    assume_causal: bool = False
     with_tokenizer: bool = True
     revision: str | None = None
     token: str | bool | None = None
@@ -50,12 +48,12 @@ class Converted:
 
     model: VanillaTransformerForConditionalGeneration
     tokenizer: PreTrainedTokenizerBase | None = None
-    metadata: Mapping[str, Any] = field(default_factory=dict)
+    metadata: Mapping[str, object] = field(default_factory=dict)
     base_model: str | None = None
     notes: tuple[str, ...] = ()
 
 
-def check_plain(model: Any) -> None:
+def check_plain(model: nn.Module) -> None:
     """Checks, before its weights are written elsewhere, that a model computes what its weights and configuration say.
 
     Raises:

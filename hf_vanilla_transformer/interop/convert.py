@@ -4,16 +4,18 @@ Each system has a module here with `load`, and those that can be told by the loo
 """
 
 from pathlib import Path
+from types import ModuleType
 from typing import Any
+
+from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
 from ..checkpoints.files import check_new_folder, new_folder
 from ..checkpoints.loading import tokenizer_fingerprint
 from ..hub.model_card import RunFacts, local_name, save_card
 from . import fairseq, joeynmt, mapping, marian, opennmt
-from .check import compare, read_example
 from .conversion import ConversionError, Converted, Options
 
-SYSTEMS: dict[str, Any] = {
+SYSTEMS: dict[str, ModuleType] = {
     "marian": marian,
     "fairseq": fairseq,
     "opennmt": opennmt,
@@ -26,34 +28,27 @@ UNKNOWN = (
 )
 
 
-def convert(
-    source: str | Path, output: str | Path, *, system: str | None = None, check: Path | None = None, **options: Any
-) -> tuple[str, ...]:
+def convert(source: str | Path, output: str | Path, *, system: str | None = None, **options: Any) -> tuple[str, ...]:
     """Writes a checkpoint: weights, configuration, generation settings, tokenizer, code and a model card.
 
     Args:
         source: A folder or file of another system's model, or for Marian also a name on the Hub.
         output: The folder to write. It appears when it is complete, and may exist if it is empty.
         system: The system that the model comes from; None: it is recognised.
-        check: A .pt or .npz file with `input_ids`, `attention_mask` and `decoder_input_ids` of an example, and the
-            `logits` of the original model, with which the converted model's are compared.
         **options: Fields of `Options`.
 
     Returns:
         Notes for the user: what isn't exact, and by how much, and what is missing.
 
     Raises:
-        ConversionError: The model can't be converted, or its logits are others than the original's.
+        ConversionError: The model can't be converted.
         OSError: The output exists, or can't be written.
     """
     output, given = Path(output), Options(**options)
     check_new_folder(output)
-    example = None if check is None else read_example(check)
     name = system or ("mapping" if given.mapping is not None else recognise(source))
     loaded: Converted = SYSTEMS[name].load(source, given)
     notes = loaded.notes
-    if example is not None:
-        notes += (compare(loaded.model, example),)
     if loaded.tokenizer is None:
         notes += ("no tokenizer is written: save yours beside the model",)
     else:
@@ -88,7 +83,7 @@ def recognise(source: str | Path) -> str:
     return found[0]
 
 
-def _compare_special(config: Any, tokenizer: Any) -> None:
+def _compare_special(config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase) -> None:
     """Compares the special tokens of model and tokenizer, as far as both have them.
 
     Raises:

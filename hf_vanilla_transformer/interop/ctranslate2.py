@@ -3,20 +3,23 @@
 Importing this module registers a loader there: `TransformersConverter("outputs/quickstart/model").convert("ct2")`.
 """
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-import torch.nn.functional as F
 from ctranslate2.converters.transformers import ModelLoader, register_loader
-from ctranslate2.specs import common_spec, transformer_spec
+from ctranslate2.specs import attention_spec, common_spec, model_spec, transformer_spec
 from torch import Tensor, nn
 from transformers import GenerationConfig, PreTrainedTokenizerBase
 
 from ..configuration_vanilla_transformer import VanillaTransformerConfig
-from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration, sinusoidal_table
+from ..modeling_vanilla_transformer import (
+    SinusoidalPositions,
+    VanillaTransformerAttention,
+    VanillaTransformerForConditionalGeneration,
+    VanillaTransformerStack,
+    sinusoidal_table,
+)
 from .conversion import ConversionError, check_plain
 
 Activation = common_spec.Activation
@@ -44,22 +47,10 @@ SAME_SETTINGS = {
     "max_new_tokens": "max_decoding_length",
     "min_new_tokens": "min_decoding_length",
 }
-# Settings without an equal there -> what to say.
-OTHER_SETTINGS = {
-    "gnmt_length_penalty": "its penalty is length^alpha, so beam search may choose other translations (greedy search "
-    "doesn't)",
-    "max_extra_length": "give max_decoding_length, one number for all sentences of a call (its default is 256)",
-    "coverage_penalty": "its formula is another one",
-    "repetition_penalty": "translate_batch has an option of that name; the two weren't compared",
-    "no_repeat_ngram_size": "translate_batch has an option of that name; the two weren't compared",
-    "forced_bos_token_id": "give target_prefix",
-    "forced_eos_token_id": "a translation that is cut at the maximum length has no end token",
-}
-# Settings that the export holds, that change no translation, or of which `notes` says more.
-LOOKED_AT = {
-    *SAME_SETTINGS, *OTHER_SETTINGS, "max_length", "early_stopping", "bad_words_ids", "suppress_tokens", "use_cache",
-    "pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id", "transformers_version",
-    "_from_model_config",
+# Settings that the export holds, or that change no translation.
+HELD = {
+    *SAME_SETTINGS, "max_length", "suppress_tokens", "use_cache", "transformers_version", "_from_model_config",
+    "pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id",
 }  # fmt: skip
 
 
@@ -114,35 +105,28 @@ def write(
 def notes(model: VanillaTransformerForConditionalGeneration) -> list[str]:
     """Returns notes on an exported model: its longest sentences, and generation settings."""
     config, settings = model.config, model.generation_config
-    given = {name: getattr(settings, name, None) for name in (*SAME_SETTINGS, *OTHER_SETTINGS)}
-    beams = settings.num_beams or 1
-    same = {SAME_SETTINGS[name]: given[name] for name in SAME_SETTINGS if given[name] is not None}
-    if settings.max_length is not None:  # it counts the start token
-        same.setdefault("max_decoding_length", settings.max_length - 1)
+    given = {there: getattr(settings, here) for here, there in SAME_SETTINGS.items()}
+    if settings.max_length is not None and given["max_decoding_length"] is None:  # it counts the start token
+        given["max_decoding_length"] = settings.max_length - 1
     # CTranslate2's own defaults are 2 beams, and no empty translation.
-    arguments = ", ".join(f"{n}={v!r}" for n, v in ({"beam_size": beams, "min_decoding_length": 0} | same).items())
+    given |= {"beam_size": settings.num_beams or 1, "min_decoding_length": settings.min_new_tokens or 0}
+    arguments = ", ".join(f"{name}={value!r}" for name, value in given.items() if value is not None)
     found = [
         f"the tables of positions have {len(_table(model.model.encoder, config)):,} rows: longer sentences are an "
         "error. translate_batch cuts sources to 1,024 tokens unless max_input_length says otherwise",
         "Translator reads the generation settings in generation_config.json; CTranslate2 itself doesn't, so give them "
         f"to translate_batch: {arguments}",
     ]
-    found += [
-        f"CTranslate2 has no {name} ({given[name]} here): {what}"
-        for name, what in OTHER_SETTINGS.items()
-        if given[name] or (given[name] == 0 and name.endswith("_id"))
-    ]
-    if beams > 1 and settings.early_stopping is not True:
-        found.append("its beam search ends as with early_stopping=True; the model has another setting")
-    if never := never_chosen(settings):
-        found.append(f"tokens {', '.join(map(str, never))} are never chosen: their output bias is {NEVER:g}")
-    if sequences := [one for one in settings.bad_words_ids or [] if len(one) > 1]:
-        found.append(f"bad_words_ids of several tokens have to be given as suppress_sequences: {sequences}")
-    set_here = settings.to_diff_dict()
-    if others := {name: set_here[name] for name in set_here.keys() - LOOKED_AT if set_here[name]}:
-        found.append(f"not carried over: {', '.join(f'{name}={others[name]!r}' for name in sorted(others))}")
+    others = {name: value for name, value in settings.to_diff_dict().items() if name not in HELD and value is not None}
     if len(ends := _as_list(settings.eos_token_id)) > 1:
-        found.append(f"the model ends at any of the tokens {ends}; give them as end_token")
+        others["eos_token_id"] = ends
+    if others.get("early_stopping") is True:  # its searches end so
+        del others["early_stopping"]
+    if all(len(one) == 1 for one in settings.bad_words_ids or []):
+        others.pop("bad_words_ids", None)
+    if others:
+        named = ", ".join(f"{name}={others[name]!r}" for name in sorted(others))
+        found.append(f"not carried over, as CTranslate2 has other names or formulas for them, or none: {named}")
     return found
 
 
@@ -172,6 +156,12 @@ class VanillaTransformerLoader(ModelLoader):
             raise ConversionError(
                 f"CTranslate2 has no activation_function {config.activation_function!r}; it has {known}"
             )
+        attention = _layers(model.model.encoder)[0].self_attn
+        if attention.head_dim != attention.value_head_dim:
+            raise ConversionError(
+                f"CTranslate2 has one width for queries, keys and values; here it is {attention.head_dim} and "
+                f"{attention.value_head_dim}"
+            )
         encoder = transformer_spec.TransformerEncoderSpec(
             config.encoder_layers, config.encoder_attention_heads, **_options(model.model.encoder)
         )
@@ -191,7 +181,12 @@ class VanillaTransformerLoader(ModelLoader):
             decoder.projection.bias = bias
         return transformer_spec.TransformerSpec(encoder, decoder)
 
-    def _set_stack(self, spec: Any, embeddings: Any, stack: Any) -> None:
+    def _set_stack(
+        self,
+        spec: transformer_spec.TransformerEncoderSpec | transformer_spec.TransformerDecoderSpec,
+        embeddings: common_spec.EmbeddingsSpec,
+        stack: VanillaTransformerStack,
+    ) -> None:
         config = stack.config
         spec.scale_embeddings = config.scale_embedding
         spec.position_encodings.encodings = _table(stack, config)
@@ -199,7 +194,7 @@ class VanillaTransformerLoader(ModelLoader):
         if config.final_layer_norm:  # also behind post-norm layers, whose spec has no such attribute and is frozen
             vars(spec)["layer_norm"] = common_spec.LayerNormSpec()
             self.set_layer_norm(spec.layer_norm, stack.layer_norm)
-        for layer_spec, layer in zip(spec.layer, stack.layers, strict=True):
+        for layer_spec, layer in zip(spec.layer, _layers(stack), strict=True):
             attentions = {"self_attention": "self_attn", "attention": "encoder_attn"}
             for theirs, ours in attentions.items():
                 if hasattr(layer, ours):
@@ -209,17 +204,19 @@ class VanillaTransformerLoader(ModelLoader):
             self.set_linear(layer_spec.ffn.linear_1, layer.feed_forward.fc2)
             self.set_layer_norm(layer_spec.ffn.layer_norm, layer.final_layer_norm)
 
-    def set_linear(self, spec: Any, module: Any, *args: Any) -> None:
+    def set_linear(self, spec: common_spec.LinearSpec, module: nn.Linear, *args: object) -> None:
         """Copies a linear map, as CTranslate2 quantizes in place."""
         spec.weight = module.weight.clone()
         if module.bias is not None:
             spec.bias = module.bias
 
-    def set_embeddings(self, spec: Any, module: Any) -> None:
+    def set_embeddings(self, spec: common_spec.EmbeddingsSpec, module: nn.Embedding) -> None:
         """Copies embeddings, for the same reason."""
         spec.weight = module.weight.clone()
 
-    def get_vocabulary(self, model: Any, tokenizer: PreTrainedTokenizerBase) -> tuple[list[str], list[str]]:
+    def get_vocabulary(
+        self, model: VanillaTransformerForConditionalGeneration, tokenizer: PreTrainedTokenizerBase
+    ) -> tuple[list[str], list[str]]:
         """Returns the tokens of source and target, by their ids."""
         source = {number: token for token, number in tokenizer.get_vocab().items()}
         target = source
@@ -227,12 +224,17 @@ class VanillaTransformerLoader(ModelLoader):
             target = {number: token for token, number in tokenizer.target_encoder.items()}
         return _filled(source, model.config.vocab_size), _filled(target, model.config.target_vocab_size)
 
-    def set_vocabulary(self, spec: Any, tokens: tuple[list[str], list[str]]) -> None:
+    def set_vocabulary(self, spec: transformer_spec.TransformerSpec, tokens: tuple[list[str], list[str]]) -> None:
         """Registers the tokens."""
         spec.register_source_vocabulary(tokens[0])
         spec.register_target_vocabulary(tokens[1])
 
-    def set_config(self, config: Any, model: Any, tokenizer: PreTrainedTokenizerBase) -> None:
+    def set_config(
+        self,
+        config: model_spec.SequenceToSequenceModelConfig,
+        model: VanillaTransformerForConditionalGeneration,
+        tokenizer: PreTrainedTokenizerBase,
+    ) -> None:
         """Sets the special tokens by their names in the target's vocabulary.
 
         Raises:
@@ -254,48 +256,39 @@ class VanillaTransformerLoader(ModelLoader):
         config.add_attribute("max_position_embeddings", len(_table(model.model.decoder, model.config)))
 
 
-def _options(stack: Any) -> dict[str, Any]:
+def _options(stack: VanillaTransformerStack) -> dict[str, object]:
     config: VanillaTransformerConfig = stack.config
     return {
         "pre_norm": config.norm_position == "pre",
         "no_final_norm": True,
         "activation": ACTIVATIONS[config.activation_function],
-        "head_dim": _head_dim(stack.layers[0].self_attn),
+        "head_dim": _layers(stack)[0].self_attn.head_dim,
     }
 
 
-def _head_dim(attention: Any) -> int:
-    """Returns the width of all heads, as CTranslate2 has one for queries, keys and values: zeros fill narrower ones."""
-    return max(attention.head_dim, attention.value_head_dim)
+def _layers(stack: VanillaTransformerStack) -> list[Any]:
+    return [*stack.layers]
 
 
-def _set_attention(spec: Any, attention: Any) -> None:
-    width, num_heads = _head_dim(attention), attention.q_proj.out_features // attention.head_dim
+def _set_attention(spec: attention_spec.MultiHeadAttentionSpec, attention: VanillaTransformerAttention) -> None:
     parts = [attention.q_proj, attention.k_proj, attention.v_proj]
     *inner, out = spec.linear  # of self-attention one for all three
     for linear, group in zip(inner, [parts] if len(inner) == 1 else [parts[:1], parts[1:]], strict=True):
-        linear.weight = torch.cat([_widened(one.weight, num_heads, width) for one in group])
+        linear.weight = torch.cat([one.weight for one in group])
         if attention.q_proj.bias is not None:
-            linear.bias = torch.cat([_widened(one.bias, num_heads, width) for one in group])
-    out.weight = _widened(attention.out_proj.weight.T, num_heads, width).T.contiguous()
+            linear.bias = torch.cat([one.bias for one in group])
+    out.weight = attention.out_proj.weight.clone()
     if attention.out_proj.bias is not None:
         out.bias = attention.out_proj.bias
-    if width != attention.head_dim:
-        spec.queries_scale = np.float32(attention.scaling)
 
 
-def _widened(value: Tensor, num_heads: int, width: int) -> Tensor:
-    """Fills each head's rows of (h * d, ...) with zeros up to (h * width, ...)."""
-    heads = value.reshape(num_heads, -1, *value.shape[1:])
-    return F.pad(heads, (0, 0) * (value.ndim - 1) + (0, width - heads.shape[1])).flatten(0, 1)
-
-
-def _table(stack: Any, config: VanillaTransformerConfig) -> Tensor:
+def _table(stack: VanillaTransformerStack, config: VanillaTransformerConfig) -> Tensor:
     """Returns the table of positions, from the first token's on, (positions, d_model)."""
     positions: nn.Module = stack.embed_positions
     if isinstance(positions, nn.Embedding):
         return positions.weight
-    return sinusoidal_table(max(config.max_position_embeddings, POSITIONS), *stack.embed_positions.layout)
+    assert isinstance(positions, SinusoidalPositions)
+    return sinusoidal_table(max(config.max_position_embeddings, POSITIONS), *positions.layout)
 
 
 def _filled(tokens: dict[int, str | None], rows: int) -> list[str]:
@@ -310,9 +303,9 @@ def _filled(tokens: dict[int, str | None], rows: int) -> list[str]:
 
 def never_chosen(settings: GenerationConfig) -> list[int]:
     """Returns the tokens that are never to be chosen."""
-    single: Sequence[Any] = [one[0] for one in settings.bad_words_ids or [] if len(one) == 1]
+    single = [one[0] for one in settings.bad_words_ids or [] if len(one) == 1]
     return sorted({*single, *(settings.suppress_tokens or [])})
 
 
-def _as_list(value: Any) -> list[Any]:
+def _as_list(value: int | list[int] | None) -> list[int]:
     return [] if value is None else value if isinstance(value, list) else [value]

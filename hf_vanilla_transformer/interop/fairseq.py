@@ -24,7 +24,7 @@ CHECKPOINTS = ("checkpoint_best.pt", "checkpoint_last.pt")
 SPECIAL = ("<s>", "<pad>", "</s>", "<unk>")  # what every dictionary begins with, before the lines of its file
 SPECIAL_TOKENS = dict(zip(("bos_token", "pad_token", "eos_token", "unk_token"), SPECIAL, strict=True))
 PAD, END = 1, 2
-FIXED_FIELDS: dict[str, Any] = {
+FIXED_FIELDS = {
     "attention_bias": True,
     "layer_norm_eps": 1e-5,
     "pad_token_id": PAD,
@@ -42,39 +42,11 @@ ACTIVATIONS = {
     "tanh": "tanh",
     "linear": "linear",
 }
-# Settings of other models that have the same tensors, if they are anything but off.
-REFUSED = {
-    "cross_self_attention": "attention to source and target at once",
-    "decoder_layerdrop": "layer drop",
-    "decoder_xformers_att_config": "another attention",
-    "encoder_layerdrop": "layer drop",
-    "encoder_xformers_att_config": "another attention",
-    "no_token_positional_embeddings": "no positions",
-    "quant_noise_pq": "quantization noise",
-    "quant_noise_scalar": "quantization noise",
-}
-SIZES = ("tiny", "iwslt_de_en", "wmt_en_de", "wmt_en_de_big", "wmt_en_de_big_t2t", "wmt_en_de_big_align", "align")
-OWN = {
-    "arch": (
-        *("transformer", "transformer_vaswani_wmt_en_de_big", "transformer_vaswani_wmt_en_fr_big"),
-        *(f"transformer_{one}" for one in SIZES),
-    ),
-    "task": ("translation",),
-}
-# Models with the same tensors that compute something else, and tasks whose decoder starts from another token than </s>
-# or whose dictionaries have tokens that their files lack.
-OTHERS = {
-    "arch": ("transformer_monotonic", "transformer_unidirectional"),
-    "task": (
-        "denoising", "multilingual_denoising", "multilingual_translation", "multilingual_translation_latent_depth",
-        "online_backtranslation", "semisupervised_translation", "simul_text_to_text",
-        "translation_from_pretrained_bart", "translation_from_pretrained_xlm", "translation_lev", "translation_moe",
-        "translation_multi_simple_epoch",
-    ),
-}  # fmt: skip
+# Settings of other models that have the same tensors.
+REFUSED = ("cross_self_attention", "no_token_positional_embeddings")
 # fairseq-generate: a beam of 5, no padding, no empty translation, and at most 200 tokens before </s>.
 LONGEST = 200
-DECODING: dict[str, Any] = {
+DECODING = {
     "num_beams": 5,
     "early_stopping": True,
     "length_penalty": 1.0,
@@ -128,11 +100,6 @@ def load(source: str | Path, options: Options) -> Converted:
     model.generation_config = _generation_config(settings, model.config)
     dictionaries = _dictionaries(file.parent, settings, model.config)
     notes = [DECODING_NOTE]
-    notes += [
-        f"{name} {settings[name]} isn't fairseq's own; it is taken for {known[0]}, and has to compute the same"
-        for name, known in OWN.items()
-        if settings[name] is not None and settings[name] not in known
-    ]
     if [] in dictionaries:
         notes.append(f"there are no dictionaries (dict.*.txt) of both languages in {file.parent}: none was compared")
     languages = [settings[name] for name in LANGUAGES if isinstance(settings.get(name), str)]
@@ -181,10 +148,10 @@ def layout_of(settings: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Lay
     Raises:
         ConversionError: A setting makes a model that this package doesn't have.
     """
-    reasons = [f"{name} ({what})" for name, what in REFUSED.items() if settings.get(name)]
-    reasons += [f"{name} {settings[name]}" for name, others in OTHERS.items() if settings[name] in others]
-    if reasons:
+    if reasons := [name for name in REFUSED if settings.get(name)]:
         raise ConversionError(f"it has what this model doesn't: {', '.join(reasons)}")
+    if settings["task"] not in (None, "translation"):  # the decoder may start from another token than </s>
+        raise ConversionError(f"its task is {settings['task']}, and only models of the task translation are converted")
     activation = settings.get("activation_fn") or "relu"
     if activation not in ACTIVATIONS:
         raise ConversionError(f"activation_fn is {activation!r}; known are {', '.join(ACTIVATIONS)}")

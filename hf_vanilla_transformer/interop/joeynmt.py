@@ -76,22 +76,23 @@ def load(source: str | Path, options: Options) -> Converted:
     state = read(file)
     if not isinstance(state, Mapping) or "model_state" not in state:
         raise ConversionError(f"{file} is no checkpoint of JoeyNMT: it has no model_state")
-    tensors, symbols = tensors_of(state["model_state"], file), config["data"].get("special_symbols") or {}
+    symbols = config["data"].get("special_symbols") or {}
     special = {
         name: (symbols.get(f"{name}_id", number), symbols.get(f"{name}_token", token))
         for name, (number, token) in SPECIAL.items()
     }
     source_tokens, target_tokens = (_vocabulary(folder, config, side, special) for side in SIDES)
     fields = {
-        **_fields(config["model"], has_last_norms="encoder.layer_norm.weight" in tensors),
+        **_fields(config["model"]),
         **{f"{name}_token_id": special[name][0] for name in ("pad", "bos", "eos")},
         "decoder_start_token_id": special["bos"][0],
         **({"vocab_size": len(source_tokens)} if source_tokens else {}),
         **({"decoder_vocab_size": len(target_tokens)} if target_tokens else {}),
     }
     names = {**NAMES, **{name: name for name in LAST_NORMS if fields["final_layer_norm"]}}
-    model = from_tensors(tensors, Layout(names, fields, required=("*.bias",)))
-    settings, notes = _decoding(config["testing"], symbols, special)
+    model = from_tensors(tensors_of(state["model_state"], file), Layout(names, fields, required=("*.bias",)))
+    settings = _decoding(config["testing"], special)
+    notes = tuple(f"testing.{n} of config.yaml isn't converted" for n in OTHER_SETTINGS if n in config["testing"])
     model.generation_config.update(**settings)
     tokenizer = None
     if options.with_tokenizer:
@@ -136,7 +137,7 @@ def _vocabulary(folder: Path, config: Mapping[str, Any], side: str, special: Spe
     Raises:
         ConversionError: The file can't be read, or the special tokens have other ids in config.yaml.
     """
-    given, symbols = _side(config, side).get("voc_file"), config["data"].get("special_symbols") or {}
+    given = _side(config, side).get("voc_file")
     names = (f"{side}_vocab.txt", *([Path(given).name] if isinstance(given, str) and given else []))
     file = next((folder / name for name in names if (folder / name).is_file()), None)
     if file is None:
@@ -145,9 +146,7 @@ def _vocabulary(folder: Path, config: Mapping[str, Any], side: str, special: Spe
         lines = file.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise ConversionError(f"{file} can't be read ({first_line(error)})") from error
-    separator = [symbols["sep_token"]] if symbols.get("sep_token") else []
-    first = [token for _, token in special.values()]
-    tokens = list(dict.fromkeys([*first, *separator, *symbols.get("lang_tags", []), *lines]))
+    tokens = list(dict.fromkeys([*(token for _, token in special.values()), *lines]))
     if wrong := [f"{token} isn't {i}" for i, token in special.values() if tokens[i : i + 1] != [token]]:
         raise ConversionError(f"the {side} vocabulary isn't that of config.yaml: the id of {', '.join(wrong)}")
     return tokens
@@ -185,7 +184,7 @@ def _subword_model(config: Mapping[str, Any], name: str) -> str | None:
 
 
 # ---- Settings ----
-def _fields(model: Mapping[str, Any], has_last_norms: bool) -> dict[str, Any]:
+def _fields(model: Mapping[str, Any]) -> dict[str, Any]:
     """Returns fields of the configuration.
 
     Raises:
@@ -208,13 +207,10 @@ def _fields(model: Mapping[str, Any], has_last_norms: bool) -> dict[str, Any]:
     if model.get("tied_embeddings"):  # they have the encoder's settings
         decoder["scale"] = encoder["scale"]
     if encoder.get("layer_norm") is None:
-        if not has_last_norms or model["decoder"].get("layer_norm") is not None:
-            raise ConversionError(
-                "config.yaml has no model.encoder.layer_norm. JoeyNMT 2.3 takes that for pre, without a last "
-                "normalization, and can't be converted; 2.0 to 2.2 take it for post: if one of these trained the "
-                "model, write layer_norm: post there"
-            )
-        encoder["layer_norm"] = decoder["layer_norm"] = "pre"  # JoeyNMT 1 has no other
+        raise ConversionError(
+            "config.yaml has no model.encoder.layer_norm, and versions of JoeyNMT differ in what that means: write "
+            "layer_norm: post if 2.0 to 2.2 trained the model, and layer_norm: pre in both stacks if 1 did"
+        )
     for name in ("activation", "scale", "layer_norm"):
         if encoder[name] != decoder[name]:
             raise ConversionError(
@@ -234,28 +230,16 @@ def _fields(model: Mapping[str, Any], has_last_norms: bool) -> dict[str, Any]:
     }
 
 
-def _decoding(
-    testing: Mapping[str, Any], symbols: Mapping[str, Any], special: Special
-) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """Returns generation settings, and notes on what they leave out."""
+def _decoding(testing: Mapping[str, Any], special: Special) -> dict[str, object]:
+    """Returns generation settings."""
     alpha = testing.get("alpha", testing.get("beam_alpha", -1))  # its name was alpha before version 2
-    defaults = {"beam_size": 1, "min_output_length": 1, "max_output_length": -1}
-    beams, shortest, longest = (testing.get(name, value) for name, value in defaults.items())
-    if not (all(isinstance(one, int) for one in (beams, shortest, longest)) and isinstance(alpha, int | float)):
-        raise ConversionError(f"testing of config.yaml: one of {', '.join(defaults)} and beam_alpha is no number")
-    has_separator = bool(symbols.get("sep_token"))
-    marks = range(len(SPECIAL), len(SPECIAL) + has_separator + len(symbols.get("lang_tags", [])))
+    longest = testing.get("max_output_length", -1)
     unwanted = ["bos", "pad"] if testing.get("generate_unk", True) else ["bos", "pad", "unk"]
-    settings = {
-        "num_beams": max(beams, 1),
+    return {
+        "num_beams": max(testing.get("beam_size", 1), 1),
         "early_stopping": False,
         "gnmt_length_penalty": max(alpha, 0.0),
-        "min_new_tokens": shortest,
-        "suppress_tokens": [*(special[name][0] for name in unwanted), *marks],
+        "min_new_tokens": testing.get("min_output_length", 1),
+        "suppress_tokens": [special[name][0] for name in unwanted],
         **({"max_new_tokens": longest} if longest > 0 else {}),
     }
-    others = [name for name in OTHER_SETTINGS if testing.get(name, -1) != -1]
-    notes = tuple(f"testing.{name} of config.yaml isn't converted" for name in others)
-    if has_separator:
-        notes += ("prompts (sep_token) aren't converted; sources without one are translated as they were",)
-    return settings, notes

@@ -61,7 +61,6 @@ class Layout:
             unbiased estimate.
         first_position: The row of a positional table that belongs to the first token; None: row 0, in a table without
             rows of zeros.
-        starts_from_zero: Whether the decoder's first input is a vector of zeros, not the embedding of a token.
     """
 
     names: Mapping[str, str | float]
@@ -72,7 +71,6 @@ class Layout:
     attention_scale: float | None = None
     unbiased_norm: bool = False
     first_position: int | None = None
-    starts_from_zero: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -162,17 +160,11 @@ def _refuse(problems: Mapping[str, Iterable[str]]) -> None:
 
 def _check_tensors(theirs: _NamedTensors) -> None:
     """Refuses tensors that have no name in the layout, or values that no parameter can have."""
-
-    def is_plain(value: Tensor) -> bool:
-        is_dense = value.layout is torch.strided and not value.is_meta
-        return is_dense and (value.itemsize > 1 or not value.is_floating_point())
-
     tensors = theirs.tensors
     _refuse({"unknown": tensors.keys() - {name for rule in theirs.rules for name in rule.theirs}})
     _refuse(
         {
             "not of floating-point numbers": [n for n, value in tensors.items() if not value.is_floating_point()],
-            "sparse, without values or of 8 bits": [n for n, value in tensors.items() if not is_plain(value)],
             "of another shape, without a dimension": [n for n, value in tensors.items() if value.ndim == 0],
         }
     )
@@ -216,8 +208,6 @@ def _config(theirs: _NamedTensors) -> VanillaTransformerConfig:
         if layout.fields.get(name) and not found[name]:
             raise ConversionError(f"{name} is true, and the matrices differ")
     fields = {**found, **layout.fields}
-    if layout.starts_from_zero:  # a row of the decoder's embeddings alone becomes zero
-        fields |= {"share_encoder_decoder_embeddings": False, "tie_word_embeddings": False}
     if layout.unbiased_norm:  # (s + eps) is closest to sqrt(s^2 + 2 eps) where s is 1
         fields["layer_norm_eps"] *= 2 * math.sqrt((fields["d_model"] - 1) / fields["d_model"])
     fields |= _head_dims(fields, theirs.rows)
@@ -353,11 +343,7 @@ def _weights(theirs: _NamedTensors, config: VanillaTransformerConfig) -> dict[st
     known, layout = theirs.known, theirs.layout
     places = known.keys() - shapes.keys() - set(POSITIONS)
     _refuse({"without a place in this model": [f"{' + '.join(known[name].theirs)} ({name})" for name in places]})
-    copies = {
-        name: other
-        for name, other in ((TARGET, SOURCE), (OUTPUT, TARGET))
-        if _is_tied(name, config) or (layout.starts_from_zero and name not in known)
-    }
+    copies = {name: other for name, other in ((TARGET, SOURCE), (OUTPUT, TARGET)) if _is_tied(name, config)}
     weights: dict[str, Tensor] = {}
     problems: dict[str, list[str]] = {"missing": [], "of another shape": []}
     for name, shape in shapes.items():
@@ -383,8 +369,6 @@ def _weights(theirs: _NamedTensors, config: VanillaTransformerConfig) -> dict[st
     _fold(weights, config, layout)
     for name, other in copies.items():
         weights[name] = weights[other]
-    if layout.starts_from_zero:
-        weights[TARGET] = weights[TARGET].index_fill(0, torch.tensor(config.decoder_start_token_id), 0)
     return weights
 
 

@@ -16,26 +16,20 @@ from .layout import POSITIONS, Layout, from_tensors, variants
 from .mappings import FOLDER, shipped_mappings
 from .pickles import read, tensors_of
 
-ENTRIES: dict[str, Any] = {  # entry -> type
+ENTRIES: dict[str, type | tuple[type, ...]] = {  # entry -> type
     "extends": str,
     "prefix": str,
     "names": dict,
     "config": dict,
     "ignored": list,
-    "causal_mask": bool,
-    "head_split": str,
     "stacking": str,
-    "decoder_start": str,
-    "attention_scale": (int, float, str),
+    "attention_scale": (int, float),
     "layer_norm": str,
     "first_position": int,
-    "refused": str,
 }
 # Entries that no tensor tells -> their values.
 CHOICES = {
-    "head_split": ("transpose", "view"),  # (B, T, h, d_k) -> (B, h, T, d_k), or without a transpose
     "layer_norm": ("biased", "unbiased"),
-    "decoder_start": ("token", "zeros"),
     "stacking": ("blocks", "heads"),  # q1 q2 k1 k2 v1 v2, or q1 k1 v1 q2 k2 v2
 }
 BEGINNINGS = ("encoder.", "decoder.", "lm_head")  # of this model's names
@@ -57,7 +51,7 @@ def load(source: str | Path, options: Options) -> Converted:
     if options.mapping is None:
         known = ", ".join(shipped_mappings())
         raise ConversionError(f"give --mapping, a YAML file with the layout of {source} or one of {known}")
-    layout = read_mapping(options.mapping, assume_causal=options.assume_causal)
+    layout = read_mapping(options.mapping)
     file = Path(source)
     value = read(file)
     place = next((one for one in PLACES if isinstance(value, Mapping) and isinstance(value.get(one), Mapping)), None)
@@ -74,21 +68,18 @@ def _norm_note(layout: Layout, eps: float) -> tuple[str, ...]:
     )
 
 
-def read_mapping(source: str | Path, *, assume_causal: bool = False) -> Layout:
+def read_mapping(source: str | Path) -> Layout:
     """Reads a mapping.
 
     Args:
         source: A YAML file, or the name of a mapping that comes with the package.
-        assume_causal: Whether a model that may have been trained without a causal mask is taken for one
-            that was.
 
     Raises:
-        ConversionError: There is no such mapping, it has unknown entries or wrong values, or it describes a model
-            that this package's can't compute.
+        ConversionError: There is no such mapping, it has unknown entries or wrong values, or it lacks what no tensor
+            tells.
     """
     entries = _entries(source)
-    _check_computed(source, entries, assume_causal)
-    names = entries["names"]
+    names, config = entries["names"], {"bos_token_id": None, **entries.get("config", {})}
     for name, values in CHOICES.items():
         is_needed = name != "stacking" or any(_is_stacked(ours, theirs) for ours, theirs in names.items())
         if is_needed and entries.get(name) not in values:
@@ -96,10 +87,9 @@ def read_mapping(source: str | Path, *, assume_causal: bool = False) -> Layout:
             raise ConversionError(
                 f"{source}: {name} is {given}; give {' or '.join(values)}. docs/interop.md explains them"
             )
-    config = {"bos_token_id": None, **entries.get("config", {})}
-    first_position = entries.get("first_position")
-    if first_position is not None and first_position < 0:
-        raise ConversionError(f"{source}: first_position is {first_position}; give the number of a row, from 0 up")
+    scale = entries.get("attention_scale")
+    if scale is not None and not 0 < scale < math.inf:
+        raise ConversionError(f"{source}: attention_scale is {scale!r}; give a positive number")
     needed = NEEDED if POSITIONS[0] in names else (*NEEDED, "position_encoding")
     if missing := [name for name in needed if name not in config]:
         raise ConversionError(f"{source}: config lacks {', '.join(missing)}; no tensor tells that")
@@ -108,32 +98,13 @@ def read_mapping(source: str | Path, *, assume_causal: bool = False) -> Layout:
         fields=config,
         ignored=tuple(entries.get("ignored", ())),
         stacking=entries.get("stacking", "blocks"),
-        attention_scale=_scale(entries.get("attention_scale"), config, source),
+        attention_scale=scale,
         unbiased_norm=entries["layer_norm"] == "unbiased",
-        first_position=first_position,
-        starts_from_zero=entries["decoder_start"] == "zeros",
+        first_position=entries.get("first_position"),
     )
 
 
-def _check_computed(source: str | Path, entries: Mapping[str, Any], assume_causal: bool) -> None:
-    """Refuses what this package's model doesn't compute."""
-    reason = entries.get("refused")
-    if entries.get("head_split") == "view":
-        reason = (
-            "its heads are cut by view(B, h, T, d_k) without a transpose, so that the positions are mixed: that isn't "
-            "multi-head attention (3.2.2), and no weights of this model compute it"
-        )
-    if reason:
-        raise ConversionError(f"{source} can't be converted: {reason}")
-    if entries.get("causal_mask") is not True and not assume_causal:
-        known = "was trained without a causal mask" if "causal_mask" in entries else "may have been trained without one"
-        raise ConversionError(
-            f"{source}: the decoder {known}, and this one never sees the future (3.2.3): write causal_mask: true if it "
-            "was trained with one, or give --assume-causal"
-        )
-
-
-def _is_stacked(ours: str, theirs: Any) -> bool:
+def _is_stacked(ours: str, theirs: str | float) -> bool:
     """Tells whether several parameters are one of their tensors."""
     return isinstance(theirs, str) and len(variants(ours)) > len(variants(theirs))
 
@@ -167,7 +138,7 @@ def _entries(source: str | Path) -> dict[str, Any]:
     for name, value in entries.items():
         if name not in ENTRIES:
             raise ConversionError(f"{source}: unknown entry {name}; known are {', '.join(ENTRIES)}")
-        if not isinstance(value, ENTRIES[name]) or (isinstance(value, bool) and ENTRIES[name] is not bool):
+        if not isinstance(value, ENTRIES[name]) or isinstance(value, bool):
             raise ConversionError(f"{source}: {name} is {value!r}, a value of another type than expected")
     for name, value in entries.get("names", {}).items():
         _check_name(source, name, value)
@@ -179,7 +150,7 @@ def _entries(source: str | Path) -> dict[str, Any]:
     return {"names": {}, **entries}
 
 
-def _check_name(source: str | Path, ours: Any, theirs: Any) -> None:
+def _check_name(source: str | Path, ours: object, theirs: object) -> None:
     """Refuses an entry of `names` that is none, as no tensor would get a wrong one's value."""
     if not str(ours).startswith(BEGINNINGS):
         raise ConversionError(f"{source}: {ours} is no parameter; they begin with one of {', '.join(BEGINNINGS)}")
@@ -199,16 +170,3 @@ def _merged(extended: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, An
     ignored = [*(prefix + one for one in extended.get("ignored", ())), *own.get("ignored", ())]
     rest = {name: value for name, value in own.items() if name != "prefix"}
     return {**extended, **rest, "config": config, "names": {**names, **own.get("names", {})}, "ignored": ignored}
-
-
-def _scale(value: Any, config: Mapping[str, Any], source: str | Path) -> float | None:
-    """Returns what scores are multiplied by; None: 1 / sqrt(d_k)."""
-    if value == "1/sqrt(d_model)":
-        if not isinstance(config.get("d_model"), int):
-            raise ConversionError(f"{source}: attention_scale 1/sqrt(d_model) needs d_model in config")
-        return float(config["d_model"]) ** -0.5
-    if value is None:
-        return None
-    if isinstance(value, str) or not 0 < value < math.inf:
-        raise ConversionError(f"{source}: attention_scale is {value!r}; give a positive number, or 1/sqrt(d_model)")
-    return float(value)

@@ -10,12 +10,12 @@ VanillaTransformerConfig.
 import copy
 import re
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 from huggingface_hub import ModelCard, snapshot_download
-from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError, StrictDataclassError
+from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 from torch import Tensor
 from transformers import GenerationConfig, MarianConfig, MarianMTModel, MarianTokenizer, PreTrainedModel
 from transformers.utils import logging
@@ -23,6 +23,7 @@ from transformers.utils import logging
 from ..checkpoints.loading import (
     check_tokenizer,
     json_object,
+    load_model,
     read_json,
     tokenizer_fingerprint,
     without_advice,
@@ -31,7 +32,6 @@ from ..errors import first_line
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from .conversion import ConversionError, Converted, Options
 from .layout import OUTPUT, POSITIONS, SOURCE, STACKS, TARGET, Layout, from_tensors, layer_names
-from .pickles import read, tensors_of
 
 logger = logging.get_logger(__name__)
 
@@ -43,7 +43,7 @@ SAME_FIELDS = (
     "pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id", "use_cache",
 )  # fmt: skip
 # What Marian always has.
-FIXED_FIELDS: dict[str, Any] = {
+FIXED_FIELDS = {
     "position_encoding": "marian",
     "attention_bias": True,
     "output_bias": True,
@@ -67,7 +67,6 @@ REFUSED = {
     "fsmt": "its tokenizer consists of Moses' scripts and fairseq's BPE; no tokenizer here reproduces them exactly",
     "vanilla_transformer": "it is a model of this package already; load it as it is",
 }
-WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
 
 
 def from_marian(
@@ -130,60 +129,22 @@ def _folder_of(source: str, revision: str | None, token: str | bool | None, loca
         return Path(source)
     if Path(source).exists() or not re.fullmatch(r"\w[\w.-]*(/\w[\w.-]*)?", source):
         raise ConversionError(f"{source} is neither a folder nor a name on the Hub")
-    where: dict[str, Any] = {"revision": revision, "token": token, "local_files_only": local_files_only}
+    download = partial(snapshot_download, source, revision=revision, token=token, local_files_only=local_files_only)
     try:
-        folder = Path(snapshot_download(source, allow_patterns=["*.json", "*.spm", "*.safetensors", "*.md"], **where))
-        if not any((folder / name).is_file() for name in WEIGHTS[:2]):  # many repositories have pytorch_model.bin only
-            folder = Path(snapshot_download(source, allow_patterns="pytorch_model*.bin", **where))
+        folder = Path(download(allow_patterns=["*.json", "*.spm", "*.safetensors", "*.md"]))
+        if not any(folder.glob("*.safetensors")):  # many repositories have pytorch_model.bin only
+            folder = Path(download(allow_patterns="pytorch_model*.bin"))
     except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
         raise ConversionError(f"{source} can't be downloaded ({first_line(error)})") from error
     return folder
 
 
-def _marian_config(folder: Path) -> MarianConfig:
-    """Reads config.json.
-
-    Raises:
-        ConversionError: It is missing, damaged, or another system's.
-    """
-    fields = json_object(folder / "config.json")
-    system = fields.get("model_type")
+def _check_system(folder: Path) -> None:
+    """Raises `ConversionError` if config.json is missing, damaged, or another system's."""
+    system = json_object(folder / "config.json").get("model_type")
     if system != "marian":
         reason = REFUSED.get(str(system), "it is not of Marian's architecture")
         raise ConversionError(f"{folder} has a model of the type {system!r}: {reason}")
-    read = (*SAME_FIELDS, "decoder_vocab_size", "encoder_layerdrop", "decoder_layerdrop")  # others can't do harm then
-    try:
-        return MarianConfig(**{name: fields[name] for name in read if name in fields})
-    except (StrictDataclassError, TypeError, ValueError) as error:
-        raise ConversionError(f"{folder / 'config.json'} is damaged ({first_line(error)})") from error
-
-
-def _generation_config(folder: Path) -> GenerationConfig:
-    """Reads the settings of decoding; older checkpoints have them in config.json."""
-    file = "generation_config.json" if (folder / "generation_config.json").exists() else "config.json"
-    fields = json_object(folder / file)
-    try:
-        return GenerationConfig.from_model_config(fields) if file == "config.json" else GenerationConfig(**fields)
-    except (TypeError, ValueError) as error:
-        raise ConversionError(f"{folder / file} is damaged ({first_line(error)})") from error
-
-
-def _tensors_in(folder: Path) -> dict[str, Tensor]:
-    """Reads the weights: safetensors, or PyTorch's files without running what a pickle may hold; sharded or not."""
-    file = next((folder / name for name in WEIGHTS if (folder / name).is_file()), None)
-    if file is None:
-        raise ConversionError(f"{folder} has none of {', '.join(WEIGHTS)}")
-    files = [file]
-    if file.suffix == ".json":
-        shards = json_object(file).get("weight_map")
-        names = set(shards.values()) if isinstance(shards, dict) else set()
-        if not names or any(not isinstance(name, str) or Path(name).name != name for name in names):
-            raise ConversionError(f"{file} has no weight_map with the names of files beside it")
-        files = [folder / name for name in sorted(names)]
-    tensors: dict[str, Tensor] = {}
-    for file in files:
-        tensors |= tensors_of(read(file), file)
-    return tensors
 
 
 # ---- Tokenizer ----
@@ -232,8 +193,9 @@ def _compare_special(tokenizer: MarianTokenizer, source: Mapping[str, int], targ
 def _load(source: str, folder: Path) -> tuple[VanillaTransformerForConditionalGeneration, MarianTokenizer]:
     """Makes model and tokenizer of the files in a folder; `source` is what the user calls it."""
     try:
-        marian, tokenizer = _marian_config(folder), opus_mt_tokenizer(folder)
-        model = _build(marian, _tensors_in(folder), _generation_config(folder))
+        _check_system(folder)
+        tokenizer, marian = opus_mt_tokenizer(folder), load_model(folder)
+        model = _build(marian.config, marian.state_dict(), marian.generation_config)
         model.config.tokenizer_fingerprint = tokenizer_fingerprint(tokenizer)
         check_tokenizer(tokenizer, model.config, source)
     except ValueError as error:

@@ -7,7 +7,6 @@ writes no encoder, fixes the lengths of target and past at 1, and keeps sinusoid
 
 import copy
 import logging
-import tempfile
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,7 +17,6 @@ import onnxruntime
 import onnxscript  # noqa: F401  # torch.onnx imports it too late for a good error
 import torch
 import torch.nn.functional as F
-from onnxruntime.quantization import QuantType, quantize_dynamic
 from torch import Tensor, nn
 from transformers import EncoderDecoderCache, PreTrainedTokenizerBase
 
@@ -53,8 +51,6 @@ def export(
     model: VanillaTransformerForConditionalGeneration,
     tokenizer: PreTrainedTokenizerBase,
     folder: Path,
-    *,
-    quantize: bool = False,
 ) -> list[str]:
     """Writes a model as graphs for onnxruntime, with its settings and its tokenizer's files.
 
@@ -62,7 +58,6 @@ def export(
         model: The model.
         tokenizer: Its tokenizer.
         folder: An empty folder.
-        quantize: Whether linear maps compute with 8-bit integers, with a scale for each output of a matrix.
 
     Returns:
         Notes for the user.
@@ -76,11 +71,11 @@ def export(
             f"{type(model).__name__} can't be exported; only VanillaTransformerForConditionalGeneration can"
         )
     if getattr(model, "is_quantized", False):
-        raise ConversionError("its weights are quantized; export the original, and let the export quantize it")
+        raise ConversionError("its weights are quantized; export the original")
     exact = copy.deepcopy(model).cpu().float().eval()
     exact.set_attn_implementation("eager")
     expected = [_logits(exact, sizes) for sizes in COMPARED]
-    _prepare(exact, separate_output=quantize)
+    _prepare(exact)
     with _quiet():
         for name, module, arguments, axes, outputs in graphs_of(exact):
             _write(folder / f"{name}.onnx", module, arguments, axes, outputs)
@@ -88,12 +83,10 @@ def export(
         differences = [_difference(a, b) for a, b in zip(found, expected, strict=True)]
         if not all(one <= TOLERANCE for one in differences):  # NaN isn't either
             raise ConversionError(f"onnxruntime's logits differ from the model's by {differences} of the largest")
-        if quantize:
-            _quantize(folder)
     model.config.save_pretrained(folder)
     model.generation_config.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
-    return _notes(model, max(differences), quantize)
+    return _notes(model, max(differences))
 
 
 # ---- What the graphs compute ----
@@ -156,13 +149,11 @@ class DecoderWithPast(nn.Module):
         return self.lm_head(output.last_hidden_state), *tensors
 
 
-def _prepare(model: VanillaTransformerForConditionalGeneration, separate_output: bool) -> None:
-    """Replaces tables of sinusoids, and gives the output a matrix apart from the embeddings."""
+def _prepare(model: VanillaTransformerForConditionalGeneration) -> None:
+    """Replaces tables of sinusoids."""
     for stack in (model.model.encoder, model.model.decoder):
         if isinstance(stack.embed_positions, SinusoidalPositions):
             stack.embed_positions = Sinusoids(stack.embed_positions.layout)  # type: ignore[assignment]
-    if separate_output:
-        model.lm_head.weight = nn.Parameter(model.lm_head.weight.clone())
 
 
 # ---- Tracing ----
@@ -255,27 +246,13 @@ def _difference(found: Tensor, expected: Tensor) -> float:
     return ((found - expected).abs().max() / expected.abs().max().clamp(min=1)).item()
 
 
-# ---- 8 bits ----
-def _quantize(folder: Path) -> None:
-    """Replaces the graphs by such as multiply 8-bit integers; embeddings, scores and sums stay as they are."""
-    for name in (ENCODER, DECODER, DECODER_WITH_PAST):
-        file, is_large = folder / f"{name}.onnx", (folder / f"{name}.onnx.data").exists()
-        options: Any = {"per_channel": True, "op_types_to_quantize": ["MatMul"], "weight_type": QuantType.QInt8}
-        with tempfile.TemporaryDirectory(dir=folder) as place:
-            quantize_dynamic(file, Path(place, file.name), use_external_data_format=is_large, **options)
-            for one in Path(place).iterdir():
-                one.replace(folder / one.name)
-
-
-def _notes(model: VanillaTransformerForConditionalGeneration, difference: float, quantized: bool) -> list[str]:
+def _notes(model: VanillaTransformerForConditionalGeneration, difference: float) -> list[str]:
     config = model.config
     found = [
         f"in float32, logits differ from the model's by at most {difference:.0e} of the largest (of random tokens)",
         "the graphs have no mask of the target: those of one batch may have padding behind them, but not before them",
         "the program that runs the graphs does the search; generation_config.json has the model's settings",
     ]
-    if quantized:
-        found.append("embeddings stay float32; measure the loss of 8 bits on your translations")
     if model.dtype is not torch.float32:
         found.append(f"the weights were {str(model.dtype).removeprefix('torch.')} and are float32 now")
     if config.position_encoding == "learned":

@@ -40,7 +40,7 @@ NAMES = {
     ),
 }
 # Options that the model has to have with one of these values, if at all.
-WANTED: dict[str, tuple[Any, ...]] = {
+WANTED: dict[str, tuple[object, ...]] = {
     "model_task": ("seq2seq",),
     "encoder_type": ("transformer",),
     "decoder_type": ("transformer",),
@@ -51,11 +51,8 @@ WANTED: dict[str, tuple[Any, ...]] = {
     "pos_ffn_activation_fn": ("relu", "gelu"),
     "position_encoding": (True,),
 }
-# Options that have to be off.
-UNWANTED = (
-    "max_relative_positions", "relative_positions_buckets", "multiquery", "num_kv", "sliding_window", "num_experts",
-    "parallel_residual", "copy_attn", "src_feats", "n_src_feats", "lora_layers", "lora_embedding", "quant_layers",
-)  # fmt: skip
+# Options that have to be off; others have tensors of their own.
+UNWANTED = ("max_relative_positions", "sliding_window", "parallel_residual")
 POSITION_ENCODINGS = {"SinusoidalInterleaved": "paper", "SinusoidalConcat": "tensor2tensor"}
 PAD, BOS, EOS = "<blank>", "<s>", "</s>"
 DECODING = "a checkpoint of OpenNMT-py has no generation settings: the paper's are written (beam of 4, alpha 0.6)"
@@ -133,15 +130,12 @@ def _check_options(settings: Mapping[str, Any]) -> None:
             raise ConversionError(f"the model can't be converted: its {name} is {settings[name]!r}, not {known}")
     for name in UNWANTED:
         if settings.get(name):
-            merge = "; merge adapters with OpenNMT-py's tools/lora_weights.py" if name.startswith("lora") else ""
-            raise ConversionError(f"the model can't be converted: its {name} is {settings[name]!r}, not off{merge}")
+            raise ConversionError(f"the model can't be converted: its {name} is {settings[name]!r}, not off")
 
 
 def _fields(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the fields that the options tell and the tensors don't."""
     heads = settings.get("heads", 8)
-    if isinstance(heads, bool) or not isinstance(heads, int):
-        raise ConversionError(f"the model's option heads is {heads!r}, not a number")
     dropout, attention_dropout = (_last(settings.get(name, 0.0)) for name in ("dropout", "attention_dropout"))
     return {
         "encoder_attention_heads": heads,
@@ -159,7 +153,7 @@ def _fields(settings: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _last(value: Any) -> Any:
+def _last(value: object) -> object:
     """Returns the last of the values that an option had while the model was trained, or its only one."""
     return value[-1] if isinstance(value, list) and value else value
 
@@ -171,12 +165,10 @@ def _required(settings: Mapping[str, Any]) -> tuple[str, ...]:
     return ("*layer_norm.bias", "lm_head.bias", *attention, *feed_forward)
 
 
-def _tokens(vocabularies: Any) -> dict[str, Any]:
+def _tokens(vocabularies: object) -> dict[str, Any]:
     """Returns the sizes of the vocabularies and the ids of the special tokens."""
     if not isinstance(vocabularies, Mapping) or not all(_is_list_of_texts(vocabularies.get(n)) for n in ("src", "tgt")):
         raise ConversionError("its vocab has no lists of tokens named src and tgt, as OpenNMT-py 3 writes them")
-    if vocabularies.get("src_feats") or vocabularies.get("data_task", "seq2seq") != "seq2seq":
-        raise ConversionError("the model can't be converted: its source has features, or it is a language model")
     source, target = vocabularies["src"], vocabularies["tgt"]
     start = vocabularies.get("decoder_start_token", BOS)
     if absent := [f"{token!r}" for token in (PAD, start, EOS) if token not in target]:
@@ -194,7 +186,7 @@ def _tokens(vocabularies: Any) -> dict[str, Any]:
     }
 
 
-def _is_list_of_texts(value: Any) -> bool:
+def _is_list_of_texts(value: object) -> bool:
     return isinstance(value, Sequence) and not isinstance(value, str) and all(isinstance(one, str) for one in value)
 
 

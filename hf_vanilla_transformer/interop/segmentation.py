@@ -22,7 +22,6 @@ TOKENIZED_TEXT = (
     "the tokenizer does no Moses tokenization (nor truecasing or lowercasing): if the training data had it, give it "
     "such text, and expect such text from it"
 )
-VERSION = re.compile(r"#version: ?0\.([12])(\.0+)*$")
 CODES = re.compile(r"(.*[._-])?(bpe|bpe_?codes?|codes?)\d*([._-].*)?", re.IGNORECASE)
 NO_CODES = (".bin", ".ckpt", ".gz", ".json", ".pt", ".py", ".yaml", ".yml", ".zip")
 SIDES_IN_NAMES = (("src", "source"), ("tgt", "trg", "target"))
@@ -70,6 +69,8 @@ def tokenizer_of(
         return DictionaryTokenizer(segmentation=segmentation, source_eos=source_eos, **special)
     except ImportError as error:
         raise ConversionError(f"{first_line(error)}; or convert without a tokenizer: --no-tokenizer") from error
+    except SystemExit as error:  # subword-nmt ends the process, and has said which line is wrong
+        raise ConversionError(f"{_names([*sides])}: no codes of subword-nmt (fastBPE's have a third column)") from error
 
 
 def _files_in(folder: Path, languages: tuple[str, ...]) -> tuple[Path, Path]:
@@ -136,32 +137,14 @@ def _segmenter(file: Path, vocabulary: list[str] | None, special: dict[str, str]
     if file.suffix in (".model", ".spm"):
         return {"spm": base64.b64encode(_sentencepiece(file, vocabulary)).decode()}
     allowed = None if vocabulary is None else [token for token in vocabulary if token not in special.values()]
-    return {"codes": codes_in(file), "vocabulary": allowed}
+    return {"codes": _codes_in(file), "vocabulary": allowed}
 
 
-def codes_in(file: Path) -> str:
-    """Reads codes and checks that they are subword-nmt's, as that library ends the process at others.
-
-    Raises:
-        ConversionError: They are no such codes.
-    """
+def _codes_in(file: Path) -> str:
     try:
-        text = file.read_text(encoding="utf-8")
+        return file.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
         raise ConversionError(f"{file} is no text of subword-nmt's codes ({first_line(error)})") from error
-    lines = text.rstrip("\n").split("\n")
-    version = VERSION.match(lines[0].rstrip())
-    if lines[0].startswith("#version:") and not version:
-        raise ConversionError(f"{file} has the version {lines[0][9:].strip()}; only 0.1 and 0.2 are known")
-    for number, line in enumerate(lines[1:] if version else lines, start=2 if version else 1):
-        parts = line.strip("\r\n ").split(" ")
-        if len(parts) == 3 and parts[2].isdigit():
-            raise ConversionError(f"{file} has the codes of fastBPE, with a third column; only subword-nmt's are known")
-        if len(parts) != 2 or not all(parts):
-            raise ConversionError(
-                f"{file}, line {number}: {line!r} isn't two symbols, so these aren't subword-nmt's codes"
-            )
-    return text
 
 
 def _sentencepiece(file: Path, vocabulary: list[str] | None) -> bytes:

@@ -118,38 +118,26 @@ def _mapping(config: VanillaTransformerConfig) -> dict[str, Any]:
         one.name for one in dataclasses.fields(VanillaTransformerConfig)
     } & VanillaTransformerConfig.__annotations__.keys()
     names = {ours: theirs for ours, theirs in OWN_NAMES.items() if config.output_bias or ours != "lm_head.bias"}
-    mapping: dict[str, Any] = {"extends": "torch", "causal_mask": True, "decoder_start": "token", "names": names}
+    mapping: dict[str, object] = {"extends": "torch", "names": names}
     if not config.attention_bias:
         mapping["ignored"] = list(ATTENTION_BIASES)
     return {**mapping, "config": {name: getattr(config, name) for name in sorted(own)}}
 
 
 def _notes(config: VanillaTransformerConfig) -> list[str]:
-    steps = ["arguments = json.load(open('transformer.json'))"]
+    activation = ""
     if config.activation_function not in ("relu", "gelu"):  # the names that torch.nn.Transformer knows
         # A function, as copies of its decoder layers take ReLU in place of an activation that is a module.
         function = f"transformers.activations.ACT2FN[{config.activation_function!r}].forward"
-        steps.append(f"arguments['activation'] = {function}")
-    steps.append("transformer = torch.nn.Transformer(**arguments)")
-    if not config.final_layer_norm:
-        steps.append("transformer.encoder.norm = transformer.decoder.norm = None")
-    steps += [
-        "weights = safetensors.torch.load_file('model.safetensors')",
+        activation = f"arguments['activation'] = {function}; "
+    norms = "" if config.final_layer_norm else "transformer.encoder.norm = transformer.decoder.norm = None; "
+    return [
+        f"load it, in its folder: arguments = json.load(open('transformer.json')); {activation}transformer = "
+        f"torch.nn.Transformer(**arguments); {norms}weights = safetensors.torch.load_file('model.safetensors'); "
         "transformer.load_state_dict({n: w for n, w in weights.items() if n.startswith(('encoder.', 'decoder.'))})",
-    ]
-    notes = [
-        f"load it, in its folder: {'; '.join(steps)}",
         "back: vanilla-transformer convert DIR/model.safetensors --mapping DIR/mapping.yaml --output NEW; the "
         "tokenizer and the settings of decoding don't come with it",
         f"embeddings are multiplied by {config.embedding_scale!r}, then row n of src_positions or tgt_positions is "
         "added to token n; the decoder needs a causal mask; logits are generator.weight times its output"
         + (", plus generator.bias" if config.output_bias else ""),
     ]
-    if not config.attention_bias:
-        notes.append("the biases of attention are zeros: the model has none")
-    if config.attention_dropout != config.dropout or config.activation_dropout != config.dropout:
-        notes.append(
-            "training differs: torch.nn.Transformer has one rate of dropout, also for attention weights and within the "
-            f"feed-forward networks, where the model has {config.attention_dropout:g} and {config.activation_dropout:g}"
-        )
-    return notes

@@ -9,7 +9,7 @@ import numpy.typing as npt
 import torch
 
 from ..translation.attention import Attention
-from .attention_parts import PARTS, of_part
+from .attention_page import PARTS, of_part
 from .drawing import FONT_SIZE, WIDEST, Axes, Figure, colour_bar, heat_map, new_figure, set_title, side_of
 
 Weights = torch.Tensor | npt.NDArray[np.floating]
@@ -18,7 +18,7 @@ Part = Literal["encoder", "decoder", "cross"]
 Choice = int | Literal["all", "mean"]
 
 # Panels up to this number -> the largest side of one, in inches: many panels are smaller, with fewer labels.
-LARGEST_SIDES = {2: 7.0, 8: 5.0, 10_000: 3.3}
+LARGEST_SIDES = {2: 7.0, 8: 5.0, 16: 3.3, 10_000: 1.6}
 BAR = "attention weight (a row sums to 1)"
 MARGINS = (2.0, 1.6)  # inches for labels, titles and the colour bar
 
@@ -82,25 +82,23 @@ def draw_attention(
         if isinstance(number, int) and not 1 <= number <= count:
             raise ValueError(f"{unit} {number} doesn't exist: the {name.lower()} has {unit}s 1 to {count}")
     chosen = weights if layer == "all" else weights[layer - 1 : layer]  # (layers, heads, T, S)
-    numbers = range(1, len(weights) + 1) if layer == "all" else [layer]
-    if layer == "all" and heads == "all":
-        return _draw_table(chosen.numpy(), f"{name}, all layers and heads: {what}", keys, queries)
-    maps, of_heads = _of_heads(chosen, heads)
-    if layer == "all":
-        title, names = f"{name} by layer, {of_heads}: {what}", [f"layer {number}" for number in numbers]
-        return _draw(maps[:, 0].numpy(), names, columns, rows, title, (keys, queries))
-    title = f"{name}, layer {layer} of {len(weights)}: {what}"
-    names = [of_heads] if heads != "all" else [f"head {number}" for number in range(1, maps.shape[1] + 1)]
-    return _draw(maps[0].numpy(), names, columns, rows, title, (keys, queries))
-
-
-def _of_heads(weights: torch.Tensor, heads: Choice) -> tuple[torch.Tensor, str]:
-    """Chooses heads of (layers, heads, T, S): (layers, 1 or all heads, T, S), and what they are called."""
-    if heads == "mean":
-        return weights.mean(dim=1, keepdim=True), f"mean of {weights.shape[1]} heads"
+    of_layers = [f"layer {number}" for number in range(1, len(weights) + 1)]
     if heads == "all":
-        return weights, "all heads"
-    return weights[:, heads - 1 : heads], f"head {heads} of {weights.shape[1]}"
+        of_heads = [f"head {number}" for number in range(1, weights.shape[1] + 1)]
+    elif heads == "mean":
+        chosen, of_heads = chosen.mean(dim=1, keepdim=True), [f"mean of {weights.shape[1]} heads"]
+    else:
+        chosen, of_heads = chosen[:, heads - 1 : heads], [f"head {heads} of {weights.shape[1]}"]
+    if layer != "all":
+        title, names = f"{name}, layer {layer} of {len(weights)}: {what}", of_heads
+    elif len(of_heads) == 1:
+        title, names = f"{name} by layer, {of_heads[0]}: {what}", of_layers
+    else:
+        title, names = (
+            f"{name}, all layers and heads: {what}",
+            [f"{one}, {two}" for one in of_layers for two in of_heads],
+        )
+    return _draw(chosen.flatten(0, 1).numpy(), names, columns, rows, title, (keys, queries))
 
 
 def _draw(
@@ -128,24 +126,6 @@ def _draw(
     return figure
 
 
-def _draw_table(weights: Maps, title: str, keys: str, queries: str) -> Figure:
-    """Draws the maps of (layers, heads, rows, columns) in a table, too small for the tokens."""
-    layers, heads = weights.shape[:2]
-    side = min(1.6, (WIDEST - MARGINS[0]) / heads)
-    figure = new_figure(heads * side + MARGINS[0], layers * side + MARGINS[1])
-    grid = figure.subplots(layers, heads, squeeze=False)
-    for place, panel in np.ndenumerate(grid):
-        image = heat_map(panel, weights[place], [], [], size=(side, side), largest=float(weights.max()))
-        if place[0] == 0:
-            panel.set_title(f"head {place[1] + 1}", fontsize=FONT_SIZE + 1)
-        if place[1] == 0:
-            panel.set_ylabel(f"layer {place[0] + 1}", fontsize=FONT_SIZE + 1)
-    colour_bar(figure, list(grid.flat), image, BAR)
-    figure.supxlabel(f"columns: {keys}, rows: {queries}", fontsize=FONT_SIZE + 1)
-    set_title(figure, title)
-    return figure
-
-
 def _checked_weights(weights: Weights, source_pieces: Sequence[str], target_pieces: Sequence[str]) -> Maps:
     """Returns the weights as float32, (heads, target length, source length), if they fit the pieces."""
     if isinstance(weights, torch.Tensor):
@@ -169,15 +149,9 @@ def _checked_weights(weights: Weights, source_pieces: Sequence[str], target_piec
 
 
 def _columns(count: int, width: float, height: float) -> int:
-    """Number of columns that gives the grid a screen's proportions with few empty panels: 4 for 8 square panels."""
-
-    def misfit(columns: int) -> float:
-        rows = math.ceil(count / columns)
-        proportion = columns * width / (rows * height)
-        return abs(math.log(proportion / 1.5)) + 3 * (columns * rows - count) / count
-
-    fitting = [number for number in range(1, count + 1) if _width(number, width) <= WIDEST]
-    return min(fitting or [1], key=misfit)
+    """Number of columns that gives the grid a screen's proportions: 4 for 8 square panels."""
+    fitting = max(1, int((WIDEST - MARGINS[0]) / (width + 0.15)))
+    return min(count, fitting, max(1, round(math.sqrt(1.7 * count * height / width))))
 
 
 def _width(columns: int, width: float) -> float:

@@ -25,7 +25,7 @@ from transformers.trainer_utils import EvalLoopOutput, HubStrategy, SchedulerTyp
 from transformers.utils import PushInProgress, logging
 
 from .. import engine
-from ..checkpoints.completeness import checkpoints_in, damage_of, write_checksums
+from ..checkpoints.completeness import checkpoints_in, damage_of
 from ..checkpoints.files import check_links
 from ..checkpoints.loading import not_finite, tokenizer_fingerprint
 from ..data.batching import TokenBudgetBatchSampler, TokenBudgetStream
@@ -252,8 +252,6 @@ class VanillaTransformerTrainer(ConsistencyTrainer):
             return
         try:
             super()._save_checkpoint(model, trial)
-            if self.args.should_save:
-                write_checksums(folder)
         except (OSError, RuntimeError, SafetensorError) as error:  # each library has its own error for a full disk
             if damage_of(folder, to_resume=not self.args.save_only_model) is None:
                 raise  # a push to the Hub after saving, for instance

@@ -1,11 +1,11 @@
 """The attention weights of one sentence and its translation, with the tokens as people read them."""
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers.utils import ModelOutput
 
 from .decoding import check_model, source_limit
 from .division import encode_within
@@ -42,7 +42,7 @@ def attention_of(
     """Returns the attention weights of all layers and heads for one sentence, without gradients.
 
     Args:
-        model: Any sequence-to-sequence model that returns its attention weights.
+        model: A sequence-to-sequence model that returns its attention weights.
         tokenizer: Its tokenizer.
         source: The sentence.
         target: The translation that the model is forced to write; None: its own, by its generation config.
@@ -96,7 +96,7 @@ def _token_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, name:
     return ids
 
 
-def _stacked(model: PreTrainedModel, output: Any, name: str) -> Tensor:
+def _stacked(model: PreTrainedModel, output: ModelOutput, name: str) -> Tensor:
     """Returns the weights of all layers, (layers, heads, queries, keys)."""
     layers = getattr(output, name, None)
     if not layers or layers[0] is None:

@@ -2,12 +2,11 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor
-from transformers import PreTrainedTokenizerBase
+from transformers import GenerationConfig, PreTrainedTokenizerBase
 
 from ..engine.decoding.search import round_down
 from .reading import Segment
@@ -70,11 +69,12 @@ class Job:
     options: Options
     batch_size: int | None
     batch_tokens: int | None
-    lock: AbstractContextManager[object]
 
 
 class Backend(ABC):
     """Decodes with a model."""
+
+    training: bool
 
     @abstractmethod
     def check_options(self, options: Options, n_best: int | None, alignments: bool) -> Options:
@@ -95,15 +95,15 @@ def on_one_line(text: str) -> str:
 
 
 # ---- Options ----
-def check_number(name: str, value: Any, where: str = "") -> None:
+def check_number(name: str, value: object, where: str = "") -> None:
     """Checks an option that counts something, one of `LARGEST`, or None; raises `ValueError`."""
     least = 0 if name == "max_extra_length" else 1
-    is_integer = isinstance(value, int) and not isinstance(value, bool)
-    if value is not None and not (is_integer and least <= value <= LARGEST[name]):
+    is_within = isinstance(value, int) and not isinstance(value, bool) and least <= value <= LARGEST[name]
+    if value is not None and not is_within:
         raise ValueError(f"{name}{where} is {value!r}; it has to be an integer from {least} to {LARGEST[name]:,}")
 
 
-def check_generation(options: Mapping[str, Any], config: Any) -> None:
+def check_generation(options: Mapping[str, object], config: GenerationConfig) -> None:
     """Checks the options of `generate()` that multiply its work, given or else of the generation config."""
     has_length = any(options.get(name) is not None for name in LENGTHS)
     for name in ("num_beams", "num_return_sequences", *LENGTHS):

@@ -17,8 +17,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, NamedTuple
+from types import ModuleType, SimpleNamespace
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
@@ -43,6 +43,10 @@ from .backend import (
     on_one_line,
 )
 from .reading import Segment
+
+if TYPE_CHECKING:  # an extra
+    from ctranslate2 import AsyncTranslationResult, TranslationResult
+    from ctranslate2 import Translator as Pool
 
 logger = logging.get_logger(__name__)
 
@@ -92,7 +96,7 @@ class Settings(NamedTuple):
 class Batch:
     """Segments that CTranslate2's translator `pool` is translating; their prefixes have one length."""
 
-    def __init__(self, model: "CTranslate2Model", pool: Any, segments: list[Segment], settings: Settings) -> None:
+    def __init__(self, model: "CTranslate2Model", pool: "Pool", segments: list[Segment], settings: Settings) -> None:
         self._model, self._pool, self._segments, self._settings = model, pool, segments, settings
         self._is_end_forced = model.generation_config.forced_eos_token_id is not None  # as the last one that fits
         self._limits = list(map(self._limit, segments))
@@ -113,13 +117,13 @@ class Batch:
             total += len(segment.token_ids)
         return max(min(total, self._model.config.max_position_embeddings) - 1 - self._is_end_forced, prompt)
 
-    def _search(self, places: Sequence[int]) -> list[Any]:
+    def _search(self, places: Sequence[int]) -> "list[AsyncTranslationResult]":
         """Begins to search for the translations of some segments."""
         settings, model, segments = self._settings, self._model, [self._segments[place] for place in places]
         forced = model.generation_config.forced_bos_token_id
         begins = [segment.prefix[1:] or (() if forced is None else (forced,)) for segment in segments]
         limit = max(self._limits[place] for place in places)
-        results: list[Any] = self._pool.translate_batch(
+        results: list[AsyncTranslationResult] = self._pool.translate_batch(
             [[model.source[token] for token in segment.token_ids] for segment in segments],
             [[model.target[token] for token in begin] for begin in begins] if begins[0] else None,
             asynchronous=True,
@@ -151,7 +155,7 @@ class Batch:
         return [self._ranked(tokenizer, *row) for row in zip(self._segments, self._results, self._limits, strict=True)]
 
     def _ranked(
-        self, tokenizer: PreTrainedTokenizerBase, segment: Segment, result: Any, limit: int
+        self, tokenizer: PreTrainedTokenizerBase, segment: Segment, result: "TranslationResult", limit: int
     ) -> list[Translation]:
         settings, prompt = self._settings, max(len(segment.prefix) - 1, 0)
 
@@ -247,7 +251,12 @@ class CTranslate2Model(Backend):
 
     @classmethod
     def converted(
-        cls, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, *args: Any, **kwargs: Any
+        cls,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
+        device: str = "cpu",
+        compute_type: str = "default",
+        threads: int | None = None,
     ) -> "CTranslate2Model":
         """Converts a model in a temporary folder; other arguments and errors are those of the class."""
         from ..interop import ctranslate2 as exporter  # it needs an extra, and takes a while
@@ -257,7 +266,7 @@ class CTranslate2Model(Backend):
                 exporter.write(model, tokenizer, Path(folder))
             except ConversionError as error:
                 raise CheckpointError(f"the model can't be converted for CTranslate2: {error}") from error
-            made = cls(Path(folder), *args, **kwargs, in_memory=True)
+            made = cls(Path(folder), device, compute_type, threads, in_memory=True)
         made.name_or_path = getattr(model, "name_or_path", "")
         return made
 
@@ -302,8 +311,7 @@ class CTranslate2Model(Backend):
         def ended() -> Found:
             places, batch = working.popleft()
             batch.wait()
-            with job.lock:
-                return places, batch.translations(job.tokenizer)
+            return places, batch.translations(job.tokenizer)
 
         most = (job.batch_tokens or self._tokens(job.segments, settings.num_beams)) // settings.num_beams
         groups = list(batches_of(job.segments, batch_size, max(most, 1), int))
@@ -325,7 +333,7 @@ class CTranslate2Model(Backend):
         number = min(self.threads * math.ceil(total / (most * self.threads)), max(total // fewest, 1))
         return math.ceil(ROOM_FOR_PADDING * total / max(number, 1))
 
-    def _pool(self, is_alone: bool = False) -> Any:
+    def _pool(self, is_alone: bool = False) -> "Pool":
         """Returns CTranslate2's translator, for many batches or for one that is alone."""
         if os.getpid() != self._process:
             raise RuntimeError(
@@ -363,12 +371,12 @@ def _penalty(options: Mapping[str, Any], both: Mapping[str, Any]) -> float:
 
 
 # ---- Opening ----
-def is_exported(model: Any) -> bool:
+def is_exported(model: object) -> bool:
     """Whether something is a folder in CTranslate2's format, such as `vanilla-transformer export` writes."""
     return isinstance(model, str | Path) and (Path(model) / WEIGHTS).is_file()
 
 
-def import_library() -> Any:
+def import_library() -> ModuleType:
     """Imports CTranslate2, with AVX-512 on AMD's processors, unless the user's environment chooses.
 
     By itself, it doesn't use AVX-512 there; batches are up to a quarter faster with it. The variable is read at the
@@ -413,7 +421,7 @@ def _read(folder: Path, name: str) -> Any:
         raise CheckpointError(f"{folder / name} can't be read ({first_line(error)}); {FIX}") from error
 
 
-def _in_memory(folder: Path) -> dict[str, Any]:
+def _in_memory(folder: Path) -> dict[str, object]:
     """Returns the arguments by which CTranslate2 takes its files from memory."""
     files = [folder / WEIGHTS, folder / CONFIG, *folder.glob("*_vocabulary.json")]
     return {"model_path": "model", "files": {file.name: file.read_bytes() for file in files}}

@@ -6,7 +6,6 @@ its tokenizer. Options are keyword arguments of `generate()`, by default those o
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from itertools import groupby
 from typing import Any
@@ -63,7 +62,6 @@ def decode(
     max_source_tokens: int | None = None,
     progress: Callable[[int], object] | None = None,
     on_division: Callable[[int, int], object] | None = None,
-    lock: AbstractContextManager[object] | None = None,
     **options: Any,
 ) -> list[list[Translation]]:
     """Translates sentences into translations with their lengths and, for n-best lists, scores.
@@ -92,7 +90,6 @@ def decode(
         progress: Called with the number of sentences done since its last call.
         on_division: Called with the index and the number of pieces of each sentence that is divided as it is too long;
             None: a warning is logged.
-        lock: Held while the tokenizer or the model works on a batch, so that several threads may share them.
         **options: For `generate()`; lengths are those of a piece.
 
     Returns:
@@ -115,15 +112,12 @@ def decode(
     check_splitting(split_sentences)
     options = backend.check_options(options, n_best, alignments)
     code = "" if target_lang is None else target_code(tokenizer, target_lang)
-    lock = nullcontext() if lock is None else lock
     limit = source_limit(model, max_source_tokens, tokenizer)
-    with lock:
-        prefixes = _prefix_tokens(model, tokenizer, prefix, len(texts), options)
+    prefixes = _prefix_tokens(model, tokenizer, prefix, len(texts), options)
     segments: list[Segment] = []
     for first in range(0, len(texts), TEXTS_AT_ONCE):
         some = dict(enumerate(texts[first : first + TEXTS_AT_ONCE], first))
-        with lock:
-            read, divided = read_segments(tokenizer, some, limit, code, split_sentences)
+        read, divided = read_segments(tokenizer, some, limit, code, split_sentences)
         segments += read
         for index, count in divided.items():
             (on_division or partial(_warn_of_division, limit))(index, count)
@@ -134,7 +128,7 @@ def decode(
     tell = progress or (lambda number: None)
     tell(len(texts) - len(left))
     found: dict[int, list[Translation]] = {}
-    for places, translations in backend.search(Job(tokenizer, segments, options, batch_size, batch_tokens, lock)):
+    for places, translations in backend.search(Job(tokenizer, segments, options, batch_size, batch_tokens)):
         found.update(zip(places, translations, strict=True))
         left.subtract(segments[place].text for place in places)
         tell(sum(left[text] == 0 for text in {segments[place].text for place in places}))
@@ -222,7 +216,7 @@ def _kind(value: object) -> str:
     return "None" if value is None else f"of type {type(value).__name__}"
 
 
-def check_model(model: Any) -> None:
+def check_model(model: PreTrainedModel | Backend) -> None:
     """Raises `ValueError` for a model in training mode."""
     if model.training:
         raise ValueError("the model is in training mode, where dropout falsifies its output; call model.eval() first")

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import EncoderDecoderCache, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.modeling_outputs import BaseModelOutput, Seq2SeqLMOutput
 
 from ..checkpoints.loading import tokenizer_fingerprint
@@ -43,7 +43,13 @@ def ensemble(models: Sequence[PreTrainedModel], tokenizers: Sequence[PreTrainedT
     return type(f"{base.__name__}Ensemble", (AveragedProbabilities, base), {})(models)
 
 
-def _check_member(number: int, first: Any, config: Any, first_vocabulary: Any, vocabulary: Any) -> None:
+def _check_member(
+    number: int,
+    first: PreTrainedConfig,
+    config: PreTrainedConfig,
+    first_vocabulary: dict[str, int],
+    vocabulary: dict[str, int],
+) -> None:
     fix = "an ensemble averages the probabilities of one vocabulary, so train its members with one tokenizer"
     if vocabulary != first_vocabulary:
         differing = min(token for token, _ in vocabulary.items() ^ first_vocabulary.items())
@@ -62,7 +68,7 @@ class MemberCaches:
 
     is_compileable = is_croppable = False
 
-    def __init__(self, caches: list[Any]) -> None:
+    def __init__(self, caches: list[EncoderDecoderCache]) -> None:
         self.caches = caches
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
@@ -82,7 +88,7 @@ class MemberEncoders(nn.Module):
         super().__init__()
         self.encoders = nn.ModuleList(encoders)
 
-    def forward(self, input_ids: Tensor, **kwargs: Any) -> dict[str, Tensor]:
+    def forward(self, input_ids: Tensor, **kwargs: object) -> dict[str, Tensor]:
         """Encodes a source (B, S) with each: {number of the member: (B, S, d_model)}; `generate()` expands it."""
         outputs = (encoder(input_ids=input_ids, **kwargs) for encoder in self.encoders)
         return {str(number): output.last_hidden_state for number, output in enumerate(outputs)}
@@ -110,9 +116,9 @@ class AveragedProbabilities(nn.Module):
         decoder_input_ids: Tensor | None = None,  # (B, T)
         decoder_attention_mask: Tensor | None = None,  # (B, past + T)
         encoder_outputs: dict[str, Tensor] | None = None,  # in place of input_ids
-        past_key_values: Any = None,
+        past_key_values: MemberCaches | EncoderDecoderCache | None = None,
         use_cache: bool | None = None,
-        **kwargs: Any,
+        **kwargs: object,
     ) -> Seq2SeqLMOutput:
         """Predicts the token at each target position: `logits`, (B, T, V), are log-probabilities in float32."""
         # Before the first step, generate() makes one empty cache; each member then makes its own.

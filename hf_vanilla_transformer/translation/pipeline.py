@@ -34,13 +34,13 @@ class VanillaTranslationPipeline(Pipeline):
         model: PreTrainedModel,
         tokenizer: PreTrainedTokenizerBase | None = None,
         compute_type: str = "default",
-        **kwargs: Any,
+        **kwargs: object,
     ) -> None:
         super().__init__(model=model, tokenizer=tokenizer, **kwargs)
         attach_if_supported(self.model, compute_type)
         self.translator = Translator(self.model, tokenizer=self.tokenizer)
 
-    def __call__(self, inputs: str | Iterable[str], **options: Any) -> Any:
+    def __call__(self, inputs: str | Iterable[str], **options: object) -> Any:
         """Translates a text, several, or a stream.
 
         Args:
@@ -64,22 +64,22 @@ class VanillaTranslationPipeline(Pipeline):
         records = [_records(result) for result in results]
         return [row[0] for row in records] if all(len(row) == 1 for row in records) else records
 
-    def _sanitize_parameters(self, **options: Any) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
+    def _sanitize_parameters(self, **options: object) -> tuple[dict[str, object], dict[str, object], dict[str, object]]:
         return {}, options, {}
 
-    def preprocess(self, inputs: str, **options: Any) -> dict[str, Any]:
+    def preprocess(self, inputs: str, **options: object) -> dict[str, str]:
         """Returns a text as it is: a `Translator` does the three steps of a pipeline."""
         return {"text": inputs}
 
-    def _forward(self, model_inputs: dict[str, Any], **options: Any) -> dict[str, Any]:
+    def _forward(self, model_inputs: dict[str, str], **options: object) -> dict[str, Result]:
         return {"result": self.translator(model_inputs["text"], **options)}
 
-    def postprocess(self, model_outputs: dict[str, Any], **options: Any) -> list[dict[str, Any]]:
+    def postprocess(self, model_outputs: dict[str, Result], **options: object) -> list[dict[str, object]]:
         """Returns the translations of a text."""
         return _records(model_outputs["result"])
 
 
-def _records(result: Result) -> list[dict[str, Any]]:
+def _records(result: Result) -> list[dict[str, object]]:
     if isinstance(result, str):
         return [{"translation_text": result}]
     rows = result if isinstance(result, list) else [result]

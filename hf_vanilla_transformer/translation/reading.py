@@ -4,7 +4,7 @@ import os
 import re
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from transformers import PreTrainedTokenizerBase
 
@@ -88,7 +88,7 @@ def _divided(encode: Encode, begin: str, sentence: str, limit: int) -> list[list
     return divide(lambda pieces: encode([begin + piece for piece in pieces]), sentence, limit)
 
 
-def encoder(tokenizer: PreTrainedTokenizerBase, *, is_target: bool = False, **options: Any) -> Encode:
+def encoder(tokenizer: PreTrainedTokenizerBase, *, is_target: bool = False, **options: object) -> Encode:
     """Returns the function that tokenizes sources, or targets, from any thread; `options` are the tokenizer's."""
     if isinstance(tokenizer, PreTrainedTokenizerBase):  # long texts are divided, so no warning is due
         options = {"verbose": False, "return_attention_mask": False, "return_token_type_ids": False, **options}

@@ -8,8 +8,10 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers.utils import ModelOutput
 
 from ..engine import Engine
+from ..engine.decoding.generate import Begun
 from ..engine.decoding.together import run_together
 from ..generation_vanilla_transformer import DecodingMixin
 from .backend import (
@@ -37,6 +39,7 @@ class TransformersBackend(Backend):
 
     def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
         self.model, self.tokenizer = model, tokenizer
+        self.training = False
 
     def check_options(self, options: Options, n_best: int | None, alignments: bool) -> Options:
         """Checks the options of a call of `decode` and returns those for `generate()`; raises `ValueError`."""
@@ -62,22 +65,19 @@ class TransformersBackend(Backend):
         """Translates the segments of a job, the longest first."""
         segments = job.segments
         num_beams = setting(self.model, job.options, "num_beams") or 1
-        with job.lock:
-            names = namers(self.tokenizer) if job.options.get("output_alignments") else None
+        names = namers(self.tokenizer) if job.options.get("output_alignments") else None
         outputs = run_together(
             lambda numbers: self._begin([segments[number] for number in numbers], job.options),
             batches_of(segments, job.batch_size, (job.batch_tokens or BATCH_TOKENS) // num_beams),
         )
         while True:
-            with job.lock:
-                with no_gradients(self.model):
-                    numbers, output = next(outputs, (None, None))
-                if numbers is None:
-                    return
-                found = self._translations([segments[number] for number in numbers], job.options, output, names)
-            yield numbers, found
+            with no_gradients(self.model):  # not while the caller works
+                numbers, output = next(outputs, (None, None))
+            if numbers is None:
+                return
+            yield numbers, self._translations([segments[number] for number in numbers], job.options, output, names)
 
-    def _begin(self, segments: list[Segment], options: Options) -> Any:
+    def _begin(self, segments: list[Segment], options: Options) -> Begun | ModelOutput:
         """Begins the search for segments with prefixes of one length, or does all of it where there is no engine."""
         inputs = self.tokenizer.pad({"input_ids": [one.token_ids for one in segments]}, return_tensors="pt")
         inputs = inputs.to(self.model.device)
@@ -92,7 +92,7 @@ class TransformersBackend(Backend):
         return self.model.generate(**batch, **options, **scores)
 
     def _translations(
-        self, segments: list[Segment], options: Options, output: Any, names: tuple[Namer, Namer] | None
+        self, segments: list[Segment], options: Options, output: ModelOutput, names: tuple[Namer, Namer] | None
     ) -> list[list[Translation]]:
         """Makes translations of what `generate()` returned; with `names` of tokens, with their alignments."""
         texts = self.tokenizer.batch_decode(output.sequences, skip_special_tokens=True)
@@ -108,13 +108,17 @@ class TransformersBackend(Backend):
                 rows[number // width].append(Translation(on_one_line(text), count, score, alignment))
         return rows
 
-    def _numbers_of_tokens(self, output: Any, begin: int) -> list[int]:
+    def _numbers_of_tokens(self, output: ModelOutput, begin: int) -> list[int]:
         """Counts what the model wrote in each row from a place on; rows are filled up to the longest one's length."""
         if output.get("beam_indices") is not None:
             return (output.beam_indices >= 0).sum(dim=1).tolist()
         config = self.model.generation_config
         ends = config.eos_token_id if isinstance(config.eos_token_id, list) else [config.eos_token_id]
-        return [_number_of_tokens(row[begin:], ends, config.pad_token_id) for row in output.sequences.tolist()]
+        rows = output.sequences[:, begin:]
+        is_end = torch.isin(rows, rows.new_tensor([end for end in ends if end is not None]))
+        is_open = is_end.cumsum(dim=1) - is_end.long() == 0  # up to the first end
+        is_text = (rows != config.pad_token_id).flip(1).cumsum(dim=1).flip(1) > 0  # a limit's cut has padding behind it
+        return (is_open & (is_text | is_end)).sum(dim=1).tolist()
 
     def log_probabilities(self, sources: list[list[int]], targets: list[list[int]]) -> list[float]:
         """Returns how probable each target is, in nats; the tokens of sources and targets end with `</s>`."""
@@ -133,7 +137,7 @@ class TransformersBackend(Backend):
         return (-losses.double().view(labels.shape).sum(dim=1)).tolist()
 
 
-def setting(model: Any, options: Options, name: str) -> Any:
+def setting(model: PreTrainedModel, options: Options, name: str) -> Any:
     """Returns the value of an option of `generate()` in a call; older models have theirs in their configuration."""
     places = (options.get("generation_config"), model.generation_config, model.config)
     values = [options.get(name), *(getattr(place, name, None) for place in places)]
@@ -145,18 +149,9 @@ def no_gradients(model: PreTrainedModel) -> AbstractContextManager[None]:
     return torch.no_grad() if getattr(model, "is_quantized", False) else torch.inference_mode()
 
 
-def _alignment(names: tuple[Namer, Namer], output: Any, row: int, source: list[int], count: int) -> Alignment:
+def _alignment(names: tuple[Namer, Namer], output: ModelOutput, row: int, source: list[int], count: int) -> Alignment:
     """Cuts the alignments of a row, of (rows, T, S), to its tokens, and names these."""
     begin = output.sequences.shape[1] - output.alignments.shape[1]
     target = output.sequences[row, begin : begin + count].tolist()
     weights = output.alignments[row, :count, : len(source)].clone()  # a view would hold the batch's memory
     return Alignment(tuple(names[0](source)), tuple(names[1](target)), weights)
-
-
-def _number_of_tokens(tokens: list[int], ends: list[int | None], padding: int | None) -> int:
-    for number, token in enumerate(tokens, start=1):
-        if token in ends:
-            return number
-    while tokens and tokens[-1] == padding:
-        tokens = tokens[:-1]
-    return len(tokens)

@@ -8,18 +8,19 @@ A Marian model, such as this one, is converted when it is loaded.
 
 import os
 import threading
+from collections import defaultdict
 from collections.abc import Iterable, Iterator
+from contextlib import nullcontext
 from itertools import islice
 from pathlib import Path
-from typing import Any
-from weakref import WeakSet
+from typing import Any, Unpack
 
 import torch
 from tqdm import tqdm
 from transformers import MarianMTModel, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import cached_file, logging
 
-from ..checkpoints.loading import CONFIG, CheckpointError, check_tokenizer, load_checkpoint, load_tokenizer
+from ..checkpoints.loading import CONFIG, CheckpointError, Where, check_tokenizer, load_checkpoint, load_tokenizer
 from ..data.hub_names import check_model_on_hub
 from ..engine import attach, attach_if_supported
 from ..errors import first_line
@@ -40,37 +41,6 @@ SECONDS_TO_BAR = 2  # a shorter call shows no progress bar
 Result = str | Translation | list[Translation]
 
 
-class Turns:
-    """A lock that threads get in turns: a thread that has just released it doesn't get it again while others wait."""
-
-    def __init__(self) -> None:
-        self.release()
-        _TURNS.add(self)
-
-    def release(self) -> None:
-        """Makes new locks: in a forked process, no other thread is there to release the old ones."""
-        self._waiting, self._working = threading.Lock(), threading.Lock()
-
-    def __enter__(self) -> None:
-        with self._waiting:
-            self._working.acquire()
-
-    def __exit__(self, *error: object) -> None:
-        self._working.release()
-
-
-_TURNS: WeakSet[Turns] = WeakSet()
-
-
-def _release_turns() -> None:
-    for turns in _TURNS:
-        turns.release()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_release_turns)
-
-
 class DeviceError(ValueError):
     """A device can't be used; the message says why."""
 
@@ -83,7 +53,7 @@ class Translator:
         translator(["half past nine", "the fourth of May"], num_beams=1)  # a list in the same order
         for text in translator(line for line in file): ...  # a stream, read and translated window by window
 
-    Several threads may call one translator: they take turns, batch by batch.
+    Several threads may call one translator: with the engine, one call waits for the other.
 
     The engine is attached to a model that is loaded here, if it is one of this package: as long as it is, don't change
     the model's weights and settings (`engine.attach` says what is noticed). A model that you give stays as it is, and
@@ -140,7 +110,7 @@ class Translator:
             raise ValueError(f"threads is {threads!r}; it has to be an integer of at least 1")
         if isinstance(model, str | Path) and tokenizer is not None:
             raise ValueError("tokenizer is for a model that is given; a folder or a name has its own")
-        where: Options = {"revision": revision, "token": token, "trust_remote_code": trust_remote_code}
+        where = Where(revision=revision, token=token, trust_remote_code=trust_remote_code)
         self.tokenizer: PreTrainedTokenizerBase
         self.model: Any
         if self.backend == "ctranslate2":
@@ -158,7 +128,8 @@ class Translator:
             if compute_type != "default":
                 attach(self.model, compute_type)
         self.compute_type = compute_type
-        self._turns = Turns()
+        # A lock of each process: after a fork, none of another thread's is held for ever.
+        self._locks: defaultdict[int, threading.Lock] = defaultdict(threading.Lock)
         if threads is not None and self.backend == "engine":
             torch.set_num_threads(threads)
 
@@ -241,12 +212,12 @@ class Translator:
             check_target_codes(self.tokenizer, texts, first)
         progress = options.get("progress") or (lambda number: None)
         given = {name: value for name, value in options.items() if name not in ("progress", "progress_bar")}
-        with _bar(len(texts), options) as bar:
+        one_at_a_time = self._locks[os.getpid()] if self.backend == "engine" else nullcontext()
+        with _bar(len(texts), options) as bar, one_at_a_time:
             rows = decoding.decode(
                 self.model,
                 self.tokenizer,
                 texts,
-                lock=self._turns,
                 progress=lambda number: (bar.update(number), progress(number)),
                 **given,
             )
@@ -255,14 +226,18 @@ class Translator:
         return [row[0] if options.get("alignments") else row[0].text for row in rows]
 
 
-def _bar(total: int | None, options: Options) -> Any:
+def _bar(total: int | None, options: Options) -> tqdm:
     shown = options.get("progress_bar")
     delay = SECONDS_TO_BAR if shown is None else 0
     return tqdm(total=total, unit=" texts", disable=None if shown is None else not shown, delay=delay, leave=False)
 
 
 def load_to_translate(
-    name: str | Path, device: str | torch.device | None = None, *, dtype: torch.dtype | str = "auto", **where: Any
+    name: str | Path,
+    device: str | torch.device | None = None,
+    *,
+    dtype: torch.dtype | str = "auto",
+    **where: Unpack[Where],
 ) -> tuple[PreTrainedTokenizerBase, PreTrainedModel]:
     """Loads a model and its tokenizer with the arguments of `Translator`; a Marian model is converted first.
 
@@ -283,35 +258,37 @@ def load_to_translate(
             fix = "it is an adapter of PEFT: give PeftModel.from_pretrained(model, folder).eval() and tokenizer=..."
         raise CheckpointError(f"{folder} is no checkpoint: it has no {CONFIG}; {fix}")
     # The check has no token but the user's own.
-    local_only = not (folder.is_dir() or where.get("token") or check_model_on_hub(str(name)))
-    hub: Options = {"revision": where.get("revision"), "token": where.get("token")}
-    if _is_opus_mt(name, hub | {"local_files_only": local_only}):
-        tokenizer, model = _converted(name, dtype, hub | {"local_files_only": local_only})
+    where["local_files_only"] = not (folder.is_dir() or where.get("token") or check_model_on_hub(str(name)))
+    if _is_opus_mt(name, where):
+        tokenizer, model = _converted(name, dtype, where)
     else:
-        trust = bool(where.get("trust_remote_code"))
-        tokenizer, model = load_checkpoint(name, dtype=dtype, trust_remote_code=trust, local_only=local_only, **hub)
+        tokenizer, model = load_checkpoint(name, dtype=dtype, **where)
     if dtype == "auto" and model.dtype == torch.float16 and torch.device(device).type == "cpu":
         model = model.float()  # the same numbers; CPUs compute half precision slowly
     return tokenizer, model.to(device)
 
 
-def _is_opus_mt(name: str | Path, hub: Options) -> bool:
+def _is_opus_mt(name: str | Path, where: Where) -> bool:
     """Tells whether there is a Marian model with OPUS-MT's tokenizer; transformers loads all others as they are."""
-    where = {f"_raise_exceptions_for_{problem}": False for problem in ("missing_entries", "connection_errors")} | hub
+    quiet = {f"_raise_exceptions_for_{problem}": False for problem in ("missing_entries", "connection_errors")}
     try:
-        config = cached_file(name, CONFIG, **where)
+        config = cached_file(name, CONFIG, **where, **quiet)
         if config is None or not recognises(Path(config).parent):
             return False
-        return cached_file(name, "source.spm", **where) is not None or cached_file(name, TOKENIZER, **where) is None
+        has_models = cached_file(name, "source.spm", **where, **quiet) is not None
+        return has_models or cached_file(name, TOKENIZER, **where, **quiet) is None
     except (OSError, ValueError):  # loading it says what is wrong
         return False
 
 
 def _converted(
-    name: str | Path, dtype: torch.dtype | str, hub: Options
+    name: str | Path, dtype: torch.dtype | str, where: Where
 ) -> tuple[PreTrainedTokenizerBase, PreTrainedModel]:
     try:
-        model, tokenizer = from_marian(name, **hub)
+        local_only = where.get("local_files_only", False)
+        model, tokenizer = from_marian(
+            name, revision=where.get("revision"), token=where.get("token"), local_files_only=local_only
+        )
     except ConversionError as error:
         raise CheckpointError(f"can't convert {name} ({first_line(error)})") from error
     assert tokenizer is not None
@@ -321,7 +298,7 @@ def _converted(
     return tokenizer, model
 
 
-def _backend(model: Any, backend: str | None) -> str:
+def _backend(model: object, backend: str | None) -> str:
     """Returns the backend for a model: the given one, or that which its folder was exported for."""
     if backend not in (None, *BACKENDS):
         raise ValueError(f"backend is {backend!r}; choose one of {', '.join(map(repr, BACKENDS))}")
@@ -337,7 +314,7 @@ def _default_device() -> str:
 def _open_with_ctranslate2(
     model: str | Path | PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase | None,
-    where: Options,
+    where: Where,
     device: str,
     compute_type: str,
     threads: int | None,

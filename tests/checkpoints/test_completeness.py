@@ -5,14 +5,11 @@ import logging
 import os
 import shutil
 import warnings
-import zipfile
 from pathlib import Path
 from pickle import UnpicklingError
 
-import numpy as np
 import pytest
 import torch
-import xxhash
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from trainer_runs import stock_trainer
@@ -25,7 +22,6 @@ from hf_vanilla_transformer.checkpoints.completeness import (
     last_complete_checkpoint,
     last_complete_checkpoints,
     step_of,
-    write_checksums,
 )
 from hf_vanilla_transformer.checkpoints.loading import tensors_in
 
@@ -150,7 +146,7 @@ def test_a_json_file_of_something_else(checkpoint, name, content):
 )
 def test_weights_of_another_format(checkpoint, header):
     (checkpoint / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
-    assert damage_of(checkpoint).startswith("model.safetensors is not in safetensors' format")
+    assert damage_of(checkpoint).startswith("model.safetensors is cut short, or not in safetensors' format")
 
 
 def test_weights_of_zeros_as_a_power_cut_leaves_them(checkpoint):
@@ -173,31 +169,7 @@ def test_files_of_several_processes_and_of_float16(checkpoint, number):
         shutil.copy(checkpoint / "rng_state_0.pth", checkpoint / name)
     assert damage_of(checkpoint) is None
     os.truncate(checkpoint / number, 1000)
-    assert damage_of(checkpoint) == f"{number} is cut short or damaged"
-
-
-# Damage within files of the right length
-
-
-@pytest.mark.parametrize("name", ["optimizer.pt", "scheduler.pt", "rng_state.pth"])
-def test_a_flipped_bit_in_what_torch_saved(run, name):
-    """The checkpoint before is taken, unless the bit is in what nothing reads, such as the padding of an entry."""
-    file = run / "checkpoint-4" / name
-    content = file.read_bytes()
-    expected = torch.load(file, weights_only=False)
-    random = np.random.default_rng(0)
-    harmless = 0
-    places = [*random.integers(0, len(content), 12), *range(len(content) - 22, len(content), 3)]
-    for place in places:
-        changed = bytearray(content)
-        changed[place] ^= 1 << random.integers(8)
-        file.write_bytes(changed)
-        if damage_of(file.parent) is None:
-            harmless += 1
-            assert str(torch.load(file, weights_only=False)) == str(expected), place
-    assert harmless < len(places)
-    file.write_bytes(content[:-1000] + bytes(500) + content[-500:])
-    assert last_complete_checkpoint(run) == run / "checkpoint-3"
+    assert damage_of(checkpoint).startswith(f"{number} can't be loaded")
 
 
 def test_an_optimizers_state_that_lacks_a_parameter(checkpoint):
@@ -208,44 +180,6 @@ def test_an_optimizers_state_that_lacks_a_parameter(checkpoint):
     torch.save(state, checkpoint / "optimizer.pt")
     assert damage_of(checkpoint).startswith("optimizer.pt has no state of 1 parameters")
     assert damage_of(checkpoint, to_resume=False) is None
-
-
-def test_an_archive_that_unpacks_to_far_more_is_not_unpacked(checkpoint):
-    with zipfile.ZipFile(checkpoint / "optimizer.pt", "w", zipfile.ZIP_DEFLATED) as archive:
-        archive.writestr("archive/data/0", bytes(50_000_000))
-    assert damage_of(checkpoint) == "optimizer.pt is cut short or damaged"
-
-
-@pytest.mark.parametrize("to_resume", [True, False])
-def test_checksums_find_a_flipped_bit_in_the_weights(checkpoint, to_resume):
-    file = checkpoint / "model.safetensors"
-    content = bytearray(file.read_bytes())
-    content[-100] ^= 1
-    file.write_bytes(content)
-    assert damage_of(checkpoint, to_resume=to_resume) is None  # nothing tells, without checksums
-    write_checksums(checkpoint)
-    assert damage_of(checkpoint, to_resume=to_resume) is None
-    for place in (-1, -100, len(content) // 2):
-        content[place] ^= 1
-        file.write_bytes(content)
-        damage = damage_of(checkpoint, to_resume=to_resume)
-        assert damage == "model.safetensors has changed since it was saved; if that was intended, remove checksums.json"
-        content[place] ^= 1
-
-
-def test_checksums_of_shards(sharded):
-    write_checksums(sharded)
-    sums = json.loads((sharded / "checksums.json").read_text())
-    shards = sorted(sharded.glob("model-*.safetensors"))
-    assert list(sums) == [shard.name for shard in shards]
-    for shard in shards:
-        size, digest = shard.stat().st_size, xxhash.xxh3_128(shard.read_bytes()).hexdigest()
-        assert sums[shard.name] == {"size": size, "xxh3_128": digest}
-    assert damage_of(sharded) is None
-    content = bytearray(shards[1].read_bytes())
-    content[-1] ^= 1
-    shards[1].write_bytes(content)
-    assert damage_of(sharded).startswith(f"{shards[1].name} has changed")
 
 
 # Sharded weights
@@ -328,7 +262,7 @@ def test_damaged_ones_are_skipped_with_a_warning_each(run, caplog):
     assert last_complete_checkpoint(run) == run / "checkpoint-2"
     fourth, third = (record.getMessage() for record in caplog.records if record.levelno == logging.WARNING)
     assert fourth.startswith(f"skipping {run / 'checkpoint-4'}: trainer_state.json is missing")
-    assert third == f"skipping {run / 'checkpoint-3'}: optimizer.pt is cut short or damaged"
+    assert third.startswith(f"skipping {run / 'checkpoint-3'}: optimizer.pt can't be loaded")
 
 
 def test_the_last_few(run):

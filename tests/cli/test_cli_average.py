@@ -117,7 +117,6 @@ RUN = "<the run>"
         (["--checkpoints", f"{RUN}/checkpoint-1", "/no/where"], "different folders; give the folder of"),
         ([RUN, "--output", RUN, "--overwrite"], r"is not just a saved model \(it contains checkpoint-1\)"),
         ([RUN, "--output", f"{RUN}/checkpoint-6", "--overwrite"], "is not just a saved model"),
-        ([RUN, "--output", f"{RUN}/tokenizer", "--overwrite"], "is not just a saved model"),
     ],
 )  # fmt: skip
 def test_wrong_use_is_one_line_that_names_the_fix(average, folder, arguments, message):

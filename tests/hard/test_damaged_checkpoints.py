@@ -83,8 +83,6 @@ def test_commands_refuse_them(command, checkpoint, tmp_path, damage, name):
         ({"d_model": 32}, "config.json and the weights don't match"),
         ({"encoder_attention_heads": 3}, "q_proj.weight is (16, 16), not (12, 16)"),
         ({"vocab_size": 10**9}, "can't load"),
-        ({"num_labels": 10**9}, "num_labels is 1,000,000,000 in config.json, too large for the memory"),
-        ({"d_model": 10**6}, "max_position_embeddings is 1,024 and d_model is 1,000,000 in config.json"),
         ({"dropout": "much"}, "can't load"),
         ({"eos_token_id": 7}, "eos_token_id is 2 in generation_config.json and 7 in config.json"),
         ({"pad_token_id": 5}, "pad_token_id is 0 in generation_config.json and 5 in config.json"),

@@ -116,14 +116,12 @@ def test_a_damaged_tokenizer_is_taken_from_a_checkpoint(train, finished, damage)
 
 @pytest.mark.parametrize(
     ("file", "damage"),
-    [("optimizer.pt", "cut"), ("model.safetensors", "zeros"), ("scheduler.pt", "empty"), ("rng_state.pth", "gone")],
+    [("optimizer.pt", "cut"), ("model.safetensors", "cut"), ("scheduler.pt", "empty"), ("rng_state.pth", "gone")],
 )
 def test_the_checkpoint_before_a_damaged_one_is_taken(train, finished, caplog, file, damage):
     path = Path(finished["output_dir"], "checkpoint-4", file)
     content = path.read_bytes()
-    middle = len(content) // 2
-    zeros = content[: middle - 50] + bytes(100) + content[middle + 50 :]
-    path.write_bytes({"cut": content[:-20], "zeros": zeros, "empty": b"", "gone": b""}[damage])
+    path.write_bytes({"cut": content[:-20], "empty": b"", "gone": b""}[damage])
     if damage == "gone":
         path.unlink()
     with caplog.at_level("WARNING"):
@@ -149,7 +147,6 @@ def test_weights_of_another_model_are_not_completed_by_random_ones(train, finish
         name = next(iter(weights))
         del weights[name]
         save_file(weights, checkpoint / "model.safetensors", metadata={"format": "pt"})
-        (checkpoint / "checksums.json").unlink(missing_ok=True)
     result = train(finished, "--resume", "--max-steps", "6")
     assert result.code == 2
     assert f"only one of the two has {name}" in result.error

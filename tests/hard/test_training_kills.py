@@ -19,7 +19,8 @@ KILLS, UPDATES = 30, 60
 PATIENCE = 240  # seconds for what takes some ten
 # Files that appear before the first update, and while a checkpoint, the model or the average is saved.
 MOMENTS = (
-    "tokenizer", "checkpoint-*/model.safetensors", "checkpoint-*/rng_state.pth", ".saving/*", ".averaged-2.partial/*",
+    "tokenizer", "checkpoint-*/model.safetensors", "checkpoint-*/rng_state.pth", ".saving/*",
+    ".averaged-2.*.partial/model/*",
 )  # fmt: skip
 
 
@@ -53,8 +54,10 @@ def assert_same(whole: Path, killed: Path) -> None:
         assert all(torch.equal(value, states[1]["state"][index][key]) for key, value in state.items())
     counts = [json.loads((run / "trainer_state.json").read_text())["stateful_callbacks"] for run in (whole, killed)]
     assert counts[0] == counts[1]
-    # Nothing is left over, but for a file of the run that was being written.
-    files = [{file.relative_to(run) for file in run.rglob("*") if file.suffix != ".partial"} for run in (whole, killed)]
+    # Nothing is left over, but for a file or a folder that was being written.
+    files = [
+        {file.relative_to(run) for file in run.rglob("*") if ".partial" not in str(file)} for run in (whole, killed)
+    ]
     assert files[0] == files[1]
 
 

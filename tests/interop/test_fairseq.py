@@ -237,7 +237,8 @@ def test_same_logits_and_translations(case, tmp_path):
 
 
 REFUSALS = {
-    "layer drop": ({"decoder_layerdrop": 0.2}, "decoder_layerdrop (layer drop)"),
+    "two attentions in one": ({"cross_self_attention": True}, "cross_self_attention"),
+    "another task": ({"task": "translation_lev"}, "its task is translation_lev"),
     "an activation": ({"activation_fn": "sine"}, "activation_fn is 'sine'"),
     "norms": (
         {"decoder_normalize_before": True},

@@ -93,14 +93,12 @@ def test_its_tokenizer(tmp_path):
             joeynmt.load(tmp_path, Options())
 
 
-@pytest.mark.parametrize("variant", ["post", "pre", "version 1", "unscaled", "gelu", "swish", "tied", "one matrix"])
+@pytest.mark.parametrize("variant", ["post", "pre", "unscaled", "gelu", "swish", "tied", "one matrix"])
 def test_logits_and_decoding(variant, tmp_path):
-    pre = variant in ("pre", "version 1")
+    pre = variant == "pre"
     config, tensors = settings("pre" if pre else "post", variant != "unscaled"), weights(pre)
     for stack in config["model"].values():
         stack["activation"] = variant if variant in ("gelu", "swish") else "relu"
-        if variant == "version 1":
-            del stack["layer_norm"]
     tokens = TOKENS
     if variant == "one matrix":
         tokens = {"src": TOKENS["src"], "trg": TOKENS["src"]}
@@ -118,12 +116,10 @@ def test_logits_and_decoding(variant, tmp_path):
 
 def test_settings_of_decoding(tmp_path):
     config = settings(generate_unk=False, repetition_penalty=2, max_output_length=9, min_output_length=2)
-    config["data"]["special_symbols"] = {"lang_tags": ["<de>"], "sep_token": "<sep>"}
-    tokens = {side: [*SPECIAL, "<sep>", "<de>", *lines[6:]] for side, lines in TOKENS.items()}
-    converted = load(write(tmp_path, config, weights(False), tokens))
+    converted = load(write(tmp_path, config, weights(False)))
     found = converted.model.generation_config
     assert (found.num_beams, found.gnmt_length_penalty, found.min_new_tokens, found.max_new_tokens) == (5, 1.0, 2, 9)
-    assert found.suppress_tokens == [2, 1, 0, 4, 5]
+    assert found.suppress_tokens == [2, 1, 0]
     assert any("repetition_penalty" in note for note in converted.notes)
 
 
@@ -136,6 +132,7 @@ def test_settings_of_decoding(tmp_path):
         ("decoder", {"layer_norm": "pre"}, "here, both are alike"),
         ("decoder", {"embeddings": {"scale": False}}, "scale is True in the encoder and False in the decoder"),
         ("encoder", {"num_heads": 5}, "doesn't divide"),
+        ("encoder", {"layer_norm": None}, "has no model.encoder.layer_norm"),
     ],
 )
 def test_settings_that_are_refused(stack, change, message, tmp_path):

@@ -10,9 +10,7 @@ import re
 import subprocess
 import sys
 import tarfile
-import zipfile
 
-import numpy as np
 import plain_reference
 import pytest
 import torch
@@ -276,45 +274,6 @@ class Bentrevett(Reference):
         return self.get_submodule(self.tables[side]).weight
 
 
-class Jadore(Reference):
-    """Of one attention's heads, keys and values have widths of their own."""
-
-    is_scaled, output, layers, last_norm = False, "trg_word_prj", "layer_stack", "layer_norm"
-    attentions = ("slf_attn", "slf_attn", "enc_attn")
-    words = ("encoder.src_word_emb", "decoder.trg_word_emb")
-    tables = ("encoder.position_enc.pos_table", "decoder.position_enc.pos_table")
-    projections, norms = (
-        ("w_qs", "w_ks", "w_vs", "fc"),
-        [f"{n}.layer_norm" for n in ("slf_attn", "enc_attn", "pos_ffn")],
-    )
-
-    def __init__(self):
-        super().__init__()
-        d_k, d_v = 5, 7
-
-        def attention():
-            maps = {f"w_{name}s": linear(D, HEADS * (d_v if name == "v" else d_k), bias=False) for name in "qkv"}
-            return module(**maps, fc=linear(HEADS * d_v, D, bias=False), layer_norm=nn.LayerNorm(D, 1e-6))
-
-        def ffn():  # as convolutions of width 1, which its first versions have
-            norm = nn.LayerNorm(D, 1e-6)
-            return module(w_1=nn.Conv1d(D, FFN, 1), w_2=nn.Conv1d(FFN, D, 1), layer_norm=norm)
-
-        def stack(words, layers, name):
-            table = buffer("pos_table", sinusoids()[None])
-            parts = {name: nn.Embedding(words, D), "position_enc": table, "layer_stack": layers}
-            return module(**parts, layer_norm=nn.LayerNorm(D, 1e-6))
-
-        encoders = [module(slf_attn=attention(), pos_ffn=ffn()) for _ in range(ENCODER_LAYERS)]
-        decoders = [module(slf_attn=attention(), enc_attn=attention(), pos_ffn=ffn()) for _ in range(DECODER_LAYERS)]
-        self.encoder = stack(SOURCE_WORDS, encoders, "src_word_emb")
-        self.decoder = stack(TARGET_WORDS, decoders, "trg_word_emb")
-        self.trg_word_prj = linear(D, TARGET_WORDS, bias=False)
-
-    def ffn(self, layer):
-        return lambda x: layer.pos_ffn.w_2(layer.pos_ffn.w_1(x.mT).relu()).mT
-
-
 class ModuleFc(Reference):
     output, projections, maps = "decoder.fc_out", ("w_q", "w_k", "w_v", "fc"), ("ffn.fc1", "ffn.fc2")
 
@@ -383,7 +342,6 @@ LAYOUTS = {
     "bentrevett": (Bentrevett, {}),
     "hkproj": (Hkproj, {}),
     "hyunwoongko": (Hyunwoongko, {"layer_norm": "biased"}),
-    "jadore801120": (Jadore, {"refused": ""}),
     "module_fc": (ModuleFc, {}),
     "module_prenorm": (ModulePrenorm, {}),
     "module_shared": (ModuleShared, {}),
@@ -448,8 +406,6 @@ def test_every_shipped_layout_is_tested():
 # ---- What a user's own mapping can say ----
 OWN_TORCH = {
     "prefix": "core.",
-    "causal_mask": True,
-    "decoder_start": "token",
     "names": {
         "encoder.embed_tokens.weight": "source_words.weight",
         "decoder.embed_tokens.weight": "target_words.weight",
@@ -510,7 +466,7 @@ class Quirks(Bentrevett):
 
 
 QUIRKS = {
-    "attention_scale": "1/sqrt(d_model)",
+    "attention_scale": D**-0.5,
     "first_position": 1,
     "names": {
         f"decoder.layers.*.encoder_attn.{ours}": f"decoder.layers.*.self_attention.fc_{theirs}"
@@ -519,10 +475,9 @@ QUIRKS = {
 }
 
 
-@pytest.mark.parametrize("scale", ["1/sqrt(d_model)", D**-0.5])
-def test_shared_attention_another_scale_and_a_row_of_positions_for_padding(scale, tmp_path):
+def test_shared_attention_another_scale_and_a_row_of_positions_for_padding(tmp_path):
     theirs = random_model(Quirks)
-    entries = entries_of("bentrevett", {**QUIRKS, "attention_scale": scale}, d_model=D, scale_embedding=False)
+    entries = entries_of("bentrevett", QUIRKS, scale_embedding=False)
     ours = load_own(tmp_path, theirs, entries)
     assert ours.config.max_position_embeddings == POSITIONS
     assert_same(ours, theirs)
@@ -562,8 +517,7 @@ def test_keys_and_values_of_unlike_widths_in_one_matrix_and_convolutions(tmp_pat
     names = {ours: name for ours, name in names.items() if ".k_proj" not in ours and ".v_proj" not in ours}
     for ours in [ours for ours in names if ours.endswith(".q_proj")]:
         names[ours.replace("q_proj", "{v,k}_proj.weight")] = names[ours].replace("fc_q", "both.weight")
-    choices = {"head_split": "transpose", "stacking": "blocks", "decoder_start": "token", "layer_norm": "biased"}
-    own = {"causal_mask": True, **choices, "names": names}
+    own = {"stacking": "blocks", "layer_norm": "biased", "names": names}
     config = {"norm_position": "post", "layer_norm_eps": 1e-5, "activation_function": "relu", "scale_embedding": True}
     ours = load_own(tmp_path, theirs, {**own, "config": {**HEADS_OF_BOTH, **TOKENS, **config, **UNLIKE_WIDTHS}})
     assert not ours.model.decoder.layers[1].encoder_attn.k_proj.bias.any()  # of which the mapping has no name
@@ -629,26 +583,11 @@ def test_a_matrix_stacked_head_by_head(tmp_path):
         ("encoder.layers.*.self_att", "decoder.layers.*.self_att"), ("weight", "bias")
     ):
         names[f"{place}n.{{q,k,v}}_proj.{kind}"] = f"{place}ention.qkv.{kind}"
-    own = {"causal_mask": True, "head_split": "transpose", "decoder_start": "token", "layer_norm": "biased"}
     config = {"norm_position": "post", "layer_norm_eps": 1e-5, "activation_function": "relu", "scale_embedding": True}
-    entries = {**own, "names": names, "config": {**HEADS_OF_BOTH, **TOKENS, **config}}
+    entries = {"layer_norm": "biased", "names": names, "config": {**HEADS_OF_BOTH, **TOKENS, **config}}
     assert_same(load_own(tmp_path, theirs, {**entries, "stacking": "heads"}), theirs)
     with pytest.raises(ConversionError, match="stacking is missing; give blocks or heads"):
         load_own(tmp_path, theirs, entries)
-
-
-@pytest.mark.parametrize("is_tied", [False, True])
-def test_a_decoder_that_starts_from_zeros(is_tied, tmp_path):
-    theirs = random_model(Bentrevett)
-    if is_tied:
-        theirs.decoder.fc_out.weight = theirs.decoder.tok_embedding.weight
-    ours = load_own(tmp_path, theirs, entries_of("bentrevett", {"decoder_start": "zeros"}))
-    source, target = torch.tensor([[5, 6, 7, END]]), torch.tensor([[START, 4, 5, 6]])
-    with torch.no_grad():
-        words = theirs.decoder.tok_embedding.weight.index_fill(0, torch.tensor(START), 0)
-        theirs.decoder.tok_embedding = nn.Embedding.from_pretrained(words)  # the output keeps its row
-        found = ours(input_ids=source, decoder_input_ids=target).logits
-        assert (found - theirs(source, target)).abs().max() <= 1e-5
 
 
 def test_a_row_of_zeros_among_the_positions(tmp_path):
@@ -728,12 +667,9 @@ def test_an_embedding_without_an_output(tmp_path):
 
 # ---- What is refused ----
 REFUSALS = {
-    "heads without a transpose": ({"head_split": "view"}, "cut by view(B, h, T, d_k) without a transpose"),
-    "no causal mask": ({"causal_mask": False}, "was trained without a causal mask"),
     "unknown entry": ({"nams": {}}, "unknown entry nams"),
     "no such part": ({"names": {"enc.layers.*.fc1": "encoder.x"}}, "enc.layers.*.fc1 is no parameter; they begin"),
     "a scale of nothing": ({"attention_scale": 0}, "attention_scale is 0; give a positive number"),
-    "scale without d_model": ({"attention_scale": "1/sqrt(d_model)"}, "needs d_model in config"),
     "unknown tensors": ({"names": {"lm_head": "decoder.head"}}, "unknown: decoder.fc_out.bias, decoder.fc_out.weight"),
     "a wrong name of ours": (
         {
@@ -745,7 +681,6 @@ REFUSALS = {
         },
         "without a place in this model: decoder.fc_out.bias (decoder.head.bias)",
     ),
-    "a refused layout": ({"refused": "there are two."}, "can't be converted: there are two."),
 }
 
 
@@ -792,18 +727,8 @@ def test_numbers_that_no_tensor_tells(tmp_path):
         load_own(tmp_path, random_model(OwnTorch, True), entries)
 
 
-def test_a_mask_of_which_nobody_knows(tmp_path):
-    theirs = random_model(OwnTorch, False)
-    entries = entries_of("torch", {**OWN_TORCH}, **OWN_FIELDS)
-    del entries["causal_mask"]
-    with pytest.raises(ConversionError, match=r"may have been trained without one.*--assume-causal"):
-        load_own(tmp_path, theirs, entries)
-    assert_same(load_own(tmp_path, theirs, entries, assume_causal=True), theirs)
-
-
 ODD_TENSORS = {
     "integers": (torch.Tensor.long, "not of floating-point numbers"),
-    "float8": (lambda value: value.to(torch.float8_e4m3fn), "sparse, without values or of 8 bits"),
 }
 
 
@@ -875,8 +800,8 @@ class Holder:
 
 
 OTHER_FILES = {
-    "a tar of PyTorch 0.1": (plant_tar, "before 0.1.10, and that may run code"),
-    "TorchScript": (lambda file: torch.jit.save(torch.jit.script(nn.Linear(2, 2)), file), "archive of TorchScript"),
+    "a tar of PyTorch 0.1": (plant_tar, "torch.save didn't write it"),
+    "TorchScript": (lambda file: torch.jit.save(torch.jit.script(nn.Linear(2, 2)), file), "torch.save didn't write it"),
     "a planted state": (lambda file: torch.save({"state_dict": Holder()}, file), "it holds exec, and only data"),
     "a whole module": (lambda file: torch.save(nn.Linear(2, 2), file), "it holds torch.nn.modules.linear.Linear"),
     "a text": (lambda file: file.write_text("encoder"), "torch.save didn't write it"),
@@ -903,83 +828,9 @@ def test_a_mapping_is_plain_data(tmp_path, monkeypatch):
     assert not (tmp_path / "planted").exists()
 
 
-def test_an_archive_that_unpacks_to_far_more_than_its_size(tmp_path):
-    """A compressed archive, and a tensor that repeats one number."""
-    theirs = random_model(Bentrevett)
-    file = written(tmp_path, entries_of("bentrevett"))
-    with (
-        zipfile.ZipFile(saved(tmp_path, theirs)) as archive,
-        zipfile.ZipFile(tmp_path / "packed.pt", "w", zipfile.ZIP_DEFLATED) as packed,
-    ):
-        for name in archive.namelist():
-            packed.writestr(name, archive.read(name) + bytes(1_000_000 if "/data/" in name else 0))
-    state = {**theirs.state_dict(), "decoder.fc_out.bias": torch.zeros(1).expand(2**28)}
-    torch.save(state, tmp_path / "repeated.pt")
-    for name, message in (
-        ("packed", "packed.pt can't be read .it is compressed"),
-        ("repeated", "repeat their numbers"),
-    ):
-        with pytest.raises(ConversionError, match=message):
-            mapping.load(tmp_path / f"{name}.pt", Options(mapping=file))
-
-
 # ---- The command ----
-@pytest.mark.parametrize("kind", ["pt", "npz"])
-def test_check(kind, tmp_path, capsys):
-    """Logits of the original are compared; with another number of heads, nothing is written."""
-    theirs, (source, target) = random_model(Bentrevett), batch()
-    with torch.no_grad():
-        logits = theirs(source, target)
-    names = {"input_ids": source, "attention_mask": source != PAD, "decoder_input_ids": target, "logits": logits}
-    example = tmp_path / f"example.{kind}"
-    if kind == "pt":
-        torch.save(names, example)
-    else:
-        np.savez(example, **{name: value.numpy() for name, value in names.items()})
-    command = ["convert", str(saved(tmp_path, theirs)), "--output", str(tmp_path / "ours"), "--check", str(example)]
-    for heads in (4, HEADS):
-        given = written(tmp_path, entries_of("bentrevett", encoder_attention_heads=heads))
-        code = cli.main([*command, "--mapping", str(given)])
-        out, err = capsys.readouterr()
-        if heads == HEADS:
-            assert code == 0
-            assert re.search(r"note: logits differ from the example's by at most \de-0[67], where the largest", out)
-        else:
-            assert code == 2
-            assert re.search(r"the converted model isn't the original: its logits differ by up to \d\.\d+, where", err)
-            assert not (tmp_path / "ours").exists()
-
-
-CHECKS = {
-    "no logits": (lambda example: example.pop("logits"), "has no logits"),
-    "another vocabulary": (lambda example: example.update(logits=torch.zeros(2, 5, 7)), "logits are (2, 5, 7)"),
-    "an id too high": (lambda example: example["input_ids"].fill_(99), "input_ids are not all between 0 and 16"),
-    "half precision": (lambda example: example.update(logits=torch.zeros(2, 5, 19).half()), "in float32"),
-    "a list": (lambda example: example.update(input_ids=[1, 2]), "isn't a tensor"),
-}
-
-
-@pytest.mark.parametrize("case", CHECKS)
-def test_examples_that_are_refused(case, tmp_path):
-    theirs, (source, target) = random_model(Bentrevett), batch()
-    change, message = CHECKS[case]
-    example = {"input_ids": source, "attention_mask": source != PAD, "decoder_input_ids": target}
-    example["logits"] = torch.zeros(2, 5, TARGET_WORDS)
-    change(example)
-    torch.save(example, tmp_path / "example.pt")
-    with pytest.raises(ConversionError) as raised:
-        convert(
-            saved(tmp_path, theirs),
-            tmp_path / "ours",
-            mapping=written(tmp_path, entries_of("bentrevett")),
-            check=tmp_path / "example.pt",
-        )
-    assert message in str(raised.value)
-    assert not (tmp_path / "ours").exists()
-
-
 def test_what_needs_no_torch(tmp_path):
-    """The list of mappings, an output that exists and an example that doesn't are answered before slow imports."""
+    """The list of mappings and an output that exists are answered before slow imports."""
     program = (
         "import sys, hf_vanilla_transformer_cli\n"
         "try: code = hf_vanilla_transformer_cli.main()\n"
@@ -991,7 +842,6 @@ def test_what_needs_no_torch(tmp_path):
     for arguments, code, message in (
         (["--list-mappings"], 0, "module_fc: Modules with w_q, w_k, w_v and fc in each attention"),
         ([source, "--output", str(tmp_path / "there")], 2, "there exists; choose another output"),
-        ([source, "--output", str(tmp_path / "new"), "--check", "no.npz"], 2, "--check no.npz doesn't exist"),
     ):
         command = [sys.executable, "-c", program, "convert", *arguments]
         done = subprocess.run(command, capture_output=True, text=True, check=False)

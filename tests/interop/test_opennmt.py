@@ -151,7 +151,6 @@ def test_logits_and_decoding(variant, tmp_path):
         ({"pos_ffn_activation_fn": "silu"}, "pos_ffn_activation_fn is 'silu', not relu or gelu"),
         ({"position_encoding": False}, "position_encoding is False, not True"),
         ({"max_relative_positions": 20}, "max_relative_positions is 20, not off"),
-        ({"lora_layers": ["w_1"]}, "not off; merge adapters with OpenNMT-py's tools"),
         ({"heads": 5}, "doesn't divide"),
     ],
 )

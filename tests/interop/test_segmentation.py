@@ -227,8 +227,8 @@ CODES = "#version: 0.2\na b</w>\n"
         ({}, DICTIONARY, "has neither codes of subword-nmt .* nor a SentencePiece model .*; add it, .*--no-tokenizer"),
         ({"codes": CODES}, [], "doesn't have the dictionaries of source and target; .*--no-tokenizer"),
         ({"codes": CODES, "a__model": ""}, DICTIONARY, "has SentencePiece models .a.model. and codes .* .codes."),
-        ({"codes": "a b 12\n"}, DICTIONARY, "has the codes of fastBPE"),
-        ({"codes": "#version: 0.2\na b\nabc\n"}, DICTIONARY, "codes, line 3: 'abc' isn't two symbols"),
+        ({"codes": "a b 12\n"}, DICTIONARY, "no codes of subword-nmt .fastBPE's have a third column"),
+        ({"codes": "#version: 0.2\na b\nabc\n"}, DICTIONARY, "no codes of subword-nmt"),
         ({"codes": CODES}, DICTIONARY[1:], "the source dictionary has no <s>"),
     ],
 )

@@ -46,7 +46,7 @@ def _labels(axis):
         ("decoder", 1, "all", "Decoder self-attention, layer 1 of 3: which earlier", ["head 1", "head 2"]),
         ("decoder", "all", "mean", "Decoder self-attention by layer, mean of 2", [f"layer {n}" for n in (1, 2, 3)]),
         ("encoder", "all", 3, "Encoder self-attention by layer, head 3 of 4", ["layer 1", "layer 2"]),
-        ("encoder", "all", "all", "Encoder self-attention, all layers and heads", [f"head {n}" for n in (1, 2, 3, 4)]),
+        ("encoder", "all", "all", "Encoder self-attention, all layers", [f"layer 1, head {n}" for n in (1, 2, 3, 4)]),
     ],
 )  # fmt: skip
 def test_each_choice_draws_its_weights_and_says_so(attention, part, layer, heads, title, names):

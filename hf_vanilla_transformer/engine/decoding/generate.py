@@ -4,12 +4,13 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
-from transformers import GenerationConfig, GenerationMixin, StoppingCriteriaList
+from transformers import GenerationConfig, GenerationMixin, PreTrainedModel, StoppingCriteriaList
 from transformers.generation import GenerationMode, logits_process, stopping_criteria
+from transformers.generation.streamers import BaseStreamer
 from transformers.generation.utils import GenerateBeamEncoderDecoderOutput, GenerateEncoderDecoderOutput
 
 from ...generation_vanilla_transformer import MaxLengthPerSentence
@@ -55,7 +56,9 @@ RAISING = (logits_process.SequenceBiasLogitsProcessor,)
 CRITERIA = (stopping_criteria.MaxLengthCriteria, stopping_criteria.EosTokenCriteria, MaxLengthPerSentence)
 
 
-Batch = tuple[Any, Tensor, list[int]]  # the decoder, prompts (B, P), and the longest translation of each sentence
+Decoder = IncrementalDecoder | EnsembleDecoder
+Output: TypeAlias = GenerateBeamEncoderDecoderOutput | GenerateEncoderDecoderOutput | Tensor
+Batch = tuple[Decoder, Tensor, list[int]]  # the decoder, prompts (B, P), and the longest translation of each sentence
 
 
 class Uncovered(Exception):  # noqa: N818  # no error: transformers' loop takes the call
@@ -87,7 +90,7 @@ class Request:
         ValueError: An option has a wrong value, or two contradict each other.
     """
 
-    def __init__(self, model: Any, arguments: dict[str, Any]) -> None:
+    def __init__(self, model: PreTrainedModel, arguments: dict[str, Any]) -> None:
         own = vars(model.generation_config)
         asked = {**own, **_set_in(arguments.get("generation_config")), **arguments}
         beta = asked.get("coverage_penalty")
@@ -147,16 +150,16 @@ class Request:
 class Begun:
     """A search that has yielded its first tokens, (rows,), for the decoder; it returns what `generate()` does."""
 
-    search: Search[Any]
+    search: Search[Output]
     decoder: Any
     tokens: Tensor
 
-    def run(self) -> Any:
+    def run(self) -> Output:
         """Runs the search to its end."""
         return run(self.search, self.decoder, self.tokens)
 
 
-def begin(request: Request, weights: Sequence[Weights], by_transformers: Callable[[str], Any]) -> Begun:
+def begin(request: Request, weights: Sequence[Weights], by_transformers: Callable[[str], Output]) -> Begun:
     """Begins the search that a call asks for, with the weights of each of the models that decode as one.
 
     Raises:
@@ -185,17 +188,17 @@ class _Unexpanded:
 class _Call:
     request: Request
     weights: Sequence[Weights]
-    by_transformers: Callable[[str], Any]
+    by_transformers: Callable[[str], Output]
 
     def begin(
         self,
-        streamer: Any,
-        model: Any,
+        streamer: BaseStreamer | None,
+        model: PreTrainedModel,
         input_ids: Tensor,
-        logits_processor: Any,
+        logits_processor: logits_process.LogitsProcessorList,
         stopping_criteria: StoppingCriteriaList,
         generation_config: GenerationConfig,
-        **model_kwargs: Any,
+        **model_kwargs: object,
     ) -> Begun:
         """Begins the search, as `custom_generate` of transformers."""
         config, expansion = generation_config, max(generation_config.num_beams, generation_config.num_return_sequences)
@@ -217,7 +220,7 @@ class _Call:
             search = self._greedy_search(batch, process, config, streamer)
         return Begun(search, decoder, next(search))
 
-    def _decoder(self, mask: Tensor | None, beams: int) -> Any:
+    def _decoder(self, mask: Tensor | None, beams: int) -> Decoder:
         keeps = self.request.own_option is not None
         decoders = [
             IncrementalDecoder(
@@ -227,7 +230,7 @@ class _Call:
         ]
         return decoders[0] if len(decoders) == 1 else EnsembleDecoder(decoders)
 
-    def _beam_search(self, batch: Batch, process: ScoreProcessor | None, config: GenerationConfig) -> Search[Any]:
+    def _beam_search(self, batch: Batch, process: ScoreProcessor | None, config: GenerationConfig) -> Search[Output]:
         request, prompts = self.request, batch[1]
         penalties = (config.length_penalty, config.early_stopping, request.coverage_penalty)
         rules = BeamRules(config.num_beams, _ends(config), *penalties)
@@ -240,8 +243,8 @@ class _Call:
         return output if config.return_dict_in_generate else output.sequences
 
     def _greedy_search(
-        self, batch: Batch, process: ScoreProcessor | None, config: GenerationConfig, streamer: Any
-    ) -> Search[Any]:
+        self, batch: Batch, process: ScoreProcessor | None, config: GenerationConfig, streamer: BaseStreamer | None
+    ) -> Search[Output]:
         shows, prompts = self.request.output_alignments, batch[1]
         on_token: Callable[[int], object] = noop
         if streamer is not None:
@@ -329,7 +332,10 @@ def _ends(config: GenerationConfig) -> frozenset[int]:
 
 
 def _uncovered(
-    processors: Any, criteria: StoppingCriteriaList, config: GenerationConfig, arguments: dict[str, Any]
+    processors: logits_process.LogitsProcessorList,
+    criteria: StoppingCriteriaList,
+    config: GenerationConfig,
+    arguments: dict[str, Any],
 ) -> str | None:
     """Says which of the settings the searches don't know, or None."""
     shown = [name for name in OUTPUTS_OF_STEPS if config.return_dict_in_generate and getattr(config, name)]
@@ -354,7 +360,7 @@ def _uncovered(
     return next((reason for reason, applies in reasons.items() if applies), None)
 
 
-def _is_as_configured(criterion: Any, config: GenerationConfig) -> bool:
+def _is_as_configured(criterion: stopping_criteria.StoppingCriteria, config: GenerationConfig) -> bool:
     """Tells whether a stopping criterion stops where the configuration says, and not where its caller does."""
     if type(criterion) is stopping_criteria.MaxLengthCriteria:
         return bool(criterion.max_length == config.max_length)
@@ -363,7 +369,9 @@ def _is_as_configured(criterion: Any, config: GenerationConfig) -> bool:
     return True
 
 
-def _uncovered_batch(prompts: Tensor, mask: Tensor | None, config: GenerationConfig, streamer: Any) -> str | None:
+def _uncovered_batch(
+    prompts: Tensor, mask: Tensor | None, config: GenerationConfig, streamer: BaseStreamer | None
+) -> str | None:
     if config._pad_token_tensor is None and len(prompts) > 1:
         return "there is no padding token"
     if streamer is not None and len(prompts) > 1:
@@ -376,7 +384,7 @@ def _uncovered_batch(prompts: Tensor, mask: Tensor | None, config: GenerationCon
     return None
 
 
-def _process_by(processors: Any, vocab_size: int) -> ScoreProcessor | None:
+def _process_by(processors: logits_process.LogitsProcessorList, vocab_size: int) -> ScoreProcessor | None:
     """Lets processors change scores, (rows, V), one after the other; on a CPU, some of them in place.
 
     There, copies of all scores, as transformers makes them, take up to a third of a step.
@@ -396,7 +404,7 @@ def _process_by(processors: Any, vocab_size: int) -> ScoreProcessor | None:
     return process if steps else None
 
 
-def _barred_by(processor: Any, vocab_size: int) -> tuple[Tensor, float] | None:
+def _barred_by(processor: logits_process.LogitsProcessor, vocab_size: int) -> tuple[Tensor, float] | None:
     """Says which tokens a processor bars, and below which length; None: it does something else."""
     if type(processor) is logits_process.MinLengthLogitsProcessor:
         tokens, length = processor.eos_token_id, processor.min_length

@@ -6,17 +6,17 @@ products of a step are those of all rows.
 """
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 
-from .generate import Begun
+from .generate import Begun, Output
 from .incremental import IncrementalDecoder, step_together
 
 Item = TypeVar("Item")
 
 
-def run_together(begin: Callable[[Item], Any], items: Iterable[Item]) -> Iterator[tuple[Item, Any]]:
+def run_together(begin: Callable[[Item], Begun | Output], items: Iterable[Item]) -> Iterator[tuple[Item, Output]]:
     """Begins a search for each item, in order, and runs them together.
 
     Args:
@@ -39,7 +39,7 @@ def run_together(begin: Callable[[Item], Any], items: Iterable[Item]) -> Iterato
     yield from _finish(running, 0)
 
 
-def _finish(running: list[tuple[Item, Begun]], enough: int) -> Iterator[tuple[Item, Any]]:
+def _finish(running: list[tuple[Item, Begun]], enough: int) -> Iterator[tuple[Item, Output]]:
     """Takes steps until no more than `enough` sentences are left; removes and yields complete ones."""
     while sum(one.decoder.num_sentences for _, one in running) > enough:
         complete = _step([one for _, one in running])
@@ -49,7 +49,7 @@ def _finish(running: list[tuple[Item, Begun]], enough: int) -> Iterator[tuple[It
 
 
 @torch.no_grad()
-def _step(searches: list[Begun]) -> dict[int, Any]:
+def _step(searches: list[Begun]) -> dict[int, Output]:
     """Takes a step of each search; returns the results of those at their end, by their number."""
     complete = {}
     logits = step_together([one.decoder for one in searches], [one.tokens for one in searches])

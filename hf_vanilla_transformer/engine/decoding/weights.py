@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 
 from ...modeling_vanilla_transformer import outside_vocabulary
 from .linear import Linear, kind_of_linear
@@ -18,7 +19,7 @@ class Weights:
         is_int8: Whether to round them to 8 bits.
     """
 
-    def __init__(self, model: Any, is_int8: bool = False) -> None:
+    def __init__(self, model: PreTrainedModel, is_int8: bool = False) -> None:
         weight = model.lm_head.weight
         linear = kind_of_linear(is_int8, weight)
         self.is_int8, self.device, self.vocab_size = is_int8, weight.device, len(weight)
