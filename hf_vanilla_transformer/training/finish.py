@@ -15,6 +15,7 @@ from ..data.formats import Corpus, is_table
 from ..engine import attach_if_supported
 from ..hub.facts import SCORES, said_by_author, with_what_was_said
 from ..hub.model_card import Evaluation, RunFacts, Sample, local_name, save_card
+from ..hub.upload import prepare, publish
 from ..metrics import corpus_bleu, corpus_chrf
 from ..translation.decoding import translate
 from .evaluation import write_translations
@@ -75,7 +76,9 @@ def finish_run(
     facts = replace(facts, evaluations=evaluations or (() if averaged else facts.evaluations))
     save_card(folder, with_what_was_said(facts, said))
     if args.push_to_hub:
-        say(f"Pushed to the Hub: {trainer.push_folder(folder)}")
+        repo = str(trainer.hub_model_id)
+        done = publish(prepare(folder, repo), repo, revision=args.hub_revision, token=args.hub_token)
+        say(f"Pushed to the Hub: {done.url}")
 
 
 def _said_by_author(run: Path, last: int) -> dict[str, Any]:

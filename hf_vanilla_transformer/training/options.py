@@ -30,7 +30,7 @@ SUPPORTED = frozenset(
         *("prediction_loss_only", "predict_with_generate", "generation_max_length", "generation_num_beams"),
         *("save_strategy", "save_steps", "save_total_limit", "save_only_model"),
         *("load_best_model_at_end", "metric_for_best_model"),
-        *("push_to_hub", "hub_model_id", "hub_strategy", "hub_private_repo", "hub_always_push", "hub_revision"),
+        *("push_to_hub", "hub_model_id", "hub_private_repo", "hub_revision"),
     )
 )
 UNSUPPORTED = frozenset(field.name for field in fields(Seq2SeqTrainingArguments) if field.init) - SUPPORTED

@@ -15,18 +15,16 @@ import datasets
 import torch
 from accelerate.data_loader import prepare_data_loader
 from datasets.distributed import split_dataset_by_node
-from huggingface_hub import HfApi
 from safetensors import SafetensorError
 from torch import Tensor
 from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import DataLoader
 from transformers import EarlyStoppingCallback, PreTrainedTokenizerBase
-from transformers.trainer_utils import EvalLoopOutput, HubStrategy, SchedulerType
-from transformers.utils import PushInProgress, logging
+from transformers.trainer_utils import EvalLoopOutput, SchedulerType
+from transformers.utils import logging
 
 from .. import engine
 from ..checkpoints.completeness import checkpoints_in, damage_of, write_checksums
-from ..checkpoints.files import check_links
 from ..checkpoints.loading import not_finite, tokenizer_fingerprint
 from ..data.batching import TokenBudgetBatchSampler, TokenBudgetStream
 from ..data.corpora import lengths_of
@@ -35,7 +33,7 @@ from ..engine.training import paused_shortcuts, training_shortcuts
 from ..errors import first_line
 from ..hub.facts import TARGET_TOKENS, said_by_author, with_what_was_said
 from ..hub.model_card import save_card
-from ..hub.upload import Upload, check_token, hub_errors, model_files, prepare, send
+from ..hub.upload import Published, hub_errors, prepare, publish
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from .consistency import ConsistencyTrainer
 from .recipe import RecipeError, VanillaTransformerTrainingArguments
@@ -61,7 +59,6 @@ class VanillaTransformerTrainer(ConsistencyTrainer):
 
     args: VanillaTransformerTrainingArguments
     batch_sampler: TokenBudgetBatchSampler | None = None
-    push_in_progress: PushInProgress | None
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -265,63 +262,37 @@ class VanillaTransformerTrainer(ConsistencyTrainer):
             ) from error
 
     def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
-        # The Trainer's own method sends everything in the run's folder, and not the code.
-        args, checkpoint = self.args, Path(checkpoint_folder)
-        is_busy = self.push_in_progress is not None and not self.push_in_progress.is_done()
-        if not self.is_world_process_zero() or args.hub_strategy == HubStrategy.END:
-            return
-        if is_busy and not args.hub_always_push:
-            return
-        self.callback_handler.on_push_begin(args, self.state, self.control)
-        names, message = model_files(checkpoint)[0], f"Training in progress, step {self.state.global_step}"
-        run = Path(args.output_dir or "")
-        check_links(run, [run / name for name in names])
-        for name in names:  # as the checkpoint may be removed before it has been sent
-            shutil.copyfile(checkpoint / name, run / name)
-        where: dict[str, Any] = {"token": args.hub_token, "revision": args.hub_revision, "run_as_future": True}
-        jobs = [send(Upload(run, names), str(self.hub_model_id), message=message, **where)]
-        if args.hub_strategy in (HubStrategy.CHECKPOINT, HubStrategy.ALL_CHECKPOINTS):
-            place = "last-checkpoint" if args.hub_strategy == HubStrategy.CHECKPOINT else checkpoint.name
-            what = {"repo_id": self.hub_model_id, "folder_path": checkpoint, "path_in_repo": place}
-            jobs.append(HfApi().upload_folder(**what, commit_message=f"{message}, checkpoint", **where))
-        if self.push_in_progress is not None and is_busy:
-            self.push_in_progress.jobs.extend(jobs)
-        else:
-            self.push_in_progress = PushInProgress(jobs)
+        """Sends no checkpoint: a model is pushed once, when it is complete."""
 
     def init_hf_repo(self, token: str | None = None, private: bool | None = None) -> None:
         """Creates the repository as the Trainer does, with one-line errors for its name and the token.
 
         Raises:
-            PublishError: There is no token, or the user may not write there.
+            PublishError: The user may not write there.
             ConnectionError: The Hub can't be reached, or fails.
         """
-        if token is None and self.args.hub_token is None and self.is_world_process_zero():
-            check_token()
         with hub_errors(self.args.hub_model_id or Path(self.args.output_dir or "").resolve().name):
             super().init_hf_repo(token, private)
 
     def push_to_hub(
         self,
-        commit_message: str | None = "End of training",
-        blocking: bool = True,
+        commit_message: str = "End of training",
         token: str | None = None,
         revision: str | None = None,
         private: bool | None = None,
         **kwargs: Any,
-    ) -> Any:
+    ) -> Published | None:
         """Saves and uploads model, tokenizer, code and card, without files that only training needs.
 
         Args:
             commit_message: The commit's first line.
-            blocking: Whether to wait until all has arrived.
             token: For the Hub; None: that of the arguments, or the saved one.
             revision: A branch; None: that of the arguments, or main.
             private: Whether a new repository is private; None: as the arguments say.
             **kwargs: Of `create_model_card`: language, license ...
 
         Returns:
-            The commit, or a future of it if it isn't waited for. None in other processes than the main one.
+            Where the model is. None in other processes than the main one.
 
         Raises:
             PublishError: There is no token, or the user may not write there.
@@ -334,27 +305,14 @@ class VanillaTransformerTrainer(ConsistencyTrainer):
         if not self.is_world_process_zero():
             return None
         self.create_model_card(**kwargs)
-        where = {"token": token, "revision": revision, "run_as_future": not blocking}
-        return self._upload(Path(self.args.output_dir or ""), commit_message, **where)
-
-    def push_folder(self, folder: Path) -> str:
-        """Uploads a finished model with its card to `hub_model_id`, and returns the commit's address.
-
-        Raises:
-            PublishError: As for `push_to_hub`.
-            ConnectionError: As for `push_to_hub`.
-        """
-        if self.hub_model_id is None:
-            self.init_hf_repo()
-        return str(self._upload(folder, "End of training"))
-
-    def _upload(self, folder: Path, message: str | None, **where: Any) -> Any:
-        self._finish_current_push()
-        where = {"token": self.args.hub_token, "revision": self.args.hub_revision} | {
-            name: value for name, value in where.items() if value is not None
-        }
-        upload = prepare(folder, str(self.hub_model_id))
-        return send(upload, str(self.hub_model_id), message=message, **where)
+        repo = str(self.hub_model_id)
+        return publish(
+            prepare(Path(self.args.output_dir or ""), repo),
+            repo,
+            message=commit_message,
+            token=token or self.args.hub_token,
+            revision=revision or self.args.hub_revision,
+        )
 
     def prediction_step(self, model: Any, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
         """One batch of the evaluation; its loss is added up by tokens."""

@@ -342,8 +342,6 @@ def with_card(old, new):
     ("spoil", "message"),
     [
         (without("README.md"), "has no README.md; write it with `vanilla-transformer card "),
-        (with_card("## Limits\n", "[More Information Needed]\n"), 'says "More Information Needed"; fill that in'),
-        (with_card('"./my-model"', '"some/other"'), "README.md loads some/other, not me/model; correct it, or write"),
         (with_card("license: mit", "license: [mit"), "README.md isn't a model card"),
         (other_weights, "the weights in .* have changed since README.md was written; write it again"),
         (half_of_the_weights, "model.safetensors is cut short"),
