@@ -38,11 +38,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="check everything, train for a few updates in a temporary folder, and show sizes, a batch and the time",
     )
     parser.add_argument(
-        "--accept-changed-data",
-        action="store_true",
-        help="with --resume, train on although the training data has changed",
-    )
-    parser.add_argument(
         "--trust-remote-code",
         action="store_true",
         help="run code that comes with model_name_or_path or tokenizer_name_or_path",

@@ -4,7 +4,8 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+
+from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from ..checkpoints.averaging import average_checkpoints
 from ..checkpoints.completeness import complete_checkpoints
@@ -32,7 +33,7 @@ def finish_run(
     facts: RunFacts,
     data: DataArguments,
     corpora: Mapping[str, Corpus],
-    say: Callable[[str], Any],
+    say: Callable[[str], object],
 ) -> None:
     """Averages the last checkpoints if asked to, scores the resulting model, writes its card and pushes it to the Hub.
 
@@ -81,12 +82,12 @@ def finish_run(
         say(f"Pushed to the Hub: {done.url}")
 
 
-def _said_by_author(run: Path, last: int) -> dict[str, Any]:
+def _said_by_author(run: Path, last: int) -> dict[str, object]:
     """Returns the author's own lines in the card of an earlier end of this run."""
     return said_by_author(run) | said_by_author(run / f"averaged-{last}") | said_by_author(run / MOVING_AVERAGE)
 
 
-def _averaged(trainer: VanillaTransformerTrainer, say: Callable[[str], Any]) -> tuple[Path, int]:
+def _averaged(trainer: VanillaTransformerTrainer, say: Callable[[str], object]) -> tuple[Path, int]:
     """Writes the average, if any; returns the final model's folder and the number of averaged checkpoints."""
     run, last = Path(trainer.args.output_dir or ""), trainer.args.average_last
     if trainer.weight_average is not None:
@@ -111,7 +112,7 @@ def _score(
     corpus: Corpus,
     names: Sequence[str],
     folder: Path,
-    checkpoint: tuple[Any, Any],
+    checkpoint: tuple[PreTrainedTokenizerBase, PreTrainedModel],
     args: VanillaTransformerTrainingArguments,
 ) -> tuple[Evaluation, list[Sample]]:
     """Translates and scores a part of the data, and writes the translations; returns scores and a few samples."""
@@ -141,7 +142,7 @@ def is_on_hub(name: str) -> bool:
     return not is_table(name) and not Path(name).exists()
 
 
-def _decoding(config: Any) -> str:
+def _decoding(config: GenerationConfig) -> str:
     if config.num_beams == 1:
         return "greedy"
     penalty = getattr(config, "gnmt_length_penalty", None)

@@ -10,11 +10,10 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import datasets
 from datasets import Dataset, IterableDataset
-from transformers import DataCollatorForSeq2Seq, PreTrainedModel, set_seed
+from transformers import DataCollatorForSeq2Seq, PreTrainedModel, PreTrainedTokenizerBase, set_seed
 from transformers.trainer_callback import PrinterCallback, ProgressCallback
 from transformers.utils import logging as transformers_logging
 
@@ -26,15 +25,16 @@ from ..data.corpora import Cleaning, both_sides_of, read_corpus, resegment, stat
 from ..data.formats import Corpus
 from ..data.hub_names import check_model_on_hub
 from ..data.vectors import read_vectors, use_vectors
+from ..engine.memory import keep_freed_memory
 from ..errors import first_line
 from ..hub.upload import check_token
 from ..metrics import corpus_bleu
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from ..tokenization_vanilla_transformer import VanillaTransformerTokenizerFast
-from .callbacks import Console, TranslationLog, callbacks_for
+from .callbacks import Console, callbacks_for
 from .evaluation import TranslationMetrics, by_length
 from .finish import finish_run
-from .preflight import check_average, dry_run, preflight
+from .preflight import dry_run, preflight
 from .recipe import Arguments, RecipeError
 from .run_facts import run_facts
 from .run_folder import (
@@ -65,13 +65,11 @@ class Switches:
     Attributes:
         resume: Whether to resume from the last complete checkpoint of the output folder.
         dry_run: Whether to train for a few updates in a temporary folder only.
-        accept_changed_data: Whether to resume although the training files have changed.
         trust_remote_code: Whether code that comes with a model or a tokenizer may run.
     """
 
     resume: bool = False
     dry_run: bool = False
-    accept_changed_data: bool = False
     trust_remote_code: bool = False
 
 
@@ -85,11 +83,11 @@ class Run:
     """
 
     def __init__(
-        self, arguments: Arguments, switches: Switches | None = None, say: Callable[[str], Any] = print
+        self, arguments: Arguments, switches: Switches | None = None, say: Callable[[str], object] = print
     ) -> None:
         self.data, self.model, self.args = arguments
         self.switches = switches or Switches()
-        self.resume = self.switches.resume or self.args.resume_from_checkpoint is not None
+        self.resume = self.switches.resume
         self.output = self.folder = Path(self.args.output_dir or "")  # they differ in a dry run
         self.main = self.args.process_index == 0
         self.say = say if self.main else lambda line: None
@@ -107,8 +105,6 @@ class Run:
         """
         if not self.args.output_dir:
             raise RecipeError("the run needs an output folder: --output-dir outputs/my-run")
-        if self.switches.accept_changed_data and not self.resume:
-            raise RecipeError("--accept-changed-data is for a run that is resumed; give --resume too, or leave it out")
         self._check_corpora()
         for name in (self.model.model_name_or_path, self.model.tokenizer_name_or_path):
             if name and not Path(name).is_dir():
@@ -122,7 +118,6 @@ class Run:
         elif self.model.embeddings:
             raise RecipeError("embeddings are for a new model, and model_name_or_path has its own; leave one out")
         self._check_metrics()
-        check_average(self.args)
         if self.main:
             self._check_folder()
 
@@ -156,7 +151,7 @@ class Run:
         older = asdict(type(self.data)()) | asdict(type(self.model)()) | {"optim": fixed["optim"]}  # has fewer options
         check_same_options(self.output, older | before, fixed)
 
-    def _fixed(self) -> dict[str, Any]:
+    def _fixed(self) -> dict[str, object]:
         """Returns the options that must not change when a run resumes: those of data, model and optimizer."""
         options = asdict(self.data) | asdict(self.model)
         fixed = {name: value for name, value in options.items() if name not in FREE_OPTIONS}
@@ -193,7 +188,7 @@ class Run:
 
     def _write_recipe(self, data: str) -> None:
         """Writes the options of the run and its data's fingerprint; a resumed run must have the same data."""
-        if self.resume and not self.switches.accept_changed_data:
+        if self.resume:
             check_same_data(self.folder, data)
         if not self.switches.dry_run:
             write_recipe(self.output, self._fixed(), data)
@@ -203,8 +198,7 @@ class Run:
         set_seed(self.args.seed)
         _be_quiet()
         if self.resume and not self.switches.dry_run:
-            named, updates = self.args.resume_from_checkpoint, self.args.max_steps
-            self.checkpoint = checkpoint_to_resume(self.output, named, updates)
+            self.checkpoint = checkpoint_to_resume(self.output, self.args.max_steps)
         elif self.main and not self._tokenizer_name:
             shutil.rmtree(self.output / TOKENIZER, ignore_errors=True)
 
@@ -212,7 +206,7 @@ class Run:
         """Returns the trainer, after the run's end was rehearsed with it."""
         trainer = self._trainer()
         counts = copy.deepcopy(vars(self.cleaning))
-        preflight(trainer, self.folder)
+        preflight(trainer)
         vars(self.cleaning).update(counts)  # the rehearsal has read the first pairs of a stream
         return trainer
 
@@ -221,6 +215,8 @@ class Run:
         if self.resume:
             start = f"Resuming from {self.checkpoint}" if self.checkpoint else "No complete checkpoint: starting over"
             self.say(start)
+        if self.args.device.type == "cpu":
+            keep_freed_memory()
         began = time.perf_counter()
         trainer.train(resume_from_checkpoint=str(self.checkpoint) if self.checkpoint else None)
         seconds = time.perf_counter() - began
@@ -256,20 +252,16 @@ class Run:
             tokenizer = self._tokenizer(pairs)
             if self.checkpoint is not None:  # it may have changed since
                 check_tokenizer(tokenizer, load_config(self.checkpoint), str(self.checkpoint))
-        validation, places = None, []
+        validation = None
         with self.args.main_process_first(desc="tokenizing the corpus"):
             train = self._tokenized(pairs, tokenizer)
             if self.corpora["validation"]:
                 lines = read_corpus(self.corpora["validation"])
-                places = list(range(len(lines)))
-                validation = by_length(tokenize(lines.add_column("line", places), tokenizer, Cleaning(sys.maxsize)))
+                validation = by_length(tokenize(lines, tokenizer, Cleaning(sys.maxsize)))
         if not self.data.streaming:
             self.say(f"Training data: {self.cleaning}")
         model = self._model(tokenizer)
         metrics = TranslationMetrics(tokenizer, self.args.bleu_tokenize, num_samples=self.args.num_samples)
-        callbacks = [*callbacks_for(self.args), Console(metrics, self.say)]
-        if validation is not None:
-            callbacks.append(TranslationLog(metrics, validation["line"], len(places)))
         trainer = VanillaTransformerTrainer(
             model=model,
             args=self.args,
@@ -278,13 +270,15 @@ class Run:
             processing_class=tokenizer,
             data_collator=DataCollatorForSeq2Seq(tokenizer),
             compute_metrics=metrics,
-            callbacks=callbacks,
+            callbacks=[*callbacks_for(self.args), Console(metrics, self.say)],
         )
         for callback in (PrinterCallback, ProgressCallback):  # Console replaces them
             trainer.remove_callback(callback)
         return trainer
 
-    def _tokenized(self, pairs: Dataset | IterableDataset, tokenizer: Any) -> Dataset | IterableDataset:
+    def _tokenized(
+        self, pairs: Dataset | IterableDataset, tokenizer: PreTrainedTokenizerBase
+    ) -> Dataset | IterableDataset:
         workers = self.data.preprocessing_num_workers
         train = tokenize(pairs, tokenizer, self.cleaning, workers)
         if not self.data.bpe_dropout:
@@ -300,7 +294,7 @@ class Run:
     def _tokenizer_name(self) -> str | None:
         return self.model.tokenizer_name_or_path or self.model.model_name_or_path
 
-    def _tokenizer(self, pairs: Dataset | IterableDataset) -> Any:
+    def _tokenizer(self, pairs: Dataset | IterableDataset) -> PreTrainedTokenizerBase:
         """Loads the tokenizer that the recipe, a checkpoint or an earlier process names, or trains a new one."""
         saved = self.output / TOKENIZER
         if name := self._tokenizer_name:
@@ -326,7 +320,7 @@ class Run:
         tokenizer.save_pretrained(saved)
         return tokenizer
 
-    def _model(self, tokenizer: Any) -> PreTrainedModel:
+    def _model(self, tokenizer: PreTrainedTokenizerBase) -> PreTrainedModel:
         model: PreTrainedModel
         if name := self.model.model_name_or_path:
             model = load_model(name, trust_remote_code=self.switches.trust_remote_code, **self.model.regularization())
@@ -343,8 +337,6 @@ class Run:
             setattr(model.generation_config, option, value)
         if self.args.ddp_find_unused_parameters is None:
             self.args.ddp_find_unused_parameters = False  # every update uses all; looking for others takes time
-        if self.args.keep_freed_memory is None:
-            self.args.keep_freed_memory = True
         self.say(f"Model: {model.num_parameters():,} parameters, vocabulary of {len(tokenizer):,}")
         return model
 

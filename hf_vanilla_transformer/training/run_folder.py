@@ -14,7 +14,6 @@ from transformers import Trainer
 from ..checkpoints.completeness import (
     RECIPE,
     TRAINER_STATE,
-    damage_of,
     last_complete_checkpoint,
     step_of,
 )
@@ -62,12 +61,12 @@ def is_empty(folder: Path) -> bool:
     return names <= ({RECIPE, TOKENIZER} if is_run else set())
 
 
-def write_recipe(folder: Path, options: Mapping[str, Any], data: str) -> None:
+def write_recipe(folder: Path, options: Mapping[str, object], data: str) -> None:
     """Writes the options of a run that can't change, and the fingerprint of its training data."""
     write_text(folder / RECIPE, json.dumps({**options, FINGERPRINT: data}, indent=1))
 
 
-def read_recipe(folder: Path) -> dict[str, Any]:
+def read_recipe(folder: Path) -> dict[str, object]:
     """Reads the file of `write_recipe`.
 
     Raises:
@@ -81,7 +80,7 @@ def read_recipe(folder: Path) -> dict[str, Any]:
     raise RecipeError(f"there is no run to resume in {folder}; start one without --resume")
 
 
-def check_same_options(folder: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+def check_same_options(folder: Path, before: Mapping[str, object], now: Mapping[str, object]) -> None:
     """Checks that a run is resumed with the options that it was started with; raises `RecipeError` otherwise."""
     for name, value in now.items():
         if before.get(name) != value:
@@ -95,48 +94,30 @@ def check_same_data(folder: Path, data: str) -> None:
     """Checks that the training data is that of the run, by its fingerprint; raises `RecipeError` otherwise."""
     if read_recipe(folder).get(FINGERPRINT, data) != data:
         raise RecipeError(
-            f"the training data has changed since the run in {folder} was started; restore it, or resume with "
-            "--accept-changed-data"
+            f"the training data has changed since the run in {folder} was started; restore it, or remove {FINGERPRINT} "
+            f"from its {RECIPE} to train on with the new data"
         )
 
 
-def checkpoint_to_resume(folder: Path, named: str | None, max_steps: int) -> Path | None:
-    """Returns the checkpoint that a run resumes from: the one that is named, or the last complete one.
+def checkpoint_to_resume(folder: Path, max_steps: int) -> Path | None:
+    """Returns the checkpoint that a run resumes from, the last complete one; None: it starts over.
 
     Args:
         folder: The run's output folder.
-        named: A checkpoint's folder; None, or "True" as the Trainer has it: the last complete one.
         max_steps: The run's number of updates; negative: by its epochs.
 
     Raises:
-        RecipeError: The checkpoint is not one of this run, isn't complete, or has more updates.
+        RecipeError: The checkpoint has more updates, or no state of the optimizer.
     """
-    checkpoint = _last_checkpoint(folder) if named is None or named.lower() == "true" else _named_one(folder, named)
-    if checkpoint is not None and 0 <= max_steps < (step := step_of(checkpoint) or 0):
-        raise RecipeError(f"max_steps is {max_steps:,}, but {checkpoint} has {step:,} updates already; give more")
-    return checkpoint
-
-
-def _last_checkpoint(folder: Path) -> Path | None:
     checkpoint = last_complete_checkpoint(folder)
-    model = last_complete_checkpoint(folder, to_resume=False) if checkpoint is None else None
-    if model is not None:  # a new start would overwrite it
+    if checkpoint is None and (model := last_complete_checkpoint(folder, to_resume=False)):
+        # a new start would overwrite it
         raise RecipeError(
             f"no checkpoint in {folder} has the state of the optimizer (save_only_model leaves it out); "
             f"start a new run from the weights with --model-name-or-path {model}"
         )
-    return checkpoint
-
-
-def _named_one(folder: Path, named: str) -> Path:
-    checkpoint = Path(named)
-    if checkpoint.resolve().parent != folder.resolve() or step_of(checkpoint) is None:
-        raise RecipeError(
-            f"--resume-from-checkpoint {named} is not a checkpoint of {folder}; name one of its checkpoint-N, or start "
-            "a new run from its weights with --model-name-or-path"
-        )
-    if damage := damage_of(checkpoint):
-        raise RecipeError(f"--resume-from-checkpoint {named}: {damage}; --resume takes the last complete one")
+    if checkpoint is not None and 0 <= max_steps < (step := step_of(checkpoint) or 0):
+        raise RecipeError(f"max_steps is {max_steps:,}, but {checkpoint} has {step:,} updates already; give more")
     return checkpoint
 
 
@@ -206,7 +187,7 @@ def read_log(run: str | Path) -> list[dict[str, Any]]:
     return log
 
 
-def _is_entry(entry: Any) -> bool:
+def _is_entry(entry: object) -> bool:
     if not isinstance(entry, dict) or not isinstance(entry.get("step"), int):
         return False
     return all(isinstance(entry.get(key, 0), int | float) for key in DRAWN)

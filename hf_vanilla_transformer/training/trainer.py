@@ -5,7 +5,7 @@ import inspect
 import math
 import shutil
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -16,11 +16,12 @@ import torch
 from accelerate.data_loader import prepare_data_loader
 from datasets.distributed import split_dataset_by_node
 from safetensors import SafetensorError
-from torch import Tensor
-from torch.optim.lr_scheduler import LambdaLR
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 from torch.utils.data import DataLoader
-from transformers import EarlyStoppingCallback, PreTrainedTokenizerBase
-from transformers.trainer_utils import EvalLoopOutput, SchedulerType
+from transformers import EarlyStoppingCallback, GenerationConfig, PreTrainedTokenizerBase
+from transformers.trainer_utils import EvalLoopOutput, SchedulerType, TrainOutput
 from transformers.utils import logging
 
 from .. import engine
@@ -28,7 +29,6 @@ from ..checkpoints.completeness import checkpoints_in, damage_of, write_checksum
 from ..checkpoints.loading import not_finite, tokenizer_fingerprint
 from ..data.batching import TokenBudgetBatchSampler, TokenBudgetStream
 from ..data.corpora import lengths_of
-from ..engine.memory import keep_freed_memory
 from ..engine.training import paused_shortcuts, training_shortcuts
 from ..errors import first_line
 from ..hub.facts import TARGET_TOKENS, said_by_author, with_what_was_said
@@ -60,13 +60,13 @@ class VanillaTransformerTrainer(ConsistencyTrainer):
     args: VanillaTransformerTrainingArguments
     batch_sampler: TokenBudgetBatchSampler | None = None
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, *args: object, **kwargs: object) -> None:
         super().__init__(*args, **kwargs)
         forward = self.accelerator.unwrap_model(self.model).forward
         self._can_skip_logits = "skip_logits" in inspect.signature(forward).parameters
         self._evaluated = torch.zeros(2, dtype=torch.float64)  # of an evaluation: loss times tokens, and tokens
         self._clock = _Clock()
-        self._loss_of_update: Any = 0.0
+        self._loss_of_update: Tensor | float = 0.0
         self._checked_update = 0
         self._failures = 0  # updates in a row whose loss or gradients were not finite
         is_ours = isinstance(self.model, VanillaTransformerForConditionalGeneration)
@@ -76,25 +76,23 @@ class VanillaTransformerTrainer(ConsistencyTrainer):
                 tokenizer.bpe_dropout = None  # it would segment a text differently each time
             self.model.config.tokenizer_fingerprint = tokenizer_fingerprint(tokenizer)
 
-    def train(self, *args: Any, **kwargs: Any) -> Any:
-        """Trains as `Trainer.train` does, with `keep_freed_memory` and `training_shortcuts` as the arguments say."""
-        if self.args.keep_freed_memory and self.args.device.type == "cpu":
-            keep_freed_memory()
-        return super().train(*args, **kwargs)
-
-    def _inner_training_loop(self, *args: Any, **kwargs: Any) -> Any:  # the model is known here, `model_init` or not
+    def _inner_training_loop(
+        self, *args: object, **kwargs: object
+    ) -> TrainOutput:  # the model is known here, `model_init` or not
         uses_shortcuts = self.args.training_shortcuts and not self.args.torch_compile and not self.is_fsdp_enabled
         with training_shortcuts(self.model) if uses_shortcuts else nullcontext():
             return super()._inner_training_loop(*args, **kwargs)
 
     @staticmethod
-    def get_optimizer_cls_and_kwargs(args: Any, model: Any = None) -> tuple[Any, Any]:
+    def get_optimizer_cls_and_kwargs(
+        args: VanillaTransformerTrainingArguments, model: nn.Module | None = None
+    ) -> tuple[type[Optimizer], dict[str, object]]:
         """The optimizer's class and arguments; its rate is the paper's where `learning_rate` is None."""
         args, rate = copy.copy(args), peak_learning_rate(args, model)
         args.learning_rate = rate  # of the copy: the same arguments may train a model of another size
         return ConsistencyTrainer.get_optimizer_cls_and_kwargs(args, model)
 
-    def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
+    def create_scheduler(self, num_training_steps: int, optimizer: Optimizer | None = None) -> LRScheduler:
         """The schedule; the paper's, "inverse_sqrt", counts updates from 1 (5.3), where transformers begins with 0."""
         is_new = self.lr_scheduler is None
         scheduler = super().create_scheduler(num_training_steps, optimizer)
@@ -129,14 +127,14 @@ class VanillaTransformerTrainer(ConsistencyTrainer):
         saved = self.state.stateful_callbacks.get(TOKEN_COUNT, {})
         return int(saved.get("attributes", {}).get("count", 0))
 
-    def get_train_dataloader(self) -> DataLoader[Any]:
+    def get_train_dataloader(self) -> DataLoader[object]:
         """Batches within `per_device_train_batch_tokens`, this process's part of them."""
         if not self.args.per_device_train_batch_tokens or self.train_dataset is None:
             return super().get_train_dataloader()
         names = ("num_workers", "pin_memory", "persistent_workers", "prefetch_factor")
         options: dict[str, Any] = {name: getattr(self.args, f"dataloader_{name}") for name in names}
         options["collate_fn"] = self.data_collator
-        loader: DataLoader[Any]
+        loader: DataLoader[object]
         if isinstance(self.train_dataset, datasets.IterableDataset):
             loader = DataLoader(self._stream(self.train_dataset), batch_size=None, **options)
         else:
@@ -148,7 +146,7 @@ class VanillaTransformerTrainer(ConsistencyTrainer):
             loader, device=self.args.device, num_processes=1, process_index=0, put_on_device=True, non_blocking=True
         )
 
-    def _sampler(self, dataset: Any) -> TokenBudgetBatchSampler:
+    def _sampler(self, dataset: datasets.Dataset) -> TokenBudgetBatchSampler:
         return TokenBudgetBatchSampler(
             lengths_of(dataset, "input_ids"),
             lengths_of(dataset, "labels"),
@@ -165,7 +163,7 @@ class VanillaTransformerTrainer(ConsistencyTrainer):
         shuffled = own.shuffle(seed=self.args.seed_of_data, buffer_size=window)
         return TokenBudgetStream(shuffled, self.args.per_device_train_batch_tokens, window, seed=self.args.seed_of_data)
 
-    def _run_epoch(self, **kwargs: Any) -> None:
+    def _run_epoch(self, epoch: int, **kwargs: object) -> None:
         # The Trainer would train once more when it resumes at the end, and three epochs if max_steps is 0.
         if 0 <= self.args.max_steps <= self.state.global_step:
             self.control.should_training_stop = True
@@ -173,11 +171,13 @@ class VanillaTransformerTrainer(ConsistencyTrainer):
         self.state.compute_steps(self.args, self.state.max_steps)  # a resumed run would have its checkpoint's intervals
         # The Trainer tells the epoch to some samplers only, and not after resuming with several processes.
         if self.batch_sampler is not None:
-            self.batch_sampler.set_epoch(kwargs["epoch"])
+            self.batch_sampler.set_epoch(epoch)
         self._clock.start(self.target_tokens)
-        super()._run_epoch(**kwargs)
+        super()._run_epoch(epoch=epoch, **kwargs)
 
-    def get_batch_samples(self, epoch_iterator: Iterator[Any], num_batches: int, device: torch.device) -> Any:
+    def get_batch_samples(
+        self, epoch_iterator: Iterator[dict[str, Tensor]], num_batches: int, device: torch.device
+    ) -> tuple[list[dict[str, Tensor]], Tensor | int | None]:
         """Returns the batches of one update and its number of target tokens, and counts the tokens."""
         batches, items = super().get_batch_samples(epoch_iterator, num_batches, device)
         if items is not None:
@@ -185,20 +185,24 @@ class VanillaTransformerTrainer(ConsistencyTrainer):
             self.state.stateful_callbacks[TOKEN_COUNT] = {"args": {}, "attributes": {"count": count}}
         return batches, items
 
-    def compute_loss(self, model: Any, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
+    def compute_loss(
+        self, model: nn.Module, inputs: Mapping[str, Tensor | bool], *args: object, **kwargs: object
+    ) -> Tensor:
         """The model's own smoothed loss, without logits where they aren't needed."""
         own_loss = self.label_smoother is None and self.compute_loss_func is None
         if self._can_skip_logits and own_loss and model.training and "labels" in inputs:
             inputs = {**inputs, "skip_logits": True}
         return super().compute_loss(model, inputs, *args, **kwargs)
 
-    def training_step(self, *args: Any, **kwargs: Any) -> Tensor:
+    def training_step(self, *args: object, **kwargs: object) -> Tensor:
         """Forward and backward of one batch; its loss is added to that of the update."""
         loss: Tensor = super().training_step(*args, **kwargs)
         self._loss_of_update = self._loss_of_update + loss.detach()
         return loss
 
-    def _maybe_log_save_evaluate(self, tr_loss: Tensor, grad_norm: Any, *args: Any, **kwargs: Any) -> None:
+    def _maybe_log_save_evaluate(
+        self, tr_loss: Tensor, grad_norm: Tensor | float | None, *args: object, **kwargs: object
+    ) -> None:
         if self._checked_update != self.state.global_step:  # it is called once more at the end of an epoch
             self._checked_update = self.state.global_step
             # With float16, the loss scaler skips updates whose gradients overflow: that does no harm.
@@ -241,7 +245,7 @@ class VanillaTransformerTrainer(ConsistencyTrainer):
             f"{self._get_learning_rate():.1e}), a longer warmup_steps or max_grad_norm 1; {kept}"
         )
 
-    def _save_checkpoint(self, model: Any, trial: Any) -> None:
+    def _save_checkpoint(self, model: nn.Module, trial: object) -> None:
         """Saves a checkpoint, or none if weights aren't finite; a failed attempt leaves no half of one."""
         folder = Path(self._get_output_dir(trial=trial)) / f"checkpoint-{self.state.global_step}"
         if self._in_any_process(bool(not_finite(self.model))):  # with FSDP, each has its own part
@@ -314,7 +318,9 @@ class VanillaTransformerTrainer(ConsistencyTrainer):
             revision=revision or self.args.hub_revision,
         )
 
-    def prediction_step(self, model: Any, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
+    def prediction_step(
+        self, model: nn.Module, inputs: dict[str, Tensor], *args: object, **kwargs: object
+    ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
         """One batch of the evaluation; its loss is added up by tokens."""
         if "labels" in inputs:
             inputs = {**inputs, "labels": self._without_repeated(inputs["labels"])}
@@ -327,7 +333,7 @@ class VanillaTransformerTrainer(ConsistencyTrainer):
             )
         return outputs
 
-    def evaluation_loop(self, *args: Any, metric_key_prefix: str = "eval", **kwargs: Any) -> EvalLoopOutput:
+    def evaluation_loop(self, *args: object, metric_key_prefix: str = "eval", **kwargs: object) -> EvalLoopOutput:
         """Evaluates; the loss is the mean over tokens, not over batches, and its exponential the perplexity."""
         self._evaluated.zero_()
         # Seq2SeqTrainer would count repeated sentences twice (`_without_repeated`).
@@ -363,9 +369,8 @@ class VanillaTransformerTrainer(ConsistencyTrainer):
         tags: str | Sequence[str] | None = None,
         model_name: str | None = None,
         finetuned_from: str | None = None,
-        tasks: Any = None,
         dataset_tags: str | Sequence[str] | None = None,
-        **kwargs: Any,
+        **kwargs: object,
     ) -> None:
         """Writes the model's card into the run's folder, and keeps the metadata of an older one there.
 
@@ -375,7 +380,6 @@ class VanillaTransformerTrainer(ConsistencyTrainer):
             tags: The Hub's tags, beside those that every card has.
             model_name: The card's title.
             finetuned_from: The base model's name on the Hub.
-            tasks: Ignored.
             dataset_tags: Names on the Hub of the training data.
             **kwargs: Ignored.
         """
@@ -413,7 +417,7 @@ RESUMABLE = {
 
 
 @contextmanager
-def _unchanged(config: Any) -> Iterator[None]:
+def _unchanged(config: GenerationConfig | None) -> Iterator[None]:
     """Keeps a generation config as it is: Seq2SeqTrainer writes transformers' defaults into it, `max_length` 20 too."""
     before = None if config is None else dict(vars(config))
     try:
@@ -449,7 +453,7 @@ class _Clock:
         return round(rate, 1)
 
 
-def _base_of(model: Any) -> str | None:
+def _base_of(model: nn.Module) -> str | None:
     """The name on the Hub of the model that a PEFT adapter belongs to."""
     for settings in getattr(model, "peft_config", {}).values():
         name = getattr(settings, "base_model_name_or_path", None)
