@@ -80,13 +80,7 @@ def say_written(*names: str | None) -> None:
 
 
 def table(rows: Iterable[Sequence[str]], *, indent: str = "", align: str = "<") -> str:
-    """Formats rows as lines of aligned columns, two spaces apart.
-
-    Args:
-        rows: Their cells.
-        indent: The beginning of each line.
-        align: "<" or ">", for all columns but the first.
-    """
+    """Formats rows as lines of columns, two spaces apart; `align` ("<" or ">") is that of all columns but the first."""
     rows = list(rows)
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = (
@@ -102,16 +96,10 @@ def wanted_memory(error: BaseException) -> str:
 
 
 def check_output(option: str, name: str, overwrite: bool, inputs: Sequence[str | None] = ()) -> None:
-    """Checks, before any work is done, that a file can be written.
-
-    Args:
-        option: The option that names the file.
-        name: The file.
-        overwrite: Whether an existing file may be replaced.
-        inputs: Files that are read; none of them is replaced.
+    """Checks, before any work is done, that the file of an option can be written and is none of the inputs.
 
     Raises:
-        UsageError: It is a folder or in no folder, an input, or it exists.
+        UsageError: It is a folder or in no folder, an input, or it exists and `overwrite` is false.
     """
     path = Path(name)
     if any(file is not None and path.resolve() == Path(file).resolve() for file in inputs):
@@ -272,10 +260,6 @@ def add_loading_arguments(parser: argparse.ArgumentParser) -> None:
 def decoding_options(arguments: argparse.Namespace, model: "PreTrainedModel") -> dict[str, Any]:
     """Returns the keyword arguments for `generate()`. The model's generation config has the values of all others.
 
-    Args:
-        arguments: Parsed by a parser that `add_decoding_arguments` has extended.
-        model: The model that will decode.
-
     Raises:
         UsageError: Options contradict each other, or the model has no such option.
     """
@@ -323,25 +307,15 @@ def decoding_errors() -> Iterator[None]:
 
 
 def warning_of_line(line: str, limit: int, consequence: str) -> str:
-    """Returns the warning of a line that is too long to be translated as one.
-
-    Args:
-        line: Which one, "line 3" say.
-        limit: Tokens of a line at most.
-        consequence: What happens to the line.
-    """
+    """Returns the warning of a line ("line 3") with more tokens than the limit, and what happens to it."""
     return f"{PROGRAM}: warning: {line} has more than {limit:,} tokens (--max-source-tokens): {consequence}"
 
 
 def check_model_name(name: str, option: str = "--model") -> None:
     """Checks, before anything slow is imported, that a name is a checkpoint's folder, or is on the Hub or in its cache.
 
-    Args:
-        name: The folder, or the name on the Hub.
-        option: The option that has the name, for errors.
-
     Raises:
-        UsageError: It is neither.
+        UsageError: It is neither; the message names the option.
     """
     if not Path(name).is_dir():
         from ..data.hub_names import HubError, check_model_on_hub
@@ -370,11 +344,7 @@ def loading() -> Iterator[None]:
 
 
 def load_translator(name: str, arguments: argparse.Namespace) -> "Translator":
-    """Loads a checkpoint, or converts a Marian model, ready to decode.
-
-    Args:
-        name: The checkpoint's folder, or its name on the Hub.
-        arguments: The command's; of the options of loading and of the backend, it may lack some.
+    """Loads a checkpoint or converts a Marian model, by its folder or name on the Hub, ready to decode.
 
     Raises:
         UsageError: The device, the backend or the checkpoint can't be used.
@@ -415,15 +385,11 @@ def load_ensemble(
 ) -> tuple["PreTrainedTokenizerBase", "PreTrainedModel"]:
     """Loads several checkpoints as one model that averages their probabilities, or a single one as it is.
 
-    Args:
-        names: Folders of checkpoints, or names on the Hub; they must have one vocabulary.
-        arguments: As for `load_translator`.
-
     Returns:
         The first checkpoint's tokenizer, and the model.
 
     Raises:
-        UsageError: As for `load_translator`, or the models can't be combined.
+        UsageError: As for `load_translator`, or the models can't be combined: they don't share a vocabulary, say.
     """
     from ..engine import attach_if_supported, detach
     from ..translation.ensembles import ensemble

@@ -26,7 +26,12 @@ if TYPE_CHECKING:
 PICTURES = (".png", ".svg")
 PAGE = ".html"
 ENCODINGS = ("paper", "tensor2tensor", "fairseq", "marian")
-NAMED = {(512, 4000): " (base)", (1024, 4000): " (big)"}  # d_model and warm-up of the paper's two models
+# d_model and warm-up of the schedules that are drawn by default.
+PAPER = {
+    "d_model 512, warm-up 4,000 (base)": (512, 4000),
+    "d_model 1,024, warm-up 4,000 (big)": (1024, 4000),
+    "d_model 512, warm-up 8,000": (512, 8000),
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -82,12 +87,6 @@ def _add_schedule(parser: argparse.ArgumentParser) -> None:
         metavar="NAME",
         help="recipes, by name or file, and folders of runs with logged rates (default: the paper's base "
         "and big model, with 4,000 and 8,000 updates of warm-up)",
-    )
-    parser.add_argument(
-        "--d-model", nargs="+", type=positive, default=[], metavar="N", help="widths of models (default: 512)"
-    )
-    parser.add_argument(
-        "--warmup-steps", nargs="+", type=positive, default=[], metavar="N", help="updates of warm-up (default: 4000)"
     )
     parser.add_argument("--updates", type=positive, metavar="N", help="updates shown (default: 5 times the warm-up)")
     parser.set_defaults(run=_schedule)
@@ -187,7 +186,7 @@ def _masks(arguments: argparse.Namespace) -> None:
 
 
 def _schedule(arguments: argparse.Namespace) -> None:
-    """Draws the schedules of widths and recipes, and the logged rates of runs."""
+    """Draws the schedules of recipes, and the logged rates of runs."""
     _checked_output(arguments)
     from ..plots.curves import Schedule, plot_schedule
     from ..training.run_folder import read_log
@@ -196,23 +195,14 @@ def _schedule(arguments: argparse.Namespace) -> None:
     runs = [name for name in arguments.names if Path(name).is_dir() or Path(name).suffix == ".json"]
     with _usage_errors():
         schedules = {name: Schedule(*schedule_of_recipe(name)) for name in arguments.names if name not in runs}
-        for width, warmup in _pairs(arguments):
-            name = f"d_model {width:,}, warm-up {warmup:,}{NAMED.get((width, warmup), '')}"
-            schedules[name] = Schedule(paper_learning_rate(width, warmup), warmup)
+        if not arguments.names:
+            schedules = {name: Schedule(paper_learning_rate(*sizes), sizes[1]) for name, sizes in PAPER.items()}
         rates = {
-            name: [(one["step"], one["learning_rate"]) for one in read_log(run) if "learning_rate" in one]
+            name: [(int(one["step"]), one["learning_rate"]) for one in read_log(run) if "learning_rate" in one]
             for name, run in _named(runs).items()
         }
         figure = plot_schedule(schedules, arguments.updates, logged=rates)
     _save(figure, arguments.output)
-
-
-def _pairs(arguments: argparse.Namespace) -> list[tuple[int, int]]:
-    """Widths and warm-ups of the schedules that aren't a recipe's."""
-    if arguments.d_model or arguments.warmup_steps:
-        widths, warmups = arguments.d_model or [512], arguments.warmup_steps or [4000]
-        return [(width, warmup) for width in widths for warmup in warmups]
-    return [] if arguments.names else [*NAMED, (512, 8000)]
 
 
 def _curves(arguments: argparse.Namespace) -> None:

@@ -3,7 +3,6 @@
 import argparse
 import os
 import sys
-from dataclasses import fields
 from typing import TYPE_CHECKING, NoReturn
 
 from ..errors import first_line
@@ -63,12 +62,12 @@ def _train(arguments: argparse.Namespace) -> None:
         from ..data.formats import CorpusError
         from ..data.hub_names import HubError
         from ..training.recipe import RecipeError
-        from ..training.run import FinishError, Run, Switches
+        from ..training.run import FinishError, Run
         from ..training.trainer import DivergedError
 
         register()
-    switches = Switches(**{field.name: getattr(arguments, field.name) for field in fields(Switches)})
-    run = Run(recipe, switches, show)
+    switches = {name: getattr(arguments, name) for name in ("resume", "dry_run", "trust_remote_code")}
+    run = Run(recipe, show, **switches)
     try:
         run.check()
         run.run()

@@ -89,7 +89,7 @@ def _translate(trainer: VanillaTransformerTrainer) -> None:
 
 
 # ---- Dry run ----
-def dry_run(trainer: VanillaTransformerTrainer) -> Iterator[str]:
+def measured(trainer: VanillaTransformerTrainer) -> Iterator[str]:
     """Trains for a few updates to measure them, and describes the run.
 
     Args:

@@ -8,7 +8,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 
 import datasets
@@ -34,7 +34,7 @@ from ..tokenization_vanilla_transformer import VanillaTransformerTokenizerFast
 from .callbacks import Console, callbacks_for
 from .evaluation import TranslationMetrics, by_length
 from .finish import finish_run
-from .preflight import dry_run, preflight
+from .preflight import measured, preflight
 from .recipe import Arguments, RecipeError
 from .run_facts import run_facts
 from .run_folder import (
@@ -58,42 +58,36 @@ class FinishError(RuntimeError):
     """The model is trained, but averaging, scoring or the card has failed; the message says why, and the fix."""
 
 
-@dataclass(frozen=True)
-class Switches:
-    """Switches of the command line that no recipe has.
-
-    Attributes:
-        resume: Whether to resume from the last complete checkpoint of the output folder.
-        dry_run: Whether to train for a few updates in a temporary folder only.
-        trust_remote_code: Whether code that comes with a model or a tokenizer may run.
-    """
-
-    resume: bool = False
-    dry_run: bool = False
-    trust_remote_code: bool = False
-
-
 class Run:
     """A training run.
 
     Args:
         arguments: What `parse_recipe` returns.
-        switches: How to run it.
         say: Is called with each line for the user, in the main process only.
+        resume: Whether to resume from the last complete checkpoint of the output folder.
+        dry_run: Whether to train for a few updates in a temporary folder only.
+        trust_remote_code: Whether code that comes with a model or a tokenizer may run.
     """
 
     def __init__(
-        self, arguments: Arguments, switches: Switches | None = None, say: Callable[[str], object] = print
+        self,
+        arguments: Arguments,
+        say: Callable[[str], object] = print,
+        *,
+        resume: bool = False,
+        dry_run: bool = False,
+        trust_remote_code: bool = False,
     ) -> None:
         self.data, self.model, self.args = arguments
-        self.switches = switches or Switches()
-        self.resume = self.switches.resume
-        self.output = self.folder = Path(self.args.output_dir or "")  # they differ in a dry run
+        self.resume, self.dry_run, self.trust_remote_code = resume and not dry_run, dry_run, trust_remote_code
+        self.output = Path(self.args.output_dir or "")
         self.main = self.args.process_index == 0
         self.say = say if self.main else lambda line: None
         self.checkpoint: Path | None = None  # to resume from
         self.corpora: dict[str, Corpus] = {}  # of each part, once it is checked
         self.cleaning = Cleaning(self.data.max_length, self.data.max_length_ratio)
+        if dry_run:
+            self.args.push_to_hub = False
 
     def check(self) -> None:
         """Checks the options before any data is read.
@@ -109,7 +103,7 @@ class Run:
         for name in (self.model.model_name_or_path, self.model.tokenizer_name_or_path):
             if name and not Path(name).is_dir():
                 check_model_on_hub(name)
-        if self.main and self.args.push_to_hub and not self.switches.dry_run:
+        if self.main and self.args.push_to_hub:
             check_token()
         if not self.model.model_name_or_path:
             config = self.model.config(self.model.vocab_size)  # the tokenizer's vocabulary may be smaller
@@ -118,7 +112,7 @@ class Run:
         elif self.model.embeddings:
             raise RecipeError("embeddings are for a new model, and model_name_or_path has its own; leave one out")
         self._check_metrics()
-        if self.main:
+        if self.main and not self.dry_run:
             self._check_folder()
 
     def _check_corpora(self) -> None:
@@ -169,35 +163,27 @@ class Run:
             FinishError: The model is trained, but can't be averaged, scored or described.
         """
         with ExitStack() as stack:
-            if self.main and not self.switches.dry_run:
-                stack.enter_context(only_process_in(self.output))
-                self._check_folder()  # once more, as another process may have been faster
-            if self.switches.dry_run:
+            if self.dry_run:
                 self.output = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="dry-run-")))
                 self.args.output_dir = str(self.output)
-                self.args.push_to_hub = False
+            if self.main:
+                stack.enter_context(only_process_in(self.output))
+                self._check_folder()  # once more, as another process may have been faster
             self._begin()
             trainer = self._prepared()
-            if self.switches.dry_run:
-                for line in dry_run(trainer):
+            if self.dry_run:
+                for line in measured(trainer):
                     self.say(line)
             else:
                 seconds = self._train(trainer)
                 if self.main:
                     self._finish(trainer, seconds)
 
-    def _write_recipe(self, data: str) -> None:
-        """Writes the options of the run and its data's fingerprint; a resumed run must have the same data."""
-        if self.resume:
-            check_same_data(self.folder, data)
-        if not self.switches.dry_run:
-            write_recipe(self.output, self._fixed(), data)
-
     def _begin(self) -> None:
         """Finds the checkpoint to resume from, or removes files of a run that stopped before its first update."""
         set_seed(self.args.seed)
         _be_quiet()
-        if self.resume and not self.switches.dry_run:
+        if self.resume:
             self.checkpoint = checkpoint_to_resume(self.output, self.args.max_steps)
         elif self.main and not self._tokenizer_name:
             shutil.rmtree(self.output / TOKENIZER, ignore_errors=True)
@@ -247,7 +233,10 @@ class Run:
             if self.corpora["test"]:
                 read_corpus(self.corpora["test"])  # a wrong line is an error now
             if self.main:
-                self._write_recipe(state_of(self.corpora["train"], pairs))
+                fingerprint = state_of(self.corpora["train"], pairs)
+                if self.resume:
+                    check_same_data(self.output, fingerprint)
+                write_recipe(self.output, self._fixed(), fingerprint)
         with self.args.main_process_first(local=False, desc="training the tokenizer"):
             tokenizer = self._tokenizer(pairs)
             if self.checkpoint is not None:  # it may have changed since
@@ -298,7 +287,7 @@ class Run:
         """Loads the tokenizer that the recipe, a checkpoint or an earlier process names, or trains a new one."""
         saved = self.output / TOKENIZER
         if name := self._tokenizer_name:
-            return load_tokenizer(name, trust_remote_code=self.switches.trust_remote_code)
+            return load_tokenizer(name, trust_remote_code=self.trust_remote_code)
         if self.checkpoint is not None:
             return load_tokenizer(self.checkpoint)
         if (saved / "tokenizer.json").is_file():
@@ -323,7 +312,7 @@ class Run:
     def _model(self, tokenizer: PreTrainedTokenizerBase) -> PreTrainedModel:
         model: PreTrainedModel
         if name := self.model.model_name_or_path:
-            model = load_model(name, trust_remote_code=self.switches.trust_remote_code, **self.model.regularization())
+            model = load_model(name, trust_remote_code=self.trust_remote_code, **self.model.regularization())
             if self.model.tokenizer_name_or_path is None:
                 check_tokenizer(tokenizer, model.config, name)
         else:

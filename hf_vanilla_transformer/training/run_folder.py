@@ -6,7 +6,6 @@ import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
 
 from safetensors import SafetensorError
 from transformers import Trainer
@@ -25,7 +24,6 @@ from .recipe import RecipeError
 TOKENIZER = "tokenizer"  # the folder of the tokenizer that a run trains
 LOCK = "run.lock"
 SAVING = ".saving"  # a folder for new files until they replace old ones
-DRAWN = ("loss", "eval_perplexity", "eval_bleu", "learning_rate")  # numbers in a run's log that plots show
 FINGERPRINT = "data_fingerprint"  # in recipe.json, beside the options
 
 
@@ -163,7 +161,7 @@ def save_model(trainer: Trainer, folder: Path) -> None:
         ) from error
 
 
-def read_log(run: str | Path) -> list[dict[str, Any]]:
+def read_log(run: str | Path) -> list[dict[str, float]]:
     """Reads the log of a run: all of it, or up to its last complete checkpoint if it is still training.
 
     Args:
@@ -182,12 +180,6 @@ def read_log(run: str | Path) -> list[dict[str, Any]]:
     if isinstance(state, str):
         raise RecipeError(f"{file.parent}: {state}; give the output folder of a run")
     log = state.get("log_history")
-    if not isinstance(log, list) or not all(_is_entry(entry) for entry in log):
+    if not isinstance(log, list):
         raise RecipeError(f"{file} has no log of a Trainer (`log_history`); give the output folder of a run")
     return log
-
-
-def _is_entry(entry: object) -> bool:
-    if not isinstance(entry, dict) or not isinstance(entry.get("step"), int):
-        return False
-    return all(isinstance(entry.get(key, 0), int | float) for key in DRAWN)

@@ -36,7 +36,7 @@ from ..hub.model_card import save_card
 from ..hub.upload import Published, hub_errors, prepare, publish
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from .consistency import ConsistencyTrainer
-from .recipe import RecipeError, VanillaTransformerTrainingArguments
+from .recipe import VanillaTransformerTrainingArguments
 from .run_facts import run_facts
 from .schedule import count_from_one, peak_learning_rate, set_rates
 
@@ -104,18 +104,13 @@ class VanillaTransformerTrainer(ConsistencyTrainer):
         """Loads the state of a checkpoint; learning rate, betas and weight decay are those of the arguments."""
         if checkpoint is None:
             return
-        wanted = [{name: group.get(name) for name in RESUMABLE} for group in self.optimizer.param_groups]
+        wanted = [{name: group[name] for name in RESUMABLE if name in group} for group in self.optimizer.param_groups]
         rates = list(getattr(self.lr_scheduler, "base_lrs", ()))
         super()._load_optimizer_and_scheduler(checkpoint)
         if not isinstance(self.lr_scheduler, LambdaLR):
-            if rates != list(getattr(self.lr_scheduler, "base_lrs", ())):
-                raise RecipeError("with this scheduler, a resumed run can't change its learning rate")
             return
         for group, values in zip(self.optimizer.param_groups, wanted, strict=True):
-            for name, value in values.items():
-                if value is not None and group.get(name) != value:
-                    logger.warning(f"resuming with {RESUMABLE[name]} {value}, not {group.get(name)}")
-                    group[name] = value
+            group.update(values)
         self.lr_scheduler.base_lrs = rates
         before, after = set_rates(self.lr_scheduler)
         if before != after:
@@ -406,14 +401,8 @@ class VanillaTransformerTrainer(ConsistencyTrainer):
 
 # The key of the target tokens in `stateful_callbacks`; TrainerState saves only its own fields.
 TOKEN_COUNT = "TargetTokens"
-# Settings of an optimizer's groups of parameters that a resumed run may change, and the options.
-RESUMABLE = {
-    "initial_lr": "learning_rate",
-    "betas": "adam_beta1 and adam_beta2",
-    "eps": "adam_epsilon",
-    "weight_decay": "weight_decay",
-    "momentum": "momentum",
-}
+# Settings of an optimizer's groups of parameters that a resumed run may change.
+RESUMABLE = ("initial_lr", "betas", "eps", "weight_decay", "momentum")
 
 
 @contextmanager

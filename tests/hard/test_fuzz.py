@@ -26,7 +26,7 @@ OPTIONS = {
     ],
     "evaluate": [
         "--num-beams", "--greedy", "--length-penalty", "--early-stopping", "--max-new-tokens", "--batch-size",
-        "--dtype", "--bleu", "--tokenize", "--lowercase", "--json", "--output", "--n-best", "--n-best-output",
+        "--dtype", "--bleu", "--tokenize", "--lowercase", "--json", "--output",
         "--overwrite", "--ensemble", "--source", "--reference", "--threads",
     ],
     "average": ["--checkpoints", "--last", "--output", "--overwrite", "--nonsense"],
