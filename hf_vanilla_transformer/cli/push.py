@@ -35,11 +35,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _push(arguments: argparse.Namespace) -> None:
     """Checks a folder, and sends it."""
-    if (arguments.folder / "adapter_config.json").is_file():
-        raise UsageError(
-            f"{arguments.folder} has an adapter, not a model; publish it with PEFT's push_to_hub, or merge it into the "
-            "model (merge_and_unload) and save that"
-        )
     if not arguments.folder.is_dir():
         raise UsageError(f"{arguments.folder} is not a folder; DIR must be that of a saved model")
 

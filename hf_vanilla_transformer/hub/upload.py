@@ -30,14 +30,24 @@ from .model_card import CARD, FACTS, is_repository, published_as
 ADAPTER = "adapter_config.json"
 # Files that `from_pretrained` loads. Those of an older model would be mixed with the new ones, so they are removed.
 MODEL_FILES = (
-    *(CONFIG, "generation_config.json", "*.safetensors", "*.safetensors.index.json", ADAPTER),
+    *(CONFIG, "generation_config.json", "*.safetensors", "*.safetensors.index.json"),
     *("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", *VOCABULARY_FILES),
     *("*_vanilla_transformer.py", "tokenization_*.py"),
 )
 SENT = (*MODEL_FILES, CARD, "LICENSE*")
 TEXTS = ("*.translations.txt", SCORES)  # of the user's validation and test sets
 # Files that an older version of this package, or a Trainer, may have left in a repository.
-STALE = (*MODEL_FILES, "pytorch_model*", *TEXTS, FACTS, RECIPE, TRAINER_STATE, "checksums.json", "training_args.bin")
+STALE = (
+    *MODEL_FILES,
+    ADAPTER,
+    "pytorch_model*",
+    *TEXTS,
+    FACTS,
+    RECIPE,
+    TRAINER_STATE,
+    "checksums.json",
+    "training_args.bin",
+)
 LICENSE, LICENSE_OF_CODE = Path(__file__).parents[1] / "LICENSE", "LICENSE-CODE"
 LOG_IN = "log in with `hf auth login`, or set HF_TOKEN, with a token that may write"
 
@@ -105,15 +115,16 @@ def prepare(folder: Path, repo: str, *, include_translations: bool = False) -> U
         check_links(folder, [folder / name for name in sent], in_cache=True)
     except LinkError as error:
         raise PublishError(str(error)) from error
-    changed: dict[str, bytes] = {}
-    notes: list[str] = []
-    if ADAPTER not in sent:
-        _check_model(folder)
-        card, notes = _checked_card(folder, repo)
-        if card is not None:
-            changed[CARD] = card.encode()
-        if LICENSE_OF_CODE not in sent and any(name.endswith("_vanilla_transformer.py") for name in sent):
-            changed[LICENSE_OF_CODE] = LICENSE.read_bytes()  # code that was saved without this package lacks it
+    if ADAPTER in names:
+        raise PublishError(
+            f"{folder} has an adapter, not a model; publish it with PEFT's push_to_hub, or merge it into the model "
+            "(merge_and_unload) and save that"
+        )
+    _check_model(folder)
+    card, notes = _checked_card(folder, repo)
+    changed = {} if card is None else {CARD: card.encode()}
+    if LICENSE_OF_CODE not in sent and any(name.endswith("_vanilla_transformer.py") for name in sent):
+        changed[LICENSE_OF_CODE] = LICENSE.read_bytes()  # code that was saved without this package lacks it
     left_out = [name for name in names if name not in sent]
     return Upload(folder, [name for name in sent if name not in changed], changed, left_out, notes)
 

@@ -385,7 +385,7 @@ class VanillaTransformerTrainer(ConsistencyTrainer):
                 languages=_listed(language),
                 license=license,
                 tags=_listed(tags),
-                base_model=finetuned_from or _base_of(self.model),
+                base_model=finetuned_from,
                 datasets=_listed(dataset_tags),
             )
             folder = Path(self.args.output_dir or "")
@@ -440,14 +440,6 @@ class _Clock:
         rate = (tokens - (self._tokens or 0)) / max(now - self._since, 1e-9)
         self._since, self._tokens = now, tokens
         return round(rate, 1)
-
-
-def _base_of(model: nn.Module) -> str | None:
-    """The name on the Hub of the model that a PEFT adapter belongs to."""
-    for settings in getattr(model, "peft_config", {}).values():
-        name = getattr(settings, "base_model_name_or_path", None)
-        return name if name and not Path(name).exists() else None
-    return None
 
 
 def _listed(value: str | Sequence[str] | None) -> list[str]:
