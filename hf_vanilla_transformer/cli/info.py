@@ -18,7 +18,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Describe a checkpoint, or show versions and this machine."""
     parser.epilog = (
         "A checkpoint is described from its configuration and the headers of its weights: architecture in the paper's "
-        "symbols, parameters, memory, tokenizer and decoding. Its code doesn't run. The exit code is 1 if "
+        "symbols, parameters, tokenizer and decoding. Its code doesn't run. The exit code is 1 if "
         "configuration, weights and tokenizer don't belong together."
     )
     parser.add_argument(
@@ -78,7 +78,6 @@ def _text(found: "Description") -> str:
     subjects = {
         "Architecture": architecture_rows(found.config),
         "Parameters": _parameters(found),
-        "Memory": _memory(found),
         "Tokenizer": _tokenizer(found),
         "Decoding, unless options say otherwise": [(name, str(value)) for name, value in found.decoding.items()],
         "Problems": [("problem", problem) for problem in found.problems],
@@ -90,20 +89,8 @@ def _text(found: "Description") -> str:
 def _parameters(found: "Description") -> list[tuple[str, str]]:
     if not found.parameters:
         return [("total", "unknown: the weights can't be reached")]
-    return [(part, f"{number:,}") for part, number in {"total": found.total, **found.parameters}.items()]
-
-
-def _memory(found: "Description") -> list[tuple[str, str]]:
-    from ..hub.description import BYTES
-
-    if not found.parameters:
-        return []
-    saved = ("weights as saved", f"{_megabytes(found.saved_bytes)} ({', '.join(found.types)})")
-    others = (
-        (f"weights in {kind}", f"{_megabytes(size * found.total)} ({size} per parameter)")
-        for kind, size in BYTES.items()
-    )
-    return [saved, *others]
+    parts = [(part, f"{number:,}") for part, number in {"total": found.total, **found.parameters}.items()]
+    return [*parts, ("saved as", f"{_megabytes(found.saved_bytes)} ({', '.join(found.types)})")]
 
 
 def _tokenizer(found: "Description") -> list[tuple[str, str]]:

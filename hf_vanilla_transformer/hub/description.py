@@ -23,7 +23,6 @@ from ..data.hub_names import without_weights
 
 PARTS = ("embeddings", "encoder", "decoder", "output projection")
 TOKENIZER_FILES = ("tokenizer_config.json", "tokenizer.json")
-BYTES = {"float32": 4, "bfloat16": 2, "int8": 1}  # per parameter
 SIZES = {"F64": 8, "I64": 8, "F32": 4, "I32": 4, "F16": 2, "BF16": 2}  # of safetensors' types; others have one byte
 NOT_DECODING = ("_from_model_config", "transformers_version")
 

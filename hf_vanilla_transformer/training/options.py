@@ -3,15 +3,11 @@
 import math
 from collections.abc import Callable, Collection
 from dataclasses import fields
-from typing import TYPE_CHECKING
 
 from transformers import Seq2SeqTrainingArguments
 from transformers.integrations import get_available_reporting_integrations
 
 from ..errors import install
-
-if TYPE_CHECKING:
-    from .recipe import DataArguments, VanillaTransformerTrainingArguments
 
 # `vanilla-transformer train` is tested with these. Others have no effect on its batches, loss or evaluations, or fail
 # late. Python code that uses `VanillaTransformerTrainer` isn't restricted.
@@ -67,13 +63,13 @@ def check_ranges(arguments: object) -> None:
             raise ValueError(f"{name} is {value}; give {text}")
 
 
-def check_together(given: Collection[str], data: "DataArguments", args: "VanillaTransformerTrainingArguments") -> None:
+def check_together(given: Collection[str], streaming: bool, args: Seq2SeqTrainingArguments) -> None:
     """Checks options that depend on one another, where a run would ignore one, or fail late.
 
     Args:
         given: The names of the options of the recipe and of the command line.
-        data: The arguments of the data made of them.
-        args: The arguments of the training made of them.
+        streaming: Whether the training data is read as a stream.
+        args: The VanillaTransformerTrainingArguments made of them.
 
     Raises:
         ValueError: They contradict each other, or one has no effect.
@@ -90,10 +86,10 @@ def check_together(given: Collection[str], data: "DataArguments", args: "Vanilla
             args.num_train_epochs > 0 and args.max_steps >= 0
         ),
         "a stream has no epochs that could be counted; give max_steps with streaming": (
-            data.streaming and args.max_steps < 0
+            streaming and args.max_steps < 0
         ),
         "streaming shuffles sentences only for batches by tokens; give per_device_train_batch_tokens": (
-            data.streaming and not by_tokens
+            streaming and not by_tokens
         ),
         "per_device_train_batch_size and train_sampling_strategy have no effect on batches by tokens; set "
         "per_device_train_batch_tokens to 0 for batches of equally many sentences, or leave them out": (

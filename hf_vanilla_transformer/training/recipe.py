@@ -356,7 +356,7 @@ def parse_recipe(
     try:
         data, model = DataArguments(**parts[0]), ModelArguments(**parts[1])
         training = VanillaTransformerTrainingArguments(**{"output_dir": "", **parts[2]})
-        check_together(given, data, training)
+        check_together(given, data.streaming, training)
     # transformers checks that options are compatible, with errors of many kinds
     except (ValueError, TypeError, ImportError, OSError, RuntimeError) as error:
         raise RecipeError(" ".join(str(error).split())) from error

@@ -18,11 +18,12 @@ from torch.distributed.checkpoint.state_dict import (
     set_model_state_dict,
     set_optimizer_state_dict,
 )
+from torch.nn.modules.module import _IncompatibleKeys
 from torch.optim import Optimizer
 from transformers import Seq2SeqTrainer
 
 from ..checkpoints.completeness import OPTIMIZER, SCHEDULER
-from ..checkpoints.loading import WEIGHTS
+from ..checkpoints.loading import WEIGHTS, CheckpointError
 from .recipe import RECIPES, RecipeError
 
 
@@ -70,6 +71,13 @@ class ShardingTrainer(Seq2SeqTrainer):
         else:
             super()._load_from_checkpoint(resume_from_checkpoint, model)
 
+    def _issue_warnings_after_load(self, load_result: _IncompatibleKeys) -> None:
+        # The Trainer would only warn of missing weights. Tied ones are saved once.
+        left_out = {*_tied_to(self.model), *(getattr(self.model, "_keys_to_ignore_on_save", None) or ())}
+        missing = [name for name in load_result.missing_keys if name not in left_out]
+        if wrong := [*missing, *load_result.unexpected_keys]:
+            raise CheckpointError(f"the checkpoint is of another model: only one of the two has {wrong[0]}")
+
     def _load_best_model(self) -> None:
         if self.is_fsdp_enabled:
             self._load_weights(Path(self.state.best_model_checkpoint))
@@ -78,7 +86,9 @@ class ShardingTrainer(Seq2SeqTrainer):
 
     def _load_weights(self, checkpoint: Path) -> None:
         options = StateDictOptions(full_state_dict=True, strict=False)  # as tied weights are saved once
-        set_model_state_dict(self.model, {**load_file(checkpoint / WEIGHTS)}, options=options)
+        self._issue_warnings_after_load(
+            set_model_state_dict(self.model, {**load_file(checkpoint / WEIGHTS)}, options=options)
+        )
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         if not self.is_fsdp_enabled or checkpoint is None:
