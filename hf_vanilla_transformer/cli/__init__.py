@@ -19,7 +19,7 @@ from typing import Any, NoReturn
 from .. import __version__
 from ..errors import did_you_mean, first_line, is_out_of_memory, printable
 from . import average, card, convert, demo, evaluate, export, info, plot, push, score, serve, train, translate
-from .common import PROGRAM, RunError, UsageError, add_debug, wanted_memory
+from .common import PROGRAM, RunError, UsageError, add_debug
 
 EXIT_FAILURE = 1
 EXIT_WRONG_USE = 2
@@ -60,7 +60,7 @@ def _outcome(error: BaseException) -> tuple[int, str]:
     if isinstance(error, UsageError):
         return EXIT_WRONG_USE, f"{PROGRAM}: error: {error}\n"
     if is_out_of_memory(error):
-        problem = f"the memory is exhausted{wanted_memory(error)}; close other programs, or give smaller batches"
+        problem = "the memory is exhausted; close other programs, or give smaller batches"
     elif isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         problem = f"{error}; free some space, or write to another disk"
     elif isinstance(error, (RunError, OSError)):

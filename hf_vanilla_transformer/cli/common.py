@@ -4,7 +4,6 @@ import argparse
 import gc
 import math
 import os
-import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -87,12 +86,6 @@ def table(rows: Iterable[Sequence[str]], *, indent: str = "", align: str = "<") 
         "  ".join(f"{cell:{align if place else '<'}{widths[place]}}" for place, cell in enumerate(row)) for row in rows
     )
     return "\n".join(indent + line.rstrip() for line in lines)
-
-
-def wanted_memory(error: BaseException) -> str:
-    """Returns the requested amount of memory in parentheses, if the message of an error about memory names it."""
-    quoted = re.search(r"tried to allocate [\d.]+ \w+", str(error), re.IGNORECASE)
-    return f" ({quoted[0].lower()})" if quoted else ""
 
 
 def check_output(option: str, name: str, overwrite: bool, inputs: Sequence[str | None] = ()) -> None:
@@ -300,7 +293,7 @@ def decoding_errors() -> Iterator[None]:
     except (RuntimeError, MemoryError) as error:
         if is_out_of_memory(error):
             raise UsageError(
-                f"the device is out of memory{wanted_memory(error)}; give a smaller --batch-tokens, --batch-size or "
+                "the device is out of memory; give a smaller --batch-tokens, --batch-size or "
                 "--max-source-tokens, or another --device"
             ) from error
         raise

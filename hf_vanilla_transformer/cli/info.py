@@ -97,12 +97,11 @@ def _tokenizer(found: "Description") -> list[tuple[str, str]]:
     tokenizer = found.tokenizer
     if tokenizer is None:
         return [("class", "none that can be used")]
-    fits = {True: "that of config.json", False: "not that of config.json", None: "config.json has no fingerprint"}
     return [
         ("class", tokenizer.kind),
         ("tokens", f"{tokenizer.size:,}"),
         *((name, text) for name, text in tokenizer.special_tokens.items()),
-        ("fingerprint", f"{tokenizer.fingerprint}, {fits[tokenizer.matches]}"),
+        ("fingerprint", tokenizer.fingerprint),
     ]
 
 

@@ -23,11 +23,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--revision", metavar="BRANCH", help="branch to push to, created if there is none")
     parser.add_argument(
-        "--include-translations",
-        action="store_true",
-        help="send translations of the validation and test sets too (*.translations.txt), with scores.json",
-    )
-    parser.add_argument(
         "--dry-run", action="store_true", help="check everything and list files and sizes, but send nothing"
     )
     parser.set_defaults(run=_push)
@@ -49,7 +44,7 @@ def _push(arguments: argparse.Namespace) -> None:
     try:
         if not arguments.dry_run:
             check_token()
-        upload = prepare(arguments.folder, arguments.repo, include_translations=arguments.include_translations)
+        upload = prepare(arguments.folder, arguments.repo)
         _show(upload)
         if arguments.dry_run:
             print("dry run: nothing was sent")

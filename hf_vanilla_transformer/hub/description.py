@@ -35,7 +35,6 @@ class TokenizerFacts:
     size: int  # number of its tokens
     special_tokens: Mapping[str, str]  # name of each, such as "eos_token" -> its text and id, "</s> (2)"
     fingerprint: str  # digest of its vocabulary and segmentation
-    matches: bool | None  # whether it is the configuration's `tokenizer_fingerprint`; None: the configuration lacks it
 
 
 @dataclass(frozen=True)
@@ -141,14 +140,12 @@ def _tokenizer(folder: Path, config: PreTrainedConfig) -> tuple[TokenizerFacts |
         tokenizer = load_tokenizer(folder)
     except CheckpointError as error:
         return None, [f"the tokenizer: {error}"]
-    wanted, own = config.tokenizer_fingerprint, tokenizer_fingerprint(tokenizer)
     special = {
         name: f"{token} ({tokenizer.convert_tokens_to_ids(str(token))})"
         for name, token in tokenizer.special_tokens_map.items()
         if isinstance(token, str)
     }
-    matches = None if wanted is None else wanted == own
-    facts = TokenizerFacts(type(tokenizer).__name__, len(tokenizer), special, own, matches)
+    facts = TokenizerFacts(type(tokenizer).__name__, len(tokenizer), special, tokenizer_fingerprint(tokenizer))
     try:
         check_tokenizer(tokenizer, config, folder.name)
     except CheckpointError as error:

@@ -35,13 +35,12 @@ MODEL_FILES = (
     *("*_vanilla_transformer.py", "tokenization_*.py"),
 )
 SENT = (*MODEL_FILES, CARD, "LICENSE*")
-TEXTS = ("*.translations.txt", SCORES)  # of the user's validation and test sets
 # Files that an older version of this package, or a Trainer, may have left in a repository.
 STALE = (
     *MODEL_FILES,
     ADAPTER,
     "pytorch_model*",
-    *TEXTS,
+    *("*.translations.txt", SCORES),
     FACTS,
     RECIPE,
     TRAINER_STATE,
@@ -94,13 +93,12 @@ def check_token() -> None:
         raise PublishError(f"there is no token for the Hub; {LOG_IN}")
 
 
-def prepare(folder: Path, repo: str, *, include_translations: bool = False) -> Upload:
+def prepare(folder: Path, repo: str) -> Upload:
     """Checks a model's folder, its code and its card, and returns the files to send. It makes no network requests.
 
     Args:
         folder: The model's folder: a finished run's, one of averaged weights, or what `save_pretrained` wrote.
         repo: The repository's name, "user/name". The code in the card that is sent loads the model by this name.
-        include_translations: Whether translations of the validation and test sets are sent too, with `scores.json`.
 
     Raises:
         PublishError: `repo` is no repository's name, the model can't be loaded, its own code is missing, a file is a
@@ -109,8 +107,7 @@ def prepare(folder: Path, repo: str, *, include_translations: bool = False) -> U
     if not is_repository(repo):
         raise PublishError(f"{repo!r} is not a repository's name; give user/name")
     names = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
-    patterns = SENT + (TEXTS if include_translations else ())
-    sent = [name for name in names if _matches(name, patterns)]
+    sent = [name for name in names if _matches(name, SENT)]
     try:
         check_links(folder, [folder / name for name in sent], in_cache=True)
     except LinkError as error:

@@ -19,8 +19,7 @@ from .trainer import VanillaTransformerTrainer
 
 UPDATES_OF_DRY_RUN = 5
 PAIRS_SHOWN = 3
-PAIRS_OF_STREAM = 16
-TOKENS_OF_REHEARSAL = 4  # of each of two translations
+TOKENS_OF_REHEARSAL = 4  # of each translation
 
 
 def preflight(trainer: VanillaTransformerTrainer) -> None:
@@ -64,22 +63,16 @@ def updates_per_epoch(trainer: VanillaTransformerTrainer) -> int | None:
     return math.ceil(len(trainer.get_train_dataloader()) / trainer.args.gradient_accumulation_steps)
 
 
-def first_batch(trainer: VanillaTransformerTrainer) -> dict[str, Tensor]:
-    """Returns the batch that the run begins with; of a stream, whose first batch takes long, its first pairs."""
-    dataset = trainer.train_dataset
-    if isinstance(dataset, datasets.IterableDataset):
-        rows = list(islice(dataset, PAIRS_OF_STREAM))
-    elif trainer.batch_sampler is not None:
-        rows = [dataset[place] for place in next(iter(trainer.batch_sampler))]
-    else:
-        rows = [dataset[place] for place in range(min(len(dataset), trainer.args.per_device_train_batch_size))]
-    return dict(trainer.data_collator([{name: row[name] for name in ("input_ids", "labels")} for row in rows]))
+def first_pairs(trainer: VanillaTransformerTrainer) -> dict[str, Tensor]:
+    """Returns the first pairs of the training data as a batch."""
+    rows = [{name: row[name] for name in ("input_ids", "labels")} for row in islice(trainer.train_dataset, PAIRS_SHOWN)]
+    return dict(trainer.data_collator(rows))
 
 
 def _translate(trainer: VanillaTransformerTrainer) -> None:
-    batch = trainer._prepare_inputs(first_batch(trainer))
-    model, labels = trainer.model.eval(), batch["labels"][:2].cpu().numpy()
-    inputs = {name: batch[name][:2] for name in ("input_ids", "attention_mask") if name in batch}
+    batch = trainer._prepare_inputs(first_pairs(trainer))
+    model, labels = trainer.model.eval(), batch["labels"].cpu().numpy()
+    inputs = {name: batch[name] for name in ("input_ids", "attention_mask") if name in batch}
     options = {} if trainer.args.generation_num_beams is None else {"num_beams": trainer.args.generation_num_beams}
     with torch.no_grad():
         ids = model.generate(**inputs, max_new_tokens=TOKENS_OF_REHEARSAL, **options).cpu().numpy()
@@ -100,7 +93,7 @@ def measured(trainer: VanillaTransformerTrainer) -> Iterator[str]:
     """
     args, per_epoch, updates = trainer.args, updates_per_epoch(trainer), number_of_updates(trainer)
     yield f"Updates: {'unknown' if per_epoch is None else f'{per_epoch:,}'} per epoch, {updates:,} in all"
-    yield from _batch_as_text(trainer)
+    yield from _pairs_as_text(trainer)
     if not updates:
         return
     for callback in [one for one in trainer.callback_handler.callbacks if not isinstance(one, DefaultFlowCallback)]:
@@ -114,12 +107,10 @@ def measured(trainer: VanillaTransformerTrainer) -> Iterator[str]:
     yield f"Time of an update: {seconds:.3f} s, the mean of {args.max_steps}"
 
 
-def _batch_as_text(trainer: VanillaTransformerTrainer) -> Iterator[str]:
-    batch, tokenizer = first_batch(trainer), trainer.processing_class
-    sources, targets = batch["input_ids"], batch["labels"].masked_fill(batch["labels"] < 0, tokenizer.pad_token_id)
-    widths = f"up to {sources.shape[1]} source and {targets.shape[1]} target tokens"
-    yield f"First batch: {len(sources)} pairs of {widths}, for example"
-    for source, target in list(zip(sources, targets, strict=True))[:PAIRS_SHOWN]:
+def _pairs_as_text(trainer: VanillaTransformerTrainer) -> Iterator[str]:
+    batch, tokenizer = first_pairs(trainer), trainer.processing_class
+    targets = batch["labels"].masked_fill(batch["labels"] < 0, tokenizer.pad_token_id)
+    for source, target in zip(batch["input_ids"], targets, strict=True):
         texts = [tokenizer.decode(ids, skip_special_tokens=True) for ids in (source, target)]
         yield f"  source: {texts[0]}\n  target: {texts[1]}"
 

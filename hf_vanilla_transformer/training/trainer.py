@@ -369,14 +369,8 @@ class VanillaTransformerTrainer(ConsistencyTrainer):
     ) -> None:
         """Writes the model's card into the run's folder, and keeps the metadata of an older one there.
 
-        Args:
-            language: ISO 639 codes.
-            license: The Hub's identifier, "apache-2.0".
-            tags: The Hub's tags, beside those that every card has.
-            model_name: The card's title.
-            finetuned_from: The base model's name on the Hub.
-            dataset_tags: Names on the Hub of the training data.
-            **kwargs: Ignored.
+        The arguments are those of `Trainer.create_model_card`; languages are ISO 639 codes, `model_name` is the card's
+        title, and others than these are ignored.
         """
         if self.is_world_process_zero():
             facts = replace(

@@ -141,13 +141,12 @@ def test_sharded_weights_are_counted_once(values, folder):
 
 def test_the_tokenizer_and_its_fingerprint(info, values, folder):
     tokenizer = values(folder)["tokenizer"]
-    assert (tokenizer["kind"], tokenizer["matches"]) == ("VanillaTransformerTokenizerFast", None)
+    assert tokenizer["kind"] == "VanillaTransformerTokenizerFast"
     assert tokenizer["special_tokens"]["eos_token"] == "</s> (2)"
     edit_json(folder / "config.json", tokenizer_fingerprint=tokenizer["fingerprint"])
-    assert values(folder)["tokenizer"]["matches"] is True
+    assert info(folder)[0] == 0
     edit_json(folder / "config.json", tokenizer_fingerprint="0123456789abcdef")
-    code, out, err = info(folder)
-    assert "not that of config.json" in out
+    code, _, err = info(folder)
     assert (code, err.count("\n")) == (1, 1)
     assert "the model was trained with another tokenizer" in err
 
