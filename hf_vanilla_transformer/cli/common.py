@@ -109,15 +109,13 @@ def read_lines(name: str) -> list[str]:
     """Reads the lines of a UTF-8 text file, without their ends; a .gz file is decompressed.
 
     Raises:
-        UsageError: The file is missing, empty, damaged or not UTF-8; the message names file and line.
+        CorpusError: The file is missing, empty, damaged or not UTF-8; the message names file and line.
+        UsageError: A compressed file is empty.
     """
     from ..data import formats
 
-    try:
-        formats.check_file(Path(name))
-        lines = list(formats.read_lines(name))
-    except formats.CorpusError as error:
-        raise UsageError(str(error)) from error
+    formats.check_file(Path(name))
+    lines = list(formats.read_lines(name))
     if not lines:  # an empty file, compressed
         raise UsageError(f"{name}: the file is empty; give a text file with one sentence per line")
     return lines
@@ -308,15 +306,13 @@ def check_model_name(name: str, option: str = "--model") -> None:
     """Checks, before anything slow is imported, that a name is a checkpoint's folder, or is on the Hub or in its cache.
 
     Raises:
-        UsageError: It is neither; the message names the option.
+        UsageError: A folder is no checkpoint; the message names the option.
+        HubError: It is neither.
     """
     if not Path(name).is_dir():
-        from ..data.hub_names import HubError, check_model_on_hub
+        from ..data.hub_names import check_model_on_hub
 
-        try:
-            check_model_on_hub(name)
-        except HubError as error:
-            raise UsageError(str(error)) from error
+        check_model_on_hub(name)
     elif not Path(name, "config.json").is_file():
         fix = f"{option} needs a folder that save_pretrained wrote, or a name on the Hub"
         raise UsageError(f"{name} is not a checkpoint: it has no config.json; {fix}")

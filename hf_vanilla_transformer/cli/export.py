@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import first_line, install
-from .common import RunError, UsageError, check_model_name, loading, show
+from .common import UsageError, check_model_name, loading, show
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -55,18 +55,12 @@ def _export(arguments: argparse.Namespace) -> None:
     check_model_name(arguments.model)
     with loading():
         from .. import register
-        from ..interop.conversion import ConversionError
 
         register()
         exporter = _exporter(arguments.to)
-    try:
-        tokenizer, model = _load(arguments.model, arguments.trust_remote_code)
-        with new_folder(output) as folder:
-            notes = exporter.export(model, tokenizer, folder, **options)
-    except ConversionError as error:
-        raise UsageError(first_line(error)) from error
-    except OSError as error:  # a full disk, a folder that can't be written
-        raise RunError(first_line(error)) from error
+    tokenizer, model = _load(arguments.model, arguments.trust_remote_code)
+    with new_folder(output) as folder:
+        notes = exporter.export(model, tokenizer, folder, **options)
     show(f"exported {arguments.model} into {output}")
     for note in notes:
         show(f"note: {note}")

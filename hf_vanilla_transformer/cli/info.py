@@ -55,16 +55,11 @@ def _show_checkpoint(name: str, as_json: bool) -> None:
     from transformers.utils import logging
 
     from .. import register
-    from ..checkpoints.loading import CheckpointError
-    from ..data.hub_names import HubError
     from ..hub.description import describe
 
     register()
     logging.set_verbosity_error()  # standard error is for what the user can fix
-    try:
-        found = describe(name)
-    except (CheckpointError, HubError) as error:
-        raise UsageError(str(error)) from error
+    found = describe(name)
     values = {"total": found.total, **asdict(found)}
     show(json.dumps(values, indent=1, ensure_ascii=False) if as_json else _text(found))
     if found.problems:

@@ -54,18 +54,15 @@ def of_file(name: str) -> Lines:
     """Returns the lines of a file, .gz or not, all of which are checked first, or of a named pipe.
 
     Raises:
-        UsageError: It can't be read, is empty or damaged, or a line is not UTF-8; the message names file and line.
+        CorpusError: It can't be read, is empty or damaged, or a line is not UTF-8; the message names file and line.
     """
     from ..data import formats
 
     path = Path(name)
     if path.exists() and not path.is_dir() and not path.is_file():
         return Lines(_of_stream(path.open("rb", buffering=0), name), None)
-    try:
-        formats.check_file(path)
-        total = sum(1 for _ in formats.read_lines(path))
-    except formats.CorpusError as error:
-        raise UsageError(str(error)) from error
+    formats.check_file(path)
+    total = sum(1 for _ in formats.read_lines(path))
     return Lines(_windows(formats.read_lines(path)), total)
 
 
@@ -76,9 +73,10 @@ def of_standard_input(stream: Any) -> Lines:
         stream: `sys.stdin`.
 
     Raises:
-        UsageError: It is closed, or a line of a file is not UTF-8.
+        UsageError: It is closed.
+        CorpusError: A line of a file is not UTF-8.
     """
-    from ..data.formats import CorpusError, bounded_lines, decode_lines
+    from ..data.formats import bounded_lines, decode_lines
 
     if stream is None or stream.closed or not hasattr(stream, "buffer"):
         raise UsageError("standard input is closed; give sentences as arguments, or a file by --input FILE")
@@ -86,10 +84,7 @@ def of_standard_input(stream: Any) -> Lines:
     if not _is_file(file):
         return Lines(_of_stream(file.raw, name), None)
     start = file.tell()
-    try:
-        total = sum(1 for _ in decode_lines(bounded_lines(file, name), name))
-    except CorpusError as error:
-        raise UsageError(str(error)) from error
+    total = sum(1 for _ in decode_lines(bounded_lines(file, name), name))
     file.seek(start)
     return Lines(_windows(decode_lines(bounded_lines(file, name), name)), total)
 
@@ -109,7 +104,7 @@ def _windows(lines: Iterable[str], pauses: Callable[[], bool] = lambda: False) -
         pauses: Tells whether the next line has not arrived yet; the window then ends.
 
     Raises:
-        UsageError: A line is not UTF-8 or too long; those before it have been yielded.
+        CorpusError: A line is not UTF-8 or too long; those before it have been yielded.
         OSError: The file can't be read; the lines before that have been yielded.
     """
     from ..data.formats import CorpusError
@@ -123,11 +118,9 @@ def _windows(lines: Iterable[str], pauses: Callable[[], bool] = lambda: False) -
             if len(window) >= LINES_PER_WINDOW or size >= CHARACTERS_PER_WINDOW or pauses():
                 yield window
                 window, size = [], 0
-    except (CorpusError, OSError) as error:
+    except (CorpusError, OSError):
         if window:
             yield window
-        if isinstance(error, CorpusError):
-            raise UsageError(str(error)) from error
         raise
     if window:
         yield window

@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .common import RunError, UsageError, show
+from .common import UsageError, show
 
 if TYPE_CHECKING:
     from ..hub.upload import Upload
@@ -36,24 +36,19 @@ def _push(arguments: argparse.Namespace) -> None:
     from transformers.utils import logging
 
     from .. import register
-    from ..hub.upload import PublishError, check_token, prepare, publish
+    from ..hub.upload import check_token, prepare, publish
 
     register()
     logging.set_verbosity_error()
     logging.disable_progress_bar()
-    try:
-        if not arguments.dry_run:
-            check_token()
-        upload = prepare(arguments.folder, arguments.repo)
-        _show(upload)
-        if arguments.dry_run:
-            print("dry run: nothing was sent")
-            return
-        done = publish(upload, arguments.repo, private=arguments.private, revision=arguments.revision)
-    except PublishError as error:
-        raise UsageError(str(error)) from error
-    except ConnectionError as error:
-        raise RunError(str(error)) from error
+    if not arguments.dry_run:
+        check_token()
+    upload = prepare(arguments.folder, arguments.repo)
+    _show(upload)
+    if arguments.dry_run:
+        print("dry run: nothing was sent")
+        return
+    done = publish(upload, arguments.repo, private=arguments.private, revision=arguments.revision)
     if done.removed:
         show(f"removed from the repository: {', '.join(done.removed)}")
     print(f"pushed into the {'private' if done.private else 'public'} repository {arguments.repo}: {done.url}")
