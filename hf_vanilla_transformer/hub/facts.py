@@ -80,9 +80,6 @@ def read_facts(folder: Path) -> tuple[RunFacts, str | None]:
 def said_by_author(folder: Path) -> dict[str, Any]:
     """Returns what only a model's author can know, for a new card of the model, also after more training.
 
-    Args:
-        folder: The model's folder; it may have no card.
-
     Returns:
         Names of fields of `RunFacts` -> values that aren't empty.
 
@@ -102,23 +99,16 @@ def said_by_author(folder: Path) -> dict[str, Any]:
 
 
 def with_what_was_said(facts: RunFacts, said: Mapping[str, Any]) -> RunFacts:
-    """Fills in missing facts.
-
-    Args:
-        facts: The facts of a new card.
-        said: The result of `said_by_author` for the older card.
-    """
+    """Fills in missing facts of a new card by what `said_by_author` returns for the older one."""
     if facts.languages or facts.source_language or facts.target_language:
         said = {name: value for name, value in said.items() if "language" not in name}
     return replace(facts, **{name: value for name, value in said.items() if not getattr(facts, name)})
 
 
 def curve_of(log: Iterable[Mapping[str, Any]]) -> list[CurvePoint]:
-    """Returns the learning curve in a Trainer's log, at most ten points of it, the last one among them.
+    """Returns the learning curve in a Trainer's `log_history`, at most ten points of it, the last one among them.
 
-    Args:
-        log: `trainer.state.log_history`, or that of a trainer_state.json. Its evaluations are the points; without
-            evaluations, the logged losses are.
+    Its evaluations are the points; without evaluations, the logged losses are.
     """
     steps: dict[int, dict[str, Any]] = {}
     for entry in log:

@@ -65,16 +65,17 @@ def finish_run(
     write_text(folder / SCORES, json.dumps([asdict(entry) for entry in evaluations], indent=1))
     if data.bpe_dropout and facts.training_pairs is not None:
         facts = replace(facts, training_pairs=facts.training_pairs // data.bpe_dropout_copies)
-    recipe = replace(facts.recipe, bpe_dropout=data.bpe_dropout or None, averaged_checkpoints=averaged or None)
     on_hub = [name for name in data.train_data if is_on_hub(name)]
-    files = [*data.train_source, *data.train_target, *(name for name in data.train_data if name not in on_hub)]
-    facts = replace(facts, recipe=recipe, samples=samples, training_files=files, datasets=on_hub)
-    if args.push_to_hub:
-        facts = replace(facts, name=trainer.hub_model_id)
-    elif not args.hub_model_id:
-        facts = replace(facts, name=local_name(folder))
-    # Scores that were measured during training are those of other weights.
-    facts = replace(facts, evaluations=evaluations or (() if averaged else facts.evaluations))
+    facts = replace(
+        facts,
+        name=facts.name if args.hub_model_id or args.push_to_hub else local_name(folder),
+        recipe=replace(facts.recipe, bpe_dropout=data.bpe_dropout or None, averaged_checkpoints=averaged or None),
+        samples=samples,
+        training_files=[*data.train_source, *data.train_target, *(one for one in data.train_data if one not in on_hub)],
+        datasets=on_hub,
+        # Scores that were measured during training are those of other weights.
+        evaluations=evaluations or (() if averaged else facts.evaluations),
+    )
     save_card(folder, with_what_was_said(facts, said))
     if args.push_to_hub:
         repo = str(trainer.hub_model_id)

@@ -73,10 +73,7 @@ class DataArguments:
                 setattr(self, f"{part}_data", [self.dataset_name])
 
     def corpus(self, part: str) -> Corpus:
-        """Returns a part's corpus; it is false if no source is given.
-
-        Args:
-            part: "train", "validation" or "test".
+        """Returns the corpus of "train", "validation" or "test"; it is false if no source is given.
 
         Raises:
             CorpusError: A file is missing or empty.
@@ -151,11 +148,7 @@ class ModelArguments:
         return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
 
     def config(self, vocab_size: int, **fields: object) -> VanillaTransformerConfig:
-        """Returns the configuration of a new model.
-
-        Args:
-            vocab_size: Number of tokens in the vocabulary.
-            **fields: Others that the tokenizer decides.
+        """Returns the configuration of a new model; `fields` are others that the tokenizer decides.
 
         Raises:
             RecipeError: The values don't fit together.

@@ -31,9 +31,6 @@ FINGERPRINT = "data_fingerprint"  # in recipe.json, beside the options
 def only_process_in(folder: Path) -> Iterator[None]:
     """Creates a run's folder where it is missing, and keeps other processes from training there.
 
-    Args:
-        folder: The run's output folder.
-
     Raises:
         RecipeError: Another process trains there, or the folder can't be written.
     """
@@ -100,10 +97,6 @@ def check_same_data(folder: Path, data: str) -> None:
 def checkpoint_to_resume(folder: Path, max_steps: int) -> Path | None:
     """Returns the checkpoint that a run resumes from, the last complete one; None: it starts over.
 
-    Args:
-        folder: The run's output folder.
-        max_steps: The run's number of updates; negative: by its epochs.
-
     Raises:
         RecipeError: The checkpoint has more updates, or no state of the optimizer.
     """
@@ -123,9 +116,7 @@ def checkpoint_to_resume(folder: Path, max_steps: int) -> Path | None:
 def saved(trainer: Trainer, folder: Path) -> Iterator[Path]:
     """Yields a temporary folder below a run's with the model as it is, and removes it at the end.
 
-    Args:
-        trainer: The trainer of the model. With a sharded one, all of its processes have to call this.
-        folder: The run's output folder.
+    With a sharded model, all processes have to call this.
     """
     partial, is_main = folder / SAVING, trainer.is_world_process_zero()
     try:
@@ -141,9 +132,7 @@ def saved(trainer: Trainer, folder: Path) -> Iterator[Path]:
 def save_model(trainer: Trainer, folder: Path) -> None:
     """Saves a trained model and the trainer's log in the run's folder; an old model stays until all is written.
 
-    Args:
-        trainer: After training; all of its processes have to call this.
-        folder: The run's output folder.
+    All processes have to call this.
 
     Raises:
         OSError: It can't be written; a full disk, for instance.

@@ -65,7 +65,8 @@ class VanillaTransformerTrainer(ConsistencyTrainer):
         forward = self.accelerator.unwrap_model(self.model).forward
         self._can_skip_logits = "skip_logits" in inspect.signature(forward).parameters
         self._evaluated = torch.zeros(2, dtype=torch.float64)  # of an evaluation: loss times tokens, and tokens
-        self._clock = _Clock()
+        self._since: float | None = None  # the last line of the log, evaluations left out, in seconds
+        self._tokens_then = 0
         self._loss_of_update: Tensor | float = 0.0
         self._checked_update = 0
         self._failures = 0  # updates in a row whose loss or gradients were not finite
@@ -167,7 +168,8 @@ class VanillaTransformerTrainer(ConsistencyTrainer):
         # The Trainer tells the epoch to some samplers only, and not after resuming with several processes.
         if self.batch_sampler is not None:
             self.batch_sampler.set_epoch(epoch)
-        self._clock.start(self.target_tokens)
+        if self._since is None:
+            self._since, self._tokens_then = time.perf_counter(), self.target_tokens
         super()._run_epoch(epoch=epoch, **kwargs)
 
     def get_batch_samples(
@@ -330,11 +332,11 @@ class VanillaTransformerTrainer(ConsistencyTrainer):
 
     def evaluation_loop(self, *args: object, metric_key_prefix: str = "eval", **kwargs: object) -> EvalLoopOutput:
         """Evaluates; the loss is the mean over tokens, not over batches, and its exponential the perplexity."""
+        began = time.perf_counter()
         self._evaluated.zero_()
         # Seq2SeqTrainer would count repeated sentences twice (`_without_repeated`).
         self.gather_function = self.accelerator.gather_for_metrics
         with (
-            self._clock.paused(),
             paused_shortcuts(self.model),  # first, as the engine doesn't attach to a model with them
             engine.attach_if_supported(self.model, allow_autocast=True)
             if self.args.predict_with_generate
@@ -346,6 +348,8 @@ class VanillaTransformerTrainer(ConsistencyTrainer):
         if tokens:
             output.metrics[f"{metric_key_prefix}_loss"] = loss / tokens
             output.metrics[f"{metric_key_prefix}_perplexity"] = math.exp(min(loss / tokens, 700.0))
+        if self._since is not None:
+            self._since += time.perf_counter() - began
         return output
 
     def _without_repeated(self, labels: Tensor) -> Tensor:
@@ -388,8 +392,10 @@ class VanillaTransformerTrainer(ConsistencyTrainer):
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Logs, with the target tokens seen and their number per second since the last line."""
         if "loss" in logs:
-            tokens = self.target_tokens
-            logs |= {TARGET_TOKENS: tokens, "tokens_per_second": self._clock.rate(tokens)}
+            tokens, now = self.target_tokens, time.perf_counter()
+            rate = (tokens - self._tokens_then) / max(now - (self._since or 0.0), 1e-9)
+            self._since, self._tokens_then = now, tokens
+            logs |= {TARGET_TOKENS: tokens, "tokens_per_second": round(rate, 1)}
         super().log(logs, start_time)
 
 
@@ -409,31 +415,6 @@ def _unchanged(config: GenerationConfig | None) -> Iterator[None]:
         if before is not None:
             vars(config).clear()
             vars(config).update(before)
-
-
-class _Clock:
-    """Measures tokens per second between calls, leaving out evaluations."""
-
-    def __init__(self) -> None:
-        self._since = 0.0
-        self._tokens: int | None = None
-
-    def start(self, tokens: int) -> None:
-        """Starts the clock at a number of tokens; only the first call counts."""
-        if self._tokens is None:
-            self._since, self._tokens = time.perf_counter(), tokens
-
-    @contextmanager
-    def paused(self) -> Iterator[None]:
-        began = time.perf_counter()
-        yield
-        self._since += time.perf_counter() - began
-
-    def rate(self, tokens: int) -> float:
-        now = time.perf_counter()
-        rate = (tokens - (self._tokens or 0)) / max(now - self._since, 1e-9)
-        self._since, self._tokens = now, tokens
-        return round(rate, 1)
 
 
 def _listed(value: str | Sequence[str] | None) -> list[str]:
