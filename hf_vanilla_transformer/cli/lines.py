@@ -69,9 +69,6 @@ def of_file(name: str) -> Lines:
 def of_standard_input(stream: Any) -> Lines:
     """Returns the lines of standard input; a file's are checked first.
 
-    Args:
-        stream: `sys.stdin`.
-
     Raises:
         UsageError: It is closed.
         CorpusError: A line of a file is not UTF-8.
@@ -97,11 +94,7 @@ def _is_file(file: IO[bytes]) -> bool:
 
 
 def _windows(lines: Iterable[str], pauses: Callable[[], bool] = lambda: False) -> Iterator[list[str]]:
-    """Yields lines in windows.
-
-    Args:
-        lines: The lines.
-        pauses: Tells whether the next line has not arrived yet; the window then ends.
+    """Yields lines in windows; one ends early if `pauses` tells that the next line has not arrived yet.
 
     Raises:
         CorpusError: A line is not UTF-8 or too long; those before it have been yielded.
@@ -129,9 +122,7 @@ def _windows(lines: Iterable[str], pauses: Callable[[], bool] = lambda: False) -
 def _of_stream(file: Any, name: str) -> Iterator[list[str]]:
     """Yields windows of the lines that have arrived: at least one line, and those that follow within `GRACE`.
 
-    Args:
-        file: Opened in binary mode without a buffer, so that a read returns the available bytes.
-        name: The file's, for errors.
+    The file is opened in binary mode without a buffer, so that a read returns the available bytes.
     """
     from ..data.formats import bounded_lines, decode_lines
 

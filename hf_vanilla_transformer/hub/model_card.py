@@ -271,12 +271,7 @@ def _introduction(facts: RunFacts) -> str:
 
 
 def architecture_rows(config: Mapping[str, Any], parameters: int | None = None) -> list[tuple[str, str]]:
-    """Describes a model's sizes in the paper's symbols, as text: labels and values, without unknown ones.
-
-    Args:
-        config: Fields of the model's configuration.
-        parameters: Their number; tied ones count once.
-    """
+    """Describes a model's sizes in the paper's symbols, as text: labels and values, without unknown ones."""
     rows = [
         ("layers (N), encoder + decoder", _both_stacks(config, "layers")),
         ("width (d_model)", config.get("d_model")),

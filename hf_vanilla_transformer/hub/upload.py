@@ -12,7 +12,7 @@ from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, ge
 from huggingface_hub.errors import HTTPError  # type: ignore[attr-defined]  # of the client's HTTP library
 
 from ..checkpoints.completeness import RECIPE, TRAINER_STATE
-from ..checkpoints.files import LinkError, check_links
+from ..checkpoints.files import check_links
 from ..checkpoints.loading import (
     CONFIG,
     MODEL_TYPE,
@@ -101,17 +101,15 @@ def prepare(folder: Path, repo: str) -> Upload:
         repo: The repository's name, "user/name". The code in the card that is sent loads the model by this name.
 
     Raises:
-        PublishError: `repo` is no repository's name, the model can't be loaded, its own code is missing, a file is a
-            link that leads out of the folder, or the card is missing, isn't the model's, or isn't complete.
+        PublishError: `repo` is no repository's name, the model can't be loaded, its own code is missing, or the card is
+            missing or isn't the model's.
+        LinkError: A file is a link that leads out of the folder.
     """
     if not is_repository(repo):
         raise PublishError(f"{repo!r} is not a repository's name; give user/name")
     names = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
     sent = [name for name in names if _matches(name, SENT)]
-    try:
-        check_links(folder, [folder / name for name in sent], in_cache=True)
-    except LinkError as error:
-        raise PublishError(str(error)) from error
+    check_links(folder, [folder / name for name in sent], in_cache=True)
     if ADAPTER in names:
         raise PublishError(
             f"{folder} has an adapter, not a model; publish it with PEFT's push_to_hub, or merge it into the model "

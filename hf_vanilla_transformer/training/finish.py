@@ -37,12 +37,7 @@ def finish_run(
 ) -> None:
     """Averages the last checkpoints if asked to, scores the resulting model, writes its card and pushes it to the Hub.
 
-    Args:
-        trainer: After training; its arguments say how many checkpoints to average, and whether to push.
-        facts: For the card.
-        data: The names of the data.
-        corpora: "validation" and "test"; an empty one is not scored.
-        say: Is called with each line for the user.
+    Of the corpora, "validation" and "test" are scored unless they are empty.
 
     Raises:
         ValueError: The checkpoints can't be averaged.

@@ -47,7 +47,10 @@ def training(tmp_path):
 def titles(monkeypatch):
     """The titles of what is drawn, in place of files."""
     seen = []
-    monkeypatch.setattr(plot, "_save", lambda figure, _: seen.append(figure.get_suptitle().replace("\n", " ")))
+    monkeypatch.setattr(
+        "hf_vanilla_transformer.plots.curves.save_figure",
+        lambda figure, _: seen.append(figure.get_suptitle().replace("\n", " ")),
+    )
     return seen
 
 
