@@ -17,7 +17,7 @@ import venv
 from pathlib import Path
 from typing import Any
 
-from hf_vanilla_transformer.hub.upload import model_files
+from hf_vanilla_transformer.hub.upload import prepare
 
 from .quickstart.corpus import generate_pairs, split_pairs, write_corpus
 
@@ -92,7 +92,8 @@ def _prepare(python: Path, model: Path, output: Path) -> None:
     if missing:
         raise SystemExit(f"{model} has no {', '.join(missing)}; write a card with `vanilla-transformer card`")
     output.mkdir(parents=True)
-    for name in model_files(model)[0]:  # no others are sent by `push` either
+    upload = prepare(model, "user/name")
+    for name in (*upload.names, *upload.changed):  # no others are sent by `push` either
         shutil.copy(model / name, output)
     _run(str(python), "-P", *COMMAND, "translate", "--model", str(output), "a man rides a bicycle .")
     _run(str(python), "-m", "pip", "uninstall", "--quiet", "--yes", "hf-vanilla-transformer")

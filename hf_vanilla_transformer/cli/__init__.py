@@ -19,7 +19,7 @@ from typing import Any, NoReturn
 from .. import __version__
 from ..errors import did_you_mean, first_line, is_out_of_memory, printable
 from . import average, card, convert, demo, evaluate, export, info, plot, push, score, serve, train, translate
-from .common import PROGRAM, RunError, UsageError, add_debug, wanted_memory
+from .common import PROGRAM, UsageError, add_debug
 
 EXIT_FAILURE = 1
 EXIT_WRONG_USE = 2
@@ -57,13 +57,14 @@ def _outcome(error: BaseException) -> tuple[int, str]:
         return EXIT_INTERRUPTED, ""
     if isinstance(error, BrokenPipeError):  # the reader has stopped reading, `| head -1`
         return EXIT_PIPE_CLOSED, ""
-    if isinstance(error, UsageError):
-        return EXIT_WRONG_USE, f"{PROGRAM}: error: {error}\n"
+    is_own = type(error).__module__.startswith("hf_vanilla_transformer")  # its message names the fix
+    if isinstance(error, UsageError) or (is_own and isinstance(error, ValueError)):
+        return EXIT_WRONG_USE, f"{PROGRAM}: error: {first_line(error)}\n"
     if is_out_of_memory(error):
-        problem = f"the memory is exhausted{wanted_memory(error)}; close other programs, or give smaller batches"
+        problem = "the memory is exhausted; close other programs, or give smaller batches"
     elif isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         problem = f"{error}; free some space, or write to another disk"
-    elif isinstance(error, (RunError, OSError)):
+    elif is_own or isinstance(error, OSError):
         problem = str(error)
     else:
         problem = f"{type(error).__name__}: {first_line(error)} (unexpected; give --debug for the traceback)"

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import first_line
-from .common import RunError, UsageError, positive, show
+from .common import UsageError, positive, show
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -64,8 +64,6 @@ def _average(arguments: argparse.Namespace) -> None:
         )
     except ValueError as error:
         raise UsageError(first_line(error)) from error
-    except OSError as error:  # a full disk, a folder that can't be written
-        raise RunError(first_line(error)) from error
     show(f"averaged {_named(checkpoints)} into {output}")
 
 

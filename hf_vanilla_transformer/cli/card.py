@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .common import RunError, UsageError, show
+from .common import UsageError, show
 
 if TYPE_CHECKING:
     from ..hub.model_card import RunFacts
@@ -54,22 +54,16 @@ def _card(arguments: argparse.Namespace) -> None:
     if not folder.is_dir():
         raise UsageError(f"{folder} is not a folder; DIR must be that of a saved model")
 
-    from ..checkpoints.files import LinkError
-    from ..hub.facts import CardError, read_facts
+    from ..hub.facts import read_facts
     from ..hub.model_card import CARD, is_repository, save_card
 
     if arguments.name is not None and not is_repository(arguments.name):
         raise UsageError(f"--name {arguments.name} is not a repository's name; give user/name")
     if (folder / CARD).exists() and not arguments.overwrite:
         raise UsageError(f"{folder / CARD} exists; give --overwrite to replace it")
-    try:
-        facts, note = read_facts(folder)
-        facts = _completed(facts, arguments)
-        save_card(folder, facts)
-    except (CardError, LinkError) as error:
-        raise UsageError(str(error)) from error
-    except OSError as error:
-        raise RunError(str(error)) from error
+    facts, note = read_facts(folder)
+    facts = _completed(facts, arguments)
+    save_card(folder, facts)
     show(f"wrote {folder / CARD}")
     for line in filter(None, (note, *_missing(facts))):
         show(f"note: {line}")

@@ -5,7 +5,6 @@ import gc
 import ipaddress
 import math
 import os
-import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -89,13 +88,7 @@ def say_written(*names: str | None) -> None:
 
 
 def table(rows: Iterable[Sequence[str]], *, indent: str = "", align: str = "<") -> str:
-    """Formats rows as lines of aligned columns, two spaces apart.
-
-    Args:
-        rows: Their cells.
-        indent: The beginning of each line.
-        align: "<" or ">", for all columns but the first.
-    """
+    """Formats rows as lines of columns, two spaces apart; `align` ("<" or ">") is that of all columns but the first."""
     rows = list(rows)
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = (
@@ -104,23 +97,11 @@ def table(rows: Iterable[Sequence[str]], *, indent: str = "", align: str = "<") 
     return "\n".join(indent + line.rstrip() for line in lines)
 
 
-def wanted_memory(error: BaseException) -> str:
-    """Returns the requested amount of memory in parentheses, if the message of an error about memory names it."""
-    quoted = re.search(r"tried to allocate [\d.]+ \w+", str(error), re.IGNORECASE)
-    return f" ({quoted[0].lower()})" if quoted else ""
-
-
 def check_output(option: str, name: str, overwrite: bool, inputs: Sequence[str | None] = ()) -> None:
-    """Checks, before any work is done, that a file can be written.
-
-    Args:
-        option: The option that names the file.
-        name: The file.
-        overwrite: Whether an existing file may be replaced.
-        inputs: Files that are read; none of them is replaced.
+    """Checks, before any work is done, that the file of an option can be written and is none of the inputs.
 
     Raises:
-        UsageError: It is a folder or in no folder, an input, or it exists.
+        UsageError: It is a folder or in no folder, an input, or it exists and `overwrite` is false.
     """
     path = Path(name)
     if any(file is not None and path.resolve() == Path(file).resolve() for file in inputs):
@@ -137,15 +118,13 @@ def read_lines(name: str) -> list[str]:
     """Reads the lines of a UTF-8 text file, without their ends; a .gz file is decompressed.
 
     Raises:
-        UsageError: The file is missing, empty, damaged or not UTF-8; the message names file and line.
+        CorpusError: The file is missing, empty, damaged or not UTF-8; the message names file and line.
+        UsageError: A compressed file is empty.
     """
     from ..data import formats
 
-    try:
-        formats.check_file(Path(name))
-        lines = list(formats.read_lines(name))
-    except formats.CorpusError as error:
-        raise UsageError(str(error)) from error
+    formats.check_file(Path(name))
+    lines = list(formats.read_lines(name))
     if not lines:  # an empty file, compressed
         raise UsageError(f"{name}: the file is empty; give a text file with one sentence per line")
     return lines
@@ -281,10 +260,6 @@ def add_loading_arguments(parser: argparse.ArgumentParser) -> None:
 def decoding_options(arguments: argparse.Namespace, model: "PreTrainedModel") -> dict[str, Any]:
     """Returns the keyword arguments for `generate()`. The model's generation config has the values of all others.
 
-    Args:
-        arguments: Parsed by a parser that `add_decoding_arguments` has extended.
-        model: The model that will decode.
-
     Raises:
         UsageError: Options contradict each other, or the model has no such option.
     """
@@ -325,40 +300,28 @@ def decoding_errors() -> Iterator[None]:
     except (RuntimeError, MemoryError) as error:
         if is_out_of_memory(error):
             raise UsageError(
-                f"the device is out of memory{wanted_memory(error)}; give a smaller --batch-tokens, --batch-size or "
+                "the device is out of memory; give a smaller --batch-tokens, --batch-size or "
                 "--max-source-tokens, or another --device"
             ) from error
         raise
 
 
 def warning_of_line(line: str, limit: int, consequence: str) -> str:
-    """Returns the warning of a line that is too long to be translated as one.
-
-    Args:
-        line: Which one, "line 3" say.
-        limit: Tokens of a line at most.
-        consequence: What happens to the line.
-    """
+    """Returns the warning of a line ("line 3") with more tokens than the limit, and what happens to it."""
     return f"{PROGRAM}: warning: {line} has more than {limit:,} tokens (--max-source-tokens): {consequence}"
 
 
 def check_model_name(name: str, option: str = "--model") -> None:
     """Checks, before anything slow is imported, that a name is a checkpoint's folder, or is on the Hub or in its cache.
 
-    Args:
-        name: The folder, or the name on the Hub.
-        option: The option that has the name, for errors.
-
     Raises:
-        UsageError: It is neither.
+        UsageError: A folder is no checkpoint; the message names the option.
+        HubError: It is neither.
     """
     if not Path(name).is_dir():
-        from ..data.hub_names import HubError, check_model_on_hub
+        from ..data.hub_names import check_model_on_hub
 
-        try:
-            check_model_on_hub(name)
-        except HubError as error:
-            raise UsageError(str(error)) from error
+        check_model_on_hub(name)
     elif not Path(name, "config.json").is_file():
         fix = f"{option} needs a folder that save_pretrained wrote, or a name on the Hub"
         raise UsageError(f"{name} is not a checkpoint: it has no config.json; {fix}")
@@ -379,11 +342,7 @@ def loading() -> Iterator[None]:
 
 
 def load_translator(name: str, arguments: argparse.Namespace) -> "Translator":
-    """Loads a checkpoint, or converts a Marian model, ready to decode.
-
-    Args:
-        name: The checkpoint's folder, or its name on the Hub.
-        arguments: The command's; of the options of loading and of the backend, it may lack some.
+    """Loads a checkpoint or converts a Marian model, by its folder or name on the Hub, ready to decode.
 
     Raises:
         UsageError: The device, the backend or the checkpoint can't be used.
@@ -435,15 +394,11 @@ def load_ensemble(
 ) -> tuple["PreTrainedTokenizerBase", "PreTrainedModel"]:
     """Loads several checkpoints as one model that averages their probabilities, or a single one as it is.
 
-    Args:
-        names: Folders of checkpoints, or names on the Hub; they must have one vocabulary.
-        arguments: As for `load_translator`.
-
     Returns:
         The first checkpoint's tokenizer, and the model.
 
     Raises:
-        UsageError: As for `load_translator`, or the models can't be combined.
+        UsageError: As for `load_translator`, or the models can't be combined: they don't share a vocabulary, say.
     """
     from ..engine import attach_if_supported, detach
     from ..translation.ensembles import ensemble

@@ -4,8 +4,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from ..errors import first_line
-from .common import RunError, UsageError, loading, show
+from .common import UsageError, loading, show
 
 SYSTEMS = {
     "marian": "Marian as in transformers, such as Helsinki-NLP/opus-mt-en-de",
@@ -52,37 +51,31 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def _convert(arguments: argparse.Namespace) -> None:
     """Converts and says where the result is."""
     from ..checkpoints.files import check_new_folder
-    from ..data.hub_names import HubError, check_model_on_hub
+    from ..data.hub_names import check_model_on_hub
 
     try:
         check_new_folder(Path(arguments.output))
-        is_local = Path(arguments.source).exists() or not check_model_on_hub(arguments.source)
-    except (HubError, OSError) as error:
+    except OSError as error:
         raise UsageError(str(error)) from error
+    is_local = Path(arguments.source).exists() or not check_model_on_hub(arguments.source)
     with loading():
         from transformers.utils import logging
 
         from .. import register
-        from ..interop.conversion import ConversionError
         from ..interop.convert import convert
 
         register()
     logging.set_verbosity_error()
     logging.disable_progress_bar()
-    try:
-        notes = convert(
-            arguments.source,
-            arguments.output,
-            system=arguments.system,
-            mapping=arguments.mapping,
-            with_tokenizer=not arguments.no_tokenizer,
-            revision=arguments.revision,
-            local_files_only=is_local,
-        )
-    except ConversionError as error:
-        raise UsageError(first_line(error)) from error
-    except OSError as error:  # a full disk, a folder that can't be written
-        raise RunError(first_line(error)) from error
+    notes = convert(
+        arguments.source,
+        arguments.output,
+        system=arguments.system,
+        mapping=arguments.mapping,
+        with_tokenizer=not arguments.no_tokenizer,
+        revision=arguments.revision,
+        local_files_only=is_local,
+    )
     show(f"converted {arguments.source} into {arguments.output}")
     for note in notes:
         show(f"note: {note}")

@@ -16,7 +16,6 @@ from ..errors import first_line
 from .common import (
     UsageError,
     add_decoding_arguments,
-    amount,
     check_model_name,
     check_output,
     decoding_errors,
@@ -33,7 +32,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from ..metrics import Comparison, Score
-    from ..translation.backend import Translation
     from ..translation.scoring import Likelihood
 
 BLEU_KINDS = ("sacrebleu", "multi30k", "compound-split")
@@ -43,11 +41,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Measure BLEU, chrF and perplexity of one or several checkpoints."""
     parser.epilog = (
         "Perplexity is the reference's, per token of the model's own vocabulary, </s> included. Speed is that of "
-        "decoding alone, from text to text. The n-best file has one JSON object per line: sentence (from 1), rank (1: "
-        "the best), score (log-probability in nats, divided by the length penalty; null if it isn't finite), "
-        "num_tokens, text. A line translated in pieces (--max-source-tokens) has one hypothesis, with score null. "
-        "Perplexity leaves out pairs with a longer side than that; a warning names them. Files are written when all "
-        "models are evaluated, each completely or not at all."
+        "decoding alone, from text to text. Perplexity leaves out pairs with a side longer than --max-source-tokens; a "
+        "warning names them. Files are written when all models are evaluated, each completely or not at all."
     )
     parser.add_argument(
         "--model",
@@ -101,8 +96,6 @@ def _add_metric_arguments(parser: argparse.ArgumentParser) -> None:
 def _add_file_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", metavar="FILE", help="write scores, signatures and settings there")
     parser.add_argument("--output", metavar="FILE", help="write the translations there, one per line")
-    parser.add_argument("--n-best", type=amount, metavar="N", help="N translations per sentence, for --n-best-output")
-    parser.add_argument("--n-best-output", metavar="FILE", help="write the N best there, with scores, as JSON lines")
     parser.add_argument("--overwrite", action="store_true", help="replace existing files")
 
 
@@ -114,7 +107,8 @@ class _Result:
     bleu: "dict[str, Score]"
     chrf: "Score"
     likelihood: "Likelihood"
-    hypotheses: "list[list[Translation]]"
+    translations: list[str]
+    num_output_tokens: int
     seconds: dict[str, float]  # of loading, decoding, scoring
     decoding: dict[str, Any]
     name: str  # of the row
@@ -122,14 +116,6 @@ class _Result:
 
     def per_second(self, count: int) -> float:
         return count / self.seconds["decoding"]
-
-    @property
-    def num_output_tokens(self) -> int:
-        return sum(hypotheses[0].num_tokens for hypotheses in self.hypotheses)
-
-    @property
-    def translations(self) -> list[str]:
-        return [hypotheses[0].text for hypotheses in self.hypotheses]
 
 
 def _evaluate(arguments: argparse.Namespace) -> None:
@@ -152,17 +138,17 @@ def _evaluate(arguments: argparse.Namespace) -> None:
         show(_report(results))
     finally:  # even if the report can't be printed
         _write(arguments, results, len(sources))
-    say_written(arguments.output, arguments.n_best_output, arguments.json)
+    say_written(arguments.output, arguments.json)
 
 
 def _check_models(arguments: argparse.Namespace) -> None:
     if arguments.ensemble and len(arguments.model) < 2:
         raise UsageError("--ensemble needs two models or more; give --model A B")
     rows = (1 if arguments.ensemble else len(arguments.model)) * len(arguments.length_penalty or [None])
-    if rows > 1 and (arguments.output or arguments.n_best_output):
+    if rows > 1 and arguments.output:
         raise UsageError(
-            "--output and --n-best-output are for one model's translations; give a single --model, or --ensemble, and "
-            "at most one --length-penalty"
+            "--output is for one model's translations; give a single --model, or --ensemble, and at most one "
+            "--length-penalty"
         )
     if arguments.significance and (rows == 1 or arguments.bleu[0] == "compound-split"):
         raise UsageError(
@@ -173,21 +159,17 @@ def _check_models(arguments: argparse.Namespace) -> None:
 
 def _check_outputs(arguments: argparse.Namespace) -> None:
     """Checks, before any work is done, that the output files can be written."""
-    if bool(arguments.n_best) != bool(arguments.n_best_output):
-        raise UsageError("--n-best N and --n-best-output FILE go together; give both")
-    names = {"--json": arguments.json, "--output": arguments.output, "--n-best-output": arguments.n_best_output}
-    given = {option: name for option, name in names.items() if name is not None}
-    for option, name in given.items():
-        check_output(option, name, arguments.overwrite, [arguments.source, arguments.reference])
-    if len(set(given.values())) < len(given):
-        raise UsageError(f"{' and '.join(given)} name the same file; give each its own")
+    for option, name in (("--json", arguments.json), ("--output", arguments.output)):
+        if name is not None:
+            check_output(option, name, arguments.overwrite, [arguments.source, arguments.reference])
+    if arguments.output is not None and arguments.output == arguments.json:
+        raise UsageError("--json and --output name the same file; give each its own")
 
 
 def _results(
     arguments: argparse.Namespace, names: list[str], sources: list[str], references: list[str]
 ) -> list[_Result]:
     """Loads a model or an ensemble, computes its perplexity, translates once per length penalty, and scores."""
-    from ..translation.backend import check_n_best
     from ..translation.decoding import decode, source_limit
     from ..translation.reading import check_target_codes
     from ..translation.scoring import score_targets
@@ -203,8 +185,6 @@ def _results(
     with decoding_errors():
         check_target_codes(tokenizer, sources)
         settings = [{**_settings(model, one), **limits, "max_source_tokens": limit} for one in options]
-        if arguments.n_best is not None:
-            check_n_best(arguments.n_best, settings[0].get("num_beams") or 1)
         with _timed("scoring", len(sources), seconds) as progress:
             likelihood = score_targets(
                 model,
@@ -222,16 +202,17 @@ def _results(
                     model,
                     tokenizer,
                     sources,
-                    n_best=arguments.n_best,
                     **limits,
                     max_source_tokens=arguments.max_source_tokens,
                     progress=progress.update,
                     on_division=lambda index, count: _warn(index, limit, f"it is translated in {count} pieces"),
                     **one,
                 )
-            scores = _measure(arguments, [row[0].text for row in hypotheses], references)
+            translations = [row[0].text for row in hypotheses]
+            scores = _measure(arguments, translations, references)
             name = " + ".join(names) + (f", alpha {alpha:g}" if len(alphas) > 1 else "")
-            results.append(_Result(names, *scores, likelihood, hypotheses, dict(seconds), setting, name))
+            tokens = sum(row[0].num_tokens for row in hypotheses)
+            results.append(_Result(names, *scores, likelihood, translations, tokens, dict(seconds), setting, name))
     return results
 
 
@@ -302,7 +283,7 @@ def _report(results: Sequence[_Result]) -> str:
     rows = [["model", *titles, results[0].chrf.name, "perplexity", "sentences/s", "tokens/s", "loading"]]
     for result in results:
         figures = [*(result.bleu[kind].value for kind in kinds), result.chrf.value, result.likelihood.perplexity]
-        speeds = [result.per_second(len(result.hypotheses)), result.per_second(result.num_output_tokens)]
+        speeds = [result.per_second(len(result.translations)), result.per_second(result.num_output_tokens)]
         shown = [*(f"{figure:.2f}" for figure in figures), *(f"{speed:.1f}" for speed in speeds)]
         rows.append([result.name, *shown, f"{result.seconds['loading']:.1f} s"])
     scores = dict(zip(titles, results[0].bleu.values(), strict=True)) | {results[0].chrf.name: results[0].chrf}
@@ -322,14 +303,12 @@ def _report(results: Sequence[_Result]) -> str:
         for result in results
         for one in result.comparisons
     ]
-    return "\n".join([f"{len(results[0].hypotheses)} sentences", table(rows, align=">"), *signatures, *details])
+    return "\n".join([f"{len(results[0].translations)} sentences", table(rows, align=">"), *signatures, *details])
 
 
 def _write(arguments: argparse.Namespace, results: list[_Result], num_sentences: int) -> None:
     if arguments.output:
         _write_lines(arguments.output, results[0].translations)
-    if arguments.n_best_output:
-        _write_lines(arguments.n_best_output, _n_best_lines(results[0].hypotheses))
     if arguments.json:
         record = _record(arguments, results, num_sentences)
         _write_lines(arguments.json, [json.dumps(record, indent=2, ensure_ascii=False, allow_nan=False)])
@@ -340,24 +319,6 @@ def _write_lines(name: str, lines: Sequence[str]) -> None:
         write_text(name, "".join(f"{line}\n" for line in lines))
     except OSError as error:  # the error of a full disk doesn't name the file
         raise OSError(error.errno, error.strerror, name) from error
-
-
-def _n_best_lines(lists: "list[list[Translation]]") -> list[str]:
-    return [
-        json.dumps(
-            {
-                "sentence": sentence,
-                "rank": rank,
-                "score": None if one.score is None else _finite(one.score),
-                "num_tokens": one.num_tokens,
-                "text": one.text,
-            },
-            ensure_ascii=False,
-            allow_nan=False,
-        )
-        for sentence, hypotheses in enumerate(lists, start=1)
-        for rank, one in enumerate(hypotheses, start=1)
-    ]
 
 
 def _record(arguments: argparse.Namespace, results: list[_Result], num_sentences: int) -> dict[str, Any]:
@@ -384,7 +345,7 @@ def _result_record(result: _Result) -> dict[str, Any]:
         "num_reference_tokens": likelihood.num_tokens,
         "num_pairs_without_perplexity": likelihood.num_left_out,
         "num_output_tokens": result.num_output_tokens,
-        "sentences_per_second": result.per_second(len(result.hypotheses)),
+        "sentences_per_second": result.per_second(len(result.translations)),
         "tokens_per_second": result.per_second(result.num_output_tokens),
         "seconds": result.seconds,
         "decoding": result.decoding,

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import first_line, install
-from .common import RunError, UsageError, check_model_name, loading, show
+from .common import UsageError, check_model_name, loading, show
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -17,13 +17,8 @@ FORMATS = {
     "torch": "a state dict of torch.nn.Transformer",
 }
 MODULES = {"torch": "torch_nn"}  # where it hasn't the format's name
-QUANTIZATIONS = {  # format -> the types that its weights may have
-    "ctranslate2": (
-        *("int8", "int8_float32", "int8_float16", "int8_bfloat16", "int16", "float16", "bfloat16", "float32"),
-    ),
-    "onnx": (),
-    "torch": (),
-}
+# CTranslate2's.
+QUANTIZATIONS = ("int8", "int8_float32", "int8_float16", "int8_bfloat16", "int16", "float16", "bfloat16", "float32")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -39,8 +34,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--quantization",
-        metavar="TYPE",
-        help=f"type of the weights, for ctranslate2: {', '.join(QUANTIZATIONS['ctranslate2'])} (default: as saved)",
+        choices=QUANTIZATIONS,
+        help="type of the weights, for ctranslate2 (default: as they were saved)",
     )
     parser.add_argument(
         "--trust-remote-code", action="store_true", help="run code that comes with the model; only if you trust it"
@@ -60,18 +55,12 @@ def _export(arguments: argparse.Namespace) -> None:
     check_model_name(arguments.model)
     with loading():
         from .. import register
-        from ..interop.conversion import ConversionError
 
         register()
         exporter = _exporter(arguments.to)
-    try:
-        tokenizer, model = _load(arguments.model, arguments.trust_remote_code)
-        with new_folder(output) as folder:
-            notes = exporter.export(model, tokenizer, folder, **options)
-    except ConversionError as error:
-        raise UsageError(first_line(error)) from error
-    except OSError as error:  # a full disk, a folder that can't be written
-        raise RunError(first_line(error)) from error
+    tokenizer, model = _load(arguments.model, arguments.trust_remote_code)
+    with new_folder(output) as folder:
+        notes = exporter.export(model, tokenizer, folder, **options)
     show(f"exported {arguments.model} into {output}")
     for note in notes:
         show(f"note: {note}")
@@ -81,10 +70,8 @@ def _options(system: str, quantization: str | None) -> dict[str, Any]:
     """Returns what `export` of a format takes for `--quantization`."""
     if quantization is None:
         return {}
-    known = QUANTIZATIONS[system]
-    if quantization not in known:
-        fix = f"give one of {', '.join(known)}" if known else "leave it out"
-        raise UsageError(f"--quantization {quantization} isn't available with --to {system}; {fix}")
+    if system != "ctranslate2":
+        raise UsageError(f"--quantization {quantization} isn't available with --to {system}; leave it out")
     return {"quantization": quantization}
 
 

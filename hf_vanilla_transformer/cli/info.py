@@ -18,7 +18,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Describe a checkpoint, or show versions and this machine."""
     parser.epilog = (
         "A checkpoint is described from its configuration and the headers of its weights: architecture in the paper's "
-        "symbols, parameters, memory, tokenizer, decoding and training. Its code doesn't run. The exit code is 1 if "
+        "symbols, parameters, tokenizer and decoding. Its code doesn't run. The exit code is 1 if "
         "configuration, weights and tokenizer don't belong together."
     )
     parser.add_argument(
@@ -55,17 +55,11 @@ def _show_checkpoint(name: str, as_json: bool) -> None:
     from transformers.utils import logging
 
     from .. import register
-    from ..checkpoints.loading import CheckpointError
-    from ..data.hub_names import HubError
     from ..hub.description import describe
-    from ..hub.facts import CardError
 
     register()
     logging.set_verbosity_error()  # standard error is for what the user can fix
-    try:
-        found = describe(name)
-    except (CheckpointError, CardError, HubError) as error:
-        raise UsageError(str(error)) from error
+    found = describe(name)
     values = {"total": found.total, **asdict(found)}
     show(json.dumps(values, indent=1, ensure_ascii=False) if as_json else _text(found))
     if found.problems:
@@ -79,11 +73,9 @@ def _text(found: "Description") -> str:
     subjects = {
         "Architecture": architecture_rows(found.config),
         "Parameters": _parameters(found),
-        "Memory": _memory(found),
         "Tokenizer": _tokenizer(found),
         "Decoding, unless options say otherwise": [(name, str(value)) for name, value in found.decoding.items()],
-        "Training": _training(found),
-        "Notes": [("note", note) for note in found.notes] + [("problem", problem) for problem in found.problems],
+        "Problems": [("problem", problem) for problem in found.problems],
     }
     parts = [f"{subject}\n{table(rows, indent='  ')}" for subject, rows in subjects.items() if rows]
     return "\n\n".join([found.name, *parts])
@@ -92,56 +84,20 @@ def _text(found: "Description") -> str:
 def _parameters(found: "Description") -> list[tuple[str, str]]:
     if not found.parameters:
         return [("total", "unknown: the weights can't be reached")]
-    return [(part, f"{number:,}") for part, number in {"total": found.total, **found.parameters}.items()]
-
-
-def _memory(found: "Description") -> list[tuple[str, str]]:
-    from ..hub.description import BYTES
-
-    if not found.parameters:
-        return []
-    saved = ("weights as saved", f"{_megabytes(found.saved_bytes)} ({', '.join(found.types)})")
-    others = (
-        (f"weights in {kind}", f"{_megabytes(size * found.total)} ({size} per parameter)")
-        for kind, size in BYTES.items()
-    )
-    return [saved, *others]
+    parts = [(part, f"{number:,}") for part, number in {"total": found.total, **found.parameters}.items()]
+    return [*parts, ("saved as", f"{_megabytes(found.saved_bytes)} ({', '.join(found.types)})")]
 
 
 def _tokenizer(found: "Description") -> list[tuple[str, str]]:
     tokenizer = found.tokenizer
     if tokenizer is None:
         return [("class", "none that can be used")]
-    fits = {True: "that of config.json", False: "not that of config.json", None: "config.json has no fingerprint"}
     return [
         ("class", tokenizer.kind),
         ("tokens", f"{tokenizer.size:,}"),
         *((name, text) for name, text in tokenizer.special_tokens.items()),
-        ("fingerprint", f"{tokenizer.fingerprint}, {fits[tokenizer.matches]}"),
+        ("fingerprint", tokenizer.fingerprint),
     ]
-
-
-def _training(found: "Description") -> list[tuple[str, str]]:
-    from ..hub.model_card import recipe_rows
-
-    if found.facts is None:
-        return [("known", "what the model card on the Hub says")]
-    facts = found.facts
-    pairs = None if facts.training_pairs is None else f"{facts.training_pairs:,}"
-    rows: list[tuple[str, str | None]] = [
-        ("base model", facts.base_model),
-        ("data sets", ", ".join(facts.datasets)),
-        ("files", ", ".join(map(str, facts.training_files))),
-        ("sentence pairs", pairs),
-        *recipe_rows(facts.recipe),
-    ]
-    rows += [
-        (f"{one.name} on {evaluation.dataset}", f"{one.value:.2f} ({one.signature})")
-        for evaluation in facts.evaluations
-        for one in evaluation.scores
-    ]
-    rows.append(("also in this folder", ", ".join(found.checkpoints)))
-    return [(label, value) for label, value in rows if value] or [("known", "nothing is saved beside the weights")]
 
 
 def _megabytes(number: int) -> str:

@@ -54,31 +54,26 @@ def of_file(name: str) -> Lines:
     """Returns the lines of a file, .gz or not, all of which are checked first, or of a named pipe.
 
     Raises:
-        UsageError: It can't be read, is empty or damaged, or a line is not UTF-8; the message names file and line.
+        CorpusError: It can't be read, is empty or damaged, or a line is not UTF-8; the message names file and line.
     """
     from ..data import formats
 
     path = Path(name)
     if path.exists() and not path.is_dir() and not path.is_file():
         return Lines(_of_stream(path.open("rb", buffering=0), name), None)
-    try:
-        formats.check_file(path)
-        total = sum(1 for _ in formats.read_lines(path))
-    except formats.CorpusError as error:
-        raise UsageError(str(error)) from error
+    formats.check_file(path)
+    total = sum(1 for _ in formats.read_lines(path))
     return Lines(_windows(formats.read_lines(path)), total)
 
 
 def of_standard_input(stream: Any) -> Lines:
     """Returns the lines of standard input; a file's are checked first.
 
-    Args:
-        stream: `sys.stdin`.
-
     Raises:
-        UsageError: It is closed, or a line of a file is not UTF-8.
+        UsageError: It is closed.
+        CorpusError: A line of a file is not UTF-8.
     """
-    from ..data.formats import CorpusError, bounded_lines, decode_lines
+    from ..data.formats import bounded_lines, decode_lines
 
     if stream is None or stream.closed or not hasattr(stream, "buffer"):
         raise UsageError("standard input is closed; give sentences as arguments, or a file by --input FILE")
@@ -86,10 +81,7 @@ def of_standard_input(stream: Any) -> Lines:
     if not _is_file(file):
         return Lines(_of_stream(file.raw, name), None)
     start = file.tell()
-    try:
-        total = sum(1 for _ in decode_lines(bounded_lines(file, name), name))
-    except CorpusError as error:
-        raise UsageError(str(error)) from error
+    total = sum(1 for _ in decode_lines(bounded_lines(file, name), name))
     file.seek(start)
     return Lines(_windows(decode_lines(bounded_lines(file, name), name)), total)
 
@@ -102,14 +94,10 @@ def _is_file(file: IO[bytes]) -> bool:
 
 
 def _windows(lines: Iterable[str], pauses: Callable[[], bool] = lambda: False) -> Iterator[list[str]]:
-    """Yields lines in windows.
-
-    Args:
-        lines: The lines.
-        pauses: Tells whether the next line has not arrived yet; the window then ends.
+    """Yields lines in windows; one ends early if `pauses` tells that the next line has not arrived yet.
 
     Raises:
-        UsageError: A line is not UTF-8 or too long; those before it have been yielded.
+        CorpusError: A line is not UTF-8 or too long; those before it have been yielded.
         OSError: The file can't be read; the lines before that have been yielded.
     """
     from ..data.formats import CorpusError
@@ -123,11 +111,9 @@ def _windows(lines: Iterable[str], pauses: Callable[[], bool] = lambda: False) -
             if len(window) >= LINES_PER_WINDOW or size >= CHARACTERS_PER_WINDOW or pauses():
                 yield window
                 window, size = [], 0
-    except (CorpusError, OSError) as error:
+    except (CorpusError, OSError):
         if window:
             yield window
-        if isinstance(error, CorpusError):
-            raise UsageError(str(error)) from error
         raise
     if window:
         yield window
@@ -136,9 +122,7 @@ def _windows(lines: Iterable[str], pauses: Callable[[], bool] = lambda: False) -
 def _of_stream(file: Any, name: str) -> Iterator[list[str]]:
     """Yields windows of the lines that have arrived: at least one line, and those that follow within `GRACE`.
 
-    Args:
-        file: Opened in binary mode without a buffer, so that a read returns the available bytes.
-        name: The file's, for errors.
+    The file is opened in binary mode without a buffer, so that a read returns the available bytes.
     """
     from ..data.formats import bounded_lines, decode_lines
 

@@ -2,8 +2,7 @@
 
 import argparse
 import importlib.util
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -26,7 +25,12 @@ if TYPE_CHECKING:
 PICTURES = (".png", ".svg")
 PAGE = ".html"
 ENCODINGS = ("paper", "tensor2tensor", "fairseq", "marian")
-NAMED = {(512, 4000): " (base)", (1024, 4000): " (big)"}  # d_model and warm-up of the paper's two models
+# d_model and warm-up of the schedules that are drawn by default.
+PAPER = {
+    "d_model 512, warm-up 4,000 (base)": (512, 4000),
+    "d_model 1,024, warm-up 4,000 (big)": (1024, 4000),
+    "d_model 512, warm-up 8,000": (512, 8000),
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -36,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     for name, add in KINDS.items():
         summary = (add.__doc__ or "").splitlines()[0]
         kind = kinds.add_parser(name, help=summary, description=summary, allow_abbrev=False)
-        kind.set_defaults(parser=kind)
+        kind.set_defaults(parser=kind, run=_plot)
         add(kind)
         page = ", or .html for a page with all layers and heads" if name == "attention" else ""
         kind.add_argument("--output", required=True, metavar="FILE", help=f"the picture, .png or .svg{page}")
@@ -61,7 +65,7 @@ def _add_attention(parser: argparse.ArgumentParser) -> None:
         "--heads", "--head", type=_number_or("all", "mean"), metavar="N|all|mean", help="from 1 (default: all)"
     )
     add_loading_arguments(parser)
-    parser.set_defaults(run=_attention)
+    parser.set_defaults(draw=_attention)
 
 
 def _add_positions(parser: argparse.ArgumentParser) -> None:
@@ -71,7 +75,7 @@ def _add_positions(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--d-model", type=positive, default=512, metavar="N", help="width (default: 512)")
     parser.add_argument("--positions", type=positive, default=100, metavar="N", help="how many (default: 100)")
-    parser.set_defaults(run=_positions)
+    parser.set_defaults(draw=_positions)
 
 
 def _add_schedule(parser: argparse.ArgumentParser) -> None:
@@ -83,14 +87,8 @@ def _add_schedule(parser: argparse.ArgumentParser) -> None:
         help="recipes, by name or file, and folders of runs with logged rates (default: the paper's base "
         "and big model, with 4,000 and 8,000 updates of warm-up)",
     )
-    parser.add_argument(
-        "--d-model", nargs="+", type=positive, default=[], metavar="N", help="widths of models (default: 512)"
-    )
-    parser.add_argument(
-        "--warmup-steps", nargs="+", type=positive, default=[], metavar="N", help="updates of warm-up (default: 4000)"
-    )
     parser.add_argument("--updates", type=positive, metavar="N", help="updates shown (default: 5 times the warm-up)")
-    parser.set_defaults(run=_schedule)
+    parser.set_defaults(draw=_schedule)
 
 
 def _add_masks(parser: argparse.ArgumentParser) -> None:
@@ -102,7 +100,7 @@ def _add_masks(parser: argparse.ArgumentParser) -> None:
         "--target", type=_text, default="Es ist halb vier .", metavar="TEXT", help="words of the target"
     )
     parser.add_argument("--padding", type=int, default=2, metavar="N", help="padding after each (default: 2)")
-    parser.set_defaults(run=_masks)
+    parser.set_defaults(draw=_masks)
 
 
 def _add_curves(parser: argparse.ArgumentParser) -> None:
@@ -114,7 +112,7 @@ def _add_curves(parser: argparse.ArgumentParser) -> None:
         help="output folders of `vanilla-transformer train`, or trainer_state.json files; of a run that is still "
         "training, what its last checkpoint knows",
     )
-    parser.set_defaults(run=_curves)
+    parser.set_defaults(draw=_curves)
 
 
 KINDS: dict[str, Callable[[argparse.ArgumentParser], None]] = {
@@ -139,92 +137,82 @@ def _number_or(*words: str) -> Callable[[str], int | str]:
     return parse
 
 
-def _attention(arguments: argparse.Namespace) -> None:
+def _plot(arguments: argparse.Namespace) -> None:
+    """Checks the output, draws the figure of a kind, and saves it; a page is written by its kind."""
+    _check_output(arguments)
+    try:
+        figure = arguments.draw(arguments)
+    except (ValueError, IndexError) as error:  # IndexError: a token that the model doesn't have
+        raise UsageError(first_line(error)) from error
+    if figure is not None:
+        from ..plots.curves import save_figure
+
+        save_figure(figure, arguments.output)
+    say_written(arguments.output)
+
+
+def _attention(arguments: argparse.Namespace) -> "Figure | None":
     """Computes the attention of a sentence and draws it, or writes a page."""
-    suffix = _checked_output(arguments, page=True)
+    is_page = _suffix(arguments) == PAGE
     part: Part = arguments.part or "cross"
     heads: Choice = arguments.heads or "all"
-    if suffix == PAGE and (arguments.part or arguments.layer or arguments.heads):
+    if is_page and (arguments.part or arguments.layer or arguments.heads):
         raise UsageError("an .html page has all layers and heads to choose from; leave out --part, --layer and --heads")
     check_model_name(arguments.model)
     from ..translation.attention import attention_of
 
     translator = load_translator(arguments.model, arguments)
-    with _usage_errors():
-        attention = attention_of(translator.model, translator.tokenizer, arguments.source, arguments.target)
-        if suffix == PAGE:
-            from ..checkpoints.files import write_text
-            from ..plots.attention_page import attention_page
+    attention = attention_of(translator.model, translator.tokenizer, arguments.source, arguments.target)
+    if is_page:
+        from ..checkpoints.files import write_text
+        from ..plots.attention_page import attention_page
 
-            write_text(arguments.output, attention_page(attention, f"Attention: {arguments.source}"))
-            say_written(arguments.output)
-            return
-        from ..plots.attention_page import of_part
-        from ..plots.curves import draw_attention
+        write_text(arguments.output, attention_page(attention, f"Attention: {arguments.source}"))
+        return None
+    from ..plots.attention_page import of_part
+    from ..plots.curves import draw_attention
 
-        layers = len(of_part(attention, part)[0])
-        figure = draw_attention(attention, part, layer=arguments.layer or layers, heads=heads)
-    _save(figure, arguments.output)
+    layers = len(of_part(attention, part)[0])
+    return draw_attention(attention, part, layer=arguments.layer or layers, heads=heads)
 
 
-def _positions(arguments: argparse.Namespace) -> None:
-    _checked_output(arguments)
+def _positions(arguments: argparse.Namespace) -> "Figure":
     from ..plots.curves import plot_positions
 
-    with _usage_errors():
-        figure = plot_positions(arguments.encoding, arguments.d_model, arguments.positions)
-    _save(figure, arguments.output)
+    return plot_positions(arguments.encoding, arguments.d_model, arguments.positions)
 
 
-def _masks(arguments: argparse.Namespace) -> None:
-    _checked_output(arguments)
+def _masks(arguments: argparse.Namespace) -> "Figure":
     from ..plots.curves import plot_masks
 
     source, target = [*arguments.source.split(), "</s>"], ["<s>", *arguments.target.split()]
-    with _usage_errors():
-        figure = plot_masks(source, target, arguments.padding)
-    _save(figure, arguments.output)
+    return plot_masks(source, target, arguments.padding)
 
 
-def _schedule(arguments: argparse.Namespace) -> None:
-    """Draws the schedules of widths and recipes, and the logged rates of runs."""
-    _checked_output(arguments)
+def _schedule(arguments: argparse.Namespace) -> "Figure":
+    """Draws the schedules of recipes, and the logged rates of runs."""
     from ..plots.curves import Schedule, plot_schedule
     from ..training.run_folder import read_log
     from ..training.schedule import paper_learning_rate, schedule_of_recipe
 
     runs = [name for name in arguments.names if Path(name).is_dir() or Path(name).suffix == ".json"]
-    with _usage_errors():
-        schedules = {name: Schedule(*schedule_of_recipe(name)) for name in arguments.names if name not in runs}
-        for width, warmup in _pairs(arguments):
-            name = f"d_model {width:,}, warm-up {warmup:,}{NAMED.get((width, warmup), '')}"
-            schedules[name] = Schedule(paper_learning_rate(width, warmup), warmup)
-        rates = {
-            name: [(one["step"], one["learning_rate"]) for one in read_log(run) if "learning_rate" in one]
-            for name, run in _named(runs).items()
-        }
-        figure = plot_schedule(schedules, arguments.updates, logged=rates)
-    _save(figure, arguments.output)
+    schedules = {name: Schedule(*schedule_of_recipe(name)) for name in arguments.names if name not in runs}
+    if not arguments.names:
+        schedules = {name: Schedule(paper_learning_rate(*sizes), sizes[1]) for name, sizes in PAPER.items()}
+    rates = {
+        name: [(int(one["step"]), one["learning_rate"]) for one in read_log(run) if "learning_rate" in one]
+        for name, run in _named(runs).items()
+    }
+    return plot_schedule(schedules, arguments.updates, logged=rates)
 
 
-def _pairs(arguments: argparse.Namespace) -> list[tuple[int, int]]:
-    """Widths and warm-ups of the schedules that aren't a recipe's."""
-    if arguments.d_model or arguments.warmup_steps:
-        widths, warmups = arguments.d_model or [512], arguments.warmup_steps or [4000]
-        return [(width, warmup) for width in widths for warmup in warmups]
-    return [] if arguments.names else [*NAMED, (512, 8000)]
-
-
-def _curves(arguments: argparse.Namespace) -> None:
+def _curves(arguments: argparse.Namespace) -> "Figure":
     """Draws the logs of runs."""
-    _checked_output(arguments)
     from ..plots.curves import plot_training
     from ..training.run_folder import read_log
 
-    with _usage_errors():
-        logs = {name: read_log(run) for name, run in _named(arguments.runs).items()}
-        figure = plot_training(logs, f"Training of {', '.join(logs)}, by updates")
-    _save(figure, arguments.output)
+    logs = {name: read_log(run) for name, run in _named(arguments.runs).items()}
+    return plot_training(logs, f"Training of {', '.join(logs)}, by updates")
 
 
 def _named(runs: list[str]) -> dict[str, str]:
@@ -240,29 +228,17 @@ def _named(runs: list[str]) -> dict[str, str]:
     return names
 
 
-def _checked_output(arguments: argparse.Namespace, page: bool = False) -> str:
-    """Checks, before any work is done, that the picture can be drawn and written; returns its suffix."""
-    suffix = Path(arguments.output).suffix.lower()
-    known = (*PICTURES, PAGE) if page else PICTURES
+def _suffix(arguments: argparse.Namespace) -> str:
+    return Path(arguments.output).suffix.lower()
+
+
+def _check_output(arguments: argparse.Namespace) -> None:
+    """Checks, before any work is done, that the picture can be drawn and written."""
+    suffix = _suffix(arguments)
+    known = (*PICTURES, PAGE) if arguments.kind == "attention" else PICTURES
     if suffix not in known:
         hint = "; .html is for attention" if suffix == PAGE else ""
         raise UsageError(f"--output {arguments.output} has to end with {' or '.join(known)}{hint}")
     if suffix != PAGE and importlib.util.find_spec("matplotlib") is None:
         raise UsageError(f"matplotlib isn't installed, and plots need it: {install('plot')}")
     check_output("--output", arguments.output, arguments.overwrite)
-    return suffix
-
-
-@contextmanager
-def _usage_errors() -> Iterator[None]:
-    try:
-        yield
-    except (ValueError, IndexError) as error:  # IndexError: a token that the model doesn't have
-        raise UsageError(first_line(error)) from error
-
-
-def _save(figure: "Figure", file: str) -> None:
-    from ..plots.curves import save_figure
-
-    save_figure(figure, file)
-    say_written(file)

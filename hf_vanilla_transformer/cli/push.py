@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .common import RunError, UsageError, show
+from .common import UsageError, show
 
 if TYPE_CHECKING:
     from ..hub.upload import Upload
@@ -23,11 +23,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--revision", metavar="BRANCH", help="branch to push to, created if there is none")
     parser.add_argument(
-        "--include-translations",
-        action="store_true",
-        help="send translations of the validation and test sets too (*.translations.txt), with scores.json",
-    )
-    parser.add_argument(
         "--dry-run", action="store_true", help="check everything and list files and sizes, but send nothing"
     )
     parser.set_defaults(run=_push)
@@ -35,35 +30,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _push(arguments: argparse.Namespace) -> None:
     """Checks a folder, and sends it."""
-    if (arguments.folder / "adapter_config.json").is_file():
-        raise UsageError(
-            f"{arguments.folder} has an adapter, not a model; publish it with PEFT's push_to_hub, or merge it into the "
-            "model (merge_and_unload) and save that"
-        )
     if not arguments.folder.is_dir():
         raise UsageError(f"{arguments.folder} is not a folder; DIR must be that of a saved model")
 
     from transformers.utils import logging
 
     from .. import register
-    from ..hub.upload import PublishError, check_token, prepare, publish
+    from ..hub.upload import check_token, prepare, publish
 
     register()
     logging.set_verbosity_error()
     logging.disable_progress_bar()
-    try:
-        if not arguments.dry_run:
-            check_token()
-        upload = prepare(arguments.folder, arguments.repo, include_translations=arguments.include_translations)
-        _show(upload)
-        if arguments.dry_run:
-            print("dry run: nothing was sent")
-            return
-        done = publish(upload, arguments.repo, private=arguments.private, revision=arguments.revision)
-    except PublishError as error:
-        raise UsageError(str(error)) from error
-    except ConnectionError as error:
-        raise RunError(str(error)) from error
+    if not arguments.dry_run:
+        check_token()
+    upload = prepare(arguments.folder, arguments.repo)
+    _show(upload)
+    if arguments.dry_run:
+        print("dry run: nothing was sent")
+        return
+    done = publish(upload, arguments.repo, private=arguments.private, revision=arguments.revision)
     if done.removed:
         show(f"removed from the repository: {', '.join(done.removed)}")
     print(f"pushed into the {'private' if done.private else 'public'} repository {arguments.repo}: {done.url}")

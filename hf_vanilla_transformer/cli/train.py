@@ -3,11 +3,9 @@
 import argparse
 import os
 import sys
-from dataclasses import fields
 from typing import TYPE_CHECKING, NoReturn
 
-from ..errors import first_line
-from .common import RunError, UsageError, loading, show
+from .common import loading, show
 
 if TYPE_CHECKING:
     from ..training.recipe import Arguments
@@ -38,11 +36,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="check everything, train for a few updates in a temporary folder, and show sizes, a batch and the time",
     )
     parser.add_argument(
-        "--accept-changed-data",
-        action="store_true",
-        help="with --resume, train on although the training data has changed",
-    )
-    parser.add_argument(
         "--trust-remote-code",
         action="store_true",
         help="run code that comes with model_name_or_path or tokenizer_name_or_path",
@@ -62,25 +55,13 @@ def _train(arguments: argparse.Namespace) -> None:
     recipe = _recipe(arguments)
     with loading():
         from .. import register
-        from ..checkpoints.files import LinkError
-        from ..checkpoints.loading import CheckpointError
-        from ..data.batching import BatchingError
-        from ..data.formats import CorpusError
-        from ..data.hub_names import HubError
-        from ..training.recipe import RecipeError
-        from ..training.run import FinishError, Run, Switches
-        from ..training.trainer import DivergedError
+        from ..training.run import Run
 
         register()
-    switches = Switches(**{field.name: getattr(arguments, field.name) for field in fields(Switches)})
-    run = Run(recipe, switches, show)
-    try:
-        run.check()
-        run.run()
-    except (RecipeError, CorpusError, BatchingError, HubError, CheckpointError, LinkError) as error:
-        raise UsageError(first_line(error)) from error
-    except (DivergedError, FinishError) as error:
-        raise RunError(first_line(error)) from error
+    switches = {name: getattr(arguments, name) for name in ("resume", "dry_run", "trust_remote_code")}
+    run = Run(recipe, show, **switches)
+    run.check()
+    run.run()
     if not run.main:
         _end_process()
 
@@ -88,13 +69,10 @@ def _train(arguments: argparse.Namespace) -> None:
 def _recipe(arguments: argparse.Namespace) -> "Arguments":
     """Parses the recipe before the slow imports, so that a mistyped option is an error at once."""
     with loading():
-        from ..training.recipe import RecipeError, parse_recipe
+        from ..training.recipe import parse_recipe
 
-        try:
-            switches = [option for option in arguments.parser._option_string_actions if option.startswith("--")]
-            return parse_recipe(arguments.config, arguments.overrides, switches)
-        except RecipeError as error:
-            raise UsageError(first_line(error)) from error
+        switches = [option for option in arguments.parser._option_string_actions if option.startswith("--")]
+        return parse_recipe(arguments.config, arguments.overrides, switches)
 
 
 def _end_process() -> NoReturn:

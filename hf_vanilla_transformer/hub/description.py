@@ -4,7 +4,8 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+
+from transformers import PreTrainedConfig
 
 from ..checkpoints.loading import (
     CONFIG,
@@ -19,12 +20,9 @@ from ..checkpoints.loading import (
     tokenizer_fingerprint,
 )
 from ..data.hub_names import without_weights
-from .facts import read_facts
-from .model_card import RunFacts
 
 PARTS = ("embeddings", "encoder", "decoder", "output projection")
 TOKENIZER_FILES = ("tokenizer_config.json", "tokenizer.json")
-BYTES = {"float32": 4, "bfloat16": 2, "int8": 1}  # per parameter
 SIZES = {"F64": 8, "I64": 8, "F32": 4, "I32": 4, "F16": 2, "BF16": 2}  # of safetensors' types; others have one byte
 NOT_DECODING = ("_from_model_config", "transformers_version")
 
@@ -37,7 +35,6 @@ class TokenizerFacts:
     size: int  # number of its tokens
     special_tokens: Mapping[str, str]  # name of each, such as "eos_token" -> its text and id, "</s> (2)"
     fingerprint: str  # digest of its vocabulary and segmentation
-    matches: bool | None  # whether it is the configuration's `tokenizer_fingerprint`; None: the configuration lacks it
 
 
 @dataclass(frozen=True)
@@ -45,15 +42,12 @@ class Description:
     """The description of a checkpoint."""
 
     name: str  # as given
-    config: Mapping[str, Any]  # fields of its configuration
+    config: Mapping[str, object]  # fields of its configuration
     parameters: Mapping[str, int]  # one of `PARTS` -> their number; tied matrices count once; empty: no weights here
     types: Sequence[str]  # of the saved tensors, as safetensors names them
     saved_bytes: int  # what the saved tensors take
     tokenizer: TokenizerFacts | None  # None: there is none, or it can't be used
-    decoding: Mapping[str, Any]  # what generation_config.json sets
-    facts: RunFacts | None  # about the training; None: unknown without the weights
-    checkpoints: Sequence[str] = ()  # names of checkpoints in the same folder
-    notes: Sequence[str] = ()  # what the reader should know
+    decoding: Mapping[str, object]  # what generation_config.json sets
     problems: Sequence[str] = ()  # why the model or its tokenizer can't be used as they are
 
     @property
@@ -65,21 +59,17 @@ class Description:
 def describe(name: str) -> Description:
     """Describes a checkpoint by its configuration, the headers of its weights and the files beside them.
 
-    The weights themselves are read only for a digest, to tell whether the saved facts of a training are about them.
-
     Args:
         name: A folder that `save_pretrained` wrote, or a model's name on the Hub.
 
     Raises:
         CheckpointError: It is no checkpoint of this package's models, or a file is damaged.
         HubError: The Hub has no such model, or it can't be reached.
-        CardError: The saved facts of the training can't be read.
     """
     folder, tensors = _opened(name)
     config, wrong = check_headers(folder, {key: shape for key, (_, shape) in tensors.items()})
     problems = [f"config.json and the weights don't match: {'; '.join(wrong)}"] if wrong and tensors else []
     tokenizer, unusable = _tokenizer(folder, config)
-    facts, note = read_facts(folder) if Path(name).is_dir() else (None, None)
     return Description(
         name=name,
         config={key: value for key, value in config.to_dict().items() if not key.startswith("_")},
@@ -88,9 +78,6 @@ def describe(name: str) -> Description:
         saved_bytes=sum(math.prod(shape) * SIZES.get(kind, 1) for kind, shape in tensors.values()),
         tokenizer=tokenizer,
         decoding=_decoding(folder),
-        facts=facts,
-        checkpoints=_checkpoints(folder),
-        notes=[] if note is None else [note],
         problems=[*problems, *unusable],
     )
 
@@ -114,7 +101,8 @@ def _opened(name: str) -> tuple[Path, dict[str, tuple[str, list[int]]]]:
 def _check_kind(folder: Path, name: str) -> None:
     """Refuses folders that aren't checkpoints of this package's models, and says what they are."""
     if not (folder / CONFIG).is_file():
-        if inside := _checkpoints(folder):
+        kinds = ("checkpoint-*", "averaged-*")
+        if inside := sorted(path.name for kind in kinds for path in folder.glob(kind) if (path / CONFIG).is_file()):
             raise CheckpointError(
                 f"{name} is the folder of a training and has no model of its own yet; describe one of its "
                 f"checkpoints: {', '.join(inside)}"
@@ -144,7 +132,7 @@ def _part(name: str) -> str:
     return stacks[0] if stacks else "output projection"
 
 
-def _tokenizer(folder: Path, config: Any) -> tuple[TokenizerFacts | None, list[str]]:
+def _tokenizer(folder: Path, config: PreTrainedConfig) -> tuple[TokenizerFacts | None, list[str]]:
     """Returns the facts about the tokenizer, and the reasons why it can't be used."""
     if not any((folder / file).is_file() for file in TOKENIZER_FILES):
         return None, []
@@ -152,14 +140,12 @@ def _tokenizer(folder: Path, config: Any) -> tuple[TokenizerFacts | None, list[s
         tokenizer = load_tokenizer(folder)
     except CheckpointError as error:
         return None, [f"the tokenizer: {error}"]
-    wanted, own = config.tokenizer_fingerprint, tokenizer_fingerprint(tokenizer)
     special = {
         name: f"{token} ({tokenizer.convert_tokens_to_ids(str(token))})"
         for name, token in tokenizer.special_tokens_map.items()
         if isinstance(token, str)
     }
-    matches = None if wanted is None else wanted == own
-    facts = TokenizerFacts(type(tokenizer).__name__, len(tokenizer), special, own, matches)
+    facts = TokenizerFacts(type(tokenizer).__name__, len(tokenizer), special, tokenizer_fingerprint(tokenizer))
     try:
         check_tokenizer(tokenizer, config, folder.name)
     except CheckpointError as error:
@@ -167,22 +153,15 @@ def _tokenizer(folder: Path, config: Any) -> tuple[TokenizerFacts | None, list[s
     return facts, []
 
 
-def _decoding(folder: Path) -> dict[str, Any]:
+def _decoding(folder: Path) -> dict[str, object]:
     if not (folder / GENERATION_CONFIG).exists():
         return {}
     values = _json(folder / GENERATION_CONFIG)
     return {name: value for name, value in values.items() if value is not None and name not in NOT_DECODING}
 
 
-def _json(file: Path) -> dict[str, Any]:
+def _json(file: Path) -> dict[str, object]:
     try:
         return json_object(file)
     except ValueError as error:
         raise CheckpointError(str(error)) from error
-
-
-def _checkpoints(folder: Path) -> list[str]:
-    """Returns the names of a run's checkpoints and averaged models, the oldest first."""
-    kinds = ("checkpoint-*", "averaged-*")
-    found = [path for kind in kinds for path in folder.glob(kind) if (path / CONFIG).is_file()]
-    return [path.name for path in sorted(found, key=lambda path: (len(path.name), path.name))]

@@ -10,7 +10,6 @@ from typing import Any
 import yaml
 from huggingface_hub import ModelCard
 
-from ..checkpoints.completeness import TRAINER_STATE
 from ..checkpoints.loading import CONFIG, json_object, tensors_in
 from ..metrics import Score
 from .model_card import (
@@ -23,7 +22,6 @@ from .model_card import (
     RunFacts,
     Sample,
     TrainingFacts,
-    fill_model_card,
     is_repository,
     local_name,
     weights_in,
@@ -64,37 +62,23 @@ def read_facts(folder: Path) -> tuple[RunFacts, str | None]:
         saved = json_object(folder / FACTS) if (folder / FACTS).exists() else None
     except ValueError as error:
         raise CardError(f"{error}; give a folder that save_pretrained or `vanilla-transformer train` wrote") from error
-    note = None
-    if saved is None:
-        values = _from_a_run(folder)
-    elif saved.pop(WEIGHTS, None) == weights_in(folder):
+    values, note = {}, None
+    if saved is not None and saved.pop(WEIGHTS, None) == weights_in(folder):
         values = _from_json(folder, saved)
-    else:
-        values = {}
+    elif saved is not None:
         note = f"the weights have changed since {FACTS} was written: what it says of their training is left out"
     said = said_by_author(folder)
     values = {name: value for name, value in values.items() if name not in BY_AUTHOR} | said
-    values["name"] = _name(folder, values.get("name"))
+    name, is_folder = str(values.get("name")), values.get("name") == "/".join(folder.resolve().parts[-2:])
+    # Version 0.2 saved folders as names that look like a repository's: "run/averaged-3".
+    values["name"] = name if is_repository(name) and not is_folder else local_name(folder)
     # Aliases of a tied matrix aren't saved.
     values["parameters"] = sum(math.prod(entry["shape"]) for _, entry in tensors.values())
     return RunFacts(**{**values, "config": config}), note
 
 
-def _name(folder: Path, saved: str | None) -> str:
-    """Returns the model's name for its card.
-
-    The saved name is used only if it is a repository's. Older versions of this package saved folders as names that
-    look the same: "run/averaged-3".
-    """
-    last = folder.resolve().parts[-2:]
-    return saved if saved and is_repository(saved) and saved != "/".join(last) else local_name(folder)
-
-
 def said_by_author(folder: Path) -> dict[str, Any]:
     """Returns what only a model's author can know, for a new card of the model, also after more training.
-
-    Args:
-        folder: The model's folder; it may have no card.
 
     Returns:
         Names of fields of `RunFacts` -> values that aren't empty.
@@ -115,23 +99,16 @@ def said_by_author(folder: Path) -> dict[str, Any]:
 
 
 def with_what_was_said(facts: RunFacts, said: Mapping[str, Any]) -> RunFacts:
-    """Fills in missing facts.
-
-    Args:
-        facts: The facts of a new card.
-        said: The result of `said_by_author` for the older card.
-    """
+    """Fills in missing facts of a new card by what `said_by_author` returns for the older one."""
     if facts.languages or facts.source_language or facts.target_language:
         said = {name: value for name, value in said.items() if "language" not in name}
     return replace(facts, **{name: value for name, value in said.items() if not getattr(facts, name)})
 
 
 def curve_of(log: Iterable[Mapping[str, Any]]) -> list[CurvePoint]:
-    """Returns the learning curve in a Trainer's log, at most ten points of it, the last one among them.
+    """Returns the learning curve in a Trainer's `log_history`, at most ten points of it, the last one among them.
 
-    Args:
-        log: `trainer.state.log_history`, or that of a trainer_state.json. Its evaluations are the points; without
-            evaluations, the logged losses are.
+    Its evaluations are the points; without evaluations, the logged losses are.
     """
     steps: dict[int, dict[str, Any]] = {}
     for entry in log:
@@ -154,29 +131,10 @@ def _from_json(folder: Path, values: dict[str, Any]) -> dict[str, Any]:
             "evaluations": _evaluations(values.get("evaluations", ())),
             "samples": [Sample(**one) for one in values.get("samples", ())],
         }
-        fill_model_card(RunFacts(**{"name": folder.name, **values, **read}))  # which sees values of other types
+        RunFacts(**{"name": "", **values, **read})
     except (TypeError, AttributeError, KeyError, ValueError) as error:  # of a newer version, or edited
         raise CardError(f"{folder / FACTS} can't be read ({error}); correct it, or remove it") from error
     return {**values, **read}
-
-
-def _from_a_run(folder: Path) -> dict[str, Any]:
-    """Reads the facts of a checkpoint during training, or of a run without `model_card.json`."""
-    values: dict[str, Any] = {}
-    file = folder / TRAINER_STATE
-    try:
-        if file.is_file():
-            state = json.loads(file.read_text(encoding="utf-8"))
-            values["curve"] = curve_of(state["log_history"])
-            tokens = [entry[TARGET_TOKENS] for entry in state["log_history"] if TARGET_TOKENS in entry]
-            values["recipe"] = TrainingFacts(steps=state["global_step"], target_tokens=max(tokens, default=None))
-        file = folder / SCORES
-        if file.is_file():
-            values["evaluations"] = _evaluations(json.loads(file.read_text(encoding="utf-8")))
-        fill_model_card(RunFacts(folder.name, **values))
-    except (TypeError, AttributeError, KeyError, ValueError, RecursionError) as error:
-        raise CardError(f"{file} can't be read ({type(error).__name__}); remove it") from error
-    return values
 
 
 def _evaluations(values: Iterable[Mapping[str, Any]]) -> list[Evaluation]:

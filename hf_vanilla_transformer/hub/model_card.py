@@ -271,12 +271,7 @@ def _introduction(facts: RunFacts) -> str:
 
 
 def architecture_rows(config: Mapping[str, Any], parameters: int | None = None) -> list[tuple[str, str]]:
-    """Describes a model's sizes in the paper's symbols, as text: labels and values, without unknown ones.
-
-    Args:
-        config: Fields of the model's configuration.
-        parameters: Their number; tied ones count once.
-    """
+    """Describes a model's sizes in the paper's symbols, as text: labels and values, without unknown ones."""
     rows = [
         ("layers (N), encoder + decoder", _both_stacks(config, "layers")),
         ("width (d_model)", config.get("d_model")),
@@ -443,21 +438,16 @@ def published_as(text: str, repository: str, name: str) -> str:
         name: The model's name in the card's facts. A folder's name, "./...", may have changed since.
 
     Returns:
-        The text. It is the same if the card's code loads the repository, or no model.
-
-    Raises:
-        ValueError: The card's code loads other models than this one; the message has a name.
+        The text. It is the same if the card's code loads the repository, or neither the model's name nor a folder.
     """
-    loaded = sorted(LOADS.findall(text))
-    if not loaded or _literal(repository) in loaded:
+    loaded = LOADS.findall(text)
+    own = next((literal for literal in loaded if literal.startswith('"./') or literal == _literal(name)), None)
+    if own is None or _literal(repository) in loaded:
         return text
-    own = [literal for literal in loaded if literal.startswith('"./') or literal == _literal(name)]
-    if not own:
-        raise ValueError(loaded[0].strip('"'))
-    text = text.replace(own[0], _literal(repository))
+    text = text.replace(own, _literal(repository))
     if "trust_remote_code" not in text:
         text = text.replace(AFTER_USAGE, f"{OWN_CODE.format(name=_literal(repository))}\n\n{AFTER_USAGE}", 1)
-    old = str(json.loads(own[0]))
+    old = str(json.loads(own))
     text = text.replace(f"\n# {_text(_title(old))}\n", f"\n# {_text(repository)}\n", 1)
     index = "\nmodel-index:\n- name: {}\n"
     return text.replace(index.format(old.rpartition("/")[2]), index.format(repository.rpartition("/")[2]), 1)

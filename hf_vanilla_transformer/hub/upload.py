@@ -3,17 +3,16 @@
 import fnmatch
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, get_token
 from huggingface_hub.errors import HTTPError  # type: ignore[attr-defined]  # of the client's HTTP library
 
 from ..checkpoints.completeness import RECIPE, TRAINER_STATE
-from ..checkpoints.files import LinkError, check_links
+from ..checkpoints.files import check_links
 from ..checkpoints.loading import (
     CONFIG,
     MODEL_TYPE,
@@ -31,16 +30,24 @@ from .model_card import CARD, FACTS, is_repository, published_as
 ADAPTER = "adapter_config.json"
 # Files that `from_pretrained` loads. Those of an older model would be mixed with the new ones, so they are removed.
 MODEL_FILES = (
-    *(CONFIG, "generation_config.json", "*.safetensors", "*.safetensors.index.json", ADAPTER),
+    *(CONFIG, "generation_config.json", "*.safetensors", "*.safetensors.index.json"),
     *("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", *VOCABULARY_FILES),
     *("*_vanilla_transformer.py", "tokenization_*.py"),
 )
 SENT = (*MODEL_FILES, CARD, "LICENSE*")
-TEXTS = ("*.translations.txt", SCORES)  # of the user's validation and test sets
 # Files that an older version of this package, or a Trainer, may have left in a repository.
-STALE = (*MODEL_FILES, "pytorch_model*", *TEXTS, FACTS, RECIPE, TRAINER_STATE, "checksums.json", "training_args.bin")
+STALE = (
+    *MODEL_FILES,
+    ADAPTER,
+    "pytorch_model*",
+    *("*.translations.txt", SCORES),
+    FACTS,
+    RECIPE,
+    TRAINER_STATE,
+    "checksums.json",
+    "training_args.bin",
+)
 LICENSE, LICENSE_OF_CODE = Path(__file__).parents[1] / "LICENSE", "LICENSE-CODE"
-EMPTY = re.compile(r"more\s+information\s+needed", re.IGNORECASE)  # what transformers' own cards mostly consist of
 LOG_IN = "log in with `hf auth login`, or set HF_TOKEN, with a token that may write"
 
 
@@ -86,76 +93,47 @@ def check_token() -> None:
         raise PublishError(f"there is no token for the Hub; {LOG_IN}")
 
 
-def prepare(folder: Path, repo: str, *, include_translations: bool = False) -> Upload:
+def prepare(folder: Path, repo: str) -> Upload:
     """Checks a model's folder, its code and its card, and returns the files to send. It makes no network requests.
 
     Args:
         folder: The model's folder: a finished run's, one of averaged weights, or what `save_pretrained` wrote.
         repo: The repository's name, "user/name". The code in the card that is sent loads the model by this name.
-        include_translations: Whether translations of the validation and test sets are sent too, with `scores.json`.
 
     Raises:
-        PublishError: `repo` is no repository's name, the model can't be loaded, its own code is missing, a file is a
-            link that leads out of the folder, or the card is missing, isn't the model's, or isn't complete.
+        PublishError: `repo` is no repository's name, the model can't be loaded, its own code is missing, or the card is
+            missing or isn't the model's.
+        LinkError: A file is a link that leads out of the folder.
     """
     if not is_repository(repo):
         raise PublishError(f"{repo!r} is not a repository's name; give user/name")
-    sent, left_out = model_files(folder, include_translations=include_translations)
-    changed: dict[str, bytes] = {}
-    notes: list[str] = []
-    if ADAPTER not in sent:
-        _check_model(folder)
-        card, notes = _checked_card(folder, repo)
-        if card != (folder / CARD).read_bytes():
-            changed[CARD] = card
-        if LICENSE_OF_CODE not in sent and any(name.endswith("_vanilla_transformer.py") for name in sent):
-            changed[LICENSE_OF_CODE] = LICENSE.read_bytes()  # code that was saved without this package lacks it
+    names = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
+    sent = [name for name in names if _matches(name, SENT)]
+    check_links(folder, [folder / name for name in sent], in_cache=True)
+    if ADAPTER in names:
+        raise PublishError(
+            f"{folder} has an adapter, not a model; publish it with PEFT's push_to_hub, or merge it into the model "
+            "(merge_and_unload) and save that"
+        )
+    _check_model(folder)
+    card, notes = _checked_card(folder, repo)
+    changed = {} if card is None else {CARD: card.encode()}
+    if LICENSE_OF_CODE not in sent and any(name.endswith("_vanilla_transformer.py") for name in sent):
+        changed[LICENSE_OF_CODE] = LICENSE.read_bytes()  # code that was saved without this package lacks it
+    left_out = [name for name in names if name not in sent]
     return Upload(folder, [name for name in sent if name not in changed], changed, left_out, notes)
 
 
-def publish(upload: Upload, repo: str, *, private: bool = False, revision: str | None = None) -> Published:
-    """Sends the files that `prepare` returned, and creates the repository if there is none.
-
-    Args:
-        upload: The files.
-        repo: The repository's name, "user/name".
-        private: Whether only its owner may see it. An existing public repository is refused then.
-        revision: A branch, created if there is none; None: main.
-
-    Returns:
-        Where it is.
-
-    Raises:
-        PublishError: There is no token, the user may not write there, or it is public already.
-        ConnectionError: The Hub can't be reached, or fails; the message says what to do.
-    """
-    check_token()
-    api = HfApi()
-    with hub_errors(repo):
-        if not api.repo_exists(repo):
-            api.create_repo(repo, private=private, exist_ok=True)
-        elif private and not api.model_info(repo).private:
-            raise PublishError(
-                f"{repo} exists and is public; make it private in its settings on the Hub, or give another name"
-            )
-        _create_branch(api, repo, revision)
-        info = api.model_info(repo, revision=revision)
-        removed = _stale((one.rfilename for one in info.siblings or ()), upload)
-    done = send(upload, repo, revision=revision, stale=removed)
-    return Published(str(done.commit_url), removed, bool(info.private))
-
-
-def send(
+def publish(
     upload: Upload,
     repo: str,
     *,
-    message: str | None = None,
-    token: bool | str | None = None,
+    private: bool = False,
     revision: str | None = None,
-    run_as_future: bool = False,
-    stale: Sequence[str] | None = None,
-) -> Any:
-    """Sends files of a folder into a repository that exists, in one commit.
+    token: str | None = None,
+    message: str = "Upload model",
+) -> Published:
+    """Sends the files that `prepare` returned in one commit, and creates the repository if there is none.
 
     The commit removes weights, tokenizer files and code of an older model that the new one doesn't have, and what only
     training needs; all folders of the repository stay as they are. Large files that arrived before an interruption
@@ -164,31 +142,41 @@ def send(
     Args:
         upload: The files.
         repo: The repository's name, "user/name".
-        message: The commit's first line.
-        token: For the Hub; None: the saved one.
+        private: Whether only its owner may see it. An existing public repository is refused then.
         revision: A branch, created if there is none; None: main.
-        run_as_future: Whether to return at once.
-        stale: Files that the commit removes; None: they are looked up, and the branch is created.
+        token: For the Hub; None: the saved one.
+        message: The commit's first line.
 
     Returns:
-        The commit, or a future of it.
+        Where it is.
 
     Raises:
-        PublishError: There is no token, or the user may not write there.
-        ConnectionError: The Hub can't be reached, or fails.
+        PublishError: There is no token, the user may not write there, or it is public already.
+        ConnectionError: The Hub can't be reached, or fails; the message says what to do.
     """
+    if token is None:
+        check_token()
     api = HfApi(token=token)
     with hub_errors(repo):
-        if stale is None:
-            _create_branch(api, repo, revision)
-            stale = _stale(api.list_repo_files(repo, revision=revision), upload)
+        if not api.repo_exists(repo):
+            api.create_repo(repo, private=private, exist_ok=True)
+        elif private and not api.model_info(repo).private:
+            raise PublishError(
+                f"{repo} exists and is public; make it private in its settings on the Hub, or give another name"
+            )
+        if revision is not None and not revision.startswith("refs/"):
+            api.create_branch(repo, branch=revision, exist_ok=True)
+        info = api.model_info(repo, revision=revision)
+        new = {*upload.names, *upload.changed}
+        there = [one.rfilename for one in info.siblings or ()]
+        removed = [name for name in there if name not in new and _matches(name, STALE)]
         operations: list[CommitOperationAdd | CommitOperationDelete] = [
             *(CommitOperationAdd(name, upload.folder / name) for name in upload.names),
             *(CommitOperationAdd(name, content) for name, content in upload.changed.items()),
-            *(CommitOperationDelete(name) for name in stale),
+            *(CommitOperationDelete(name) for name in removed),
         ]
-        what: dict[str, Any] = {"revision": revision, "run_as_future": run_as_future}
-        return api.create_commit(repo, operations, commit_message=message or "Upload model", **what)
+        done = api.create_commit(repo, operations, commit_message=message, revision=revision)
+    return Published(str(done.commit_url), removed, bool(info.private))
 
 
 @contextmanager
@@ -223,17 +211,6 @@ def hub_errors(repo: str) -> Iterator[None]:
         raise PublishError(f"{' '.join(str(error).split()).rstrip('.')}; correct it") from error
 
 
-def _create_branch(api: HfApi, repo: str, revision: str | None) -> None:
-    if revision is not None and not revision.startswith("refs/"):
-        api.create_branch(repo, branch=revision, exist_ok=True)
-
-
-def _stale(there: Iterable[str], upload: Upload) -> list[str]:
-    """Files of an older model in a repository, outside of folders, that new files don't replace."""
-    new = {*upload.names, *upload.changed}
-    return [name for name in there if name not in new and _matches(name, STALE)]
-
-
 def _check_model(folder: Path) -> None:
     """Checks that a folder's model can be loaded, with this package and without it."""
     try:
@@ -256,33 +233,13 @@ def _check_model(folder: Path) -> None:
         )
 
 
-def model_files(folder: Path, *, include_translations: bool = False) -> tuple[list[str], list[str]]:
-    """Returns the names of a model's files that are published, and of the folder's other files.
-
-    Args:
-        folder: The model's folder.
-        include_translations: Whether translations of the validation and test sets are among them.
-
-    Raises:
-        PublishError: One that is published is a link out of the folder.
-    """
-    names = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
-    patterns = SENT + (TEXTS if include_translations else ())
-    sent = [name for name in names if _matches(name, patterns)]
-    try:
-        check_links(folder, [folder / name for name in sent], in_cache=True)
-    except LinkError as error:
-        raise PublishError(str(error)) from error
-    return sent, [name for name in names if name not in sent]
-
-
 def _matches(name: str, patterns: Sequence[str]) -> bool:
     """Whether a file is outside of folders, isn't hidden and matches a pattern."""
     return not name.startswith(".") and "/" not in name and any(fnmatch.fnmatchcase(name, one) for one in patterns)
 
 
-def _checked_card(folder: Path, repo: str) -> tuple[bytes, list[str]]:
-    """Returns the card, with code that loads the model from the repository, and notes."""
+def _checked_card(folder: Path, repo: str) -> tuple[str | None, list[str]]:
+    """Returns the card to send, whose code loads the model from the repository, and notes; None: the file as it is."""
     file = folder / CARD
     make = f"vanilla-transformer card {folder}"
     if not file.is_file():
@@ -292,10 +249,7 @@ def _checked_card(folder: Path, repo: str) -> tuple[bytes, list[str]]:
         facts, changed = read_facts(folder)
     except CardError as error:
         raise PublishError(str(error)) from error
-    content = file.read_bytes()
-    text = content.decode("utf-8-sig")
-    if empty := EMPTY.search(text):
-        raise PublishError(f'{file} says "{empty[0]}"; fill that in, or write it with `{make} --overwrite`')
+    text = file.read_text(encoding="utf-8-sig")
     if changed:
         raise PublishError(
             f"the weights in {folder} have changed since {CARD} was written; write it again with `{make} --overwrite`"
@@ -303,13 +257,7 @@ def _checked_card(folder: Path, repo: str) -> tuple[bytes, list[str]]:
     notes = [] if card.data.get("license") else [f"{CARD} names no licence; `{make} --license ID --overwrite` adds one"]
     if facts.samples:
         notes.append(f"{CARD} shows {len(facts.samples)} sentences of the data that the model was scored on")
-    try:
-        published = published_as(text, repo, facts.name)
-    except ValueError as error:
-        raise PublishError(
-            f"the code in {file} loads {error}, not {repo}; correct it, or write the card again with `{make} "
-            f"--name {repo} --overwrite`"
-        ) from error
-    if published != text:
-        notes.append(f"in the {CARD} that is sent, the model's name is {repo}")
-    return published.encode() if published != text else content, notes
+    published = published_as(text, repo, facts.name)
+    if published == text:
+        return None, notes
+    return published, [*notes, f"in the {CARD} that is sent, the model's name is {repo}"]

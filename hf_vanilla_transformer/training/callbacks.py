@@ -1,18 +1,15 @@
-"""Callbacks of a run: its log on the console, its translations, and the warm-up of dropout."""
+"""Callbacks of a run: its log on the console, and the warm-up of dropout."""
 
-from collections.abc import Callable, Iterable
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 from torch import nn
 from tqdm import tqdm
-from transformers import EarlyStoppingCallback, TrainerCallback
+from transformers import EarlyStoppingCallback, TrainerCallback, TrainerState
 
 from ..data.batching import TokenBudgetBatchSampler
-from .evaluation import TranslationMetrics, write_translations
+from .evaluation import TranslationMetrics
 from .recipe import VanillaTransformerTrainingArguments
-
-TRANSLATIONS = "translations"  # the folder of `TranslationLog`, in the run's
 
 
 class Console(TrainerCallback):
@@ -23,11 +20,11 @@ class Console(TrainerCallback):
         say: Is called with each line; it may print to the same terminal.
     """
 
-    def __init__(self, metrics: TranslationMetrics, say: Callable[[str], Any] = print) -> None:
+    def __init__(self, metrics: TranslationMetrics, say: Callable[[str], object] = print) -> None:
         self.metrics, self.say = metrics, say
-        self.bar: Any = None
+        self.bar: tqdm | None = None
 
-    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def on_train_begin(self, args: object, state: TrainerState, control: object, **kwargs: object) -> None:
         """Opens the bar at the update where the run starts or resumes."""
         if state.is_world_process_zero:
             # disable=None: a bar only if standard error is a terminal.
@@ -36,12 +33,14 @@ class Console(TrainerCallback):
             if isinstance(batches, TokenBudgetBatchSampler):
                 self._show(f"Batches: {len(batches):,} per epoch and device, {batches.padding_waste:.1%} padding")
 
-    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def on_step_end(self, *args: object, **kwargs: object) -> None:
         """Moves the bar."""
         if self.bar is not None:
             self.bar.update(1)
 
-    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
+    def on_log(
+        self, args: object, state: TrainerState, control: object, logs: dict[str, float], **kwargs: object
+    ) -> None:
         """Shows the loss and the speed since the last line."""
         if self.bar is None or "loss" not in logs:
             return
@@ -52,7 +51,9 @@ class Console(TrainerCallback):
             f"loss {logs['loss']:.3f}, learning rate {logs['learning_rate']:.2e}, {speed}"
         )
 
-    def on_evaluate(self, args: Any, state: Any, control: Any, metrics: Any = None, **kwargs: Any) -> None:
+    def on_evaluate(
+        self, args: object, state: TrainerState, control: object, metrics: dict[str, float], **kwargs: object
+    ) -> None:
         """Shows the scores and a few translations."""
         if self.bar is None or "eval_perplexity" not in metrics:
             return
@@ -64,7 +65,7 @@ class Console(TrainerCallback):
         for source, translation, reference in self.metrics.samples:
             self._show(f"  source:      {source}\n  translation: {translation}\n  reference:   {reference}")
 
-    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def on_train_end(self, *args: object, **kwargs: object) -> None:
         """Closes the bar."""
         if self.bar is not None:
             self.bar.close()
@@ -72,30 +73,6 @@ class Console(TrainerCallback):
     def _show(self, text: str) -> None:
         with tqdm.external_write_mode():  # hides the bar meanwhile
             self.say(text)
-
-
-class TranslationLog(TrainerCallback):
-    """Writes all translations of an evaluation to `translations/update-N.txt`.
-
-    Args:
-        metrics: Keeps the translations.
-        places: The line of each sentence of the validation set, from 0: sentences are sorted by length.
-        num_lines: Number of lines; those that the validation set leaves out, as they are empty, stay empty.
-    """
-
-    def __init__(self, metrics: TranslationMetrics, places: Iterable[int], num_lines: int) -> None:
-        self.metrics, self.places, self.num_lines = metrics, list(places), num_lines
-
-    def on_evaluate(self, args: Any, state: Any, control: Any, metrics: Any = None, **kwargs: Any) -> None:
-        """Writes the file, whose line n is the translation of the validation set's line n."""
-        if not state.is_world_process_zero or "eval_bleu" not in metrics:
-            return
-        lines = [""] * self.num_lines
-        for place, translation in zip(self.places, self.metrics.translations, strict=True):
-            lines[place] = translation
-        folder = Path(args.output_dir) / TRANSLATIONS
-        folder.mkdir(exist_ok=True)
-        write_translations(folder / f"update-{state.global_step}.txt", lines)
 
 
 class DropoutWarmup(TrainerCallback):
@@ -110,22 +87,22 @@ class DropoutWarmup(TrainerCallback):
 
     def __init__(self, updates: int) -> None:
         self.updates = updates
-        self.rates: list[tuple[nn.Module, str, float]] = []  # module, attribute, final value
+        self.rates: list[tuple[nn.Module, str, Any]] = []  # module, attribute, final value
 
-    def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
+    def on_train_begin(self, *args: object, model: nn.Module, **kwargs: object) -> None:
         """Notes the rates."""
         modules = list(model.modules())
         self.rates = [(module, "p", module.p) for module in modules if isinstance(module, nn.Dropout)]
         attentions = [module for module in modules if hasattr(module, "attention_dropout")]
         self.rates += [(module, "attention_dropout", module.attention_dropout) for module in attentions]
 
-    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def on_step_begin(self, args: object, state: TrainerState, control: object, **kwargs: object) -> None:
         """Sets the rates for the next update."""
         share = min(state.global_step / self.updates, 1.0)
         for module, name, rate in self.rates:
             setattr(module, name, share * rate)
 
-    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def on_train_end(self, *args: object, **kwargs: object) -> None:
         """Restores the rates."""
         for module, name, rate in self.rates:
             setattr(module, name, rate)

@@ -11,11 +11,10 @@ CE is the model's smoothed cross-entropy. All of it is summed over target tokens
 update, as CE alone is, so that accumulation and several processes change nothing.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -81,9 +80,9 @@ class Consistency:
         self,
         logits: Tensor,
         labels: Tensor,
-        num_items_in_batch: Any = None,
+        num_items_in_batch: Tensor | int | None = None,
         label_smoothing: float = 0.0,
-        **kwargs: Any,
+        **kwargs: object,
     ) -> Tensor:
         """Computes the loss of N targets; only a chunk of them is ever held in float32.
 
@@ -120,7 +119,7 @@ class ConsistencyTrainer(WeightAverageTrainer):
 
     args: VanillaTransformerTrainingArguments
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, *args: object, **kwargs: object) -> None:
         super().__init__(*args, **kwargs)
         self._consistency = Consistency.of(self.args)
         if self._consistency is not None:
@@ -143,7 +142,9 @@ class ConsistencyTrainer(WeightAverageTrainer):
                 "FSDP"
             )
 
-    def compute_loss(self, model: Any, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
+    def compute_loss(
+        self, model: nn.Module, inputs: Mapping[str, Tensor | bool], *args: object, **kwargs: object
+    ) -> Tensor:
         """The loss of two predictions in training, and the cross-entropy alone in evaluations."""
         if self._consistency is None or not model.training or "labels" not in inputs:
             return super().compute_loss(model, inputs, *args, **kwargs)

@@ -1,18 +1,18 @@
 """Metrics of evaluations during training: BLEU, chrF and others of the translated validation set."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any
 
 import datasets
 import numpy as np
-from transformers import EvalPrediction
+from numpy.typing import NDArray
+from transformers import EvalPrediction, PreTrainedTokenizerBase
 
 from ..checkpoints.files import write_text
 from ..data.corpora import lengths_of
 from ..metrics import corpus_bleu, corpus_chrf
 
-Metric = Any  # an object with `compute(predictions=, references=)`, as evaluate's, or a function of the two lists
+Metric = Callable[[list[str], list[str]], float]  # of translations and references
 
 
 class TranslationMetrics:
@@ -21,10 +21,7 @@ class TranslationMetrics:
     Args:
         tokenizer: Decodes the token ids.
         tokenize: sacreBLEU's way to split words; "none" for text that is split already.
-        metrics: Further ones, beside BLEU and chrF. Objects with `compute(predictions=..., references=...)`, such as
-            `evaluate.load` returns, report the numbers of the dictionary that they return, under its keys; those with
-            the key "score", or with one that is taken, under the metric's own name. Functions
-            `f(translations, references)` report the number that they return, under their name.
+        metrics: Further ones, beside BLEU and chrF: functions `f(translations, references)`, reported by their names.
         num_samples: How many translations to keep as samples.
 
     Attributes:
@@ -36,7 +33,7 @@ class TranslationMetrics:
 
     def __init__(
         self,
-        tokenizer: Any,
+        tokenizer: PreTrainedTokenizerBase,
         tokenize: str = "13a",
         metrics: Sequence[Metric] = (),
         num_samples: int = 3,
@@ -55,31 +52,20 @@ class TranslationMetrics:
         self.translations = hypotheses
         self.samples = self._samples(predictions.inputs, hypotheses, references)
         scores = {"bleu": bleu.value, "chrf": corpus_chrf(hypotheses, references).value}
-        for metric in self.metrics:
-            scores |= _scores_of(metric, hypotheses, references, taken=scores)
-        return scores
+        return scores | {metric.__name__: float(metric(hypotheses, references)) for metric in self.metrics}
 
-    def _samples(self, inputs: Any, hypotheses: list[str], references: list[str]) -> list[tuple[str, str, str]]:
+    def _samples(
+        self, inputs: NDArray[np.int64] | None, hypotheses: list[str], references: list[str]
+    ) -> list[tuple[str, str, str]]:
         places = list(range(len(hypotheses)))
         if self.num_samples < len(places):  # some from everywhere
             places = np.linspace(0, len(places) - 1, self.num_samples + 2).astype(int)[1:-1].tolist()
         sources = [""] * len(places) if inputs is None or not places else self._texts(inputs[places])
         return [(source, hypotheses[place], references[place]) for source, place in zip(sources, places, strict=True)]
 
-    def _texts(self, token_ids: Any) -> list[str]:
+    def _texts(self, token_ids: NDArray[np.int64]) -> list[str]:
         token_ids = np.where(token_ids == -100, self.tokenizer.pad_token_id, token_ids)
         return list(self.tokenizer.batch_decode(token_ids, skip_special_tokens=True))
-
-
-def _scores_of(metric: Metric, hypotheses: list[str], references: list[str], taken: Any) -> dict[str, float]:
-    """Returns the numbers of a metric; its texts and lists can't be logged."""
-    if not hasattr(metric, "compute"):
-        return {metric.__name__: float(metric(hypotheses, references))}
-    found = metric.compute(predictions=hypotheses, references=references) or {}
-    numbers = {key: float(value) for key, value in found.items() if isinstance(value, (int, float, np.number))}
-    name = getattr(metric, "name", None) or type(metric).__name__.lower()
-    renamed = {key: f"{name}_{key}" if key in taken and key != name else key for key in numbers}
-    return {name if key == "score" else renamed[key]: value for key, value in numbers.items()}
 
 
 def write_translations(file: Path, translations: Iterable[str]) -> None:

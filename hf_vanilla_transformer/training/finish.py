@@ -4,7 +4,8 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+
+from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from ..checkpoints.averaging import average_checkpoints
 from ..checkpoints.completeness import complete_checkpoints
@@ -15,6 +16,7 @@ from ..data.formats import Corpus, is_table
 from ..engine import attach_if_supported
 from ..hub.facts import SCORES, said_by_author, with_what_was_said
 from ..hub.model_card import Evaluation, RunFacts, Sample, local_name, save_card
+from ..hub.upload import prepare, publish
 from ..metrics import corpus_bleu, corpus_chrf
 from ..translation.decoding import translate
 from .evaluation import write_translations
@@ -31,16 +33,11 @@ def finish_run(
     facts: RunFacts,
     data: DataArguments,
     corpora: Mapping[str, Corpus],
-    say: Callable[[str], Any],
+    say: Callable[[str], object],
 ) -> None:
     """Averages the last checkpoints if asked to, scores the resulting model, writes its card and pushes it to the Hub.
 
-    Args:
-        trainer: After training; its arguments say how many checkpoints to average, and whether to push.
-        facts: For the card.
-        data: The names of the data.
-        corpora: "validation" and "test"; an empty one is not scored.
-        say: Is called with each line for the user.
+    Of the corpora, "validation" and "test" are scored unless they are empty.
 
     Raises:
         ValueError: The checkpoints can't be averaged.
@@ -63,27 +60,30 @@ def finish_run(
     write_text(folder / SCORES, json.dumps([asdict(entry) for entry in evaluations], indent=1))
     if data.bpe_dropout and facts.training_pairs is not None:
         facts = replace(facts, training_pairs=facts.training_pairs // data.bpe_dropout_copies)
-    recipe = replace(facts.recipe, bpe_dropout=data.bpe_dropout or None, averaged_checkpoints=averaged or None)
     on_hub = [name for name in data.train_data if is_on_hub(name)]
-    files = [*data.train_source, *data.train_target, *(name for name in data.train_data if name not in on_hub)]
-    facts = replace(facts, recipe=recipe, samples=samples, training_files=files, datasets=on_hub)
-    if args.push_to_hub:
-        facts = replace(facts, name=trainer.hub_model_id)
-    elif not args.hub_model_id:
-        facts = replace(facts, name=local_name(folder))
-    # Scores that were measured during training are those of other weights.
-    facts = replace(facts, evaluations=evaluations or (() if averaged else facts.evaluations))
+    facts = replace(
+        facts,
+        name=facts.name if args.hub_model_id or args.push_to_hub else local_name(folder),
+        recipe=replace(facts.recipe, bpe_dropout=data.bpe_dropout or None, averaged_checkpoints=averaged or None),
+        samples=samples,
+        training_files=[*data.train_source, *data.train_target, *(one for one in data.train_data if one not in on_hub)],
+        datasets=on_hub,
+        # Scores that were measured during training are those of other weights.
+        evaluations=evaluations or (() if averaged else facts.evaluations),
+    )
     save_card(folder, with_what_was_said(facts, said))
     if args.push_to_hub:
-        say(f"Pushed to the Hub: {trainer.push_folder(folder)}")
+        repo = str(trainer.hub_model_id)
+        done = publish(prepare(folder, repo), repo, revision=args.hub_revision, token=args.hub_token)
+        say(f"Pushed to the Hub: {done.url}")
 
 
-def _said_by_author(run: Path, last: int) -> dict[str, Any]:
+def _said_by_author(run: Path, last: int) -> dict[str, object]:
     """Returns the author's own lines in the card of an earlier end of this run."""
     return said_by_author(run) | said_by_author(run / f"averaged-{last}") | said_by_author(run / MOVING_AVERAGE)
 
 
-def _averaged(trainer: VanillaTransformerTrainer, say: Callable[[str], Any]) -> tuple[Path, int]:
+def _averaged(trainer: VanillaTransformerTrainer, say: Callable[[str], object]) -> tuple[Path, int]:
     """Writes the average, if any; returns the final model's folder and the number of averaged checkpoints."""
     run, last = Path(trainer.args.output_dir or ""), trainer.args.average_last
     if trainer.weight_average is not None:
@@ -108,7 +108,7 @@ def _score(
     corpus: Corpus,
     names: Sequence[str],
     folder: Path,
-    checkpoint: tuple[Any, Any],
+    checkpoint: tuple[PreTrainedTokenizerBase, PreTrainedModel],
     args: VanillaTransformerTrainingArguments,
 ) -> tuple[Evaluation, list[Sample]]:
     """Translates and scores a part of the data, and writes the translations; returns scores and a few samples."""
@@ -138,7 +138,7 @@ def is_on_hub(name: str) -> bool:
     return not is_table(name) and not Path(name).exists()
 
 
-def _decoding(config: Any) -> str:
+def _decoding(config: GenerationConfig) -> str:
     if config.num_beams == 1:
         return "greedy"
     penalty = getattr(config, "gnmt_length_penalty", None)

@@ -1,9 +1,8 @@
 """The options of `Seq2SeqTrainingArguments` that recipes can have, and the ranges of this package's own options."""
 
 import math
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection
 from dataclasses import fields
-from typing import Any
 
 from transformers import Seq2SeqTrainingArguments
 from transformers.integrations import get_available_reporting_integrations
@@ -14,7 +13,7 @@ from ..errors import install
 # late. Python code that uses `VanillaTransformerTrainer` isn't restricted.
 SUPPORTED = frozenset(
     (
-        *("output_dir", "resume_from_checkpoint", "seed", "data_seed", "full_determinism"),
+        *("output_dir", "seed", "data_seed", "full_determinism"),
         *("max_steps", "num_train_epochs", "gradient_accumulation_steps"),
         *("per_device_train_batch_size", "per_device_eval_batch_size", "train_sampling_strategy"),
         *("learning_rate", "lr_scheduler_type", "lr_scheduler_kwargs", "warmup_steps", "optim", "optim_args"),
@@ -30,7 +29,7 @@ SUPPORTED = frozenset(
         *("prediction_loss_only", "predict_with_generate", "generation_max_length", "generation_num_beams"),
         *("save_strategy", "save_steps", "save_total_limit", "save_only_model"),
         *("load_best_model_at_end", "metric_for_best_model"),
-        *("push_to_hub", "hub_model_id", "hub_strategy", "hub_private_repo", "hub_always_push", "hub_revision"),
+        *("push_to_hub", "hub_model_id", "hub_private_repo", "hub_revision"),
     )
 )
 UNSUPPORTED = frozenset(field.name for field in fields(Seq2SeqTrainingArguments) if field.init) - SUPPORTED
@@ -52,7 +51,7 @@ RANGES: dict[str, Range] = {
 }
 
 
-def check_ranges(arguments: Any) -> None:
+def check_ranges(arguments: object) -> None:
     """Checks the numbers of a dataclass of arguments that this package has added, or given another meaning.
 
     Raises:
@@ -64,75 +63,62 @@ def check_ranges(arguments: Any) -> None:
             raise ValueError(f"{name} is {value}; give {text}")
 
 
-def check_together(given: Collection[str], data: Any, args: Any) -> None:
+def check_together(given: Collection[str], streaming: bool, args: Seq2SeqTrainingArguments) -> None:
     """Checks options that depend on one another, where a run would ignore one, or fail late.
 
     Args:
         given: The names of the options of the recipe and of the command line.
-        data: The DataArguments made of them.
+        streaming: Whether the training data is read as a stream.
         args: The VanillaTransformerTrainingArguments made of them.
 
     Raises:
         ValueError: They contradict each other, or one has no effect.
     """
-    for check in (_length_of_training, _batches, _evaluation, _best_model, _surroundings):
-        for problem in check(given, data, args):
-            raise ValueError(problem)
-
-
-def _length_of_training(given: Collection[str], data: Any, args: Any) -> Iterator[str]:
-    if args.num_train_epochs and args.max_steps >= 0:
-        yield (
-            f"num_train_epochs is {args.num_train_epochs:g} and max_steps {args.max_steps}; leave one of the two out, "
-            "or give max_steps -1"
-        )
-    if args.max_steps < 0 and data.streaming:
-        yield "a stream has no epochs that could be counted; give max_steps with streaming"
-    if args.lr_scheduler_type in ("reduce_lr_on_plateau", "greedy"):
-        yield f"lr_scheduler_type {args.lr_scheduler_type.value} isn't supported by `train`; choose another"
-    if not args.warmup_steps and args.learning_rate is None:
-        yield "the paper's learning rate depends on the warm-up; give warmup_steps 1 or more, or learning_rate"
-
-
-def _batches(given: Collection[str], data: Any, args: Any) -> Iterator[str]:
-    if data.streaming and not args.per_device_train_batch_tokens:
-        yield "streaming shuffles sentences only for batches by tokens; give per_device_train_batch_tokens"
-    for name in ("per_device_train_batch_size", "train_sampling_strategy"):
-        if name in given and args.per_device_train_batch_tokens:
-            yield (
-                f"{name} has no effect on batches by tokens; set per_device_train_batch_tokens to 0 for batches of "
-                "equally many sentences, or leave it out"
-            )
-
-
-def _evaluation(given: Collection[str], data: Any, args: Any) -> Iterator[str]:
-    if args.eval_strategy == "no" and "eval_strategy" not in given and "eval_steps" in given:
-        yield "eval_steps has no effect without eval_strategy steps or epoch"
-
-
-def _best_model(given: Collection[str], data: Any, args: Any) -> Iterator[str]:
-    uses = ["save_strategy best"] if args.save_strategy == "best" else []
-    uses += [name for name in ("early_stopping_patience", "load_best_model_at_end") if getattr(args, name)]
-    if uses and args.eval_strategy == "no":
-        yield f"{uses[0]} needs evaluations; give eval_strategy steps or epoch"
+    by_tokens, evaluates = args.per_device_train_batch_tokens > 0, args.eval_strategy != "no"
+    chooses = args.save_strategy == "best" or args.load_best_model_at_end or args.early_stopping_patience is not None
     measured = METRICS if args.predict_with_generate and not args.prediction_loss_only else METRICS[:2]
-    if uses and "metric_for_best_model" not in given:
-        yield f"{uses[0]} needs metric_for_best_model: {', '.join(measured)}"
     metric = args.metric_for_best_model
-    if metric is not None and metric.removeprefix("eval_") not in measured:
-        yield f"metric_for_best_model is {metric!r}, which isn't measured; choose one of: {', '.join(measured)}"
-    if args.average_last and args.load_best_model_at_end:
-        yield (
-            "load_best_model_at_end keeps the best checkpoint and average_last averages the last ones; leave one of "
-            "the two out"
-        )
-
-
-def _surroundings(given: Collection[str], data: Any, args: Any) -> Iterator[str]:
-    if args.fp16 and args.device.type == "cpu":
-        yield "nothing would be computed in float16 on a CPU; use bf16"
+    last, kept = args.average_last, args.save_total_limit or math.inf
     available = get_available_reporting_integrations()
-    for name in args.report_to:
-        if name not in available:
-            fix = install("train") if name == "tensorboard" else "install it"
-            yield f"report_to is {name}, which isn't available; {fix}, or choose from: {', '.join(available)}"
+    missing = [name for name in args.report_to if name not in available]
+    problems = {
+        "num_train_epochs and max_steps are both given; leave one of the two out, or give max_steps -1": (
+            args.num_train_epochs > 0 and args.max_steps >= 0
+        ),
+        "a stream has no epochs that could be counted; give max_steps with streaming": (
+            streaming and args.max_steps < 0
+        ),
+        "streaming shuffles sentences only for batches by tokens; give per_device_train_batch_tokens": (
+            streaming and not by_tokens
+        ),
+        "per_device_train_batch_size and train_sampling_strategy have no effect on batches by tokens; set "
+        "per_device_train_batch_tokens to 0 for batches of equally many sentences, or leave them out": (
+            by_tokens and not {"per_device_train_batch_size", "train_sampling_strategy"}.isdisjoint(given)
+        ),
+        "lr_scheduler_type reduce_lr_on_plateau and greedy aren't supported by `train`; choose another": (
+            args.lr_scheduler_type in ("reduce_lr_on_plateau", "greedy")
+        ),
+        "the paper's learning rate depends on the warm-up; give warmup_steps 1 or more, or learning_rate": (
+            not args.warmup_steps and args.learning_rate is None
+        ),
+        "eval_steps has no effect without eval_strategy steps or epoch": (
+            "eval_steps" in given and "eval_strategy" not in given and not evaluates
+        ),
+        "early_stopping_patience, load_best_model_at_end and save_strategy best need eval_strategy steps or epoch": (
+            chooses and not evaluates
+        ),
+        f"metric_for_best_model is {metric!r}, which isn't measured; choose one of: {', '.join(measured)}": (
+            metric is not None and metric.removeprefix("eval_") not in measured
+        ),
+        "load_best_model_at_end and average_last choose the final model in two ways; leave one of the two out": (
+            args.load_best_model_at_end and last > 0
+        ),
+        f"average_last is {last}, but save_total_limit keeps {kept} checkpoints; keep at least {last}": kept < last,
+        f"average_last is {last}, but save_strategy no saves no checkpoints": last > 0 and args.save_strategy == "no",
+        "nothing would be computed in float16 on a CPU; use bf16": args.fp16 and args.device.type == "cpu",
+        f"report_to is {', '.join(missing)}, which isn't available; {install('train')} for tensorboard, or choose "
+        f"from: {', '.join(available)}": bool(missing),
+    }
+    for problem, is_wrong in problems.items():
+        if is_wrong:
+            raise ValueError(problem)

@@ -8,11 +8,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import UnionType
-from typing import Any, ClassVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, ClassVar, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import torch
 import yaml
-from transformers import Seq2SeqTrainingArguments
+from transformers import PreTrainedTokenizerBase, Seq2SeqTrainingArguments
 
 from ..configuration_vanilla_transformer import VanillaTransformerConfig
 from ..data.formats import Corpus, is_table
@@ -26,22 +26,16 @@ class RecipeError(ValueError):
     """A recipe or an option that overrides it is wrong; the message names it and the fix."""
 
 
-def _files(help: str) -> Any:
+Default = TypeVar("Default")
+Value = TypeVar("Value")
+
+
+def _files(help: str) -> list[str]:
     return field(default_factory=list, metadata={"help": help})
 
 
-def _option(default: Any, help: str) -> Any:
+def _option(default: Default, help: str) -> Default:
     return field(default=default, metadata={"help": help})
-
-
-# Names of options in the example scripts of transformers -> names here.
-ALIASES = {
-    "train_file": "train_data",
-    "validation_file": "validation_data",
-    "test_file": "test_data",
-    "source_lang": "source_column",
-    "target_lang": "target_column",
-}
 
 
 @dataclass
@@ -79,10 +73,7 @@ class DataArguments:
                 setattr(self, f"{part}_data", [self.dataset_name])
 
     def corpus(self, part: str) -> Corpus:
-        """Returns a part's corpus; it is false if no source is given.
-
-        Args:
-            part: "train", "validation" or "test".
+        """Returns the corpus of "train", "validation" or "test"; it is false if no source is given.
 
         Raises:
             CorpusError: A file is missing or empty.
@@ -145,7 +136,7 @@ class ModelArguments:
         if self.early_stopping not in (None, True, False, "never"):
             raise ValueError(f"early_stopping is {self.early_stopping!r}; give true, false or never")
 
-    def decoding(self) -> dict[str, Any]:
+    def decoding(self) -> dict[str, object]:
         """Returns the fields of the model's generation config that differ from the paper's."""
         names = ("num_beams", "gnmt_length_penalty", "early_stopping")
         given = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
@@ -156,12 +147,8 @@ class ModelArguments:
         names = ("dropout", "attention_dropout", "activation_dropout", "label_smoothing")
         return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
 
-    def config(self, vocab_size: int, **fields: Any) -> VanillaTransformerConfig:
-        """Returns the configuration of a new model.
-
-        Args:
-            vocab_size: Number of tokens in the vocabulary.
-            **fields: Others that the tokenizer decides.
+    def config(self, vocab_size: int, **fields: object) -> VanillaTransformerConfig:
+        """Returns the configuration of a new model; `fields` are others that the tokenizer decides.
 
         Raises:
             RecipeError: The values don't fit together.
@@ -173,7 +160,7 @@ class ModelArguments:
         except Exception as error:  # strict dataclasses raise their own errors
             raise RecipeError(str(error.__cause__ or error)) from error
 
-    def config_for(self, tokenizer: Any) -> VanillaTransformerConfig:
+    def config_for(self, tokenizer: PreTrainedTokenizerBase) -> VanillaTransformerConfig:
         """Returns the configuration of a new model with a tokenizer's ids.
 
         Raises:
@@ -185,7 +172,7 @@ class ModelArguments:
         if tokenizer(["a"], text_target=["a"], verbose=False)["labels"][0][-1] != ids["eos_token_id"]:
             raise RecipeError("the tokenizer doesn't end a target with its end-of-sentence token; choose another")
         start = ids["eos_token_id" if ids["bos_token_id"] is None else "bos_token_id"]
-        fields: dict[str, Any] = {**ids, "decoder_start_token_id": start}
+        fields: dict[str, object] = {**ids, "decoder_start_token_id": start}
         if getattr(tokenizer, "separate_vocabs", False):  # a converted model's, with a dictionary for each side
             size = max(tokenizer.target_encoder.values()) + 1
             fields |= {"decoder_vocab_size": size, "share_encoder_decoder_embeddings": False}
@@ -220,6 +207,7 @@ class VanillaTransformerTrainingArguments(Seq2SeqTrainingArguments):
     include_for_metrics: list[str] = field(
         default_factory=lambda: ["inputs"], metadata={"help": "Of inputs and loss; samples need inputs."}
     )
+    metric_for_best_model: str | None = _option(None, "loss, perplexity, bleu or chrf (default: loss).")
     greater_is_better: bool | None = _option(None, "Of metric_for_best_model (default: as the metric has it).")
     dropout_warmup_steps: int = _option(
         0, "Updates over which dropout rises from 0 to the model's value (curriculum dropout)."
@@ -246,9 +234,6 @@ class VanillaTransformerTrainingArguments(Seq2SeqTrainingArguments):
     training_shortcuts: bool = _option(
         True, "On a CPU, compute the same loss and gradients in less memory, in bfloat16 in less time."
     )
-    keep_freed_memory: bool | None = _option(
-        None, "On a CPU, let the process keep freed memory, to save time (default: in the command alone)."
-    )
 
     def __post_init__(self) -> None:
         if not torch.accelerator.is_available():  # transformers only allows bf16 on a CPU with use_cpu
@@ -258,6 +243,8 @@ class VanillaTransformerTrainingArguments(Seq2SeqTrainingArguments):
             self.max_steps = -1
         if self.max_steps < 0 and not self.num_train_epochs:
             raise ValueError(f"max_steps is {self.max_steps}; give num_train_epochs, or max_steps of 0 or more")
+        if self.early_stopping_patience is not None and self.metric_for_best_model is None:
+            self.metric_for_best_model = "loss"  # as transformers has it for load_best_model_at_end
         if self.greater_is_better is None and str(self.metric_for_best_model).endswith("perplexity"):
             self.greater_is_better = False  # transformers would take the greatest perplexity for the best
         super().__post_init__()
@@ -267,7 +254,7 @@ class VanillaTransformerTrainingArguments(Seq2SeqTrainingArguments):
             other = "average_last" if self.average_last else "load_best_model_at_end"
             raise ValueError(f"ema_decay and {other} choose the final model in two ways; leave one of the two out")
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, object]:
         """The state to pickle, as in training_args.bin: everything but the token."""
         return {**vars(self), "hub_token": None}
 
@@ -284,15 +271,11 @@ class VanillaTransformerTrainingArguments(Seq2SeqTrainingArguments):
 
 
 Arguments = tuple[DataArguments, ModelArguments, VanillaTransformerTrainingArguments]
-PARTS: dict[str, Any] = {
-    "Data": DataArguments,
-    "Model": ModelArguments,
-    "Training": VanillaTransformerTrainingArguments,
-}
+PARTS = {"Data": DataArguments, "Model": ModelArguments, "Training": VanillaTransformerTrainingArguments}
 FIELDS = {field.name: field for part in PARTS.values() for field in dataclasses.fields(part) if field.init}
-SUPPORTED_NAMES = [name for name in (*FIELDS, *ALIASES) if name not in UNSUPPORTED]
+SUPPORTED_NAMES = [name for name in FIELDS if name not in UNSUPPORTED]
 # What an error says of a type.
-KINDS: dict[Any, str] = {
+KINDS: dict[object, str] = {
     bool: "true or false",
     int: "an integer",
     float: "a number",
@@ -302,7 +285,7 @@ KINDS: dict[Any, str] = {
 }
 
 
-def _kinds_of(hint: Any) -> tuple[Any, ...]:
+def _kinds_of(hint: object) -> tuple[object, ...]:
     """The types of a field without their parameters: `list[str] | None` is list and NoneType."""
     hints = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
     return tuple(get_origin(one) or one for one in hints)
@@ -318,12 +301,12 @@ class _Loader(yaml.SafeLoader):
     PyYAML reads YAML 1.1, where `no` is false, `1e-4` a string and the last key wins, and has no option for this.
     """
 
-    yaml_implicit_resolvers: ClassVar[dict[str, Any]] = {
+    yaml_implicit_resolvers: ClassVar[dict[str, list[tuple[str, re.Pattern[str]]]]] = {
         first: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:bool"]
         for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
     }
 
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[object, object]:
         names: set[str] = set()
         for key, _ in node.value:
             name = str(key.value).replace("-", "_")
@@ -353,10 +336,9 @@ def parse_recipe(
         The arguments of the data, of the model and of the training.
 
     Raises:
-        RecipeError: A file is not a recipe, or an option is unknown or isn't supported, has a value of the wrong type,
-            or is given under two names.
+        RecipeError: A file is not a recipe, or an option is unknown, isn't supported or has a value of the wrong type.
     """
-    values: dict[str, Any] = {}
+    values: dict[str, object] = {}
     for path in paths:
         recipe = _read(Path(path))
         values |= _named(recipe.items(), f"{path}: ", SUPPORTED_NAMES)
@@ -367,7 +349,7 @@ def parse_recipe(
     try:
         data, model = DataArguments(**parts[0]), ModelArguments(**parts[1])
         training = VanillaTransformerTrainingArguments(**{"output_dir": "", **parts[2]})
-        check_together(given, data, training)
+        check_together(given, data.streaming, training)
     # transformers checks that options are compatible, with errors of many kinds
     except (ValueError, TypeError, ImportError, OSError, RuntimeError) as error:
         raise RecipeError(" ".join(str(error).split())) from error
@@ -376,7 +358,7 @@ def parse_recipe(
     return data, model, training
 
 
-def _read(path: Path) -> dict[Any, Any]:
+def _read(path: Path) -> dict[object, object]:
     """Reads a recipe by its path or its name."""
     packaged = RECIPES / f"{path}.yaml"
     file = packaged if packaged.is_file() and not path.exists() else path
@@ -403,9 +385,8 @@ def _dashed(name: str) -> str:
 
 
 def _field_of(option: str, unknown: str, known: Iterable[str]) -> str:
-    """Returns the field of an option, whose name may have dashes or be an alias; refuses an unknown one."""
+    """Returns the field of an option, whose name may have dashes; refuses an unknown one."""
     name = option.removeprefix("--").replace("-", "_")
-    name = ALIASES.get(name, name)
     if name in UNSUPPORTED:
         raise RecipeError(
             f"{name} isn't supported by `train`; leave it out, or use VanillaTransformerTrainer in a script of your "
@@ -416,15 +397,12 @@ def _field_of(option: str, unknown: str, known: Iterable[str]) -> str:
     return name
 
 
-def _named(pairs: Iterable[tuple[Any, Any]], where: str, known: Iterable[str]) -> dict[str, Any]:
+def _named(pairs: Iterable[tuple[object, Value]], where: str, known: Iterable[str]) -> dict[str, Value]:
     """Returns options and their values under the names of their fields."""
-    written: dict[str, Any] = {}
-    values: dict[str, Any] = {}
+    values: dict[str, Value] = {}
     for option, value in pairs:
         shown = option if where == "" else repr(option)
         name = _field_of(str(option), f"{where}unknown option {shown}", known)
-        if written.setdefault(name, option) != option:  # only one of the values could count
-            raise RecipeError(f"{where}{written[name]} and {option} are two names of one option; give one of them")
         if name in values and list in TYPES[name]:
             raise RecipeError(f"{option} is given twice; write all of its values after one {option}")
         values[name] = value
@@ -445,7 +423,7 @@ def _words_of(arguments: Sequence[str]) -> list[tuple[str, list[str]]]:
     return pairs
 
 
-def _value_of(name: str, words: list[str]) -> Any:
+def _value_of(name: str, words: list[str]) -> object:
     """The value of an option of the command line: a list, a text, or true if an option of that kind has no text."""
     if not words and bool not in TYPES[name]:
         raise RecipeError(f"{_dashed(name)} needs a value")
@@ -456,7 +434,7 @@ def _value_of(name: str, words: list[str]) -> Any:
     return words[0] if words else True
 
 
-def _typed(name: str, value: Any) -> Any:
+def _typed(name: str, value: object) -> Any:
     """Returns a value of the type that an option has; text that isn't meant as such is read as in a recipe."""
     kinds = TYPES[name]
     if isinstance(value, str) and value and not {str, list} & {*kinds}:
@@ -473,7 +451,7 @@ def _typed(name: str, value: Any) -> Any:
         raise RecipeError(f"{name} is {value!r}; give {wanted}")
     choices = FIELDS[name].metadata.get("choices")
     if choices and value not in choices:
-        raise RecipeError(f"{name} is {value!r}; choose one of: {', '.join(choices)}{did_you_mean(value, choices)}")
+        raise RecipeError(f"{name} is {value!r}; choose one of: {', '.join(choices)}")
     return value
 
 
@@ -487,10 +465,9 @@ def describe_options() -> str:
 
 
 def _help(name: str) -> str:
-    """The first sentences of an option's help, with its default and its other name."""
+    """The first sentences of an option's help, with its default."""
     field = FIELDS[name]
     text = textwrap.shorten(field.metadata.get("help", "").replace("%%", "%"), 200, placeholder=" ...")
-    text += "".join(f" Also {_dashed(alias)}." for alias, own in ALIASES.items() if own == name)
     default = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
     default = getattr(default, "value", default)  # of an enumeration
     is_said = "default:" in text or default in (None, [], "")

@@ -8,13 +8,12 @@ import tempfile
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import datasets
 from datasets import Dataset, IterableDataset
-from transformers import DataCollatorForSeq2Seq, PreTrainedModel, set_seed
+from transformers import DataCollatorForSeq2Seq, PreTrainedModel, PreTrainedTokenizerBase, set_seed
 from transformers.trainer_callback import PrinterCallback, ProgressCallback
 from transformers.utils import logging as transformers_logging
 
@@ -26,15 +25,16 @@ from ..data.corpora import Cleaning, both_sides_of, read_corpus, resegment, stat
 from ..data.formats import Corpus
 from ..data.hub_names import check_model_on_hub
 from ..data.vectors import read_vectors, use_vectors
+from ..engine.memory import keep_freed_memory
 from ..errors import first_line
 from ..hub.upload import check_token
 from ..metrics import corpus_bleu
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from ..tokenization_vanilla_transformer import VanillaTransformerTokenizerFast
-from .callbacks import Console, TranslationLog, callbacks_for
+from .callbacks import Console, callbacks_for
 from .evaluation import TranslationMetrics, by_length
 from .finish import finish_run
-from .preflight import check_average, dry_run, preflight
+from .preflight import measured, preflight
 from .recipe import Arguments, RecipeError
 from .run_facts import run_facts
 from .run_folder import (
@@ -58,44 +58,36 @@ class FinishError(RuntimeError):
     """The model is trained, but averaging, scoring or the card has failed; the message says why, and the fix."""
 
 
-@dataclass(frozen=True)
-class Switches:
-    """Switches of the command line that no recipe has.
-
-    Attributes:
-        resume: Whether to resume from the last complete checkpoint of the output folder.
-        dry_run: Whether to train for a few updates in a temporary folder only.
-        accept_changed_data: Whether to resume although the training files have changed.
-        trust_remote_code: Whether code that comes with a model or a tokenizer may run.
-    """
-
-    resume: bool = False
-    dry_run: bool = False
-    accept_changed_data: bool = False
-    trust_remote_code: bool = False
-
-
 class Run:
     """A training run.
 
     Args:
         arguments: What `parse_recipe` returns.
-        switches: How to run it.
         say: Is called with each line for the user, in the main process only.
+        resume: Whether to resume from the last complete checkpoint of the output folder.
+        dry_run: Whether to train for a few updates in a temporary folder only.
+        trust_remote_code: Whether code that comes with a model or a tokenizer may run.
     """
 
     def __init__(
-        self, arguments: Arguments, switches: Switches | None = None, say: Callable[[str], Any] = print
+        self,
+        arguments: Arguments,
+        say: Callable[[str], object] = print,
+        *,
+        resume: bool = False,
+        dry_run: bool = False,
+        trust_remote_code: bool = False,
     ) -> None:
         self.data, self.model, self.args = arguments
-        self.switches = switches or Switches()
-        self.resume = self.switches.resume or self.args.resume_from_checkpoint is not None
-        self.output = self.folder = Path(self.args.output_dir or "")  # they differ in a dry run
+        self.resume, self.dry_run, self.trust_remote_code = resume and not dry_run, dry_run, trust_remote_code
+        self.output = Path(self.args.output_dir or "")
         self.main = self.args.process_index == 0
         self.say = say if self.main else lambda line: None
         self.checkpoint: Path | None = None  # to resume from
         self.corpora: dict[str, Corpus] = {}  # of each part, once it is checked
         self.cleaning = Cleaning(self.data.max_length, self.data.max_length_ratio)
+        if dry_run:
+            self.args.push_to_hub = False
 
     def check(self) -> None:
         """Checks the options before any data is read.
@@ -107,13 +99,11 @@ class Run:
         """
         if not self.args.output_dir:
             raise RecipeError("the run needs an output folder: --output-dir outputs/my-run")
-        if self.switches.accept_changed_data and not self.resume:
-            raise RecipeError("--accept-changed-data is for a run that is resumed; give --resume too, or leave it out")
         self._check_corpora()
         for name in (self.model.model_name_or_path, self.model.tokenizer_name_or_path):
             if name and not Path(name).is_dir():
                 check_model_on_hub(name)
-        if self.main and self.args.push_to_hub and not self.switches.dry_run:
+        if self.main and self.args.push_to_hub:
             check_token()
         if not self.model.model_name_or_path:
             config = self.model.config(self.model.vocab_size)  # the tokenizer's vocabulary may be smaller
@@ -122,8 +112,7 @@ class Run:
         elif self.model.embeddings:
             raise RecipeError("embeddings are for a new model, and model_name_or_path has its own; leave one out")
         self._check_metrics()
-        check_average(self.args)
-        if self.main:
+        if self.main and not self.dry_run:
             self._check_folder()
 
     def _check_corpora(self) -> None:
@@ -156,7 +145,7 @@ class Run:
         older = asdict(type(self.data)()) | asdict(type(self.model)()) | {"optim": fixed["optim"]}  # has fewer options
         check_same_options(self.output, older | before, fixed)
 
-    def _fixed(self) -> dict[str, Any]:
+    def _fixed(self) -> dict[str, object]:
         """Returns the options that must not change when a run resumes: those of data, model and optimizer."""
         options = asdict(self.data) | asdict(self.model)
         fixed = {name: value for name, value in options.items() if name not in FREE_OPTIONS}
@@ -174,37 +163,28 @@ class Run:
             FinishError: The model is trained, but can't be averaged, scored or described.
         """
         with ExitStack() as stack:
-            if self.main and not self.switches.dry_run:
-                stack.enter_context(only_process_in(self.output))
-                self._check_folder()  # once more, as another process may have been faster
-            if self.switches.dry_run:
+            if self.dry_run:
                 self.output = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="dry-run-")))
                 self.args.output_dir = str(self.output)
-                self.args.push_to_hub = False
+            if self.main:
+                stack.enter_context(only_process_in(self.output))
+                self._check_folder()  # once more, as another process may have been faster
             self._begin()
             trainer = self._prepared()
-            if self.switches.dry_run:
-                for line in dry_run(trainer):
+            if self.dry_run:
+                for line in measured(trainer):
                     self.say(line)
             else:
                 seconds = self._train(trainer)
                 if self.main:
                     self._finish(trainer, seconds)
 
-    def _write_recipe(self, data: str) -> None:
-        """Writes the options of the run and its data's fingerprint; a resumed run must have the same data."""
-        if self.resume and not self.switches.accept_changed_data:
-            check_same_data(self.folder, data)
-        if not self.switches.dry_run:
-            write_recipe(self.output, self._fixed(), data)
-
     def _begin(self) -> None:
         """Finds the checkpoint to resume from, or removes files of a run that stopped before its first update."""
         set_seed(self.args.seed)
         _be_quiet()
-        if self.resume and not self.switches.dry_run:
-            named, updates = self.args.resume_from_checkpoint, self.args.max_steps
-            self.checkpoint = checkpoint_to_resume(self.output, named, updates)
+        if self.resume:
+            self.checkpoint = checkpoint_to_resume(self.output, self.args.max_steps)
         elif self.main and not self._tokenizer_name:
             shutil.rmtree(self.output / TOKENIZER, ignore_errors=True)
 
@@ -212,7 +192,7 @@ class Run:
         """Returns the trainer, after the run's end was rehearsed with it."""
         trainer = self._trainer()
         counts = copy.deepcopy(vars(self.cleaning))
-        preflight(trainer, self.folder)
+        preflight(trainer)
         vars(self.cleaning).update(counts)  # the rehearsal has read the first pairs of a stream
         return trainer
 
@@ -221,6 +201,8 @@ class Run:
         if self.resume:
             start = f"Resuming from {self.checkpoint}" if self.checkpoint else "No complete checkpoint: starting over"
             self.say(start)
+        if self.args.device.type == "cpu":
+            keep_freed_memory()
         began = time.perf_counter()
         trainer.train(resume_from_checkpoint=str(self.checkpoint) if self.checkpoint else None)
         seconds = time.perf_counter() - began
@@ -251,25 +233,24 @@ class Run:
             if self.corpora["test"]:
                 read_corpus(self.corpora["test"])  # a wrong line is an error now
             if self.main:
-                self._write_recipe(state_of(self.corpora["train"], pairs))
+                fingerprint = state_of(self.corpora["train"], pairs)
+                if self.resume:
+                    check_same_data(self.output, fingerprint)
+                write_recipe(self.output, self._fixed(), fingerprint)
         with self.args.main_process_first(local=False, desc="training the tokenizer"):
             tokenizer = self._tokenizer(pairs)
             if self.checkpoint is not None:  # it may have changed since
                 check_tokenizer(tokenizer, load_config(self.checkpoint), str(self.checkpoint))
-        validation, places = None, []
+        validation = None
         with self.args.main_process_first(desc="tokenizing the corpus"):
             train = self._tokenized(pairs, tokenizer)
             if self.corpora["validation"]:
                 lines = read_corpus(self.corpora["validation"])
-                places = list(range(len(lines)))
-                validation = by_length(tokenize(lines.add_column("line", places), tokenizer, Cleaning(sys.maxsize)))
+                validation = by_length(tokenize(lines, tokenizer, Cleaning(sys.maxsize)))
         if not self.data.streaming:
             self.say(f"Training data: {self.cleaning}")
         model = self._model(tokenizer)
         metrics = TranslationMetrics(tokenizer, self.args.bleu_tokenize, num_samples=self.args.num_samples)
-        callbacks = [*callbacks_for(self.args), Console(metrics, self.say)]
-        if validation is not None:
-            callbacks.append(TranslationLog(metrics, validation["line"], len(places)))
         trainer = VanillaTransformerTrainer(
             model=model,
             args=self.args,
@@ -278,13 +259,15 @@ class Run:
             processing_class=tokenizer,
             data_collator=DataCollatorForSeq2Seq(tokenizer),
             compute_metrics=metrics,
-            callbacks=callbacks,
+            callbacks=[*callbacks_for(self.args), Console(metrics, self.say)],
         )
         for callback in (PrinterCallback, ProgressCallback):  # Console replaces them
             trainer.remove_callback(callback)
         return trainer
 
-    def _tokenized(self, pairs: Dataset | IterableDataset, tokenizer: Any) -> Dataset | IterableDataset:
+    def _tokenized(
+        self, pairs: Dataset | IterableDataset, tokenizer: PreTrainedTokenizerBase
+    ) -> Dataset | IterableDataset:
         workers = self.data.preprocessing_num_workers
         train = tokenize(pairs, tokenizer, self.cleaning, workers)
         if not self.data.bpe_dropout:
@@ -300,11 +283,11 @@ class Run:
     def _tokenizer_name(self) -> str | None:
         return self.model.tokenizer_name_or_path or self.model.model_name_or_path
 
-    def _tokenizer(self, pairs: Dataset | IterableDataset) -> Any:
+    def _tokenizer(self, pairs: Dataset | IterableDataset) -> PreTrainedTokenizerBase:
         """Loads the tokenizer that the recipe, a checkpoint or an earlier process names, or trains a new one."""
         saved = self.output / TOKENIZER
         if name := self._tokenizer_name:
-            return load_tokenizer(name, trust_remote_code=self.switches.trust_remote_code)
+            return load_tokenizer(name, trust_remote_code=self.trust_remote_code)
         if self.checkpoint is not None:
             return load_tokenizer(self.checkpoint)
         if (saved / "tokenizer.json").is_file():
@@ -326,10 +309,10 @@ class Run:
         tokenizer.save_pretrained(saved)
         return tokenizer
 
-    def _model(self, tokenizer: Any) -> PreTrainedModel:
+    def _model(self, tokenizer: PreTrainedTokenizerBase) -> PreTrainedModel:
         model: PreTrainedModel
         if name := self.model.model_name_or_path:
-            model = load_model(name, trust_remote_code=self.switches.trust_remote_code, **self.model.regularization())
+            model = load_model(name, trust_remote_code=self.trust_remote_code, **self.model.regularization())
             if self.model.tokenizer_name_or_path is None:
                 check_tokenizer(tokenizer, model.config, name)
         else:
@@ -343,8 +326,6 @@ class Run:
             setattr(model.generation_config, option, value)
         if self.args.ddp_find_unused_parameters is None:
             self.args.ddp_find_unused_parameters = False  # every update uses all; looking for others takes time
-        if self.args.keep_freed_memory is None:
-            self.args.keep_freed_memory = True
         self.say(f"Model: {model.num_parameters():,} parameters, vocabulary of {len(tokenizer):,}")
         return model
 

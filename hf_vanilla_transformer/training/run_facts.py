@@ -2,11 +2,11 @@
 
 import platform
 from dataclasses import replace
-from typing import Any
 
 import datasets
 import torch
 import transformers
+from transformers import PreTrainedModel, Seq2SeqTrainer
 
 from ..hub.facts import curve_of
 from ..hub.model_card import Evaluation, RunFacts, Sample, TrainingFacts, local_name
@@ -15,7 +15,7 @@ from .recipe import VanillaTransformerTrainingArguments
 from .schedule import peak_learning_rate
 
 
-def run_facts(trainer: Any, seconds: float | None = None) -> RunFacts:
+def run_facts(trainer: Seq2SeqTrainer, seconds: float | None = None) -> RunFacts:
     """Returns a trainer's facts for the model's card; `seconds` is the duration of the training."""
     args, model = trainer.args, trainer.model
     return RunFacts(
@@ -37,7 +37,7 @@ def run_facts(trainer: Any, seconds: float | None = None) -> RunFacts:
     )
 
 
-def recipe_of(args: VanillaTransformerTrainingArguments, model: Any, processes: int) -> TrainingFacts:
+def recipe_of(args: VanillaTransformerTrainingArguments, model: PreTrainedModel, processes: int) -> TrainingFacts:
     """Returns the options of a run for the model's card, with dropout and smoothing of the model's configuration."""
     tokens = args.per_device_train_batch_tokens * args.gradient_accumulation_steps * processes
     return TrainingFacts(
@@ -63,11 +63,11 @@ def _optimizer(args: VanillaTransformerTrainingArguments) -> str:
     return (adam if kind.startswith("adamw_torch") else kind) + decay
 
 
-def _words(scheduler: Any) -> str:
+def _words(scheduler: str) -> str:
     return str(getattr(scheduler, "value", scheduler)).replace("_", " ")
 
 
-def _evaluations(trainer: Any) -> list[Evaluation]:
+def _evaluations(trainer: Seq2SeqTrainer) -> list[Evaluation]:
     """Returns the last BLEU of the validation set, if the trainer has measured it."""
     signature = getattr(trainer.compute_metrics, "signature", "")
     scores = [entry["eval_bleu"] for entry in trainer.state.log_history if "eval_bleu" in entry]

@@ -6,7 +6,6 @@ import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
 
 from safetensors import SafetensorError
 from transformers import Trainer
@@ -14,7 +13,6 @@ from transformers import Trainer
 from ..checkpoints.completeness import (
     RECIPE,
     TRAINER_STATE,
-    damage_of,
     last_complete_checkpoint,
     step_of,
 )
@@ -26,16 +24,12 @@ from .recipe import RecipeError
 TOKENIZER = "tokenizer"  # the folder of the tokenizer that a run trains
 LOCK = "run.lock"
 SAVING = ".saving"  # a folder for new files until they replace old ones
-DRAWN = ("loss", "eval_perplexity", "eval_bleu", "learning_rate")  # numbers in a run's log that plots show
 FINGERPRINT = "data_fingerprint"  # in recipe.json, beside the options
 
 
 @contextmanager
 def only_process_in(folder: Path) -> Iterator[None]:
     """Creates a run's folder where it is missing, and keeps other processes from training there.
-
-    Args:
-        folder: The run's output folder.
 
     Raises:
         RecipeError: Another process trains there, or the folder can't be written.
@@ -62,12 +56,12 @@ def is_empty(folder: Path) -> bool:
     return names <= ({RECIPE, TOKENIZER} if is_run else set())
 
 
-def write_recipe(folder: Path, options: Mapping[str, Any], data: str) -> None:
+def write_recipe(folder: Path, options: Mapping[str, object], data: str) -> None:
     """Writes the options of a run that can't change, and the fingerprint of its training data."""
     write_text(folder / RECIPE, json.dumps({**options, FINGERPRINT: data}, indent=1))
 
 
-def read_recipe(folder: Path) -> dict[str, Any]:
+def read_recipe(folder: Path) -> dict[str, object]:
     """Reads the file of `write_recipe`.
 
     Raises:
@@ -81,7 +75,7 @@ def read_recipe(folder: Path) -> dict[str, Any]:
     raise RecipeError(f"there is no run to resume in {folder}; start one without --resume")
 
 
-def check_same_options(folder: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+def check_same_options(folder: Path, before: Mapping[str, object], now: Mapping[str, object]) -> None:
     """Checks that a run is resumed with the options that it was started with; raises `RecipeError` otherwise."""
     for name, value in now.items():
         if before.get(name) != value:
@@ -95,48 +89,26 @@ def check_same_data(folder: Path, data: str) -> None:
     """Checks that the training data is that of the run, by its fingerprint; raises `RecipeError` otherwise."""
     if read_recipe(folder).get(FINGERPRINT, data) != data:
         raise RecipeError(
-            f"the training data has changed since the run in {folder} was started; restore it, or resume with "
-            "--accept-changed-data"
+            f"the training data has changed since the run in {folder} was started; restore it, or remove {FINGERPRINT} "
+            f"from its {RECIPE} to train on with the new data"
         )
 
 
-def checkpoint_to_resume(folder: Path, named: str | None, max_steps: int) -> Path | None:
-    """Returns the checkpoint that a run resumes from: the one that is named, or the last complete one.
-
-    Args:
-        folder: The run's output folder.
-        named: A checkpoint's folder; None, or "True" as the Trainer has it: the last complete one.
-        max_steps: The run's number of updates; negative: by its epochs.
+def checkpoint_to_resume(folder: Path, max_steps: int) -> Path | None:
+    """Returns the checkpoint that a run resumes from, the last complete one; None: it starts over.
 
     Raises:
-        RecipeError: The checkpoint is not one of this run, isn't complete, or has more updates.
+        RecipeError: The checkpoint has more updates, or no state of the optimizer.
     """
-    checkpoint = _last_checkpoint(folder) if named is None or named.lower() == "true" else _named_one(folder, named)
-    if checkpoint is not None and 0 <= max_steps < (step := step_of(checkpoint) or 0):
-        raise RecipeError(f"max_steps is {max_steps:,}, but {checkpoint} has {step:,} updates already; give more")
-    return checkpoint
-
-
-def _last_checkpoint(folder: Path) -> Path | None:
     checkpoint = last_complete_checkpoint(folder)
-    model = last_complete_checkpoint(folder, to_resume=False) if checkpoint is None else None
-    if model is not None:  # a new start would overwrite it
+    if checkpoint is None and (model := last_complete_checkpoint(folder, to_resume=False)):
+        # a new start would overwrite it
         raise RecipeError(
             f"no checkpoint in {folder} has the state of the optimizer (save_only_model leaves it out); "
             f"start a new run from the weights with --model-name-or-path {model}"
         )
-    return checkpoint
-
-
-def _named_one(folder: Path, named: str) -> Path:
-    checkpoint = Path(named)
-    if checkpoint.resolve().parent != folder.resolve() or step_of(checkpoint) is None:
-        raise RecipeError(
-            f"--resume-from-checkpoint {named} is not a checkpoint of {folder}; name one of its checkpoint-N, or start "
-            "a new run from its weights with --model-name-or-path"
-        )
-    if damage := damage_of(checkpoint):
-        raise RecipeError(f"--resume-from-checkpoint {named}: {damage}; --resume takes the last complete one")
+    if checkpoint is not None and 0 <= max_steps < (step := step_of(checkpoint) or 0):
+        raise RecipeError(f"max_steps is {max_steps:,}, but {checkpoint} has {step:,} updates already; give more")
     return checkpoint
 
 
@@ -144,9 +116,7 @@ def _named_one(folder: Path, named: str) -> Path:
 def saved(trainer: Trainer, folder: Path) -> Iterator[Path]:
     """Yields a temporary folder below a run's with the model as it is, and removes it at the end.
 
-    Args:
-        trainer: The trainer of the model. With a sharded one, all of its processes have to call this.
-        folder: The run's output folder.
+    With a sharded model, all processes have to call this.
     """
     partial, is_main = folder / SAVING, trainer.is_world_process_zero()
     try:
@@ -162,9 +132,7 @@ def saved(trainer: Trainer, folder: Path) -> Iterator[Path]:
 def save_model(trainer: Trainer, folder: Path) -> None:
     """Saves a trained model and the trainer's log in the run's folder; an old model stays until all is written.
 
-    Args:
-        trainer: After training; all of its processes have to call this.
-        folder: The run's output folder.
+    All processes have to call this.
 
     Raises:
         OSError: It can't be written; a full disk, for instance.
@@ -182,7 +150,7 @@ def save_model(trainer: Trainer, folder: Path) -> None:
         ) from error
 
 
-def read_log(run: str | Path) -> list[dict[str, Any]]:
+def read_log(run: str | Path) -> list[dict[str, float]]:
     """Reads the log of a run: all of it, or up to its last complete checkpoint if it is still training.
 
     Args:
@@ -201,12 +169,6 @@ def read_log(run: str | Path) -> list[dict[str, Any]]:
     if isinstance(state, str):
         raise RecipeError(f"{file.parent}: {state}; give the output folder of a run")
     log = state.get("log_history")
-    if not isinstance(log, list) or not all(_is_entry(entry) for entry in log):
+    if not isinstance(log, list):
         raise RecipeError(f"{file} has no log of a Trainer (`log_history`); give the output folder of a run")
     return log
-
-
-def _is_entry(entry: Any) -> bool:
-    if not isinstance(entry, dict) or not isinstance(entry.get("step"), int):
-        return False
-    return all(isinstance(entry.get(key, 0), int | float) for key in DRAWN)

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from types import SimpleNamespace
-from typing import Any
 
 from torch.optim.lr_scheduler import LambdaLR
 
@@ -18,7 +17,7 @@ def paper_learning_rate(d_model: int, warmup_steps: int, factor: float = 1.0) ->
     return factor * (d_model * warmup_steps) ** -0.5
 
 
-def peak_learning_rate(args: VanillaTransformerTrainingArguments, model: Any) -> float:
+def peak_learning_rate(args: VanillaTransformerTrainingArguments, model: object) -> float:
     """The highest learning rate of a run: `learning_rate`, or without one that of the paper's schedule (5.3).
 
     Args:

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate.utils import parse_flag_from_env
+from accelerate.optimizer import AcceleratedOptimizer
+from accelerate.utils import FullyShardedDataParallelPlugin, parse_flag_from_env
 from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import (
@@ -17,6 +18,8 @@ from torch.distributed.checkpoint.state_dict import (
     set_model_state_dict,
     set_optimizer_state_dict,
 )
+from torch.nn.modules.module import _IncompatibleKeys
+from torch.optim import Optimizer
 from transformers import Seq2SeqTrainer
 
 from ..checkpoints.completeness import OPTIMIZER, SCHEDULER
@@ -27,21 +30,18 @@ from .recipe import RECIPES, RecipeError
 class ShardingTrainer(Seq2SeqTrainer):
     """Seq2SeqTrainer that trains, saves and resumes this package's models with FSDP2 too."""
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, *args: object, **kwargs: object) -> None:
         super().__init__(*args, **kwargs)
         self._model_class = type(self.model)  # FSDP puts the model into a class of its own
         if self.is_deepspeed_enabled:
+            raise RecipeError(f"DeepSpeed isn't supported; FSDP does the same: {RECIPES / 'accelerate'}/fsdp_8gpu.yaml")
+        if parse_flag_from_env("ACCELERATE_USE_FSDP") and not self.is_fsdp_enabled:
             raise RecipeError(
-                f"DeepSpeed isn't supported; FSDP does the same: {RECIPES / 'accelerate' / 'fsdp_8gpu.yaml'}"
+                f"Accelerate has no FSDP on CPUs; there, use {RECIPES / 'accelerate'}/cpu_ddp.yaml instead"
             )
         if self.is_fsdp_enabled:
             check_plugin(self.accelerator.state.fsdp_plugin)
             share_embedding_module(self.model)
-        elif parse_flag_from_env("ACCELERATE_USE_FSDP"):
-            raise RecipeError(
-                "FSDP is asked for, but Accelerate supports it on GPUs and other accelerators only; on CPUs, use "
-                f"{RECIPES / 'accelerate' / 'cpu_ddp.yaml'}"
-            )
 
     def _save(self, output_dir: str | None = None, state_dict: dict[str, Tensor] | None = None) -> None:
         sharded_class = type(self.model)
@@ -71,7 +71,7 @@ class ShardingTrainer(Seq2SeqTrainer):
         else:
             super()._load_from_checkpoint(resume_from_checkpoint, model)
 
-    def _issue_warnings_after_load(self, load_result: Any) -> None:
+    def _issue_warnings_after_load(self, load_result: _IncompatibleKeys) -> None:
         # The Trainer would only warn of missing weights. Tied ones are saved once.
         left_out = {*_tied_to(self.model), *(getattr(self.model, "_keys_to_ignore_on_save", None) or ())}
         missing = [name for name in load_result.missing_keys if name not in left_out]
@@ -86,11 +86,9 @@ class ShardingTrainer(Seq2SeqTrainer):
 
     def _load_weights(self, checkpoint: Path) -> None:
         options = StateDictOptions(full_state_dict=True, strict=False)  # as tied weights are saved once
-        weights: dict[str, Any] = load_file(checkpoint / WEIGHTS)
-        result = set_model_state_dict(self.model, weights, options=options)
-        wrong = [*(name for name in result.missing_keys if name not in _tied_to(self.model)), *result.unexpected_keys]
-        if wrong:
-            raise CheckpointError(f"{checkpoint / WEIGHTS} is of another model: only one of the two has {wrong[0]}")
+        self._issue_warnings_after_load(
+            set_model_state_dict(self.model, {**load_file(checkpoint / WEIGHTS)}, options=options)
+        )
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         if not self.is_fsdp_enabled or checkpoint is None:
@@ -105,8 +103,10 @@ class ShardingTrainer(Seq2SeqTrainer):
         self.lr_scheduler.load_state_dict(torch.load(Path(checkpoint, SCHEDULER), weights_only=True))
 
     @property
-    def _torch_optimizer(self) -> Any:
-        return getattr(self.optimizer, "optimizer", self.optimizer)  # inside Accelerate's wrapper
+    def _torch_optimizer(self) -> Optimizer:
+        wrapped = self.optimizer  # by Accelerate
+        assert wrapped is not None
+        return wrapped.optimizer if isinstance(wrapped, AcceleratedOptimizer) else wrapped
 
 
 def share_embedding_module(model: nn.Module) -> None:
@@ -134,18 +134,16 @@ def renamed(optimizer_state: dict[str, Any], new: dict[Any, Any]) -> dict[str, A
     return {"state": state, "param_groups": groups}
 
 
-def _tied_to(model: Any) -> dict[str, str]:
+def _tied_to(model: nn.Module) -> dict[str, str]:
     """Name of each tied parameter that is not saved -> name of the saved one."""
     tied: dict[str, str] = getattr(model, "all_tied_weights_keys", {})
     return tied
 
 
-def check_plugin(plugin: Any) -> None:
-    """Checks that Accelerate's FullyShardedDataParallelPlugin asks for FSDP2 and complete checkpoints."""
-    if plugin.fsdp_version != 2:
-        raise RecipeError(f"fsdp_version is {plugin.fsdp_version}; write `fsdp_version: 2` into Accelerate's config")
-    if "FULL_STATE_DICT" not in str(plugin.state_dict_type):
+def check_plugin(plugin: FullyShardedDataParallelPlugin) -> None:
+    """Checks that Accelerate's config asks for FSDP2 and for checkpoints that `from_pretrained` can load."""
+    if plugin.fsdp_version != 2 or "FULL_STATE_DICT" not in str(plugin.state_dict_type):
         raise RecipeError(
-            "Accelerate's config asks for sharded checkpoints; neither from_pretrained nor another number of processes "
-            "can load them; write `fsdp_state_dict_type: FULL_STATE_DICT` into it"
+            "write `fsdp_version: 2` and `fsdp_state_dict_type: FULL_STATE_DICT` into Accelerate's config; neither "
+            "from_pretrained nor another number of processes can load other checkpoints"
         )

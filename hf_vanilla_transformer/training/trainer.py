@@ -5,7 +5,7 @@ import inspect
 import math
 import shutil
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -15,30 +15,28 @@ import datasets
 import torch
 from accelerate.data_loader import prepare_data_loader
 from datasets.distributed import split_dataset_by_node
-from huggingface_hub import HfApi
 from safetensors import SafetensorError
-from torch import Tensor
-from torch.optim.lr_scheduler import LambdaLR
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 from torch.utils.data import DataLoader
-from transformers import EarlyStoppingCallback, PreTrainedTokenizerBase
-from transformers.trainer_utils import EvalLoopOutput, HubStrategy, SchedulerType
-from transformers.utils import PushInProgress, logging
+from transformers import EarlyStoppingCallback, GenerationConfig, PreTrainedTokenizerBase
+from transformers.trainer_utils import EvalLoopOutput, SchedulerType, TrainOutput
+from transformers.utils import logging
 
 from .. import engine
 from ..checkpoints.completeness import checkpoints_in, damage_of
-from ..checkpoints.files import check_links
 from ..checkpoints.loading import not_finite, tokenizer_fingerprint
 from ..data.batching import TokenBudgetBatchSampler, TokenBudgetStream
 from ..data.corpora import lengths_of
-from ..engine.memory import keep_freed_memory
 from ..engine.training import paused_shortcuts, training_shortcuts
 from ..errors import first_line
 from ..hub.facts import TARGET_TOKENS, said_by_author, with_what_was_said
 from ..hub.model_card import save_card
-from ..hub.upload import Upload, check_token, hub_errors, model_files, prepare, send
+from ..hub.upload import Published, hub_errors, prepare, publish
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from .consistency import ConsistencyTrainer
-from .recipe import RecipeError, VanillaTransformerTrainingArguments
+from .recipe import VanillaTransformerTrainingArguments
 from .run_facts import run_facts
 from .schedule import count_from_one, peak_learning_rate, set_rates
 
@@ -61,15 +59,15 @@ class VanillaTransformerTrainer(ConsistencyTrainer):
 
     args: VanillaTransformerTrainingArguments
     batch_sampler: TokenBudgetBatchSampler | None = None
-    push_in_progress: PushInProgress | None
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, *args: object, **kwargs: object) -> None:
         super().__init__(*args, **kwargs)
         forward = self.accelerator.unwrap_model(self.model).forward
         self._can_skip_logits = "skip_logits" in inspect.signature(forward).parameters
         self._evaluated = torch.zeros(2, dtype=torch.float64)  # of an evaluation: loss times tokens, and tokens
-        self._clock = _Clock()
-        self._loss_of_update: Any = 0.0
+        self._since: float | None = None  # the last line of the log, evaluations left out, in seconds
+        self._tokens_then = 0
+        self._loss_of_update: Tensor | float = 0.0
         self._checked_update = 0
         self._failures = 0  # updates in a row whose loss or gradients were not finite
         is_ours = isinstance(self.model, VanillaTransformerForConditionalGeneration)
@@ -79,25 +77,23 @@ class VanillaTransformerTrainer(ConsistencyTrainer):
                 tokenizer.bpe_dropout = None  # it would segment a text differently each time
             self.model.config.tokenizer_fingerprint = tokenizer_fingerprint(tokenizer)
 
-    def train(self, *args: Any, **kwargs: Any) -> Any:
-        """Trains as `Trainer.train` does, with `keep_freed_memory` and `training_shortcuts` as the arguments say."""
-        if self.args.keep_freed_memory and self.args.device.type == "cpu":
-            keep_freed_memory()
-        return super().train(*args, **kwargs)
-
-    def _inner_training_loop(self, *args: Any, **kwargs: Any) -> Any:  # the model is known here, `model_init` or not
+    def _inner_training_loop(
+        self, *args: object, **kwargs: object
+    ) -> TrainOutput:  # the model is known here, `model_init` or not
         uses_shortcuts = self.args.training_shortcuts and not self.args.torch_compile and not self.is_fsdp_enabled
         with training_shortcuts(self.model) if uses_shortcuts else nullcontext():
             return super()._inner_training_loop(*args, **kwargs)
 
     @staticmethod
-    def get_optimizer_cls_and_kwargs(args: Any, model: Any = None) -> tuple[Any, Any]:
+    def get_optimizer_cls_and_kwargs(
+        args: VanillaTransformerTrainingArguments, model: nn.Module | None = None
+    ) -> tuple[type[Optimizer], dict[str, object]]:
         """The optimizer's class and arguments; its rate is the paper's where `learning_rate` is None."""
         args, rate = copy.copy(args), peak_learning_rate(args, model)
         args.learning_rate = rate  # of the copy: the same arguments may train a model of another size
         return ConsistencyTrainer.get_optimizer_cls_and_kwargs(args, model)
 
-    def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
+    def create_scheduler(self, num_training_steps: int, optimizer: Optimizer | None = None) -> LRScheduler:
         """The schedule; the paper's, "inverse_sqrt", counts updates from 1 (5.3), where transformers begins with 0."""
         is_new = self.lr_scheduler is None
         scheduler = super().create_scheduler(num_training_steps, optimizer)
@@ -109,18 +105,13 @@ class VanillaTransformerTrainer(ConsistencyTrainer):
         """Loads the state of a checkpoint; learning rate, betas and weight decay are those of the arguments."""
         if checkpoint is None:
             return
-        wanted = [{name: group.get(name) for name in RESUMABLE} for group in self.optimizer.param_groups]
+        wanted = [{name: group[name] for name in RESUMABLE if name in group} for group in self.optimizer.param_groups]
         rates = list(getattr(self.lr_scheduler, "base_lrs", ()))
         super()._load_optimizer_and_scheduler(checkpoint)
         if not isinstance(self.lr_scheduler, LambdaLR):
-            if rates != list(getattr(self.lr_scheduler, "base_lrs", ())):
-                raise RecipeError("with this scheduler, a resumed run can't change its learning rate")
             return
         for group, values in zip(self.optimizer.param_groups, wanted, strict=True):
-            for name, value in values.items():
-                if value is not None and group.get(name) != value:
-                    logger.warning(f"resuming with {RESUMABLE[name]} {value}, not {group.get(name)}")
-                    group[name] = value
+            group.update(values)
         self.lr_scheduler.base_lrs = rates
         before, after = set_rates(self.lr_scheduler)
         if before != after:
@@ -132,14 +123,14 @@ class VanillaTransformerTrainer(ConsistencyTrainer):
         saved = self.state.stateful_callbacks.get(TOKEN_COUNT, {})
         return int(saved.get("attributes", {}).get("count", 0))
 
-    def get_train_dataloader(self) -> DataLoader[Any]:
+    def get_train_dataloader(self) -> DataLoader[object]:
         """Batches within `per_device_train_batch_tokens`, this process's part of them."""
         if not self.args.per_device_train_batch_tokens or self.train_dataset is None:
             return super().get_train_dataloader()
         names = ("num_workers", "pin_memory", "persistent_workers", "prefetch_factor")
         options: dict[str, Any] = {name: getattr(self.args, f"dataloader_{name}") for name in names}
         options["collate_fn"] = self.data_collator
-        loader: DataLoader[Any]
+        loader: DataLoader[object]
         if isinstance(self.train_dataset, datasets.IterableDataset):
             loader = DataLoader(self._stream(self.train_dataset), batch_size=None, **options)
         else:
@@ -151,7 +142,7 @@ class VanillaTransformerTrainer(ConsistencyTrainer):
             loader, device=self.args.device, num_processes=1, process_index=0, put_on_device=True, non_blocking=True
         )
 
-    def _sampler(self, dataset: Any) -> TokenBudgetBatchSampler:
+    def _sampler(self, dataset: datasets.Dataset) -> TokenBudgetBatchSampler:
         return TokenBudgetBatchSampler(
             lengths_of(dataset, "input_ids"),
             lengths_of(dataset, "labels"),
@@ -168,7 +159,7 @@ class VanillaTransformerTrainer(ConsistencyTrainer):
         shuffled = own.shuffle(seed=self.args.seed_of_data, buffer_size=window)
         return TokenBudgetStream(shuffled, self.args.per_device_train_batch_tokens, window, seed=self.args.seed_of_data)
 
-    def _run_epoch(self, **kwargs: Any) -> None:
+    def _run_epoch(self, epoch: int, **kwargs: object) -> None:
         # The Trainer would train once more when it resumes at the end, and three epochs if max_steps is 0.
         if 0 <= self.args.max_steps <= self.state.global_step:
             self.control.should_training_stop = True
@@ -176,11 +167,14 @@ class VanillaTransformerTrainer(ConsistencyTrainer):
         self.state.compute_steps(self.args, self.state.max_steps)  # a resumed run would have its checkpoint's intervals
         # The Trainer tells the epoch to some samplers only, and not after resuming with several processes.
         if self.batch_sampler is not None:
-            self.batch_sampler.set_epoch(kwargs["epoch"])
-        self._clock.start(self.target_tokens)
-        super()._run_epoch(**kwargs)
+            self.batch_sampler.set_epoch(epoch)
+        if self._since is None:
+            self._since, self._tokens_then = time.perf_counter(), self.target_tokens
+        super()._run_epoch(epoch=epoch, **kwargs)
 
-    def get_batch_samples(self, epoch_iterator: Iterator[Any], num_batches: int, device: torch.device) -> Any:
+    def get_batch_samples(
+        self, epoch_iterator: Iterator[dict[str, Tensor]], num_batches: int, device: torch.device
+    ) -> tuple[list[dict[str, Tensor]], Tensor | int | None]:
         """Returns the batches of one update and its number of target tokens, and counts the tokens."""
         batches, items = super().get_batch_samples(epoch_iterator, num_batches, device)
         if items is not None:
@@ -188,20 +182,24 @@ class VanillaTransformerTrainer(ConsistencyTrainer):
             self.state.stateful_callbacks[TOKEN_COUNT] = {"args": {}, "attributes": {"count": count}}
         return batches, items
 
-    def compute_loss(self, model: Any, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
+    def compute_loss(
+        self, model: nn.Module, inputs: Mapping[str, Tensor | bool], *args: object, **kwargs: object
+    ) -> Tensor:
         """The model's own smoothed loss, without logits where they aren't needed."""
         own_loss = self.label_smoother is None and self.compute_loss_func is None
         if self._can_skip_logits and own_loss and model.training and "labels" in inputs:
             inputs = {**inputs, "skip_logits": True}
         return super().compute_loss(model, inputs, *args, **kwargs)
 
-    def training_step(self, *args: Any, **kwargs: Any) -> Tensor:
+    def training_step(self, *args: object, **kwargs: object) -> Tensor:
         """Forward and backward of one batch; its loss is added to that of the update."""
         loss: Tensor = super().training_step(*args, **kwargs)
         self._loss_of_update = self._loss_of_update + loss.detach()
         return loss
 
-    def _maybe_log_save_evaluate(self, tr_loss: Tensor, grad_norm: Any, *args: Any, **kwargs: Any) -> None:
+    def _maybe_log_save_evaluate(
+        self, tr_loss: Tensor, grad_norm: Tensor | float | None, *args: object, **kwargs: object
+    ) -> None:
         if self._checked_update != self.state.global_step:  # it is called once more at the end of an epoch
             self._checked_update = self.state.global_step
             # With float16, the loss scaler skips updates whose gradients overflow: that does no harm.
@@ -244,7 +242,7 @@ class VanillaTransformerTrainer(ConsistencyTrainer):
             f"{self._get_learning_rate():.1e}), a longer warmup_steps or max_grad_norm 1; {kept}"
         )
 
-    def _save_checkpoint(self, model: Any, trial: Any) -> None:
+    def _save_checkpoint(self, model: nn.Module, trial: object) -> None:
         """Saves a checkpoint, or none if weights aren't finite; a failed attempt leaves no half of one."""
         folder = Path(self._get_output_dir(trial=trial)) / f"checkpoint-{self.state.global_step}"
         if self._in_any_process(bool(not_finite(self.model))):  # with FSDP, each has its own part
@@ -263,63 +261,37 @@ class VanillaTransformerTrainer(ConsistencyTrainer):
             ) from error
 
     def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
-        # The Trainer's own method sends everything in the run's folder, and not the code.
-        args, checkpoint = self.args, Path(checkpoint_folder)
-        is_busy = self.push_in_progress is not None and not self.push_in_progress.is_done()
-        if not self.is_world_process_zero() or args.hub_strategy == HubStrategy.END:
-            return
-        if is_busy and not args.hub_always_push:
-            return
-        self.callback_handler.on_push_begin(args, self.state, self.control)
-        names, message = model_files(checkpoint)[0], f"Training in progress, step {self.state.global_step}"
-        run = Path(args.output_dir or "")
-        check_links(run, [run / name for name in names])
-        for name in names:  # as the checkpoint may be removed before it has been sent
-            shutil.copyfile(checkpoint / name, run / name)
-        where: dict[str, Any] = {"token": args.hub_token, "revision": args.hub_revision, "run_as_future": True}
-        jobs = [send(Upload(run, names), str(self.hub_model_id), message=message, **where)]
-        if args.hub_strategy in (HubStrategy.CHECKPOINT, HubStrategy.ALL_CHECKPOINTS):
-            place = "last-checkpoint" if args.hub_strategy == HubStrategy.CHECKPOINT else checkpoint.name
-            what = {"repo_id": self.hub_model_id, "folder_path": checkpoint, "path_in_repo": place}
-            jobs.append(HfApi().upload_folder(**what, commit_message=f"{message}, checkpoint", **where))
-        if self.push_in_progress is not None and is_busy:
-            self.push_in_progress.jobs.extend(jobs)
-        else:
-            self.push_in_progress = PushInProgress(jobs)
+        """Sends no checkpoint: a model is pushed once, when it is complete."""
 
     def init_hf_repo(self, token: str | None = None, private: bool | None = None) -> None:
         """Creates the repository as the Trainer does, with one-line errors for its name and the token.
 
         Raises:
-            PublishError: There is no token, or the user may not write there.
+            PublishError: The user may not write there.
             ConnectionError: The Hub can't be reached, or fails.
         """
-        if token is None and self.args.hub_token is None and self.is_world_process_zero():
-            check_token()
         with hub_errors(self.args.hub_model_id or Path(self.args.output_dir or "").resolve().name):
             super().init_hf_repo(token, private)
 
     def push_to_hub(
         self,
-        commit_message: str | None = "End of training",
-        blocking: bool = True,
+        commit_message: str = "End of training",
         token: str | None = None,
         revision: str | None = None,
         private: bool | None = None,
         **kwargs: Any,
-    ) -> Any:
+    ) -> Published | None:
         """Saves and uploads model, tokenizer, code and card, without files that only training needs.
 
         Args:
             commit_message: The commit's first line.
-            blocking: Whether to wait until all has arrived.
             token: For the Hub; None: that of the arguments, or the saved one.
             revision: A branch; None: that of the arguments, or main.
             private: Whether a new repository is private; None: as the arguments say.
             **kwargs: Of `create_model_card`: language, license ...
 
         Returns:
-            The commit, or a future of it if it isn't waited for. None in other processes than the main one.
+            Where the model is. None in other processes than the main one.
 
         Raises:
             PublishError: There is no token, or the user may not write there.
@@ -332,29 +304,18 @@ class VanillaTransformerTrainer(ConsistencyTrainer):
         if not self.is_world_process_zero():
             return None
         self.create_model_card(**kwargs)
-        where = {"token": token, "revision": revision, "run_as_future": not blocking}
-        return self._upload(Path(self.args.output_dir or ""), commit_message, **where)
+        repo = str(self.hub_model_id)
+        return publish(
+            prepare(Path(self.args.output_dir or ""), repo),
+            repo,
+            message=commit_message,
+            token=token or self.args.hub_token,
+            revision=revision or self.args.hub_revision,
+        )
 
-    def push_folder(self, folder: Path) -> str:
-        """Uploads a finished model with its card to `hub_model_id`, and returns the commit's address.
-
-        Raises:
-            PublishError: As for `push_to_hub`.
-            ConnectionError: As for `push_to_hub`.
-        """
-        if self.hub_model_id is None:
-            self.init_hf_repo()
-        return str(self._upload(folder, "End of training"))
-
-    def _upload(self, folder: Path, message: str | None, **where: Any) -> Any:
-        self._finish_current_push()
-        where = {"token": self.args.hub_token, "revision": self.args.hub_revision} | {
-            name: value for name, value in where.items() if value is not None
-        }
-        upload = prepare(folder, str(self.hub_model_id))
-        return send(upload, str(self.hub_model_id), message=message, **where)
-
-    def prediction_step(self, model: Any, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
+    def prediction_step(
+        self, model: nn.Module, inputs: dict[str, Tensor], *args: object, **kwargs: object
+    ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
         """One batch of the evaluation; its loss is added up by tokens."""
         if "labels" in inputs:
             inputs = {**inputs, "labels": self._without_repeated(inputs["labels"])}
@@ -367,13 +328,13 @@ class VanillaTransformerTrainer(ConsistencyTrainer):
             )
         return outputs
 
-    def evaluation_loop(self, *args: Any, metric_key_prefix: str = "eval", **kwargs: Any) -> EvalLoopOutput:
+    def evaluation_loop(self, *args: object, metric_key_prefix: str = "eval", **kwargs: object) -> EvalLoopOutput:
         """Evaluates; the loss is the mean over tokens, not over batches, and its exponential the perplexity."""
+        began = time.perf_counter()
         self._evaluated.zero_()
         # Seq2SeqTrainer would count repeated sentences twice (`_without_repeated`).
         self.gather_function = self.accelerator.gather_for_metrics
         with (
-            self._clock.paused(),
             paused_shortcuts(self.model),  # first, as the engine doesn't attach to a model with them
             engine.attach_if_supported(self.model, allow_autocast=True)
             if self.args.predict_with_generate
@@ -385,6 +346,8 @@ class VanillaTransformerTrainer(ConsistencyTrainer):
         if tokens:
             output.metrics[f"{metric_key_prefix}_loss"] = loss / tokens
             output.metrics[f"{metric_key_prefix}_perplexity"] = math.exp(min(loss / tokens, 700.0))
+        if self._since is not None:
+            self._since += time.perf_counter() - began
         return output
 
     def _without_repeated(self, labels: Tensor) -> Tensor:
@@ -403,21 +366,13 @@ class VanillaTransformerTrainer(ConsistencyTrainer):
         tags: str | Sequence[str] | None = None,
         model_name: str | None = None,
         finetuned_from: str | None = None,
-        tasks: Any = None,
         dataset_tags: str | Sequence[str] | None = None,
-        **kwargs: Any,
+        **kwargs: object,
     ) -> None:
         """Writes the model's card into the run's folder, and keeps the metadata of an older one there.
 
-        Args:
-            language: ISO 639 codes.
-            license: The Hub's identifier, "apache-2.0".
-            tags: The Hub's tags, beside those that every card has.
-            model_name: The card's title.
-            finetuned_from: The base model's name on the Hub.
-            tasks: Ignored.
-            dataset_tags: Names on the Hub of the training data.
-            **kwargs: Ignored.
+        The arguments are those of `Trainer.create_model_card`; languages are ISO 639 codes, `model_name` is the card's
+        title, and others than these are ignored.
         """
         if self.is_world_process_zero():
             facts = replace(
@@ -426,7 +381,7 @@ class VanillaTransformerTrainer(ConsistencyTrainer):
                 languages=_listed(language),
                 license=license,
                 tags=_listed(tags),
-                base_model=finetuned_from or _base_of(self.model),
+                base_model=finetuned_from,
                 datasets=_listed(dataset_tags),
             )
             folder = Path(self.args.output_dir or "")
@@ -435,25 +390,21 @@ class VanillaTransformerTrainer(ConsistencyTrainer):
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Logs, with the target tokens seen and their number per second since the last line."""
         if "loss" in logs:
-            tokens = self.target_tokens
-            logs |= {TARGET_TOKENS: tokens, "tokens_per_second": self._clock.rate(tokens)}
+            tokens, now = self.target_tokens, time.perf_counter()
+            rate = (tokens - self._tokens_then) / max(now - (self._since or 0.0), 1e-9)
+            self._since, self._tokens_then = now, tokens
+            logs |= {TARGET_TOKENS: tokens, "tokens_per_second": round(rate, 1)}
         super().log(logs, start_time)
 
 
 # The key of the target tokens in `stateful_callbacks`; TrainerState saves only its own fields.
 TOKEN_COUNT = "TargetTokens"
-# Settings of an optimizer's groups of parameters that a resumed run may change, and the options.
-RESUMABLE = {
-    "initial_lr": "learning_rate",
-    "betas": "adam_beta1 and adam_beta2",
-    "eps": "adam_epsilon",
-    "weight_decay": "weight_decay",
-    "momentum": "momentum",
-}
+# Settings of an optimizer's groups of parameters that a resumed run may change.
+RESUMABLE = ("initial_lr", "betas", "eps", "weight_decay", "momentum")
 
 
 @contextmanager
-def _unchanged(config: Any) -> Iterator[None]:
+def _unchanged(config: GenerationConfig | None) -> Iterator[None]:
     """Keeps a generation config as it is: Seq2SeqTrainer writes transformers' defaults into it, `max_length` 20 too."""
     before = None if config is None else dict(vars(config))
     try:
@@ -462,39 +413,6 @@ def _unchanged(config: Any) -> Iterator[None]:
         if before is not None:
             vars(config).clear()
             vars(config).update(before)
-
-
-class _Clock:
-    """Measures tokens per second between calls, leaving out evaluations."""
-
-    def __init__(self) -> None:
-        self._since = 0.0
-        self._tokens: int | None = None
-
-    def start(self, tokens: int) -> None:
-        """Starts the clock at a number of tokens; only the first call counts."""
-        if self._tokens is None:
-            self._since, self._tokens = time.perf_counter(), tokens
-
-    @contextmanager
-    def paused(self) -> Iterator[None]:
-        began = time.perf_counter()
-        yield
-        self._since += time.perf_counter() - began
-
-    def rate(self, tokens: int) -> float:
-        now = time.perf_counter()
-        rate = (tokens - (self._tokens or 0)) / max(now - self._since, 1e-9)
-        self._since, self._tokens = now, tokens
-        return round(rate, 1)
-
-
-def _base_of(model: Any) -> str | None:
-    """The name on the Hub of the model that a PEFT adapter belongs to."""
-    for settings in getattr(model, "peft_config", {}).values():
-        name = getattr(settings, "base_model_name_or_path", None)
-        return name if name and not Path(name).exists() else None
-    return None
 
 
 def _listed(value: str | Sequence[str] | None) -> list[str]:

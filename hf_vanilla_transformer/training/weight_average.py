@@ -1,18 +1,21 @@
 """An exponential moving average of the weights (Polyak and Juditsky 1992), beside those that are trained."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+from torch.utils.data import DataLoader
 from transformers import TrainerCallback
+from transformers.trainer_utils import PredictionOutput
 
 from ..checkpoints.completeness import WEIGHT_AVERAGE
 from .recipe import RecipeError, VanillaTransformerTrainingArguments
 from .sharding import ShardingTrainer
+
+Tensors = tuple[Tensor, ...] | list[Tensor]
 
 
 class WeightAverage(TrainerCallback):
@@ -35,11 +38,11 @@ class WeightAverage(TrainerCallback):
         if checkpoint is not None and saved.exists():
             self.average.load_state_dict(torch.load(saved, map_location="cpu", weights_only=True))
 
-    def _move(self, average: Any, weights: Any, n: Tensor | int) -> None:
+    def _move(self, average: Tensors, weights: Tensors, n: Tensor | int) -> None:
         decay = min(self.decay, (1 + int(n)) / (10 + int(n)))
         get_ema_multi_avg_fn(decay)(average, weights, n)  # type: ignore[no-untyped-call]
 
-    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def on_step_end(self, *args: object, **kwargs: object) -> None:
         """Moves the average after an update."""
         self.average.update_parameters(self.weights)
 
@@ -59,7 +62,7 @@ class WeightAverage(TrainerCallback):
             self._copy(trained)
 
     @torch.no_grad()
-    def _copy(self, values: Any) -> None:
+    def _copy(self, values: Iterable[Tensor]) -> None:
         for weight, value in zip(self.weights, values, strict=True):
             weight.copy_(value)
 
@@ -70,12 +73,14 @@ class WeightAverageTrainer(ShardingTrainer):
     args: VanillaTransformerTrainingArguments
     weight_average: WeightAverage | None = None
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, *args: object, **kwargs: object) -> None:
         super().__init__(*args, **kwargs)
         if self.args.ema_decay and self.is_fsdp_enabled:
             raise RecipeError("ema_decay needs the complete model in each process; train without FSDP")
 
-    def _prepare_for_training(self, max_steps: int, train_dataloader: Any, resume_from_checkpoint: str | None) -> Any:
+    def _prepare_for_training(
+        self, max_steps: int, train_dataloader: DataLoader[object], resume_from_checkpoint: str | None
+    ) -> object:
         prepared = super()._prepare_for_training(max_steps, train_dataloader, resume_from_checkpoint)
         if self.weight_average is not None:  # of an earlier call
             self.remove_callback(self.weight_average)
@@ -98,12 +103,12 @@ class WeightAverageTrainer(ShardingTrainer):
             with self.weight_average.applied():
                 yield
 
-    def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
+    def evaluate(self, *args: object, **kwargs: object) -> dict[str, float]:
         """Evaluates as Seq2SeqTrainer does, the average if there is one."""
         with self.averaged_weights():
             return super().evaluate(*args, **kwargs)
 
-    def predict(self, *args: Any, **kwargs: Any) -> Any:
+    def predict(self, *args: object, **kwargs: object) -> PredictionOutput:
         """Predicts as Seq2SeqTrainer does, with the average if there is one."""
         with self.averaged_weights():
             return super().predict(*args, **kwargs)

@@ -231,28 +231,6 @@ def test_every_bleu(run, checkpoints):
     assert f"BLEU multi30k: {expected['multi30k'].signature}" in out
 
 
-def test_n_best_lists_are_json_lines(run, checkpoints):
-    code, _, _ = run(*OPTIONS, "--n-best", 2, "--n-best-output", "n_best.jsonl", "--output", "best.de")
-    model, tokenizer = _loaded(checkpoints[0])
-    lists = decode(model, tokenizer, SOURCES, n_best=2, **DECODING)
-    lines = [json.loads(line) for line in Path("n_best.jsonl").read_text(encoding="utf-8").splitlines()]
-    expected = [
-        {
-            "sentence": sentence,
-            "rank": rank,
-            "score": pytest.approx(one.score, abs=1e-5),
-            "num_tokens": one.num_tokens,
-            "text": one.text,
-        }
-        for sentence, row in enumerate(lists, start=1)
-        for rank, one in enumerate(row, start=1)
-    ]
-    assert (code, lines) == (0, expected)
-    assert [line["sentence"] for line in lines] == [1, 1, 2, 2, 3, 4, 4]
-    best = [line["text"] for line in lines if line["rank"] == 1]
-    assert Path("best.de").read_text(encoding="utf-8").split("\n") == [*best, ""]
-
-
 # Files
 
 
@@ -277,10 +255,10 @@ def test_files_that_exist_are_replaced_only_when_told_to(run):
     assert json.loads(Path("figures.json").read_text())["num_sentences"] == 4
 
 
-FILES = {"--json": "figures", "--output": "best", "--n-best-output": "lists"}
+FILES = {"--json": "figures", "--output": "best"}
 
 
-@pytest.mark.parametrize(("option", "is_old"), [("--json", True), ("--output", False), ("--n-best-output", True)])
+@pytest.mark.parametrize(("option", "is_old"), [("--json", True), ("--output", False)])
 def test_a_full_disk_leaves_the_old_file_or_none(run, monkeypatch, option, is_old):
     write = evaluate._write
 
@@ -296,8 +274,7 @@ def test_a_full_disk_leaves_the_old_file_or_none(run, monkeypatch, option, is_ol
     file = Path(FILES[option])
     if is_old:
         file.write_text("precious")
-    n_best = ["--n-best", 2] if option == "--n-best-output" else []
-    code, out, err = run(*OPTIONS, option, file, *n_best, "--overwrite")
+    code, out, err = run(*OPTIONS, option, file, "--overwrite")
     assert (code, err.count("\n")) == (1, 1)
     assert "BLEU" in out
     assert f"File too large: '{file}'" in err
@@ -333,10 +310,9 @@ def test_files_are_written_even_if_the_report_is_not(run, monkeypatch, error):
         (["--json", "source.en", "--overwrite"], "--json source.en is an input; give another file"),
         (["--json", "new", "--output", "new"], "--json and --output name the same file; give each its own"),
         (["--output", "nowhere/new"], "--output nowhere/new can't be written: there is no folder nowhere; give"),
-        (["--n-best-output", "new"], "--n-best N and --n-best-output FILE go together"),
         (["--significance"], "--significance compares rows by sacrebleu or multi30k; give --model A B or two values"),
         (["--significance", "--bleu", "compound-split", "--length-penalty", "0", "1"], "name one of these first"),
-        (["--length-penalty", "0", "1", "--output", "new"], "are for one model's translations; give a single --model"),
+        (["--length-penalty", "0", "1", "--output", "new"], "is for one model's translations; give a single --model"),
         (["--ensemble"], "--ensemble needs two models or more; give --model A B"),
         (["--tokenize", "moses"], "unknown tokenize='moses'; sacreBLEU has 'none'"),
         (["--bleu", "compound-split", "--tokenize", "char"], "tokenize='char' can't be combined with split compounds"),

@@ -8,10 +8,8 @@ from dataclasses import fields
 import pytest
 import torch
 import transformers
-import yaml
 from opus_mt import opus_mt_folder
 from safetensors.torch import load_file, save_file
-from small_runs import recipe_in
 
 from hf_vanilla_transformer import (
     VanillaTransformerConfig,
@@ -66,16 +64,6 @@ def values(info):
 @pytest.fixture
 def folder(tiny_checkpoint, tmp_path):
     return shutil.copytree(tiny_checkpoint, tmp_path / "model")
-
-
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory):
-    """The folder of a run of four updates: its model, two checkpoints and `averaged-2`."""
-    folder = tmp_path_factory.mktemp("info")
-    recipe = {**recipe_in(folder), "num_beams": 1, "eval_strategy": "no"}
-    (folder / "recipe.yaml").write_text(yaml.safe_dump(recipe), encoding="utf-8")
-    assert cli.main(["train", "--config", str(folder / "recipe.yaml")]) == 0
-    return folder / "run"
 
 
 def section(out, title):
@@ -133,15 +121,14 @@ def test_parameters_by_part_are_those_of_the_model(values, tmp_path, kind):
     assert parameters["decoder"] == sum(one.numel() for one in model.model.decoder.parameters()) - kept
 
 
-def test_memory_is_that_of_the_saved_type_and_of_others(values, info, tmp_path):
+def test_memory_is_that_of_the_saved_type(values, info, tmp_path):
     model = VanillaTransformerForConditionalGeneration.from_pretrained(save(tmp_path / "float32"))
     model.to(torch.bfloat16).save_pretrained(tmp_path / "bfloat16")
     total = model.num_parameters()
     found = values(tmp_path / "bfloat16")
     assert (found["types"], found["saved_bytes"]) == (["BF16"], 2 * total)
-    rows = section(info(tmp_path / "bfloat16")[1], "Memory")
-    assert rows["weights as saved"].strip() == f"{2 * total:,} bytes (BF16)"
-    assert rows["weights in float32"].strip() == f"{4 * total:,} bytes (4 per parameter)"
+    rows = section(info(tmp_path / "bfloat16")[1], "Parameters")
+    assert rows["saved as"].strip() == f"{2 * total:,} bytes (BF16)"
 
 
 def test_sharded_weights_are_counted_once(values, folder):
@@ -154,13 +141,12 @@ def test_sharded_weights_are_counted_once(values, folder):
 
 def test_the_tokenizer_and_its_fingerprint(info, values, folder):
     tokenizer = values(folder)["tokenizer"]
-    assert (tokenizer["kind"], tokenizer["matches"]) == ("VanillaTransformerTokenizerFast", None)
+    assert tokenizer["kind"] == "VanillaTransformerTokenizerFast"
     assert tokenizer["special_tokens"]["eos_token"] == "</s> (2)"
     edit_json(folder / "config.json", tokenizer_fingerprint=tokenizer["fingerprint"])
-    assert values(folder)["tokenizer"]["matches"] is True
+    assert info(folder)[0] == 0
     edit_json(folder / "config.json", tokenizer_fingerprint="0123456789abcdef")
-    code, out, err = info(folder)
-    assert "not that of config.json" in out
+    code, _, err = info(folder)
     assert (code, err.count("\n")) == (1, 1)
     assert "the model was trained with another tokenizer" in err
 
@@ -185,34 +171,13 @@ def test_weights_that_do_not_fit_the_configuration_are_named(info, values, folde
     assert len(values(folder, expected_code=1)["problems"]) == 1
 
 
-# ---- What a training has left ----
-def test_the_training_of_an_averaged_model(info, values, trained):
-    code, out, err = info(trained / "averaged-2")
-    assert (code, err) == (0, "")
-    rows = {label: value.strip() for label, value in section(out, "Training").items()}
-    assert (rows["steps"], rows["averaged checkpoints"], rows["sentence pairs"]) == ("4", "2", "50")
-    assert "tok:13a" in rows["BLEU on test.en"]
-    assert values(trained / "averaged-2")["facts"]["recipe"]["averaged_checkpoints"] == 2
-
-
-def test_the_folder_of_a_run_without_a_model_names_its_checkpoints(info, trained, tmp_path):
-    run = shutil.copytree(trained, tmp_path / "run")
-    (run / "config.json").unlink()
-    code, out, err = info(run)
+def test_the_folder_of_a_run_without_a_model_names_its_checkpoints(info, tiny_checkpoint, tmp_path):
+    for name in ("checkpoint-2", "checkpoint-4", "averaged-2"):
+        shutil.copytree(tiny_checkpoint, tmp_path / "run" / name)
+    code, out, err = info(tmp_path / "run")
     assert (code, out) == (2, "")
     assert "the folder of a training" in err
     assert "averaged-2, checkpoint-2, checkpoint-4" in err
-
-
-def test_what_is_known_of_other_weights_is_left_out_with_a_note(info, trained, tmp_path):
-    folder = shutil.copytree(trained / "averaged-2", tmp_path / "elsewhere")
-    model = VanillaTransformerForConditionalGeneration.from_pretrained(folder)
-    torch.nn.init.ones_(model.model.encoder.embed_tokens.weight)
-    model.save_pretrained(folder)
-    code, out, _ = info(folder)
-    assert code == 0
-    assert "the weights have changed since model_card.json was written" in out
-    assert "averaged checkpoints" not in out
 
 
 def test_the_weights_and_the_code_are_not_touched(info, folder):

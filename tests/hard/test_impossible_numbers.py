@@ -7,7 +7,7 @@ import shutil
 import pytest
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, GenerationConfig
 
-from hf_vanilla_transformer.cli import evaluate, translate
+from hf_vanilla_transformer.cli import translate
 from hf_vanilla_transformer.translation import decoding, scoring
 from hf_vanilla_transformer.translation.decoding import decode
 
@@ -29,15 +29,11 @@ def _nothing(*arguments, **options):
     raise AssertionError("work is done")
 
 
-@pytest.mark.parametrize(
-    ("name", "option"),
-    [*(("translate", option) for option in [*OPTIONS, "--threads"]), ("evaluate", "--n-best")],
-)
-def test_options_of_the_commands(command, monkeypatch, tiny_checkpoint, name, option):
+@pytest.mark.parametrize("value", [BILLION])
+@pytest.mark.parametrize("option", [*OPTIONS, "--threads"])
+def test_options_of_the_commands(command, monkeypatch, tiny_checkpoint, option, value):
     monkeypatch.setattr(translate, "load_translator", _nothing)
-    monkeypatch.setattr(evaluate, "load_ensemble", _nothing)
-    files = ["--source", __file__, "--reference", __file__] if name == "evaluate" else ["nine"]
-    result = command(name, "--model", tiny_checkpoint, option, BILLION, *files)
+    result = command("translate", "--model", tiny_checkpoint, option, value, "nine")
     assert (result.code, result.out) == (2, "")
     largest = os.cpu_count() if option == "--threads" else 1_000_000
     assert f" is more than {largest:,}: " in result.error

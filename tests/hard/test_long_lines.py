@@ -240,7 +240,7 @@ def test_evaluate_says_what_it_divides_and_leaves_out(run, tmp_path):
     (tmp_path / "reference").write_text(f"es\nes\n{SENTENCE * 3}\n")
     result = run(
         "evaluate", "--source", "source", "--reference", "reference", "--max-source-tokens", 30, "--num-beams", 2,
-        "--n-best", 2, "--n-best-output", "lists", "--json", "figures", "--output", "best",
+        "--json", "figures", "--output", "best",
     )  # fmt: skip
     left_out = "it is left out of the perplexity"
     warnings = [("line 2", left_out), ("line 3", left_out), ("line 2", r"it is translated in 3 pieces")]
@@ -249,8 +249,4 @@ def test_evaluate_says_what_it_divides_and_leaves_out(run, tmp_path):
     assert ": without 2 pairs that are too long\n" in result.out
     (record,) = json.loads((tmp_path / "figures").read_text())["results"]
     assert (record["num_pairs_without_perplexity"], record["decoding"]["max_source_tokens"]) == (2, 30)
-    lists = [json.loads(row) for row in (tmp_path / "lists").read_text(encoding="utf-8").splitlines()]
-    assert [(row["sentence"], row["score"] is None) for row in lists] == [
-        (1, False), (1, False), (2, True), (3, False), (3, False),
-    ]  # fmt: skip
-    assert lists[2]["text"] == (tmp_path / "best").read_text(encoding="utf-8").split("\n")[1]
+    assert (tmp_path / "best").read_text(encoding="utf-8").count("\n") == 3

@@ -131,7 +131,6 @@ def test_memory_that_translating_exhausts(command, tiny_checkpoint, fail, error)
     assert (result.code, result.out) == (2, "")
     assert "error: the device is out of memory" in result.error
     assert "; give a smaller --batch-tokens, --batch-size or --max-source-tokens, or another --device" in result.error
-    assert ("tried to allocate" in result.error) == ("allocate" in str(error))
 
 
 @pytest.mark.parametrize("error", [RuntimeError(ALLOCATOR), MemoryError(), OSError(errno.ENOMEM, "Cannot allocate")])

@@ -1,6 +1,7 @@
 """Resuming: the same data or a refusal, damaged files replaced by what is left, one process per folder."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -34,10 +35,14 @@ def test_changed_data_is_refused(train, recipe, change, streaming):
     result = train(recipe, "--resume", "--max-steps", "6")
     assert result.code == 2
     assert "the training data has changed since the run in" in result.error
-    assert "--accept-changed-data" in result.error
+    assert "remove data_fingerprint from its recipe.json to train on" in result.error
     assert not Path(recipe["output_dir"], "checkpoint-6").exists()
-    assert train(recipe, "--resume", "--max-steps", "6", "--accept-changed-data").code == 0
-    assert train(recipe, "--resume", "--max-steps", "8").code == 0  # accepted once, it is the run's data
+    file = Path(recipe["output_dir"], "recipe.json")
+    record = json.loads(file.read_text())
+    del record["data_fingerprint"]
+    file.write_text(json.dumps(record))
+    assert train(recipe, "--resume", "--max-steps", "6").code == 0
+    assert train(recipe, "--resume", "--max-steps", "8").code == 0  # it is the run's data from then on
 
 
 def test_a_moved_copy_of_the_data_is_welcome(train, finished, tmp_path):
@@ -46,19 +51,6 @@ def test_a_moved_copy_of_the_data_is_welcome(train, finished, tmp_path):
         (tmp_path / "elsewhere" / file.name).write_bytes(file.read_bytes())  # with another time
         file.unlink()
     assert train({**finished, "data_dir": str(tmp_path / "elsewhere")}, "--resume", "--max-steps", "6").code == 0
-
-
-def test_accepting_is_for_resuming(train, recipe):
-    assert "give --resume too" in train(recipe, "--accept-changed-data").error
-
-
-def test_a_run_without_a_fingerprint_is_resumed(train, finished):
-    path = Path(finished["output_dir"], "recipe.json")
-    record = json.loads(path.read_text())
-    del record["data_fingerprint"]
-    path.write_text(json.dumps(record))
-    assert train(finished, "--resume", "--max-steps", "6").code == 0
-    assert json.loads(path.read_text())["data_fingerprint"]
 
 
 def test_data_on_the_hub_that_changes(train, recipe, monkeypatch):
@@ -169,9 +161,7 @@ def test_another_learning_rate_and_other_betas_take_effect(train, finished, capl
     changes = {"learning_rate": 1e-4, "adam_beta2": 0.9, "adam_epsilon": 1e-6, "weight_decay": 0.1}
     with caplog.at_level("WARNING"):
         assert train(finished | changes, "--resume", "--max-steps", "6", "--logging-steps", "1").code == 0
-    assert "resuming with learning_rate 0.0001, not 0.17" in caplog.text
-    assert "resuming with adam_beta1 and adam_beta2 (0.9, 0.9), not (0.9, 0.98)" in caplog.text
-    assert "resuming with weight_decay 0.1, not 0.0" in caplog.text
+    assert re.search(r"resuming with a learning rate of 6\.32e-05, not 0\.1", caplog.text), caplog.text
     log = json.loads(Path(finished["output_dir"], "trainer_state.json").read_text())["log_history"]
     rates = {entry["step"]: entry["learning_rate"] for entry in log if "learning_rate" in entry}
     assert rates[5] == pytest.approx(1e-4 * (2 / 5) ** 0.5)
@@ -185,36 +175,6 @@ def test_another_optimizer_is_refused(train, finished):
     result = train(finished, "--resume", "--max-steps", "6", "--optim", "sgd")
     assert result.code == 2
     assert "was started with optim 'adamw_torch_fused', not 'sgd'" in result.error
-
-
-# ---- Which checkpoint ----
-def test_a_named_checkpoint(train, finished):
-    result = train(finished, "--resume-from-checkpoint", Path(finished["output_dir"], "checkpoint-2"))
-    assert result.code == 0
-    assert "checkpoint-2" in result.out
-    assert "Trained 2 updates (4 in all)" in result.out
-
-
-def test_the_last_checkpoint_as_the_trainer_names_it(train, finished):
-    result = train(finished, "--resume-from-checkpoint", "True", "--max-steps", "6")
-    assert result.code == 0
-    assert "checkpoint-4" in result.out
-
-
-@pytest.mark.parametrize("name", ["nowhere", "run", "run/averaged-2", "elsewhere/checkpoint-2"])
-def test_what_is_not_a_checkpoint_of_the_run(train, finished, tmp_path, name):
-    result = train(finished, "--resume-from-checkpoint", tmp_path / name)
-    assert result.code == 2
-    assert "is not a checkpoint of" in result.error
-    assert "--model-name-or-path" in result.error
-
-
-def test_a_named_checkpoint_that_is_damaged(train, finished):
-    folder = Path(finished["output_dir"], "checkpoint-2")
-    (folder / "optimizer.pt").write_bytes(b"")
-    result = train(finished, "--resume-from-checkpoint", folder)
-    assert result.code == 2
-    assert "optimizer.pt" in result.error
 
 
 # ---- One process per folder ----

@@ -17,9 +17,8 @@ from hypothesis import strategies as st
 
 from hf_vanilla_transformer.checkpoints import files
 from hf_vanilla_transformer.cli import lines, translate
-from hf_vanilla_transformer.cli.common import UsageError
 from hf_vanilla_transformer.data import formats
-from hf_vanilla_transformer.data.formats import decode_lines
+from hf_vanilla_transformer.data.formats import CorpusError, decode_lines
 from hf_vanilla_transformer.translation import decoding
 
 ROOT = Path(__file__).parents[2]
@@ -92,13 +91,13 @@ def test_a_line_without_an_end_is_refused_after_the_lines_before_it(monkeypatch)
 
     windows = _windows(endless())
     assert next(windows) == ["one", "two"]
-    with pytest.raises(UsageError, match="the pipe:3: the line has no end within 200,000 bytes; give a sentence per"):
+    with pytest.raises(CorpusError, match="the pipe:3: the line has no end within 200,000 bytes; give a sentence per"):
         next(windows)
 
 
 def test_what_is_not_utf8_in_a_pipe_ends_it_after_what_came_before():
     found = []
-    with pytest.raises(UsageError, match=r"the pipe:4: not UTF-8 \(byte 0xff at 1\); convert it"):
+    with pytest.raises(CorpusError, match=r"the pipe:4: not UTF-8 \(byte 0xff at 1\); convert it"):
         found.extend(itertools.chain.from_iterable(_windows([b"one\ntwo\n", b"three\n\xff\nfive\n"])))
     assert found == ["one", "two", "three"]
 

@@ -237,16 +237,6 @@ def test_other_weights_have_no_known_training(folder, card):
     assert "note: the weights" not in card(folder, "--overwrite")[1]
 
 
-def test_a_checkpoint_has_the_curve_up_to_its_step(trained, tmp_path, card):
-    folder = shutil.copytree(trained / "checkpoint-2", tmp_path / "checkpoint-2")
-    assert card(folder)[0] == 0
-    text = text_of(folder)
-    assert "| steps | 2 |" in text
-    assert [line[:4] for line in text.splitlines() if re.match(r"\| \d+ \| ", line)] == ["| 2 "]
-    assert "BLEU |" in text
-    assert "## Results" not in text
-
-
 # ---- What is wrong ----
 @pytest.mark.parametrize(
     ("options", "message"),
@@ -274,10 +264,6 @@ def test_wrong_options(folder, card, options, message):
         (lambda folder: spoil_facts(folder, stepps=3), "unexpected keyword argument 'stepps'); correct it"),
         (lambda folder: spoil_facts(folder, recipe={"x": 1}), "model_card.json can't be read"),
         (lambda folder: spoil_facts(folder, evaluations=[3]), "model_card.json can't be read"),
-        (lambda folder: spoil_facts(folder, name=3), "model_card.json can't be read"),
-        (lambda folder: spoil_facts(folder, curve=[{"step": "many"}]), "model_card.json can't be read"),
-        (lambda folder: spoil_run(folder, "scores.json", [{"dataset": "x"}]), "scores.json can't be read (KeyError)"),
-        (lambda folder: spoil_run(folder, "trainer_state.json", []), "trainer_state.json can't be read (TypeError)"),
         (lambda folder: (folder / "README.md").write_text("---\na: [\n---\n"), "README.md isn't a model card"),
         (lambda folder: (folder / "README.md").write_text("---\n- a\n---\n"), "README.md isn't a model card"),
         (lambda folder: (folder / "README.md").write_bytes(b"\xff\xfe"), "README.md isn't a model card"),
@@ -291,11 +277,6 @@ def test_a_damaged_folder_is_told_in_one_line(folder, card, spoil, message):
     assert message in err
     assert err.count("\n") == 1
     assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
-
-
-def spoil_run(folder, name, content):
-    (folder / "model_card.json").unlink()
-    (folder / name).write_text(json.dumps(content))
 
 
 def spoil_facts(folder, **values):

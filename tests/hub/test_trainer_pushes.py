@@ -1,7 +1,6 @@
-"""`push_to_hub` of VanillaTransformerTrainer, at the end and during training, to a Hub on localhost."""
+"""`push_to_hub` of VanillaTransformerTrainer and of `train`, to a Hub on localhost."""
 
 import json
-import shutil
 
 import pytest
 import torch
@@ -11,8 +10,6 @@ from huggingface_hub import ModelCard
 from small_runs import recipe_in
 
 from hf_vanilla_transformer import cli
-from hf_vanilla_transformer.checkpoints.files import LinkError
-from hf_vanilla_transformer.hub.upload import PublishError
 
 
 @pytest.fixture
@@ -24,35 +21,26 @@ def run(tmp_path):
     return tmp_path / "run"
 
 
-@pytest.mark.parametrize("way", ["end", "during training"])
-def test_a_trainer_sends_nothing_but_the_model(hub, tiny_checkpoint, run, way):
+def test_a_trainer_sends_nothing_but_the_model(hub, tiny_checkpoint, run):
     others = ["photo.png", "last-checkpoint/model.safetensors"]
     hub.add(REPO, dict.fromkeys([*others, "model-00001-of-00002.safetensors", "recipe.json"], "old"))
-    trainer = trainer_of(tiny_checkpoint, run, hub_model_id=REPO, push_to_hub=True)
-    if way == "end":
-        trainer.push_to_hub()
-    else:
-        trainer.save_model(run / "checkpoint-1", _internal_call=True)
-        trainer._push_from_checkpoint(str(run / "checkpoint-1"))
-        trainer._finish_current_push()
+    trainer_of(tiny_checkpoint, run, hub_model_id=REPO, push_to_hub=True).push_to_hub()
     files = {*hub.repositories[REPO].files()} - {".gitattributes", *others}
     code = {name for name in files if name.endswith("_vanilla_transformer.py")} | {"LICENSE-CODE"}
     assert len(code) == 5
     model = {"config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"}
-    assert files == model | code | ({"README.md"} if way == "end" else set())
+    assert files == model | code | {"README.md"}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("strategy", "commits"), [pytest.param("every_save", 4, marks=pytest.mark.hard), ("end", 1)])
-def test_the_command_pushes_what_was_scored(hub, tmp_path, capsys, strategy, commits):
-    """Every commit can be loaded without the package; the last one is the averaged model with its card."""
-    recipe = {**recipe_in(tmp_path), "eval_strategy": "no", "num_beams": 1, "max_steps": 6, "hub_strategy": strategy}
+def test_the_command_pushes_what_was_scored(hub, tmp_path, capsys):
+    """The only commit is the averaged model with its card, and can be loaded without the package."""
+    recipe = {**recipe_in(tmp_path), "eval_strategy": "no", "num_beams": 1, "max_steps": 6}
     (tmp_path / "recipe.yaml").write_text(yaml.safe_dump({**recipe, "push_to_hub": True, "hub_model_id": REPO}))
     assert cli.main(["train", "--config", str(tmp_path / "recipe.yaml")]) == 0
     assert f"Pushed to the Hub: {hub.endpoint}/{REPO}/commit/" in capsys.readouterr().out
-    _, *pushed = hub.repositories[REPO].commits
-    assert min(commits, 2) <= len(pushed) <= commits  # while a push is on its way, a save isn't pushed
-    logits_in_a_new_process(hub, "hidden", [(REPO, commit) for commit in pushed], tmp_path)
+    _, pushed = hub.repositories[REPO].commits
+    logits_in_a_new_process(hub, "hidden", [(REPO, pushed)], tmp_path)
 
     last, averaged = hub.repositories[REPO].files(), tmp_path / "run" / "averaged-2"
     assert last["model.safetensors"] == (averaged / "model.safetensors").read_bytes()
@@ -62,35 +50,14 @@ def test_the_command_pushes_what_was_scored(hub, tmp_path, capsys, strategy, com
     assert not {name for name in last if name.startswith("test.") or name.endswith(".txt") or "/" in name}
 
 
-def test_a_push_during_training_copies_through_no_link(hub, tiny_checkpoint, run, tmp_path):
-    (tmp_path / "precious").write_text("mine")
-    (run / "config.json").symlink_to(tmp_path / "precious")
-    trainer = trainer_of(tiny_checkpoint, run, hub_model_id=REPO, push_to_hub=True)
-    trainer.save_model(run / "checkpoint-1", _internal_call=True)
-    with pytest.raises(LinkError, match=r"config\.json is a link to .*precious, out of the folder"):
-        trainer._push_from_checkpoint(str(run / "checkpoint-1"))
-    assert (tmp_path / "precious").read_text() == "mine"
-
-
 def test_a_second_push_keeps_what_the_first_said(hub, tiny_checkpoint, tmp_path):
     trainer = trainer_of(tiny_checkpoint, tmp_path / "run", hub_model_id=REPO)
     trainer.push_to_hub(language=["en", "de"], license="mit", model_name="Ours")
-    trainer.push_to_hub(tags="mine", blocking=False).result()
+    trainer.push_to_hub(tags="mine")
     card = ModelCard(hub.repositories[REPO].files()["README.md"].decode())
     assert (card.data.language, card.data.license) == (["en", "de"], "mit")
     assert "mine" in card.data.tags
     assert "\n# Ours\n" in card.content
-
-
-def test_a_folder_whose_card_names_no_repository_yet(hub, tiny_checkpoint, tmp_path):
-    """Where only the card that is sent names it, the file has to be there until a push in the background is done."""
-    folder = shutil.copytree(tiny_checkpoint, tmp_path / "averaged")
-    assert cli.main(["card", str(folder), "--license", "mit"]) == 0
-    trainer = trainer_of(tiny_checkpoint, tmp_path / "run", hub_model_id=REPO)
-    trainer.push_folder(folder)
-    assert f'from_pretrained("{REPO}")' in hub.repositories[REPO].files()["README.md"].decode()
-    trainer._upload(folder, "once more", revision="next", run_as_future=True).result()
-    assert {*hub.repositories[REPO].files("next")} == {*hub.repositories[REPO].files()}
 
 
 def test_a_push_that_breaks_is_told_and_can_be_repeated(hub, tiny_checkpoint, tmp_path):
@@ -103,11 +70,8 @@ def test_a_push_that_breaks_is_told_and_can_be_repeated(hub, tiny_checkpoint, tm
     assert {"README.md", "model.safetensors", "tokenizer.json"} <= {*hub.repositories[REPO].files()}
 
 
-def test_without_a_token_a_trainer_stops_before_it_trains(hub, tiny_checkpoint, tmp_path, monkeypatch, capsys):
+def test_without_a_token_a_run_stops_before_it_trains(hub, tmp_path, monkeypatch, capsys):
     monkeypatch.delenv("HF_TOKEN")
-    with pytest.raises(PublishError, match="there is no token for the Hub"):
-        trainer_of(tiny_checkpoint, tmp_path / "run", push_to_hub=True, hub_model_id=REPO)
-    capsys.readouterr()
     (tmp_path / "a").write_text("nine\n")
     files = ["--train-source", tmp_path / "a", "--train-target", tmp_path / "a", "--output-dir", tmp_path / "trained"]
     assert cli.main(["train", *map(str, files), "--push-to-hub", "true", "--hub-model-id", REPO]) == 2
@@ -127,16 +91,8 @@ def test_the_trainers_token_is_in_no_file(hub, tiny_checkpoint, tmp_path, monkey
     assert "training_args.bin" not in hub.repositories[REPO].files()
 
 
-def test_an_adapter_names_its_base_model(hub, tiny_checkpoint, tmp_path, push):
-    peft = pytest.importorskip("peft", reason="PEFT isn't installed")
-    trainer = trainer_of(tiny_checkpoint, tmp_path / "run", hub_model_id=REPO)
-    trainer.model.name_or_path = "me/base"
-    settings = peft.LoraConfig(task_type="SEQ_2_SEQ_LM", target_modules=["q_proj"], base_model_name_or_path="me/base")
-    trainer.model = peft.get_peft_model(trainer.model, settings)
-    trainer.push_to_hub()
-    files = hub.repositories[REPO].files()
-    assert {"adapter_config.json", "adapter_model.safetensors"} <= {*files}
-    assert ModelCard(files["README.md"].decode()).data.base_model == "me/base"
-    code, _, err = push(folder=tmp_path / "run")
+def test_an_adapter_is_pefts_to_push(hub, model_folder, push):
+    (model_folder / "adapter_config.json").write_text("{}")
+    code, _, err = push()
     assert code == 2
     assert "has an adapter, not a model; " in the_error(err)

@@ -27,7 +27,7 @@ score, set_device = TranslationMetrics.__call__, PartialState.set_device
 def recorded(metrics: TranslationMetrics, outputs: EvalPrediction) -> dict[str, float]:
     """Replaces `TranslationMetrics.__call__`."""
     columns = (outputs.inputs, outputs.predictions, outputs.label_ids)
-    if len(outputs.predictions) > 2:  # not in the rehearsal before training
+    if len(outputs.predictions) > 3:  # not in the rehearsal before training
         evaluations.append([metrics._texts(column) for column in columns])
     Path(f"evaluations-{os.environ.get('RANK', 0)}.json").write_text(json.dumps(evaluations), encoding="utf-8")
     return score(metrics, outputs)

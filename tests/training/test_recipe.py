@@ -150,10 +150,6 @@ def test_bf16_works_on_a_cpu(recipe):
         ("xyzzy: 5", r"recipe\.yaml: unknown option 'xyzzy'$"),
         ("no_predict_with_generate: true", r"unknown option 'no_pred.*; did you mean 'predict_with_generate'\?"),
         ("max_steps: 5\nmax-steps: 6", r"recipe\.yaml:2: 'max_steps' is given twice"),
-        (
-            "train_file: a\ntrain-data: b",
-            r"recipe\.yaml: train_file and train-data are two names of one option; give one",
-        ),
         ("max_steps: many", r"max_steps is 'many'; give an integer$"),
         ("max_steps: 1.5", r"max_steps is 1\.5; give an integer$"),
         ("max_steps: {a: 1}", r"max_steps is \{'a': 1\}; give an integer$"),
@@ -191,13 +187,9 @@ def test_a_wrong_recipe_is_one_line_that_names_what_is_wrong(recipe, text, messa
     ("overrides", "message"),
     [
         (["--max-step", "5"], r"unknown option --max-step; did you mean '--max-steps'\?"),
-        (["--train-fil=5"], r"unknown option --train-fil; did you mean '--train-file'\?"),
+        (["--train-file=5"], r"unknown option --train-file; did you mean '--train-split'\?"),
         (["--xyzzy"], r"unknown option --xyzzy$"),
-        (
-            ["--source-lang", "en", "--source-column=x"],
-            r"^--source-lang and --source-column are two names of one option",
-        ),
-        (["--train-file", "a", "--train-file=b_c"], r"^--train-file is given twice; write all of its values after one"),
+        (["--train-data", "a", "--train-data=b_c"], r"^--train-data is given twice; write all of its values after one"),
         (["max_steps", "5"], r"'max_steps' belongs to no option; write --name value"),
         (["--max-steps", "5", "6"], r"'6' belongs to no option; write --name value"),
         (["--max-steps"], r"--max-steps needs a value$"),
@@ -338,17 +330,6 @@ def test_options_are_listed_in_groups_each_with_its_default_once():
     assert lines.keys() == {f"--{name.replace('_', '-')}" for name in names - UNSUPPORTED}
     assert all(len(line.split()) > 2 and line.count("default:") <= 1 for line in lines.values())
     assert lines["--max-steps"].endswith("as many as num_train_epochs says. (default: 100000)")
-
-
-def test_names_of_the_examples_scripts(tmp_path):
-    recipe = tmp_path / "recipe.yaml"
-    recipe.write_text("source_lang: en\ntest-file: [test.csv]\n", encoding="utf-8")
-    names = ["--train_file", "a.tsv", "--validation-file", "b.tsv", "--target-lang", "de"]
-    data, _, _ = parse_recipe([recipe], names)
-    assert (data.train_data, data.validation_data, data.test_data) == (["a.tsv"], ["b.tsv"], ["test.csv"])
-    assert (data.source_column, data.target_column) == ("en", "de")
-    data, _, _ = parse_recipe([recipe], ["--source_column", "fr", "--test_data", "c.tsv"])
-    assert (data.source_column, data.test_data) == ("fr", ["c.tsv"])
 
 
 def test_a_data_set_of_the_hub_for_every_part_without_one():

@@ -9,8 +9,6 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 
-import datasets
-import evaluate
 import numpy as np
 import pytest
 import torch
@@ -351,36 +349,13 @@ def test_metrics_are_sacrebleus_with_samples_in_place(tiny_checkpoint):
     assert metrics.samples == [("", texts[0], texts[1])]
 
 
-class Scores(evaluate.Metric):
-    """Like sacreBLEU's of the evaluate library: a score, and lists that can't be logged."""
-
-    def __init__(self, name, **kwargs):
-        self.metric_name = name
-        super().__init__(config_name=name, **kwargs)
-
-    @property
-    def name(self):
-        return self.metric_name
-
-    def _info(self):
-        features = datasets.Features({"predictions": datasets.Value("string"), "references": datasets.Value("string")})
-        return evaluate.MetricInfo(description="", citation="", inputs_description="", features=features)
-
-    def _compute(self, predictions, references):
-        return {"score": 7, "bleu": 0.5, "counts": [1, 2], "of": self.metric_name, "sentences": len(predictions)}
-
-
-def test_metrics_beside_bleu(tiny_checkpoint, tmp_path):
-    """Of the evaluate library, and functions; none hides another."""
+def test_metrics_beside_bleu(tiny_checkpoint):
     tokenizer = AutoTokenizer.from_pretrained(tiny_checkpoint)
     texts = ["the fourth of May", "three euros and five cents"]
     ids = tokenizer(texts, padding=True, return_tensors="np")["input_ids"]
-    objects = [Scores(name, cache_dir=str(tmp_path)) for name in ("first", "second")]
-    metrics = TranslationMetrics(tokenizer, metrics=[*objects, exact_match], num_samples=1)
+    metrics = TranslationMetrics(tokenizer, metrics=[exact_match], num_samples=1)
     scores = metrics(EvalPrediction(predictions=ids, label_ids=ids, inputs=ids))
-    ours = {"bleu": 100.0, "chrf": 100.0, "exact_match": 100.0}
-    first = {"first": 7.0, "first_bleu": 0.5, "sentences": 2.0}
-    assert scores == pytest.approx(ours | first | {"second": 7.0, "second_bleu": 0.5, "second_sentences": 2.0})
+    assert scores == pytest.approx({"bleu": 100.0, "chrf": 100.0, "exact_match": 100.0})
     assert all(type(score) is float for score in scores.values())
     assert metrics.samples == [("the fourth of May",) * 3]
 
@@ -429,18 +404,6 @@ def test_evaluation_translates_and_keeps_the_best(tiny_checkpoint, tmp_path):
     assert len(perplexities) < 40  # a rate of 1 makes it worse, so patience ends the run
     assert trainer.state.best_metric == min(perplexities)
     assert {"eval_bleu", "eval_chrf"} <= trainer.state.log_history[-2].keys() | trainer.state.log_history[-3].keys()
-
-
-class SameWords(evaluate.Metric):
-    """A metric object of the evaluate library, as `evaluate.load` returns it."""
-
-    def _info(self):
-        features = datasets.Features({"predictions": datasets.Value("string"), "references": datasets.Value("string")})
-        return evaluate.MetricInfo(description="", citation="", inputs_description="", features=features)
-
-    def _compute(self, predictions, references):
-        same = [set(left.split()) == set(right.split()) for left, right in zip(predictions, references, strict=True)]
-        return {"same_words": 100 * sum(same) / len(same)}
 
 
 def test_the_card_of_a_trainer(tiny_checkpoint, tmp_path):

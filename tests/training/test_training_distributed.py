@@ -174,18 +174,16 @@ def test_fsdp_where_there_is_none_is_refused(
     monkeypatch.setenv("FSDP_VERSION", "2")
     model = AutoModelForSeq2SeqLM.from_pretrained(tiny_checkpoint)
     arguments = VanillaTransformerTrainingArguments(output_dir=str(tmp_path), use_cpu=True)
-    with pytest.raises(RecipeError, match=r"other accelerators only; on CPUs, use .*recipes/accelerate/cpu"):
+    with pytest.raises(RecipeError, match=r"no FSDP on CPUs; there, use .*recipes/accelerate/cpu"):
         ShardingTrainer(model=model, args=arguments)
 
 
-@pytest.mark.parametrize(
-    ("version", "kind", "complaint"), [(1, "FULL", "fsdp_version is 1"), (2, "SHARDED", "write `fsdp_state_dict_type")]
-)
-def test_fsdp_that_saves_in_other_ways_is_refused(version: int, kind: str, complaint: str) -> None:
+@pytest.mark.parametrize(("version", "kind"), [(1, "FULL"), (2, "SHARDED")])
+def test_fsdp_that_saves_in_other_ways_is_refused(version: int, kind: str) -> None:
     settings = {"FSDP_VERSION": version, "FSDP_STATE_DICT_TYPE": f"{kind}_STATE_DICT"}
     with patch_environment(**settings):
         plugin = FullyShardedDataParallelPlugin()
-    with pytest.raises(RecipeError, match=complaint):
+    with pytest.raises(RecipeError, match="write `fsdp_version: 2` and `fsdp_state_dict_type: FULL_STATE_DICT`"):
         check_plugin(plugin)
 
 
