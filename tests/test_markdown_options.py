@@ -18,7 +18,8 @@ OPTION = re.compile(r"(?<![\w/-])--[A-Za-z][\w-]*")
 OTHERS = {
     "pip": ["--constraint"],
     "jupyter execute": ["--inplace"],
-    "docker": ["--tag", "--interactive", "--rm", "--network"],
+    "docker": ["--tag", "--rm", "--publish", "--volume"],
+    "kubectl": ["--port", "--target-port"],
     "torchrun": ["--nproc-per-node"],
     "accelerate launch": ["--config-file", "--machine-rank", "--main-process-ip"],
     "fairseq": [

@@ -30,7 +30,7 @@ REASONS = {
     "network": 7,  # it downloads packages, data or models, or sends something
     "docker": 1,
     "machines": 2,  # several GPUs or machines
-    "hours": 1,  # it measures, or trains for a given time
+    "hours": 2,  # it measures, or trains for a given time
     "elsewhere": 2,  # the demo and the service, which other tests run: they end when they are interrupted
 }
 # Added to `vanilla-transformer train` and to the same command under torchrun: a model of 16 wide, ten updates.

@@ -3,7 +3,7 @@
 import hashlib
 import json
 import warnings
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypedDict, Unpack
@@ -102,41 +102,6 @@ def load_config(name: str | Path) -> PreTrainedConfig:
     with _plain_errors(name, {}):
         config: PreTrainedConfig = AutoConfig.from_pretrained(name, trust_remote_code=False)
     return config
-
-
-def check_headers(folder: Path, tensors: Mapping[str, Sequence[int]]) -> tuple[PreTrainedConfig, list[str]]:
-    """Compares the shapes of saved tensors with those of the model that config.json describes, without its weights.
-
-    Args:
-        folder: A checkpoint's folder.
-        tensors: Name of each saved tensor -> its shape.
-
-    Returns:
-        The configuration, and a sentence for each way in which the tensors don't fit it.
-
-    Raises:
-        CheckpointError: There is no model for the configuration, or its weights are quantized.
-    """
-    with _plain_errors(folder, {}):
-        _checked_folder(folder, {})
-        config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
-        with torch.device("meta"):
-            model = AutoModelForSeq2SeqLM.from_config(config, trust_remote_code=False)
-    parameters = dict(model.named_parameters(remove_duplicate=False))
-    tied: dict[int, list[str]] = {}
-    for name, value in parameters.items():
-        tied.setdefault(id(value), []).append(name)
-    wrong = [
-        f"{name} is {tuple(shape)}, not {tuple(parameters[name].shape)}"
-        for name, shape in tensors.items()
-        if name in parameters and tuple(shape) != tuple(parameters[name].shape)
-    ]
-    found = {
-        "the weights have no": [names[0] for names in tied.values() if not tensors.keys() & set(names)],
-        "the model has no": [name for name in tensors if name not in parameters],
-        "of another shape:": wrong,
-    }
-    return config, [f"{problem} {named(names)}" for problem, names in found.items() if names]
 
 
 def load_model(

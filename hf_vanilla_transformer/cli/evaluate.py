@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
+from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 from ..checkpoints.files import write_text
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from ..metrics import Comparison, Score
     from ..translation.scoring import Likelihood
 
+PACKAGES = ("hf-vanilla-transformer", "torch", "transformers", "sacrebleu")
 BLEU_KINDS = ("sacrebleu", "multi30k", "compound-split")
 
 
@@ -307,18 +309,13 @@ def _report(results: Sequence[_Result]) -> str:
 
 
 def _write(arguments: argparse.Namespace, results: list[_Result], num_sentences: int) -> None:
-    if arguments.output:
-        _write_lines(arguments.output, results[0].translations)
-    if arguments.json:
-        record = _record(arguments, results, num_sentences)
-        _write_lines(arguments.json, [json.dumps(record, indent=2, ensure_ascii=False, allow_nan=False)])
-
-
-def _write_lines(name: str, lines: Sequence[str]) -> None:
-    try:
-        write_text(name, "".join(f"{line}\n" for line in lines))
-    except OSError as error:  # the error of a full disk doesn't name the file
-        raise OSError(error.errno, error.strerror, name) from error
+    record = json.dumps(_record(arguments, results, num_sentences), indent=2, ensure_ascii=False, allow_nan=False)
+    for name, lines in ((arguments.output, results[0].translations), (arguments.json, [record])):
+        try:
+            if name:
+                write_text(name, "".join(f"{line}\n" for line in lines))
+        except OSError as error:  # the error of a full disk doesn't name the file
+            raise OSError(error.errno, error.strerror, name) from error
 
 
 def _record(arguments: argparse.Namespace, results: list[_Result], num_sentences: int) -> dict[str, Any]:
@@ -328,7 +325,7 @@ def _record(arguments: argparse.Namespace, results: list[_Result], num_sentences
         "num_sentences": num_sentences,
         "ensemble": arguments.ensemble,
         "results": [_result_record(result) for result in results],
-        "versions": _versions(),
+        "versions": {"python": platform.python_version(), **{name: version(name) for name in PACKAGES}},
     }
 
 
@@ -354,19 +351,3 @@ def _result_record(result: _Result) -> dict[str, Any]:
 
 def _finite(number: float) -> float | None:
     return number if math.isfinite(number) else None  # JSON has no infinity
-
-
-def _versions() -> dict[str, str]:
-    import sacrebleu
-    import torch
-    import transformers
-
-    from .. import __version__
-
-    return {
-        "hf_vanilla_transformer": __version__,
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "transformers": transformers.__version__,
-        "sacrebleu": sacrebleu.__version__,
-    }

@@ -4,7 +4,7 @@ import argparse
 import json
 import os
 import platform
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from .. import __version__
@@ -18,8 +18,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Describe a checkpoint, or show versions and this machine."""
     parser.epilog = (
         "A checkpoint is described from its configuration and the headers of its weights: architecture in the paper's "
-        "symbols, parameters, tokenizer and decoding. Its code doesn't run. The exit code is 1 if "
-        "configuration, weights and tokenizer don't belong together."
+        "symbols, parameters, tokenizer and decoding. Its code doesn't run. The exit code is 1 if the tokenizer isn't "
+        "the model's."
     )
     parser.add_argument(
         "model",
@@ -28,11 +28,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="a saved model's folder, or its name on the Hub, to describe (default: describe this machine)",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of tables; with DIR")
-    parser.add_argument(
-        "--machine",
-        action="store_true",
-        help="also show what the engine derives from the processor, and its thresholds; without DIR",
-    )
     parser.set_defaults(run=_info)
 
 
@@ -40,9 +35,7 @@ def _info(arguments: argparse.Namespace) -> None:
     if arguments.model is None:
         if arguments.json:
             raise UsageError("--json describes a checkpoint; give its folder: info DIR --json")
-        _show_machine(arguments.machine)
-    elif arguments.machine:
-        raise UsageError("--machine is about this machine, and DIR about a checkpoint; give one of them")
+        _show_machine()
     else:
         _show_checkpoint(arguments.model, arguments.json)
 
@@ -105,12 +98,10 @@ def _megabytes(number: int) -> str:
     return f"{number / 1e6:,.1f} MB" if number >= 1e6 else f"{number:,} bytes"
 
 
-def _show_machine(with_engine: bool) -> None:
-    """Prints versions, the processor and the threads, and with the engine every field of `engine.cpu`."""
+def _show_machine() -> None:
+    """Prints versions, the processor and the threads."""
     import torch
     import transformers
-
-    from ..engine.cpu import CPU
 
     facts = [
         ("hf_vanilla_transformer", __version__),
@@ -124,6 +115,3 @@ def _show_machine(with_engine: bool) -> None:
         ("GPU", torch.cuda.get_device_name() if torch.cuda.is_available() else "none"),
     ]
     print(table(facts))
-    if with_engine:
-        settings = ((one.name, str(getattr(CPU, one.name)).lower(), one.metadata["decides"]) for one in fields(CPU))
-        print(f"\n{table(settings)}")

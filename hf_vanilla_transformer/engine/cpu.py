@@ -1,10 +1,10 @@
 """Everything that depends on the processor: its vendor, its instruction sets, and thresholds measured on such ones.
 
-docs/performance.md has the measurements. `vanilla-transformer info --machine` prints what is used.
+docs/performance.md has the measurements.
 """
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,22 +16,27 @@ from . import torch_private
 MULTIPLY_BFLOAT16 = ("avx512_bf16", "amx_bf16", "bf16")
 
 
-def _decides(what: str, **default: Any) -> Any:
-    return field(metadata={"decides": what}, **default)
-
-
 @dataclass(frozen=True)
 class Processor:
-    """The engine's knowledge of its CPU; each field says what it decides."""
+    """The engine's knowledge of its CPU.
 
-    has_onednn: bool = _decides("whether products may be oneDNN's packed and fused ones, private functions of torch")
-    has_fast_bfloat16: bool = _decides("whether decoding packs weights in bfloat16 for oneDNN")
-    # Without VNNI, 16-bit sums overflow otherwise.
-    reduce_range: bool = _decides("whether 8-bit products take 7 bits of their inputs, as needed without VNNI")
-    elements_for_mkl: int = _decides("MKL multiplies in decoding by float32 weights with up to this number of elements")
-    elements_for_both: float = _decides("up to this number, MKL multiplies few rows and oneDNN many; above, oneDNN all")
-    multiplications_for_mkl: int = _decides("rows are few up to this number, times the elements of the weight")
-    rows_for_fbgemm: int = _decides("rows up to which 8-bit products are FBGEMM's, and above oneDNN's", default=8)
+    Attributes:
+        has_onednn: Whether products may be oneDNN's packed and fused ones, private functions of torch.
+        has_fast_bfloat16: Whether decoding packs weights in bfloat16 for oneDNN.
+        reduce_range: Whether 8-bit products take 7 bits of their inputs: without VNNI, 16-bit sums overflow otherwise.
+        elements_for_mkl: MKL multiplies in decoding by float32 weights with up to this number of elements.
+        elements_for_both: Up to this number, MKL multiplies few rows and oneDNN many; above, oneDNN all.
+        multiplications_for_mkl: Rows are few up to this number, times the elements of the weight.
+        rows_for_fbgemm: Rows up to which 8-bit products are FBGEMM's, and above oneDNN's.
+    """
+
+    has_onednn: bool
+    has_fast_bfloat16: bool
+    reduce_range: bool
+    elements_for_mkl: int
+    elements_for_both: float
+    multiplications_for_mkl: int
+    rows_for_fbgemm: int = 8
 
 
 # torch's own products are MKL's. On other vendors' processors than Intel's, MKL uses narrower vectors. Rows are few up

@@ -12,9 +12,9 @@ from ..checkpoints.loading import (
     GENERATION_CONFIG,
     MODEL_TYPE,
     CheckpointError,
-    check_headers,
     check_tokenizer,
     json_object,
+    load_config,
     load_tokenizer,
     tensors_in,
     tokenizer_fingerprint,
@@ -67,9 +67,8 @@ def describe(name: str) -> Description:
         HubError: The Hub has no such model, or it can't be reached.
     """
     folder, tensors = _opened(name)
-    config, wrong = check_headers(folder, {key: shape for key, (_, shape) in tensors.items()})
-    problems = [f"config.json and the weights don't match: {'; '.join(wrong)}"] if wrong and tensors else []
-    tokenizer, unusable = _tokenizer(folder, config)
+    config = load_config(folder)
+    tokenizer, problems = _tokenizer(folder, config)
     return Description(
         name=name,
         config={key: value for key, value in config.to_dict().items() if not key.startswith("_")},
@@ -78,7 +77,7 @@ def describe(name: str) -> Description:
         saved_bytes=sum(math.prod(shape) * SIZES.get(kind, 1) for kind, shape in tensors.values()),
         tokenizer=tokenizer,
         decoding=_decoding(folder),
-        problems=[*problems, *unusable],
+        problems=problems,
     )
 
 
@@ -90,7 +89,6 @@ def _opened(name: str) -> tuple[Path, dict[str, tuple[str, list[int]]]]:
         _check_kind(folder, name)
         return folder, tensors
     _check_kind(folder, name)
-    check_headers(folder, {})  # errors of the configuration come first: quantized weights have other headers
     try:
         entries = tensors_in(folder)
     except ValueError as error:
