@@ -133,10 +133,11 @@ def translate_files(
         for _ in data.iter_batches(batch_size=None):
             pass
     for job in jobs:
-        if job not in damaged:
-            for _ in write(job, column, partial(_saved, job, count())):
-                pass
-            _remove_parts(job)
+        try:
+            if job not in damaged:
+                _put_together(job, column)
+        except CorpusError as error:  # it has changed
+            damaged[job] = error
         yield job, damaged.get(job)
 
 
@@ -168,7 +169,9 @@ def _saved(job: Job, numbers: Iterator[int], rows: list[Row]) -> list[Outcome]:
     return [Outcome(*one) for one in saved]
 
 
-def _remove_parts(job: Job) -> None:
+def _put_together(job: Job, column: str) -> None:
+    for _ in write(job, column, partial(_saved, job, count())):
+        pass
     for file in _folder(job).glob("*.json"):
         file.unlink()
     _folder(job).rmdir()

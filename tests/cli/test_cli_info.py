@@ -8,7 +8,6 @@ import pytest
 import torch
 import transformers
 from opus_mt import opus_mt_folder
-from safetensors.torch import load_file, save_file
 
 from hf_vanilla_transformer import (
     VanillaTransformerConfig,

@@ -1,6 +1,7 @@
 """Ray: many files give the bytes of one process, and a part that is complete isn't translated again."""
 
 import json
+import shutil
 import signal
 import socket
 import subprocess
@@ -135,12 +136,13 @@ def test_killed_workers_nodes_and_drivers_lose_no_line(
     assert all((there / name).read_bytes() == (here / name).read_bytes() for name in names)
 
 
-def test_the_service_on_a_cluster(tiny_checkpoint: Path) -> None:
+def test_the_service_on_a_cluster(tiny_checkpoint: Path, tmp_path: Path) -> None:
     pytest.importorskip("ray", reason="Ray isn't installed: pip install '.[ray]'")
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    models = ["--model", f"en-de={tiny_checkpoint}", f"de-en={tiny_checkpoint}", "--threads", "1"]
+    other = shutil.copytree(tiny_checkpoint, tmp_path / "other")
+    models = ["--model", f"en-de={tiny_checkpoint}", f"de-en={other}", "--models-per-replica", "1", "--threads", "1"]
     command = [sys.executable, "-m", "hf_vanilla_transformer", "serve", "--ray", "--port", str(port), *models]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
@@ -151,6 +153,7 @@ def test_the_service_on_a_cluster(tiny_checkpoint: Path) -> None:
         with ThreadPoolExecutor(8) as clients:
             answers = list(clients.map(lambda text: _answer(port, q=text, source="en", target="de"), texts))
         assert answers == [(200, {"translatedText": text}) for text in expected]
+        assert _answer(port, q=texts[0], source="de", target="en") == answers[0]  # the model takes the other's place
         status, answer = _answer(port, q="x" * 60_000, source="en", target="de")
         assert (status, answer["error"]) == (413, "q has 60,000 characters, and the limit is 50,000")
         process.terminate()
