@@ -61,7 +61,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--api-key",
         default=os.environ.get(KEY),
         metavar="KEY",
-        help=f"what requests have to give as api_key (default: ${KEY}, so that no list of processes shows it)",
+        help=f"what requests have to give as api_key (default: ${KEY}, which the list of processes doesn't show)",
     )
     parser.add_argument(
         "--cors-origin", nargs="+", default=[], metavar="ORIGIN", help="origins whose pages may use it in a browser"
@@ -101,6 +101,8 @@ def _serve(arguments: argparse.Namespace) -> None:
         app = importlib.import_module("..serving.app", __package__)  # an extra
     except ImportError as error:
         raise UsageError(first_line(error)) from error
+    if arguments.api_key == "":
+        raise UsageError(f"--api-key or ${KEY} is empty; give a key, or none at all")
     models = _models(arguments)
     if not is_this_machine(arguments.host) and not arguments.api_key:
         print(f"{PROGRAM}: warning: every computer that reaches this machine can use the service", file=sys.stderr)
@@ -153,7 +155,7 @@ def _here(
     metrics.waiting.set_function(lambda: sum(batcher.waiting_tokens for batcher in batchers.values()))
     queues = {pair: batchers[name] for name, pairs in models.items() for pair in pairs}
     print(ready, flush=True)
-    server.run(app.create_app(queues, settings, metrics), arguments.host, arguments.port)
+    server.run(app.create_app(queues, settings, metrics), arguments.host, arguments.port, grace=arguments.timeout)
 
 
 def _on_a_cluster(

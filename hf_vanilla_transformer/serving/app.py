@@ -10,7 +10,8 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
-from typing import Annotated, Literal, Protocol, TypeVar
+from typing import Annotated, Any, Literal, Protocol, TypeVar
+from urllib.parse import parse_qs
 
 from ..errors import first_line, install
 
@@ -105,7 +106,7 @@ class Metrics:
 class Fields(BaseModel):
     """What `POST /translate` takes, as JSON or as a form."""
 
-    q: str | Annotated[list[str], Field(min_length=1)] = Field(description="One text or several")
+    q: str | Annotated[list[str], Field(min_length=1, fail_fast=True)] = Field(description="One text or several")
     source: str = Field(min_length=1, examples=["en"])
     target: str = Field(min_length=1, examples=["de"])
     format: Literal["text", "html"] = "text"
@@ -154,6 +155,7 @@ def create_app(
 
     app = FastAPI(title="vanilla-transformer serve", lifespan=lifespan)
     app.add_exception_handler(HTTPException, _error)
+    app.add_exception_handler(Exception, lambda request, error: JSONResponse({"error": "internal error"}, 500))
     app.add_middleware(Overlong, limit=settings.body)
     if origins := settings.cors_origins:
         app.add_middleware(CORSMiddleware, allow_origins=origins, allow_methods=["*"], allow_headers=["*"])
@@ -161,8 +163,12 @@ def create_app(
     @app.post("/translate", openapi_extra=_DESCRIPTION, summary="Translate one text or several")
     async def translate(request: Request) -> Response:
         with counters.request():
-            work = _translate(await _fields(request), queues, settings)
-            return JSONResponse(await _unless_gone(request, work, settings.seconds))
+            try:
+                async with asyncio.timeout(settings.seconds):
+                    fields = await _fields(request)
+                    return JSONResponse(await _unless_gone(request, _translate(fields, queues, settings)))
+            except TimeoutError as error:
+                raise HTTPException(504, f"not translated within {settings.seconds:g} seconds") from error
 
     @app.get("/languages", summary="List the languages")
     async def languages() -> list[dict[str, str | list[str]]]:
@@ -189,14 +195,18 @@ async def _error(request: Request, error: Exception) -> JSONResponse:
 
 async def _fields(request: Request) -> Fields:
     """Returns the fields of a body, JSON or a form."""
-    if "json" in request.headers.get("content-type", ""):
+    kind = request.headers.get("content-type", "")
+    if "json" in kind:
         try:
             fields = await request.json()
         except (ValueError, RecursionError) as error:  # UnicodeDecodeError among them
-            raise HTTPException(400, f"Invalid request: the body is no JSON ({first_line(error)})") from error
-    else:
+            raise HTTPException(400, f"Invalid request: the body isn't valid JSON ({first_line(error)})") from error
+    elif "multipart" in kind:
         form = await request.form(max_part_size=sys.maxsize)  # `Overlong` has limited the body
-        fields = {name: values[0] if len(values := form.getlist(name)) == 1 else values for name in form}
+        fields = {name: _one_or_all(form.getlist(name)) for name in form}
+    else:  # Starlette would read bytes that aren't percent-encoded as Latin-1
+        text = (await request.body()).decode("utf-8", "replace")
+        fields = {name: _one_or_all(values) for name, values in parse_qs(text, keep_blank_values=True).items()}
     if not isinstance(fields, dict):
         raise HTTPException(400, "Invalid request: the body has to be a JSON object")
     try:
@@ -208,8 +218,12 @@ async def _fields(request: Request) -> Fields:
         raise HTTPException(400, f"Invalid request: {reason}") from error
 
 
-async def _unless_gone(request: Request, work: Awaitable[_T], seconds: float) -> _T:
-    """Awaits an answer, and cancels it at its deadline or when the client closes the connection."""
+def _one_or_all(values: list[Any]) -> object:
+    return values[0] if len(values) == 1 else values
+
+
+async def _unless_gone(request: Request, work: Awaitable[_T]) -> _T:
+    """Awaits an answer, and cancels it when the client closes the connection."""
 
     async def gone() -> None:
         while (await request.receive())["type"] != "http.disconnect":
@@ -217,12 +231,10 @@ async def _unless_gone(request: Request, work: Awaitable[_T], seconds: float) ->
 
     answer, leaving = asyncio.ensure_future(work), asyncio.ensure_future(gone())
     try:
-        done, _ = await asyncio.wait({answer, leaving}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
-        if answer in done:
-            return answer.result()
-        if leaving in done:
+        await asyncio.wait({answer, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        if not answer.done():
             raise HTTPException(499, "the client has closed the connection")
-        raise HTTPException(504, f"not translated within {seconds:g} seconds")
+        return answer.result()
     finally:
         answer.cancel()
         leaving.cancel()
@@ -241,8 +253,9 @@ async def _translate(
         raise HTTPException(400, f"{fields.source} to {fields.target} is not supported; there is {pairs}")
     if fields.format == "html" and fields.alternatives:
         raise HTTPException(400, "alternatives are for the format text")
-    documents = [Document(text) for text in texts] if fields.format == "html" else []
+    documents = await asyncio.to_thread(lambda: [Document(text) for text in texts]) if fields.format == "html" else []
     wanted = list(dict.fromkeys(text for document in documents for text in document.texts)) if documents else texts
+    _check_size(wanted, settings)  # an element inside another is translated with it and by itself
     try:
         rows = await queue.translate(wanted, fields.alternatives + 1, fields.target)
     except QueueFullError as error:
@@ -252,7 +265,7 @@ async def _translate(
     best, others = [row[0] for row in rows], [row[1:] for row in rows]
     if documents:
         translations = dict(zip(wanted, best, strict=True))
-        best = [document.translated(translations) for document in documents]
+        best = await asyncio.to_thread(lambda: [document.translated(translations) for document in documents])
     is_list = isinstance(fields.q, list)
     if not fields.alternatives:
         return {"translatedText": best if is_list else best[0]}
@@ -260,11 +273,15 @@ async def _translate(
 
 
 def _check_key(given: str, api_key: str | None) -> None:
-    if api_key is not None and not secrets.compare_digest(given.encode(), api_key.encode()):
+    if api_key is not None and not secrets.compare_digest(given.encode(errors="surrogatepass"), api_key.encode()):
         raise HTTPException(403, "Invalid API key" if given else "api_key is missing; ask who runs this service")
 
 
 def _check_size(texts: Sequence[str], settings: Settings) -> None:
+    try:
+        "".join(texts).encode()
+    except UnicodeEncodeError as error:
+        raise HTTPException(400, "Invalid request: q has half a surrogate pair, so it isn't Unicode") from error
     if len(texts) > settings.texts:
         raise HTTPException(413, f"q has {len(texts):,} texts, and the limit is {settings.texts:,}")
     if (characters := sum(map(len, texts))) > settings.characters:

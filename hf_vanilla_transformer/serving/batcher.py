@@ -47,6 +47,10 @@ class _Request:
     waiting: deque[int] = field(default_factory=deque)  # numbers of texts
     results: dict[int, list[str]] = field(default_factory=dict)
 
+    @property
+    def waiting_tokens(self) -> int:
+        return sum(self.tokens[number] for number in self.waiting)
+
 
 class Batcher:
     """Gathers waiting texts into batches for one model, which a thread of its own translates.
@@ -59,7 +63,7 @@ class Batcher:
         translate: The model.
         count_tokens: Returns the number of tokens of each text.
         batch_tokens: Source tokens of a batch at most; a longer text is a batch by itself.
-        max_waiting_tokens: Source tokens that may wait. A longer request is accepted when nothing else waits.
+        max_waiting_tokens: Source tokens that may wait; each request counts for at most half of them.
         on_batch: Called after each batch.
         thread: Where the model works; None: in a thread of its own. Load the model in the same thread, and let all
             models of a process share it: PyTorch has a team of threads for each thread that computes, and teams with
@@ -86,7 +90,7 @@ class Batcher:
     @property
     def waiting_tokens(self) -> int:
         """Source tokens that wait for a batch."""
-        return sum(request.tokens[number] for request in self._requests for number in request.waiting)
+        return sum(request.waiting_tokens for request in self._requests)
 
     async def translate(self, texts: Sequence[str], n_best: int = 1, target: str = "") -> list[list[str]]:
         """Translates the texts of one request.
@@ -105,10 +109,12 @@ class Batcher:
         """
         if not texts:
             return []
-        tokens = self._count_tokens(list(texts))
-        waiting = self.waiting_tokens
-        if waiting and waiting + sum(tokens) > self._max_waiting_tokens:
-            raise QueueFullError(f"{waiting:,} tokens wait already")
+        tokens = [n_best * number for number in self._count_tokens(list(texts))]
+        # A request counts for at most half of the limit, so that a long one doesn't keep out short ones.
+        most = self._max_waiting_tokens // 2
+        waiting = sum(min(one.waiting_tokens, most) for one in self._requests)
+        if waiting + min(sum(tokens), most) > self._max_waiting_tokens:
+            raise QueueFullError(f"{self.waiting_tokens:,} tokens wait already")
         done = asyncio.get_running_loop().create_future()
         request = _Request(texts, tokens, (n_best, target), done, deque(range(len(texts))))
         self._requests.append(request)

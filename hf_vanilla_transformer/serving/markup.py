@@ -10,6 +10,7 @@ import html
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 INLINE = {
     "a", "abbr", "b", "bdi", "bdo", "big", "cite", "dfn", "em", "font", "i", "ins", "del", "label", "mark", "q", "s",
@@ -20,6 +21,7 @@ VOID = {
 }  # fmt: skip
 INLINE_VOID = {"img", "wbr"}
 DEPTH = 20  # of inline elements; tags further inside stay where they are
+MOST_PARTS = 100  # of a block whose markup is looked for in its translation
 # Elements whose content isn't prose; in the first, there are no tags.
 RAW = {"script", "style", "textarea"}
 INLINE_CODE = {"code", "kbd", "samp", "var"}
@@ -93,7 +95,7 @@ class _Parser:
 
     def _keep(self, tag: str, raw: str) -> None:
         if tag in INLINE or tag in INLINE_CODE:
-            self._parts.append(_Node(html.unescape(re.sub("<[^>]*>", "", raw)), raw=raw))
+            self._parts.append(_Node(html.unescape(re.sub("<[^<>]*>", "", raw)), raw=raw))
         else:
             self._boundary(raw)
 
@@ -125,7 +127,7 @@ class _Parser:
 def _end_of(tag: str, source: str, position: int) -> int:
     """Returns where an element ends that begins before `position`."""
     depth = 1
-    for match in re.compile(rf"<(/?){tag}(?![\w-])[^>]*>", re.IGNORECASE).finditer(source, position):
+    for match in re.compile(rf"<(/?){re.escape(tag)}(?![\w-])[^<>]*>", re.IGNORECASE).finditer(source, position):
         depth = 0 if tag in RAW and match[1] else depth - 1 if match[1] else depth + 1
         if not depth:
             return match.end()
@@ -199,8 +201,16 @@ def _translation(text: str, translations: Mapping[str, str]) -> str:
 
 
 def _render(parts: Sequence[_Node], translations: Mapping[str, str]) -> str:
-    fluent = _in_translation(parts, translations) if len(parts) > 1 else None
-    return fluent if fluent is not None else "".join(_rendered(part, translations) for part in parts)
+    """Returns a block or an element's content; its parts are where their translations are, or in the source's order."""
+    whole = _translation(_text_of(parts), translations)
+    places = _places(parts, whole, translations) if 1 < len(parts) <= MOST_PARTS else None
+    if places is None:
+        return "".join(_rendered(part, translations) for part in parts)
+    rendered, end = "", 0
+    for start, stop, part in places:
+        rendered += _escape(whole[end:start]) + _rendered(part, translations)
+        end = stop
+    return rendered + _escape(whole[end:])
 
 
 def _rendered(part: _Node, translations: Mapping[str, str]) -> str:
@@ -209,10 +219,9 @@ def _rendered(part: _Node, translations: Mapping[str, str]) -> str:
     return _escape(_translation(part.text, translations)) if part.raw is None else part.raw
 
 
-def _in_translation(parts: Sequence[_Node], translations: Mapping[str, str]) -> str | None:
-    """Returns the translation of a block with the markup of its parts, or None where a part isn't found just once."""
-    whole = _translation(_text_of(parts), translations)
-    places: list[tuple[int, int, str]] = []
+def _places(parts: Sequence[_Node], whole: str, translations: Mapping[str, str]) -> list[tuple[int, int, _Node]] | None:
+    """Returns where the parts with markup are in a translation, or None where one of them isn't found just once."""
+    places: list[tuple[int, int, _Node]] = []
     for part in parts:
         if part.parts is None and part.raw is None:
             continue
@@ -220,11 +229,7 @@ def _in_translation(parts: Sequence[_Node], translations: Mapping[str, str]) -> 
         found = list(re.finditer(rf"(?<!\w){re.escape(own.strip())}(?!\w)", whole)) if own.strip() else []
         if len(found) != 1:
             return None
-        places.append((*found[0].span(), _rendered(part, translations)))
-    rendered, end = "", 0
-    for start, stop, markup in sorted(places):
-        if start < end:
-            return None
-        rendered += _escape(whole[end:start]) + markup
-        end = stop
-    return rendered + _escape(whole[end:])
+        places.append((*found[0].span(), part))
+    places.sort(key=lambda place: place[:2])
+    is_apart = all(one[1] <= other[0] for one, other in pairwise(places))
+    return places if is_apart else None

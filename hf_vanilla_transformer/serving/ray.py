@@ -5,7 +5,10 @@ Translate, fn_constructor_args=("outputs/model",), compute=ray.data.ActorPoolStr
 ).write_parquet("out")
 """
 
+import glob
+import hashlib
 import json
+import shutil
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -16,7 +19,7 @@ from typing import Any
 
 from ..checkpoints.files import write_text
 from ..data.formats import CorpusError
-from ..errors import install
+from ..errors import first_line, install
 from ..translation.files import ROWS, TRANSLATION, Job, Outcome, Row, outcomes, rows_of, write
 from ..translation.translator import Translator
 
@@ -84,7 +87,7 @@ class _TranslateParts(Translate):
             with rows_of(Path(source), self.column) as (_, rows):
                 part = outcomes(self.translate, list(islice(rows, int(first), int(first) + ROWS)))
             write_text(place, json.dumps(part, ensure_ascii=False))
-        return {"rows": [ROWS] * len(batch["source"])}
+        return {"place": batch["place"]}
 
 
 def translate_files(
@@ -114,11 +117,12 @@ def translate_files(
     Yields:
         Each file when it is complete, or with the reason why it can't be read.
     """
+    how = repr((model, column, options, opening))
     parts: list[dict[str, Any]] = []
     damaged: dict[Job, CorpusError] = {}
     for job in jobs:
         try:
-            parts += _missing_parts(job, column)
+            parts += _missing_parts(job, how, column)
         except CorpusError as error:
             damaged[job] = error
     if parts:
@@ -135,43 +139,40 @@ def translate_files(
     for job in jobs:
         try:
             if job not in damaged:
-                _put_together(job, column)
-        except CorpusError as error:  # it has changed
-            damaged[job] = error
+                for _ in write(job, column, partial(_saved, _folder(job, how), count())):
+                    pass
+        except (CorpusError, FileNotFoundError, ValueError) as error:
+            damaged[job] = CorpusError(f"{job.source} has changed while it was translated ({first_line(error)})")
+        for old in job.output.parent.glob(f".{glob.escape(job.output.name)}.*{PARTS}") if job not in damaged else ():
+            shutil.rmtree(old, ignore_errors=True)
         yield job, damaged.get(job)
 
 
-def _folder(job: Job) -> Path:
-    return job.output.with_name(f".{job.output.name}{PARTS}")
+def _folder(job: Job, how: str) -> Path:
+    """Returns the folder for the parts of a file; another model, other options or another source have another one."""
+    status = job.source.stat()
+    digest = hashlib.sha256(f"{how} {status.st_size} {status.st_mtime_ns}".encode()).hexdigest()[:16]
+    return job.output.with_name(f".{job.output.name}.{digest}{PARTS}")
 
 
-def _place(job: Job, number: int) -> Path:
-    return _folder(job) / f"{number:09}.json"
+def _place(folder: Path, number: int) -> Path:
+    return folder / f"{number:09}.json"
 
 
-def _missing_parts(job: Job, column: str) -> list[dict[str, Any]]:
+def _missing_parts(job: Job, how: str, column: str) -> list[dict[str, Any]]:
     with rows_of(job.source, column) as (_, rows):
         number = sum(1 for _ in rows)
-    _folder(job).mkdir(parents=True, exist_ok=True)
-    places = ((first, _place(job, first // ROWS)) for first in range(0, number, ROWS))
+    folder = _folder(job, how).absolute()
+    folder.mkdir(parents=True, exist_ok=True)
+    places = ((first, _place(folder, first // ROWS)) for first in range(0, number, ROWS))
     return [
-        {"source": str(job.source.resolve()), "first": first, "place": str(place.resolve())}
+        {"source": str(job.source.resolve()), "first": first, "place": str(place)}
         for first, place in places
         if not place.exists()
     ]
 
 
-def _saved(job: Job, numbers: Iterator[int], rows: list[Row]) -> list[Outcome]:
+def _saved(folder: Path, numbers: Iterator[int], rows: list[Row]) -> list[Outcome]:
     """Returns the outcomes of the part with the next number."""
-    saved = json.loads(_place(job, next(numbers)).read_text(encoding="utf-8"))
-    if len(saved) != len(rows):
-        raise CorpusError(f"{job.source} has changed while it was translated; remove {_folder(job)}")
-    return [Outcome(*one) for one in saved]
-
-
-def _put_together(job: Job, column: str) -> None:
-    for _ in write(job, column, partial(_saved, job, count())):
-        pass
-    for file in _folder(job).glob("*.json"):
-        file.unlink()
-    _folder(job).rmdir()
+    saved = json.loads(_place(folder, next(numbers)).read_text(encoding="utf-8"))
+    return [Outcome(*one) for _, one in zip(rows, saved, strict=True)]

@@ -6,14 +6,17 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
+import ray
 from fastapi import FastAPI
 from ray import serve
-from ray.exceptions import RayTaskError
+from ray.exceptions import RayActorError, RayTaskError
+from ray.serve.exceptions import BackPressureError
 from ray.serve.handle import DeploymentHandle
 
+from ..errors import first_line
 from ..translation.translator import Translator
 from .app import Settings, create_app
-from .batcher import Batcher
+from .batcher import Batcher, QueueFullError
 from .models import batcher_of
 from .ray import connected
 
@@ -21,7 +24,7 @@ NAME = "vanilla-transformer"
 # Requests that a replica of a model works on at a time, on average, before there is another; half a batch of lines.
 TARGET_REQUESTS = 16
 SECONDS_TO_SCALE = 5  # of too many requests, before there is another replica
-MAX_REQUESTS = 1_000  # of a replica; its queue refuses what is too much
+MAX_REQUESTS = 1_000  # of a replica of the application
 
 Pair = tuple[str, str]
 
@@ -33,14 +36,27 @@ class _Remote:
         self._translate = models.options(multiplexed_model_id=name).translate
 
     async def translate(self, texts: Sequence[str], n_best: int, target: str) -> list[list[str]]:
+        response = self._translate.remote(texts, n_best, target)
         try:
-            rows: list[list[str]] = await self._translate.remote(texts, n_best, target)
+            rows: list[list[str]] = await response
         except RayTaskError as error:
             raise error.cause from None  # the model's own error
+        except (BackPressureError, RayActorError) as error:
+            raise QueueFullError(first_line(error)) from error
+        except asyncio.CancelledError:
+            response.cancel()
+            raise
         return rows
 
     async def close(self) -> None:
         """Does nothing: replicas finish what they have begun."""
+
+
+def _check_cluster(cpus: int) -> None:
+    if max(node["Resources"].get("CPU", 0) for node in ray.nodes() if node["Alive"]) < cpus:
+        raise ValueError(f"no node of the cluster has {cpus} CPUs; give fewer --threads")
+    if serve.status().proxies:
+        raise ValueError("Ray Serve runs on this cluster already, with an address of its own; stop it first")
 
 
 @contextmanager
@@ -71,6 +87,7 @@ def running(
         opening: For `Translator`.
 
     Raises:
+        ValueError: No node has so many CPUs, or the cluster serves something else.
         Exception: What opening one of the models raised.
     """
 
@@ -100,7 +117,8 @@ def running(
     scaling = {"min_replicas": 1, "max_replicas": replicas, "upscale_delay_s": SECONDS_TO_SCALE}
     behind = serve.deployment(
         name="models",
-        max_ongoing_requests=MAX_REQUESTS,
+        max_ongoing_requests=2 * TARGET_REQUESTS,  # beyond it, a replica without the model opens it
+        max_queued_requests=MAX_REQUESTS,
         autoscaling_config={**scaling, "target_ongoing_requests": TARGET_REQUESTS},
         ray_actor_options={"num_cpus": cpus},
     )(Models)
@@ -112,6 +130,7 @@ def running(
     )(serve.ingress()(Http))
 
     with connected(address):
+        _check_cluster(cpus)
         serve.start(
             http_options={"host": host, "port": port},
             proxy_location="EveryNode",

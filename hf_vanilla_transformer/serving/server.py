@@ -18,9 +18,9 @@ class _Server(uvicorn.Server):
         yield
 
 
-def run(app: ASGIApp, host: str, port: int) -> None:
-    """Serves an application until SIGTERM or Ctrl+C; requests that have begun are answered first, within 30 seconds."""
+def run(app: ASGIApp, host: str, port: int, *, grace: int) -> None:
+    """Serves an application until SIGTERM or Ctrl+C; requests that have begun are answered within `grace` seconds."""
     config = uvicorn.Config(
-        app, host=host, port=port, log_level="warning", access_log=False, timeout_graceful_shutdown=30
+        app, host=host, port=port, log_level="warning", access_log=False, timeout_graceful_shutdown=grace
     )
     _Server(config).run()

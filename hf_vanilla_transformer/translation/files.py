@@ -8,7 +8,7 @@ import gzip
 import json
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from itertools import count, islice
 from pathlib import Path
@@ -91,7 +91,8 @@ def jobs(inputs: Sequence[str | Path], output: str | Path, shard: tuple[int, int
             raise CorpusError(f"{given} is the input and the output; give another folder for the translations")
         for file in sorted(given.rglob("*")) if given.is_dir() else [given]:
             name = file.relative_to(given) if given.is_dir() else Path(file.name)
-            if not file.is_file() or any(part.startswith(".") for part in name.parts):
+            is_output = file.resolve().is_relative_to(output.resolve())
+            if not file.is_file() or is_output or any(part.startswith(".") for part in name.parts):
                 continue
             if name in found:
                 raise CorpusError(f"{file} and {found[name]} have the same name; translate them into two folders")
@@ -112,16 +113,38 @@ def rows_of(path: Path, column: str = "text") -> Iterator[tuple[IO[bytes], Itera
         CorpusError: The file can't be read, is damaged or has no such column; raised when its place is reached.
     """
     name = path.name.removesuffix(".gz")
+    with ExitStack() as opened:
+        with _reading(path):
+            raw = opened.enter_context(path.open("rb"))
+            file = opened.enter_context(gzip.open(raw)) if path.suffix == ".gz" else raw
+        if name.endswith(".parquet"):
+            rows = _parquet_rows(file, path, column)
+        else:
+            lines = (line.removesuffix(b"\n").removesuffix(b"\r") for line in bounded_lines(file, str(path)))
+            kind = {".tsv": _tsv_rows, ".jsonl": _json_rows}.get(Path(name).suffix)
+            rows = map(_text_row, lines) if kind is None else kind(lines, path, column)
+        yield raw, _guarded(rows, path)
+
+
+def _guarded(rows: Iterator[Row], path: Path) -> Iterator[Row]:
+    with _reading(path):
+        yield from rows
+
+
+@contextmanager
+def _reading(path: Path) -> Iterator[None]:
+    """Turns errors of reading a file into ones that name it."""
     try:
-        with path.open("rb") as raw, gzip.open(raw) if path.suffix == ".gz" else raw as file:
-            if name.endswith(".parquet"):
-                yield raw, _parquet_rows(file, path, column)
-            else:
-                lines = (line.removesuffix(b"\n").removesuffix(b"\r") for line in bounded_lines(file, str(path)))
-                kind = {".tsv": _tsv_rows, ".jsonl": _json_rows}.get(Path(name).suffix)
-                yield raw, map(_text_row, lines) if kind is None else kind(lines, path, column)
+        yield
     except (gzip.BadGzipFile, EOFError, zlib.error, pyarrow.ArrowException, OSError) as error:
         raise CorpusError(f"{path}: can't be read ({first_line(error)}); is it complete?") from error
+
+
+def _check_columns(names: Sequence[str], path: Path, column: str) -> None:
+    if column not in names:
+        raise CorpusError(f"{path}: has no column {column!r}; there are {', '.join(map(repr, names))}")
+    if TRANSLATION in names:
+        raise CorpusError(f"{path}: has a column {TRANSLATION!r} already; rename it")
 
 
 def _text_row(line: bytes) -> Row:
@@ -134,8 +157,7 @@ def _text_row(line: bytes) -> Row:
 def _tsv_rows(lines: Iterator[bytes], path: Path, column: str) -> Iterator[Row]:
     header = _text_row(next(lines, b"")).text
     names = (header or "").split("\t")
-    if column not in names:
-        raise CorpusError(f"{path}: has no column {column!r}; the first line has {', '.join(map(repr, names))}")
+    _check_columns(names, path, column)
     yield Row(None, "", header)  # the header's row is written, and has no text
     for line in lines:
         text, error, _ = _text_row(line)
@@ -150,6 +172,8 @@ def _json_rows(lines: Iterator[bytes], path: Path, column: str) -> Iterator[Row]
         try:
             cells = json.loads(line)
             text = cells[column]
+            if TRANSLATION in cells:
+                raise ValueError(f"{TRANSLATION!r} is there already")
         except (ValueError, TypeError, LookupError, RecursionError) as error:
             yield Row(None, f"no JSON object with {column!r} ({first_line(error)})", {})
             continue
@@ -158,8 +182,7 @@ def _json_rows(lines: Iterator[bytes], path: Path, column: str) -> Iterator[Row]
 
 def _parquet_rows(file: Any, path: Path, column: str) -> Iterator[Row]:
     table = pyarrow.parquet.ParquetFile(file)
-    if column not in table.schema_arrow.names:
-        raise CorpusError(f"{path}: has no column {column!r}; there are {', '.join(table.schema_arrow.names)}")
+    _check_columns(table.schema_arrow.names, path, column)
     for batch in table.iter_batches(ROWS):
         for cells in batch.to_pylist():
             text = cells[column]
@@ -225,7 +248,7 @@ def _writer(path: Path, job: Job) -> Iterator[Put]:
     name = job.source.name
     suffix = Path(name.removesuffix(".gz")).suffix
     if suffix == ".parquet":
-        with pyarrow.parquet.ParquetFile(job.source) as file:
+        with _reading(job.source), pyarrow.parquet.ParquetFile(job.source) as file:
             schema = file.schema_arrow.remove_metadata()
         schema = schema.append(pyarrow.field(TRANSLATION, pyarrow.string()))
         with pyarrow.parquet.ParquetWriter(path, schema) as writer:
@@ -235,7 +258,7 @@ def _writer(path: Path, job: Job) -> Iterator[Put]:
                 )
             )
         return
-    line = {".tsv": _tsv_line, ".jsonl": _json_line}.get(suffix, lambda row, one: one.translation)
+    line = {".tsv": _tsv_line, ".jsonl": _json_line}.get(suffix, _line)
     with path.open("wb") as raw, _compressed(raw) if name.endswith(".gz") else raw as file:
         yield lambda rows, part: file.writelines(
             f"{line(row, one)}\n".encode() for row, one in zip(rows, part, strict=True)
@@ -247,10 +270,20 @@ def _compressed(file: IO[bytes]) -> IO[bytes]:
     return gzip.GzipFile(filename="", mode="wb", fileobj=file, mtime=0)  # type: ignore[return-value]
 
 
+def _line(row: Row, outcome: Outcome) -> str:
+    return " ".join(outcome.translation.splitlines())
+
+
 def _tsv_line(row: Row, outcome: Outcome) -> str:
     is_header = row.text is None and not row.error
-    return f"{row.cells}\t{TRANSLATION if is_header else outcome.translation}"
+    return f"{row.cells}\t{TRANSLATION if is_header else ' '.join(outcome.translation.split())}"
 
 
 def _json_line(row: Row, outcome: Outcome) -> str:
-    return json.dumps({**row.cells, TRANSLATION: outcome.translation}, ensure_ascii=False)
+    cells = {**row.cells, TRANSLATION: outcome.translation}
+    line = json.dumps(cells, ensure_ascii=False)
+    try:
+        line.encode()
+    except UnicodeEncodeError:  # half a surrogate pair, in any cell
+        return json.dumps(cells)
+    return line

@@ -69,6 +69,17 @@ def test_wrong_requests(status: int, fields: dict[str, Any], problem: str) -> No
     assert answer.json()["error"].startswith(problem)
 
 
+def test_unicode() -> None:
+    form = {"content-type": "application/x-www-form-urlencoded"}
+    answer = client().post("/translate", content="q=schönes+Haus&source=en&target=de".encode(), headers=form)
+    assert answer.json() == {"translatedText": "SCHÖNES HAUS"}
+    body = b'{"q": "\\ud800", "source": "en", "target": "de", "api_key": "%s"}'
+    for key, status in ((b"k", 400), (b"\\ud800", 403)):
+        half = client(api_key="k").post("/translate", content=body % key, headers={"content-type": "application/json"})
+        assert half.status_code == status
+        assert "error" in half.json()
+
+
 @pytest.mark.parametrize("body", [b"", b"{", b"[1]", b"\xff", b"[" * 100_000, b'"x"', b"null"])
 def test_malformed_bodies(body: bytes) -> None:
     answer = client().post("/translate", content=body, headers={"content-type": "application/json"})
@@ -116,13 +127,15 @@ def test_a_full_queue_and_a_deadline() -> None:
             await asyncio.sleep(0.2)  # the model works on it
             second = asyncio.create_task(http.post("/translate", json=ask("x" * 9)))
             await asyncio.sleep(0.2)  # it waits
+            other = asyncio.create_task(http.post("/translate", json=ask("y" * 9)))
+            await asyncio.sleep(0.1)
             third = await http.post("/translate", json=ask("x" * 9))
             assert third.headers["retry-after"] == "2"
-            answers = [await first, await second, third]
+            answers = [await first, await second, await other, third]
             go_on.set()
         return [answer.status_code for answer in answers]
 
-    assert asyncio.run(run()) == [504, 504, 503]
+    assert asyncio.run(run()) == [504, 504, 504, 503]
 
 
 def test_what_is_there() -> None:

@@ -142,11 +142,11 @@ def test_a_full_queue_is_refused_and_an_empty_one_takes_any_request() -> None:
     async def run() -> None:
         model = Model()
         queue = batcher(model, max_waiting_tokens=10)
-        first, second = await waiting(model, queue, (["first"],), (["x" * 20],))
-        with pytest.raises(QueueFullError, match="20 tokens wait already"):
-            await queue.translate(["y"])
+        first, *others = await waiting(model, queue, (["first"],), (["x" * 20],), (["z"],), (["x" * 20],))
+        with pytest.raises(QueueFullError, match="21 tokens wait already"):
+            await asyncio.wait_for(others.pop(), 60)
         model.go_on.set()
-        await asyncio.gather(first, second)
+        await asyncio.gather(first, *others)
         assert await queue.translate(["y"]) == [["Y0"]]
 
     asyncio.run(run())

@@ -58,6 +58,14 @@ def test_hostile_markup_comes_back(part: str) -> None:
     assert Document(source).translated({}) == source
 
 
+def test_hostile_markup_is_rendered_in_time() -> None:
+    nested = "0"
+    for number in range(1, 20):
+        nested = f"<b>{nested}</b> <i>{100 + number}</i> {100 + number}"
+    for source in (nested, "<a(b|b)*c translate=no><a" + "b" * 60, "<code>" + "<" * 40_000, "<b>1</b> " * 4_000):
+        assert shout(source).count("<b>") == source.count("<b>")
+
+
 PARTS = st.sampled_from(
     [
         "one ",

@@ -76,7 +76,8 @@ def test_tables_get_a_column(job) -> None:
         ("a.gz", gzip.compress(b"one\n" * 9_999)[:-9], "can't be read"),
         ("b.gz", b"plain", "can't be read"),
         ("c.parquet", b"PAR1", "can't be read"),
-        ("d.tsv", b"source\ttarget\n", "has no column 'text'; the first line has 'source', 'target'"),
+        ("e.tsv", b"text\ttranslation\n", "has a column 'translation' already"),
+        ("d.tsv", b"source\ttarget\n", "has no column 'text'; there are 'source', 'target'"),
     ],
 )
 def test_a_damaged_file_leaves_no_output(job, name: str, content: bytes, problem: str) -> None:
