@@ -66,8 +66,8 @@ class Batcher:
         max_waiting_tokens: Source tokens that may wait; each request counts for at most half of them.
         on_batch: Called after each batch.
         thread: Where the model works; None: in a thread of its own. Load the model in the same thread, and let all
-            models of a process share it: PyTorch has a team of threads for each thread that computes, and teams with
-            more threads than cores wait for each other.
+            models of a process share it: PyTorch has a thread pool for each thread that computes, and they contend
+            for the cores.
     """
 
     def __init__(

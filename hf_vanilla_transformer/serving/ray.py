@@ -65,8 +65,7 @@ class Translate:
         **opening: Any,
     ) -> None:
         self.column, self.translation, self.options = column, translation, options or {}
-        # Ray calls from a thread other than that of the constructor; two teams of PyTorch's threads would wait for each
-        # other.
+        # Ray calls from other threads than the constructor's, and PyTorch has a thread pool for each calling thread.
         self._thread = ThreadPoolExecutor(1)
         self.translator = self._thread.submit(Translator, model, **opening).result()
 
