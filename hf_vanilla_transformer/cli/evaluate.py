@@ -62,14 +62,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     _add_metric_arguments(parser)
     _add_file_arguments(parser)
     add_decoding_arguments(parser)
-    _allow_several(parser, "--length-penalty")
+    penalty = parser._option_string_actions["--length-penalty"]
+    penalty.nargs, penalty.help = "+", f"{penalty.help}; of several, each has a row"  # the model is loaded once
     parser.set_defaults(run=_evaluate)
-
-
-def _allow_several(parser: argparse.ArgumentParser, option: str) -> None:
-    """Lets an option have several values, each of which is evaluated with the model loaded once."""
-    action = parser._option_string_actions[option]
-    action.nargs, action.help = "+", f"{action.help}; of several, each has a row"
 
 
 def _add_metric_arguments(parser: argparse.ArgumentParser) -> None:

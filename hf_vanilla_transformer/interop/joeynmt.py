@@ -134,11 +134,7 @@ def _checkpoint(folder: Path) -> Path:
 
 
 def _vocabulary(folder: Path, config: Mapping[str, Any], side: str, special: Special) -> list[str]:
-    """Returns the tokens of a side by their ids; none if their file isn't in the folder.
-
-    Raises:
-        ConversionError: The file can't be read, or the special tokens have other ids in config.yaml.
-    """
+    """Returns the tokens of a side by their ids; none if their file isn't in the folder."""
     given = _side(config, side).get("voc_file")
     names = (f"{side}_vocab.txt", *([Path(given).name] if isinstance(given, str) and given else []))
     file = next((folder / name for name in names if (folder / name).is_file()), None)
@@ -160,11 +156,7 @@ def _side(config: Mapping[str, Any], side: str) -> dict[str, Any]:
 
 
 def _subword_model(config: Mapping[str, Any], name: str) -> str | None:
-    """Returns the name of the file that segments a side, as far as config.yaml tells it.
-
-    Raises:
-        ConversionError: Texts are changed or segmented in ways that the tokenizer doesn't have.
-    """
+    """Returns the name of the file that segments a side, as far as config.yaml tells it."""
     side = _side(config, name)
     settings = side.get("tokenizer_cfg") or {}
     problems = [f"{change}: {side[change]}" for change in CHANGES if side.get(change)]
@@ -187,11 +179,7 @@ def _subword_model(config: Mapping[str, Any], name: str) -> str | None:
 
 # ---- Settings ----
 def _fields(model: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns fields of the configuration.
-
-    Raises:
-        ConversionError: A setting is one that this model doesn't have.
-    """
+    """Returns fields of the configuration."""
     encoder, decoder = ({**DEFAULTS[stack], **model[stack]} for stack in STACKS)
     for stack, settings in (("encoder", encoder), ("decoder", decoder)):
         if settings["type"] != "transformer":

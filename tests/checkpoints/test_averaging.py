@@ -330,7 +330,7 @@ def test_files_put_there_meanwhile_stay(checkpoints, output, monkeypatch):
         return mean_of(given)
 
     monkeypatch.setattr(averaging, "mean_of", slow_mean)
-    with pytest.raises(ValueError, match="it contains thesis.txt"):
+    with pytest.raises(ValueError, match=r"it contains thesis\.txt"):
         average_checkpoints(checkpoints, output, overwrite=True)
     assert (output / "thesis.txt").exists()
 
