@@ -71,6 +71,7 @@ def average_checkpoints(
             save_torch_state_dict(mean_of(checkpoints), folder, max_shard_size="50GB")
             for file in _files(checkpoints[-1], CARRIED_FILES):
                 shutil.copyfile(file, folder / file.name)
+            _check_output(output, overwrite)  # again, as files may have been put there
     except SafetensorError as error:  # a full disk, for instance
         raise OSError(f"averaging into {output} failed ({error})") from error
 
@@ -82,12 +83,11 @@ def _check_output(output: Path, overwrite: bool) -> None:
         raise ValueError(f"{output} exists; choose another output, or ask to overwrite it")
     # A run's folder is a saved model too, but it contains checkpoints, and these contain a training's state.
     known = (*CARRIED_FILES, SAFETENSORS, f"{SAFETENSORS}.index.json", *REPORT_FILES)
-    entries = output.iterdir() if output.is_dir() else [output]
-    if others := sorted(entry.name for entry in entries if entry.is_dir() or not any(map(entry.match, known))):
-        raise ValueError(
-            f"{output} is not just a saved model (it contains {others[0]}), so it is not overwritten; choose another "
-            "output"
-        )
+    entries = [*output.iterdir()] if output.is_dir() else [output]
+    others = sorted(entry.name for entry in entries if entry.is_dir() or not any(map(entry.match, known)))
+    if others or (entries and not (output / "config.json").is_file()):
+        found = f"it contains {others[0]}" if others else "it has no config.json"
+        raise ValueError(f"{output} is not just a saved model ({found}), so it stays; choose another output")
 
 
 def mean_of(checkpoints: Sequence[Path]) -> dict[str, Tensor]:

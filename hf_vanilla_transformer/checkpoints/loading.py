@@ -182,11 +182,7 @@ def _check_report(name: str | Path, report: Mapping[str, Collection[Any]]) -> No
 
 
 def _checked_folder(name: str | Path, where: Where) -> Path:
-    """Returns the folder of a checkpoint's files, and refuses configurations that can't be used.
-
-    Raises:
-        ValueError: The configuration is damaged or can't be used.
-    """
+    """Returns the folder of a checkpoint's files, and refuses configurations that can't be used."""
     file = cached_file(name, CONFIG, _raise_exceptions_for_missing_entries=False, **where)
     if file is None:  # a tokenizer alone
         return Path(name)

@@ -1,14 +1,11 @@
 """`vanilla-transformer average`."""
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from ..errors import first_line
 from .common import UsageError, positive, show
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 LAST = 5  # the paper's base model; 20 for its big one
 
@@ -78,7 +75,7 @@ def _output(arguments: argparse.Namespace) -> Path:
     return Path(parents.pop() / f"averaged-{len(arguments.checkpoints)}")
 
 
-def _named(checkpoints: "Sequence[Path]") -> str:
+def _named(checkpoints: Sequence[Path]) -> str:
     """Describes what was averaged: by steps if all are a Trainer's checkpoints, by folders otherwise."""
     from ..checkpoints.completeness import step_of
 

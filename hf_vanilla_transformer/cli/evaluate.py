@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, field
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
+from .. import __version__
 from ..checkpoints.files import write_text
 from ..errors import first_line
 from .common import (
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
     from ..metrics import Comparison, Score
     from ..translation.scoring import Likelihood
 
-PACKAGES = ("hf-vanilla-transformer", "torch", "transformers", "sacrebleu")
+PACKAGES = ("torch", "transformers", "sacrebleu")
 BLEU_KINDS = ("sacrebleu", "multi30k", "compound-split")
 
 
@@ -61,14 +62,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     _add_metric_arguments(parser)
     _add_file_arguments(parser)
     add_decoding_arguments(parser)
-    _allow_several(parser, "--length-penalty")
+    penalty = parser._option_string_actions["--length-penalty"]
+    penalty.nargs, penalty.help = "+", f"{penalty.help}; of several, each has a row"  # the model is loaded once
     parser.set_defaults(run=_evaluate)
-
-
-def _allow_several(parser: argparse.ArgumentParser, option: str) -> None:
-    """Lets an option have several values, each of which is evaluated with the model loaded once."""
-    action = parser._option_string_actions[option]
-    action.nargs, action.help = "+", f"{action.help}; of several, each has a row"
 
 
 def _add_metric_arguments(parser: argparse.ArgumentParser) -> None:
@@ -309,23 +305,29 @@ def _report(results: Sequence[_Result]) -> str:
 
 
 def _write(arguments: argparse.Namespace, results: list[_Result], num_sentences: int) -> None:
-    record = json.dumps(_record(arguments, results, num_sentences), indent=2, ensure_ascii=False, allow_nan=False)
-    for name, lines in ((arguments.output, results[0].translations), (arguments.json, [record])):
-        try:
-            if name:
-                write_text(name, "".join(f"{line}\n" for line in lines))
-        except OSError as error:  # the error of a full disk doesn't name the file
-            raise OSError(error.errno, error.strerror, name) from error
+    if arguments.output:
+        _write_lines(arguments.output, results[0].translations)
+    if arguments.json:
+        record = _record(arguments, results, num_sentences)
+        _write_lines(arguments.json, [json.dumps(record, indent=2, ensure_ascii=False, allow_nan=False)])
+
+
+def _write_lines(name: str, lines: Sequence[str]) -> None:
+    try:
+        write_text(name, "".join(f"{line}\n" for line in lines))
+    except OSError as error:  # the error of a full disk doesn't name the file
+        raise OSError(error.errno, error.strerror, name) from error
 
 
 def _record(arguments: argparse.Namespace, results: list[_Result], num_sentences: int) -> dict[str, Any]:
+    versions = {"python": platform.python_version(), "hf_vanilla_transformer": __version__}
     return {
         "source": arguments.source,
         "reference": arguments.reference,
         "num_sentences": num_sentences,
         "ensemble": arguments.ensemble,
         "results": [_result_record(result) for result in results],
-        "versions": {"python": platform.python_version(), **{name: version(name) for name in PACKAGES}},
+        "versions": versions | {name: version(name) for name in PACKAGES},
     }
 
 

@@ -94,12 +94,7 @@ def _is_file(file: IO[bytes]) -> bool:
 
 
 def _windows(lines: Iterable[str], pauses: Callable[[], bool] = lambda: False) -> Iterator[list[str]]:
-    """Yields lines in windows; one ends early if `pauses` tells that the next line has not arrived yet.
-
-    Raises:
-        CorpusError: A line is not UTF-8 or too long; those before it have been yielded.
-        OSError: The file can't be read; the lines before that have been yielded.
-    """
+    """Yields lines in windows; one ends early if `pauses` tells that the next line has not arrived yet."""
     from ..data.formats import CorpusError
 
     window: list[str] = []

@@ -84,11 +84,7 @@ def recognise(source: str | Path) -> str:
 
 
 def _compare_special(config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Compares the special tokens of model and tokenizer, as far as both have them.
-
-    Raises:
-        ConversionError: One has two ids.
-    """
+    """Compares the special tokens of model and tokenizer, as far as both have them."""
     for name in ("pad_token_id", "bos_token_id", "eos_token_id", "unk_token_id"):
         own, wanted = getattr(tokenizer, name, None), getattr(config, name, None)
         if own is not None and wanted is not None and own != wanted:

@@ -226,11 +226,7 @@ def _names(tensors: Mapping[str, Tensor], is_learned: bool, has_last_norms: bool
 def _dictionaries(
     folder: Path, settings: Mapping[str, Any], config: VanillaTransformerConfig
 ) -> tuple[list[str], list[str]]:
-    """Returns the tokens of source and target in the order of their ids; [] where there is no file.
-
-    Raises:
-        ConversionError: A file is damaged, or not that of the model.
-    """
+    """Returns the tokens of source and target in the order of their ids; [] where there is no file."""
     files = [folder / f"dict.{settings.get(name)}.txt" for name in LANGUAGES]
     source, target = (dictionary(file) if file.is_file() else [] for file in files)
     if settings.get("merge_src_tgt_embed") and source and target:

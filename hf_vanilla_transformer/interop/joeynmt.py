@@ -50,6 +50,7 @@ SPECIAL = {"unk": (0, "<unk>"), "pad": (1, "<pad>"), "bos": (2, "<s>"), "eos": (
 Special = Mapping[str, tuple[int, str]]  # name -> id and token
 # Settings of the texts of one side that change them before they are segmented.
 CHANGES = ("lowercase", "normalize")
+NUMBERS = {"alpha", "beam_alpha", "beam_size", "max_output_length", "min_output_length"}  # of the section testing
 OTHER_SETTINGS = ("repetition_penalty", "no_repeat_ngram_size")
 
 
@@ -92,7 +93,8 @@ def load(source: str | Path, options: Options) -> Converted:
     names = {**NAMES, **{name: name for name in LAST_NORMS if fields["final_layer_norm"]}}
     model = from_tensors(tensors_of(state["model_state"], file), Layout(names, fields, required=("*.bias",)))
     settings = _decoding(config["testing"], special)
-    notes = tuple(f"testing.{n} of config.yaml isn't converted" for n in OTHER_SETTINGS if n in config["testing"])
+    others = [name for name in OTHER_SETTINGS if config["testing"].get(name, -1) != -1]
+    notes = tuple(f"testing.{name} of config.yaml isn't converted" for name in others)
     model.generation_config.update(**settings)
     tokenizer = None
     if options.with_tokenizer:
@@ -132,11 +134,7 @@ def _checkpoint(folder: Path) -> Path:
 
 
 def _vocabulary(folder: Path, config: Mapping[str, Any], side: str, special: Special) -> list[str]:
-    """Returns the tokens of a side by their ids; none if their file isn't in the folder.
-
-    Raises:
-        ConversionError: The file can't be read, or the special tokens have other ids in config.yaml.
-    """
+    """Returns the tokens of a side by their ids; none if their file isn't in the folder."""
     given = _side(config, side).get("voc_file")
     names = (f"{side}_vocab.txt", *([Path(given).name] if isinstance(given, str) and given else []))
     file = next((folder / name for name in names if (folder / name).is_file()), None)
@@ -158,11 +156,7 @@ def _side(config: Mapping[str, Any], side: str) -> dict[str, Any]:
 
 
 def _subword_model(config: Mapping[str, Any], name: str) -> str | None:
-    """Returns the name of the file that segments a side, as far as config.yaml tells it.
-
-    Raises:
-        ConversionError: Texts are changed or segmented in ways that the tokenizer doesn't have.
-    """
+    """Returns the name of the file that segments a side, as far as config.yaml tells it."""
     side = _side(config, name)
     settings = side.get("tokenizer_cfg") or {}
     problems = [f"{change}: {side[change]}" for change in CHANGES if side.get(change)]
@@ -185,11 +179,7 @@ def _subword_model(config: Mapping[str, Any], name: str) -> str | None:
 
 # ---- Settings ----
 def _fields(model: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns fields of the configuration.
-
-    Raises:
-        ConversionError: A setting is one that this model doesn't have.
-    """
+    """Returns fields of the configuration."""
     encoder, decoder = ({**DEFAULTS[stack], **model[stack]} for stack in STACKS)
     for stack, settings in (("encoder", encoder), ("decoder", decoder)):
         if settings["type"] != "transformer":
@@ -232,6 +222,9 @@ def _fields(model: Mapping[str, Any]) -> dict[str, Any]:
 
 def _decoding(testing: Mapping[str, Any], special: Special) -> dict[str, object]:
     """Returns generation settings."""
+    for name in NUMBERS & testing.keys():
+        if type(testing[name]) not in (int, float):
+            raise ConversionError(f"testing.{name} of config.yaml is {testing[name]!r}; give a number")
     alpha = testing.get("alpha", testing.get("beam_alpha", -1))  # its name was alpha before version 2
     longest = testing.get("max_output_length", -1)
     unwanted = ["bos", "pad"] if testing.get("generate_unk", True) else ["bos", "pad", "unk"]

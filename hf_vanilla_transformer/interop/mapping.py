@@ -90,6 +90,8 @@ def read_mapping(source: str | Path) -> Layout:
     scale = entries.get("attention_scale")
     if scale is not None and not 0 < scale < math.inf:
         raise ConversionError(f"{source}: attention_scale is {scale!r}; give a positive number")
+    if (first := entries.get("first_position", 0)) < 0:
+        raise ConversionError(f"{source}: first_position is {first}; give 0 or more")
     needed = NEEDED if POSITIONS[0] in names else (*NEEDED, "position_encoding")
     if missing := [name for name in needed if name not in config]:
         raise ConversionError(f"{source}: config lacks {', '.join(missing)}; no tensor tells that")

@@ -173,11 +173,7 @@ def opus_mt_tokenizer(folder: Path) -> MarianTokenizer:
 
 
 def _compare_special(tokenizer: MarianTokenizer, source: Mapping[str, int], target: Mapping[str, int]) -> None:
-    """Compares the ids of special tokens in two vocabularies; MarianTokenizer takes the source's for both.
-
-    Raises:
-        ValueError: The end or the unknown token has two ids.
-    """
+    """Compares the ids of special tokens in two vocabularies; MarianTokenizer takes the source's for both."""
     for token in (tokenizer.eos_token, tokenizer.unk_token):
         if source.get(token) != target.get(token):
             raise ValueError(f"{token} has different ids in vocab.json and target_vocab.json")

@@ -100,11 +100,7 @@ def load(source: str | Path, options: Options) -> Converted:
 
 
 def _subword_models(settings: Mapping[str, Any]) -> tuple[str | None, str | None]:
-    """Returns the names of the files that segment source and target, as far as the options tell them.
-
-    Raises:
-        ConversionError: Texts are changed in ways that the tokenizer doesn't have.
-    """
+    """Returns the names of the files that segment source and target, as far as the options tell them."""
     corpora = settings.get("data")
     parts = [settings, *(corpora.values() if isinstance(corpora, Mapping) else ())]
     lists = [part.get("transforms") for part in parts if isinstance(part, Mapping)]

@@ -148,11 +148,7 @@ def _codes_in(file: Path) -> str:
 
 
 def _sentencepiece(file: Path, vocabulary: list[str] | None) -> bytes:
-    """Reads a SentencePiece model; with a vocabulary, changed as SentencePiece's SetVocabulary, now gone, did it.
-
-    Raises:
-        ConversionError: It is none.
-    """
+    """Reads a SentencePiece model; with a vocabulary, changed as SentencePiece's SetVocabulary, now gone, did it."""
     content, model = file.read_bytes(), import_protobuf().ModelProto()
     try:
         model.ParseFromString(content)

@@ -29,6 +29,9 @@ class TranslationMetrics:
         samples: Of the last evaluation: (source, translation, reference); the source is empty unless the Trainer was
             told `include_for_metrics=["inputs"]`.
         signature: sacreBLEU's, of the last evaluation.
+
+    Raises:
+        TypeError: A metric is no function.
     """
 
     def __init__(
@@ -38,6 +41,8 @@ class TranslationMetrics:
         metrics: Sequence[Metric] = (),
         num_samples: int = 3,
     ) -> None:
+        if wrong := [type(metric).__name__ for metric in metrics if not hasattr(metric, "__name__")]:
+            raise TypeError(f"metrics has a {wrong[0]}; pass functions f(translations, references)")
         self.tokenizer, self.tokenize, self.metrics = tokenizer, tokenize, tuple(metrics)
         self.num_samples = num_samples
         self.translations: list[str] = []

@@ -39,8 +39,7 @@ def preflight(trainer: VanillaTransformerTrainer) -> None:
     was_training = trainer.model.training
     with torch.random.fork_rng(devices):
         try:
-            trainer.create_optimizer_and_scheduler(number_of_updates(trainer) or 1)
-            trainer.optimizer = trainer.lr_scheduler = None
+            _check_rates(trainer, number_of_updates(trainer) or 1)
             _translate(trainer)
             if trainer.is_world_process_zero():
                 with saved(trainer, Path(trainer.args.output_dir or "")):
@@ -67,6 +66,15 @@ def first_pairs(trainer: VanillaTransformerTrainer) -> dict[str, Tensor]:
     """Returns the first pairs of the training data as a batch."""
     rows = [{name: row[name] for name in ("input_ids", "labels")} for row in islice(trainer.train_dataset, PAIRS_SHOWN)]
     return dict(trainer.data_collator(rows))
+
+
+def _check_rates(trainer: VanillaTransformerTrainer, updates: int) -> None:
+    trainer.create_optimizer_and_scheduler(updates)
+    factors = getattr(trainer.lr_scheduler, "lr_lambdas", ())
+    trainer.optimizer = trainer.lr_scheduler = None
+    rates = [float(factor(step)) for factor in factors for step in (0, updates // 2, updates - 1)]
+    if wrong := [rate for rate in rates if not 0 <= rate < math.inf]:
+        raise ValueError(f"lr_scheduler_kwargs {trainer.args.lr_scheduler_kwargs} give a factor of {wrong[0]}")
 
 
 def _translate(trainer: VanillaTransformerTrainer) -> None:

@@ -243,7 +243,8 @@ class VanillaTransformerTrainingArguments(Seq2SeqTrainingArguments):
             self.max_steps = -1
         if self.max_steps < 0 and not self.num_train_epochs:
             raise ValueError(f"max_steps is {self.max_steps}; give num_train_epochs, or max_steps of 0 or more")
-        if self.early_stopping_patience is not None and self.metric_for_best_model is None:
+        needs_metric = self.early_stopping_patience is not None or self.save_strategy == "best"
+        if needs_metric and self.metric_for_best_model is None:
             self.metric_for_best_model = "loss"  # as transformers has it for load_best_model_at_end
         if self.greater_is_better is None and str(self.metric_for_best_model).endswith("perplexity"):
             self.greater_is_better = False  # transformers would take the greatest perplexity for the best

@@ -79,7 +79,7 @@ class Run:
         trust_remote_code: bool = False,
     ) -> None:
         self.data, self.model, self.args = arguments
-        self.resume, self.dry_run, self.trust_remote_code = resume and not dry_run, dry_run, trust_remote_code
+        self.resume, self.dry_run, self.trust_remote_code = resume, dry_run, trust_remote_code
         self.output = Path(self.args.output_dir or "")
         self.main = self.args.process_index == 0
         self.say = say if self.main else lambda line: None
@@ -97,6 +97,8 @@ class Run:
             CorpusError: A file is missing or empty.
             HubError: A model or tokenizer is neither a folder nor on the Hub, or there is no token to push with.
         """
+        if self.resume and self.dry_run:
+            raise RecipeError("--dry-run trains in a temporary folder, with no run to resume; leave --resume out")
         if not self.args.output_dir:
             raise RecipeError("the run needs an output folder: --output-dir outputs/my-run")
         self._check_corpora()

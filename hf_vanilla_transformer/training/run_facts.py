@@ -39,10 +39,11 @@ def run_facts(trainer: Seq2SeqTrainer, seconds: float | None = None) -> RunFacts
 
 def recipe_of(args: VanillaTransformerTrainingArguments, model: PreTrainedModel, processes: int) -> TrainingFacts:
     """Returns the options of a run for the model's card, with dropout and smoothing of the model's configuration."""
+    schedule = str(getattr(args.lr_scheduler_type, "value", args.lr_scheduler_type)).replace("_", " ")
     tokens = args.per_device_train_batch_tokens * args.gradient_accumulation_steps * processes
     return TrainingFacts(
         optimizer=_optimizer(args),
-        schedule=f"{_words(args.lr_scheduler_type)}, {args.warmup_steps:,.0f} updates of warm-up",
+        schedule=f"{schedule}, {args.warmup_steps:,.0f} updates of warm-up",
         learning_rate=peak_learning_rate(args, model),
         batch_tokens=tokens or None,
         dropout=getattr(model.config, "dropout", None),
@@ -61,10 +62,6 @@ def _optimizer(args: VanillaTransformerTrainingArguments) -> str:
     adam = f"Adam, beta {args.adam_beta1} and {args.adam_beta2}, epsilon {args.adam_epsilon}"
     decay = f", weight decay {args.weight_decay}" if args.weight_decay else ""
     return (adam if kind.startswith("adamw_torch") else kind) + decay
-
-
-def _words(scheduler: str) -> str:
-    return str(getattr(scheduler, "value", scheduler)).replace("_", " ")
 
 
 def _evaluations(trainer: Seq2SeqTrainer) -> list[Evaluation]:

@@ -10,12 +10,7 @@ from pathlib import Path
 from safetensors import SafetensorError
 from transformers import Trainer
 
-from ..checkpoints.completeness import (
-    RECIPE,
-    TRAINER_STATE,
-    last_complete_checkpoint,
-    step_of,
-)
+from ..checkpoints.completeness import RECIPE, TRAINER_STATE, last_complete_checkpoint, step_of
 from ..checkpoints.files import LockedError, locked, write_text
 from ..checkpoints.loading import read_json
 from ..errors import first_line

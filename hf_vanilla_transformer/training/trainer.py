@@ -33,10 +33,10 @@ from ..engine.training import paused_shortcuts, training_shortcuts
 from ..errors import first_line
 from ..hub.facts import TARGET_TOKENS, said_by_author, with_what_was_said
 from ..hub.model_card import save_card
-from ..hub.upload import Published, hub_errors, prepare, publish
+from ..hub.upload import Published, PublishError, hub_errors, prepare, publish
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from .consistency import ConsistencyTrainer
-from .recipe import VanillaTransformerTrainingArguments
+from .recipe import RecipeError, VanillaTransformerTrainingArguments
 from .run_facts import run_facts
 from .schedule import count_from_one, peak_learning_rate, set_rates
 
@@ -109,6 +109,8 @@ class VanillaTransformerTrainer(ConsistencyTrainer):
         rates = list(getattr(self.lr_scheduler, "base_lrs", ()))
         super()._load_optimizer_and_scheduler(checkpoint)
         if not isinstance(self.lr_scheduler, LambdaLR):
+            if rates != list(getattr(self.lr_scheduler, "base_lrs", ())):
+                raise RecipeError("with this scheduler, a resumed run can't change its learning rate")
             return
         for group, values in zip(self.optimizer.param_groups, wanted, strict=True):
             group.update(values)
@@ -267,9 +269,13 @@ class VanillaTransformerTrainer(ConsistencyTrainer):
         """Creates the repository as the Trainer does, with one-line errors for its name and the token.
 
         Raises:
-            PublishError: The user may not write there.
+            PublishError: The user may not write there, or the model has adapters.
             ConnectionError: The Hub can't be reached, or fails.
         """
+        if hasattr(self.model, "peft_config"):
+            raise PublishError("the model has adapters; publish them with PEFT: model.push_to_hub(...) after training")
+        if self.args.push_to_hub:
+            logger.warning_once("nothing is sent before push_to_hub(), which `train` calls at its end")
         with hub_errors(self.args.hub_model_id or Path(self.args.output_dir or "").resolve().name):
             super().init_hf_repo(token, private)
 
@@ -296,7 +302,10 @@ class VanillaTransformerTrainer(ConsistencyTrainer):
         Raises:
             PublishError: There is no token, or the user may not write there.
             ConnectionError: The Hub can't be reached, or fails.
+            TypeError: `blocking` is given: it always waits.
         """
+        if "blocking" in kwargs:
+            raise TypeError("push_to_hub() always waits until all is sent; leave blocking out")
         self.callback_handler.on_push_begin(self.args, self.state, self.control)
         if self.hub_model_id is None:
             self.init_hf_repo(token=token, private=private)

@@ -117,7 +117,8 @@ class TransformersBackend(Backend):
         rows = output.sequences[:, begin:]
         is_end = torch.isin(rows, rows.new_tensor([end for end in ends if end is not None]))
         is_open = is_end.cumsum(dim=1) - is_end.long() == 0  # up to the first end
-        is_text = (rows != config.pad_token_id).flip(1).cumsum(dim=1).flip(1) > 0  # a limit's cut has padding behind it
+        padding = -1 if config.pad_token_id is None else config.pad_token_id
+        is_text = (rows != padding).flip(1).cumsum(dim=1).flip(1) > 0  # a limit's cut has padding behind it
         return (is_open & (is_text | is_end)).sum(dim=1).tolist()
 
     def log_probabilities(self, sources: list[list[int]], targets: list[list[int]]) -> list[float]:

@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, GenerationConfig, MarianConfig, MarianMTModel
 
 from hf_vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
+from hf_vanilla_transformer.checkpoints import averaging
 from hf_vanilla_transformer.checkpoints.averaging import average_checkpoints, mean_of
 from hf_vanilla_transformer.checkpoints.completeness import checkpoints_in
 from hf_vanilla_transformer.interop.convert import convert
@@ -304,16 +305,33 @@ def test_an_output_is_replaced_only_if_asked(checkpoints, output):
     assert {entry.name for entry in output.parent.iterdir()} == {"run", "averaged"}
 
 
-@pytest.mark.parametrize("place", ["another run", "another folder", "a file"])
+@pytest.mark.parametrize("place", ["another run", "another folder", "a file", "no config", "code"])
 def test_nothing_but_a_model_is_overwritten(checkpoints, output, place):
     run = Path(shutil.copytree(checkpoints[0].parent, output.with_name("another")))
     shutil.copy(checkpoints[0] / "config.json", run)  # as the Trainer's save_model leaves it
     output.mkdir()
     (output / "thesis.txt").write_text("all of it")
-    targets = {"another run": run, "another folder": output, "a file": output / "thesis.txt"}
+    (output / "own").mkdir()
+    (output / "own" / "train.py").write_text("mine")
+    own = {"no config": output / "own", "code": output / "own" / "train.py"}
+    targets = {"another run": run, "another folder": output, "a file": output / "thesis.txt", **own}
     with pytest.raises(ValueError, match="is not just a saved model"):
         average_checkpoints(checkpoints, targets[place], overwrite=True)
     assert all((checkpoint / "optimizer.pt").exists() for checkpoint in checkpoints_in(run))
+    assert (output / "thesis.txt").exists()
+    assert (output / "own" / "train.py").exists()
+
+
+def test_files_put_there_meanwhile_stay(checkpoints, output, monkeypatch):
+    average_checkpoints(checkpoints[:2], output)
+
+    def slow_mean(given):
+        (output / "thesis.txt").write_text("all of it")
+        return mean_of(given)
+
+    monkeypatch.setattr(averaging, "mean_of", slow_mean)
+    with pytest.raises(ValueError, match=r"it contains thesis\.txt"):
+        average_checkpoints(checkpoints, output, overwrite=True)
     assert (output / "thesis.txt").exists()
 
 

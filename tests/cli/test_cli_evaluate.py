@@ -14,7 +14,7 @@ import pytest
 import torch
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, T5Config, T5ForConditionalGeneration
 
-from hf_vanilla_transformer import VanillaTransformerTokenizerFast, cli, engine
+from hf_vanilla_transformer import VanillaTransformerTokenizerFast, __version__, cli, engine
 from hf_vanilla_transformer.cli import evaluate
 from hf_vanilla_transformer.cli.common import UsageError, decoding_options
 from hf_vanilla_transformer.metrics import (
@@ -108,6 +108,7 @@ def test_figures_are_those_of_the_librarys_functions(run, checkpoints):
     assert result["sentences_per_second"] == pytest.approx(4 / seconds["decoding"])
     assert result["tokens_per_second"] == pytest.approx(result["num_output_tokens"] / seconds["decoding"])
     assert record["versions"]["torch"] == torch.__version__
+    assert record["versions"]["hf_vanilla_transformer"] == __version__
     for shown in (f"{bleu.value:.2f}", f"{chrf.value:.2f}", f"{likelihood.perplexity:.2f}", bleu.signature):
         assert shown in out
     assert f"chrF2: {chrf.signature}" in out
@@ -294,6 +295,13 @@ def test_files_are_written_even_if_the_report_is_not(run, monkeypatch, error):
     assert (code, out) == (141 if isinstance(error, BrokenPipeError) else 1, "")
     assert json.loads(Path("figures").read_text())["num_sentences"] == 4
     assert Path("best").read_text(encoding="utf-8").count("\n") == 4
+
+
+def test_translations_are_written_before_the_figures(run, monkeypatch):
+    monkeypatch.setattr(evaluate, "version", lambda name: 1 / 0)
+    run(*OPTIONS, "--json", "figures", "--output", "best")
+    assert Path("best").read_text(encoding="utf-8").count("\n") == 4
+    assert not Path("figures").exists()
 
 
 # What goes wrong

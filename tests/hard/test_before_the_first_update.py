@@ -42,6 +42,8 @@ def refused(train, recipe, monkeypatch):
         ({"bleu_tokenize": "flores200"}, "bleu_tokenize is 'flores200'"),
         ({"report_to": "wandb"}, "wandb"),
         ({"encoder_layers": 10**6}, "at most 1,000 layers"),
+        ({"lr_scheduler_kwargs": {"timescale": 0}, "warmup_steps": 3}, "division by zero"),
+        ({"lr_scheduler_kwargs": {"timescale": float("inf")}, "warmup_steps": 3}, "give a factor of nan"),
     ],
 )  # fmt: skip
 def test_what_would_fail_at_the_end(refused, changes, message):
@@ -108,10 +110,11 @@ def test_a_dry_run_describes_and_leaves_nothing(train, recipe, tmp_path, monkeyp
     assert {path.name for path in tmp_path.rglob("*")} == before
 
 
-def test_a_dry_run_of_a_run_that_goes_on(train, finished):
+def test_a_dry_run_resumes_nothing(train, finished):
     folder = Path(finished["output_dir"])
     before = {path: path.stat().st_mtime_ns for path in folder.rglob("*") if path.is_file()}
-    assert train(finished, "--resume", "--dry-run").code == 0
+    result = train(finished, "--resume", "--dry-run")
+    assert (result.code, "leave --resume out" in result.error) == (2, True)
     assert {path: path.stat().st_mtime_ns for path in folder.rglob("*") if path.is_file()} == before
 
 

@@ -324,6 +324,11 @@ def test_greater_perplexity_is_not_better():
     assert VanillaTransformerTrainingArguments("a", metric_for_best_model="bleu").greater_is_better is True
 
 
+def test_the_best_is_that_of_the_loss_unless_told():
+    arguments = VanillaTransformerTrainingArguments("a", save_strategy="best", eval_strategy="steps")
+    assert (arguments.metric_for_best_model, arguments.greater_is_better) == ("loss", False)
+
+
 def test_epochs_count_in_python_too():
     assert VanillaTransformerTrainingArguments("a", num_train_epochs=2).max_steps == -1
     with pytest.raises(ValueError, match="max_steps is -1; give num_train_epochs"):

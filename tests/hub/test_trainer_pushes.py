@@ -2,6 +2,7 @@
 
 import json
 
+import peft
 import pytest
 import torch
 import yaml
@@ -10,6 +11,7 @@ from huggingface_hub import ModelCard
 from small_runs import recipe_in
 
 from hf_vanilla_transformer import cli
+from hf_vanilla_transformer.hub.upload import PublishError
 
 
 @pytest.fixture
@@ -89,6 +91,18 @@ def test_the_trainers_token_is_in_no_file(hub, tiny_checkpoint, tmp_path, monkey
     files = [path for path in tmp_path.rglob("*") if path.is_file()]
     assert [path for path in files if TOKEN.encode() in path.read_bytes()] == []
     assert "training_args.bin" not in hub.repositories[REPO].files()
+
+
+def test_what_pushes_during_training_were_is_told(hub, tiny_checkpoint, tmp_path, monkeypatch):
+    warnings = []
+    monkeypatch.setattr("hf_vanilla_transformer.training.trainer.logger.warning_once", warnings.append)
+    trainer = trainer_of(tiny_checkpoint, tmp_path / "run", push_to_hub=True, hub_model_id=REPO)
+    assert ["nothing is sent before push_to_hub()" in warning for warning in warnings] == [True]
+    with pytest.raises(TypeError, match="leave blocking out"):
+        trainer.push_to_hub(blocking=False)
+    trainer.model.add_adapter(peft.LoraConfig(target_modules=["q_proj"]))
+    with pytest.raises(PublishError, match="publish them with PEFT"):
+        trainer.init_hf_repo()
 
 
 def test_an_adapter_is_pefts_to_push(hub, model_folder, push):

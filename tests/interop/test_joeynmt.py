@@ -121,6 +121,11 @@ def test_settings_of_decoding(tmp_path):
     assert (found.num_beams, found.gnmt_length_penalty, found.min_new_tokens, found.max_new_tokens) == (5, 1.0, 2, 9)
     assert found.suppress_tokens == [2, 1, 0]
     assert any("repetition_penalty" in note for note in converted.notes)
+    unused = load(write(tmp_path, settings(repetition_penalty=-1, no_repeat_ngram_size=-1), weights(False)))
+    assert unused.notes == ()
+    for value in (None, "9"):
+        with pytest.raises(ConversionError, match=f"testing.max_output_length of config.yaml is {value!r}; give a nu"):
+            load(write(tmp_path, settings(max_output_length=value), weights(False)))
 
 
 @pytest.mark.parametrize(

@@ -670,6 +670,7 @@ REFUSALS = {
     "unknown entry": ({"nams": {}}, "unknown entry nams"),
     "no such part": ({"names": {"enc.layers.*.fc1": "encoder.x"}}, "enc.layers.*.fc1 is no parameter; they begin"),
     "a scale of nothing": ({"attention_scale": 0}, "attention_scale is 0; give a positive number"),
+    "a position before the first": ({"first_position": -1}, "first_position is -1; give 0 or more"),
     "unknown tensors": ({"names": {"lm_head": "decoder.head"}}, "unknown: decoder.fc_out.bias, decoder.fc_out.weight"),
     "a wrong name of ours": (
         {

@@ -32,7 +32,7 @@ from hf_vanilla_transformer.metrics import exact_match
 from hf_vanilla_transformer.training import trainer as training
 from hf_vanilla_transformer.training.callbacks import callbacks_for
 from hf_vanilla_transformer.training.evaluation import TranslationMetrics, by_length
-from hf_vanilla_transformer.training.recipe import VanillaTransformerTrainingArguments
+from hf_vanilla_transformer.training.recipe import RecipeError, VanillaTransformerTrainingArguments
 from hf_vanilla_transformer.training.run_facts import run_facts
 from hf_vanilla_transformer.training.schedule import paper_learning_rate, peak_learning_rate
 from hf_vanilla_transformer.training.trainer import VanillaTransformerTrainer
@@ -302,6 +302,19 @@ def test_a_resumed_run_counts_its_speed_from_where_it_goes_on(tiny_checkpoint, t
     assert speeds[0] == speeds[1]
 
 
+def test_a_schedule_of_the_users_own_keeps_its_rate(tiny_checkpoint, tmp_path):
+    def trainer(rate):
+        it = trainer_of(tiny_checkpoint, tmp_path, save_strategy="steps", save_steps=2, max_steps=4)
+        it.optimizer = torch.optim.SGD(it.model.parameters(), lr=rate)
+        it.lr_scheduler = torch.optim.lr_scheduler.StepLR(it.optimizer, 10)
+        return it
+
+    trainer(0.01).train()
+    trainer(0.01).train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
+    with pytest.raises(RecipeError, match="with this scheduler, a resumed run can't change its learning rate"):
+        trainer(0.02).train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
+
+
 def test_a_run_resumed_at_its_end_trains_no_more(tiny_checkpoint, tmp_path):
     """As one does that was killed between its last checkpoint and its scores; in the middle of an epoch."""
     options = {"save_strategy": "steps", "save_steps": 2, "max_steps": 6}
@@ -358,6 +371,8 @@ def test_metrics_beside_bleu(tiny_checkpoint):
     assert scores == pytest.approx({"bleu": 100.0, "chrf": 100.0, "exact_match": 100.0})
     assert all(type(score) is float for score in scores.values())
     assert metrics.samples == [("the fourth of May",) * 3]
+    with pytest.raises(TypeError, match="metrics has a SimpleNamespace; pass functions"):
+        TranslationMetrics(tokenizer, metrics=[SimpleNamespace(compute=exact_match)])
 
 
 def test_an_evaluation_leaves_the_generation_config_as_it_was(tiny_checkpoint, tmp_path):

@@ -121,6 +121,8 @@ def test_a_translation_is_one_line_and_its_length_counts_up_to_the_end(model, to
     first, second = (row[0] for row in decode(model, tokenizer, ["b", "a"]))
     assert (first.text, first.num_tokens) == ("one two  three", len(text))
     assert second.num_tokens == 4
+    monkeypatch.setattr(model.generation_config, "pad_token_id", None)
+    assert decode(model, tokenizer, ["a"])[0][0].num_tokens == len(text)
 
 
 def test_sentences_that_are_empty_or_none_at_all(model, tokenizer, monkeypatch):

@@ -264,6 +264,20 @@ def test_several_threads_get_what_one_gets(translator):
     assert found == alone
 
 
+def test_a_callback_that_calls_its_translator_is_refused(translator):
+    found = []
+
+    def call():
+        with pytest.raises(RuntimeError, match="can't call their own translator"):
+            translator(TEXTS, progress=lambda number: translator("nine"))
+        found.append(translator(TEXTS[:1], **SHORT))
+
+    thread = threading.Thread(target=call, daemon=True)  # it waited for ever
+    thread.start()
+    thread.join(timeout=60)
+    assert len(found) == 1
+
+
 FORK = """
 import os, sys, threading
 import torch
