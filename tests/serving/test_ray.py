@@ -48,10 +48,11 @@ def test_files_are_those_of_one_process(ray_files, tiny_checkpoint: Path, tmp_pa
 
     there = jobs([given], tmp_path / "there")
     # A part that an earlier run has completed is kept as it is.
-    parts = there[3].output.parent / ".3.txt.parts"
-    parts.mkdir(parents=True)
-    (parts / "000000000.json").write_text(json.dumps([["kept", ""]] * ROWS))
     opening = {"device": "cpu", "threads": 1}
+    for chosen, text in ((options, "kept"), ({}, "of other options")):
+        parts = ray_files._folder(there[3], repr((str(tiny_checkpoint), "text", chosen, opening)))
+        parts.mkdir(parents=True)
+        (parts / "000000000.json").write_text(json.dumps([[text, ""]] * ROWS))
     done = list(ray_files.translate_files(there, str(tiny_checkpoint), options=options, opening=opening))
 
     assert [job.source.name for job, error in done if error] == ["damaged.gz"]
