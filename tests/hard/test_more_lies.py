@@ -49,7 +49,7 @@ def test_notes_beside_an_average_are_kept(command, train, finished):
     for result in (train(finished, "--resume"), command("average", folder.parent, "--last", "2", "--output", folder,
                                                        "--overwrite")):  # fmt: skip
         assert result.code in (1, 2)
-        assert "notes.md), so it is not overwritten" in result.error
+        assert "notes.md), so it stays" in result.error
     assert (folder / "notes.md").read_text() == "mine"
 
 
