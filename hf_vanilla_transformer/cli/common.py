@@ -2,6 +2,7 @@
 
 import argparse
 import gc
+import importlib
 import ipaddress
 import math
 import os
@@ -257,6 +258,17 @@ def add_loading_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_ray(parser: "argparse.ArgumentParser | argparse._ArgumentGroup", purpose: str) -> None:
+    """Declares --ray, the address of a cluster."""
+    parser.add_argument(
+        "--ray",
+        nargs="?",
+        const="local",
+        metavar="ADDRESS",
+        help=f"{purpose} (without ADDRESS: one that is started on this machine)",
+    )
+
+
 def decoding_options(arguments: argparse.Namespace, model: "PreTrainedModel") -> dict[str, Any]:
     """Returns the keyword arguments for `generate()`. The model's generation config has the values of all others.
 
@@ -376,6 +388,14 @@ def load_translator(name: str, arguments: argparse.Namespace) -> "Translator":
                 f"{error}; --model needs the folder of a sequence-to-sequence model and its tokenizer, both saved with "
                 "save_pretrained, or its name on the Hub"
             ) from error
+
+
+def import_extra(module: str) -> Any:
+    """Imports a module that needs an extra; without it, the `UsageError` says how to install it."""
+    try:
+        return importlib.import_module(f"..{module}", __package__)
+    except ImportError as error:
+        raise UsageError(first_line(error)) from error
 
 
 def opening(arguments: argparse.Namespace) -> dict[str, Any]:

@@ -1,16 +1,15 @@
 """`vanilla-transformer demo`."""
 
 import argparse
-import importlib
 import sys
 
-from ..errors import first_line
 from .common import (
     PROGRAM,
     UsageError,
     add_compute_type,
     add_loading_arguments,
     check_model_name,
+    import_extra,
     is_this_machine,
     load_translator,
     port_number,
@@ -43,10 +42,7 @@ def _demo(arguments: argparse.Namespace) -> None:
     """Shows the page until it is interrupted."""
     name, host, port = arguments.model, arguments.host, arguments.port
     check_model_name(name)
-    try:
-        demo = importlib.import_module("..demo", __package__)  # it needs the extra demo
-    except ImportError as error:
-        raise UsageError(first_line(error)) from error
+    demo = import_extra("demo")
     from ..translation.ctranslate2 import is_exported
 
     if is_exported(name):

@@ -1,19 +1,18 @@
 """`vanilla-transformer translate --input DIR --output DIR`: many files, on one machine or on a Ray cluster."""
 
 import argparse
-import importlib
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..errors import first_line
 from .common import (
     PROGRAM,
     RunError,
     UsageError,
     decoding_errors,
     decoding_options,
+    import_extra,
     load_translator,
     on_every_node,
     opening,
@@ -39,20 +38,17 @@ def translate(arguments: argparse.Namespace) -> None:
     """Translates the files that aren't complete yet, and says what became of them.
 
     Raises:
-        UsageError: The files or options are wrong.
+        UsageError: The options are wrong.
+        CorpusError: An input doesn't exist, or two have one name.
         RunError: Some files couldn't be read, or some rows couldn't be translated; all others are.
     """
-    from ..data.formats import CorpusError
     from ..translation.files import jobs
 
     if arguments.output is None:
         raise UsageError("several files need a folder for the translations; give --output DIR")
     if Path(arguments.output).is_file():
         raise UsageError(f"--output {arguments.output} is a file; give a folder for the translations of several files")
-    try:
-        found = jobs(arguments.input, arguments.output, arguments.shard)
-    except CorpusError as error:
-        raise UsageError(str(error)) from error
+    found = jobs(arguments.input, arguments.output, arguments.shard)
     left = [job for job in found if arguments.overwrite or not job.is_done]
     print(f"{len(found) - len(left)} of {len(found)} files are translated already", file=sys.stderr)
     problems = 0
@@ -112,10 +108,7 @@ def _here(arguments: argparse.Namespace, left: "list[Job]") -> "Iterator[tuple[J
 
 
 def _with_ray(arguments: argparse.Namespace, left: "list[Job]") -> "Iterator[tuple[Job, CorpusError | None]]":
-    try:
-        ray_files = importlib.import_module("..serving.ray", __package__)  # an extra
-    except ImportError as error:
-        raise UsageError(first_line(error)) from error
+    ray_files = import_extra("serving.ray")
     _, options = _opened(arguments)  # a wrong option is an error before any actor starts
     with ray_files.connected(arguments.ray):
         yield from ray_files.translate_files(

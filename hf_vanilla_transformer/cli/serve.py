@@ -1,23 +1,24 @@
 """`vanilla-transformer serve`."""
 
 import argparse
-import importlib
 import os
 import signal
 import sys
 import threading
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING
 
 from ..errors import first_line
+from ..serving.settings import Settings
 from .common import (
     PROGRAM,
     UsageError,
     add_backend,
     add_compute_type,
     add_loading_arguments,
+    add_ray,
     check_model_name,
+    import_extra,
     is_this_machine,
     load_translator,
     on_every_node,
@@ -25,9 +26,6 @@ from .common import (
     port_number,
     positive,
 )
-
-if TYPE_CHECKING:
-    from ..serving.app import Settings
 
 KEY = "VANILLA_TRANSFORMER_API_KEY"
 
@@ -67,16 +65,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--cors-origin", nargs="+", default=[], metavar="ORIGIN", help="origins whose pages may use it in a browser"
     )
     parser.add_argument(
-        "--max-characters", type=positive, default=50_000, metavar="N", help="characters of a request (default: 50,000)"
+        "--max-characters",
+        type=positive,
+        default=Settings.characters,
+        metavar="N",
+        help="characters of a request (default: %(default)s)",
     )
-    parser.add_argument(
-        "--ray",
-        nargs="?",
-        const="local",
-        metavar="ADDRESS",
-        help="serve from a Ray cluster whose nodes see the models (without ADDRESS: one that is started on this "
-        "machine)",
-    )
+    add_ray(parser, "serve from a Ray cluster whose nodes see the models")
     parser.add_argument(
         "--replicas", type=positive, default=1, metavar="N", help="with --ray, replicas at most (default: 1)"
     )
@@ -88,7 +83,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="with --ray, models in memory of a replica (default: 4)",
     )
     parser.add_argument(
-        "--timeout", type=positive, default=60, metavar="S", help="seconds until a request fails (default: 60)"
+        "--timeout",
+        type=positive,
+        default=Settings.seconds,
+        metavar="S",
+        help="seconds until a request fails (default: %(default)s)",
     )
     add_loading_arguments(parser)
     add_backend(parser)
@@ -97,16 +96,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _serve(arguments: argparse.Namespace) -> None:
-    try:
-        app = importlib.import_module("..serving.app", __package__)  # an extra
-    except ImportError as error:
-        raise UsageError(first_line(error)) from error
+    import_extra("serving.app")
     if arguments.api_key == "":
         raise UsageError(f"--api-key or ${KEY} is empty; give a key, or none at all")
     models = _models(arguments)
     if not is_this_machine(arguments.host) and not arguments.api_key:
         print(f"{PROGRAM}: warning: every computer that reaches this machine can use the service", file=sys.stderr)
-    settings = app.Settings(
+    settings = Settings(
         api_key=arguments.api_key,
         cors_origins=arguments.cors_origin,
         characters=arguments.max_characters,
@@ -119,19 +115,16 @@ def _serve(arguments: argparse.Namespace) -> None:
 
 def _models(arguments: argparse.Namespace) -> dict[str, list[tuple[str, str]]]:
     """Returns the models with the languages that each translates."""
-    from ..serving.models import LanguagesError, languages_of, pair
+    from ..serving.models import languages_of, pair
 
     given = [_given(text) for text in arguments.model]
     models: dict[str, list[tuple[str, str]]] = {}
-    try:
-        asked = [pair(text) for text in arguments.languages]
-        if asked and (len(given) > 1 or given[0][0]):
-            raise UsageError("--languages is for one model without a pair; give each model its own: --model en-de=DIR")
-        for text, name in given:
-            check_model_name(name)
-            models.setdefault(name, []).extend([pair(text)] if text else asked or [languages_of(name)])
-    except LanguagesError as error:
-        raise UsageError(str(error)) from error
+    asked = [pair(text) for text in arguments.languages]
+    if asked and (len(given) > 1 or given[0][0]):
+        raise UsageError("--languages is for one model without a pair; give each model its own: --model en-de=DIR")
+    for text, name in given:
+        check_model_name(name)
+        models.setdefault(name, []).extend([pair(text)] if text else asked or [languages_of(name)])
     pairs = [pair for pairs in models.values() for pair in pairs]
     if twice := {pair for pair in pairs if pairs.count(pair) > 1}:
         raise UsageError(f"two models translate {'-'.join(min(twice))}; give each pair once")
@@ -139,19 +132,16 @@ def _models(arguments: argparse.Namespace) -> dict[str, list[tuple[str, str]]]:
 
 
 def _here(
-    arguments: argparse.Namespace, models: Mapping[str, list[tuple[str, str]]], settings: "Settings", ready: str
+    arguments: argparse.Namespace, models: Mapping[str, list[tuple[str, str]]], settings: Settings, ready: str
 ) -> None:
     from ..serving import app, server
-    from ..serving.models import LanguagesError, batcher_of
+    from ..serving.models import batcher_of
 
     metrics, thread = app.Metrics(), ThreadPoolExecutor(1)
     batchers = {}
     for name, pairs in models.items():
         translator = thread.submit(load_translator, name, arguments).result()
-        try:
-            batchers[name] = batcher_of(translator, pairs, metrics.add, thread=thread)
-        except LanguagesError as error:
-            raise UsageError(str(error)) from error
+        batchers[name] = batcher_of(translator, pairs, metrics.add, thread=thread)
     metrics.waiting.set_function(lambda: sum(batcher.waiting_tokens for batcher in batchers.values()))
     queues = {pair: batchers[name] for name, pairs in models.items() for pair in pairs}
     print(ready, flush=True)
@@ -159,14 +149,10 @@ def _here(
 
 
 def _on_a_cluster(
-    arguments: argparse.Namespace, models: Mapping[str, list[tuple[str, str]]], settings: "Settings", ready: str
+    arguments: argparse.Namespace, models: Mapping[str, list[tuple[str, str]]], settings: Settings, ready: str
 ) -> None:
-    try:
-        ray_serve = importlib.import_module("..serving.ray_serve", __package__)  # an extra
-    except ImportError as error:
-        raise UsageError(first_line(error)) from error
+    ray_serve = import_extra("serving.ray_serve")
     stop = threading.Event()
-    options = {"replicas": arguments.replicas, "models_per_replica": arguments.models_per_replica}
     try:
         with ray_serve.running(
             {on_every_node(name): pairs for name, pairs in models.items()},
@@ -174,9 +160,10 @@ def _on_a_cluster(
             address=arguments.ray,
             host=arguments.host,
             port=arguments.port,
+            replicas=arguments.replicas,
+            models_per_replica=arguments.models_per_replica,
             cpus=arguments.threads or 1,
             opening=opening(arguments),
-            **options,
         ):
             for number in (signal.SIGINT, signal.SIGTERM):  # now, as Ray has set handlers of its own
                 signal.signal(number, lambda *_: stop.set())

@@ -13,6 +13,7 @@ from . import lines, many_files
 from .common import (
     UsageError,
     add_decoding_arguments,
+    add_ray,
     check_model_name,
     check_output,
     decoding_errors,
@@ -66,14 +67,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="I/N",
         help="take every N-th file from the I-th on, for N processes or machines: 1/4, 2/4, 3/4 and 4/4",
     )
-    many.add_argument(
-        "--ray",
-        nargs="?",
-        const="local",
-        metavar="ADDRESS",
-        help="translate on a Ray cluster, which reads and writes the same files (without ADDRESS: one that is started "
-        "on this machine)",
-    )
+    add_ray(many, "translate on a Ray cluster, which reads and writes the same files")
     many.add_argument(
         "--actors", type=positive, default=1, metavar="N", help="models at a time, with --ray (default: 1)"
     )

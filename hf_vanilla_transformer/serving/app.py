@@ -9,7 +9,6 @@ import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass
 from typing import Annotated, Any, Literal, Protocol, TypeVar
 from urllib.parse import parse_qs
 
@@ -28,32 +27,12 @@ except ImportError as error:
 
 from .batcher import Batch, QueueFullError
 from .markup import Document
+from .settings import Settings
 
 SECONDS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30)
 FILLS = (0.02, 0.05, 0.1, 0.2, 0.5, 1)
 NOT_DETECTED = "auto isn't available: no model here detects languages; give the source's code, see /languages"
 _T = TypeVar("_T")
-
-
-@dataclass(frozen=True)
-class Settings:
-    """Who may use the service, and what one request may ask for.
-
-    Attributes:
-        api_key: What requests have to give as `api_key`; None: nothing.
-        cors_origins: Origins whose pages may call the service from a browser.
-        characters: Characters of `q`, all texts together.
-        texts: Texts of `q`.
-        body: Bytes of a body.
-        seconds: From the request to its answer.
-    """
-
-    api_key: str | None = None
-    cors_origins: Sequence[str] = ()
-    characters: int = 50_000
-    texts: int = 1_000
-    body: int = 2_000_000
-    seconds: float = 60.0
 
 
 class Queue(Protocol):
@@ -253,9 +232,12 @@ async def _translate(
         raise HTTPException(400, f"{fields.source} to {fields.target} is not supported; there is {pairs}")
     if fields.format == "html" and fields.alternatives:
         raise HTTPException(400, "alternatives are for the format text")
-    documents = await asyncio.to_thread(lambda: [Document(text) for text in texts]) if fields.format == "html" else []
-    wanted = list(dict.fromkeys(text for document in documents for text in document.texts)) if documents else texts
-    _check_size(wanted, settings)  # an element inside another is translated with it and by itself
+    documents: list[Document] = []
+    wanted = texts
+    if fields.format == "html":
+        documents = await asyncio.to_thread(lambda: [Document(text) for text in texts])
+        wanted = list(dict.fromkeys(text for document in documents for text in document.texts))
+        _check_size(wanted, settings)  # an element inside another is translated with it and by itself
     try:
         rows = await queue.translate(wanted, fields.alternatives + 1, fields.target)
     except QueueFullError as error:
@@ -267,9 +249,10 @@ async def _translate(
         translations = dict(zip(wanted, best, strict=True))
         best = await asyncio.to_thread(lambda: [document.translated(translations) for document in documents])
     is_list = isinstance(fields.q, list)
-    if not fields.alternatives:
-        return {"translatedText": best if is_list else best[0]}
-    return {"translatedText": best if is_list else best[0], "alternatives": others if is_list else others[0]}
+    answer: dict[str, str | list[str] | list[list[str]]] = {"translatedText": best if is_list else best[0]}
+    if fields.alternatives:
+        answer["alternatives"] = others if is_list else others[0]
+    return answer
 
 
 def _check_key(given: str, api_key: str | None) -> None:

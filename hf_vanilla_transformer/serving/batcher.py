@@ -35,7 +35,7 @@ class Batch:
 
 
 Translate = Callable[[list[str], int, str], list[list[str]]]
-"""Translates texts: for each, so many translations, the best first, into a target language."""
+"""Translates texts into a target language; for each, it returns the given number of translations, the best first."""
 
 
 @dataclass(eq=False)

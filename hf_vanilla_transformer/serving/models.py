@@ -11,7 +11,7 @@ from .batcher import Batch, Batcher
 
 
 class LanguagesError(ValueError):
-    """A model's languages aren't known, or two models have the same; the message says what to give."""
+    """A model's languages aren't known, or it lacks one of them; the message says what to give."""
 
 
 def pair(text: str) -> tuple[str, str]:

@@ -136,14 +136,11 @@ def translate_files(
         for _ in data.iter_batches(batch_size=None):
             pass
     for job in jobs:
-        try:
-            if job not in damaged:
-                for _ in write(job, column, partial(_saved, _folder(job, how), count())):
-                    pass
-        except (CorpusError, FileNotFoundError, ValueError) as error:
-            damaged[job] = CorpusError(f"{job.source} has changed while it was translated ({first_line(error)})")
-        for old in job.output.parent.glob(f".{glob.escape(job.output.name)}.*{PARTS}") if job not in damaged else ():
-            shutil.rmtree(old, ignore_errors=True)
+        if job not in damaged:
+            try:
+                _put_together(job, how, column)
+            except (ValueError, FileNotFoundError) as error:
+                damaged[job] = CorpusError(f"{job.source} has changed while it was translated ({first_line(error)})")
         yield job, damaged.get(job)
 
 
@@ -175,3 +172,11 @@ def _saved(folder: Path, numbers: Iterator[int], rows: list[Row]) -> list[Outcom
     """Returns the outcomes of the part with the next number."""
     saved = json.loads(_place(folder, next(numbers)).read_text(encoding="utf-8"))
     return [Outcome(*one) for _, one in zip(rows, saved, strict=True)]
+
+
+def _put_together(job: Job, how: str, column: str) -> None:
+    """Writes the output from its parts, and removes these and those of other options."""
+    for _ in write(job, column, partial(_saved, _folder(job, how), count())):
+        pass
+    for folder in job.output.parent.glob(f".{glob.escape(job.output.name)}.*{PARTS}"):
+        shutil.rmtree(folder, ignore_errors=True)

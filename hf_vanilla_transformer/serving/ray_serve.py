@@ -15,10 +15,11 @@ from ray.serve.handle import DeploymentHandle
 
 from ..errors import first_line
 from ..translation.translator import Translator
-from .app import Settings, create_app
+from .app import create_app
 from .batcher import Batcher, QueueFullError
 from .models import batcher_of
 from .ray import connected
+from .settings import Settings
 
 NAME = "vanilla-transformer"
 # Requests that a replica of a model works on at a time, on average, before there is another; half a batch of lines.
@@ -87,7 +88,7 @@ def running(
         opening: For `Translator`.
 
     Raises:
-        ValueError: No node has so many CPUs, or the cluster serves something else.
+        ValueError: No node has enough CPUs, or Ray Serve already runs on the cluster.
         Exception: What opening one of the models raised.
     """
 

@@ -210,7 +210,7 @@ class Translator:
 
     @contextmanager
     def _one_at_a_time(self) -> Iterator[None]:
-        """Waits for other threads' calls; refuses one by a callback of a call, which has the lock already."""
+        """Waits for other threads' calls. A call from a callback is an error: its thread holds the lock already."""
         process = os.getpid()
         with self._locks[process]:
             if process in self._decoding:
