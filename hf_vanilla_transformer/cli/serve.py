@@ -143,9 +143,9 @@ def _here(
         translator = thread.submit(load_translator, name, arguments).result()
         batchers[name] = batcher_of(translator, pairs, metrics.add, thread=thread)
     metrics.waiting.set_function(lambda: sum(batcher.waiting_tokens for batcher in batchers.values()))
-    queues = {pair: batchers[name] for name, pairs in models.items() for pair in pairs}
+    translate = {pair: batchers[name].translate for name, pairs in models.items() for pair in pairs}
     print(ready, flush=True)
-    server.run(app.create_app(queues, settings, metrics), arguments.host, arguments.port, grace=arguments.timeout)
+    server.run(app.create_app(translate, settings, metrics), arguments.host, arguments.port, grace=arguments.timeout)
 
 
 def _on_a_cluster(

@@ -7,9 +7,9 @@ import asyncio
 import secrets
 import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, contextmanager
-from typing import Annotated, Any, Literal, Protocol, TypeVar
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Annotated, Any, Literal, TypeVar
 from urllib.parse import parse_qs
 
 from ..errors import first_line, install
@@ -25,24 +25,16 @@ try:
 except ImportError as error:
     raise ImportError(f"the service needs {error.name}, which isn't installed: {install('serve')}") from error
 
-from .batcher import Batch, QueueFullError
-from .markup import Document
+from ..translation.markup import Document
+from .batcher import BATCH_TOKENS, QueueFullError
 from .settings import Settings
 
 SECONDS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30)
 FILLS = (0.02, 0.05, 0.1, 0.2, 0.5, 1)
 NOT_DETECTED = "auto isn't available: no model here detects languages; give the source's code, see /languages"
 _T = TypeVar("_T")
-
-
-class Queue(Protocol):
-    """What translates the texts of a request: a `Batcher`, here or on another machine."""
-
-    async def translate(self, texts: Sequence[str], n_best: int, target: str) -> list[list[str]]:
-        """Returns the translations of each text; `batcher.Batcher.translate` describes it."""
-
-    async def close(self) -> None:
-        """Finishes what waits."""
+# Translates the texts of a request, as `Batcher.translate` does, here or on another machine.
+AsyncTranslate = Callable[[Sequence[str], int, str], Awaitable[list[list[str]]]]
 
 
 class Metrics:
@@ -75,11 +67,11 @@ class Metrics:
             self.requests.labels(str(status)).inc()
             self.seconds.observe(time.perf_counter() - began)
 
-    def add(self, batch: Batch) -> None:
+    def add(self, texts: int, tokens: int) -> None:
         """Counts a batch."""
-        self.tokens.inc(batch.tokens)
-        self.texts.inc(batch.texts)
-        self.fill.observe(batch.fill)
+        self.texts.inc(texts)
+        self.tokens.inc(tokens)
+        self.fill.observe(tokens / BATCH_TOKENS)
 
 
 class Fields(BaseModel):
@@ -115,24 +107,18 @@ class Overlong:
 
 
 def create_app(
-    queues: Mapping[tuple[str, str], Queue], settings: Settings | None = None, metrics: Metrics | None = None
+    models: Mapping[tuple[str, str], AsyncTranslate], settings: Settings | None = None, metrics: Metrics | None = None
 ) -> FastAPI:
     """Returns the service as an ASGI application.
 
     Args:
-        queues: Source and target language -> the model that translates.
+        models: Source and target language -> what translates from the one into the other.
         settings: Limits and keys.
         metrics: What `/metrics` shows; None: there is no `/metrics`.
     """
     settings, counters = settings or Settings(), metrics or Metrics()
 
-    @asynccontextmanager
-    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        yield
-        for queue in set(queues.values()):
-            await queue.close()
-
-    app = FastAPI(title="vanilla-transformer serve", lifespan=lifespan)
+    app = FastAPI(title="vanilla-transformer serve")
     app.add_exception_handler(HTTPException, _error)
     app.add_exception_handler(Exception, lambda request, error: JSONResponse({"error": "internal error"}, 500))
     app.add_middleware(Overlong, limit=settings.body)
@@ -145,14 +131,14 @@ def create_app(
             try:
                 async with asyncio.timeout(settings.seconds):
                     fields = await _fields(request)
-                    return JSONResponse(await _unless_gone(request, _translate(fields, queues, settings)))
+                    return JSONResponse(await _unless_gone(request, _translate(fields, models, settings)))
             except TimeoutError as error:
                 raise HTTPException(504, f"not translated within {settings.seconds:g} seconds") from error
 
     @app.get("/languages", summary="List the languages")
     async def languages() -> list[dict[str, str | list[str]]]:
-        codes = dict.fromkeys([source for source, _ in queues] + [target for _, target in queues])
-        return [{"code": code, "name": code, "targets": [to for one, to in queues if one == code]} for code in codes]
+        codes = dict.fromkeys([source for source, _ in models] + [target for _, target in models])
+        return [{"code": code, "name": code, "targets": [to for one, to in models if one == code]} for code in codes]
 
     @app.get("/health", summary="Say that the service is up")
     async def health() -> dict[str, str]:
@@ -220,15 +206,15 @@ async def _unless_gone(request: Request, work: Awaitable[_T]) -> _T:
 
 
 async def _translate(
-    fields: Fields, queues: Mapping[tuple[str, str], Queue], settings: Settings
+    fields: Fields, models: Mapping[tuple[str, str], AsyncTranslate], settings: Settings
 ) -> dict[str, str | list[str] | list[list[str]]]:
     _check_key(fields.api_key, settings.api_key)
     texts = [fields.q] if isinstance(fields.q, str) else fields.q
     _check_size(texts, settings)
     if fields.source == "auto":
         raise HTTPException(400, NOT_DETECTED)
-    if (queue := queues.get((fields.source, fields.target))) is None:
-        pairs = ", ".join("-".join(pair) for pair in sorted(queues)[:20])
+    if (translate := models.get((fields.source, fields.target))) is None:
+        pairs = ", ".join("-".join(pair) for pair in sorted(models)[:20])
         raise HTTPException(400, f"{fields.source} to {fields.target} is not supported; there is {pairs}")
     if fields.format == "html" and fields.alternatives:
         raise HTTPException(400, "alternatives are for the format text")
@@ -239,7 +225,7 @@ async def _translate(
         wanted = list(dict.fromkeys(text for document in documents for text in document.texts))
         _check_size(wanted, settings)  # an element inside another is translated with it and by itself
     try:
-        rows = await queue.translate(wanted, fields.alternatives + 1, fields.target)
+        rows = await translate(wanted, fields.alternatives + 1, fields.target)
     except QueueFullError as error:
         raise HTTPException(503, f"busy: {error}; try again", headers={"Retry-After": "2"}) from error
     except ValueError as error:

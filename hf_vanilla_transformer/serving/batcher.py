@@ -19,22 +19,7 @@ class QueueFullError(Exception):
     """More waits than can be translated soon."""
 
 
-@dataclass(frozen=True)
-class Batch:
-    """What a batch did, for the metrics.
-
-    Attributes:
-        texts: Number of texts.
-        tokens: Their source tokens.
-        fill: `tokens` by the tokens of a full batch.
-    """
-
-    texts: int
-    tokens: int
-    fill: float
-
-
-Translate = Callable[[list[str], int, str], list[list[str]]]
+Model = Callable[[list[str], int, str], list[list[str]]]
 """Translates texts into a target language; for each, it returns the given number of translations, the best first."""
 
 
@@ -64,7 +49,7 @@ class Batcher:
         count_tokens: Returns the number of tokens of each text.
         batch_tokens: Source tokens of a batch at most; a longer text is a batch by itself.
         max_waiting_tokens: Source tokens that may wait; each request counts for at most half of them.
-        on_batch: Called after each batch.
+        on_batch: Called after each batch with its number of texts and of tokens.
         thread: Where the model works; None: in a thread of its own. Load the model in the same thread, and let all
             models of a process share it: PyTorch has a thread pool for each thread that computes, and they contend
             for the cores.
@@ -72,12 +57,12 @@ class Batcher:
 
     def __init__(
         self,
-        translate: Translate,
+        translate: Model,
         count_tokens: Callable[[list[str]], list[int]],
         *,
         batch_tokens: int = BATCH_TOKENS,
         max_waiting_tokens: int = MAX_WAITING_TOKENS,
-        on_batch: Callable[[Batch], object] = lambda batch: None,
+        on_batch: Callable[[int, int], object] = lambda texts, tokens: None,
         thread: Executor | None = None,
     ) -> None:
         self._translate, self._count_tokens = translate, count_tokens
@@ -128,11 +113,6 @@ class Batcher:
             self._requests.remove(request)
         return [request.results[number] for number in range(len(texts))]
 
-    async def close(self) -> None:
-        """Finishes what waits."""
-        if self._work is not None:
-            await self._work
-
     async def _translate_batches(self) -> None:
         run = asyncio.get_running_loop().run_in_executor
         while batch := list(self._next_batch()):
@@ -147,8 +127,7 @@ class Batcher:
                     request.done.set_exception(outcome)
                 elif len(request.results) == len(request.texts):
                     request.done.set_result(None)
-            tokens = sum(request.tokens[number] for request, number in batch)
-            self._on_batch(Batch(len(batch), tokens, tokens / self._batch_tokens))
+            self._on_batch(len(batch), sum(request.tokens[number] for request, number in batch))
             self._expected = len({request for request, _ in batch}.union(self._waiting()))
             if self._expected > 1:
                 self._gathered.clear()

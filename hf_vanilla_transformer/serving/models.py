@@ -7,7 +7,7 @@ from pathlib import Path
 from ..hub.facts import CardError, said_by_author
 from ..translation.reading import encoder, target_code, target_codes
 from ..translation.translator import Translator
-from .batcher import Batch, Batcher
+from .batcher import Batcher
 
 
 class LanguagesError(ValueError):
@@ -48,7 +48,7 @@ def languages_of(name: str) -> tuple[str, str]:
 def batcher_of(
     translator: Translator,
     pairs: Iterable[tuple[str, str]],
-    on_batch: Callable[[Batch], object] = lambda batch: None,
+    on_batch: Callable[[int, int], object] = lambda texts, tokens: None,
     *,
     thread: Executor,
 ) -> Batcher:
@@ -57,7 +57,7 @@ def batcher_of(
     Args:
         translator: The model.
         pairs: Languages that it is to translate.
-        on_batch: Called after each batch.
+        on_batch: As for `Batcher`.
         thread: Where the model was loaded.
 
     Raises:

@@ -9,6 +9,7 @@ import glob
 import hashlib
 import json
 import shutil
+from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -28,6 +29,7 @@ try:
 except ImportError as error:
     raise ImportError(f"Ray isn't installed: {install('ray')}") from error
 
+BLOCKS = 1_000  # of parts: the driver has some 40 KB for each block
 PARTS = ".parts"  # the folder of what is translated of a file that isn't complete
 
 
@@ -83,10 +85,12 @@ class _TranslateParts(Translate):
 
     def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
         for source, first, place in zip(batch["source"], batch["first"], batch["place"], strict=True):
+            if Path(place).exists():  # a block is translated once more when its actor is lost
+                continue
             with rows_of(Path(source), self.column) as (_, rows):
                 part = outcomes(self.translate, list(islice(rows, int(first), int(first) + ROWS)))
             write_text(place, json.dumps(part, ensure_ascii=False))
-        return {"place": batch["place"]}
+        return {"job": batch["job"]}
 
 
 def translate_files(
@@ -102,7 +106,7 @@ def translate_files(
     """Translates files part by part on a cluster; Ray has to be initialized, and all nodes see the files.
 
     A part has 1,000 rows. Parts that are complete are kept beside the output, in a hidden folder, until the file is: a
-    job that is started again translates the others only. The driver holds the names of parts, no texts.
+    job that is started again translates the others only. The driver holds the names of parts and no texts.
 
     Args:
         jobs: The files; leave out those that are complete.
@@ -118,30 +122,31 @@ def translate_files(
     """
     how = repr((model, column, options, opening))
     parts: list[dict[str, Any]] = []
-    damaged: dict[Job, CorpusError] = {}
-    for job in jobs:
+    left: Counter[int] = Counter()  # number of a job -> its parts that aren't translated
+    for number, job in enumerate(jobs):
         try:
-            parts += _missing_parts(job, how, column)
+            missing = _missing_parts(job, how, column)
         except CorpusError as error:
-            damaged[job] = error
-    if parts:
-        data = ray.data.from_items(parts, override_num_blocks=len(parts)).map_batches(
-            _TranslateParts,
-            fn_constructor_args=(model, column, TRANSLATION, options),
-            fn_constructor_kwargs=opening or {},
-            compute=ray.data.ActorPoolStrategy(min_size=actors[0], max_size=actors[1]),
-            num_cpus=cpus,
-            batch_size=1,
-        )
-        for _ in data.iter_batches(batch_size=None):
-            pass
-    for job in jobs:
-        if job not in damaged:
-            try:
-                _put_together(job, how, column)
-            except (ValueError, FileNotFoundError) as error:
-                damaged[job] = CorpusError(f"{job.source} has changed while it was translated ({first_line(error)})")
-        yield job, damaged.get(job)
+            yield job, error
+            continue
+        parts += [{"job": number, **part} for part in missing]
+        left[number] = len(missing)
+        if not missing:
+            yield job, _put_together(job, how, column)
+    if not parts:
+        return
+    data = ray.data.from_items(parts, override_num_blocks=min(len(parts), BLOCKS)).map_batches(
+        _TranslateParts,
+        fn_constructor_args=(model, column, TRANSLATION, options),
+        fn_constructor_kwargs=opening or {},
+        compute=ray.data.ActorPoolStrategy(min_size=actors[0], max_size=actors[1]),
+        num_cpus=cpus,
+        batch_size=1,
+    )
+    for part in data.iter_rows():
+        left[part["job"]] -= 1
+        if not left[part["job"]]:
+            yield jobs[part["job"]], _put_together(jobs[part["job"]], how, column)
 
 
 def _folder(job: Job, how: str) -> Path:
@@ -174,9 +179,13 @@ def _saved(folder: Path, numbers: Iterator[int], rows: list[Row]) -> list[Outcom
     return [Outcome(*one) for _, one in zip(rows, saved, strict=True)]
 
 
-def _put_together(job: Job, how: str, column: str) -> None:
+def _put_together(job: Job, how: str, column: str) -> CorpusError | None:
     """Writes the output from its parts, and removes these and those of other options."""
-    for _ in write(job, column, partial(_saved, _folder(job, how), count())):
-        pass
+    try:
+        for _ in write(job, column, partial(_saved, _folder(job, how), count())):
+            pass
+    except (ValueError, FileNotFoundError) as error:
+        return CorpusError(f"{job.source} has changed while it was translated ({first_line(error)})")
     for folder in job.output.parent.glob(f".{glob.escape(job.output.name)}.*{PARTS}"):
         shutil.rmtree(folder, ignore_errors=True)
+    return None

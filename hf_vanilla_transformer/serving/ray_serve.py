@@ -15,7 +15,7 @@ from ray.serve.handle import DeploymentHandle
 
 from ..errors import first_line
 from ..translation.translator import Translator
-from .app import create_app
+from .app import AsyncTranslate, create_app
 from .batcher import Batcher, QueueFullError
 from .models import batcher_of
 from .ray import connected
@@ -30,14 +30,12 @@ MAX_REQUESTS = 1_000  # of a replica of the application
 Pair = tuple[str, str]
 
 
-class _Remote:
-    """The queue of a model on the cluster: `app.Queue`."""
+def _remote(models: DeploymentHandle, name: str) -> AsyncTranslate:
+    """Returns what translates with a model on the cluster."""
+    there = models.options(multiplexed_model_id=name).translate
 
-    def __init__(self, models: DeploymentHandle, name: str) -> None:
-        self._translate = models.options(multiplexed_model_id=name).translate
-
-    async def translate(self, texts: Sequence[str], n_best: int, target: str) -> list[list[str]]:
-        response = self._translate.remote(texts, n_best, target)
+    async def translate(texts: Sequence[str], n_best: int, target: str) -> list[list[str]]:
+        response = there.remote(texts, n_best, target)
         try:
             rows: list[list[str]] = await response
         except RayTaskError as error:
@@ -49,8 +47,7 @@ class _Remote:
             raise
         return rows
 
-    async def close(self) -> None:
-        """Does nothing: replicas finish what they have begun."""
+    return translate
 
 
 def _check_cluster(cpus: int) -> None:
@@ -112,8 +109,8 @@ def running(
             self._handle = handle
 
         def __serve_build_asgi_app__(self) -> FastAPI:
-            queues = {pair: _Remote(self._handle, name) for name, pairs in models.items() for pair in pairs}
-            return create_app(queues, settings)
+            there = {pair: _remote(self._handle, name) for name, pairs in models.items() for pair in pairs}
+            return create_app(there, settings)
 
     scaling = {"min_replicas": 1, "max_replicas": replicas, "upscale_delay_s": SECONDS_TO_SCALE}
     behind = serve.deployment(

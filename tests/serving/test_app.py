@@ -20,8 +20,8 @@ def client(translate: Any = capitals, waiting: int = 1_000, **settings: Any) -> 
     count = {"max_waiting_tokens": waiting, "on_batch": metrics.add}
     queue = Batcher(translate, lambda texts: [len(text) for text in texts], **count)
     metrics.waiting.set_function(lambda: queue.waiting_tokens)
-    queues = {("en", "de"): queue, ("en", "fr"): queue}
-    return TestClient(service.create_app(queues, service.Settings(**settings), metrics))
+    models = {("en", "de"): queue.translate, ("en", "fr"): queue.translate}
+    return TestClient(service.create_app(models, service.Settings(**settings), metrics))
 
 
 def ask(q: Any = "two dogs", **fields: Any) -> dict[str, Any]:

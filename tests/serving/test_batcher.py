@@ -64,7 +64,6 @@ def test_ten_thousand_numbered_texts_come_back_to_their_requests() -> None:
                 assert rows == [[f"{text.upper()}0"] for text in some]
 
         await asyncio.gather(*(client(seed) for seed in range(64)))
-        await queue.close()
         texts = [text for batch in model.batches for text in batch]
         assert sorted(texts) == sorted(f"n{number}" for number in range(10_000))
         assert len(model.batches) < 1_000
@@ -148,18 +147,5 @@ def test_a_full_queue_is_refused_and_an_empty_one_takes_any_request() -> None:
         model.go_on.set()
         await asyncio.gather(first, *others)
         assert await queue.translate(["y"]) == [["Y0"]]
-
-    asyncio.run(run())
-
-
-def test_close_finishes_what_waits() -> None:
-    async def run() -> None:
-        model = Model()
-        queue = batcher(model, batch_tokens=1)
-        tasks = await waiting(model, queue, (["a"],), (["b", "c"],))
-        model.go_on.set()
-        await queue.close()
-        assert all(task.done() for task in tasks) or await asyncio.gather(*tasks)
-        assert model.batches == [["a"], ["b"], ["c"]]
 
     asyncio.run(run())

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hf_vanilla_transformer.serving.markup import Document
+from hf_vanilla_transformer.translation.markup import Document
 
 
 def shout(source: str) -> str:
@@ -34,6 +34,7 @@ def shout(source: str) -> str:
         ("</b>x</p>", "</b>X</p>"),
         ("<img src=a> cat", "<img src=a> CAT"),
         ("  \n ", "  \n "),
+        ("1<code> x</code>", "1<code> x</code>"),
     ],
 )
 def test_markup_stays(source: str, translated: str) -> None:
