@@ -15,17 +15,18 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
+from torch.autograd.function import once_differentiable
 
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from .recipe import RecipeError, VanillaTransformerTrainingArguments
 from .weight_average import WeightAverageTrainer
 
-LOGITS_PER_CHUNK = 2**21  # 8 MiB in float32, of which a dozen exist at a time
+LOGITS_PER_CHUNK = 2**18  # 1 MiB in float32: half a dozen such tensors stay in the cache
 
 
 @dataclass(frozen=True)
@@ -93,25 +94,63 @@ class Consistency:
             label_smoothing: eps_ls.
             **kwargs: Arguments of other losses.
         """
-        first, second = logits.chunk(2)
-        targets, rows = labels[: len(first)], max(LOGITS_PER_CHUNK // logits.shape[-1], 1)
-        chunks = zip(*(torch.split(x, rows) for x in (first, second, targets)), strict=True)
-        # A chunk is computed again in the backward pass, so that its probabilities needn't be kept until then.
-        sums = [checkpoint(self.sum_over, *chunk, label_smoothing, use_reentrant=False) for chunk in chunks]
-        items = len(targets) if num_items_in_batch is None else num_items_in_batch
-        return torch.stack(sums).sum() / torch.as_tensor(items, device=logits.device).clamp(min=1)
+        items = len(labels) // 2 if num_items_in_batch is None else num_items_in_batch
+        total: Tensor = _SummedLoss.apply(logits, labels[: len(labels) // 2], label_smoothing, self)  # type: ignore[no-untyped-call]
+        return total / torch.as_tensor(items, device=logits.device).clamp(min=1)
 
-    def sum_over(self, first: Tensor, second: Tensor, labels: Tensor, eps: float) -> Tensor:
-        """The loss of some targets, summed: of logits, (n, V) each, and labels, (n)."""
-        exact = torch.promote_types(first.dtype, torch.float32)
-        log_p, log_q = (F.log_softmax(x.to(exact), dim=-1) for x in (first, second))
-        loss = self.forward_kl * F.kl_div(log_q, log_p, reduction="sum", log_target=True)
-        if self.reverse_kl:
-            loss = loss + self.reverse_kl * F.kl_div(log_p, log_q, reduction="sum", log_target=True)
-        for log_probabilities in (log_p, log_q) if self.second_cross_entropy else (log_p,):
-            of_labels = log_probabilities.gather(1, labels[:, None])
-            loss = loss - (1 - eps) * of_labels.sum() - eps * log_probabilities.mean(dim=-1).sum()
-        return loss
+    def chunk(self, first: Tensor, second: Tensor, labels: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
+        """Returns the summed loss of n targets, and its gradients.
+
+        With d = log p - log q and the smoothed targets t, the gradients by the first half's logits are
+        p (d - KL(p || q)) of KL(p || q), p - q of KL(q || p), and p - t of CE(p); by the second half's alike.
+
+        Args:
+            first: Logits, (n, V).
+            second: Likewise.
+            labels: (n, 1).
+            eps: eps_ls.
+        """
+        forward, reverse, both = self.forward_kl, self.reverse_kl, float(self.second_cross_entropy)
+        log_p, log_q = F.log_softmax(first, dim=-1), F.log_softmax(second, dim=-1)
+        loss = torch.zeros((), dtype=first.dtype, device=first.device)
+        for weight, log in ((1.0, log_p), (both, log_q)):
+            loss -= weight * ((1 - eps) * log.gather(1, labels).sum() + eps * log.mean(dim=-1).sum())
+        difference = log_p - log_q
+        p, q = log_p.exp_(), log_q.exp_()
+        p_difference, q_difference = p * difference, difference.mul_(q)
+        p_to_q, q_to_p = p_difference.sum(-1, keepdim=True), -q_difference.sum(-1, keepdim=True)
+        loss += forward * p_to_q.sum() + reverse * q_to_p.sum()
+        of_first = p_difference.mul_(forward).addcmul_(p, 1 + reverse - forward * p_to_q).sub_(q, alpha=reverse)
+        of_second = q_difference.mul_(-reverse).addcmul_(q, both + forward - reverse * q_to_p).sub_(p, alpha=forward)
+        for weight, gradient in ((1.0, of_first), (both, of_second)):
+            gradient.sub_(weight * eps / gradient.shape[1])
+            gradient.scatter_add_(1, labels, gradient.new_full(labels.shape, weight * (eps - 1)))
+        return loss, of_first, of_second
+
+
+class _SummedLoss(torch.autograd.Function):
+    """The loss of logits, (2N, V), summed; gradients are computed with it, so that no probabilities are kept."""
+
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, labels: Tensor, eps: float, loss: Consistency) -> Tensor:
+        exact, rows = torch.promote_types(logits.dtype, torch.float32), max(LOGITS_PER_CHUNK // logits.shape[-1], 1)
+        total = torch.zeros((), dtype=exact, device=logits.device)
+        ctx.gradient = torch.empty_like(logits)
+        halves = zip(logits.chunk(2), ctx.gradient.chunk(2), strict=True)
+        (first, of_first), (second, of_second) = ([torch.split(x, rows) for x in half] for half in halves)
+        with torch.autocast(logits.device.type, enabled=False):
+            chunks = zip(first, second, torch.split(labels[:, None], rows), of_first, of_second, strict=True)
+            for one, other, targets, *gradients in chunks:
+                part, *own = loss.chunk(one.to(exact), other.to(exact), targets, eps)
+                total += part
+                for gradient, value in zip(gradients, own, strict=True):
+                    gradient.copy_(value)
+        return total
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
+        return ctx.gradient * grad_output, None, None, None
 
 
 class ConsistencyTrainer(WeightAverageTrainer):
