@@ -124,6 +124,7 @@ class ModelArguments:
     position_encoding: str | None = _option(None, "paper, learned (Table 3, row E), tensor2tensor, fairseq or marian.")
     attention_init_gain: float | None = _option(None, "Gain of Glorot's initialisation of W^Q, W^K, W^V (default: 1).")
     norm_position: str | None = _option(None, "LayerNorm after each sub-layer (post, the paper's) or before it (pre).")
+    final_layer_norm: bool | None = _option(None, "One more LayerNorm behind each stack, as pre-norm models have it.")
     share_encoder_decoder_embeddings: bool | None = _option(None, "One matrix for source and target embeddings (3.4).")
     tie_word_embeddings: bool | None = _option(None, "The same matrix for the pre-softmax projection (3.4).")
     num_beams: int | None = _option(None, "Beam size in the saved generation config (default: 4, 6.1).")
