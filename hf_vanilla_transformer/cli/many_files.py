@@ -90,10 +90,10 @@ def _here(arguments: argparse.Namespace, left: "list[Job]") -> "Iterator[tuple[J
     from ..translation.files import outcomes, write
 
     translator, options = _opened(arguments)
-    size = sum(job.source.stat().st_size for job in left)
-    with tqdm(total=size, unit="B", unit_scale=True, disable=None, leave=False) as progress:
+    sizes = [job.source.stat().st_size for job in left]
+    with tqdm(total=sum(sizes), unit="B", unit_scale=True, disable=None, leave=False) as progress:
         done = 0
-        for job in left:
+        for job, size in zip(left, sizes, strict=True):
             try:
                 for position in write(
                     job, arguments.column, lambda rows: outcomes(lambda texts: translator(texts, **options), rows)
@@ -103,7 +103,7 @@ def _here(arguments: argparse.Namespace, left: "list[Job]") -> "Iterator[tuple[J
                 yield job, error
             else:
                 yield job, None
-            done += job.source.stat().st_size
+            done += size
             progress.update(done - progress.n)
 
 

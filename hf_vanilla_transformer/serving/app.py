@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal
 from urllib.parse import parse_qs
 
 from ..errors import first_line, install
@@ -29,10 +29,8 @@ from ..translation.markup import Document
 from .batcher import BATCH_TOKENS, QueueFullError
 from .settings import Settings
 
-SECONDS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30)
-FILLS = (0.02, 0.05, 0.1, 0.2, 0.5, 1)
+Answer = dict[str, str | list[str] | list[list[str]]]
 NOT_DETECTED = "auto isn't available: no model here detects languages; give the source's code, see /languages"
-_T = TypeVar("_T")
 # Translates the texts of a request, as `Batcher.translate` does, here or on another machine.
 AsyncTranslate = Callable[[Sequence[str], int, str], Awaitable[list[list[str]]]]
 
@@ -43,14 +41,11 @@ class Metrics:
     def __init__(self) -> None:
         registry = self.registry = CollectorRegistry()
         self.requests = Counter("translation_requests", "Requests by status", ["status"], registry=registry)
-        self.seconds = Histogram(
-            "translation_request_seconds", "From request to answer", buckets=SECONDS, registry=registry
-        )
+        self.seconds = Histogram("translation_request_seconds", "From request to answer", registry=registry)
         self.tokens = Counter("translation_source_tokens", "Source tokens that were translated", registry=registry)
         self.texts = Counter("translation_texts", "Texts that were translated", registry=registry)
-        self.fill = Histogram(
-            "translation_batch_fill", "Share of a full batch's tokens", buckets=FILLS, registry=registry
-        )
+        fills = (0.02, 0.05, 0.1, 0.2, 0.5, 1)
+        self.fill = Histogram("translation_batch_fill", "Share of a full batch", buckets=fills, registry=registry)
         self.waiting = Gauge("translation_waiting_tokens", "Source tokens that wait for a batch", registry=registry)
 
     @contextmanager
@@ -166,12 +161,14 @@ async def _fields(request: Request) -> Fields:
             fields = await request.json()
         except (ValueError, RecursionError) as error:  # UnicodeDecodeError among them
             raise HTTPException(400, f"Invalid request: the body isn't valid JSON ({first_line(error)})") from error
-    elif "multipart" in kind:
-        form = await request.form(max_part_size=sys.maxsize)  # `Overlong` has limited the body
-        fields = {name: _one_or_all(form.getlist(name)) for name in form}
-    else:  # Starlette would read bytes that aren't percent-encoded as Latin-1
-        text = (await request.body()).decode("utf-8", "replace")
-        fields = {name: _one_or_all(values) for name, values in parse_qs(text, keep_blank_values=True).items()}
+    else:
+        lists: dict[str, list[Any]]
+        if "multipart" in kind:
+            form = await request.form(max_part_size=sys.maxsize)  # `Overlong` has limited the body
+            lists = {name: form.getlist(name) for name in form}
+        else:  # Starlette would read bytes that aren't percent-encoded as Latin-1
+            lists = parse_qs((await request.body()).decode("utf-8", "replace"), keep_blank_values=True)
+        fields = {name: values[0] if len(values) == 1 else values for name, values in lists.items()}
     if not isinstance(fields, dict):
         raise HTTPException(400, "Invalid request: the body has to be a JSON object")
     try:
@@ -183,11 +180,7 @@ async def _fields(request: Request) -> Fields:
         raise HTTPException(400, f"Invalid request: {reason}") from error
 
 
-def _one_or_all(values: list[Any]) -> object:
-    return values[0] if len(values) == 1 else values
-
-
-async def _unless_gone(request: Request, work: Awaitable[_T]) -> _T:
+async def _unless_gone(request: Request, work: Awaitable[Answer]) -> Answer:
     """Awaits an answer, and cancels it when the client closes the connection."""
 
     async def gone() -> None:
@@ -205,9 +198,7 @@ async def _unless_gone(request: Request, work: Awaitable[_T]) -> _T:
         leaving.cancel()
 
 
-async def _translate(
-    fields: Fields, models: Mapping[tuple[str, str], AsyncTranslate], settings: Settings
-) -> dict[str, str | list[str] | list[list[str]]]:
+async def _translate(fields: Fields, models: Mapping[tuple[str, str], AsyncTranslate], settings: Settings) -> Answer:
     _check_key(fields.api_key, settings.api_key)
     texts = [fields.q] if isinstance(fields.q, str) else fields.q
     _check_size(texts, settings)
@@ -220,11 +211,11 @@ async def _translate(
         raise HTTPException(400, "alternatives are for the format text")
     documents: list[Document] = []
     wanted = texts
-    if fields.format == "html":
-        documents = await asyncio.to_thread(lambda: [Document(text) for text in texts])
-        wanted = list(dict.fromkeys(text for document in documents for text in document.texts))
-        _check_size(wanted, settings)  # an element inside another is translated with it and by itself
     try:
+        if fields.format == "html":
+            documents = await asyncio.to_thread(lambda: [Document(text) for text in texts])
+            wanted = list(dict.fromkeys(text for document in documents for text in document.texts))
+            _check_size(wanted, settings)  # an element inside another is translated with it and by itself
         rows = await translate(wanted, fields.alternatives + 1, fields.target)
     except QueueFullError as error:
         raise HTTPException(503, f"busy: {error}; try again", headers={"Retry-After": "2"}) from error
@@ -235,7 +226,7 @@ async def _translate(
         translations = dict(zip(wanted, best, strict=True))
         best = await asyncio.to_thread(lambda: [document.translated(translations) for document in documents])
     is_list = isinstance(fields.q, list)
-    answer: dict[str, str | list[str] | list[list[str]]] = {"translatedText": best if is_list else best[0]}
+    answer: Answer = {"translatedText": best if is_list else best[0]}
     if fields.alternatives:
         answer["alternatives"] = others if is_list else others[0]
     return answer

@@ -9,10 +9,9 @@ import glob
 import hashlib
 import json
 import shutil
-from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from itertools import count, islice
 from pathlib import Path
@@ -29,7 +28,7 @@ try:
 except ImportError as error:
     raise ImportError(f"Ray isn't installed: {install('ray')}") from error
 
-BLOCKS = 1_000  # of parts: the driver has some 40 KB for each block
+BLOCKS = 1_000  # of parts, at most; each takes some 40 KB of the driver's memory
 PARTS = ".parts"  # the folder of what is translated of a file that isn't complete
 
 
@@ -87,9 +86,10 @@ class _TranslateParts(Translate):
         for source, first, place in zip(batch["source"], batch["first"], batch["place"], strict=True):
             if Path(place).exists():  # a block is translated once more when its actor is lost
                 continue
-            with rows_of(Path(source), self.column) as (_, rows):
+            # A file that has become unreadable lacks this part when it is put together, and is reported then.
+            with suppress(CorpusError), rows_of(Path(source), self.column) as (_, rows):
                 part = outcomes(self.translate, list(islice(rows, int(first), int(first) + ROWS)))
-            write_text(place, json.dumps(part, ensure_ascii=False))
+                write_text(place, json.dumps(part, ensure_ascii=False))
         return {"job": batch["job"]}
 
 
@@ -120,9 +120,9 @@ def translate_files(
     Yields:
         Each file when it is complete, or with the reason why it can't be read.
     """
-    how = repr((model, column, options, opening))
+    how = repr((model, _versions(model), column, options, opening))
     parts: list[dict[str, Any]] = []
-    left: Counter[int] = Counter()  # number of a job -> its parts that aren't translated
+    left: dict[int, int] = {}  # number of a job -> its parts that aren't translated
     for number, job in enumerate(jobs):
         try:
             missing = _missing_parts(job, how, column)
@@ -143,10 +143,17 @@ def translate_files(
         num_cpus=cpus,
         batch_size=1,
     )
-    for part in data.iter_rows():
-        left[part["job"]] -= 1
-        if not left[part["job"]]:
-            yield jobs[part["job"]], _put_together(jobs[part["job"]], how, column)
+    for batch in data.iter_batches(batch_size=None, prefetch_batches=0):
+        for number in batch["job"].tolist():
+            left[number] -= 1
+            if not left[number]:
+                yield jobs[number], _put_together(jobs[number], how, column)
+
+
+def _versions(model: str) -> list[tuple[str, int, int]]:
+    """Returns what tells whether a folder has another model than before: its files' names, sizes and times."""
+    files = sorted(file for file in Path(model).glob("*") if file.is_file())
+    return [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files]
 
 
 def _folder(job: Job, how: str) -> Path:
@@ -181,11 +188,15 @@ def _saved(folder: Path, numbers: Iterator[int], rows: list[Row]) -> list[Outcom
 
 def _put_together(job: Job, how: str, column: str) -> CorpusError | None:
     """Writes the output from its parts, and removes these and those of other options."""
+    problem = None
     try:
         for _ in write(job, column, partial(_saved, _folder(job, how), count())):
             pass
-    except (ValueError, FileNotFoundError) as error:
-        return CorpusError(f"{job.source} has changed while it was translated ({first_line(error)})")
-    for folder in job.output.parent.glob(f".{glob.escape(job.output.name)}.*{PARTS}"):
+    except CorpusError as error:
+        return error
+    except (ValueError, FileNotFoundError) as error:  # the parts are those of other rows, or damaged
+        problem = CorpusError(f"{job.source} has changed while it was translated ({first_line(error)}); start again")
+    digest = "[0-9a-f]" * 16
+    for folder in job.output.parent.glob(f".{glob.escape(job.output.name)}.{digest}{PARTS}"):
         shutil.rmtree(folder, ignore_errors=True)
-    return None
+    return problem

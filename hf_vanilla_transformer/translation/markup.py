@@ -83,15 +83,16 @@ class Document:
             self._add_text(source[position : match.start()])
             position = match.end()
             raw, tag, closing = match[0], (match["tag"] or "").lower(), match["closing"]
-            is_kept = tag in CODE or bool(NOT_TRANSLATED.search(match["attributes"] or ""))
-            if is_kept and not closing and tag not in VOID:
+            is_kept = not closing and tag not in VOID
+            is_kept = is_kept and (tag in CODE or bool(NOT_TRANSLATED.search(match["attributes"] or "")))
+            if is_kept:
                 position = _end_of(tag, source, position)
                 raw = source[match.start() : position]
             if tag not in INLINE:
                 self._end_block(raw)
             elif closing and self._open[-1].tag == tag:
                 self._open.pop().end = raw
-            elif is_kept and not closing:
+            elif is_kept:
                 self._open[-1].parts.append(_Part(html.unescape(re.sub("<[^<>]*>", "", raw)), raw))
             elif closing or tag in VOID or not tag or raw.endswith("/>") or len(self._open) > DEPTH:
                 self._open[-1].parts.append(_Part(raw=raw))
@@ -142,10 +143,16 @@ def _escape(text: str) -> str:
     return html.escape(text, quote=False)
 
 
+def _is_placed(part: _Part) -> bool:
+    """Whether the markup in a part is looked for in its translation."""
+    return 1 < len(part.parts) <= MOST_PARTS and all(one.raw is None or one.whole.strip() for one in part.parts)
+
+
 def _wanted(part: _Part) -> Iterator[str]:
     """Yields the texts whose translations `_render` may look up."""
-    if any(one.raw is None or one.parts for one in part.parts):
-        yield part.whole
+    if part.parts:
+        if part.raw is not None or _is_placed(part):
+            yield part.whole
         for one in part.parts:
             yield from _wanted(one)
     elif part.raw is None:
@@ -161,7 +168,7 @@ def _render(part: _Part, translations: Mapping[str, str]) -> str:
     """Returns a part in the target language; its parts are where their translations are, or in the source's order."""
     if not part.parts:
         return (_escape(_translation(part.text, translations)) if part.raw is None else part.raw) + part.end
-    places = _places(part, translations) if 1 < len(part.parts) <= MOST_PARTS else None
+    places = _places(part, translations) if _is_placed(part) else None
     if places is None:
         return (part.raw or "") + "".join(_render(one, translations) for one in part.parts) + part.end
     whole, rendered, end = _translation(part.whole, translations), part.raw or "", 0

@@ -45,6 +45,7 @@ def test_several_texts_and_alternatives() -> None:
 def test_html() -> None:
     answer = client().post("/translate", json=ask(["<p>two <b>dogs</b></p>", "x"], format="html"))
     assert answer.json() == {"translatedText": ["<p>TWO <b>DOGS</b></p>", "X"]}
+    assert client().post("/translate", json=ask(f"&#{'1' * 5_000};", format="html")).status_code == 400
 
 
 @pytest.mark.parametrize(

@@ -38,29 +38,31 @@ def test_files_are_those_of_one_process(ray_files, tiny_checkpoint: Path, tmp_pa
     for number in range(4):
         lines = (f"{number * ROWS + line} past nine\n" for line in range(ROWS // 2 * number))
         (given / f"{number}.txt").write_text("".join(lines))
+    (given / "3").write_text("half past nine\n")  # its name begins that of another file
     (given / "damaged.gz").write_bytes(b"no gzip")
     options = {"num_beams": 1, "max_new_tokens": 4, "progress_bar": False}
 
     here = jobs([given], tmp_path / "here")
     translator = Translator(str(tiny_checkpoint), "cpu", threads=1)
-    for job in here[:4]:
+    for job in here[:5]:
         list(write(job, "text", lambda rows: outcomes(lambda texts: translator(texts, **options), rows)))
 
     there = jobs([given], tmp_path / "there")
     # A part that an earlier run has completed is kept as it is.
     opening = {"device": "cpu", "threads": 1}
     for chosen, text in ((options, "kept"), ({}, "of other options")):
-        parts = ray_files._folder(there[3], repr((str(tiny_checkpoint), "text", chosen, opening)))
+        how = (str(tiny_checkpoint), ray_files._versions(str(tiny_checkpoint)), "text", chosen, opening)
+        parts = ray_files._folder(there[4], repr(how))
         parts.mkdir(parents=True)
         (parts / "000000000.json").write_text(json.dumps([[text, ""]] * ROWS))
     done = list(ray_files.translate_files(there, str(tiny_checkpoint), options=options, opening=opening))
 
     assert [job.source.name for job, error in done if error] == ["damaged.gz"]
-    for one, other in zip(here[:3], there[:3], strict=True):
+    for one, other in zip(here[:4], there[:4], strict=True):
         assert one.output.read_bytes() == other.output.read_bytes()
-    own, kept = (job.output.read_text().splitlines() for job in (here[3], there[3]))
+    own, kept = (job.output.read_text().splitlines() for job in (here[4], there[4]))
     assert kept == ["kept"] * ROWS + own[ROWS:]
-    assert sorted(path.name for path in (tmp_path / "there").iterdir()) == ["0.txt", "1.txt", "2.txt", "3.txt"]
+    assert sorted(path.name for path in (tmp_path / "there").iterdir()) == ["0.txt", "1.txt", "2.txt", "3", "3.txt"]
 
 
 def test_the_class_for_ones_own_pipelines(ray_files, tiny_checkpoint: Path) -> None:

@@ -260,14 +260,14 @@ def test_a_missing_file_is_named_with_its_folder(tmp_path):
 def test_presets_and_overrides_reach_the_configuration(recipe):
     _, model, _ = recipe(
         "preset: tiny\ndropout: 0\nlabel_smoothing: 0.2\nencoder_layers: 3\nposition_encoding: learned\n"
-        "norm_position: pre\nfinal_layer_norm: true\nshare_encoder_decoder_embeddings: false\ntie_word_embeddings: false\nhead_dim: 16\n"
-        "max_position_embeddings: 99\nvocab_size: 5000"
+        "norm_position: pre\nfinal_layer_norm: true\nshare_encoder_decoder_embeddings: false\n"
+        "tie_word_embeddings: false\nhead_dim: 16\nmax_position_embeddings: 99\nvocab_size: 5000"
     )
     config = model.config(321)
     assert config == VanillaTransformerConfig.from_preset(
         "tiny", vocab_size=321, dropout=0.0, label_smoothing=0.2, encoder_layers=3, position_encoding="learned",
-        norm_position="pre", final_layer_norm=True, share_encoder_decoder_embeddings=False, tie_word_embeddings=False, head_dim=16,
-        max_position_embeddings=99,
+        norm_position="pre", final_layer_norm=True, share_encoder_decoder_embeddings=False, tie_word_embeddings=False,
+        head_dim=16, max_position_embeddings=99,
     )  # fmt: skip
     assert (config.decoder_layers, config.d_model, config.attention_dropout) == (2, 128, 0.0)  # the preset's
 

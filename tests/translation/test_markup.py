@@ -35,6 +35,7 @@ def shout(source: str) -> str:
         ("<img src=a> cat", "<img src=a> CAT"),
         ("  \n ", "  \n "),
         ("1<code> x</code>", "1<code> x</code>"),
+        ("see <img class='notranslate' alt='a > b'> now", "SEE <img class='notranslate' alt='a > b'> NOW"),
     ],
 )
 def test_markup_stays(source: str, translated: str) -> None:
