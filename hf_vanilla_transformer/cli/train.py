@@ -1,6 +1,7 @@
 """`vanilla-transformer train`."""
 
 import argparse
+import atexit
 import os
 import sys
 from typing import TYPE_CHECKING, NoReturn
@@ -62,8 +63,8 @@ def _train(arguments: argparse.Namespace) -> None:
     run = Run(recipe, show, **switches)
     run.check()
     run.run()
-    if not run.main:
-        _end_process()
+    if run.args.world_size > 1:
+        _end_process(run.main)
 
 
 def _recipe(arguments: argparse.Namespace) -> "Arguments":
@@ -75,12 +76,15 @@ def _recipe(arguments: argparse.Namespace) -> "Arguments":
         return parse_recipe(arguments.config, arguments.overrides, switches)
 
 
-def _end_process() -> NoReturn:
-    """Ends a process that has nothing left to do, one of several, without shutting the interpreter down.
+def _end_process(is_main: bool) -> NoReturn:
+    """Ends a process that has nothing left to do, one of several, without freeing anything.
 
-    A thread of Gloo may still hold a tensor that Python knows. If it lets go of it while the interpreter shuts down,
-    the process aborts ("terminate called without an active exception"), and the launcher then kills the main process.
+    A thread of Gloo may still hold a tensor that Python knows. If the process group is freed then, the two wait for
+    each other for ever; if the interpreter shuts down, the process aborts ("terminate called without an active
+    exception"), and the launcher kills the main process. What trackers registered for the end is still done.
     """
+    if is_main:
+        atexit._run_exitfuncs()
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)

@@ -84,6 +84,7 @@ class Run:
         self.main = self.args.process_index == 0
         self.say = say if self.main else lambda line: None
         self.checkpoint: Path | None = None  # to resume from
+        self.trainer: VanillaTransformerTrainer | None = None  # lives on: freeing its process group may hang
         self.corpora: dict[str, Corpus] = {}  # of each part, once it is checked
         self.cleaning = Cleaning(self.data.max_length, self.data.max_length_ratio)
         if dry_run:
@@ -172,7 +173,7 @@ class Run:
                 stack.enter_context(only_process_in(self.output))
                 self._check_folder()  # once more, as another process may have been faster
             self._begin()
-            trainer = self._prepared()
+            self.trainer = trainer = self._prepared()
             if self.dry_run:
                 for line in measured(trainer):
                     self.say(line)
