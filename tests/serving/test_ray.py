@@ -94,9 +94,10 @@ def _wait_for_parts(there: Path, number: int, driver: "subprocess.Popen[bytes]")
         time.sleep(0.01)
 
 
-def _kill_actor() -> None:
-    actors = [process for process in psutil.process_iter(["cmdline"]) if "MapWorker" in str(process.info["cmdline"])]
-    assert actors
+def _kill_actor(driver: "subprocess.Popen[bytes]") -> None:
+    while not (actors := [one for one in psutil.process_iter(["cmdline"]) if "MapWorker" in str(one.info["cmdline"])]):
+        assert driver.poll() is None
+        time.sleep(0.01)
     actors[0].kill()
 
 
@@ -127,7 +128,7 @@ def test_killed_workers_nodes_and_drivers_lose_no_line(
         assert driver.wait() == -signal.SIGKILL
         driver = _driver(cluster.address, tiny_checkpoint, given, there)
         _wait_for_parts(there, 8, driver)
-        _kill_actor()
+        _kill_actor(driver)
         _wait_for_parts(there, 14, driver)
         cluster.remove_node(second, allow_graceful=False)
         assert driver.wait(PATIENCE) == 1  # as one file is damaged
