@@ -136,15 +136,13 @@ class _SummedLoss(torch.autograd.Function):
         exact, rows = torch.promote_types(logits.dtype, torch.float32), max(LOGITS_PER_CHUNK // logits.shape[-1], 1)
         total = torch.zeros((), dtype=exact, device=logits.device)
         ctx.gradient = torch.empty_like(logits)
-        halves = zip(logits.chunk(2), ctx.gradient.chunk(2), strict=True)
-        (first, of_first), (second, of_second) = ([torch.split(x, rows) for x in half] for half in halves)
+        (first, second), (of_first, of_second) = logits.chunk(2), ctx.gradient.chunk(2)
         with torch.autocast(logits.device.type, enabled=False):
-            chunks = zip(first, second, torch.split(labels[:, None], rows), of_first, of_second, strict=True)
-            for one, other, targets, *gradients in chunks:
-                part, *own = loss.chunk(one.to(exact), other.to(exact), targets, eps)
+            for start in range(0, len(labels), rows):
+                own = slice(start, start + rows)
+                halves = first[own].to(exact), second[own].to(exact)
+                part, of_first[own], of_second[own] = loss.chunk(*halves, labels[own, None], eps)
                 total += part
-                for gradient, value in zip(gradients, own, strict=True):
-                    gradient.copy_(value)
         return total
 
     @staticmethod

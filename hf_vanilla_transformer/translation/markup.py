@@ -168,20 +168,19 @@ def _render(part: _Part, translations: Mapping[str, str]) -> str:
     """Returns a part in the target language; its parts are where their translations are, or in the source's order."""
     if not part.parts:
         return (_escape(_translation(part.text, translations)) if part.raw is None else part.raw) + part.end
-    places = _places(part, translations) if _is_placed(part) else None
+    source, end = part.whole, 0
+    whole, rendered = _translation(source, translations), part.raw or ""
+    places = _places(part, whole, translations) if whole != source and _is_placed(part) else None
     if places is None:
-        return (part.raw or "") + "".join(_render(one, translations) for one in part.parts) + part.end
-    whole, rendered, end = _translation(part.whole, translations), part.raw or "", 0
+        return rendered + "".join(_render(one, translations) for one in part.parts) + part.end
     for start, stop, one in places:
         rendered += _escape(whole[end:start]) + _render(one, translations)
         end = stop
     return rendered + _escape(whole[end:]) + part.end
 
 
-def _places(block: _Part, translations: Mapping[str, str]) -> list[tuple[int, int, _Part]] | None:
-    """Returns where the parts with markup are in the translation, or None if one of them isn't found just once."""
-    if (whole := _translation(block.whole, translations)) == block.whole:
-        return None
+def _places(block: _Part, whole: str, translations: Mapping[str, str]) -> list[tuple[int, int, _Part]] | None:
+    """Returns where parts with markup are in the block's translation, or None if one of them isn't found just once."""
     places: list[tuple[int, int, _Part]] = []
     for part in block.parts:
         if part.raw is None:
