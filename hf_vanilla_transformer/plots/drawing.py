@@ -69,7 +69,8 @@ def save_figure(figure: Figure, file: str | Path) -> None:
 
 def line_style(number: int) -> dict[str, Any]:
     """Returns colour and dashes of a plot's n-th line: lines differ in both."""
-    return {"color": COLOURS[number % len(COLOURS)], "linestyle": LINES[number % len(LINES)], "linewidth": 1.6}
+    dashes = LINES[(number + number // len(COLOURS)) % len(LINES)]  # the eighth line has other ones than the first
+    return {"color": COLOURS[number % len(COLOURS)], "linestyle": dashes, "linewidth": 1.6}
 
 
 def set_title(figure: Figure, title: str) -> None:
