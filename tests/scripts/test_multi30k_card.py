@@ -27,7 +27,7 @@ def test_its_figures_are_those_of_the_results():
     ):  # fmt: skip
         assert row in text
     samples = text.partition("## Sample translations")[2].partition("## Limits")[0]
-    assert len([line for line in samples.splitlines() if line.startswith("| ")]) == 2 + 3
+    assert len([line for line in samples.splitlines() if line.startswith("| ")]) == 2 + 5
     assert "license" not in data
 
 
