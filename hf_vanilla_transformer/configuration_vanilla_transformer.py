@@ -129,6 +129,7 @@ class VanillaTransformerConfig(PreTrainedConfig):
     decoder_start_token_id: int | None = 1
 
     def __post_init__(self, **kwargs: object) -> None:
+        super().__post_init__(**kwargs)  # first, as it takes d_model and the heads by other models' names for them
         if self.share_encoder_decoder_embeddings and self.decoder_vocab_size == self.vocab_size:
             self.decoder_vocab_size = None  # so that None tells that there is one vocabulary
         heads = self.encoder_attention_heads
@@ -136,7 +137,6 @@ class VanillaTransformerConfig(PreTrainedConfig):
         if heads == self.decoder_attention_heads and heads > 0 and self.d_model % heads == 0:
             self.head_dim = self.d_model // heads if self.head_dim is None else self.head_dim
             self.value_head_dim = self.d_model // heads if self.value_head_dim is None else self.value_head_dim
-        super().__post_init__(**kwargs)
 
     @classmethod
     def from_preset(cls, name: str, **overrides: Any) -> "VanillaTransformerConfig":
@@ -301,17 +301,17 @@ def _both(attention_heads: int | None = None, layers: int | None = None, ffn_dim
 PRESETS: dict[str, dict[str, Any]] = {
     "base": {},
     "big": {"d_model": 1024, "dropout": 0.3, **_both(attention_heads=16, ffn_dim=4096)},
-    "A-h1": {"head_dim": 512, "value_head_dim": 512, **_both(attention_heads=1)},
-    "A-h4": {"head_dim": 128, "value_head_dim": 128, **_both(attention_heads=4)},
-    "A-h16": {"head_dim": 32, "value_head_dim": 32, **_both(attention_heads=16)},
-    "A-h32": {"head_dim": 16, "value_head_dim": 16, **_both(attention_heads=32)},
+    "A-h1": _both(attention_heads=1),
+    "A-h4": _both(attention_heads=4),
+    "A-h16": _both(attention_heads=16),
+    "A-h32": _both(attention_heads=32),
     "B-dk16": {"head_dim": 16},
     "B-dk32": {"head_dim": 32},
     "C-N2": _both(layers=2),
     "C-N4": _both(layers=4),
     "C-N8": _both(layers=8),
-    "C-dmodel256": {"d_model": 256, "head_dim": 32, "value_head_dim": 32},
-    "C-dmodel1024": {"d_model": 1024, "head_dim": 128, "value_head_dim": 128},
+    "C-dmodel256": {"d_model": 256},
+    "C-dmodel1024": {"d_model": 1024},
     "C-dff1024": _both(ffn_dim=1024),
     "C-dff4096": _both(ffn_dim=4096),
     "D-dropout0.0": {"dropout": 0.0},

@@ -27,8 +27,8 @@ from transformers.utils import logging
 logger = logging.get_logger(__name__)
 
 OPTIONS = ("gnmt_length_penalty", "max_extra_length")
-# The first two are for a model to which the package's engine is attached; the last one is an argument of `attach`.
-ENGINE_OPTIONS = ("coverage_penalty", "output_alignments", "compute_type")
+# For a model to which the package's engine is attached.
+ENGINE_OPTIONS = ("coverage_penalty", "output_alignments")
 
 # Section 6.1: beam of 4, alpha 0.6, at most 50 tokens more than the source, termination as early as possible.
 PAPER_DECODING: dict[str, float | bool] = {
@@ -158,8 +158,23 @@ class DecodingMixin:
         kwargs = {name: value for name, value in kwargs.items() if name not in OPTIONS}
         if settings["gnmt_length_penalty"] is not None and (settings.get("num_beams") or 1) > 1:
             _put(kwargs, "length_penalty", GNMTLengthPenalty(settings["gnmt_length_penalty"]))
+        self._mask_padding(settings, kwargs)
         self._limit_lengths(settings, given, kwargs)
         return kwargs
+
+    def _mask_padding(self, settings: dict[str, Any], kwargs: dict[str, Any]) -> None:
+        """Masks padding of source ids, and before the first token of prompts, where the caller gives no mask."""
+        ids: Any = kwargs.get("input_ids") if kwargs.get("inputs") is None else kwargs["inputs"]
+        prompt, pad, ends = kwargs.get("decoder_input_ids"), self.config.pad_token_id, settings.get("eos_token_id")
+        is_known = pad is not None and pad not in (ends if isinstance(ends, list) else [ends])
+        is_padded = isinstance(ids, Tensor) and ids.ndim == 2 and is_known and bool((ids == pad).any())
+        if is_padded and kwargs.get("attention_mask") is None and not ids.is_floating_point():
+            kwargs["attention_mask"] = (ids != pad).long()
+        if prompt is None or kwargs.get("decoder_attention_mask") is not None:
+            return
+        mask = self.mask_of_left_padding(prompt, None)
+        if mask is not None and settings.get("decoder_start_token_id") != pad and not mask.all():
+            kwargs["decoder_attention_mask"] = mask.long()
 
     def _limit_lengths(self, settings: dict[str, Any], given: dict[str, Any], kwargs: dict[str, Any]) -> None:
         """Gives each sentence its maximum length by `max_extra_length`, where that counts."""
@@ -223,7 +238,7 @@ def _refuse_engine_options(kwargs: dict[str, Any], config: GenerationConfig) -> 
         ValueError: There is such an option.
     """
     configs = [vars(one) for one in (kwargs.get("generation_config"), config) if one is not None]
-    asked = [name for name in ENGINE_OPTIONS[:2] if any(one.get(name) for one in (kwargs, *configs))]
+    asked = [name for name in ENGINE_OPTIONS if any(one.get(name) for one in (kwargs, *configs))]
     if "compute_type" in kwargs:
         raise ValueError(
             "`compute_type` is no option of `generate()`; call hf_vanilla_transformer.engine.attach(model, "

@@ -236,11 +236,10 @@ class VanillaTransformerPreTrainedModel(PreTrainedModel):
 
     config: VanillaTransformerConfig
     base_model_prefix = "model"
-    supports_gradient_checkpointing = True
+    supports_gradient_checkpointing = _can_compile_fullgraph = True
     _no_split_modules = ["VanillaTransformerEncoderLayer", "VanillaTransformerDecoderLayer"]
     _skip_keys_device_placement = ["past_key_values"]
     _supports_sdpa = _supports_flash_attn = _supports_flex_attn = _supports_attention_backend = True
-    _can_compile_fullgraph = True
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
@@ -307,6 +306,8 @@ class VanillaTransformerStack(VanillaTransformerPreTrainedModel):
         except IndexError as error:
             raise outside_vocabulary(ids, self.embed_tokens.num_embeddings) from error
         length = x.shape[1]
+        if cache is None and mask is not None and mask.ndim == 2 and mask.shape[1] != length:
+            raise ValueError(f"The attention mask has {mask.shape[1]} positions for {length} tokens.")
         past, length = (0, length) if cache is None else (cache.get_seq_length(), cache.get_mask_sizes(length, 0)[0])
         return self.dropout(x + self.embed_positions(positions_of(mask, past, x), length).to(x.dtype))
 
@@ -505,8 +506,7 @@ class VanillaTransformerForConditionalGeneration(VanillaTransformerPreTrainedMod
     ) -> Seq2SeqLMOutput:
         """Predicts the token at each target position: `logits`, (B, T, V), and with labels `loss`."""
         config, kwargs["return_dict"] = self.config, True
-        if labels is not None or (self.training and use_cache is None):
-            use_cache = False
+        use_cache = False if labels is not None or (self.training and use_cache is None) else use_cache
         shifted = labels if decoder_input_ids is None and decoder_inputs_embeds is None else None
         if decoder_attention_mask is None and not use_cache and past_key_values is None:
             decoder_attention_mask = self.mask_of_left_padding(decoder_input_ids, shifted)

@@ -49,6 +49,14 @@ class VanillaTransformerTokenizerFast(PreTrainedTokenizerFast):
     model_input_names = ["input_ids", "attention_mask"]
 
     @classmethod
+    def from_pretrained(cls, *args: Any, **kwargs: Any) -> "VanillaTransformerTokenizerFast":
+        """Loads a tokenizer as transformers does; an `eos_token` given here closes sequences too."""
+        tokenizer: VanillaTransformerTokenizerFast = super().from_pretrained(*args, **kwargs)
+        if "eos_token" in kwargs:
+            tokenizer.update_post_processor()
+        return tokenizer
+
+    @classmethod
     def train_from_iterator(
         cls,
         texts: Iterable[str | list[str]],
@@ -128,11 +136,22 @@ class VanillaTransformerTokenizerFast(PreTrainedTokenizerFast):
         new.bpe_dropout = None
         return new
 
+    def add_special_tokens(self, special_tokens_dict: Any, replace_extra_special_tokens: bool = False) -> int:
+        """As transformers' own, but earlier extra tokens stay special, and a new `eos_token` closes sequences."""
+        number: int = super().add_special_tokens(special_tokens_dict, replace_extra_special_tokens)
+        self.update_post_processor()
+        return number
+
+    def __setattr__(self, key: str, value: Any) -> None:
+        super().__setattr__(key, value)
+        if key.removesuffix("_id") in ("bos_token", "eos_token") and "_should_update_post_processor" in vars(self):
+            self.update_post_processor()
+
     def update_post_processor(self) -> None:
         """Closes sequences with `</s>`; after `add_bos_token = True` also opens them with `<s>`."""
-        self._add_bos_token = self.add_bos_token and self.bos_token is not None
+        self._add_bos_token = self.add_bos_token and self.bos_token_id is not None
         begin = [self.bos_token] if self.add_bos_token else []
-        end = [self.eos_token] if self.eos_token is not None else []
+        end = [self.eos_token] if self.eos_token_id is not None else []
         special = [(token, self.convert_tokens_to_ids(token)) for token in begin + end]
         self._tokenizer.post_processor = processors.Sequence(
             [
@@ -149,7 +168,8 @@ class VanillaTransformerTokenizerFast(PreTrainedTokenizerFast):
         """1 where a sequence has a special token, or will have one when it is closed; 0 elsewhere."""
         if already_has_special_tokens:
             return super().get_special_tokens_mask(token_ids_0, token_ids_1, already_has_special_tokens=True)
-        return [1] * self.add_bos_token + [0] * (len(token_ids_0) + len(token_ids_1 or [])) + [1]
+        inside = len(token_ids_0) + len(token_ids_1 or [])
+        return [1] * self.add_bos_token + [0] * inside + [1] * (self.eos_token_id is not None)
 
     @property
     def bpe_dropout(self) -> float | None:

@@ -18,6 +18,7 @@ import torch
 from hf_vanilla_transformer import Translator
 from hf_vanilla_transformer.interop.ctranslate2 import never_chosen
 from hf_vanilla_transformer.metrics import corpus_bleu
+from hf_vanilla_transformer.translation.reading import namers
 
 BATCH = 32
 
@@ -42,9 +43,10 @@ def main() -> None:
         settings |= {"length_penalty": options.length_penalty, "early_stopping": True}
     translations = ours(lines, max_new_tokens=options.max_new_tokens, **settings)
 
-    tokenizer = ours.tokenizer
+    tokenizer, (source_names, target_names) = ours.tokenizer, namers(ours.tokenizer)
+    ids_of = {name: number for number, name in enumerate(target_names(range(ours.model.config.target_vocab_size)))}
     theirs = ctranslate2.Translator(options.exported, compute_type="default", intra_threads=options.threads)
-    sources = [tokenizer.convert_ids_to_tokens(ids) for ids in tokenizer(lines)["input_ids"]]
+    sources = [source_names(ids) for ids in tokenizer(lines)["input_ids"]]
     results = theirs.translate_batch(
         sources,
         beam_size=options.num_beams,
@@ -54,7 +56,7 @@ def main() -> None:
         max_batch_size=BATCH,
     )
     found = [result.hypotheses[0] for result in results]
-    ids = [tokenizer.convert_tokens_to_ids(tokens) for tokens in found]
+    ids = [[ids_of[token] for token in tokens] for tokens in found]
     exported = tokenizer.batch_decode(ids, skip_special_tokens=True)
     for name, texts in {"model": translations, "export": exported}.items():
         print(f"{name}: {corpus_bleu(texts, references)}")

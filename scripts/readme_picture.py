@@ -51,15 +51,12 @@ def draw_cross_attention(figure: Figure, panel: Axes, attention: Attention, head
     if head is not None and not 1 <= head <= len(weights):
         raise SystemExit(f"readme_picture: there is no head {head}; the last layer has heads 1 to {len(weights)}")
     chosen = weights.mean(dim=0) if head is None else weights[head - 1]
-    columns, rows = ([piece.replace("▁", "") or "␣" for piece in pieces] for pieces in _pieces(attention))
+    sides = attention.source_pieces, attention.target_pieces
+    columns, rows = ([piece.replace("▁", "") or "␣" for piece in pieces] for pieces in sides)
     image = heat_map(panel, chosen.numpy(), columns, rows, size=(3.0, 2.6), largest=float(chosen.max()))
     which = f"mean of {len(weights)} heads" if head is None else f"head {head}"
     name_panel(panel, f"Cross-attention, last layer, {which}", "source token attended to", "token that is predicted")
     colour_bar(figure, panel, image, "attention weight")
-
-
-def _pieces(attention: Attention) -> tuple[list[str], list[str]]:
-    return attention.source_pieces, attention.target_pieces
 
 
 if __name__ == "__main__":

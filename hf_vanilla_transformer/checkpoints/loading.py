@@ -24,6 +24,7 @@ from transformers.utils import cached_file
 
 from ..configuration_vanilla_transformer import VanillaTransformerConfig
 from ..errors import first_line
+from ..tokenization_vanilla_transformer import VanillaTransformerTokenizerFast
 
 MODEL_TYPE = VanillaTransformerConfig.model_type
 CONFIG = "config.json"
@@ -83,7 +84,9 @@ def load_tokenizer(name: str | Path, **where: Unpack[Where]) -> PreTrainedTokeni
     """Loads a tokenizer; arguments and errors as for `load_model`."""
     where = {"trust_remote_code": False, **where}  # transformers would ask the user
     with _plain_errors(name, where), without_advice():
-        _checked_folder(name, where)
+        folder = _checked_folder(name, where)
+        if folder == Path(name) and not any(any(folder.glob(pattern)) for pattern in VOCABULARY_FILES):
+            raise ValueError("there is no tokenizer; save it to the same folder by tokenizer.save_pretrained(...)")
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(name, **where)
         tokenizer(["a"], text_target=["a"], verbose=False)  # some settings are only read here
         return tokenizer
@@ -262,18 +265,35 @@ def tokenizer_fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
     """Returns a digest of a tokenizer's vocabulary and of its ids for a text that contains all of it.
 
     For tokenizers of converted models, with their two sides, it is a digest of their files' content. Tokens that are
-    added later don't change it.
+    added to this package's tokenizer later don't change it, and BPE-dropout doesn't.
     """
     if isinstance(tokenizer, MarianTokenizer):
         models = [one.serialized_model_proto() for one in (tokenizer.spm_source, tokenizer.spm_target)]
         digests = [hashlib.sha256(model).hexdigest() for model in models]
         content: object = [digests, tokenizer.encoder, getattr(tokenizer, "target_encoder", None)]
+    elif type(tokenizer).__name__ == VanillaTransformerTokenizerFast.__name__:  # or the class that a checkpoint brings
+        content = _own_pieces(tokenizer)
     elif (content := getattr(tokenizer, "content", None)) is None:
         added = tokenizer.added_tokens_encoder
         vocabulary = sorted((number, token) for token, number in tokenizer.get_vocab().items() if token not in added)
         text = tokenizer.convert_tokens_to_string([token for _, token in vocabulary])
         content = [vocabulary, tokenizer(text, verbose=False)["input_ids"]]
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _own_pieces(tokenizer: Any) -> list[object]:
+    """Returns the vocabulary of this package's tokenizer as it was trained, and ids of a text with all its pieces."""
+    backend, control = tokenizer.backend_tokenizer, {tokenizer.pad_token, tokenizer.bos_token, tokenizer.eos_token}
+    pieces = backend.get_vocab(with_added_tokens=False).items()
+    vocabulary = sorted((number, piece) for piece, number in pieces if piece not in control)
+    text = backend.decoder.decode([piece for _, piece in vocabulary])
+    dropout, tokenizer.bpe_dropout = tokenizer.bpe_dropout, None
+    try:
+        words = backend.pre_tokenizer.pre_tokenize_str(text)
+        ids = [token.id for word, _ in words for token in backend.model.tokenize(word)]
+    finally:
+        tokenizer.bpe_dropout = dropout
+    return [vocabulary, [*ids, tokenizer.eos_token_id]]
 
 
 def named(names: Iterable[str], most: int = NAMES_PER_ERROR) -> str:

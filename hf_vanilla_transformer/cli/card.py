@@ -85,6 +85,8 @@ def _completed(facts: "RunFacts", arguments: argparse.Namespace) -> "RunFacts":
     facts = replace(facts, **{name: value for name, value in given.items() if value})
     if arguments.language or arguments.source_lang or arguments.target_lang:  # all of them are replaced
         facts = replace(facts, languages=arguments.language)
+    if arguments.language and not (arguments.source_lang or arguments.target_lang):
+        facts = replace(facts, source_language=None, target_language=None)
     return facts
 
 

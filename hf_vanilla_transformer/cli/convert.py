@@ -29,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Convert a model of another system into one of this package."""
     known = "; ".join(f"{name}: {what}" for name, what in SYSTEMS.items())
     parser.epilog = (
-        f"Systems: {known}. The result computes the same logits and, by its generation config, the same translations: "
+        f"Systems: {known}. The result computes the same logits; notes say where translations may differ. Then: "
         "vanilla-transformer translate --model DIR"
     )
     parser.add_argument("source", metavar="SOURCE", help="the model's folder, or its name on the Hub")

@@ -7,6 +7,7 @@ import sys
 import threading
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 from ..errors import first_line
 from ..serving.settings import Settings
@@ -106,6 +107,7 @@ def _serve(arguments: argparse.Namespace) -> None:
         api_key=arguments.api_key,
         cors_origins=arguments.cors_origin,
         characters=arguments.max_characters,
+        body=max(Settings.body, 12 * arguments.max_characters),  # of each, two escapes such as \ud83d at most
         seconds=arguments.timeout,
     )
     pairs = ", ".join("-".join(pair) for pairs in models.values() for pair in pairs)
@@ -144,8 +146,9 @@ def _here(
         batchers[name] = batcher_of(translator, pairs, metrics.add, thread=thread)
     metrics.waiting.set_function(lambda: sum(batcher.waiting_tokens for batcher in batchers.values()))
     translate = {pair: batchers[name].translate for name, pairs in models.items() for pair in pairs}
-    print(ready, flush=True)
-    server.run(app.create_app(translate, settings, metrics), arguments.host, arguments.port, grace=arguments.timeout)
+    service = app.create_app(translate, settings, metrics)
+    on_ready = partial(print, ready, flush=True)
+    server.run(service, arguments.host, arguments.port, grace=arguments.timeout, on_ready=on_ready)
 
 
 def _on_a_cluster(

@@ -126,8 +126,8 @@ def _parts(tensors: Mapping[str, tuple[str, Sequence[int]]]) -> dict[str, int]:
 def _part(name: str) -> str:
     if ".embed_" in name:
         return "embeddings"
-    stacks = [stack for stack in ("encoder", "decoder") if f".{stack}." in name]
-    return stacks[0] if stacks else "output projection"
+    stack = name.removeprefix("model.").partition(".")[0]
+    return stack if stack in ("encoder", "decoder") else "output projection"
 
 
 def _tokenizer(folder: Path, config: PreTrainedConfig) -> tuple[TokenizerFacts | None, list[str]]:

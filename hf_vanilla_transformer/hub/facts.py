@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from ..metrics import Score
 from .model_card import (
     CARD,
     FACTS,
+    PIPELINE_TAG,
     TAGS,
     WEIGHTS,
     CurvePoint,
@@ -147,12 +148,16 @@ def _from_card(folder: Path) -> dict[str, Any]:
         return {}
     data = load_card(folder / CARD).data
     others = {name: value for name, value in data.to_dict().items() if name not in MADE}  # type: ignore[no-untyped-call]
+    if len(bases := strings(data.get("base_model"))) > 1:  # the facts name one
+        others["base_model"] = bases
+    if data.get("pipeline_tag") not in (None, PIPELINE_TAG):
+        others["pipeline_tag"] = data.get("pipeline_tag")
     return {
-        "languages": _strings(data.get("language")),
+        "languages": strings(data.get("language")),
         "license": data.get("license"),
-        "datasets": _strings(data.get("datasets")),
-        "base_model": next(iter(_strings(data.get("base_model"))), None),
-        "tags": [tag for tag in _strings(data.get("tags")) if tag not in TAGS],
+        "datasets": strings(data.get("datasets")),
+        "base_model": next(iter(bases), None),
+        "tags": [tag for tag in strings(data.get("tags")) if tag not in TAGS],
         "metadata": json.loads(json.dumps(others, default=str)),  # which makes text of dates
     }
 
@@ -171,6 +176,7 @@ def load_card(file: Path) -> ModelCard:
     return card
 
 
-def _strings(value: Any) -> Sequence[str]:
-    values = value if isinstance(value, list) else [value]
+def strings(value: Any) -> list[str]:
+    """Returns the strings of a field of metadata, one or a list; the language "no" is a boolean to YAML."""
+    values = ["no" if one is False else one for one in (value if isinstance(value, list) else [value])]
     return [one for one in values if isinstance(one, str)]

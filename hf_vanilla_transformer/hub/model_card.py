@@ -22,6 +22,7 @@ FACTS = "model_card.json"  # the facts of a card, beside it; `vanilla-transforme
 WEIGHTS = "weights"  # in that file, the digests of the weights that the facts describe
 TEMPLATE = Path(__file__).with_name("model_card_template.md")
 TAGS = ("vanilla_transformer", "attention-is-all-you-need")
+PIPELINE_TAG = "translation"
 LIMITS = (
     "The model translates one sentence at a time. Its quality on text that differs from the training data has not been "
     "measured, nor has any bias in that data: check its translations before you rely on them."
@@ -224,18 +225,18 @@ def fill_model_card(facts: RunFacts) -> ModelCard:
 
 def _metadata(facts: RunFacts, name: str) -> ModelCardData:
     languages = [one for one in (facts.source_language, facts.target_language, *facts.languages) if one]
-    return ModelCardData(
-        library_name="transformers",
-        pipeline_tag="translation",
-        license=facts.license,
-        language=list(dict.fromkeys(languages)) or None,
-        base_model=facts.base_model,
-        tags=list(dict.fromkeys((*TAGS, *facts.tags))),
-        datasets=list(facts.datasets) or None,
-        model_name=name.rpartition("/")[2] if facts.evaluations else None,
-        eval_results=_eval_results(facts.evaluations) or None,
-        **facts.metadata,
-    )
+    made = {
+        "library_name": "transformers",
+        "pipeline_tag": PIPELINE_TAG,
+        "license": facts.license,
+        "language": list(dict.fromkeys(languages)) or None,
+        "base_model": facts.base_model,
+        "tags": list(dict.fromkeys((*TAGS, *facts.tags))),
+        "datasets": list(facts.datasets) or None,
+        "model_name": name.rpartition("/")[2] if facts.evaluations else None,
+        "eval_results": _eval_results(facts.evaluations) or None,
+    }
+    return ModelCardData(**{**made, **facts.metadata})
 
 
 def _eval_results(evaluations: Sequence[Evaluation]) -> list[EvalResult]:
@@ -263,7 +264,7 @@ def _introduction(facts: RunFacts) -> str:
     if facts.converted:
         base = facts.base_model
         link = f" from [{_text(base)}](https://huggingface.co/{quote(base)})" if base else ""
-        origin = f"converted{link}, with the same tokens, logits and translations, by"
+        origin = f"converted{link} by"
     return (
         "A Transformer as in [Attention Is All You Need](https://arxiv.org/abs/1706.03762) (Vaswani et al. 2017)"
         f"{languages}, {origin} hf_vanilla_transformer."

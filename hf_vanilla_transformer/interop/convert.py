@@ -11,6 +11,7 @@ from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
 from ..checkpoints.files import check_new_folder, new_folder
 from ..checkpoints.loading import tokenizer_fingerprint
+from ..hub.facts import strings
 from ..hub.model_card import RunFacts, local_name, save_card
 from . import fairseq, joeynmt, mapping, marian, opennmt
 from .conversion import ConversionError, Converted, Options
@@ -96,14 +97,14 @@ def _compare_special(config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBas
 
 def _facts(name: str, loaded: Converted) -> RunFacts:
     """Returns what the card says: languages and licence as in the source's card."""
-    languages, licence = loaded.metadata.get("language"), loaded.metadata.get("license")
-    languages = languages if isinstance(languages, list) else [languages]
+    licence = loaded.metadata.get("license")
     return RunFacts(
         name=name,
         config=loaded.model.config.to_dict(),
         parameters=loaded.model.num_parameters(),
-        languages=[one for one in languages if isinstance(one, str)],
+        languages=strings(loaded.metadata.get("language")),
         license=licence if isinstance(licence, str) else None,
+        metadata={name: loaded.metadata[name] for name in ("license_name", "license_link") if name in loaded.metadata},
         converted=True,
         base_model=loaded.base_model,
         limits="Quality, training data and licence are those of the original model.",

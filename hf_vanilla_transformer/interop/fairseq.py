@@ -138,8 +138,7 @@ def settings_of(checkpoint: Mapping[str, Any]) -> dict[str, Any]:
     for name, value in model.items():  # its newest form has one table for each stack
         nested = fields_of(value) if name in ("encoder", "decoder", "quant_noise") else None
         settings |= {name: value} if nested is None else {f"{name}_{key}": one for key, one in nested.items()}
-    names = {"arch": settings.get("arch") or model.get("_name"), "task": settings.get("task") or task.get("_name")}
-    return {**settings, **names}
+    return {**settings, "task": settings.get("task") or task.get("_name")}
 
 
 def layout_of(settings: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Layout:

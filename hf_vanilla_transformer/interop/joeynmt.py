@@ -160,6 +160,8 @@ def _subword_model(config: Mapping[str, Any], name: str) -> str | None:
     side = _side(config, name)
     settings = side.get("tokenizer_cfg") or {}
     problems = [f"{change}: {side[change]}" for change in CHANGES if side.get(change)]
+    symbols = config["data"].get("special_symbols") or {}
+    problems += [f"{name}: {symbols[name]}" for name in ("sep_token", "lang_tags") if symbols.get(name)]
     for place, setting, usual in (
         (side, "level", "bpe"),
         (settings, "pretokenizer", "none"),

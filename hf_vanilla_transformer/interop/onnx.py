@@ -132,14 +132,10 @@ class Decoder(nn.Module):
         return self.lm_head(output.last_hidden_state), *tensors
 
 
-class DecoderWithPast(nn.Module):
+class DecoderWithPast(Decoder):
     """Further target tokens to logits, and to the keys and values of the target."""
 
-    def __init__(self, model: VanillaTransformerForConditionalGeneration) -> None:
-        super().__init__()
-        self.decoder, self.lm_head = model.get_decoder(), model.lm_head
-
-    def forward(self, mask: Tensor, input_ids: Tensor, past: list[Tensor]) -> tuple[Tensor, ...]:
+    def forward(self, mask: Tensor, input_ids: Tensor, past: list[Tensor]) -> tuple[Tensor, ...]:  # type: ignore[override]
         """Maps (B, S), (B, T) and four tensors a layer to (B, T, V) and two tensors a layer."""
         cache = EncoderDecoderCache([tuple(past[i : i + 4]) for i in range(0, len(past), 4)])
         memory = past[2].new_zeros(past[2].shape[0], past[2].shape[2], 1)  # nothing of it is read but its length

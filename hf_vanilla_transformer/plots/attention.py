@@ -154,16 +154,12 @@ def _columns(count: int, width: float, height: float) -> int:
     return min(count, fitting, max(1, round(math.sqrt(1.7 * count * height / width))))
 
 
-def _width(columns: int, width: float) -> float:
-    return columns * (width + 0.15) + MARGINS[0]
-
-
 def _grid(count: int, width: float, height: float) -> tuple[Figure, list[Axes]]:
     """A figure with `count` empty panels of the given size in inches."""
     columns = _columns(count, width, height)
     rows = math.ceil(count / columns)
     # A panel has a title above it.
-    figure = new_figure(_width(columns, width), rows * (height + 0.35) + MARGINS[1])
+    figure = new_figure(columns * (width + 0.15) + MARGINS[0], rows * (height + 0.35) + MARGINS[1])
     grid = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
     panels = list(grid.flat)
     for unused in panels[count:]:

@@ -4,6 +4,7 @@
 """
 
 import asyncio
+import re
 import secrets
 import sys
 import time
@@ -201,6 +202,8 @@ async def _unless_gone(request: Request, work: Awaitable[Answer]) -> Answer:
 async def _translate(fields: Fields, models: Mapping[tuple[str, str], AsyncTranslate], settings: Settings) -> Answer:
     _check_key(fields.api_key, settings.api_key)
     texts = [fields.q] if isinstance(fields.q, str) else fields.q
+    if len(texts) > settings.texts:
+        raise HTTPException(413, f"q has {len(texts):,} texts, and the limit is {settings.texts:,}")
     _check_size(texts, settings)
     if fields.source == "auto":
         raise HTTPException(400, NOT_DETECTED)
@@ -209,27 +212,37 @@ async def _translate(fields: Fields, models: Mapping[tuple[str, str], AsyncTrans
         raise HTTPException(400, f"{fields.source} to {fields.target} is not supported; there is {pairs}")
     if fields.format == "html" and fields.alternatives:
         raise HTTPException(400, "alternatives are for the format text")
-    documents: list[Document] = []
-    wanted = texts
+    kind = Document if fields.format == "html" else Lines
+    number = fields.alternatives + 1
     try:
-        if fields.format == "html":
-            documents = await asyncio.to_thread(lambda: [Document(text) for text in texts])
-            wanted = list(dict.fromkeys(text for document in documents for text in document.texts))
-            _check_size(wanted, settings)  # an element inside another is translated with it and by itself
-        rows = await translate(wanted, fields.alternatives + 1, fields.target)
+        documents = await asyncio.to_thread(lambda: [kind(text) for text in texts])
+        wanted = list(dict.fromkeys(text for document in documents for text in document.texts))
+        _check_size(wanted, settings)  # an element inside another is translated with it and by itself
+        rows = await translate(wanted, number, fields.target)
     except QueueFullError as error:
         raise HTTPException(503, f"busy: {error}; try again", headers={"Retry-After": "2"}) from error
     except ValueError as error:
         raise HTTPException(400, first_line(error)) from error
-    best, others = [row[0] for row in rows], [row[1:] for row in rows]
-    if documents:
-        translations = dict(zip(wanted, best, strict=True))
-        best = await asyncio.to_thread(lambda: [document.translated(translations) for document in documents])
+    by_rank = [dict(zip(wanted, column, strict=True)) for column in zip(*rows, strict=True)] or [{}] * number
+    answers = await asyncio.to_thread(lambda: [[one.translated(ranked) for ranked in by_rank] for one in documents])
+    best, others = [row[0] for row in answers], [row[1:] for row in answers]
     is_list = isinstance(fields.q, list)
     answer: Answer = {"translatedText": best if is_list else best[0]}
     if fields.alternatives:
         answer["alternatives"] = others if is_list else others[0]
     return answer
+
+
+class Lines:
+    """A text whose lines are translated one by one, as models see them in training; breaks and blank lines stay."""
+
+    def __init__(self, text: str) -> None:
+        self._parts = re.split(r"(\r?\n)", text)
+        self.texts = [part for part in self._parts if part.strip()]
+
+    def translated(self, translations: Mapping[str, str]) -> str:
+        """Returns the text with these translations of its lines."""
+        return "".join(translations.get(part, part) for part in self._parts)
 
 
 def _check_key(given: str, api_key: str | None) -> None:
@@ -242,8 +255,6 @@ def _check_size(texts: Sequence[str], settings: Settings) -> None:
         "".join(texts).encode()
     except UnicodeEncodeError as error:
         raise HTTPException(400, "Invalid request: q has half a surrogate pair, so it isn't Unicode") from error
-    if len(texts) > settings.texts:
-        raise HTTPException(413, f"q has {len(texts):,} texts, and the limit is {settings.texts:,}")
     if (characters := sum(map(len, texts))) > settings.characters:
         raise HTTPException(413, f"q has {characters:,} characters, and the limit is {settings.characters:,}")
 

@@ -127,7 +127,8 @@ class Batcher:
                     request.done.set_exception(outcome)
                 elif len(request.results) == len(request.texts):
                     request.done.set_result(None)
-            self._on_batch(len(batch), sum(request.tokens[number] for request, number in batch))
+            n_best = batch[0][0].options[0]
+            self._on_batch(len(batch), sum(request.tokens[number] for request, number in batch) // n_best)
             self._expected = len({request for request, _ in batch}.union(self._waiting()))
             if self._expected > 1:
                 self._gathered.clear()

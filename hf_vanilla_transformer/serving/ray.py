@@ -72,7 +72,7 @@ class Translate:
 
     def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
         """Adds the translations to a batch: column -> values."""
-        return {**batch, self.translation: self.translate([str(text) for text in batch[self.column]])}
+        return {**batch, self.translation: self.translate(list(batch[self.column]))}
 
     def translate(self, texts: list[str]) -> list[str]:
         """Translates texts."""

@@ -12,7 +12,7 @@ class Settings:
         api_key: What requests have to give as `api_key`; None: nothing.
         cors_origins: Origins whose pages may call the service from a browser.
         characters: Characters of `q`, all texts together.
-        texts: Texts of `q`.
+        texts: Texts of `q`, a list.
         body: Bytes of a body.
         seconds: From the request to its answer.
     """

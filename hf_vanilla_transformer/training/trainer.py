@@ -72,10 +72,7 @@ class VanillaTransformerTrainer(ConsistencyTrainer):
         self._failures = 0  # updates in a row whose loss or gradients were not finite
         is_ours = isinstance(self.model, VanillaTransformerForConditionalGeneration)
         if is_ours and isinstance(self.processing_class, PreTrainedTokenizerBase):
-            tokenizer = copy.deepcopy(self.processing_class)
-            if getattr(tokenizer, "bpe_dropout", None):
-                tokenizer.bpe_dropout = None  # it would segment a text differently each time
-            self.model.config.tokenizer_fingerprint = tokenizer_fingerprint(tokenizer)
+            self.model.config.tokenizer_fingerprint = tokenizer_fingerprint(self.processing_class)
 
     def _inner_training_loop(
         self, *args: object, **kwargs: object

@@ -109,6 +109,15 @@ def test_parameters_by_part_are_those_of_the_model(values, tmp_path, kind):
     assert parameters["decoder"] == sum(one.numel() for one in model.model.decoder.parameters()) - kept
 
 
+def test_a_model_without_projection(values, folder):
+    model = VanillaTransformerForConditionalGeneration.from_pretrained(folder)
+    parts = values(folder)["parameters"]
+    model.model.save_pretrained(folder)
+    assert values(folder)["parameters"] == {
+        part: number for part, number in parts.items() if part != "output projection"
+    }
+
+
 def test_memory_is_that_of_the_saved_type(values, info, tmp_path):
     model = VanillaTransformerForConditionalGeneration.from_pretrained(save(tmp_path / "float32"))
     model.to(torch.bfloat16).save_pretrained(tmp_path / "bfloat16")

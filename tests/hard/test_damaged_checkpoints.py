@@ -96,6 +96,11 @@ def test_another_configuration_is_refused(command, checkpoint, fields, message):
     assert message in result.error
 
 
+def test_a_checkpoint_without_tokenizer_is_refused(command, checkpoint):
+    (checkpoint / "tokenizer.json").unlink()
+    assert "there is no tokenizer; save it to the same folder" in command("translate", "--model", checkpoint, "9").error
+
+
 @pytest.mark.parametrize("content", [b"", b"[]", b"\xff\xfe", b'{"model_type": "vanilla'])
 @pytest.mark.parametrize("file", ["config.json", "tokenizer.json", "tokenizer_config.json", "generation_config.json"])
 def test_damaged_json_is_one_line(command, checkpoint, file, content):

@@ -317,3 +317,14 @@ def test_a_curve_has_ten_points_at_most_from_the_first_to_the_last():
     evaluated = [{"step": n, "eval_loss": 1.0, "eval_perplexity": 2.7, "eval_bleu": 1.5} for n in (500, 1000)]
     assert curve_of([*log, *evaluated]) == [CurvePoint(500, 3500, 5.0, 2.7, 1.5), CurvePoint(1000, 7000, 0.0, 2.7, 1.5)]
     assert curve_of([{"train_runtime": 1.0}, {"step": 3, "train_runtime": 1.0}]) == []
+
+
+def test_an_authors_metadata_stay(card, folder):
+    said = {"language": ["de", False], "base_model": ["a/one", "b/two"], "pipeline_tag": "text2text-generation"}
+    (folder / "README.md").write_text(f"---\n{yaml.safe_dump(said)}---\n", encoding="utf-8")  # YAML's no is False
+    assert card(folder, "--overwrite")[0] == 0
+    found = data_of(folder)
+    assert (found.base_model, found.pipeline_tag) == (said["base_model"], said["pipeline_tag"])
+    assert set(found.language) >= {"de", "no"}
+    assert card(folder, "--overwrite", "--language", "fr", "nl")[0] == 0
+    assert data_of(folder).language == ["fr", "nl"]

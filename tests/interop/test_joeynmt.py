@@ -91,6 +91,10 @@ def test_its_tokenizer(tmp_path):
         write(tmp_path, {**config, "data": {"src": {**side, **change}, "trg": side}}, weights(False))
         with pytest.raises(ConversionError, match=message):
             joeynmt.load(tmp_path, Options())
+    symbols = {"sep_token": "<sep>", "sep_id": 4, "lang_tags": ["<de>"]}
+    write(tmp_path, {**config, "data": {**config["data"], "special_symbols": symbols}}, weights(False))
+    with pytest.raises(ConversionError, match=r"has sep_token: <sep>, lang_tags: \['<de>'\]"):
+        joeynmt.load(tmp_path, Options())
 
 
 @pytest.mark.parametrize("variant", ["post", "pre", "unscaled", "gelu", "swish", "tied", "one matrix"])

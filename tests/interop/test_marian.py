@@ -348,7 +348,7 @@ def test_the_card_quotes_the_source(converted):
         "pipeline_tag: translation",
     ):
         assert line in card
-    assert "converted, with the same tokens, logits and translations, by hf_vanilla_transformer" in card
+    assert "converted by hf_vanilla_transformer" in card
     assert re.search(r'AutoModelForSeq2SeqLM\.from_pretrained\("(\./|/).*model"\)', card)  # no name on the Hub
 
 

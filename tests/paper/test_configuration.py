@@ -115,6 +115,7 @@ def test_attribute_map():
     assert (config.decoder_attention_heads, config.decoder_layers) == (8, 6)
     config.hidden_size = 32
     assert config.d_model == 32
+    assert VanillaTransformerConfig(hidden_size=256) == VanillaTransformerConfig(d_model=256)  # with its d_k
 
 
 @pytest.mark.parametrize("name", TABLE_3)

@@ -19,6 +19,7 @@ from transformers.generation.streamers import BaseStreamer
 from hf_vanilla_transformer import (
     VanillaTransformerConfig,
     VanillaTransformerForConditionalGeneration,
+    engine,
 )
 
 PAD, BOS, EOS = 0, 1, 2
@@ -832,3 +833,27 @@ def test_generate_in_half_precision(model, dtype, num_beams, tmp_path):
     # The first step's logits, before another choice can lead elsewhere; logits reach 6, and 8 bits (bfloat16) leave
     # an error of 0.4% in each intermediate value, of which a dozen sub-layers add up.
     torch.testing.assert_close(found.logits[0], expected.logits[0], atol=0.3, rtol=0.03)
+
+
+@pytest.mark.parametrize("use_cache", [True, False])
+def test_padding_without_a_mask(use_cache):
+    """Padding of sources, and in front of prompts, counts for nothing where the caller gives no mask."""
+    model = lively_model()
+    batch, prompts = torch.full((2, 9), PAD), torch.tensor([[PAD, PAD, BOS, 7], [BOS, 5, 6, 9]])
+    for row, source in zip(batch, (SOURCES[0], SOURCES[1]), strict=True):
+        row[: len(source)] = torch.tensor(source)
+    options = {"num_beams": 3, "max_new_tokens": 8, "use_cache": use_cache, **ENDLESS}
+    together = model.generate(batch, decoder_input_ids=prompts, **options)
+    alone = model.generate(batch[:1], decoder_input_ids=prompts[:1, 2:], **options)
+    assert together[0, 2:].tolist() == alone[0].tolist()
+    alone = model.generate(batch[1:, : len(SOURCES[1])], decoder_input_ids=prompts[1:], **options)
+    assert together[1].tolist() == alone[0].tolist()
+
+
+@pytest.mark.parametrize("width", [3, 12])
+def test_a_mask_of_another_width_is_an_error(width):
+    model, source = lively_model(), torch.tensor([SOURCES[0]])
+    with pytest.raises(ValueError, match=f"mask has {width} positions for 9 tokens"):
+        model(input_ids=source, attention_mask=torch.ones(1, width), decoder_input_ids=torch.tensor([[BOS]]))
+    with engine.attach(model), pytest.raises(ValueError, match=f"mask has {width} positions for 9 tokens"):
+        model.generate(source, attention_mask=torch.ones(1, width), max_new_tokens=4)

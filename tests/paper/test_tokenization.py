@@ -23,6 +23,7 @@ from hf_vanilla_transformer import (
     VanillaTransformerTokenizerFast,
     tokenization_vanilla_transformer,
 )
+from hf_vanilla_transformer.checkpoints.loading import tokenizer_fingerprint
 
 SENTENCES = [
     "A little girl climbs into a wooden playhouse.",
@@ -355,6 +356,34 @@ def test_train_new_from_iterator(trained_with_added_tokens):
     assert all(returns(new, text) for text in NASTY)
     renamed = new.train_new_from_iterator(SENTENCES, 300, special_tokens_map={"</s>": "<end>"})
     assert renamed("Holz").tokens()[-1] == renamed.eos_token == "<end>"
+
+
+def test_another_end_closes_sequences(trained, tmp_path):
+    tokenizer = copy.deepcopy(trained)
+    tokenizer.add_special_tokens({"eos_token": "<end>"})
+    tokenizer.save_pretrained(tmp_path)
+    loaded = AutoTokenizer.from_pretrained(tmp_path)
+    assert tokenizer("Holz").tokens()[-1] == loaded("Holz").tokens()[-1] == "<end>"
+    assert AutoTokenizer.from_pretrained(tmp_path, eos_token="</s>")("Holz").tokens()[-1] == "</s>"
+    loaded.eos_token = None
+    assert loaded("Holz").input_ids == loaded("Holz", add_special_tokens=False).input_ids
+    assert loaded.get_special_tokens_mask([5]) == [0]
+
+
+def test_tags_of_several_calls_are_special(trained):
+    tokenizer = copy.deepcopy(trained)
+    for tag in ("<2de>", "<2fr>"):
+        tokenizer.add_special_tokens({"extra_special_tokens": [tag]})
+    assert tokenizer.decode(tokenizer("<2de><2fr>Holz").input_ids, skip_special_tokens=True) == "Holz"
+
+
+def test_the_fingerprint_is_that_of_what_was_trained(trained):
+    tokenizer = copy.deepcopy(trained)
+    tokenizer.add_tokens(["Holz", "ein", "<2de>"])
+    tokenizer.bpe_dropout = 0.5
+    assert tokenizer_fingerprint(tokenizer) == tokenizer_fingerprint(trained)
+    assert tokenizer.bpe_dropout == 0.5
+    assert tokenizer_fingerprint(train(vocab_size=400)) != tokenizer_fingerprint(trained)
 
 
 # BPE-dropout and plots

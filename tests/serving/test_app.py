@@ -42,6 +42,18 @@ def test_several_texts_and_alternatives() -> None:
     assert answer.json() == {"translatedText": "TWO DOGS", "alternatives": ["TWO DOGS1"]}
 
 
+def test_lines_are_translated_one_by_one() -> None:
+    answer = client().post("/translate", json=ask(["two dogs\r\n\n run \n", ""], alternatives=1))
+    best, other = "TWO DOGS\r\n\n RUN \n", "TWO DOGS1\r\n\n RUN 1\n"
+    assert answer.json() == {"translatedText": [best, ""], "alternatives": [[other], [""]]}
+
+
+def test_a_page_has_as_many_elements_as_it_likes() -> None:
+    page = "".join(f"<li>item {number}</li>" for number in range(9))
+    answer = client(texts=4).post("/translate", json=ask(page, format="html"))
+    assert answer.json() == {"translatedText": page.replace("item", "ITEM")}
+
+
 def test_html() -> None:
     answer = client().post("/translate", json=ask(["<p>two <b>dogs</b></p>", "x"], format="html"))
     assert answer.json() == {"translatedText": ["<p>TWO <b>DOGS</b></p>", "X"]}
@@ -154,7 +166,7 @@ def test_what_is_there() -> None:
 
 def test_metrics() -> None:
     counted = client()
-    counted.post("/translate", json=ask(["one", "four"]))
+    counted.post("/translate", json=ask(["one", "four"], alternatives=2))
     counted.post("/translate", json=ask(source="auto"))
     text = counted.get("/metrics").text
     assert 'translation_requests_total{status="200"} 1.0' in text

@@ -30,13 +30,6 @@ def server(tiny_checkpoint: Path) -> Iterator[tuple[str, "subprocess.Popen[str]"
     try:
         assert process.stdout is not None
         assert process.stdout.readline() == f"{url} translates en-de, de-en\n"
-        end = time.monotonic() + PATIENCE
-        while time.monotonic() < end:
-            try:
-                request.urlopen(f"{url}/health", timeout=PATIENCE)
-                break
-            except OSError:
-                time.sleep(0.1)
         yield url, process
     finally:
         process.kill()
@@ -54,6 +47,15 @@ def test_libretranslates_client(server) -> None:
     client = libretranslatepy.LibreTranslateAPI(server[0])
     assert [one["code"] for one in client.languages()] == ["en", "de"]
     assert client.translate("half past nine", "en", "de") == post(server[0], "half past nine")
+
+
+def test_a_port_that_is_taken(server, tiny_checkpoint: Path) -> None:
+    command = [sys.executable, "-m", "hf_vanilla_transformer", "serve", "--port", server[0].rpartition(":")[2]]
+    options = {"capture_output": True, "text": True, "timeout": PATIENCE}
+    second = subprocess.run([*command, "--model", f"en-de={tiny_checkpoint}"], check=False, **options)
+    assert second.returncode
+    assert "address already in use" in second.stderr
+    assert not second.stdout
 
 
 def test_each_answer_belongs_to_its_question(server) -> None:

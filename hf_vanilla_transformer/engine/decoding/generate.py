@@ -13,13 +13,11 @@ from transformers.generation import GenerationMode, logits_process, stopping_cri
 from transformers.generation.streamers import BaseStreamer
 from transformers.generation.utils import GenerateBeamEncoderDecoderOutput, GenerateEncoderDecoderOutput
 
-from ...generation_vanilla_transformer import MaxLengthPerSentence
+from ...generation_vanilla_transformer import ENGINE_OPTIONS, MaxLengthPerSentence
 from .incremental import EnsembleDecoder, IncrementalDecoder, encode
 from .search import BeamRules, BeamSearch, ScoreProcessor, Search, beam_search, greedy_search, noop, run
 from .weights import Weights
 
-# Options of `generate()` that the engine adds.
-OPTIONS = ("coverage_penalty", "output_alignments")
 # Modes of decoding that the engine has.
 MODES = (GenerationMode.GREEDY_SEARCH, GenerationMode.BEAM_SEARCH)
 # Arguments that change more than the loop.
@@ -99,8 +97,8 @@ class Request:
             raise ValueError(f"`coverage_penalty` is {beta!r}; it has to be a number from 0 up (0.2) or None.")
         self.model = model
         self.coverage_penalty, self.output_alignments = beta or 0.0, bool(asked.get("output_alignments"))
-        self.own_option = next((name for name in OPTIONS if asked.get(name)), None)
-        plain = {name: value for name, value in arguments.items() if name not in OPTIONS}
+        self.own_option = next((name for name in ENGINE_OPTIONS if asked.get(name)), None)
+        plain = {name: value for name, value in arguments.items() if name not in ENGINE_OPTIONS}
         self.arguments = model.prepare_decoding(plain)
         self.settings = {**own, **_set_in(self.arguments["generation_config"]), **self.arguments}
 
@@ -130,11 +128,12 @@ class Request:
         ids, mask = self.source
         encoded = self.arguments.get("encoder_outputs")
         if encoded is not None:
-            is_known = hasattr(encoded, "items") and mask is not None and mask.ndim == 2
-            return None if is_known else "`encoder_outputs` has no `attention_mask`, or is a tuple"
+            if hasattr(encoded, "items") and mask is not None and mask.shape == next(iter(encoded.values())).shape[:2]:
+                return None
+            return "`encoder_outputs` has no `attention_mask` of its shape, or is a tuple"
         if not isinstance(ids, Tensor) or ids.ndim != 2 or ids.is_floating_point() or not ids.numel():
             return "the source isn't token ids, (batch, length)"
-        return None
+        return None if mask is None or mask.shape == ids.shape else "`attention_mask` has another shape than the source"
 
     def memories(self, weights: Sequence[Weights]) -> list[Tensor]:
         """Returns the encoder's output of each model, (B, S, d_model); where it isn't given, it is computed here."""
@@ -377,8 +376,8 @@ def _uncovered_batch(
     if streamer is not None and len(prompts) > 1:
         return "several sentences are streamed"
     if mask is not None:
-        if mask.ndim != 2 or len(mask) != len(prompts) or not mask.any(dim=1).all():
-            return "a source is all padding, or `attention_mask` has another shape than it"
+        if len(mask) != len(prompts) or not mask.any(dim=1).all():
+            return "a source is all padding, or there is another number of prompts"
         if not ((mask == 0) | (mask == 1)).all():
             return "`attention_mask` has other values than 0 and 1"
     return None

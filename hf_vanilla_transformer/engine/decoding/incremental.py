@@ -206,11 +206,10 @@ class IncrementalDecoder:
         query = query.view(sentences, -1, heads, self.weights.key_dim)
         query = query.transpose(1, 2).reshape(sentences * heads, -1, self.weights.key_dim)
         bias = self.cross_bias
-        scores = torch.bmm(query, keys) if bias is None else torch.baddbmm(bias, query, keys)  # (B h, ..., S')
+        scores = torch.bmm(query, keys) if bias is None else torch.baddbmm(bias, query, keys)  # (B h, ..., S)
         shares = _softmax(scores)
         if self._shows(number):
-            mean = shares.view(sentences, heads, rows // sentences, -1).mean(dim=1).flatten(0, 1).float()
-            self.attention = mean[:, : self.source_mask.shape[1]]
+            self.attention = shares.view(sentences, heads, rows // sentences, -1).mean(dim=1).flatten(0, 1).float()
         attended = torch.bmm(shares, values).view(sentences, heads, -1, self.weights.value_dim)
         return attended.transpose(1, 2).reshape(rows, -1)
 
