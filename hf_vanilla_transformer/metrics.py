@@ -223,7 +223,12 @@ def paired_bootstrap(
     test = PairedTest(named, {"BLEU": bleu, "chrF": CHRF(lowercase=lowercase)}, [list(references)], test_type="bs")
     signatures, scores = test()
     columns: Any = [[(name, one, signatures[name]) for one in scores[name][1:]] for name in signatures]
-    return [[Comparison(name, one.p_value, str(how)) for name, one, how in row] for row in zip(*columns, strict=True)]
+    rows = [[Comparison(name, one.p_value, str(how)) for name, one, how in row] for row in zip(*columns, strict=True)]
+    # sacreBLEU counts only differences larger than the real one: equal translations would differ significantly.
+    return [
+        [replace(one, p_value=1.0) for one in row] if list(system) == list(systems[0]) else row
+        for row, system in zip(rows, systems[1:], strict=True)
+    ]
 
 
 def _sacrebleu(tokenize: str, lowercase: bool) -> BLEU:

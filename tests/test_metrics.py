@@ -87,6 +87,13 @@ def test_comparisons_agree_with_sacrebleus_command_line(tmp_path, kind, options)
         assert re.search(rf"- {one.name} +{re.escape(one.signature)}$", printed, re.MULTILINE)
 
 
+def test_equal_systems_do_not_differ():
+    references = [f"the big dog sees cat number {n} ." for n in range(12)]
+    equal, worse = paired_bootstrap([references, references, [*references[1:], "a b c d e"]], references)
+    assert [one.p_value for one in equal] == [1.0, 1.0]
+    assert max(one.p_value for one in worse) < 0.05
+
+
 def test_bleu_by_hand():
     # 5 words of the reference's 6: n-gram precisions 5/5, 4/4, 3/3, 2/2, brevity penalty exp(1 - 6/5).
     assert corpus_bleu(["a b c d e"], ["a b c d e f"]).value == pytest.approx(100 * math.exp(1 - 6 / 5))

@@ -28,10 +28,13 @@ OPTIONS = ("batch_size", "batch_tokens", "max_source_tokens", "target_lang", "sp
 
 
 def is_meant(arguments: argparse.Namespace) -> bool:
-    """Whether the arguments name several files or a folder."""
+    """Whether the arguments name several files, a folder or a table."""
+    from ..data.formats import is_table
+
     inputs = arguments.input or []
     folders = [name for name in (*inputs, arguments.output) if name is not None and Path(name).is_dir()]
-    return len(inputs) > 1 or bool(inputs and (folders or arguments.ray))
+    is_part = arguments.ray or arguments.shard != (1, 1)
+    return len(inputs) > 1 or bool(inputs and (folders or is_part or is_table(inputs[0])))
 
 
 def translate(arguments: argparse.Namespace) -> None:
@@ -42,12 +45,13 @@ def translate(arguments: argparse.Namespace) -> None:
         CorpusError: An input doesn't exist, or two have one name.
         RunError: Some files couldn't be read, or some rows couldn't be translated; all others are.
     """
+    from ..data.formats import is_table
     from ..translation.files import jobs
 
     if arguments.output is None:
-        raise UsageError("several files need a folder for the translations; give --output DIR")
-    if Path(arguments.output).is_file():
-        raise UsageError(f"--output {arguments.output} is a file; give a folder for the translations of several files")
+        raise UsageError("tables and several files need a folder for the translations; give --output DIR")
+    if Path(arguments.output).is_file() or is_table(arguments.output):
+        raise UsageError(f"--output {arguments.output} is a file; tables and several files need a folder")
     found = jobs(arguments.input, arguments.output, arguments.shard)
     left = [job for job in found if arguments.overwrite or not job.is_done]
     print(f"{len(found) - len(left)} of {len(found)} files are translated already", file=sys.stderr)

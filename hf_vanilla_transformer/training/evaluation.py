@@ -25,7 +25,6 @@ class TranslationMetrics:
         num_samples: How many translations to keep as samples.
 
     Attributes:
-        translations: All of the last evaluation, in the order of the data set.
         samples: Of the last evaluation: (source, translation, reference); the source is empty unless the Trainer was
             told `include_for_metrics=["inputs"]`.
         signature: sacreBLEU's, of the last evaluation.
@@ -45,7 +44,6 @@ class TranslationMetrics:
             raise TypeError(f"metrics has a {wrong[0]}; pass functions f(translations, references)")
         self.tokenizer, self.tokenize, self.metrics = tokenizer, tokenize, tuple(metrics)
         self.num_samples = num_samples
-        self.translations: list[str] = []
         self.samples: list[tuple[str, str, str]] = []
         self.signature = ""
 
@@ -54,7 +52,6 @@ class TranslationMetrics:
         hypotheses, references = self._texts(predictions.predictions), self._texts(predictions.label_ids)
         bleu = corpus_bleu(hypotheses, references, tokenize=self.tokenize)
         self.signature = bleu.signature
-        self.translations = hypotheses
         self.samples = self._samples(predictions.inputs, hypotheses, references)
         scores = {"bleu": bleu.value, "chrf": corpus_chrf(hypotheses, references).value}
         return scores | {metric.__name__: float(metric(hypotheses, references)) for metric in self.metrics}

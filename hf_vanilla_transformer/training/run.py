@@ -12,6 +12,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 import datasets
+import torch
 from datasets import Dataset, IterableDataset
 from transformers import DataCollatorForSeq2Seq, PreTrainedModel, PreTrainedTokenizerBase, set_seed
 from transformers.trainer_callback import PrinterCallback, ProgressCallback
@@ -52,6 +53,8 @@ from .trainer import VanillaTransformerTrainer
 
 # Options that may change when a run resumes, beside those of validation and test data.
 FREE_OPTIONS = {"preprocessing_num_workers", "data_dir", "num_beams", "gnmt_length_penalty", "early_stopping"}
+# Files may move: the fingerprint of their content decides.
+FILES = ("train_source", "train_target")
 
 
 class FinishError(RuntimeError):
@@ -145,7 +148,8 @@ class Run:
                 raise RecipeError(f"{self.output} is not empty; resume with --resume, or give another --output-dir")
             return
         fixed, before = self._fixed(), read_recipe(self.output)
-        older = asdict(type(self.data)()) | asdict(type(self.model)()) | {"optim": fixed["optim"]}  # has fewer options
+        older = fixed | asdict(type(self.data)()) | asdict(type(self.model)())  # has fewer options
+        fixed = {name: value for name, value in fixed.items() if name not in FILES}
         check_same_options(self.output, older | before, fixed)
 
     def _fixed(self) -> dict[str, object]:
@@ -154,6 +158,7 @@ class Run:
         fixed = {name: value for name, value in options.items() if name not in FREE_OPTIONS}
         fixed = {name: value for name, value in fixed.items() if not name.startswith(("validation_", "test_"))}
         fixed["optim"] = str(getattr(self.args.optim, "value", self.args.optim))
+        fixed["metric_for_best_model"] = self.args.metric_for_best_model  # checkpoints keep the best one's value
         return fixed | ({"seed": self.args.seed_of_data} if self.data.bpe_dropout else {})  # decides the segmentations
 
     def run(self) -> None:
@@ -167,8 +172,11 @@ class Run:
         """
         with ExitStack() as stack:
             if self.dry_run:
-                self.output = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="dry-run-")))
-                self.args.output_dir = str(self.output)
+                folders = [stack.enter_context(tempfile.TemporaryDirectory(prefix="dry-run-"))]
+                if self.args.world_size > 1:
+                    torch.distributed.broadcast_object_list(folders)  # that of the main process
+                self.args.output_dir = folders[0]
+                self.output = Path(folders[0])
             if self.main:
                 stack.enter_context(only_process_in(self.output))
                 self._check_folder()  # once more, as another process may have been faster

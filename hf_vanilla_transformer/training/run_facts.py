@@ -40,10 +40,12 @@ def run_facts(trainer: Seq2SeqTrainer, seconds: float | None = None) -> RunFacts
 def recipe_of(args: VanillaTransformerTrainingArguments, model: PreTrainedModel, processes: int) -> TrainingFacts:
     """Returns the options of a run for the model's card, with dropout and smoothing of the model's configuration."""
     schedule = str(getattr(args.lr_scheduler_type, "value", args.lr_scheduler_type)).replace("_", " ")
+    is_share = 0 < args.warmup_steps < 1
+    warmup = f"{args.warmup_steps:.0%} of the updates" if is_share else f"{args.warmup_steps:,.0f} updates"
     tokens = args.per_device_train_batch_tokens * args.gradient_accumulation_steps * processes
     return TrainingFacts(
         optimizer=_optimizer(args),
-        schedule=f"{schedule}, {args.warmup_steps:,.0f} updates of warm-up",
+        schedule=f"{schedule}, {warmup} of warm-up",
         learning_rate=peak_learning_rate(args, model),
         batch_tokens=tokens or None,
         dropout=getattr(model.config, "dropout", None),

@@ -126,6 +126,12 @@ class VanillaTransformerTrainer(ConsistencyTrainer):
         """Batches within `per_device_train_batch_tokens`, this process's part of them."""
         if not self.args.per_device_train_batch_tokens or self.train_dataset is None:
             return super().get_train_dataloader()
+        if not isinstance(self.train_dataset, (datasets.Dataset, datasets.IterableDataset)):
+            kind = type(self.train_dataset).__name__
+            raise TypeError(
+                f"train_dataset is a {kind}, but batches by tokens need a datasets.Dataset; make one by from_list(...) "
+                "or set per_device_train_batch_tokens to 0"
+            )
         names = ("num_workers", "pin_memory", "persistent_workers", "prefetch_factor")
         options: dict[str, Any] = {name: getattr(self.args, f"dataloader_{name}") for name in names}
         options["collate_fn"] = self.data_collator
@@ -138,7 +144,13 @@ class VanillaTransformerTrainer(ConsistencyTrainer):
             loader = DataLoader(dataset, batch_sampler=self.batch_sampler, **options)
         # The batches are this process's own already; Accelerate only has to bring them to the device.
         return prepare_data_loader(
-            loader, device=self.args.device, num_processes=1, process_index=0, put_on_device=True, non_blocking=True
+            loader,
+            device=self.args.device,
+            num_processes=1,
+            process_index=0,
+            put_on_device=True,
+            non_blocking=True,
+            dispatch_batches=False,
         )
 
     def _sampler(self, dataset: datasets.Dataset) -> TokenBudgetBatchSampler:
@@ -160,7 +172,9 @@ class VanillaTransformerTrainer(ConsistencyTrainer):
 
     def _run_epoch(self, epoch: int, **kwargs: object) -> None:
         # The Trainer would train once more when it resumes at the end, and three epochs if max_steps is 0.
-        if 0 <= self.args.max_steps <= self.state.global_step:
+        early = [one for one in self.callback_handler.callbacks if isinstance(one, EarlyStoppingCallback)]
+        has_stopped = any(one.early_stopping_patience_counter >= one.early_stopping_patience for one in early)
+        if has_stopped or 0 <= self.args.max_steps <= self.state.global_step:
             self.control.should_training_stop = True
             return
         self.state.compute_steps(self.args, self.state.max_steps)  # a resumed run would have its checkpoint's intervals

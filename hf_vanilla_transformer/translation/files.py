@@ -18,7 +18,7 @@ import pyarrow
 import pyarrow.parquet
 
 from ..checkpoints.files import replacing
-from ..data.formats import CorpusError, bounded_lines
+from ..data.formats import COMPRESSIONS, CorpusError, bounded_lines, is_table
 from ..errors import first_line
 
 ROWS = 1_000  # rows that are translated at a time; the same everywhere, as batches depend on it
@@ -113,6 +113,8 @@ def rows_of(path: Path, column: str = "text") -> Iterator[tuple[IO[bytes], Itera
         CorpusError: The file can't be read, is damaged or has no such column; raised when its place is reached.
     """
     name = path.name.removesuffix(".gz")
+    if Path(name).suffix in COMPRESSIONS or (is_table(name) and not name.endswith(TABLES)):
+        raise CorpusError(f"{path}: can't be written back; make it text, .tsv, .jsonl or .parquet, or text as .gz")
     with ExitStack() as opened:
         with _reading(path):
             raw = opened.enter_context(path.open("rb"))

@@ -67,16 +67,7 @@ class VanillaTranslationPipeline(Pipeline):
     def _sanitize_parameters(self, **options: object) -> tuple[dict[str, object], dict[str, object], dict[str, object]]:
         return {}, options, {}
 
-    def preprocess(self, inputs: str, **options: object) -> dict[str, str]:
-        """Returns a text as it is: a `Translator` does the three steps of a pipeline."""
-        return {"text": inputs}
-
-    def _forward(self, model_inputs: dict[str, str], **options: object) -> dict[str, Result]:
-        return {"result": self.translator(model_inputs["text"], **options)}
-
-    def postprocess(self, model_outputs: dict[str, Result], **options: object) -> list[dict[str, object]]:
-        """Returns the translations of a text."""
-        return _records(model_outputs["result"])
+    preprocess = _forward = postprocess = None  # the three steps of other pipelines; `__call__` needs none of them
 
 
 def _records(result: Result) -> list[dict[str, object]]:

@@ -15,6 +15,8 @@ from hf_vanilla_transformer.data import corpora
 from hf_vanilla_transformer.training.recipe import RecipeError
 from hf_vanilla_transformer.training.run_folder import only_process_in
 
+SIDES = {"source": "train.en", "target": "train.de"}
+
 
 # ---- Changed data ----
 def change_a_word(file: Path) -> None:
@@ -51,6 +53,10 @@ def test_a_moved_copy_of_the_data_is_welcome(train, finished, tmp_path):
         (tmp_path / "elsewhere" / file.name).write_bytes(file.read_bytes())  # with another time
         file.unlink()
     assert train({**finished, "data_dir": str(tmp_path / "elsewhere")}, "--resume", "--max-steps", "6").code == 0
+    files = {f"train_{side}": [str(tmp_path / "elsewhere" / name)] for side, name in SIDES.items()}
+    assert (
+        train({**finished, **files, "data_dir": str(tmp_path / "elsewhere")}, "--resume", "--max-steps", "8").code == 0
+    )
 
 
 def test_data_on_the_hub_that_changes(train, recipe, monkeypatch):
@@ -177,6 +183,12 @@ def test_another_optimizer_is_refused(train, finished):
     assert "was started with optim 'adamw_torch_fused', not 'sgd'" in result.error
 
 
+def test_another_metric_is_refused(train, finished):
+    result = train(finished, "--resume", "--max-steps", "6", "--metric-for-best-model", "bleu")
+    assert result.code == 2
+    assert "was started with metric_for_best_model None, not 'bleu'" in result.error
+
+
 # ---- One process per folder ----
 def test_a_second_process_is_refused(train, finished):
     with only_process_in(Path(finished["output_dir"])):
@@ -226,6 +238,7 @@ def test_early_stopping_counts_on(train, recipe):
     assert result.code == 0, result.err
     at_once = train({**recipe, "output_dir": recipe["output_dir"] + "-at-once"}, "--max-steps", "60")
     assert "Trained 4 updates (8 in all)" in result.out
+    assert "Trained 0 updates (8 in all)" in train(recipe, "--resume", "--max-steps", "60").out  # it has ended
     assert "Trained 8 updates in" in at_once.out
 
 

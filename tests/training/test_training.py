@@ -465,6 +465,13 @@ def test_streams_train_too(tiny_checkpoint, tmp_path):
     assert losses(trainer)[-1] < losses(trainer)[0]
 
 
+def test_batches_by_tokens_need_a_dataset(tiny_checkpoint, tmp_path):
+    trainer = trainer_of(tiny_checkpoint, tmp_path)
+    trainer.train_dataset = list(trainer.train_dataset)
+    with pytest.raises(TypeError, match=r"train_dataset is a list, .* or set per_device_train_batch_tokens to 0"):
+        trainer.train()
+
+
 @pytest.mark.parametrize("workers", [0, 2])
 def test_workers_change_nothing(tiny_checkpoint, tmp_path, workers):
     trainer = trainer_of(tiny_checkpoint, tmp_path, dataloader_num_workers=workers, seed=3)

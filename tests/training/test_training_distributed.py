@@ -309,6 +309,13 @@ def test_two_processes_regularize_as_one(options: list[str], tmp_path: Path) -> 
 
 
 @pytest.mark.hard
+@pytest.mark.parametrize("options", [["--dry-run"], ["--streaming", "true"]])
+def test_two_processes_rehearse_and_stream(options: list[str], tmp_path: Path) -> None:
+    """The main process trains the tokenizer in a temporary folder; of a stream, each process reads its own part."""
+    train(tmp_path, [*TORCHRUN, *MODULE], *options)
+
+
+@pytest.mark.hard
 def test_shards_have_no_moving_average(tmp_path: Path) -> None:
     process = start(tmp_path, [*FSDP, RECORDED], "--ema-decay", "0.5")
     assert process.wait(timeout=PATIENCE) != 0

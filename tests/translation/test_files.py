@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import lzma
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -77,6 +78,8 @@ def test_tables_get_a_column(job) -> None:
         ("b.gz", b"plain", "can't be read"),
         ("c.parquet", b"PAR1", "can't be read"),
         ("e.tsv", b"text\ttranslation\n", "has a column 'translation' already"),
+        ("f.csv", b"text\none\n", "can't be written back; make it text, .tsv, .jsonl or .parquet"),
+        ("g.txt.xz", lzma.compress(b"one\n"), "can't be written back"),
         ("d.tsv", b"source\ttarget\n", "has no column 'text'; there are 'source', 'target'"),
     ],
 )
@@ -114,6 +117,15 @@ def test_the_command_skips_complete_files(tiny_checkpoint: Path, tmp_path: Path,
     assert "1 of 3 files are translated already" in capsys.readouterr().err
     assert (out / "1.txt").read_text() == "done"
     assert (out / "0.txt").read_text().count("\n") == 3
+
+    table = given / "3.tsv"
+    table.write_text("id\ttext\n1\tnine\n")
+    alone = [*command[:-1], str(table), "--output"]
+    assert cli.main([*alone, str(tmp_path / "out.tsv")]) == 2
+    assert "tables and several files need a folder" in capsys.readouterr().err
+    assert cli.main([*alone, str(tmp_path / "tables")]) == 0
+    assert (tmp_path / "tables" / "3.tsv").read_text().startswith("id\ttext\ttranslation\n1\tnine\t")
+    table.unlink()
 
     (given / "3.gz").write_bytes(b"no gzip")
     (given / "4.txt").write_bytes(b"half past nine\n\xff\n")
