@@ -265,7 +265,7 @@ def tokenizer_fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
     """Returns a digest of a tokenizer's vocabulary and of its ids for a text that contains all of it.
 
     For tokenizers of converted models, with their two sides, it is a digest of their files' content. Tokens that are
-    added to this package's tokenizer later don't change it, and BPE-dropout doesn't.
+    added to this package's tokenizer later don't change it.
     """
     if isinstance(tokenizer, MarianTokenizer):
         models = [one.serialized_model_proto() for one in (tokenizer.spm_source, tokenizer.spm_target)]
@@ -287,12 +287,10 @@ def _own_pieces(tokenizer: Any) -> list[object]:
     pieces = backend.get_vocab(with_added_tokens=False).items()
     vocabulary = sorted((number, piece) for piece, number in pieces if piece not in control)
     text = backend.decoder.decode([piece for _, piece in vocabulary])
-    dropout, tokenizer.bpe_dropout = tokenizer.bpe_dropout, None
-    try:
-        words = backend.pre_tokenizer.pre_tokenize_str(text)
-        ids = [token.id for word, _ in words for token in backend.model.tokenize(word)]
-    finally:
-        tokenizer.bpe_dropout = dropout
+    if backend.normalizer is not None:
+        text = backend.normalizer.normalize_str(text)
+    words = backend.pre_tokenizer.pre_tokenize_str(text)
+    ids = [token.id for word, _ in words for token in backend.model.tokenize(word)]
     return [vocabulary, [*ids, tokenizer.eos_token_id]]
 
 

@@ -72,7 +72,10 @@ class VanillaTransformerTrainer(ConsistencyTrainer):
         self._failures = 0  # updates in a row whose loss or gradients were not finite
         is_ours = isinstance(self.model, VanillaTransformerForConditionalGeneration)
         if is_ours and isinstance(self.processing_class, PreTrainedTokenizerBase):
-            self.model.config.tokenizer_fingerprint = tokenizer_fingerprint(self.processing_class)
+            tokenizer = copy.deepcopy(self.processing_class)
+            if getattr(tokenizer, "bpe_dropout", None):
+                tokenizer.bpe_dropout = None  # it would segment a text differently each time
+            self.model.config.tokenizer_fingerprint = tokenizer_fingerprint(tokenizer)
 
     def _inner_training_loop(
         self, *args: object, **kwargs: object
