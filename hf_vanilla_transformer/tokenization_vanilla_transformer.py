@@ -139,7 +139,8 @@ class VanillaTransformerTokenizerFast(PreTrainedTokenizerFast):
     def add_special_tokens(self, special_tokens_dict: Any, replace_extra_special_tokens: bool = False) -> int:
         """As transformers' own, but earlier extra tokens stay special, and a new `eos_token` closes sequences."""
         number: int = super().add_special_tokens(special_tokens_dict, replace_extra_special_tokens)
-        self.update_post_processor()
+        if not special_tokens_dict.keys().isdisjoint(("bos_token", "eos_token")):
+            self.update_post_processor()
         return number
 
     def __setattr__(self, key: str, value: Any) -> None:

@@ -55,6 +55,7 @@ from .trainer import VanillaTransformerTrainer
 FREE_OPTIONS = {"preprocessing_num_workers", "data_dir", "num_beams", "gnmt_length_penalty", "early_stopping"}
 # Files may move: the fingerprint of their content decides.
 FILES = ("train_source", "train_target")
+BEST = "metric_for_best_model"  # checkpoints keep its best value, which another metric's would be compared with
 
 
 class FinishError(RuntimeError):
@@ -149,7 +150,9 @@ class Run:
             return
         fixed, before = self._fixed(), read_recipe(self.output)
         older = fixed | asdict(type(self.data)()) | asdict(type(self.model)())  # has fewer options
-        fixed = {name: value for name, value in fixed.items() if name not in FILES}
+        metrics = before.get(BEST), fixed[BEST]
+        free = (*FILES, *((BEST,) if None in metrics else ()))
+        fixed = {name: value for name, value in fixed.items() if name not in free}
         check_same_options(self.output, older | before, fixed)
 
     def _fixed(self) -> dict[str, object]:
@@ -158,7 +161,7 @@ class Run:
         fixed = {name: value for name, value in options.items() if name not in FREE_OPTIONS}
         fixed = {name: value for name, value in fixed.items() if not name.startswith(("validation_", "test_"))}
         fixed["optim"] = str(getattr(self.args.optim, "value", self.args.optim))
-        fixed["metric_for_best_model"] = self.args.metric_for_best_model  # checkpoints keep the best one's value
+        fixed[BEST] = self.args.metric_for_best_model
         return fixed | ({"seed": self.args.seed_of_data} if self.data.bpe_dropout else {})  # decides the segmentations
 
     def run(self) -> None:

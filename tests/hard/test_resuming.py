@@ -184,9 +184,11 @@ def test_another_optimizer_is_refused(train, finished):
 
 
 def test_another_metric_is_refused(train, finished):
-    result = train(finished, "--resume", "--max-steps", "6", "--metric-for-best-model", "bleu")
+    evaluate = {**finished, "eval_strategy": "steps", "eval_steps": 2, "metric_for_best_model": "bleu"}
+    assert train(evaluate, "--resume", "--max-steps", "6").code == 0  # there was none
+    result = train(evaluate, "--resume", "--max-steps", "8", "--metric-for-best-model", "perplexity")
     assert result.code == 2
-    assert "was started with metric_for_best_model None, not 'bleu'" in result.error
+    assert "was started with metric_for_best_model 'bleu', not 'perplexity'" in result.error
 
 
 # ---- One process per folder ----

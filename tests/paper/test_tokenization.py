@@ -372,9 +372,11 @@ def test_another_end_closes_sequences(trained, tmp_path):
 
 def test_tags_of_several_calls_are_special(trained):
     tokenizer = copy.deepcopy(trained)
+    closing = str(tokenizer.backend_tokenizer.post_processor)
     for tag in ("<2de>", "<2fr>"):
         tokenizer.add_special_tokens({"extra_special_tokens": [tag]})
     assert tokenizer.decode(tokenizer("<2de><2fr>Holz").input_ids, skip_special_tokens=True) == "Holz"
+    assert str(tokenizer.backend_tokenizer.post_processor) == closing
 
 
 def test_the_fingerprint_is_that_of_what_was_trained(trained):
