@@ -212,25 +212,30 @@ async def _translate(fields: Fields, models: Mapping[tuple[str, str], AsyncTrans
         raise HTTPException(400, f"{fields.source} to {fields.target} is not supported; there is {pairs}")
     if fields.format == "html" and fields.alternatives:
         raise HTTPException(400, "alternatives are for the format text")
-    kind = Document if fields.format == "html" else Lines
+    kind, do = (Document, asyncio.to_thread) if fields.format == "html" else (Lines, _at_once)  # pages take a while
     number = fields.alternatives + 1
     try:
-        documents = await asyncio.to_thread(lambda: [kind(text) for text in texts])
+        documents = await do(lambda: [kind(text) for text in texts])
         wanted = list(dict.fromkeys(text for document in documents for text in document.texts))
-        _check_size(wanted, settings)  # an element inside another is translated with it and by itself
+        if kind is Document:
+            _check_size(wanted, settings)  # an element inside another is translated with it and by itself
         rows = await translate(wanted, number, fields.target)
     except QueueFullError as error:
         raise HTTPException(503, f"busy: {error}; try again", headers={"Retry-After": "2"}) from error
     except ValueError as error:
         raise HTTPException(400, first_line(error)) from error
     by_rank = [dict(zip(wanted, column, strict=True)) for column in zip(*rows, strict=True)] or [{}] * number
-    answers = await asyncio.to_thread(lambda: [[one.translated(ranked) for ranked in by_rank] for one in documents])
+    answers = await do(lambda: [[one.translated(ranked) for ranked in by_rank] for one in documents])
     best, others = [row[0] for row in answers], [row[1:] for row in answers]
     is_list = isinstance(fields.q, list)
     answer: Answer = {"translatedText": best if is_list else best[0]}
     if fields.alternatives:
         answer["alternatives"] = others if is_list else others[0]
     return answer
+
+
+async def _at_once(work: Callable[[], Any]) -> Any:
+    return work()
 
 
 class Lines:
