@@ -137,11 +137,8 @@ class VanillaTransformerTokenizerFast(PreTrainedTokenizerFast):
         return new
 
     def add_special_tokens(self, special_tokens_dict: Any, replace_extra_special_tokens: bool = False) -> int:
-        """As transformers' own, but earlier extra tokens stay special, and a new `eos_token` closes sequences."""
-        number: int = super().add_special_tokens(special_tokens_dict, replace_extra_special_tokens)
-        if not special_tokens_dict.keys().isdisjoint(("bos_token", "eos_token")):
-            self.update_post_processor()
-        return number
+        """As transformers' own, but earlier extra tokens stay special by default."""
+        return int(super().add_special_tokens(special_tokens_dict, replace_extra_special_tokens))
 
     def __setattr__(self, key: str, value: Any) -> None:
         super().__setattr__(key, value)
@@ -248,7 +245,10 @@ class VanillaTransformerTokenizerFast(PreTrainedTokenizerFast):
             if (special_tokens or token.special) and token.content not in self.all_special_tokens:
                 self._extra_special_tokens.append(token.content)
             tokens.append(AddedToken(**{**token.__getstate__(), "special": token.content in control}))
-        return self._tokenizer.add_tokens(tokens)
+        number = self._tokenizer.add_tokens(tokens)
+        if any(token.special for token in tokens) and "_should_update_post_processor" in vars(self):
+            self.update_post_processor()  # a control token has an id now
+        return number
 
     def _save_pretrained(self, *args: object, **kwargs: object) -> tuple[str, ...]:
         dropout, self.bpe_dropout = self.bpe_dropout, None

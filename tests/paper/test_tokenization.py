@@ -365,6 +365,9 @@ def test_another_end_closes_sequences(trained, tmp_path):
     loaded = AutoTokenizer.from_pretrained(tmp_path)
     assert tokenizer("Holz").tokens()[-1] == loaded("Holz").tokens()[-1] == "<end>"
     assert AutoTokenizer.from_pretrained(tmp_path, eos_token="</s>")("Holz").tokens()[-1] == "</s>"
+    loaded.eos_token = "<stop>"
+    loaded.add_tokens("<stop>", special_tokens=True)
+    assert loaded("Holz").tokens()[-1] == "<stop>"
     loaded.eos_token = None
     assert loaded("Holz").input_ids == loaded("Holz", add_special_tokens=False).input_ids
     assert loaded.get_special_tokens_mask([5]) == [0]
