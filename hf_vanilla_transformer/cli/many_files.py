@@ -53,7 +53,7 @@ def translate(arguments: argparse.Namespace) -> None:
     if Path(arguments.output).is_file() or is_table(arguments.output):
         raise UsageError(f"--output {arguments.output} is a file; tables and several files need a folder")
     found = jobs(arguments.input, arguments.output, arguments.shard)
-    left = [job for job in found if arguments.overwrite or not job.is_done]
+    left = [job for job in found if arguments.overwrite or not job.output.exists()]
     print(f"{len(found) - len(left)} of {len(found)} files are translated already", file=sys.stderr)
     problems = 0
     for job, damage in (_with_ray if arguments.ray else _here)(arguments, left) if left else ():

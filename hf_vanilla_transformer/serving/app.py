@@ -7,7 +7,6 @@ import asyncio
 import re
 import secrets
 import sys
-import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Annotated, Any, Literal
@@ -52,16 +51,16 @@ class Metrics:
     @contextmanager
     def request(self) -> Iterator[None]:
         """Counts a request."""
-        began, status = time.perf_counter(), 500
+        status = 500
         try:
-            yield
+            with self.seconds.time():
+                yield
             status = 200
         except HTTPException as error:
             status = error.status_code
             raise
         finally:
             self.requests.labels(str(status)).inc()
-            self.seconds.observe(time.perf_counter() - began)
 
     def add(self, texts: int, tokens: int) -> None:
         """Counts a batch."""
@@ -224,8 +223,14 @@ async def _translate(fields: Fields, models: Mapping[tuple[str, str], AsyncTrans
         raise HTTPException(503, f"busy: {error}; try again", headers={"Retry-After": "2"}) from error
     except ValueError as error:
         raise HTTPException(400, first_line(error)) from error
-    by_rank = [dict(zip(wanted, column, strict=True)) for column in zip(*rows, strict=True)] or [{}] * number
-    answers = await do(lambda: [[one.translated(ranked) for ranked in by_rank] for one in documents])
+    found = dict(zip(wanted, rows, strict=True))
+
+    def translations(document: Document | Lines) -> list[str]:
+        of = {text: found[text] for text in document.texts}  # a long text has one translation, others several
+        ranks = range(max(map(len, of.values()), default=number))
+        return [document.translated({text: row[min(rank, len(row) - 1)] for text, row in of.items()}) for rank in ranks]
+
+    answers = await do(lambda: list(map(translations, documents)))
     best, others = [row[0] for row in answers], [row[1:] for row in answers]
     is_list = isinstance(fields.q, list)
     answer: Answer = {"translatedText": best if is_list else best[0]}

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import Executor
 from pathlib import Path
 
-from ..hub.facts import CardError, said_by_author
+from ..hub.facts import said_by_author
 from ..translation.reading import encoder, target_code, target_codes
 from ..translation.translator import Translator
 from .batcher import Batcher
@@ -33,12 +33,10 @@ def languages_of(name: str) -> tuple[str, str]:
         name: The model's folder.
 
     Raises:
-        LanguagesError: The card doesn't say which is the source and which the target, or can't be read.
+        LanguagesError: The card doesn't say which is the source and which the target.
+        CardError: It can't be read.
     """
-    try:
-        said = said_by_author(Path(name))
-    except CardError as error:
-        raise LanguagesError(str(error)) from error
+    said = said_by_author(Path(name))
     source, target = said.get("source_language"), said.get("target_language")
     if not (source and target):
         raise LanguagesError(f"{name} doesn't say what it translates; give --languages, such as en-de")

@@ -11,7 +11,7 @@ import json
 import shutil
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, suppress
 from functools import partial
 from itertools import count, islice
 from pathlib import Path
@@ -32,18 +32,9 @@ BLOCKS = 1_000  # of parts, at most; each takes some 40 KB of the driver's memor
 PARTS = ".parts"  # the folder of what is translated of a file that isn't complete
 
 
-@contextmanager
-def connected(address: str) -> Iterator[None]:
-    """Connects to a cluster.
-
-    Args:
-        address: The cluster's; "local": one is started on this machine, and ends with the block.
-    """
-    ray.init(address, log_to_driver=False)
-    try:
-        yield
-    finally:
-        ray.shutdown()
+def connected(address: str) -> AbstractContextManager[Any]:
+    """Connects to a cluster until the block ends; "local" starts one on this machine."""
+    return ray.init(address, log_to_driver=False)
 
 
 class Translate:

@@ -1,8 +1,7 @@
 """Runs the HTTP service until it is told to stop."""
 
-import contextlib
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from socket import socket
 
 import uvicorn
@@ -10,7 +9,7 @@ from starlette.types import ASGIApp
 
 
 class _Server(uvicorn.Server):
-    """uvicorn, but it says when it is ready, and doesn't end by the signal itself: the process ends with 0."""
+    """uvicorn, but it says when it is ready."""
 
     def __init__(self, config: uvicorn.Config, on_ready: Callable[[], object]) -> None:
         super().__init__(config)
@@ -20,15 +19,9 @@ class _Server(uvicorn.Server):
         await super().startup(sockets)  # which ends the process if the port is taken
         self._on_ready()
 
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, self.handle_exit)
-        yield
-
 
 def run(app: ASGIApp, host: str, port: int, *, grace: int, on_ready: Callable[[], object]) -> None:
-    """Serves an application until SIGTERM or Ctrl+C.
+    """Serves an application until SIGTERM or Ctrl+C, and returns.
 
     Args:
         app: The application.
@@ -40,4 +33,6 @@ def run(app: ASGIApp, host: str, port: int, *, grace: int, on_ready: Callable[[]
     config = uvicorn.Config(
         app, host=host, port=port, log_level="warning", access_log=False, timeout_graceful_shutdown=grace
     )
+    for number in (signal.SIGINT, signal.SIGTERM):  # uvicorn raises it again at its end
+        signal.signal(number, lambda *_: None)
     _Server(config, on_ready).run()

@@ -197,7 +197,6 @@ class CTranslate2Model(Backend):
         device: "cpu", "cuda" or "cuda:1".
         compute_type: A type of CTranslate2's for this device; "default": as the weights were saved.
         threads: Of the computation on a CPU; None: PyTorch's number.
-        in_memory: Whether the folder is read into memory, as it will be removed.
 
     Raises:
         CheckpointError: The folder is incomplete or damaged.
@@ -213,8 +212,6 @@ class CTranslate2Model(Backend):
         device: str = "cpu",
         compute_type: str = "default",
         threads: int | None = None,
-        *,
-        in_memory: bool = False,
     ) -> None:
         self.device = torch.device(device)
         self.name_or_path = str(folder)
@@ -232,7 +229,7 @@ class CTranslate2Model(Backend):
         self._process = os.getpid()
         open_pool = partial(
             import_library().Translator,
-            **(_in_memory(folder) if in_memory else {"model_path": str(folder)}),
+            model_path=str(folder),
             device=self.device.type,
             device_index=self.device.index or 0,
             compute_type=compute_type,
@@ -266,7 +263,7 @@ class CTranslate2Model(Backend):
                 exporter.write(model, tokenizer, Path(folder))
             except ConversionError as error:
                 raise CheckpointError(f"the model can't be converted for CTranslate2: {error}") from error
-            made = cls(Path(folder), device, compute_type, threads, in_memory=True)
+            made = cls(Path(folder), device, compute_type, threads)  # this reads all of it
         made.name_or_path = getattr(model, "name_or_path", "")
         return made
 
@@ -419,12 +416,6 @@ def _read(folder: Path, name: str) -> Any:
         return json.loads((folder / name).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{folder / name} can't be read ({first_line(error)}); {FIX}") from error
-
-
-def _in_memory(folder: Path) -> dict[str, object]:
-    """Returns the arguments by which CTranslate2 takes its files from memory."""
-    files = [folder / WEIGHTS, folder / CONFIG, *folder.glob("*_vocabulary.json")]
-    return {"model_path": "model", "files": {file.name: file.read_bytes() for file in files}}
 
 
 __all__ = ["CTranslate2Model", "import_library", "is_exported"]

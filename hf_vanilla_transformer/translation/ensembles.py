@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import EncoderDecoderCache, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import EncoderDecoderCache, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.modeling_outputs import BaseModelOutput, Seq2SeqLMOutput
 
 from ..checkpoints.loading import tokenizer_fingerprint
@@ -33,34 +33,18 @@ def ensemble(models: Sequence[PreTrainedModel], tokenizers: Sequence[PreTrainedT
     """
     if not models or len(models) != len(tokenizers):
         raise ValueError(f"{len(models)} models and {len(tokenizers)} tokenizers; give each of at least one its own")
-    for number, (model, tokenizer) in enumerate(zip(models, tokenizers, strict=True), start=1):
-        _check_member(number, models[0].config, model.config, tokenizers[0].get_vocab(), tokenizer.get_vocab())
-        known = [one for one in (tokenizers[0], tokenizer) if isinstance(one, PreTrainedTokenizerBase)]
-        if number > 1 and len({tokenizer_fingerprint(one) for one in known}) > 1:
-            raise ValueError(f"model {number}'s tokenizer has model 1's vocabulary, but divides texts in another way")
+    fix = "an ensemble averages the probabilities of one vocabulary, so train its members with one tokenizer"
+    vocabulary, fingerprint = tokenizers[0].get_vocab(), tokenizer_fingerprint(tokenizers[0])
+    for number, (model, tokenizer) in enumerate(zip(models[1:], tokenizers[1:], strict=True), start=2):
+        if tokenizer.get_vocab() != vocabulary or tokenizer_fingerprint(tokenizer) != fingerprint:
+            raise ValueError(f"model {number} has another tokenizer than model 1; {fix}")
+        for name in SHARED_FIELDS:
+            own, wanted = getattr(model.config, name, None), getattr(models[0].config, name, None)
+            if own != wanted:
+                raise ValueError(f"model {number} has {name}={own} and model 1 {name}={wanted}; {fix}")
     # The first member's class may have options of decoding.
     base = type(models[0])
     return type(f"{base.__name__}Ensemble", (AveragedProbabilities, base), {})(models)
-
-
-def _check_member(
-    number: int,
-    first: PreTrainedConfig,
-    config: PreTrainedConfig,
-    first_vocabulary: dict[str, int],
-    vocabulary: dict[str, int],
-) -> None:
-    fix = "an ensemble averages the probabilities of one vocabulary, so train its members with one tokenizer"
-    if vocabulary != first_vocabulary:
-        differing = min(token for token, _ in vocabulary.items() ^ first_vocabulary.items())
-        raise ValueError(
-            f"model {number} has another tokenizer than model 1: {len(vocabulary)} tokens instead of "
-            f"{len(first_vocabulary)}, and {differing!r} is not the same in both; {fix}"
-        )
-    for name in SHARED_FIELDS:
-        own, wanted = getattr(config, name, None), getattr(first, name, None)
-        if own != wanted:
-            raise ValueError(f"model {number} has {name}={own} and model 1 {name}={wanted}; {fix}")
 
 
 class MemberCaches:

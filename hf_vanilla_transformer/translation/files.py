@@ -7,6 +7,7 @@ command. A row that can't be translated is empty in the output, and `NAME.errors
 import gzip
 import json
 import zlib
+from codecs import BOM_UTF8
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -61,11 +62,6 @@ class Job:
     output: Path
 
     @property
-    def is_done(self) -> bool:
-        """Whether the output is complete."""
-        return self.output.exists()
-
-    @property
     def errors(self) -> Path:
         """The file beside the output with the rows that couldn't be translated, if there are any."""
         return self.output.with_name(self.output.name + ERRORS)
@@ -80,19 +76,21 @@ def jobs(inputs: Sequence[str | Path], output: str | Path, shard: tuple[int, int
         shard: I and N: every N-th file from the I-th on, counted from 1.
 
     Raises:
-        CorpusError: An input doesn't exist, two have the same name, or the output folder is an input.
+        CorpusError: An input doesn't exist, two have the same name, or an output would be its own input.
     """
-    output = Path(output)
+    output, place = Path(output), Path(output).resolve()
     found: dict[Path, Path] = {}
     for given in map(Path, inputs):
         if not given.exists():
             raise CorpusError(f"{given}: no such file or folder")
-        if given.resolve() == output.resolve():
-            raise CorpusError(f"{given} is the input and the output; give another folder for the translations")
+        is_inside = place.is_relative_to(given.resolve())  # the translations are no inputs
         for file in sorted(given.rglob("*")) if given.is_dir() else [given]:
             name = file.relative_to(given) if given.is_dir() else Path(file.name)
-            is_output = file.resolve().is_relative_to(output.resolve())
-            if not file.is_file() or is_output or any(part.startswith(".") for part in name.parts):
+            if not file.is_file() or any(part.startswith(".") for part in name.parts):
+                continue
+            if file.resolve() == place / name:
+                raise CorpusError(f"{file} is the input and the output; give another folder for the translations")
+            if is_inside and file.resolve().is_relative_to(place):
                 continue
             if name in found:
                 raise CorpusError(f"{file} and {found[name]} have the same name; translate them into two folders")
@@ -122,10 +120,15 @@ def rows_of(path: Path, column: str = "text") -> Iterator[tuple[IO[bytes], Itera
         if name.endswith(".parquet"):
             rows = _parquet_rows(file, path, column)
         else:
-            lines = (line.removesuffix(b"\n").removesuffix(b"\r") for line in bounded_lines(file, str(path)))
+            lines = _lines(file, path)
             kind = {".tsv": _tsv_rows, ".jsonl": _json_rows}.get(Path(name).suffix)
             rows = map(_text_row, lines) if kind is None else kind(lines, path, column)
         yield raw, _guarded(rows, path)
+
+
+def _lines(file: Any, path: Path) -> Iterator[bytes]:
+    for number, line in enumerate(bounded_lines(file, str(path))):
+        yield line.removeprefix(b"" if number else BOM_UTF8).removesuffix(b"\n").removesuffix(b"\r")
 
 
 def _guarded(rows: Iterator[Row], path: Path) -> Iterator[Row]:
@@ -151,7 +154,7 @@ def _check_columns(names: Sequence[str], path: Path, column: str) -> None:
 
 def _text_row(line: bytes) -> Row:
     try:
-        return Row(line.decode("utf-8-sig"))
+        return Row(line.decode())
     except UnicodeDecodeError as error:
         return Row(None, f"not UTF-8 (byte 0x{line[error.start]:02x} at {error.start + 1})", "")
 
@@ -186,8 +189,8 @@ def _parquet_rows(file: Any, path: Path, column: str) -> Iterator[Row]:
     table = pyarrow.parquet.ParquetFile(file)
     _check_columns(table.schema_arrow.names, path, column)
     for batch in table.iter_batches(ROWS):
-        for cells in batch.to_pylist():
-            text = cells[column]
+        for number, text in enumerate(batch.column(column).to_pylist()):
+            cells = batch.slice(number, 1)
             yield Row(text, "", cells) if isinstance(text, str) else Row(None, f"{column!r} is no text", cells)
 
 
@@ -254,22 +257,20 @@ def _writer(path: Path, job: Job) -> Iterator[Put]:
             schema = file.schema_arrow.remove_metadata()
         schema = schema.append(pyarrow.field(TRANSLATION, pyarrow.string()))
         with pyarrow.parquet.ParquetWriter(path, schema) as writer:
-            yield lambda rows, part: writer.write_batch(
-                pyarrow.RecordBatch.from_pylist(
-                    [{**row.cells, TRANSLATION: one.translation} for row, one in zip(rows, part, strict=True)], schema
+            yield lambda rows, part: writer.write_table(
+                pyarrow.Table.from_batches([row.cells for row in rows]).append_column(
+                    TRANSLATION, [[one.translation for one in part]]
                 )
             )
         return
     line = {".tsv": _tsv_line, ".jsonl": _json_line}.get(suffix, _line)
-    with path.open("wb") as raw, _compressed(raw) if name.endswith(".gz") else raw as file:
-        yield lambda rows, part: file.writelines(
-            f"{line(row, one)}\n".encode() for row, one in zip(rows, part, strict=True)
+    with ExitStack() as opened:
+        output: Any = opened.enter_context(path.open("wb"))
+        if name.endswith(".gz"):  # without a name and a time, so that equal text gives equal bytes
+            output = opened.enter_context(gzip.GzipFile("", "wb", fileobj=output, mtime=0))
+        yield lambda rows, part: output.writelines(  # half a surrogate pair is written as JSON writes it, \ud83d
+            f"{line(row, one)}\n".encode(errors="backslashreplace") for row, one in zip(rows, part, strict=True)
         )
-
-
-def _compressed(file: IO[bytes]) -> IO[bytes]:
-    """Compresses without a name and a time, so that equal text gives equal bytes."""
-    return gzip.GzipFile(filename="", mode="wb", fileobj=file, mtime=0)  # type: ignore[return-value]
 
 
 def _line(row: Row, outcome: Outcome) -> str:
@@ -282,10 +283,4 @@ def _tsv_line(row: Row, outcome: Outcome) -> str:
 
 
 def _json_line(row: Row, outcome: Outcome) -> str:
-    cells = {**row.cells, TRANSLATION: outcome.translation}
-    line = json.dumps(cells, ensure_ascii=False)
-    try:
-        line.encode()
-    except UnicodeEncodeError:  # half a surrogate pair, in any cell
-        return json.dumps(cells)
-    return line
+    return json.dumps({**row.cells, TRANSLATION: outcome.translation}, ensure_ascii=False)

@@ -62,7 +62,7 @@ class VanillaTranslationPipeline(Pipeline):
         if not isinstance(results, list):
             return map(_records, results)
         records = [_records(result) for result in results]
-        return [row[0] for row in records] if all(len(row) == 1 for row in records) else records
+        return [row[0] for row in records] if options.get("n_best") in (None, 1) else records
 
     def _sanitize_parameters(self, **options: object) -> tuple[dict[str, object], dict[str, object], dict[str, object]]:
         return {}, options, {}

@@ -45,12 +45,11 @@ class TransformersBackend(Backend):
         """Checks the options of a call of `decode` and returns those for `generate()`; raises `ValueError`."""
         config = options.get("generation_config") or self.model.generation_config
         check_generation(options, config)
-        num_beams = options.get("num_beams") or config.num_beams or 1
         options = {**options, "return_dict_in_generate": True}  # for the beams' lengths
         if options.get("max_new_tokens") is not None:
             options.setdefault("max_length", None)  # transformers would warn of a generation config's at each batch
         if n_best is not None:
-            check_n_best(n_best, num_beams)
+            check_n_best(n_best, setting(self.model, options, "num_beams") or 1)
             options["num_return_sequences"] = n_best
         if alignments:
             # The model below a `PeftModel`; it holds the adapters' layers.

@@ -18,7 +18,7 @@ from typing import Any, Unpack
 import torch
 from tqdm import tqdm
 from transformers import MarianMTModel, PreTrainedModel, PreTrainedTokenizerBase
-from transformers.utils import cached_file, logging
+from transformers.utils import cached_file
 
 from ..checkpoints.loading import CONFIG, CheckpointError, Where, check_tokenizer, load_checkpoint, load_tokenizer
 from ..data.hub_names import check_model_on_hub
@@ -30,8 +30,6 @@ from . import decoding
 from .backend import Options, Translation, check_number
 from .ctranslate2 import CTranslate2Model, import_library, is_exported
 from .reading import check_splitting, check_target_codes, target_code
-
-logger = logging.get_logger(__name__)
 
 ADAPTER, TOKENIZER = "adapter_config.json", "tokenizer.json"
 WINDOW = 1_000  # texts of a stream that are read, sorted by length and translated at a time

@@ -344,7 +344,7 @@ def test_wrong_use_is_one_line_before_a_model_is_loaded(run, monkeypatch, option
 def test_members_with_different_tokenizers_are_refused(run, checkpoints):
     code, _, err = run("--ensemble", models=[checkpoints[0], checkpoints[2]])
     assert code == 2
-    assert re.fullmatch("vanilla-transformer: error: --ensemble: model 2 has another tokenizer than model 1: .*\n", err)
+    assert re.fullmatch("vanilla-transformer: error: --ensemble: model 2 has another tokenizer than model 1; .*\n", err)
 
 
 def test_a_length_penalty_without_beams(run):

@@ -157,7 +157,7 @@ def test_models_that_are_not_supported(model, kind):
 
 
 def test_an_ensemble(model):
-    tokenizer = types.SimpleNamespace(get_vocab=dict)
+    tokenizer = types.SimpleNamespace(get_vocab=dict, content=[])
     both = ensemble([model, lively_model(seed=8)], [tokenizer, tokenizer])
     expected = by_transformers(both)
     with engine.attach(both) as attached:

@@ -1,6 +1,7 @@
 """Which models the engine refuses, and what it says of them."""
 
 import functools
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -84,7 +85,7 @@ def test_models_that_are_refused(change):
 def test_a_members_reason_is_the_ensembles(number):
     models = [lively_model(3), lively_model(7)]
     _hook(models[number])
-    tokenizer = type("Tokenizer", (), {"get_vocab": staticmethod(dict)})()
+    tokenizer = SimpleNamespace(get_vocab=dict, content=[])
     assert "FeedForward has hooks" in engine.unsupported_reason(ensemble(models, [tokenizer] * 2))
 
 

@@ -48,6 +48,19 @@ def test_lines_are_translated_one_by_one() -> None:
     assert answer.json() == {"translatedText": [best, ""], "alternatives": [[other], [""]]}
 
 
+def test_a_long_text_has_one_translation_and_others_several() -> None:
+    def translate(texts: list[str], n_best: int, target: str) -> list[list[str]]:
+        return [row[:1] if len(row[0]) > 9 else row for row in capitals(texts, n_best, target)]
+
+    answer = client(translate).post(
+        "/translate", json=ask(["cat", "two long dogs", "a\ntwo long dogs"], alternatives=1)
+    )
+    assert answer.json() == {
+        "translatedText": ["CAT", "TWO LONG DOGS", "A\nTWO LONG DOGS"],
+        "alternatives": [["CAT1"], [], ["A1\nTWO LONG DOGS"]],
+    }
+
+
 def test_a_page_has_as_many_elements_as_it_likes() -> None:
     page = "".join(f"<li>item {number}</li>" for number in range(9))
     answer = client(texts=4).post("/translate", json=ask(page, format="html"))

@@ -83,6 +83,17 @@ def test_a_request_of_many_texts_does_not_hold_up_a_short_one() -> None:
     asyncio.run(run())
 
 
+def test_requests_that_wait_for_several_batches_wait_for_no_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hf_vanilla_transformer.serving.batcher.SECONDS_TO_GATHER", 600)
+
+    async def run() -> None:
+        queue = batcher(Model(), batch_tokens=4)
+        async with asyncio.timeout(60):
+            await asyncio.gather(*(queue.translate(["aa"] * 20) for _ in range(2)))
+
+    asyncio.run(run())
+
+
 def test_batches_have_their_tokens_and_a_longer_text_is_a_batch_by_itself() -> None:
     async def run() -> None:
         model = Model()

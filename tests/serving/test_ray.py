@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from urllib import error, request
@@ -89,8 +90,11 @@ def _driver(address: str, model: Path, given: Path, there: Path) -> "subprocess.
 
 
 def _wait_for_parts(there: Path, number: int, driver: "subprocess.Popen[bytes]") -> None:
-    while len(list(there.glob(".*.parts/*.json"))) + len(list(there.glob("*.txt"))) < number:
+    found = 0
+    while found < number:
         assert driver.poll() is None
+        with suppress(FileNotFoundError):  # the driver removes a folder that is listed here
+            found = len(list(there.glob(".*.parts/*.json"))) + len(list(there.glob("*.txt")))
         time.sleep(0.01)
 
 
@@ -136,7 +140,8 @@ def test_killed_workers_nodes_and_drivers_lose_no_line(
         cluster.shutdown()
     names = sorted(file.name for file in here.iterdir())
     assert len(names) == 40
-    assert sorted(file.name for file in there.iterdir()) == names
+    # A driver that is killed right behind a file may leave the folder with its parts.
+    assert sorted(file.name for file in there.iterdir() if file.is_file()) == names
     assert all((there / name).read_bytes() == (here / name).read_bytes() for name in names)
 
 

@@ -39,9 +39,9 @@ def job(tmp_path: Path) -> Iterator[Job]:
 
 def test_text(job) -> None:
     one = job("a.txt")
-    one.source.write_bytes(b"\xef\xbb\xbfone\r\ntwo\n\nbad \xff\nlast")
+    one.source.write_bytes(b"\xef\xbb\xbfone\r\ntwo\n\nbad \xff\n\xef\xbb\xbflast")
     assert translated(one)[-1] == one.source.stat().st_size
-    assert one.output.read_bytes() == b"ONE\n\n\n\nLAST\n"
+    assert one.output.read_bytes() == b"ONE\n\n\n\n\xef\xbb\xbfLAST\n"
     assert errors_of(one) == [(2, "two is refused"), (4, "not UTF-8 (byte 0xff at 5)")]
 
 
@@ -57,18 +57,18 @@ def test_compressed_text_has_the_same_bytes_each_time(job) -> None:
 def test_tables_get_a_column(job) -> None:
     tsv, lines, table = job("a.tsv"), job("a.jsonl"), job("a.parquet")
     tsv.source.write_text("id\ttext\n1\tone\n2\n")
-    lines.source.write_text('{"text": "one", "n": 1}\n{bad\n{"text": 5}\n{"text": "a\\nb"}\n')
-    pq.write_table(pa.table({"n": [1, 2], "text": ["one", None]}), table.source)
+    lines.source.write_text('{"text": "one", "n": "\\ud83d"}\n{bad\n{"text": 5}\n{"text": "a\\nb"}\n')
+    times = pa.array([1, 86_399_000_000_001], pa.time64("ns"))  # beyond Python's microseconds
+    pq.write_table(pa.table({"n": times, "text": ["one", None]}), table.source)
     for each in (tsv, lines, table):
         translated(each)
     assert tsv.output.read_text() == "id\ttext\ttranslation\n1\tone\tONE\n\t\t\n"
     assert errors_of(tsv) == [(3, "1 columns, not 2")]
     assert [json.loads(line).get("translation") for line in lines.output.open()] == ["ONE", "", "", "A\nB"]
+    assert lines.output.read_text().startswith('{"text": "one", "n": "\\ud83d", ')
     assert [row for row, _ in errors_of(lines)] == [2, 3]
-    assert pq.read_table(table.output).to_pylist() == [
-        {"n": 1, "text": "one", "translation": "ONE"},
-        {"n": 2, "text": None, "translation": ""},
-    ]
+    written = {"n": times, "text": ["one", None], "translation": ["ONE", ""]}
+    assert pq.read_table(table.output).equals(pa.table(written))
 
 
 @pytest.mark.parametrize(
@@ -101,8 +101,11 @@ def test_files_of_folders_in_shards(tmp_path: Path) -> None:
     assert [[one.source.name for one in shard] for shard in shards] == [["a", "c"], ["b"]]
     with pytest.raises(CorpusError, match="have the same name"):
         jobs([tmp_path / "in", tmp_path / "in" / "a"], tmp_path / "out")
-    with pytest.raises(CorpusError, match="is the input and the output"):
-        jobs([tmp_path / "in"], tmp_path / "in")
+    for given in (tmp_path / "in", tmp_path / "in" / "a"):
+        with pytest.raises(CorpusError, match="is the input and the output"):
+            jobs([given], tmp_path / "in")
+    assert [one.output for one in jobs([tmp_path / "in" / "sub"], tmp_path / "in")] == [tmp_path / "in" / "c"]
+    assert [one.source.name for one in jobs([tmp_path / "in"], tmp_path / "in" / "sub")] == ["a", "b"]
 
 
 def test_the_command_skips_complete_files(tiny_checkpoint: Path, tmp_path: Path, capsys) -> None:

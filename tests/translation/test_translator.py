@@ -522,6 +522,7 @@ def test_the_pipeline_has_the_outputs_of_transformers_own(checkpoint, expected, 
     assert [len(row) for row in two] == [2, 2]
     assert [row[0]["translation_text"] for row in two] == expected[:2]
     assert pipe(TEXTS[:1], num_return_sequences=1) == [{"translation_text": expected[0]}]
+    assert [len(row) for row in pipe(["", ""], num_return_sequences=2)] == [1, 1]
     assert caplog.records == []
 
 

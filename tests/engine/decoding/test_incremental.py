@@ -321,7 +321,7 @@ def test_translations_in_8_bits(model, num_beams):
 
 # ---- ensembles ----
 
-TOKENIZER = SimpleNamespace(get_vocab=lambda: {str(token): token for token in range(VOCABULARY)})
+TOKENIZER = SimpleNamespace(get_vocab=lambda: {str(token): token for token in range(VOCABULARY)}, content=[])
 
 
 def ensemble_of(*models):
