@@ -71,7 +71,9 @@ class DictionaryTokenizer(PreTrainedTokenizer):
         self._added_tokens_decoder = {
             self.encoder[token]: AddedToken(token, special=True, normalized=False) for token in special
         }
-        super().__init__(source_eos=source_eos, **{"split_special_tokens": True, **kwargs})
+        super().__init__(
+            source_eos=source_eos, **{"split_special_tokens": True, "special_tokens_pattern": "prefix_suffix", **kwargs}
+        )
 
     @property
     def content(self) -> list[object]:
@@ -111,20 +113,10 @@ class DictionaryTokenizer(PreTrainedTokenizer):
     def _convert_id_to_token(self, index: int) -> str:
         return self._sides[1].name(index)
 
-    def build_inputs_with_special_tokens(
-        self, token_ids_0: list[int], token_ids_1: list[int] | None = None
-    ) -> list[int]:
-        """Ends a sequence, or two as one."""
-        end = [self.eos_token_id] if self._is_target or self.source_eos else []
-        return [*token_ids_0, *(token_ids_1 or []), *end]
-
-    def get_special_tokens_mask(
-        self, token_ids_0: list[int], token_ids_1: list[int] | None = None, already_has_special_tokens: bool = False
-    ) -> list[int]:
-        """Returns 1 for special tokens and 0 for others."""
-        ids = [*token_ids_0, *(token_ids_1 or [])]
-        ids = ids if already_has_special_tokens else self.build_inputs_with_special_tokens(ids)
-        return [int(number in self.all_special_ids) for number in ids]
+    @property
+    def suffix_tokens(self) -> list[int]:
+        """What ends a sequence, or two as one; the base class reads it."""
+        return [self.eos_token_id] if self._is_target or self.source_eos else []
 
     def convert_tokens_to_string(self, tokens: list[str]) -> str:
         """Returns the text that tokens of the target spell."""

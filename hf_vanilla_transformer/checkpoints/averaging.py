@@ -164,7 +164,6 @@ def _shapes(checkpoint: Path) -> Mapping[str, object]:
 
 def _architecture(checkpoint: Path) -> Mapping[str, object]:
     config = read_json(checkpoint / "config.json")
-    assert isinstance(config, dict)  # _check_complete has read it
     return {field: value for field, value in config.items() if field not in FREE_FIELDS}
 
 

@@ -3,6 +3,7 @@
 Nothing that a file contains is executed: torch.load is only called with `weights_only`.
 """
 
+import os
 import re
 from collections.abc import Iterator
 from itertools import islice
@@ -14,7 +15,7 @@ from transformers.trainer_pt_utils import safe_globals
 from transformers.utils import logging
 
 from ..errors import first_line
-from .loading import CONFIG, WEIGHTS, WEIGHTS_INDEX, read_json, tensors_in
+from .loading import CONFIG, CheckpointError, read_json, tensors_in
 
 logger = logging.get_logger(__name__)
 
@@ -102,71 +103,54 @@ def damage_of(checkpoint: Path, *, to_resume: bool = True) -> str | None:
             (`save_only_model` leaves them out). False only asks for a model that can be loaded.
     """
     try:
-        for damage in _damages(checkpoint, to_resume):
-            return damage
-    except OSError as error:  # the folder was removed meanwhile, or can't be read
-        return str(error)
+        _check(checkpoint, to_resume)
+    except (CheckpointError, OSError) as error:  # OSError: the folder was removed meanwhile, or can't be read
+        return str(error).removeprefix(f"{checkpoint}{os.sep}")
     return None
 
 
-def _damages(checkpoint: Path, to_resume: bool) -> Iterator[str]:
+def _check(checkpoint: Path, to_resume: bool) -> None:
     if not checkpoint.is_dir():
-        yield "there is no such folder"
-        return
+        raise CheckpointError("there is no such folder")
     if to_resume or step_of(checkpoint) is not None:
-        yield from _state_damages(checkpoint)
-    yield from _weights_damages(checkpoint)
-    yield from _json_damages(checkpoint)
+        _check_state(checkpoint)
+    tensors_in(checkpoint)
+    for name in (CONFIG, *(one for one in OPTIONAL_JSON if (checkpoint / one).exists())):
+        read_json(checkpoint / name)
     if to_resume:
-        yield from _resume_damages(checkpoint)
+        _check_training(checkpoint)
 
 
-def _state_damages(checkpoint: Path) -> Iterator[str]:
-    state = read_json(checkpoint / TRAINER_STATE)
-    if isinstance(state, str):
-        yield f"{state}; the Trainer writes it last, so saving was interrupted"
-    elif (step := step_of(checkpoint)) is not None and state.get("global_step") != step:
-        yield f"{TRAINER_STATE} is of step {state.get('global_step')!r}"
+def _check_state(checkpoint: Path) -> None:
+    try:
+        state = read_json(checkpoint / TRAINER_STATE)
+    except CheckpointError as error:
+        raise CheckpointError(f"{error}; the Trainer writes it last, so saving was interrupted") from error
+    if (step := step_of(checkpoint)) is not None and state.get("global_step") != step:
+        raise CheckpointError(f"{TRAINER_STATE} is of step {state.get('global_step')!r}")
 
 
-def _weights_damages(checkpoint: Path) -> Iterator[str]:
-    if (checkpoint / WEIGHTS).exists() or (checkpoint / WEIGHTS_INDEX).exists():
-        try:
-            tensors_in(checkpoint)
-        except ValueError as error:
-            yield str(error)
-    else:
-        yield f"it has no weights: neither {WEIGHTS} nor {WEIGHTS_INDEX}"
-
-
-def _json_damages(checkpoint: Path) -> Iterator[str]:
-    optional = [name for name in OPTIONAL_JSON if (checkpoint / name).exists()]
-    values = [read_json(checkpoint / name) for name in (CONFIG, *optional)]
-    yield from (value for value in values if isinstance(value, str))
-
-
-def _resume_damages(checkpoint: Path) -> Iterator[str]:
+def _check_training(checkpoint: Path) -> None:
     for file in (file for pattern in SAVED_BY_TORCH for file in sorted(checkpoint.glob(pattern))):
-        yield from _loading_damages(file)
+        _check_loading(file)
     if not (checkpoint / OPTIMIZER).exists():
-        yield f"{OPTIMIZER} is missing (save_only_model leaves it out), so training can't resume from it"
+        raise CheckpointError(f"{OPTIMIZER} is missing (save_only_model leaves it out), so training can't resume")
     if not (checkpoint / SCHEDULER).exists():
-        yield f"{SCHEDULER} is missing, so training can't resume from it"
+        raise CheckpointError(f"{SCHEDULER} is missing, so training can't resume from it")
     if not any(checkpoint.glob(RANDOM_STATES)):  # a file, or one for each process
-        yield "rng_state.pth is missing, so the random numbers of a resumed training would differ"
+        raise CheckpointError("rng_state.pth is missing, so the random numbers of a resumed training would differ")
 
 
-def _loading_damages(file: Path) -> Iterator[str]:
+def _check_loading(file: Path) -> None:
     """Loads a file as the Trainer does, but for its tensors' values."""
     try:
         with safe_globals():
             state = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
         lacking = _parameters_without_state(state) if file.name == OPTIMIZER else 0
     except Exception as error:  # of many kinds
-        yield f"{file.name} can't be loaded ({first_line(error)})"
-        return
+        raise CheckpointError(f"{file.name} can't be loaded ({first_line(error)})") from error
     if lacking:
-        yield f"{file.name} has no state of {lacking} parameters, so a resumed training would differ"
+        raise CheckpointError(f"{file.name} has no state of {lacking} parameters, so a resumed training would differ")
 
 
 def _parameters_without_state(optimizer: _Optimizer) -> int:

@@ -1,6 +1,5 @@
 """Files and folders that appear when they are complete."""
 
-import glob
 import os
 import secrets
 import shutil
@@ -8,12 +7,6 @@ import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-
-from filelock import FileLock, Timeout
-
-
-class LockedError(ValueError):
-    """Another process works on the same files; the message says so."""
 
 
 class LinkError(ValueError):
@@ -43,29 +36,6 @@ def check_links(folder: Path, files: Iterable[Path] | None = None, *, in_cache: 
 
 
 @contextmanager
-def locked(file: Path, message: str) -> Iterator[None]:
-    """Keeps other processes out while the context lasts. The system releases the lock of a killed process.
-
-    Args:
-        file: The lock's; it is created, and stays.
-        message: Of the error if another process holds the lock.
-
-    Raises:
-        LockedError: Another process holds it.
-        OSError: The file can't be written.
-    """
-    lock = FileLock(file)
-    try:
-        lock.acquire(blocking=False)
-    except Timeout as error:
-        raise LockedError(message) from error
-    try:
-        yield
-    finally:
-        lock.release()
-
-
-@contextmanager
 def replacing(path: str | Path) -> Iterator[Path]:
     """Yields the name of a file to write beside `path`; it replaces `path` at the end.
 
@@ -82,7 +52,7 @@ def replacing(path: str | Path) -> Iterator[Path]:
     if path.exists() and not path.is_file():
         yield path
         return
-    temporary = path.with_name(f"{_partial(path)}.{secrets.token_hex(4)}.partial")
+    temporary = path.with_name(f".{path.name[:50]}.{secrets.token_hex(4)}.partial")
     try:
         yield temporary
         if path.exists():
@@ -91,17 +61,6 @@ def replacing(path: str | Path) -> Iterator[Path]:
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
-
-
-def remove_partial(path: str | Path) -> None:
-    """Removes the files of `replacing` that a killed process has left beside `path`."""
-    path = Path(path).resolve()
-    for file in path.parent.glob(f"{glob.escape(_partial(path))}.????????.partial"):
-        file.unlink(missing_ok=True)
-
-
-def _partial(path: Path) -> str:
-    return f".{path.name[:50]}"  # a name has at most 255 bytes
 
 
 def write_text(path: str | Path, text: str) -> None:

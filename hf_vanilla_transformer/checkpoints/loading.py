@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 import warnings
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -54,11 +55,7 @@ class Where(TypedDict, total=False):
     token: str | bool | None
 
 
-class TensorEntry(TypedDict):
-    """What the header of a safetensors file says of a tensor: its type ("F32", "BF16" ...) and its shape."""
-
-    dtype: str
-    shape: list[int]
+Entry = tuple[str, list[int]]  # what a header of safetensors says of a tensor: its type ("F32", "BF16" ...), its shape
 
 
 def load_checkpoint(
@@ -151,9 +148,8 @@ def load_model(
         )
     _check_report(name, report)
     _check_tokens(name, model)
-    decoding = read_json(folder / GENERATION_CONFIG)
-    if isinstance(decoding, str) and (folder / GENERATION_CONFIG).exists():  # from_pretrained would take defaults
-        raise CheckpointError(f"{name}: {decoding}")
+    if (folder / GENERATION_CONFIG).exists():
+        read_json(folder / GENERATION_CONFIG)  # of a damaged one, from_pretrained would take defaults
     if wrong := not_finite(model):
         raise CheckpointError(f"{name}: {named(wrong)} contains NaN or infinity; the training diverged")
     return model.eval()
@@ -168,7 +164,8 @@ def _plain_errors(name: str | Path, where: Where) -> Iterator[None]:
         if not where.get("trust_remote_code") and "trust_remote_code" in str(error):
             hint = "; its own code only runs if you trust it and say so (--trust-remote-code)"
         reason = error.__cause__ if isinstance(error, StrictDataclassError) and error.__cause__ else error
-        raise CheckpointError(f"can't load {name} ({first_line(reason)}){hint}") from error
+        problem = first_line(reason).removeprefix(f"{name}{os.sep}")
+        raise CheckpointError(f"can't load {name} ({problem}){hint}") from error
 
 
 def _check_report(name: str | Path, report: Mapping[str, Collection[Any]]) -> None:
@@ -190,8 +187,6 @@ def _checked_folder(name: str | Path, where: Where) -> Path:
     if file is None:  # a tokenizer alone
         return Path(name)
     config = read_json(Path(file))
-    if isinstance(config, str):
-        raise ValueError(config)
     if config.get("is_encoder_decoder") is False:
         raise ValueError("is_encoder_decoder is false in config.json, but a model that translates has both")
     if config.get("quantization_config") is not None:
@@ -301,59 +296,50 @@ def named(names: Iterable[str], most: int = NAMES_PER_ERROR) -> str:
     return ", ".join(names[:most]) + more
 
 
-def tensors_in(checkpoint: Path) -> dict[str, tuple[Path, TensorEntry]]:
+def tensors_in(checkpoint: Path) -> dict[str, tuple[Path, Entry]]:
     """Returns the tensors of a saved model in safetensors, one file or sharded, without reading their values.
 
     Returns:
         Tensor's name -> its file, and its type and shape.
 
     Raises:
-        ValueError: Files are missing or cut short, or the index doesn't match them; the message names the file.
+        CheckpointError: Files are missing or cut short, or the index doesn't match them; the message names the file.
     """
     if (checkpoint / WEIGHTS).exists() or not (checkpoint / WEIGHTS_INDEX).exists():
         return {name: (checkpoint / WEIGHTS, entry) for name, entry in _header(checkpoint / WEIGHTS).items()}
-    index = read_json(checkpoint / WEIGHTS_INDEX)
-    if isinstance(index, str):
-        raise ValueError(index)
-    shard_of = index.get("weight_map")
+    shard_of = read_json(checkpoint / WEIGHTS_INDEX).get("weight_map")
     if not isinstance(shard_of, dict):
-        raise ValueError(f"{WEIGHTS_INDEX} has no weight_map")
+        raise CheckpointError(f"{WEIGHTS_INDEX} has no weight_map")
     for shard in shard_of.values():
         if not isinstance(shard, str) or Path(shard).name != shard:
-            raise ValueError(f"{WEIGHTS_INDEX} names {shard!r}, not a file beside it")
+            raise CheckpointError(f"{WEIGHTS_INDEX} names {shard!r}, not a file beside it")
     headers = {shard: _header(checkpoint / shard) for shard in sorted(set(shard_of.values()))}
     for name, shard in shard_of.items():
         if name not in headers[shard]:
-            raise ValueError(f"{shard} has no {name}, as {WEIGHTS_INDEX} says")
+            raise CheckpointError(f"{shard} has no {name}, as {WEIGHTS_INDEX} says")
     return {name: (checkpoint / shard, headers[shard][name]) for name, shard in shard_of.items()}
 
 
-def _header(file: Path) -> dict[str, TensorEntry]:
+def _header(file: Path) -> dict[str, Entry]:
     """Tensor's name -> dtype and shape, from the header of a safetensors file."""
     if not file.is_file():
-        raise ValueError(f"{file.name} is missing")
+        raise CheckpointError(f"{file} is missing")
     try:
         with safe_open(file, framework="pt") as weights:
             slices = {name: weights.get_slice(name) for name in weights.keys()}  # noqa: SIM118
-            return {name: TensorEntry(dtype=one.get_dtype(), shape=one.get_shape()) for name, one in slices.items()}
+            return {name: (one.get_dtype(), one.get_shape()) for name, one in slices.items()}
     except SafetensorError as error:
-        raise ValueError(f"{file.name} is cut short, or not in safetensors' format ({error})") from error
+        raise CheckpointError(f"{file} is cut short, or not in safetensors' format ({error})") from error
 
 
-def read_json(file: Path) -> dict[str, Any] | str:
-    """Returns a JSON file's object, or a sentence that says why it can't be read."""
+def read_json(file: Path) -> dict[str, Any]:
+    """Returns a JSON file's object; raises `CheckpointError` if it can't be read."""
     if not file.is_file():
-        return f"{file.name} is missing"
+        raise CheckpointError(f"{file} is missing")
     try:
         values = json.loads(file.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:  # JSON's and Unicode's errors, and too many brackets
-        return f"{file.name} is cut short or not JSON ({error})"
-    return values if isinstance(values, dict) else f"{file.name} is not a JSON object"
-
-
-def json_object(file: Path) -> dict[str, Any]:
-    """Returns a JSON file's object; raises `ValueError`, with its folder and the reason, if it can't be read."""
-    values = read_json(file)
-    if isinstance(values, str):
-        raise ValueError(f"{file.parent}: {values}")
+        raise CheckpointError(f"{file} is cut short or not JSON ({error})") from error
+    if not isinstance(values, dict):
+        raise CheckpointError(f"{file} is not a JSON object")
     return values

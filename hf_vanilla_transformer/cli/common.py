@@ -98,15 +98,15 @@ def table(rows: Iterable[Sequence[str]], *, indent: str = "", align: str = "<") 
     return "\n".join(indent + line.rstrip() for line in lines)
 
 
-def check_output(option: str, name: str, overwrite: bool, inputs: Sequence[str | None] = ()) -> None:
-    """Checks, before any work is done, that the file of an option can be written and is none of the inputs.
+def check_output(option: str, name: str, overwrite: bool, taken: Sequence[str | None] = ()) -> None:
+    """Checks, before any work is done, that the file of an option can be written and is no other option's.
 
     Raises:
-        UsageError: It is a folder or in no folder, an input, or it exists and `overwrite` is false.
+        UsageError: It is a folder or in no folder, another option's file, or it exists and `overwrite` is false.
     """
     path = Path(name)
-    if any(file is not None and path.resolve() == Path(file).resolve() for file in inputs):
-        raise UsageError(f"{option} {name} is an input; give another file")
+    if any(file is not None and path.resolve() == Path(file).resolve() for file in taken):
+        raise UsageError(f"{option} {name} is the file of another option; give another one")
     if path.is_dir() or not path.parent.is_dir():
         problem = "is a folder" if path.is_dir() else f"can't be written: there is no folder {path.parent}"
         raise UsageError(f"{option} {name} {problem}; give a file in a folder that exists")
@@ -115,35 +115,20 @@ def check_output(option: str, name: str, overwrite: bool, inputs: Sequence[str |
 
 
 # ---- Text files ----
-def read_lines(name: str) -> list[str]:
-    """Reads the lines of a UTF-8 text file, without their ends; a .gz file is decompressed.
+def read_parallel(source: str, reference: str) -> tuple[list[str], list[str]]:
+    """Reads two UTF-8 text files with corresponding lines, .gz or not.
 
     Raises:
-        CorpusError: The file is missing, empty, damaged or not UTF-8; the message names file and line.
-        UsageError: A compressed file is empty.
+        CorpusError: One is missing, empty, damaged or not UTF-8, or has fewer lines.
     """
     from ..data import formats
 
-    formats.check_file(Path(name))
-    lines = list(formats.read_lines(name))
-    if not lines:  # an empty file, compressed
-        raise UsageError(f"{name}: the file is empty; give a text file with one sentence per line")
-    return lines
-
-
-def read_parallel(source: str, reference: str) -> tuple[list[str], list[str]]:
-    """Reads two files with corresponding lines.
-
-    Raises:
-        UsageError: As for `read_lines`, or the files have different numbers of lines.
-    """
-    sources, references = read_lines(source), read_lines(reference)
-    if len(sources) != len(references):
-        raise UsageError(
-            f"{source} has {len(sources)} lines and {reference} {len(references)}; line n of one must be the "
-            "translation of line n of the other"
-        )
-    return sources, references
+    for name in (source, reference):
+        formats.check_file(Path(name))
+    pairs = list(formats.read_text(source, reference))
+    if not pairs:  # empty files, compressed
+        raise UsageError(f"{source} and {reference} are empty; give text files with one sentence per line")
+    return [pair["source"] for pair in pairs], [pair["target"] for pair in pairs]
 
 
 # ---- Options ----
@@ -353,41 +338,30 @@ def loading() -> Iterator[None]:
         gc.enable()
 
 
+def prepare() -> None:
+    """Registers the classes, and keeps standard error for what the user can fix."""
+    from transformers.utils import logging
+
+    from .. import register
+
+    register()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+
+
 def load_translator(name: str, arguments: argparse.Namespace) -> "Translator":
     """Loads a checkpoint or converts a Marian model, by its folder or name on the Hub, ready to decode.
 
     Raises:
         UsageError: The device, the backend or the checkpoint can't be used.
     """
-    import torch
-    from transformers.utils import logging
+    from .. import engine
+    from ..translation.translator import Translator
 
-    from .. import engine, register
-    from ..checkpoints.loading import CheckpointError
-    from ..data.hub_names import HubError
-    from ..translation.translator import DeviceError, Translator
-
-    register()
-    logging.set_verbosity_error()  # standard error is for what the user can fix
-    logging.disable_progress_bar()
-    given = vars(arguments)
-    device, threads = given["device"] or ("cuda" if torch.cuda.is_available() else "cpu"), given.get("threads")
-    if device.startswith("cpu"):
-        engine.keep_freed_memory()
-    if threads is not None:
-        torch.set_num_threads(threads)
-    options = {"dtype": given.get("dtype") or "auto", "trust_remote_code": given["trust_remote_code"]}
-    compute_type, backend = given.get("compute_type", "default"), given.get("backend")
+    prepare()
+    engine.keep_freed_memory()
     with decoding_errors():
-        try:
-            return Translator(name, device, compute_type, threads, backend=backend, **options)
-        except DeviceError as error:
-            raise UsageError(f"--{error}") from error
-        except (HubError, CheckpointError) as error:
-            raise UsageError(
-                f"{error}; --model needs the folder of a sequence-to-sequence model and its tokenizer, both saved with "
-                "save_pretrained, or its name on the Hub"
-            ) from error
+        return Translator(name, **opening(arguments))
 
 
 def import_extra(module: str) -> Any:
@@ -399,9 +373,9 @@ def import_extra(module: str) -> Any:
 
 
 def opening(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Returns the options of `Translator` for the nodes of a cluster, each with `--threads` CPUs."""
-    given = {name: getattr(arguments, name) for name in ("device", "compute_type", "backend", "trust_remote_code")}
-    return {**given, "threads": arguments.threads or 1, "dtype": getattr(arguments, "dtype", None) or "auto"}
+    """Returns the options of `Translator` that a command has, and that are given."""
+    names = ("device", "compute_type", "threads", "backend", "dtype", "trust_remote_code")
+    return {name: value for name in names if (value := getattr(arguments, name, None)) is not None}
 
 
 def on_every_node(model: str) -> str:
@@ -425,13 +399,13 @@ def load_ensemble(
 
     loaded = [load_translator(name, arguments) for name in names]
     if len(loaded) > 1 and (other := next((one for one in loaded if one.backend != "engine"), None)):
-        raise UsageError(f"--ensemble: the backend {other.backend} has no ensembles; leave out --backend")
+        raise UsageError(f"several models can't be averaged by the backend {other.backend}; give the models themselves")
     tokenizer, model = loaded[0].tokenizer, loaded[0].model
     if len(loaded) > 1:
         try:
             model = ensemble([one.model for one in loaded], [one.tokenizer for one in loaded])
         except ValueError as error:
-            raise UsageError(f"--ensemble: {first_line(error)}") from error
+            raise UsageError(f"several models can't be averaged: {first_line(error)}") from error
         for one in loaded:  # the ensemble has its own engine
             detach(one.model)
         attach_if_supported(model, getattr(arguments, "compute_type", "default"))

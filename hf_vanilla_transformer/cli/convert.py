@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from .common import UsageError, loading, show
+from .common import UsageError, loading, prepare, show
 
 SYSTEMS = {
     "marian": "Marian as in transformers, such as Helsinki-NLP/opus-mt-en-de",
@@ -59,14 +59,9 @@ def _convert(arguments: argparse.Namespace) -> None:
         raise UsageError(str(error)) from error
     is_local = Path(arguments.source).exists() or not check_model_on_hub(arguments.source)
     with loading():
-        from transformers.utils import logging
-
-        from .. import register
         from ..interop.convert import convert
 
-        register()
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
+        prepare()
     notes = convert(
         arguments.source,
         arguments.output,

@@ -157,11 +157,11 @@ def _check_models(arguments: argparse.Namespace) -> None:
 
 def _check_outputs(arguments: argparse.Namespace) -> None:
     """Checks, before any work is done, that the output files can be written."""
+    taken = [arguments.source, arguments.reference]
     for option, name in (("--json", arguments.json), ("--output", arguments.output)):
         if name is not None:
-            check_output(option, name, arguments.overwrite, [arguments.source, arguments.reference])
-    if arguments.output is not None and arguments.output == arguments.json:
-        raise UsageError("--json and --output name the same file; give each its own")
+            check_output(option, name, arguments.overwrite, taken)
+            taken.append(name)
 
 
 def _results(

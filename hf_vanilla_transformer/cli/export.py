@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import first_line, install
-from .common import UsageError, check_model_name, loading, show
+from .common import UsageError, check_model_name, loading, prepare, show
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -54,9 +54,7 @@ def _export(arguments: argparse.Namespace) -> None:
         raise UsageError(str(error)) from error
     check_model_name(arguments.model)
     with loading():
-        from .. import register
-
-        register()
+        prepare()
         exporter = _exporter(arguments.to)
     tokenizer, model = _load(arguments.model, arguments.trust_remote_code)
     with new_folder(output) as folder:
@@ -86,19 +84,10 @@ def _exporter(system: str) -> Any:
 
 def _load(name: str, trust_remote_code: bool) -> tuple["PreTrainedTokenizerBase", "PreTrainedModel"]:
     """Loads a model on the CPU; a Marian model is converted first."""
-    from transformers.utils import logging
-
-    from ..checkpoints.loading import CheckpointError
-    from ..data.hub_names import HubError
     from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
     from ..translation.translator import load_to_translate
 
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
-    try:
-        tokenizer, model = load_to_translate(name, "cpu", trust_remote_code=trust_remote_code)
-    except (HubError, CheckpointError) as error:
-        raise UsageError(f"{error}; --model needs a folder that save_pretrained wrote, or a name on the Hub") from error
+    tokenizer, model = load_to_translate(name, "cpu", trust_remote_code=trust_remote_code)
     if not isinstance(model, VanillaTransformerForConditionalGeneration):
         raise UsageError(f"{name} has a {type(model).__name__}; only models of this package and Marian's are exported")
     return tokenizer, model.to(model.config.dtype)  # float16 is loaded as float32

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from .. import __version__
-from .common import RunError, UsageError, check_model_name, show, table
+from .common import RunError, UsageError, check_model_name, prepare, show, table
 
 if TYPE_CHECKING:
     from ..hub.description import Description
@@ -45,13 +45,9 @@ def _show_checkpoint(name: str, as_json: bool) -> None:
     if not os.path.isdir(name):
         check_model_name(name, "info DIR")
 
-    from transformers.utils import logging
-
-    from .. import register
     from ..hub.description import describe
 
-    register()
-    logging.set_verbosity_error()  # standard error is for what the user can fix
+    prepare()
     found = describe(name)
     values = {"total": found.total, **asdict(found)}
     show(json.dumps(values, indent=1, ensure_ascii=False) if as_json else _text(found))

@@ -122,5 +122,5 @@ def _with_ray(arguments: argparse.Namespace, left: "list[Job]") -> "Iterator[tup
             actors=(1, arguments.actors),
             cpus=arguments.threads or 1,
             options=options,
-            opening=opening(arguments),
+            opening={"threads": 1, **opening(arguments)},
         )

@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .common import UsageError, show
+from .common import UsageError, prepare, show
 
 if TYPE_CHECKING:
     from ..hub.upload import Upload
@@ -33,22 +33,17 @@ def _push(arguments: argparse.Namespace) -> None:
     if not arguments.folder.is_dir():
         raise UsageError(f"{arguments.folder} is not a folder; DIR must be that of a saved model")
 
-    from transformers.utils import logging
+    from ..hub import upload as hub
 
-    from .. import register
-    from ..hub.upload import check_token, prepare, publish
-
-    register()
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
+    prepare()
     if not arguments.dry_run:
-        check_token()
-    upload = prepare(arguments.folder, arguments.repo)
+        hub.check_token()
+    upload = hub.prepare(arguments.folder, arguments.repo)
     _show(upload)
     if arguments.dry_run:
         print("dry run: nothing was sent")
         return
-    done = publish(upload, arguments.repo, private=arguments.private, revision=arguments.revision)
+    done = hub.publish(upload, arguments.repo, private=arguments.private, revision=arguments.revision)
     if done.removed:
         show(f"removed from the repository: {', '.join(done.removed)}")
     print(f"pushed into the {'private' if done.private else 'public'} repository {arguments.repo}: {done.url}")

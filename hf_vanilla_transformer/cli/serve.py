@@ -166,7 +166,7 @@ def _on_a_cluster(
             replicas=arguments.replicas,
             models_per_replica=arguments.models_per_replica,
             cpus=arguments.threads or 1,
-            opening=opening(arguments),
+            opening={"threads": 1, **opening(arguments)},
         ):
             for number in (signal.SIGINT, signal.SIGTERM):  # now, as Ray has set handlers of its own
                 signal.signal(number, lambda *_: stop.set())

@@ -131,14 +131,13 @@ def _someone_types() -> bool:
 @contextmanager
 def _output(name: str | None) -> Iterator[Any]:
     """Yields the file to write to. It replaces the one of that name at the end; None: standard output."""
-    from ..checkpoints.files import remove_partial, replacing
+    from ..checkpoints.files import replacing
 
     if name is None:
         if isinstance(sys.stdout, io.TextIOWrapper):
             sys.stdout.reconfigure(encoding="utf-8", errors="replace")  # as the input, independently of the locale
         yield None
         return
-    remove_partial(name)
     with replacing(name) as path, Path(path).open("w", encoding="utf-8", newline="\n") as file:
         yield file
 

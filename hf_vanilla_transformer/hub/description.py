@@ -13,9 +13,9 @@ from ..checkpoints.loading import (
     MODEL_TYPE,
     CheckpointError,
     check_tokenizer,
-    json_object,
     load_config,
     load_tokenizer,
+    read_json,
     tensors_in,
     tokenizer_fingerprint,
 )
@@ -89,11 +89,7 @@ def _opened(name: str) -> tuple[Path, dict[str, tuple[str, list[int]]]]:
         _check_kind(folder, name)
         return folder, tensors
     _check_kind(folder, name)
-    try:
-        entries = tensors_in(folder)
-    except ValueError as error:
-        raise CheckpointError(f"{name}: {error}") from error
-    return folder, {key: (entry["dtype"], entry["shape"]) for key, (_, entry) in entries.items()}
+    return folder, {key: entry for key, (_, entry) in tensors_in(folder).items()}
 
 
 def _check_kind(folder: Path, name: str) -> None:
@@ -108,7 +104,7 @@ def _check_kind(folder: Path, name: str) -> None:
         if (folder / "adapter_config.json").is_file():
             raise CheckpointError(f"{name} has an adapter without its model; describe the model")
         raise CheckpointError(f"{name} is not a checkpoint: it has no {CONFIG}")
-    kind = _json(folder / CONFIG).get("model_type")
+    kind = read_json(folder / CONFIG).get("model_type")
     if kind != MODEL_TYPE:
         raise CheckpointError(
             f"{name} is a model of type {kind!r}, and only models of this package are described; `vanilla-transformer "
@@ -154,12 +150,5 @@ def _tokenizer(folder: Path, config: PreTrainedConfig) -> tuple[TokenizerFacts |
 def _decoding(folder: Path) -> dict[str, object]:
     if not (folder / GENERATION_CONFIG).exists():
         return {}
-    values = _json(folder / GENERATION_CONFIG)
+    values = read_json(folder / GENERATION_CONFIG)
     return {name: value for name, value in values.items() if value is not None and name not in NOT_DECODING}
-
-
-def _json(file: Path) -> dict[str, object]:
-    try:
-        return json_object(file)
-    except ValueError as error:
-        raise CheckpointError(str(error)) from error

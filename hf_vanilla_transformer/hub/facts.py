@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 from huggingface_hub import ModelCard
 
-from ..checkpoints.loading import CONFIG, json_object, tensors_in
+from ..checkpoints.loading import CONFIG, read_json, tensors_in
 from ..metrics import Score
 from .model_card import (
     CARD,
@@ -58,9 +58,9 @@ def read_facts(folder: Path) -> tuple[RunFacts, str | None]:
         CardError: There is no complete model in the folder, or a file that is read can't be.
     """
     try:
-        config = json_object(folder / CONFIG)
+        config = read_json(folder / CONFIG)
         tensors = tensors_in(folder)
-        saved = json_object(folder / FACTS) if (folder / FACTS).exists() else None
+        saved = read_json(folder / FACTS) if (folder / FACTS).exists() else None
     except ValueError as error:
         raise CardError(f"{error}; give a folder that save_pretrained or `vanilla-transformer train` wrote") from error
     values, note = {}, None
@@ -74,7 +74,7 @@ def read_facts(folder: Path) -> tuple[RunFacts, str | None]:
     # Version 0.2 saved folders as names that look like a repository's: "run/averaged-3".
     values["name"] = name if is_repository(name) and not is_folder else local_name(folder)
     # Aliases of a tied matrix aren't saved.
-    values["parameters"] = sum(math.prod(entry["shape"]) for _, entry in tensors.values())
+    values["parameters"] = sum(math.prod(shape) for _, (_, shape) in tensors.values())
     return RunFacts(**{**values, "config": config}), note
 
 
@@ -88,7 +88,7 @@ def said_by_author(folder: Path) -> dict[str, Any]:
         CardError: The card, or what was saved of it, can't be read.
     """
     try:
-        saved = json_object(folder / FACTS) if (folder / FACTS).exists() else {}
+        saved = read_json(folder / FACTS) if (folder / FACTS).exists() else {}
     except ValueError as error:
         raise CardError(f"{error}; remove it") from error
     said = {name: saved[name] for name in BY_AUTHOR if isinstance(saved.get(name), str)}

@@ -50,19 +50,18 @@ POSITIONS = {
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Scores on one test set. Two test sets with the same `dataset_id` need different splits."""
+    """Scores on one test set."""
 
     dataset: str  # the test set's name, for instance "Multi30k, test_2016_flickr"
     scores: "Sequence[Score]"  # BLEU, chrF ... with their signatures
     sentences: int | None = None  # their number
     decoding: str | None = None  # for instance "beam 4, length penalty 0.6"
-    dataset_id: str | None = None  # the data set's name on the Hub
     split: str | None = None
 
     @property
     def dataset_type(self) -> str:
-        """The name that the Hub lists the results under: `dataset_id`, or one made from `dataset`."""
-        return self.dataset_id or re.sub(r"[^\w.-]+", "-", self.dataset).strip("-").lower() or "test"
+        """The name that the Hub lists the results under."""
+        return re.sub(r"[^\w.-]+", "-", self.dataset).strip("-").lower() or "test"
 
 
 @dataclass(frozen=True)

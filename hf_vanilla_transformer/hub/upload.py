@@ -18,8 +18,8 @@ from ..checkpoints.loading import (
     MODEL_TYPE,
     VOCABULARY_FILES,
     CheckpointError,
-    json_object,
     load_checkpoint,
+    read_json,
     tensors_in,
 )
 from ..data.hub_names import HubError
@@ -214,7 +214,7 @@ def hub_errors(repo: str) -> Iterator[None]:
 def _check_model(folder: Path) -> None:
     """Checks that a folder's model can be loaded, with this package and without it."""
     try:
-        config = json_object(folder / CONFIG)
+        config = read_json(folder / CONFIG)
         tensors_in(folder)
         is_own = config.get("model_type") == MODEL_TYPE
         if is_own:
@@ -223,7 +223,7 @@ def _check_model(folder: Path) -> None:
         raise PublishError(f"{first_line(error)}; only a model that can be loaded is published") from error
     settings = [config]
     if (folder / "tokenizer_config.json").is_file():
-        settings.append(json_object(folder / "tokenizer_config.json"))
+        settings.append(read_json(folder / "tokenizer_config.json"))
     classes = json.dumps([one.get("auto_map") for one in settings])  # such as "modeling_x.Class"; others are elsewhere
     modules = {*re.findall(r'"(\w+)\.\w+"', classes), *(["modeling_vanilla_transformer"] if is_own else [])}
     if missing := sorted(one for one in modules if not (folder / f"{one}.py").is_file()):

@@ -7,8 +7,6 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from transformers import PreTrainedConfig, PreTrainedTokenizerBase
-
 from ..checkpoints.files import check_new_folder, new_folder
 from ..checkpoints.loading import tokenizer_fingerprint
 from ..hub.facts import strings
@@ -53,7 +51,6 @@ def convert(source: str | Path, output: str | Path, *, system: str | None = None
     if loaded.tokenizer is None:
         notes += ("no tokenizer is written: save yours beside the model",)
     else:
-        _compare_special(loaded.model.config, loaded.tokenizer)
         loaded.model.config.tokenizer_fingerprint = tokenizer_fingerprint(loaded.tokenizer)
     facts = _facts(local_name(output), loaded)
     with new_folder(output) as folder:
@@ -82,17 +79,6 @@ def recognise(source: str | Path) -> str:
             f"{source} looks like several systems' ({', '.join(found)}); give --from with one of {known}"
         )
     return found[0]
-
-
-def _compare_special(config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Compares the special tokens of model and tokenizer, as far as both have them."""
-    for name in ("pad_token_id", "bos_token_id", "eos_token_id", "unk_token_id"):
-        own, wanted = getattr(tokenizer, name, None), getattr(config, name, None)
-        if own is not None and wanted is not None and own != wanted:
-            raise ConversionError(
-                f"the tokenizer's {name} is {own} and the model's {wanted}; convert with the files "
-                "that the model was trained with"
-            )
 
 
 def _facts(name: str, loaded: Converted) -> RunFacts:

@@ -22,7 +22,6 @@ from transformers.utils import logging
 
 from ..checkpoints.loading import (
     check_tokenizer,
-    json_object,
     load_model,
     read_json,
     tokenizer_fingerprint,
@@ -118,8 +117,8 @@ def load(source: str | Path, options: Options) -> Converted:
 
 def recognises(source: Path) -> bool:
     """Tells by its config.json whether a folder has a Marian model of transformers."""
-    config = read_json(source / "config.json")
-    return isinstance(config, dict) and config.get("model_type") == "marian"
+    file = source / "config.json"
+    return file.is_file() and read_json(file).get("model_type") == "marian"
 
 
 # ---- Files ----
@@ -141,7 +140,7 @@ def _folder_of(source: str, revision: str | None, token: str | bool | None, loca
 
 def _check_system(folder: Path) -> None:
     """Raises `ConversionError` if config.json is missing, damaged, or another system's."""
-    system = json_object(folder / "config.json").get("model_type")
+    system = read_json(folder / "config.json").get("model_type")
     if system != "marian":
         reason = REFUSED.get(str(system), "it is not of Marian's architecture")
         raise ConversionError(f"{folder} has a model of the type {system!r}: {reason}")
@@ -154,14 +153,14 @@ def opus_mt_tokenizer(folder: Path) -> MarianTokenizer:
     Raises:
         ValueError: A file is missing or damaged, or the end or the unknown token has two ids; the message says which.
     """
-    settings = json_object(folder / "tokenizer_config.json") if (folder / "tokenizer_config.json").exists() else {}
+    settings = read_json(folder / "tokenizer_config.json") if (folder / "tokenizer_config.json").exists() else {}
     separate = bool(settings.get("separate_vocabs"))
     for name in ("source.spm", "target.spm"):
         if not (folder / name).is_file():
             raise ValueError(
                 f"{folder}: {name} is missing; OPUS-MT models with BPE instead of SentencePiece can't be converted"
             )
-    vocabularies = [json_object(folder / name) for name in ("vocab.json", "target_vocab.json")[: 1 + separate]]
+    vocabularies = [read_json(folder / name) for name in ("vocab.json", "target_vocab.json")[: 1 + separate]]
     try:
         with without_advice():
             tokenizer = MarianTokenizer.from_pretrained(folder)

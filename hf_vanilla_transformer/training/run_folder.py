@@ -7,12 +7,13 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+from filelock import FileLock, Timeout
 from safetensors import SafetensorError
 from transformers import Trainer
 
 from ..checkpoints.completeness import RECIPE, TRAINER_STATE, last_complete_checkpoint, step_of
-from ..checkpoints.files import LockedError, locked, write_text
-from ..checkpoints.loading import read_json
+from ..checkpoints.files import write_text
+from ..checkpoints.loading import CheckpointError, read_json
 from ..errors import first_line
 from .recipe import RecipeError
 
@@ -29,13 +30,14 @@ def only_process_in(folder: Path) -> Iterator[None]:
     Raises:
         RecipeError: Another process trains there, or the folder can't be written.
     """
-    message = f"another process is training in {folder}; wait until it has ended, or give another --output-dir"
     with ExitStack() as stack:
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            stack.enter_context(locked(folder / LOCK, message))
-        except LockedError as error:
-            raise RecipeError(str(error)) from error
+            stack.enter_context(FileLock(folder / LOCK, timeout=0))
+        except Timeout as error:
+            raise RecipeError(
+                f"another process is training in {folder}; wait until it has ended, or give another --output-dir"
+            ) from error
         except OSError as error:
             problem = error.strerror or error
             raise RecipeError(f"{folder} can't be written ({problem}); give another --output-dir") from error
@@ -46,8 +48,7 @@ def is_empty(folder: Path) -> bool:
     """Whether a folder is empty, or has only files of a run that stopped before its first update."""
     names = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
     names = {name for name in names if name not in (LOCK, SAVING) and not name.endswith(".partial")}
-    recipe = read_json(folder / RECIPE)
-    is_run = isinstance(recipe, dict) and "train_source" in recipe
+    is_run = (folder / RECIPE).exists() and "train_source" in read_recipe(folder)
     return names <= ({RECIPE, TOKENIZER} if is_run else set())
 
 
@@ -62,12 +63,12 @@ def read_recipe(folder: Path) -> dict[str, object]:
     Raises:
         RecipeError: There is no run in the folder, or the file is damaged.
     """
-    recipe = read_json(folder / RECIPE)
-    if isinstance(recipe, dict):
-        return recipe
-    if (folder / RECIPE).exists():
-        raise RecipeError(f"{folder}: {recipe}; give another --output-dir")
-    raise RecipeError(f"there is no run to resume in {folder}; start one without --resume")
+    if not (folder / RECIPE).exists():
+        raise RecipeError(f"there is no run to resume in {folder}; start one without --resume")
+    try:
+        return read_json(folder / RECIPE)
+    except CheckpointError as error:
+        raise RecipeError(f"{error}; give another --output-dir") from error
 
 
 def check_same_options(folder: Path, before: Mapping[str, object], now: Mapping[str, object]) -> None:
@@ -160,10 +161,10 @@ def read_log(run: str | Path) -> list[dict[str, float]]:
     file = Path(run) if Path(run).is_file() else Path(run, TRAINER_STATE)
     if not file.is_file() and (checkpoint := last_complete_checkpoint(Path(run))) is not None:
         file = checkpoint / TRAINER_STATE
-    state = read_json(file)
-    if isinstance(state, str):
-        raise RecipeError(f"{file.parent}: {state}; give the output folder of a run")
-    log = state.get("log_history")
+    try:
+        log = read_json(file).get("log_history")
+    except CheckpointError as error:
+        raise RecipeError(f"{error}; give the output folder of a run") from error
     if not isinstance(log, list):
         raise RecipeError(f"{file} has no log of a Trainer (`log_history`); give the output folder of a run")
     return log

@@ -7,6 +7,7 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import ModelOutput
 
+from .backend import Backend
 from .decoding import check_model, source_limit
 from .division import encode_within
 from .reading import check_target_codes, encoder, namers
@@ -57,6 +58,8 @@ def attention_of(
             which, or the model shows no attention weights.
     """
     check_model(model)
+    if isinstance(model, Backend):
+        raise ValueError("a model in CTranslate2's format shows no attention weights; give the model itself")
     source_ids = _token_ids(model, tokenizer, "source", source)
     forced = None if target is None else _token_ids(model, tokenizer, "target", target)
     with torch.no_grad():

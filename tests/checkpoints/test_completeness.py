@@ -16,6 +16,7 @@ from trainer_runs import stock_trainer
 from transformers import AutoModelForSeq2SeqLM, Seq2SeqTrainer, TrainerState, trainer
 
 from hf_vanilla_transformer.checkpoints import completeness as checkpoints
+from hf_vanilla_transformer.checkpoints import loading
 from hf_vanilla_transformer.checkpoints.completeness import (
     checkpoints_in,
     damage_of,
@@ -67,7 +68,7 @@ def test_no_run(tmp_path):
 def test_names_are_the_trainers():
     assert checkpoints.TRAINER_STATE == trainer.TRAINER_STATE_NAME
     assert (checkpoints.OPTIMIZER, checkpoints.SCHEDULER) == (trainer.OPTIMIZER_NAME, trainer.SCHEDULER_NAME)
-    assert (checkpoints.WEIGHTS, checkpoints.WEIGHTS_INDEX) == (
+    assert (loading.WEIGHTS, loading.WEIGHTS_INDEX) == (
         trainer.SAFE_WEIGHTS_NAME,
         trainer.SAFE_WEIGHTS_INDEX_NAME,
     )
@@ -86,7 +87,7 @@ def test_headers_tell_names_shapes_and_dtypes(checkpoint):
     assert entries.keys() == tensors.keys()
     for name, (file, entry) in entries.items():
         assert file == checkpoint / "model.safetensors"
-        assert (entry["dtype"], tuple(entry["shape"])) == ("F32", tensors[name].shape)
+        assert (entry[0], tuple(entry[1])) == ("F32", tensors[name].shape)
 
 
 # Cut short

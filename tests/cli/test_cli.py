@@ -204,7 +204,7 @@ def test_export_names_the_extra_that_it_needs(monkeypatch, package):
         (["translate", "--model", MODEL, "--beam", "1000001"], b"", "1000001 is more than 1,000,000: it would only"),
         (["translate", "--model", MODEL, "--beam", "2", "--greedy"], b"", "--greedy: not allowed with"),
         (["translate", "--model", MODEL, "--dtype", "int8"], b"", "choose from '?float32'?"),
-        (["translate", "--model", MODEL, "--device", "toaster", "a"], b"", "--device toaster can't be used.*try cpu"),
+        (["translate", "--model", MODEL, "--device", "toaster", "a"], b"", "device toaster can't be used.*try cpu"),
         (["translate", "--model", "/no/where", "a"], b"", "'/no/where' is neither a folder here nor a name that"),
         (["translate", "--model", "no/where", "a"], b"", "no/where is not a folder here, and the Hub can't be reached"),
         (["translate", "--model", str(ROOT / "tests"), "a"], b"", "not a checkpoint: it has no config.json; --model"),
@@ -227,7 +227,7 @@ def test_a_damaged_checkpoint_is_one_line(run, tiny_checkpoint, tmp_path, damage
             (tmp_path / file.name).write_bytes(b"{" if file.name == damaged else file.read_bytes())
     code, out, err = run("translate", "--model", tmp_path, "nine")
     assert (code, out) == (2, "")
-    assert re.fullmatch(r"vanilla-transformer: error: can't load .*--model needs.*\n", err), err
+    assert re.fullmatch(r"vanilla-transformer: error: can't load .*\n", err), err
 
 
 def test_programs_keep_freed_memory(run, tiny_checkpoint, monkeypatch):

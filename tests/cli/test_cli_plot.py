@@ -159,7 +159,7 @@ MODEL = ("--model", "CHECKPOINT")
         (("schedule", "nothing", "--output", "a.png"), "nothing can't be read"),
         (
             ("curves", "nowhere", "--output", "a.png"),
-            "nowhere: trainer_state.json is missing; give the",
+            "nowhere/trainer_state.json is missing; give the",
         ),
         (("curves", ".", "--output", "a.png"), "trainer_state.json is missing"),
         (("curves", "a_run", "a_run", "--output", "a.png"), "two runs are called a_run; rename a folder"),

@@ -118,7 +118,7 @@ def test_output_is_a_file_that_is_not_replaced_unasked(run, tmp_path):
     assert (code, "--overwrite" in err) == (2, True)
     assert run("--output", "scores.tsv", "--overwrite")[0] == 0
     code, _, err = run("--output", "target.de", "--overwrite")
-    assert (code, "is an input" in err) == (2, True)
+    assert (code, "the file of another option" in err) == (2, True)
     assert (tmp_path / "target.de").read_text(encoding="utf-8").splitlines() == TARGETS
 
 
@@ -126,7 +126,7 @@ def test_wrong_files_are_one_line(run, tmp_path):
     (tmp_path / "short.de").write_text("eins\n", encoding="utf-8")
     (tmp_path / "empty").write_text("", encoding="utf-8")
     for options, message in (
-        ({"target": "short.de"}, "4 lines"),
+        ({"target": "short.de"}, "short.de: ends after line"),
         ({"target": "nowhere.de"}, "nowhere.de"),
         ({"source": "empty", "target": "empty"}, "empty"),
         ({"models": ("nowhere",)}, "nowhere"),

@@ -15,7 +15,6 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from hf_vanilla_transformer.checkpoints import files
 from hf_vanilla_transformer.cli import lines, translate
 from hf_vanilla_transformer.data import formats
 from hf_vanilla_transformer.data.formats import CorpusError, decode_lines
@@ -201,8 +200,8 @@ def test_a_file_is_checked_to_its_end_before_any_work(run, monkeypatch, kind):
         (["--input", "empty"], "empty: the file is empty; is it"),
         (["--input", "damaged.gz"], "damaged.gz:1: the compressed file is damaged"),
         (["nine", "--input", "text"], "sentences and --input FILE are two things to translate; give one of the two"),
-        (["--input", "text", "--output", "./text", "--overwrite"], "--output ./text is an input; give another file"),
-        (["--input", "text", "--output", "link", "--overwrite"], "--output link is an input; give another file"),
+        (["--input", "text", "--output", "./text", "--overwrite"], "--output ./text is the file of another option"),
+        (["--input", "text", "--output", "link", "--overwrite"], "--output link is the file of another option"),
         (["--output", "text", "nine"], "--output text exists; give another file, or --overwrite to replace it"),
         (["--output", ".", "nine"], "--output . is a folder; give a file in a folder that exists"),
         (["--output", "nowhere/new", "nine"], "--output nowhere/new can't be written: there is no folder nowhere"),
@@ -231,13 +230,11 @@ def test_output_appears_when_it_is_complete_and_is_written_window_by_window(run,
 
     monkeypatch.setattr(decoding, "decode", looking)
     monkeypatch.setattr(lines, "LINES_PER_WINDOW", 2)
-    Path(".other.0123abcd.partial").touch()
-    Path(f"{files._partial(Path('new'))}.0123abcd.partial").write_text("left by a killed run")
     result = run("--output", "new", "--", *SENTENCES)
     assert (result.code, result.out, result.err) == (0, "wrote new\n", "")
     rows = [f"{row}\n" for row in expected.split("\n")[:-1]]
     assert seen == [[""], ["".join(rows[:2])], ["".join(rows[:4])]]
-    assert sorted(path.name for path in Path().iterdir()) == [".other.0123abcd.partial", "new"]
+    assert sorted(path.name for path in Path().iterdir()) == ["new"]
     assert Path("new").read_text(encoding="utf-8") == expected
 
 

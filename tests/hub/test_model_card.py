@@ -53,7 +53,6 @@ FACTS = RunFacts(
             [BLEU, CHRF],
             sentences=1000,
             decoding="beam 4, length penalty 0.6",
-            dataset_id="bentrevett/multi30k",
             split="test",
         ),
         Evaluation("numbers", [BLEU], 500),
@@ -85,7 +84,7 @@ model-index:
       name: Translation
     dataset:
       name: Multi30k, 2016
-      type: bentrevett/multi30k
+      type: multi30k-2016
       split: test
     metrics:
     - type: bleu

@@ -325,4 +325,4 @@ def test_evaluate(checkpoint, tmp_path, capsys):
     assert results[0]["bleu"] == results[1]["bleu"]
     ensemble = ("--ensemble", "--backend", "ctranslate2")
     assert _run("evaluate", "--model", checkpoint, checkpoint, "--device", "cpu", *files[:4], *ensemble) == 2
-    assert "the backend ctranslate2 has no ensembles" in capsys.readouterr().err
+    assert "averaged by the backend ctranslate2" in capsys.readouterr().err
