@@ -54,19 +54,12 @@ class TransformersTranslator:
         self._synchronize()
         began = time.perf_counter()
         with self.torch.inference_mode(self.as_translator):
-            outputs = [output.tolist() for output in self._outputs(work)]
+            outputs = [output.tolist() for output in (self.model.generate(**options) for options in work)]
         self._synchronize()
         seconds = time.perf_counter() - began
         if job.is_forced:
             assert all(len(rows[0]) == job.longest + 1 for rows in outputs)  # the first is the start token
         return Timing(seconds, [self._words(row, job.is_forced) for rows in outputs for row in rows])
-
-    def _outputs(self, work: list[dict[str, Any]]) -> list[Any]:
-        if not self.as_translator:
-            return [self.model.generate(**options) for options in work]
-        run_together = import_module("hf_vanilla_transformer.engine.decoding.together").run_together
-        outputs = dict(run_together(lambda n: self.model.engine.begin(self.model, work[n]), range(len(work))))
-        return [outputs[number] for number in range(len(work))]
 
     def _synchronize(self) -> None:
         if self.device == "cuda":

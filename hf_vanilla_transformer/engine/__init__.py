@@ -14,12 +14,13 @@ The engine knows the paper, and the paper doesn't know it. `engine.attachment` h
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from .attachment import Engine, EngineError, attach, attach_if_supported, detach
+from .memory import keep_freed_memory
+from .support import unsupported_reason
+from .training.shortcuts import training_shortcuts
+
 if TYPE_CHECKING:
-    from .attachment import Engine, EngineError, attach, attach_if_supported, detach
     from .callback import EngineCallback
-    from .memory import keep_freed_memory
-    from .support import unsupported_reason
-    from .training.shortcuts import training_shortcuts
 
 __all__ = [
     "Engine",
@@ -32,21 +33,9 @@ __all__ = [
     "training_shortcuts",
     "unsupported_reason",
 ]
-# Where the names are, if not in `attachment`. They are imported when used: the options of a training need
-# `torch_private`, but no model.
-MODULES = {
-    "EngineCallback": "callback",
-    "keep_freed_memory": "memory",
-    "training_shortcuts": "training.shortcuts",
-    "unsupported_reason": "support",
-}
 
 
 def __getattr__(name: str) -> Any:
-    if name not in __all__:
+    if name != "EngineCallback":  # which imports transformers' training, a fifth of a second
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f".{MODULES.get(name, 'attachment')}", __name__), name)
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+    return importlib.import_module(f"{__name__}.callback").EngineCallback

@@ -16,14 +16,13 @@ patched functions or classes of torch and transformers.
 import weakref
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
-from functools import partial
 from types import TracebackType
 
 from transformers import GenerationMixin, PreTrainedModel
 from transformers.utils import logging
 
 from .checkpoint_code import warn_of_other_code
-from .decoding.generate import Begun, Output, Request, Uncovered, begin
+from .decoding.generate import Output, Request, Uncovered, search
 from .decoding.weights import Weights
 from .support import members_of, unsupported_reason
 from .watch import Snapshot
@@ -96,38 +95,28 @@ class Engine:
         if (model := self._model()) is not None:
             _restore(model, self._replaced)
 
-    def generate(self, model: PreTrainedModel, arguments: dict[str, object]) -> Output:
+    def generate(
+        self, model: PreTrainedModel, arguments: dict[str, object], of_transformers: Mapping[str, object] | None = None
+    ) -> Output:
         """Decodes for `model.generate(**arguments)` with the same result as without the engine.
 
         There are two more arguments: `coverage_penalty` (beta of Wu et al. 2016, eq. 15) and `output_alignments`
-        (whether the output has `alignments`).
+        (whether the output has `alignments`). A call that is left to transformers' loop gets those of
+        `of_transformers` too.
 
         Raises:
-            EngineError: One of these is given for a call that is left to transformers' loop.
-        """
-        begun = self.begin(model, arguments)
-        return begun.run() if isinstance(begun, Begun) else begun
-
-    def begin(
-        self, model: PreTrainedModel, arguments: dict[str, object], of_transformers: Mapping[str, object] | None = None
-    ) -> Begun | Output:
-        """Begins a search that the caller runs: by itself, or by `run_together` with others.
-
-        Returns it as `Begun`. If the call is left to transformers' loop, returns what that returns, with more arguments
-        `of_transformers`; raises `EngineError` as `generate` does.
+            EngineError: One of the two is given for such a call.
         """
         request = Request(model, arguments)
-        by_transformers = partial(self._by_transformers, model, request, of_transformers or {})
-        weights = self._weights
         reason = self._reason_against(model) or request.reason_for_transformers()
-        if reason is not None or weights is None:
-            return by_transformers(reason or "the engine is off")
-        try:
-            begun = begin(request, weights, by_transformers)
-        except Uncovered as uncovered:
-            return by_transformers(str(uncovered))
-        self.calls += 1
-        return begun
+        if reason is None and self._weights is not None:
+            try:
+                output = search(request, self._weights)
+                self.calls += 1
+                return output
+            except Uncovered as uncovered:
+                reason = str(uncovered)
+        return self._by_transformers(model, request, of_transformers or {}, reason or "the engine is off")
 
     def _reason_against(self, model: PreTrainedModel) -> str | None:
         """Says why the engine doesn't decode with the model in this call, or None; goes off for good after a change."""

@@ -1,11 +1,14 @@
 """Which models the engine knows: the paper's, with exactly its modules and shapes."""
 
+import copy
+import functools
 import sys
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
+from itertools import zip_longest
 
 import torch
 from torch import nn
-from transformers import PreTrainedModel, activations
+from transformers import PreTrainedModel
 from transformers.utils import output_capturing
 
 from .. import modeling_vanilla_transformer as modeling
@@ -13,8 +16,6 @@ from ..configuration_vanilla_transformer import VanillaTransformerConfig
 from . import torch_private
 
 HEAD = modeling.VanillaTransformerForConditionalGeneration
-PARTS = (nn.Linear, nn.LayerNorm, nn.Embedding, nn.Dropout, nn.Identity, nn.ModuleList)
-LAYERS = (modeling.VanillaTransformerEncoderLayer, modeling.VanillaTransformerDecoderLayer)
 KERNELS = ("sdpa", "eager")  # of eq. 1, `attn_implementation`
 
 # Hooks without effect on decoding, by the file and the name of their code.
@@ -28,47 +29,8 @@ ACTIVATION_NAMES = (
     "relu", "relu6", "relu2", "gelu", "gelu_10", "gelu_fast", "gelu_new", "gelu_python", "gelu_pytorch_tanh",
     "gelu_accurate", "hardswish", "leaky_relu", "linear", "mish", "quick_gelu", "sigmoid", "silu", "swish", "tanh",
 )  # fmt: skip
-_ACTIVATION_CLASSES = (activations.ACT2CLS[name] for name in ACTIVATION_NAMES if name in activations.ACT2CLS)
-ACTIVATIONS = frozenset(kind[0] if isinstance(kind, tuple) else kind for kind in _ACTIVATION_CLASSES)
-_RESIDUALS = (modeling.PostNormResidual, modeling.PreNormResidual)
-_LAYER = {
-    "self_attn": (modeling.VanillaTransformerAttention,),
-    "self_attn_layer_norm": _RESIDUALS,
-    "feed_forward": (modeling.VanillaTransformerFeedForward,),
-    "final_layer_norm": _RESIDUALS,
-}
-_STACK = {
-    "embed_tokens": (nn.Embedding,),
-    "embed_positions": (modeling.SinusoidalPositions, modeling.LearnedPositions),
-    "dropout": (nn.Dropout,),
-    "layers": (nn.ModuleList,),
-    "layer_norm": (nn.LayerNorm, nn.Identity),
-}
-# What each module is made of: the name of a part, and the exact types that it may have.
-MADE_OF: dict[type, Mapping[str, Collection[type]]] = {
-    HEAD: {"model": (modeling.VanillaTransformerModel,), "lm_head": (nn.Linear,)},
-    modeling.VanillaTransformerModel: {
-        "encoder": (modeling.VanillaTransformerEncoder,),
-        "decoder": (modeling.VanillaTransformerDecoder,),
-    },
-    modeling.VanillaTransformerEncoder: _STACK,
-    modeling.VanillaTransformerDecoder: _STACK,
-    modeling.VanillaTransformerEncoderLayer: _LAYER,
-    modeling.VanillaTransformerDecoderLayer: {
-        **_LAYER,
-        "encoder_attn": (modeling.VanillaTransformerAttention,),
-        "encoder_attn_layer_norm": _RESIDUALS,
-    },
-    modeling.VanillaTransformerAttention: dict.fromkeys(("q_proj", "k_proj", "v_proj", "out_proj"), (nn.Linear,)),
-    modeling.VanillaTransformerFeedForward: {
-        "fc1": (nn.Linear,),
-        "activation": ACTIVATIONS,
-        "dropout": (nn.Dropout,),
-        "fc2": (nn.Linear,),
-    },
-    **{residual: {"dropout": (nn.Dropout,)} for residual in _RESIDUALS},
-    **{leaf: {} for leaf in (modeling.SinusoidalPositions, modeling.LearnedPositions, *PARTS, *ACTIVATIONS)},
-}
+# Settings of modules that the engine takes from the configuration, or can't have.
+SETTINGS = ("head_dim", "value_head_dim", "is_causal", "max_norm")
 
 
 # ---- What a model is made of ----
@@ -120,35 +82,35 @@ def _model_reason(model: PreTrainedModel, allow_autocast: bool) -> str | None:
     if getattr(model, "is_quantized", False):
         return "its weights are quantized"
     modules = used_modules(model)
-    for module in modules:
-        if (reason := _module_reason(module, allow_autocast and module is model)) is not None:
-            return reason
-        if vars(module).get("config", model.config) is not model.config:
-            return f"{type(module).__name__} has a configuration of its own"
-    return _configuration_reason(model) or _shape_reason(model) or _parameter_reason(modules)
+    reason = _configuration_reason(model) or _structure_reason(model, modules)
+    for module in modules if reason is None else ():
+        reason = reason or shadowed_reason(module, allow_autocast and module is model) or hook_reason(module)
+    return reason or _parameter_reason(modules)
 
 
-def _module_reason(module: nn.Module, allow_autocast: bool) -> str | None:
-    kind = type(module)
-    if kind not in MADE_OF:
-        return f"{kind.__name__} is not one of the model's own modules"
-    for name, kinds in MADE_OF[kind].items():
-        part = type(module._modules.get(name))
-        if part not in kinds:
-            return f"{part.__name__} is not one of the model's own modules, or not as {name}"
-    if isinstance(module, nn.Embedding) and module.max_norm is not None:
-        return "an Embedding is renormalised as it is read"
-    if isinstance(module, nn.LayerNorm) and (module.weight is None or module.bias is None):
-        return f"a {kind.__name__} has no weight or bias"
-    return shadowed_reason(module, allow_autocast) or hook_reason(module)
+def _structure_reason(model: PreTrainedModel, modules: Sequence[nn.Module]) -> str | None:
+    """Says where a model isn't what its class makes of its configuration, or None."""
+    with torch.device("meta"):
+        expected = used_modules(HEAD(copy.deepcopy(model.config)))
+    for module, other in zip_longest(modules, expected):
+        kind = type(module)
+        if kind is not type(other):
+            return f"{kind.__name__} is not one of the model's own modules, or not in its place"
+        shapes, others = (
+            [None if one is None else one.shape for one in part._parameters.values()] for part in (module, other)
+        )
+        settings, usual = ([getattr(part, name, None) for name in SETTINGS] for part in (module, other))
+        if shapes != others or settings != usual or vars(module).get("config", model.config) is not model.config:
+            return f"a {kind.__name__} is another one than the configuration says"
+    return None
 
 
 def shadowed_reason(module: nn.Module, allow_autocast: bool = False) -> str | None:
     """Says which attribute of a module runs in place of its class's, or None; Accelerate's `forward` may be allowed."""
-    attributes = vars(module)
-    if NAMES[type(module)].isdisjoint(attributes):  # the usual case, in a microsecond
+    attributes, run = vars(module), _names(type(module))  # type: ignore[arg-type]  # classes are hashable
+    if run.isdisjoint(attributes):  # the usual case, in a microsecond
         return None
-    names = NAMES[type(module)] & attributes.keys()
+    names = run & attributes.keys()
     if allow_autocast and "_original_forward" in attributes:
         names -= {"forward"}
     return f"a {type(module).__name__} has a {min(names)} of its own" if names else None
@@ -163,13 +125,11 @@ def hook_reason(module: nn.Module) -> str | None:
     return None
 
 
+@functools.cache
 def _names(kind: type) -> frozenset[str]:
     """Names that an instance may not have attributes of, as these would run in place of the class's."""
     called = {name for base in kind.__mro__ for name, value in vars(base).items() if callable(value)}
     return frozenset(called - {"__class__", "loss_of_targets"}) | {"weight", "bias", "_hf_hook"}
-
-
-NAMES = {kind: _names(kind) for kind in MADE_OF}
 
 
 def _configuration_reason(model: PreTrainedModel) -> str | None:
@@ -179,39 +139,9 @@ def _configuration_reason(model: PreTrainedModel) -> str | None:
     kernel = config._attn_implementation or "eager"
     if kernel not in KERNELS:
         return f"the attention is {kernel}"
+    if config.activation_function not in ACTIVATION_NAMES:
+        return f"the activation {config.activation_function} may look at more than one element"
     return "the configuration has `is_causal`" if getattr(config, "is_causal", None) is not None else None
-
-
-PROJECTIONS = ("q_proj", "k_proj", "v_proj", "out_proj")
-
-
-def _shape_reason(model: PreTrainedModel) -> str | None:
-    """Says which attention isn't as its stack's others, or None: the engine computes all heads of a layer alike."""
-    for stack, is_decoder in ((model.model.encoder, False), (model.model.decoder, True)):
-        if not len(stack.layers):
-            return "a stack has no layers"
-        first = stack.layers[0].self_attn
-        dims = (first.head_dim, first.value_head_dim)
-        heads = first.q_proj.weight.shape[0] // dims[0]
-        for layer in stack.layers:
-            if type(layer) is not LAYERS[is_decoder]:
-                return f"{type(layer).__name__} is not one of the model's own layers"
-            # By `_modules` and `_parameters`, as attributes of modules take ten times as long.
-            parts, rows = layer._modules, heads * dims[0]
-            attentions = (parts["self_attn"], parts["encoder_attn"]) if is_decoder else (parts["self_attn"],)
-            for attention, is_causal in zip(attentions, (is_decoder, False), strict=False):
-                own = vars(attention)
-                if (own["head_dim"], own["value_head_dim"], own["is_causal"]) != (*dims, is_causal):
-                    return "an attention is not as the others of its stack"
-                query, key, value, out = (attention._modules[name]._parameters["weight"].shape for name in PROJECTIONS)
-                if (query[0], key[0], value[0], out[1]) != (rows, rows, heads * dims[1], heads * dims[1]):
-                    return "an attention has another number of heads"
-            norms = {type(parts[name]) for name in parts if name.endswith("norm")}
-            if norms != {
-                modeling.PreNormResidual if model.config.norm_position == "pre" else modeling.PostNormResidual
-            }:
-                return "a layer's norms stand elsewhere than the configuration says"
-    return None
 
 
 def _parameter_reason(modules: Iterable[nn.Module]) -> str | None:

@@ -58,23 +58,25 @@ class Consistency:
     def installed(self, model: VanillaTransformerForConditionalGeneration) -> Iterator[None]:
         """Lets a model compute this loss of doubled batches, and cut the second half of them."""
         plain, config = model.loss_function, model.config
+        kept: dict[nn.Module, list[int]] = {}  # the stacks may share one module
         stacks = (model.model.encoder, config.eos_token_id), (model.model.decoder, config.decoder_start_token_id)
+        for stack, end in stacks:
+            ends = end if isinstance(end, list) else [] if end is None else [end]
+            kept.setdefault(stack.embed_tokens, []).extend(ends)
         with ExitStack() as hooks:
-            for stack, end in stacks if self.cut else ():
-                hook = partial(self.cut_second_half, end)
-                hooks.enter_context(stack.embed_tokens.register_forward_hook(hook))
+            for embeddings, ends in kept.items() if self.cut else ():
+                hooks.enter_context(embeddings.register_forward_hook(partial(self.cut_second_half, ends)))
             try:
                 model.loss_function = self.loss
                 yield
             finally:
                 model.loss_function = plain
 
-    def cut_second_half(self, end: int | list[int] | None, module: nn.Module, args: tuple[Tensor], x: Tensor) -> Tensor:
+    def cut_second_half(self, ends: list[int], module: nn.Module, args: tuple[Tensor], x: Tensor) -> Tensor:
         """Zeroes embeddings x, (2B, T, d_model), at random, but never that of a source's end or a target's start."""
         ids = args[0][len(x) // 2 :]  # (B, T)
         keep = torch.rand(ids.shape, device=ids.device) >= self.cut
-        if end is not None:
-            keep |= torch.isin(ids, torch.tensor(end, device=ids.device))
+        keep |= torch.isin(ids, torch.tensor(ends, dtype=ids.dtype, device=ids.device))
         return x * torch.cat([torch.ones_like(keep), keep])[..., None]
 
     def loss(

@@ -139,7 +139,7 @@ def is_on_hub(name: str) -> bool:
 
 
 def _decoding(config: GenerationConfig) -> str:
-    if config.num_beams == 1:
+    if (config.num_beams or 1) == 1:
         return "greedy"
     penalty = getattr(config, "gnmt_length_penalty", None)
     penalties = f", length penalty {penalty}" if penalty is not None else ""

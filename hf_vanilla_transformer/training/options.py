@@ -1,7 +1,7 @@
 """The options of `Seq2SeqTrainingArguments` that recipes can have, and the ranges of this package's own options."""
 
 import math
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Mapping
 from dataclasses import fields
 
 from transformers import Seq2SeqTrainingArguments
@@ -63,11 +63,11 @@ def check_ranges(arguments: object) -> None:
             raise ValueError(f"{name} is {value}; give {text}")
 
 
-def check_together(given: Collection[str], streaming: bool, args: Seq2SeqTrainingArguments) -> None:
+def check_together(given: Mapping[str, object], streaming: bool, args: Seq2SeqTrainingArguments) -> None:
     """Checks options that depend on one another, where a run would ignore one, or fail late.
 
     Args:
-        given: The names of the options of the recipe and of the command line.
+        given: The options of the recipe and of the command line, by name.
         streaming: Whether the training data is read as a stream.
         args: The VanillaTransformerTrainingArguments made of them.
 
@@ -83,7 +83,7 @@ def check_together(given: Collection[str], streaming: bool, args: Seq2SeqTrainin
     missing = [name for name in args.report_to if name not in available]
     problems = {
         "num_train_epochs and max_steps are both given; leave one of the two out, or give max_steps -1": (
-            args.num_train_epochs > 0 and args.max_steps >= 0
+            args.num_train_epochs > 0 and given.get("max_steps", -1) != -1
         ),
         "a stream has no epochs that could be counted; give max_steps with streaming": (
             streaming and args.max_steps < 0

@@ -1,14 +1,13 @@
 """What translating needs of a model, and the batches that it gets."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor
 from transformers import GenerationConfig, PreTrainedTokenizerBase
 
-from ..engine.decoding.search import round_down
 from .reading import Segment
 
 # transformers gives the score -1e9 to places that hold no hypothesis.
@@ -124,32 +123,27 @@ def check_n_best(n_best: int, num_beams: int) -> None:
 
 
 # ---- Batches ----
-def batches(
-    lengths: Sequence[int], batch_size: int | None, max_tokens: int, size_of: Callable[[int], int] = round_down
-) -> Iterator[list[int]]:
+def batches(lengths: Sequence[int], batch_size: int | None, max_tokens: int) -> Iterator[list[int]]:
     """Groups sentences of similar length, the longest first, so that too little memory shows at once.
 
     A batch has at most `batch_size` sentences and `max_tokens` padded tokens; a longer sentence is a batch by itself.
-    Of the sentences that fit, `size_of` them are taken. Yields indices into `lengths`, each of them once.
+    Yields indices into `lengths`, each of them once.
     """
     batch: list[int] = []
     for index in sorted(range(len(lengths)), key=lambda index: -lengths[index]):
         if batch and (len(batch) == batch_size or (len(batch) + 1) * lengths[batch[0]] > max_tokens):
-            size = size_of(len(batch))
-            yield batch[:size]
-            batch = batch[size:]
+            yield batch
+            batch = []
         batch.append(index)
     if batch:
         yield batch
 
 
-def batches_of(
-    segments: Sequence[Segment], batch_size: int | None, max_tokens: int, size_of: Callable[[int], int] = round_down
-) -> Iterator[list[int]]:
+def batches_of(segments: Sequence[Segment], batch_size: int | None, max_tokens: int) -> Iterator[list[int]]:
     """Groups segments as `batches` does, by the lengths of their prefixes: a target can't begin with padding."""
     groups: dict[int, list[int]] = {}
     for number, segment in enumerate(segments):
         groups.setdefault(len(segment.prefix), []).append(number)
     for group in groups.values():
-        for batch in batches([len(segments[number].token_ids) for number in group], batch_size, max_tokens, size_of):
+        for batch in batches([len(segments[number].token_ids) for number in group], batch_size, max_tokens):
             yield [group[place] for place in batch]

@@ -311,7 +311,7 @@ class CTranslate2Model(Backend):
             return places, batch.translations(job.tokenizer)
 
         most = (job.batch_tokens or self._tokens(job.segments, settings.num_beams)) // settings.num_beams
-        groups = list(batches_of(job.segments, batch_size, max(most, 1), int))
+        groups = list(batches_of(job.segments, batch_size, max(most, 1)))
         pool = self._pool(is_alone=len(groups) == 1)
         for group in groups:
             working.append((group, Batch(self, pool, [job.segments[place] for place in group], settings)))

@@ -11,8 +11,6 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import ModelOutput
 
 from ..engine import Engine
-from ..engine.decoding.generate import Begun
-from ..engine.decoding.together import run_together
 from ..generation_vanilla_transformer import DecodingMixin
 from .backend import (
     NO_HYPOTHESIS,
@@ -35,7 +33,7 @@ BATCH_TOKENS = 4_096
 
 
 class TransformersBackend(Backend):
-    """Decodes by `generate()`, or by the engine's searches, where several batches share their steps."""
+    """Decodes by `generate()`, with the engine where it is attached."""
 
     def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
         self.model, self.tokenizer = model, tokenizer
@@ -65,19 +63,14 @@ class TransformersBackend(Backend):
         segments = job.segments
         num_beams = setting(self.model, job.options, "num_beams") or 1
         names = namers(self.tokenizer) if job.options.get("output_alignments") else None
-        outputs = run_together(
-            lambda numbers: self._begin([segments[number] for number in numbers], job.options),
-            batches_of(segments, job.batch_size, (job.batch_tokens or BATCH_TOKENS) // num_beams),
-        )
-        while True:
+        for numbers in batches_of(segments, job.batch_size, (job.batch_tokens or BATCH_TOKENS) // num_beams):
+            batch = [segments[number] for number in numbers]
             with no_gradients(self.model):  # not while the caller works
-                numbers, output = next(outputs, (None, None))
-            if numbers is None:
-                return
-            yield numbers, self._translations([segments[number] for number in numbers], job.options, output, names)
+                output = self._output(batch, job.options)
+            yield numbers, self._translations(batch, job.options, output, names)
 
-    def _begin(self, segments: list[Segment], options: Options) -> Begun | ModelOutput:
-        """Begins the search for segments with prefixes of one length, or does all of it where there is no engine."""
+    def _output(self, segments: list[Segment], options: Options) -> ModelOutput:
+        """Returns the output of `generate()` for segments with prefixes of one length."""
         inputs = self.tokenizer.pad({"input_ids": [one.token_ids for one in segments]}, return_tensors="pt")
         inputs = inputs.to(self.model.device)
         batch = {name: inputs[name] for name in ("input_ids", "attention_mask")}
@@ -87,7 +80,7 @@ class TransformersBackend(Backend):
         scores = {"output_scores": True} if options.get("num_return_sequences") else {}
         attached = vars(self.model).get("engine")  # not that of a model with adapters below
         if isinstance(attached, Engine) and "generate" not in vars(self.model):  # the user's own
-            return attached.begin(self.model, {**batch, **options}, scores)
+            return attached.generate(self.model, {**batch, **options}, scores)
         return self.model.generate(**batch, **options, **scores)
 
     def _translations(

@@ -62,9 +62,9 @@ CHANGES = {
     "a patched module": (_patch, {}, "FeedForward has a forward of its own"),
     "a foreign map": (functools.partial(_put_in, lambda old: Halved(48, 32)), {}, "Halved is not one"),
     "a parametrized map": (functools.partial(_put_in, nn.utils.parametrizations.weight_norm), {}, "ParametrizedLinear"),
-    "another head size": (_scale, {}, "is not as the others|another number of heads"),
-    "norms elsewhere": (_move_norm, {}, "norms stand elsewhere"),
-    "renormalised embeddings": (_renormalise, {}, "renormalised"),
+    "another head size": (_scale, {}, "Attention is another one than the configuration"),
+    "norms elsewhere": (_move_norm, {}, "PostNormResidual is not one of the model"),
+    "renormalised embeddings": (_renormalise, {}, "Embedding is another one than the configuration"),
     "an attention of one's own": (lambda model: setattr(model.config, "_attn_implementation", "own"), {}, "is own"),
     "several types": (_mix_types, {}, "several devices or types"),
 }

@@ -232,6 +232,7 @@ def test_options_that_are_not_supported(refusal, options, suggestion):
     ("options", "message"),
     [
         ({"num_train_epochs": 3}, "num_train_epochs and max_steps are both given; leave one"),
+        ({"num_train_epochs": 3, "max_steps": 100_000}, "num_train_epochs and max_steps are both given; leave one"),
         (
             {"load_best_model_at_end": True, "eval_strategy": "steps", "eval_steps": 2},
             "load_best_model_at_end and average_last choose the final model in two ways",

@@ -116,10 +116,14 @@ def test_rdrop_of_a_model_is_that_of_its_predictions(tiny_checkpoint, tmp_path):
     torch.testing.assert_close(loss, expected, rtol=1e-12, atol=0)
 
 
-def test_simcut_cuts_what_the_paper_cuts(tiny_checkpoint, tmp_path):
+@pytest.mark.parametrize("is_shared", [False, True])
+def test_simcut_cuts_what_the_paper_cuts(tiny_checkpoint, tmp_path, is_shared):
     """Against embeddings that are zeroed by hand: neither a source's end nor a target's start is ever cut."""
     trainer = trainer_of(tiny_checkpoint, tmp_path, **SIMCUT)
     batch, model = batch_of(trainer, 3, 4, 5), trainer.model.double().train()
+    if is_shared:
+        model.set_input_embeddings(model.get_input_embeddings())
+        assert model.model.encoder.embed_tokens is model.model.decoder.embed_tokens
     torch.manual_seed(1)
     loss = trainer.compute_loss(model, dict(batch))
     torch.manual_seed(1)

@@ -15,7 +15,7 @@ from transformers.generation.utils import GenerateBeamEncoderDecoderOutput, Gene
 
 from ...generation_vanilla_transformer import ENGINE_OPTIONS, MaxLengthPerSentence
 from .incremental import EnsembleDecoder, IncrementalDecoder, encode
-from .search import BeamRules, BeamSearch, ScoreProcessor, Search, beam_search, greedy_search, noop, run
+from .search import BeamRules, BeamSearch, ScoreProcessor, beam_search, greedy_search, noop
 from .weights import Weights
 
 # Modes of decoding that the engine has.
@@ -60,7 +60,7 @@ Batch = tuple[Decoder, Tensor, list[int]]  # the decoder, prompts (B, P), and th
 
 
 class Uncovered(Exception):  # noqa: N818  # no error: transformers' loop takes the call
-    """What keeps the engine from a call, found while transformers prepared it."""
+    """What keeps the engine from a call, found while transformers prepared it, or at its end."""
 
 
 def _set_in(config: GenerationConfig | None) -> dict[str, Any]:
@@ -122,6 +122,9 @@ class Request:
             return f"{mode.value.replace('_', ' ')} is not greedy or beam search"
         if self.settings.get("streamer") is not None and mode is GenerationMode.BEAM_SEARCH:
             return "beams can't be streamed"
+        criteria = self.arguments.get("stopping_criteria") or ()
+        if own := [type(one).__name__ for one in criteria if type(one) is not MaxLengthPerSentence]:
+            return f"{own[0]} is the caller's own"
         return self._reason_of_source()
 
     def _reason_of_source(self) -> str | None:
@@ -145,31 +148,17 @@ class Request:
         return [encode(one, ids.to(one.device), None if mask is None else mask.to(one.device)) for one in weights]
 
 
-@dataclass
-class Begun:
-    """A search that has yielded its first tokens, (rows,), for the decoder; it returns what `generate()` does."""
-
-    search: Search[Output]
-    decoder: Any
-    tokens: Tensor
-
-    def run(self) -> Output:
-        """Runs the search to its end."""
-        return run(self.search, self.decoder, self.tokens)
-
-
-def begin(request: Request, weights: Sequence[Weights], by_transformers: Callable[[str], Output]) -> Begun:
-    """Begins the search that a call asks for, with the weights of each of the models that decode as one.
+def search(request: Request, weights: Sequence[Weights]) -> Output:
+    """Searches as a call asks for, with the weights of each of the models that decode as one.
 
     Raises:
         Uncovered: The engine doesn't know a setting.
     """
-    call = _Call(request, weights, by_transformers)
     streamer = request.arguments.get("streamer")
     arguments = {**request.arguments, "streamer": None, "encoder_outputs": _Unexpanded(request)}
-    arguments["custom_generate"] = partial(call.begin, streamer)
-    begun: Begun = GenerationMixin.generate(request.model, **arguments)
-    return begun
+    arguments["custom_generate"] = partial(_Call(request, weights).search, streamer)
+    output: Output = GenerationMixin.generate(request.model, **arguments)
+    return output
 
 
 class _Unexpanded:
@@ -187,9 +176,8 @@ class _Unexpanded:
 class _Call:
     request: Request
     weights: Sequence[Weights]
-    by_transformers: Callable[[str], Output]
 
-    def begin(
+    def search(
         self,
         streamer: BaseStreamer | None,
         model: PreTrainedModel,
@@ -198,8 +186,8 @@ class _Call:
         stopping_criteria: StoppingCriteriaList,
         generation_config: GenerationConfig,
         **model_kwargs: object,
-    ) -> Begun:
-        """Begins the search, as `custom_generate` of transformers."""
+    ) -> Output:
+        """Searches, as `custom_generate` of transformers."""
         config, expansion = generation_config, max(generation_config.num_beams, generation_config.num_return_sequences)
         prompts, mask = input_ids[::expansion], self.request.source[1]
         reason = _uncovered(logits_processor, stopping_criteria, config, model_kwargs)
@@ -214,10 +202,8 @@ class _Call:
         batch = (decoder, prompts.to(self.weights[0].device), longest)
         process = _process_by(logits_processor, self.weights[0].vocab_size)
         if config.num_beams > 1:
-            search = self._beam_search(batch, process, config)
-        else:
-            search = self._greedy_search(batch, process, config, streamer)
-        return Begun(search, decoder, next(search))
+            return self._beam_search(batch, process, config)
+        return self._greedy_search(batch, process, config, streamer)
 
     def _decoder(self, mask: Tensor | None, beams: int) -> Decoder:
         keeps = self.request.own_option is not None
@@ -229,27 +215,27 @@ class _Call:
         ]
         return decoders[0] if len(decoders) == 1 else EnsembleDecoder(decoders)
 
-    def _beam_search(self, batch: Batch, process: ScoreProcessor | None, config: GenerationConfig) -> Search[Output]:
+    def _beam_search(self, batch: Batch, process: ScoreProcessor | None, config: GenerationConfig) -> Output:
         request, prompts = self.request, batch[1]
         penalties = (config.length_penalty, config.early_stopping, request.coverage_penalty)
         rules = BeamRules(config.num_beams, _ends(config), *penalties)
-        searches, attention = yield from beam_search(*batch, rules, process, request.output_alignments)
+        searches, attention = beam_search(*batch, rules, process, request.output_alignments)
         is_short = any(len(search.finished) < config.num_return_sequences for search in searches)
         if is_short and not self.weights[0].is_int8 and request.own_option is None:
             # transformers fills the list up from its impossible beams.
-            return self.by_transformers("a search ended with fewer hypotheses than are asked for")
+            raise Uncovered("a search ended with fewer hypotheses than are asked for")
         output = _beam_output(searches, attention, prompts, config)
         return output if config.return_dict_in_generate else output.sequences
 
     def _greedy_search(
         self, batch: Batch, process: ScoreProcessor | None, config: GenerationConfig, streamer: BaseStreamer | None
-    ) -> Search[Output]:
+    ) -> Output:
         shows, prompts = self.request.output_alignments, batch[1]
         on_token: Callable[[int], object] = noop
         if streamer is not None:
             streamer.put(prompts.cpu())
             on_token = lambda token: streamer.put(torch.tensor([token]))  # noqa: E731
-        tokens, attention = yield from greedy_search(*batch, _ends(config), process, on_token, shows)
+        tokens, attention = greedy_search(*batch, _ends(config), process, on_token, shows)
         if streamer is not None:
             streamer.end()
         padding = config._pad_token_tensor
@@ -340,7 +326,6 @@ def _uncovered(
     shown = [name for name in OUTPUTS_OF_STEPS if config.return_dict_in_generate and getattr(config, name)]
     foreign = [type(one).__name__ for one in processors if type(one) not in ROW_BY_ROW]
     foreign += [type(one).__name__ for one in criteria if type(one) not in CRITERIA]
-    own_limits = [type(one).__name__ for one in criteria if not _is_as_configured(one, config)]
     raising = any(type(one) in RAISING for one in processors)
     forcing = [one for one in processors if type(one) is logits_process.ForcedEOSTokenLogitsProcessor]
     others = {name for name, value in arguments.items() if value is not None and value is not False} - KNOWN_ARGUMENTS
@@ -348,7 +333,6 @@ def _uncovered(
         'scores may rise, and `early_stopping` is "never"': config.early_stopping == "never" and raising,
         f"`{' and '.join(shown)}` asks for what each step computes": shown,
         f"{' and '.join(foreign)} may look at more than one row": foreign,
-        f"{' and '.join(own_limits)} is the caller's own": own_limits,
         "several tokens are forced at the end, and their scores are equal": any(
             one.eos_token_id.numel() > 1 for one in forcing
         ),
@@ -357,15 +341,6 @@ def _uncovered(
         "it assists another model": config.is_assistant,
     }
     return next((reason for reason, applies in reasons.items() if applies), None)
-
-
-def _is_as_configured(criterion: stopping_criteria.StoppingCriteria, config: GenerationConfig) -> bool:
-    """Tells whether a stopping criterion stops where the configuration says, and not where its caller does."""
-    if type(criterion) is stopping_criteria.MaxLengthCriteria:
-        return bool(criterion.max_length == config.max_length)
-    if type(criterion) is stopping_criteria.EosTokenCriteria:
-        return frozenset(criterion.eos_token_id.tolist()) == _ends(config)
-    return True
 
 
 def _uncovered_batch(

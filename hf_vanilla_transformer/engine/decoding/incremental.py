@@ -20,9 +20,6 @@ from .weights import Weights, through_layers
 
 # Positions of a new cache; their number doubles when it is full.
 FIRST_POSITIONS = 32
-# Decoders that step together have a multiple of this number of rows: a matrix product with another number of rows than
-# ever before costs oneDNN a millisecond to prepare, and memory.
-ROWS_TOGETHER = 8
 
 
 # ---- The encoder ----
@@ -115,7 +112,6 @@ class IncrementalDecoder:
         # (layers, positions, rows, h d_k + h d_v): a step's keys and values are one piece, and so are a row's.
         shape = (len(stack.layers), FIRST_POSITIONS, beams * len(memory), sum(stack.qkv_sizes[1:]))
         self.past = memory.new_empty(shape, dtype=dtype)
-        self.position_embeddings = self.past.new_empty(0)  # of `_position`
         self.source_mask = memory.new_ones(memory.shape[:2], dtype=torch.bool)  # (B, S)
         if memory_mask is not None:
             self.source_mask = memory_mask != 0
@@ -130,7 +126,6 @@ class IncrementalDecoder:
             mask = None if self.memory_bias is None else self.memory_bias[0]
             parts = zip(stack.layers, self.memory_keys[:, 0], self.memory_values[:, 0], strict=True)
             self.folded = [FoldedAttention(layer.cross, keys, values, mask) for layer, keys, values in parts]
-        self._view()
 
     def _project(self, memory: Tensor, linear: Linear) -> Iterator[Tensor]:
         """Computes keys and values of all layers: (layers, B, h, S, d_k) and the same with d_v."""
@@ -141,25 +136,26 @@ class IncrementalDecoder:
         for part in fused.split_with_sizes(weights.qkv_sizes[1:], dim=-1):
             yield part.view(batch, length, layers, heads, -1).permute(2, 0, 3, 1, 4).contiguous()
 
-    def _view(self) -> None:
-        """Makes the views that a step needs, so that it doesn't have to."""
-        sentences, heads = self.num_sentences, self.weights.heads
-        self.cross_caches = [
-            (keys.flatten(0, 1).transpose(1, 2), values.flatten(0, 1))
-            for keys, values in zip(self.memory_keys[:, :sentences], self.memory_values[:, :sentences], strict=True)
-        ]  # (B h, d_k, S), (B h, S, d_v)
-        bias = self.memory_bias
-        self.cross_bias = None if bias is None else bias[:sentences].view(sentences * heads, 1, -1)
-
     def step(self, tokens: Tensor) -> Tensor:
         """Advances by one position, with the token of each row, (rows,); returns logits of the next, (rows, V)."""
-        (logits,) = step_together([self], [tokens])
-        return logits
-
-    def embed(self, tokens: Tensor) -> Tensor:
-        """Goes to the next position and embeds its tokens, (rows,): (rows, d_model)."""
+        stack = self.weights
         self._make_room()
-        return self.weights.embed(tokens, self._position())
+        place = torch.arange(self.length - 1, self.length, device=self.past.device)
+        x = stack.embed(tokens, stack.positions(place, self.length).to(stack.dtype))
+        pasts = list(self._pasts())
+
+        def attend_to_past(number: int, x: Tensor) -> Tensor:
+            return self._attend_to_past(pasts[number], stack.layers[number].qkv(x))
+
+        def attend_to_memory(number: int, x: Tensor, residual: Tensor) -> Tensor:
+            if self.folded:
+                x, shares = self.folded[number](x, residual)
+                self._show(number, shares)
+                return x
+            heads = self._attend_to_memory(number, stack.layers[number].cross_query(x))
+            return stack.layers[number].cross_out(heads, residual)
+
+        return self.lm_head(through_layers(stack, x, attend_to_past, attend_to_memory))
 
     def _make_room(self) -> None:
         """Goes to the next position; where the caches have no room for it, they grow."""
@@ -170,17 +166,7 @@ class IncrementalDecoder:
             self.past = past
         self.length += 1
 
-    def _position(self) -> Tensor:
-        """Returns the embedding of this step's position, (1, d_model): looked up for the size of the caches at once."""
-        if self.length > len(self.position_embeddings):
-            table, room = self.weights.positions, self.past.shape[1]
-            rows = getattr(table, "num_embeddings", None) or len(table.table)  # sinusoids grow when they have to
-            room = max(min(room, rows), self.length)
-            embeddings: Tensor = table(torch.arange(room, device=self.past.device), room)
-            self.position_embeddings = embeddings.to(self.weights.dtype)
-        return self.position_embeddings[self.length - 1 : self.length]
-
-    def pasts(self) -> Iterable[tuple[Tensor, Tensor, Tensor]]:
+    def _pasts(self) -> Iterable[tuple[Tensor, Tensor, Tensor]]:
         """Makes views for each layer: where keys and values of this step belong, and keys and values up to it.
 
         They are (rows, h d_k + h d_v), (rows, h, length, d_k) and (rows, h, length, d_v).
@@ -190,7 +176,7 @@ class IncrementalDecoder:
         keys, values = (part.view(*part.shape[:-1], heads, -1).permute(0, 2, 3, 1, 4).unbind() for part in parts)
         return zip(past[:, -1].unbind(), keys, values, strict=True)
 
-    def attend_to_past(self, past: tuple[Tensor, Tensor, Tensor], qkv: Tensor) -> Tensor:
+    def _attend_to_past(self, past: tuple[Tensor, Tensor, Tensor], qkv: Tensor) -> Tensor:
         """Attends from queries to the keys so far and these, all of qkv, (rows, 2 h d_k + h d_v): (rows, h d_v)."""
         weights, (place, keys, values) = self.weights, past
         query, new = qkv.split_with_sizes([weights.qkv_sizes[0], place.shape[1]], dim=-1)
@@ -198,30 +184,27 @@ class IncrementalDecoder:
         query = query.view(self.num_rows, weights.heads, 1, -1)
         return F.scaled_dot_product_attention(query, keys, values, scale=1.0).reshape(self.num_rows, -1)
 
-    def attend_to_memory(self, number: int, query: Tensor) -> Tensor:
+    def _attend_to_memory(self, number: int, query: Tensor) -> Tensor:
         """Attends from queries of a layer, (rows, h d_k), to the source: (rows, h d_v)."""
-        rows, heads, sentences = self.num_rows, self.weights.heads, self.num_sentences
-        keys, values = self.cross_caches[number]
+        heads, sentences = self.weights.heads, self.num_sentences
+        keys, values = (part[number, :sentences].flatten(0, 1) for part in (self.memory_keys, self.memory_values))
         # The rows of a sentence are queries to the same keys: (B h, rows per sentence, d_k).
         query = query.view(sentences, -1, heads, self.weights.key_dim)
         query = query.transpose(1, 2).reshape(sentences * heads, -1, self.weights.key_dim)
-        bias = self.cross_bias
-        scores = torch.bmm(query, keys) if bias is None else torch.baddbmm(bias, query, keys)  # (B h, ..., S)
+        keys, bias = keys.transpose(1, 2), self.memory_bias
+        if bias is None:
+            scores = torch.bmm(query, keys)  # (B h, ..., S)
+        else:
+            scores = torch.baddbmm(bias[:sentences].view(sentences * heads, 1, -1), query, keys)
         shares = _softmax(scores)
-        if self._shows(number):
-            self.attention = shares.view(sentences, heads, rows // sentences, -1).mean(dim=1).flatten(0, 1).float()
+        self._show(number, shares.view(sentences, heads, -1, shares.shape[-1]).transpose(1, 2).flatten(0, 1))
         attended = torch.bmm(shares, values).view(sentences, heads, -1, self.weights.value_dim)
-        return attended.transpose(1, 2).reshape(rows, -1)
+        return attended.transpose(1, 2).reshape(self.num_rows, -1)
 
-    def attend_folded(self, number: int, x: Tensor, residual: Tensor) -> Tensor:
-        """Computes the same with both projections, (rows, d_model), where they are folded."""
-        x, shares = self.folded[number](x, residual)
-        if self._shows(number):
+    def _show(self, number: int, shares: Tensor) -> None:
+        """Keeps a layer's shares, (rows, h, S), if they are asked for and it is the last one."""
+        if self.keep_attention and number == len(self.weights.layers) - 1:
             self.attention = shares.mean(dim=1).float()
-        return x
-
-    def _shows(self, number: int) -> bool:
-        return self.keep_attention and number == len(self.weights.layers) - 1
 
     def move(self, rows: Sequence[int], sentences: Sequence[int]) -> None:
         """Gives each row the past of a former row, and each sentence the source of a former one.
@@ -233,45 +216,7 @@ class IncrementalDecoder:
         if self.memory_bias is not None:
             _copy(sentences, self.memory_bias, self.source_mask, dim=0)
         self.source_mask = self.source_mask[: len(sentences)]
-        if (len(rows), len(sentences)) != (self.num_rows, self.num_sentences):
-            self.num_rows, self.num_sentences = len(rows), len(sentences)
-            self._view()
-
-
-def step_together(decoders: Sequence[IncrementalDecoder], tokens: Sequence[Tensor]) -> Sequence[Tensor]:
-    """Advances decoders with the same weights by a position each, with the products of all rows at once.
-
-    Args:
-        decoders: One, or several whose attention isn't folded; each may be at another position.
-        tokens: Of each, (rows,).
-
-    Returns:
-        Logits of each, (rows, V).
-    """
-    first, stack = decoders[0], decoders[0].weights
-    parts = [decoder.embed(own) for decoder, own in zip(decoders, tokens, strict=True)]
-    pasts = [list(decoder.pasts()) for decoder in decoders]
-    sizes = [len(part) for part in parts]
-    filling = -sum(sizes) % ROWS_TOGETHER if len(decoders) > 1 else 0
-    sizes.append(filling)
-
-    def join(parts: Sequence[Tensor]) -> Tensor:
-        more = [parts[0].new_zeros(filling, parts[0].shape[1])] if filling else []
-        return torch.cat([*parts, *more]) if len(decoders) > 1 else parts[0]
-
-    def attend_to_past(number: int, x: Tensor) -> Tensor:
-        rows = zip(decoders, pasts, stack.layers[number].qkv(x).split_with_sizes(sizes), strict=False)
-        return join([decoder.attend_to_past(past[number], qkv) for decoder, past, qkv in rows])
-
-    def attend_to_memory(number: int, x: Tensor, residual: Tensor) -> Tensor:
-        if first.folded:
-            return first.attend_folded(number, x, residual)
-        rows = zip(decoders, stack.layers[number].cross_query(x).split_with_sizes(sizes), strict=False)
-        heads = join([decoder.attend_to_memory(number, query) for decoder, query in rows])
-        return stack.layers[number].cross_out(heads, residual)
-
-    logits = first.lm_head(through_layers(stack, join(parts), attend_to_past, attend_to_memory))
-    return logits.split_with_sizes(sizes)[: len(decoders)]
+        self.num_rows, self.num_sentences = len(rows), len(sentences)
 
 
 def _softmax(scores: Tensor) -> Tensor:

@@ -1,9 +1,9 @@
 """Greedy and beam search as in section 6.1 of "Attention Is All You Need", over anything that decodes step by step."""
 
 import math
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -71,7 +71,6 @@ class BeamSearch:
         # The running beams, one per row of the decoder: log-probability, rank, last step.
         self.beams: list[tuple[float, int, Step | None]] = [(0.0, 0, None)]
         self.parents = [0]  # which of the former beams each one continues
-        self.is_over = False
 
     def extend(self, candidates: Iterable[Candidate], length: int, first_row: int, coverage: Sequence[float]) -> bool:
         """Takes the best continuations, of `length` tokens each, and tells whether the search continues.
@@ -93,7 +92,6 @@ class BeamSearch:
         self.finished.sort(key=lambda hypothesis: -hypothesis[0])
         del self.finished[rules.num_beams :]
         if not running or self._is_decided(running[0][0], length):
-            self._rest()
             return False
         self._place(running)
         return True
@@ -107,12 +105,6 @@ class BeamSearch:
         # More tokens only lower the log-probability; but a higher length divides by more.
         final_length = self.max_new_tokens if self.rules.early_stopping == "never" and penalty > 0 else length
         return best / final_length**penalty <= self.finished[-1][0]
-
-    def _rest(self) -> None:
-        """Lets the beams stay where they are, without any chance, until their rows leave the batch."""
-        self.is_over, last = True, len(self.beams) - 1
-        self.parents = [min(place, last) for place in range(self.rules.num_beams)]
-        self.beams = [(-math.inf, rank, self.beams[parent][2]) for rank, parent in enumerate(self.parents)]
 
     def _place(self, running: list[tuple[float, int, Step]]) -> None:
         """Gives each beam a place: that of the beam which it continues, if it is the first to do so."""
@@ -159,28 +151,12 @@ class Coverage:
 
 ScoreProcessor = Callable[[Tensor, Tensor], Tensor]
 
-# A search yields the next token of each row, (rows,), is sent the logits of what follows, (rows, V), and returns what
-# it has found. So its caller decides which searches' steps are computed together.
-Result = TypeVar("Result")
-Search = Generator[Tensor, Tensor, Result]
-
-
-@torch.no_grad()
-def run(search: Search[Result], decoder: Any, tokens: Tensor | None = None) -> Result:
-    """Runs a search with its decoder to the end; it has yielded `tokens`, (rows,), or hasn't begun (None)."""
-    try:
-        tokens = next(search) if tokens is None else tokens
-        while True:
-            tokens = search.send(decoder.step(tokens))
-    except StopIteration as end:
-        result: Result = end.value
-        return result
-
 
 def noop(value: int) -> None:
     """Default callback; ignores its argument."""
 
 
+@torch.no_grad()
 def beam_search(
     decoder: Any,
     prompts: Tensor,
@@ -188,22 +164,22 @@ def beam_search(
     rules: BeamRules,
     process: ScoreProcessor | None = None,
     keep_attention: bool = False,
-) -> Search[tuple[list[BeamSearch], list[Tensor]]]:
-    """Searches for the translations of a batch, each sentence by itself; finished ones leave the batch, some at a time.
+) -> tuple[list[BeamSearch], list[Tensor]]:
+    """Searches for the translations of a batch, each sentence by itself; finished ones leave the batch.
 
     Args:
         decoder: An `IncrementalDecoder`, or another one with its `move`, with a row for each sentence.
         prompts: What each hypothesis begins with, (B, P).
         max_new_tokens: Longest hypothesis of each sentence, from 1 up.
         rules: How to search.
-        process: Changes log-probabilities, (rows, V), in view of tokens so far, (rows, length); row by row. Rows of
-            finished sentences are included for a while, and the tensor's memory is used again in the next step.
+        process: Changes log-probabilities, (rows, V), in view of tokens so far, (rows, length); row by row. The
+            tensor's memory is used again in the next step.
         keep_attention: Whether to keep `decoder.attention` of each step.
 
     Returns:
         The searches, in order, with `finished` hypotheses; and attention, (rows, S) of each step, if it is kept.
     """
-    tokens = yield from _read_prompts(prompts)
+    tokens = _last_of(prompts, decoder)
     scores = torch.zeros(len(prompts), dtype=torch.float32, device=prompts.device)
     searches = live = [BeamSearch(index, longest, rules) for index, longest in enumerate(max_new_tokens)]
     coverage = Coverage(rules.coverage_penalty) if rules.coverage_penalty else None
@@ -211,7 +187,7 @@ def beam_search(
     buffer: Tensor | None = None  # fresh memory for each step's log-probabilities would take longer than these
     num_candidates = max(2, 1 + len(rules.ends)) * rules.num_beams
     for length in range(1, max(max_new_tokens) + 1):
-        logits = yield tokens  # (rows, V)
+        logits = decoder.step(tokens)  # (rows, V)
         if buffer is None or len(buffer) < len(logits):
             buffer = torch.empty_like(logits, dtype=torch.float32)
         log_probabilities = torch.log_softmax(logits, -1, torch.float32, out=buffer[: len(logits)])
@@ -223,10 +199,15 @@ def beam_search(
             coverage.add(decoder.attention, decoder.source_mask) if coverage is not None else [0.0] * len(scores)
         )
         candidates = best_continuations(log_probabilities, scores, len(live), num_candidates)
-        running = _extend(live, candidates, length, penalties)
+        width = len(scores) // len(live)
+        running = [
+            place
+            for place, (search, best) in enumerate(zip(live, candidates, strict=True))
+            if search.extend(best, length, place * width, penalties[place * width : (place + 1) * width])
+        ]
         if not running:
             break
-        width, places = len(scores) // len(live), shrink(running, len(live))
+        places = closed_up(running)
         rows = [place * width + parent for place in places for parent in live[place].parents]
         decoder.move(rows, places)
         live = [live[place] for place in places]
@@ -240,20 +221,7 @@ def beam_search(
     return searches, kept_attention
 
 
-def _extend(
-    live: Sequence[BeamSearch], candidates: Sequence[Iterable[Candidate]], length: int, penalties: list[float]
-) -> list[int]:
-    """Extends each search by its `best_continuations`; returns the places of those that continue."""
-    width, running = len(penalties) // len(live), []
-    for place, (search, best) in enumerate(zip(live, candidates, strict=True)):
-        first = place * width
-        if search.is_over:
-            search.parents = list(range(len(search.beams)))
-        elif search.extend(best, length, first, penalties[first : first + width]):
-            running.append(place)
-    return running
-
-
+@torch.no_grad()
 def greedy_search(
     decoder: Any,
     prompts: Tensor,
@@ -262,8 +230,8 @@ def greedy_search(
     process: ScoreProcessor | None = None,
     on_token: Callable[[int], object] = noop,
     keep_attention: bool = False,
-) -> Search[tuple[list[list[int]], list[list[Tensor]]]]:
-    """Takes the most probable token at each step; sentences that are at their end leave the batch, some at a time.
+) -> tuple[list[list[int]], list[list[Tensor]]]:
+    """Takes the most probable token at each step; sentences that are at their end leave the batch.
 
     Args:
         decoder: As in `beam_search`.
@@ -277,20 +245,18 @@ def greedy_search(
     Returns:
         New tokens of each sentence; and the attention of each of them, (S,), if it is kept.
     """
-    tokens = yield from _read_prompts(prompts)
+    tokens = _last_of(prompts, decoder)
     translations: list[list[int]] = [[] for _ in max_new_tokens]
     kept_attention: list[list[Tensor]] = [[] for _ in max_new_tokens]
     live = list(range(len(translations)))  # the sentence of each row
-    running = live  # rows that aren't at their end
-    while running:
-        logits = yield tokens
+    while live:
+        logits = decoder.step(tokens)
         if process is not None:
             logits = process(prompts, logits.float())
         tokens = logits.argmax(dim=-1)
-        new, former, running = tokens.tolist(), running, []
+        running = []
         attention = decoder.attention if keep_attention else None
-        for row in former:
-            sentence, token = live[row], new[row]
+        for row, (sentence, token) in enumerate(zip(live, tokens.tolist(), strict=True)):
             translations[sentence].append(token)
             if attention is not None:
                 kept_attention[sentence].append(attention[row])
@@ -299,50 +265,26 @@ def greedy_search(
             on_token(token)
         if process is not None:
             prompts = torch.cat([prompts, tokens[:, None]], dim=1)
-        rows = shrink(running, len(live))
+        rows = closed_up(running)
         if 0 < len(rows) < len(live):
             decoder.move(rows, rows)
-            live, tokens, prompts = [live[row] for row in rows], tokens[rows], prompts[rows]
-            staying = set(running)
-            running = [place for place, row in enumerate(rows) if row in staying]
+            tokens, prompts = tokens[rows], prompts[rows]
+        live = [live[row] for row in rows]
     return translations, kept_attention
 
 
-def _read_prompts(prompts: Tensor) -> Search[Tensor]:
+def _last_of(prompts: Tensor, decoder: Any) -> Tensor:
+    """Reads prompts, (B, P), but for their last tokens, (B,), and returns these."""
     for position in range(prompts.shape[1] - 1):
-        yield prompts[:, position]
+        decoder.step(prompts[:, position])
     return prompts[:, -1]
 
 
-def round_up(number: int) -> int:
-    """Rounds a batch's size up to one of a few: 1 to 8, then four an octave (10, 12, 14, 16, 20 ...).
-
-    A matrix product with another number of rows than ever before costs oneDNN a millisecond to prepare, and memory.
-    """
-    step = _step(number - 1)
-    return -(-number // step) * step
-
-
-def round_down(number: int) -> int:
-    """Rounds down to one of the sizes of `round_up`."""
-    return number // _step(number) * _step(number)
-
-
-def _step(number: int) -> int:
-    """A quarter of the power of two that `number` has reached: the distance between sizes from there on."""
-    return 1 << max(number.bit_length() - 3, 0)
-
-
-def shrink(kept: Sequence[int], size: int) -> list[int]:
-    """Shrinks a batch of some size to the next one of `round_up`, so that few places move.
-
-    Returns the old place of each new one. Places to be kept, in ascending order, that lie behind the new end replace
-    some that aren't kept.
-    """
-    new_size = min(round_up(len(kept)), size)
-    staying = set(kept)
-    moving = [place for place in kept if place >= new_size]
-    return [place if place in staying or not moving else moving.pop() for place in range(new_size)]
+def closed_up(kept: Sequence[int]) -> list[int]:
+    """Returns the old place of each new one if some places are kept, in ascending order, and few of them move."""
+    staying = {place for place in kept if place < len(kept)}
+    moving = iter(kept[len(staying) :])
+    return [place if place in staying else next(moving) for place in range(len(kept))]
 
 
 def best_continuations(

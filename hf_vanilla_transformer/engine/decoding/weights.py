@@ -41,7 +41,6 @@ class StackWeights:
         self.dtype = stack.embed_tokens.weight.dtype
         attention = stack.layers[0].self_attn
         self.key_dim, self.value_dim = attention.head_dim, attention.value_head_dim
-        # Of the modules, not the configuration: heads may have been pruned.
         self.heads = heads = len(attention.q_proj.weight) // self.key_dim
         self.qkv_sizes = [heads * self.key_dim, heads * self.key_dim, heads * self.value_dim]
 

@@ -83,7 +83,7 @@ REASONS = {
         3,
         lambda: {"forced_eos_token_id": [PAD, 5], "max_new_tokens": 3},
     ),
-    "a criterion": ("StopAt may look", 1, lambda: {"stopping_criteria": StoppingCriteriaList([StopAt(18)])}),
+    "a criterion": ("StopAt is the caller's own", 1, lambda: {"stopping_criteria": StoppingCriteriaList([StopAt(18)])}),
     "a limit of one's own": (
         "MaxLengthCriteria is the caller's own",
         3,

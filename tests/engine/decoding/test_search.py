@@ -12,13 +12,11 @@ from test_generation import BOS, EOS, SHOWN, SOURCES, Recorder, gnmt_divisor, li
 from transformers.generation import logits_process
 
 from hf_vanilla_transformer import engine
-from hf_vanilla_transformer.engine.decoding import search as search_module
 from hf_vanilla_transformer.engine.decoding.generate import BeamSearchOutput, _process_by
 from hf_vanilla_transformer.engine.decoding.search import (
     BeamRules,
     beam_search,
     greedy_search,
-    run,
 )
 from hf_vanilla_transformer.generation_vanilla_transformer import GNMTLengthPenalty
 
@@ -163,7 +161,7 @@ def assert_same(found, expected):
 
 def search_toy(toy, longest, rules, process=None, **options):
     prompts = torch.tensor([PROMPT] * len(toy.sentences))
-    return run(beam_search(toy, prompts, longest, rules, process, **options), toy)
+    return beam_search(toy, prompts, longest, rules, process, **options)
 
 
 # A number and the divisor that it means, for a hypothesis of a number of tokens.
@@ -203,13 +201,6 @@ def test_never_stops_only_where_going_on_changes_nothing(penalty, coverage):
     assert stopped > 3
 
 
-@pytest.fixture(params=[1, 3])
-def round_to(request, monkeypatch):
-    """Batches shrink by this number of sentences at a time; those that are at their end stay until then."""
-    monkeypatch.setattr(search_module, "round_up", lambda number: -(-number // request.param) * request.param)
-
-
-@pytest.mark.usefixtures("round_to")
 @pytest.mark.parametrize("process", [None, no_repetition, barring(-0.5)], ids=["plain", "processed", "barred"])
 @pytest.mark.parametrize("early_stopping", [True, False, "never"])
 @pytest.mark.parametrize("penalty", ["gnmt 0.6", "length 1.5", "length -1.0"])
@@ -250,7 +241,6 @@ def _plain_greedy(toy, sentence, longest, ends, process):
     return list(tokens)
 
 
-@pytest.mark.usefixtures("round_to")
 @pytest.mark.parametrize("process", [None, no_repetition])
 @pytest.mark.parametrize("ends", [[], [0], [0, 3]])
 def test_greedy_search_is_the_plain_one(ends, process):
@@ -258,7 +248,7 @@ def test_greedy_search_is_the_plain_one(ends, process):
     for seed in range(4):
         toy = Toy(seed, 6, order)
         prompts = torch.tensor([PROMPT] * len(order))
-        found, _ = run(greedy_search(toy, prompts, longest, frozenset(ends), process), toy)
+        found, _ = greedy_search(toy, prompts, longest, frozenset(ends), process)
         pairs = zip(order, longest, strict=True)
         assert found == [_plain_greedy(toy, number, most, ends, process) for number, most in pairs]
 
@@ -415,8 +405,8 @@ def test_fewer_tokens_than_beams(longest):
     options.update(input_ids=torch.tensor([[3, EOS]]), max_new_tokens=longest, length_penalty=0.0)
     theirs = by_transformers(small, **options)
     attached = engine.Engine(small)
-    ours = attached.begin(small, {"return_dict_in_generate": True, **options}, {"output_scores": True}).run()
-    assert (attached.calls, attached.fallbacks) == (1, longest == 1)
+    ours = attached.generate(small, {"return_dict_in_generate": True, **options}, {"output_scores": True})
+    assert (attached.calls, attached.fallbacks) == (longest > 1, longest == 1)
     assert (theirs.sequences_scores > -1e8).sum() == (4 if longest == 1 else 6)
     assert torch.equal(ours.sequences, theirs.sequences)
     assert torch.equal(ours.beam_indices, theirs.beam_indices)
@@ -483,7 +473,6 @@ def forced(source, tokens):
 ALIGNED = {"num_beams": 4, "num_return_sequences": 4, "max_extra_length": 4, "output_alignments": True}
 
 
-@pytest.mark.usefixtures("round_to")
 @pytest.mark.parametrize("beta", [None, 0.4])
 @pytest.mark.parametrize("side", ["left", "right"])
 def test_alignments_are_the_attention_of_the_forced_translation(model, side, beta):
@@ -521,7 +510,6 @@ def test_the_coverage_penalty_is_wus(model, alpha, beta):
     assert output.sequences.tolist() != without.sequences.tolist()
 
 
-@pytest.mark.usefixtures("round_to")
 @pytest.mark.parametrize("side", ["left", "right"])
 def test_alignments_of_greedy_decoding(model, side):
     output = by_us(model, **BATCHES[side], num_beams=1, max_extra_length=4, output_alignments=True)
