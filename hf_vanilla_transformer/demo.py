@@ -1,7 +1,6 @@
 """A page to try a model in the browser: translations, the beams' scores, and attention."""
 
 import html
-import logging
 import math
 import os
 from collections.abc import Sequence
@@ -23,8 +22,6 @@ except ImportError as error:
 from starlette.middleware import Middleware
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 
-logger = logging.getLogger(__name__)
-
 HOST = "127.0.0.1"
 MOST_CHARACTERS = 5_000
 MOST_BEAMS = 10
@@ -39,16 +36,15 @@ TRANSLATE_FIRST = "<p>Attention is shown here after a translation.</p>"
 Pairs = list[tuple[str, str]]  # sources and their translations, in the order of the table
 
 
-def build_page(translator: Translator, examples: Sequence[str] = (), *, name: str = "") -> gr.Blocks:
+def build_page(translator: Translator, examples: Sequence[str] = ()) -> gr.Blocks:
     """Builds the page; `start` shows it.
 
     Args:
         translator: Translates.
         examples: Texts that can be chosen.
-        name: The model's name on the page; "": the name that it was loaded by.
     """
     model = translator.model
-    name = name or getattr(model, "name_or_path", "") or type(model).__name__
+    name = getattr(model, "name_or_path", "") or type(model).__name__
     config, codes = model.generation_config, target_codes(translator.tokenizer)
     penalty_name, penalty = _penalty(config)
     with gr.Blocks(title=f"Translation by {name}", analytics_enabled=False, fill_width=True) as page:
@@ -126,8 +122,8 @@ def _translated(translator: Translator, text: str, options: dict[str, Any]) -> l
     quiet: dict[str, Any] = {"progress_bar": False, "on_division": lambda *_: None}
     try:
         found = translator(lines, **options, **quiet)
-    except Exception as error:  # the server goes on
-        raise gr.Error(_shown(error)) from error
+    except ValueError as error:
+        raise gr.Error(html.escape(first_line(error))) from error
     candidates = [one if isinstance(one, list) else [Translation(one, 0)] for one in found]
     rows, pairs = [], []
     for number, (line, translations) in enumerate(zip(lines, candidates, strict=True), start=1):
@@ -152,21 +148,13 @@ def _attention(translator: Translator, pairs: Pairs, choice: int | None, target_
         tokens = max(len(attention.source_pieces), len(attention.target_pieces))
         if tokens > MOST_TOKENS_SHOWN:
             raise ValueError(f"attention is shown for up to {MOST_TOKENS_SHOWN} tokens; here there are {tokens:,}")
-    except Exception as error:  # the server goes on
-        return f"<p>{_shown(error)}</p>"
+    except ValueError as error:
+        return f"<p>{html.escape(first_line(error))}</p>"
     inner = html.escape(attention_page(attention, "Attention"))
     return (
         f'<iframe title="Attention" sandbox="allow-scripts" srcdoc="{inner}" '
         'style="width: 100%; height: 70em; border: 0; background: #fff"></iframe>'
     )
-
-
-def _shown(error: Exception) -> str:
-    """Returns an error's first line as HTML. An error that isn't the visitor's mistake is logged in full."""
-    if isinstance(error, ValueError):
-        return html.escape(first_line(error))
-    logger.warning("The page shows the first line of this error.", exc_info=error)
-    return html.escape(f"{type(error).__name__}: {first_line(error)}")
 
 
 # ---- The server ----
@@ -205,6 +193,7 @@ def start(page: gr.Blocks, host: str = HOST, port: int | None = None) -> str:
         theme=gr.themes.Default(font=FONTS, font_mono=FONTS).set(block_info_text_color="*neutral_600"),  # legible
         # Each of these could also be set by a variable of the environment, or is on unless it is switched off.
         share=False,
+        show_error=True,  # beside the traceback that Gradio prints
         quiet=True,
         ssr_mode=False,
         mcp_server=False,

@@ -50,7 +50,7 @@ def _demo(arguments: argparse.Namespace) -> None:
     if not is_this_machine(host):
         warning = "every computer that reaches this machine can use the page; without --host, only its own users can"
         print(f"{PROGRAM}: warning: --host {host}: {warning}", file=sys.stderr)
-    page = demo.build_page(load_translator(name, arguments), arguments.example, name=name)
+    page = demo.build_page(load_translator(name, arguments), arguments.example)
     try:
         address = demo.start(page, host, port)
     except OSError as error:

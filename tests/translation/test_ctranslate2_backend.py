@@ -326,3 +326,8 @@ def test_evaluate(checkpoint, tmp_path, capsys):
     ensemble = ("--ensemble", "--backend", "ctranslate2")
     assert _run("evaluate", "--model", checkpoint, checkpoint, "--device", "cpu", *files[:4], *ensemble) == 2
     assert "averaged by the backend ctranslate2" in capsys.readouterr().err
+
+
+def test_attention_of_an_exported_model_is_refused(exported, tmp_path, capsys):
+    assert _run("plot", "attention", "--model", exported, "--source", "it", "--output", tmp_path / "it.png") == 2
+    assert "shows no attention weights; give the model itself" in capsys.readouterr().err
