@@ -307,16 +307,17 @@ def tensors_in(checkpoint: Path) -> dict[str, tuple[Path, Entry]]:
     """
     if (checkpoint / WEIGHTS).exists() or not (checkpoint / WEIGHTS_INDEX).exists():
         return {name: (checkpoint / WEIGHTS, entry) for name, entry in _header(checkpoint / WEIGHTS).items()}
-    shard_of = read_json(checkpoint / WEIGHTS_INDEX).get("weight_map")
+    index = checkpoint / WEIGHTS_INDEX
+    shard_of = read_json(index).get("weight_map")
     if not isinstance(shard_of, dict):
-        raise CheckpointError(f"{WEIGHTS_INDEX} has no weight_map")
+        raise CheckpointError(f"{index} has no weight_map")
     for shard in shard_of.values():
         if not isinstance(shard, str) or Path(shard).name != shard:
-            raise CheckpointError(f"{WEIGHTS_INDEX} names {shard!r}, not a file beside it")
+            raise CheckpointError(f"{index} names {shard!r}, not a file beside it")
     headers = {shard: _header(checkpoint / shard) for shard in sorted(set(shard_of.values()))}
     for name, shard in shard_of.items():
         if name not in headers[shard]:
-            raise CheckpointError(f"{shard} has no {name}, as {WEIGHTS_INDEX} says")
+            raise CheckpointError(f"{checkpoint / shard} has no {name}, as {WEIGHTS_INDEX} says")
     return {name: (checkpoint / shard, headers[shard][name]) for name, shard in shard_of.items()}
 
 

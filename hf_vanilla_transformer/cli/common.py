@@ -338,7 +338,7 @@ def loading() -> Iterator[None]:
         gc.enable()
 
 
-def prepare() -> None:
+def set_up_transformers() -> None:
     """Registers the classes, and keeps standard error for what the user can fix."""
     from transformers.utils import logging
 
@@ -358,7 +358,7 @@ def load_translator(name: str, arguments: argparse.Namespace) -> "Translator":
     from .. import engine
     from ..translation.translator import Translator
 
-    prepare()
+    set_up_transformers()
     engine.keep_freed_memory()
     with decoding_errors():
         return Translator(name, **opening(arguments))

@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from .common import UsageError, loading, prepare, show
+from .common import UsageError, loading, set_up_transformers, show
 
 SYSTEMS = {
     "marian": "Marian as in transformers, such as Helsinki-NLP/opus-mt-en-de",
@@ -61,7 +61,7 @@ def _convert(arguments: argparse.Namespace) -> None:
     with loading():
         from ..interop.convert import convert
 
-        prepare()
+        set_up_transformers()
     notes = convert(
         arguments.source,
         arguments.output,

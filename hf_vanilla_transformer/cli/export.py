@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import first_line, install
-from .common import UsageError, check_model_name, loading, prepare, show
+from .common import UsageError, check_model_name, loading, set_up_transformers, show
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -54,7 +54,7 @@ def _export(arguments: argparse.Namespace) -> None:
         raise UsageError(str(error)) from error
     check_model_name(arguments.model)
     with loading():
-        prepare()
+        set_up_transformers()
         exporter = _exporter(arguments.to)
     tokenizer, model = _load(arguments.model, arguments.trust_remote_code)
     with new_folder(output) as folder:

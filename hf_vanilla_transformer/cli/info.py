@@ -8,7 +8,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from .. import __version__
-from .common import RunError, UsageError, check_model_name, prepare, show, table
+from .common import RunError, UsageError, check_model_name, set_up_transformers, show, table
 
 if TYPE_CHECKING:
     from ..hub.description import Description
@@ -47,7 +47,7 @@ def _show_checkpoint(name: str, as_json: bool) -> None:
 
     from ..hub.description import describe
 
-    prepare()
+    set_up_transformers()
     found = describe(name)
     values = {"total": found.total, **asdict(found)}
     show(json.dumps(values, indent=1, ensure_ascii=False) if as_json else _text(found))

@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .common import UsageError, prepare, show
+from .common import UsageError, set_up_transformers, show
 
 if TYPE_CHECKING:
     from ..hub.upload import Upload
@@ -33,17 +33,17 @@ def _push(arguments: argparse.Namespace) -> None:
     if not arguments.folder.is_dir():
         raise UsageError(f"{arguments.folder} is not a folder; DIR must be that of a saved model")
 
-    from ..hub import upload as hub
+    from ..hub.upload import check_token, prepare, publish
 
-    prepare()
+    set_up_transformers()
     if not arguments.dry_run:
-        hub.check_token()
-    upload = hub.prepare(arguments.folder, arguments.repo)
+        check_token()
+    upload = prepare(arguments.folder, arguments.repo)
     _show(upload)
     if arguments.dry_run:
         print("dry run: nothing was sent")
         return
-    done = hub.publish(upload, arguments.repo, private=arguments.private, revision=arguments.revision)
+    done = publish(upload, arguments.repo, private=arguments.private, revision=arguments.revision)
     if done.removed:
         show(f"removed from the repository: {', '.join(done.removed)}")
     print(f"pushed into the {'private' if done.private else 'public'} repository {arguments.repo}: {done.url}")

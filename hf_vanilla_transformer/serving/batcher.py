@@ -129,8 +129,9 @@ class Batcher:
                     request.done.set_result(None)
             n_best = batch[0][0].options[0]
             self._on_batch(len(batch), sum(request.tokens[number] for request, number in batch) // n_best)
-            self._expected = len({request for request, _ in batch}.union(self._waiting()))
-            if self._expected > max(1, len(self._waiting())):
+            waiting = self._waiting()
+            self._expected = len({request for request, _ in batch}.union(waiting))
+            if self._expected > max(1, len(waiting)):
                 self._gathered.clear()
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self._gathered.wait(), SECONDS_TO_GATHER)

@@ -60,11 +60,11 @@ class Consistency:
         plain, config = model.loss_function, model.config
         kept: dict[nn.Module, list[int]] = {}  # the stacks may share one module
         stacks = (model.model.encoder, config.eos_token_id), (model.model.decoder, config.decoder_start_token_id)
-        for stack, end in stacks:
+        for stack, end in stacks if self.cut else ():
             ends = end if isinstance(end, list) else [] if end is None else [end]
             kept.setdefault(stack.embed_tokens, []).extend(ends)
         with ExitStack() as hooks:
-            for embeddings, ends in kept.items() if self.cut else ():
+            for embeddings, ends in kept.items():
                 hooks.enter_context(embeddings.register_forward_hook(partial(self.cut_second_half, ends)))
             try:
                 model.loss_function = self.loss

@@ -88,9 +88,10 @@ def jobs(inputs: Sequence[str | Path], output: str | Path, shard: tuple[int, int
             name = file.relative_to(given) if given.is_dir() else Path(file.name)
             if not file.is_file() or any(part.startswith(".") for part in name.parts):
                 continue
-            if file.resolve() == place / name:
+            real = file.resolve()
+            if real == place / name:
                 raise CorpusError(f"{file} is the input and the output; give another folder for the translations")
-            if is_inside and file.resolve().is_relative_to(place):
+            if is_inside and real.is_relative_to(place):
                 continue
             if name in found:
                 raise CorpusError(f"{file} and {found[name]} have the same name; translate them into two folders")
