@@ -69,6 +69,7 @@ def facts() -> RunFacts:
         training_files=[*data.train_source, *data.train_target],
         recipe=replace(
             recipe_of(args, model, PROCESSES),
+            averaged_checkpoints=args.average_last,
             steps=args.max_steps,
             target_tokens=measured["tokens"],
             hardware=f"{machine[1]}, {measured['date']}",

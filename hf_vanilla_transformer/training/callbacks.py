@@ -109,7 +109,7 @@ class DropoutWarmup(TrainerCallback):
 
 
 def callbacks_for(args: VanillaTransformerTrainingArguments) -> list[TrainerCallback]:
-    """Returns the callbacks of a run's arguments that the Trainer doesn't add itself."""
+    """Returns the callbacks of the arguments that transformers' Trainer doesn't have."""
     callbacks: list[TrainerCallback] = []
     if args.dropout_warmup_steps:
         callbacks.append(DropoutWarmup(args.dropout_warmup_steps))

@@ -10,19 +10,20 @@ from transformers.integrations import get_available_reporting_integrations
 from ..errors import install
 
 # `vanilla-transformer train` is tested with these. Others have no effect on its batches, loss or evaluations, or fail
-# late. Python code that uses `VanillaTransformerTrainer` isn't restricted.
+# late, or their runs aren't the same after resuming (groups by length and persistent workers draw random numbers once).
+# Python code that uses `VanillaTransformerTrainer` isn't restricted.
 SUPPORTED = frozenset(
     (
         *("output_dir", "seed", "data_seed", "full_determinism"),
         *("max_steps", "num_train_epochs", "gradient_accumulation_steps"),
-        *("per_device_train_batch_size", "per_device_eval_batch_size", "train_sampling_strategy"),
+        *("per_device_train_batch_size", "per_device_eval_batch_size"),
         *("learning_rate", "lr_scheduler_type", "lr_scheduler_kwargs", "warmup_steps", "optim", "optim_args"),
         *("weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon", "max_grad_norm"),
         *("bf16", "fp16", "tf32", "use_cpu", "torch_compile", "torch_compile_backend", "torch_compile_mode"),
         *("activation_checkpointing", "activation_checkpointing_kwargs"),
         *("gradient_checkpointing", "gradient_checkpointing_kwargs"),
-        *("dataloader_num_workers", "dataloader_pin_memory", "dataloader_persistent_workers"),
-        *("dataloader_prefetch_factor", "ddp_backend", "ddp_timeout", "ddp_find_unused_parameters"),
+        *("dataloader_num_workers", "dataloader_pin_memory", "dataloader_prefetch_factor"),
+        *("ddp_backend", "ddp_timeout", "ddp_find_unused_parameters"),
         *("logging_strategy", "logging_steps", "logging_first_step", "log_level"),
         *("include_num_input_tokens_seen", "report_to", "run_name", "project", "trackio_space_id"),
         *("eval_strategy", "eval_steps", "eval_delay", "eval_on_start", "eval_accumulation_steps"),
@@ -91,10 +92,8 @@ def check_together(given: Mapping[str, object], streaming: bool, args: Seq2SeqTr
         "streaming shuffles sentences only for batches by tokens; give per_device_train_batch_tokens": (
             streaming and not by_tokens
         ),
-        "per_device_train_batch_size and train_sampling_strategy have no effect on batches by tokens; set "
-        "per_device_train_batch_tokens to 0 for batches of equally many sentences, or leave them out": (
-            by_tokens and not {"per_device_train_batch_size", "train_sampling_strategy"}.isdisjoint(given)
-        ),
+        "per_device_train_batch_size has no effect on batches by tokens; set per_device_train_batch_tokens to 0 for "
+        "batches of equally many sentences, or leave it out": by_tokens and "per_device_train_batch_size" in given,
         "lr_scheduler_type reduce_lr_on_plateau and greedy aren't supported by `train`; choose another": (
             args.lr_scheduler_type in ("reduce_lr_on_plateau", "greedy")
         ),

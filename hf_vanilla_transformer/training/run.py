@@ -32,7 +32,7 @@ from ..hub.upload import check_token
 from ..metrics import corpus_bleu
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from ..tokenization_vanilla_transformer import VanillaTransformerTokenizerFast
-from .callbacks import Console, callbacks_for
+from .callbacks import Console
 from .evaluation import TranslationMetrics, by_length
 from .finish import finish_run
 from .preflight import measured, preflight
@@ -273,7 +273,7 @@ class Run:
             processing_class=tokenizer,
             data_collator=DataCollatorForSeq2Seq(tokenizer),
             compute_metrics=metrics,
-            callbacks=[*callbacks_for(self.args), Console(metrics, self.say)],
+            callbacks=[Console(metrics, self.say)],
         )
         for callback in (PrinterCallback, ProgressCallback):  # Console replaces them
             trainer.remove_callback(callback)

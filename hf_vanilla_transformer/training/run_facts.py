@@ -54,7 +54,6 @@ def recipe_of(args: VanillaTransformerTrainingArguments, model: PreTrainedModel,
         consistency=args.consistency,
         precision="bfloat16 autocast" if args.bf16 else "float16 autocast" if args.fp16 else "float32",
         seed=args.seed,
-        averaged_checkpoints=args.average_last or None,
         ema_decay=args.ema_decay or None,
     )
 

@@ -21,6 +21,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 from torch.utils.data import DataLoader
 from transformers import EarlyStoppingCallback, GenerationConfig, PreTrainedTokenizerBase
+from transformers.trainer_pt_utils import LabelSmoother
 from transformers.trainer_utils import EvalLoopOutput, SchedulerType, TrainOutput
 from transformers.utils import logging
 
@@ -35,6 +36,7 @@ from ..hub.facts import TARGET_TOKENS, said_by_author, with_what_was_said
 from ..hub.model_card import save_card
 from ..hub.upload import Published, PublishError, hub_errors, prepare, publish
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
+from .callbacks import callbacks_for
 from .consistency import ConsistencyTrainer
 from .recipe import RecipeError, VanillaTransformerTrainingArguments
 from .run_facts import run_facts
@@ -59,17 +61,17 @@ class VanillaTransformerTrainer(ConsistencyTrainer):
 
     args: VanillaTransformerTrainingArguments
     batch_sampler: TokenBudgetBatchSampler | None = None
+    label_smoother: LabelSmoother | None
 
     def __init__(self, *args: object, **kwargs: object) -> None:
         super().__init__(*args, **kwargs)
+        for callback in callbacks_for(self.args):
+            if not any(isinstance(one, type(callback)) for one in self.callback_handler.callbacks):
+                self.add_callback(callback)
         forward = self.accelerator.unwrap_model(self.model).forward
         self._can_skip_logits = "skip_logits" in inspect.signature(forward).parameters
         self._evaluated = torch.zeros(2, dtype=torch.float64)  # of an evaluation: loss times tokens, and tokens
-        self._since: float | None = None  # the last line of the log, evaluations left out, in seconds
-        self._tokens_then = 0
-        self._loss_of_update: Tensor | float = 0.0
-        self._checked_update = 0
-        self._failures = 0  # updates in a row whose loss or gradients were not finite
+        self._begin()
         is_ours = isinstance(self.model, VanillaTransformerForConditionalGeneration)
         if is_ours and isinstance(self.processing_class, PreTrainedTokenizerBase):
             tokenizer = copy.deepcopy(self.processing_class)
@@ -77,9 +79,18 @@ class VanillaTransformerTrainer(ConsistencyTrainer):
                 tokenizer.bpe_dropout = None  # it would segment a text differently each time
             self.model.config.tokenizer_fingerprint = tokenizer_fingerprint(tokenizer)
 
+    def _begin(self) -> None:
+        """Sets what is counted in a training to its beginning."""
+        self._since: float | None = None  # the last line of the log, evaluations left out, in seconds
+        self._tokens_then = 0
+        self._loss_of_update: Tensor | float = 0.0
+        self._checked_update = 0
+        self._failures = 0  # updates in a row whose loss or gradients were not finite
+
     def _inner_training_loop(
         self, *args: object, **kwargs: object
     ) -> TrainOutput:  # the model is known here, `model_init` or not
+        self._begin()
         uses_shortcuts = self.args.training_shortcuts and not self.args.torch_compile and not self.is_fsdp_enabled
         with training_shortcuts(self.model) if uses_shortcuts else nullcontext():
             return super()._inner_training_loop(*args, **kwargs)
@@ -355,15 +366,19 @@ class VanillaTransformerTrainer(ConsistencyTrainer):
         """Evaluates; the loss is the mean over tokens, not over batches, and its exponential the perplexity."""
         began = time.perf_counter()
         self._evaluated.zero_()
+        smoother, self.label_smoother = self.label_smoother, None  # the loss of an evaluation isn't smoothed
         # Seq2SeqTrainer would count repeated sentences twice (`_without_repeated`).
         self.gather_function = self.accelerator.gather_for_metrics
-        with (
-            paused_shortcuts(self.model),  # first, as the engine doesn't attach to a model with them
-            engine.attach_if_supported(self.model, allow_autocast=True)
-            if self.args.predict_with_generate
-            else nullcontext(),
-        ):
-            output = super().evaluation_loop(*args, metric_key_prefix=metric_key_prefix, **kwargs)
+        try:
+            with (
+                paused_shortcuts(self.model),  # first, as the engine doesn't attach to a model with them
+                engine.attach_if_supported(self.model, allow_autocast=True)
+                if self.args.predict_with_generate
+                else nullcontext(),
+            ):
+                output = super().evaluation_loop(*args, metric_key_prefix=metric_key_prefix, **kwargs)
+        finally:
+            self.label_smoother = smoother
         sums = self._evaluated.float() if self.args.device.type == "mps" else self._evaluated
         loss, tokens = self.accelerator.reduce(sums.to(self.args.device), reduction="sum").tolist()
         if tokens:
