@@ -21,7 +21,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from transformers import GenerationConfig, GenerationMixin, StoppingCriteria, StoppingCriteriaList
+from transformers import GenerationConfig, GenerationMixin, LogitsProcessor, StoppingCriteria, StoppingCriteriaList
 from transformers.utils import logging
 
 logger = logging.get_logger(__name__)
@@ -73,6 +73,19 @@ class MaxLengthPerSentence(StoppingCriteria):
             self.prompt_length = input_ids.shape[1] - 1  # it is asked for the first time after the first new token
         longest = self.max_new_tokens.to(input_ids.device)
         return input_ids.shape[1] - self.prompt_length >= longest.repeat_interleave(len(input_ids) // len(longest))
+
+
+class ForcedEndPerSentence(LogitsProcessor):
+    """Makes `ends` the last token of each sentence's own maximum length; transformers' processor knows the batch's."""
+
+    def __init__(self, limit: MaxLengthPerSentence, ends: int | list[int]) -> None:
+        self.limit, self.ends = limit, torch.tensor(ends).flatten()
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        """Returns scores, (rows, V), -inf but for the ends (0) where the next token is a sentence's last."""
+        is_last = self.limit(F.pad(input_ids, (0, 1)), scores)
+        forced = torch.full_like(scores, -math.inf).index_fill(1, self.ends.to(scores.device), 0.0)
+        return torch.where(is_last[:, None], forced, scores)
 
 
 class DecodingMixin:
@@ -132,11 +145,7 @@ class DecodingMixin:
     def prepare_decoding(self, kwargs: dict[str, Any]) -> dict[str, Any]:
         """Puts the options above into terms of transformers: a length penalty, lengths and a stopping criterion.
 
-        Args:
-            kwargs: Arguments of `generate()`, by name; they stay as they are.
-
-        Returns:
-            Arguments of `GenerationMixin.generate`.
+        It returns arguments of `GenerationMixin.generate`; `kwargs`, those of `generate()` by name, stay as they are.
 
         Raises:
             ValueError: An option has a wrong value, or two contradict each other.
@@ -201,6 +210,9 @@ class DecodingMixin:
             if settings.get("pad_token_id") is not None or settings.get("eos_token_id") is not None:
                 criterion.eos_token_id = None  # sampling then fills finished rows
             kwargs["stopping_criteria"] = StoppingCriteriaList([*(kwargs.get("stopping_criteria") or []), criterion])
+            if settings.get("forced_eos_token_id") is not None and len(longest.unique()) > 1:
+                forcing = ForcedEndPerSentence(criterion, settings["forced_eos_token_id"])
+                kwargs["logits_processor"] = [*(kwargs.get("logits_processor") or []), forcing]
 
     def compute_transition_scores(
         self,
@@ -209,16 +221,9 @@ class DecodingMixin:
         beam_indices: torch.Tensor | None = None,
         normalize_logits: bool = False,
     ) -> torch.Tensor:
-        """Looks up the scores of generated tokens; transformers' own presumes that the target has `vocab_size` tokens.
+        """Returns the scores of generated tokens, (rows, steps), 0 behind the end of a beam, as transformers does.
 
-        Args:
-            sequences: What `generate()` returned, (rows, length).
-            scores: One tensor (rows, V) a step, with beams (batch * beams, V).
-            beam_indices: Which row of `scores` each token of a beam comes from, (rows, steps), -1 behind the end.
-            normalize_logits: Whether to make log-probabilities of the scores first.
-
-        Returns:
-            Scores, (rows, steps), 0 behind the end of a beam.
+        transformers' own presumes that the target has `vocab_size` tokens.
         """
         stacked = torch.stack(scores)  # (steps, rows, V)
         if normalize_logits:
@@ -232,11 +237,7 @@ class DecodingMixin:
 
 
 def _refuse_engine_options(kwargs: dict[str, Any], config: GenerationConfig) -> None:
-    """Refuses what transformers' loop doesn't do; a `compute_type` of a configuration is only warned of.
-
-    Raises:
-        ValueError: There is such an option.
-    """
+    """Refuses what transformers' loop doesn't do; a `compute_type` of a configuration is only warned of."""
     configs = [vars(one) for one in (kwargs.get("generation_config"), config) if one is not None]
     asked = [name for name in ENGINE_OPTIONS if any(one.get(name) for one in (kwargs, *configs))]
     if "compute_type" in kwargs:

@@ -422,6 +422,17 @@ def _alone(i, num_beams, endless):
     return new_tokens(output.sequences[0]), output.sequences_scores[0] if num_beams > 1 else None
 
 
+@pytest.mark.parametrize("num_beams", [1, 4])
+@pytest.mark.parametrize("ends", [EOS, [EOS]], ids=str)
+def test_an_end_is_forced_at_each_sentences_own_limit(model, num_beams, ends):
+    options = {"num_beams": num_beams, "max_extra_length": 1, "forced_eos_token_id": ends, "early_stopping": True}
+    found = model.generate(**padded(SOURCES), **options)
+    for row, source in zip(found, SOURCES, strict=True):
+        alone = model.generate(torch.tensor([source]), **options)[0]
+        assert new_tokens(row) == new_tokens(alone)
+        assert new_tokens(row)[-1] == EOS
+
+
 @pytest.mark.parametrize("kind", ["ids", "embeddings", "encoded"])
 @pytest.mark.parametrize("num_beams", [1, 4])
 @pytest.mark.parametrize("side", ["left", "right"])
