@@ -16,7 +16,7 @@ import ctranslate2
 import torch
 
 from hf_vanilla_transformer import Translator
-from hf_vanilla_transformer.interop.ctranslate2 import never_chosen
+from hf_vanilla_transformer.interop.conversion import never_chosen
 from hf_vanilla_transformer.metrics import corpus_bleu
 from hf_vanilla_transformer.translation.reading import namers
 
@@ -44,7 +44,8 @@ def main() -> None:
     translations = ours(lines, max_new_tokens=options.max_new_tokens, **settings)
 
     tokenizer, (source_names, target_names) = ours.tokenizer, namers(ours.tokenizer)
-    ids_of = {name: number for number, name in enumerate(target_names(range(ours.model.config.target_vocab_size)))}
+    target = target_names(range(ours.model.config.target_vocab_size))
+    ids_of = {name: number for number, name in enumerate(target)}
     theirs = ctranslate2.Translator(options.exported, compute_type="default", intra_threads=options.threads)
     sources = [source_names(ids) for ids in tokenizer(lines)["input_ids"]]
     results = theirs.translate_batch(
@@ -53,6 +54,7 @@ def main() -> None:
         length_penalty=options.length_penalty,
         max_decoding_length=options.max_new_tokens,
         min_decoding_length=0,
+        suppress_sequences=never_chosen(ours.model.generation_config, target) or None,
         max_batch_size=BATCH,
     )
     found = [result.hypotheses[0] for result in results]
@@ -75,7 +77,6 @@ def _log_probabilities(translator: Translator, line: str, ids: list[int]) -> tor
     """Returns what the model gives to each token of a translation and to its end."""
     model, labels = translator.model, torch.tensor([[*ids, translator.model.config.eos_token_id]])
     logits = model(**translator.tokenizer(line, return_tensors="pt"), labels=labels).logits[0]
-    logits[:, never_chosen(model.generation_config)] = -torch.inf
     return logits.log_softmax(-1).gather(-1, labels[0, :, None])[:, 0]
 
 

@@ -1,12 +1,12 @@
 """What all systems share: the options of a conversion, its result, its error, and the check before an export."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
 from torch import nn
-from transformers import PreTrainedTokenizerBase
+from transformers import GenerationConfig, PreTrainedTokenizerBase
 
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 
@@ -51,6 +51,12 @@ class Converted:
     metadata: Mapping[str, object] = field(default_factory=dict)
     base_model: str | None = None
     notes: tuple[str, ...] = ()
+
+
+def never_chosen(settings: GenerationConfig, target: Sequence[str]) -> list[list[str]]:
+    """Returns the tokens of the target that `suppress_tokens` and `bad_words_ids` bar, each as a list of one."""
+    single = [one[0] for one in settings.bad_words_ids or [] if len(one) == 1]
+    return [[target[token]] for token in sorted({*single, *(settings.suppress_tokens or [])}) if token < len(target)]
 
 
 def check_plain(model: nn.Module) -> None:

@@ -3,6 +3,7 @@
 Importing this module registers a loader there: `TransformersConverter("outputs/quickstart/model").convert("ct2")`.
 """
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import torch
 from ctranslate2.converters.transformers import ModelLoader, register_loader
 from ctranslate2.specs import attention_spec, common_spec, model_spec, transformer_spec
 from torch import Tensor, nn
-from transformers import GenerationConfig, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
 from ..configuration_vanilla_transformer import VanillaTransformerConfig
 from ..modeling_vanilla_transformer import (
@@ -20,7 +21,7 @@ from ..modeling_vanilla_transformer import (
     VanillaTransformerStack,
     sinusoidal_table,
 )
-from .conversion import ConversionError, check_plain
+from .conversion import ConversionError, check_plain, never_chosen
 
 Activation = common_spec.Activation
 ACTIVATIONS = {
@@ -38,8 +39,6 @@ ACTIVATIONS = {
 }
 # Rows of a table of sinusoids: twice of what CTranslate2 cuts sources to by itself (max_input_length).
 POSITIONS = 2048
-# A token of this logit is never chosen; half precision has larger numbers.
-NEVER = -1e4
 # Settings of decoding -> names of the same in `Translator.translate_batch`.
 SAME_SETTINGS = {
     "num_beams": "beam_size",
@@ -47,7 +46,7 @@ SAME_SETTINGS = {
     "max_new_tokens": "max_decoding_length",
     "min_new_tokens": "min_decoding_length",
 }
-# Settings that the export holds, or that change no translation.
+# Settings that have arguments of `translate_batch`, or that change no translation.
 HELD = {
     *SAME_SETTINGS, "max_length", "suppress_tokens", "use_cache", "transformers_version", "_from_model_config",
     "pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id",
@@ -79,7 +78,8 @@ def export(
     """
     write(model, tokenizer, folder, quantization=quantization)
     tokenizer.save_pretrained(folder)
-    found = notes(model)
+    target = VanillaTransformerLoader().get_vocabulary(model, tokenizer)[1]
+    found = notes(model, target)
     if getattr(tokenizer, "separate_vocabs", False):
         found.append(
             "source_vocabulary.json names the source's ids; the tokenizer's convert_ids_to_tokens the target's"
@@ -102,14 +102,15 @@ def write(
     model.generation_config.save_pretrained(folder)
 
 
-def notes(model: VanillaTransformerForConditionalGeneration) -> list[str]:
-    """Returns notes on an exported model: its longest sentences, and generation settings."""
+def notes(model: VanillaTransformerForConditionalGeneration, target: Sequence[str]) -> list[str]:
+    """Returns notes on an exported model: its longest sentences, and settings; `target` is the vocabulary."""
     config, settings = model.config, model.generation_config
     given = {there: getattr(settings, here) for here, there in SAME_SETTINGS.items()}
     if settings.max_length is not None and given["max_decoding_length"] is None:  # it counts the start token
         given["max_decoding_length"] = settings.max_length - 1
     # CTranslate2's own defaults are 2 beams, and no empty translation.
     given |= {"beam_size": settings.num_beams or 1, "min_decoding_length": settings.min_new_tokens or 0}
+    given["suppress_sequences"] = never_chosen(settings, target) or None
     arguments = ", ".join(f"{name}={value!r}" for name, value in given.items() if value is not None)
     found = [
         f"the tables of positions have {len(_table(model.model.encoder, config)):,} rows: longer sentences are an "
@@ -174,11 +175,6 @@ class VanillaTransformerLoader(ModelLoader):
         self._set_stack(encoder, encoder.embeddings[0], model.model.encoder)
         self._set_stack(decoder, decoder.embeddings, model.model.decoder)
         self.set_linear(decoder.projection, model.lm_head)
-        if never := never_chosen(model.generation_config):
-            own: Tensor | None = model.lm_head.bias
-            bias = model.lm_head.weight.new_zeros(config.target_vocab_size) if own is None else own.clone()
-            bias[never] = NEVER
-            decoder.projection.bias = bias
         return transformer_spec.TransformerSpec(encoder, decoder)
 
     def _set_stack(
@@ -299,12 +295,6 @@ def _filled(tokens: dict[int, str | None], rows: int) -> list[str]:
     if len(set(names)) < rows:
         raise ConversionError("several tokens of the vocabulary have the same name; CTranslate2 knows them by it")
     return names
-
-
-def never_chosen(settings: GenerationConfig) -> list[int]:
-    """Returns the tokens that are never to be chosen."""
-    single = [one[0] for one in settings.bad_words_ids or [] if len(one) == 1]
-    return sorted({*single, *(settings.suppress_tokens or [])})
 
 
 def _as_list(value: int | list[int] | None) -> list[int]:

@@ -27,7 +27,7 @@ from transformers.utils import logging
 from ..checkpoints.loading import CONFIG, GENERATION_CONFIG, CheckpointError
 from ..errors import first_line
 from ..generation_vanilla_transformer import DEFAULT_MAX_LENGTH, GNMTLengthPenalty, check_settings, sets_length
-from ..interop.conversion import ConversionError
+from ..interop.conversion import ConversionError, never_chosen
 from .backend import (
     LENGTHS,
     NO_HYPOTHESIS,
@@ -57,7 +57,7 @@ OPTIONS = (
     *("num_beams", "max_new_tokens", "min_new_tokens", "max_length", "max_extra_length"),
     *("length_penalty", "gnmt_length_penalty", "early_stopping", "do_sample"),
 )
-# Settings of a generation config: those, others that the exported weights hold, and others without effect.
+# Settings of a generation config: those, others that each search gets, and others without effect.
 SETTINGS = {
     *OPTIONS, "bad_words_ids", "suppress_tokens", "forced_bos_token_id", "forced_eos_token_id", "use_cache",
     "pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id", "transformers_version", "compute_type",
@@ -132,7 +132,9 @@ class Batch:
             length_penalty=self._exponent,
             max_input_length=0,  # otherwise sources are cut at 1,024 tokens
             max_decoding_length=limit,
-            min_decoding_length=min(len(begins[0]) + settings.least, limit),
+            # A beginning that the model is made to write is part of the translation, a prefix isn't.
+            min_decoding_length=min(len(segments[0].prefix[1:]) + settings.least, limit),
+            suppress_sequences=model.barred,
             return_scores=settings.num_beams > 1,
             return_attention=settings.alignments,
             return_end_token=True,
@@ -140,11 +142,13 @@ class Batch:
         return results
 
     def wait(self) -> None:
-        """Waits for the results. Beam searches beyond their segment's limit are repeated within it, with other cuts."""
+        """Waits for the results. Beam searches that reach their segment's own limit are repeated within it."""
         self._results = [one.result() for one in self._results]
         beyond: dict[int, list[int]] = {}
+        longest = max(self._limits)
         for place, (result, limit) in enumerate(zip(self._results, self._limits, strict=True)):
-            if self._settings.num_beams > 1 and max(map(len, result.hypotheses)) > limit:
+            # Within a longer limit, hypotheses of this length go on; here, they end.
+            if self._settings.num_beams > 1 and limit < longest and max(map(len, result.hypotheses)) >= limit:
                 beyond.setdefault(limit, []).append(place)
         for places in beyond.values():
             for place, again in zip(places, self._search(places), strict=True):
@@ -225,6 +229,7 @@ class CTranslate2Model(Backend):
         sides = [_read(folder, SHARED if shared else f"{side}_vocabulary.json") for side in ("source", "target")]
         self.source, self.target = sides
         self.ids = {token: number for number, token in enumerate(self.target)}
+        self.barred = never_chosen(self.generation_config, self.target) or None
         self.threads = (threads or torch.get_num_threads()) if self.device.type == "cpu" else 1
         self._process = os.getpid()
         open_pool = partial(
@@ -287,7 +292,10 @@ class CTranslate2Model(Backend):
                 "True; leave it out"
             )
         if least and num_beams > 1:  # the end's probability would go to the other tokens
-            raise ValueError("the backend ctranslate2 has min_new_tokens for greedy search only; give num_beams=1")
+            raise ValueError(
+                "the backend ctranslate2 has min_new_tokens for greedy search only; give num_beams=1, or "
+                "min_new_tokens=0"
+            )
         length = _length(given, self.generation_config)
         if length[0] != "max_extra_length" and length[1] > self.config.max_position_embeddings:
             raise ValueError(
@@ -407,6 +415,12 @@ def _generation_config(folder: Path) -> GenerationConfig:
         logger.warning(
             f"early_stopping is {config.early_stopping} in the model's generation config; with CTranslate2, searches "
             "end as with True."
+        )
+    bars = config.suppress_tokens or config.bad_words_ids
+    if (config.num_beams or 1) > 1 and bars and not config.renormalize_logits:
+        logger.warning(
+            "suppress_tokens or bad_words_ids of the model's generation config bar tokens; in beam search, CTranslate2 "
+            "gives their probability to the others, as with renormalize_logits: scores and translations may differ."
         )
     return config
 

@@ -15,7 +15,7 @@ from hf_vanilla_transformer import (
 )
 from hf_vanilla_transformer.checkpoints.loading import load_checkpoint
 from hf_vanilla_transformer.interop import torch_nn
-from hf_vanilla_transformer.interop.conversion import ConversionError
+from hf_vanilla_transformer.interop.conversion import ConversionError, never_chosen
 from hf_vanilla_transformer.interop.convert import convert
 
 ctranslate2 = pytest.importorskip("ctranslate2", reason="ctranslate2 isn't installed")
@@ -83,7 +83,7 @@ def sharpened(model):
     return model
 
 
-def compare(model, tokenizer, folder, masked=()):
+def compare(model, tokenizer, folder):
     """Compares greedy search, beam search with length^alpha, and the log-probabilities of what was found."""
     texts = TEXTS["source"][:8]
     inputs = tokenizer(texts, return_tensors="pt", padding=True)
@@ -93,7 +93,8 @@ def compare(model, tokenizer, folder, masked=()):
         for ids, mask in zip(inputs["input_ids"], inputs["attention_mask"], strict=True)
     ]
     theirs = ctranslate2.Translator(str(folder), intra_threads=1)
-    limits = {"max_decoding_length": 14, "min_decoding_length": 0}
+    barred = never_chosen(model.generation_config, target) or None
+    limits = {"max_decoding_length": 14, "min_decoding_length": 0, "suppress_sequences": barred}
     searches = [
         ({"num_beams": 1}, {"beam_size": 1}),
         ({"num_beams": 3, "length_penalty": 0.7, "early_stopping": True}, {"beam_size": 3, "length_penalty": 0.7}),
@@ -107,7 +108,7 @@ def compare(model, tokenizer, folder, masked=()):
     end = model.generation_config.eos_token_id
     labels = torch.nn.utils.rnn.pad_sequence([torch.tensor([*row, end]) for row in ids], True, -100)
     logs, of_other_sources = (
-        _log_probabilities(model, {name: value.roll(shift, 0) for name, value in inputs.items()}, labels, masked)
+        _log_probabilities(model, {name: value.roll(shift, 0) for name, value in inputs.items()}, labels)
         for shift in (0, 1)
     )
     assert ((of_other_sources - logs).abs() * (labels >= 0)).max() > 0.1
@@ -116,9 +117,8 @@ def compare(model, tokenizer, folder, masked=()):
 
 
 @torch.no_grad()
-def _log_probabilities(model, inputs, labels, masked):
+def _log_probabilities(model, inputs, labels):
     logits = model(**inputs, labels=labels).logits
-    logits[..., list(masked)] = -torch.inf
     return logits.log_softmax(-1).gather(-1, labels.clamp(min=0)[..., None])[..., 0]
 
 
@@ -148,7 +148,7 @@ def test_opus_mt(tmp_path, separate):
     with torch.no_grad():
         model.lm_head.bias[pad] = 30.0  # it would be chosen everywhere
     notes = exporter.export(model, tokenizer, tmp_path / "out")
-    compare(model, tokenizer, tmp_path / "out", masked=[pad])
+    compare(model, tokenizer, tmp_path / "out")
     assert any("source_vocabulary.json" in note for note in notes) is separate
     if not separate:
         names = _vocabulary(tmp_path / "out", "source")
@@ -186,6 +186,8 @@ def test_notes_say_what_the_files_dont_hold(tokenizer, tmp_path):
     notes = "\n".join(exporter.export(model, tokenizer, tmp_path))
     assert "translate_batch: beam_size=4, " in notes
     assert "max_decoding_length=30" in notes
+    barred = [[tokenizer.convert_ids_to_tokens(token)] for token in (7, 9)]
+    assert f"suppress_sequences={barred!r}" in notes
     for words in (
         "bad_words_ids=[[7], [5, 6]]", "do_sample=True", "eos_token_id=[2, 4]", "forced_bos_token_id=0",
         "gnmt_length_penalty=0.6", "max_extra_length=50", "repetition_penalty=1.5", "sequence_bias=[[[3], 2.0]]",
@@ -193,8 +195,8 @@ def test_notes_say_what_the_files_dont_hold(tokenizer, tmp_path):
         assert words in notes
     assert "early_stopping" not in notes
     model.generation_config.update(max_new_tokens=None, max_length=40, early_stopping=False)
-    assert "max_decoding_length=39" in exporter.notes(model)[1]
-    assert "early_stopping=False" in exporter.notes(model)[2]
+    assert "max_decoding_length=39" in exporter.notes(model, [])[1]
+    assert "early_stopping=False" in exporter.notes(model, [])[2]
 
 
 def test_what_ctranslate2_has_no_place_for_is_refused(tokenizer, tmp_path):

@@ -2,6 +2,7 @@
 
 import json
 import sys
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from itertools import chain
 
@@ -9,6 +10,7 @@ import pytest
 import torch
 from opus_mt import opus_mt_folder
 from random_models import new_model
+from transformers import AutoModelForSeq2SeqLM
 
 from hf_vanilla_transformer import cli
 from hf_vanilla_transformer.checkpoints.loading import CheckpointError
@@ -83,6 +85,7 @@ def test_translations(ours, theirs, options):
         {"num_beams": 2, "n_best": 1},
         {"max_extra_length": 0},  # many searches end at their own sentence's limit, within batches of others'
         {"max_extra_length": 3, "num_beams": 6},
+        {"max_extra_length": 4, "prefix": "das"},
         {"max_new_tokens": 5},
         {"max_length": 6, "prefix": "das"},
         {"gnmt_length_penalty": 3.0, "max_extra_length": 5},
@@ -119,6 +122,40 @@ def test_other_weights_give_the_same(tokenizer):
             Translator(model, tokenizer=tokenizer, backend="ctranslate2"),
         )
         assert_same(other(TEXTS, n_best=4), own(TEXTS, n_best=4))
+
+
+@pytest.mark.parametrize("setting", ["suppress_tokens", "bad_words_ids"])
+def test_barred_tokens(checkpoint, tokenizer, ours, setting, caplog):
+    """Of probable tokens: a translation lacks them, and one that is given is as probable as without the setting."""
+    used = tokenizer(ours(TEXTS), add_special_tokens=False)["input_ids"]
+    frequent = [token for token, _ in Counter(chain(*used)).most_common(2)]
+    model = AutoModelForSeq2SeqLM.from_pretrained(checkpoint).eval()
+    values = {"suppress_tokens": frequent, "bad_words_ids": [[token] for token in frequent]}
+    setattr(model.generation_config, setting, values[setting])
+    own = Translator(model, tokenizer=tokenizer)
+    other = Translator(model, tokenizer=tokenizer, backend="ctranslate2")
+    assert "scores and translations may differ" in caplog.text
+    assert other(TEXTS, num_beams=1) == own(TEXTS, num_beams=1) != ours(TEXTS, num_beams=1)
+    targets = ours(TEXTS)
+    expected = [one.log_probability for one in score_pairs(ours.model, tokenizer, TEXTS, targets)]
+    found = [one.log_probability for one in score_pairs(other.model, tokenizer, TEXTS, targets)]
+    assert found == pytest.approx(expected, abs=CLOSE)
+    caplog.clear()
+    model.generation_config.renormalize_logits = True
+    other = Translator(model, tokenizer=tokenizer, backend="ctranslate2")
+    assert caplog.text == ""
+    assert_same(other(TEXTS, n_best=4), own(TEXTS, n_best=4))
+
+
+def test_a_beginning_that_is_forced_counts_as_written(tokenizer):
+    """By a model that ends as soon as it may."""
+    model = new_model(len(tokenizer), output_bias=True).eval()
+    with torch.no_grad():
+        model.lm_head.bias[tokenizer.eos_token_id] = 50
+    model.generation_config.forced_bos_token_id = tokenizer("das")["input_ids"][0]
+    own, other = (Translator(model, tokenizer=tokenizer, backend=name) for name in ("engine", "ctranslate2"))
+    for least in (0, 1, 2, 5):
+        assert other(TEXTS, num_beams=1, min_new_tokens=least) == own(TEXTS, num_beams=1, min_new_tokens=least)
 
 
 def test_forced_probabilities(ours, theirs):
