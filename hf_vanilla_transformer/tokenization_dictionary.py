@@ -11,7 +11,7 @@ import os
 from itertools import groupby
 from typing import Any
 
-from transformers import AddedToken, PreTrainedTokenizer
+from transformers import AddedToken, BatchEncoding, PreTrainedTokenizer
 
 try:
     import sentencepiece
@@ -75,6 +75,14 @@ class DictionaryTokenizer(PreTrainedTokenizer):
             source_eos=source_eos, **{"split_special_tokens": True, "special_tokens_pattern": "prefix_suffix", **kwargs}
         )
 
+    def __call__(self, *args: Any, **kwargs: Any) -> BatchEncoding:
+        """Tokenizes; arguments are those of the base class."""
+        try:
+            return super().__call__(*args, **kwargs)
+        except Exception:
+            self._is_target = self._in_target_context_manager  # the base class would leave it on the target's side
+            raise
+
     @property
     def content(self) -> list[object]:
         """All that ids and texts depend on."""
@@ -88,6 +96,12 @@ class DictionaryTokenizer(PreTrainedTokenizer):
     def get_vocab(self) -> dict[str, int]:
         """Returns token -> id (the source's, if there are two dictionaries)."""
         return dict(self.encoder)
+
+    def add_special_tokens(self, special_tokens_dict: dict[str, Any], *args: Any, **kwargs: Any) -> int:
+        """Names tokens of the dictionary as special ones; others are refused before anything changes."""
+        for value in special_tokens_dict.values():
+            self._add_tokens([value] if isinstance(value, (str, AddedToken)) else value)
+        return super().add_special_tokens(special_tokens_dict, *args, **kwargs)
 
     def _add_tokens(self, new_tokens: list[str | AddedToken], special_tokens: bool = False) -> int:
         for token in map(str, new_tokens):
@@ -123,13 +137,19 @@ class DictionaryTokenizer(PreTrainedTokenizer):
         return self._sides[1].spell(tokens, self.all_special_tokens)
 
     def _decode(
-        self, token_ids: int | list[int], skip_special_tokens: bool = False, *args: object, **kwargs: object
+        self,
+        token_ids: int | list[int],
+        skip_special_tokens: bool = False,
+        clean_up_tokenization_spaces: bool | None = None,
+        use_source_tokenizer: bool = False,
+        **kwargs: object,
     ) -> str:
-        if not kwargs.pop("use_source_tokenizer", False):
-            return super()._decode(token_ids, skip_special_tokens, *args, **kwargs)
+        side = self._sides[not use_source_tokenizer]
         ids = [token_ids] if isinstance(token_ids, int) else token_ids
-        skipped, side = set(self.all_special_ids) if skip_special_tokens else (), self._sides[0]
-        return side.spell([side.name(number) for number in ids if number not in skipped], self.all_special_tokens)
+        text = side.spell([side.name(number) for number in ids], self.all_special_tokens, skips=skip_special_tokens)
+        if clean_up_tokenization_spaces is None:
+            clean_up_tokenization_spaces = self.clean_up_tokenization_spaces
+        return self.clean_up_tokenization(text) if clean_up_tokenization_spaces else text
 
     def save_vocabulary(self, save_directory: str, filename_prefix: str | None = None) -> tuple[str, ...]:
         """Writes segmentation.json and returns its path."""
@@ -181,16 +201,23 @@ class _Side:
             )
         return self._names[number]
 
-    def spell(self, names: list[str], special: list[str]) -> str:
-        """Returns the text of tokens; special ones are words of it."""
-        if self._spm is None:
-            words = " ".join(self._words.get(name, name) for name in names)
-            return f"{words} ".replace(f"{SEPARATOR} ", "").rstrip()
+    def spell(self, names: list[str], special: list[str], skips: bool = False) -> str:
+        """Returns the text of tokens; special ones are part of it, or end a word where they are skipped."""
         parts: list[str] = []
-        for is_special, run in groupby(names, lambda name: name in special):
+        is_own = skips or self._spm is not None  # the toolkits join "@@" with a special token too
+        for is_special, run in groupby(names, lambda name: is_own and name in special):
             pieces = [self._words.get(name, name) for name in run]
-            parts += pieces if is_special else [self._spm.decode_pieces(pieces)]
-        return " ".join(parts).strip()
+            if is_special:
+                parts += [] if skips else pieces
+            else:
+                parts.append(self._joined(pieces))
+        return " ".join(filter(None, parts)).strip()
+
+    def _joined(self, pieces: list[str]) -> str:
+        if self._spm is not None:
+            text: str = self._spm.decode_pieces(pieces)
+            return text
+        return f"{' '.join(pieces)} ".replace(f"{SEPARATOR} ", "").rstrip()
 
 
 def _sentencepiece(model: bytes) -> Any:

@@ -143,6 +143,31 @@ def test_overwritten_words_of_fairseq(tmp_path):
         assert tokenizer.decode([5, 6, 4, 8, 2], skip_special_tokens=True) == "ab <unk> </s>"
 
 
+def test_a_skipped_token_ends_a_word(tmp_path):
+    write(tmp_path, codes="#version: 0.2\na b\n")
+    tokenizer = tokenizer_of(tmp_path, ([*SPECIAL.values(), "fähr@@", "Fahr@@", "rad", "."],) * 2, SPECIAL)
+    for options in ({}, {"use_source_tokenizer": True}):
+        assert tokenizer.decode([4, 3, 5, 6, 7, 2], skip_special_tokens=True, **options) == "fähr Fahrrad ."
+        assert tokenizer.decode([3, 4, 2], skip_special_tokens=True, **options) == "fähr"
+        assert tokenizer.decode([4, 3, 5, 6], **options) == "fähr<unk> Fahrrad"  # as fairseq writes it
+
+
+def test_a_call_that_fails_changes_nothing(tmp_path):
+    write(tmp_path, codes="#version: 0.2\na b\n")
+    words = ["a", "b"]
+    tokenizer = tokenizer_of(tmp_path, ([*SPECIAL.values(), *words], [*SPECIAL.values(), *words[::-1]]), SPECIAL)
+    expected = tokenizer.encode("a b")
+    with pytest.raises(ValueError, match="Input must be a string"):
+        tokenizer("a b", text_target=["a", None])
+    assert tokenizer.encode("a b") == expected == [4, 5, 2]
+    special = list(tokenizer.all_special_tokens)
+    with pytest.raises(ValueError, match="can't add '<2de>'"):
+        tokenizer.add_special_tokens({"extra_special_tokens": ["<2de>"]})
+    assert tokenizer.all_special_tokens == special
+    tokenizer.save_pretrained(tmp_path / "saved")
+    assert AutoTokenizer.from_pretrained(tmp_path / "saved").all_special_tokens == special
+
+
 # Files
 
 
