@@ -33,9 +33,10 @@ GENERATION_CONFIG = "generation_config.json"
 WEIGHTS = "model.safetensors"
 WEIGHTS_INDEX = "model.safetensors.index.json"
 # Of tokenizers, this package's and others; "target_tokenizer.json" and "segmentation.json" are of converted models.
+# In full, as a pattern like "vocab*" would publish a user's own files, and remove them from a repository.
 VOCABULARY_FILES = (
-    *("tokenizer.json", "target_tokenizer.json", "segmentation.json", "vocab*", "target_vocab.json"),
-    *("merges.txt", "*.spm", "*.model"),
+    *("tokenizer.json", "target_tokenizer.json", "segmentation.json", "vocab.json", "vocab.txt", "target_vocab.json"),
+    *("merges.txt", "source.spm", "target.spm", "sentencepiece.bpe.model", "spiece.model", "tokenizer.model"),
 )
 # Embeddings are often padded to a multiple of 64 or 128 rows, or by a few languages' tags.
 UNUSED_ROWS, UNUSED_SHARE = 128, 0.01

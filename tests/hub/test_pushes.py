@@ -152,10 +152,10 @@ def test_a_dry_run_lists_files_and_sizes_and_asks_nobody(push, hub, model_folder
 def test_only_files_of_the_model_are_sent(push, hub, model_folder):
     secrets = (".env", ".git/config", "server.pem", "id_rsa", "notes.txt", "tokens.json")
     training = ("checkpoint-2/model.safetensors", "runs/log", "optimizer.pt", "training_args.bin", "recipe.json")
-    put(model_folder, *secrets, *training, "run.lock")
+    put(model_folder, *secrets, *training, "run.lock", "vocab-customers.csv", "eval.model")
     code, out, _ = push()
     assert code == 0
-    assert "\nnot sent: .env, .git/config, checkpoint-2/model.safetensors, id_rsa" in out
+    assert "\nnot sent: .env, .git/config, checkpoint-2/model.safetensors, eval.model, id_rsa" in out
     assert {*hub.repositories[REPO].files()} == {".gitattributes", "README.md", "LICENSE-CODE"} | MODEL | CODE
 
 
@@ -255,7 +255,13 @@ def test_a_public_repository_is_not_taken_for_a_private_one(push, hub):
 def test_files_of_an_older_model_are_removed_and_others_stay(push, hub):
     old = ["model-00001-of-00002.safetensors", "model.safetensors.index.json", "recipe.json", "source.spm"]
     old.append("test.translations.txt")
-    others = ["photo.png", "handler.py", "docs/vocab.json", "last-checkpoint/model-00001-of-00002.safetensors"]
+    others = [
+        "photo.png",
+        "handler.py",
+        "vocabulary.md",
+        "docs/vocab.json",
+        "last-checkpoint/model-00001-of-00002.safetensors",
+    ]
     hub.add(REPO, dict.fromkeys([*old, *others], "old"))
     code, out, _ = push()
     assert code == 0
