@@ -23,7 +23,7 @@ FREE_FIELDS = {
 }  # fmt: skip
 # Files copied with the weights; the states of optimizer and Trainer are not, as no training resumes from an average.
 CARRIED_FILES = (
-    "config.json", "generation_config.json", "*.py", "LICENSE-CODE", "tokenizer_config.json",
+    "config.json", "generation_config.json", "*.py", "LICENSE*", "tokenizer_config.json",
     "special_tokens_map.json", "added_tokens.json", *VOCABULARY_FILES,
 )  # fmt: skip
 REPORT_FILES = ("README.md", "model_card.json", "scores.json", "*.translations.txt")  # of a run
@@ -58,7 +58,7 @@ def average_checkpoints(
         OSError: The output can't be written; an old one is as it was.
     """
     output = Path(os.path.realpath(output))
-    _check_output(output, overwrite)
+    _check_output(output, overwrite, checkpoints)
     _check_complete(checkpoints)
     if output in (checkpoint.resolve() for checkpoint in checkpoints):
         raise ValueError(f"{output} is one of the checkpoints; choose another output")
@@ -69,20 +69,22 @@ def average_checkpoints(
     try:
         with new_folder(output, replace=overwrite) as folder:
             save_torch_state_dict(mean_of(checkpoints), folder, max_shard_size="50GB")
-            for file in _files(checkpoints[-1], CARRIED_FILES):
+            # A licence of the user's is the replaced model's, too.
+            for file in [*_files(output, ["LICENSE*"]), *_files(checkpoints[-1], CARRIED_FILES)]:
                 shutil.copyfile(file, folder / file.name)
-            _check_output(output, overwrite)  # again, as files may have been put there
+            _check_output(output, overwrite, checkpoints)  # again, as files may have been put there
     except SafetensorError as error:  # a full disk, for instance
         raise OSError(f"averaging into {output} failed ({error})") from error
 
 
-def _check_output(output: Path, overwrite: bool) -> None:
+def _check_output(output: Path, overwrite: bool, checkpoints: Sequence[Path]) -> None:
     if not output.exists():
         return
     if not overwrite:
         raise ValueError(f"{output} exists; choose another output, or ask to overwrite it")
     # A run's folder is a saved model too, but it contains checkpoints, and these contain a training's state.
-    known = (*CARRIED_FILES, SAFETENSORS, f"{SAFETENSORS}.index.json", *REPORT_FILES)
+    known = {*CARRIED_FILES, SAFETENSORS, f"{SAFETENSORS}.index.json", *REPORT_FILES} - {"*.py"}
+    known |= {file.name for file in _files(checkpoints[-1], ["*.py"])} if checkpoints else set()
     entries = [*output.iterdir()] if output.is_dir() else [output]
     others = sorted(entry.name for entry in entries if entry.is_dir() or not any(map(entry.match, known)))
     if others or (entries and not (output / "config.json").is_file()):

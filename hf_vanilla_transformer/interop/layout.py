@@ -312,7 +312,7 @@ def _positions(tables: Sequence[Tensor], fields: Mapping[str, Any]) -> dict[str,
     """Tells which sinusoids the tables are; any others are learned positions, with an end."""
     wanted = fields.get("position_encoding")
     for encoding in POSITION_ENCODINGS[:-1] if wanted is None else [wanted]:
-        first = fields.get("pad_token_id", 0) + 1 if encoding == "fairseq" else 0
+        first = (fields.get("pad_token_id") or 0) + 1 if encoding == "fairseq" else 0
         if encoding != "learned" and all(_is_sinusoidal(table, encoding, first) for table in tables):
             return {"position_encoding": encoding}
     if wanted not in (None, "learned"):

@@ -297,14 +297,18 @@ NAMES_OF = {part: {field.name for field in dataclasses.fields(part) if field.ini
 TYPES = {name: _kinds_of(hint) for part in PARTS.values() for name, hint in get_type_hints(part).items()}
 
 
+_RESOLVED = [f"tag:yaml.org,2002:{kind}" for kind in ("bool", "int", "float")]
+
+
 class _Loader(yaml.SafeLoader):
     """YAML in which `no` is a string (a language), `1e-4` a number, and an option given twice an error.
 
-    PyYAML reads YAML 1.1, where `no` is false, `1e-4` a string and the last key wins, and has no option for this.
+    PyYAML reads YAML 1.1, where `no` is false, `1e-4` a string, 1:30 is 90 and 010 is 8, and the last key wins, and has
+    no option for this.
     """
 
     yaml_implicit_resolvers: ClassVar[dict[str, list[tuple[str, re.Pattern[str]]]]] = {
-        first: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:bool"]
+        first: [(tag, pattern) for tag, pattern in resolvers if tag not in _RESOLVED]
         for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
     }
 
@@ -319,8 +323,10 @@ class _Loader(yaml.SafeLoader):
 
 
 _Loader.add_implicit_resolver("tag:yaml.org,2002:bool", re.compile("(?:true|false)$", re.IGNORECASE), list("tTfF"))
-_NUMBER = re.compile(r"[-+]?\d+(?:\.\d*)?[eE][-+]?\d+$")
-_Loader.add_implicit_resolver("tag:yaml.org,2002:float", _NUMBER, list("-+0123456789"))
+_INTEGER = re.compile(r"[-+]?(?:0|[1-9][\d_]*)$")
+_FLOAT = re.compile(r"[-+]?(?:\d+\.\d*|\.\d+|\d+(?=[eE]))(?:[eE][-+]?\d+)?$")
+_Loader.add_implicit_resolver("tag:yaml.org,2002:int", _INTEGER, list("-+0123456789"))
+_Loader.add_implicit_resolver("tag:yaml.org,2002:float", _FLOAT, list("-+.0123456789"))
 
 
 def parse_recipe(

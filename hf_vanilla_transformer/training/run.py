@@ -333,8 +333,9 @@ class Run:
             config = self.model.config_for(tokenizer)
             model = VanillaTransformerForConditionalGeneration(config)
             if self.model.embeddings and self.checkpoint is None:
-                weight = model.get_input_embeddings().weight
-                found = use_vectors(self.model.embeddings, tokenizer, weight, config.embedding_scale)
+                sides = {stack.embed_tokens.weight for stack in (model.get_encoder(), model.get_decoder())}
+                for weight in sides:  # one where they are shared
+                    found = use_vectors(self.model.embeddings, tokenizer, weight, config.embedding_scale)
                 self.say(f"Embeddings: {found:,} of {len(weight):,} tokens have a vector of {self.model.embeddings}")
         for option, value in self.model.decoding().items():
             setattr(model.generation_config, option, value)

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 from torch.optim.lr_scheduler import LambdaLR
 
+from ..checkpoints.loading import load_config
 from .recipe import RecipeError, VanillaTransformerTrainingArguments, parse_recipe
 
 
@@ -76,12 +77,14 @@ def schedule_of_recipe(recipe: str) -> tuple[float, int]:
 
     Raises:
         RecipeError: It is no recipe, or has another schedule than the paper's.
+        CheckpointError: The model that it fine-tunes can't be found.
     """
     _, model, args = parse_recipe([recipe])
-    if args.lr_scheduler_type != "inverse_sqrt":
+    if args.lr_scheduler_type != "inverse_sqrt" or args.lr_scheduler_kwargs or not args.warmup_steps:
         raise RecipeError(
-            f"{recipe} has lr_scheduler_type {args.lr_scheduler_type!s}, not the paper's inverse_sqrt; "
-            "give the folder of a run, whose log has the rates"
+            f"{recipe} has another schedule than the paper's (inverse_sqrt with a warm-up, without "
+            "lr_scheduler_kwargs); give the folder of a run, whose log has the rates"
         )
-    peak = peak_learning_rate(args, SimpleNamespace(config=model.config(model.vocab_size)))
-    return peak, _warmup(args)
+    name = model.model_name_or_path
+    config = model.config(model.vocab_size) if name is None else load_config(name)
+    return peak_learning_rate(args, SimpleNamespace(config=config)), _warmup(args)

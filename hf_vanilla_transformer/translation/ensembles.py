@@ -1,5 +1,6 @@
 """Ensembles: one model whose probabilities are the mean of several models' probabilities."""
 
+import copy
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -84,7 +85,11 @@ class AveragedProbabilities(nn.Module):
     members: Any
 
     def __init__(self, members: Sequence[PreTrainedModel]) -> None:
-        PreTrainedModel.__init__(self, members[0].config)  # the class's own would build another model
+        config = copy.deepcopy(members[0].config)
+        configs = [member.config for member in members]
+        if ends := [c.max_position_embeddings for c in configs if getattr(c, "position_encoding", None) == "learned"]:
+            config.update({"position_encoding": "learned", "max_position_embeddings": min(ends)})
+        PreTrainedModel.__init__(self, config)  # the class's own would build another model
         self.generation_config = members[0].generation_config
         self.members = nn.ModuleList(members)
         self.training = any(member.training for member in members)

@@ -296,13 +296,23 @@ def test_an_output_is_replaced_only_if_asked(checkpoints, output):
     average_checkpoints(checkpoints[:2], output)
     before = weights_of(output)
     (output / "README.md").write_text("notes")
+    (output / "LICENSE").write_text("MIT")
     with pytest.raises(ValueError, match="averaged exists; choose another output, or ask to overwrite it"):
         average_checkpoints(checkpoints, output)
     assert (output / "README.md").exists()
     average_checkpoints(checkpoints, output, overwrite=True)
     assert not (output / "README.md").exists()
+    assert (output / "LICENSE").read_text() == "MIT"
     assert any(not torch.equal(value, before[name]) for name, value in weights_of(output).items())
     assert {entry.name for entry in output.parent.iterdir()} == {"run", "averaged"}
+
+
+def test_code_that_the_checkpoints_lack_stays(checkpoints, output):
+    average_checkpoints(checkpoints[:1], output)
+    (output / "serve.py").write_text("mine")
+    with pytest.raises(ValueError, match=r"it contains serve\.py"):
+        average_checkpoints(checkpoints, output, overwrite=True)
+    assert (output / "serve.py").read_text() == "mine"
 
 
 @pytest.mark.parametrize("place", ["another run", "another folder", "a file", "no config", "code"])

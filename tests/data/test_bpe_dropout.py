@@ -111,6 +111,14 @@ def pairs(tmp_path, tokenizer):
     return tokenize(corpus_of(tmp_path, sources, targets), tokenizer, Cleaning(max_length=100))
 
 
+def test_a_tokenizers_own_dropout_segments_anew_at_each_call(pairs, tokenizer, tmp_path):
+    dropping = copy.deepcopy(tokenizer)
+    dropping.bpe_dropout = 0.3
+    texts = [list(pairs["source"]), list(pairs["target"])]
+    first, second = (rows_of(tokenize(corpus_of(tmp_path, *texts), dropping, Cleaning(100))) for _ in range(2))
+    assert first != second
+
+
 def rows_of(dataset):
     return [(row["input_ids"], row["labels"]) for row in dataset]
 

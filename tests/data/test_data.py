@@ -169,6 +169,12 @@ def test_text(write, streaming, suffix, named):
     assert pairs_of(corpus, streaming) == PAIRS
 
 
+def test_zstandard_may_begin_with_a_frame_without_text(write):
+    frame = b"\x50\x2a\x4d\x18\x04\0\0\0size"  # such as pzstd writes
+    source, target = write("s.zst", frame + zstd(lines(SOURCES).encode())), write("t", lines(TARGETS))
+    assert pairs_of(Corpus((source,), (target,))) == PAIRS
+
+
 @pytest.mark.parametrize("end", [b"\n", b""])
 def test_windows_text(write, end):
     source = write("s", b"\xef\xbb\xbfa \r\n\xef\xbb\xbfb\r\n\r\nc\rd\r" + end)

@@ -108,16 +108,19 @@ def test_wrong_vectors(tmp_path, text, message):
         list(read_vectors(str(tmp_path / "vectors"), 2))
 
 
-def test_a_run_with_vectors(tmp_path, capsys):
+@pytest.mark.parametrize("shared", [True, False])
+def test_a_run_with_vectors(tmp_path, capsys, shared):
     (tmp_path / "vectors").write_text(f"nine {' '.join(['0.5'] * 16)}\n")
     settings = {"embeddings": str(tmp_path / "vectors"), "max_steps": 0, "average_last": 0, "d_model": 16}
+    settings["share_encoder_decoder_embeddings"] = shared
     assert train(tmp_path, **settings) == 0
     assert "tokens have a vector of" in capsys.readouterr().out
     model = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "run")
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "run")
     (id_,) = tokenizer("nine")["input_ids"][:-1]
-    vector = model.get_input_embeddings().weight[id_] * model.config.embedding_scale
-    assert vector.tolist() == pytest.approx([0.5] * 16)
+    for stack in (model.get_encoder(), model.get_decoder()):
+        vector = stack.embed_tokens.weight[id_] * model.config.embedding_scale
+        assert vector.tolist() == pytest.approx([0.5] * 16)
 
 
 def test_vectors_of_another_size_are_told_before_anything_is_read(tmp_path, capsys):
