@@ -6,6 +6,7 @@ python translate_onnx.py FOLDER < source.txt > target.txt
 
 import json
 import sys
+from io import TextIOWrapper
 from pathlib import Path
 
 import numpy as np
@@ -40,7 +41,7 @@ encoder, decoder, further = (
     InferenceSession(folder / f"{name}.onnx") for name in ("encoder_model", "decoder_model", "decoder_with_past_model")
 )
 
-for line in (line.rstrip("\n") for line in sys.stdin):
+for line in (line.rstrip("\n") for line in TextIOWrapper(sys.stdin.buffer, "utf-8-sig")):
     pieces = [*spm.encode(line, out_type=str), "</s>"] if spm else []
     source = np.array([[numbers.get(one, numbers["<unk>"]) for one in pieces] or tokenizer.encode(line).ids])
     mask, ids = np.ones_like(source), [token]

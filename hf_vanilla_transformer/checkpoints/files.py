@@ -48,10 +48,11 @@ def replacing(path: str | Path) -> Iterator[Path]:
     Raises:
         OSError: There is no such folder, or it can't be written.
     """
-    path = Path(path).resolve()
-    if path.exists() and not path.is_file():
+    path = Path(path)
+    if path.exists() and not path.is_file():  # a pipe's real path isn't one that can be opened
         yield path
         return
+    path = path.resolve()
     temporary = path.with_name(f".{path.name[:50]}.{secrets.token_hex(4)}.partial")
     try:
         yield temporary
@@ -81,6 +82,8 @@ def check_new_folder(output: Path) -> None:
     """
     if output.exists() and not (output.is_dir() and not any(output.iterdir())):
         raise FileExistsError(f"{output} exists; choose another output")
+    if output.is_mount():
+        raise FileExistsError(f"{output} is where a file system is mounted; give a new folder in it")
     if not output.absolute().parent.is_dir():
         raise FileNotFoundError(f"{output} can't be written: there is no folder {output.absolute().parent}")
 
@@ -98,7 +101,7 @@ def new_folder(output: Path, *, replace: bool = False) -> Iterator[Path]:
     Raises:
         OSError: It can't be written, or there is something at `output`.
     """
-    output = output.absolute()  # "." can't be removed by that name
+    output = Path(os.path.realpath(output))  # neither "." nor a link can be removed by that name
     with tempfile.TemporaryDirectory(prefix=f".{output.name}.", suffix=".partial", dir=output.parent) as place:
         folder, old = Path(place, "model"), Path(place, "old")
         folder.mkdir()

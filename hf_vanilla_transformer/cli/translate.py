@@ -106,6 +106,10 @@ def _translate(arguments: argparse.Namespace) -> None:
         (arguments.input,) = arguments.input
     if arguments.output is not None:
         check_output("--output", arguments.output, arguments.overwrite, [arguments.input])
+        from ..data.formats import COMPRESSIONS
+
+        if arguments.output.endswith(COMPRESSIONS):
+            raise UsageError(f"--output {arguments.output} would be text that isn't compressed; give another name")
     source = _source(arguments)
     with _output(arguments.output) as file:
         if source.total != 0:

@@ -147,7 +147,7 @@ def decode_lines(lines: Iterable[bytes], name: str) -> Iterator[str]:
     """
     for number, line in enumerate(lines, start=1):
         if number == 1:
-            _check_start(line, name)
+            check_start(line, name)
         try:
             text = line.decode("utf-8-sig" if number == 1 else "utf-8")
         except UnicodeDecodeError as error:
@@ -158,7 +158,8 @@ def decode_lines(lines: Iterable[bytes], name: str) -> Iterator[str]:
         yield text[:-1].removesuffix("\r") if text.endswith("\n") else text
 
 
-def _check_start(line: bytes, name: str) -> None:
+def check_start(line: bytes, name: str) -> None:
+    """Raises `CorpusError` if a file's first line shows that it isn't plain text."""
     for starts, kind in OTHER_FORMATS.items():
         if line.startswith(starts):
             raise CorpusError(f"{name}: the file is {kind}")

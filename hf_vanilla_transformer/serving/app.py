@@ -4,6 +4,7 @@
 """
 
 import asyncio
+import math
 import re
 import secrets
 import sys
@@ -21,6 +22,7 @@ try:
     from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
     from pydantic import BaseModel, Field, ValidationError
     from starlette.exceptions import HTTPException
+    from starlette.requests import ClientDisconnect
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 except ImportError as error:
     raise ImportError(f"the service needs {error.name}, which isn't installed: {install('serve')}") from error
@@ -127,6 +129,8 @@ def create_app(
                 async with asyncio.timeout(settings.seconds):
                     fields = await _fields(request)
                     return JSONResponse(await _unless_gone(request, _translate(fields, models, settings)))
+            except ClientDisconnect as error:
+                raise HTTPException(499, "the client has closed the connection") from error
             except TimeoutError as error:
                 raise HTTPException(504, f"not translated within {settings.seconds:g} seconds") from error
 
@@ -155,7 +159,7 @@ async def _error(request: Request, error: Exception) -> JSONResponse:
 
 async def _fields(request: Request) -> Fields:
     """Returns the fields of a body, JSON or a form."""
-    kind = request.headers.get("content-type", "")
+    kind = request.headers.get("content-type", "").lower()
     if "json" in kind:
         try:
             fields = await request.json()
@@ -164,10 +168,13 @@ async def _fields(request: Request) -> Fields:
     else:
         lists: dict[str, list[Any]]
         if "multipart" in kind:
-            form = await request.form(max_part_size=sys.maxsize)  # `Overlong` has limited the body
+            form = await request.form(max_fields=math.inf, max_part_size=sys.maxsize)  # `Overlong` has limited the body
             lists = {name: form.getlist(name) for name in form}
         else:  # Starlette would read bytes that aren't percent-encoded as Latin-1
-            lists = parse_qs((await request.body()).decode("utf-8", "replace"), keep_blank_values=True)
+            try:
+                lists = parse_qs((await request.body()).decode(), keep_blank_values=True, errors="strict")
+            except UnicodeDecodeError as error:
+                raise HTTPException(400, "Invalid request: the form isn't UTF-8") from error
         fields = {name: values[0] if len(values) == 1 else values for name, values in lists.items()}
     if not isinstance(fields, dict):
         raise HTTPException(400, "Invalid request: the body has to be a JSON object")
@@ -244,15 +251,16 @@ async def _at_once(work: Callable[[], Any]) -> Any:
 
 
 class Lines:
-    """A text whose lines are translated one by one, as models see them in training; breaks and blank lines stay."""
+    """A text whose lines are translated one by one, as models see them in training; white space around them stays."""
 
     def __init__(self, text: str) -> None:
         self._parts = re.split(r"(\r?\n)", text)
-        self.texts = [part for part in self._parts if part.strip()]
+        self.texts = [part.strip() for part in self._parts if part.strip()]
 
     def translated(self, translations: Mapping[str, str]) -> str:
         """Returns the text with these translations of its lines."""
-        return "".join(translations.get(part, part) for part in self._parts)
+        found = ((part, part.strip()) for part in self._parts)
+        return "".join(part.replace(text, translations.get(text, text)) if text else part for part, text in found)
 
 
 def _check_key(given: str, api_key: str | None) -> None:

@@ -2,10 +2,10 @@
 
     translator = Translator("outputs/quickstart/model", backend="ctranslate2", compute_type="int8")
 
-CTranslate2's beam search ends as with `early_stopping=True`, and has length^alpha for a penalty. Here it returns all
-hypotheses that have ended, and the model's penalty (the paper's or transformers') ranks them. A batch is
-searched up to the longest limit of its sentences; one that went beyond its own is searched again within that. Behind a
-prefix, beam search finds a translation that ends at once only if the end is the most probable token.
+CTranslate2's beam search ends as with `early_stopping=True`, and has length^alpha for a penalty. Here it returns as
+many hypotheses as beams, the best by its penalty, and the model's own (the paper's or transformers') ranks them. A
+batch is searched up to the longest limit of its sentences; one that went beyond its own is searched again within that.
+Behind a prefix, beam search finds a translation that ends at once only if the end is the most probable token.
 """
 
 import json

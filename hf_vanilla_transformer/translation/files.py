@@ -19,7 +19,7 @@ import pyarrow
 import pyarrow.parquet
 
 from ..checkpoints.files import replacing
-from ..data.formats import COMPRESSIONS, CorpusError, bounded_lines, is_table
+from ..data.formats import COMPRESSIONS, CorpusError, bounded_lines, check_start, is_table
 from ..errors import first_line
 
 ROWS = 1_000  # rows that are translated at a time; the same everywhere, as batches depend on it
@@ -129,6 +129,8 @@ def rows_of(path: Path, column: str = "text") -> Iterator[tuple[IO[bytes], Itera
 
 def _lines(file: Any, path: Path) -> Iterator[bytes]:
     for number, line in enumerate(bounded_lines(file, str(path))):
+        if not number:
+            check_start(line, str(path))
         yield line.removeprefix(b"" if number else BOM_UTF8).removesuffix(b"\n").removesuffix(b"\r")
 
 
@@ -146,9 +148,10 @@ def _reading(path: Path) -> Iterator[None]:
         raise CorpusError(f"{path}: can't be read ({first_line(error)}); is it complete?") from error
 
 
-def _check_columns(names: Sequence[str], path: Path, column: str) -> None:
-    if column not in names:
-        raise CorpusError(f"{path}: has no column {column!r}; there are {', '.join(map(repr, names))}")
+def _check_columns(names: list[str], path: Path, column: str) -> None:
+    if names.count(column) != 1:
+        several = "several columns" if column in names else "no column"
+        raise CorpusError(f"{path}: has {several} {column!r}; there are {', '.join(map(repr, names))}")
     if TRANSLATION in names:
         raise CorpusError(f"{path}: has a column {TRANSLATION!r} already; rename it")
 

@@ -20,8 +20,15 @@ INLINE = {
     "label", "mark", "q", "s", "samp", "small", "span", "strike", "strong", "sub", "sup", "time", "tt", "u", "var",
     "wbr", "",  # comments
 }  # fmt: skip
+FOREIGN = {"math", "svg"}  # XML, where "/>" ends an element
 RAW = {"script", "style", "textarea"}  # elements without tags inside
 CODE = RAW | {"code", "kbd", "math", "pre", "samp", "svg", "var"}  # what isn't prose
+# Elements without an end tag end before the next of these, and with the list or table that they are in.
+CELLS, TERMS, LISTS = frozenset({"td", "th", "tr"}), frozenset({"dt", "dd"}), {"dl", "ol", "select", "table", "ul"}
+CLOSED_BY = {
+    "dd": TERMS, "dt": TERMS, "li": frozenset({"li"}), "option": frozenset({"option"}), "p": frozenset({"div", "p"}),
+    "td": CELLS, "th": CELLS, "tr": frozenset({"tr"}),
+}  # fmt: skip
 DEPTH = 20  # of inline elements; tags further inside stay where they are
 MOST_PARTS = 100  # of a block whose markup is looked for in its translation
 # Comments, declarations and tags. As in browsers, the end of the text ends each.
@@ -83,7 +90,7 @@ class Document:
             self._add_text(source[position : match.start()])
             position = match.end()
             raw, tag, closing = match[0], (match["tag"] or "").lower(), match["closing"]
-            is_kept = not closing and tag not in VOID
+            is_kept = not (closing or tag in VOID or (tag in FOREIGN and raw.endswith("/>")))
             is_kept = is_kept and (tag in CODE or bool(NOT_TRANSLATED.search(match["attributes"] or "")))
             if is_kept:
                 position = _end_of(tag, source, position)
@@ -102,7 +109,7 @@ class Document:
                 self._open.append(element)
         self._add_text(source[position:])
         self._end_block("")
-        wanted = (text.strip() for block in self._blocks for text in _wanted(block))
+        wanted = (_spaced(text) for block in self._blocks for text in _wanted(block))
         self.texts = list(dict.fromkeys(text for text in wanted if any(map(str.isalpha, text))))
 
     def translated(self, translations: Mapping[str, str]) -> str:
@@ -130,13 +137,28 @@ class Document:
 
 
 def _end_of(tag: str, source: str, position: int) -> int:
-    """Returns where an element ends that begins before `position`."""
-    depth = 1
-    for match in re.compile(rf"<(/?){re.escape(tag)}(?![\w-])[^<>]*>", re.IGNORECASE).finditer(source, position):
-        depth = 0 if tag in RAW and match[1] else depth - 1 if match[1] else depth + 1
-        if not depth:
-            return match.end()
+    """Returns where an element ends that begins before `position`, also where HTML lets its end tag out."""
+    if tag in RAW:
+        end = re.compile(rf"</{tag}(?![\w-])[^<>]*>", re.IGNORECASE).search(source, position)
+        return end.end() if end else len(source)
+    closing = CLOSED_BY.get(tag, frozenset())
+    depth, lists = 1, 0
+    for match in MARKUP.finditer(source, position):
+        name, step = (match["tag"] or "").lower(), -1 if match["closing"] else 1
+        if name == tag and not lists and (step < 0 or tag not in closing):
+            depth += 0 if tag in FOREIGN and match[0].endswith("/>") else step
+            if not depth:
+                return match.end()
+        elif closing and name in LISTS:
+            lists += step
+        if closing and (lists < 0 or (name in closing and not lists)):
+            return match.start()
     return len(source)
+
+
+def _spaced(text: str) -> str:
+    """Returns text as a browser shows it: any white space is one space, and there is none around it."""
+    return " ".join(text.split())
 
 
 def _escape(text: str) -> str:
@@ -160,8 +182,8 @@ def _wanted(part: _Part) -> Iterator[str]:
 
 
 def _translation(text: str, translations: Mapping[str, str]) -> str:
-    stripped = text.strip()
-    return text.replace(stripped, translations[stripped]) if stripped in translations else text
+    known = translations.get(_spaced(text))
+    return text if known is None else text.replace(text.strip(), known)
 
 
 def _render(part: _Part, translations: Mapping[str, str]) -> str:
@@ -185,7 +207,7 @@ def _places(block: _Part, whole: str, translations: Mapping[str, str]) -> list[t
     for part in block.parts:
         if part.raw is None:
             continue
-        own = (_translation(part.whole, translations) if part.parts else part.text).strip()
+        own = _spaced(_translation(part.whole, translations) if part.parts else part.text)
         found = list(re.finditer(rf"(?<!\w){re.escape(own)}(?!\w)", whole)) if own else []
         if len(found) != 1:
             return None

@@ -38,13 +38,16 @@ def test_one_text(how: str) -> None:
 def test_several_texts_and_alternatives() -> None:
     answer = client().post("/translate", json=ask(["a", "b"], alternatives=2))
     assert answer.json() == {"translatedText": ["A", "B"], "alternatives": [["A1", "A2"], ["B1", "B2"]]}
+    many = {"q": ["a"] * 1_000, "source": "en", "target": "de", "format": "text"}
+    answer = client().post("/translate", data=many, files={"none": ("", b"")})
+    assert answer.json() == {"translatedText": ["A"] * 1_000}
     answer = client().post("/translate", data=ask(alternatives="1"))
     assert answer.json() == {"translatedText": "TWO DOGS", "alternatives": ["TWO DOGS1"]}
 
 
 def test_lines_are_translated_one_by_one() -> None:
     answer = client().post("/translate", json=ask(["two dogs\r\n\n run \n", ""], alternatives=1))
-    best, other = "TWO DOGS\r\n\n RUN \n", "TWO DOGS1\r\n\n RUN 1\n"
+    best, other = "TWO DOGS\r\n\n RUN \n", "TWO DOGS1\r\n\n RUN1 \n"
     assert answer.json() == {"translatedText": [best, ""], "alternatives": [[other], [""]]}
 
 
@@ -99,6 +102,9 @@ def test_unicode() -> None:
     form = {"content-type": "application/x-www-form-urlencoded"}
     answer = client().post("/translate", content="q=schönes+Haus&source=en&target=de".encode(), headers=form)
     assert answer.json() == {"translatedText": "SCHÖNES HAUS"}
+    for bad in (b"q=f\xfcr", b"q=f%FCr"):
+        answer = client().post("/translate", content=bad + b"&source=en&target=de", headers=form)
+        assert (answer.status_code, answer.json()) == (400, {"error": "Invalid request: the form isn't UTF-8"})
     body = b'{"q": "\\ud800", "source": "en", "target": "de", "api_key": "%s"}'
     for key, status in ((b"k", 400), (b"\\ud800", 403)):
         half = client(api_key="k").post("/translate", content=body % key, headers={"content-type": "application/json"})
@@ -108,7 +114,7 @@ def test_unicode() -> None:
 
 @pytest.mark.parametrize("body", [b"", b"{", b"[1]", b"\xff", b"[" * 100_000, b'"x"', b"null"])
 def test_malformed_bodies(body: bytes) -> None:
-    answer = client().post("/translate", content=body, headers={"content-type": "application/json"})
+    answer = client().post("/translate", content=body, headers={"content-type": "application/JSON"})
     assert answer.status_code == 400
     assert answer.json()["error"].startswith("Invalid request")
 

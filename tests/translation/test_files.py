@@ -81,6 +81,8 @@ def test_tables_get_a_column(job) -> None:
         ("f.csv", b"text\none\n", "can't be written back; make it text, .tsv, .jsonl or .parquet"),
         ("g.txt.xz", lzma.compress(b"one\n"), "can't be written back"),
         ("d.tsv", b"source\ttarget\n", "has no column 'text'; there are 'source', 'target'"),
+        ("h.tsv", b"text\ttext\n", "has several columns 'text'"),
+        ("i.txt", "one\n".encode("utf-16"), "the file is UTF-16, not UTF-8"),
     ],
 )
 def test_a_damaged_file_leaves_no_output(job, name: str, content: bytes, problem: str) -> None:

@@ -36,10 +36,25 @@ def shout(source: str) -> str:
         ("  \n ", "  \n "),
         ("1<code> x</code>", "1<code> x</code>"),
         ("see <img class='notranslate' alt='a > b'> now", "SEE <img class='notranslate' alt='a > b'> NOW"),
+        ("<p>a <svg x='1'/> b</p>c", "<p>A <svg x='1'/> B</p>C"),
+        ("<svg><svg/></svg>b", "<svg><svg/></svg>B"),
+        ("<div translate=no><!-- <div> -->K</div>b", "<div translate=no><!-- <div> -->K</div>B"),
+        ("<div translate=no><img alt='<div>'>K</div>b", "<div translate=no><img alt='<div>'>K</div>B"),
+        ("<ul><li translate=no>K<ul><li>k</ul><li>b</ul>c", "<ul><li translate=no>K<ul><li>k</ul><li>B</ul>C"),
+        ("<ul><li translate=no>K</ul>c", "<ul><li translate=no>K</ul>C"),
+        ("<tr><td class=notranslate>K<td>b<tr><td>c", "<tr><td class=notranslate>K<td>B<tr><td>C"),
     ],
 )
 def test_markup_stays(source: str, translated: str) -> None:
     assert shout(source) == translated
+
+
+def test_white_space_is_that_of_a_browser() -> None:
+    document = Document("<p>\n  two <b> dogs </b>\n  run\n</p>")
+    assert document.texts == ["two dogs run", "two", "dogs", "run"]
+    assert document.translated({"two dogs run": "zwei hunde rennen", "dogs": "hunde"}) == (
+        "<p>\n  zwei <b> hunde </b> rennen\n</p>"
+    )
 
 
 def test_markup_follows_its_words() -> None:
