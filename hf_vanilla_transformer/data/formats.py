@@ -18,8 +18,8 @@ from typing import Any
 
 TABLES = (".tsv", ".csv", ".jsonl", ".json", ".parquet")
 COMPRESSIONS = (".gz", ".bz2", ".xz", ".zst")  # suffixes of names; a file's first bytes decide how it is read
-GZIP, XZ, ZSTD = b"\x1f\x8b", b"\xfd7zXZ\0", b"\x28\xb5\x2f\xfd"
-ZSTD_SKIPPABLE = re.compile(rb"[\x50-\x5f]\x2a\x4d\x18")  # a frame without text, such as pzstd begins with
+GZIP, XZ = b"\x1f\x8b", b"\xfd7zXZ\0"
+ZSTD = re.compile(rb"\x28\xb5\x2f\xfd|[\x50-\x5f]\x2a\x4d\x18")  # the latter: without text, as pzstd begins
 BZIP2 = re.compile(rb"BZh[1-9](?:1AY&SY|\x17rE8P)")
 # First bytes of files that aren't plain text -> the format and the fix.
 OTHER_FORMATS = {
@@ -101,7 +101,7 @@ def _opened(path: Path) -> Any:
     """Opens a file; its first bytes say how it is decompressed."""
     with path.open("rb") as file:
         start = file.read(10)
-    if start.startswith(ZSTD) or ZSTD_SKIPPABLE.match(start):
+    if ZSTD.match(start):
         import pyarrow  # takes a while to import, and is needed for this alone
 
         return io.BufferedReader(pyarrow.input_stream(str(path), compression="zstd"))

@@ -188,7 +188,7 @@ async def _fields(request: Request) -> Fields:
 
 
 async def _unless_gone(request: Request, work: Awaitable[Answer]) -> Answer:
-    """Awaits an answer, and cancels it when the client closes the connection."""
+    """Awaits an answer; cancels it and raises `ClientDisconnect` when the client closes the connection."""
 
     async def gone() -> None:
         while (await request.receive())["type"] != "http.disconnect":
@@ -198,7 +198,7 @@ async def _unless_gone(request: Request, work: Awaitable[Answer]) -> Answer:
     try:
         await asyncio.wait({answer, leaving}, return_when=asyncio.FIRST_COMPLETED)
         if not answer.done():
-            raise HTTPException(499, "the client has closed the connection")
+            raise ClientDisconnect
         return answer.result()
     finally:
         answer.cancel()
