@@ -27,7 +27,7 @@ from ..errors import first_line
 from ..tokenization_vanilla_transformer import VanillaTransformerTokenizerFast
 from .bpe_dropout import BPEDropout
 from .digests import digest_of
-from .formats import Corpus, CorpusError, Pair, is_table, read_text, without_compression
+from .formats import Corpus, CorpusError, Pair, is_table, read_text, table_format
 from .hub_names import revision_of
 from .tables import pair_of, read_table
 
@@ -252,18 +252,13 @@ def _from_files(corpus: Corpus, sources: list[tuple[str, ...]], streaming: bool)
     if streaming:
         return IterableDataset.from_generator(_read_sources, gen_kwargs=arguments)
     # datasets' cache key: the content and how it is read, wherever the files are.
-    fingerprint = Hasher.hash((columns, [[(_format(path), _digest(path)) for path in paths] for paths in sources]))
+    fingerprint = Hasher.hash((columns, [[(table_format(path), _digest(path)) for path in paths] for paths in sources]))
     try:
         return Dataset.from_generator(_read_sources, gen_kwargs=arguments, fingerprint=fingerprint)
     except DatasetGenerationError as error:
         if isinstance(error.__cause__, CorpusError):
             raise error.__cause__ from None
         raise
-
-
-def _format(path: str) -> str:
-    """The part of a file's name that says how it is read."""
-    return Path(without_compression(path)).suffix if is_table(path) else ""
 
 
 def _digest(path: str) -> str:

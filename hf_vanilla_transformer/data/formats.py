@@ -169,12 +169,19 @@ def check_start(line: bytes, name: str) -> None:
 
 def without_compression(name: str) -> str:
     """Returns a file's name without the suffix of a compression."""
-    return name.removesuffix(next(filter(name.endswith, COMPRESSIONS), ""))
+    suffix = Path(name).suffix
+    return name.removesuffix(suffix) if suffix.lower() in COMPRESSIONS else name
+
+
+def table_format(name: str) -> str:
+    """Returns the suffix of a table's name, compressed or not, in lower case; "" for other names."""
+    suffix = Path(without_compression(name)).suffix.lower()
+    return suffix if suffix in TABLES else ""
 
 
 def is_table(name: str) -> bool:
     """Whether the name is that of a table's file; otherwise it is a data set on the Hub."""
-    return without_compression(name).endswith(TABLES)
+    return bool(table_format(name))
 
 
 def check_file(path: Path) -> None:

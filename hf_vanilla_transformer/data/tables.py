@@ -8,13 +8,12 @@ those don't name the line of a bad byte or a missing cell, and read an unclosed 
 import csv
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
 
 import pyarrow
 import pyarrow.parquet
 
 from ..errors import first_line
-from .formats import LONGEST_LINE, CorpusError, Pair, read_lines, without_compression
+from .formats import LONGEST_LINE, CorpusError, Pair, read_lines, table_format
 
 PAIRS_PER_BATCH = 1_000  # rows of Parquet in memory at a time
 csv.field_size_limit(LONGEST_LINE)  # Python's own limit would end a training at a row that is just too long
@@ -34,7 +33,7 @@ def read_table(path: str, columns: tuple[str, str]) -> Iterator[Pair]:
     """
     readers: dict[str, Callable[[str, tuple[str, str]], Rows]]
     readers = {".tsv": _rows_of_tsv, ".csv": _rows_of_csv, ".parquet": _rows_of_parquet}
-    read = readers.get(Path(without_compression(path)).suffix, _rows_of_json)
+    read = readers.get(table_format(path), _rows_of_json)
     for number, row in read(path, columns):
         yield pair_of(row, columns, f"{path}:{number}")
 

@@ -19,7 +19,7 @@ import pyarrow
 import pyarrow.parquet
 
 from ..checkpoints.files import replacing
-from ..data.formats import COMPRESSIONS, CorpusError, bounded_lines, check_start, is_table
+from ..data.formats import COMPRESSIONS, CorpusError, bounded_lines, check_start, table_format
 from ..errors import first_line
 
 ROWS = 1_000  # rows that are translated at a time; the same everywhere, as batches depend on it
@@ -111,18 +111,18 @@ def rows_of(path: Path, column: str = "text") -> Iterator[tuple[IO[bytes], Itera
     Raises:
         CorpusError: The file can't be read, is damaged or has no such column; raised when its place is reached.
     """
-    name = path.name.removesuffix(".gz")
-    if Path(name).suffix in COMPRESSIONS or (is_table(name) and not name.endswith(TABLES)):
+    table, suffix = table_format(path.name), path.suffix.lower()
+    if table not in ("", *TABLES) or (suffix in COMPRESSIONS and suffix != ".gz"):
         raise CorpusError(f"{path}: can't be written back; make it text, .tsv, .jsonl or .parquet, or text as .gz")
     with ExitStack() as opened:
         with _reading(path):
             raw = opened.enter_context(path.open("rb"))
-            file = opened.enter_context(gzip.open(raw)) if path.suffix == ".gz" else raw
-        if name.endswith(".parquet"):
+            file = opened.enter_context(gzip.open(raw)) if suffix == ".gz" else raw
+        if table == ".parquet":
             rows = _parquet_rows(file, path, column)
         else:
             lines = _lines(file, path)
-            kind = {".tsv": _tsv_rows, ".jsonl": _json_rows}.get(Path(name).suffix)
+            kind = {".tsv": _tsv_rows, ".jsonl": _json_rows}.get(table)
             rows = map(_text_row, lines) if kind is None else kind(lines, path, column)
         yield raw, _guarded(rows, path)
 
@@ -254,9 +254,8 @@ Put = Callable[[Sequence[Row], Sequence[Outcome]], None]
 @contextmanager
 def _writer(path: Path, job: Job) -> Iterator[Put]:
     """Yields what writes rows with their translations, in the format of the input."""
-    name = job.source.name
-    suffix = Path(name.removesuffix(".gz")).suffix
-    if suffix == ".parquet":
+    table = table_format(job.source.name)
+    if table == ".parquet":
         with _reading(job.source), pyarrow.parquet.ParquetFile(job.source) as file:
             schema = file.schema_arrow.remove_metadata()
         schema = schema.append(pyarrow.field(TRANSLATION, pyarrow.string()))
@@ -267,10 +266,10 @@ def _writer(path: Path, job: Job) -> Iterator[Put]:
                 )
             )
         return
-    line = {".tsv": _tsv_line, ".jsonl": _json_line}.get(suffix, _line)
+    line = {".tsv": _tsv_line, ".jsonl": _json_line}.get(table, _line)
     with ExitStack() as opened:
         output: Any = opened.enter_context(path.open("wb"))
-        if name.endswith(".gz"):  # without a name and a time, so that equal text gives equal bytes
+        if job.source.suffix.lower() == ".gz":  # without a name and a time, so that equal text gives equal bytes
             output = opened.enter_context(gzip.GzipFile("", "wb", fileobj=output, mtime=0))
         yield lambda rows, part: output.writelines(  # half a surrogate pair is written as JSON writes it, \ud83d
             f"{line(row, one)}\n".encode(errors="backslashreplace") for row, one in zip(rows, part, strict=True)

@@ -397,7 +397,7 @@ def test_texts_that_cannot_be_read(write, streaming, name, content, message):
         ("a.json", '[{"source": "a", "target": "b"}]\n', r"/a.json:1: a list; write one JSON object per line"),
         ("a.csv", 'source,target\na,b\n"c,d\ne,f\n', r"/a.csv:3: not CSV \(unexpected end of data\); is a quote not"),
         ("a.parquet", b"PAR1 and no more", r"/a.parquet: can't be read \(.*\); is it a complete Parquet file\?"),
-        ("a.tsv.gz", packed(b"a\tb\nc\t\xf6\n"), r"/a.tsv.gz:2: not UTF-8"),
+        ("A.TSV.GZ", packed(b"a\tb\nc\t\xf6\n"), r"/A.TSV.GZ:2: not UTF-8"),
         ("a.jsonl.gz", packed(as_json(PAIRS).encode())[:-9], r"/a.jsonl.gz:\d: the compressed file is damaged"),
         # Nothing in it
         ("a.tsv", "source\ttarget\n", r"/a.tsv: contains no sentence pair"),

@@ -55,7 +55,7 @@ def test_compressed_text_has_the_same_bytes_each_time(job) -> None:
 
 
 def test_tables_get_a_column(job) -> None:
-    tsv, lines, table = job("a.tsv"), job("a.jsonl"), job("a.parquet")
+    tsv, lines, table = job("a.TSV"), job("a.jsonl"), job("a.parquet")
     tsv.source.write_text("id\ttext\n1\tone\n2\n")
     lines.source.write_text('{"text": "one", "n": "\\ud83d"}\n{bad\n{"text": 5}\n{"text": "a\\nb"}\n')
     times = pa.array([1, 86_399_000_000_001], pa.time64("ns"))  # beyond Python's microseconds
