@@ -36,7 +36,7 @@ lint: $(STAMP) ## style and types
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-release: $(STAMP) ## wheel and sdist, proved in a clean environment; MODEL=DIR prepares a model for the Hub as well
+release: $(STAMP) ## wheel and sdist, proved in a clean environment; MODEL=DIR proves a model as well
 	@$(BIN)/python -m scripts.release $(if $(MODEL),--model $(MODEL))
 
 docs: $(STAMP) ## the API reference, from the docstrings, as HTML in build/docs

@@ -67,8 +67,9 @@ def main() -> None:
     """Reads the files, trains, evaluates and saves."""
     options, training = HfArgumentParser([DataArguments, TrainingArguments]).parse_args_into_dataclasses()
     set_seed(training.seed)
-    if Path(training.output_dir).is_dir() and any(Path(training.output_dir).iterdir()):
-        raise SystemExit(f"--output-dir {training.output_dir} is not empty; name another folder.")
+    resume, output = training.resume_from_checkpoint, Path(training.output_dir)
+    if resume is None and output.is_dir() and any(output.iterdir()):
+        raise SystemExit(f"--output-dir {output} is not empty; name another folder, or --resume_from_checkpoint.")
     train = read_pairs(options.train_source, options.train_target)
     validation = None
     if options.validation_source:
@@ -105,7 +106,7 @@ def main() -> None:
         data_collator=DataCollatorForSeq2Seq(tokenizer, model=model),
         compute_metrics=compute_metrics,
     )
-    trainer.train()
+    trainer.train(resume_from_checkpoint=resume)
     if validation:
         print(trainer.evaluate())
     trainer.save_model()

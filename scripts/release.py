@@ -1,4 +1,4 @@
-"""Builds the wheel and the sdist, proves both without the checkout, and prepares a model as a folder for the Hub.
+"""Builds the wheel and the sdist, and proves both, and a model that is to be published, without the checkout.
 
     python -m scripts.release --output dist [--model outputs/my-run/averaged-10]
 
@@ -58,7 +58,7 @@ def main() -> None:
             _run(str(python), "-m", "pip", "install", "--quiet", *constraints, *again, str(package.absolute()))
             _prove(python, Path(folder) / package.suffix.strip("."))
         if options.model is not None:
-            _prepare(python, options.model.absolute(), options.output.absolute() / "hub")
+            _prove_model(python, options.model, Path(folder) / "model")
 
 
 def _environment(folder: Path) -> Path:
@@ -84,22 +84,22 @@ def _prove(python: Path, place: Path) -> None:
         print(_run(*own, "push", model, "someone/model", cwd=place, **environment).splitlines()[-1])
 
 
-def _prepare(python: Path, model: Path, output: Path) -> None:
-    """Copies a model with its card, licence and code to `output`, and loads it there with and without the package."""
-    if output.exists():
-        raise SystemExit(f"{output} exists; move it away")
+def _prove_model(python: Path, model: Path, output: Path) -> None:
+    """Copies what `push` sends of a model to `output`, and loads it there with and without the package."""
     missing = [name for name in ("README.md", "LICENSE-CODE", "model.safetensors") if not (model / name).is_file()]
     if missing:
         raise SystemExit(f"{model} has no {', '.join(missing)}; write a card with `vanilla-transformer card`")
     output.mkdir(parents=True)
     upload = prepare(model, "user/name")
-    for name in (*upload.names, *upload.changed):  # no others are sent by `push` either
+    for name in upload.names:
         shutil.copy(model / name, output)
+    for name, content in upload.changed.items():
+        (output / name).write_bytes(content)
     _run(str(python), "-P", *COMMAND, "translate", "--model", str(output), "a man rides a bicycle .")
     _run(str(python), "-m", "pip", "uninstall", "--quiet", "--yes", "hf-vanilla-transformer")
     with tempfile.TemporaryDirectory(prefix="hub-") as home:
         print(_run(str(python), "-P", "-c", WITHOUT_PACKAGE, str(output), cwd=Path(home), HF_HOME=home).strip())
-    print(f"{output} is ready: hf upload USER/NAME {output}")
+    print(f"{model} is ready: vanilla-transformer push {model} USER/NAME")
 
 
 def _run(*command: str, cwd: Path | None = None, **environment: str) -> str:
@@ -115,7 +115,7 @@ def _run(*command: str, cwd: Path | None = None, **environment: str) -> str:
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--output", type=Path, default=Path("dist"), help="folder for the files (default: %(default)s)")
-    parser.add_argument("--model", type=Path, help="a saved model with its card, to prepare for the Hub")
+    parser.add_argument("--model", type=Path, help="a saved model with its card, to be published")
     return parser.parse_args()
 
 

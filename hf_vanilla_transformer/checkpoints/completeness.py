@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
-from typing import TypedDict
+from typing import Any
 
 import torch
 from transformers.trainer_pt_utils import safe_globals
@@ -32,13 +32,6 @@ SAVED_BY_TORCH = (OPTIMIZER, SCHEDULER, WEIGHT_AVERAGE, "scaler.pt", RANDOM_STAT
 OPTIONAL_JSON = (
     "generation_config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
 )  # fmt: skip
-
-
-class _Optimizer(TypedDict):
-    """The state of an optimizer of torch, as far as it is read here."""
-
-    param_groups: list[dict[str, list[int]]]
-    state: dict[int, object]
 
 
 def checkpoints_in(run: Path) -> list[Path]:
@@ -153,7 +146,7 @@ def _check_loading(file: Path) -> None:
         raise CheckpointError(f"{file.name} has no state of {lacking} parameters, so a resumed training would differ")
 
 
-def _parameters_without_state(optimizer: _Optimizer) -> int:
+def _parameters_without_state(optimizer: dict[str, Any]) -> int:
     """Returns how many parameters lack a state, in an optimizer that has one for the others."""
     parameters = {parameter for group in optimizer["param_groups"] for parameter in group["params"]}
     return len(parameters - optimizer["state"].keys()) if optimizer["state"] else 0

@@ -98,10 +98,10 @@ def without_advice() -> Iterator[None]:
         yield
 
 
-def load_config(name: str | Path) -> PreTrainedConfig:
-    """Loads a configuration from a folder, without running code that comes with it; errors as for `load_model`."""
+def load_config(name: str | Path, *, trust_remote_code: bool = False) -> PreTrainedConfig:
+    """Loads a configuration from a folder; code that comes with it and errors are as for `load_model`."""
     with _plain_errors(name, {}):
-        config: PreTrainedConfig = AutoConfig.from_pretrained(name, trust_remote_code=False)
+        config: PreTrainedConfig = AutoConfig.from_pretrained(name, trust_remote_code=trust_remote_code)
     return config
 
 

@@ -90,8 +90,9 @@ def _rows_of_json(path: str, columns: tuple[str, str]) -> Rows:
             continue
         try:
             row = json.loads(line)
-        except json.JSONDecodeError as error:
-            raise CorpusError(f"{path}:{number}: not JSON ({error.msg}); write one object per line") from error
+        except (ValueError, RecursionError) as error:  # a number of thousands of digits and deep nesting, too
+            problem = getattr(error, "msg", first_line(error))
+            raise CorpusError(f"{path}:{number}: not JSON ({problem}); write one object per line") from error
         if not isinstance(row, dict):
             raise CorpusError(f"{path}:{number}: a {type(row).__name__}; write one JSON object per line")
         yield number, row

@@ -20,7 +20,7 @@ def read_vectors(file: str, size: int) -> Iterator[tuple[str, NDArray[np.float32
         size: The size that the vectors have to have.
 
     Raises:
-        CorpusError: A line has another number of numbers; the message names it.
+        CorpusError: A line has another number of numbers, or one that isn't finite; the message names it.
     """
     check_file(Path(file))
     for number, line in enumerate(read_lines(file), start=1):
@@ -30,9 +30,12 @@ def read_vectors(file: str, size: int) -> Iterator[tuple[str, NDArray[np.float32
         if len(cells) <= size or (number < 3 and len(cells) != size + 1):  # GloVe's words may contain spaces
             raise CorpusError(f"{file}:{number}: a word and {len(cells) - 1} numbers, but d_model is {size}")
         try:
-            yield " ".join(cells[:-size]), np.array(cells[-size:], dtype=np.float32)
+            vector = np.array(cells[-size:], dtype=np.float32)
         except ValueError as error:
             raise CorpusError(f"{file}:{number}: not a word and {size} numbers ({error})") from error
+        if not np.isfinite(vector).all():
+            raise CorpusError(f"{file}:{number}: a number isn't finite, or too large for float32")
+        yield " ".join(cells[:-size]), vector
 
 
 def use_vectors(file: str, tokenizer: PreTrainedTokenizerBase, weight: torch.Tensor, scale: float) -> int:

@@ -79,7 +79,7 @@ class CurvePoint:
 
     step: int  # number of updates
     target_tokens: int | None = None  # trained on until then
-    loss: float | None = None  # of training since the last line of the log, label-smoothed, in nats per token
+    loss: float | None = None  # that training minimised, since the last line of the log, in nats per token
     perplexity: float | None = None  # of the validation set, per token
     bleu: float | None = None  # of the validation set, as the training measures it
 
@@ -90,8 +90,8 @@ class TrainingFacts:
 
     optimizer: str | None = None  # with its constants, for instance "Adam, beta 0.9 and 0.98, epsilon 1e-9"
     learning_rate: float | None = None  # the highest
-    schedule: str | None = None  # for instance "inverse square root, 4,000 steps of warm-up"
-    batch_tokens: int | None = None  # target tokens per update, on all devices together
+    schedule: str | None = None  # for instance "inverse sqrt, 4,000 updates of warm-up"
+    batch_tokens: int | None = None  # the most tokens per update on either side, padding included, on all devices
     steps: int | None = None  # number of updates
     target_tokens: int | str | None = None  # trained on in all; as text if the number is rounded
     dropout: float | None = None  # P_drop
@@ -111,9 +111,10 @@ class TrainingFacts:
 # Labels of a recipe's fields in the card; other fields have their names.
 LABELS = {
     "learning_rate": "peak learning rate",
-    "batch_tokens": "target tokens per update",
+    "batch_tokens": "tokens per update, at most",
     "target_tokens": "target tokens in all",
-    "dropout_warmup_steps": "steps of warm-up of dropout",
+    "steps": "updates",
+    "dropout_warmup_steps": "updates of warm-up of dropout",
     "bpe_dropout": "BPE-dropout",
     "ema_decay": "decay of the average of the weights",
     "seconds": "time (h:mm:ss)",
@@ -356,7 +357,7 @@ def _curve(curve: Sequence[CurvePoint]) -> str:
         )
         for point in curve
     ]
-    return _table(["steps", "target tokens", "training loss", "validation perplexity", "validation BLEU"], rows)
+    return _table(["updates", "target tokens", "training loss", "validation perplexity", "validation BLEU"], rows)
 
 
 def _results(evaluations: Sequence[Evaluation]) -> str:

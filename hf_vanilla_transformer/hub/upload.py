@@ -160,10 +160,8 @@ def publish(
     with hub_errors(repo):
         if not api.repo_exists(repo):
             api.create_repo(repo, private=private, exist_ok=True)
-        elif private and not api.model_info(repo).private:
-            raise PublishError(
-                f"{repo} exists and is public; make it private in its settings on the Hub, or give another name"
-            )
+        elif private:
+            check_private(api, repo)
         if revision is not None and not revision.startswith("refs/"):
             api.create_branch(repo, branch=revision, exist_ok=True)
         info = api.model_info(repo, revision=revision)
@@ -177,6 +175,14 @@ def publish(
         ]
         done = api.create_commit(repo, operations, commit_message=message, revision=revision)
     return Published(str(done.commit_url), removed, bool(info.private))
+
+
+def check_private(api: HfApi, repo: str) -> None:
+    """Raises `PublishError` if a repository is public."""
+    if not api.model_info(repo).private:
+        raise PublishError(
+            f"{repo} exists and is public; make it private in its settings on the Hub, or give another name"
+        )
 
 
 @contextmanager

@@ -75,8 +75,12 @@ class Console(TrainerCallback):
             self.say(text)
 
 
+# Attributes of modules that give rates to `nn.functional.dropout`, in this package's model and in transformers' others.
+RATES = ("dropout", "attention_dropout", "activation_dropout")
+
+
 class DropoutWarmup(TrainerCallback):
-    """Raises dropout, also that of attention, linearly from 0 to each module's own rate over the first updates.
+    """Raises all dropout of a model linearly from 0 to each module's own rate over the first updates.
 
     Curriculum dropout (Morerio et al. 2017, arXiv:1703.06229). A small model under much dropout takes long to find out
     what to attend to; without it at first, it learns that within a few epochs, and is regularised afterwards.
@@ -91,10 +95,12 @@ class DropoutWarmup(TrainerCallback):
 
     def on_train_begin(self, *args: object, model: nn.Module, **kwargs: object) -> None:
         """Notes the rates."""
-        modules = list(model.modules())
-        self.rates = [(module, "p", module.p) for module in modules if isinstance(module, nn.Dropout)]
-        attentions = [module for module in modules if hasattr(module, "attention_dropout")]
-        self.rates += [(module, "attention_dropout", module.attention_dropout) for module in attentions]
+        self.on_train_end()  # of a training that was interrupted
+        self.rates = []
+        for module in model.modules():
+            names = ("p",) if isinstance(module, nn.Dropout) else RATES
+            found = [(name, getattr(module, name, None)) for name in names]
+            self.rates += [(module, name, rate) for name, rate in found if isinstance(rate, int | float)]
 
     def on_step_begin(self, args: object, state: TrainerState, control: object, **kwargs: object) -> None:
         """Sets the rates for the next update."""

@@ -30,7 +30,7 @@ class TranslationMetrics:
         signature: sacreBLEU's, of the last evaluation.
 
     Raises:
-        TypeError: A metric is no function.
+        TypeError: A metric is no function; when called, the predictions are logits.
     """
 
     def __init__(
@@ -49,6 +49,8 @@ class TranslationMetrics:
 
     def __call__(self, predictions: EvalPrediction) -> dict[str, float]:
         """Scores translations that `generate()` made: {name: value}, BLEU and chrF from 0 to 100."""
+        if isinstance(predictions.predictions, tuple) or np.issubdtype(predictions.predictions.dtype, np.floating):
+            raise TypeError("the predictions are logits, not translations; set predict_with_generate=True")
         hypotheses, references = self._texts(predictions.predictions), self._texts(predictions.label_ids)
         bleu = corpus_bleu(hypotheses, references, tokenize=self.tokenize)
         self.signature = bleu.signature
@@ -62,12 +64,14 @@ class TranslationMetrics:
         places = list(range(len(hypotheses)))
         if self.num_samples < len(places):  # some from everywhere
             places = np.linspace(0, len(places) - 1, self.num_samples + 2).astype(int)[1:-1].tolist()
-        sources = [""] * len(places) if inputs is None or not places else self._texts(inputs[places])
+        sources = [""] * len(places)
+        if inputs is not None and places:
+            sources = self._texts(inputs[places], use_source_tokenizer=True)
         return [(source, hypotheses[place], references[place]) for source, place in zip(sources, places, strict=True)]
 
-    def _texts(self, token_ids: NDArray[np.int64]) -> list[str]:
+    def _texts(self, token_ids: NDArray[np.int64], **options: bool) -> list[str]:
         token_ids = np.where(token_ids == -100, self.tokenizer.pad_token_id, token_ids)
-        return list(self.tokenizer.batch_decode(token_ids, skip_special_tokens=True))
+        return list(self.tokenizer.batch_decode(token_ids, skip_special_tokens=True, **options))
 
 
 def write_translations(file: Path, translations: Iterable[str]) -> None:

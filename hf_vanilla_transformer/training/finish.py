@@ -21,11 +21,9 @@ from ..metrics import corpus_bleu, corpus_chrf
 from ..translation.decoding import translate
 from .evaluation import write_translations
 from .recipe import DataArguments, VanillaTransformerTrainingArguments
-from .run_folder import saved
 from .trainer import VanillaTransformerTrainer
 
 SAMPLES_PER_CARD = 5
-MOVING_AVERAGE = "ema"  # the folder of the model, in the run's
 
 
 def finish_run(
@@ -34,6 +32,7 @@ def finish_run(
     data: DataArguments,
     corpora: Mapping[str, Corpus],
     say: Callable[[str], object],
+    trust_remote_code: bool = False,
 ) -> None:
     """Averages the last checkpoints if asked to, scores the resulting model, writes its card and pushes it to the Hub.
 
@@ -44,12 +43,17 @@ def finish_run(
         CorpusError: The validation or the test set can't be read.
     """
     args, run = trainer.args, Path(trainer.args.output_dir or "")
-    said = _said_by_author(run, args.average_last)  # averaging replaces the folder
-    folder, averaged = _averaged(trainer, say)
-    tokenizer, model = load_checkpoint(folder)
+    averaged = _checkpoints_to_average(run, args.average_last, say)
+    folder = run / f"averaged-{len(averaged)}" if averaged else run
+    said = said_by_author(run) | said_by_author(folder)  # averaging replaces the folder
+    if averaged:
+        average_checkpoints(averaged, folder, overwrite=True, trust_remote_code=trust_remote_code)
+        say(f"Averaged the last {len(averaged)} checkpoints: {folder}")
+    tokenizer, model = load_checkpoint(folder, trust_remote_code=trust_remote_code)
     model = model.to(args.device)
     attach_if_supported(model)
-    evaluations, samples = [], list(facts.samples)
+    evaluations: list[Evaluation] = []
+    samples: list[Sample] = []
     for part in ("validation", "test"):
         if corpora[part]:
             names = [*getattr(data, f"{part}_source"), *getattr(data, f"{part}_data")]
@@ -64,43 +68,27 @@ def finish_run(
     facts = replace(
         facts,
         name=facts.name if args.hub_model_id or args.push_to_hub else local_name(folder),
-        recipe=replace(facts.recipe, bpe_dropout=data.bpe_dropout or None, averaged_checkpoints=averaged or None),
+        recipe=replace(facts.recipe, bpe_dropout=data.bpe_dropout or None, averaged_checkpoints=len(averaged) or None),
         samples=samples,
         training_files=[*data.train_source, *data.train_target, *(one for one in data.train_data if one not in on_hub)],
         datasets=on_hub,
-        # Scores that were measured during training are those of other weights.
-        evaluations=evaluations or (() if averaged else facts.evaluations),
+        evaluations=evaluations,
     )
     save_card(folder, with_what_was_said(facts, said))
     if args.push_to_hub:
         repo = str(trainer.hub_model_id)
-        done = publish(prepare(folder, repo), repo, revision=args.hub_revision, token=args.hub_token)
+        private, revision = bool(args.hub_private_repo), args.hub_revision
+        done = publish(prepare(folder, repo), repo, private=private, revision=revision, token=args.hub_token)
         say(f"Pushed to the Hub: {done.url}")
 
 
-def _said_by_author(run: Path, last: int) -> dict[str, object]:
-    """Returns the author's own lines in the card of an earlier end of this run."""
-    return said_by_author(run) | said_by_author(run / f"averaged-{last}") | said_by_author(run / MOVING_AVERAGE)
-
-
-def _averaged(trainer: VanillaTransformerTrainer, say: Callable[[str], object]) -> tuple[Path, int]:
-    """Writes the average, if any; returns the final model's folder and the number of averaged checkpoints."""
-    run, last = Path(trainer.args.output_dir or ""), trainer.args.average_last
-    if trainer.weight_average is not None:
-        with trainer.averaged_weights(), saved(trainer, run) as partial:
-            average_checkpoints([partial], run / MOVING_AVERAGE, overwrite=True)  # of one: the same weights
-        say(f"The moving average of the weights: {run / MOVING_AVERAGE}")
-        return run / MOVING_AVERAGE, 0
+def _checkpoints_to_average(run: Path, last: int, say: Callable[[str], object]) -> list[Path]:
+    """Returns the last complete checkpoints of a run, oldest first, at most `last`."""
     complete = complete_checkpoints(run, to_resume=False)
     newest = [checkpoint for _, checkpoint in zip(range(last), complete, strict=False)]
-    if not newest:
-        return run, 0
-    if len(newest) < last:  # the run was stopped early
+    if 0 < len(newest) < last:  # the run was stopped early
         say(f"The run has {len(newest)} complete checkpoints, not {last}: all of them are averaged")
-    folder = run / f"averaged-{len(newest)}"
-    average_checkpoints(newest[::-1], folder, overwrite=True)
-    say(f"Averaged the last {len(newest)} checkpoints: {folder}")
-    return folder, len(newest)
+    return newest[::-1]
 
 
 def _score(

@@ -119,8 +119,8 @@ def _pairs_as_text(trainer: VanillaTransformerTrainer) -> Iterator[str]:
     batch, tokenizer = first_pairs(trainer), trainer.processing_class
     targets = batch["labels"].masked_fill(batch["labels"] < 0, tokenizer.pad_token_id)
     for source, target in zip(batch["input_ids"], targets, strict=True):
-        texts = [tokenizer.decode(ids, skip_special_tokens=True) for ids in (source, target)]
-        yield f"  source: {texts[0]}\n  target: {texts[1]}"
+        text = tokenizer.decode(source, skip_special_tokens=True, use_source_tokenizer=True)
+        yield f"  source: {text}\n  target: {tokenizer.decode(target, skip_special_tokens=True)}"
 
 
 def _bytes(size: float) -> str:

@@ -221,7 +221,7 @@ class VanillaTransformerTrainingArguments(Seq2SeqTrainingArguments):
     )
     simcut_p: float = _option(0.05, "Probability with which SimCut cuts a token.")
     ema_decay: float = _option(
-        0.0, "Decay of an exponential moving average of the weights, the run's final model (0.999); 0: none."
+        0.0, "Decay of a moving average of the weights, which becomes the final model (0.999 is usual); 0: none."
     )
     early_stopping_patience: int | None = _option(None, "Stop after this many evaluations without improvement.")
     max_nonfinite_updates: int = _option(

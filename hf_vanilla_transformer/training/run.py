@@ -134,6 +134,11 @@ class Run:
                 "bpe_dropout segments the corpus before training starts, and streaming reads it during training; leave "
                 "one of the two out"
             )
+        if self.data.streaming and 0 < self.args.per_device_train_batch_tokens < self.data.max_length:
+            raise RecipeError(
+                f"a sentence of max_length {self.data.max_length} may not fit into per_device_train_batch_tokens "
+                f"{self.args.per_device_train_batch_tokens}; lower the one or raise the other"
+            )
 
     def _check_metrics(self) -> None:
         try:
@@ -234,7 +239,8 @@ class Run:
     def _finish(self, trainer: VanillaTransformerTrainer, seconds: float) -> None:
         in_all = None if self.checkpoint else seconds  # the time up to the checkpoint isn't known
         try:
-            finish_run(trainer, run_facts(trainer, in_all), self.data, self.corpora, self.say)
+            facts = run_facts(trainer, in_all)
+            finish_run(trainer, facts, self.data, self.corpora, self.say, self.trust_remote_code)
         except ValueError as error:
             fix = "fix it, and give --resume to repeat what follows training"
             raise FinishError(f"the model is trained, but {first_line(error)}; {fix}") from error
@@ -254,7 +260,8 @@ class Run:
         with self.args.main_process_first(local=False, desc="training the tokenizer"):
             tokenizer = self._tokenizer(pairs)
             if self.checkpoint is not None:  # it may have changed since
-                check_tokenizer(tokenizer, load_config(self.checkpoint), str(self.checkpoint))
+                config = load_config(self.checkpoint, trust_remote_code=self.trust_remote_code)
+                check_tokenizer(tokenizer, config, str(self.checkpoint))
         validation = None
         with self.args.main_process_first(desc="tokenizing the corpus"):
             train = self._tokenized(pairs, tokenizer)
@@ -303,7 +310,7 @@ class Run:
         if name := self._tokenizer_name:
             return load_tokenizer(name, trust_remote_code=self.trust_remote_code)
         if self.checkpoint is not None:
-            return load_tokenizer(self.checkpoint)
+            return load_tokenizer(self.checkpoint, trust_remote_code=self.trust_remote_code)
         if (saved / "tokenizer.json").is_file():
             return load_tokenizer(saved)
         if not self.main:
@@ -326,7 +333,9 @@ class Run:
     def _model(self, tokenizer: PreTrainedTokenizerBase) -> PreTrainedModel:
         model: PreTrainedModel
         if name := self.model.model_name_or_path:
-            model = load_model(name, trust_remote_code=self.trust_remote_code, **self.model.regularization())
+            regularization = self.model.regularization()
+            # Half precision is too coarse for updates; bf16 and fp16 train in mixed precision.
+            model = load_model(name, dtype=torch.float32, trust_remote_code=self.trust_remote_code, **regularization)
             if self.model.tokenizer_name_or_path is None:
                 check_tokenizer(tokenizer, model.config, name)
         else:

@@ -11,6 +11,7 @@ from transformers import PreTrainedModel, Seq2SeqTrainer
 from ..hub.facts import curve_of
 from ..hub.model_card import Evaluation, RunFacts, Sample, TrainingFacts, local_name
 from ..metrics import Score
+from .evaluation import TranslationMetrics
 from .recipe import VanillaTransformerTrainingArguments
 from .schedule import peak_learning_rate
 
@@ -18,13 +19,17 @@ from .schedule import peak_learning_rate
 def run_facts(trainer: Seq2SeqTrainer, seconds: float | None = None) -> RunFacts:
     """Returns a trainer's facts for the model's card; `seconds` is the duration of the training."""
     args, model = trainer.args, trainer.model
+    recipe = recipe_of(args, model, args.world_size)
+    if trainer.has_own_optimizer:
+        recipe = replace(recipe, optimizer=None, schedule=None, learning_rate=None)
+    evaluation = _evaluation(trainer)
     return RunFacts(
         name=trainer.hub_model_id or args.hub_model_id or local_name(args.output_dir or "model"),
         config=model.config.to_dict(),
         parameters=model.num_parameters(),
         training_pairs=len(trainer.train_dataset) if isinstance(trainer.train_dataset, datasets.Dataset) else None,
         recipe=replace(
-            recipe_of(args, model, args.world_size),
+            recipe,
             steps=trainer.state.global_step,
             target_tokens=trainer.target_tokens or None,
             hardware=_hardware(args),
@@ -32,8 +37,8 @@ def run_facts(trainer: Seq2SeqTrainer, seconds: float | None = None) -> RunFacts
             software=f"torch {torch.__version__}, transformers {transformers.__version__}",
         ),
         curve=curve_of(trainer.state.log_history),
-        evaluations=_evaluations(trainer),
-        samples=[Sample(*sample) for sample in getattr(trainer.compute_metrics, "samples", [])],
+        evaluations=[] if evaluation is None else [evaluation],
+        samples=[Sample(*sample) for sample in trainer.compute_metrics.samples] if evaluation else [],
     )
 
 
@@ -65,13 +70,15 @@ def _optimizer(args: VanillaTransformerTrainingArguments) -> str:
     return (adam if kind.startswith("adamw_torch") else kind) + decay
 
 
-def _evaluations(trainer: Seq2SeqTrainer) -> list[Evaluation]:
-    """Returns the last BLEU of the validation set, if the trainer has measured it."""
-    signature = getattr(trainer.compute_metrics, "signature", "")
-    scores = [entry["eval_bleu"] for entry in trainer.state.log_history if "eval_bleu" in entry]
-    if not scores or not signature:
-        return []
-    return [Evaluation(dataset="validation set", scores=[Score("BLEU", scores[-1], signature)])]
+def _evaluation(trainer: Seq2SeqTrainer) -> Evaluation | None:
+    """Returns the BLEU of the validation set, if the last evaluation measured the weights that the model has now."""
+    state, metrics = trainer.state, trainer.compute_metrics
+    is_best = trainer.args.load_best_model_at_end and state.best_global_step
+    step = state.best_global_step if is_best else state.global_step
+    measured = [(entry["step"], entry["eval_bleu"]) for entry in state.log_history if "eval_bleu" in entry]
+    if not isinstance(metrics, TranslationMetrics) or not measured or measured[-1][0] != step:
+        return None
+    return Evaluation(dataset="validation set", scores=[Score("BLEU", measured[-1][1], metrics.signature)])
 
 
 def _hardware(args: VanillaTransformerTrainingArguments) -> str:

@@ -15,6 +15,7 @@ import datasets
 import torch
 from accelerate.data_loader import prepare_data_loader
 from datasets.distributed import split_dataset_by_node
+from huggingface_hub import HfApi
 from safetensors import SafetensorError
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -34,7 +35,7 @@ from ..engine.training import paused_shortcuts, training_shortcuts
 from ..errors import first_line
 from ..hub.facts import TARGET_TOKENS, said_by_author, with_what_was_said
 from ..hub.model_card import save_card
-from ..hub.upload import Published, PublishError, hub_errors, prepare, publish
+from ..hub.upload import Published, PublishError, check_private, hub_errors, prepare, publish
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from .callbacks import callbacks_for
 from .consistency import ConsistencyTrainer
@@ -70,14 +71,34 @@ class VanillaTransformerTrainer(ConsistencyTrainer):
                 self.add_callback(callback)
         forward = self.accelerator.unwrap_model(self.model).forward
         self._can_skip_logits = "skip_logits" in inspect.signature(forward).parameters
+        self._check_precision()
         self._evaluated = torch.zeros(2, dtype=torch.float64)  # of an evaluation: loss times tokens, and tokens
+        given = self.optimizer, self.lr_scheduler, self.optimizer_cls_and_kwargs
+        self.has_own_optimizer = given != (None, None, None)  # in place of the one that the arguments describe
         self._begin()
+        self._note_tokenizer()
+
+    def _check_precision(self) -> None:
+        """Refuses weights in float16, and warns of bfloat16: most updates are smaller than their rounding."""
+        types = {parameter.dtype for parameter in self.model.parameters() if parameter.requires_grad}
+        fix = "load the model with dtype=torch.float32 (bf16=True then trains in mixed precision)"
+        if torch.float16 in types:
+            raise RecipeError(f"the model's weights are float16, too coarse to be trained; {fix}")
+        if torch.bfloat16 in types:
+            logger.warning(f"the model's weights are bfloat16, whose rounding loses small updates; {fix}")
+
+    def _note_tokenizer(self) -> None:
+        """Writes the tokenizer's fingerprint into the configuration of this package's model."""
         is_ours = isinstance(self.model, VanillaTransformerForConditionalGeneration)
         if is_ours and isinstance(self.processing_class, PreTrainedTokenizerBase):
             tokenizer = copy.deepcopy(self.processing_class)
             if getattr(tokenizer, "bpe_dropout", None):
                 tokenizer.bpe_dropout = None  # it would segment a text differently each time
             self.model.config.tokenizer_fingerprint = tokenizer_fingerprint(tokenizer)
+
+    @property
+    def _early_stopping(self) -> list[EarlyStoppingCallback]:
+        return [one for one in self.callback_handler.callbacks if isinstance(one, EarlyStoppingCallback)]
 
     def _begin(self) -> None:
         """Sets what is counted in a training to its beginning."""
@@ -86,11 +107,12 @@ class VanillaTransformerTrainer(ConsistencyTrainer):
         self._loss_of_update: Tensor | float = 0.0
         self._checked_update = 0
         self._failures = 0  # updates in a row whose loss or gradients were not finite
+        for callback in self._early_stopping:
+            callback.early_stopping_patience_counter = 0
 
-    def _inner_training_loop(
-        self, *args: object, **kwargs: object
-    ) -> TrainOutput:  # the model is known here, `model_init` or not
+    def _inner_training_loop(self, *args: object, **kwargs: object) -> TrainOutput:
         self._begin()
+        self._note_tokenizer()  # `model_init` has made another model
         uses_shortcuts = self.args.training_shortcuts and not self.args.torch_compile and not self.is_fsdp_enabled
         with training_shortcuts(self.model) if uses_shortcuts else nullcontext():
             return super()._inner_training_loop(*args, **kwargs)
@@ -113,7 +135,10 @@ class VanillaTransformerTrainer(ConsistencyTrainer):
         return scheduler
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
-        """Loads the state of a checkpoint; learning rate, betas and weight decay are those of the arguments."""
+        """Loads the state of a checkpoint; with schedules that are functions of the update, the rest is as configured.
+
+        That is the learning rate, the betas and the weight decay.
+        """
         if checkpoint is None:
             return
         wanted = [{name: group[name] for name in RESUMABLE if name in group} for group in self.optimizer.param_groups]
@@ -148,7 +173,7 @@ class VanillaTransformerTrainer(ConsistencyTrainer):
             )
         names = ("num_workers", "pin_memory", "persistent_workers", "prefetch_factor")
         options: dict[str, Any] = {name: getattr(self.args, f"dataloader_{name}") for name in names}
-        options["collate_fn"] = self.data_collator
+        options["collate_fn"] = self._get_collator_with_removed_columns(self.data_collator, "training")
         loader: DataLoader[object]
         if isinstance(self.train_dataset, datasets.IterableDataset):
             loader = DataLoader(self._stream(self.train_dataset), batch_size=None, **options)
@@ -185,10 +210,10 @@ class VanillaTransformerTrainer(ConsistencyTrainer):
         return TokenBudgetStream(shuffled, self.args.per_device_train_batch_tokens, window, seed=self.args.seed_of_data)
 
     def _run_epoch(self, epoch: int, **kwargs: object) -> None:
-        # The Trainer would train once more when it resumes at the end, and three epochs if max_steps is 0.
-        early = [one for one in self.callback_handler.callbacks if isinstance(one, EarlyStoppingCallback)]
+        # The Trainer would train one more update when it resumes at the end, and three epochs if max_steps is 0.
+        early = self._early_stopping
         has_stopped = any(one.early_stopping_patience_counter >= one.early_stopping_patience for one in early)
-        if has_stopped or 0 <= self.args.max_steps <= self.state.global_step:
+        if has_stopped or self.state.max_steps <= self.state.global_step:
             self.control.should_training_stop = True
             return
         self.state.compute_steps(self.args, self.state.max_steps)  # a resumed run would have its checkpoint's intervals
@@ -249,14 +274,10 @@ class VanillaTransformerTrainer(ConsistencyTrainer):
 
     def _load_callback_state(self) -> None:
         """Restores the count of early stopping, so that a resumed run ends as an uninterrupted one."""
-        tokens = self.state.stateful_callbacks.pop(TOKEN_COUNT, None)  # it belongs to no callback
         super()._load_callback_state()
         saved = self.state.stateful_callbacks.get("EarlyStoppingCallback", {})
-        for callback in self.callback_handler.callbacks:
-            if isinstance(callback, EarlyStoppingCallback) and isinstance(saved, dict):
-                vars(callback).update(saved.get("attributes", {}))
-        if tokens is not None:
-            self.state.stateful_callbacks[TOKEN_COUNT] = tokens
+        for callback in self._early_stopping if isinstance(saved, dict) else ():
+            vars(callback).update(saved.get("attributes", {}))
 
     def _divergence(self) -> str:
         saved = checkpoints_in(Path(self.args.output_dir or ""))
@@ -294,7 +315,8 @@ class VanillaTransformerTrainer(ConsistencyTrainer):
         """Creates the repository as the Trainer does, with one-line errors for its name and the token.
 
         Raises:
-            PublishError: The user may not write there, or the model has adapters.
+            PublishError: The user may not write there, it is public though `private` was asked for, or the model has
+                adapters.
             ConnectionError: The Hub can't be reached, or fails.
         """
         if hasattr(self.model, "peft_config"):
@@ -303,6 +325,11 @@ class VanillaTransformerTrainer(ConsistencyTrainer):
             logger.warning_once("nothing is sent before push_to_hub(), which `train` calls at its end")
         with hub_errors(self.args.hub_model_id or Path(self.args.output_dir or "").resolve().name):
             super().init_hf_repo(token, private)
+            if self.hub_model_id is not None and self._is_private(private):
+                check_private(HfApi(token=token or self.args.hub_token), self.hub_model_id)
+
+    def _is_private(self, private: bool | None) -> bool:
+        return bool(self.args.hub_private_repo if private is None else private)
 
     def push_to_hub(
         self,
@@ -318,14 +345,15 @@ class VanillaTransformerTrainer(ConsistencyTrainer):
             commit_message: The commit's first line.
             token: For the Hub; None: that of the arguments, or the saved one.
             revision: A branch; None: that of the arguments, or main.
-            private: Whether a new repository is private; None: as the arguments say.
+            private: Whether only its owner may see the repository; None: as the arguments say. An existing public one
+                is refused then.
             **kwargs: Of `create_model_card`: language, license ...
 
         Returns:
             Where the model is. None in other processes than the main one.
 
         Raises:
-            PublishError: There is no token, or the user may not write there.
+            PublishError: There is no token, the user may not write there, or it is public already.
             ConnectionError: The Hub can't be reached, or fails.
             TypeError: `blocking` is given: it always waits.
         """
@@ -342,6 +370,7 @@ class VanillaTransformerTrainer(ConsistencyTrainer):
         return publish(
             prepare(Path(self.args.output_dir or ""), repo),
             repo,
+            private=self._is_private(private),
             message=commit_message,
             token=token or self.args.hub_token,
             revision=revision or self.args.hub_revision,

@@ -46,6 +46,11 @@ class WeightAverage(TrainerCallback):
         """Moves the average after an update."""
         self.average.update_parameters(self.weights)
 
+    @torch.no_grad()
+    def on_train_end(self, *args: object, **kwargs: object) -> None:
+        """Makes the average the model's weights: what evaluations have measured is what is saved."""
+        self._copy(self.average.parameters())
+
     def save(self, checkpoint: str) -> None:
         """Writes the average into a checkpoint's folder."""
         torch.save(self.average.state_dict(), Path(checkpoint, WEIGHT_AVERAGE))
@@ -68,7 +73,10 @@ class WeightAverage(TrainerCallback):
 
 
 class WeightAverageTrainer(ShardingTrainer):
-    """Seq2SeqTrainer with `ema_decay`: evaluations measure the average of the weights, and checkpoints contain both."""
+    """Seq2SeqTrainer with `ema_decay`: evaluations measure the average of the weights, and checkpoints contain both.
+
+    At the end of training, the model's weights are the average.
+    """
 
     args: VanillaTransformerTrainingArguments
     weight_average: WeightAverage | None = None

@@ -71,7 +71,7 @@ def test_the_card_that_training_wrote(trained):
     assert {*re.findall(r'from_pretrained\("([^"]+)"', text)} == {"./averaged-2"}
     assert "trust_remote_code" not in text
     assert tables["width (d_model)"] == str(config["d_model"])
-    assert tables["steps"] == "4"
+    assert tables["updates"] == "4"
     assert tables["target tokens in all"] == str(max(one.get("target_tokens", 0) for one in state["log_history"]))
     assert tables["averaged checkpoints"] == "2"
     assert tables["optimizer"].startswith("Adam, beta 0.9 and 0.98")
@@ -102,7 +102,7 @@ def test_a_resumed_run_has_no_time_as_nobody_knows_all_of_it(tmp_path):
     assert cli.main(train) == 0
     assert "\n| time (h:mm:ss) | " in text_of(averaged)
     assert cli.main([*train, "--resume", "--max-steps", "6"]) == 0
-    assert "\n| steps | 6 |\n" in text_of(averaged)
+    assert "\n| updates | 6 |\n" in text_of(averaged)
     assert "\n| time (h:mm:ss) | " not in text_of(averaged)
     assert cli.main(["card", str(averaged), "--overwrite"]) == 0
 
@@ -218,7 +218,7 @@ def test_what_the_author_has_said_survives_a_longer_training(tmp_path, card):
     assert cli.main([*train, "--resume", "--max-steps", "6"]) == 0
     text, data = text_of(averaged), data_of(averaged)
     assert (data.language, data.license) == (["en", "de"], "mit")
-    assert all(one in text for one in ("# Ours\n", "from `en` to `de`", "Numbers.\n", "| steps | 6 |"))
+    assert all(one in text for one in ("# Ours\n", "from `en` to `de`", "Numbers.\n", "| updates | 6 |"))
 
 
 def test_other_weights_have_no_known_training(folder, card):

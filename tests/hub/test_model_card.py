@@ -35,7 +35,7 @@ FACTS = RunFacts(
     training_pairs=29_000,
     recipe=TrainingFacts(
         optimizer="Adam, beta 0.9 and 0.98, epsilon 1e-9",
-        schedule="inverse square root, 4,000 steps of warm-up",
+        schedule="inverse sqrt, 4,000 updates of warm-up",
         learning_rate=0.0007,
         batch_tokens=25_000,
         steps=8_000,
@@ -165,9 +165,9 @@ model = AutoModelForSeq2SeqLM.from_pretrained("somebody/multi30k-en-de", trust_r
 | --- | --- |
 | optimizer | Adam, beta 0.9 and 0.98, epsilon 1e-9 |
 | peak learning rate | 0.0007 |
-| schedule | inverse square root, 4,000 steps of warm-up |
-| target tokens per update | 25,000 |
-| steps | 8,000 |
+| schedule | inverse sqrt, 4,000 updates of warm-up |
+| tokens per update, at most | 25,000 |
+| updates | 8,000 |
 | dropout | 0.3 |
 | label smoothing | 0.1 |
 | precision | bfloat16 |
@@ -257,7 +257,7 @@ def test_rows_and_columns_without_facts_are_left_out():
     )
     text = str(fill_model_card(facts))
     assert "## Architecture\n\n|  | value |\n| --- | --- |\n| parameters | 1,000 |\n\n##" in text
-    assert "## Training\n\n|  | value |\n| --- | --- |\n| steps | 0 |\n\n##" in text
+    assert "## Training\n\n|  | value |\n| --- | --- |\n| updates | 0 |\n\n##" in text
     assert (
         "| test set | metric | value | signature |\n| --- | --- | --- | --- |\n| a test | BLEU | 41.12 | `nrefs" in text
     )

@@ -20,7 +20,7 @@ def test_its_figures_are_those_of_the_results():
     assert [score["value"] for score in test] == [41.21, 41.21, 41.29, 65.88]
     assert test[0]["args"]["signature"] == "nrefs:1|case:lc|eff:no|tok:none|smooth:none|version:2.6.0"
     for row in (
-        "| parameters | 2,598,912 |", "| steps | 19,000 |", "| target tokens in all | 35.8 million |",
+        "| parameters | 2,598,912 |", "| updates | 19,000 |", "| target tokens in all | 35.8 million |",
         "| time (h:mm:ss) | 1:31:00 |", "| averaged checkpoints | 10 |", "| vocabulary | 10,000 tokens, one for both",
         "| hardware | 2 cores of an AMD EPYC with AVX-512 BF16, 2026-11-22 |",
         "| layers (N), encoder + decoder | 4 + 4 |",

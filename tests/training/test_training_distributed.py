@@ -303,9 +303,6 @@ def test_two_processes_regularize_as_one(options: list[str], tmp_path: Path) -> 
     one = train(tmp_path / "one", ALONE, *AS_TWO, *options)
     two = train(tmp_path / "two", [*TORCHRUN, *MODULE], *options)
     assert_same(two, one)
-    averages = [run.folder / "ema" / "model.safetensors" for run in (one, two)]
-    for name, value in load_file(averages[0]).items() if averages[0].exists() else ():
-        torch.testing.assert_close(load_file(averages[1])[name], value, rtol=0, atol=WEIGHTS_DIFFER_BY, msg=name)
 
 
 @pytest.mark.hard
