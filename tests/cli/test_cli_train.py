@@ -68,6 +68,7 @@ def complaint(capsys, recipe: dict, *options: str) -> str:
         ({"bpe_dropout": 1.5}, "bpe_dropout is 1.5; give 0 or more"),
         ({"bpe_dropout": 0.1, "bpe_dropout_copies": 0}, "bpe_dropout_copies is 0; give 1 or more"),
         ({"bpe_dropout": 0.1, "streaming": True}, "leave one of the two out"),
+        ({"streaming": True, "max_length": 129}, "max_length 129 may not fit into per_device_train_batch_tokens 128"),
         ({"vocab_size": 50}, "vocab_size=50: give an integer of at least 259"),
     ],
 )  # fmt: skip

@@ -394,6 +394,7 @@ def test_texts_that_cannot_be_read(write, streaming, name, content, message):
         ("a.parquet", pyarrow.table({"source": ["a", None], "target": ["b", "c"]}), r"/a.parquet:2: .*'source' is emp"),
         # Form
         ("a.jsonl", '{"source": "a", "target": "b"}\n\n{"source": "c"\n', r"/a.jsonl:3: not JSON \(.*\); write one"),
+        ("a.jsonl", '{"source": ' + "9" * 5000 + "}\n", r"/a.jsonl:1: not JSON \(.*\); write one"),
         ("a.json", '[{"source": "a", "target": "b"}]\n', r"/a.json:1: a list; write one JSON object per line"),
         ("a.csv", 'source,target\na,b\n"c,d\ne,f\n', r"/a.csv:3: not CSV \(unexpected end of data\); is a quote not"),
         ("a.parquet", b"PAR1 and no more", r"/a.parquet: can't be read \(.*\); is it a complete Parquet file\?"),

@@ -40,7 +40,6 @@ def refused(train, recipe, monkeypatch):
     [
         ({"bleu_tokenize": "13b"}, "bleu_tokenize is '13b'"),
         ({"bleu_tokenize": "flores200"}, "bleu_tokenize is 'flores200'"),
-        ({"report_to": "wandb"}, "wandb"),
         ({"encoder_layers": 10**6}, "at most 1,000 layers"),
         ({"lr_scheduler_kwargs": {"timescale": 0}, "warmup_steps": 3}, "division by zero"),
         ({"lr_scheduler_kwargs": {"timescale": float("inf")}, "warmup_steps": 3}, "give a factor of nan"),

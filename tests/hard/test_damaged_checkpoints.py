@@ -50,10 +50,9 @@ def test_wrong_weights_are_named(checkpoint, damage):
     assert message in str(error.value)
 
 
-@pytest.mark.parametrize("damage", ["missing", "shape", "NaN"])
 @pytest.mark.parametrize("name", ["translate", "evaluate", "average", "average of two"])
-def test_commands_refuse_them(command, checkpoint, tmp_path, damage, name):
-    change, message = DAMAGES[damage]
+def test_commands_refuse_them(command, checkpoint, tmp_path, name):
+    change, message = DAMAGES["missing"]
     change_weights(checkpoint, change)
     (tmp_path / "lines").write_text("nine 3\n")
     if name == "translate":

@@ -54,14 +54,6 @@ def test_notes_beside_an_average_are_kept(command, train, finished):
 
 
 # ---- Another run's ----
-@pytest.mark.parametrize("fields", [{"global_step": "4"}, {"global_step": 3}])
-def test_a_damaged_state_means_the_checkpoint_before(train, finished, fields):
-    change(Path(finished["output_dir"], "checkpoint-4", "trainer_state.json"), **fields)
-    result = train(finished, "--resume", "--max-steps", "6")
-    assert result.code == 0, result.err
-    assert "checkpoint-2" in result.out
-
-
 def test_text_that_changes_with_the_same_size_and_time(train, recipe, tmp_path):
     assert train(recipe).code == 0
     for side, word in (("en", "nine"), ("de", "neun")):

@@ -152,20 +152,11 @@ def test_a_dry_run_lists_files_and_sizes_and_asks_nobody(push, hub, model_folder
 def test_only_files_of_the_model_are_sent(push, hub, model_folder):
     secrets = (".env", ".git/config", "server.pem", "id_rsa", "notes.txt", "tokens.json")
     training = ("checkpoint-2/model.safetensors", "runs/log", "optimizer.pt", "training_args.bin", "recipe.json")
-    put(model_folder, *secrets, *training, "run.lock", "vocab-customers.csv", "eval.model")
+    put(model_folder, *secrets, *training, "run.lock", "vocab-customers.csv", "eval.model", "test.translations.txt")
     code, out, _ = push()
     assert code == 0
     assert "\nnot sent: .env, .git/config, checkpoint-2/model.safetensors, eval.model, id_rsa" in out
     assert {*hub.repositories[REPO].files()} == {".gitattributes", "README.md", "LICENSE-CODE"} | MODEL | CODE
-
-
-def test_translations_of_the_users_data_are_not_sent(push, hub, model_folder):
-    texts = {"test.translations.txt", "validation.translations.txt", "scores.json"}
-    put(model_folder, *texts)
-    code, out, _ = push()
-    assert code == 0
-    assert not texts & {*hub.repositories[REPO].files()}
-    assert "not sent: model_card.json, scores.json, test.translations.txt" in out
 
 
 def test_links_out_of_the_folder_are_refused(push, hub, model_folder, tmp_path):

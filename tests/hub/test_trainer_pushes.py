@@ -72,6 +72,14 @@ def test_a_push_that_breaks_is_told_and_can_be_repeated(hub, tiny_checkpoint, tm
     assert {"README.md", "model.safetensors", "tokenizer.json"} <= {*hub.repositories[REPO].files()}
 
 
+def test_a_private_model_is_not_sent_to_a_public_repository(hub, tiny_checkpoint, tmp_path):
+    hub.add(REPO, {"config.json": "{}"})
+    with pytest.raises(PublishError, match="exists and is public; make it private"):
+        trainer_of(tiny_checkpoint, tmp_path, hub_model_id=REPO, push_to_hub=True, hub_private_repo=True)
+    with pytest.raises(PublishError, match="exists and is public; make it private"):
+        trainer_of(tiny_checkpoint, tmp_path, hub_model_id=REPO).push_to_hub(private=True)
+
+
 def test_without_a_token_a_run_stops_before_it_trains(hub, tmp_path, monkeypatch, capsys):
     monkeypatch.delenv("HF_TOKEN")
     (tmp_path / "a").write_text("nine\n")

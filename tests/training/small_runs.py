@@ -17,6 +17,6 @@ def recipe_in(folder: Path) -> dict:
         "validation_source": ["val.en"], "validation_target": ["val.de"],
         "test_source": ["test.en"], "test_target": ["test.de"],
         "preset": "tiny", "d_model": 16, "encoder_ffn_dim": 32, "decoder_ffn_dim": 32, "vocab_size": 300,
-        "max_steps": 4, "warmup_steps": 2, "per_device_train_batch_tokens": 128, "logging_steps": 2,
-        "save_steps": 2, "average_last": 2, "output_dir": str(folder / "run"),
+        "max_steps": 4, "warmup_steps": 2, "max_length": 128, "per_device_train_batch_tokens": 128,
+        "logging_steps": 2, "save_steps": 2, "average_last": 2, "output_dir": str(folder / "run"),
     }  # fmt: skip

@@ -8,12 +8,13 @@ import pytest
 import torch
 import yaml
 from small_runs import recipe_in
-from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, EvalPrediction
 
 from hf_vanilla_transformer import VanillaTransformerForConditionalGeneration, cli
 from hf_vanilla_transformer.data.formats import CorpusError
 from hf_vanilla_transformer.data.vectors import read_vectors, use_vectors
 from hf_vanilla_transformer.tokenization_dictionary import DictionaryTokenizer
+from hf_vanilla_transformer.training.evaluation import TranslationMetrics
 from hf_vanilla_transformer.training.recipe import ModelArguments, RecipeError
 
 SPECIAL = {"bos_token": "<s>", "pad_token": "<pad>", "eos_token": "</s>", "unk_token": "<unk>"}  # fairseq's ids
@@ -70,6 +71,16 @@ def test_a_run_with_a_converted_models_tokenizer(tmp_path):
     assert (tmp_path / "run" / "averaged-2" / "test.translations.txt").is_file()
 
 
+def test_samples_have_the_words_of_both_vocabularies():
+    tokenizer = dictionary(target="0123")
+    source, target = (
+        np.array([tokenizer(**text)["input_ids"]]) for text in ({"text": "nine 9"}, {"text_target": "3 1"})
+    )
+    metrics = TranslationMetrics(tokenizer)
+    metrics(EvalPrediction(predictions=target, label_ids=target, inputs=source))
+    assert metrics.samples == [("nine 9", "3 1", "3 1")]
+
+
 # ---- Pretrained vectors ----
 LINES = ["nine 1 2", ". . 3 4", "nine 5 6"]  # a word with a space, and one that is there twice
 
@@ -99,6 +110,7 @@ def test_tokens_that_exist_get_their_vectors(tmp_path):
         ("nine 1 2 3\n", r"vectors:1: a word and 3 numbers, but d_model is 2"),
         ("nine 1 2\nten 1\n", r"vectors:2: a word and 1 numbers, but d_model is 2"),
         ("nine 1 x\n", r"vectors:1: not a word and 2 numbers"),
+        ("nine 1 nan\n", r"vectors:1: a number isn't finite, or too large"),
         ("", "the file is empty"),
     ],
 )

@@ -316,20 +316,22 @@ def test_a_schedule_of_the_users_own_keeps_its_rate(tiny_checkpoint, tmp_path):
         trainer(0.02).train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
 
 
-def test_a_run_resumed_at_its_end_trains_no_more(tiny_checkpoint, tmp_path):
+@pytest.mark.parametrize("length", [{"max_steps": 6}, {"max_steps": -1, "num_train_epochs": 1.5}])
+def test_a_run_resumed_at_its_end_trains_no_more(tiny_checkpoint, tmp_path, length):
     """As one does that was killed between its last checkpoint and its scores; in the middle of an epoch."""
-    options = {"save_strategy": "steps", "save_steps": 2, "max_steps": 6}
+    options = {"save_strategy": "steps", "save_steps": 1, **length}
     whole = trainer_of(tiny_checkpoint, tmp_path, **options)
     whole.train()
     assert whole.state.epoch % 1 != 0
     resumed = trainer_of(tiny_checkpoint, tmp_path, **options)
-    resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-6"))
-    assert resumed.state.global_step == 6
+    end = whole.state.global_step
+    resumed.train(resume_from_checkpoint=str(tmp_path / f"checkpoint-{end}"))
+    assert resumed.state.global_step == end
     for mine, other in zip(whole.model.parameters(), resumed.model.parameters(), strict=True):
         assert torch.equal(mine, other)
-    further = trainer_of(tiny_checkpoint, tmp_path, **{**options, "max_steps": 7})
-    further.train(resume_from_checkpoint=str(tmp_path / "checkpoint-6"))
-    assert further.state.global_step == 7
+    further = trainer_of(tiny_checkpoint, tmp_path, **{**options, "max_steps": end + 1})
+    further.train(resume_from_checkpoint=str(tmp_path / f"checkpoint-{end}"))
+    assert further.state.global_step == end + 1
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
@@ -377,6 +379,8 @@ def test_metrics_beside_bleu(tiny_checkpoint):
     assert metrics.samples == [("the fourth of May",) * 3]
     with pytest.raises(TypeError, match="metrics has a SimpleNamespace; pass functions"):
         TranslationMetrics(tokenizer, metrics=[SimpleNamespace(compute=exact_match)])
+    with pytest.raises(TypeError, match="are logits, not translations; set predict_with_generate=True"):
+        metrics(EvalPrediction(predictions=np.zeros((2, 3, 300)), label_ids=ids))
 
 
 def test_an_evaluation_leaves_the_generation_config_as_it_was(tiny_checkpoint, tmp_path):
@@ -421,6 +425,36 @@ def test_evaluation_translates_and_keeps_the_best(tiny_checkpoint, tmp_path):
     assert len(perplexities) < 40  # a rate of 1 makes it worse, so patience ends the run
     assert trainer.state.best_metric == min(perplexities)
     assert {"eval_bleu", "eval_chrf"} <= trainer.state.log_history[-2].keys() | trainer.state.log_history[-3].keys()
+    steps = trainer.state.global_step
+    assert run_facts(trainer).evaluations == []  # the last evaluation was of other weights than the best
+    trainer.train()
+    assert trainer.state.global_step == steps  # and not at once, as patience had been used up
+
+
+def test_the_cards_score_is_that_of_the_last_weights(tiny_checkpoint, tmp_path):
+    tokenizer = AutoTokenizer.from_pretrained(tiny_checkpoint)
+    options = {"eval_dataset": rows(tokenizer, 3), "compute_metrics": TranslationMetrics(tokenizer), "max_steps": 3}
+    trainer = trainer_of(tiny_checkpoint, tmp_path, **options, predict_with_generate=True, generation_num_beams=1)
+    trainer.train()
+    trainer.state.global_step -= 1
+    trainer.evaluate()
+    trainer.state.global_step += 1
+    assert (run_facts(trainer).evaluations, run_facts(trainer).samples) == ([], [])
+    bleu = trainer.evaluate()["eval_bleu"]
+    assert [one.scores[0].value for one in run_facts(trainer).evaluations] == [bleu]
+    assert len(run_facts(trainer).samples) == 3
+
+
+def test_weights_in_half_precision_are_no_beginning(tiny_checkpoint, tmp_path, monkeypatch):
+    warnings = []
+    monkeypatch.setattr(training.logger, "warning", warnings.append)
+    model = AutoModelForSeq2SeqLM.from_pretrained(tiny_checkpoint, dtype=torch.bfloat16)
+    VanillaTransformerTrainer(model=model, args=arguments(tmp_path))
+    assert ["rounding loses small updates; load the model with dtype=torch.float32" in one for one in warnings] == [
+        True
+    ]
+    with pytest.raises(RecipeError, match="weights are float16, too coarse to be trained; load"):
+        VanillaTransformerTrainer(model=model.half(), args=arguments(tmp_path))
 
 
 def test_the_card_of_a_trainer(tiny_checkpoint, tmp_path):
@@ -431,12 +465,16 @@ def test_the_card_of_a_trainer(tiny_checkpoint, tmp_path):
     for fact in (
         "license: apache-2.0",
         "my-model",
-        "40",
+        "40 sentence pairs",
         "Adam, beta 0.9 and 0.98",
         "inverse sqrt, 2 updates of warm-up",
     ):
         assert fact in card
     assert str(tmp_path) not in card
+    own = torch.optim.SGD(trainer.model.parameters(), lr=0.5)
+    trainer = VanillaTransformerTrainer(model=trainer.model, args=trainer.args, optimizers=(own, None))
+    recipe = run_facts(trainer).recipe
+    assert (recipe.optimizer, recipe.learning_rate, recipe.schedule) == (None, None, None)
 
 
 def test_glibc_keeps_freed_memory():
@@ -458,7 +496,7 @@ def test_streams_train_too(tiny_checkpoint, tmp_path):
 
     def examples():
         for row in data:
-            yield {"input_ids": row["input_ids"], "labels": row["labels"]}
+            yield {"id": "a text", "input_ids": row["input_ids"], "labels": row["labels"]}
 
     stream = IterableDataset.from_generator(examples)
     trainer = trainer_of(tiny_checkpoint, tmp_path, train_dataset=stream, shuffle_buffer_size=16, max_steps=12)
@@ -474,9 +512,8 @@ def test_batches_by_tokens_need_a_dataset(tiny_checkpoint, tmp_path):
         trainer.train()
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-def test_workers_change_nothing(tiny_checkpoint, tmp_path, workers):
-    trainer = trainer_of(tiny_checkpoint, tmp_path, dataloader_num_workers=workers, seed=3)
+def test_workers_change_nothing(tiny_checkpoint, tmp_path):
+    trainer = trainer_of(tiny_checkpoint, tmp_path, dataloader_num_workers=2, seed=3)
     trainer.train()
     reference = trainer_of(tiny_checkpoint, tmp_path, seed=3)
     reference.train()
@@ -505,6 +542,26 @@ def test_dropout_rises_over_the_first_updates(tiny_checkpoint, tmp_path):
     assert seen == pytest.approx([0.0, 0.05, 0.1, 0.15, 0.2, 0.2])
     assert of_attention == pytest.approx([0.0, 0.1, 0.2, 0.3, 0.4, 0.4])
     assert (module.p, attention.attention_dropout) == (0.2, 0.4)
+
+
+def test_dropout_rises_again_after_an_interruption(tiny_checkpoint, tmp_path):
+    """And that of another architecture, which calls the function."""
+    trainer = other_trainer(tiny_checkpoint, arguments(tmp_path, max_steps=6, dropout_warmup_steps=4))
+    layer, seen = trainer.model.model.encoder.layers[0], []
+    layer.dropout = 0.4
+
+    class Interrupt(TrainerCallback):
+        def on_step_end(self, args, state, control, **kwargs):
+            if state.global_step == 2 and len(seen) == 2:
+                raise KeyboardInterrupt
+
+    layer.register_forward_pre_hook(lambda module, args: seen.append(module.dropout))
+    trainer.add_callback(Interrupt())
+    with pytest.raises(KeyboardInterrupt):
+        trainer.train()
+    trainer.train()
+    assert seen == pytest.approx([0.0, 0.1, 0.0, 0.1, 0.2, 0.3, 0.4, 0.4])
+    assert layer.dropout == 0.4
 
 
 def test_resuming_goes_on_with_the_dropout_of_that_update(tiny_checkpoint, tmp_path):

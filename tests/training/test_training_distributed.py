@@ -27,7 +27,6 @@ from safetensors.torch import load_file
 from transformers import AutoModelForSeq2SeqLM
 
 from hf_vanilla_transformer.checkpoints.averaging import average_checkpoints
-from hf_vanilla_transformer.data.batching import TokenBudgetBatchSampler
 from hf_vanilla_transformer.training.recipe import RECIPES, RecipeError, VanillaTransformerTrainingArguments
 from hf_vanilla_transformer.training.sharding import (
     ShardingTrainer,
@@ -50,7 +49,8 @@ RECIPE = {
     "preset": "tiny", "d_model": 32, "encoder_layers": 2, "decoder_layers": 2,
     "encoder_attention_heads": 2, "decoder_attention_heads": 2, "encoder_ffn_dim": 64, "decoder_ffn_dim": 64,
     "vocab_size": 300, "dropout": 0.0,  # with dropout, processes draw other masks than one process does
-    "per_device_train_batch_tokens": 128, "max_steps": UPDATES, "warmup_steps": 2, "learning_rate": 0.01,
+    "max_length": 128, "per_device_train_batch_tokens": 128, "max_steps": UPDATES, "warmup_steps": 2,
+    "learning_rate": 0.01,
     "adam_epsilon": 1e-6,  # Adam's first step is g / (|g| + epsilon), which would make rounding errors of g visible
     "logging_steps": 1, "save_steps": SAVED_AT, "eval_strategy": "steps", "eval_steps": UPDATES,
     "per_device_eval_batch_size": 2, "generation_num_beams": 1, "report_to": "none",
@@ -65,34 +65,6 @@ LOSSES_DIFFER_BY = 1e-5  # relatively
 
 PATIENCE = 200  # seconds for what takes some ten: processes that wait for each other would do so for half an hour
 pytestmark = pytest.mark.timeout(2 * PATIENCE + 60)
-
-
-# ---- Sharing out the batches ----
-@pytest.mark.parametrize(("processes", "accumulation"), [(2, 1), (2, 3), (3, 2)])
-def test_processes_share_out_all_sentences_in_equally_many_batches(processes: int, accumulation: int) -> None:
-    random = np.random.default_rng(0)
-    source, target = random.integers(1, 30, (2, 203))
-
-    def batches(process: int, of: int, steps: int) -> list[list[int]]:
-        sampler = TokenBudgetBatchSampler(
-            source, target, 128, num_processes=of, process_index=process, accumulation_steps=steps, seed=5
-        )
-        sampler.set_epoch(3)
-        assert len(sampler) % steps == 0
-        found = list(sampler)
-        assert len(found) == len(sampler)
-        return found
-
-    shares = [batches(process, processes, accumulation) for process in range(processes)]
-    assert len({len(share) for share in shares}) == 1
-    assert sorted(place for share in shares for batch in share for place in batch) == list(range(203))
-    # Update by update the same sentences as one process that accumulates all of an update's batches.
-    alone = batches(0, 1, processes * accumulation)
-    for update in range(len(alone) // (processes * accumulation)):
-        own = slice(update * accumulation, (update + 1) * accumulation)
-        together = {place for share in shares for batch in share[own] for place in batch}
-        all_of_it = alone[update * processes * accumulation : (update + 1) * processes * accumulation]
-        assert together == {place for batch in all_of_it for place in batch}
 
 
 # ---- Accelerate's configurations ----

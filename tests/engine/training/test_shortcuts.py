@@ -188,7 +188,7 @@ def test_a_subclass_keeps_its_own_loss(parted):
     check(Doubled(model_of().config).double().train(), batch_of(), parted, is_parted=False)
 
 
-def test_torch_func_is_refused_rather_than_wrong():
+def test_torch_func_computes_the_plain_loss():
     model, batch = model_of(), batch_of()
     weights = dict(model.named_parameters())
 
