@@ -181,18 +181,13 @@ class VanillaTransformerConfig(PreTrainedConfig):
         """The configuration as transformers reads one stack of it, where `decoder_` names lose their prefix."""
         if not decoder or encoder:
             return super().get_text_config(decoder=decoder, encoder=encoder)
-        if getattr(self, "_is_of_decoder", False):  # caches ask what they are given once more
-            return self
         config = copy.copy(self)
         config.decoder_vocab_size = self.target_vocab_size  # `vocab_size` there can't be None
-        config = super(VanillaTransformerConfig, config).get_text_config(decoder=True)
-        config._is_of_decoder = True
-        return config
+        return super(VanillaTransformerConfig, config).get_text_config(decoder=True)
 
     def to_dict(self) -> dict[str, Any]:
         """What config.json says."""
         fields: dict[str, Any] = super().to_dict()
-        fields.pop("_is_of_decoder", None)
         if "auto_map" in fields:  # transformers names the Auto class of the model that is saved, and no other
             models = {"AutoModel": "Model", "AutoModelForSeq2SeqLM": "ForConditionalGeneration"}
             prefix = f"{__name__.rpartition('.')[2].replace('configuration', 'modeling')}.VanillaTransformer"

@@ -15,6 +15,9 @@ from sacrebleu.significance import PairedTest
 
 # sacreBLEU's tokenisers that may precede the splitting of compounds.
 COMPOUND_TOKENIZERS = ("13a", "intl", "none")
+FEWEST_SENTENCES = (
+    10  # for a bootstrap: resamples of one or two hardly differ, so that any difference seems significant
+)
 
 
 @dataclass(frozen=True)
@@ -192,6 +195,12 @@ class Comparison:
     signature: str
 
 
+def check_resampling(sentences: int) -> None:
+    """Raises `ValueError` for too few sentences to be compared by `paired_bootstrap`."""
+    if sentences < FEWEST_SENTENCES:
+        raise ValueError(f"{sentences} sentences are too few to be resampled; give {FEWEST_SENTENCES} or more")
+
+
 def paired_bootstrap(
     systems: Sequence[Sequence[str]],
     references: Sequence[str],
@@ -213,11 +222,12 @@ def paired_bootstrap(
         Of each system but the first, its BLEU's and its chrF's comparison.
 
     Raises:
-        ValueError: There are fewer than two systems, there is no such kind, or as for these functions.
+        ValueError: There are fewer than two systems or 10 sentences, there is no such kind, or as for these functions.
         TypeError: As for these functions.
     """
     if len(systems) < 2 or kind not in ("sacrebleu", "multi30k"):
         raise ValueError(f"{len(systems)} systems can't be compared by {kind}; give two or more, sacrebleu or multi30k")
+    check_resampling(len(references))
     bleu = _sacrebleu(tokenize, lowercase) if kind == "sacrebleu" else _multi_bleu(lowercase=True)
     named: Any = [(str(number), _checked(system, references)[0]) for number, system in enumerate(systems)]
     test = PairedTest(named, {"BLEU": bleu, "chrF": CHRF(lowercase=lowercase)}, [list(references)], test_type="bs")

@@ -138,7 +138,7 @@ class VanillaTransformerAttention(nn.Module):
 
     def split(self, x: Tensor, head_dim: int) -> Tensor:
         """Gives each head its part of (B, T, h * head_dim): (B, h, T, head_dim)."""
-        return x.view(*x.shape[:-1], -1, head_dim).transpose(1, 2)
+        return x.unflatten(-1, (-1, head_dim)).transpose(1, 2)  # type: ignore[no-untyped-call]
 
     def keys_and_values(self, x: Tensor, memory: Tensor | None, cache: Any) -> tuple[Tensor, Tensor]:
         """Projects x, or a memory (once, if there is a cache): (B, h, S, d_k) and (B, h, S, d_v)."""

@@ -123,8 +123,12 @@ def _evaluate(arguments: argparse.Namespace) -> None:
     _check_models(arguments)
     sources, references = read_parallel(arguments.source, arguments.reference)
     _check_outputs(arguments)
+    from ..metrics import check_resampling
+
     try:
         _measure(arguments, ["a"], ["a"])  # so that an unavailable metric fails now
+        if arguments.significance:
+            check_resampling(len(references))
     except (ValueError, ImportError, RuntimeError) as error:
         raise UsageError(first_line(error)) from error
 

@@ -65,13 +65,14 @@ class Engine:
         members = members_of(model)
         own_type = str(members[0].lm_head.weight.dtype).removeprefix("torch.")
         self.compute_type = own_type if compute_type == "default" else compute_type
+        self.allow_autocast = allow_autocast
         self.calls, self.fallbacks = 0, 0
         self.last_reason: str | None = None
         self._model = weakref.ref(model)
         self._snapshots = [Snapshot(member, allow_autocast) for member in members]
         self._weights: list[Weights] | None = [Weights(one, is_int8=compute_type == "int8") for one in members]
         self._change: str | None = None  # why it is off
-        self._replaced: str | None = None  # what was attached before, for `__exit__`
+        self._replaced: tuple[str, bool] | None = None  # what was attached before, for `__exit__`
         self._warned: set[str] = set()
 
     @property
@@ -171,7 +172,7 @@ def attach(model: PreTrainedModel, compute_type: str = "default", *, allow_autoc
     Raises:
         EngineError: The model isn't supported, or not with this `compute_type`.
     """
-    before = _attached_type(model)
+    before = _attached_as(model)
     attached = Engine(model, compute_type, allow_autocast)
     attached._replaced = before
     for member in members_of(model):
@@ -206,7 +207,7 @@ def attach_if_supported(
 
 
 class detach:  # noqa: N801  # a function that may stand in a `with`
-    """Takes the engine off a model; in a `with`, it is attached again at the end, with its weights prepared again.
+    """Takes the engine off a model; in a `with`, it is attached again at the end if it still can be.
 
         engine.detach(model)
         with engine.detach(model): ...
@@ -216,7 +217,7 @@ class detach:  # noqa: N801  # a function that may stand in a `with`
     """
 
     def __init__(self, model: PreTrainedModel) -> None:
-        self._model, self._replaced = model, _attached_type(model)
+        self._model, self._replaced = model, _attached_as(model)
         _restore(model, None)
 
     def __enter__(self) -> None:
@@ -228,14 +229,19 @@ class detach:  # noqa: N801  # a function that may stand in a `with`
         _restore(self._model, self._replaced)
 
 
-def _attached_type(model: PreTrainedModel) -> str | None:
-    """Returns the compute type of the engine that decodes for a model, or None."""
+def _attached_as(model: PreTrainedModel) -> tuple[str, bool] | None:
+    """Returns the compute type of the engine that decodes for a model, and whether it allows autocast; or None."""
     attached = getattr(model, "engine", None)
-    return attached.compute_type if isinstance(attached, Engine) and attached.is_on else None
+    if not isinstance(attached, Engine) or not attached.is_on:
+        return None
+    return attached.compute_type, attached.allow_autocast
 
 
-def _restore(model: PreTrainedModel, compute_type: str | None) -> None:
+def _restore(model: PreTrainedModel, arguments: tuple[str, bool] | None) -> None:
     if "engine" in vars(model):
         del model.engine
-    if compute_type is not None and unsupported_reason(model, compute_type) is None:
-        attach(model, compute_type)
+    if arguments is None:
+        return
+    compute_type, allow_autocast = arguments
+    if unsupported_reason(model, compute_type, allow_autocast=allow_autocast) is None:
+        attach(model, compute_type, allow_autocast=allow_autocast)

@@ -11,8 +11,8 @@ import torch
 
 from . import torch_private
 
-# Of Intel's and AMD's, and of ARM's processors. oneDNN takes bfloat16 on all with AVX-512; without these instructions,
-# products of packed weights are no faster than `F.linear`.
+# Instructions of Intel's, AMD's and ARM's processors that multiply bfloat16. oneDNN takes bfloat16 on all with AVX-512;
+# without these instructions, products of packed weights are no faster than `F.linear`.
 MULTIPLY_BFLOAT16 = ("avx512_bf16", "amx_bf16", "bf16")
 
 

@@ -1,6 +1,7 @@
 """Notices changes of a model between two calls of `generate()`, in a fraction of a millisecond."""
 
 from collections.abc import Sequence
+from operator import is_not
 
 import torch
 from torch import Tensor, nn
@@ -42,7 +43,7 @@ class Snapshot:
         Single elements that are written through `.data` or NumPy, and settings of modules, aren't seen.
         """
         modules = used_modules(model)
-        if len(modules) != len(self.kinds) or any(map(_differ, modules[1:], self.below)):
+        if len(modules) != len(self.kinds) or any(map(is_not, modules[1:], self.below)):
             return "modules of the model were replaced"
         if list(map(type, modules)) != self.kinds:
             return "the class of a module was changed"
@@ -50,7 +51,7 @@ class Snapshot:
             if (reason := shadowed_reason(module, self.allow_autocast and module is model)) is not None:
                 return reason
         parameters = parameters_of(modules)
-        if len(parameters) != len(self.parameters) or any(map(_differ, parameters, self.parameters)):
+        if len(parameters) != len(self.parameters) or any(map(is_not, parameters, self.parameters)):
             return "parameters of the model were replaced"
         # The last one, as it reads where a parameter may no longer be.
         if list(map(_place, parameters)) != self.places or not torch.equal(torch.cat(self.samples), self.values):
@@ -68,10 +69,6 @@ class Snapshot:
             if module.training and _differs_in_training(type(module)):
                 return f"a {type(module).__name__} is in training mode"
         return "autocast is on" if torch.is_autocast_enabled(self.parameters[0].device.type) else None
-
-
-def _differ(one: object, other: object) -> bool:
-    return one is not other
 
 
 def _differs_in_training(kind: type[nn.Module]) -> bool:

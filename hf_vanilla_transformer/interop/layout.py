@@ -25,7 +25,7 @@ from huggingface_hub.errors import StrictDataclassError
 from torch import Tensor
 
 from ..checkpoints.loading import named
-from ..configuration_vanilla_transformer import POSITION_ENCODINGS, VanillaTransformerConfig
+from ..configuration_vanilla_transformer import MOST_LAYERS, POSITION_ENCODINGS, VanillaTransformerConfig
 from ..errors import first_line
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration, sinusoidal_table
 from .conversion import ConversionError
@@ -40,7 +40,6 @@ LAYER_PARTS = (
     *("self_attn_layer_norm", "encoder_attn_layer_norm", "feed_forward.fc1", "feed_forward.fc2", "final_layer_norm"),
 )
 NUMBER = re.compile(r"\*|\{(\d*)n(?:\+(\d+))?\}")
-MOST_LAYERS = 1000
 # Sinusoids that were computed in 32 bits are wrong by up to this much per position.
 ROUNDING = 2.0**-22
 

@@ -5,7 +5,8 @@
 CTranslate2's beam search ends as with `early_stopping=True`, and has length^alpha for a penalty. Here it returns as
 many hypotheses as beams, the best by its penalty, and the model's own (the paper's or transformers') ranks them. A
 batch is searched up to the longest limit of its sentences; one that went beyond its own is searched again within that.
-Behind a prefix, beam search finds a translation that ends at once only if the end is the most probable token.
+Behind a prefix, beam search finds a translation that ends at once only if the end is the most probable token. As the
+length penalty is that of a batch's mean length, the last entries of n-best lists may depend on the batch.
 """
 
 import json
@@ -115,7 +116,10 @@ class Batch:
         total = value if name == "max_length" else prompt + value
         if name == "max_extra_length":
             total += len(segment.token_ids)
-        return max(min(total, self._model.config.max_position_embeddings) - 1 - self._is_end_forced, prompt)
+        limit = min(total, self._model.config.max_position_embeddings) - 1 - self._is_end_forced
+        if self._is_end_forced and limit < prompt:
+            raise ValueError(f"{name}={value} leaves no token before the end that is forced; give more")
+        return max(limit, prompt)
 
     def _search(self, places: Sequence[int]) -> "list[AsyncTranslationResult]":
         """Begins to search for the translations of some segments."""

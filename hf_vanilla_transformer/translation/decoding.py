@@ -62,6 +62,7 @@ def decode(
     max_source_tokens: int | None = None,
     progress: Callable[[int], object] | None = None,
     on_division: Callable[[int, int], object] | None = None,
+    first: int = 0,
     **options: Any,
 ) -> list[list[Translation]]:
     """Translates sentences into translations with their lengths and, for n-best lists, scores.
@@ -90,6 +91,7 @@ def decode(
         progress: Called with the number of sentences done since its last call.
         on_division: Called with the index and the number of pieces of each sentence that is divided as it is too long;
             None: a warning is logged.
+        first: The index of the first sentence, for `on_division` and errors.
         **options: For `generate()`; lengths are those of a piece.
 
     Returns:
@@ -104,7 +106,7 @@ def decode(
             target language, or no alignments; a prefix has special or unknown tokens.
         ImportError: `split_sentences` is asked for and sentencex is not installed.
     """
-    texts = texts_of("sentences", sentences)
+    texts = texts_of("sentences", sentences, first)
     backend = backend_of(model, tokenizer)
     check_number("batch_size", batch_size)
     check_number("batch_tokens", batch_tokens)
@@ -115,12 +117,12 @@ def decode(
     limit = source_limit(model, max_source_tokens, tokenizer)
     prefixes = _prefix_tokens(model, tokenizer, prefix, len(texts), options)
     segments: list[Segment] = []
-    for first in range(0, len(texts), TEXTS_AT_ONCE):
-        some = dict(enumerate(texts[first : first + TEXTS_AT_ONCE], first))
+    for begin in range(0, len(texts), TEXTS_AT_ONCE):
+        some = dict(enumerate(texts[begin : begin + TEXTS_AT_ONCE], begin))
         read, divided = read_segments(tokenizer, some, limit, code, split_sentences)
         segments += read
         for index, count in divided.items():
-            (on_division or partial(_warn_of_division, limit))(index, count)
+            (on_division or partial(_warn_of_division, limit))(first + index, count)
     for place, segment in enumerate(segments):
         if not place or segments[place - 1].text != segment.text:
             segments[place] = segment._replace(prefix=prefixes[segment.text])
@@ -201,15 +203,21 @@ def texts_of(name: str, values: Iterable[str], first: int = 0) -> list[str]:
     Raises:
         TypeError: It is one string, a set, a dictionary or None, or has an item that is not a string.
     """
-    if isinstance(values, str | bytes):
-        raise TypeError(f"{name} is a string; give a list of strings, [text] for a single one")
-    if isinstance(values, Mapping | set | frozenset) or not isinstance(values, Iterable):
-        raise TypeError(f"{name} is {_kind(values)}; give strings in an order, for instance a list of strings")
+    check_texts(name, values)
     texts = list(values)
     for index, text in enumerate(texts, start=first):
         if not isinstance(text, str):
             raise TypeError(f'{name}[{index}] is {_kind(text)}; give strings, "" for a missing one')
     return texts
+
+
+def check_texts(name: str, values: object) -> None:
+    """Raises `TypeError` for one string, a set, a dictionary, or what can't be iterated over."""
+    if isinstance(values, str | bytes):
+        raise TypeError(f"{name} is a string; give a list of strings, [text] for a single one")
+    is_iterable = isinstance(values, Iterable) or hasattr(values, "__getitem__")  # a data set of torch has no __iter__
+    if isinstance(values, Mapping | set | frozenset) or not is_iterable:
+        raise TypeError(f"{name} is {_kind(values)}; give strings in an order, for instance a list of strings")
 
 
 def _kind(value: object) -> str:
@@ -219,4 +227,4 @@ def _kind(value: object) -> str:
 def check_model(model: PreTrainedModel | Backend) -> None:
     """Raises `ValueError` for a model in training mode."""
     if model.training:
-        raise ValueError("the model is in training mode, where dropout falsifies its output; call model.eval() first")
+        raise ValueError("the model is in training mode, where dropout changes its output; call model.eval() first")

@@ -94,6 +94,10 @@ class AveragedProbabilities(nn.Module):
         self.members = nn.ModuleList(members)
         self.training = any(member.training for member in members)
 
+    def save_pretrained(self, *args: object, **kwargs: object) -> None:
+        """Raises `NotImplementedError`."""
+        raise NotImplementedError("an ensemble can't be saved; save its members")
+
     def get_encoder(self, modality: str | None = None) -> MemberEncoders:
         """Returns the members' encoders as one."""
         return MemberEncoders([member.get_encoder() for member in self.members])

@@ -52,7 +52,7 @@ def read_segments(
     code: str = "",
     language: str | None = None,
 ) -> tuple[list[Segment], dict[int, int]]:
-    """Divides and tokenizes texts, by their numbers; one that is empty or white space has no segments.
+    """Divides and tokenizes texts, by their numbers; one of which the tokenizer leaves nothing has no segments.
 
     A segment has `limit` tokens at most. Texts without a target language get `code`, and are split into sentences by
     the rules of `language`, unless it is None. Returns the segments, in the order of the texts; and for the number of
@@ -61,9 +61,12 @@ def read_segments(
     encode = encoder(tokenizer)
     rows = [(number, *row) for number, text in texts.items() for row in _sentences(tokenizer, text, code, language)]
     encoded = encode_within(encode, [begin + sentence for _, _, begin, sentence in rows], limit)
+    nothing = {begin: encode([begin])[0] for begin in {begin for _, _, begin, _ in rows}}
     segments: list[Segment] = []
     divided: dict[int, int] = {}
     for (number, gap, begin, sentence), ids in zip(rows, encoded, strict=True):
+        if ids == nothing[begin]:  # of invisible characters alone, SentencePiece leaves nothing
+            continue
         pieces = [ids] if ids is not None else _divided(encode, begin, sentence, limit)
         if len(pieces) > 1:
             divided[number] = divided.get(number, 0) + len(pieces)
@@ -138,14 +141,21 @@ def target_code(tokenizer: PreTrainedTokenizerBase, target_lang: str) -> str:
     return code
 
 
-def check_target_codes(tokenizer: PreTrainedTokenizerBase, texts: Iterable[str], first: int = 0) -> None:
-    """Raises `ValueError` if the model has several target languages and a text doesn't begin with the code of one."""
+def check_target_codes(
+    tokenizer: PreTrainedTokenizerBase, texts: Iterable[str], first: int = 0, *, needed: bool = True
+) -> None:
+    """Checks, for a model with several target languages, the codes that texts begin with.
+
+    Raises:
+        ValueError: A text begins with a code that the model doesn't have, or with none where that is `needed`.
+    """
     if not (codes := target_codes(tokenizer)):
         return
     for index, text in enumerate(texts, start=first):
-        if not text.strip():
+        match = CODE.match(text)
+        if not text.strip() or (match is None and not needed):
             continue
-        if (match := CODE.match(text)) is None:
+        if match is None:
             raise ValueError(
                 f"the model has several target languages, and sentences[{index}] doesn't say which; give target_lang, "
                 f"or begin the text with its code: {_some(codes)}"

@@ -30,6 +30,11 @@ from .reading import Namer, Segment, namers
 # Padded source tokens per batch, times the number of beams: on two cores, more give no speed-up, and caches and logits
 # grow with it on any device.
 BATCH_TOKENS = 4_096
+# Arguments of generate() that belong to a batch, which a caller doesn't know.
+INPUTS = {
+    *("inputs", "input_ids", "attention_mask", "encoder_outputs", "inputs_embeds"),
+    *("decoder_input_ids", "decoder_attention_mask"),
+}
 
 
 class TransformersBackend(Backend):
@@ -43,6 +48,8 @@ class TransformersBackend(Backend):
         """Checks the options of a call of `decode` and returns those for `generate()`; raises `ValueError`."""
         config = options.get("generation_config") or self.model.generation_config
         check_generation(options, config)
+        if given := sorted(INPUTS & options.keys()):
+            raise ValueError(f"{given[0]} comes from the sentences here; leave it out, or give a prefix")
         options = {**options, "return_dict_in_generate": True}  # for the beams' lengths
         if options.get("max_new_tokens") is not None:
             options.setdefault("max_length", None)  # transformers would warn of a generation config's at each batch
@@ -87,30 +94,34 @@ class TransformersBackend(Backend):
         self, segments: list[Segment], options: Options, output: ModelOutput, names: tuple[Namer, Namer] | None
     ) -> list[list[Translation]]:
         """Makes translations of what `generate()` returned; with `names` of tokens, with their alignments."""
-        texts = self.tokenizer.batch_decode(output.sequences, skip_special_tokens=True)
-        scores = output.sequences_scores.tolist() if options.get("num_return_sequences") else [None] * len(texts)
-        counts = self._numbers_of_tokens(output, max(len(segments[0].prefix), 1))
+        begin = max(len(segments[0].prefix), 1)
+        counts = self._numbers_of_tokens(output, options, begin)
+        # Behind its end, a row is filled up to the longest one's length.
+        tokens = [row[: begin + count] for row, count in zip(output.sequences.tolist(), counts, strict=True)]
+        texts = self.tokenizer.batch_decode(tokens, skip_special_tokens=True)
+        scores = output.sequences_scores.tolist() if "sequences_scores" in output else [None] * len(texts)
         width = len(texts) // len(segments)
         rows: list[list[Translation]] = [[] for _ in segments]
         for number, (text, score, count) in enumerate(zip(texts, scores, counts, strict=True)):
-            # A search with fewer hypotheses than places fills the list up.
+            # A beam search with fewer hypotheses than places fills the list up.
             if number % width == 0 or (score is not None and score > NO_HYPOTHESIS):
                 source = segments[number // width].token_ids
                 alignment = None if names is None else _alignment(names, output, number, source, count)
                 rows[number // width].append(Translation(on_one_line(text), count, score, alignment))
         return rows
 
-    def _numbers_of_tokens(self, output: ModelOutput, begin: int) -> list[int]:
-        """Counts what the model wrote in each row from a place on; rows are filled up to the longest one's length."""
+    def _numbers_of_tokens(self, output: ModelOutput, options: Options, begin: int) -> list[int]:
+        """Counts what the model wrote in each row from a place on."""
         if output.get("beam_indices") is not None:
             return (output.beam_indices >= 0).sum(dim=1).tolist()
-        config = self.model.generation_config
-        ends = config.eos_token_id if isinstance(config.eos_token_id, list) else [config.eos_token_id]
+        ends, padding = (setting(self.model, options, name) for name in ("eos_token_id", "pad_token_id"))
+        ends = ends if isinstance(ends, list) else [ends]
         rows = output.sequences[:, begin:]
         is_end = torch.isin(rows, rows.new_tensor([end for end in ends if end is not None]))
         is_open = is_end.cumsum(dim=1) - is_end.long() == 0  # up to the first end
-        padding = -1 if config.pad_token_id is None else config.pad_token_id
-        is_text = (rows != padding).flip(1).cumsum(dim=1).flip(1) > 0  # a limit's cut has padding behind it
+        is_text = (rows != (-1 if padding is None else padding)).flip(1).cumsum(dim=1).flip(
+            1
+        ) > 0  # a limit's cut has padding behind it
         return (is_open & (is_text | is_end)).sum(dim=1).tolist()
 
     def log_probabilities(self, sources: list[list[int]], targets: list[list[int]]) -> list[float]:

@@ -186,10 +186,11 @@ class Translator:
             An iterator over what a call gives for each text.
 
         Raises:
-            TypeError: As a call, when the text is reached.
+            TypeError: As a call; of a text, when it is reached.
             ValueError: As a call; options that need no text are checked at once.
             ImportError: As a call.
         """
+        decoding.check_texts("sentences", texts)
         check_number("window", window)
         check_splitting(options.get("split_sentences"))
         if options.get("target_lang") is not None:
@@ -221,8 +222,7 @@ class Translator:
 
     def _translate(self, texts: Iterable[str], options: Options, first: int = 0) -> list[Any]:
         texts = decoding.texts_of("sentences", texts, first)
-        if options.get("target_lang") is None:
-            check_target_codes(self.tokenizer, texts, first)
+        check_target_codes(self.tokenizer, texts, first, needed=options.get("target_lang") is None)
         progress = options.get("progress") or (lambda number: None)
         given = {name: value for name, value in options.items() if name not in ("progress", "progress_bar")}
         one_at_a_time = self._one_at_a_time() if self.backend == "engine" else nullcontext()
@@ -231,6 +231,7 @@ class Translator:
                 self.model,
                 self.tokenizer,
                 texts,
+                first=first,
                 progress=lambda number: (bar.update(number), progress(number)),
                 **given,
             )

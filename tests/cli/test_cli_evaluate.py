@@ -153,17 +153,20 @@ def test_length_penalties_are_rows_of_a_model_that_is_loaded_once(run, checkpoin
     _prefer_ends(model)
     model.save_pretrained("ending")
     tokenizer.save_pretrained("ending")
+    sources, references = 3 * SOURCES, 3 * REFERENCES
+    for name, lines in (("source.en", sources), ("reference.de", references)):
+        Path(name).write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
     load, loads = evaluate.load_ensemble, []
     monkeypatch.setattr(evaluate, "load_ensemble", lambda *args, **kwargs: loads.append(args) or load(*args, **kwargs))
     options = ["--num-beams", 4, "--significance", "--json", "rows.json", "--length-penalty", "0", "5"]
     code, out, err = run(*options, models=["ending"])
     assert (code, err, len(loads)) == (0, "", 1)
     results = json.loads(Path("rows.json").read_text(encoding="utf-8"))["results"]
-    texts = [translate(model, tokenizer, SOURCES, num_beams=4, gnmt_length_penalty=alpha) for alpha in (0.0, 5.0)]
+    texts = [translate(model, tokenizer, sources, num_beams=4, gnmt_length_penalty=alpha) for alpha in (0.0, 5.0)]
     for result, own, alpha in zip(results, texts, (0.0, 5.0), strict=True):
-        assert result["chrf"] == asdict(corpus_chrf(own, REFERENCES))
+        assert result["chrf"] == asdict(corpus_chrf(own, references))
         assert result["decoding"]["gnmt_length_penalty"] == alpha
-    comparisons = paired_bootstrap(texts, REFERENCES)[0]
+    comparisons = paired_bootstrap(texts, references)[0]
     assert results[1]["p_values"] == {one.name: one.p_value for one in comparisons}
     assert results[0]["p_values"] == {}
     assert f"chrF2 of ending, alpha 5: p = {comparisons[1].p_value:.3f} against ending, alpha 0 (nrefs:1|bs:1000" in out
@@ -319,6 +322,7 @@ def test_translations_are_written_before_the_figures(run, monkeypatch):
         (["--json", "new", "--output", "./new"], "--output ./new is the file of another option; give another"),
         (["--output", "nowhere/new"], "--output nowhere/new can't be written: there is no folder nowhere; give"),
         (["--significance"], "--significance compares rows by sacrebleu or multi30k; give --model A B or two values"),
+        (["--significance", "--length-penalty", "0", "1"], "4 sentences are too few to be resampled; give 10 or more"),
         (["--significance", "--bleu", "compound-split", "--length-penalty", "0", "1"], "name one of these first"),
         (["--length-penalty", "0", "1", "--output", "new"], "is for one model's translations; give a single --model"),
         (["--ensemble"], "--ensemble needs two models or more; give --model A B"),

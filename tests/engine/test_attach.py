@@ -170,6 +170,19 @@ def test_an_ensemble(model):
         assert (attached.calls, attached.fallbacks) == (1, 1)
 
 
+def test_what_was_attached_is_attached_again(model):
+    """With autocast, which needs its permission."""
+    model.forward = torch.autocast("cpu", torch.bfloat16)(model.forward)
+    model._original_forward = model.forward
+    engine.attach(model, allow_autocast=True)
+    with engine.detach(model):
+        assert model.engine is None
+    assert model.engine.is_on
+    with engine.attach(model, allow_autocast=True):
+        pass
+    assert model.engine.is_on
+
+
 # ---- Copies ----
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])
 def test_copies_are_not_attached(model, copied):

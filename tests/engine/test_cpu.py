@@ -1,4 +1,4 @@
-"""What depends on the processor: both halves of the engine on any machine, and torch without its private functions."""
+"""What depends on the processor: each one's ways on any machine, and torch without its private functions."""
 
 import ast
 import copy
@@ -22,7 +22,7 @@ needs_onednn = pytest.mark.skipif(not CPU.has_onednn, reason="this torch has no 
 
 # What the engine is to compute with, and how it then keeps weights. Some have thresholds at which this test's small
 # model comes to what is made for large ones.
-HALVES = [
+PROCESSORS = [
     (INTEL, {"ColumnLinear"}),
     (INTEL | {"elements_for_mkl": 1024, "multiplications_for_mkl": 4000}, ["ColumnLinear", "MixedLinear"]),
     (OTHERS, {"MixedLinear"}),
@@ -65,10 +65,10 @@ def errors_of_steps(is_int8):
     return largest, (torch.cat(wrong).square().mean().sqrt() / torch.cat(expected).std()).item()
 
 
-# ---- Both halves ----
+# ---- Each processor ----
 @needs_onednn
-@pytest.mark.parametrize(("changes", "expected"), HALVES, ids=str)
-def test_either_half_decodes_as_the_plain_model(monkeypatch, changes, expected):
+@pytest.mark.parametrize(("changes", "expected"), PROCESSORS, ids=str)
+def test_each_processor_decodes_as_the_plain_model(monkeypatch, changes, expected):
     use(monkeypatch, replace(CPU, **changes))
     assert_same_decoding()
     largest, _ = errors_of_steps(is_int8=False)
@@ -80,7 +80,7 @@ def test_either_half_decodes_as_the_plain_model(monkeypatch, changes, expected):
 
 @pytest.mark.filterwarnings("error::UserWarning")
 @pytest.mark.parametrize("changes", [{}, {"reduce_range": True}], ids=str)
-def test_either_half_decodes_in_8_bits(monkeypatch, changes):
+def test_each_processor_decodes_in_8_bits(monkeypatch, changes):
     use(monkeypatch, replace(CPU, **changes))
     _, error = errors_of_steps(is_int8=True)
     assert 1e-3 < error < 0.1  # as in test_8_bits_come_close; inputs of 7 bits are among the worst of them

@@ -198,12 +198,3 @@ def test_random_settings(part):
     assert not failures, f"{len(failures)} of {len(seeds)} settings differ:\n" + "\n".join(failures)
     assert decoded.count(None) < 0.1 * len(seeds), "settings that fail on both sides compare nothing"
     assert decoded.count(True) > 0.5 * len(seeds), "settings that the engine leaves to transformers compare nothing"
-
-
-@pytest.mark.parametrize("max_new_tokens", [1, 2])
-def test_fewer_hypotheses_than_are_asked_for(max_new_tokens):
-    """What transformers fills up with: one token is possible at first, three hypotheses are asked for."""
-    options = {"max_new_tokens": max_new_tokens, "num_beams": 4, "num_return_sequences": 3, "forced_bos_token_id": 5}
-    source = {"input_ids": torch.tensor([[7, 9, EOS]])}
-    found = attached_model(5).generate(**source, **options)
-    assert found.tolist() == peaked_model(5).generate(**source, **options).tolist()

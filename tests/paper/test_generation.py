@@ -319,14 +319,14 @@ def test_generating_leaves_the_models_defaults_alone(model):
 
 
 @pytest.mark.parametrize(("value", "way"), [("0.6", "argument"), (-1, "own config"), (float("nan"), "model's config")])
-def test_wrong_penalties_are_named_with_the_mend(model, value, way):
+def test_wrong_penalties_are_named_with_the_fix(model, value, way):
     message = r"`gnmt_length_penalty` is .*number.*\(the paper: 0\.6\) or None"
     with pytest.raises(ValueError, match=message):
         generate_with(model, way, {"gnmt_length_penalty": value}, torch.tensor([SOURCES[0]]))
 
 
 @pytest.mark.parametrize(("value", "way"), [("50", "argument"), (-1, "own config"), (2.5, "model's config")])
-def test_wrong_lengths_are_named_with_the_mend(model, value, way):
+def test_wrong_lengths_are_named_with_the_fix(model, value, way):
     message = r"`max_extra_length` is .*0 or more tokens \(the paper: 50\), or None"
     with pytest.raises(ValueError, match=message):
         generate_with(model, way, {"max_extra_length": value}, torch.tensor([SOURCES[0]]))
@@ -394,14 +394,6 @@ def test_a_sentence_gets_its_sources_length_and_the_extra(model, extra, num_beam
         limit = len(source) + extra
         assert model.generate(torch.tensor([source]), **options, **ENDLESS).shape == (1, 1 + limit)
         assert model.generate(torch.tensor([source]), **options).shape[1] <= 1 + limit
-
-
-@pytest.mark.parametrize("side", ["left", "right"])
-def test_padding_is_no_part_of_the_source(model, side):
-    inputs = {name: value[1:2] for name, value in padded(SOURCES, side).items()}
-    assert inputs["input_ids"].shape[1] > len(SOURCES[1])
-    found = model.generate(**inputs, num_beams=2, max_extra_length=2, **ENDLESS)
-    assert found.shape == (1, 1 + len(SOURCES[1]) + 2)
 
 
 def _kind_of_input(model, kind, inputs):

@@ -676,9 +676,7 @@ def test_model_is_marian(overrides, kernel, dtype):
     _close(ours.lm_head.bias.grad, theirs.final_logits_bias.grad[0], TOLERANCE[dtype])
 
 
-@pytest.mark.parametrize("length_penalty", [1.0, 0.3, -0.5])
-@pytest.mark.parametrize("early_stopping", [True, False, "never"])
-def test_beam_search_is_marians(length_penalty, early_stopping):
+def test_beam_search_is_marians():
     ours, theirs, _ = _with_marian(torch.float64)  # no near ties, which rounding could decide differently
     for bias in (ours.lm_head.bias.data, theirs.final_logits_bias[0]):
         bias[EOS] += 2  # so that hypotheses end, at different lengths
@@ -687,8 +685,8 @@ def test_beam_search_is_marians(length_penalty, early_stopping):
         "num_beams": 4,
         "num_return_sequences": 3,
         "max_new_tokens": 9,
-        "length_penalty": length_penalty,
-        "early_stopping": early_stopping,
+        "length_penalty": 0.3,
+        "early_stopping": False,
         "return_dict_in_generate": True,
         "output_scores": True,
     }

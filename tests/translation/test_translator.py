@@ -18,6 +18,7 @@ from opus_mt import CODES, marian_tokenizer, opus_mt_folder
 from random_models import TEXTS, new_model
 from transformers import MarianConfig, MarianMTModel, pipeline
 from transformers.pipelines import PIPELINE_REGISTRY
+from transformers.pipelines.pt_utils import KeyDataset
 
 from hf_vanilla_transformer import VanillaTransformerForConditionalGeneration, engine
 from hf_vanilla_transformer.checkpoints.loading import CheckpointError
@@ -26,7 +27,6 @@ from hf_vanilla_transformer.translation import reading, register_pipeline
 from hf_vanilla_transformer.translation.attention import attention_of
 from hf_vanilla_transformer.translation.backend import Translation
 from hf_vanilla_transformer.translation.decoding import translate
-from hf_vanilla_transformer.translation.ensembles import ensemble
 from hf_vanilla_transformer.translation.scoring import score_pairs
 from hf_vanilla_transformer.translation.translator import DeviceError, Translator
 
@@ -142,6 +142,24 @@ def marian_of(tokenizer):
 def test_what_is_no_text(translator, texts, error, message):
     with pytest.raises(error, match=message):
         translator(texts)
+
+
+@pytest.mark.parametrize("texts", ["half", {"half": 1}, None])
+def test_what_is_no_stream(translator, texts):
+    with pytest.raises(TypeError, match=r"sentences is (a string|of type dict|None); give "):
+        translator.stream(texts)
+
+
+def test_data_sets_of_torch_are_texts(translator, expected):
+    assert translator(KeyDataset([{"en": text} for text in TEXTS], "en"), **SHORT) == expected
+
+
+def test_a_division_in_a_stream_names_the_text(translator):
+    divided = []
+    texts = ["it", "nine", "it", "half past nine " * 9]
+    options = {"max_source_tokens": 20, "on_division": lambda *one: divided.append(one)}
+    list(translator.stream(texts, window=2, **options, **SHORT))
+    assert [index for index, _ in divided] == [3]
 
 
 def test_an_error_in_a_stream_names_the_text_and_comes_after_those_before_it(translator, expected):
@@ -378,14 +396,6 @@ def test_a_model_that_is_given_stays_as_it_is(tokenizer, expected):
     assert model.engine.compute_type == "int8"
 
 
-def test_other_architectures_and_ensembles_translate(tokenizer):
-    marian = marian_of(tokenizer)
-    found = Translator(marian, tokenizer=tokenizer)(TEXTS, max_new_tokens=4)
-    assert found == translate(marian, tokenizer, TEXTS, max_new_tokens=4)
-    both = ensemble([new_model(len(tokenizer), seed) for seed in (3, 4)], [tokenizer] * 2)
-    assert Translator(both, tokenizer=tokenizer)(TEXTS, **SHORT) == translate(both, tokenizer, TEXTS, **SHORT)
-
-
 # Marian
 
 
@@ -461,12 +471,13 @@ def test_every_piece_of_a_text_has_its_target_language(many, monkeypatch):
         ("A man.", {"target_lang": "eng"}, "target_lang is 'eng', but the model's codes are >>deu<<, >>fra<<, >>nld<<"),
         ("A man.", {"target_lang": "due"}, "did you mean '>>deu<<'"),
         (">>xyz<< A man.", {}, r"sentences\[0\] begins with >>xyz<<, but the model's codes are >>deu<<"),
+        (">>xyz<< A man.", {"target_lang": "deu"}, r"sentences\[0\] begins with >>xyz<<, but"),
     ],
 )
 def test_target_languages_that_cannot_be(many, text, options, message):
     with pytest.raises(ValueError, match=message):
         many(text, **options)
-    assert many(["", " "]) == ["", ""]
+    assert many(["", " ", ">>deu<<", ">>fra<< \u200b"]) == [""] * 4
     assert set(CODES) == set(many.tokenizer.supported_language_codes)
 
 

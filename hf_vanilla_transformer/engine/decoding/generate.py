@@ -13,7 +13,7 @@ from transformers.generation import GenerationMode, logits_process, stopping_cri
 from transformers.generation.streamers import BaseStreamer
 from transformers.generation.utils import GenerateBeamEncoderDecoderOutput, GenerateEncoderDecoderOutput
 
-from ...generation_vanilla_transformer import ENGINE_OPTIONS, MaxLengthPerSentence
+from ...generation_vanilla_transformer import ENGINE_OPTIONS, ForcedEndPerSentence, MaxLengthPerSentence
 from .incremental import EnsembleDecoder, IncrementalDecoder, encode
 from .search import BeamRules, BeamSearch, ScoreProcessor, beam_search, greedy_search, noop
 from .weights import Weights
@@ -324,7 +324,7 @@ def _uncovered(
 ) -> str | None:
     """Says which of the settings the searches don't know, or None."""
     shown = [name for name in OUTPUTS_OF_STEPS if config.return_dict_in_generate and getattr(config, name)]
-    foreign = [type(one).__name__ for one in processors if type(one) not in ROW_BY_ROW]
+    foreign = [type(one).__name__ for one in processors if type(one) not in (*ROW_BY_ROW, ForcedEndPerSentence)]
     foreign += [type(one).__name__ for one in criteria if type(one) not in CRITERIA]
     raising = any(type(one) in RAISING for one in processors)
     forcing = [one for one in processors if type(one) is logits_process.ForcedEOSTokenLogitsProcessor]
@@ -333,6 +333,7 @@ def _uncovered(
         'scores may rise, and `early_stopping` is "never"': config.early_stopping == "never" and raising,
         f"`{' and '.join(shown)}` asks for what each step computes": shown,
         f"{' and '.join(foreign)} may look at more than one row": foreign,
+        "an end is forced at each sentence's own limit": ForcedEndPerSentence in map(type, processors),
         "several tokens are forced at the end, and their scores are equal": any(
             one.eos_token_id.numel() > 1 for one in forcing
         ),

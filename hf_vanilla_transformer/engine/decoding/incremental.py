@@ -2,9 +2,9 @@
 
 A step of decoding multiplies few rows with large matrices, so what counts is how weights lie in memory, how often they
 are read, and how many operators are called. Here queries, keys and values are one product, the cross keys and values
-of all layers another one, taken once a sentence whatever the number of beams, products take their ReLU and residual
-along, caches are allocated ahead and are never copied for a beam that keeps its place, and for a single sentence
-the projections of cross-attention are multiplied into its keys and values.
+of all layers another one, taken once a sentence whatever the number of beams, ReLU and residual are fused into the
+products, caches are allocated ahead and are never copied for a beam that keeps its place, and for a single sentence the
+projections of cross-attention are multiplied into its keys and values.
 """
 
 from collections.abc import Iterable, Iterator, Sequence

@@ -115,7 +115,7 @@ class BeamSearch:
                 places[beam], parents[beam] = (log_probability, rank, step), beam
             else:
                 displaced.append((beam, (log_probability, rank, step)))
-        # Places stay empty where the vocabulary is too small for all beams; nothing comes of them.
+        # Places stay empty where the vocabulary is too small for all beams; no hypothesis continues from them.
         displaced += [(running[0][1], (-math.inf, len(running), running[0][2]))] * (len(places) - len(running))
         for place, kept in enumerate(places):
             if kept is None:
@@ -179,10 +179,10 @@ def beam_search(
     Returns:
         The searches, in order, with `finished` hypotheses; and attention, (rows, S) of each step, if it is kept.
     """
-    tokens = _last_of(prompts, decoder)
+    coverage = Coverage(rules.coverage_penalty) if rules.coverage_penalty else None
+    tokens = _last_of(prompts, decoder, coverage)
     scores = torch.zeros(len(prompts), dtype=torch.float32, device=prompts.device)
     searches = live = [BeamSearch(index, longest, rules) for index, longest in enumerate(max_new_tokens)]
-    coverage = Coverage(rules.coverage_penalty) if rules.coverage_penalty else None
     kept_attention: list[Tensor] = []
     buffer: Tensor | None = None  # fresh memory for each step's log-probabilities would take longer than these
     num_candidates = max(2, 1 + len(rules.ends)) * rules.num_beams
@@ -273,10 +273,12 @@ def greedy_search(
     return translations, kept_attention
 
 
-def _last_of(prompts: Tensor, decoder: Any) -> Tensor:
-    """Reads prompts, (B, P), but for their last tokens, (B,), and returns these."""
+def _last_of(prompts: Tensor, decoder: Any, coverage: Coverage | None = None) -> Tensor:
+    """Reads prompts, (B, P), but for their last tokens, (B,), and returns these; what they translate is covered."""
     for position in range(prompts.shape[1] - 1):
         decoder.step(prompts[:, position])
+        if coverage is not None:
+            coverage.add(decoder.attention, decoder.source_mask)
     return prompts[:, -1]
 
 

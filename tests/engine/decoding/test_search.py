@@ -107,7 +107,9 @@ def _coverage(beta, sums, mask):
     return beta * sum(math.log(min(share, 1.0)) for share in sums[mask].tolist())
 
 
-START = [(0.0, (), torch.zeros(4, dtype=torch.float64), ())]
+def _start(toy, sentence):
+    """The prompt, as an empty hypothesis: what its tokens but the first attend to counts."""
+    return [(0.0, (), sum(toy.attention_of(sentence, PROMPT[:n]) for n in range(1, len(PROMPT))), ())]
 
 
 def plain_beam_search(toy, sentence, longest, rules, divisor, process=None):
@@ -115,7 +117,7 @@ def plain_beam_search(toy, sentence, longest, rules, divisor, process=None):
 
     With `early_stopping` None the search goes on to the maximum length, whatever it has found.
     """
-    live, finished = START, []
+    live, finished = _start(toy, sentence), []
     for length in range(1, longest + 1):
         candidates = _continuations(toy, sentence, live, process)[: (1 + len(rules.ends)) * rules.num_beams]
         live = []
@@ -136,7 +138,7 @@ def plain_beam_search(toy, sentence, longest, rules, divisor, process=None):
 
 def all_sequences(toy, sentence, longest, rules, divisor):
     """Every sequence there is, up to a length: [(score, tokens)], best first."""
-    live, finished = START, []
+    live, finished = _start(toy, sentence), []
     for length in range(1, longest + 1):
         longer, live = _continuations(toy, sentence, live, None), []
         for score, tokens, sums, parents in longer:
