@@ -70,8 +70,11 @@ def write_text(path: str | Path, text: str) -> None:
     Raises:
         OSError: There is no such folder, it can't be written, or the disk is full.
     """
-    with replacing(path) as file:
-        file.write_text(text, encoding="utf-8", newline="\n")
+    try:
+        with replacing(path) as file:
+            file.write_text(text, encoding="utf-8", newline="\n")
+    except OSError as error:  # that of a full disk doesn't name the file
+        raise OSError(error.errno, error.strerror, str(path)) from error
 
 
 def check_new_folder(output: Path) -> None:

@@ -201,14 +201,15 @@ def _checked_folder(name: str | Path, where: Where) -> Path:
 def _check_tokens(name: str | Path, model: PreTrainedModel) -> None:
     """Refuses a generation config with other special tokens than the model's."""
     for token in ("pad_token_id", "eos_token_id", "decoder_start_token_id"):
-        own, wanted = (_as_list(getattr(config, token, None)) for config in (model.generation_config, model.config))
+        own, wanted = (as_list(getattr(config, token, None)) for config in (model.generation_config, model.config))
         if own and wanted and not set(wanted) <= set(own):
             raise CheckpointError(
                 f"{name}: {token} is {own[0]} in generation_config.json and {wanted[0]} in config.json"
             )
 
 
-def _as_list(value: object) -> list[object]:
+def as_list(value: Any) -> list[Any]:
+    """Returns a setting of one token or several as a list; None is none."""
     return [] if value is None else value if isinstance(value, list) else [value]
 
 

@@ -6,7 +6,7 @@ import importlib
 import ipaddress
 import math
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -37,16 +37,11 @@ def positive(text: str) -> int:
     return int(text)
 
 
-def _at_most(largest: int, reason: str) -> Callable[[str], int]:
-    def parse(text: str) -> int:
-        if positive(text) > largest:
-            raise argparse.ArgumentTypeError(f"{text} is more than {largest:,}: {reason}")
-        return int(text)
-
-    return parse
-
-
-amount = _at_most(1_000_000, "it would only stall the machine")  # the lower limits of some options are translation's
+def natural(text: str) -> int:
+    """Parses an integer of at least 0; a type for argparse."""
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is not an integer of at least 0")
+    return int(text)
 
 
 def port_number(text: str) -> int:
@@ -56,10 +51,20 @@ def port_number(text: str) -> int:
     return int(text)
 
 
+def host_name(text: str) -> str:
+    """Parses a name or an address to listen on, IPv6 in brackets or not; a type for argparse."""
+    return text.strip("[]")
+
+
+def in_url(host: str) -> str:
+    """Returns an address as URLs have it: IPv6 in brackets."""
+    return f"[{host}]" if ":" in host else host
+
+
 def is_this_machine(host: str) -> bool:
     """Whether only this machine reaches an address."""
     try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
+        return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return host == "localhost"
 
@@ -146,7 +151,7 @@ def add_decoding_arguments(parser: argparse.ArgumentParser) -> None:
     beams.add_argument(
         "--num-beams",
         "--beam",
-        type=amount,
+        type=positive,
         metavar="N",
         help="beam size (default: the model's generation config)",
     )
@@ -172,20 +177,20 @@ def add_decoding_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--max-new-tokens",
-        type=amount,
+        type=positive,
         metavar="N",
         help="longest translation, in tokens (default: the model's own limit)",
     )
     parser.add_argument(
         "--max-source-tokens",
-        type=amount,
+        type=positive,
         metavar="N",
         help="longest line that is translated as one (default: 1,024 tokens, or the model's positions if they are "
         "fewer); a longer one is translated in pieces of at most 256 tokens, and a warning names it",
     )
     parser.add_argument(
         "--batch-tokens",
-        type=amount,
+        type=positive,
         metavar="N",
         help="source tokens per batch, times the beam size (default: 4,096; ctranslate2: by the number of lines)",
     )
@@ -219,7 +224,7 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the options of the batches' size, of the device, and of loading a model."""
     parser.add_argument(
         "--batch-size",
-        type=amount,
+        type=positive,
         metavar="N",
         help="maximum number of sentences per batch (default: no limit)",
     )
@@ -230,7 +235,7 @@ def add_loading_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the options of the device, and of loading a model."""
     parser.add_argument(
         "--threads",
-        type=_at_most(os.cpu_count() or 1, "this machine has no more processors"),
+        type=positive,
         metavar="N",
         help="threads of the computation on a CPU (default: PyTorch's, a thread per core)",
     )
@@ -360,6 +365,9 @@ def load_translator(name: str, arguments: argparse.Namespace) -> "Translator":
 
     set_up_transformers()
     engine.keep_freed_memory()
+    processors = os.cpu_count() or 1
+    if not getattr(arguments, "ray", None) and (arguments.threads or 0) > processors:
+        raise UsageError(f"--threads {arguments.threads} is more than this machine's {processors} processors")
     with decoding_errors():
         return Translator(name, **opening(arguments))
 

@@ -32,7 +32,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         f"Systems: {known}. The result computes the same logits; notes say where translations may differ. Then: "
         "vanilla-transformer translate --model DIR"
     )
-    parser.add_argument("source", metavar="SOURCE", help="the model's folder, or its name on the Hub")
+    parser.add_argument(
+        "source", metavar="SOURCE", help="the model's file or folder, or a Marian model's name on the Hub"
+    )
     parser.add_argument(
         "--output", required=True, metavar="DIR", help="folder to write; it must not exist, or be empty"
     )
@@ -57,7 +59,10 @@ def _convert(arguments: argparse.Namespace) -> None:
         check_new_folder(Path(arguments.output))
     except OSError as error:
         raise UsageError(str(error)) from error
-    is_local = Path(arguments.source).exists() or not check_model_on_hub(arguments.source)
+    is_local = Path(arguments.source).exists()
+    if not is_local and (arguments.system not in (None, "marian") or arguments.mapping):
+        raise UsageError(f"there is no file or folder {arguments.source}")
+    is_local = is_local or not check_model_on_hub(arguments.source)
     with loading():
         from ..interop.convert import convert
 

@@ -9,7 +9,9 @@ from .common import (
     add_compute_type,
     add_loading_arguments,
     check_model_name,
+    host_name,
     import_extra,
+    in_url,
     is_this_machine,
     load_translator,
     port_number,
@@ -28,6 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--host",
+        type=host_name,
         default="127.0.0.1",
         metavar="ADDRESS",
         help="address to listen on (default: 127.0.0.1, this machine alone); 0.0.0.0: every computer that reaches this "
@@ -52,9 +55,9 @@ def _demo(arguments: argparse.Namespace) -> None:
         print(f"{PROGRAM}: warning: --host {host}: {warning}", file=sys.stderr)
     page = demo.build_page(load_translator(name, arguments), arguments.example)
     try:
-        address = demo.start(page, host, port)
+        address = demo.start(page, in_url(host), port)
     except OSError as error:
         where = f"{host}, port {port}," if port else host
-        raise UsageError(f"{where} isn't available; leave out --host, or give another --port") from error
+        raise UsageError(f"{where} isn't available; give another --port or --host, or leave them out") from error
     print(f"{address} shows the page; Ctrl+C ends it", flush=True)
     page.block_thread()

@@ -310,17 +310,10 @@ def _report(results: Sequence[_Result]) -> str:
 
 def _write(arguments: argparse.Namespace, results: list[_Result], num_sentences: int) -> None:
     if arguments.output:
-        _write_lines(arguments.output, results[0].translations)
+        write_text(arguments.output, "".join(f"{line}\n" for line in results[0].translations))
     if arguments.json:
         record = _record(arguments, results, num_sentences)
-        _write_lines(arguments.json, [json.dumps(record, indent=2, ensure_ascii=False, allow_nan=False)])
-
-
-def _write_lines(name: str, lines: Sequence[str]) -> None:
-    try:
-        write_text(name, "".join(f"{line}\n" for line in lines))
-    except OSError as error:  # the error of a full disk doesn't name the file
-        raise OSError(error.errno, error.strerror, name) from error
+        write_text(arguments.json, json.dumps(record, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
 
 
 def _record(arguments: argparse.Namespace, results: list[_Result], num_sentences: int) -> dict[str, Any]:

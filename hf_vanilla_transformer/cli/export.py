@@ -26,7 +26,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     known = "; ".join(f"{name}: {what}" for name, what in FORMATS.items())
     parser.epilog = f"Formats: {known}. ctranslate2 and onnx need more packages: {install('export')}."
     parser.add_argument(
-        "--model", required=True, metavar="DIR", help="a saved model's folder, or its name on the Hub (also a Marian's)"
+        "--model",
+        required=True,
+        metavar="DIR",
+        help="a saved model's folder, or its name on the Hub; of this package, or a Marian model",
     )
     parser.add_argument("--to", required=True, choices=list(FORMATS), help="the format")
     parser.add_argument(
@@ -47,7 +50,11 @@ def _export(arguments: argparse.Namespace) -> None:
     """Exports and says where the result is."""
     from ..checkpoints.files import check_new_folder, new_folder
 
-    options, output = _options(arguments.to, arguments.quantization), Path(arguments.output)
+    options, output = {}, Path(arguments.output)
+    if arguments.quantization is not None:
+        options["quantization"] = arguments.quantization
+        if arguments.to != "ctranslate2":
+            raise UsageError(f"--quantization is for --to ctranslate2, not {arguments.to}; leave it out")
     try:
         check_new_folder(output)
     except OSError as error:
@@ -62,15 +69,6 @@ def _export(arguments: argparse.Namespace) -> None:
     show(f"exported {arguments.model} into {output}")
     for note in notes:
         show(f"note: {note}")
-
-
-def _options(system: str, quantization: str | None) -> dict[str, Any]:
-    """Returns what `export` of a format takes for `--quantization`."""
-    if quantization is None:
-        return {}
-    if system != "ctranslate2":
-        raise UsageError(f"--quantization {quantization} isn't available with --to {system}; leave it out")
-    return {"quantization": quantization}
 
 
 def _exporter(system: str) -> Any:

@@ -3,6 +3,7 @@
 import argparse
 import sys
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from ..translation.files import Job
     from ..translation.translator import Translator
 
+COLUMN = "text"
 # Options that the translator takes as they are.
 OPTIONS = ("batch_size", "batch_tokens", "max_source_tokens", "target_lang", "split_sentences")
 
@@ -33,7 +35,7 @@ def is_meant(arguments: argparse.Namespace) -> bool:
 
     inputs = arguments.input or []
     folders = [name for name in (*inputs, arguments.output) if name is not None and Path(name).is_dir()]
-    is_part = arguments.ray or arguments.shard != (1, 1)
+    is_part = arguments.ray or arguments.shard
     return len(inputs) > 1 or bool(inputs and (folders or is_part or is_table(inputs[0])))
 
 
@@ -52,14 +54,16 @@ def translate(arguments: argparse.Namespace) -> None:
         raise UsageError("tables and several files need a folder for the translations; give --output DIR")
     if Path(arguments.output).is_file() or is_table(arguments.output):
         raise UsageError(f"--output {arguments.output} is a file; tables and several files need a folder")
-    found = jobs(arguments.input, arguments.output, arguments.shard)
+    if arguments.actors and not arguments.ray:
+        raise UsageError("--actors is for --ray; leave it out")
+    found = jobs(arguments.input, arguments.output, arguments.shard or (1, 1))
     left = [job for job in found if arguments.overwrite or not job.output.exists()]
     print(f"{len(found) - len(left)} of {len(found)} files are translated already", file=sys.stderr)
-    problems = 0
+    problems = sum(_problem(job, None) for job in found if job not in left)  # of an earlier run
     for job, damage in (_with_ray if arguments.ray else _here)(arguments, left) if left else ():
         problems += _problem(job, damage)
     if problems:
-        raise RunError(f"{problems} of {len(left)} files have problems, see above; the others are translated")
+        raise RunError(f"{problems} of {len(found)} files have problems, see above; the others are translated")
 
 
 def _problem(job: "Job", damage: "CorpusError | None") -> bool:
@@ -94,14 +98,13 @@ def _here(arguments: argparse.Namespace, left: "list[Job]") -> "Iterator[tuple[J
     from ..translation.files import outcomes, write
 
     translator, options = _opened(arguments)
+    translate = partial(translator, **options)
     sizes = [job.source.stat().st_size for job in left]
     with tqdm(total=sum(sizes), unit="B", unit_scale=True, disable=None, leave=False) as progress:
         done = 0
         for job, size in zip(left, sizes, strict=True):
             try:
-                for position in write(
-                    job, arguments.column, lambda rows: outcomes(lambda texts: translator(texts, **options), rows)
-                ):
+                for position in write(job, arguments.column or COLUMN, lambda rows: outcomes(translate, rows)):
                     progress.update(done + position - progress.n)
             except CorpusError as error:
                 yield job, error
@@ -118,8 +121,8 @@ def _with_ray(arguments: argparse.Namespace, left: "list[Job]") -> "Iterator[tup
         yield from ray_files.translate_files(
             left,
             on_every_node(arguments.model),
-            column=arguments.column,
-            actors=(1, arguments.actors),
+            column=arguments.column or COLUMN,
+            actors=(1, arguments.actors or 1),
             cpus=arguments.threads or 1,
             options=options,
             opening={"threads": 1, **opening(arguments)},

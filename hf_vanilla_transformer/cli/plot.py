@@ -14,6 +14,7 @@ from .common import (
     check_model_name,
     check_output,
     load_translator,
+    natural,
     positive,
     say_written,
 )
@@ -87,7 +88,12 @@ def _add_schedule(parser: argparse.ArgumentParser) -> None:
         help="recipes, by name or file, and folders of runs with logged rates (default: the paper's base "
         "and big model, with 4,000 and 8,000 updates of warm-up)",
     )
-    parser.add_argument("--updates", type=positive, metavar="N", help="updates shown (default: 5 times the warm-up)")
+    parser.add_argument(
+        "--updates",
+        type=positive,
+        metavar="N",
+        help="updates shown (default: those of the longest run, else 5 times the warm-up)",
+    )
     parser.set_defaults(draw=_schedule)
 
 
@@ -99,7 +105,7 @@ def _add_masks(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--target", type=_text, default="Es ist halb vier .", metavar="TEXT", help="words of the target"
     )
-    parser.add_argument("--padding", type=int, default=2, metavar="N", help="padding after each (default: 2)")
+    parser.add_argument("--padding", type=natural, default=2, metavar="N", help="padding after each (default: 2)")
     parser.set_defaults(draw=_masks)
 
 

@@ -6,11 +6,11 @@ import sys
 from ..checkpoints.files import write_text
 from .common import (
     add_model_arguments,
-    amount,
     check_model_name,
     check_output,
     decoding_errors,
     load_ensemble,
+    positive,
     read_parallel,
     say_written,
     warning_of_line,
@@ -36,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--overwrite", action="store_true", help="replace an existing file")
     parser.add_argument(
         "--max-source-tokens",
-        type=amount,
+        type=positive,
         metavar="N",
         help="the most tokens of a source and of a target (default: that of translate)",
     )

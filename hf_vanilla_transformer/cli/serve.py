@@ -19,7 +19,9 @@ from .common import (
     add_loading_arguments,
     add_ray,
     check_model_name,
+    host_name,
     import_extra,
+    in_url,
     is_this_machine,
     load_translator,
     on_every_node,
@@ -43,13 +45,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         metavar="[PAIR=]DIR",
         help="saved models: folders, or names on the Hub, each with the languages that it translates, en-de=DIR; "
-        "without them, those of --languages or of the model's card",
+        "without them, those of --languages, or those that `train` or `card` wrote into the folder",
     )
     parser.add_argument(
         "--languages", nargs="+", default=[], metavar="PAIR", help="what a single model translates: en-de"
     )
     parser.add_argument(
         "--host",
+        type=host_name,
         default="127.0.0.1",
         metavar="ADDRESS",
         help="address to listen on (default: 127.0.0.1, this machine alone); 0.0.0.0: every computer that reaches this "
@@ -73,13 +76,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="characters of a request (default: %(default)s)",
     )
     add_ray(parser, "serve from a Ray cluster whose nodes see the models")
-    parser.add_argument(
-        "--replicas", type=positive, default=1, metavar="N", help="with --ray, replicas at most (default: 1)"
-    )
+    parser.add_argument("--replicas", type=positive, metavar="N", help="with --ray, replicas at most (default: 1)")
     parser.add_argument(
         "--models-per-replica",
         type=positive,
-        default=4,
         metavar="N",
         help="with --ray, models in memory of a replica (default: 4)",
     )
@@ -100,6 +100,8 @@ def _serve(arguments: argparse.Namespace) -> None:
     import_extra("serving.app")
     if arguments.api_key == "":
         raise UsageError(f"--api-key or ${KEY} is empty; give a key, or none at all")
+    if not arguments.ray and (arguments.replicas or arguments.models_per_replica):
+        raise UsageError("--replicas and --models-per-replica are for --ray; leave them out")
     models = _models(arguments)
     if not is_this_machine(arguments.host) and not arguments.api_key:
         print(f"{PROGRAM}: warning: every computer that reaches this machine can use the service", file=sys.stderr)
@@ -111,7 +113,7 @@ def _serve(arguments: argparse.Namespace) -> None:
         seconds=arguments.timeout,
     )
     pairs = ", ".join("-".join(pair) for pairs in models.values() for pair in pairs)
-    ready = f"http://{arguments.host}:{arguments.port} translates {pairs}"
+    ready = f"http://{in_url(arguments.host)}:{arguments.port} translates {pairs}"
     (_on_a_cluster if arguments.ray else _here)(arguments, models, settings, ready)
 
 
@@ -154,6 +156,7 @@ def _here(
 def _on_a_cluster(
     arguments: argparse.Namespace, models: Mapping[str, list[tuple[str, str]]], settings: Settings, ready: str
 ) -> None:
+    import_extra("serving.ray")  # says how Ray is installed
     ray_serve = import_extra("serving.ray_serve")
     stop = threading.Event()
     try:
@@ -163,8 +166,8 @@ def _on_a_cluster(
             address=arguments.ray,
             host=arguments.host,
             port=arguments.port,
-            replicas=arguments.replicas,
-            models_per_replica=arguments.models_per_replica,
+            replicas=arguments.replicas or 1,
+            models_per_replica=arguments.models_per_replica or 4,
             cpus=arguments.threads or 1,
             opening={"threads": 1, **opening(arguments)},
         ):

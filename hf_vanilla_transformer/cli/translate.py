@@ -59,18 +59,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "gets its input's name, and complete ones are skipped when the command is started again",
     )
     many = parser.add_argument_group("many files")
-    many.add_argument("--column", default="text", metavar="NAME", help="the column of tables (default: text)")
+    many.add_argument("--column", metavar="NAME", help="the column of tables (default: text)")
     many.add_argument(
         "--shard",
         type=_shard,
-        default=(1, 1),
         metavar="I/N",
         help="take every N-th file from the I-th on, for N processes or machines: 1/4, 2/4, 3/4 and 4/4",
     )
     add_ray(many, "translate on a Ray cluster, which reads and writes the same files")
-    many.add_argument(
-        "--actors", type=positive, default=1, metavar="N", help="models at a time, with --ray (default: 1)"
-    )
+    many.add_argument("--actors", type=positive, metavar="N", help="models at a time, with --ray (default: 1)")
     parser.add_argument(
         "--target-lang",
         metavar="CODE",
@@ -102,6 +99,8 @@ def _translate(arguments: argparse.Namespace) -> None:
     if many_files.is_meant(arguments):
         many_files.translate(arguments)
         return
+    if given := [name for name in ("column", "shard", "ray", "actors") if getattr(arguments, name) is not None]:
+        raise UsageError(f"--{given[0]} is for tables, or several files; give them by --input, or leave it out")
     if arguments.input is not None:
         (arguments.input,) = arguments.input
     if arguments.output is not None:

@@ -23,14 +23,12 @@ class Options:
         mapping: A YAML file with the layout, or the name of one that comes with the package.
         with_tokenizer: Whether a tokenizer is made.
         revision: Branch, tag or commit on the Hub.
-        token: For the Hub, as for `from_pretrained`.
         local_files_only: Whether a name on the Hub is only looked for among the files of earlier downloads.
     """
 
     mapping: str | Path | None = None
     with_tokenizer: bool = True
     revision: str | None = None
-    token: str | bool | None = None
     local_files_only: bool = False
 
 

@@ -46,6 +46,10 @@ def convert(source: str | Path, output: str | Path, *, system: str | None = None
     output, given = Path(output), Options(**options)
     check_new_folder(output)
     name = system or ("mapping" if given.mapping is not None else recognise(source))
+    if given.mapping is not None and name != "mapping":
+        raise ConversionError(f"a mapping describes a state dict, and {name} models need none; leave it out")
+    if given.revision is not None and (name != "marian" or Path(source).exists()):
+        raise ConversionError(f"a revision is of a name on the Hub, and {source} is none; leave it out")
     loaded: Converted = SYSTEMS[name].load(source, given)
     notes = loaded.notes
     if loaded.tokenizer is None:

@@ -13,6 +13,7 @@ from ctranslate2.specs import attention_spec, common_spec, model_spec, transform
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
+from ..checkpoints.loading import as_list
 from ..configuration_vanilla_transformer import VanillaTransformerConfig
 from ..modeling_vanilla_transformer import (
     SinusoidalPositions,
@@ -119,7 +120,7 @@ def notes(model: VanillaTransformerForConditionalGeneration, target: Sequence[st
         f"to translate_batch: {arguments}",
     ]
     others = {name: value for name, value in settings.to_diff_dict().items() if name not in HELD and value is not None}
-    if len(ends := _as_list(settings.eos_token_id)) > 1:
+    if len(ends := as_list(settings.eos_token_id)) > 1:
         others["eos_token_id"] = ends
     if others.get("early_stopping") is True:  # its searches end so
         del others["early_stopping"]
@@ -238,7 +239,7 @@ class VanillaTransformerLoader(ModelLoader):
         """
         settings, target = model.generation_config, self.get_vocabulary(model, tokenizer)[1]
         for field in ("decoder_start_token", "eos_token"):
-            number = next(iter(_as_list(getattr(settings, f"{field}_id"))), None)
+            number = next(iter(as_list(getattr(settings, f"{field}_id"))), None)
             if number is None or number >= len(target):
                 raise ConversionError(
                     f"{field}_id is {number} in the generation config, and the target has no such token"
@@ -295,7 +296,3 @@ def _filled(tokens: dict[int, str | None], rows: int) -> list[str]:
     if len(set(names)) < rows:
         raise ConversionError("several tokens of the vocabulary have the same name; CTranslate2 knows them by it")
     return names
-
-
-def _as_list(value: int | list[int] | None) -> list[int]:
-    return [] if value is None else value if isinstance(value, list) else [value]

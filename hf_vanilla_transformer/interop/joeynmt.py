@@ -82,6 +82,8 @@ def load(source: str | Path, options: Options) -> Converted:
         name: (symbols.get(f"{name}_id", number), symbols.get(f"{name}_token", token))
         for name, (number, token) in SPECIAL.items()
     }
+    if wrong := [f"{name}_id: {number!r}" for name, (number, _) in special.items() if type(number) is not int]:
+        raise ConversionError(f"data.special_symbols of config.yaml has {wrong[0]}; give an integer")
     source_tokens, target_tokens = (_vocabulary(folder, config, side, special) for side in SIDES)
     fields = {
         **_fields(config["model"]),
@@ -95,6 +97,11 @@ def load(source: str | Path, options: Options) -> Converted:
     settings = _decoding(config["testing"], special)
     others = [name for name in OTHER_SETTINGS if config["testing"].get(name, -1) != -1]
     notes = tuple(f"testing.{name} of config.yaml isn't converted" for name in others)
+    if "max_new_tokens" not in settings:
+        notes += (
+            "testing.max_output_length isn't set: JoeyNMT limits translations to 1.5 times the longest source of a "
+            "batch, and this model to 50 tokens more than their source",
+        )
     model.generation_config.update(**settings)
     tokenizer = None
     if options.with_tokenizer:
@@ -225,8 +232,10 @@ def _fields(model: Mapping[str, Any]) -> dict[str, Any]:
 def _decoding(testing: Mapping[str, Any], special: Special) -> dict[str, object]:
     """Returns generation settings."""
     for name in NUMBERS & testing.keys():
-        if type(testing[name]) not in (int, float):
-            raise ConversionError(f"testing.{name} of config.yaml is {testing[name]!r}; give a number")
+        wanted = (int, float) if name.endswith("alpha") else (int,)
+        if type(testing[name]) not in wanted:
+            kind = "a number" if float in wanted else "an integer"
+            raise ConversionError(f"testing.{name} of config.yaml is {testing[name]!r}; give {kind}")
     alpha = testing.get("alpha", testing.get("beam_alpha", -1))  # its name was alpha before version 2
     longest = testing.get("max_output_length", -1)
     unwanted = ["bos", "pad"] if testing.get("generate_unk", True) else ["bos", "pad", "unk"]

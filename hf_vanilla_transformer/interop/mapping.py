@@ -141,7 +141,8 @@ def _entries(source: str | Path) -> dict[str, Any]:
         if name not in ENTRIES:
             raise ConversionError(f"{source}: unknown entry {name}; known are {', '.join(ENTRIES)}")
         if not isinstance(value, ENTRIES[name]) or isinstance(value, bool):
-            raise ConversionError(f"{source}: {name} is {value!r}, a value of another type than expected")
+            hint = ": YAML takes numbers such as 1e-1 for text; write 1.0e-1" if name == "attention_scale" else ""
+            raise ConversionError(f"{source}: {name} is {value!r}, a value of another type than expected{hint}")
     for name, value in entries.get("names", {}).items():
         _check_name(source, name, value)
     if "extends" in entries:
@@ -167,7 +168,9 @@ def _check_name(source: str | Path, ours: object, theirs: object) -> None:
 def _merged(extended: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
     """Puts a mapping's entries over those of the one that it extends; its prefix is of the latter's names alone."""
     prefix = own.get("prefix", "")
-    names = _prefixed(extended["names"], prefix)
+    replaced = {one for name in own.get("names", {}) for one in variants(name)}
+    names = {ours: theirs for ours, theirs in extended["names"].items() if replaced.isdisjoint(variants(ours))}
+    names = _prefixed(names, prefix)
     config = {**extended.get("config", {}), **own.get("config", {})}
     ignored = [*(prefix + one for one in extended.get("ignored", ())), *own.get("ignored", ())]
     rest = {name: value for name, value in own.items() if name != "prefix"}

@@ -95,7 +95,7 @@ def from_marian(
             raise ConversionError(f"{type(source).__name__} is not a MarianMTModel")
         tensors = {name: value.detach().clone() for name, value in source.state_dict().items()}
         return _build(source.config, tensors, copy.deepcopy(source.generation_config)), None
-    return _load(str(source), _folder_of(str(source), revision, token, local_files_only))
+    return _load(str(source), _folder_of(str(source), revision, token, local_files_only), with_tokenizer=True)
 
 
 def load(source: str | Path, options: Options) -> Converted:
@@ -104,15 +104,14 @@ def load(source: str | Path, options: Options) -> Converted:
     Raises:
         ConversionError: As for `from_marian`.
     """
-    where = {name: getattr(options, name) for name in ("revision", "token", "local_files_only")}
-    folder = _folder_of(str(source), **where)
-    model, tokenizer = _load(str(source), folder)
+    folder = _folder_of(str(source), options.revision, None, options.local_files_only)
+    model, tokenizer = _load(str(source), folder, options.with_tokenizer)
     try:
         metadata = ModelCard.load(folder / "README.md").data.to_dict()
     except Exception:  # there is none, or its YAML is damaged
         metadata = {}
     base_model = None if Path(source).is_dir() else str(source)
-    return Converted(model, tokenizer if options.with_tokenizer else None, metadata, base_model)
+    return Converted(model, tokenizer, metadata, base_model)
 
 
 def recognises(source: Path) -> bool:
@@ -185,14 +184,17 @@ def _compare_special(tokenizer: MarianTokenizer, source: Mapping[str, int], targ
 
 
 # ---- Model ----
-def _load(source: str, folder: Path) -> tuple[VanillaTransformerForConditionalGeneration, MarianTokenizer]:
+def _load(
+    source: str, folder: Path, with_tokenizer: bool
+) -> tuple[VanillaTransformerForConditionalGeneration, MarianTokenizer | None]:
     """Makes model and tokenizer of the files in a folder; `source` is what the user calls it."""
     try:
         _check_system(folder)
-        tokenizer, marian = opus_mt_tokenizer(folder), load_model(folder)
+        tokenizer, marian = opus_mt_tokenizer(folder) if with_tokenizer else None, load_model(folder)
         model = _build(marian.config, marian.state_dict(), marian.generation_config)
-        model.config.tokenizer_fingerprint = tokenizer_fingerprint(tokenizer)
-        check_tokenizer(tokenizer, model.config, source)
+        if tokenizer is not None:
+            model.config.tokenizer_fingerprint = tokenizer_fingerprint(tokenizer)
+            check_tokenizer(tokenizer, model.config, source)
     except ValueError as error:
         raise ConversionError(str(error)) from error
     model.config._name_or_path = source

@@ -118,7 +118,7 @@ def _mapping(config: VanillaTransformerConfig) -> dict[str, Any]:
         one.name for one in dataclasses.fields(VanillaTransformerConfig)
     } & VanillaTransformerConfig.__annotations__.keys()
     names = {ours: theirs for ours, theirs in OWN_NAMES.items() if config.output_bias or ours != "lm_head.bias"}
-    mapping: dict[str, object] = {"extends": "torch", "names": names}
+    mapping: dict[str, object] = {"extends": "torch", "names": names, "first_position": 0}
     if not config.attention_bias:
         mapping["ignored"] = list(ATTENTION_BIASES)
     return {**mapping, "config": {name: getattr(config, name) for name in sorted(own)}}

@@ -8,16 +8,15 @@ from typing import Any
 
 from .attention import draw_attention, plot_attention
 from .drawing import (
-    FONT_SIZE,
     WIDTH,
     Axes,
     Figure,
+    Line2D,
     count_updates,
-    font_family,
     line_style,
+    name_lines,
     name_panel,
     new_figure,
-    readable,
     save_figure,
     set_log_scale,
     set_title,
@@ -50,19 +49,18 @@ def plot_training(runs: Mapping[str, Log], title: str | None = None) -> Figure:
     if not shown:
         raise ValueError("no log has a loss, a perplexity or a BLEU score; give `trainer.state.log_history` of runs")
     figure = new_figure(WIDTH if len(shown) > 1 else 0.6 * WIDTH, 3.6)
+    lines: dict[str, Line2D] = {}
     for panel, key in zip(figure.subplots(1, len(shown), squeeze=False)[0], shown, strict=True):
-        draw_curve(panel, key, runs)
+        lines |= draw_curve(panel, key, runs)
     if len(runs) > 1:
-        lines = {line.get_label(): line for panel in figure.axes for line in panel.get_lines()}
-        font: Any = {"size": FONT_SIZE, "family": font_family()}
-        figure.legend([*lines.values()], [*map(str, lines)], loc="outside lower center", ncols=3, prop=font)
+        name_lines(figure, lines, loc="outside lower center", ncols=3)
     if title is not None:
         set_title(figure, title)
     return figure
 
 
-def draw_curve(panel: Axes, key: str, runs: Mapping[str, Log]) -> None:
-    """Draws one of `CURVES` by updates into a panel, with a line for each run.
+def draw_curve(panel: Axes, key: str, runs: Mapping[str, Log]) -> dict[str, Line2D]:
+    """Draws one of `CURVES` by updates into a panel, and returns the line of each run that has it.
 
     Args:
         panel: Where to draw.
@@ -70,15 +68,17 @@ def draw_curve(panel: Axes, key: str, runs: Mapping[str, Log]) -> None:
         runs: As for `plot_training`.
     """
     title, unit = CURVES[key]
+    lines: dict[str, Line2D] = {}
     for number, (name, log) in enumerate(runs.items()):
         points = [(entry["step"], entry[key]) for entry in log if key in entry]
         if points:
-            panel.plot(*zip(*points, strict=True), label=readable(name, longest=40), **line_style(number))
+            (lines[name],) = panel.plot(*zip(*points, strict=True), **line_style(number))
     name_panel(panel, title, "updates", unit)
     panel.grid(alpha=0.3)
     count_updates(panel)
     if key == "eval_perplexity":
         set_log_scale(panel)
+    return lines
 
 
 __all__ = [

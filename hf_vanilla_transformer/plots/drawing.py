@@ -5,7 +5,7 @@ Nothing here changes matplotlib's global state. Sizes are made for a picture tha
 
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ try:
     from matplotlib.colors import ListedColormap as ListedColormap
     from matplotlib.figure import Figure as Figure
     from matplotlib.image import AxesImage
+    from matplotlib.lines import Line2D as Line2D
     from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter, ScalarFormatter
 except ImportError as error:
     raise ImportError(f"Plots need matplotlib: {install('plot')}") from error
@@ -129,6 +130,14 @@ def name_panel(panel: Axes, title: str, xlabel: str, ylabel: str) -> None:
     panel.set_xlabel(xlabel, fontsize=FONT_SIZE + 1)
     panel.set_ylabel(ylabel, fontsize=FONT_SIZE + 1)
     panel.tick_params(labelsize=FONT_SIZE)
+
+
+def name_lines(place: Axes | Figure, lines: Mapping[str, Line2D], **options: Any) -> None:
+    """Adds a legend with a name for each line; a name is no formula, whatever characters it has."""
+    font: Any = {"size": FONT_SIZE, "family": font_family()}
+    names = [readable(name, longest=40) for name in lines]
+    for text in place.legend([*lines.values()], names, prop=font, **options).get_texts():
+        text.set_parse_math(False)
 
 
 def count_updates(panel: Axes) -> None:

@@ -13,10 +13,12 @@ from .drawing import (
     WIDTH,
     Axes,
     Figure,
+    Line2D,
     ListedColormap,
     colour_bar,
     font_family,
     line_style,
+    name_lines,
     name_panel,
     new_figure,
     readable,
@@ -170,16 +172,17 @@ def plot_schedule(
     steps = np.unique(np.linspace(1, updates or longest, 1000).round())
     figure = new_figure(WIDTH, 4.2)
     panel = figure.subplots()
+    lines: dict[str, Line2D] = {}
     for number, (name, schedule) in enumerate(schedules.items()):
-        panel.plot(steps, schedule(steps), label=f"{name}: peak {schedule.peak:.2e}", **line_style(number))
+        (lines[f"{name}: peak {schedule.peak:.2e}"],) = panel.plot(steps, schedule(steps), **line_style(number))
     for number, (name, log) in enumerate(logs.items(), start=len(schedules)):
-        panel.plot(*zip(*log, strict=True), label=f"{name}, as logged", **line_style(number))
+        (lines[f"{name}, as logged"],) = panel.plot(*zip(*log, strict=True), **line_style(number))
     panel.grid(alpha=0.3)
     panel.set_ylim(bottom=0)
-    panel.set_xlim(left=0)
+    panel.set_xlim(0, updates or longest)
     panel.xaxis.set_major_formatter("{x:,.0f}")
     panel.yaxis.set_major_formatter("{x:.1e}")
-    panel.legend(prop={"size": FONT_SIZE + 1, "family": font_family()})
+    name_lines(panel, lines)
     name_panel(panel, "", "update", "learning rate")
     set_title(figure, "Learning rate by update: a linear warm-up, then the inverse square root of the update")
     return figure

@@ -224,7 +224,8 @@ async def _translate(fields: Fields, models: Mapping[tuple[str, str], AsyncTrans
         documents = await do(lambda: [kind(text) for text in texts])
         wanted = list(dict.fromkeys(text for document in documents for text in document.texts))
         if kind is Document:
-            _check_size(wanted, settings)  # an element inside another is translated with it and by itself
+            # An element inside another is translated with it and by itself.
+            _check_size(wanted, settings, "the texts of the page's elements, one inside the other, have")
         rows = await translate(wanted, number, fields.target)
     except QueueFullError as error:
         raise HTTPException(503, f"busy: {error}; try again", headers={"Retry-After": "2"}) from error
@@ -268,13 +269,13 @@ def _check_key(given: str, api_key: str | None) -> None:
         raise HTTPException(403, "Invalid API key" if given else "api_key is missing; ask who runs this service")
 
 
-def _check_size(texts: Sequence[str], settings: Settings) -> None:
+def _check_size(texts: Sequence[str], settings: Settings, subject: str = "q has") -> None:
     try:
         "".join(texts).encode()
     except UnicodeEncodeError as error:
         raise HTTPException(400, "Invalid request: q has half a surrogate pair, so it isn't Unicode") from error
     if (characters := sum(map(len, texts))) > settings.characters:
-        raise HTTPException(413, f"q has {characters:,} characters, and the limit is {settings.characters:,}")
+        raise HTTPException(413, f"{subject} {characters:,} characters, and the limit is {settings.characters:,}")
 
 
 _FORMS = ("application/json", "application/x-www-form-urlencoded", "multipart/form-data")

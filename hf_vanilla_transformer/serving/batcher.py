@@ -125,6 +125,7 @@ class Batcher:
                     continue
                 if isinstance(outcome, Exception):
                     request.done.set_exception(outcome)
+                    request.waiting.clear()
                 elif len(request.results) == len(request.texts):
                     request.done.set_result(None)
             n_best = batch[0][0].options[0]

@@ -27,14 +27,14 @@ def pair(text: str) -> tuple[str, str]:
 
 
 def languages_of(name: str) -> tuple[str, str]:
-    """Returns the languages that a model's card names.
+    """Returns the languages that the facts beside a model name, `model_card.json`.
 
     Args:
         name: The model's folder.
 
     Raises:
-        LanguagesError: The card doesn't say which is the source and which the target.
-        CardError: It can't be read.
+        LanguagesError: They don't say which is the source and which the target.
+        CardError: They can't be read.
     """
     said = said_by_author(Path(name))
     source, target = said.get("source_language"), said.get("target_language")

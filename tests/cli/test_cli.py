@@ -1,8 +1,8 @@
 """The command line: instant help, translations in the order of the input, one-line errors that name the fix."""
 
+import argparse
 import io
 import re
-import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +12,7 @@ import torch
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 from hf_vanilla_transformer import cli, engine
-from hf_vanilla_transformer.cli import export, translate
+from hf_vanilla_transformer.cli import common, export, translate
 from hf_vanilla_transformer.cli.common import UsageError
 
 ROOT = Path(__file__).parents[2]
@@ -92,23 +92,22 @@ def test_a_first_translation_imports_little_beyond_the_model(tiny_checkpoint):
     assert sorted(NEEDED_BY_NONE & modules) == []
 
 
-def test_help_takes_under_300_milliseconds():
-    def seconds():
-        # Processor time, as other tests may keep the machine busy.
-        before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        subprocess.run([*COMMAND, "--help"], cwd=ROOT, check=True, capture_output=True)
-        after = resource.getrusage(resource.RUSAGE_CHILDREN)
-        return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+def test_every_option_has_a_help():
+    def without_help(parser):
+        for action in parser._actions:
+            if isinstance(action, argparse._SubParsersAction):
+                for one in action.choices.values():
+                    yield from without_help(one)
+            elif not action.help:
+                yield parser.prog, action.dest
 
-    assert min(seconds() for _ in range(3)) < 0.3
+    assert list(without_help(cli._parser())) == []
 
 
 @pytest.mark.parametrize("name", cli.COMMANDS)
-def test_every_command_has_a_help_that_explains_each_option(run, name):
+def test_every_command_shows_its_help(run, name):
     code, out, _ = run(name, "--help")
-    assert code == 0
-    assert "options:" in out
-    assert not re.search(r"^  --\S+( \S+)?\n  -", out, re.MULTILINE), "an option without an explanation"
+    assert (code, "options:" in out) == (0, True)
 
 
 # Translations
@@ -175,6 +174,13 @@ def test_underscores_in_names_of_options(run, tiny_checkpoint, tmp_path):
     assert (code, "did you mean '--max-new-tokens'" in err) == (2, True)
 
 
+@pytest.mark.parametrize("host", ["::1", "[::1]"])
+def test_ipv6_with_brackets_or_without(host):
+    name = common.host_name(host)
+    assert (name, common.in_url(name), common.is_this_machine(name)) == ("::1", "[::1]", True)
+    assert common.in_url(common.host_name("localhost")) == "localhost"
+
+
 # What goes wrong
 
 
@@ -201,7 +207,10 @@ def test_export_names_the_extra_that_it_needs(monkeypatch, package):
         (["translate", "--model", MODEL, "--source-lang", "en", "a"], b"", r"arguments: --source-lang( en a)? \(see"),
         (["translate"], b"", r"required: --model \(see vanilla-transformer translate --help\)"),
         (["translate", "--model", MODEL, "--beam", "0"], b"", "--beam: '0' is not an integer of at least 1"),
-        (["translate", "--model", MODEL, "--beam", "1000001"], b"", "1000001 is more than 1,000,000: it would only"),
+        (["translate", "--model", MODEL, "--beam", "1000001", "a"], b"", "num_beams is 1000001; it has to be an int"),
+        (["translate", "--model", MODEL, "--threads", "9999", "a"], b"", "--threads 9999 is more than this machine's"),
+        (["translate", "--model", MODEL, "--ray", "local", "--", "a"], b"", "--ray is for tables, or several files; g"),
+        (["serve", "--model", MODEL, "--replicas", "4"], b"", "--replicas and --models-per-replica are for --ray"),
         (["translate", "--model", MODEL, "--beam", "2", "--greedy"], b"", "--greedy: not allowed with"),
         (["translate", "--model", MODEL, "--dtype", "int8"], b"", "choose from '?float32'?"),
         (["translate", "--model", MODEL, "--device", "toaster", "a"], b"", "device toaster can't be used.*try cpu"),

@@ -162,6 +162,7 @@ MODEL = ("--model", "CHECKPOINT")
         (("positions", "--output", "nowhere/a.png"), "there is no folder nowhere"),
         (("positions", "--output", "a.png", "--positions", 1), "positions is 1; give a number from 2"),
         (("masks", "--output", "a.png", "--source", " "), "the text is empty; give a sentence"),
+        (("masks", "--output", "a.png", "--padding", "-3"), "'-3' is not an integer of at least 0"),
         (("schedule", "nothing", "--output", "a.png"), "nothing can't be read"),
         (
             ("curves", "nowhere", "--output", "a.png"),

@@ -8,7 +8,6 @@ from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 from hf_vanilla_transformer import cli
 from hf_vanilla_transformer.cli.score import TITLES
-from hf_vanilla_transformer.translation.scoring import score_pairs, score_targets
 
 # The longest is neither first nor last: batches are made by length, and the output is in the order of the input.
 SOURCES = ["twenty-one", "half past nine on the fourth of May", "", "it costs two hundred"]
@@ -97,17 +96,6 @@ def test_too_long_a_pair_has_a_line_without_numbers_and_a_warning(run):
     assert err.count("\n") == 1
     assert "line 2" in err
     assert "it has no score" in err
-
-
-def test_the_sum_is_what_the_perplexity_is_computed_from(tiny_checkpoint):
-    model, tokenizer = (
-        AutoModelForSeq2SeqLM.from_pretrained(tiny_checkpoint),
-        AutoTokenizer.from_pretrained(tiny_checkpoint),
-    )
-    scores = score_pairs(model, tokenizer, SOURCES, TARGETS)
-    likelihood = score_targets(model, tokenizer, SOURCES, TARGETS)
-    total, count = sum(one.log_probability for one in scores), sum(one.num_tokens for one in scores)
-    assert likelihood.perplexity == pytest.approx(math.exp(-total / count), rel=1e-9)
 
 
 def test_output_is_a_file_that_is_not_replaced_unasked(run, tmp_path):

@@ -271,14 +271,9 @@ def test_the_command(run, tiny_checkpoint, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (
-            ["--to", "torch", "--quantization", "int8"],
-            "--quantization int8 isn't available with --to torch; leave",
-        ),
-        (["--to", "onnx", "--quantization", "int8"], "isn't available with --to onnx; leave"),
+        (["--to", "torch", "--quantization", "int8"], "--quantization is for --to ctranslate2, not torch; leave"),
         (["--to", "ctranslate2", "--quantization", "int4"], "--quantization: invalid choice: 'int4'"),
         (["--to", "ctranslate2", "--output", "no/where"], "no/where can't be written: there is no folder"),
-        (["--to", "ctranslate2", "--model", "/no/where"], "'/no/where' is neither a folder here nor a name"),
     ],
 )
 def test_wrong_use_is_one_line(run, tiny_checkpoint, tmp_path, monkeypatch, arguments, message):

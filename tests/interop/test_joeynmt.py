@@ -126,10 +126,15 @@ def test_settings_of_decoding(tmp_path):
     assert found.suppress_tokens == [2, 1, 0]
     assert any("repetition_penalty" in note for note in converted.notes)
     unused = load(write(tmp_path, settings(repetition_penalty=-1, no_repeat_ngram_size=-1), weights(False)))
-    assert unused.notes == ()
-    for value in (None, "9"):
-        with pytest.raises(ConversionError, match=f"testing.max_output_length of config.yaml is {value!r}; give a nu"):
-            load(write(tmp_path, settings(max_output_length=value), weights(False)))
+    (note,) = unused.notes
+    assert "testing.max_output_length isn't set: JoeyNMT limits translations to 1.5 times" in note
+    for name, value, kind in (("max_output_length", None, "an integer"), ("beam_size", 5.0, "an integer"),
+                              ("alpha", "1", "a number")):  # fmt: skip
+        with pytest.raises(ConversionError, match=f"testing.{name} of config.yaml is {value!r}; give {kind}"):
+            load(write(tmp_path, settings(**{name: value}), weights(False)))
+    config["data"]["special_symbols"] = {"pad_id": "1"}
+    with pytest.raises(ConversionError, match="has pad_id: '1'; give an integer"):
+        load(write(tmp_path, config, weights(False)))
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Attention pictures: what stands where, and that no input or missing screen breaks or clutters them."""
+"""Attention pictures and learning curves: what stands where, and that no input or missing screen breaks them."""
 
 import importlib.util
 import io
@@ -122,6 +122,14 @@ def test_without_matplotlib_the_error_names_the_extra(monkeypatch):
     spec = importlib.util.spec_from_file_location("hf_vanilla_transformer.plots.drawing_alone", drawing.__file__)
     with pytest.raises(ImportError, match=r"pip install '.\[plot\]'"):
         spec.loader.exec_module(importlib.util.module_from_spec(spec))
+
+
+def test_a_legend_has_every_run_by_its_name(tmp_path):
+    """Names that are equal once they are shortened, that matplotlib would hide, or that it would take for formulas."""
+    names = ["a" * 40 + "1", "a" * 40 + "2", "_hidden", r"r$\frac{$"]
+    figure = plotting.plot_training({name: [{"step": 1, "loss": 5.0}, {"step": 2, "loss": 4.0}] for name in names})
+    plotting.save_figure(figure, tmp_path / "curves.png")
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["a" * 39 + "…"] * 2 + names[2:]
 
 
 def test_learning_curves_show_what_the_log_has():

@@ -74,6 +74,10 @@ def test_html() -> None:
     answer = client().post("/translate", json=ask(["<p>two <b>dogs</b></p>", "x"], format="html"))
     assert answer.json() == {"translatedText": ["<p>TWO <b>DOGS</b></p>", "X"]}
     assert client().post("/translate", json=ask(f"&#{'1' * 5_000};", format="html")).status_code == 400
+    nested = ask(f"<p>a <b>{'b' * 20}</b></p>", format="html")
+    answer = client(characters=40).post("/translate", json=nested)
+    assert answer.status_code == 413
+    assert "the texts of the page's elements, one inside the other, have 43 characters" in answer.text
 
 
 @pytest.mark.parametrize(

@@ -133,6 +133,18 @@ def test_one_texts_error_is_that_of_its_request_alone() -> None:
     asyncio.run(run())
 
 
+def test_a_failed_request_leaves_the_queue() -> None:
+    async def run() -> None:
+        model = Model()
+        queue = batcher(model, batch_tokens=3)
+        with pytest.raises(ValueError, match="a bad text"):
+            await queue.translate(["bad", "one", "two"])
+        await queue.translate(["six"])
+        assert ["one"] not in model.batches
+
+    asyncio.run(run())
+
+
 def test_a_cancelled_request_leaves_the_queue() -> None:
     async def run() -> None:
         model = Model()

@@ -14,6 +14,8 @@ from urllib import request
 
 import pytest
 
+from hf_vanilla_transformer import cli
+
 pytestmark = pytest.mark.slow
 PATIENCE = 300
 
@@ -56,6 +58,14 @@ def test_a_port_that_is_taken(server, tiny_checkpoint: Path) -> None:
     assert second.returncode
     assert "address already in use" in second.stderr
     assert not second.stdout
+
+
+def test_without_ray_the_extra_is_named(tiny_checkpoint: Path, monkeypatch, capsys) -> None:
+    for name in [name for name in sys.modules if name.partition(".")[0] == "ray" or ".serving.ray" in name]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "ray", None)
+    assert cli.main(["serve", "--model", f"en-de={tiny_checkpoint}", "--ray"]) == 2
+    assert "Ray isn't installed: run pip install '.[ray]'" in capsys.readouterr().err
 
 
 def test_each_answer_belongs_to_its_question(server) -> None:

@@ -138,7 +138,12 @@ def test_the_command_skips_complete_files(tiny_checkpoint: Path, tmp_path: Path,
     error = capsys.readouterr().err
     assert "3.gz: can't be read" in error
     assert "4.txt: 1 rows aren't translated, see" in error
-    assert "2 of 2 files have problems, see above; the others are translated" in error
+    assert "2 of 5 files have problems, see above; the others are translated" in error
+    (given / "3.gz").unlink()
+    assert cli.main([*command, "--output", str(out)]) == 1
+    error = capsys.readouterr().err
+    assert "4 of 4 files are translated already" in error
+    assert "4.txt: 1 rows aren't translated, see" in error
     assert (out / "4.txt").read_text().endswith("\n\n")
     assert cli.main([*command, "--output", str(tmp_path / "new"), "--target-lang", "deu"]) == 2  # not one error a row
     assert "target_lang is 'deu'" in capsys.readouterr().err
