@@ -57,9 +57,10 @@ def translate(arguments: argparse.Namespace) -> None:
     if arguments.actors and not arguments.ray:
         raise UsageError("--actors is for --ray; leave it out")
     found = jobs(arguments.input, arguments.output, arguments.shard or (1, 1))
-    left = [job for job in found if arguments.overwrite or not job.output.exists()]
-    print(f"{len(found) - len(left)} of {len(found)} files are translated already", file=sys.stderr)
-    problems = sum(_problem(job, None) for job in found if job not in left)  # of an earlier run
+    complete = set() if arguments.overwrite else {job for job in found if job.output.exists()}
+    left = [job for job in found if job not in complete]
+    print(f"{len(complete)} of {len(found)} files are translated already", file=sys.stderr)
+    problems = sum(_problem(job, None) for job in found if job in complete)  # of an earlier run
     for job, damage in (_with_ray if arguments.ray else _here)(arguments, left) if left else ():
         problems += _problem(job, damage)
     if problems:
@@ -98,13 +99,13 @@ def _here(arguments: argparse.Namespace, left: "list[Job]") -> "Iterator[tuple[J
     from ..translation.files import outcomes, write
 
     translator, options = _opened(arguments)
-    translate = partial(translator, **options)
+    call = partial(translator, **options)
     sizes = [job.source.stat().st_size for job in left]
     with tqdm(total=sum(sizes), unit="B", unit_scale=True, disable=None, leave=False) as progress:
         done = 0
         for job, size in zip(left, sizes, strict=True):
             try:
-                for position in write(job, arguments.column or COLUMN, lambda rows: outcomes(translate, rows)):
+                for position in write(job, arguments.column or COLUMN, lambda rows: outcomes(call, rows)):
                     progress.update(done + position - progress.n)
             except CorpusError as error:
                 yield job, error

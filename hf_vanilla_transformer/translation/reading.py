@@ -1,5 +1,6 @@
 """Reads texts for a model: sentences of paragraphs, target languages, and pieces of sentences that are too long."""
 
+import functools
 import os
 import re
 import threading
@@ -20,6 +21,7 @@ except ImportError:  # an extra
 CODE = re.compile(r"\s*(>>[^\s<>]+<<)")
 LINE_BREAKS = re.compile(r"([\r\n]+)")
 CODES_PER_ERROR = 10
+FEW = 4  # tokens: no more than special ones
 # Held while any tokenizer reads texts: MarianTokenizer and the like switch to the target's side and back, and padding
 # and truncation of the others are settings that one call after the other changes.
 _READING = threading.RLock()
@@ -61,11 +63,11 @@ def read_segments(
     encode = encoder(tokenizer)
     rows = [(number, *row) for number, text in texts.items() for row in _sentences(tokenizer, text, code, language)]
     encoded = encode_within(encode, [begin + sentence for _, _, begin, sentence in rows], limit)
-    nothing = {begin: encode([begin])[0] for begin in {begin for _, _, begin, _ in rows}}
+    nothing = functools.cache(lambda begin: encode([begin])[0])
     segments: list[Segment] = []
     divided: dict[int, int] = {}
     for (number, gap, begin, sentence), ids in zip(rows, encoded, strict=True):
-        if ids == nothing[begin]:  # of invisible characters alone, SentencePiece leaves nothing
+        if ids is not None and len(ids) <= FEW and ids == nothing(begin):  # SentencePiece drops invisible characters
             continue
         pieces = [ids] if ids is not None else _divided(encode, begin, sentence, limit)
         if len(pieces) > 1:
