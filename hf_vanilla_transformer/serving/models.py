@@ -1,5 +1,6 @@
 """Models of the service, and the languages that they translate."""
 
+import re
 from collections.abc import Callable, Iterable
 from concurrent.futures import Executor
 from pathlib import Path
@@ -15,15 +16,16 @@ class LanguagesError(ValueError):
 
 
 def pair(text: str) -> tuple[str, str]:
-    """Parses a pair of languages, "en-de", or "pt_BR-en".
+    """Parses a pair of languages, "en-de", or with a colon where a code has a hyphen, "en:pt-BR".
 
     Raises:
         LanguagesError: It is none.
     """
-    source, dash, target = text.partition("-")
-    if not (dash and source and target and "-" not in target and text.replace("_", "").replace("-", "").isalnum()):
-        raise LanguagesError(f"{text!r} is no pair of languages; give source and target with one hyphen: en-de")
-    return source, target
+    code = r"[^\W-]+" if ":" not in text else r"[\w-]+"
+    match = re.fullmatch(f"({code})[-:]({code})", text)
+    if match is None:
+        raise LanguagesError(f"{text!r} is no pair of languages; give source and target: en-de, or en:pt-BR")
+    return match[1], match[2]
 
 
 def languages_of(name: str) -> tuple[str, str]:

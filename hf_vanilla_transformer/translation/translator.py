@@ -266,6 +266,8 @@ def load_to_translate(
     except (RuntimeError, AssertionError) as error:
         raise DeviceError(f"device {device} can't be used here ({first_line(error)}); try cpu") from error
     folder = Path(name)
+    if is_exported(folder):
+        raise CheckpointError(f"{folder} is in CTranslate2's format; give the model that it was exported from")
     if folder.is_dir() and not (folder / CONFIG).is_file():
         fix = "give a folder that save_pretrained wrote, or a name on the Hub"
         if (folder / ADAPTER).is_file():

@@ -262,6 +262,9 @@ def test_the_command(run, tiny_checkpoint, tmp_path):
     assert out.startswith(f"exported {tiny_checkpoint} into {output}\nnote: ")
     assert "gnmt_length_penalty=0.6" in out
     assert ctranslate2.Translator(str(output)).compute_type.startswith("int8")
+    for command in (["info", output], ["export", "--model", output, "--to", "torch", "--output", tmp_path / "again"]):
+        code, _, err = run(*command)
+        assert (code, "is in CTranslate2's format; give the model that it was exported from" in err) == (2, True)
     before = {file.name: file.read_bytes() for file in output.iterdir()}
     code, _, err = run(*arguments)
     assert (code, err) == (2, f"vanilla-transformer: error: {output} exists; choose another output\n")

@@ -1,0 +1,49 @@
+"""The languages that models of the service translate: given, or told by the facts beside a model."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from hf_vanilla_transformer import cli
+from hf_vanilla_transformer.serving.models import LanguagesError, languages_of, pair
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("en-de", ("en", "de")),
+        ("pt_BR-en", ("pt_BR", "en")),
+        ("en:pt-BR", ("en", "pt-BR")),
+        ("zh-Hans:en", ("zh-Hans", "en")),
+    ],
+)
+def test_pairs(text: str, expected: tuple[str, str]) -> None:
+    assert pair(text) == expected
+
+
+@pytest.mark.parametrize("text", ["", "en", "en-", "-de", "en-pt-BR", "en:", "a:b:c", "en de", "en/de-fr"])
+def test_what_is_no_pair(text: str) -> None:
+    with pytest.raises(LanguagesError, match="is no pair of languages; give source and target: en-de, or en:pt-BR"):
+        pair(text)
+
+
+def test_languages_beside_a_model(tmp_path: Path) -> None:
+    with pytest.raises(LanguagesError, match="doesn't say what it translates; give --languages, such as en-de"):
+        languages_of(str(tmp_path))
+    facts = {"name": "./model", "source_language": "en", "target_language": "de"}
+    (tmp_path / "model_card.json").write_text(json.dumps(facts))
+    assert languages_of(str(tmp_path)) == ("en", "de")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["en-de=MODEL", "en-de=MODEL"], "two models translate en-de; give each pair once"),
+        (["MODEL", "MODEL", "--languages", "en-de"], "--languages is for one model without a pair"),
+    ],
+)
+def test_languages_that_contradict(tiny_checkpoint: Path, capsys, arguments: list[str], message: str) -> None:
+    given = [argument.replace("MODEL", str(tiny_checkpoint)) for argument in arguments]
+    assert cli.main(["serve", "--model", *given]) == 2
+    assert message in capsys.readouterr().err
