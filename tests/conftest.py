@@ -5,6 +5,7 @@ import os
 import shutil
 import signal
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 # The libraries read these once, when they are imported, so they are set before anything else is.
@@ -94,3 +95,19 @@ def tiny_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     VanillaTransformerForConditionalGeneration(config).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder
+
+
+@pytest.fixture
+def vanilla_transformer(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
+    """Runs `vanilla-transformer ARGUMENTS` in this process: its exit code, output and errors."""
+    from hf_vanilla_transformer import cli
+
+    def run(*arguments: object) -> tuple[int, str, str]:
+        capsys.readouterr()  # what was printed before
+        try:
+            code = cli.main([str(argument) for argument in arguments])
+        except SystemExit as end:  # of argparse
+            code = int(end.code or 0)
+        return code, *capsys.readouterr()
+
+    return run

@@ -20,16 +20,12 @@ COMMAND = [sys.executable, "-m", "hf_vanilla_transformer_cli"]  # what `vanilla-
 
 
 @pytest.fixture
-def run(monkeypatch, capsys):
+def run(monkeypatch, vanilla_transformer):
     """Runs the command in this process and returns its exit code, output and errors."""
 
     def run(*arguments, stdin=b""):
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin)))
-        try:
-            code = cli.main([str(argument) for argument in arguments])
-        except SystemExit as end:
-            code = end.code
-        return code, *capsys.readouterr()
+        return vanilla_transformer(*arguments)
 
     return run
 

@@ -3,6 +3,7 @@
 import os
 import re
 import shutil
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -31,17 +32,9 @@ def folder(trained, tmp_path):
 
 
 @pytest.fixture
-def average(capsys):
+def average(vanilla_transformer):
     """Runs the command in this process and returns its exit code, output and errors."""
-
-    def average(*arguments):
-        try:
-            code = cli.main(["average", *map(str, arguments)])
-        except SystemExit as end:
-            code = end.code
-        return code, *capsys.readouterr()
-
-    return average
+    return partial(vanilla_transformer, "average")
 
 
 def assert_is_mean_of(output, run, steps):

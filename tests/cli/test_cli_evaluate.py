@@ -54,7 +54,7 @@ def checkpoints(tiny_checkpoint, tmp_path_factory):
 
 
 @pytest.fixture
-def run(monkeypatch, capsys, tmp_path, checkpoints):
+def run(monkeypatch, vanilla_transformer, tmp_path, checkpoints):
     """Runs `evaluate` on the sentences above, in a folder of its own: exit code, output, errors."""
     for name, lines in (("source.en", SOURCES), ("reference.de", REFERENCES)):
         (tmp_path / name).write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
@@ -62,12 +62,7 @@ def run(monkeypatch, capsys, tmp_path, checkpoints):
 
     def run(*arguments, models=checkpoints[:1], source="source.en", reference="reference.de"):
         files = ["--source", source, "--reference", reference]
-        capsys.readouterr()  # progress bars of transformers, from preparing a test
-        try:
-            code = cli.main(["evaluate", *files, *map(str, arguments), "--model", *models])
-        except SystemExit as end:
-            code = end.code
-        return code, *capsys.readouterr()
+        return vanilla_transformer("evaluate", *files, *arguments, "--model", *models)
 
     return run
 

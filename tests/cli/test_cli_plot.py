@@ -2,12 +2,12 @@
 
 import json
 import sys
+from functools import partial
 
 import pytest
 import torch
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
-from hf_vanilla_transformer import cli
 from hf_vanilla_transformer.cli import plot
 
 LOG = [
@@ -18,20 +18,11 @@ LOG = [
 
 
 @pytest.fixture
-def run(monkeypatch, capsys, tmp_path):
+def run(monkeypatch, vanilla_transformer, tmp_path):
     """Runs `plot` in a folder of its own, without a screen: exit code, output, errors."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("DISPLAY", raising=False)
-
-    def run(*arguments):
-        capsys.readouterr()
-        try:
-            code = cli.main(["plot", *map(str, arguments)])
-        except SystemExit as end:
-            code = end.code
-        return code, *capsys.readouterr()
-
-    return run
+    return partial(vanilla_transformer, "plot")
 
 
 @pytest.fixture

@@ -6,7 +6,6 @@ import pytest
 import torch
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
-from hf_vanilla_transformer import cli
 from hf_vanilla_transformer.cli.score import TITLES
 
 # The longest is neither first nor last: batches are made by length, and the output is in the order of the input.
@@ -28,20 +27,15 @@ def other(tiny_checkpoint, tmp_path_factory):
 
 
 @pytest.fixture
-def run(monkeypatch, capsys, tmp_path, tiny_checkpoint):
+def run(monkeypatch, vanilla_transformer, tmp_path, tiny_checkpoint):
     """Runs `score` on the pairs above, in a folder of its own: exit code, output, errors."""
     for name, lines in (("source.en", SOURCES), ("target.de", TARGETS)):
         (tmp_path / name).write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
     monkeypatch.chdir(tmp_path)
 
     def run(*arguments, models=(tiny_checkpoint,), source="source.en", target="target.de"):
-        capsys.readouterr()
         files = ["--source", source, "--target", target, "--device", "cpu"]
-        try:
-            code = cli.main(["score", "--model", *map(str, models), *files, *map(str, arguments)])
-        except SystemExit as end:
-            code = end.code
-        return code, *capsys.readouterr()
+        return vanilla_transformer("score", "--model", *models, *files, *arguments)
 
     return run
 

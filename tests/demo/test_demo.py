@@ -7,6 +7,7 @@ import socket
 import sys
 import urllib.error
 import urllib.request
+from functools import partial
 
 import pytest
 
@@ -21,20 +22,11 @@ NASTY = "<img src=x onerror=alert(1)> &amp; ${1 + 1} {{v}}"
 
 
 @pytest.fixture
-def demo(capsys, monkeypatch):
+def demo(vanilla_transformer, monkeypatch):
     """Runs the command without a server; returns code, output and errors."""
     monkeypatch.setattr("hf_vanilla_transformer.demo.start", lambda *_: "URL")
     monkeypatch.setattr(gr.Blocks, "block_thread", lambda _: None)
-
-    def run(*arguments):
-        capsys.readouterr()
-        try:
-            code = cli.main(["demo", *map(str, arguments)])
-        except SystemExit as error:
-            code = error.code
-        return code, *capsys.readouterr()
-
-    return run
+    return partial(vanilla_transformer, "demo")
 
 
 # ---- The command ----

@@ -30,18 +30,9 @@ class Result:
 
 
 @pytest.fixture
-def command(capsys: pytest.CaptureFixture[str]) -> Callable[..., Result]:
+def command(vanilla_transformer: Callable[..., tuple[int, str, str]]) -> Callable[..., Result]:
     """Runs `vanilla-transformer ARGUMENTS` in this process."""
-
-    def run(*arguments: object) -> Result:
-        capsys.readouterr()
-        try:
-            code = cli.main([str(argument) for argument in arguments])
-        except SystemExit as error:  # of argparse
-            code = int(error.code or 0)
-        return Result(code, *capsys.readouterr())
-
-    return run
+    return lambda *arguments: Result(*vanilla_transformer(*arguments))
 
 
 def quick_recipe_in(folder: Path) -> dict:

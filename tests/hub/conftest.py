@@ -29,16 +29,11 @@ def model_folder(tiny_checkpoint, tmp_path):
 
 
 @pytest.fixture
-def push(capsys, hub, model_folder):
+def push(vanilla_transformer, hub, model_folder):
     """Runs the command on that model."""
 
     def run(*options, repo=REPO, folder=model_folder):
-        capsys.readouterr()
-        try:
-            code = cli.main(["push", str(folder), repo, *options])
-        except SystemExit as error:
-            code = error.code
-        out, err = capsys.readouterr()
+        code, out, err = vanilla_transformer("push", folder, repo, *options)
         assert TOKEN not in out + err
         return code, out, err
 

@@ -4,6 +4,7 @@ import json
 import re
 import shutil
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -34,18 +35,9 @@ def folder(trained, tmp_path):
 
 
 @pytest.fixture
-def card(capsys):
+def card(vanilla_transformer):
     """Runs the command; returns code, output and errors."""
-
-    def run(*arguments):
-        capsys.readouterr()
-        try:
-            code = cli.main(["card", *map(str, arguments)])
-        except SystemExit as error:
-            code = error.code
-        return code, *capsys.readouterr()
-
-    return run
+    return partial(vanilla_transformer, "card")
 
 
 def data_of(folder):

@@ -11,7 +11,6 @@ from hf_vanilla_transformer import (
     VanillaTransformerConfig,
     VanillaTransformerForConditionalGeneration,
     VanillaTransformerTokenizerFast,
-    cli,
 )
 from hf_vanilla_transformer.checkpoints.loading import load_checkpoint
 from hf_vanilla_transformer.interop import torch_nn
@@ -242,31 +241,19 @@ def test_edited_models_are_refused(tokenizer, tmp_path, system, edit):
 
 
 # ---- the command ----
-@pytest.fixture
-def run(capsys):
-    def run(*arguments):
-        try:
-            code = cli.main([str(argument) for argument in arguments])
-        except SystemExit as end:
-            code = end.code
-        return code, *capsys.readouterr()
-
-    return run
-
-
-def test_the_command(run, tiny_checkpoint, tmp_path):
+def test_the_command(vanilla_transformer, tiny_checkpoint, tmp_path):
     output = tmp_path / "out"
     arguments = ["export", "--model", tiny_checkpoint, "--to", "ctranslate2", "--output", output]
-    code, out, err = run(*arguments, "--quantization", "int8")
+    code, out, err = vanilla_transformer(*arguments, "--quantization", "int8")
     assert (code, err) == (0, "")
     assert out.startswith(f"exported {tiny_checkpoint} into {output}\nnote: ")
     assert "gnmt_length_penalty=0.6" in out
     assert ctranslate2.Translator(str(output)).compute_type.startswith("int8")
     for command in (["info", output], ["export", "--model", output, "--to", "torch", "--output", tmp_path / "again"]):
-        code, _, err = run(*command)
+        code, _, err = vanilla_transformer(*command)
         assert (code, "is in CTranslate2's format; give the model that it was exported from" in err) == (2, True)
     before = {file.name: file.read_bytes() for file in output.iterdir()}
-    code, _, err = run(*arguments)
+    code, _, err = vanilla_transformer(*arguments)
     assert (code, err) == (2, f"vanilla-transformer: error: {output} exists; choose another output\n")
     assert before == {file.name: file.read_bytes() for file in output.iterdir()}
 
@@ -279,32 +266,34 @@ def test_the_command(run, tiny_checkpoint, tmp_path):
         (["--to", "ctranslate2", "--output", "no/where"], "no/where can't be written: there is no folder"),
     ],
 )
-def test_wrong_use_is_one_line(run, tiny_checkpoint, tmp_path, monkeypatch, arguments, message):
+def test_wrong_use_is_one_line(vanilla_transformer, tiny_checkpoint, tmp_path, monkeypatch, arguments, message):
     monkeypatch.chdir(tmp_path)
-    code, out, err = run("export", "--model", tiny_checkpoint, "--output", "out", *arguments)
+    code, out, err = vanilla_transformer("export", "--model", tiny_checkpoint, "--output", "out", *arguments)
     assert (code, out, err.count("\n")) == (2, "", 1)
     assert message in err
     assert [*tmp_path.iterdir()] == []
 
 
-def test_without_the_extra_the_command_names_it(run, tiny_checkpoint, tmp_path, monkeypatch):
+def test_without_the_extra_the_command_names_it(vanilla_transformer, tiny_checkpoint, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "ctranslate2", None)
     monkeypatch.delitem(sys.modules, exporter.__name__)
     for name in [name for name in sys.modules if name.startswith("ctranslate2.")]:
         monkeypatch.setitem(sys.modules, name, None)
-    code, _, err = run("export", "--model", tiny_checkpoint, "--to", "ctranslate2", "--output", tmp_path / "out")
+    code, _, err = vanilla_transformer(
+        "export", "--model", tiny_checkpoint, "--to", "ctranslate2", "--output", tmp_path / "out"
+    )
     assert code == 2
     assert "run pip install '.[export]' in a checkout" in err
     assert not (tmp_path / "out").exists()
 
 
-def test_float16_stays_float16_and_float64_is_refused(run, tokenizer, tmp_path):
+def test_float16_stays_float16_and_float64_is_refused(vanilla_transformer, tokenizer, tmp_path):
     sizes = {}
     for dtype in (torch.float32, torch.float16, torch.float64):
         folder, output = tmp_path / str(dtype), tmp_path / f"{dtype}-out"
         make_model(tokenizer).to(dtype).save_pretrained(folder)
         tokenizer.save_pretrained(folder)
-        code, _, err = run("export", "--model", folder, "--to", "ctranslate2", "--output", output)
+        code, _, err = vanilla_transformer("export", "--model", folder, "--to", "ctranslate2", "--output", output)
         sizes[dtype] = (output / "model.bin").stat().st_size if code == 0 else err
     assert sizes[torch.float16] < 0.9 * sizes[torch.float32]
     assert "CTranslate2 has no float64: save the model in float32 first" in sizes[torch.float64]

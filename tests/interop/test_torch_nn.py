@@ -13,7 +13,6 @@ from hf_vanilla_transformer import (
     VanillaTransformerConfig,
     VanillaTransformerForConditionalGeneration,
     VanillaTransformerTokenizerFast,
-    cli,
 )
 
 PAD, START = 0, 1
@@ -63,24 +62,13 @@ def make_model(tokenizer, dtype=torch.float32, **fields):
     return model.to(dtype)
 
 
-@pytest.fixture
-def run(capsys):
-    def run(*arguments):
-        capsys.readouterr()  # transformers' progress bars as a test saves a model
-        try:
-            code = cli.main([str(argument) for argument in arguments])
-        except SystemExit as end:
-            code = end.code
-        return code, *capsys.readouterr()
-
-    return run
-
-
-def exported(run, model, tokenizer, folder):
+def exported(vanilla_transformer, model, tokenizer, folder):
     """Saves a model, exports it by the command, and returns the notes."""
     model.save_pretrained(folder / "ours")
     tokenizer.save_pretrained(folder / "ours")
-    code, out, err = run("export", "--model", folder / "ours", "--to", "torch", "--output", folder / "out")
+    code, out, err = vanilla_transformer(
+        "export", "--model", folder / "ours", "--to", "torch", "--output", folder / "out"
+    )
     assert (code, err) == (0, "")
     first, *notes = out.splitlines()
     assert first == f"exported {folder / 'ours'} into {folder / 'out'}"
@@ -120,11 +108,11 @@ def logits_of(transformer, weights, scale, source, target):
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_there_and_back(run, tokenizer, tmp_path, monkeypatch, variant):
+def test_there_and_back(vanilla_transformer, tokenizer, tmp_path, monkeypatch, variant):
     model = make_model(tokenizer, **VARIANTS[variant])
     if variant == "learned":
         model.get_encoder().embed_positions.weight.data[8] = 0  # as fairseq's padding has it
-    notes = exported(run, model, tokenizer, tmp_path)
+    notes = exported(vanilla_transformer, model, tokenizer, tmp_path)
 
     transformer, weights = loaded(notes, tmp_path / "out", monkeypatch)
     if model.dtype == torch.float32:
@@ -142,7 +130,7 @@ def test_there_and_back(run, tokenizer, tmp_path, monkeypatch, variant):
     back = note_of(notes, "back: ").partition(";")[0].replace("DIR", str(tmp_path / "out"))
     program, *arguments = back.replace("NEW", str(tmp_path / "back")).split()
     assert program == "vanilla-transformer"
-    code, _, err = run(*arguments)
+    code, _, err = vanilla_transformer(*arguments)
     assert (code, err) == (0, "")
     states = [load_file(tmp_path / name / "model.safetensors") for name in ("ours", "back")]
     assert states[0].keys() == states[1].keys()
@@ -160,10 +148,12 @@ def test_there_and_back(run, tokenizer, tmp_path, monkeypatch, variant):
         ({"head_dim": 5}, "head_dim is 5"),
     ],
 )
-def test_what_it_has_no_place_for_is_refused(run, tokenizer, tmp_path, fields, reason):
+def test_what_it_has_no_place_for_is_refused(vanilla_transformer, tokenizer, tmp_path, fields, reason):
     make_model(tokenizer, **fields).save_pretrained(tmp_path / "ours")
     tokenizer.save_pretrained(tmp_path / "ours")
-    code, _, err = run("export", "--model", tmp_path / "ours", "--to", "torch", "--output", tmp_path / "out")
+    code, _, err = vanilla_transformer(
+        "export", "--model", tmp_path / "ours", "--to", "torch", "--output", tmp_path / "out"
+    )
     assert (code, err.count("\n")) == (2, 1)
     assert "torch.nn.Transformer" in err
     assert reason in err
