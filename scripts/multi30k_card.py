@@ -31,9 +31,9 @@ MEASURED = re.compile(
 MACHINE = re.compile(r"Unless stated otherwise, the machine has (.*); each run used one core")
 LIMITS = (
     "The model knows captions of photographs, lower-cased and tokenised as in Multi30k's own form lc.norm.tok. Its "
-    "input must have that form, and its output has it. Its translations tend to be too short. A single training run "
-    "has some variance: [docs/results.md](docs/results.md) has it, with the commands, trials and the published score "
-    "for this architecture. The weights aren't published; the command there trains such a model."
+    "input must have that form, and its output has it. Its translations tend to be too short. Single training "
+    "runs vary a little: [docs/results.md](docs/results.md) shows by how much, with the published score for this "
+    "architecture and the command that trains such a model. The weights aren't published."
 )
 
 

@@ -121,7 +121,7 @@ def check_output(option: str, name: str, overwrite: bool, taken: Sequence[str | 
 
 # ---- Text files ----
 def read_parallel(source: str, reference: str) -> tuple[list[str], list[str]]:
-    """Reads two UTF-8 text files with corresponding lines, .gz or not.
+    """Reads two UTF-8 text files with corresponding lines, compressed or not.
 
     Raises:
         CorpusError: One is missing, empty, damaged or not UTF-8, or has fewer lines.
@@ -215,8 +215,8 @@ def add_compute_type(parser: argparse.ArgumentParser) -> None:
         "--compute-type",
         metavar="TYPE",
         default="default",
-        help="int8: 8-bit weights on a CPU, faster with nearly the same output; ctranslate2 has more types of its own "
-        "(default: default, the type of the weights)",
+        help="int8: 8-bit weights on a CPU, nearly the same output and faster, except for single lines of small "
+        "models; ctranslate2 has more types of its own (default: default, the type of the weights)",
     )
 
 

@@ -20,7 +20,7 @@ from .common import (
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Show a page to try a model in the browser."""
-    parser.epilog = "The page is for this machine alone, needs no network and stores nothing."
+    parser.epilog = "The page needs no network and stores nothing. Without --host, only this machine can reach it."
     parser.add_argument("--model", required=True, metavar="DIR", help="a saved model's folder, or its name on the Hub")
     parser.add_argument(
         "--example", nargs="+", action="extend", default=[], metavar="TEXT", help="texts to choose from"

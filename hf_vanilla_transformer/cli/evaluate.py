@@ -57,7 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--ensemble", action="store_true", help="evaluate the models as one that averages their probabilities"
     )
-    parser.add_argument("--source", required=True, metavar="FILE", help="sentences, one per line, UTF-8, .gz or not")
+    parser.add_argument("--source", required=True, metavar="FILE", help="sentences, one per line, compressed or not")
     parser.add_argument("--reference", required=True, metavar="FILE", help="their reference translations, line by line")
     _add_metric_arguments(parser)
     _add_file_arguments(parser)

@@ -51,7 +51,7 @@ def of_arguments(sentences: list[str]) -> Lines:
 
 
 def of_file(name: str) -> Lines:
-    """Returns the lines of a file, .gz or not, all of which are checked first, or of a named pipe.
+    """Returns the lines of a file, compressed or not, all of which are checked first, or of a named pipe.
 
     Raises:
         CorpusError: It can't be read, is empty or damaged, or a line is not UTF-8; the message names file and line.

@@ -19,7 +19,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("folder", type=Path, metavar="DIR", help="the model's folder, with its card")
     parser.add_argument("repo", metavar="REPO", help="user/name; it is created if there is none")
     parser.add_argument(
-        "--private", action="store_true", help="create a repository that only you can see (default: a public one)"
+        "--private",
+        action="store_true",
+        help="create a repository that only its owner can see (default: public); an existing public one is refused",
     )
     parser.add_argument("--revision", metavar="BRANCH", help="branch to push to, created if there is none")
     parser.add_argument(

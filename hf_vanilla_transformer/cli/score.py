@@ -30,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--model", nargs="+", required=True, metavar="DIR", help="a saved model's folder, or its name on the Hub"
     )
-    parser.add_argument("--source", required=True, metavar="FILE", help="sentences, one per line, UTF-8, .gz or not")
+    parser.add_argument("--source", required=True, metavar="FILE", help="sentences, one per line, compressed or not")
     parser.add_argument("--target", required=True, metavar="FILE", help="their translations, line by line")
     parser.add_argument("--output", metavar="FILE", help="write the scores there (default: standard output)")
     parser.add_argument("--overwrite", action="store_true", help="replace an existing file")

@@ -45,7 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         metavar="[PAIR=]DIR",
         help="saved models: folders, or names on the Hub, each with the languages that it translates, en-de=DIR; "
-        "without them, those of --languages, or those that `train` or `card` wrote into the folder",
+        "without them, those of --languages, or those of `card --source-lang en --target-lang de`",
     )
     parser.add_argument(
         "--languages", nargs="+", default=[], metavar="PAIR", help="what a single model translates: en-de"

@@ -49,8 +49,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--input",
         nargs="+",
         metavar="FILE",
-        help="translate its lines: UTF-8, .gz or not; or several files and folders, tables (.tsv, .jsonl, .parquet) "
-        "among them, into the folder --output",
+        help="translate its lines: UTF-8, compressed or not; or several files and folders, tables (.tsv, .jsonl, "
+        ".parquet) among them, into the folder --output",
     )
     parser.add_argument(
         "--output",

@@ -43,7 +43,7 @@ class DataArguments:
     """The corpora, and the selection of their pairs."""
 
     data_dir: str | None = _option(None, "Folder that relative file names are looked up in (default: the current one).")
-    train_source: list[str] = _files("Plain text files to train on, one sentence per line, .gz or not.")
+    train_source: list[str] = _files("Plain text files to train on, one sentence per line, compressed or not.")
     train_target: list[str] = _files("Their translations, line by line.")
     train_data: list[str] = _files("Tables (.tsv, .csv, .jsonl, .parquet) to train on, or data sets on the Hub.")
     validation_source: list[str] = _files("Text files for the evaluations during training.")
@@ -124,7 +124,9 @@ class ModelArguments:
     position_encoding: str | None = _option(None, "paper, learned (Table 3, row E), tensor2tensor, fairseq or marian.")
     attention_init_gain: float | None = _option(None, "Gain of Glorot's initialisation of W^Q, W^K, W^V (default: 1).")
     norm_position: str | None = _option(None, "LayerNorm after each sub-layer (post, the paper's) or before it (pre).")
-    final_layer_norm: bool | None = _option(None, "One more LayerNorm behind each stack, as pre-norm models have it.")
+    final_layer_norm: bool | None = _option(
+        None, "One more LayerNorm at the end of each stack, as pre-norm models have."
+    )
     share_encoder_decoder_embeddings: bool | None = _option(None, "One matrix for source and target embeddings (3.4).")
     tie_word_embeddings: bool | None = _option(None, "The same matrix for the pre-softmax projection (3.4).")
     num_beams: int | None = _option(None, "Beam size in the saved generation config (default: 4, 6.1).")
@@ -463,6 +465,19 @@ def _typed(name: str, value: object) -> Any:
     return value
 
 
+# Of transformers' options that mean something else here.
+HELP = {
+    "output_dir": "Folder of the run: checkpoints, model, scores, card.",
+    "per_device_train_batch_size": "Sentences per batch, with per_device_train_batch_tokens 0 only.",
+    "gradient_accumulation_steps": "Batches per update on each device.",
+    "generation_num_beams": "Beams of evaluations during training (default: the generation config's).",
+    "generation_max_length": "max_length of evaluations during training (default: the generation config's limit).",
+    "push_to_hub": "Push the final model with its card, once at the end.",
+    "hub_model_id": "Repository to push to, user/name.",
+    "hub_private_repo": "Create the repository as a private one; an existing public one is refused.",
+}
+
+
 def describe_options() -> str:
     """Returns the help text of all options of a recipe, in groups, each with its default."""
     lines = []
@@ -475,7 +490,8 @@ def describe_options() -> str:
 def _help(name: str) -> str:
     """The first sentences of an option's help, with its default."""
     field = FIELDS[name]
-    text = textwrap.shorten(field.metadata.get("help", "").replace("%%", "%"), 200, placeholder=" ...")
+    text = HELP.get(name) or field.metadata.get("help", "").replace("%%", "%")
+    text = textwrap.shorten(text, 200, placeholder=" ...")
     default = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
     default = getattr(default, "value", default)  # of an enumeration
     is_said = "default:" in text or default in (None, [], "")

@@ -54,8 +54,9 @@ class Translator:
     Several threads may call one translator: with the engine, one call waits for the other.
 
     The engine is attached to a model that is loaded here, if it is one of this package: as long as it is, don't change
-    the model's weights and settings (`engine.attach` says what is noticed). A model that you give stays as it is, and
-    decodes with the engine where you have attached it, unless you name a `compute_type`: that attaches it.
+    the model's weights and settings (`engine.attach` says what is noticed). A model that you give isn't
+    copied: `device` moves it, and a `compute_type` that you name attaches the engine to it; otherwise it decodes with
+    the engine only if you have attached it.
 
     Args:
         model: A folder that `save_pretrained` wrote or a name on the Hub, of any sequence-to-sequence model; or a
@@ -65,8 +66,8 @@ class Translator:
             is, unless a device is named.
         compute_type: As for `engine.attach`: "default" computes in the type of the weights, "int8" with weights of 8
             bits, on a CPU. The backend "ctranslate2" has types of its own.
-        threads: PyTorch's threads, for all of the process; None: leaves them. With the backend "ctranslate2", those of
-            this translator; None: as many as PyTorch has.
+        threads: Number of PyTorch's threads, for the complete process; None: unchanged. With the backend "ctranslate2",
+            those of this translator; None: as many as PyTorch has.
         backend: "engine" or "ctranslate2". The latter needs the package of that name and decodes as in
             `translation.ctranslate2`; a model is converted for it each time. None: "engine", or the one that a folder
             was exported for.
