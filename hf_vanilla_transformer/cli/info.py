@@ -46,10 +46,9 @@ def _show_checkpoint(name: str, as_json: bool) -> None:
         check_model_name(name, "info DIR")
 
     from ..hub.description import describe
-    from ..translation.ctranslate2 import is_exported
+    from ..translation.ctranslate2 import refuse_exported
 
-    if is_exported(name):
-        raise UsageError(f"{name} is in CTranslate2's format; give the model that it was exported from")
+    refuse_exported(name)
     set_up_transformers()
     found = describe(name)
     values = {"total": found.total, **asdict(found)}

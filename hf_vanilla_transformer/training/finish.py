@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
+from itertools import islice
 from pathlib import Path
 
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
@@ -84,8 +85,7 @@ def finish_run(
 
 def _checkpoints_to_average(run: Path, last: int, say: Callable[[str], object]) -> list[Path]:
     """Returns the last complete checkpoints of a run, oldest first, at most `last`."""
-    complete = complete_checkpoints(run, to_resume=False)
-    newest = [checkpoint for _, checkpoint in zip(range(last), complete, strict=False)]
+    newest = list(islice(complete_checkpoints(run, to_resume=False), last))
     if 0 < len(newest) < last:  # the run was stopped early
         say(f"The run has {len(newest)} complete checkpoints, not {last}: all of them are averaged")
     return newest[::-1]

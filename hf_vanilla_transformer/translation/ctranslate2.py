@@ -385,6 +385,12 @@ def is_exported(model: object) -> bool:
     return isinstance(model, str | Path) and (Path(model) / WEIGHTS).is_file()
 
 
+def refuse_exported(model: str | Path) -> None:
+    """Raises `CheckpointError` for such a folder, where the model itself is needed."""
+    if is_exported(model):
+        raise CheckpointError(f"{model} is in CTranslate2's format; give the model that it was exported from")
+
+
 def import_library() -> ModuleType:
     """Imports CTranslate2, with AVX-512 on AMD's processors, unless the user's environment chooses.
 
@@ -436,4 +442,4 @@ def _read(folder: Path, name: str) -> Any:
         raise CheckpointError(f"{folder / name} can't be read ({first_line(error)}); {FIX}") from error
 
 
-__all__ = ["CTranslate2Model", "import_library", "is_exported"]
+__all__ = ["CTranslate2Model", "import_library", "is_exported", "refuse_exported"]

@@ -10,6 +10,7 @@ from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import ModelOutput
 
+from ..checkpoints.loading import as_list
 from ..engine import Engine
 from ..generation_vanilla_transformer import DecodingMixin
 from .backend import (
@@ -115,13 +116,11 @@ class TransformersBackend(Backend):
         if output.get("beam_indices") is not None:
             return (output.beam_indices >= 0).sum(dim=1).tolist()
         ends, padding = (setting(self.model, options, name) for name in ("eos_token_id", "pad_token_id"))
-        ends = ends if isinstance(ends, list) else [ends]
         rows = output.sequences[:, begin:]
-        is_end = torch.isin(rows, rows.new_tensor([end for end in ends if end is not None]))
+        is_end = torch.isin(rows, rows.new_tensor(as_list(ends)))
         is_open = is_end.cumsum(dim=1) - is_end.long() == 0  # up to the first end
-        is_text = (rows != (-1 if padding is None else padding)).flip(1).cumsum(dim=1).flip(
-            1
-        ) > 0  # a limit's cut has padding behind it
+        is_filler = rows == (-1 if padding is None else padding)
+        is_text = (~is_filler).flip(1).cumsum(dim=1).flip(1) > 0  # a limit's cut has padding behind it
         return (is_open & (is_text | is_end)).sum(dim=1).tolist()
 
     def log_probabilities(self, sources: list[list[int]], targets: list[list[int]]) -> list[float]:

@@ -28,7 +28,7 @@ from ..interop.conversion import ConversionError
 from ..interop.marian import from_marian, recognises
 from . import decoding
 from .backend import Options, Translation, check_number
-from .ctranslate2 import CTranslate2Model, import_library, is_exported
+from .ctranslate2 import CTranslate2Model, import_library, is_exported, refuse_exported
 from .reading import check_splitting, check_target_codes, target_code
 
 ADAPTER, TOKENIZER = "adapter_config.json", "tokenizer.json"
@@ -54,9 +54,9 @@ class Translator:
     Several threads may call one translator: with the engine, one call waits for the other.
 
     The engine is attached to a model that is loaded here, if it is one of this package: as long as it is, don't change
-    the model's weights and settings (`engine.attach` says what is noticed). A model that you give isn't
-    copied: `device` moves it, and a `compute_type` that you name attaches the engine to it; otherwise it decodes with
-    the engine only if you have attached it.
+    the model's weights and settings (`engine.attach` says what is noticed). A model that you give isn't copied:
+    `device` moves it, and a `compute_type` that you name attaches the engine to it; otherwise it decodes with the
+    engine only if you have attached it.
 
     Args:
         model: A folder that `save_pretrained` wrote or a name on the Hub, of any sequence-to-sequence model; or a
@@ -267,8 +267,7 @@ def load_to_translate(
     except (RuntimeError, AssertionError) as error:
         raise DeviceError(f"device {device} can't be used here ({first_line(error)}); try cpu") from error
     folder = Path(name)
-    if is_exported(folder):
-        raise CheckpointError(f"{folder} is in CTranslate2's format; give the model that it was exported from")
+    refuse_exported(folder)
     if folder.is_dir() and not (folder / CONFIG).is_file():
         fix = "give a folder that save_pretrained wrote, or a name on the Hub"
         if (folder / ADAPTER).is_file():
