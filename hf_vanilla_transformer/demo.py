@@ -82,8 +82,8 @@ def build_page(translator: Translator, examples: Sequence[str] = ()) -> gr.Block
                 options |= {"do_sample": False, "early_stopping": False}
             return _translated(translator, text, options)
 
-        def attend(pairs: Pairs, choice: int | None, target_lang: str | None) -> str:
-            return _attention(translator, pairs, choice, target_lang)
+        def attend(pairs: Pairs, choice: int | None) -> str:
+            return _attention(translator, pairs, choice)
 
         translated = gr.on(
             [button.click, text.submit],
@@ -93,7 +93,7 @@ def build_page(translator: Translator, examples: Sequence[str] = ()) -> gr.Block
             api_name="translate",
             concurrency_id="model",
         )
-        show: dict[str, Any] = {"inputs": [pairs, choice, language], "outputs": picture, "concurrency_id": "model"}
+        show: dict[str, Any] = {"inputs": [pairs, choice], "outputs": picture, "concurrency_id": "model"}
         translated.success(attend, **show, api_visibility="private")
         choice.input(attend, **show, api_visibility="private", trigger_mode="always_last")
     return page
@@ -125,24 +125,22 @@ def _translated(translator: Translator, text: str, options: dict[str, Any]) -> l
     except ValueError as error:
         raise gr.Error(html.escape(first_line(error))) from error
     candidates = [one if isinstance(one, list) else [Translation(one, 0)] for one in found]
-    rows, pairs = [], []
+    rows, pairs, code = [], [], options["target_lang"]
     for number, (line, translations) in enumerate(zip(lines, candidates, strict=True), start=1):
         for rank, one in enumerate(translations if line.strip() else (), start=1):
             score = "" if one.score is None else f"{one.score:.3f}"
             rows.append([number, rank, score, one.num_tokens or "", one.text])
-            pairs.append((line, one.text))
+            pairs.append((line if not code or CODE.match(line) else f"{code} {line}", one.text))
     choices = [f"line {number}, rank {rank}: {text}" for number, rank, *_, text in rows]
     best = "\n".join(translations[0].text for translations in candidates)
     return [best, rows, pairs, gr.Dropdown(choices, value=next(iter(choices), None), visible=True)]
 
 
-def _attention(translator: Translator, pairs: Pairs, choice: int | None, target_lang: str | None) -> str:
+def _attention(translator: Translator, pairs: Pairs, choice: int | None) -> str:
     """Returns the attention of a pair as a page of its own, in a frame that can reach nothing outside."""
     if not pairs or choice is None:
         return TRANSLATE_FIRST
     source, target = pairs[choice]
-    if target_lang and not CODE.match(source):
-        source = f"{target_lang} {source}"
     try:
         attention = attention_of(translator.model, translator.tokenizer, source, target)
         tokens = max(len(attention.source_pieces), len(attention.target_pieces))

@@ -9,8 +9,8 @@ from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import Any
 
-from sacrebleu.metrics.bleu import BLEU, BLEUScore
-from sacrebleu.metrics.chrf import CHRF, CHRFScore
+from sacrebleu.metrics.bleu import BLEU
+from sacrebleu.metrics.chrf import CHRF
 from sacrebleu.significance import PairedTest
 
 # sacreBLEU's tokenisers that may precede the splitting of compounds.
@@ -232,13 +232,13 @@ def paired_bootstrap(
     named: Any = [(str(number), _checked(system, references)[0]) for number, system in enumerate(systems)]
     test = PairedTest(named, {"BLEU": bleu, "chrF": CHRF(lowercase=lowercase)}, [list(references)], test_type="bs")
     signatures, scores = test()
-    columns: Any = [[(name, one, signatures[name]) for one in scores[name][1:]] for name in signatures]
-    rows = [[Comparison(name, one.p_value, str(how)) for name, one, how in row] for row in zip(*columns, strict=True)]
-    # sacreBLEU counts only differences larger than the real one: equal translations would differ significantly.
-    return [
-        [replace(one, p_value=1.0) for one in row] if list(system) == list(systems[0]) else row
-        for row, system in zip(rows, systems[1:], strict=True)
-    ]
+    columns = []
+    for name, how in signatures.items():
+        results: list[Any] = scores[name]
+        first, *others = results
+        # sacreBLEU counts only differences larger than the real one: equal scores would differ significantly.
+        columns.append([Comparison(name, 1.0 if one.score == first.score else one.p_value, str(how)) for one in others])
+    return [list(row) for row in zip(*columns, strict=True)]
 
 
 def _sacrebleu(tokenize: str, lowercase: bool) -> BLEU:
@@ -254,15 +254,8 @@ def _multi_bleu(lowercase: bool = False) -> BLEU:
 
 def _score(metric: BLEU | CHRF, hypotheses: list[str], references: list[str]) -> Score:
     result = metric.corpus_score(hypotheses, [references])
-    return Score(result.name, result.score, str(metric.get_signature()), _details(result))
-
-
-def _details(result: BLEUScore | CHRFScore) -> str:
-    if not isinstance(result, BLEUScore):
-        return ""
-    precisions, lengths = "/".join(f"{p:.1f}" for p in result.precisions), (result.sys_len, result.ref_len)
-    figures = f"BP = {result.bp:.3f} ratio = {result.ratio:.3f} hyp_len = {lengths[0]} ref_len = {lengths[1]}"
-    return f"{precisions} ({figures})"
+    details = "".join(result.format().split(" ", 3)[3:])  # behind "BLEU = 41.21"
+    return Score(result.name, result.score, str(metric.get_signature()), details)
 
 
 def _checked(hypotheses: Sequence[str], references: Sequence[str]) -> tuple[list[str], list[str]]:

@@ -45,7 +45,7 @@ def sinusoidal_table(length: int, d_model: int, encoding: str = "paper", first_p
 
 
 class SinusoidalPositions(nn.Module):
-    """A table of sinusoids, never saved, that grows when needed; fairseq's begins after its padding index."""
+    """A table of sinusoids, never saved, and not the limit; fairseq's begins after its padding index."""
 
     def __init__(self, config: VanillaTransformerConfig) -> None:
         super().__init__()
@@ -55,9 +55,9 @@ class SinusoidalPositions(nn.Module):
 
     def forward(self, position_ids: Tensor, length: int) -> Tensor:
         """Looks up `position_ids`, all below `length`: (1 or B, T, d_model)."""
-        if length > self.table.shape[0]:
-            self.table = nn.Buffer(sinusoidal_table(2 * length, *self.layout).to(self.table), persistent=False)
-        return F.embedding(position_ids, self.table)
+        # For longer texts, a table of this call alone: DDP needs buffers of one size in all processes.
+        table = self.table if length <= len(self.table) else sinusoidal_table(length, *self.layout).to(self.table)
+        return F.embedding(position_ids, table)
 
 
 class LearnedPositions(nn.Embedding):

@@ -246,7 +246,7 @@ class VanillaTransformerTokenizerFast(PreTrainedTokenizerFast):
                 self._extra_special_tokens.append(token.content)
             tokens.append(AddedToken(**{**token.__getstate__(), "special": token.content in control}))
         number = self._tokenizer.add_tokens(tokens)
-        if any(token.special for token in tokens) and "_should_update_post_processor" in vars(self):
+        if number and any(token.special for token in tokens) and "_should_update_post_processor" in vars(self):
             self.update_post_processor()  # a control token has an id now
         return number
 

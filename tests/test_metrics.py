@@ -70,7 +70,8 @@ def test_chrf_agrees_with_sacrebleus_command_line(tmp_path, word_order, lowercas
 def test_comparisons_agree_with_sacrebleus_command_line(tmp_path, kind, options):
     references = [f"{'the big dog sees ' * (1 + n % 3)}cat number {n} ." for n in range(12)]
     systems = [
-        [text.replace("dog", "cat") if n % 4 == keep else text for n, text in enumerate(references)] for keep in (0, 1)
+        [text.replace("dog", "cat") if n % every == 0 else text for n, text in enumerate(references)]
+        for every in (4, 3)
     ]
     systems.append([text.replace("number", "no") for text in references])
     for name, lines in zip(("references", "a", "b", "c"), (references, *systems), strict=True):
@@ -89,8 +90,9 @@ def test_comparisons_agree_with_sacrebleus_command_line(tmp_path, kind, options)
 
 def test_equal_systems_do_not_differ():
     references = [f"the big dog sees cat number {n} ." for n in range(12)]
-    equal, worse = paired_bootstrap([references, references, [*references[1:], "a b c d e"]], references)
-    assert [one.p_value for one in equal] == [1.0, 1.0]
+    spaced = [f"{references[0]} ", *references[1:]]  # which neither score sees
+    equal, same, worse = paired_bootstrap([references, references, spaced, [*references[1:], "a b c d e"]], references)
+    assert [one.p_value for one in equal] == [one.p_value for one in same] == [1.0, 1.0]
     assert max(one.p_value for one in worse) < 0.05
 
 

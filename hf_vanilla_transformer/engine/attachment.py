@@ -9,8 +9,8 @@ warning names the reason:
   `attach` is called again;
 - hooks, training mode, autocast, and options that the engine doesn't have: it steps aside for that call.
 
-Not noticed are single elements written through `.data` or NumPy, changed settings of modules (`eps`, `scaling`), and
-patched functions or classes of torch and transformers.
+Not noticed are elements written through `.data` or NumPy that miss the 16, changed settings of modules (`eps`,
+`scaling`) and of the configuration, and patched functions or classes of torch and transformers.
 """
 
 import weakref

@@ -57,11 +57,24 @@ def never_chosen(settings: GenerationConfig, target: Sequence[str]) -> list[list
     return [[target[token]] for token in sorted({*single, *(settings.suppress_tokens or [])}) if token < len(target)]
 
 
+def check_savable(settings: GenerationConfig) -> None:
+    """Checks generation settings before anything is written; older versions of transformers saved what 5 refuses.
+
+    Raises:
+        ConversionError: transformers won't save them.
+    """
+    try:
+        settings.validate(strict=True)
+    except ValueError as error:
+        raise ConversionError(f"correct generation_config.json: {' '.join(str(error).split())}") from error
+
+
 def check_plain(model: nn.Module) -> None:
     """Checks, before its weights are written elsewhere, that a model computes what its weights and configuration say.
 
     Raises:
-        ConversionError: It is another class, or modules were replaced (adapters, quantization) or have hooks.
+        ConversionError: It is another class, modules were replaced (adapters, quantization) or have hooks, or as
+            `check_savable`.
     """
     kind = VanillaTransformerForConditionalGeneration
     if type(model) is not kind:
@@ -82,3 +95,4 @@ def check_plain(model: nn.Module) -> None:
             raise ConversionError(
                 f"{name or 'the model'} has hooks or a forward of its own; remove them before the export"
             )
+    check_savable(model.generation_config)

@@ -12,7 +12,7 @@ from ..checkpoints.loading import tokenizer_fingerprint
 from ..hub.facts import strings
 from ..hub.model_card import RunFacts, local_name, save_card
 from . import fairseq, joeynmt, mapping, marian, opennmt
-from .conversion import ConversionError, Converted, Options
+from .conversion import ConversionError, Converted, Options, check_savable
 
 SYSTEMS: dict[str, ModuleType] = {
     "marian": marian,
@@ -25,6 +25,7 @@ UNKNOWN = (
     "isn't the model of a known system; give --from with one of {known}. docs/interop.md says what their models "
     "consist of; tensor2tensor, Marian's own .npz files and Eole aren't supported"
 )
+LIMITS = "Quality, training data and licence are those of the original model."
 
 
 def convert(source: str | Path, output: str | Path, *, system: str | None = None, **options: Any) -> tuple[str, ...]:
@@ -56,6 +57,7 @@ def convert(source: str | Path, output: str | Path, *, system: str | None = None
         notes += ("no tokenizer is written: save yours beside the model",)
     else:
         loaded.model.config.tokenizer_fingerprint = tokenizer_fingerprint(loaded.tokenizer)
+    check_savable(loaded.model.generation_config)
     facts = _facts(local_name(output), loaded)
     with new_folder(output) as folder:
         loaded.model.save_pretrained(folder)
@@ -97,5 +99,5 @@ def _facts(name: str, loaded: Converted) -> RunFacts:
         metadata={name: loaded.metadata[name] for name in ("license_name", "license_link") if name in loaded.metadata},
         converted=True,
         base_model=loaded.base_model,
-        limits="Quality, training data and licence are those of the original model.",
+        limits="\n\n".join([LIMITS, *(f"{note[0].upper()}{note[1:]}." for note in loaded.notes)]),
     )

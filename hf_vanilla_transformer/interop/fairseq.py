@@ -64,7 +64,6 @@ NORMS = {
     "decoder": ("self_attn_layer_norm", "encoder_attn_layer_norm", "final_layer_norm"),
 }
 OVERWRITE = " #fairseq:overwrite"  # behind a token that takes the place of an earlier one of the same name
-VERSION = 3  # of stacks that normalise once more at their end, if they are pre-norm
 LANGUAGES = ("source_lang", "target_lang")
 # Copies of an encoder layer's weights in 0.12.2. It fills them when it loads a model; saved in training, they are zero.
 COPIES = [f"{part}_{kind}" for part in ("in_proj", "out_proj", "fc1", "fc2") for kind in ("weight", "bias")]
@@ -101,7 +100,7 @@ def load(source: str | Path, options: Options) -> Converted:
     dictionaries = _dictionaries(file.parent, settings, model.config)
     notes = [DECODING_NOTE]
     if [] in dictionaries:
-        notes.append(f"there are no dictionaries (dict.*.txt) of both languages in {file.parent}: none was compared")
+        notes.append("there are no dictionaries (dict.*.txt) of both languages beside it: none was compared")
     languages = [settings[name] for name in LANGUAGES if isinstance(settings.get(name), str)]
     tokenizer = None
     if options.with_tokenizer:
@@ -156,7 +155,7 @@ def layout_of(settings: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Lay
         raise ConversionError(f"activation_fn is {activation!r}; known are {', '.join(ACTIVATIONS)}")
     is_learned, is_pre = (_of_both(settings, name) for name in ("learned_pos", "normalize_before"))
     shares = bool(settings.get("share_all_embeddings") or settings.get("merge_src_tgt_embed"))
-    has_last_norms = is_pre and _has_last_norms(tensors)
+    has_last_norms = is_pre and "encoder.layer_norm.weight" in tensors  # since 0.6
     fields = {
         **FIXED_FIELDS,
         "share_encoder_decoder_embeddings": shares,
@@ -175,12 +174,6 @@ def layout_of(settings: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Lay
     names = _names(tensors, is_learned, has_last_norms)
     first = PAD + 1 if is_learned else 0
     return Layout(names, fields, IGNORED, first_position=first, required=("*.bias",))
-
-
-def _has_last_norms(tensors: Mapping[str, Tensor]) -> bool:
-    """Tells whether a pre-norm model is new enough to normalise once more behind its stacks."""
-    versions = [tensors.get(f"{stack}.version") for stack in STACKS]
-    return all(one is not None and one.numel() == 1 and one.item() >= VERSION for one in versions)
 
 
 def _of_both(settings: Mapping[str, Any], name: str) -> bool:

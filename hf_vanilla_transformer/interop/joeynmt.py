@@ -84,6 +84,11 @@ def load(source: str | Path, options: Options) -> Converted:
     }
     if wrong := [f"{name}_id: {number!r}" for name, (number, _) in special.items() if type(number) is not int]:
         raise ConversionError(f"data.special_symbols of config.yaml has {wrong[0]}; give an integer")
+    if prompts := [f"{name}: {symbols[name]}" for name in ("sep_token", "lang_tags") if symbols.get(name)]:
+        raise ConversionError(
+            f"data.special_symbols of config.yaml has {prompts[0]}: the model reads prompts, and adds embeddings that "
+            "tell them from the rest, as none here does"
+        )
     source_tokens, target_tokens = (_vocabulary(folder, config, side, special) for side in SIDES)
     fields = {
         **_fields(config["model"]),
@@ -120,13 +125,14 @@ def _config(folder: Path) -> dict[str, Any]:
     except (OSError, UnicodeDecodeError, yaml.YAMLError, RecursionError) as error:
         raise ConversionError(f"{file} can't be read ({first_line(error)})") from error
     if isinstance(config, dict):
-        config = {"data": {}, "testing": {}, **config}
+        config = {"data": {}, **config, "testing": config.get("testing") or {}}
     for path in ("model.encoder.embeddings", "model.decoder", "data", "testing"):
         section: Any = config
         for name in path.split("."):
             section = section.get(name) if isinstance(section, dict) else None
         if not isinstance(section, dict):
             raise ConversionError(f"{file} has no section {path}, as those of JoeyNMT have")
+    config["testing"] = {name: value for name, value in config["testing"].items() if value is not None}
     return dict(config)
 
 
@@ -167,8 +173,6 @@ def _subword_model(config: Mapping[str, Any], name: str) -> str | None:
     side = _side(config, name)
     settings = side.get("tokenizer_cfg") or {}
     problems = [f"{change}: {side[change]}" for change in CHANGES if side.get(change)]
-    symbols = config["data"].get("special_symbols") or {}
-    problems += [f"{name}: {symbols[name]}" for name in ("sep_token", "lang_tags") if symbols.get(name)]
     for place, setting, usual in (
         (side, "level", "bpe"),
         (settings, "pretokenizer", "none"),

@@ -212,6 +212,9 @@ def _config(theirs: _NamedTensors) -> VanillaTransformerConfig:
     fields |= _head_dims(fields, theirs.rows)
     if tables := [_table(theirs, name, fields["d_model"]) for name in POSITIONS if name in theirs.known]:
         fields |= _positions(tables, fields)
+    elif "position_encoding" not in fields:
+        name = theirs.names_there(POSITIONS[0])[0]
+        raise ConversionError(f"the weights have no {name}; give position_encoding, as no tensor tells it")
     if unknown := fields.keys() - {one.name for one in dataclasses.fields(VanillaTransformerConfig)}:
         raise ConversionError(f"VanillaTransformerConfig has no field {', '.join(sorted(unknown))}; check the spelling")
     try:

@@ -202,7 +202,7 @@ def _write(file: Path, module: nn.Module, arguments: Any, axes: dict[str, Any], 
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Silences the messages of torch.onnx and of onnxruntime's quantization."""
+    """Silences the messages of torch.onnx."""
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:

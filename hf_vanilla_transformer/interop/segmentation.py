@@ -125,7 +125,7 @@ def _check(dictionaries: tuple[list[str], list[str]], special: dict[str, str]) -
     ids = [{token: n for n, token in reversed(list(enumerate(tokens)))} for tokens in dictionaries]
     for side, known in zip(SIDES, ids, strict=True):
         if missing := [token for token in special.values() if token not in known]:
-            raise ConversionError(f"the {side} dictionary has no {', '.join(missing)}")
+            raise ConversionError(f"the {side} dictionary has no {', '.join(missing)}{WITHOUT}")
     if other := [token for token in special.values() if ids[0][token] != ids[1][token]]:
         raise ConversionError(
             f"{other[0]} has the id {ids[0][other[0]]} in the source and {ids[1][other[0]]} in the target"

@@ -165,8 +165,8 @@ def plot_schedule(
     Raises:
         ValueError: There is nothing to draw.
     """
-    logs = logged or {}
-    if not schedules and not any(logs.values()):
+    logs = {name: log for name, log in (logged or {}).items() if log}
+    if not schedules and not logs:
         raise ValueError("there is no schedule and no logged learning rate to draw")
     longest = max([step for log in logs.values() for step, _ in log] or [5 * one.warmup for one in schedules.values()])
     steps = np.unique(np.linspace(1, updates or longest, 1000).round())

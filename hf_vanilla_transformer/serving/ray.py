@@ -11,7 +11,7 @@ import json
 import shutil
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager, ExitStack, suppress
 from functools import partial
 from itertools import count, islice
 from pathlib import Path
@@ -73,15 +73,31 @@ class Translate:
 class _TranslateParts(Translate):
     """Translates parts of files into files of their own; each appears when it is complete."""
 
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        # The file that is being read, and the number of its next row.
+        self._opened, self._source, self._next = ExitStack(), "", 0
+
     def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
-        for source, first, place in zip(batch["source"], batch["first"], batch["place"], strict=True):
+        for source, first, place in zip(batch["source"], map(int, batch["first"]), batch["place"], strict=True):
             if Path(place).exists():  # a block is translated once more when its actor is lost
                 continue
             # A file that has become unreadable lacks this part when it is put together, and is reported then.
-            with suppress(CorpusError), rows_of(Path(source), self.column) as (_, rows):
-                part = outcomes(self.translate, list(islice(rows, int(first), int(first) + ROWS)))
+            with suppress(CorpusError):
+                part = outcomes(self.translate, self._rows_from(source, first))
                 write_text(place, json.dumps(part, ensure_ascii=False))
         return {"job": batch["job"]}
+
+    def _rows_from(self, source: str, first: int) -> list[Row]:
+        """Reads a part; the file stays open, as an actor's next part is mostly further on in it."""
+        if source != self._source or first < self._next:
+            self._opened.close()
+            _, self._rows = self._opened.enter_context(rows_of(Path(source), self.column))
+            self._next = 0
+        self._source = ""  # unless this part can be read, the next one opens the file again
+        part = list(islice(self._rows, first - self._next, first - self._next + ROWS))
+        self._source, self._next = source, first + ROWS
+        return part
 
 
 def translate_files(

@@ -112,11 +112,11 @@ def parts_of(frame):
 
 def test_attention_is_a_page_in_a_frame_that_reaches_nothing(functions):
     _, attend = functions
-    frame = attend([(NASTY, NASTY)], 0, None)
+    frame = attend([(NASTY, NASTY)], 0)
     assert "".join(parts_of(frame)[-1]["keys"]).startswith("▁<img▁src")
     assert "<img" not in frame
-    assert "attention is shown for up to 100 tokens" in attend([("half past nine " * 40, "halb")], 0, None)
-    assert "shown here after" in attend([], None, None)
+    assert "attention is shown for up to 100 tokens" in attend([("half past nine " * 40, "halb")], 0)
+    assert "shown here after" in attend([], None)
 
 
 @pytest.mark.parametrize(
@@ -139,8 +139,11 @@ def test_a_target_language_where_the_model_has_several(tmp_path):
     (language,) = [one for one in page.blocks.values() if getattr(one, "label", "") == "Target language"]
     assert (language.visible, language.value) == (True, ">>deu<<")
     translate, attend = functions_of(page)
-    assert translate("it", 4, 1.0, ">>nld<<")[0] == translator("it", target_lang="nld", num_beams=4)
-    assert parts_of(attend([("it", "het")], 0, ">>nld<<"))[-1]["keys"][0] == ">>nld<<"
+    best, _, pairs, _ = translate("it", 4, 1.0, ">>nld<<")
+    assert best == translator("it", target_lang="nld", num_beams=4)
+    assert pairs[0][0] == ">>nld<< it"
+    # Whatever language is chosen by now.
+    assert parts_of(attend([(pairs[0][0], "het")], 0))[-1]["keys"][0] == ">>nld<<"
     with pytest.raises(gr.Error, match="several target languages"):
         translate("it", 4, 1.0)
 

@@ -190,6 +190,13 @@ def test_fields_of_the_metadata_that_no_card_has_by_itself_are_kept(folder, card
         assert data["widget"] == [{"text": "a: b"}]
 
 
+def test_what_the_author_removed_from_the_metadata_stays_away(folder, card):
+    assert card(folder, "--license", "mit", "--dataset", "a/b", "--overwrite")[0] == 0
+    (folder / "README.md").write_text(text_of(folder).replace("license: mit\n", "").replace("datasets:\n- a/b\n", ""))
+    assert card(folder, "--overwrite")[0] == 0
+    assert (data_of(folder).license, data_of(folder).datasets) == (None, None)
+
+
 def test_languages_that_were_changed_in_the_metadata_count(folder, card):
     assert card(folder, "--source-lang", "en", "--target-lang", "de", "--overwrite")[0] == 0
     (folder / "README.md").write_text(text_of(folder).replace("\n- de\n", "\n- fr\n", 1))

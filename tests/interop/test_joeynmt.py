@@ -91,10 +91,17 @@ def test_its_tokenizer(tmp_path):
         write(tmp_path, {**config, "data": {"src": {**side, **change}, "trg": side}}, weights(False))
         with pytest.raises(ConversionError, match=message):
             joeynmt.load(tmp_path, Options())
-    symbols = {"sep_token": "<sep>", "sep_id": 4, "lang_tags": ["<de>"]}
-    write(tmp_path, {**config, "data": {**config["data"], "special_symbols": symbols}}, weights(False))
-    with pytest.raises(ConversionError, match=r"has sep_token: <sep>, lang_tags: \['<de>'\]"):
-        joeynmt.load(tmp_path, Options())
+
+
+def test_models_that_read_prompts_are_refused(tmp_path):
+    """2.3 adds embeddings of the prompt's mask to every position; no tensor shows it."""
+    for symbols, found in (
+        ({"sep_token": "<sep>", "sep_id": 4}, "sep_token: <sep>"),
+        ({"lang_tags": ["<de>"]}, "lang"),
+    ):
+        write(tmp_path, {**settings(), "data": {"special_symbols": symbols}}, weights(False))
+        with pytest.raises(ConversionError, match=f"has {found}.*: the model reads prompts"):
+            load(tmp_path)
 
 
 @pytest.mark.parametrize("variant", ["post", "pre", "unscaled", "gelu", "swish", "tied", "one matrix"])
@@ -125,10 +132,11 @@ def test_settings_of_decoding(tmp_path):
     assert (found.num_beams, found.gnmt_length_penalty, found.min_new_tokens, found.max_new_tokens) == (5, 1.0, 2, 9)
     assert found.suppress_tokens == [2, 1, 0]
     assert any("repetition_penalty" in note for note in converted.notes)
-    unused = load(write(tmp_path, settings(repetition_penalty=-1, no_repeat_ngram_size=-1), weights(False)))
+    none = {"no_repeat_ngram_size": None, "max_output_length": None}
+    unused = load(write(tmp_path, settings(repetition_penalty=-1, **none), weights(False)))
     (note,) = unused.notes
     assert "testing.max_output_length isn't set: JoeyNMT limits translations to 1.5 times" in note
-    for name, value, kind in (("max_output_length", None, "an integer"), ("beam_size", 5.0, "an integer"),
+    for name, value, kind in (("max_output_length", "9", "an integer"), ("beam_size", 5.0, "an integer"),
                               ("alpha", "1", "a number")):  # fmt: skip
         with pytest.raises(ConversionError, match=f"testing.{name} of config.yaml is {value!r}; give {kind}"):
             load(write(tmp_path, settings(**{name: value}), weights(False)))

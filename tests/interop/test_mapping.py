@@ -722,6 +722,9 @@ def test_numbers_that_no_tensor_tells(tmp_path):
     entries = entries_of("torch", OWN_TORCH, norm_position="pre", scale_embedding=False)
     with pytest.raises(ConversionError, match="lacks position_encoding"):
         load_own(tmp_path, random_model(OwnTorch, True), entries)
+    entries["names"]["encoder.embed_positions.weight"] = "positions.pe"  # not saved, so it may be any
+    with pytest.raises(ConversionError, match=r"the weights have no positions\.pe; give position_encoding"):
+        load_own(tmp_path, random_model(OwnTorch, True), entries)
 
 
 def change(state, case):

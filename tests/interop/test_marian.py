@@ -245,6 +245,10 @@ DAMAGE = {
         lambda path: (path / "model.safetensors").write_bytes((path / "model.safetensors").read_bytes()[:5000]),
         "Error while deserializing header",
     ),
+    "settings that only warned in transformers 4": (
+        lambda path: (path / "generation_config.json").write_text('{"num_beams": 1, "early_stopping": true}'),
+        "correct generation_config.json: .* unset `early_stopping`",
+    ),
     "half of source.spm": (
         lambda path: (path / "source.spm").write_bytes((path / "source.spm").read_bytes()[:500]),
         "the tokenizer can't be opened",

@@ -236,8 +236,8 @@ def test_positional_table(encoding, d_model):
 
 @pytest.mark.parametrize("d_model", [16, 33])
 @pytest.mark.parametrize("encoding", SINUSOIDS)
-def test_positional_table_grows(encoding, d_model):
-    """Bitwise what it would have been from the start, whatever it grew through."""
+def test_positions_beyond_the_table(encoding, d_model):
+    """Bitwise those of a longer table. The buffer keeps its size, as DDP sends it from one process to the others."""
     config = _config(d_model=d_model, head_dim=4, value_head_dim=4, position_encoding=encoding)
     config.max_position_embeddings = 4
     positions = SinusoidalPositions(config)
@@ -245,6 +245,7 @@ def test_positional_table_grows(encoding, d_model):
     for length in (3, 5, 200, 7):
         expected = sinusoidal_table(length, d_model, encoding, first)
         assert torch.equal(positions(torch.arange(length)[None], length), expected[None])
+        assert len(positions.table) == 4
     assert not positions.state_dict()
 
 

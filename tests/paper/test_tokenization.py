@@ -358,6 +358,13 @@ def test_train_new_from_iterator(trained_with_added_tokens):
     assert renamed("Holz").tokens()[-1] == renamed.eos_token == "<end>"
 
 
+def test_a_saved_tokenizer_still_opens_sequences(trained, tmp_path):
+    tokenizer = copy.deepcopy(trained)
+    tokenizer.add_bos_token = True
+    tokenizer.save_pretrained(tmp_path)
+    assert AutoTokenizer.from_pretrained(tmp_path)("Holz").tokens() == ["<s>", *trained("Holz").tokens()]
+
+
 def test_another_end_closes_sequences(trained, tmp_path):
     tokenizer = copy.deepcopy(trained)
     tokenizer.add_special_tokens({"eos_token": "<end>"})

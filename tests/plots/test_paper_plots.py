@@ -81,6 +81,8 @@ def test_the_schedule_is_equation_3():
 def test_logged_rates_are_drawn_as_they_are():
     figure = plot_schedule({}, logged={"run": [(1, 0.5), (10, 0.25)]})
     assert figure.axes[0].get_lines()[0].get_xydata().tolist() == [[1, 0.5], [10, 0.25]]
+    schedule = {"base": Schedule(0.1, 10)}
+    assert len(plot_schedule(schedule, logged={"new": []}).axes[0].get_lines()) == 1
     assert plot_schedule({}, 5, logged={"run": [(1, 0.5), (10, 0.25)]}).axes[0].get_xlim() == (0, 5)
 
 

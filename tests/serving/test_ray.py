@@ -1,5 +1,6 @@
 """Ray: many files give the bytes of one process, and a part that is complete isn't translated again."""
 
+import gzip
 import json
 import shutil
 import signal
@@ -17,6 +18,7 @@ import psutil
 import pytest
 
 from hf_vanilla_transformer import Translator
+from hf_vanilla_transformer.data.formats import CorpusError
 from hf_vanilla_transformer.translation.files import ROWS, jobs, outcomes, write
 
 PATIENCE = 900
@@ -64,6 +66,21 @@ def test_files_are_those_of_one_process(ray_files, tiny_checkpoint: Path, tmp_pa
     own, kept = (job.output.read_text().splitlines() for job in (here[4], there[4]))
     assert kept == ["kept"] * ROWS + own[ROWS:]
     assert sorted(path.name for path in (tmp_path / "there").iterdir()) == ["0.txt", "1.txt", "2.txt", "3", "3.txt"]
+
+
+def test_parts_are_read_in_any_order(ray_files, tiny_checkpoint: Path, tmp_path: Path) -> None:
+    lines = [f"line {number}\n" for number in range(3 * ROWS)]
+    (tmp_path / "a.txt").write_text("".join(lines))
+    half = gzip.compress("".join(lines).encode(), mtime=0)
+    (tmp_path / "b.gz").write_bytes(half[: len(half) // 2])  # has the first part
+    actor = ray_files._TranslateParts(str(tiny_checkpoint), device="cpu", threads=1)
+    for first in (ROWS, 2 * ROWS, 0, ROWS, ROWS):
+        rows = actor._rows_from(str(tmp_path / "a.txt"), first)
+        assert [f"{row.text}\n" for row in rows] == lines[first : first + ROWS]
+        assert len(actor._rows_from(str(tmp_path / "b.gz"), 0)) == ROWS
+        for _ in range(2):
+            with pytest.raises(CorpusError, match="is it complete"):
+                actor._rows_from(str(tmp_path / "b.gz"), 2 * ROWS)
 
 
 def test_the_class_for_ones_own_pipelines(ray_files, tiny_checkpoint: Path) -> None:

@@ -15,7 +15,7 @@ from transformers.generation.utils import GenerateBeamEncoderDecoderOutput, Gene
 
 from ...generation_vanilla_transformer import ENGINE_OPTIONS, ForcedEndPerSentence, MaxLengthPerSentence
 from .incremental import EnsembleDecoder, IncrementalDecoder, encode
-from .search import BeamRules, BeamSearch, ScoreProcessor, beam_search, greedy_search, noop
+from .search import BeamRules, BeamSearch, ScoreProcessor, beam_search, greedy_search
 from .weights import Weights
 
 # Modes of decoding that the engine has.
@@ -24,7 +24,9 @@ MODES = (GenerationMode.GREEDY_SEARCH, GenerationMode.BEAM_SEARCH)
 NEEDING_TRANSFORMERS = (
     "cache_implementation",
     "custom_generate",
+    "low_memory",
     "penalty_alpha",
+    "prefill_chunk_size",
     "stop_strings",
     "synced_gpus",
     "token_healing",
@@ -231,12 +233,12 @@ class _Call:
         self, batch: Batch, process: ScoreProcessor | None, config: GenerationConfig, streamer: BaseStreamer | None
     ) -> Output:
         shows, prompts = self.request.output_alignments, batch[1]
-        on_token: Callable[[int], object] = noop
-        if streamer is not None:
+        if streamer is None:
+            tokens, attention = greedy_search(*batch, _ends(config), process, keep_attention=shows)
+        else:
             streamer.put(prompts.cpu())
-            on_token = lambda token: streamer.put(torch.tensor([token]))  # noqa: E731
-        tokens, attention = greedy_search(*batch, _ends(config), process, on_token, shows)
-        if streamer is not None:
+            put: Callable[[int], object] = lambda token: streamer.put(torch.tensor([token]))  # noqa: E731
+            tokens, attention = greedy_search(*batch, _ends(config), process, put, shows)
             streamer.end()
         padding = config._pad_token_tensor
         sequences = _fill(tokens, prompts, 0 if padding is None else int(padding))

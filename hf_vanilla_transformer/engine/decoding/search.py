@@ -152,10 +152,6 @@ class Coverage:
 ScoreProcessor = Callable[[Tensor, Tensor], Tensor]
 
 
-def noop(value: int) -> None:
-    """Default callback; ignores its argument."""
-
-
 @torch.no_grad()
 def beam_search(
     decoder: Any,
@@ -228,7 +224,7 @@ def greedy_search(
     max_new_tokens: Sequence[int],
     ends: frozenset[int],
     process: ScoreProcessor | None = None,
-    on_token: Callable[[int], object] = noop,
+    on_token: Callable[[int], object] = lambda token: None,
     keep_attention: bool = False,
 ) -> tuple[list[list[int]], list[list[Tensor]]]:
     """Takes the most probable token at each step; sentences that are at their end leave the batch.

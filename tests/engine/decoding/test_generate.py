@@ -73,6 +73,7 @@ REASONS = {
     "sampling": ("sample is not greedy", 1, lambda: {"do_sample": True, "temperature": 0.7}),
     "sampling with beams": ("beam sample is not greedy", 3, lambda: {"do_sample": True, "temperature": 0.7}),
     "a method of one's own": ("`custom_generate` is given", 1, lambda: {"custom_generate": _decode}),
+    "what transformers refuses": ("`low_memory` is given", 1, lambda: {"low_memory": True}),
     "a processor": ("OnlySevens may look", 3, lambda: {"logits_processor": LogitsProcessorList([OnlySevens()])}),
     "a processor of the source": ("may look at more than one row", 3, lambda: {"encoder_no_repeat_ngram_size": 1}),
     "decay": ("ExponentialDecay", 3, lambda: {"exponential_decay_length_penalty": (2, 1.5)}),
