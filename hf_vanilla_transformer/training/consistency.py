@@ -175,11 +175,8 @@ class ConsistencyTrainer(WeightAverageTrainer):
             )
         if self.args.torch_compile or model._compiled_call_impl is not None:  # it overlooks the hook that cuts
             raise RecipeError(f"{names} don't work with torch.compile; leave torch_compile out")
-        if self.is_fsdp_enabled or self.args.n_gpu > 1:
-            raise RecipeError(
-                f"{names} need the complete model in each process; start one process per device by `torchrun`, without "
-                "FSDP"
-            )
+        if self.is_fsdp_enabled:
+            raise RecipeError(f"{names} need the complete model in each process; train without FSDP")
 
     def compute_loss(
         self, model: nn.Module, inputs: Mapping[str, Tensor | bool], *args: object, **kwargs: object

@@ -1,14 +1,12 @@
 """Metrics of evaluations during training: BLEU, chrF and others of the translated validation set."""
 
-from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path
+from collections.abc import Callable, Sequence
 
 import datasets
 import numpy as np
 from numpy.typing import NDArray
 from transformers import EvalPrediction, PreTrainedTokenizerBase
 
-from ..checkpoints.files import write_text
 from ..data.corpora import lengths_of
 from ..metrics import corpus_bleu, corpus_chrf
 
@@ -72,15 +70,6 @@ class TranslationMetrics:
     def _texts(self, token_ids: NDArray[np.int64], **options: bool) -> list[str]:
         token_ids = np.where(token_ids == -100, self.tokenizer.pad_token_id, token_ids)
         return list(self.tokenizer.batch_decode(token_ids, skip_special_tokens=True, **options))
-
-
-def write_translations(file: Path, translations: Iterable[str]) -> None:
-    """Writes a line for each translation; line breaks within one become spaces.
-
-    Raises:
-        OSError: It can't be written.
-    """
-    write_text(file, "".join(f"{' '.join(text.splitlines())}\n" for text in translations))
 
 
 def by_length(dataset: datasets.Dataset) -> datasets.Dataset:

@@ -20,7 +20,6 @@ from ..hub.model_card import Evaluation, RunFacts, Sample, local_name, save_card
 from ..hub.upload import prepare, publish
 from ..metrics import corpus_bleu, corpus_chrf
 from ..translation.decoding import translate
-from .evaluation import write_translations
 from .recipe import DataArguments, VanillaTransformerTrainingArguments
 from .trainer import VanillaTransformerTrainer
 
@@ -104,7 +103,7 @@ def _score(
     pairs = read_corpus(corpus)
     sources, references = list(pairs["source"]), list(pairs["target"])
     translations = translate(model, tokenizer, sources)
-    write_translations(folder / f"{part}.translations.txt", translations)
+    write_text(folder / f"{part}.translations.txt", "".join(f"{text}\n" for text in translations))
     scores = [
         corpus_bleu(translations, references, tokenize=args.bleu_tokenize),
         corpus_chrf(translations, references),

@@ -87,7 +87,7 @@ def check_together(given: Mapping[str, object], streaming: bool, args: Seq2SeqTr
             args.num_train_epochs > 0 and given.get("max_steps", -1) != -1
         ),
         "a stream has no epochs that could be counted; give max_steps with streaming": (
-            streaming and args.max_steps < 0
+            streaming and args.max_steps < 1
         ),
         "streaming shuffles sentences only for batches by tokens; give per_device_train_batch_tokens": (
             streaming and not by_tokens

@@ -39,7 +39,7 @@ def preflight(trainer: VanillaTransformerTrainer) -> None:
     was_training = trainer.model.training
     with torch.random.fork_rng(devices):
         try:
-            _check_rates(trainer, number_of_updates(trainer) or 1)
+            _check_rates(trainer, _updates(trainer)[1] or 1)
             _translate(trainer)
             if trainer.is_world_process_zero():
                 with saved(trainer, Path(trainer.args.output_dir or "")):
@@ -49,23 +49,16 @@ def preflight(trainer: VanillaTransformerTrainer) -> None:
     trainer.model.train(was_training)
 
 
-def number_of_updates(trainer: VanillaTransformerTrainer) -> int:
-    """Returns the updates of a run, by `max_steps` or by its epochs."""
-    args, per_epoch = trainer.args, updates_per_epoch(trainer)
-    return args.max_steps if args.max_steps >= 0 or per_epoch is None else math.ceil(args.num_train_epochs * per_epoch)
-
-
-def updates_per_epoch(trainer: VanillaTransformerTrainer) -> int | None:
-    """Returns how many updates an epoch has, or None for a stream."""
-    if isinstance(trainer.train_dataset, datasets.IterableDataset):
-        return None
-    return math.ceil(len(trainer.get_train_dataloader()) / trainer.args.gradient_accumulation_steps)
-
-
 def first_pairs(trainer: VanillaTransformerTrainer) -> dict[str, Tensor]:
     """Returns the first pairs of the training data as a batch."""
     rows = [{name: row[name] for name in ("input_ids", "labels")} for row in islice(trainer.train_dataset, PAIRS_SHOWN)]
     return dict(trainer.data_collator(rows))
+
+
+def _updates(trainer: VanillaTransformerTrainer) -> tuple[int, int]:
+    """Returns how many updates an epoch has, and the run."""
+    _, per_epoch, *_, updates = trainer.set_initial_training_values(trainer.args, trainer.get_train_dataloader())
+    return per_epoch, updates
 
 
 def _check_rates(trainer: VanillaTransformerTrainer, updates: int) -> None:
@@ -99,8 +92,9 @@ def measured(trainer: VanillaTransformerTrainer) -> Iterator[str]:
     Yields:
         Lines for the user.
     """
-    args, per_epoch, updates = trainer.args, updates_per_epoch(trainer), number_of_updates(trainer)
-    yield f"Updates: {'unknown' if per_epoch is None else f'{per_epoch:,}'} per epoch, {updates:,} in all"
+    args, (per_epoch, updates) = trainer.args, _updates(trainer)
+    is_stream = isinstance(trainer.train_dataset, datasets.IterableDataset)
+    yield f"Updates: {'unknown' if is_stream else f'{per_epoch:,}'} per epoch, {updates:,} in all"
     yield from _pairs_as_text(trainer)
     if not updates:
         return

@@ -2,13 +2,12 @@
 
 import contextlib
 import dataclasses
-import re
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import UnionType
-from typing import Any, ClassVar, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import torch
 import yaml
@@ -20,6 +19,7 @@ from ..errors import did_you_mean
 from .options import UNSUPPORTED, check_ranges, check_together
 
 RECIPES = Path(__file__).with_name("recipes")  # the package's; they have names
+NULL = ("null", "~")  # stand for an option's default
 
 
 class RecipeError(ValueError):
@@ -135,7 +135,6 @@ class ModelArguments:
 
     def __post_init__(self) -> None:
         check_ranges(self)
-        self.early_stopping = {"true": True, "false": False}.get(str(self.early_stopping).lower(), self.early_stopping)
         if self.early_stopping not in (None, True, False, "never"):
             raise ValueError(f"early_stopping is {self.early_stopping!r}; give true, false or never")
 
@@ -252,6 +251,7 @@ class VanillaTransformerTrainingArguments(Seq2SeqTrainingArguments):
         if self.greater_is_better is None and str(self.metric_for_best_model).endswith("perplexity"):
             self.greater_is_better = False  # transformers would take the greatest perplexity for the best
         super().__post_init__()
+        self._n_gpu = min(self.n_gpu, 1)  # one process per device, never DataParallel
         if self.rdrop_alpha and self.simcut_alpha:
             raise ValueError("rdrop_alpha and simcut_alpha are two losses; leave one of the two out")
         if self.ema_decay and (self.average_last or self.load_best_model_at_end):
@@ -283,7 +283,7 @@ KINDS: dict[object, str] = {
     bool: "true or false",
     int: "an integer",
     float: "a number",
-    str: "text, in quotes if it looks like a number or a date",
+    str: "text",
     dict: "a mapping",
     list: "a list of strings",
 }
@@ -299,20 +299,8 @@ NAMES_OF = {part: {field.name for field in dataclasses.fields(part) if field.ini
 TYPES = {name: _kinds_of(hint) for part in PARTS.values() for name, hint in get_type_hints(part).items()}
 
 
-_RESOLVED = [f"tag:yaml.org,2002:{kind}" for kind in ("bool", "int", "float")]
-
-
-class _Loader(yaml.SafeLoader):
-    """YAML in which `no` is a string (a language), `1e-4` a number, and an option given twice an error.
-
-    PyYAML reads YAML 1.1, where `no` is false, `1e-4` a string, 1:30 is 90 and 010 is 8, and the last key wins, and has
-    no option for this.
-    """
-
-    yaml_implicit_resolvers: ClassVar[dict[str, list[tuple[str, re.Pattern[str]]]]] = {
-        first: [(tag, pattern) for tag, pattern in resolvers if tag not in _RESOLVED]
-        for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
-    }
+class _Loader(yaml.BaseLoader):
+    """YAML whose scalars are text, as on the command line; an option given twice is an error."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[object, object]:
         names: set[str] = set()
@@ -322,13 +310,6 @@ class _Loader(yaml.SafeLoader):
                 raise yaml.constructor.ConstructorError(None, None, f"{name!r} is given twice", key.start_mark)
             names.add(name)
         return super().construct_mapping(node, deep=deep)
-
-
-_Loader.add_implicit_resolver("tag:yaml.org,2002:bool", re.compile("(?:true|false)$", re.IGNORECASE), list("tTfF"))
-_INTEGER = re.compile(r"[-+]?(?:0|[1-9][\d_]*)$")
-_FLOAT = re.compile(r"(?:[-+]?(?:\d+\.\d*|\.\d+|\d+(?=[eE]))(?:[eE][-+]?\d+)?|[-+]?\.inf|\.nan)$")
-_Loader.add_implicit_resolver("tag:yaml.org,2002:int", _INTEGER, list("-+0123456789"))
-_Loader.add_implicit_resolver("tag:yaml.org,2002:float", _FLOAT, list("-+.0123456789"))
 
 
 def parse_recipe(
@@ -354,7 +335,7 @@ def parse_recipe(
         values |= _named(recipe.items(), f"{path}: ", SUPPORTED_NAMES)
     options = _named(_words_of(overrides), "", [*switches, *map(_dashed, SUPPORTED_NAMES)])
     values |= {name: _value_of(name, words) for name, words in options.items()}
-    given = {name: _typed(name, value) for name, value in values.items() if value is not None}
+    given = {name: _typed(name, value) for name, value in values.items() if value not in NULL}
     parts = [{name: given[name] for name in given if name in NAMES_OF[part]} for part in PARTS.values()]
     try:
         data, model = DataArguments(**parts[0]), ModelArguments(**parts[1])
@@ -383,11 +364,11 @@ def _read(path: Path) -> dict[object, object]:
     except yaml.MarkedYAMLError as error:
         where = f"{path}:{error.problem_mark.line + 1}" if error.problem_mark else path
         raise RecipeError(f"{where}: {error.problem}; write one line per option, `max_steps: 1000`") from error
-    except (yaml.YAMLError, ValueError) as error:  # not UTF-8, or a date that doesn't exist
+    except (yaml.YAMLError, ValueError) as error:  # not UTF-8
         raise RecipeError(f"{path} is not YAML: {' '.join(str(error).split())}") from error
     if not isinstance(recipe, dict):
         raise RecipeError(f"{path} is not a recipe; write one line per option, `max_steps: 1000`")
-    return recipe
+    return {option: "null" if value == "" else value for option, value in recipe.items()}
 
 
 def _dashed(name: str) -> str:
@@ -444,18 +425,38 @@ def _value_of(name: str, words: list[str]) -> object:
     return words[0] if words else True
 
 
+# The readers of text, in the order in which they are tried.
+READERS: dict[object, Callable[[str], object]] = {
+    bool: lambda text: {"true": True, "false": False}[text.lower()],
+    int: int,
+    float: float,
+    str: str,
+}
+
+
+def _value_in(text: str, kinds: Container[object] = READERS) -> object:
+    """Returns the value that a text stands for, of the first of these kinds that can be read; else the text."""
+    for kind, read in READERS.items():
+        if kind in kinds:
+            with contextlib.suppress(ValueError, KeyError):
+                return read(text)
+    return text
+
+
+def _values_in(value: Any) -> Any:
+    """Reads the texts in a mapping."""
+    if isinstance(value, dict):
+        return {name: _values_in(one) for name, one in value.items()}
+    return _value_in(value) if isinstance(value, str) else value
+
+
 def _typed(name: str, value: object) -> Any:
-    """Returns a value of the type that an option has; text that isn't meant as such is read as in a recipe."""
+    """Returns a value of the type that an option has."""
     kinds = TYPES[name]
-    if isinstance(value, str) and value and not {str, list} & {*kinds}:
-        with contextlib.suppress(yaml.YAMLError, ValueError):
-            value = yaml.load(value, _Loader)
-        if value is None and type(None) in kinds:
-            return None
-    if list in kinds and isinstance(value, str):
-        value = [value]
-    if float in kinds and type(value) is int:
-        value = float(value)
+    if isinstance(value, str):
+        value = [value] if list in kinds else _value_in(value, kinds)
+    elif isinstance(value, dict):
+        value = _values_in(value)
     if type(value) not in kinds or (isinstance(value, list) and not all(isinstance(one, str) for one in value)):
         wanted = " or ".join(KINDS[kind] for kind in KINDS if kind in kinds)
         raise RecipeError(f"{name} is {value!r}; give {wanted}")

@@ -52,9 +52,11 @@ from .run_folder import (
 from .trainer import VanillaTransformerTrainer
 
 # Options that may change when a run resumes, beside those of validation and test data.
-FREE_OPTIONS = {"preprocessing_num_workers", "data_dir", "num_beams", "gnmt_length_penalty", "early_stopping"}
-# Files may move: the fingerprint of their content decides.
-FILES = ("train_source", "train_target")
+FREE_OPTIONS = {
+    *("preprocessing_num_workers", "num_beams", "gnmt_length_penalty", "early_stopping"),
+    # Data may move: the fingerprint of its content decides.
+    *("data_dir", "train_source", "train_target", "train_data", "dataset_name"),
+}
 BEST = "metric_for_best_model"  # checkpoints keep its best value, which another metric's would be compared with
 
 
@@ -155,9 +157,8 @@ class Run:
             return
         fixed, before = self._fixed(), read_recipe(self.output)
         older = fixed | asdict(type(self.data)()) | asdict(type(self.model)())  # has fewer options
-        metrics = before.get(BEST), fixed[BEST]
-        free = (*FILES, *((BEST,) if None in metrics else ()))
-        fixed = {name: value for name, value in fixed.items() if name not in free}
+        if None in (before.get(BEST), fixed[BEST]):
+            del fixed[BEST]
         check_same_options(self.output, older | before, fixed)
 
     def _fixed(self) -> dict[str, object]:

@@ -48,7 +48,7 @@ def is_empty(folder: Path) -> bool:
     """Whether a folder is empty, or has only files of a run that stopped before its first update."""
     names = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
     names = {name for name in names if name not in (LOCK, SAVING) and not name.endswith(".partial")}
-    is_run = (folder / RECIPE).exists() and "train_source" in read_recipe(folder)
+    is_run = (folder / RECIPE).exists() and FINGERPRINT in read_recipe(folder)
     return names <= ({RECIPE, TOKENIZER} if is_run else set())
 
 

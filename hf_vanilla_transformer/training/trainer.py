@@ -61,7 +61,6 @@ class VanillaTransformerTrainer(ConsistencyTrainer):
     """
 
     args: VanillaTransformerTrainingArguments
-    batch_sampler: TokenBudgetBatchSampler | None = None
     label_smoother: LabelSmoother | None
 
     def __init__(self, *args: object, **kwargs: object) -> None:
@@ -179,8 +178,7 @@ class VanillaTransformerTrainer(ConsistencyTrainer):
             loader = DataLoader(self._stream(self.train_dataset), batch_size=None, **options)
         else:
             dataset = self._remove_unused_columns(self.train_dataset, description="training")
-            self.batch_sampler = self._sampler(dataset)
-            loader = DataLoader(dataset, batch_sampler=self.batch_sampler, **options)
+            loader = DataLoader(dataset, batch_sampler=self._sampler(dataset), **options)
         # The batches are this process's own already; Accelerate only has to bring them to the device.
         return prepare_data_loader(
             loader,
@@ -209,7 +207,7 @@ class VanillaTransformerTrainer(ConsistencyTrainer):
         shuffled = own.shuffle(seed=self.args.seed_of_data, buffer_size=window)
         return TokenBudgetStream(shuffled, self.args.per_device_train_batch_tokens, window, seed=self.args.seed_of_data)
 
-    def _run_epoch(self, epoch: int, **kwargs: object) -> None:
+    def _run_epoch(self, **kwargs: object) -> None:
         # The Trainer would train one more update when it resumes at the end, and three epochs if max_steps is 0.
         early = self._early_stopping
         has_stopped = any(one.early_stopping_patience_counter >= one.early_stopping_patience for one in early)
@@ -217,12 +215,9 @@ class VanillaTransformerTrainer(ConsistencyTrainer):
             self.control.should_training_stop = True
             return
         self.state.compute_steps(self.args, self.state.max_steps)  # a resumed run would have its checkpoint's intervals
-        # The Trainer tells the epoch to some samplers only, and not after resuming with several processes.
-        if self.batch_sampler is not None:
-            self.batch_sampler.set_epoch(epoch)
         if self._since is None:
             self._since, self._tokens_then = time.perf_counter(), self.target_tokens
-        super()._run_epoch(epoch=epoch, **kwargs)
+        super()._run_epoch(**kwargs)
 
     def get_batch_samples(
         self, epoch_iterator: Iterator[dict[str, Tensor]], num_batches: int, device: torch.device
@@ -268,9 +263,7 @@ class VanillaTransformerTrainer(ConsistencyTrainer):
     def _in_any_process(self, found: bool) -> bool:
         """Whether one of the processes has found something: all have to agree, or some would wait for the others."""
         number = torch.tensor(float(found), device=self.args.device)
-        if self.args.world_size > 1:
-            number = self.accelerator.reduce(number, reduction="sum")
-        return bool(number.item())
+        return bool(self.accelerator.reduce(number, reduction="sum").item())
 
     def _load_callback_state(self) -> None:
         """Restores the count of early stopping, so that a resumed run ends as an uninterrupted one."""
@@ -400,6 +393,7 @@ class VanillaTransformerTrainer(ConsistencyTrainer):
         self.gather_function = self.accelerator.gather_for_metrics
         try:
             with (
+                self.averaged_weights(),
                 paused_shortcuts(self.model),  # first, as the engine doesn't attach to a model with them
                 engine.attach_if_supported(self.model, allow_autocast=True)
                 if self.args.predict_with_generate

@@ -9,7 +9,6 @@ from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils.data import DataLoader
 from transformers import TrainerCallback
-from transformers.trainer_utils import PredictionOutput
 
 from ..checkpoints.completeness import WEIGHT_AVERAGE
 from .recipe import RecipeError, VanillaTransformerTrainingArguments
@@ -110,13 +109,3 @@ class WeightAverageTrainer(ShardingTrainer):
         else:
             with self.weight_average.applied():
                 yield
-
-    def evaluate(self, *args: object, **kwargs: object) -> dict[str, float]:
-        """Evaluates as Seq2SeqTrainer does, the average if there is one."""
-        with self.averaged_weights():
-            return super().evaluate(*args, **kwargs)
-
-    def predict(self, *args: object, **kwargs: object) -> PredictionOutput:
-        """Predicts as Seq2SeqTrainer does, with the average if there is one."""
-        with self.averaged_weights():
-            return super().predict(*args, **kwargs)

@@ -95,8 +95,8 @@ def _divided(encode: Encode, begin: str, sentence: str, limit: int) -> list[list
 
 def encoder(tokenizer: PreTrainedTokenizerBase, *, is_target: bool = False, **options: object) -> Encode:
     """Returns the function that tokenizes sources, or targets, from any thread; `options` are the tokenizer's."""
-    if isinstance(tokenizer, PreTrainedTokenizerBase):  # long texts are divided, so no warning is due
-        options = {"verbose": False, "return_attention_mask": False, "return_token_type_ids": False, **options}
+    # Long texts are divided, so no warning is due.
+    options = {"verbose": False, "return_attention_mask": False, "return_token_type_ids": False, **options}
 
     def encode(texts: list[str]) -> list[list[int]]:
         with _READING:

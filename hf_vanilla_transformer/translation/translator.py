@@ -10,7 +10,7 @@ import os
 import threading
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from itertools import islice
 from pathlib import Path
 from typing import Any, Unpack
@@ -129,7 +129,6 @@ class Translator:
         self.compute_type = compute_type
         # A lock of each process: after a fork, none of another thread's is held for ever.
         self._locks: defaultdict[int, threading.RLock] = defaultdict(threading.RLock)
-        self._decoding: set[int] = set()  # processes whose lock is held
         if threads is not None and self.backend == "engine":
             torch.set_num_threads(threads)
 
@@ -164,7 +163,6 @@ class Translator:
             TypeError: Texts are not strings, or a set, a dictionary or None.
             ValueError: As `decoding.decode`; or a text names none of the model's several target languages.
             ImportError: As `decoding.decode`.
-            RuntimeError: A callback, `progress` for instance, calls the translator that calls it.
         """
         if isinstance(texts, str):
             return self._translate([texts], options)[0]
@@ -208,25 +206,12 @@ class Translator:
                 first += len(part)
                 bar.update(len(part))
 
-    @contextmanager
-    def _one_at_a_time(self) -> Iterator[None]:
-        """Waits for other threads' calls. A call from a callback is an error: its thread holds the lock already."""
-        process = os.getpid()
-        with self._locks[process]:
-            if process in self._decoding:
-                raise RuntimeError("progress and on_division can't call their own translator; do it after the call")
-            self._decoding.add(process)
-            try:
-                yield
-            finally:
-                self._decoding.remove(process)
-
     def _translate(self, texts: Iterable[str], options: Options, first: int = 0) -> list[Any]:
         texts = decoding.texts_of("sentences", texts, first)
         check_target_codes(self.tokenizer, texts, first, needed=options.get("target_lang") is None)
         progress = options.get("progress") or (lambda number: None)
         given = {name: value for name, value in options.items() if name not in ("progress", "progress_bar")}
-        one_at_a_time = self._one_at_a_time() if self.backend == "engine" else nullcontext()
+        one_at_a_time = self._locks[os.getpid()] if self.backend == "engine" else nullcontext()
         with _bar(len(texts), options) as bar, one_at_a_time:
             rows = decoding.decode(
                 self.model,

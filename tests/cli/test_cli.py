@@ -12,7 +12,7 @@ import torch
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 from hf_vanilla_transformer import cli, engine
-from hf_vanilla_transformer.cli import common, export, translate
+from hf_vanilla_transformer.cli import common, export
 from hf_vanilla_transformer.cli.common import UsageError
 
 ROOT = Path(__file__).parents[2]
@@ -98,12 +98,6 @@ def test_every_option_has_a_help():
                 yield parser.prog, action.dest
 
     assert list(without_help(cli._parser())) == []
-
-
-@pytest.mark.parametrize("name", cli.COMMANDS)
-def test_every_command_shows_its_help(run, name):
-    code, out, _ = run(name, "--help")
-    assert (code, "options:" in out) == (0, True)
 
 
 # Translations
@@ -240,14 +234,6 @@ def test_programs_keep_freed_memory(run, tiny_checkpoint, monkeypatch):
     monkeypatch.setattr(engine, "keep_freed_memory", lambda: calls.append(1))
     assert run("translate", "--model", tiny_checkpoint, "--greedy", "--max-new-tokens", 2, "nine")[0] == 0
     assert calls == [1]
-
-
-def test_ctrl_c_ends_quietly(run, tiny_checkpoint, monkeypatch):
-    def interrupted(*arguments, **options):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(translate, "load_translator", interrupted)
-    assert run("translate", "--model", tiny_checkpoint, "nine") == (130, "", "")
 
 
 @pytest.mark.slow

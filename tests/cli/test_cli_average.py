@@ -11,7 +11,6 @@ import torch
 from safetensors.torch import load_file
 from trainer_runs import stock_trainer
 
-from hf_vanilla_transformer import cli
 from hf_vanilla_transformer.checkpoints.averaging import average_checkpoints
 
 ROOT = Path(__file__).parents[2]
@@ -77,12 +76,6 @@ def test_named_checkpoints(average, folder, tmp_path):
     best = Path(shutil.copytree(named[0], tmp_path / "best"))
     code, out, err = average("--checkpoints", best, named[1], "--output", tmp_path / "two")
     assert (code, out, err) == (0, f"averaged 2 checkpoints ({best}, {named[1]}) into {tmp_path / 'two'}\n", "")
-
-
-def test_the_result_translates(average, folder, capsys):
-    average(folder, "--last", 3)
-    assert cli.main(["translate", "--model", str(folder / "averaged-3"), "--max-new-tokens", "3", "nine"]) == 0
-    assert capsys.readouterr().out.count("\n") == 1
 
 
 def test_an_existing_output(average, folder):

@@ -2,11 +2,9 @@
 
 import argparse
 import gzip
-import io
 import json
 import re
 import resource
-import sys
 from dataclasses import asdict
 from pathlib import Path
 
@@ -14,7 +12,7 @@ import pytest
 import torch
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, T5Config, T5ForConditionalGeneration
 
-from hf_vanilla_transformer import VanillaTransformerTokenizerFast, __version__, cli, engine
+from hf_vanilla_transformer import VanillaTransformerTokenizerFast, __version__, engine
 from hf_vanilla_transformer.cli import evaluate
 from hf_vanilla_transformer.cli.common import UsageError, decoding_options
 from hf_vanilla_transformer.metrics import (
@@ -366,15 +364,6 @@ def test_options_of_beams_for_a_model_that_is_saved_without(run, checkpoints, op
     assert f"{option[0]} " in err
     assert "leave it out, or give --num-beams 2 or more" in err
     assert run(*option, "--num-beams", 2, "--max-new-tokens", 3, models=["greedy"])[0] == 0
-
-
-def test_translate_knows_the_length_penalty_too(monkeypatch, capsys, checkpoints):
-    model, tokenizer = _loaded(checkpoints[0])
-    options = ["--length-penalty", "1.5", "--max-new-tokens", "6"]
-    monkeypatch.setattr(sys, "stdin", io.StringIO())
-    assert cli.main(["translate", "--model", checkpoints[0], *options, SOURCES[1]]) == 0
-    expected = translate(model, tokenizer, SOURCES[1:2], gnmt_length_penalty=1.5, max_new_tokens=6)
-    assert capsys.readouterr().out == f"{expected[0]}\n"
 
 
 @pytest.mark.parametrize("option", ["length_penalty", "coverage_penalty"])

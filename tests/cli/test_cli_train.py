@@ -87,11 +87,6 @@ def test_a_value_with_a_space_is_no_recipe(recipe, corpus):
     assert (corpus / "my run" / "model.safetensors").is_file()
 
 
-def test_options_of_the_command_line_are_checked_too(capsys, recipe):
-    assert "did you mean '--max-steps'?" in complaint(capsys, recipe, "--max-step", "3")
-    assert "max_steps is 'x'; give an integer" in complaint(capsys, recipe, "--max-steps", "x")
-
-
 @pytest.mark.parametrize("name", ["--resume", "--dry-run", "--list-recipes", "--trust-remote-code"])
 def test_the_commands_own_switches_are_suggested(capsys, recipe, name):
     assert f"unknown option {name[:-1]}; did you mean {name!r}?" in complaint(capsys, recipe, name[:-1])
@@ -109,27 +104,6 @@ def test_recipes_may_be_given_one_by_one(capsys, tmp_path):
     recipes = ["--config", str(tmp_path / "a.yaml"), "--config", str(tmp_path / "b.yaml")]
     assert cli.main(["train", *recipes]) == 2
     assert "nowhere.en: no such file" in capsys.readouterr().err
-
-
-def test_a_missing_recipe_is_told(capsys):
-    assert cli.main(["train", "--config", "nowhere.yaml"]) == 2
-    assert "nowhere.yaml can't be read" in capsys.readouterr().err
-
-
-def test_a_shorter_translation_is_told_with_its_line(capsys, recipe, corpus):
-    (corpus / "train.de").write_text("eins\nzwei\n", encoding="utf-8")
-    assert "train.de: ends after line 2" in complaint(capsys, recipe)
-
-
-def test_a_folder_in_use_is_not_written_to(capsys, recipe, corpus):
-    (corpus / "run").mkdir()
-    (corpus / "run" / "thesis.txt").write_text("my work")
-    assert "is not empty; resume with --resume" in complaint(capsys, recipe)
-    assert [path.name for path in (corpus / "run").iterdir()] == ["thesis.txt"]
-
-
-def test_resuming_needs_a_run(capsys, recipe):
-    assert "there is no run to resume in" in complaint(capsys, recipe, "--resume")
 
 
 def test_a_run_that_failed_before_training_can_be_started_again(capsys, recipe, corpus):
@@ -247,11 +221,6 @@ def test_figures_go_to_tensorboard(recipe, corpus, monkeypatch):
     events = EventAccumulator(str(corpus / "figures"))
     events.Reload()
     assert {"train/loss", "train/tokens_per_second", "eval/perplexity", "eval/bleu"} <= set(events.Tags()["scalars"])
-
-
-def test_samples_are_shown_at_each_evaluation(capsys, recipe):
-    assert train(recipe, "--num-samples", "2") == 0
-    assert capsys.readouterr().out.count("  translation: ") == 2 * 2
 
 
 def test_no_samples_are_shown_if_none_are_asked_for(capsys, recipe):

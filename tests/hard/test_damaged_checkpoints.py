@@ -128,15 +128,6 @@ def test_a_tokenizer_with_more_ids_is_refused(command, checkpoint):
     assert "the tokenizer has 400 ids, and the model embeddings for 3" in result.error
 
 
-def test_another_tokenizer_of_the_same_size_is_refused(command, checkpoint):
-    size = len(AutoTokenizer.from_pretrained(checkpoint))
-    tokenizer_of(size).save_pretrained(checkpoint)
-    assert len(AutoTokenizer.from_pretrained(checkpoint)) == size
-    result = command("translate", "--model", checkpoint, "nine 3")
-    assert result.code == 2
-    assert "trained with another tokenizer" in result.error
-
-
 @pytest.mark.parametrize(("rows", "refused"), [(1000, True), (300, False)])
 def test_many_unused_embeddings_need_a_fingerprint(checkpoint, rows, refused):
     model = AutoModelForSeq2SeqLM.from_pretrained(checkpoint)

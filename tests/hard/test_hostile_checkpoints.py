@@ -127,14 +127,6 @@ def test_checkpoints_without_safetensors_are_not_loaded_in_another_way(
     assert not marker.exists()
 
 
-def test_a_planted_optimizer_is_skipped_by_name(train, finished, marker, tmp_path, caplog):
-    saved_by_torch(tmp_path / "run" / "checkpoint-4" / "optimizer.pt", marker)
-    result = train(finished, "--resume")
-    assert (result.code, marker.exists()) == (0, False)
-    assert f"Resuming from {tmp_path / 'run' / 'checkpoint-2'}" in result.out
-    assert "checkpoint-4: optimizer.pt can't be loaded (" in caplog.text
-
-
 # ---- Links ----
 SECRET = "-----BEGIN OPENSSH PRIVATE KEY-----"
 
@@ -188,23 +180,6 @@ def test_models_in_the_hubs_cache_are_averaged(command, finished, tmp_path):
     mean, expected = (load_file(folder / "model.safetensors") for folder in (tmp_path / "mean", run / "averaged-2"))
     assert all(torch.equal(mean[name], value) for name, value in expected.items())
     assert not any(file.is_symlink() for file in (tmp_path / "mean").iterdir())
-
-
-@pytest.mark.parametrize("place", ["../outside.safetensors", "{folder}/outside.safetensors"])
-def test_an_index_leads_nowhere_else(command, train, finished, tmp_path, caplog, place):
-    run = tmp_path / "run"
-    for checkpoint in run.glob("checkpoint-*"):
-        weights = checkpoint / "model.safetensors"
-        names = load_file(weights).keys()
-        shutil.move(weights, run / "outside.safetensors")
-        index = {"weight_map": dict.fromkeys(names, place.format(folder=run))}
-        (checkpoint / "model.safetensors.index.json").write_text(json.dumps(index))
-    result = command("average", run, "--last", 2, "--output", tmp_path / "mean")
-    assert (result.code, (tmp_path / "mean").exists()) == (2, False)
-    assert "no complete checkpoint" in result.error
-    assert "not a file beside it" in caplog.text or "is missing" in caplog.text
-    result = train(finished, "--resume", "--max-steps", 1, "--average-last", 0)
-    assert "Resuming from" not in result.out
 
 
 # ---- A full disk ----

@@ -61,7 +61,8 @@ def interval_options(run: Run) -> None:
     assert run.checkpoints == ["checkpoint-3"]  # each update saves one, and one is kept
     assert all(norm > 0 for norm in run.logged("grad_norm"))
     assert (run.args.max_grad_norm, run.args.gradient_accumulation_steps, run.args.seed) == (0.5, 2, 7)
-    assert (run.trainer.batch_sampler.seed, len(run.trainer.batch_sampler) % 2) == (8, 0)
+    sampler = run.trainer.get_train_dataloader().batch_sampler
+    assert (sampler.seed, len(sampler) % 2) == (8, 0)
     assert run.trainer.get_eval_dataloader().batch_sampler.batch_size == 2
     assert run.trainer._gen_kwargs == {"max_length": 9, "num_beams": 2}
     assert run.logged("num_input_tokens_seen")[-1] > 0
@@ -72,7 +73,7 @@ def interval_options(run: Run) -> None:
 
 def epoch_options(run: Run) -> None:
     assert run.args.max_steps == -1
-    assert run.trainer.state.global_step == len(run.trainer.batch_sampler)
+    assert run.trainer.state.global_step == len(run.trainer.get_train_dataloader())
     assert len(run.logged("loss")) == len(run.logged("eval_perplexity")) == len(run.checkpoints) == 1
     assert not run.logged("eval_bleu")  # without predict_with_generate
     assert not (run.folder / run.checkpoints[0] / "optimizer.pt").exists()
@@ -89,7 +90,6 @@ def no_lines(run: Run) -> None:
 def sentence_options(run: Run) -> None:
     assert isinstance(run.optimizer, torch.optim.SGD)
     assert run.optimizer.param_groups[0]["momentum"] == 0.5
-    assert run.trainer.batch_sampler is None
     loader = run.trainer.get_train_dataloader()
     assert (len(loader), loader.batch_sampler.batch_size) == (17, 3)
     assert [run.trainer.lr_scheduler.lr_lambdas[0](step) for step in (1, 2)] == pytest.approx([1, 0.5])

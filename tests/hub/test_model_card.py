@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 import yaml
-from huggingface_hub import ModelCard
 
 from hf_vanilla_transformer import VanillaTransformerConfig
 from hf_vanilla_transformer.hub.model_card import (
@@ -227,16 +226,6 @@ def test_a_complete_card():
     assert str(fill_model_card(FACTS)) == CARD
 
 
-def test_the_hub_reads_the_card_that_was_saved(tmp_path):
-    fill_model_card(FACTS).save(tmp_path / "README.md")
-    assert (tmp_path / "README.md").read_text(encoding="utf-8") == CARD
-    card = ModelCard.load(tmp_path / "README.md")
-    assert (card.data.library_name, card.data.pipeline_tag) == ("transformers", "translation")
-    found = [(result.dataset_name, result.metric_name, result.metric_value) for result in card.data.eval_results]
-    assert found == [("Multi30k, 2016", "BLEU", 41.12), ("Multi30k, 2016", "chrF2", 62.5), ("numbers", "BLEU", 41.12)]
-    assert card.data.eval_results[1].metric_args == {"signature": CHRF.signature}
-
-
 def test_what_is_not_known_is_left_out():
     card = fill_model_card(RunFacts("x"))
     assert sections_of(card) == ["How to use", "Limits", "Citation"]
@@ -360,10 +349,3 @@ def test_a_folder_is_named_so_that_it_is_no_repository_of_somebody_else(folder, 
     assert "trust_remote_code" not in text
     for word in ("./my-run", "../my-run", "/my-run", "my-run", "a/b/c"):
         assert not is_repository(word)
-
-
-def test_no_path_of_the_machine_is_shown():
-    files = ["/home/somebody/outputs/train.en.gz", r"C:\Users\somebody\train.de.gz"]
-    text = str(fill_model_card(RunFacts("/home/somebody/outputs/my-run", training_files=files)))
-    assert "somebody" not in text
-    assert "- files: `train.en.gz`, `train.de.gz`" in text

@@ -650,15 +650,6 @@ class Recorder(BaseStreamer):
         self.ended += 1
 
 
-@pytest.mark.parametrize("do_sample", [False, True])
-def test_a_streamer_gets_token_after_token(model, do_sample):
-    recorder, options = Recorder(), {"num_beams": 1, "max_extra_length": 5, "do_sample": do_sample}
-    found = model.generate(torch.tensor([SOURCES[0]]), streamer=recorder, **options)
-    assert recorder.ended == 1
-    assert [piece.numel() for piece in recorder.pieces] == [1] * found.shape[1]
-    assert torch.cat([piece.view(-1) for piece in recorder.pieces]).tolist() == found[0].tolist()
-
-
 # ---- assisted decoding ----
 
 
@@ -809,17 +800,6 @@ def test_a_row_of_padding_harms_nobody(model, attention, num_beams):
     torch.testing.assert_close(alone.scores, shared().generate(**empty, **options).scores, **FLOAT32)  # sdpa's
     # There is always one new token, as transformers wants it.
     assert model.generate(**empty, **{**options, "max_extra_length": 0}).sequences.shape == (1, 2)
-
-
-@pytest.mark.parametrize("ids", [[[5, 99, EOS]], [[5, -3, EOS]]], ids=["too high", "negative"])
-@pytest.mark.parametrize("where", ["source", "prefix"])
-def test_ids_outside_of_the_vocabulary_are_named(model, where, ids):
-    wrong, right = torch.tensor(ids), torch.tensor([SOURCES[0]])
-    inputs = {"input_ids": wrong} if where == "source" else {"input_ids": right, "decoder_input_ids": wrong}
-    wrong_id = max(ids[0]) if max(ids[0]) > VOCABULARY else min(ids[0])  # a prompt is read token by token
-    text = f"Token ids go from .*{wrong_id}.*, but the vocabulary has {VOCABULARY} tokens"
-    with pytest.raises(IndexError, match=text):
-        model.generate(**inputs)
 
 
 # ---- precision and modes ----

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
+from transformers import TrainingArguments
 from transformers.trainer_utils import IntervalStrategy
 
 from hf_vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
@@ -104,12 +105,12 @@ def test_lists_of_files_and_words_that_look_like_something_else(recipe):
         "train_data: one.tsv\n"  # a single one needs no list
         "validation_data: []\n"
         "source_column: no\n"  # Norwegian, which YAML 1.1 takes for `false`
-        "target_column: on\n"
+        "target_column: 2024-12-13\n"
     )
     assert data.train_source == ["a b.en", "c,d.en", "ü.en"]
     assert data.train_target == ["-1", "2.5", "no"]
     assert (data.train_data, data.validation_data) == (["one.tsv"], [])
-    assert (data.source_column, data.target_column) == ("no", "on")
+    assert (data.source_column, data.target_column) == ("no", "2024-12-13")
 
 
 def test_the_command_line_overrides_the_file(recipe):
@@ -142,6 +143,11 @@ def test_bf16_works_on_a_cpu(recipe):
     assert not training.dataloader_pin_memory  # which would warn
 
 
+def test_several_gpus_without_a_launcher_train_no_data_parallel_model(monkeypatch):
+    monkeypatch.setattr(TrainingArguments, "n_gpu", property(lambda self: 2))
+    assert VanillaTransformerTrainingArguments()._n_gpu == 1
+
+
 # What is wrong
 
 
@@ -154,14 +160,12 @@ def test_bf16_works_on_a_cpu(recipe):
         ("max_steps: 5\nmax-steps: 6", r"recipe\.yaml:2: 'max_steps' is given twice"),
         ("max_steps: many", r"max_steps is 'many'; give an integer$"),
         ("max_steps: 1:30", r"max_steps is '1:30'; give an integer$"),
-        ("seed: 010", r"seed is '010'; give an integer$"),
-        ("max_steps: 1.5", r"max_steps is 1\.5; give an integer$"),
+        ("max_steps: 1.5", r"max_steps is '1\.5'; give an integer$"),
         ("max_steps: {a: 1}", r"max_steps is \{'a': 1\}; give an integer$"),
-        ("max_steps: [1, 2]", r"max_steps is \[1, 2\]; give an integer$"),
-        ("lr_scheduler_kwargs: [1]", r"lr_scheduler_kwargs is \[1\]; give text, .* or a mapping$"),
+        ("max_steps: [1, 2]", r"max_steps is \['1', '2'\]; give an integer$"),
+        ("lr_scheduler_kwargs: [1]", r"lr_scheduler_kwargs is \['1'\]; give text or a mapping$"),
         ("learning_rate: fast", r"learning_rate is 'fast'; give a number$"),
         ("bf16: yes", r"bf16 is 'yes'; give true or false$"),
-        ("run_name: 2024-12-13", r"run_name is datetime.*; give text, in quotes if it looks like a number or a date$"),
         ("train_source: [a, [b]]", r"train_source is \['a', \['b'\]\]; give a list of strings$"),
         ("eval_strategy: stepz", r"stepz is not a valid IntervalStrategy, please select one of"),
         ("log_level: loud", r"log_level is 'loud'; choose one of: detail, debug, "),
@@ -176,8 +180,7 @@ def test_bf16_works_on_a_cpu(recipe):
         ("# nothing", r"recipe\.yaml is not a recipe"),
         ("seed: 1\nmax_steps: 5: 6", r"recipe\.yaml:2: mapping values are not allowed here; write one line per"),
         ("seed: 1\n\tmax_steps: 5", r"recipe\.yaml:2: .*; write one line per option"),
-        ("seed: !!python/object/apply:os.getcwd []", r"recipe\.yaml:1: could not determine a constructor"),
-        ("run_name: 2024-13-45", r"recipe\.yaml is not YAML: month must be in 1\.\.12"),
+        ("seed: !!python/object/apply:os.getcwd []", r"seed is \[\]; give an integer$"),
         (b"run_name: B\xfcsche", r"recipe\.yaml is not YAML: 'utf-8' codec can't decode byte 0xfc"),
     ],
 )

@@ -10,7 +10,6 @@ from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, DataCollatorForSe
 
 from hf_vanilla_transformer.engine.training import shortcuts
 from hf_vanilla_transformer.training.evaluation import TranslationMetrics
-from hf_vanilla_transformer.training.recipe import VanillaTransformerTrainingArguments
 from hf_vanilla_transformer.training.trainer import VanillaTransformerTrainer
 
 
@@ -147,30 +146,3 @@ def test_lora_learns(tiny_checkpoint, tmp_path, targets, wrapped):
     moved = {name for name, weight in trainer.model.named_parameters() if not torch.equal(weight, before[name])}
     assert moved == {name for name in before if "lora_" in name}
     assert len(moved) > 1
-
-
-def test_a_second_run_of_the_same_trainer(tiny_checkpoint, tmp_path):
-    trainer = mixed_batches(tiny_checkpoint, tmp_path)
-    trainer.add_callback(watch := Watch())
-    trainer.train()
-    trainer.train()
-    assert watch.seen == [True] * 6
-    assert not has_shortcuts(trainer.model)
-
-
-def test_the_example_of_the_docs(tiny_checkpoint, tmp_path):
-    """Nothing but the defaults: the trainer owns the paper's schedule."""
-    tokenizer = AutoTokenizer.from_pretrained(tiny_checkpoint)
-    args = {"per_device_train_batch_tokens": 4096, "output_dir": str(tmp_path)}
-    trainer = VanillaTransformerTrainer(
-        model=AutoModelForSeq2SeqLM.from_pretrained(tiny_checkpoint),
-        args=VanillaTransformerTrainingArguments(**args, max_steps=2, save_strategy="no", logging_steps=1),
-        train_dataset=rows(tokenizer),
-        eval_dataset=rows(tokenizer, 3),
-        processing_class=tokenizer,
-        data_collator=DataCollatorForSeq2Seq(tokenizer),
-        compute_metrics=TranslationMetrics(tokenizer),
-    )
-    trainer.train()
-    rates = [entry["learning_rate"] for entry in trainer.state.log_history if "loss" in entry]
-    assert rates == pytest.approx([32**-0.5 * step * 4000**-1.5 for step in (1, 2)])

@@ -300,14 +300,6 @@ def model():
 
 WIDE = [[7, 3], [EOS], [(5 * i) % 21 + 3 for i in range(29)], [12, 22, 4, 10, 16, 9, 8, 3, 20, 11, EOS], [21, 6, EOS]]
 BATCHES = {"left": padded(SOURCES, "left"), "right": padded(SOURCES), "wide": padded(WIDE)}
-LENGTH_PENALTIES = [{"gnmt_length_penalty": 0.6}, {"length_penalty": -1.0}, {"length_penalty": 1.0}]
-
-
-@pytest.mark.parametrize("penalty", LENGTH_PENALTIES, ids=str)
-@pytest.mark.parametrize("early_stopping", [True, "never"])
-def test_beam_search_is_transformers(model, early_stopping, penalty):
-    options = {"num_beams": 3, "num_return_sequences": 2, "early_stopping": early_stopping, **penalty}
-    assert_same_output(model, **BATCHES["right"], **options, max_extra_length=3)
 
 
 @pytest.mark.parametrize(("batch", "num_beams"), [("left", 2), ("right", 4), ("wide", 6)])
