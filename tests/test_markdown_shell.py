@@ -147,11 +147,13 @@ def annotated_transformer(mapping: Path) -> dict[str, torch.Tensor]:
     from hf_vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
     from hf_vanilla_transformer.interop.layout import to_tensors
     from hf_vanilla_transformer.interop.mapping import read_mapping
+    from hf_vanilla_transformer.modeling_vanilla_transformer import sinusoidal_table
 
     sizes = {"d_model": 16, "encoder_ffn_dim": 24, "decoder_ffn_dim": 24, "encoder_layers": 2, "decoder_layers": 2}
     kinds = {"norm_position": "pre", "final_layer_norm": True, "attention_bias": True, "output_bias": True}
     config = VanillaTransformerConfig(vocab_size=40, pad_token_id=2, **sizes, **kinds)
-    return to_tensors(VanillaTransformerForConditionalGeneration(config), read_mapping(mapping))
+    tables = {f"{side}_embed.1.pe": sinusoidal_table(50, config.d_model)[None] for side in ("src", "tgt")}
+    return to_tensors(VanillaTransformerForConditionalGeneration(config), read_mapping(mapping)) | tables
 
 
 @pytest.fixture(scope="session")
