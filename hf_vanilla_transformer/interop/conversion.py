@@ -73,8 +73,7 @@ def check_plain(model: nn.Module) -> None:
     """Checks, before its weights are written elsewhere, that a model computes what its weights and configuration say.
 
     Raises:
-        ConversionError: It is another class, modules were replaced (adapters, quantization) or have hooks, or as
-            `check_savable`.
+        ConversionError: It is another class, or modules were replaced (adapters, quantization) or have hooks.
     """
     kind = VanillaTransformerForConditionalGeneration
     if type(model) is not kind:
@@ -95,4 +94,3 @@ def check_plain(model: nn.Module) -> None:
             raise ConversionError(
                 f"{name or 'the model'} has hooks or a forward of its own; remove them before the export"
             )
-    check_savable(model.generation_config)

@@ -22,7 +22,7 @@ from ..modeling_vanilla_transformer import (
     VanillaTransformerStack,
     sinusoidal_table,
 )
-from .conversion import ConversionError, check_plain, never_chosen
+from .conversion import ConversionError, check_plain, check_savable, never_chosen
 
 Activation = common_spec.Activation
 ACTIVATIONS = {
@@ -96,6 +96,7 @@ def write(
     quantization: str | None = None,
 ) -> None:
     """Writes what `export` does without the tokenizer: weights, vocabularies, and how the model decodes."""
+    check_savable(model.generation_config)
     spec = VanillaTransformerLoader()(model, tokenizer)
     spec.validate()
     spec.optimize(quantization=quantization)

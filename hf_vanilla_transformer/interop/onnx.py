@@ -26,7 +26,7 @@ from ..modeling_vanilla_transformer import (
     VanillaTransformerForConditionalGeneration,
     sinusoidal_table,
 )
-from .conversion import ConversionError
+from .conversion import ConversionError, check_savable
 
 ENCODER, DECODER, DECODER_WITH_PAST = "encoder_model", "decoder_model", "decoder_with_past_model"
 # How far logits may be from the model's, as a part of the largest where that is above 1.
@@ -72,6 +72,7 @@ def export(
         )
     if getattr(model, "is_quantized", False):
         raise ConversionError("its weights are quantized; export the original")
+    check_savable(model.generation_config)
     exact = copy.deepcopy(model).cpu().float().eval()
     exact.set_attn_implementation("eager")
     expected = [_logits(exact, sizes) for sizes in COMPARED]

@@ -430,7 +430,6 @@ READERS: dict[object, Callable[[str], object]] = {
     bool: lambda text: {"true": True, "false": False}[text.lower()],
     int: int,
     float: float,
-    str: str,
 }
 
 

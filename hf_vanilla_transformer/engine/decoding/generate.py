@@ -1,7 +1,7 @@
 """A call of `generate()` as a search of the engine: transformers prepares it, and the search takes its loop's place."""
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeAlias
@@ -233,12 +233,11 @@ class _Call:
         self, batch: Batch, process: ScoreProcessor | None, config: GenerationConfig, streamer: BaseStreamer | None
     ) -> Output:
         shows, prompts = self.request.output_alignments, batch[1]
-        if streamer is None:
-            tokens, attention = greedy_search(*batch, _ends(config), process, keep_attention=shows)
-        else:
+        on_token = None if streamer is None else lambda token: streamer.put(torch.tensor([token]))
+        if streamer is not None:
             streamer.put(prompts.cpu())
-            put: Callable[[int], object] = lambda token: streamer.put(torch.tensor([token]))  # noqa: E731
-            tokens, attention = greedy_search(*batch, _ends(config), process, put, shows)
+        tokens, attention = greedy_search(*batch, _ends(config), process, on_token, shows)
+        if streamer is not None:
             streamer.end()
         padding = config._pad_token_tensor
         sequences = _fill(tokens, prompts, 0 if padding is None else int(padding))

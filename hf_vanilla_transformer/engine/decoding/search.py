@@ -224,7 +224,7 @@ def greedy_search(
     max_new_tokens: Sequence[int],
     ends: frozenset[int],
     process: ScoreProcessor | None = None,
-    on_token: Callable[[int], object] = lambda token: None,
+    on_token: Callable[[int], object] | None = None,
     keep_attention: bool = False,
 ) -> tuple[list[list[int]], list[list[Tensor]]]:
     """Takes the most probable token at each step; sentences that are at their end leave the batch.
@@ -258,7 +258,8 @@ def greedy_search(
                 kept_attention[sentence].append(attention[row])
             if token not in ends and len(translations[sentence]) < max_new_tokens[sentence]:
                 running.append(row)
-            on_token(token)
+            if on_token is not None:
+                on_token(token)
         if process is not None:
             prompts = torch.cat([prompts, tokens[:, None]], dim=1)
         rows = closed_up(running)
