@@ -35,8 +35,8 @@ def python_of(text: str) -> str:
 def place(tiny_checkpoint: Path, tmp_path: Path) -> Path:
     """A folder with what the files name: models of the quickstart and of Multi30k, and Multi30k, all tiny."""
     (tmp_path / "outputs/quickstart").mkdir(parents=True)
-    (tmp_path / "outputs/multi30k_tiny").mkdir()
-    for model in ("quickstart/model", "multi30k_tiny/averaged-10"):
+    (tmp_path / "outputs/multi30k_best").mkdir()
+    for model in ("quickstart/model", "multi30k_best/averaged-10"):
         (tmp_path / "outputs" / model).symlink_to(tiny_checkpoint)
     (tmp_path / "multi30k").mkdir()
     for part in ("train", "val", "test_2016_flickr"):
