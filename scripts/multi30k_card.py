@@ -21,7 +21,6 @@ from hf_vanilla_transformer.training.run_facts import recipe_of
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "docs" / "results.md"
 HEADING = "## Multi30k English-German, the best model"
-PROCESSES = 1
 MEASURED = re.compile(
     r"The model has (?P<parameters>[\d,]+) parameters\. Training took (?P<steps>[\d,]+) updates and "
     r"(?P<tokens>[\d.]+ million) target tokens, on one core for (?P<minutes>\d+) minutes "
@@ -60,14 +59,14 @@ def facts() -> RunFacts:
         raise ValueError(f"{RESULTS} and the recipe differ in the number of averaged checkpoints")
     return RunFacts(
         name=f"{folder}/averaged-{args.average_last}",
-        title="Multi30k English-German, the best model",
+        title=HEADING.removeprefix("## "),
         config=model.config.to_dict(),
         parameters=counted,
         source_language="en",
         target_language="de",
         training_files=[*data.train_source, *data.train_target],
         recipe=replace(
-            recipe_of(args, model, PROCESSES),
+            recipe_of(args, model, processes=1),
             averaged_checkpoints=args.average_last,
             steps=args.max_steps,
             target_tokens=measured["tokens"],
