@@ -15,9 +15,8 @@ from sacrebleu.significance import PairedTest
 
 # sacreBLEU's tokenisers that may precede the splitting of compounds.
 COMPOUND_TOKENIZERS = ("13a", "intl", "none")
-FEWEST_SENTENCES = (
-    10  # for a bootstrap: resamples of one or two hardly differ, so that any difference seems significant
-)
+# For a bootstrap: resamples of one or two sentences hardly differ, so that any difference seems significant.
+FEWEST_SENTENCES = 10
 
 
 @dataclass(frozen=True)
