@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
-from ..errors import first_line
+from ..errors import first_line, install
 from ..serving.settings import Settings
 from .common import (
     PROGRAM,
@@ -120,7 +120,11 @@ def _serve(arguments: argparse.Namespace) -> None:
 def _models(arguments: argparse.Namespace) -> dict[str, list[tuple[str, str]]]:
     """Returns the models with the languages that each translates."""
     from ..serving.models import languages_of, pair
+    from ..translation.reading import can_split
 
+    if not can_split():
+        missing = f"paragraphs are translated as one sentence; to split them, {install('sentences')}"
+        print(f"{PROGRAM}: warning: {missing}", file=sys.stderr)
     given = [_given(text) for text in arguments.model]
     models: dict[str, list[tuple[str, str]]] = {}
     asked = [pair(text) for text in arguments.languages]

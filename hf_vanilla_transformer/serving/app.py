@@ -27,6 +27,7 @@ try:
 except ImportError as error:
     raise ImportError(f"the service needs {error.name}, which isn't installed: {install('serve')}") from error
 
+from ..translation.links import Linked
 from ..translation.markup import Document
 from .batcher import BATCH_TOKENS, QueueFullError
 from .settings import Settings
@@ -34,7 +35,7 @@ from .settings import Settings
 Answer = dict[str, str | list[str] | list[list[str]]]
 NOT_DETECTED = "auto isn't available: no model here detects languages; give the source's code, see /languages"
 # Translates the texts of a request, as `Batcher.translate` does, here or on another machine.
-AsyncTranslate = Callable[[Sequence[str], int, str], Awaitable[list[list[str]]]]
+AsyncTranslate = Callable[..., Awaitable[list[list[Linked]]]]
 
 
 class Metrics:
@@ -216,17 +217,13 @@ async def _translate(fields: Fields, models: Mapping[tuple[str, str], AsyncTrans
     if (translate := models.get((fields.source, fields.target))) is None:
         pairs = ", ".join("-".join(pair) for pair in sorted(models)[:20])
         raise HTTPException(400, f"{fields.source} to {fields.target} is not supported; there is {pairs}")
-    if fields.format == "html" and fields.alternatives:
-        raise HTTPException(400, "alternatives are for the format text")
-    kind, do = (Document, asyncio.to_thread) if fields.format == "html" else (Lines, _at_once)  # pages take a while
+    is_html = fields.format == "html"
+    kind, do = (Document, asyncio.to_thread) if is_html else (Lines, _at_once)  # pages take a while
     number = fields.alternatives + 1
     try:
         documents = await do(lambda: [kind(text) for text in texts])
         wanted = list(dict.fromkeys(text for document in documents for text in document.texts))
-        if kind is Document:
-            # An element inside another is translated with it and by itself.
-            _check_size(wanted, settings, "the texts of the page's elements, one inside the other, have")
-        rows = await translate(wanted, number, fields.target)
+        rows = await translate(wanted, number, source=fields.source, target=fields.target, linked=is_html)
     except QueueFullError as error:
         raise HTTPException(503, f"busy: {error}; try again", headers={"Retry-After": "2"}) from error
     except ValueError as error:
@@ -234,7 +231,7 @@ async def _translate(fields: Fields, models: Mapping[tuple[str, str], AsyncTrans
     found = dict(zip(wanted, rows, strict=True))
 
     def translations(document: Document | Lines) -> list[str]:
-        of = {text: found[text] for text in document.texts}  # a long text has one translation, others several
+        of = {text: found[text] for text in document.texts}  # some texts have fewer translations than others
         ranks = range(max(map(len, of.values()), default=number))
         return [document.translated({text: row[min(rank, len(row) - 1)] for text, row in of.items()}) for rank in ranks]
 
@@ -258,10 +255,10 @@ class Lines:
         self._parts = re.split(r"(\r?\n)", text)
         self.texts = [part.strip() for part in self._parts if part.strip()]
 
-    def translated(self, translations: Mapping[str, str]) -> str:
+    def translated(self, translations: Mapping[str, Linked]) -> str:
         """Returns the text with these translations of its lines."""
         found = ((part, part.strip()) for part in self._parts)
-        return "".join(part.replace(text, translations.get(text, text)) if text else part for part, text in found)
+        return "".join(part.replace(text, translations[text].text) if text else part for part, text in found)
 
 
 def _check_key(given: str, api_key: str | None) -> None:
@@ -269,13 +266,13 @@ def _check_key(given: str, api_key: str | None) -> None:
         raise HTTPException(403, "Invalid API key" if given else "api_key is missing; ask who runs this service")
 
 
-def _check_size(texts: Sequence[str], settings: Settings, subject: str = "q has") -> None:
+def _check_size(texts: Sequence[str], settings: Settings) -> None:
     try:
         "".join(texts).encode()
     except UnicodeEncodeError as error:
         raise HTTPException(400, "Invalid request: q has half a surrogate pair, so it isn't Unicode") from error
     if (characters := sum(map(len, texts))) > settings.characters:
-        raise HTTPException(413, f"{subject} {characters:,} characters, and the limit is {settings.characters:,}")
+        raise HTTPException(413, f"q has {characters:,} characters, and the limit is {settings.characters:,}")
 
 
 _FORMS = ("application/json", "application/x-www-form-urlencoded", "multipart/form-data")

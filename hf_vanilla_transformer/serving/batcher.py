@@ -1,4 +1,4 @@
-"""Dynamic batching: texts of many requests share the batches of one model."""
+"""Dynamic batching: texts of many requests, each in pieces, share the batches of one model."""
 
 import asyncio
 import contextlib
@@ -6,6 +6,10 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
+
+from ..translation.links import Linked, join_linked
+from ..translation.reading import Piece
 
 # Source tokens of a batch. More fill the cores no better, and everything in a batch waits for its longest text.
 BATCH_TOKENS = 1_024
@@ -19,37 +23,43 @@ class QueueFullError(Exception):
     """More waits than can be translated soon."""
 
 
-Model = Callable[[list[str], int, str], list[list[str]]]
-"""Translates texts into a target language; for each, it returns the given number of translations, the best first."""
+# Characters of a request from which its texts are divided in a thread, so that other requests go on meanwhile.
+MANY_CHARACTERS = 2_000
+
+Options = tuple[int, str, bool]  # number of translations, target language, whether they are linked: a batch's
+Model = Callable[[list[str], int, str, bool], list[list[Linked]]]
+"""Translates pieces of texts; for each, it returns the given number of translations, the best first."""
 
 
 @dataclass(eq=False)
 class _Request:
-    texts: Sequence[str]
-    tokens: Sequence[int]
-    options: tuple[int, str]  # n_best and target: what a batch has in common
+    pieces: Sequence[Piece]
+    options: Options
     done: "asyncio.Future[None]"
-    waiting: deque[int] = field(default_factory=deque)  # numbers of texts
-    results: dict[int, list[str]] = field(default_factory=dict)
+    waiting: deque[int] = field(default_factory=deque)  # numbers of pieces
+    results: dict[int, list[Linked]] = field(default_factory=dict)
+
+    def tokens(self, number: int) -> int:
+        return self.options[0] * self.pieces[number].num_tokens
 
     @property
     def waiting_tokens(self) -> int:
-        return sum(self.tokens[number] for number in self.waiting)
+        return sum(map(self.tokens, self.waiting))
 
 
 class Batcher:
     """Gathers waiting texts into batches for one model, which a thread of its own translates.
 
-    An idle model begins at once. While it works, requests gather, and the next batch takes a text of each in turn, so
-    that a request of many texts doesn't hold up short ones. After a batch of several texts, the next one waits for as
-    many, a few milliseconds at most. A cancelled request leaves the queue.
+    An idle model begins at once. While it works, requests gather, and the next batch takes a piece of each in turn, so
+    that long texts and requests of many texts don't hold up short ones. After a batch of several pieces, the next one
+    waits for as many, a few milliseconds at most. A cancelled request leaves the queue.
 
     Args:
         translate: The model.
-        count_tokens: Returns the number of tokens of each text.
-        batch_tokens: Source tokens of a batch at most; a longer text is a batch by itself.
+        divide: Divides a text in the given language into pieces.
+        batch_tokens: Source tokens of a batch at most; a longer piece is a batch by itself.
         max_waiting_tokens: Source tokens that may wait; each request counts for at most half of them.
-        on_batch: Called after each batch with its number of texts and of tokens.
+        on_batch: Called after each batch with its number of pieces and of tokens.
         thread: Where the model works; None: in a thread of its own. Load the model in the same thread, and let all
             models of a process share it: PyTorch has a thread pool for each thread that computes, and they contend
             for the cores.
@@ -58,14 +68,14 @@ class Batcher:
     def __init__(
         self,
         translate: Model,
-        count_tokens: Callable[[list[str]], list[int]],
+        divide: Callable[[str, str], list[Piece]],
         *,
         batch_tokens: int = BATCH_TOKENS,
         max_waiting_tokens: int = MAX_WAITING_TOKENS,
         on_batch: Callable[[int, int], object] = lambda texts, tokens: None,
         thread: Executor | None = None,
     ) -> None:
-        self._translate, self._count_tokens = translate, count_tokens
+        self._translate, self._divide = translate, divide
         self._batch_tokens, self._max_waiting_tokens, self._on_batch = batch_tokens, max_waiting_tokens, on_batch
         self._requests: list[_Request] = []  # those without an answer, the oldest first
         self._work: asyncio.Task[None] | None = None
@@ -77,46 +87,63 @@ class Batcher:
         """Source tokens that wait for a batch."""
         return sum(request.waiting_tokens for request in self._requests)
 
-    async def translate(self, texts: Sequence[str], n_best: int = 1, target: str = "") -> list[list[str]]:
+    async def translate(
+        self, texts: Sequence[str], n_best: int = 1, *, source: str = "", target: str = "", linked: bool = False
+    ) -> list[list[Linked]]:
         """Translates the texts of one request.
 
         Args:
             texts: The texts.
             n_best: Translations of each.
+            source: Their language.
             target: The target language.
+            linked: Whether the translations are linked with their sources by the model's attention.
 
         Returns:
-            For each text, its translations, the best first.
+            For each text, its translations, the best first. Of a text in several pieces, each joins the pieces'
+            translations of its rank, or the last ones that there are.
 
         Raises:
             QueueFullError: Too much waits.
-            Exception: What the model raised for one of the texts.
+            Exception: What the model raised for one of the pieces.
         """
-        if not texts:
-            return []
-        tokens = [n_best * number for number in self._count_tokens(list(texts))]
-        # A request counts for at most half of the limit, so that a long one doesn't keep out short ones.
-        most = self._max_waiting_tokens // 2
-        waiting = sum(min(one.waiting_tokens, most) for one in self._requests)
-        if waiting + min(sum(tokens), most) > self._max_waiting_tokens:
-            raise QueueFullError(f"{self.waiting_tokens:,} tokens wait already")
+        divide = partial(self._divided, texts, source)
+        divided = await asyncio.to_thread(divide) if sum(map(len, texts)) > MANY_CHARACTERS else divide()
+        if not (pieces := [piece for some in divided for piece in some]):
+            return [[join_linked([], [])] for _ in texts]
+        await self._translated(request := self._request(pieces, (n_best, target, linked)))
+        rows = iter(request.results[number] for number in range(len(pieces)))
+        return [_joined(some, [next(rows) for _ in some]) for some in divided]
+
+    def _divided(self, texts: Sequence[str], source: str) -> list[list[Piece]]:
+        return [self._divide(text, source) for text in texts]
+
+    def _request(self, pieces: Sequence[Piece], options: Options) -> _Request:
+        """Returns a request, unless too much waits."""
         done = asyncio.get_running_loop().create_future()
-        request = _Request(texts, tokens, (n_best, target), done, deque(range(len(texts))))
+        request = _Request(pieces, options, done, deque(range(len(pieces))))
+        # A request counts for at most half of the limit, so that a long one doesn't keep out short ones.
+        waiting = sum(min(one.waiting_tokens, self._max_waiting_tokens // 2) for one in [*self._requests, request])
+        if waiting > self._max_waiting_tokens:
+            raise QueueFullError(f"{self.waiting_tokens:,} tokens wait already")
+        return request
+
+    async def _translated(self, request: _Request) -> None:
+        """Waits until a request is translated, in its turns."""
         self._requests.append(request)
         if len(self._waiting()) >= self._expected:
             self._gathered.set()
         if self._work is None or self._work.done():
             self._work = asyncio.create_task(self._translate_batches())
         try:
-            await done
+            await request.done
         finally:
             self._requests.remove(request)
-        return [request.results[number] for number in range(len(texts))]
 
     async def _translate_batches(self) -> None:
         run = asyncio.get_running_loop().run_in_executor
         while batch := list(self._next_batch()):
-            texts = [request.texts[number] for request, number in batch]
+            texts = [request.pieces[number].text for request, number in batch]
             outcomes = await run(self._thread, self._outcomes, texts, batch[0][0].options)
             for (request, number), outcome in zip(batch, outcomes, strict=True):
                 if isinstance(outcome, list):
@@ -126,10 +153,10 @@ class Batcher:
                 if isinstance(outcome, Exception):
                     request.done.set_exception(outcome)
                     request.waiting.clear()
-                elif len(request.results) == len(request.texts):
+                elif len(request.results) == len(request.pieces):
                     request.done.set_result(None)
             n_best = batch[0][0].options[0]
-            self._on_batch(len(batch), sum(request.tokens[number] for request, number in batch) // n_best)
+            self._on_batch(len(batch), sum(request.tokens(number) for request, number in batch) // n_best)
             waiting = self._waiting()
             self._expected = len({request for request, _ in batch}.union(waiting))
             if self._expected > max(1, len(waiting)):
@@ -142,7 +169,7 @@ class Batcher:
         return [request for request in self._requests if request.waiting]
 
     def _next_batch(self) -> Iterator[tuple[_Request, int]]:
-        """Yields texts of requests with the options of the oldest one, one of each request in turn."""
+        """Yields pieces of requests with the options of the oldest one, one of each request in turn."""
         if not (waiting := self._waiting()):
             return
         options, left = waiting[0].options, self._batch_tokens
@@ -150,7 +177,7 @@ class Batcher:
         first = True
         while turns:
             request = turns.popleft()
-            left -= request.tokens[request.waiting[0]]
+            left -= request.tokens(request.waiting[0])
             if left < 0 and not first:
                 return
             yield request, request.waiting.popleft()
@@ -158,11 +185,17 @@ class Batcher:
             if request.waiting:
                 turns.append(request)
 
-    def _outcomes(self, texts: list[str], options: tuple[int, str]) -> list[list[str] | Exception]:
-        """Returns the translations of each text, or its error: one text's error isn't that of the others."""
+    def _outcomes(self, texts: list[str], options: Options) -> list[list[Linked] | Exception]:
+        """Returns the translations of each piece, or its error: one piece's error isn't that of the others."""
         try:
             return [*self._translate(texts, *options)]
         except Exception as error:
             if len(texts) == 1:
                 return [error]
         return [outcome for text in texts for outcome in self._outcomes([text], options)]
+
+
+def _joined(pieces: list[Piece], rows: list[list[Linked]]) -> list[Linked]:
+    """Returns the translations of a text, by rank, from those of its pieces."""
+    ranks = range(max(map(len, rows), default=1))
+    return [join_linked(pieces, [row[min(rank, len(row) - 1)] for row in rows]) for rank in ranks]

@@ -4,9 +4,12 @@ import re
 from collections.abc import Callable, Iterable
 from concurrent.futures import Executor
 from pathlib import Path
+from typing import Any
 
 from ..hub.facts import said_by_author
-from ..translation.reading import encoder, target_code, target_codes
+from ..translation.decoding import source_limit
+from ..translation.links import Linked, linked_rows
+from ..translation.reading import Piece, can_split, pieces_of, target_code, target_codes
 from ..translation.translator import Translator
 from .batcher import Batcher
 
@@ -63,19 +66,22 @@ def batcher_of(
     Raises:
         LanguagesError: The model has several target languages, and one of the pairs' isn't among them.
     """
-    encode, has_targets = encoder(translator.tokenizer), bool(target_codes(translator.tokenizer))
+    tokenizer, has_targets = translator.tokenizer, bool(target_codes(translator.tokenizer))
+    limit = source_limit(translator.model, None, tokenizer)
     for source, target in pairs if has_targets else ():
         try:
-            target_code(translator.tokenizer, target)
+            target_code(tokenizer, target)
         except ValueError as error:
             raise LanguagesError(f"{source}-{target}: {error}") from error
 
-    def translate(texts: list[str], n_best: int, target: str) -> list[list[str]]:
-        target_lang = target if has_targets else None
-        if n_best == 1:
-            return [[text] for text in translator(texts, target_lang=target_lang, progress_bar=False)]
-        beams = max(n_best, getattr(translator.model.generation_config, "num_beams", None) or 1)
-        rows = translator(texts, n_best=n_best, num_beams=beams, target_lang=target_lang, progress_bar=False)
-        return [[translation.text for translation in row] for row in rows]
+    def translate(texts: list[str], n_best: int, target: str, linked: bool) -> list[list[Linked]]:
+        options: dict[str, Any] = {"target_lang": target if has_targets else None, "progress_bar": False}
+        if n_best > 1:
+            beams = max(n_best, getattr(translator.model.generation_config, "num_beams", None) or 1)
+            options |= {"n_best": n_best, "num_beams": beams}
+        return linked_rows(translator, texts, alignments=linked, **options)
 
-    return Batcher(translate, lambda texts: [len(ids) for ids in encode(texts)], on_batch=on_batch, thread=thread)
+    def divide(text: str, source: str) -> list[Piece]:
+        return pieces_of(tokenizer, text, limit, re.split("[-_]", source)[0] if can_split() else None)
+
+    return Batcher(translate, divide, on_batch=on_batch, thread=thread)

@@ -14,6 +14,7 @@ from ray.serve.exceptions import BackPressureError
 from ray.serve.handle import DeploymentHandle
 
 from ..errors import first_line
+from ..translation.links import Linked
 from ..translation.translator import Translator
 from .app import AsyncTranslate, create_app
 from .batcher import Batcher, QueueFullError
@@ -34,10 +35,10 @@ def _remote(models: DeploymentHandle, name: str) -> AsyncTranslate:
     """Returns what translates with a model on the cluster."""
     there = models.options(multiplexed_model_id=name).translate
 
-    async def translate(texts: Sequence[str], n_best: int, target: str) -> list[list[str]]:
-        response = there.remote(texts, n_best, target)
+    async def translate(texts: Sequence[str], n_best: int, **options: Any) -> list[list[Linked]]:
+        response = there.remote(texts, n_best, **options)
         try:
-            rows: list[list[str]] = await response
+            rows: list[list[Linked]] = await response
         except RayTaskError as error:
             raise error.cause from None  # the model's own error
         except (BackPressureError, RayActorError) as error:
@@ -100,9 +101,9 @@ def running(
 
             return await asyncio.get_running_loop().run_in_executor(self._thread, opened)
 
-        async def translate(self, texts: list[str], n_best: int, target: str) -> list[list[str]]:
+        async def translate(self, texts: list[str], n_best: int, **options: Any) -> list[list[Linked]]:
             batcher = await self._batcher(serve.get_multiplexed_model_id())
-            return await batcher.translate(texts, n_best, target)
+            return await batcher.translate(texts, n_best, **options)
 
     class Http:
         def __init__(self, handle: DeploymentHandle) -> None:
@@ -138,7 +139,7 @@ def running(
             serve.run(front.bind(behind.bind()), name=NAME, route_prefix="/")
             handle = serve.get_deployment_handle("models", NAME)
             for name in models:  # a model that can't be opened is an error here
-                handle.options(multiplexed_model_id=name).translate.remote([], 1, "").result()
+                handle.options(multiplexed_model_id=name).translate.remote([], 1).result()
             yield
         except RayTaskError as error:
             raise error.cause from None

@@ -30,11 +30,15 @@ class Alignment:
         source: The source's tokens, (S,).
         target: The tokens that the model wrote, (T,), without those of a prefix.
         weights: The mean of the last layer's heads, (T, S).
+        source_ids: The ids of the source's tokens, (S,).
+        target_ids: The ids of the target's tokens, (T,).
     """
 
     source: tuple[str, ...]
     target: tuple[str, ...]
     weights: Tensor
+    source_ids: tuple[int, ...] = ()
+    target_ids: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)

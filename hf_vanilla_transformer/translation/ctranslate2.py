@@ -174,12 +174,14 @@ class Batch:
 
         def translation(number: int, score: float | None) -> Translation:
             tokens = result.hypotheses[number][:limit]
-            text = tokenizer.decode([self._model.ids[token] for token in tokens], skip_special_tokens=True)
+            ids = [self._model.ids[token] for token in tokens]
+            text = tokenizer.decode(ids, skip_special_tokens=True)
             alignment = None
             if result.attention:
                 source = tuple(self._model.source[token] for token in segment.token_ids)
                 weights = torch.tensor(result.attention[number][prompt : len(tokens)]).reshape(-1, len(source))
-                alignment = Alignment(source, tuple(tokens[prompt:]), weights)
+                sides = tuple(segment.token_ids), tuple(ids[prompt:])
+                alignment = Alignment(source, tuple(tokens[prompt:]), weights, *sides)
             return Translation(on_one_line(text), count(tokens), score, alignment)
 
         if not any(result.scores or ()):  # greedy search has none, nor has a source without tokens

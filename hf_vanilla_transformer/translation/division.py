@@ -25,25 +25,25 @@ def encode_within(encode: Encode, texts: list[str], limit: int) -> list[list[int
     return [None if ids is None or len(ids) > limit else ids for ids in rows]
 
 
-def divide(encode: Encode, text: str, limit: int) -> list[list[int]]:
+def divide(encode: Encode, text: str, limit: int) -> list[tuple[str, list[int]]]:
     """Divides a text at the end of a sentence near its middle, else at white space, else anywhere, and so on.
 
     Nothing is lost but white space at the ends of pieces.
 
     Returns:
-        The token ids of each piece: at most `limit`, and at most `PIECE_TOKENS`.
+        The pieces, each with its token ids: at most `limit`, and at most `PIECE_TOKENS`.
 
     Raises:
         ValueError: A single character has more tokens.
     """
     limit = min(limit, PIECE_TOKENS)
-    pieces: list[list[int]] = []
+    pieces: list[tuple[str, list[int]]] = []
     waiting = [text.strip()]  # the first part is the last one here
     while waiting:
         part = waiting.pop()
         (ids,) = encode_within(encode, [part], limit)
         if ids is not None:
-            pieces.append(ids)
+            pieces.append((part, ids))
         elif len(part) < 2:
             raise ValueError(f"{part!r} alone has more than the {limit} tokens of a piece")
         else:

@@ -1,24 +1,33 @@
-"""Translating HTML: markup, code and names stay as they are; only text between them is translated.
+"""Translating HTML: each block's text is translated as a whole, and its markup goes where the model's attention leads.
 
-Block by block, a model translates the block's text, and each part in it that has markup of its own. Where the
-translation of a part is found once in the translation of the block, the part's markup goes there. Otherwise the pieces
-between the markup are translated one by one and keep the order of the source: markup is never lost, at the price of a
-less fluent sentence.
+An inline element goes around the words that attend to its own, in one place. Code, what must not be translated,
+addresses and placeholders come back byte for byte: where the translation has them, else in place of the words that
+attend to them, else where their neighbours are. Markup is never lost.
 """
 
 import html
-import re
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
-from itertools import pairwise
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+from typing import Any, NamedTuple
+
+import numpy as np
+import regex
+from numpy.typing import NDArray
+
+from .links import Linked, translate_linked
+from .translator import Translator
+
+Numbers = NDArray[np.float64]
 
 VOID = {
     "area", "base", "br", "col", "embed", "hr", "img", "input", "link", "meta", "param", "source", "track", "wbr",
 }  # fmt: skip
 INLINE = {
-    "a", "abbr", "b", "bdi", "bdo", "big", "cite", "code", "dfn", "em", "font", "i", "img", "ins", "del", "kbd",
-    "label", "mark", "q", "s", "samp", "small", "span", "strike", "strong", "sub", "sup", "time", "tt", "u", "var",
-    "wbr", "",  # comments
+    "a", "abbr", "b", "bdi", "bdo", "big", "button", "cite", "code", "data", "del", "dfn", "em", "font", "i", "img",
+    "input", "ins", "kbd", "label", "mark", "math", "nobr", "q", "s", "samp", "small", "span", "strike", "strong",
+    "sub", "sup", "svg", "time", "tt", "u", "var", "wbr", "",  # comments
 }  # fmt: skip
 FOREIGN = {"math", "svg"}  # XML, where "/>" ends an element
 RAW = {"script", "style", "textarea"}  # elements without tags inside
@@ -29,131 +38,278 @@ CLOSED_BY = {
     "dd": TERMS, "dt": TERMS, "li": frozenset({"li"}), "option": frozenset({"option"}), "p": frozenset({"div", "p"}),
     "td": CELLS, "th": CELLS, "tr": frozenset({"tr"}),
 }  # fmt: skip
-DEPTH = 20  # of inline elements; tags further inside stay where they are
-MOST_PARTS = 100  # of a block whose markup is looked for in its translation
 # Comments, declarations and tags. As in browsers, the end of the text ends each.
-MARKUP = re.compile(
+MARKUP = regex.compile(
     r"""<!--.*?(?:-->|\Z) | <[!?][^>]*>?
     | <(?P<closing>/?)(?P<tag>[a-zA-Z][^\s<>/"']*)(?P<attributes>(?:[^<>"']|"[^"]*(?:"|\Z)|'[^']*(?:'|\Z))*+)>?""",
-    re.VERBOSE | re.DOTALL,
+    regex.VERBOSE | regex.DOTALL,
 )
-NOT_TRANSLATED = re.compile(
+NOT_TRANSLATED = regex.compile(
     r"""\stranslate\s*=\s*["']?no\b | \sclass\s*=\s*(?:"[^"]*|'[^']*|)(?<![\w-])notranslate(?![\w-])""",
-    re.VERBOSE | re.IGNORECASE,
+    regex.VERBOSE | regex.IGNORECASE,
 )
-# Web and mail addresses, and placeholders of templates: {name}, {{ name }}, ${name}, %(name)s.
-PROTECTED = re.compile(
-    r"""https?://[^\s<>"']*[^\s<>"'.,;:!?)\]] | www\.[^\s<>"']*[^\s<>"'.,;:!?)\]]
-    | (?<![\w.+-])[\w.+-]++@[\w-]+(?:\.[\w-]+)+ | \{\{[^{}]*\}\} | \$?\{[^{}]*\} | %\(\w+\)[a-z]""",
-    re.VERBOSE,
+DEPTH = 20  # of inline elements; tags further inside are placed one by one
+MOST_NODES = 500  # of a block: what has more tags is no sentence, and each takes time
+# Scripts without spaces, and letters of the others with their marks.
+SPACELESS = r"[\p{Han}\p{Hiragana}\p{Katakana}\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}]"
+LETTER = rf"[[\w\p{{M}}]--{SPACELESS}]"
+# Web and mail addresses, and placeholders: {name}, {{ name }}, ${name}, %(name)s, %s, %1$s.
+PROTECTED = regex.compile(
+    rf"""(?:https?://|www\.)[^\s<>"'\u3000-\u303f\uff00-\uff65]*[^\s<>"'.,;:!?)\]\u3000-\u303f\uff00-\uff65]
+    | (?<!{LETTER}|[.+-])(?:{LETTER}|[.+-])++@(?:{LETTER}|-)+(?:\.(?:{LETTER}|-)+)+
+    | \{{\{{[^{{}}]*\}}\}} | \$?\{{[^{{}}]*\}} | %\(\w+\)[a-z]
+    | (?<![\w%])%(?:\d+\$)?(?:l?[dius]|@|\.\d+f)(?![A-Za-z0-9_%])""",
+    regex.VERBOSE | regex.V1,
 )
+FIRST, NEXT = "\x01", "\x02"  # take the place of what stays once it is found in a translation
+# What stays together, behind white space: a word, a letter of a script without spaces, a mark.
+UNIT = regex.compile(rf"(\s*)({FIRST}{NEXT}*|{LETTER}+(?:['’-]{LETTER}+)*|{SPACELESS}\p{{M}}*|\S)", regex.V1)
+IN_WORD = regex.compile(rf"{LETTER}{{2}}", regex.V1)
+SHARE = 0.5  # of a word has to come from an element, so that it is in it
+FORCED = 1e6  # outweighs all shares
 
 
-@dataclass(eq=False)
-class _Part:
-    """A part of a block: text, or what stays byte for byte, or an inline element.
+class _Token(NamedTuple):
+    """A part of HTML: `kind` is "text", "start", "end", "void" or "other"; `is_kept`: what is in it isn't prose."""
 
-    Attributes:
-        text: Its text, as a model reads it.
-        raw: What stays as it is: all of a protected part, or the start tag of an element; None: nothing.
-        end: The end tag of an element.
-        parts: Those of an element.
-        tag: The element's name; "" for others.
-    """
-
-    text: str = ""
-    raw: str | None = None
-    end: str = ""
-    parts: list["_Part"] = field(default_factory=list)
+    begin: int
+    kind: str
     tag: str = ""
-
-    @property
-    def whole(self) -> str:
-        return "".join([self.text, *(part.whole for part in self.parts)])
+    is_kept: bool = False
 
 
-class Document:
-    """An HTML text: what has to be translated of it, and the text with the translations in place.
+def _tokens(source: str) -> Iterator[_Token]:
+    """Cuts HTML into tokens, each of which ends where the next one begins; nothing gets lost."""
+    position = 0
+    while match := MARKUP.search(source, position):
+        if match.start() > position:
+            yield _Token(position, "text")
+        tag, position = (match["tag"] or "").lower(), match.end()
+        if not tag or match["closing"]:
+            yield _Token(match.start(), "end" if tag else "other", tag)
+        elif tag in VOID or match[0].endswith("/>"):
+            yield _Token(match.start(), "void", tag)
+        else:
+            is_kept = tag in CODE or bool(NOT_TRANSLATED.search(match["attributes"]))
+            yield _Token(match.start(), "start", tag, is_kept)
+            if tag in RAW:
+                end = regex.compile(rf"</{tag}(?![\w-])|\Z", regex.IGNORECASE).search(source, position)
+                position = end.start()
+    if position < len(source):
+        yield _Token(position, "text")
+    yield _Token(len(source), "other")
 
-    Args:
-        source: HTML, a page or a fragment.
 
-    Attributes:
-        texts: What is translated, each once: no markup, no white space around it.
-    """
+@dataclass
+class _Node:
+    """Markup: an element, or what has no text. Its places are those in the block's text; `parent` is a number or -1."""
 
-    def __init__(self, source: str) -> None:
-        self._blocks: list[_Part] = []  # each with the markup behind it as its end
-        self._open = [_Part()]  # the block and its inline elements that are open
-        position = 0
-        while match := MARKUP.search(source, position):
-            self._add_text(source[position : match.start()])
-            position = match.end()
-            raw, tag, closing = match[0], (match["tag"] or "").lower(), match["closing"]
-            is_kept = not (closing or tag in VOID or (tag in FOREIGN and raw.endswith("/>")))
-            is_kept = is_kept and (tag in CODE or bool(NOT_TRANSLATED.search(match["attributes"] or "")))
-            if is_kept:
-                position = _end_of(tag, source, position)
-                raw = source[match.start() : position]
-            if tag not in INLINE:
-                self._end_block(raw)
-            elif closing and self._open[-1].tag == tag:
-                self._open.pop().end = raw
-            elif is_kept:
-                self._open[-1].parts.append(_Part(html.unescape(re.sub("<[^<>]*>", "", raw)), raw))
-            elif closing or tag in VOID or not tag or raw.endswith("/>") or len(self._open) > DEPTH:
-                self._open[-1].parts.append(_Part(raw=raw))
+    raw: str  # its start tag, or all of it
+    begin: int
+    end: int
+    parent: int
+    depth: int  # number of elements around it
+    closing: str = ""  # the end tag
+
+
+class _Block:
+    """The text of a block and its inline markup; `source` is the HTML, where it begins at `start`."""
+
+    def __init__(self, source: str, start: int) -> None:
+        self.source, self.start, self.stop = source, start, start
+        self.text, self.nodes = "", list[_Node]()
+        self.kept: dict[tuple[int, int], str] = {}  # places in the text of what stays -> an element's HTML, or ""
+        self.open: list[tuple[str, int]] = []  # elements' names and numbers
+
+    def add_kept(self, raw: str, text: str) -> None:
+        """Adds an element that stays byte for byte."""
+        if not text.strip():
+            self.add_markup(raw)
+            return
+        self.kept[len(self.text), len(self.text) + len(text)] = raw
+        self.text += text
+
+    def add_markup(self, raw: str, tag: str = "") -> None:
+        """Adds markup, or an element that stays open."""
+        parent = self.open[-1][1] if self.open else -1
+        self.nodes.append(_Node(raw, len(self.text), len(self.text), parent, len(self.open)))
+        self.open += [(tag, len(self.nodes) - 1)] if tag else []
+
+    def add_end(self, raw: str, tag: str) -> None:
+        """Adds an end tag, as markup by itself if another element is open."""
+        if self.open and self.open[-1][0] == tag:
+            node = self.nodes[self.open.pop()[1]]
+            node.end, node.closing = len(self.text), raw
+        else:
+            self.add_markup(raw)
+
+    def finish(self, stop: int) -> None:
+        """Ends the block; elements that are still open aren't closed."""
+        self.stop = stop
+        for _, number in self.open:
+            self.nodes[number].end = len(self.text)
+        stays = {place for begin, end in self.kept for place in range(begin, end)}
+        for match in PROTECTED.finditer(self.text):
+            if stays.isdisjoint(range(*match.span())):
+                self.kept[match.span()] = ""
+                stays.update(range(*match.span()))
+        self.is_prose = any(char.isalpha() for place, char in enumerate(self.text) if place not in stays)
+        self.solid = _solid(self.text)
+        self._cuts = sorted({place for node in self.nodes for place in (node.begin, node.end)})
+
+    def units(self, begin: int, end: int) -> list["_Unit"]:
+        """Returns what stays, cut where elements begin or end."""
+        if raw := self.kept[begin, end]:
+            return [_Unit(raw, self.solid[begin], self.solid[end], True)]
+        places = [begin, *self._cuts[bisect_right(self._cuts, begin) : bisect_left(self._cuts, end)], end]
+        units, source = [], self.source[self.start : self.stop]
+        for one, other in pairwise(places):
+            text = self.text[one:other]
+            raw = text if text in source else _escape(text)
+            units.append(_Unit(raw, self.solid[one], self.solid[other], True))
+        return units
+
+    def gaps(self, begin: int, end: int) -> tuple[str, str]:
+        """Returns a space, or nothing, as there is white space before and behind a part of the text."""
+        return " " * self.text[max(begin - 1, 0) : begin].isspace(), " " * self.text[end : end + 1].isspace()
+
+    def rendered(self, translation: Linked | None) -> str:
+        """Returns the block in the target language, or as it is."""
+        raw = self.source[self.start : self.stop]
+        if translation is None:
+            return raw
+        begin, end = len(raw) - len(raw.lstrip()), len(raw.rstrip())
+        return raw[:begin] + _Layout(self, translation).rendered() + raw[end:]
+
+
+@dataclass
+class _Unit:
+    """A word of a translation and its place there, or a part of what stays and its place in the source."""
+
+    raw: str
+    begin: int  # white space isn't counted
+    end: int
+    is_kept: bool = False
+    gap: str = ""  # white space before it
+
+
+class _Layout:
+    """Puts the markup of a block into its translation, a row of N units with N + 1 places around them."""
+
+    def __init__(self, block: _Block, translation: Linked) -> None:
+        self.block, self.origins = block, translation.origins
+        text, solid = translation.text, _solid(translation.text)
+        found, missing = dict[int, list[_Unit]](), list[tuple[int, int]]()
+        for begin, end in sorted(block.kept, key=lambda place: place[0] - place[1]):
+            sought = _spaced(block.text[begin:end])
+            if (start := _occurrence(sought, text)) < 0:
+                missing.append((begin, end))
             else:
-                element = _Part(raw=raw, tag=tag)
-                self._open[-1].parts.append(element)
-                self._open.append(element)
-        self._add_text(source[position:])
-        self._end_block("")
-        wanted = (_spaced(text) for block in self._blocks for text in _wanted(block))
-        self.texts = list(dict.fromkeys(text for text in wanted if any(map(str.isalpha, text))))
+                found[start] = block.units(begin, end)
+                text = text[:start] + FIRST + NEXT * (len(sought) - 1) + text[start + len(sought) :]
+        self.units: list[_Unit] = []
+        for match in UNIT.finditer(text):
+            begin, end = match.span(2)
+            units = found.get(begin) or [_Unit(_escape(match[2]), solid[begin], solid[end])]
+            units[0].gap = match[1] if self.units else ""
+            self.units += units
+        self._note_places()
+        for begin, end in sorted(missing):
+            self._insert(begin, end)
+        self.owners = np.full(len(self.units), -1)  # numbers of the innermost elements
+        self.spans: list[tuple[int, int]] = []  # of all nodes so far
 
-    def translated(self, translations: Mapping[str, str]) -> str:
-        """Returns the HTML in the target language.
+    def rendered(self) -> str:
+        """Returns the translation with the markup."""
+        parts = [part for at, one in enumerate(self.units) for part in ((at, 1, 0, 0, one.gap), (at, 3, 0, 0, one.raw))]
+        for number, node in enumerate(self.block.nodes):  # each behind its parent
+            parts += self._placed(number, node)
+        return "".join(part[-1] for part in sorted(parts))
 
-        Args:
-            translations: Those of `texts`.
-        """
-        return "".join(_render(block, translations) for block in self._blocks)
+    def _placed(self, number: int, node: _Node) -> Iterator[tuple[int, int, int, int, str]]:
+        """Places markup; yields what sorts its parts: place, before or behind the white space there, depth, number."""
+        first, last = self.spans[node.parent] if node.parent >= 0 else (0, len(self.units))
+        start, stop = self._span(node, first, last)
+        self.owners[start:stop] = number
+        self.spans.append((start, stop))
+        before, behind = self.block.gaps(node.begin, node.end)
+        if start < stop:
+            yield start, 2, node.depth, number, node.raw
+            yield stop, 0, -node.depth, number, node.closing
+        elif start < last and (start == first or before):
+            yield start, 2, node.depth, number, node.raw + node.closing + behind
+        else:
+            yield start, 0, -node.depth, number, before * (start > 0) + node.raw + node.closing
 
-    def _add_text(self, raw: str) -> None:
-        text, end = html.unescape(raw), 0
-        for match in PROTECTED.finditer(text):
-            own = [_Part(text[end : match.start()]), _Part(match[0], _escape(match[0]))]
-            self._open[-1].parts += own if own[0].text else own[1:]
-            end = match.end()
-        if text[end:]:
-            self._open[-1].parts.append(_Part(text[end:]))
+    def _span(self, node: _Node, first: int, last: int) -> tuple[int, int]:
+        """Returns the units that an element goes around, or the place of markup twice."""
+        begin, end = self.block.solid[node.begin], self.block.solid[node.end]
+        gains = self._shares(begin, end) - SHARE
+        gains[self._is_kept] *= FORCED
+        gains[self.owners != node.parent] = -FORCED
+        start, stop, gain = _best(gains)
+        if begin < end and gain > 0:
+            return start, stop
+        places = np.arange(first, last + 1)
+        around = np.concatenate([[-2], self.owners, [-2]])  # not inside of another element
+        is_free = (around[places] != around[places + 1]) | (around[places] == node.parent)
+        is_free[[0, -1]] = True
+        return (self._boundary(begin, places[is_free]),) * 2
 
-    def _end_block(self, raw: str) -> None:
-        """Ends a block; an inline element that is still open keeps its parts and isn't closed."""
-        self._open[0].end = raw
-        self._blocks.append(self._open[0])
-        self._open = [_Part()]
+    def _insert(self, begin: int, end: int) -> None:
+        """Puts what stays in place of the words that come from it, or else between those of its neighbours."""
+        units, (before, behind) = self.block.units(begin, end), self.block.gaps(begin, end)
+        shares = self._shares(units[0].begin, units[-1].end)
+        start, stop, gain = _best(np.where(self._is_kept, -FORCED, shares - SHARE))
+        if gain > 0:
+            units[0].gap = self.units[start].gap
+        else:
+            start = stop = self._boundary(units[0].begin, np.arange(len(self.units) + 1))
+            units[0].gap = before * (start > 0)
+            for one in self.units[start : start + 1]:
+                one.gap = one.gap or behind
+        self.units[start:stop] = units
+        self._note_places()
+
+    def _note_places(self) -> None:
+        places = [(one.begin, one.end, one.is_kept) for one in self.units]
+        self._begins, self._ends, is_kept = np.array(places, int).reshape(-1, 3).T
+        self._is_kept = is_kept.astype(bool)
+
+    def _shares(self, begin: int, end: int) -> Numbers:
+        """Returns how much of each unit comes from a span of the source, (N,), from 0 to 1."""
+        counts = np.concatenate([[0], np.cumsum((begin <= self.origins) & (self.origins < end))])
+        is_inside = (begin <= self._begins) & (self._ends <= end)
+        begins, ends = (places.clip(max=len(counts) - 1) for places in (self._begins, self._ends))
+        return np.where(self._is_kept, is_inside, (counts[ends] - counts[begins]) / (self._ends - self._begins))
+
+    def _boundary(self, begin: int, places: NDArray[np.int64]) -> int:
+        """Returns the place that best divides what comes before a place of the source from what comes after it."""
+        gains = np.concatenate([[0.0], np.cumsum(2 * self._shares(0, begin) - 1)])
+        return int(places[np.argmax(gains[places])])
 
 
-def _end_of(tag: str, source: str, position: int) -> int:
-    """Returns where an element ends that begins before `position`, also where HTML lets its end tag out."""
-    if tag in RAW:
-        end = re.compile(rf"</{tag}(?![\w-])[^<>]*>", re.IGNORECASE).search(source, position)
-        return end.end() if end else len(source)
-    closing = CLOSED_BY.get(tag, frozenset())
-    depth, lists = 1, 0
-    for match in MARKUP.finditer(source, position):
-        name, step = (match["tag"] or "").lower(), -1 if match["closing"] else 1
-        if name == tag and not lists and (step < 0 or tag not in closing):
-            depth += 0 if tag in FOREIGN and match[0].endswith("/>") else step
-            if not depth:
-                return match.end()
-        elif closing and name in LISTS:
-            lists += step
-        if closing and (lists < 0 or (name in closing and not lists)):
-            return match.start()
-    return len(source)
+def _best(gains: Numbers) -> tuple[int, int, float]:
+    """Returns the span with the largest sum, and the sum."""
+    if not len(gains):
+        return 0, 0, 0.0
+    sums = np.concatenate([[0.0], np.cumsum(gains)])
+    stop = int(np.argmax(sums[1:] - np.minimum.accumulate(sums[:-1]))) + 1
+    start = stop - 1 - int(np.argmin(sums[:stop][::-1]))
+    return start, stop, float(sums[stop] - sums[start])
+
+
+def _occurrence(sought: str, text: str) -> int:
+    """Returns where a text begins in another, not inside a word and best without a suffix; -1: nowhere."""
+    starts = [at.start() for at in regex.finditer(regex.escape(sought), text)]
+    starts = [start for start in starts if not (start and IN_WORD.match(text, start - 1))]
+    alone = (start for start in starts if not IN_WORD.match(text, start + len(sought) - 1))
+    return next(alone, starts[0] if starts else -1)
+
+
+def _solid(text: str) -> list[int]:
+    """Returns, for each place in a text, how many characters before it aren't white space."""
+    return [0, *accumulate(not char.isspace() for char in text)]
 
 
 def _spaced(text: str) -> str:
@@ -165,52 +321,94 @@ def _escape(text: str) -> str:
     return html.escape(text, quote=False)
 
 
-def _is_placed(part: _Part) -> bool:
-    """Whether the markup in a part is looked for in its translation."""
-    return 1 < len(part.parts) <= MOST_PARTS and all(one.raw is None or one.whole.strip() for one in part.parts)
+class Document:
+    """An HTML text: what has to be translated of it, and the text with the translations in place.
+
+    Args:
+        source: HTML, a page or a fragment.
+
+    Attributes:
+        texts: What is translated, each once: the text of each block, without markup and white space around it.
+    """
+
+    def __init__(self, source: str) -> None:
+        self._source, self._blocks = source, list[_Block]()
+        tokens, block, number = list(_tokens(source)), _Block(source, 0), 0
+        while number < len(tokens) - 1:
+            token = tokens[number]
+            last = _end_of(number, tokens) if token.is_kept else number + 1
+            raw = source[token.begin : tokens[last].begin]
+            if token.kind == "text":
+                block.text += html.unescape(raw)
+            elif token.tag not in INLINE or len(block.nodes) >= MOST_NODES:
+                self._finish(block, token.begin)
+                block = _Block(source, tokens[last].begin)
+            elif token.is_kept:
+                block.add_kept(raw, _text_of(tokens[number : last + 1], source))
+            elif token.kind == "end":
+                block.add_end(raw, token.tag)
+            else:
+                is_element = token.kind == "start" and len(block.open) < DEPTH
+                block.add_markup(raw, token.tag if is_element else "")
+            number = last
+        self._finish(block, len(source))
+        self.texts = list(dict.fromkeys(_spaced(block.text) for block in self._blocks))
+
+    def _finish(self, block: _Block, stop: int) -> None:
+        block.finish(stop)
+        self._blocks += [block] if block.is_prose else []
+
+    def translated(self, translations: Mapping[str, Linked]) -> str:
+        """Returns the HTML in the target language.
+
+        Args:
+            translations: Those of `texts`; a block without one stays as it is.
+        """
+        parts, position = list[str](), 0
+        for block in self._blocks:
+            parts += [self._source[position : block.start], block.rendered(translations.get(_spaced(block.text)))]
+            position = block.stop
+        return "".join([*parts, self._source[position:]])
 
 
-def _wanted(part: _Part) -> Iterator[str]:
-    """Yields the texts whose translations `_render` may look up."""
-    if part.parts:
-        if part.raw is not None or _is_placed(part):
-            yield part.whole
-        for one in part.parts:
-            yield from _wanted(one)
-    elif part.raw is None:
-        yield part.text
+def _text_of(tokens: Sequence[_Token], source: str) -> str:
+    """Returns the text of an element, from its first token to the one behind it; a drawing and a script have none."""
+    if tokens[0].tag in RAW or tokens[0].tag == "svg":
+        return ""
+    return "".join(
+        html.unescape(source[one.begin : other.begin]) for one, other in pairwise(tokens) if one.kind == "text"
+    )
 
 
-def _translation(text: str, translations: Mapping[str, str]) -> str:
-    known = translations.get(_spaced(text))
-    return text if known is None else text.replace(text.strip(), known)
+def _end_of(number: int, tokens: Sequence[_Token]) -> int:
+    """Returns the token behind an element, also where HTML lets its end tag out."""
+    tag, depth, lists = tokens[number].tag, 1, 0
+    closing = CLOSED_BY.get(tag, frozenset())
+    for place, token in enumerate(tokens[number + 1 :], start=number + 1):
+        step = {"start": 1, "end": -1}.get(token.kind, 0)
+        if token.tag == tag and not lists and (step < 0 or tag not in closing):
+            depth += step
+            if not depth:
+                return place + 1
+        elif closing and token.tag in LISTS:
+            lists += step
+        if closing and (lists < 0 or (token.tag in closing and not lists)):
+            return place
+    return len(tokens) - 1
 
 
-def _render(part: _Part, translations: Mapping[str, str]) -> str:
-    """Returns a part in the target language; its parts are where their translations are, or in the source's order."""
-    if not part.parts:
-        return (_escape(_translation(part.text, translations)) if part.raw is None else part.raw) + part.end
-    source, end = part.whole, 0
-    whole, rendered = _translation(source, translations), part.raw or ""
-    places = _places(part, whole, translations) if whole != source and _is_placed(part) else None
-    if places is None:
-        return rendered + "".join(_render(one, translations) for one in part.parts) + part.end
-    for start, stop, one in places:
-        rendered += _escape(whole[end:start]) + _render(one, translations)
-        end = stop
-    return rendered + _escape(whole[end:]) + part.end
+def translate_html(translator: Translator, source: str, split_sentences: str | None = None, **options: Any) -> str:
+    """Translates the text of HTML.
 
+    Args:
+        translator: The model.
+        source: A page or a fragment.
+        split_sentences: As for `Translator`.
+        **options: For the translator.
 
-def _places(block: _Part, whole: str, translations: Mapping[str, str]) -> list[tuple[int, int, _Part]] | None:
-    """Returns where parts with markup are in the block's translation, or None if one of them isn't found just once."""
-    places: list[tuple[int, int, _Part]] = []
-    for part in block.parts:
-        if part.raw is None:
-            continue
-        own = _spaced(_translation(part.whole, translations) if part.parts else part.text)
-        found = list(re.finditer(rf"(?<!\w){re.escape(own)}(?!\w)", whole)) if own else []
-        if len(found) != 1:
-            return None
-        places.append((*found[0].span(), part))
-    places.sort(key=lambda place: place[:2])
-    return places if all(one[1] <= other[0] for one, other in pairwise(places)) else None
+    Returns:
+        The HTML with its markup.
+    """
+    document = Document(source)
+    translations = translate_linked(translator, document.texts, split_sentences, **options)
+    return document.translated(dict(zip(document.texts, translations, strict=True)))

@@ -90,7 +90,29 @@ def _sentences(
 
 
 def _divided(encode: Encode, begin: str, sentence: str, limit: int) -> list[list[int]]:
-    return divide(lambda pieces: encode([begin + piece for piece in pieces]), sentence, limit)
+    return [ids for _, ids in divide(lambda pieces: encode([begin + piece for piece in pieces]), sentence, limit)]
+
+
+class Piece(NamedTuple):
+    """A part of a text that is translated by itself: its text, its tokens, and the line breaks before it."""
+
+    text: str
+    num_tokens: int
+    gap: str = ""
+
+
+def pieces_of(tokenizer: PreTrainedTokenizerBase, text: str, limit: int, language: str | None = None) -> list[Piece]:
+    """Divides a text as `read_segments` does; one that begins with a target language's code stays as it is."""
+    encode = encoder(tokenizer)
+    if target_codes(tokenizer) and CODE.match(text):
+        return [Piece(text, len(encode([text])[0]))]
+    sentences = [("", text)] if language is None else list(split_sentences(text, language))
+    pieces: list[Piece] = []
+    encoded = encode_within(encode, [sentence for _, sentence in sentences], limit)
+    for (gap, sentence), ids in zip(sentences, encoded, strict=True):
+        parts = divide(encode, sentence, limit) if ids is None else [(sentence, ids)]
+        pieces += [Piece(part, len(own), "" if place else gap) for place, (part, own) in enumerate(parts)]
+    return pieces
 
 
 def encoder(tokenizer: PreTrainedTokenizerBase, *, is_target: bool = False, **options: object) -> Encode:
@@ -185,6 +207,11 @@ def check_splitting(language: str | None) -> None:
         )
     if sentencex is None:
         raise ImportError(f"split_sentences needs sentencex, and it isn't installed: {install('sentences')}")
+
+
+def can_split() -> bool:
+    """Whether texts can be split into sentences: whether sentencex is installed."""
+    return sentencex is not None
 
 
 def split_sentences(text: str, language: str) -> Iterator[tuple[str, str]]:

@@ -157,4 +157,4 @@ def _alignment(names: tuple[Namer, Namer], output: ModelOutput, row: int, source
     begin = output.sequences.shape[1] - output.alignments.shape[1]
     target = output.sequences[row, begin : begin + count].tolist()
     weights = output.alignments[row, :count, : len(source)].clone()  # a view would hold the batch's memory
-    return Alignment(tuple(names[0](source)), tuple(names[1](target)), weights)
+    return Alignment(tuple(names[0](source)), tuple(names[1](target)), weights, tuple(source), tuple(target))

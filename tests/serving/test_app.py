@@ -4,21 +4,34 @@ import asyncio
 import threading
 from typing import Any
 
+import numpy as np
 import pytest
 from fastapi.testclient import TestClient
 
 from hf_vanilla_transformer.serving import app as service
 from hf_vanilla_transformer.serving.batcher import Batcher
+from hf_vanilla_transformer.translation.links import Linked
+from hf_vanilla_transformer.translation.reading import Piece
 
 
-def capitals(texts: list[str], n_best: int, target: str) -> list[list[str]]:
-    return [[f"{text.upper()}{number or ''}" for number in range(n_best)] for text in texts]
+def capitals(texts: list[str], n_best: int, target: str, linked: bool) -> list[list[Linked]]:
+    """Translates each character into a capital; further translations end with their number."""
+    return [[in_order(text.upper() + str(number or "")) for number in range(n_best)] for text in texts]
+
+
+def in_order(text: str) -> Linked:
+    size = len("".join(text.split()))
+    return Linked(text, np.arange(size, dtype=float), size)
+
+
+def sentences(text: str, language: str) -> list[Piece]:
+    return [Piece(part, len(part)) for part in text.split(" / ")]
 
 
 def client(translate: Any = capitals, waiting: int = 1_000, **settings: Any) -> TestClient:
     metrics = service.Metrics()
     count = {"max_waiting_tokens": waiting, "on_batch": metrics.add}
-    queue = Batcher(translate, lambda texts: [len(text) for text in texts], **count)
+    queue = Batcher(translate, sentences, **count)
     metrics.waiting.set_function(lambda: queue.waiting_tokens)
     models = {("en", "de"): queue.translate, ("en", "fr"): queue.translate}
     return TestClient(service.create_app(models, service.Settings(**settings), metrics))
@@ -51,16 +64,14 @@ def test_lines_are_translated_one_by_one() -> None:
     assert answer.json() == {"translatedText": [best, ""], "alternatives": [[other], [""]]}
 
 
-def test_a_long_text_has_one_translation_and_others_several() -> None:
-    def translate(texts: list[str], n_best: int, target: str) -> list[list[str]]:
-        return [row[:1] if len(row[0]) > 9 else row for row in capitals(texts, n_best, target)]
+def test_some_texts_have_one_translation_and_others_several() -> None:
+    def translate(texts: list[str], *options: Any) -> list[list[Linked]]:
+        return [row[:1] if len(row[0].text) > 9 else row for row in capitals(texts, *options)]
 
-    answer = client(translate).post(
-        "/translate", json=ask(["cat", "two long dogs", "a\ntwo long dogs"], alternatives=1)
-    )
-    assert answer.json() == {
-        "translatedText": ["CAT", "TWO LONG DOGS", "A\nTWO LONG DOGS"],
-        "alternatives": [["CAT1"], [], ["A1\nTWO LONG DOGS"]],
+    texts = ["cat", "two long dogs", "a\ntwo long dogs", "a / two long dogs"]
+    assert client(translate).post("/translate", json=ask(texts, alternatives=1)).json() == {
+        "translatedText": ["CAT", "TWO LONG DOGS", "A\nTWO LONG DOGS", "A TWO LONG DOGS"],
+        "alternatives": [["CAT1"], [], ["A1\nTWO LONG DOGS"], ["A1 TWO LONG DOGS"]],
     }
 
 
@@ -71,13 +82,12 @@ def test_a_page_has_as_many_elements_as_it_likes() -> None:
 
 
 def test_html() -> None:
-    answer = client().post("/translate", json=ask(["<p>two <b>dogs</b></p>", "x"], format="html"))
-    assert answer.json() == {"translatedText": ["<p>TWO <b>DOGS</b></p>", "X"]}
+    answer = client().post("/translate", json=ask(["<p>two <b>dogs</b> / run", "x"], format="html", alternatives=1))
+    assert answer.json() == {
+        "translatedText": ["<p>TWO <b>DOGS</b> RUN", "X"],
+        "alternatives": [["<p>TWO <b>DOGS1</b> RUN1"], ["X1"]],
+    }
     assert client().post("/translate", json=ask(f"&#{'1' * 5_000};", format="html")).status_code == 400
-    nested = ask(f"<p>a <b>{'b' * 20}</b></p>", format="html")
-    answer = client(characters=40).post("/translate", json=nested)
-    assert answer.status_code == 413
-    assert "the texts of the page's elements, one inside the other, have 43 characters" in answer.text
 
 
 @pytest.mark.parametrize(
@@ -140,7 +150,7 @@ def test_keys() -> None:
 
 
 def test_a_models_error_is_the_users() -> None:
-    def refuse(texts: list[str], n_best: int, target: str) -> list[list[str]]:
+    def refuse(texts: list[str], *options: Any) -> list[list[Linked]]:
         raise ValueError("too long for the positions\nmore")
 
     answer = client(refuse).post("/translate", json=ask())
@@ -150,9 +160,9 @@ def test_a_models_error_is_the_users() -> None:
 def test_a_full_queue_and_a_deadline() -> None:
     go_on = threading.Event()
 
-    def slow(texts: list[str], n_best: int, target: str) -> list[list[str]]:
+    def slow(texts: list[str], *options: Any) -> list[list[Linked]]:
         assert go_on.wait(60)
-        return capitals(texts, n_best, target)
+        return capitals(texts, *options)
 
     async def run() -> list[int]:
         import httpx

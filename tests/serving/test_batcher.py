@@ -6,9 +6,12 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 
 from hf_vanilla_transformer.serving.batcher import Batcher, QueueFullError
+from hf_vanilla_transformer.translation.links import Linked
+from hf_vanilla_transformer.translation.reading import Piece
 
 
 class Model:
@@ -19,20 +22,29 @@ class Model:
         self.go_on = threading.Event()
         self.go_on.set()
 
-    def __call__(self, texts: list[str], n_best: int, target: str) -> list[list[str]]:
+    def __call__(self, texts: list[str], n_best: int, target: str, linked: bool) -> list[list[Linked]]:
         self.batches.append(texts)
         assert self.go_on.wait(60)
         if any("bad" in text for text in texts):
             raise ValueError("a bad text")
-        return [[f"{text.upper()}{target}{number}" for number in range(n_best)] for text in texts]
+        return [
+            [Linked(f"{text.upper()}{target}{number}", np.zeros(0), 0) for number in range(n_best)] for text in texts
+        ]
 
 
-def lengths(texts: list[str]) -> list[int]:
-    return [len(text) for text in texts]
+def sentences(text: str, language: str) -> list[Piece]:
+    return [Piece(part, len(part)) for part in text.split(" / ")]
 
 
-def batcher(model: Model, **options: Any) -> Batcher:
-    return Batcher(model, lengths, **options)
+class Texts(Batcher):
+    """Returns the translations' texts."""
+
+    async def translate(self, *args: Any, **options: Any) -> Any:
+        return [[one.text for one in row] for row in await super().translate(*args, **options)]
+
+
+def batcher(model: Model, **options: Any) -> Texts:
+    return Texts(model, sentences, **options)
 
 
 async def until(condition: Callable[[], bool]) -> None:
@@ -79,6 +91,23 @@ def test_a_request_of_many_texts_does_not_hold_up_a_short_one() -> None:
         model.go_on.set()
         await asyncio.gather(*tasks)
         assert model.batches[1] == ["bb", "cc", "bb", "bb"]
+
+    asyncio.run(run())
+
+
+def test_a_long_text_takes_turns_by_its_pieces_and_leaves_when_its_client_does() -> None:
+    async def run() -> None:
+        model = Model()
+        queue = batcher(model, batch_tokens=8)
+        tasks = await waiting(model, queue, (["aa"],), ([" / ".join(["bb"] * 2_000)],), (["cc / dd"],))
+        await until(lambda: queue.waiting_tokens > 4_000)  # it was divided in a thread
+        model.go_on.set()
+        assert await tasks[2] == [["CC0 DD0"]]
+        assert sorted(text for batch in model.batches[1:3] for text in batch if text != "bb") == ["cc", "dd"]
+        tasks[1].cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        assert await queue.translate(["ee"]) == [["EE0"]]
+        assert len(model.batches) < 1_000
 
     asyncio.run(run())
 

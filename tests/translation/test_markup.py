@@ -2,17 +2,32 @@
 
 import re
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hf_vanilla_transformer.translation.links import Linked
 from hf_vanilla_transformer.translation.markup import Document
 
 
+def size(text: str) -> int:
+    return len("".join(text.split()))
+
+
 def shout(source: str) -> str:
-    """Translates each word into capitals, wherever it stands."""
+    """Translates each character into a capital at its place."""
     document = Document(source)
-    return document.translated({text: text.upper() for text in document.texts})
+    capitals = {text: Linked(text.upper(), np.arange(size(text), dtype=float), size(text)) for text in document.texts}
+    return document.translated(capitals)
+
+
+def reordered(source: str, *words: tuple[str, str]) -> str:
+    """Translates a single text by words, each with the word of the source that it comes from, or ""."""
+    (text,) = (document := Document(source)).texts
+    origins = [size(text[: text.index(of)]) if of else -1 for word, of in words for _ in "".join(word.split())]
+    target = " ".join(word for word, _ in words).replace(" _", "")
+    return document.translated({text: Linked(target, np.array(origins, float), size(text))})
 
 
 @pytest.mark.parametrize(
@@ -51,22 +66,31 @@ def test_markup_stays(source: str, translated: str) -> None:
 
 def test_white_space_is_that_of_a_browser() -> None:
     document = Document("<p>\n  two <b> dogs </b>\n  run\n</p>")
-    assert document.texts == ["two dogs run", "two", "dogs", "run"]
-    assert document.translated({"two dogs run": "zwei hunde rennen", "dogs": "hunde"}) == (
-        "<p>\n  zwei <b> hunde </b> rennen\n</p>"
-    )
+    assert document.texts == ["two dogs run"]
+    assert shout("<p>\n  two <b> dogs </b>\n  run\n</p>") == "<p>\n  TWO <b>DOGS</b> RUN\n</p>"
 
 
 def test_markup_follows_its_words() -> None:
-    document = Document("<p>the <b>red</b> <i>house</i></p>")
-    order = {"the red house": "la casa roja", "red": "roja", "house": "casa", "the": "la"}
-    assert document.translated(order) == "<p>la <i>casa</i> <b>roja</b></p>"
+    words = ("la", "the"), ("casa", "house"), ("roja", "red")
+    assert reordered("<p>the <b>red</b> <i>house</i></p>", *words) == "<p>la <i>casa</i> <b>roja</b></p>"
+    words = ("er", "he"), ("hob", "picked"), ("ihn", "it"), ("auf", "up")
+    assert reordered("he <a href=x><i>picked</i> it up</a>", *words) == "er <a href=x><i>hob</i> ihn auf</a>"
+    words = ("no", "not"), ("va", "go")  # two words without a counterpart
+    assert reordered("<u>he</u> does <b>not</b> <i>go</i>", *words) == "<u></u> <b>no</b> <i>va</i>"
+    words = ("ich", "I"), ("habe", "have"), ("den", "dog"), ("Hund", "dog"), ("gesehen", "seen")
+    assert reordered("I have<wbr> seen the <b>dog</b>", *words) == "ich habe<wbr> <b>den Hund</b> gesehen"
 
 
-def test_what_is_not_found_once_keeps_the_order_of_the_source() -> None:
-    document = Document("<p>a <b>dog</b> and a dog</p>")
-    words = {"a dog and a dog": "hund und hund", "a": "ein", "dog": "hund", "and a dog": "und ein hund"}
-    assert document.translated(words) == "<p>ein <b>hund</b> und ein hund</p>"
+def test_what_stays_is_where_the_translation_has_it_or_its_words_are() -> None:
+    assert reordered("call {name} now", ("ruf", "call"), ("jetzt", "now"), ("{name}", "")) == "ruf jetzt {name}"
+    assert reordered("call {name} now", ("nun", "now"), ("{Name}", "{name}"), ("an", "call")) == "nun {name} an"
+    assert reordered("call {name}, now", ("ruf", "call"), ("nun", "now")) == "ruf {name} nun"
+    assert reordered("{name}, call", ("{name}님", "{name}"), ("전화", "call")) == "{name}님 전화"
+    assert reordered("see {a} at www.a.de", ("请到www.a.de看{a}", "see")) == "请到www.a.de看{a}"
+    link = '<a href="x"><span>https://</span><b>a.de</b>/?x=1&y=%s</a>'
+    assert reordered(f"see {link}", ("https://a.de/?x=1&y=%s", ""), ("sieh", "see")) == f"{link} sieh"
+    keep = "<b translate=no>in</b>"
+    assert reordered(f"be {keep} it", ("innen", "it"), ("darin", "it"), ("in", "in")) == f"innen darin {keep}"
 
 
 @pytest.mark.parametrize("part", ["<!--", '<a "', "<pre ", "<b>", "<b>x", "a.b-", "www.", "{{"])
