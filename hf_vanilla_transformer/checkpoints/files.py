@@ -2,6 +2,7 @@
 
 import glob
 import os
+import platform
 import secrets
 import shutil
 import tempfile
@@ -9,10 +10,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-try:
-    import fcntl
-except ImportError:  # Windows; there, leftovers stay
-    fcntl = None  # type: ignore[assignment]
+import psutil
 
 
 class LinkError(ValueError):
@@ -41,13 +39,24 @@ def check_links(folder: Path, files: Iterable[Path] | None = None, *, in_cache: 
             raise LinkError(f"{file} is a link to {target}, out of the folder; put a copy there, or remove it")
 
 
+def _beginning(path: Path) -> str:
+    """Returns how names begin that this process writes before they become `path`; removes those of killed ones."""
+    begin = f".{path.name[:50]}.{platform.node()}-"  # no other machine's processes are known
+    for left in path.parent.glob(f"{glob.escape(begin)}*-????????.partial"):
+        is_only_copy = (left / "old").exists() and not path.exists()  # of a model that was being replaced
+        with suppress(OSError, ValueError):
+            if not is_only_copy and not psutil.pid_exists(int(left.name.removeprefix(begin).partition("-")[0])):
+                shutil.rmtree(left) if left.is_dir() else left.unlink()
+    return f"{begin}{os.getpid()}-"
+
+
 @contextmanager
 def replacing(path: str | Path) -> Iterator[Path]:
     """Yields the name of a file to write beside `path`; it replaces `path` at the end.
 
     The file is never half written. After an error, a full disk for instance, the new file is removed and the old one is
-    what it was. A device or a pipe, such as /dev/stdout, is yielded itself. What a killed process has left of the same
-    file is removed.
+    what it was; what killed processes have left of it is removed. A device or a pipe, such as /dev/stdout, is yielded
+    itself.
 
     Args:
         path: The file to write; if it is a symbolic link, the file that it refers to is replaced.
@@ -60,43 +69,15 @@ def replacing(path: str | Path) -> Iterator[Path]:
         yield path
         return
     path = path.resolve()
-    temporary = path.with_name(f".{path.name[:50]}.{secrets.token_hex(4)}.partial")
-    _remove_leftovers(path)
+    temporary = path.with_name(f"{_beginning(path)}{secrets.token_hex(4)}.partial")
     try:
-        with _locked(temporary):
-            yield temporary
-            if path.exists():
-                shutil.copymode(path, temporary)
-            os.replace(temporary, path)
+        yield temporary
+        if path.exists():
+            shutil.copymode(path, temporary)
+        os.replace(temporary, path)
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
-
-
-@contextmanager
-def _locked(place: Path) -> Iterator[bool]:
-    """Locks what is being written, as long as this process lives; yields whether no other process had done so."""
-    if fcntl is None:
-        yield False
-        return
-    descriptor = os.open(place, os.O_RDONLY if place.is_dir() else os.O_RDONLY | os.O_CREAT, 0o666)
-    try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            is_locked = True
-        except OSError:  # another process's, or a file system without locks
-            is_locked = False
-        yield is_locked
-    finally:
-        os.close(descriptor)
-
-
-def _remove_leftovers(path: Path) -> None:
-    """Removes what killed processes have left of a file or folder, but nothing that one still writes."""
-    for left in path.parent.glob(f".{glob.escape(path.name[:50])}.{'?' * 8}.partial"):
-        with suppress(OSError), _locked(left) as is_locked:
-            if is_locked and (path.exists() or not (left / "old").exists()):  # that may be the only copy of a model
-                shutil.rmtree(left) if left.is_dir() else left.unlink()
 
 
 def write_text(path: str | Path, text: str) -> None:
@@ -140,9 +121,7 @@ def new_folder(output: Path, *, replace: bool = False) -> Iterator[Path]:
         OSError: It can't be written, or there is something at `output`.
     """
     output = Path(os.path.realpath(output))  # neither "." nor a link can be removed by that name
-    _remove_leftovers(output)
-    temporary = tempfile.TemporaryDirectory(".partial", f".{output.name[:50]}.", output.parent)
-    with temporary as place, _locked(Path(place)):
+    with tempfile.TemporaryDirectory(prefix=_beginning(output), suffix=".partial", dir=output.parent) as place:
         folder, old = Path(place, "model"), Path(place, "old")
         folder.mkdir()
         yield folder
