@@ -2,6 +2,7 @@
 
 import argparse
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 from .common import (
@@ -69,9 +70,7 @@ def _language(name: str) -> str | None:
     from ..hub.facts import said_by_author
     from ..translation.reading import check_splitting
 
-    try:
-        language = said_by_author(Path(name)).get("source_language")
-        check_splitting(language)
-    except (ValueError, ImportError):
-        return None
-    return language
+    with suppress(ValueError, ImportError):
+        check_splitting(language := said_by_author(Path(name)).get("source_language"))
+        return language
+    return None

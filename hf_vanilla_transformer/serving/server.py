@@ -44,7 +44,7 @@ def run(app: ASGIApp, host: str, port: int, *, grace: int, on_ready: Callable[[]
 
 
 def _let_log_be_lost() -> None:
-    """Keeps a service going whose log is a pipe that nobody reads: what the pipe has no room for is lost."""
+    """Keeps a service going whose log is a pipe that isn't read: what the pipe has no room for is lost."""
     if sys.platform != "win32" and stat.S_ISFIFO(os.fstat(2).st_mode):
         os.set_blocking(2, False)
         without_buffer = io.FileIO(2, "w", closefd=False)

@@ -84,9 +84,9 @@ class Job:
     how: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
-        name, suffix = self.source.name, self.source.suffix.lower()
-        if name.endswith(ERRORS):
-            raise CorpusError(f"{self.source} has the name of a report on {name.removesuffix(ERRORS)}; rename it")
+        other, suffix = self.output.name.removesuffix(ERRORS), self.source.suffix.lower()
+        if other != self.output.name:
+            raise CorpusError(f"{self.output} would have the name of the report on {other}; rename {self.source.name}")
         if self.form not in (*FORMATS, PARQUET) or (suffix in COMPRESSIONS and suffix != ".gz"):
             raise CorpusError(
                 f"{self.source}: can't be written back; make it text, a table (.tsv, .jsonl, .parquet), subtitles "
@@ -206,10 +206,8 @@ def _lines(file: Any, path: Path, is_whole: bool) -> Iterator[bytes]:
     for number, line in enumerate(bounded_lines(file, str(path))):
         if not number:
             check_start(line, str(path))
-        if is_whole:
-            yield line
-        else:
-            yield line.removeprefix(b"" if number else BOM_UTF8).removesuffix(b"\n").removesuffix(b"\r")
+        plain = line.removeprefix(b"" if number else BOM_UTF8).removesuffix(b"\n").removesuffix(b"\r")
+        yield line if is_whole else plain
 
 
 def _guarded(rows: Iterator[Row], path: Path) -> Iterator[Row]:
@@ -222,7 +220,7 @@ def _reading(path: Path) -> Iterator[None]:
     """Turns errors of reading a file into ones that name it."""
     try:
         yield
-    except (gzip.BadGzipFile, EOFError, zlib.error, pyarrow.ArrowException, OSError) as error:
+    except (gzip.BadGzipFile, EOFError, zlib.error, pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
         raise CorpusError(f"{path}: can't be read ({first_line(error)}); is it complete?") from error
 
 
@@ -268,15 +266,8 @@ def _json_rows(lines: Iterator[bytes], path: Path, column: str) -> Iterator[Row]
         yield Row(text, "", cells) if isinstance(text, str) else Row(None, f"{column!r} is no text", cells)
 
 
-def _text_rows(lines: Iterator[bytes], path: Path, column: str) -> Iterator[Row]:
-    return map(_text_row, lines)
-
-
 def _page_row(lines: Iterator[bytes], path: Path, column: str) -> Iterator[Row]:
-    try:
-        yield Row(b"".join(lines).decode())
-    except UnicodeDecodeError as error:
-        raise CorpusError(f"{path}: not UTF-8 ({first_line(error)}); convert it, with iconv for instance") from error
+    yield Row(b"".join(lines).decode())
 
 
 def _subtitle_rows(lines: Iterator[bytes], path: Path, column: str) -> Iterator[Row]:
@@ -408,14 +399,10 @@ def _subtitle_line(row: Row, outcome: Outcome) -> bytes:
     return subtitles.speech_of(outcome.translation, *row.cells).encode()
 
 
-def _page_text(row: Row, outcome: Outcome) -> bytes:
-    return outcome.translation.encode()
-
-
 FORMATS: dict[str, tuple[Callable[[Iterator[bytes], Path, str], Iterator[Row]], Callable[[Row, Outcome], bytes]]] = {
-    "": (_text_rows, _line),
+    "": (lambda lines, *_: map(_text_row, lines), _line),
     ".tsv": (_tsv_rows, _tsv_line),
     ".jsonl": (_json_rows, _json_line),
     **dict.fromkeys(SUBTITLES, (_subtitle_rows, _subtitle_line)),
-    **dict.fromkeys(HTML, (_page_row, _page_text)),
+    **dict.fromkeys(HTML, (_page_row, lambda _, outcome: outcome.translation.encode())),
 }

@@ -35,8 +35,7 @@ def text_of(speech: str, is_vtt: bool) -> tuple[str, str, str]:
     """Returns what stays before a text, the text, and what stays behind it; other marks are left out."""
     match = SPEECH.fullmatch(speech)
     assert match is not None  # as it may all be text
-    tags = [set(TAG.findall(match[side])) for side in (1, 3)]
-    kept = tags[0] & tags[1] | {"v"}  # a tag around it all, and who speaks
+    kept = {"v", *TAG.findall(match[1])} & {"v", *TAG.findall(match[3])}  # who speaks, and tags around it all
     before, after = (TAG.sub(lambda tag: tag[0] if tag[1] in kept else "", match[side]) for side in (1, 3))
     text = " ".join(re.sub(MARK, "", match[2]).split())
     return before, html.unescape(text) if is_vtt else text, after
@@ -44,6 +43,6 @@ def text_of(speech: str, is_vtt: bool) -> tuple[str, str, str]:
 
 def speech_of(translation: str, before: str, after: str, is_vtt: bool) -> str:
     """Returns the lines of a translation, which end as those of the file do."""
-    lines = textwrap.wrap(translation, WIDTH, break_long_words=False, break_on_hyphens=False)
-    text = ("\r\n" if after.endswith("\r\n") else "\n").join(lines)
+    text = textwrap.fill(translation, WIDTH, break_long_words=False, break_on_hyphens=False)
+    text = text.replace("\n", "\r\n") if after.endswith("\r\n") else text
     return before + (html.escape(text, quote=False) if is_vtt else text) + after

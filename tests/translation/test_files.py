@@ -82,7 +82,7 @@ def test_tables_get_a_column(job) -> None:
         ("b.gz", b"plain", "can't be read"),
         ("c.parquet", b"PAR1", "can't be read"),
         ("e.tsv", b"text\ttranslation\n", "has a column 'translation' already"),
-        ("j.html", b"<p>\xff", "not UTF-8"),
+        ("j.html", b"<p>\xff", "can't be read"),
         ("d.tsv", b"source\ttarget\n", "has no column 'text'; there are 'source', 'target'"),
         ("h.tsv", b"text\ttext\n", "has several columns 'text'"),
         ("i.txt", "one\n".encode("utf-16"), "the file is UTF-16, not UTF-8"),
@@ -99,7 +99,7 @@ def test_a_damaged_file_leaves_no_output(job, name: str, content: bytes, problem
 @pytest.mark.parametrize("name", ["f.csv", "g.txt.xz", "README.md", "a.XLIFF.gz", "a.txt.errors.jsonl"])
 def test_other_formats_are_refused_at_once(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_bytes(b"text\none\n")
-    with pytest.raises(CorpusError, match=r"--format text|has the name of a report on a\.txt"):
+    with pytest.raises(CorpusError, match=r"--format text|have the name of the report on a\.txt"):
         jobs([tmp_path], tmp_path / "out")
 
 
