@@ -36,12 +36,13 @@ TRANSLATE_FIRST = "<p>Attention is shown here after a translation.</p>"
 Pairs = list[tuple[str, str]]  # sources and their translations, in the order of the table
 
 
-def build_page(translator: Translator, examples: Sequence[str] = ()) -> gr.Blocks:
+def build_page(translator: Translator, examples: Sequence[str] = (), split_sentences: str | None = None) -> gr.Blocks:
     """Builds the page; `start` shows it.
 
     Args:
         translator: Translates.
         examples: Texts that can be chosen.
+        split_sentences: As for `Translator`'s calls.
     """
     model = translator.model
     name = getattr(model, "name_or_path", "") or type(model).__name__
@@ -52,7 +53,7 @@ def build_page(translator: Translator, examples: Sequence[str] = ()) -> gr.Block
         gr.Markdown(f"# Translation\n\n{model.num_parameters():,} parameters. Score: {_scoring(penalty_name)}")
         text = gr.Textbox(
             label="Text to translate",
-            info="One sentence per line. Shift+Enter translates.",
+            info=f"{'Sentences' if split_sentences else 'One sentence per line'}. Shift+Enter translates.",
             lines=2,
             max_lines=12,
             max_length=MOST_CHARACTERS,
@@ -75,7 +76,8 @@ def build_page(translator: Translator, examples: Sequence[str] = ()) -> gr.Block
         picture = gr.HTML(TRANSLATE_FIRST, elem_id="attention")
 
         def translate(text: str, num_beams: float, penalty: float, target_lang: str | None = None) -> list[Any]:
-            options: dict[str, Any] = {"num_beams": int(num_beams), "target_lang": target_lang or None}
+            options: dict[str, Any] = {"target_lang": target_lang or None, "split_sentences": split_sentences}
+            options["num_beams"] = int(num_beams)
             if num_beams > 1:
                 options |= {"n_best": int(num_beams), penalty_name: penalty}
             else:

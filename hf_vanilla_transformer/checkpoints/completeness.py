@@ -64,7 +64,8 @@ def last_complete_checkpoints(run: Path, number: int, *, to_resume: bool = True)
         raise ValueError(f"{run} has no complete checkpoint; give a training's output folder, with checkpoint-N in it")
     if len(newest) < number:
         names = ", ".join(checkpoint.name for checkpoint in reversed(newest))
-        raise ValueError(f"{run} has {len(newest)} complete checkpoints, not {number} ({names}); ask for fewer")
+        complete = f"{len(newest)} complete checkpoint{'s' if newest[1:] else ''}"
+        raise ValueError(f"{run} has {complete}, not {number} ({names}); ask for fewer")
     return newest[::-1]
 
 

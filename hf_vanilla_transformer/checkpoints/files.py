@@ -1,12 +1,16 @@
 """Files and folders that appear when they are complete."""
 
+import glob
 import os
+import platform
 import secrets
 import shutil
 import tempfile
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+
+import psutil
 
 
 class LinkError(ValueError):
@@ -35,12 +39,24 @@ def check_links(folder: Path, files: Iterable[Path] | None = None, *, in_cache: 
             raise LinkError(f"{file} is a link to {target}, out of the folder; put a copy there, or remove it")
 
 
+def _beginning(path: Path) -> str:
+    """Returns how names begin that this process writes before they become `path`; removes those of killed ones."""
+    begin = f".{path.name[:50]}.{platform.node()}-"  # no other machine's processes are known
+    for left in path.parent.glob(f"{glob.escape(begin)}*-????????.partial"):
+        is_only_copy = (left / "old").exists() and not path.exists()  # of a model that was being replaced
+        with suppress(OSError, ValueError):
+            if not is_only_copy and not psutil.pid_exists(int(left.name.removeprefix(begin).partition("-")[0])):
+                shutil.rmtree(left) if left.is_dir() else left.unlink()
+    return f"{begin}{os.getpid()}-"
+
+
 @contextmanager
 def replacing(path: str | Path) -> Iterator[Path]:
     """Yields the name of a file to write beside `path`; it replaces `path` at the end.
 
     The file is never half written. After an error, a full disk for instance, the new file is removed and the old one is
-    what it was. A device or a pipe, such as /dev/stdout, is yielded itself.
+    what it was; what killed processes have left of it is removed. A device or a pipe, such as /dev/stdout, is yielded
+    itself.
 
     Args:
         path: The file to write; if it is a symbolic link, the file that it refers to is replaced.
@@ -53,7 +69,7 @@ def replacing(path: str | Path) -> Iterator[Path]:
         yield path
         return
     path = path.resolve()
-    temporary = path.with_name(f".{path.name[:50]}.{secrets.token_hex(4)}.partial")
+    temporary = path.with_name(f"{_beginning(path)}{secrets.token_hex(4)}.partial")
     try:
         yield temporary
         if path.exists():
@@ -95,7 +111,7 @@ def check_new_folder(output: Path) -> None:
 def new_folder(output: Path, *, replace: bool = False) -> Iterator[Path]:
     """Yields an empty folder that becomes `output` at the end; after an error, `output` is as it was.
 
-    A killed process leaves a hidden folder beside `output`.
+    A killed process leaves a hidden folder beside `output`, which the next one removes.
 
     Args:
         output: The folder.
@@ -105,7 +121,7 @@ def new_folder(output: Path, *, replace: bool = False) -> Iterator[Path]:
         OSError: It can't be written, or there is something at `output`.
     """
     output = Path(os.path.realpath(output))  # neither "." nor a link can be removed by that name
-    with tempfile.TemporaryDirectory(prefix=f".{output.name}.", suffix=".partial", dir=output.parent) as place:
+    with tempfile.TemporaryDirectory(prefix=_beginning(output), suffix=".partial", dir=output.parent) as place:
         folder, old = Path(place, "model"), Path(place, "old")
         folder.mkdir()
         yield folder

@@ -9,6 +9,7 @@ import contextlib
 import errno
 import io
 import itertools
+import logging
 import os
 import re
 import sys
@@ -35,6 +36,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: The arguments after the program's name, those of this process by default.
     """
     debug = False
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # closed; a file that is opened next would have its number
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
+    logging.basicConfig(format=f"{PROGRAM}: warning: %(message)s")
     try:
         for stream in (sys.stdout, sys.stderr):
             if isinstance(stream, io.TextIOWrapper):

@@ -2,6 +2,8 @@
 
 import argparse
 import sys
+from contextlib import suppress
+from pathlib import Path
 
 from .common import (
     PROGRAM,
@@ -53,7 +55,7 @@ def _demo(arguments: argparse.Namespace) -> None:
     if not is_this_machine(host):
         warning = "every computer that reaches this machine can use the page; without --host, only its own users can"
         print(f"{PROGRAM}: warning: --host {host}: {warning}", file=sys.stderr)
-    page = demo.build_page(load_translator(name, arguments), arguments.example)
+    page = demo.build_page(load_translator(name, arguments), arguments.example, _language(name))
     try:
         address = demo.start(page, in_url(host), port)
     except OSError as error:
@@ -61,3 +63,14 @@ def _demo(arguments: argparse.Namespace) -> None:
         raise UsageError(f"{where} isn't available; give another --port or --host, or leave them out") from error
     print(f"{address} shows the page; Ctrl+C ends it", flush=True)
     page.block_thread()
+
+
+def _language(name: str) -> str | None:
+    """Returns by which language's rules paragraphs are split; None: it isn't known, or sentencex isn't installed."""
+    from ..hub.facts import said_by_author
+    from ..translation.reading import check_splitting
+
+    with suppress(ValueError, ImportError):
+        check_splitting(language := said_by_author(Path(name)).get("source_language"))
+        return language
+    return None

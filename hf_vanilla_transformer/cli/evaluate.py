@@ -1,6 +1,7 @@
 """`vanilla-transformer evaluate`."""
 
 import argparse
+import itertools
 import json
 import math
 import platform
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from ..translation.scoring import Likelihood
 
 PACKAGES = ("torch", "transformers", "sacrebleu")
+LABELS = {"num_beams": "beam", "length_penalty": "alpha"}  # of rows that differ by the search
 BLEU_KINDS = ("sacrebleu", "multi30k", "compound-split")
 
 
@@ -62,8 +64,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     _add_metric_arguments(parser)
     _add_file_arguments(parser)
     add_decoding_arguments(parser)
-    penalty = parser._option_string_actions["--length-penalty"]
-    penalty.nargs, penalty.help = "+", f"{penalty.help}; of several, each has a row"  # the model is loaded once
+    parser._option_string_actions["--greedy"].const = [1]
+    for option in map(parser._option_string_actions.get, ("--length-penalty", "--num-beams")):
+        assert option is not None
+        option.nargs, option.help = "+", f"{option.help}; of several, each has a row"  # the model is loaded once
     parser.set_defaults(run=_evaluate)
 
 
@@ -146,17 +150,23 @@ def _evaluate(arguments: argparse.Namespace) -> None:
 def _check_models(arguments: argparse.Namespace) -> None:
     if arguments.ensemble and len(arguments.model) < 2:
         raise UsageError("--ensemble needs two models or more; give --model A B")
-    rows = (1 if arguments.ensemble else len(arguments.model)) * len(arguments.length_penalty or [None])
+    rows = (1 if arguments.ensemble else len(arguments.model)) * len(_searches(arguments))
     if rows > 1 and arguments.output:
         raise UsageError(
             "--output is for one model's translations; give a single --model, or --ensemble, and at most one "
-            "--length-penalty"
+            "--length-penalty and --num-beams"
         )
     if arguments.significance and (rows == 1 or arguments.bleu[0] == "compound-split"):
         raise UsageError(
             "--significance compares rows by sacrebleu or multi30k; give --model A B or two values of "
-            "--length-penalty, and name one of these first after --bleu"
+            "--length-penalty or --num-beams, and name one of these first after --bleu"
         )
+
+
+def _searches(arguments: argparse.Namespace) -> list[dict[str, Any]]:
+    """Returns the options by which the rows of one model differ."""
+    values = ([None] if (given := getattr(arguments, option)) is None else given for option in LABELS)
+    return [dict(zip(LABELS, one, strict=True)) for one in itertools.product(*values)]
 
 
 def _check_outputs(arguments: argparse.Namespace) -> None:
@@ -171,7 +181,7 @@ def _check_outputs(arguments: argparse.Namespace) -> None:
 def _results(
     arguments: argparse.Namespace, names: list[str], sources: list[str], references: list[str]
 ) -> list[_Result]:
-    """Loads a model or an ensemble, computes its perplexity, translates once per length penalty, and scores."""
+    """Loads a model or an ensemble, computes its perplexity, translates by each search, and scores."""
     from ..translation.decoding import decode, source_limit
     from ..translation.reading import check_target_codes
     from ..translation.scoring import score_targets
@@ -179,8 +189,8 @@ def _results(
     begun = time.perf_counter()
     tokenizer, model = load_ensemble(names, arguments)
     seconds = {"loading": time.perf_counter() - begun}
-    alphas = arguments.length_penalty or [None]
-    options = [decoding_options(argparse.Namespace(**vars(arguments) | {"length_penalty": a}), model) for a in alphas]
+    searches = _searches(arguments)
+    options = [decoding_options(argparse.Namespace(**vars(arguments) | one), model) for one in searches]
     limit = source_limit(model, arguments.max_source_tokens, tokenizer)
     limits = {"batch_size": arguments.batch_size, "batch_tokens": arguments.batch_tokens}
     results = []
@@ -198,7 +208,7 @@ def _results(
                 progress=progress.update,
                 on_omission=lambda index: _warn(index, limit, "it is left out of the perplexity"),
             )
-        for alpha, one, setting in zip(alphas, options, settings, strict=True):
+        for search, one, setting in zip(searches, options, settings, strict=True):
             with _timed("decoding", len(sources), seconds) as progress:
                 hypotheses = decode(
                     model,
@@ -212,7 +222,8 @@ def _results(
                 )
             translations = [row[0].text for row in hypotheses]
             scores = _measure(arguments, translations, references)
-            name = " + ".join(names) + (f", alpha {alpha:g}" if len(alphas) > 1 else "")
+            several = (option for option in LABELS if len(getattr(arguments, option) or ()) > 1)
+            name = ", ".join([" + ".join(names), *(f"{LABELS[option]} {search[option]:g}" for option in several)])
             tokens = sum(row[0].num_tokens for row in hypotheses)
             results.append(_Result(names, *scores, likelihood, translations, tokens, dict(seconds), setting, name))
     return results

@@ -11,6 +11,7 @@ from .common import (
     PROGRAM,
     RunError,
     UsageError,
+    check_output,
     decoding_errors,
     decoding_options,
     import_extra,
@@ -20,61 +21,95 @@ from .common import (
 )
 
 if TYPE_CHECKING:
+    from tqdm import tqdm
+
     from ..data.formats import CorpusError
     from ..translation.files import Job
     from ..translation.translator import Translator
 
-COLUMN = "text"
+    Outcomes = Iterator[tuple[Job, CorpusError | None]]
+
 # Options that the translator takes as they are.
 OPTIONS = ("batch_size", "batch_tokens", "max_source_tokens", "target_lang", "split_sentences")
+# Those that translations depend on.
+RECORDED = (
+    *("column", "format", "max_source_tokens", "target_lang", "split_sentences", "backend", "compute_type", "dtype"),
+    *("num_beams", "length_penalty", "early_stopping", "coverage_penalty", "max_new_tokens"),
+)
 
 
 def is_meant(arguments: argparse.Namespace) -> bool:
-    """Whether the arguments name several files, a folder or a table."""
-    from ..data.formats import is_table
+    """Whether the arguments name several files, a folder, a table or a document."""
+    from ..data.formats import form_of
 
     inputs = arguments.input or []
     folders = [name for name in (*inputs, arguments.output) if name is not None and Path(name).is_dir()]
     is_part = arguments.ray or arguments.shard
-    return len(inputs) > 1 or bool(inputs and (folders or is_part or is_table(inputs[0])))
+    is_document = bool(inputs and form_of(inputs[0]) and arguments.format is None)
+    return len(inputs) > 1 or bool(inputs and (folders or is_part or is_document))
 
 
 def translate(arguments: argparse.Namespace) -> None:
     """Translates the files that aren't complete yet, and says what became of them.
 
     Raises:
-        UsageError: The options are wrong.
-        CorpusError: An input doesn't exist, or two have one name.
+        UsageError: The options are wrong, or an output that exists has another origin.
+        CorpusError: An input doesn't exist or can't be translated, or two have one name.
         RunError: Some files couldn't be read, or some rows couldn't be translated; all others are.
     """
-    from ..data.formats import is_table
-    from ..translation.files import jobs
+    from tqdm import tqdm
 
     if arguments.output is None:
-        raise UsageError("tables and several files need a folder for the translations; give --output DIR")
-    if Path(arguments.output).is_file() or is_table(arguments.output):
-        raise UsageError(f"--output {arguments.output} is a file; tables and several files need a folder")
+        raise UsageError("tables, documents and several files need a place for the translations; give --output")
     if arguments.actors and not arguments.ray:
         raise UsageError("--actors is for --ray; leave it out")
-    found = jobs(arguments.input, arguments.output, arguments.shard or (1, 1))
+    found = _jobs(arguments)
     complete = set() if arguments.overwrite else {job for job in found if job.output.exists()}
+    if others := [problem for job in found if job in complete and (problem := job.problem())]:
+        more = f" (and {len(others) - 1:,} more)" if others[1:] else ""
+        raise UsageError(f"{others[0]}{more}; give --overwrite to translate all files again, or another --output")
     left = [job for job in found if job not in complete]
     print(f"{len(complete)} of {len(found)} files are translated already", file=sys.stderr)
-    problems = sum(_problem(job, None) for job in found if job in complete)  # of an earlier run
-    for job, damage in (_with_ray if arguments.ray else _here)(arguments, left) if left else ():
-        problems += _problem(job, damage)
+    problems, done = sum(_problem(job, None) for job in found if job in complete), 0  # of an earlier run
+    sizes = {job: job.source.stat().st_size for job in left}
+    with tqdm(total=sum(sizes.values()), unit="B", unit_scale=True, disable=None, leave=False) as progress:
+        end = 0
+        for job, damage in (_with_ray if arguments.ray else _here)(arguments, left, progress) if left else ():
+            problems += _problem(job, damage)
+            done += damage is None
+            end += sizes[job]
+            progress.update(end - progress.n)
+    print(f"{done} files are translated now, {len(complete)} were before", file=sys.stderr)
     if problems:
         raise RunError(f"{problems} of {len(found)} files have problems, see above; the others are translated")
 
 
+def _jobs(arguments: argparse.Namespace) -> "list[Job]":
+    """Returns what is to be translated: a table or a document into one, or files into a folder."""
+    from ..data.formats import form_of
+    from ..translation.files import Job, jobs, version_of
+
+    how = {name: getattr(arguments, name) for name in RECORDED} | {"model": version_of(arguments.model)}
+    name, output = arguments.input[0], Path(arguments.output)
+    if output.is_dir() or not (output.is_file() or form_of(output.name)):
+        return jobs(arguments.input, output, arguments.shard or (1, 1), how)
+    if arguments.input[1:] or not Path(name).is_file() or output.suffix.lower() != Path(name).suffix.lower():
+        fix = "give a folder, or for a single table or document a file whose name ends as its own"
+        raise UsageError(f"--output {output} is a file; {fix}")
+    check_output("--output", arguments.output, True, [name])
+    return [Job(Path(name), output, how)]
+
+
 def _problem(job: "Job", damage: "CorpusError | None") -> bool:
     """Prints what is wrong with a file, and returns whether something is."""
+    from tqdm import tqdm
+
     problem = None if damage is None else str(damage)
     if damage is None and job.errors.exists():
         rows = len(job.errors.read_text(encoding="utf-8").splitlines())
         problem = f"{job.source}: {rows:,} rows aren't translated, see {job.errors}"
     if problem is not None:
-        print(f"{PROGRAM}: warning: {problem}", file=sys.stderr)
+        tqdm.write(f"{PROGRAM}: warning: {problem}", file=sys.stderr)
     return problem is not None
 
 
@@ -92,37 +127,28 @@ def _opened(arguments: argparse.Namespace) -> "tuple[Translator, dict[str, Any]]
     return translator, options
 
 
-def _here(arguments: argparse.Namespace, left: "list[Job]") -> "Iterator[tuple[Job, CorpusError | None]]":
-    from tqdm import tqdm
-
+def _here(arguments: argparse.Namespace, left: "list[Job]", progress: "tqdm") -> "Outcomes":
     from ..data.formats import CorpusError
-    from ..translation.files import outcomes, write
+    from ..translation.files import caller, outcomes, write
 
     translator, options = _opened(arguments)
-    call = partial(translator, **options)
-    sizes = [job.source.stat().st_size for job in left]
-    with tqdm(total=sum(sizes), unit="B", unit_scale=True, disable=None, leave=False) as progress:
-        done = 0
-        for job, size in zip(left, sizes, strict=True):
-            try:
-                for position in write(job, arguments.column or COLUMN, lambda rows: outcomes(call, rows)):
-                    progress.update(done + position - progress.n)
-            except CorpusError as error:
-                yield job, error
-            else:
-                yield job, None
-            done += size
-            progress.update(done - progress.n)
+    for job in left:
+        begin, damage = progress.n, None
+        try:
+            for position in write(job, partial(outcomes, caller(translator, job.form, **options))):
+                progress.update(begin + position - progress.n)
+        except CorpusError as error:
+            damage = error
+        yield job, damage
 
 
-def _with_ray(arguments: argparse.Namespace, left: "list[Job]") -> "Iterator[tuple[Job, CorpusError | None]]":
+def _with_ray(arguments: argparse.Namespace, left: "list[Job]", progress: "tqdm") -> "Outcomes":
     ray_files = import_extra("serving.ray")
     _, options = _opened(arguments)  # a wrong option is an error before any actor starts
     with ray_files.connected(arguments.ray):
         yield from ray_files.translate_files(
             left,
             on_every_node(arguments.model),
-            column=arguments.column or COLUMN,
             actors=(1, arguments.actors or 1),
             cpus=arguments.threads or 1,
             options=options,

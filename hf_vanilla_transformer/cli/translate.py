@@ -49,17 +49,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--input",
         nargs="+",
         metavar="FILE",
-        help="translate its lines: UTF-8, compressed or not; or several files and folders, tables (.tsv, .jsonl, "
-        ".parquet) among them, into the folder --output",
+        help="translate its lines: UTF-8, compressed or not; or a table (.tsv, .jsonl, .parquet), subtitles (.srt, "
+        ".vtt) or HTML; or several files and folders, into the folder --output",
     )
     parser.add_argument(
         "--output",
         metavar="FILE",
         help="write the translations there; the file appears when it is complete. For several files, a folder: each "
-        "gets its input's name, and complete ones are skipped when the command is started again",
+        "gets its input's name, and complete ones are skipped when the command is started again with the same options",
     )
     many = parser.add_argument_group("many files")
     many.add_argument("--column", metavar="NAME", help="the column of tables (default: text)")
+    many.add_argument("--format", choices=["text"], help="text: each line of a file is a text, whatever its name says")
     many.add_argument(
         "--shard",
         type=_shard,
@@ -99,7 +100,8 @@ def _translate(arguments: argparse.Namespace) -> None:
     if many_files.is_meant(arguments):
         many_files.translate(arguments)
         return
-    if given := [name for name in ("column", "shard", "ray", "actors") if getattr(arguments, name) is not None]:
+    only_files = ("column", "shard", "ray", "actors", *(("format",) if arguments.input is None else ()))
+    if given := [name for name in only_files if getattr(arguments, name) is not None]:
         raise UsageError(f"--{given[0]} is for tables, or several files; give them by --input, or leave it out")
     if arguments.input is not None:
         (arguments.input,) = arguments.input

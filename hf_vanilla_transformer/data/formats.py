@@ -17,6 +17,13 @@ from pathlib import Path
 from typing import Any
 
 TABLES = (".tsv", ".csv", ".jsonl", ".json", ".parquet")
+SUBTITLES, HTML = (".srt", ".vtt"), (".html", ".htm")
+# Other documents: read by lines, marks would be taken for words, and lines for sentences.
+DOCUMENTS = (
+    ".adoc", ".ass", ".doc", ".docx", ".epub", ".ini", ".markdown", ".md", ".mqxliff", ".odp", ".ods", ".odt", ".pdf",
+    ".po", ".pot", ".ppt", ".pptx", ".properties", ".resx", ".rst", ".rtf", ".sdlxliff", ".sgm", ".sgml", ".ssa",
+    ".strings", ".tbx", ".tex", ".tmx", ".ttml", ".xhtml", ".xlf", ".xliff", ".xls", ".xlsx", ".xml", ".yaml", ".yml",
+)  # fmt: skip
 COMPRESSIONS = (".gz", ".bz2", ".xz", ".zst")  # suffixes of names; a file's first bytes decide how it is read
 GZIP, XZ = b"\x1f\x8b", b"\xfd7zXZ\0"
 ZSTD = re.compile(rb"\x28\xb5\x2f\xfd|[\x50-\x5f]\x2a\x4d\x18")  # the latter: without text, as pzstd begins
@@ -173,10 +180,15 @@ def without_compression(name: str) -> str:
     return name.removesuffix(suffix) if suffix.lower() in COMPRESSIONS else name
 
 
+def form_of(name: str) -> str:
+    """Returns the suffix of the name of a table or a document, compressed or not, in lower case; "" for a text's."""
+    suffix = Path(without_compression(name)).suffix.lower()
+    return suffix if suffix in (*TABLES, *SUBTITLES, *HTML, *DOCUMENTS) else ""
+
+
 def table_format(name: str) -> str:
     """Returns the suffix of a table's name, compressed or not, in lower case; "" for other names."""
-    suffix = Path(without_compression(name)).suffix.lower()
-    return suffix if suffix in TABLES else ""
+    return suffix if (suffix := form_of(name)) in TABLES else ""
 
 
 def is_table(name: str) -> bool:

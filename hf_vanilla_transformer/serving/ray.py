@@ -20,7 +20,7 @@ from typing import Any
 from ..checkpoints.files import write_text
 from ..data.formats import CorpusError
 from ..errors import first_line, install
-from ..translation.files import ROWS, TRANSLATION, Job, Outcome, Row, outcomes, rows_of, write
+from ..translation.files import ROWS, TRANSLATION, Job, Outcome, Row, caller, outcomes, rows_of, write
 from ..translation.translator import Translator
 
 try:
@@ -65,9 +65,10 @@ class Translate:
         """Adds the translations to a batch: column -> values."""
         return {**batch, self.translation: self.translate(list(batch[self.column]))}
 
-    def translate(self, texts: list[str]) -> list[str]:
-        """Translates texts."""
-        return self._thread.submit(self.translator, texts, **{"progress_bar": False, **self.options}).result()
+    def translate(self, texts: list[str], form: str = "") -> list[str]:
+        """Translates texts of files of one form."""
+        call = caller(self.translator, form, **{"progress_bar": False, **self.options})
+        return self._thread.submit(call, texts).result()
 
 
 class _TranslateParts(Translate):
@@ -79,20 +80,21 @@ class _TranslateParts(Translate):
         self._opened, self._source, self._next = ExitStack(), "", 0
 
     def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
-        for source, first, place in zip(batch["source"], map(int, batch["first"]), batch["place"], strict=True):
+        columns = (batch[name] for name in ("source", "form", "first", "place"))
+        for source, form, first, place in zip(*columns, strict=True):
             if Path(place).exists():  # a block is translated once more when its actor is lost
                 continue
             # A file that has become unreadable lacks this part when it is put together, and is reported then.
             with suppress(CorpusError):
-                part = outcomes(self.translate, self._rows_from(source, first))
+                part = outcomes(partial(self.translate, form=form), self._rows_from(source, int(first), form))
                 write_text(place, json.dumps(part, ensure_ascii=False))
         return {"job": batch["job"]}
 
-    def _rows_from(self, source: str, first: int) -> list[Row]:
+    def _rows_from(self, source: str, first: int, form: str = "") -> list[Row]:
         """Reads a part; the file stays open, as an actor's next part is mostly further on in it."""
         if source != self._source or first < self._next:
             self._opened.close()
-            _, self._rows = self._opened.enter_context(rows_of(Path(source), self.column))
+            _, self._rows = self._opened.enter_context(rows_of(Path(source), form, self.column))
             self._next = 0
         self._source = ""  # unless this part can be read, the next one opens the file again
         part = list(islice(self._rows, first - self._next, first - self._next + ROWS))
@@ -104,7 +106,6 @@ def translate_files(
     jobs: list[Job],
     model: str,
     *,
-    column: str = "text",
     actors: tuple[int, int] = (1, 1),
     cpus: int = 1,
     options: dict[str, Any] | None = None,
@@ -116,9 +117,8 @@ def translate_files(
     job that is started again translates the others only. The driver holds the names of parts and no texts.
 
     Args:
-        jobs: The files; leave out those that are complete.
+        jobs: The files; leave out those that are complete. Parts of an earlier job are used if its `how` was the same.
         model: As for `Translator`, on every node.
-        column: The column of tables.
         actors: Models at least and at most.
         cpus: CPUs of each.
         options: For each call of the translator.
@@ -127,24 +127,23 @@ def translate_files(
     Yields:
         Each file when it is complete, or with the reason why it can't be read.
     """
-    how = repr((model, _versions(model), column, options, opening))
     parts: list[dict[str, Any]] = []
     left: dict[int, int] = {}  # number of a job -> its parts that aren't translated
     for number, job in enumerate(jobs):
         try:
-            missing = _missing_parts(job, how, column)
+            missing = _missing_parts(job)
         except CorpusError as error:
             yield job, error
             continue
         parts += [{"job": number, **part} for part in missing]
         left[number] = len(missing)
         if not missing:
-            yield job, _put_together(job, how, column)
+            yield job, _put_together(job)
     if not parts:
         return
     data = ray.data.from_items(parts, override_num_blocks=min(len(parts), BLOCKS)).map_batches(
         _TranslateParts,
-        fn_constructor_args=(model, column, TRANSLATION, options),
+        fn_constructor_args=(model, jobs[0].column, TRANSLATION, options),
         fn_constructor_kwargs=opening or {},
         compute=ray.data.ActorPoolStrategy(min_size=actors[0], max_size=actors[1]),
         num_cpus=cpus,
@@ -154,19 +153,12 @@ def translate_files(
         for number in batch["job"].tolist():
             left[number] -= 1
             if not left[number]:
-                yield jobs[number], _put_together(jobs[number], how, column)
+                yield jobs[number], _put_together(jobs[number])
 
 
-def _versions(model: str) -> list[tuple[str, int, int]]:
-    """Returns what tells whether a folder has another model than before: its files' names, sizes and times."""
-    files = sorted(file for file in Path(model).glob("*") if file.is_file())
-    return [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files]
-
-
-def _folder(job: Job, how: str) -> Path:
+def _folder(job: Job) -> Path:
     """Returns the folder for the parts of a file; another model, other options or another source have another one."""
-    status = job.source.stat()
-    digest = hashlib.sha256(f"{how} {status.st_size} {status.st_mtime_ns}".encode()).hexdigest()[:16]
+    digest = hashlib.sha256(json.dumps(job.origin()).encode()).hexdigest()[:16]
     return job.output.with_name(f".{job.output.name}.{digest}{PARTS}")
 
 
@@ -174,30 +166,30 @@ def _place(folder: Path, number: int) -> Path:
     return folder / f"{number:09}.json"
 
 
-def _missing_parts(job: Job, how: str, column: str) -> list[dict[str, Any]]:
-    with rows_of(job.source, column) as (_, rows):
+def _missing_parts(job: Job) -> list[dict[str, Any]]:
+    with rows_of(job.source, job.form, job.column) as (_, rows):
         number = sum(1 for _ in rows)
-    folder = _folder(job, how).absolute()
+    folder = _folder(job).absolute()
     folder.mkdir(parents=True, exist_ok=True)
     places = ((first, _place(folder, first // ROWS)) for first in range(0, number, ROWS))
     return [
-        {"source": str(job.source.resolve()), "first": first, "place": str(place)}
+        {"source": str(job.source.resolve()), "form": job.form, "first": first, "place": str(place)}
         for first, place in places
         if not place.exists()
     ]
 
 
-def _saved(folder: Path, numbers: Iterator[int], rows: list[Row]) -> list[Outcome]:
+def _saved(job: Job, numbers: Iterator[int], rows: list[Row]) -> list[Outcome]:
     """Returns the outcomes of the part with the next number."""
-    saved = json.loads(_place(folder, next(numbers)).read_text(encoding="utf-8"))
+    saved = json.loads(_place(_folder(job), next(numbers)).read_text(encoding="utf-8"))
     return [Outcome(*one) for _, one in zip(rows, saved, strict=True)]
 
 
-def _put_together(job: Job, how: str, column: str) -> CorpusError | None:
+def _put_together(job: Job) -> CorpusError | None:
     """Writes the output from its parts, and removes these and those of other options."""
     problem = None
     try:
-        for _ in write(job, column, partial(_saved, _folder(job, how), count())):
+        for _ in write(job, partial(_saved, job, count())):
             pass
     except CorpusError as error:
         return error

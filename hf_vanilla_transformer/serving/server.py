@@ -1,6 +1,10 @@
 """Runs the HTTP service until it is told to stop."""
 
+import io
+import os
 import signal
+import stat
+import sys
 from collections.abc import Callable
 from socket import socket
 
@@ -30,9 +34,18 @@ def run(app: ASGIApp, host: str, port: int, *, grace: int, on_ready: Callable[[]
         grace: Seconds in which requests that have begun are answered at the end.
         on_ready: Called when it listens.
     """
+    _let_log_be_lost()
     config = uvicorn.Config(
         app, host=host, port=port, log_level="warning", access_log=False, timeout_graceful_shutdown=grace
     )
     for number in (signal.SIGINT, signal.SIGTERM):  # uvicorn raises it again at its end
         signal.signal(number, lambda *_: None)
     _Server(config, on_ready).run()
+
+
+def _let_log_be_lost() -> None:
+    """Keeps a service going whose log is a pipe that isn't read: what the pipe has no room for is lost."""
+    if sys.platform != "win32" and stat.S_ISFIFO(os.fstat(2).st_mode):
+        os.set_blocking(2, False)
+        without_buffer = io.FileIO(2, "w", closefd=False)
+        sys.stderr = io.TextIOWrapper(without_buffer, "utf-8", "backslashreplace", write_through=True)

@@ -48,7 +48,7 @@ def finish_run(
     said = said_by_author(run) | said_by_author(folder)  # averaging replaces the folder
     if averaged:
         average_checkpoints(averaged, folder, overwrite=True, trust_remote_code=trust_remote_code)
-        say(f"Averaged the last {len(averaged)} checkpoints: {folder}")
+        say(f"Averaged the last {len(averaged)} checkpoint{'s' if averaged[1:] else ''}: {folder}")
     tokenizer, model = load_checkpoint(folder, trust_remote_code=trust_remote_code)
     model = model.to(args.device)
     attach_if_supported(model)
@@ -86,7 +86,8 @@ def _checkpoints_to_average(run: Path, last: int, say: Callable[[str], object]) 
     """Returns the last complete checkpoints of a run, oldest first, at most `last`."""
     newest = list(islice(complete_checkpoints(run, to_resume=False), last))
     if 0 < len(newest) < last:  # the run was stopped early
-        say(f"The run has {len(newest)} complete checkpoints, not {last}: all of them are averaged")
+        complete = f"{len(newest)} complete checkpoint{'s' if newest[1:] else ''}"
+        say(f"The run has {complete}, not {last}: all of them are averaged")
     return newest[::-1]
 
 

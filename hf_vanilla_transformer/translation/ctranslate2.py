@@ -388,9 +388,10 @@ def is_exported(model: object) -> bool:
 
 
 def refuse_exported(model: str | Path) -> None:
-    """Raises `CheckpointError` for such a folder, where the model itself is needed."""
-    if is_exported(model):
-        raise CheckpointError(f"{model} is in CTranslate2's format; give the model that it was exported from")
+    """Raises `CheckpointError` for such a folder, or one with ONNX graphs, where the model itself is needed."""
+    for name, file in (("CTranslate2's format", WEIGHTS), ("ONNX's format, for onnxruntime", "encoder_model.onnx")):
+        if Path(model, file).is_file():
+            raise CheckpointError(f"{model} is in {name}; give the model that it was exported from")
 
 
 def import_library() -> ModuleType:

@@ -229,6 +229,15 @@ def test_a_damaged_checkpoint_is_one_line(run, tiny_checkpoint, tmp_path, damage
     assert re.fullmatch(r"vanilla-transformer: error: can't load .*\n", err), err
 
 
+def test_a_folder_with_onnx_graphs_is_named_as_such(run, tiny_checkpoint, tmp_path):
+    for name in ("config.json", "tokenizer.json", "tokenizer_config.json"):
+        (tmp_path / name).write_bytes((tiny_checkpoint / name).read_bytes())
+    (tmp_path / "encoder_model.onnx").touch()
+    for command in (["translate", "--model", tmp_path, "nine"], ["info", tmp_path]):
+        code, _, err = run(*command)
+        assert (code, "is in ONNX's format, for onnxruntime; give the model that it was exported" in err) == (2, True)
+
+
 def test_programs_keep_freed_memory(run, tiny_checkpoint, monkeypatch):
     calls = []
     monkeypatch.setattr(engine, "keep_freed_memory", lambda: calls.append(1))

@@ -141,7 +141,7 @@ def _prefer_ends(model):
     model.config.output_bias = True
 
 
-def test_length_penalties_are_rows_of_a_model_that_is_loaded_once(run, checkpoints, monkeypatch):
+def test_searches_are_rows_of_a_model_that_is_loaded_once(run, checkpoints, monkeypatch):
     model, tokenizer = _loaded(checkpoints[0])
     _prefer_ends(model)
     model.save_pretrained("ending")
@@ -151,18 +151,20 @@ def test_length_penalties_are_rows_of_a_model_that_is_loaded_once(run, checkpoin
         Path(name).write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
     load, loads = evaluate.load_ensemble, []
     monkeypatch.setattr(evaluate, "load_ensemble", lambda *args, **kwargs: loads.append(args) or load(*args, **kwargs))
-    options = ["--num-beams", 4, "--significance", "--json", "rows.json", "--length-penalty", "0", "5"]
+    options = ["--num-beams", 2, 4, "--significance", "--json", "rows.json", "--length-penalty", "0", "5"]
     code, out, err = run(*options, models=["ending"])
     assert (code, err, len(loads)) == (0, "", 1)
     results = json.loads(Path("rows.json").read_text(encoding="utf-8"))["results"]
-    texts = [translate(model, tokenizer, sources, num_beams=4, gnmt_length_penalty=alpha) for alpha in (0.0, 5.0)]
-    for result, own, alpha in zip(results, texts, (0.0, 5.0), strict=True):
+    searches = [{"num_beams": beams, "gnmt_length_penalty": alpha} for beams in (2, 4) for alpha in (0.0, 5.0)]
+    texts = [translate(model, tokenizer, sources, **search) for search in searches]
+    for result, own, search in zip(results, texts, searches, strict=True):
         assert result["chrf"] == asdict(corpus_chrf(own, references))
-        assert result["decoding"]["gnmt_length_penalty"] == alpha
+        assert search.items() <= result["decoding"].items()
     comparisons = paired_bootstrap(texts, references)[0]
     assert results[1]["p_values"] == {one.name: one.p_value for one in comparisons}
     assert results[0]["p_values"] == {}
-    assert f"chrF2 of ending, alpha 5: p = {comparisons[1].p_value:.3f} against ending, alpha 0 (nrefs:1|bs:1000" in out
+    rows = f"ending, beam 2, alpha 5: p = {comparisons[1].p_value:.3f} against ending, beam 2, alpha 0 (nrefs:1|bs:1000"
+    assert f"chrF2 of {rows}" in out
 
 
 def test_the_rule_of_stopping_changes_what_is_found(run, checkpoints):

@@ -3,6 +3,7 @@
 import html
 import json
 import re
+import shutil
 import socket
 import sys
 import urllib.error
@@ -68,6 +69,20 @@ def test_opening_the_page_to_others_is_warned_of(demo, model, host, warned):
     code, out, errors = demo("--model", model, "--host", host)
     assert (code, out) == (0, "URL shows the page; Ctrl+C ends it\n")
     assert ("every computer that reaches this machine can use the page" in errors) == warned
+
+
+def test_paragraphs_are_split_by_the_language_of_the_model(demo, model, tmp_path, monkeypatch):
+    pytest.importorskip("sentencex")
+    folder, pages = shutil.copytree(model, tmp_path / "model"), []
+    monkeypatch.setattr("hf_vanilla_transformer.demo.start", lambda page, *_: pages.append(page) or "URL")
+    (folder / "model_card.json").write_text('{"source_language": "en", "target_language": "de"}')
+    for name in (folder, model):
+        demo("--model", name)
+    translate, as_one = (functions_of(page)[0] for page in pages)
+    text, translator = "It is half past nine. It is late.", Translator(model)
+    expected = [translator(text, split_sentences=language, num_beams=4) for language in ("en", None)]
+    assert [one(text, 4, 0.6)[0] for one in (translate, as_one)] == expected
+    assert expected[0] != expected[1]
 
 
 # ---- The page's functions ----

@@ -1,9 +1,11 @@
 """Terminals, closed and full streams, exhausted memory, bugs: one line, the right exit code, `--debug`."""
 
 import errno
+import json
 import os
 import pty
 import re
+import shutil
 import subprocess
 import sys
 import threading
@@ -35,6 +37,24 @@ def test_a_closed_standard_input(tiny_checkpoint):
     result = subprocess.run(command, cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True, timeout=PATIENCE)
     message = "standard input is closed; give sentences as arguments, or a file by --input FILE"
     assert (result.returncode, result.stdout, result.stderr) == (2, "", f"vanilla-transformer: error: {message}\n")
+
+
+def test_a_closed_standard_output(tiny_checkpoint, tmp_path):
+    written = tmp_path / "written"
+    command = ["sh", "-c", 'exec "$@" >&-', "sh", *TRANSLATE, str(tiny_checkpoint), "--output", str(written), "nine"]
+    result = subprocess.run(command, cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True, timeout=PATIENCE)
+    assert (result.returncode, result.stderr, written.read_text().count("\n")) == (0, "", 1)
+
+
+def test_warnings_of_the_library_have_the_name_of_the_program(tiny_checkpoint, tmp_path):
+    pytest.importorskip("ctranslate2")
+    model = shutil.copytree(tiny_checkpoint, tmp_path / "model")
+    settings = json.loads((model / "generation_config.json").read_text())
+    (model / "generation_config.json").write_text(json.dumps({**settings, "early_stopping": False}))
+    command = [*TRANSLATE, str(model), "--backend", "ctranslate2", "nine"]
+    result = subprocess.run(command, cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True, timeout=PATIENCE)
+    assert result.returncode == 0
+    assert result.stderr.startswith("vanilla-transformer: warning: early_stopping is False in the model's")
 
 
 def test_help_that_is_not_read():

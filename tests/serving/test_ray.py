@@ -10,6 +10,7 @@ import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from urllib import error, request
@@ -48,14 +49,13 @@ def test_files_are_those_of_one_process(ray_files, tiny_checkpoint: Path, tmp_pa
     here = jobs([given], tmp_path / "here")
     translator = Translator(str(tiny_checkpoint), "cpu", threads=1)
     for job in here[:5]:
-        list(write(job, "text", lambda rows: outcomes(lambda texts: translator(texts, **options), rows)))
+        list(write(job, lambda rows: outcomes(lambda texts: translator(texts, **options), rows)))
 
-    there = jobs([given], tmp_path / "there")
+    there = jobs([given], tmp_path / "there", how=options)
     # A part that an earlier run has completed is kept as it is.
     opening = {"device": "cpu", "threads": 1}
-    for chosen, text in ((options, "kept"), ({}, "of other options")):
-        how = (str(tiny_checkpoint), ray_files._versions(str(tiny_checkpoint)), "text", chosen, opening)
-        parts = ray_files._folder(there[4], repr(how))
+    for job, text in ((there[4], "kept"), (replace(there[4], how={}), "of other options")):
+        parts = ray_files._folder(job)
         parts.mkdir(parents=True)
         (parts / "000000000.json").write_text(json.dumps([[text, ""]] * ROWS))
     done = list(ray_files.translate_files(there, str(tiny_checkpoint), options=options, opening=opening))
@@ -65,7 +65,8 @@ def test_files_are_those_of_one_process(ray_files, tiny_checkpoint: Path, tmp_pa
         assert one.output.read_bytes() == other.output.read_bytes()
     own, kept = (job.output.read_text().splitlines() for job in (here[4], there[4]))
     assert kept == ["kept"] * ROWS + own[ROWS:]
-    assert sorted(path.name for path in (tmp_path / "there").iterdir()) == ["0.txt", "1.txt", "2.txt", "3", "3.txt"]
+    names = [path.name for path in (tmp_path / "there").iterdir() if path not in [job.record for job in there]]
+    assert sorted(names) == ["0.txt", "1.txt", "2.txt", "3", "3.txt"]
 
 
 def test_parts_are_read_in_any_order(ray_files, tiny_checkpoint: Path, tmp_path: Path) -> None:
@@ -138,7 +139,7 @@ def test_killed_workers_nodes_and_drivers_lose_no_line(
     translator = Translator(str(tiny_checkpoint), "cpu", threads=1)
     options = {"num_beams": 1, "max_new_tokens": 4, "progress_bar": False}
     for job in jobs([given], here)[:40]:
-        list(write(job, "text", lambda rows: outcomes(lambda texts: translator(texts, **options), rows)))
+        list(write(job, lambda rows: outcomes(lambda texts: translator(texts, **options), rows)))
 
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
     try:
@@ -155,10 +156,10 @@ def test_killed_workers_nodes_and_drivers_lose_no_line(
         assert driver.wait(PATIENCE) == 1  # as one file is damaged
     finally:
         cluster.shutdown()
-    names = sorted(file.name for file in here.iterdir())
+    names = sorted(file.name for file in here.glob("[!.]*"))
     assert len(names) == 40
     # A driver that is killed right behind a file may leave the folder with its parts.
-    assert sorted(file.name for file in there.iterdir() if file.is_file()) == names
+    assert sorted(file.name for file in there.glob("[!.]*") if file.is_file()) == names
     assert all((there / name).read_bytes() == (here / name).read_bytes() for name in names)
 
 

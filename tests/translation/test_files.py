@@ -2,7 +2,8 @@
 
 import gzip
 import json
-import lzma
+import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import pytest
 
 from hf_vanilla_transformer import cli
 from hf_vanilla_transformer.data.formats import CorpusError
+from hf_vanilla_transformer.translation import markup
 from hf_vanilla_transformer.translation.files import ERRORS, Job, jobs, outcomes, write
 
 
@@ -22,7 +24,7 @@ def capitals(texts: list[str]) -> list[str]:
 
 
 def translated(job: Job) -> list[int]:
-    return list(write(job, "text", lambda rows: outcomes(capitals, rows)))
+    return list(write(job, lambda rows: outcomes(capitals, rows)))
 
 
 def errors_of(job: Job) -> list[tuple[int, str]]:
@@ -57,16 +59,18 @@ def test_compressed_text_has_the_same_bytes_each_time(job) -> None:
 def test_tables_get_a_column(job) -> None:
     tsv, lines, table = job("a.TSV"), job("a.jsonl"), job("a.parquet")
     tsv.source.write_text("id\ttext\n1\tone\n2\n")
-    lines.source.write_text('{"text": "one", "n": "\\ud83d"}\n{bad\n{"text": 5}\n{"text": "a\\nb"}\n')
+    lines.source.write_text(
+        '{"text": "one", "n": "\\ud83d"}\n{bad\n{"text": 5}\n{"text": "a\\nb"}\n{"text": "", "n": 1e400}\n'
+    )
     times = pa.array([1, 86_399_000_000_001], pa.time64("ns"))  # beyond Python's microseconds
     pq.write_table(pa.table({"n": times, "text": ["one", None]}), table.source)
     for each in (tsv, lines, table):
         translated(each)
     assert tsv.output.read_text() == "id\ttext\ttranslation\n1\tone\tONE\n\t\t\n"
     assert errors_of(tsv) == [(3, "1 columns, not 2")]
-    assert [json.loads(line).get("translation") for line in lines.output.open()] == ["ONE", "", "", "A\nB"]
+    assert [json.loads(line).get("translation") for line in lines.output.open()] == ["ONE", "", "", "A\nB", ""]
     assert lines.output.read_text().startswith('{"text": "one", "n": "\\ud83d", ')
-    assert [row for row, _ in errors_of(lines)] == [2, 3]
+    assert [row for row, _ in errors_of(lines)] == [2, 3, 5]
     written = {"n": times, "text": ["one", None], "translation": ["ONE", ""]}
     assert pq.read_table(table.output).equals(pa.table(written))
 
@@ -78,8 +82,7 @@ def test_tables_get_a_column(job) -> None:
         ("b.gz", b"plain", "can't be read"),
         ("c.parquet", b"PAR1", "can't be read"),
         ("e.tsv", b"text\ttranslation\n", "has a column 'translation' already"),
-        ("f.csv", b"text\none\n", "can't be written back; make it text, .tsv, .jsonl or .parquet"),
-        ("g.txt.xz", lzma.compress(b"one\n"), "can't be written back"),
+        ("j.html", b"<p>\xff", "can't be read"),
         ("d.tsv", b"source\ttarget\n", "has no column 'text'; there are 'source', 'target'"),
         ("h.tsv", b"text\ttext\n", "has several columns 'text'"),
         ("i.txt", "one\n".encode("utf-16"), "the file is UTF-16, not UTF-8"),
@@ -90,6 +93,55 @@ def test_a_damaged_file_leaves_no_output(job, name: str, content: bytes, problem
     one.source.write_bytes(content)
     with pytest.raises(CorpusError, match=problem):
         translated(one)
+    assert list(one.output.parent.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["f.csv", "g.txt.xz", "README.md", "a.XLIFF.gz", "a.txt.errors.jsonl"])
+def test_other_formats_are_refused_at_once(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_bytes(b"text\none\n")
+    with pytest.raises(CorpusError, match=r"--format text|have the name of the report on a\.txt"):
+        jobs([tmp_path], tmp_path / "out")
+
+
+SRT = (
+    b"\xef\xbb\xbf1\r\n00:00:01,000 --> 00:00:02,500 X1:40\r\n<i>one\r\nthree</i>\r\n\r\n2\r\n"
+    b"00:00:03,000 --> 00:00:04,000\r\n- {\\an8}seven\r\n- two\r\n\r\nstray\r\n\r\n"
+    b"3\r\n00:00:05,000 --> 00:00:06,000\r\nlast"
+)
+VTT = (
+    b"WEBVTT - a title\n\nSTYLE\n::cue { color: red }\n\nNOTE one\n\nan id\n00:01.000 --> 00:02.000 align:start\n"
+    b"<v Roger>one &amp; <b>three</b>\n\n00:03.000 --> 00:04.000\n" + b"seven eleven " * 6 + b"\n"
+)
+
+
+def test_subtitles_are_translated_by_their_cues(job) -> None:
+    srt, vtt = job("a.srt"), job("a.VTT")
+    srt.source.write_bytes(SRT)
+    vtt.source.write_bytes(VTT)
+    for each in (srt, vtt):
+        translated(each)
+    spoken = ((b"one\r\nthree", b"ONE THREE"), (b"seven", b"SEVEN"), (b"two", b""), (b"last", b"LAST"))
+    expected = SRT
+    for before, after in spoken:
+        expected = expected.replace(before, after)
+    assert srt.output.read_bytes() == expected
+    assert errors_of(srt) == [(9, "two is refused"), (11, "no part of a cue")]
+    wrapped = b"SEVEN ELEVEN SEVEN ELEVEN SEVEN ELEVEN\n" * 2
+    expected = VTT.replace(b"one &amp; <b>three</b>", b"ONE &amp; THREE").replace(b"seven eleven " * 6, wrapped[:-1])
+    assert vtt.output.read_bytes().replace(b" \n", b"\n") == expected
+    assert errors_of(vtt) == []
+
+
+def test_a_file_that_changes_while_it_is_read_has_no_output(job) -> None:
+    one = job("a.txt")
+    one.source.write_text("one\n" * 2_500)
+
+    def truncating(texts: list[str]) -> list[str]:
+        os.truncate(one.source, 4_116)
+        return texts
+
+    with pytest.raises(CorpusError, match="has changed while it was read; start again"):
+        list(write(one, lambda rows: outcomes(truncating, rows)))
     assert list(one.output.parent.iterdir()) == []
 
 
@@ -115,21 +167,23 @@ def test_the_command_skips_complete_files(tiny_checkpoint: Path, tmp_path: Path,
     given.mkdir()
     for number in range(3):
         (given / f"{number}.txt").write_text("half past nine\n\nhalf past nine\n")
-    out.mkdir()
-    (out / "1.txt").write_text("done")
     command = ["translate", "--model", str(tiny_checkpoint), "--max-new-tokens", "5", "--input", str(given)]
+    assert cli.main([*command, "--output", str(out), "--shard", "2/3"]) == 0
     assert cli.main([*command, "--output", str(out)]) == 0
-    assert "1 of 3 files are translated already" in capsys.readouterr().err
-    assert (out / "1.txt").read_text() == "done"
+    error = capsys.readouterr().err
+    assert "1 of 3 files are translated already" in error
+    assert error.endswith("2 files are translated now, 1 were before\n")
     assert (out / "0.txt").read_text().count("\n") == 3
 
     table = given / "3.tsv"
     table.write_text("id\ttext\n1\tnine\n")
     alone = [*command[:-1], str(table), "--output"]
-    assert cli.main([*alone, str(tmp_path / "out.tsv")]) == 2
-    assert "tables and several files need a folder" in capsys.readouterr().err
-    assert cli.main([*alone, str(tmp_path / "tables")]) == 0
-    assert (tmp_path / "tables" / "3.tsv").read_text().startswith("id\ttext\ttranslation\n1\tnine\t")
+    assert cli.main([*alone, str(tmp_path / "out.jsonl")]) == 2
+    assert "give a folder, or for a single table or document a file whose name ends" in capsys.readouterr().err
+    for place in ("tables", "out.tsv"):
+        assert cli.main([*alone, str(tmp_path / place)]) == 0
+    assert (tmp_path / "out.tsv").read_text().startswith("id\ttext\ttranslation\n1\tnine\t")
+    assert (tmp_path / "tables" / "3.tsv").read_bytes() == (tmp_path / "out.tsv").read_bytes()
     table.unlink()
 
     (given / "3.gz").write_bytes(b"no gzip")
@@ -149,4 +203,43 @@ def test_the_command_skips_complete_files(tiny_checkpoint: Path, tmp_path: Path,
     assert "target_lang is 'deu'" in capsys.readouterr().err
     assert not (tmp_path / "new").exists()
     assert cli.main([*command]) == 2
-    assert "several files need a folder for the translations; give --output DIR" in capsys.readouterr().err
+    assert "several files need a place for the translations; give --output" in capsys.readouterr().err
+
+
+def test_outputs_of_another_origin_are_refused(tiny_checkpoint: Path, tmp_path: Path, vanilla_transformer) -> None:
+    model, given, out = tmp_path / "model", tmp_path / "a.tsv", tmp_path / "out"
+    shutil.copytree(tiny_checkpoint, model)
+    given.write_text("id\ttext\n1\tnine\n")
+    command = ["translate", "--model", model, "--max-new-tokens", 5, "--input", given, "--output", out, "--num-beams"]
+    assert vanilla_transformer(*command, 1)[0] == 0
+    first = (out / "a.tsv").read_bytes()
+    os.utime(model / "config.json")  # a copy of the model is the same model
+    (model / "README.md").touch()
+    assert vanilla_transformer(*command, 1)[::2] == (
+        0, "1 of 1 files are translated already\n0 files are translated now, 1 were before\n"
+    )  # fmt: skip
+    with (model / "generation_config.json").open("a") as file:
+        file.write(" ")
+    given.write_text("id\ttext\n1\thalf past nine\n")
+    code, _, error = vanilla_transformer(*command, 2)
+    assert (code, (out / "a.tsv").read_bytes()) == (2, first)
+    assert f"{out / 'a.tsv'} was made with another input, num_beams (1, not 2), model; give --overwrite" in error
+    (out / ".a.tsv.json").unlink()
+    code, _, error = vanilla_transformer(*command, 2)
+    assert (code, "a.tsv has no record of what it was made from; it is older, or your own; give" in error) == (2, True)
+    assert vanilla_transformer(*command, 2, "--overwrite")[0] == 0
+    assert (out / "a.tsv").read_bytes() != first
+    assert vanilla_transformer(*command, 2)[0] == 0
+
+
+def test_names_of_documents(tiny_checkpoint: Path, tmp_path: Path, monkeypatch, vanilla_transformer) -> None:
+    command = ["translate", "--model", tiny_checkpoint, "--max-new-tokens", 2, "--input"]
+    page = tmp_path / "a.html"
+    page.write_text("<p>nine\n</p>")
+    (tmp_path / "a.md").write_text("nine\n\n* ten\n")
+    monkeypatch.setattr(markup, "translate_html", lambda translator, page, **options: page.upper(), raising=False)
+    assert vanilla_transformer(*command, page, "--output", tmp_path / "b.html")[0] == 0
+    assert (tmp_path / "b.html").read_text() == "<P>NINE\n</P>"
+    assert vanilla_transformer(*command, tmp_path / "a.md", "--output", tmp_path / "b.md")[0] == 2
+    assert vanilla_transformer(*command, tmp_path / "a.md", "--output", tmp_path / "b.md", "--format", "text")[0] == 0
+    assert (tmp_path / "b.md").read_text().count("\n") == 3
