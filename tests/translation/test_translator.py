@@ -16,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from opus_mt import CODES, marian_tokenizer, opus_mt_folder
 from random_models import TEXTS, new_model
+from safetensors.torch import load_file
 from transformers import MarianConfig, MarianMTModel, pipeline
 from transformers.pipelines import PIPELINE_REGISTRY
 from transformers.pipelines.pt_utils import KeyDataset
@@ -351,6 +352,21 @@ def test_options_that_make_no_sense(checkpoint, tokenizer):
         Translator(checkpoint / "missing")
     with pytest.raises(CheckpointError, match=r"is no checkpoint: it has no config.json; give a folder that"):
         Translator(checkpoint.parent)
+
+
+@pytest.mark.usefixtures("registered")
+@pytest.mark.parametrize("name", ["model.safetensors", "pytorch_model.bin"])
+def test_weights_are_no_longer_those_of_the_file(checkpoint, expected, tmp_path, name):
+    folder = shutil.copytree(checkpoint, tmp_path / "model")
+    weights = folder / "model.safetensors"
+    if name != weights.name:
+        torch.save(load_file(weights), folder / name)
+        weights.unlink()
+    translator, translate_too = Translator(folder, "cpu"), pipeline("vanilla-translation", str(folder), device="cpu")
+    with (folder / name).open("r+b") as opened:
+        opened.write(bytes((folder / name).stat().st_size))
+    assert translator(TEXTS, **SHORT) == expected
+    assert translate_too(TEXTS[1], **SHORT) == [{"translation_text": expected[1]}]
 
 
 @pytest.mark.parametrize("compute_type", ["default", "float32", "int8"])
