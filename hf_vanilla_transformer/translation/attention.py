@@ -10,7 +10,8 @@ from transformers.utils import ModelOutput
 from .backend import Backend
 from .decoding import check_model, source_limit
 from .division import encode_within
-from .reading import check_target_codes, encoder, namers
+from .reading import check_target_codes, encoder, namers, target_encoder
+from .transformers_backend import setting
 
 # Weights grow with the square of the length, and no picture shows that many tokens.
 MAX_TOKENS = 512
@@ -93,7 +94,9 @@ def _token_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, name:
     if name == "source":
         check_target_codes(tokenizer, [text])
     limit = min(MAX_TOKENS, source_limit(model, None, tokenizer))
-    (ids,) = encode_within(encoder(tokenizer, is_target=name == "target"), [text], limit)
+    forced = setting(model, {}, "forced_bos_token_id")
+    read = encoder(tokenizer) if name == "source" else target_encoder(tokenizer, forced)
+    (ids,) = encode_within(read, [text], limit)
     if ids is None:
         raise ValueError(f"{name} has more than {limit:,} tokens; give one sentence of it")
     return ids

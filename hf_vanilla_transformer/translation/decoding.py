@@ -14,7 +14,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging
 
 from .backend import Backend, Job, Options, Translation, check_number
-from .reading import Segment, check_splitting, encoder, join_segments, read_segments, target_code
+from .reading import Segment, check_splitting, encoder, join_segments, read_segments, target_begin, target_code
 from .transformers_backend import TransformersBackend, setting
 
 logger = logging.get_logger(__name__)
@@ -165,8 +165,8 @@ def _prefix_tokens(
     given = [prefix] * count if isinstance(prefix, str) else texts_of("prefix", prefix)
     if len(given) != count:
         raise ValueError(f"prefix has {len(given)} strings for {count} sentences; give one for each, or one string")
-    begin = [setting(model, options, name) for name in ("decoder_start_token_id", "forced_bos_token_id")]
-    begin = [token for token in begin if token is not None]
+    start, forced = (setting(model, options, name) for name in ("decoder_start_token_id", "forced_bos_token_id"))
+    begin = [*([] if start is None else [start]), *target_begin(tokenizer, forced)]
     known: dict[str, tuple[int, ...]] = {}
     read = encoder(tokenizer, is_target=True, add_special_tokens=False)
     for text in dict.fromkeys(given):

@@ -110,6 +110,26 @@ def encoder(tokenizer: PreTrainedTokenizerBase, *, is_target: bool = False, **op
     return encode
 
 
+def target_begin(tokenizer: PreTrainedTokenizerBase, forced: int | None) -> list[int]:
+    """Returns the tokens of a target before its text, behind the decoder's start token.
+
+    They are what the tokenizer puts there, as in training; `forced`, which the model is made to write, takes the place
+    of the first.
+    """
+    whole, text = (encoder(tokenizer, is_target=True, add_special_tokens=adds)(["a"])[0] for adds in (True, False))
+    own = whole[: next(place for place in range(len(whole)) if whole[place : place + len(text)] == text)]
+    return own if forced is None else [forced, *own[1:]]
+
+
+def target_encoder(tokenizer: PreTrainedTokenizerBase, forced: int | None) -> Encode:
+    """Returns the function that tokenizes whole targets, which begin as `target_begin` says."""
+    read = encoder(tokenizer, is_target=True)
+    if forced is None:
+        return read
+    begin, replaced = target_begin(tokenizer, forced), len(target_begin(tokenizer, None))
+    return lambda texts: [[*begin, *ids[replaced:]] for ids in read(texts)]
+
+
 def namers(tokenizer: PreTrainedTokenizerBase) -> tuple[Namer, Namer]:
     """Returns what names the tokens of a source and those of a target, each by its own vocabulary if there are two."""
     if not getattr(tokenizer, "separate_vocabs", False):

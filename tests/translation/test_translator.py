@@ -21,7 +21,7 @@ from transformers import MarianConfig, MarianMTModel, pipeline
 from transformers.pipelines import PIPELINE_REGISTRY
 from transformers.pipelines.pt_utils import KeyDataset
 
-from hf_vanilla_transformer import VanillaTransformerForConditionalGeneration, engine
+from hf_vanilla_transformer import VanillaTransformerForConditionalGeneration, VanillaTransformerTokenizerFast, engine
 from hf_vanilla_transformer.checkpoints.loading import CheckpointError
 from hf_vanilla_transformer.data.hub_names import HubError
 from hf_vanilla_transformer.translation import reading, register_pipeline
@@ -29,7 +29,7 @@ from hf_vanilla_transformer.translation.attention import attention_of
 from hf_vanilla_transformer.translation.backend import Translation
 from hf_vanilla_transformer.translation.decoding import translate
 from hf_vanilla_transformer.translation.scoring import score_pairs
-from hf_vanilla_transformer.translation.translator import DeviceError, Translator
+from hf_vanilla_transformer.translation.translator import BACKENDS, DeviceError, Translator
 
 SHORT = {"max_extra_length": 5}
 
@@ -193,6 +193,32 @@ def test_a_prefix_begins_the_translation_and_the_rest_follows_from_it(translator
     assert [row.text.startswith("es") for row in translator(TEXTS, prefix="es", alignments=True, **SHORT)][:3] == [
         True
     ] * 3
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize(
+    ("adds", "forced", "begin"),
+    [(True, None, [1, 1]), (False, 7, [1, 7]), (True, 1, [1, 1]), (True, 7, [1, 7])],
+)
+def test_targets_begin_as_in_training_and_as_the_model_is_made_to_begin(checkpoint, backend, adds, forced, begin):
+    pytest.importorskip("ctranslate2", reason="ctranslate2 isn't installed (the extra export has it)")
+    tokenizer = VanillaTransformerTokenizerFast.from_pretrained(checkpoint, add_bos_token=adds)
+    model = new_model(len(tokenizer))
+    model.generation_config.forced_bos_token_id = forced
+    text, sources = "drei Euro", tokenizer(TEXTS[:1], return_tensors="pt")
+    whole = torch.tensor([[*begin, *tokenizer("drei Euro", add_special_tokens=False)["input_ids"], 2]])
+    if forced is None:  # the same by the model's own shift of labels
+        labels = torch.tensor([tokenizer(text_target=text)["input_ids"]])
+        assert model.prepare_decoder_input_ids_from_labels(labels).tolist() == whole[:, :-1].tolist()
+    (expected,) = model.generate(**sources, decoder_input_ids=whole[:, :-1], num_beams=1, **SHORT)
+    translator = Translator(model, "cpu", tokenizer=tokenizer, backend=backend)
+    found = translator(TEXTS[:1], prefix=text, num_beams=1, **SHORT)
+    assert found == [tokenizer.decode(expected, skip_special_tokens=True).replace("\n", " ")]
+    loss = model(**sources, decoder_input_ids=whole[:, :-1], labels=whole[:, 1:]).loss.item()
+    (score,) = score_pairs(translator.model, tokenizer, TEXTS[:1], [text])
+    assert (score.num_tokens, score.log_probability) == (whole.shape[1] - 1, pytest.approx(-loss * score.num_tokens))
+    shown = attention_of(model, tokenizer, TEXTS[0], text)
+    assert shown.input_pieces == tokenizer.readable_pieces(whole[0, :-1])
 
 
 @pytest.mark.parametrize(
