@@ -81,7 +81,7 @@ class Backend(ABC):
 
     @abstractmethod
     def search(self, job: Job) -> Iterator[Found]:
-        """Translates the segments of a job, in any order."""
+        """Translates the segments of a job, in any order; for n-best lists, into all that each search found."""
 
     @abstractmethod
     def log_probabilities(self, sources: list[list[int]], targets: list[list[int]]) -> list[float]:

@@ -188,7 +188,7 @@ class Batch:
             score * len(tokens) ** self._exponent / count(tokens[:limit]) ** settings.penalty
             for tokens, score in zip(result.hypotheses, result.scores, strict=True)
         ]
-        best = sorted(range(len(scores)), key=lambda number: -scores[number])[: settings.n_best or 1]
+        best = sorted(range(len(scores)), key=lambda number: -scores[number])
         if settings.n_best is None:
             return [translation(best[0], None)]
         return [translation(one, scores[one]) for one in best if one == best[0] or scores[one] > NO_HYPOTHESIS]

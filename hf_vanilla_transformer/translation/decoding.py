@@ -5,7 +5,8 @@ its tokenizer. Options are keyword arguments of `generate()`, by default those o
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import groupby
 from typing import Any
@@ -13,7 +14,7 @@ from typing import Any
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging
 
-from .backend import Backend, Job, Options, Translation, check_number
+from .backend import LARGEST, Backend, Found, Job, Options, Translation, check_number
 from .reading import Segment, check_splitting, encoder, join_segments, read_segments, target_begin, target_code
 from .transformers_backend import TransformersBackend, setting
 
@@ -23,6 +24,7 @@ logger = logging.get_logger(__name__)
 # megabytes per head.
 MAX_SOURCE_TOKENS = 1_024
 TEXTS_AT_ONCE = 1_000  # that are tokenized at a time
+WIDER = (2, 4)  # times the beams, for n-best lists that lack texts
 
 
 def backend_of(model: PreTrainedModel | Backend, tokenizer: PreTrainedTokenizerBase) -> Backend:
@@ -71,7 +73,9 @@ def decode(
         model: A model, what `ensemble` made of several, or one of another backend.
         tokenizer: Its tokenizer.
         sentences: The sentences.
-        n_best: Translations per sentence, of a beam search at least as wide. None: the best alone, without its score.
+        n_best: Different translations per sentence, of a beam search at least as wide. Where several segmentations of
+            one text leave too few, the sentence is searched again with twice, then four times as many beams, and its
+            list has the best that all its searches found. None: the best alone, without its score.
         alignments: Whether translations have their alignments; only models of this package have them.
         target_lang: The target language, for a tokenizer that has codes such as ">>deu<<": "deu" or ">>deu<<". A
             sentence that begins with a code keeps it.
@@ -112,7 +116,10 @@ def decode(
     check_number("batch_tokens", batch_tokens)
     check_number("max_source_tokens", max_source_tokens)
     check_splitting(split_sentences)
-    options = backend.check_options(options, n_best, alignments)
+    beams = setting(model, options, "num_beams") or 1
+    widths = [] if n_best is None else [min(times * beams, LARGEST["num_beams"]) for times in WIDER]
+    wider = [{**options, "num_beams": width} for width in widths]
+    options, *wider = (backend.check_options(given, n_best, alignments) for given in (options, *wider))
     code = "" if target_lang is None else target_code(tokenizer, target_lang)
     limit = source_limit(model, max_source_tokens, tokenizer)
     prefixes = _prefix_tokens(model, tokenizer, prefix, len(texts), options)
@@ -130,7 +137,9 @@ def decode(
     tell = progress or (lambda number: None)
     tell(len(texts) - len(left))
     found: dict[int, list[Translation]] = {}
-    for places, translations in backend.search(Job(tokenizer, segments, options, batch_size, batch_tokens)):
+    wanted = [n_best or 1 if left[segment.text] == 1 else 1 for segment in segments]
+    job = Job(tokenizer, segments, options, batch_size, batch_tokens)
+    for places, translations in _search(backend, job, wanted, wider):
         found.update(zip(places, translations, strict=True))
         left.subtract(segments[place].text for place in places)
         tell(sum(left[text] == 0 for text in {segments[place].text for place in places}))
@@ -140,6 +149,28 @@ def decode(
         joined = _joined([(segments[place].gap, found[place][0]) for place in own])
         results[text] = found[own[0]] if len(own) == 1 else [joined]
     return results
+
+
+def _search(backend: Backend, job: Job, wanted: list[int], wider: list[Options]) -> Iterator[Found]:
+    """Searches for as many different texts of each segment as are wanted, wider for those that lack some."""
+    lists: dict[int, list[Translation]] = {place: [] for place in range(len(job.segments))}
+    for options in (ways := [job.options, *wider]):
+        left = list(lists)
+        part = replace(job, segments=[job.segments[place] for place in left], options=options)
+        for numbers, rows in backend.search(part):
+            for number, row in zip(numbers, rows, strict=True):
+                lists[left[number]] = _different([*lists[left[number]], *row])
+            places = [left[number] for number in numbers]
+            ready = [place for place in places if options is ways[-1] or len(lists[place]) >= wanted[place]]
+            yield ready, [lists.pop(place)[: wanted[place]] for place in ready]
+
+
+def _different(translations: list[Translation]) -> list[Translation]:
+    """Returns the best translation of each text, the best first."""
+    found: dict[str, Translation] = {}
+    for one in sorted(translations, key=lambda one: -(one.score or 0.0)):
+        found.setdefault(one.text, one)
+    return list(found.values())
 
 
 def _joined(translations: list[tuple[str, Translation]]) -> Translation:

@@ -55,8 +55,9 @@ class TransformersBackend(Backend):
         if options.get("max_new_tokens") is not None:
             options.setdefault("max_length", None)  # transformers would warn of a generation config's at each batch
         if n_best is not None:
-            check_n_best(n_best, setting(self.model, options, "num_beams") or 1)
-            options["num_return_sequences"] = n_best
+            beams = setting(self.model, options, "num_beams") or 1
+            check_n_best(n_best, beams)
+            options["num_return_sequences"] = beams  # some may be one text
         if alignments:
             # The model below a `PeftModel`; it holds the adapters' layers.
             base = self.model.get_base_model() if hasattr(self.model, "get_base_model") else self.model

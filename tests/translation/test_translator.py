@@ -170,6 +170,34 @@ def test_an_error_in_a_stream_names_the_text_and_comes_after_those_before_it(tra
         next(stream)
 
 
+# N-best lists
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_n_best_lists_have_each_text_once_and_are_filled_by_wider_searches(tokenizer, backend):
+    """Of a model for which " t" is as probable as "t": at the beginning of a text, they are the same."""
+    pytest.importorskip("ctranslate2", reason="ctranslate2 isn't installed (the extra export has it)")
+    model = new_model(len(tokenizer), end=9.0)
+    same = tokenizer.convert_tokens_to_ids(["t", "Ġt"])
+    model.lm_head.weight.data[same[1]] = model.lm_head.weight.data[same[0]]
+    model.lm_head.bias.data[same] = 3.0
+    options = {"num_beams": 4, "max_new_tokens": 4}
+    translator, texts = Translator(model, "cpu", tokenizer=tokenizer, backend=backend), [*filter(None, TEXTS)]
+    inputs = tokenizer(texts, return_tensors="pt", padding=True)
+    raw = tokenizer.batch_decode(model.generate(**inputs, **options, num_return_sequences=4), skip_special_tokens=True)
+    assert [len({*raw[begin : begin + 4]}) for begin in range(0, len(raw), 4)] == [3] * len(texts)
+    found = translator(texts, n_best=4, **options)
+    for row, plain in zip(found, translator(texts, **options), strict=True):
+        assert len({one.text for one in row}) == 4
+        assert row == sorted(row, key=lambda one: -one.score)
+        assert row[0].text == plain
+    model.generation_config.renormalize_logits = True
+    model.generation_config.suppress_tokens = [token for token in range(len(tokenizer)) if token not in (2, *same)]
+    translator = Translator(model, "cpu", tokenizer=tokenizer, backend=backend)
+    (row,) = translator(texts[:1], n_best=3, num_beams=4, max_new_tokens=1)
+    assert {one.text for one in row} == {"", "t"}  # there are no more
+
+
 # Prefixes
 
 
