@@ -28,7 +28,7 @@ from transformers.utils import logging
 from ..checkpoints.loading import CONFIG, GENERATION_CONFIG, CheckpointError
 from ..errors import first_line
 from ..generation_vanilla_transformer import DEFAULT_MAX_LENGTH, GNMTLengthPenalty, check_settings, sets_length
-from ..interop.conversion import ConversionError, never_chosen
+from ..interop.conversion import ConversionError, never_chosen, own_settings
 from .backend import (
     LENGTHS,
     NO_HYPOTHESIS,
@@ -411,7 +411,7 @@ def import_library() -> ModuleType:
 def _generation_config(folder: Path) -> GenerationConfig:
     """Reads how a model decodes, and refuses what CTranslate2 lacks."""
     config = GenerationConfig(**_read(folder, GENERATION_CONFIG))
-    given = config.to_diff_dict()
+    given = own_settings(config)
     unknown = sorted(name for name in given.keys() - SETTINGS if given[name])
     unknown += ["do_sample"] if config.do_sample else []
     unknown += ["bad_words_ids of several tokens"] if any(len(one) > 1 for one in config.bad_words_ids or []) else []
