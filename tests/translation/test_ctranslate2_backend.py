@@ -259,7 +259,7 @@ def test_a_models_own_settings_are_refused(tokenizer, setting, named):
 
 
 def test_what_seq2seq_trainer_fills_in_is_no_setting(checkpoint, tokenizer, ours, tmp_path):
-    """An evaluation with generation writes all of transformers' defaults into the generation config, `max_length` 20."""
+    """An evaluation with generation writes all defaults of transformers into the generation config."""
     model = AutoModelForSeq2SeqLM.from_pretrained(checkpoint)
     collator = DataCollatorForSeq2Seq(tokenizer, model=model)
     arguments = Seq2SeqTrainingArguments(str(tmp_path), predict_with_generate=True, report_to="none", use_cpu=True)
