@@ -42,7 +42,7 @@ class Translation:
     """One translation of a text.
 
     Attributes:
-        text: Its text; on one line, unless the text was split into sentences and has several lines.
+        text: Its text; on one line, unless the text was split into sentences: then it has that one's lines.
         num_tokens: Tokens that the model wrote, with the end of sentence but without a prefix.
         score: Its log-probability in nats divided by the length penalty, `sequences_scores` of `generate()`; None
             without n-best lists, or if the text was translated in pieces.

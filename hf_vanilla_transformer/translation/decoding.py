@@ -84,7 +84,7 @@ def decode(
             continues with a new token.
         split_sentences: The language of the sentences in two letters (ISO 639-1). Each may be a
             paragraph or several and is first split by the rules of that language; the translations are joined, with
-            line breaks where they were. It needs sentencex. None: nothing is split.
+            line breaks and indents where they were. It needs sentencex. None: nothing is split.
         batch_size: Sentences at a time at most; None: as many as `batch_tokens` allows.
         batch_tokens: Padded source tokens at a time, times beams, at most; a longer sentence is a batch by itself.
             None: 4,096, or what suits the backend.
@@ -146,8 +146,12 @@ def decode(
     results = [[Translation("", 0, None if n_best is None else 0.0)] for _ in texts]
     for text, group in groupby(range(len(segments)), key=lambda place: segments[place].text):
         own = list(group)
-        joined = _joined([(segments[place].gap, found[place][0]) for place in own])
-        results[text] = found[own[0]] if len(own) == 1 else [joined]
+        end = "" if split_sentences is None else texts[text][len(texts[text].rstrip()) :]
+        if len(own) > 1:
+            results[text] = [_joined([(segments[place].gap, found[place][0]) for place in own], end)]
+        else:
+            begin = segments[own[0]].gap
+            results[text] = [replace(one, text=begin + one.text + end) for one in found[own[0]]]
     return results
 
 
@@ -173,10 +177,10 @@ def _different(translations: list[Translation]) -> list[Translation]:
     return list(found.values())
 
 
-def _joined(translations: list[tuple[str, Translation]]) -> Translation:
+def _joined(translations: list[tuple[str, Translation]], end: str) -> Translation:
     # Scores of several searches add up to no score of one.
     text = join_segments([(gap, one.text) for gap, one in translations])
-    return Translation(text, sum(one.num_tokens for _, one in translations))
+    return Translation(text + end, sum(one.num_tokens for _, one in translations))
 
 
 def _warn_of_division(limit: int, index: int, count: int) -> None:

@@ -37,7 +37,7 @@ class Segment(NamedTuple):
     Attributes:
         text: The number of its text.
         token_ids: Its tokens.
-        gap: Line breaks that stand before it in the text.
+        gap: White space that stands before it in the text, if it is at the beginning of a line.
         prefix: Tokens that its translation has to begin with.
     """
 
@@ -79,7 +79,7 @@ def read_segments(
 def _sentences(
     tokenizer: PreTrainedTokenizerBase, text: str, code: str, language: str | None
 ) -> Iterator[tuple[str, str, str]]:
-    """Yields the line breaks before each sentence, the beginning with its target language, and the sentence."""
+    """Yields the white space before each sentence, the beginning with its target language, and the sentence."""
     if target_codes(tokenizer) and (match := CODE.match(text)):
         code, text = match[1], text[match.end() :].lstrip()
     begin = f"{code} " if code else ""
@@ -208,20 +208,26 @@ def check_splitting(language: str | None) -> None:
 
 
 def split_sentences(text: str, language: str) -> Iterator[tuple[str, str]]:
-    """Yields the sentences of a text, each with the line breaks before it; a line's end is a sentence's end."""
+    """Yields the sentences of a text; a line's end is a sentence's end.
+
+    The first of a line comes with the white space before it, that at the end of the line before included.
+    """
     assert sentencex is not None, "check_splitting comes first"
     gap = ""
-    for number, part in enumerate(LINE_BREAKS.split(text.strip())):
-        if number % 2:
+    for number, part in enumerate(LINE_BREAKS.split(text)):
+        line = part.strip()
+        if number % 2 or not line:
             gap += part
             continue
-        for sentence in filter(str.strip, sentencex.segment(language, part)):
+        gap += part[: part.index(line)]
+        for sentence in filter(str.strip, sentencex.segment(language, line)):
             yield gap, sentence.strip()
             gap = ""
+        gap = part[len(part.rstrip()) :]
 
 
 def join_segments(translations: Sequence[tuple[str, str]]) -> str:
-    """Joins the translations of a text's segments, each with the line breaks before it."""
+    """Joins the translations of a text's segments, each with the white space before it if it begins a line."""
     joined: list[str] = []
     group: list[str] = []
     for gap, translation in translations:
