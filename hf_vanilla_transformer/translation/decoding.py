@@ -147,11 +147,9 @@ def decode(
     for text, group in groupby(range(len(segments)), key=lambda place: segments[place].text):
         own = list(group)
         end = "" if split_sentences is None else texts[text][len(texts[text].rstrip()) :]
-        if len(own) > 1:
-            results[text] = [_joined([(segments[place].gap, found[place][0]) for place in own], end)]
-        else:
-            begin = segments[own[0]].gap
-            results[text] = [replace(one, text=begin + one.text + end) for one in found[own[0]]]
+        parts = [(segments[place].gap, found[place][0]) for place in own]
+        alone = [replace(one, text=parts[0][0] + one.text + end) for one in found[own[0]]]
+        results[text] = alone if len(own) == 1 else [_joined(parts, end)]
     return results
 
 

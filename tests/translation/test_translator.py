@@ -2,11 +2,13 @@
 
 import io
 import os
+import pickle
 import re
 import shutil
 import subprocess
 import sys
 import threading
+from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 
 import datasets
@@ -377,6 +379,21 @@ def test_a_fork_while_another_thread_translates(checkpoint, backend, code):
     command = [sys.executable, "-c", FORK, str(checkpoint), backend]
     result = subprocess.run(command, cwd=Path(__file__).parents[2], capture_output=True, text=True, timeout=200)
     assert (result.returncode, result.stdout) == (0, f"{[code] * 3}\n"), result.stderr
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_pickle_opens_the_folder_again_and_changes_nothing(checkpoint, tokenizer, expected, backend):
+    """By the pickler of processes, which would move weights into shared memory."""
+    pytest.importorskip("ctranslate2", reason="ctranslate2 isn't installed (the extra export has it)")
+    translator = Translator(checkpoint, "cpu", "int8", backend=backend)
+    other = pickle.loads(ForkingPickler.dumps(translator))
+    assert (repr(other), other(TEXTS, **SHORT)) == (repr(translator), translator(TEXTS, **SHORT))
+    model = new_model(len(tokenizer))
+    translator = Translator(model, "cpu", "float32", tokenizer=tokenizer)
+    with pytest.raises(TypeError, match="a model that was given; open it by a folder or a name, or make one in each"):
+        ForkingPickler.dumps(translator)
+    assert translator(TEXTS, **SHORT) == expected
+    assert model.engine.is_on
 
 
 # Models
