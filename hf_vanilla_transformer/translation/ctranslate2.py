@@ -25,7 +25,7 @@ import torch
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging
 
-from ..checkpoints.loading import CONFIG, GENERATION_CONFIG, CheckpointError
+from ..checkpoints.loading import CONFIG, GENERATION_CONFIG, CheckpointError, named
 from ..errors import first_line
 from ..generation_vanilla_transformer import DEFAULT_MAX_LENGTH, GNMTLengthPenalty, check_settings, sets_length
 from ..interop.conversion import ConversionError, never_chosen, own_settings
@@ -275,6 +275,16 @@ class CTranslate2Model(Backend):
             made = cls(Path(folder), device, compute_type, threads)  # this reads all of it
         made.name_or_path = getattr(model, "name_or_path", "")
         return made
+
+    def check_tokenizer(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        """Raises `CheckpointError` if a tokenizer gives its tokens other ids than the vocabularies of the folder."""
+        sides = [tokenizer.get_vocab(), getattr(tokenizer, "target_encoder", None) or tokenizer.get_vocab()]
+        for ids, tokens in zip(sides, (self.source, self.target), strict=True):
+            names = {number: token for token, number in ids.items()}
+            if wrong := [token for number, token in names.items() if tokens[number : number + 1] != [token]]:
+                raise CheckpointError(
+                    f"{self.name_or_path}: its vocabulary lacks {named(wrong)} of its tokenizer; {FIX}"
+                )
 
     # ---- Options ----
     def check_options(self, options: Options, n_best: int | None, alignments: bool) -> Options:

@@ -342,7 +342,9 @@ def _open_with_ctranslate2(
     """Opens an exported folder, or converts a model that is loaded on the CPU and given up afterwards."""
     import_library()  # before anything is downloaded
     if isinstance(model, str | Path) and is_exported(model):
-        return load_tokenizer(model), CTranslate2Model(Path(model), device, compute_type, threads)
+        tokenizer, opened = load_tokenizer(model), CTranslate2Model(Path(model), device, compute_type, threads)
+        opened.check_tokenizer(tokenizer)
+        return tokenizer, opened
     is_name = isinstance(model, str | Path)
     tokenizer, loaded = load_to_translate(model, "cpu", **where) if is_name else _checked(model, tokenizer)
     if isinstance(loaded, MarianMTModel):

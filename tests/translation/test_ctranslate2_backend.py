@@ -316,11 +316,18 @@ def test_an_exported_folder(exported, ours, capsys):
     assert capsys.readouterr().out.split("\n")[:-1] == ours(TEXTS[:3])
 
 
-def test_an_incomplete_folder_is_refused(exported, tmp_path):
+def test_an_incomplete_or_mixed_folder_is_refused(exported, tmp_path):
     config = json.loads((exported / "config.json").read_text())
     config.pop("max_position_embeddings")
+    tokens = json.loads((exported / "shared_vocabulary.json").read_text())
+    tokens[7], tokens[8] = tokens[8], tokens[7]
     for number, (file, text) in enumerate(
-        [("generation_config.json", None), ("config.json", json.dumps(config)), ("shared_vocabulary.json", "[")]
+        [
+            ("generation_config.json", None),
+            ("config.json", json.dumps(config)),
+            ("shared_vocabulary.json", "["),
+            ("shared_vocabulary.json", json.dumps(tokens)),
+        ]
     ):
         folder = tmp_path / str(number)
         folder.mkdir()
