@@ -159,9 +159,8 @@ def load_model(
 
 def read_into_memory(model: torch.nn.Module) -> None:
     """Copies weights that are still mapped from their files: these may be written in place while the model lives."""
-    if not getattr(model, "is_quantized", False):
-        for tensor in (*model.parameters(), *model.buffers()):
-            tensor.data = tensor.data.clone()
+    for tensor in () if getattr(model, "is_quantized", False) else (*model.parameters(), *model.buffers()):
+        tensor.data = tensor.data.clone()
 
 
 @contextmanager

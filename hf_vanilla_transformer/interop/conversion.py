@@ -59,10 +59,7 @@ def never_chosen(settings: GenerationConfig, target: Sequence[str]) -> list[list
 
 
 def own_settings(settings: GenerationConfig) -> dict[str, Any]:
-    """Returns generation settings other than transformers' defaults, all of which Seq2SeqTrainer writes into a model's.
-
-    Of a length, `sets_length` decides.
-    """
+    """Returns settings other than transformers' defaults, all of which Seq2SeqTrainer writes into a model's."""
     defaults = settings._get_default_generation_params()
     return {name: value for name, value in settings.to_diff_dict().items() if value != defaults.get(name)}
 

@@ -52,7 +52,7 @@ SAME_SETTINGS = {
 # Settings that have arguments of `translate_batch`, or that change no translation.
 HELD = {
     *SAME_SETTINGS, "max_length", "suppress_tokens", "use_cache", "transformers_version", "_from_model_config",
-    "pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id",
+    "pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id", "early_stopping",
 }  # fmt: skip
 
 
@@ -125,12 +125,11 @@ def notes(model: VanillaTransformerForConditionalGeneration, target: Sequence[st
         "Translator reads the generation settings in generation_config.json; CTranslate2 itself doesn't, so give them "
         f"to translate_batch: {arguments}",
     ]
-    others = own_settings(settings) | {"early_stopping": settings.early_stopping}
-    others = {name: value for name, value in others.items() if name not in HELD and value is not None}
+    others = {name: value for name, value in own_settings(settings).items() if name not in HELD}
     if len(ends := as_list(settings.eos_token_id)) > 1:
         others["eos_token_id"] = ends
-    if others.get("early_stopping") is True:  # its searches end so
-        del others["early_stopping"]
+    if settings.early_stopping not in (None, True):  # its searches end as with True
+        others["early_stopping"] = settings.early_stopping
     if all(len(one) == 1 for one in settings.bad_words_ids or []):
         others.pop("bad_words_ids", None)
     if others:

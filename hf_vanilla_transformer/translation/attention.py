@@ -8,10 +8,9 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import ModelOutput
 
 from .backend import Backend
-from .decoding import check_model, source_limit
+from .decoding import check_model, source_limit, target_encoder
 from .division import encode_within
-from .reading import check_target_codes, encoder, namers, target_encoder
-from .transformers_backend import setting
+from .reading import check_target_codes, encoder, namers
 
 # Weights grow with the square of the length, and no picture shows that many tokens.
 MAX_TOKENS = 512
@@ -94,8 +93,7 @@ def _token_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, name:
     if name == "source":
         check_target_codes(tokenizer, [text])
     limit = min(MAX_TOKENS, source_limit(model, None, tokenizer))
-    forced = setting(model, {}, "forced_bos_token_id")
-    read = encoder(tokenizer) if name == "source" else target_encoder(tokenizer, forced)
+    read = encoder(tokenizer) if name == "source" else target_encoder(model, tokenizer, {})
     (ids,) = encode_within(read, [text], limit)
     if ids is None:
         raise ValueError(f"{name} has more than {limit:,} tokens; give one sentence of it")

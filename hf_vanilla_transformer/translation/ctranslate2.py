@@ -282,9 +282,7 @@ class CTranslate2Model(Backend):
         for ids, tokens in zip(sides, (self.source, self.target), strict=True):
             names = {number: token for token, number in ids.items()}
             if wrong := [token for number, token in names.items() if tokens[number : number + 1] != [token]]:
-                raise CheckpointError(
-                    f"{self.name_or_path}: its vocabulary lacks {named(wrong)} of its tokenizer; {FIX}"
-                )
+                raise CheckpointError(f"{self.name_or_path}: it lacks {named(wrong)} of its tokenizer; {FIX}")
 
     # ---- Options ----
     def check_options(self, options: Options, n_best: int | None, alignments: bool) -> Options:

@@ -19,7 +19,6 @@ except ImportError:  # an extra
 
 # The target language at the beginning of a text, ">>deu<<", for a model with several.
 CODE = re.compile(r"\s*(>>[^\s<>]+<<)")
-LINE_BREAKS = re.compile(r"([\r\n]+)")
 CODES_PER_ERROR = 10
 FEW = 4  # tokens: no more than special ones
 # Held while any tokenizer reads texts: MarianTokenizer and the like switch to the target's side and back, and padding
@@ -110,26 +109,6 @@ def encoder(tokenizer: PreTrainedTokenizerBase, *, is_target: bool = False, **op
     return encode
 
 
-def target_begin(tokenizer: PreTrainedTokenizerBase, forced: int | None) -> list[int]:
-    """Returns the tokens of a target before its text, behind the decoder's start token.
-
-    They are what the tokenizer puts there, as in training; `forced`, which the model is made to write, takes the place
-    of the first.
-    """
-    whole, text = (encoder(tokenizer, is_target=True, add_special_tokens=adds)(["a"])[0] for adds in (True, False))
-    own = whole[: next(place for place in range(len(whole)) if whole[place : place + len(text)] == text)]
-    return own if forced is None else [forced, *own[1:]]
-
-
-def target_encoder(tokenizer: PreTrainedTokenizerBase, forced: int | None) -> Encode:
-    """Returns the function that tokenizes whole targets, which begin as `target_begin` says."""
-    read = encoder(tokenizer, is_target=True)
-    if forced is None:
-        return read
-    begin, replaced = target_begin(tokenizer, forced), len(target_begin(tokenizer, None))
-    return lambda texts: [[*begin, *ids[replaced:]] for ids in read(texts)]
-
-
 def namers(tokenizer: PreTrainedTokenizerBase) -> tuple[Namer, Namer]:
     """Returns what names the tokens of a source and those of a target, each by its own vocabulary if there are two."""
     if not getattr(tokenizer, "separate_vocabs", False):
@@ -208,22 +187,16 @@ def check_splitting(language: str | None) -> None:
 
 
 def split_sentences(text: str, language: str) -> Iterator[tuple[str, str]]:
-    """Yields the sentences of a text; a line's end is a sentence's end.
-
-    The first of a line comes with the white space before it, that at the end of the line before included.
-    """
+    """Yields the sentences of a text, the first of a line with the white space since the last sentence."""
     assert sentencex is not None, "check_splitting comes first"
     gap = ""
-    for number, part in enumerate(LINE_BREAKS.split(text)):
-        line = part.strip()
-        if number % 2 or not line:
-            gap += part
-            continue
-        gap += part[: part.index(line)]
-        for sentence in filter(str.strip, sentencex.segment(language, line)):
+    for line in text.splitlines(keepends=True):
+        sentences = line.lstrip()
+        gap += line[: len(line) - len(sentences)]
+        for sentence in filter(str.strip, sentencex.segment(language, sentences.rstrip())):
             yield gap, sentence.strip()
             gap = ""
-        gap = part[len(part.rstrip()) :]
+        gap += sentences[len(sentences.rstrip()) :]
 
 
 def join_segments(translations: Sequence[tuple[str, str]]) -> str:

@@ -112,14 +112,9 @@ class Translator:
         if isinstance(model, str | Path) and tokenizer is not None:
             raise ValueError("tokenizer is for a model that is given; a folder or a name has its own")
         where = Where(revision=revision, token=token, trust_remote_code=trust_remote_code)
-        options: Options = {
-            "compute_type": compute_type,
-            "threads": threads,
-            "backend": backend,
-            "dtype": dtype,
-            **where,
-        }
-        self._opened = (model, device, options)
+        options: Options = {"backend": backend, "dtype": dtype, **where}
+        again = partial(type(self), model, device, compute_type, threads, **options)
+        self._open_again = again if isinstance(model, str | Path) else None
         self.tokenizer: PreTrainedTokenizerBase
         self.model: Any
         if self.backend == "ctranslate2":
@@ -143,13 +138,9 @@ class Translator:
             torch.set_num_threads(threads)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        model, device, options = self._opened
-        if not isinstance(model, str | Path):
-            raise TypeError(
-                "a Translator can't be pickled or copied with a model that was given; open it by a folder or a name, "
-                "or make one in each process"
-            )
-        return partial(type(self), model, device, **options), ()
+        if self._open_again is None:
+            raise TypeError("a Translator of a model that was given can't be pickled; open it by a folder or a name")
+        return self._open_again, ()
 
     @property
     def device(self) -> torch.device:
