@@ -220,7 +220,7 @@ def target_encoder(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, o
 
 
 def _place(ids: list[int], text: list[int]) -> int:
-    """Returns where the tokens of a text are among those of a whole target."""
+    """Returns where the tokens of a text are among those of a complete target."""
     ends = [*text, *ids[-1:]]
     return next((place for place in range(len(ids)) if ids[place : place + len(ends)] == ends), 0)
 
