@@ -200,7 +200,9 @@ class VanillaTransformerTokenizerFast(PreTrainedTokenizerFast):
 
     def convert_tokens_to_string(self, tokens: list[str]) -> str:
         """The text that the tokens spell."""
-        return super().convert_tokens_to_string(self._spelled(tokens))
+        # The decoder removes the space that the first word of a text gets, and an added token gets none.
+        is_added = bool(tokens) and tokens[0] in self.added_tokens_encoder
+        return super().convert_tokens_to_string([LETTER_OF_BYTE[ord(" ")]] * is_added + self._spelled(tokens))
 
     def _spelled(self, tokens: Iterable[str | None]) -> list[str]:
         # ByteLevel reads the letters of added tokens as bytes too, and would break "<ü>": write them in its alphabet.

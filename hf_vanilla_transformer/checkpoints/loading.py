@@ -151,9 +151,16 @@ def load_model(
     _check_tokens(name, model)
     if (folder / GENERATION_CONFIG).exists():
         read_json(folder / GENERATION_CONFIG)  # of a damaged one, from_pretrained would take defaults
+    read_into_memory(model)
     if wrong := not_finite(model):
         raise CheckpointError(f"{name}: {named(wrong)} contains NaN or infinity; the training diverged")
     return model.eval()
+
+
+def read_into_memory(model: torch.nn.Module) -> None:
+    """Copies weights that are still mapped from their files: these may be written in place while the model lives."""
+    for tensor in () if getattr(model, "is_quantized", False) else (*model.parameters(), *model.buffers()):
+        tensor.data = tensor.data.clone()
 
 
 @contextmanager

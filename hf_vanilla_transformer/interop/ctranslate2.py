@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import ctranslate2
 import torch
 from ctranslate2.converters.transformers import ModelLoader, register_loader
 from ctranslate2.specs import attention_spec, common_spec, model_spec, transformer_spec
@@ -15,6 +16,7 @@ from transformers import PreTrainedTokenizerBase
 
 from ..checkpoints.loading import as_list
 from ..configuration_vanilla_transformer import VanillaTransformerConfig
+from ..generation_vanilla_transformer import sets_length
 from ..modeling_vanilla_transformer import (
     SinusoidalPositions,
     VanillaTransformerAttention,
@@ -22,7 +24,7 @@ from ..modeling_vanilla_transformer import (
     VanillaTransformerStack,
     sinusoidal_table,
 )
-from .conversion import ConversionError, check_plain, check_savable, never_chosen
+from .conversion import ConversionError, check_plain, check_savable, never_chosen, own_settings
 
 Activation = common_spec.Activation
 ACTIVATIONS = {
@@ -50,7 +52,7 @@ SAME_SETTINGS = {
 # Settings that have arguments of `translate_batch`, or that change no translation.
 HELD = {
     *SAME_SETTINGS, "max_length", "suppress_tokens", "use_cache", "transformers_version", "_from_model_config",
-    "pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id",
+    "pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id", "early_stopping",
 }  # fmt: skip
 
 
@@ -81,6 +83,9 @@ def export(
     tokenizer.save_pretrained(folder)
     target = VanillaTransformerLoader().get_vocabulary(model, tokenizer)[1]
     found = notes(model, target)
+    if quantization not in (None, *ctranslate2.get_supported_compute_types("cpu")):
+        used = ctranslate2.Translator(str(folder)).compute_type
+        found.append(f"this machine's processor has no {quantization}: CTranslate2 computes in {used} here")
     if getattr(tokenizer, "separate_vocabs", False):
         found.append(
             "source_vocabulary.json names the source's ids; the tokenizer's convert_ids_to_tokens the target's"
@@ -108,8 +113,8 @@ def notes(model: VanillaTransformerForConditionalGeneration, target: Sequence[st
     """Returns notes on an exported model: its longest sentences, and settings; `target` is the vocabulary."""
     config, settings = model.config, model.generation_config
     given = {there: getattr(settings, here) for here, there in SAME_SETTINGS.items()}
-    if settings.max_length is not None and given["max_decoding_length"] is None:  # it counts the start token
-        given["max_decoding_length"] = settings.max_length - 1
+    if settings.max_length and sets_length(settings) and given["max_decoding_length"] is None:
+        given["max_decoding_length"] = settings.max_length - 1  # without the start token
     # CTranslate2's own defaults are 2 beams, and no empty translation.
     given |= {"beam_size": settings.num_beams or 1, "min_decoding_length": settings.min_new_tokens or 0}
     given["suppress_sequences"] = never_chosen(settings, target) or None
@@ -120,11 +125,11 @@ def notes(model: VanillaTransformerForConditionalGeneration, target: Sequence[st
         "Translator reads the generation settings in generation_config.json; CTranslate2 itself doesn't, so give them "
         f"to translate_batch: {arguments}",
     ]
-    others = {name: value for name, value in settings.to_diff_dict().items() if name not in HELD and value is not None}
+    others = {name: value for name, value in own_settings(settings).items() if name not in HELD}
     if len(ends := as_list(settings.eos_token_id)) > 1:
         others["eos_token_id"] = ends
-    if others.get("early_stopping") is True:  # its searches end so
-        del others["early_stopping"]
+    if settings.early_stopping not in (None, True):  # its searches end as with True
+        others["early_stopping"] = settings.early_stopping
     if all(len(one) == 1 for one in settings.bad_words_ids or []):
         others.pop("bad_words_ids", None)
     if others:

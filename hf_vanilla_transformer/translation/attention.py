@@ -8,7 +8,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import ModelOutput
 
 from .backend import Backend
-from .decoding import check_model, source_limit
+from .decoding import check_model, source_limit, target_encoder
 from .division import encode_within
 from .reading import check_target_codes, encoder, namers
 
@@ -93,7 +93,8 @@ def _token_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, name:
     if name == "source":
         check_target_codes(tokenizer, [text])
     limit = min(MAX_TOKENS, source_limit(model, None, tokenizer))
-    (ids,) = encode_within(encoder(tokenizer, is_target=name == "target"), [text], limit)
+    read = encoder(tokenizer) if name == "source" else target_encoder(model, tokenizer, {})
+    (ids,) = encode_within(read, [text], limit)
     if ids is None:
         raise ValueError(f"{name} has more than {limit:,} tokens; give one sentence of it")
     return ids

@@ -46,7 +46,7 @@ class Translation:
     """One translation of a text.
 
     Attributes:
-        text: Its text; on one line, unless the text was split into sentences and has several lines.
+        text: Its text; on one line, unless the text was split into sentences: then it has that one's lines.
         num_tokens: Tokens that the model wrote, with the end of sentence but without a prefix.
         score: Its log-probability in nats divided by the length penalty, `sequences_scores` of `generate()`; None
             without n-best lists, or if the text was translated in pieces.
@@ -85,7 +85,7 @@ class Backend(ABC):
 
     @abstractmethod
     def search(self, job: Job) -> Iterator[Found]:
-        """Translates the segments of a job, in any order."""
+        """Translates the segments of a job, in any order; for n-best lists, into all that each search found."""
 
     @abstractmethod
     def log_probabilities(self, sources: list[list[int]], targets: list[list[int]]) -> list[float]:

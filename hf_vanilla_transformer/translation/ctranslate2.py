@@ -25,10 +25,10 @@ import torch
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging
 
-from ..checkpoints.loading import CONFIG, GENERATION_CONFIG, CheckpointError
+from ..checkpoints.loading import CONFIG, GENERATION_CONFIG, CheckpointError, named
 from ..errors import first_line
 from ..generation_vanilla_transformer import DEFAULT_MAX_LENGTH, GNMTLengthPenalty, check_settings, sets_length
-from ..interop.conversion import ConversionError, never_chosen
+from ..interop.conversion import ConversionError, never_chosen, own_settings
 from .backend import (
     LENGTHS,
     NO_HYPOTHESIS,
@@ -190,7 +190,7 @@ class Batch:
             score * len(tokens) ** self._exponent / count(tokens[:limit]) ** settings.penalty
             for tokens, score in zip(result.hypotheses, result.scores, strict=True)
         ]
-        best = sorted(range(len(scores)), key=lambda number: -scores[number])[: settings.n_best or 1]
+        best = sorted(range(len(scores)), key=lambda number: -scores[number])
         if settings.n_best is None:
             return [translation(best[0], None)]
         return [translation(one, scores[one]) for one in best if one == best[0] or scores[one] > NO_HYPOTHESIS]
@@ -277,6 +277,14 @@ class CTranslate2Model(Backend):
             made = cls(Path(folder), device, compute_type, threads)  # this reads all of it
         made.name_or_path = getattr(model, "name_or_path", "")
         return made
+
+    def check_tokenizer(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        """Raises `CheckpointError` if a tokenizer gives its tokens other ids than the vocabularies of the folder."""
+        sides = [tokenizer.get_vocab(), getattr(tokenizer, "target_encoder", None) or tokenizer.get_vocab()]
+        for ids, tokens in zip(sides, (self.source, self.target), strict=True):
+            names = {number: token for token, number in ids.items()}
+            if wrong := [token for number, token in names.items() if tokens[number : number + 1] != [token]]:
+                raise CheckpointError(f"{self.name_or_path}: it lacks {named(wrong)} of its tokenizer; {FIX}")
 
     # ---- Options ----
     def check_options(self, options: Options, n_best: int | None, alignments: bool) -> Options:
@@ -414,7 +422,7 @@ def import_library() -> ModuleType:
 def _generation_config(folder: Path) -> GenerationConfig:
     """Reads how a model decodes, and refuses what CTranslate2 lacks."""
     config = GenerationConfig(**_read(folder, GENERATION_CONFIG))
-    given = config.to_diff_dict()
+    given = own_settings(config)
     unknown = sorted(name for name in given.keys() - SETTINGS if given[name])
     unknown += ["do_sample"] if config.do_sample else []
     unknown += ["bad_words_ids of several tokens"] if any(len(one) > 1 for one in config.bad_words_ids or []) else []

@@ -5,7 +5,8 @@ its tokenizer. Options are keyword arguments of `generate()`, by default those o
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import groupby
 from typing import Any
@@ -13,7 +14,9 @@ from typing import Any
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging
 
-from .backend import Backend, Job, Options, Translation, check_number
+from ..checkpoints.loading import as_list
+from .backend import LARGEST, Backend, Found, Job, Options, Translation, check_number
+from .division import Encode
 from .reading import Segment, check_splitting, encoder, join_segments, read_segments, target_code
 from .transformers_backend import TransformersBackend, setting
 
@@ -71,7 +74,8 @@ def decode(
         model: A model, what `ensemble` made of several, or one of another backend.
         tokenizer: Its tokenizer.
         sentences: The sentences.
-        n_best: Translations per sentence, of a beam search at least as wide. None: the best alone, without its score.
+        n_best: Different translations per sentence, of a beam search at least as wide. One with fewer is searched again
+            with two, then four times the beams, and gets the best of all. None: the best, without its score.
         alignments: Whether translations have their alignments; only models of this package have them.
         target_lang: The target language, for a tokenizer that has codes such as ">>deu<<": "deu" or ">>deu<<". A
             sentence that begins with a code keeps it.
@@ -80,7 +84,7 @@ def decode(
             continues with a new token.
         split_sentences: The language of the sentences in two letters (ISO 639-1). Each may be a
             paragraph or several and is first split by the rules of that language; the translations are joined, with
-            line breaks where they were. It needs sentencex. None: nothing is split.
+            line breaks and indents where they were. It needs sentencex. None: nothing is split.
         batch_size: Sentences at a time at most; None: as many as `batch_tokens` allows.
         batch_tokens: Padded source tokens at a time, times beams, at most; a longer sentence is a batch by itself.
             None: 4,096, or what suits the backend.
@@ -112,7 +116,10 @@ def decode(
     check_number("batch_tokens", batch_tokens)
     check_number("max_source_tokens", max_source_tokens)
     check_splitting(split_sentences)
-    options = backend.check_options(options, n_best, alignments)
+    ways = [backend.check_options(options, n_best, alignments)]
+    for times in () if n_best is None else (2, 4):  # for lists that lack texts
+        width = min(times * setting(model, options, "num_beams"), LARGEST["num_beams"])
+        ways.append(backend.check_options({**options, "num_beams": width}, n_best, alignments))
     code = "" if target_lang is None else target_code(tokenizer, target_lang)
     limit = source_limit(model, max_source_tokens, tokenizer)
     prefixes = _prefix_tokens(model, tokenizer, prefix, len(texts), options)
@@ -130,22 +137,46 @@ def decode(
     tell = progress or (lambda number: None)
     tell(len(texts) - len(left))
     found: dict[int, list[Translation]] = {}
-    for places, translations in backend.search(Job(tokenizer, segments, options, batch_size, batch_tokens)):
+    wanted = [n_best or 1 if left[segment.text] == 1 else 1 for segment in segments]
+    for places, translations in _search(backend, Job(tokenizer, segments, {}, batch_size, batch_tokens), wanted, ways):
         found.update(zip(places, translations, strict=True))
         left.subtract(segments[place].text for place in places)
         tell(sum(left[text] == 0 for text in {segments[place].text for place in places}))
     results = [[Translation("", 0, None if n_best is None else 0.0)] for _ in texts]
     for text, group in groupby(range(len(segments)), key=lambda place: segments[place].text):
-        own = list(group)
-        joined = _joined([(segments[place].gap, found[place][0]) for place in own])
-        results[text] = found[own[0]] if len(own) == 1 else [joined]
+        parts = [(segments[place].gap, found[place]) for place in group]
+        end = "" if split_sentences is None else texts[text][len(texts[text].rstrip()) :]
+        alone = [replace(one, text=parts[0][0] + one.text + end) for one in parts[0][1]]
+        results[text] = alone if len(parts) == 1 else [_joined(parts, end)]
     return results
 
 
-def _joined(translations: list[tuple[str, Translation]]) -> Translation:
+def _search(backend: Backend, job: Job, wanted: list[int], ways: list[Options]) -> Iterator[Found]:
+    """Searches for as many different texts of each segment as are wanted, in the next way for those that lack some."""
+    lists: dict[int, list[Translation]] = {place: [] for place in range(len(job.segments))}
+    for options in ways:
+        left = list(lists)
+        part = replace(job, segments=[job.segments[place] for place in left], options=options)
+        for numbers, rows in backend.search(part):
+            places = [left[number] for number in numbers]
+            for place, row in zip(places, rows, strict=True):
+                lists[place] = _different([*lists[place], *row])
+            ready = [place for place in places if options is ways[-1] or len(lists[place]) >= wanted[place]]
+            yield ready, [lists.pop(place)[: wanted[place]] for place in ready]
+
+
+def _different(translations: list[Translation]) -> list[Translation]:
+    """Returns the best translation of each text, the best first."""
+    found: dict[str, Translation] = {}
+    for one in sorted(translations, key=lambda one: -(one.score or 0.0)):
+        found.setdefault(one.text, one)
+    return list(found.values())
+
+
+def _joined(parts: list[tuple[str, list[Translation]]], end: str) -> Translation:
     # Scores of several searches add up to no score of one.
-    text = join_segments([(gap, one.text) for gap, one in translations])
-    return Translation(text, sum(one.num_tokens for _, one in translations))
+    text = join_segments([(gap, rows[0].text) for gap, rows in parts])
+    return Translation(text + end, sum(rows[0].num_tokens for _, rows in parts))
 
 
 def _warn_of_division(limit: int, index: int, count: int) -> None:
@@ -165,8 +196,7 @@ def _prefix_tokens(
     given = [prefix] * count if isinstance(prefix, str) else texts_of("prefix", prefix)
     if len(given) != count:
         raise ValueError(f"prefix has {len(given)} strings for {count} sentences; give one for each, or one string")
-    begin = [setting(model, options, name) for name in ("decoder_start_token_id", "forced_bos_token_id")]
-    begin = [token for token in begin if token is not None]
+    start, whole = setting(model, options, "decoder_start_token_id"), target_encoder(model, tokenizer, options)
     known: dict[str, tuple[int, ...]] = {}
     read = encoder(tokenizer, is_target=True, add_special_tokens=False)
     for text in dict.fromkeys(given):
@@ -174,8 +204,25 @@ def _prefix_tokens(
         if special := set(ids) & set(tokenizer.all_special_ids):
             shown = ", ".join(tokenizer.convert_ids_to_tokens(sorted(special)))
             raise ValueError(f"the prefix {text!r} becomes {shown} for the tokenizer; leave out what it doesn't know")
-        known[text] = (*begin, *ids) if ids else ()
+        (target,) = whole([text.rstrip()])
+        known[text] = (*as_list(start), *target[: _place(target, ids)], *ids) if ids else ()
     return [known[text] for text in given]
+
+
+def target_encoder(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, options: Options) -> Encode:
+    """Returns the function that tokenizes targets as in training, but that a forced token is the first of them."""
+    whole, bare = (encoder(tokenizer, is_target=True, add_special_tokens=adds) for adds in (True, False))
+    if (forced := setting(model, options, "forced_bos_token_id")) is None:
+        return whole
+    return lambda texts: [
+        [forced, *row[_place(row, own) > 0 :]] for row, own in zip(whole(texts), bare(texts), strict=True)
+    ]
+
+
+def _place(ids: list[int], text: list[int]) -> int:
+    """Returns where the tokens of a text are among those of a complete target."""
+    ends = [*text, *ids[-1:]]
+    return next((place for place in range(len(ids)) if ids[place : place + len(ends)] == ends), 0)
 
 
 def source_limit(

@@ -6,6 +6,7 @@ from typing import Any
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.pipelines.base import Pipeline
 
+from ..checkpoints.loading import read_into_memory
 from ..engine import attach_if_supported
 from .translator import Result, Translator
 
@@ -37,6 +38,7 @@ class VanillaTranslationPipeline(Pipeline):
         **kwargs: object,
     ) -> None:
         super().__init__(model=model, tokenizer=tokenizer, **kwargs)
+        read_into_memory(self.model)
         attach_if_supported(self.model, compute_type)
         self.translator = Translator(self.model, tokenizer=self.tokenizer)
 

@@ -19,7 +19,6 @@ except ImportError:  # an extra
 
 # The target language at the beginning of a text, ">>deu<<", for a model with several.
 CODE = re.compile(r"\s*(>>[^\s<>]+<<)")
-LINE_BREAKS = re.compile(r"([\r\n]+)")
 CODES_PER_ERROR = 10
 FEW = 4  # tokens: no more than special ones
 # Held while any tokenizer reads texts: MarianTokenizer and the like switch to the target's side and back, and padding
@@ -37,7 +36,7 @@ class Segment(NamedTuple):
     Attributes:
         text: The number of its text.
         token_ids: Its tokens.
-        gap: Line breaks that stand before it in the text.
+        gap: White space that stands before it in the text, if it is at the beginning of a line.
         prefix: Tokens that its translation has to begin with.
     """
 
@@ -79,7 +78,7 @@ def read_segments(
 def _sentences(
     tokenizer: PreTrainedTokenizerBase, text: str, code: str, language: str | None
 ) -> Iterator[tuple[str, str, str]]:
-    """Yields the line breaks before each sentence, the beginning with its target language, and the sentence."""
+    """Yields the white space before each sentence, the beginning with its target language, and the sentence."""
     if target_codes(tokenizer) and (match := CODE.match(text)):
         code, text = match[1], text[match.end() :].lstrip()
     begin = f"{code} " if code else ""
@@ -215,20 +214,20 @@ def can_split() -> bool:
 
 
 def split_sentences(text: str, language: str) -> Iterator[tuple[str, str]]:
-    """Yields the sentences of a text, each with the line breaks before it; a line's end is a sentence's end."""
+    """Yields the sentences of a text, the first of a line with the white space since the last sentence."""
     assert sentencex is not None, "check_splitting comes first"
     gap = ""
-    for number, part in enumerate(LINE_BREAKS.split(text.strip())):
-        if number % 2:
-            gap += part
-            continue
-        for sentence in filter(str.strip, sentencex.segment(language, part)):
+    for line in text.splitlines(keepends=True):
+        sentences = line.lstrip()
+        gap += line[: len(line) - len(sentences)]
+        for sentence in filter(str.strip, sentencex.segment(language, sentences.rstrip())):
             yield gap, sentence.strip()
             gap = ""
+        gap += sentences[len(sentences.rstrip()) :]
 
 
 def join_segments(translations: Sequence[tuple[str, str]]) -> str:
-    """Joins the translations of a text's segments, each with the line breaks before it."""
+    """Joins the translations of a text's segments, each with the white space before it if it begins a line."""
     joined: list[str] = []
     group: list[str] = []
     for gap, translation in translations:

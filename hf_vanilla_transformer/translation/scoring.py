@@ -9,7 +9,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging
 
 from .backend import batches, check_number
-from .decoding import backend_of, source_limit, texts_of
+from .decoding import backend_of, source_limit, target_encoder, texts_of
 from .division import encode_within
 from .reading import encoder
 
@@ -117,7 +117,7 @@ def score_pairs(
         raise ValueError("sources and targets are empty; a likelihood needs at least one sentence")
     limit = source_limit(model, max_tokens, tokenizer)
     source_ids = encode_within(encoder(tokenizer), texts, limit)
-    target_ids = encode_within(encoder(tokenizer, is_target=True), references, limit)
+    target_ids = encode_within(target_encoder(model, tokenizer, {}), references, limit)
     pairs: list[tuple[int, list[int], list[int]]] = []
     for index, (source, target) in enumerate(zip(source_ids, target_ids, strict=True)):
         if source is not None and target is not None:

@@ -56,7 +56,7 @@ class TransformersBackend(Backend):
             options.setdefault("max_length", None)  # transformers would warn of a generation config's at each batch
         if n_best is not None:
             check_n_best(n_best, setting(self.model, options, "num_beams") or 1)
-            options["num_return_sequences"] = n_best
+            options["num_return_sequences"] = setting(self.model, options, "num_beams")  # some may be one text
         if alignments:
             # The model below a `PeftModel`; it holds the adapters' layers.
             base = self.model.get_base_model() if hasattr(self.model, "get_base_model") else self.model

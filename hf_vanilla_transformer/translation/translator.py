@@ -11,6 +11,7 @@ import threading
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from contextlib import nullcontext
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any, Unpack
@@ -51,7 +52,8 @@ class Translator:
         translator(["half past nine", "the fourth of May"], num_beams=1)  # a list in the same order
         for text in translator(line for line in file): ...  # a stream, read and translated window by window
 
-    Several threads may call one translator: with the engine, one call waits for the other.
+    Several threads may call one translator: with the engine, one call waits for the other. A pickle, such as a process
+    that is spawned gets, is the folder or name with these options, and is opened again.
 
     The engine is attached to a model that is loaded here, if it is one of this package: as long as it is, don't change
     the model's weights and settings (`engine.attach` says what is noticed). A model that you give isn't copied:
@@ -110,6 +112,9 @@ class Translator:
         if isinstance(model, str | Path) and tokenizer is not None:
             raise ValueError("tokenizer is for a model that is given; a folder or a name has its own")
         where = Where(revision=revision, token=token, trust_remote_code=trust_remote_code)
+        options: Options = {"backend": backend, "dtype": dtype, **where}
+        again = partial(type(self), model, device, compute_type, threads, **options)
+        self._open_again = again if isinstance(model, str | Path) else None
         self.tokenizer: PreTrainedTokenizerBase
         self.model: Any
         if self.backend == "ctranslate2":
@@ -131,6 +136,11 @@ class Translator:
         self._locks: defaultdict[int, threading.RLock] = defaultdict(threading.RLock)
         if threads is not None and self.backend == "engine":
             torch.set_num_threads(threads)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        if self._open_again is None:
+            raise TypeError("a Translator of a model that was given can't be pickled; open it by a folder or a name")
+        return self._open_again, ()
 
     @property
     def device(self) -> torch.device:
@@ -323,7 +333,9 @@ def _open_with_ctranslate2(
     """Opens an exported folder, or converts a model that is loaded on the CPU and given up afterwards."""
     import_library()  # before anything is downloaded
     if isinstance(model, str | Path) and is_exported(model):
-        return load_tokenizer(model), CTranslate2Model(Path(model), device, compute_type, threads)
+        tokenizer, opened = load_tokenizer(model), CTranslate2Model(Path(model), device, compute_type, threads)
+        opened.check_tokenizer(tokenizer)
+        return tokenizer, opened
     is_name = isinstance(model, str | Path)
     tokenizer, loaded = load_to_translate(model, "cpu", **where) if is_name else _checked(model, tokenizer)
     if isinstance(loaded, MarianMTModel):

@@ -222,6 +222,12 @@ def test_added_tokens_match_whole(tokenizer):
     assert tokenizer.decode(ids, skip_special_tokens=True) == "<2de> Holz"
 
 
+@pytest.mark.parametrize("text", [" Wort x", "  Wort", "   Wort", "Wort", "a Wort", " Wort Wort", " ", "  "])
+def test_added_tokens_keep_the_space_that_they_begin_with(tokenizer, text):
+    tokenizer.add_tokens([" Wort", "  Wort", " "])
+    assert returns(tokenizer, text)
+
+
 @pytest.mark.parametrize("key", ["extra_special_tokens", "additional_special_tokens"])
 def test_special_tokens_of_the_user_match_whole_and_are_skipped(key, tokenizer, tmp_path):
     assert tokenizer.add_special_tokens({key: ["<2de>", "<2ü>"]}) == 2

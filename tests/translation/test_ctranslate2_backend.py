@@ -1,6 +1,7 @@
 """CTranslate2 as the backend of a Translator, beside the same model with the engine: same translations and scores."""
 
 import json
+import re
 import sys
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
@@ -10,7 +11,7 @@ import pytest
 import torch
 from opus_mt import opus_mt_folder
 from random_models import new_model
-from transformers import AutoModelForSeq2SeqLM
+from transformers import AutoModelForSeq2SeqLM, DataCollatorForSeq2Seq, Seq2SeqTrainer, Seq2SeqTrainingArguments
 
 from hf_vanilla_transformer import cli
 from hf_vanilla_transformer.checkpoints.loading import CheckpointError
@@ -18,6 +19,7 @@ from hf_vanilla_transformer.translation.scoring import score_pairs
 from hf_vanilla_transformer.translation.translator import Translator
 
 ctranslate2 = pytest.importorskip("ctranslate2", reason="ctranslate2 isn't installed (the extra export has it)")
+from hf_vanilla_transformer.interop.ctranslate2 import export  # noqa: E402
 
 TEXTS = [
     "twenty-one",
@@ -256,6 +258,30 @@ def test_a_models_own_settings_are_refused(tokenizer, setting, named):
         Translator(model, tokenizer=tokenizer, backend="ctranslate2")
 
 
+def test_what_seq2seq_trainer_fills_in_is_no_setting(checkpoint, tokenizer, ours, tmp_path):
+    """An evaluation with generation writes all defaults of transformers into the generation config."""
+    model = AutoModelForSeq2SeqLM.from_pretrained(checkpoint)
+    collator = DataCollatorForSeq2Seq(tokenizer, model=model)
+    arguments = Seq2SeqTrainingArguments(str(tmp_path), predict_with_generate=True, report_to="none", use_cpu=True)
+    data = [{"input_ids": tokenizer("it")["input_ids"], "labels": tokenizer("es")["input_ids"]}]
+    trainer = Seq2SeqTrainer(model, arguments, collator, eval_dataset=data, compute_metrics=lambda _: {})
+    trainer.evaluate()
+    assert (model.generation_config.max_length, model.generation_config.top_k) == (20, 50)
+    assert not re.search("top_k|max_decoding", "\n".join(export(model, tokenizer, tmp_path)))
+    long = ["half past nine on the fourth of May " * 3]
+    assert Translator(tmp_path, "cpu")(long, min_new_tokens=30, num_beams=1) == ours(
+        long, min_new_tokens=30, num_beams=1
+    )
+
+
+def test_a_type_that_the_processor_lacks_is_named(checkpoint, tokenizer, tmp_path):
+    lacking = {"int16", "bfloat16", "float16"} - ctranslate2.get_supported_compute_types("cpu")
+    for name in sorted(lacking)[:1]:
+        model = AutoModelForSeq2SeqLM.from_pretrained(checkpoint).eval()
+        found = export(model, tokenizer, tmp_path, quantization=name)[-1]
+        assert re.search(f"has no {name}: CTranslate2 computes in (int8_)?float32 here", found)
+
+
 def test_without_the_package_it_says_how_to_install_it(checkpoint, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "ctranslate2", None)
     with pytest.raises(ImportError, match=r"pip install '\.\[export\]' in a checkout"):
@@ -290,11 +316,18 @@ def test_an_exported_folder(exported, ours, capsys):
     assert capsys.readouterr().out.split("\n")[:-1] == ours(TEXTS[:3])
 
 
-def test_an_incomplete_folder_is_refused(exported, tmp_path):
+def test_an_incomplete_or_mixed_folder_is_refused(exported, tmp_path):
     config = json.loads((exported / "config.json").read_text())
     config.pop("max_position_embeddings")
+    tokens = json.loads((exported / "shared_vocabulary.json").read_text())
+    tokens[7], tokens[8] = tokens[8], tokens[7]
     for number, (file, text) in enumerate(
-        [("generation_config.json", None), ("config.json", json.dumps(config)), ("shared_vocabulary.json", "[")]
+        [
+            ("generation_config.json", None),
+            ("config.json", json.dumps(config)),
+            ("shared_vocabulary.json", "["),
+            ("shared_vocabulary.json", json.dumps(tokens)),
+        ]
     ):
         folder = tmp_path / str(number)
         folder.mkdir()

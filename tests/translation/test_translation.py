@@ -78,7 +78,7 @@ def test_n_best_lists_are_generates_own_sorted_by_score(model, tokenizer, monkey
     calls, generate = [], model.generate
     with monkeypatch.context() as patch:
         patch.setattr(model, "generate", lambda **inputs: calls.append(1) or generate(**inputs))
-        found = decode(model, tokenizer, TEXTS, n_best=3, batch_size=2, **options)
+        found = decode(model, tokenizer, TEXTS, n_best=2, batch_size=2, **options)
     assert len(calls) == 3  # batches of the five texts: none is decoded again for its scores
     for sentence, row in zip(TEXTS, found, strict=True):
         if not sentence:
@@ -86,12 +86,12 @@ def test_n_best_lists_are_generates_own_sorted_by_score(model, tokenizer, monkey
             continue
         output = model.generate(
             **tokenizer([sentence], return_tensors="pt"),
-            num_return_sequences=3, output_scores=True, return_dict_in_generate=True, **options,
+            num_return_sequences=2, output_scores=True, return_dict_in_generate=True, **options,
         )  # fmt: skip
         assert [one.score for one in row] == pytest.approx(output.sequences_scores.tolist(), abs=1e-5)
         assert [one.score for one in row] == sorted((one.score for one in row), reverse=True)
         assert row[0].text == _alone(model, tokenizer, sentence, **options)[0]
-        assert len({(one.text, one.score) for one in row}) == 3
+        assert len({one.text for one in row}) == 2
 
 
 def test_scores_are_log_probabilities_over_the_papers_length_penalty():

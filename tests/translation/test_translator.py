@@ -2,11 +2,13 @@
 
 import io
 import os
+import pickle
 import re
 import shutil
 import subprocess
 import sys
 import threading
+from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 
 import datasets
@@ -16,11 +18,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from opus_mt import CODES, marian_tokenizer, opus_mt_folder
 from random_models import TEXTS, new_model
+from safetensors.torch import load_file
 from transformers import MarianConfig, MarianMTModel, pipeline
 from transformers.pipelines import PIPELINE_REGISTRY
 from transformers.pipelines.pt_utils import KeyDataset
 
-from hf_vanilla_transformer import VanillaTransformerForConditionalGeneration, engine
+from hf_vanilla_transformer import VanillaTransformerForConditionalGeneration, VanillaTransformerTokenizerFast, engine
 from hf_vanilla_transformer.checkpoints.loading import CheckpointError
 from hf_vanilla_transformer.data.hub_names import HubError
 from hf_vanilla_transformer.translation import reading, register_pipeline
@@ -28,7 +31,7 @@ from hf_vanilla_transformer.translation.attention import attention_of
 from hf_vanilla_transformer.translation.backend import Translation
 from hf_vanilla_transformer.translation.decoding import translate
 from hf_vanilla_transformer.translation.scoring import score_pairs
-from hf_vanilla_transformer.translation.translator import DeviceError, Translator
+from hf_vanilla_transformer.translation.translator import BACKENDS, DeviceError, Translator
 
 SHORT = {"max_extra_length": 5}
 
@@ -169,6 +172,34 @@ def test_an_error_in_a_stream_names_the_text_and_comes_after_those_before_it(tra
         next(stream)
 
 
+# N-best lists
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_n_best_lists_have_each_text_once_and_are_filled_by_wider_searches(tokenizer, backend):
+    """Of a model for which " t" is as probable as "t": at the beginning of a text, they are the same."""
+    pytest.importorskip("ctranslate2", reason="ctranslate2 isn't installed (the extra export has it)")
+    model = new_model(len(tokenizer), end=9.0)
+    same = tokenizer.convert_tokens_to_ids(["t", "Ġt"])
+    model.lm_head.weight.data[same[1]] = model.lm_head.weight.data[same[0]]
+    model.lm_head.bias.data[same] = 3.0
+    options = {"num_beams": 4, "max_new_tokens": 4}
+    translator, texts = Translator(model, "cpu", tokenizer=tokenizer, backend=backend), [*filter(None, TEXTS)]
+    inputs = tokenizer(texts, return_tensors="pt", padding=True)
+    raw = tokenizer.batch_decode(model.generate(**inputs, **options, num_return_sequences=4), skip_special_tokens=True)
+    assert [len({*raw[begin : begin + 4]}) for begin in range(0, len(raw), 4)] == [3] * len(texts)
+    found = translator(texts, n_best=4, **options)
+    for row, plain in zip(found, translator(texts, **options), strict=True):
+        assert len({one.text for one in row}) == 4
+        assert row == sorted(row, key=lambda one: -one.score)
+        assert row[0].text == plain
+    model.generation_config.renormalize_logits = True
+    model.generation_config.suppress_tokens = [token for token in range(len(tokenizer)) if token not in (2, *same)]
+    translator = Translator(model, "cpu", tokenizer=tokenizer, backend=backend)
+    (row,) = translator(texts[:1], n_best=3, num_beams=4, max_new_tokens=1)
+    assert {one.text for one in row} == {"", "t"}  # there are no more
+
+
 # Prefixes
 
 
@@ -192,6 +223,32 @@ def test_a_prefix_begins_the_translation_and_the_rest_follows_from_it(translator
     assert [row.text.startswith("es") for row in translator(TEXTS, prefix="es", alignments=True, **SHORT)][:3] == [
         True
     ] * 3
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize(
+    ("adds", "forced", "begin"),
+    [(True, None, [1, 1]), (False, 7, [1, 7]), (True, 1, [1, 1]), (True, 7, [1, 7])],
+)
+def test_targets_begin_as_in_training_and_as_the_model_is_made_to_begin(checkpoint, backend, adds, forced, begin):
+    pytest.importorskip("ctranslate2", reason="ctranslate2 isn't installed (the extra export has it)")
+    tokenizer = VanillaTransformerTokenizerFast.from_pretrained(checkpoint, add_bos_token=adds)
+    model = new_model(len(tokenizer))
+    model.generation_config.forced_bos_token_id = forced
+    text, sources = "drei Euro", tokenizer(TEXTS[:1], return_tensors="pt")
+    whole = torch.tensor([[*begin, *tokenizer("drei Euro", add_special_tokens=False)["input_ids"], 2]])
+    if forced is None:  # the same by the model's own shift of labels
+        labels = torch.tensor([tokenizer(text_target=text)["input_ids"]])
+        assert model.prepare_decoder_input_ids_from_labels(labels).tolist() == whole[:, :-1].tolist()
+    (expected,) = model.generate(**sources, decoder_input_ids=whole[:, :-1], num_beams=1, **SHORT)
+    translator = Translator(model, "cpu", tokenizer=tokenizer, backend=backend)
+    found = translator(TEXTS[:1], prefix=text, num_beams=1, **SHORT)
+    assert found == [tokenizer.decode(expected, skip_special_tokens=True).replace("\n", " ")]
+    loss = model(**sources, decoder_input_ids=whole[:, :-1], labels=whole[:, 1:]).loss.item()
+    (score,) = score_pairs(translator.model, tokenizer, TEXTS[:1], [text])
+    assert (score.num_tokens, score.log_probability) == (whole.shape[1] - 1, pytest.approx(-loss * score.num_tokens))
+    shown = attention_of(model, tokenizer, TEXTS[0], text)
+    assert shown.input_pieces == tokenizer.readable_pieces(whole[0, :-1])
 
 
 @pytest.mark.parametrize(
@@ -219,12 +276,12 @@ def test_paragraphs_are_translated_sentence_by_sentence_and_keep_their_lines(tra
     first, second, third, last = translator(sentences, **SHORT)
     done = []
     found = translator(["it", paragraph, ""], split_sentences="en", progress=done.append, **SHORT)
-    assert found[1] == f"{first.strip()} {second.strip()}\n\n{third.strip()} {last.strip()}"
+    assert found[1] == f" {first.strip()} {second.strip()}\n\n\t{third.strip()} {last.strip()}  \n"
     assert (found[0], found[2], sum(done)) == (translator("it", **SHORT), "", 3)
     (row,) = translator(paragraph, split_sentences="en", n_best=1, **SHORT)
     assert (row.score, row.alignment) == (None, None)
-    (row,) = translator(sentences[0], split_sentences="en", n_best=1, **SHORT)
-    assert row.score is not None
+    (row,) = translator(f"\t{sentences[0]}\r\n", split_sentences="en", n_best=1, **SHORT)
+    assert (row.text, row.score is not None) == (f"\t{first}\r\n", True)
 
 
 @needs_sentencex
@@ -239,8 +296,8 @@ def test_splitting_loses_nothing_but_white_space(text):
     split = list(reading.split_sentences(text, "en"))
     assert "".join("".join(sentence for _, sentence in split).split()) == "".join(text.split())
     assert all(sentence == sentence.strip() != "" and not re.search(r"[\r\n]", sentence) for _, sentence in split)
-    assert all(not gap.strip("\r\n") for gap, _ in split)
-    assert [gap for gap, _ in split][:1] in ([], [""])
+    assert all(not gap.strip() for gap, _ in split)
+    assert [gap for gap, _ in split][:1] == ([text[: -len(text.lstrip())]] if text.strip() else [])
 
 
 def test_without_sentencex_the_error_says_what_to_install(translator, monkeypatch):
@@ -324,6 +381,21 @@ def test_a_fork_while_another_thread_translates(checkpoint, backend, code):
     assert (result.returncode, result.stdout) == (0, f"{[code] * 3}\n"), result.stderr
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_pickle_opens_the_folder_again_and_changes_nothing(checkpoint, tokenizer, expected, backend):
+    """By the pickler of processes, which would move weights into shared memory."""
+    pytest.importorskip("ctranslate2", reason="ctranslate2 isn't installed (the extra export has it)")
+    translator = Translator(checkpoint, "cpu", "int8", backend=backend)
+    other = pickle.loads(ForkingPickler.dumps(translator))
+    assert (repr(other), other(TEXTS, **SHORT)) == (repr(translator), translator(TEXTS, **SHORT))
+    model = new_model(len(tokenizer))
+    translator = Translator(model, "cpu", "float32", tokenizer=tokenizer)
+    with pytest.raises(TypeError, match="of a model that was given can't be pickled; open it by a folder or a name"):
+        ForkingPickler.dumps(translator)
+    assert translator(TEXTS, **SHORT) == expected
+    assert model.engine.is_on
+
+
 # Models
 
 
@@ -351,6 +423,21 @@ def test_options_that_make_no_sense(checkpoint, tokenizer):
         Translator(checkpoint / "missing")
     with pytest.raises(CheckpointError, match=r"is no checkpoint: it has no config.json; give a folder that"):
         Translator(checkpoint.parent)
+
+
+@pytest.mark.usefixtures("registered")
+@pytest.mark.parametrize("name", ["model.safetensors", "pytorch_model.bin"])
+def test_weights_are_no_longer_those_of_the_file(checkpoint, expected, tmp_path, name):
+    folder = shutil.copytree(checkpoint, tmp_path / "model")
+    weights = folder / "model.safetensors"
+    if name != weights.name:
+        torch.save(load_file(weights), folder / name)
+        weights.unlink()
+    translator, translate_too = Translator(folder, "cpu"), pipeline("vanilla-translation", str(folder), device="cpu")
+    with (folder / name).open("r+b") as opened:
+        opened.write(bytes((folder / name).stat().st_size))
+    assert translator(TEXTS, **SHORT) == expected
+    assert translate_too(TEXTS[1], **SHORT) == [{"translation_text": expected[1]}]
 
 
 @pytest.mark.parametrize("compute_type", ["default", "float32", "int8"])
