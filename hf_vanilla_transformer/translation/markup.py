@@ -65,7 +65,8 @@ FIRST, NEXT = "\x01", "\x02"  # take the place of what stays once it is found in
 # What stays together, behind white space: a word, a letter of a script without spaces, a mark.
 UNIT = regex.compile(rf"(\s*)({FIRST}{NEXT}*|{LETTER}+(?:['’-]{LETTER}+)*|{SPACELESS}\p{{M}}*|\S)", regex.V1)
 IN_WORD = regex.compile(rf"{LETTER}{{2}}", regex.V1)
-SHARE = 0.5  # of a word has to come from an element, so that it is in it
+# Share of a word that has to come from an element so that it is in it, and of the only one.
+MOST, LEAST = 0.5, 0.2
 FORCED = 1e6  # outweighs all shares
 
 
@@ -232,7 +233,7 @@ class _Layout:
         start, stop = self._span(node, first, last)
         self.owners[start:stop] = number
         self.spans.append((start, stop))
-        before, behind = self.block.gaps(node.begin, node.end)
+        before, behind = self.block.gaps(node.begin, node.end) if node.begin == node.end else ("", "")
         if start < stop:
             yield start, 2, node.depth, number, node.raw
             yield stop, 0, -node.depth, number, node.closing
@@ -244,11 +245,11 @@ class _Layout:
     def _span(self, node: _Node, first: int, last: int) -> tuple[int, int]:
         """Returns the units that an element goes around, or the place of markup twice."""
         begin, end = self.block.solid[node.begin], self.block.solid[node.end]
-        gains = self._shares(begin, end) - SHARE
+        gains = self._shares(begin, end) - MOST
         gains[self._is_kept] *= FORCED
         gains[self.owners != node.parent] = -FORCED
         start, stop, gain = _best(gains)
-        if begin < end and gain > 0:
+        if begin < end and gain > LEAST - MOST:  # without a word with MOST, the best one alone
             return start, stop
         places = np.arange(first, last + 1)
         around = np.concatenate([[-2], self.owners, [-2]])  # not inside of another element
@@ -260,7 +261,7 @@ class _Layout:
         """Puts what stays in place of the words that come from it, or else between those of its neighbours."""
         units, (before, behind) = self.block.units(begin, end), self.block.gaps(begin, end)
         shares = self._shares(units[0].begin, units[-1].end)
-        start, stop, gain = _best(np.where(self._is_kept, -FORCED, shares - SHARE))
+        start, stop, gain = _best(np.where(self._is_kept, -FORCED, shares - MOST))
         if gain > 0:
             units[0].gap = self.units[start].gap
         else:
