@@ -76,6 +76,8 @@ class VanillaTransformerTrainer(ConsistencyTrainer):
         self.has_own_optimizer = given != (None, None, None)  # in place of the one that the arguments describe
         self._begin()
         self._note_tokenizer()
+        if self.compute_loss_func is None:
+            self.model_accepts_loss_kwargs = True  # target tokens are counted for each model; `compute_loss` divides
 
     def _check_precision(self) -> None:
         """Refuses weights in float16, and warns of bfloat16: most updates are smaller than their rounding."""
@@ -229,14 +231,22 @@ class VanillaTransformerTrainer(ConsistencyTrainer):
             self.state.stateful_callbacks[TOKEN_COUNT] = {"args": {}, "attributes": {"count": count}}
         return batches, items
 
-    def compute_loss(
-        self, model: nn.Module, inputs: Mapping[str, Tensor | bool], *args: object, **kwargs: object
-    ) -> Tensor:
-        """The model's own smoothed loss, without logits where they aren't needed."""
-        own_loss = self.label_smoother is None and self.compute_loss_func is None
-        if self._can_skip_logits and own_loss and model.training and "labels" in inputs:
+    def compute_loss(self, model: nn.Module, inputs: Mapping[str, Any], *args: object, **kwargs: object) -> Tensor:
+        """The model's own smoothed loss; in training without logits, as its share of the mean over an update's tokens.
+
+        Models are asked for the batch's mean: some, as transformers' Marian, take `num_items_in_batch` and ignore it.
+        """
+        if self.compute_loss_func is not None:
+            return super().compute_loss(model, inputs, *args, **kwargs)
+        items, labels = kwargs.pop("num_items_in_batch", None), inputs.get("labels")
+        if self._can_skip_logits and self.label_smoother is None and model.training and labels is not None:
             inputs = {**inputs, "skip_logits": True}
-        return super().compute_loss(model, inputs, *args, **kwargs)
+        loss = super().compute_loss(model, inputs, *args, **kwargs)
+        if items is None or labels is None or not model.training:
+            return loss
+        share = (labels != -100).sum() / torch.as_tensor(items, device=labels.device).clamp(min=1)
+        # The count is over all processes, whose gradients are averaged.
+        return loss * share * (self.accelerator.num_processes if self.args.average_tokens_across_devices else 1)
 
     def training_step(self, *args: object, **kwargs: object) -> Tensor:
         """Forward and backward of one batch; its loss is added to that of the update."""

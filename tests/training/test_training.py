@@ -30,6 +30,7 @@ from hf_vanilla_transformer import engine
 from hf_vanilla_transformer.engine import memory
 from hf_vanilla_transformer.metrics import exact_match
 from hf_vanilla_transformer.training import trainer as training
+from hf_vanilla_transformer.training.callbacks import RATES
 from hf_vanilla_transformer.training.evaluation import TranslationMetrics, by_length
 from hf_vanilla_transformer.training.recipe import RecipeError, VanillaTransformerTrainingArguments
 from hf_vanilla_transformer.training.run_facts import run_facts
@@ -185,7 +186,12 @@ def test_training_sees_no_logits_and_evaluation_does(tiny_checkpoint, tmp_path):
     assert set(seen) == {(True, True), (False, False)}
 
 
-def other_trainer(tiny_checkpoint, args):
+class WithoutKwargs(MarianMTModel):
+    def forward(self, input_ids=None, attention_mask=None, labels=None):
+        return super().forward(input_ids=input_ids, attention_mask=attention_mask, labels=labels)
+
+
+def other_trainer(tiny_checkpoint, args, kind=MarianMTModel):
     tokenizer = AutoTokenizer.from_pretrained(tiny_checkpoint)
     config = MarianConfig(
         vocab_size=len(tokenizer), d_model=16, encoder_layers=1, decoder_layers=1, encoder_attention_heads=2,
@@ -193,7 +199,7 @@ def other_trainer(tiny_checkpoint, args):
         decoder_start_token_id=1, forced_eos_token_id=2,
     )  # fmt: skip
     return VanillaTransformerTrainer(
-        model=MarianMTModel(config),
+        model=kind(config),
         args=args,
         processing_class=tokenizer,
         data_collator=DataCollatorForSeq2Seq(tokenizer),
@@ -217,24 +223,39 @@ def test_updates_are_the_samplers_batches(tiny_checkpoint, tmp_path, accumulatio
     assert plain == expected[: 6 * accumulation]
 
 
-def test_accumulating_is_the_same_as_larger_batches(tiny_checkpoint, tmp_path):
-    """Three batches an update against their union: the loss is a mean over the update's tokens."""
+@pytest.mark.parametrize("kind", [None, MarianMTModel, WithoutKwargs], ids=["ours", "Marian", "without kwargs"])
+def test_accumulating_is_the_same_as_larger_batches(tiny_checkpoint, tmp_path, kind):
+    """Three batches an update against their union: the loss is a mean over the update's tokens.
+
+    Marian takes the number of tokens and ignores it; the last kind can't be given it.
+    """
     trainer = trainer_of(tiny_checkpoint, tmp_path, max_steps=1, gradient_accumulation_steps=3)
-    without_dropout(trainer.model)
+    trainer = trainer if kind is None else other_trainer(tiny_checkpoint, trainer.args, kind)
+    model, gradients = copy.deepcopy(without_dropout(trainer.model)).train(), {}
+
+    class Keep(TrainerCallback):
+        def on_pre_optimizer_step(self, args, state, control, model=None, **kwargs):
+            gradients.update({name: w.grad.clone() for name, w in model.named_parameters() if w.grad is not None})
+
+    trainer.add_callback(Keep())
     trainer.train()
     batches = list(trainer.get_train_dataloader().batch_sampler)[:3]
     places = [place for batch in batches for place in batch]
-    model = without_dropout(AutoModelForSeq2SeqLM.from_pretrained(tiny_checkpoint)).train()
-    batch = DataCollatorForSeq2Seq(AutoTokenizer.from_pretrained(tiny_checkpoint))(
-        [trainer.train_dataset[place] for place in places]
-    )
-    assert losses(trainer) == pytest.approx([model(**batch).loss.item()], rel=1e-5)
+    batch = trainer.data_collator([trainer.train_dataset[place] for place in places])
+    loss = model(**batch).loss
+    loss.backward()
+    assert losses(trainer) == pytest.approx([loss.item()], rel=1e-5)
+    expected = torch.cat([w.grad.flatten() for w in model.parameters() if w.grad is not None])
+    found = torch.cat([gradients[name].flatten() for name, w in model.named_parameters() if w.grad is not None])
+    assert (found - expected).norm() < 1e-5 * expected.norm()
+    assert trainer.target_tokens == (batch["labels"] != -100).sum()
 
 
 def without_dropout(model):
     for module in model.modules():
-        if isinstance(module, torch.nn.Dropout):
-            module.p = 0.0
+        for name in ("p", *RATES):  # of torch's module, and of models that call the function
+            if isinstance(getattr(module, name, None), float):
+                setattr(module, name, 0.0)
     return model
 
 
