@@ -27,8 +27,8 @@ from transformers.trainer_utils import EvalLoopOutput, SchedulerType, TrainOutpu
 from transformers.utils import logging
 
 from .. import engine
-from ..checkpoints.completeness import checkpoints_in, damage_of
-from ..checkpoints.loading import not_finite, tokenizer_fingerprint
+from ..checkpoints.completeness import OPTIMIZER, SCALER, SCHEDULER, WEIGHT_AVERAGE, checkpoints_in, damage_of
+from ..checkpoints.loading import CheckpointError, not_finite, tokenizer_fingerprint
 from ..data.batching import TokenBudgetBatchSampler, TokenBudgetStream
 from ..data.corpora import lengths_of
 from ..engine.training import paused_shortcuts, training_shortcuts
@@ -142,6 +142,11 @@ class VanillaTransformerTrainer(ConsistencyTrainer):
         """
         if checkpoint is None:
             return
+        needed = {OPTIMIZER: None, SCHEDULER: None, WEIGHT_AVERAGE: "ema_decay", SCALER: "fp16"}  # by which option
+        for file, option in needed.items():
+            if (option is None or getattr(self.args, option)) and not Path(checkpoint, file).exists():
+                fix = f", or leave {option} out if the run had none" if option else ""
+                raise CheckpointError(f"{checkpoint} has no {file}; remove it to resume from an earlier one{fix}")
         wanted = [{name: group[name] for name in RESUMABLE if name in group} for group in self.optimizer.param_groups]
         rates = list(getattr(self.lr_scheduler, "base_lrs", ()))
         super()._load_optimizer_and_scheduler(checkpoint)
