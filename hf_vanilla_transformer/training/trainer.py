@@ -39,6 +39,7 @@ from ..hub.upload import Published, PublishError, check_private, hub_errors, pre
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from .callbacks import callbacks_for
 from .consistency import ConsistencyTrainer
+from .evaluation import TranslationMetrics
 from .recipe import RecipeError, VanillaTransformerTrainingArguments
 from .run_facts import run_facts
 from .schedule import count_from_one, peak_learning_rate, set_rates
@@ -97,6 +98,37 @@ class VanillaTransformerTrainer(ConsistencyTrainer):
                 tokenizer.bpe_dropout = None  # it would segment a text differently each time
             self.model.config.tokenizer_fingerprint = tokenizer_fingerprint(tokenizer)
 
+    def check_beginning(self) -> None:
+        """Checks what a run would only show at its end: BLEU that stays 0, and translations that begin differently.
+
+        Raises:
+            ValueError: BLEU is to choose the best model, but can only be 0.
+        """
+        metrics, data = self.compute_metrics, self.eval_dataset or ()
+        if isinstance(metrics, TranslationMetrics) and (problem := metrics.why_unmeasurable(data)):
+            if str(self.args.metric_for_best_model).endswith("bleu"):
+                raise ValueError(f"metric_for_best_model is bleu, but {problem}")
+            logger.warning_once(problem)
+        self._check_start()
+
+    def _check_start(self) -> None:
+        """Warns where generation doesn't begin translations as training begins targets."""
+        tokenizer, config = self.processing_class, getattr(self.model, "generation_config", None)
+        if config is None or not isinstance(tokenizer, PreTrainedTokenizerBase):
+            return
+        empty = tokenizer(text_target=[""], verbose=False)["input_ids"][0]
+        start = getattr(self.model.config, "decoder_start_token_id", config.decoder_start_token_id)
+        if empty and hasattr(self.model, "prepare_decoder_input_ids_from_labels"):
+            start = self.model.prepare_decoder_input_ids_from_labels(labels=torch.tensor([empty]))[0, 0].item()
+        first = empty[0] if empty and empty[0] != tokenizer.eos_token_id else None
+        trained = {"decoder_start_token_id": start, "forced_bos_token_id": first}
+        given = {name: getattr(config, name) for name in trained}
+        if any(value not in (None, trained[name]) for name, value in given.items()):
+            logger.warning_once(
+                f"translations will not begin as targets do in training: the generation config has {given}, the "
+                f"tokenizer and the model's configuration {trained}; make them agree"
+            )
+
     @property
     def _early_stopping(self) -> list[EarlyStoppingCallback]:
         return [one for one in self.callback_handler.callbacks if isinstance(one, EarlyStoppingCallback)]
@@ -114,6 +146,7 @@ class VanillaTransformerTrainer(ConsistencyTrainer):
     def _inner_training_loop(self, *args: object, **kwargs: object) -> TrainOutput:
         self._begin()
         self._note_tokenizer()  # `model_init` has made another model
+        self.check_beginning()
         uses_shortcuts = self.args.training_shortcuts and not self.args.torch_compile and not self.is_fsdp_enabled
         with training_shortcuts(self.model) if uses_shortcuts else nullcontext():
             return super()._inner_training_loop(*args, **kwargs)

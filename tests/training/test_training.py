@@ -4,8 +4,10 @@ import copy
 import itertools
 import math
 import platform
+import re
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -14,6 +16,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from datasets import Dataset, IterableDataset
+from tokenizers.processors import TemplateProcessing
 from transformers import (
     AutoModelForSeq2SeqLM,
     AutoTokenizer,
@@ -371,6 +374,69 @@ def test_metrics_are_sacrebleus_with_samples_in_place(tiny_checkpoint):
     one = metrics(EvalPrediction(predictions=ids[:1], label_ids=labels[1:2], inputs=None))
     assert one["bleu"] < 100
     assert metrics.samples == [("", texts[0], texts[1])]
+
+
+@pytest.mark.parametrize(
+    ("texts", "tokenize", "is_measured"),
+    [
+        (["zehn", "halb zehn"], "13a", False),
+        (["zehn", "halb zehn"], "char", True),
+        (["我看见两只猫。", "你好"], "13a", False),
+        (["我看见两只猫。", "你好"], "zh", True),
+        (["", "zehn", "am vierten Mai um zehn"], "13a", True),  # one long text is enough
+    ],
+)
+def test_bleu_that_stays_0_is_no_criterion(tiny_checkpoint, tmp_path, monkeypatch, texts, tokenize, is_measured):
+    """It is refused before the first update; where it is only reported, that is said."""
+    warnings = []
+    monkeypatch.setattr(training.logger, "warning_once", warnings.append)
+    tokenizer = AutoTokenizer.from_pretrained(tiny_checkpoint)
+    options = {"eval_dataset": Dataset.from_dict(dict(tokenizer(texts, text_target=texts))), "max_steps": 1}
+    options |= {"compute_metrics": TranslationMetrics(tokenizer, tokenize), "predict_with_generate": True}
+    trainer_of(tiny_checkpoint, tmp_path, **options).train()
+    assert [("bleu_tokenize" in one, "chrf" in one) for one in warnings] == ([] if is_measured else [(True, True)])
+    trainer = trainer_of(tiny_checkpoint, tmp_path, **options, metric_for_best_model="bleu")
+    with nullcontext() if is_measured else pytest.raises(ValueError, match="is bleu, but BLEU stays 0: the references"):
+        trainer.train()
+    assert trainer.state.global_step == is_measured
+
+
+@pytest.mark.parametrize(
+    ("opening", "generation", "told"),
+    [
+        ("", {}, []),
+        ("<s> ", {}, []),  # it is learned, and left out of the text
+        ("<s> ", {"forced_bos_token_id": 1}, []),
+        ("", {"forced_bos_token_id": 1}, ["'forced_bos_token_id': 1}, .*'forced_bos_token_id': None}"]),
+        ("<s> ", {"forced_bos_token_id": 5}, ["'forced_bos_token_id': 5}, .*'forced_bos_token_id': 1}"]),
+        ("", {"decoder_start_token_id": 2}, ["{'decoder_start_token_id': 2, .*{'decoder_start_token_id': 1, "]),
+    ],
+)
+def test_translations_that_begin_unlike_targets_are_told(
+    tiny_checkpoint, tmp_path, monkeypatch, opening, generation, told
+):
+    warnings = []
+    monkeypatch.setattr(training.logger, "warning_once", warnings.append)
+    trainer = trainer_of(tiny_checkpoint, tmp_path, max_steps=1)
+    tokens = [("<s>", 1), ("</s>", 2)]
+    trainer.processing_class.backend_tokenizer.post_processor = TemplateProcessing(
+        single=f"{opening}$A </s>", pair="$A $B", special_tokens=tokens
+    )
+    trainer.model.generation_config.update(**generation)
+    trainer.train()
+    assert len(warnings) == len(told)
+    assert all(re.search(pattern, warning) for pattern, warning in zip(told, warnings, strict=True))
+
+
+def test_sentences_without_labels_are_predicted(tiny_checkpoint, tmp_path):
+    """With the collator of training, which then gives labels of None."""
+    trainer = trainer_of(tiny_checkpoint, tmp_path, predict_with_generate=True, generation_num_beams=1)
+    data = trainer.train_dataset.select(range(2))
+    found = trainer.predict(data.remove_columns("labels")).predictions
+    assert found.tolist() == trainer.predict(data).predictions.tolist()
+    trainer.args.predict_with_generate = False
+    with pytest.raises(ValueError, match=r"to predict without labels, .* and `predict_with_generate=True`"):
+        trainer.predict(data.remove_columns("labels"))
 
 
 def test_metrics_beside_bleu(tiny_checkpoint):
