@@ -421,6 +421,7 @@ class VanillaTransformerTrainer(ConsistencyTrainer):
         self, model: nn.Module, inputs: dict[str, Tensor], *args: object, **kwargs: object
     ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
         """One batch of the evaluation; its loss is added up by tokens."""
+        inputs = {name: value for name, value in inputs.items() if value is not None}  # DataCollatorForSeq2Seq's labels
         if "labels" in inputs:
             inputs = {**inputs, "labels": self._without_repeated(inputs["labels"])}
         with _unchanged(getattr(self.model, "generation_config", None)):
