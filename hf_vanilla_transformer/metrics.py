@@ -64,6 +64,16 @@ def corpus_bleu(
     return _score(_sacrebleu(tokenize, lowercase), hypotheses, references)
 
 
+def why_unmeasurable(alone: Score) -> str | None:
+    """Returns why BLEU is 0 whatever the translations, if it is, by that of the references against themselves."""
+    if alone.value > 99.9:
+        return None
+    return (
+        f"BLEU stays 0: the references themselves have {alone}, as none has four words for this tokeniser; choose "
+        "another (bleu_tokenize or --tokenize: zh, ja-mecab, char), or chrf instead of bleu"
+    )
+
+
 def compound_split_bleu(hypotheses: Sequence[str], references: Sequence[str], *, tokenize: str = "13a") -> Score:
     """BLEU with compounds split at hyphens, case-sensitive and not smoothed: the paper's for English-German (Table 2).
 

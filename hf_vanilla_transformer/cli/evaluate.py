@@ -17,6 +17,7 @@ from .. import __version__
 from ..checkpoints.files import write_text
 from ..errors import first_line
 from .common import (
+    PROGRAM,
     UsageError,
     add_decoding_arguments,
     check_model_name,
@@ -127,14 +128,16 @@ def _evaluate(arguments: argparse.Namespace) -> None:
     _check_models(arguments)
     sources, references = read_parallel(arguments.source, arguments.reference)
     _check_outputs(arguments)
-    from ..metrics import check_resampling
+    from ..metrics import check_resampling, why_unmeasurable
 
     try:
-        _measure(arguments, ["a"], ["a"])  # so that an unavailable metric fails now
+        alone, _ = _measure(arguments, references, references)  # an unavailable metric fails now, too
         if arguments.significance:
             check_resampling(len(references))
     except (ValueError, ImportError, RuntimeError) as error:
         raise UsageError(first_line(error)) from error
+    if problem := next(filter(None, map(why_unmeasurable, alone.values())), None):
+        print(f"{PROGRAM}: warning: {problem}", file=sys.stderr)
 
     groups = [arguments.model] if arguments.ensemble else [[name] for name in arguments.model]
     results = [row for group in groups for row in _results(arguments, group, sources, references)]

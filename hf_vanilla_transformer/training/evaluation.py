@@ -1,6 +1,7 @@
 """Metrics of evaluations during training: BLEU, chrF and others of the translated validation set."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 import datasets
 import numpy as np
@@ -8,7 +9,7 @@ from numpy.typing import NDArray
 from transformers import EvalPrediction, PreTrainedTokenizerBase
 
 from ..data.corpora import lengths_of
-from ..metrics import corpus_bleu, corpus_chrf
+from ..metrics import corpus_bleu, corpus_chrf, why_unmeasurable
 
 Metric = Callable[[list[str], list[str]], float]  # of translations and references
 
@@ -55,6 +56,13 @@ class TranslationMetrics:
         self.samples = self._samples(predictions.inputs, hypotheses, references)
         scores = {"bleu": bleu.value, "chrf": corpus_chrf(hypotheses, references).value}
         return scores | {metric.__name__: float(metric(hypotheses, references)) for metric in self.metrics}
+
+    def why_unmeasurable(self, rows: Iterable[Mapping[str, Any]]) -> str | None:
+        """Returns why BLEU can't measure translations of tokenized rows, or None if it can."""
+        labels = [np.asarray([row["labels"]]) for row in rows if "labels" in row]
+        references = [text for ids in labels for text in self._texts(ids)]
+        alone = corpus_bleu(references, references, tokenize=self.tokenize) if references else None
+        return why_unmeasurable(alone) if alone else None
 
     def _samples(
         self, inputs: NDArray[np.int64] | None, hypotheses: list[str], references: list[str]

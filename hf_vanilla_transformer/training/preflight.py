@@ -39,6 +39,7 @@ def preflight(trainer: VanillaTransformerTrainer) -> None:
     was_training = trainer.model.training
     with torch.random.fork_rng(devices):
         try:
+            trainer.check_beginning()
             _check_rates(trainer, _updates(trainer)[1] or 1)
             _translate(trainer)
             if trainer.is_world_process_zero():

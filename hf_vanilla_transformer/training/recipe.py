@@ -362,7 +362,9 @@ def _read(path: Path) -> dict[object, object]:
             f"{', '.join(recipes)}{did_you_mean(str(path), recipes)}"
         ) from error
     except yaml.MarkedYAMLError as error:
-        where = f"{path}:{error.problem_mark.line + 1}" if error.problem_mark else path
+        # What isn't ended is found lines later; a block is at fault where it can't go on.
+        mark = (None if "block" in str(error.context) else error.context_mark) or error.problem_mark
+        where = f"{path}:{mark.line + 1}" if mark else path
         raise RecipeError(f"{where}: {error.problem}; write one line per option, `max_steps: 1000`") from error
     except (yaml.YAMLError, ValueError) as error:  # not UTF-8
         raise RecipeError(f"{path} is not YAML: {' '.join(str(error).split())}") from error

@@ -27,8 +27,8 @@ from transformers.trainer_utils import EvalLoopOutput, SchedulerType, TrainOutpu
 from transformers.utils import logging
 
 from .. import engine
-from ..checkpoints.completeness import checkpoints_in, damage_of
-from ..checkpoints.loading import not_finite, tokenizer_fingerprint
+from ..checkpoints.completeness import OPTIMIZER, SCALER, SCHEDULER, WEIGHT_AVERAGE, checkpoints_in, damage_of
+from ..checkpoints.loading import CheckpointError, not_finite, tokenizer_fingerprint
 from ..data.batching import TokenBudgetBatchSampler, TokenBudgetStream
 from ..data.corpora import lengths_of
 from ..engine.training import paused_shortcuts, training_shortcuts
@@ -39,6 +39,7 @@ from ..hub.upload import Published, PublishError, check_private, hub_errors, pre
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from .callbacks import callbacks_for
 from .consistency import ConsistencyTrainer
+from .evaluation import TranslationMetrics
 from .recipe import RecipeError, VanillaTransformerTrainingArguments
 from .run_facts import run_facts
 from .schedule import count_from_one, peak_learning_rate, set_rates
@@ -76,6 +77,8 @@ class VanillaTransformerTrainer(ConsistencyTrainer):
         self.has_own_optimizer = given != (None, None, None)  # in place of the one that the arguments describe
         self._begin()
         self._note_tokenizer()
+        if self.compute_loss_func is None:
+            self.model_accepts_loss_kwargs = True  # target tokens are counted for each model; `compute_loss` divides
 
     def _check_precision(self) -> None:
         """Refuses weights in float16, and warns of bfloat16: most updates are smaller than their rounding."""
@@ -95,6 +98,37 @@ class VanillaTransformerTrainer(ConsistencyTrainer):
                 tokenizer.bpe_dropout = None  # it would segment a text differently each time
             self.model.config.tokenizer_fingerprint = tokenizer_fingerprint(tokenizer)
 
+    def check_beginning(self) -> None:
+        """Checks what a run would only show at its end: BLEU that stays 0, and translations that begin differently.
+
+        Raises:
+            ValueError: BLEU is to choose the best model, but can only be 0.
+        """
+        metrics, data = self.compute_metrics, self.eval_dataset or ()
+        if isinstance(metrics, TranslationMetrics) and (problem := metrics.why_unmeasurable(data)):
+            if str(self.args.metric_for_best_model).endswith("bleu"):
+                raise ValueError(f"metric_for_best_model is bleu, but {problem}")
+            logger.warning_once(problem)
+        self._check_start()
+
+    def _check_start(self) -> None:
+        """Warns where generation doesn't begin translations as training begins targets."""
+        tokenizer, config = self.processing_class, getattr(self.model, "generation_config", None)
+        if config is None or not isinstance(tokenizer, PreTrainedTokenizerBase):
+            return
+        empty = tokenizer(text_target=[""], verbose=False)["input_ids"][0]
+        start = getattr(self.model.config, "decoder_start_token_id", config.decoder_start_token_id)
+        if empty and hasattr(self.model, "prepare_decoder_input_ids_from_labels"):
+            start = self.model.prepare_decoder_input_ids_from_labels(labels=torch.tensor([empty]))[0, 0].item()
+        first = empty[0] if empty and empty[0] != tokenizer.eos_token_id else None
+        trained = {"decoder_start_token_id": start, "forced_bos_token_id": first}
+        given = {name: getattr(config, name) for name in trained}
+        if any(value not in (None, trained[name]) for name, value in given.items()):
+            logger.warning_once(
+                f"translations will not begin as targets do in training: the generation config has {given}, the "
+                f"tokenizer and the model's configuration {trained}; make them agree"
+            )
+
     @property
     def _early_stopping(self) -> list[EarlyStoppingCallback]:
         return [one for one in self.callback_handler.callbacks if isinstance(one, EarlyStoppingCallback)]
@@ -112,6 +146,7 @@ class VanillaTransformerTrainer(ConsistencyTrainer):
     def _inner_training_loop(self, *args: object, **kwargs: object) -> TrainOutput:
         self._begin()
         self._note_tokenizer()  # `model_init` has made another model
+        self.check_beginning()
         uses_shortcuts = self.args.training_shortcuts and not self.args.torch_compile and not self.is_fsdp_enabled
         with training_shortcuts(self.model) if uses_shortcuts else nullcontext():
             return super()._inner_training_loop(*args, **kwargs)
@@ -140,6 +175,11 @@ class VanillaTransformerTrainer(ConsistencyTrainer):
         """
         if checkpoint is None:
             return
+        needed = {OPTIMIZER: None, SCHEDULER: None, WEIGHT_AVERAGE: "ema_decay", SCALER: "fp16"}  # by which option
+        for file, option in needed.items():
+            if (option is None or getattr(self.args, option)) and not Path(checkpoint, file).exists():
+                fix = f", or leave {option} out if the run had none" if option else ""
+                raise CheckpointError(f"{checkpoint} has no {file}; remove it to resume from an earlier one{fix}")
         wanted = [{name: group[name] for name in RESUMABLE if name in group} for group in self.optimizer.param_groups]
         rates = list(getattr(self.lr_scheduler, "base_lrs", ()))
         super()._load_optimizer_and_scheduler(checkpoint)
@@ -229,14 +269,22 @@ class VanillaTransformerTrainer(ConsistencyTrainer):
             self.state.stateful_callbacks[TOKEN_COUNT] = {"args": {}, "attributes": {"count": count}}
         return batches, items
 
-    def compute_loss(
-        self, model: nn.Module, inputs: Mapping[str, Tensor | bool], *args: object, **kwargs: object
-    ) -> Tensor:
-        """The model's own smoothed loss, without logits where they aren't needed."""
-        own_loss = self.label_smoother is None and self.compute_loss_func is None
-        if self._can_skip_logits and own_loss and model.training and "labels" in inputs:
+    def compute_loss(self, model: nn.Module, inputs: Mapping[str, Any], *args: object, **kwargs: object) -> Tensor:
+        """The model's own smoothed loss; in training without logits, as its share of the mean over an update's tokens.
+
+        Models are asked for the batch's mean: some, as transformers' Marian, take `num_items_in_batch` and ignore it.
+        """
+        if self.compute_loss_func is not None:
+            return super().compute_loss(model, inputs, *args, **kwargs)
+        items, labels = kwargs.pop("num_items_in_batch", None), inputs.get("labels")
+        if self._can_skip_logits and self.label_smoother is None and model.training and labels is not None:
             inputs = {**inputs, "skip_logits": True}
-        return super().compute_loss(model, inputs, *args, **kwargs)
+        loss = super().compute_loss(model, inputs, *args, **kwargs)
+        if items is None or labels is None or not model.training:
+            return loss
+        share = (labels != -100).sum() / torch.as_tensor(items, device=labels.device).clamp(min=1)
+        # The count is over all processes, whose gradients are averaged.
+        return loss * share * (self.accelerator.num_processes if self.args.average_tokens_across_devices else 1)
 
     def training_step(self, *args: object, **kwargs: object) -> Tensor:
         """Forward and backward of one batch; its loss is added to that of the update."""
@@ -373,6 +421,7 @@ class VanillaTransformerTrainer(ConsistencyTrainer):
         self, model: nn.Module, inputs: dict[str, Tensor], *args: object, **kwargs: object
     ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
         """One batch of the evaluation; its loss is added up by tokens."""
+        inputs = {name: value for name, value in inputs.items() if value is not None}  # DataCollatorForSeq2Seq's labels
         if "labels" in inputs:
             inputs = {**inputs, "labels": self._without_repeated(inputs["labels"])}
         with _unchanged(getattr(self.model, "generation_config", None)):

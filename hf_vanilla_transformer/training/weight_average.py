@@ -26,16 +26,16 @@ class WeightAverage(TrainerCallback):
     Args:
         model: Is trained; all of its parameters are averaged.
         decay: Of the average, from 0 to 1: 0.999 is about the mean of the last thousand updates.
-        checkpoint: A folder with the average of a run that is resumed; without one, the average starts at the weights.
+        checkpoint: A folder with the average of a run that is resumed; None: the average starts at the weights.
     """
 
     def __init__(self, model: nn.Module, decay: float, checkpoint: str | None = None) -> None:
         self.weights = nn.ParameterList(model.parameters())  # the model's own, in their order
         self.decay = decay
         self.average = AveragedModel(self.weights, multi_avg_fn=self._move)
-        saved = Path(checkpoint or "", WEIGHT_AVERAGE)
-        if checkpoint is not None and saved.exists():
-            self.average.load_state_dict(torch.load(saved, map_location="cpu", weights_only=True))
+        if checkpoint is not None:
+            saved = torch.load(Path(checkpoint, WEIGHT_AVERAGE), map_location="cpu", weights_only=True)
+            self.average.load_state_dict(saved)
 
     def _move(self, average: Tensors, weights: Tensors, n: Tensor | int) -> None:
         decay = min(self.decay, (1 + int(n)) / (10 + int(n)))

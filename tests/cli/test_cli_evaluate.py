@@ -233,6 +233,12 @@ def test_every_bleu(run, checkpoints):
 # Files
 
 
+def test_bleu_that_can_only_be_0_is_told_once(run, tmp_path):
+    (tmp_path / "words.de").write_text("neun\n" * 4)
+    assert run(reference="words.de")[2].count("warning: BLEU stays 0: ") == 1
+    assert "BLEU stays 0" not in run("--tokenize", "char", reference="words.de")[2]
+
+
 def test_packed_files_windows_line_ends_and_byte_order_marks(run):
     run(*OPTIONS, "--json", "plain.json")
     Path("source.en.gz").write_bytes(gzip.compress(Path("source.en").read_bytes()))

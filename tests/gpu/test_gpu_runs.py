@@ -123,8 +123,10 @@ def test_the_command_trains_resumes_evaluates_and_averages(device, tmp_path, cap
     command = ["train", "--config", str(tmp_path / "recipe.yaml"), "--use-cpu", str(device.type == "cpu")]
     assert not main(command)
     assert not main([*command, "--resume", "--max-steps", "6"])
+    assert "checkpoint-4" in capsys.readouterr().out
+    assert not main([*command, "--dry-run"])
     output = capsys.readouterr().out
-    assert "checkpoint-4" in output
+    assert "Memory of the process" in output
     assert ("Peak memory of the GPU" in output) == (device.type == "cuda")
     options = {**LIMIT, "min_new_tokens": 3}
     texts = [Translator(tmp_path / "run", where)("half past nine", **options) for where in ("cpu", device)]

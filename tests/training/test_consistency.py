@@ -13,6 +13,7 @@ from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, DataCollatorForSe
 
 from hf_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from hf_vanilla_transformer.checkpoints.completeness import WEIGHT_AVERAGE, damage_of, last_complete_checkpoint
+from hf_vanilla_transformer.checkpoints.loading import CheckpointError
 from hf_vanilla_transformer.cli import main
 from hf_vanilla_transformer.training import consistency
 from hf_vanilla_transformer.training.consistency import Consistency
@@ -204,6 +205,19 @@ def test_resuming_is_bitwise(tiny_checkpoint, tmp_path, options):
     resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
     for name, value in straight.model.state_dict().items():
         assert torch.equal(resumed.model.state_dict()[name], value), name
+
+
+@pytest.mark.parametrize(("file", "option"), [("ema.pt", "ema_decay"), ("scaler.pt", "fp16"), ("optimizer.pt", None)])
+def test_what_the_options_need_of_a_checkpoint_is_there(tiny_checkpoint, tmp_path, file, option):
+    settings = {"save_strategy": "steps", "save_steps": 1, "max_steps": 2, "ema_decay": 0.6}
+    trainer_of(tiny_checkpoint, tmp_path, **settings).train()
+    checkpoint = tmp_path / "checkpoint-1"
+    (checkpoint / file).unlink(missing_ok=True)
+    trainer = trainer_of(tiny_checkpoint, tmp_path, **settings)
+    trainer.args.fp16 = option == "fp16"  # which needs a GPU to train
+    fix = f", or leave {option} out if the run had none" if option else "$"
+    with pytest.raises(CheckpointError, match=f"has no {file}; remove it to resume from an earlier one{fix}"):
+        trainer.train(resume_from_checkpoint=str(checkpoint))
 
 
 def test_the_moving_average_is_that_of_a_loop(tiny_checkpoint, tmp_path):

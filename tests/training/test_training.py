@@ -4,8 +4,10 @@ import copy
 import itertools
 import math
 import platform
+import re
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -14,6 +16,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from datasets import Dataset, IterableDataset
+from tokenizers.processors import TemplateProcessing
 from transformers import (
     AutoModelForSeq2SeqLM,
     AutoTokenizer,
@@ -30,6 +33,7 @@ from hf_vanilla_transformer import engine
 from hf_vanilla_transformer.engine import memory
 from hf_vanilla_transformer.metrics import exact_match
 from hf_vanilla_transformer.training import trainer as training
+from hf_vanilla_transformer.training.callbacks import RATES
 from hf_vanilla_transformer.training.evaluation import TranslationMetrics, by_length
 from hf_vanilla_transformer.training.recipe import RecipeError, VanillaTransformerTrainingArguments
 from hf_vanilla_transformer.training.run_facts import run_facts
@@ -185,7 +189,12 @@ def test_training_sees_no_logits_and_evaluation_does(tiny_checkpoint, tmp_path):
     assert set(seen) == {(True, True), (False, False)}
 
 
-def other_trainer(tiny_checkpoint, args):
+class WithoutKwargs(MarianMTModel):
+    def forward(self, input_ids=None, attention_mask=None, labels=None):
+        return super().forward(input_ids=input_ids, attention_mask=attention_mask, labels=labels)
+
+
+def other_trainer(tiny_checkpoint, args, kind=MarianMTModel):
     tokenizer = AutoTokenizer.from_pretrained(tiny_checkpoint)
     config = MarianConfig(
         vocab_size=len(tokenizer), d_model=16, encoder_layers=1, decoder_layers=1, encoder_attention_heads=2,
@@ -193,7 +202,7 @@ def other_trainer(tiny_checkpoint, args):
         decoder_start_token_id=1, forced_eos_token_id=2,
     )  # fmt: skip
     return VanillaTransformerTrainer(
-        model=MarianMTModel(config),
+        model=kind(config),
         args=args,
         processing_class=tokenizer,
         data_collator=DataCollatorForSeq2Seq(tokenizer),
@@ -217,24 +226,39 @@ def test_updates_are_the_samplers_batches(tiny_checkpoint, tmp_path, accumulatio
     assert plain == expected[: 6 * accumulation]
 
 
-def test_accumulating_is_the_same_as_larger_batches(tiny_checkpoint, tmp_path):
-    """Three batches an update against their union: the loss is a mean over the update's tokens."""
+@pytest.mark.parametrize("kind", [None, MarianMTModel, WithoutKwargs], ids=["ours", "Marian", "without kwargs"])
+def test_accumulating_is_the_same_as_larger_batches(tiny_checkpoint, tmp_path, kind):
+    """Three batches an update against their union: the loss is a mean over the update's tokens.
+
+    Marian takes the number of tokens and ignores it; the last kind can't be given it.
+    """
     trainer = trainer_of(tiny_checkpoint, tmp_path, max_steps=1, gradient_accumulation_steps=3)
-    without_dropout(trainer.model)
+    trainer = trainer if kind is None else other_trainer(tiny_checkpoint, trainer.args, kind)
+    model, gradients = copy.deepcopy(without_dropout(trainer.model)).train(), {}
+
+    class Keep(TrainerCallback):
+        def on_pre_optimizer_step(self, args, state, control, model=None, **kwargs):
+            gradients.update({name: w.grad.clone() for name, w in model.named_parameters() if w.grad is not None})
+
+    trainer.add_callback(Keep())
     trainer.train()
     batches = list(trainer.get_train_dataloader().batch_sampler)[:3]
     places = [place for batch in batches for place in batch]
-    model = without_dropout(AutoModelForSeq2SeqLM.from_pretrained(tiny_checkpoint)).train()
-    batch = DataCollatorForSeq2Seq(AutoTokenizer.from_pretrained(tiny_checkpoint))(
-        [trainer.train_dataset[place] for place in places]
-    )
-    assert losses(trainer) == pytest.approx([model(**batch).loss.item()], rel=1e-5)
+    batch = trainer.data_collator([trainer.train_dataset[place] for place in places])
+    loss = model(**batch).loss
+    loss.backward()
+    assert losses(trainer) == pytest.approx([loss.item()], rel=1e-5)
+    expected = torch.cat([w.grad.flatten() for w in model.parameters() if w.grad is not None])
+    found = torch.cat([gradients[name].flatten() for name, w in model.named_parameters() if w.grad is not None])
+    assert (found - expected).norm() < 1e-5 * expected.norm()
+    assert trainer.target_tokens == (batch["labels"] != -100).sum()
 
 
 def without_dropout(model):
     for module in model.modules():
-        if isinstance(module, torch.nn.Dropout):
-            module.p = 0.0
+        for name in ("p", *RATES):  # of torch's module, and of models that call the function
+            if isinstance(getattr(module, name, None), float):
+                setattr(module, name, 0.0)
     return model
 
 
@@ -350,6 +374,69 @@ def test_metrics_are_sacrebleus_with_samples_in_place(tiny_checkpoint):
     one = metrics(EvalPrediction(predictions=ids[:1], label_ids=labels[1:2], inputs=None))
     assert one["bleu"] < 100
     assert metrics.samples == [("", texts[0], texts[1])]
+
+
+@pytest.mark.parametrize(
+    ("texts", "tokenize", "is_measured"),
+    [
+        (["zehn", "halb zehn"], "13a", False),
+        (["zehn", "halb zehn"], "char", True),
+        (["我看见两只猫。", "你好"], "13a", False),
+        (["我看见两只猫。", "你好"], "zh", True),
+        (["", "zehn", "am vierten Mai um zehn"], "13a", True),  # one long text is enough
+    ],
+)
+def test_bleu_that_stays_0_is_no_criterion(tiny_checkpoint, tmp_path, monkeypatch, texts, tokenize, is_measured):
+    """It is refused before the first update; where it is only reported, that is said."""
+    warnings = []
+    monkeypatch.setattr(training.logger, "warning_once", warnings.append)
+    tokenizer = AutoTokenizer.from_pretrained(tiny_checkpoint)
+    options = {"eval_dataset": Dataset.from_dict(dict(tokenizer(texts, text_target=texts))), "max_steps": 1}
+    options |= {"compute_metrics": TranslationMetrics(tokenizer, tokenize), "predict_with_generate": True}
+    trainer_of(tiny_checkpoint, tmp_path, **options).train()
+    assert [("bleu_tokenize" in one, "chrf" in one) for one in warnings] == ([] if is_measured else [(True, True)])
+    trainer = trainer_of(tiny_checkpoint, tmp_path, **options, metric_for_best_model="bleu")
+    with nullcontext() if is_measured else pytest.raises(ValueError, match="is bleu, but BLEU stays 0: the references"):
+        trainer.train()
+    assert trainer.state.global_step == is_measured
+
+
+@pytest.mark.parametrize(
+    ("opening", "generation", "told"),
+    [
+        ("", {}, []),
+        ("<s> ", {}, []),  # it is learned, and left out of the text
+        ("<s> ", {"forced_bos_token_id": 1}, []),
+        ("", {"forced_bos_token_id": 1}, ["'forced_bos_token_id': 1}, .*'forced_bos_token_id': None}"]),
+        ("<s> ", {"forced_bos_token_id": 5}, ["'forced_bos_token_id': 5}, .*'forced_bos_token_id': 1}"]),
+        ("", {"decoder_start_token_id": 2}, ["{'decoder_start_token_id': 2, .*{'decoder_start_token_id': 1, "]),
+    ],
+)
+def test_translations_that_begin_unlike_targets_are_told(
+    tiny_checkpoint, tmp_path, monkeypatch, opening, generation, told
+):
+    warnings = []
+    monkeypatch.setattr(training.logger, "warning_once", warnings.append)
+    trainer = trainer_of(tiny_checkpoint, tmp_path, max_steps=1)
+    tokens = [("<s>", 1), ("</s>", 2)]
+    trainer.processing_class.backend_tokenizer.post_processor = TemplateProcessing(
+        single=f"{opening}$A </s>", pair="$A $B", special_tokens=tokens
+    )
+    trainer.model.generation_config.update(**generation)
+    trainer.train()
+    assert len(warnings) == len(told)
+    assert all(re.search(pattern, warning) for pattern, warning in zip(told, warnings, strict=True))
+
+
+def test_sentences_without_labels_are_predicted(tiny_checkpoint, tmp_path):
+    """With the collator of training, which then gives labels of None."""
+    trainer = trainer_of(tiny_checkpoint, tmp_path, predict_with_generate=True, generation_num_beams=1)
+    data = trainer.train_dataset.select(range(2))
+    found = trainer.predict(data.remove_columns("labels")).predictions
+    assert found.tolist() == trainer.predict(data).predictions.tolist()
+    trainer.args.predict_with_generate = False
+    with pytest.raises(ValueError, match=r"to predict without labels, .* and `predict_with_generate=True`"):
+        trainer.predict(data.remove_columns("labels"))
 
 
 def test_metrics_beside_bleu(tiny_checkpoint):

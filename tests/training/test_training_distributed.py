@@ -306,6 +306,12 @@ def test_evaluation_gathers_every_sentence_once_and_in_order(
         assert run.logged(name) == pytest.approx(one.logged(name), rel=LOSSES_DIFFER_BY), name
 
 
+@pytest.mark.hard
+def test_evaluation_without_translations_is_that_of_one(one: Run, tmp_path: Path) -> None:
+    run = train(tmp_path, [*TORCHRUN, *MODULE], "--predict-with-generate", "false")
+    assert run.logged("eval_loss") == pytest.approx(one.logged("eval_loss"), rel=LOSSES_DIFFER_BY)
+
+
 @pytest.mark.slow
 def test_sharded_checkpoints_hold_the_same_files(two: Run, sharded: Run) -> None:
     for folder in (f"checkpoint-{SAVED_AT}", "."):
