@@ -48,7 +48,7 @@ class Translator:
 
         translator = Translator("outputs/quickstart/model")
         translator("It is half past nine.")  # a string
-        translator(["It is half past nine.", "We leave on Monday."], num_beams=1)  # a list in the same order
+        translator(["It is half past nine.", "She has to pay twenty euros."], num_beams=1)  # a list in the same order
         for text in translator(line for line in file): ...  # a stream, read and translated window by window
 
     Several threads may call one translator: with the engine, one call waits for the other.

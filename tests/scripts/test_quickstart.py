@@ -114,9 +114,14 @@ def test_the_answers_in_the_docs_are_those_of_the_quickstarts_model(tmp_path):
     )
     translator = Translator(tmp_path / "run" / "model")
     bill = ("We have to pay twenty-three euros on Monday.", "Am Montag müssen wir dreiundzwanzig Euro bezahlen.")
-    for page, pair in (("README.md", bill), ("docs/serving.md", ("It is half past nine.", "Es ist halb zehn."))):
-        assert all(one in (ROOT / page).read_text(encoding="utf-8") for one in pair)
-        assert translator(pair[0]) == pair[1]
+    for page, sentence, german in (
+        ("README.md", *bill),
+        ("docs/serving.md", "It is half past nine.", "Es ist halb zehn."),
+        ("docs/deploy.md", "It is half past three.", "Es ist halb vier."),
+        ("docs/deploy.md", "She has to pay twenty euros.", "Sie muss zwanzig Euro bezahlen."),
+    ):
+        text = (ROOT / page).read_text(encoding="utf-8")
+        assert (sentence in text, german in text, translator(sentence)) == (True, True, german)
 
 
 @pytest.mark.slow
