@@ -32,7 +32,7 @@ uvicorn.run(app, port=int(sys.argv[2]), log_level="warning")
 
 
 async def _request(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, body: bytes) -> bytes:
-    writer.write(b"POST /translate HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n")
+    writer.write(b"POST /translate HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n")
     writer.write(b"Content-Length: %d\r\n\r\n%s" % (len(body), body))
     head = await reader.readuntil(b"\r\n\r\n")
     assert head.startswith(b"HTTP/1.1 200"), head

@@ -1,4 +1,4 @@
-"""The Dockerfile, which no test builds: its files and its extra exist, and what it starts is a command."""
+"""The Dockerfile, which no test builds: its files and its extras exist, and what it starts is a command."""
 
 import re
 import tomllib
@@ -15,8 +15,11 @@ def test_the_dockerfile_names_what_exists() -> None:
     assert len(copied) >= 7
     assert all((ROOT / name).exists() for name in copied)
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
-    assert "serve" in project["project"]["optional-dependencies"]
-    assert '".[serve]"' in text.replace("'", '"')
+    extras = re.search(r"'\.\[([\w,]+)\]'", text)[1].split(",")
+    assert {"serve", "export"} <= set(extras) <= set(project["project"]["optional-dependencies"])  # both backends
+    ignored = (ROOT / ".dockerignore").read_text(encoding="utf-8").split()
+    assert {".git", ".venv", "outputs"} <= set(ignored)
+    assert not set(ignored) & set(copied)
     assert project["build-system"]["build-backend"] == "hatchling.build"
     assert {"hatch_build.py", "hf_vanilla_transformer_cli.py"} <= set(copied)  # the build needs them
     started = re.search(r'ENTRYPOINT \["vanilla-transformer", (.+)\]', text)

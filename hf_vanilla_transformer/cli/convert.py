@@ -45,6 +45,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--mapping", metavar="YAML", help="layout of a state dict: your file, or the name of one of the package's"
     )
     parser.add_argument("--list-mappings", action=_ListMappings, nargs=0, help="list the package's mappings")
+    parser.add_argument(
+        "--check", metavar="FILE", help="ids and the original's logits (docs/interop.md): nothing is written if others"
+    )
     parser.add_argument("--no-tokenizer", action="store_true", help="convert the model alone")
     parser.add_argument("--revision", metavar="REV", help="branch, tag or commit on the Hub (default: main)")
     parser.set_defaults(run=_convert)
@@ -75,6 +78,7 @@ def _convert(arguments: argparse.Namespace) -> None:
         with_tokenizer=not arguments.no_tokenizer,
         revision=arguments.revision,
         local_files_only=is_local,
+        check=arguments.check,
     )
     show(f"converted {arguments.source} into {arguments.output}")
     for note in notes:

@@ -2,6 +2,7 @@
 
 import argparse
 import os
+import re
 import signal
 import sys
 import threading
@@ -31,6 +32,8 @@ from .common import (
 )
 
 KEY = "VANILLA_TRANSFORMER_API_KEY"
+# How many kernels, one per shape of a product, oneDNN and torch's layer over it keep; by default 1,024, some 600 MB.
+KERNELS = {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "64", "LRU_CACHE_CAPACITY": "64"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -69,6 +72,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--cors-origin", nargs="+", default=[], metavar="ORIGIN", help="origins whose pages may use it in a browser"
     )
     parser.add_argument(
+        "--allowed-host", type=_host, nargs="+", metavar="NAME", help="names in the header Host, a proxy's; *: any"
+    )
+    parser.add_argument(
         "--max-characters",
         type=positive,
         default=Settings.characters,
@@ -97,6 +103,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _serve(arguments: argparse.Namespace) -> None:
+    os.environ.update(KERNELS | dict(os.environ))  # before the first product
     import_extra("serving.app")
     if arguments.api_key == "":
         raise UsageError(f"--api-key or ${KEY} is empty; give a key, or none at all")
@@ -105,9 +112,11 @@ def _serve(arguments: argparse.Namespace) -> None:
     models = _models(arguments)
     if not is_this_machine(arguments.host) and not arguments.api_key:
         print(f"{PROGRAM}: warning: every computer that reaches this machine can use the service", file=sys.stderr)
+    hosts = arguments.allowed_host or ([] if is_this_machine(arguments.host) else ["*"])
     settings = Settings(
         api_key=arguments.api_key,
         cors_origins=arguments.cors_origin,
+        allowed_hosts=["localhost", "127.0.0.1", "[::1]", in_url(arguments.host), *hosts],
         characters=arguments.max_characters,
         body=max(Settings.body, 12 * arguments.max_characters),  # of each, two escapes such as \ud83d at most
         seconds=arguments.timeout,
@@ -187,3 +196,10 @@ def _given(text: str) -> tuple[str, str]:
     """Returns a model's pair of languages, if it is given, and its name."""
     languages, equals, name = text.partition("=")
     return (languages, name) if equals and "/" not in languages else ("", text)
+
+
+def _host(text: str) -> str:
+    """Parses what `TrustedHostMiddleware` takes; a type for argparse."""
+    if not re.fullmatch(r"\*|(\*\.)?[\w.-]+|\[[\da-fA-F:.]+\]", text):
+        raise argparse.ArgumentTypeError(f"{text!r} is no host; give a name without port, *.example.org, or *")
+    return text

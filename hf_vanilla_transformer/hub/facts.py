@@ -7,9 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import yaml
-from huggingface_hub import ModelCard
-
 from ..checkpoints.loading import CONFIG, read_json, tensors_in
 from ..metrics import Score
 from .model_card import (
@@ -18,12 +15,14 @@ from .model_card import (
     PIPELINE_TAG,
     TAGS,
     WEIGHTS,
+    CardError,
     CurvePoint,
     Evaluation,
     RunFacts,
     Sample,
     TrainingFacts,
     is_repository,
+    load_card,
     local_name,
     weights_in,
 )
@@ -35,10 +34,6 @@ POINTS_PER_CURVE = 10
 BY_AUTHOR = ("title", "source_language", "target_language", "limits")
 # Fields of a card's metadata that come from the facts; all others are the author's.
 MADE = ("base_model", "datasets", "language", "library_name", "license", "model-index", "pipeline_tag", "tags")
-
-
-class CardError(ValueError):
-    """A card can't be made or published; the message says why and names the fix."""
 
 
 def read_facts(folder: Path) -> tuple[RunFacts, str | None]:
@@ -161,20 +156,6 @@ def _from_card(folder: Path) -> dict[str, Any]:
         "tags": [tag for tag in strings(data.get("tags")) if tag not in TAGS],
         "metadata": json.loads(json.dumps(others, default=str)),  # which makes text of dates
     }
-
-
-def load_card(file: Path) -> ModelCard:
-    """Reads a card.
-
-    Raises:
-        CardError: It isn't UTF-8, or its metadata isn't YAML.
-    """
-    try:
-        card: ModelCard = ModelCard.load(file)
-    except (ValueError, TypeError, yaml.YAMLError) as error:
-        problem = " ".join(str(error).split())[:200]
-        raise CardError(f"{file} isn't a model card ({problem}); correct its metadata, or remove it") from error
-    return card
 
 
 def strings(value: Any) -> list[str]:

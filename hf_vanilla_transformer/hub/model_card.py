@@ -9,10 +9,13 @@ from pathlib import Path, PureWindowsPath
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
+import yaml
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
+from huggingface_hub.repocard import REGEX_YAML_BLOCK
 
 from ..checkpoints.files import check_links, write_text
 from ..data.digests import digest_of
+from ..errors import printable
 
 if TYPE_CHECKING:  # sacrebleu takes time to import, and a converted model has no scores
     from ..metrics import Score
@@ -46,6 +49,10 @@ POSITIONS = {
     "marian": "sinusoids, Marian's layout",
     "learned": "learned",
 }
+
+
+class CardError(ValueError):
+    """A card can't be made or published; the message says why and names the fix."""
 
 
 @dataclass(frozen=True)
@@ -219,7 +226,24 @@ def fill_model_card(facts: RunFacts) -> ModelCard:
         samples=_samples(facts.samples),
         limits="\n\n".join(filter(None, (facts.limits, LIMITS))),
     )
-    card.text = card.text.rstrip() + "\n"
+    card.text = printable(card.text.rstrip()) + "\n"
+    return card
+
+
+def load_card(file: Path) -> ModelCard:
+    """Reads a card.
+
+    Raises:
+        CardError: It isn't UTF-8, its metadata isn't YAML, or has aliases, which can expand to any size.
+    """
+    try:
+        block = REGEX_YAML_BLOCK.search(file.read_text(encoding="utf-8-sig"))
+        if block and any(isinstance(token, yaml.AliasToken) for token in yaml.scan(block[2])):
+            raise ValueError("it has an alias of YAML; write its value")
+        card: ModelCard = ModelCard.load(file)
+    except (ValueError, TypeError, RecursionError, yaml.YAMLError) as error:
+        problem = " ".join(str(error).split())[:200]
+        raise CardError(f"{file} isn't a model card ({problem}); correct its metadata, or remove it") from error
     return card
 
 

@@ -24,8 +24,8 @@ from ..checkpoints.loading import (
 )
 from ..data.hub_names import HubError
 from ..errors import first_line
-from .facts import SCORES, CardError, load_card, read_facts
-from .model_card import CARD, FACTS, is_repository, published_as
+from .facts import SCORES, read_facts
+from .model_card import CARD, FACTS, CardError, is_repository, load_card, published_as
 
 ADAPTER = "adapter_config.json"
 # Files that `from_pretrained` loads. Those of an older model would be mixed with the new ones, so they are removed.

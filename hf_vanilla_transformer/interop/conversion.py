@@ -25,12 +25,14 @@ class Options:
         with_tokenizer: Whether a tokenizer is made.
         revision: Branch, tag or commit on the Hub.
         local_files_only: Whether a name on the Hub is only looked for among the files of earlier downloads.
+        check: A file with ids and the original's logits for them, which are compared; docs/interop.md has its entries.
     """
 
     mapping: str | Path | None = None
     with_tokenizer: bool = True
     revision: str | None = None
     local_files_only: bool = False
+    check: str | Path | None = None
 
 
 @dataclass(frozen=True)

@@ -3,16 +3,21 @@
 Each system has a module here with `load`, and those that can be told by the looks of a file or folder `recognises`.
 """
 
+import copy
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import torch
+
 from ..checkpoints.files import check_new_folder, new_folder
 from ..checkpoints.loading import tokenizer_fingerprint
+from ..errors import first_line
 from ..hub.facts import strings
 from ..hub.model_card import RunFacts, local_name, save_card
 from . import fairseq, joeynmt, mapping, marian, opennmt
 from .conversion import ConversionError, Converted, Options, check_savable
+from .pickles import read, tensors_of
 
 SYSTEMS: dict[str, ModuleType] = {
     "marian": marian,
@@ -25,6 +30,7 @@ UNKNOWN = (
     "isn't the model of a known system; give --from with one of {known}. docs/interop.md says what their models "
     "consist of; tensor2tensor, Marian's own .npz files and Eole aren't supported"
 )
+TOLERANCE = 1e-3  # of log-probabilities, as a part of the largest: other kernels round differently
 LIMITS = "Quality, training data and licence are those of the original model."
 
 
@@ -41,7 +47,7 @@ def convert(source: str | Path, output: str | Path, *, system: str | None = None
         Notes for the user: what isn't exact, and by how much, and what is missing.
 
     Raises:
-        ConversionError: The model can't be converted.
+        ConversionError: The model can't be converted, or computes other logits than the original.
         OSError: The output exists, or can't be written.
     """
     output, given = Path(output), Options(**options)
@@ -53,6 +59,8 @@ def convert(source: str | Path, output: str | Path, *, system: str | None = None
         raise ConversionError(f"a revision is of a name on the Hub, and {source} is none; leave it out")
     loaded: Converted = SYSTEMS[name].load(source, given)
     notes = loaded.notes
+    if given.check is not None:
+        notes += (_checked(loaded, Path(given.check)),)
     if loaded.tokenizer is None:
         notes += ("no tokenizer is written: save yours beside the model",)
     else:
@@ -85,6 +93,30 @@ def recognise(source: str | Path) -> str:
             f"{source} looks like several systems' ({', '.join(found)}); give --from with one of {known}"
         )
     return found[0]
+
+
+@torch.no_grad()
+def _checked(loaded: Converted, file: Path) -> str:
+    """Compares a model's logits, up to a constant, with the original's, and returns a note about the difference."""
+    example = tensors_of(read(file), file)
+    names = ("input_ids", "attention_mask", "decoder_input_ids")
+    inputs = {name: example[name].long() for name in names if name in example}
+    try:
+        logits = copy.deepcopy(loaded.model).float()(**inputs, use_cache=False).logits
+        found, expected = logits.log_softmax(-1), example["logits"].log_softmax(-1)  # some give log-probabilities
+        pad = loaded.model.config.pad_token_id
+        kept = inputs["decoder_input_ids"].ne(-1 if pad is None else pad)
+        kept[:, 0] = True  # padding may be the start token
+        difference = ((found - expected)[kept].abs().max() / expected[kept].abs().max()).item()
+    except (KeyError, IndexError, ValueError, RuntimeError) as error:
+        reason = f"{type(error).__name__}: {first_line(error)}"
+        raise ConversionError(f"{file} lacks ids or logits, or has others than this model's ({reason})") from error
+    if not difference <= TOLERANCE:  # NaN isn't either
+        raise ConversionError(
+            f"the model isn't the original: its logits differ from those in {file} by {difference:.1e} of the largest "
+            f"({TOLERANCE:.0e} is allowed); check what no tensor tells: heads, norms, activation, positions, scaling"
+        )
+    return f"logits differ from those in {file} by at most {difference:.0e} of the largest"
 
 
 def _facts(name: str, loaded: Converted) -> RunFacts:

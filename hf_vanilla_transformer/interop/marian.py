@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 
 import torch
-from huggingface_hub import ModelCard, snapshot_download
+from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 from torch import Tensor
 from transformers import GenerationConfig, MarianConfig, MarianMTModel, MarianTokenizer, PreTrainedModel
@@ -28,6 +28,7 @@ from ..checkpoints.loading import (
     without_advice,
 )
 from ..errors import first_line
+from ..hub.model_card import CARD, load_card
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from .conversion import ConversionError, Converted, Options
 from .layout import OUTPUT, POSITIONS, SOURCE, STACKS, TARGET, Layout, from_tensors, layer_names
@@ -107,7 +108,7 @@ def load(source: str | Path, options: Options) -> Converted:
     folder = _folder_of(str(source), options.revision, None, options.local_files_only)
     model, tokenizer = _load(str(source), folder, options.with_tokenizer)
     try:
-        metadata = ModelCard.load(folder / "README.md").data.to_dict()
+        metadata = load_card(folder / CARD).data.to_dict()  # type: ignore[no-untyped-call]
     except Exception:  # there is none, or its YAML is damaged
         metadata = {}
     base_model = None if Path(source).is_dir() else str(source)

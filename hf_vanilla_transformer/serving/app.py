@@ -16,14 +16,16 @@ from urllib.parse import parse_qs
 from ..errors import first_line, install
 
 try:
+    from babel import Locale
     from fastapi import FastAPI, Request
     from fastapi.middleware.cors import CORSMiddleware
-    from fastapi.responses import JSONResponse, PlainTextResponse, Response
+    from fastapi.middleware.trustedhost import TrustedHostMiddleware
+    from fastapi.responses import JSONResponse, PlainTextResponse, RedirectResponse, Response
     from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
     from pydantic import BaseModel, Field, ValidationError
     from starlette.exceptions import HTTPException
+    from starlette.middleware.body_limit import RequestBodyLimitMiddleware
     from starlette.requests import ClientDisconnect
-    from starlette.types import ASGIApp, Message, Receive, Scope, Send
 except ImportError as error:
     raise ImportError(f"the service needs {error.name}, which isn't installed: {install('serve')}") from error
 
@@ -83,27 +85,6 @@ class Fields(BaseModel):
     api_key: str = ""
 
 
-class Overlong:
-    """ASGI middleware that ends a request whose body is too long with 413, before it is in memory."""
-
-    def __init__(self, app: ASGIApp, limit: int) -> None:
-        self.app, self.limit = app, limit
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Handles a request."""
-        size = 0
-
-        async def counted() -> Message:
-            nonlocal size
-            message = await receive()
-            size += len(message.get("body", b""))
-            if size > self.limit:
-                raise HTTPException(413, f"the body has more than {self.limit:,} bytes")
-            return message
-
-        await self.app(scope, counted, send)
-
-
 def create_app(
     models: Mapping[tuple[str, str], AsyncTranslate], settings: Settings | None = None, metrics: Metrics | None = None
 ) -> FastAPI:
@@ -119,13 +100,16 @@ def create_app(
     app = FastAPI(title="vanilla-transformer serve")
     app.add_exception_handler(HTTPException, _error)
     app.add_exception_handler(Exception, lambda request, error: JSONResponse({"error": "internal error"}, 500))
-    app.add_middleware(Overlong, limit=settings.body)
+    app.add_middleware(RequestBodyLimitMiddleware, max_body_size=settings.body)
     if origins := settings.cors_origins:
         app.add_middleware(CORSMiddleware, allow_origins=origins, allow_methods=["*"], allow_headers=["*"])
+    app.add_middleware(TrustedHostMiddleware, allowed_hosts=settings.allowed_hosts)
+    app.add_route("/", lambda request: RedirectResponse("docs"), include_in_schema=False)
 
     @app.post("/translate", openapi_extra=_DESCRIPTION, summary="Translate one text or several")
     async def translate(request: Request) -> Response:
         with counters.request():
+            _check_site(request, settings.cors_origins)
             try:
                 async with asyncio.timeout(settings.seconds):
                     fields = await _fields(request)
@@ -138,7 +122,9 @@ def create_app(
     @app.get("/languages", summary="List the languages")
     async def languages() -> list[dict[str, str | list[str]]]:
         codes = dict.fromkeys([source for source, _ in models] + [target for _, target in models])
-        return [{"code": code, "name": code, "targets": [to for one, to in models if one == code]} for code in codes]
+        names = {code: Locale("en").languages.get(code.replace("-", "_"), code) for code in codes}
+        targets = {code: [target for source, target in models if source == code] for code in codes}
+        return [{"code": code, "name": names[code], "targets": targets[code]} for code in codes]
 
     @app.get("/health", summary="Say that the service is up")
     async def health() -> dict[str, str]:
@@ -159,33 +145,40 @@ async def _error(request: Request, error: Exception) -> JSONResponse:
 
 
 async def _fields(request: Request) -> Fields:
-    """Returns the fields of a body, JSON or a form."""
-    kind = request.headers.get("content-type", "").lower()
+    """Returns the fields of the query and of the body, JSON or a form, which has precedence."""
+    query, kind = _form(request.scope["query_string"]), request.headers.get("content-type", "").lower()
     if "json" in kind:
         try:
             fields = await request.json()
         except (ValueError, RecursionError) as error:  # UnicodeDecodeError among them
             raise HTTPException(400, f"Invalid request: the body isn't valid JSON ({first_line(error)})") from error
+    elif "multipart" in kind:
+        form = await request.form(max_fields=math.inf, max_part_size=sys.maxsize)  # of which the app limits the body
+        fields = _without_lists_of_one({name: form.getlist(name) for name in form})
     else:
-        lists: dict[str, list[Any]]
-        if "multipart" in kind:
-            form = await request.form(max_fields=math.inf, max_part_size=sys.maxsize)  # `Overlong` has limited the body
-            lists = {name: form.getlist(name) for name in form}
-        else:  # Starlette would read bytes that aren't percent-encoded as Latin-1
-            try:
-                lists = parse_qs((await request.body()).decode(), keep_blank_values=True, errors="strict")
-            except UnicodeDecodeError as error:
-                raise HTTPException(400, "Invalid request: the form isn't UTF-8") from error
-        fields = {name: values[0] if len(values) == 1 else values for name, values in lists.items()}
+        fields = _form(await request.body())
     if not isinstance(fields, dict):
         raise HTTPException(400, "Invalid request: the body has to be a JSON object")
+    given = query | {name: value for name, value in fields.items() if value is not None}
     try:
-        return Fields.model_validate({name: value for name, value in fields.items() if value is not None})
+        return Fields.model_validate(given | {"format": given.get("format") or "text"})
     except ValidationError as error:
         problem = error.errors()[-1]  # of a union, the last says most
         name = problem["loc"][0]
         reason = f"missing {name} parameter" if problem["type"] == "missing" else f"{name}: {problem['msg']}"
         raise HTTPException(400, f"Invalid request: {reason}") from error
+
+
+def _form(encoded: bytes) -> dict[str, Any]:
+    """Parses a form or a query; Starlette would read bytes that aren't percent-encoded as Latin-1."""
+    try:
+        return _without_lists_of_one(parse_qs(encoded.decode(), keep_blank_values=True, errors="strict"))
+    except UnicodeDecodeError as error:
+        raise HTTPException(400, "Invalid request: the form isn't UTF-8") from error
+
+
+def _without_lists_of_one(lists: Mapping[str, list[Any]]) -> dict[str, Any]:
+    return {name: values[0] if len(values) == 1 else values for name, values in lists.items()}
 
 
 async def _unless_gone(request: Request, work: Awaitable[Answer]) -> Answer:
@@ -259,6 +252,13 @@ class Lines:
         """Returns the text with these translations of its lines."""
         found = ((part, part.strip()) for part in self._parts)
         return "".join(part.replace(text, translations[text].text) if text else part for part, text in found)
+
+
+def _check_site(request: Request, origins: Sequence[str]) -> None:
+    """Refuses what browsers send for pages of other sites; a form needs no CORS."""
+    site, origin = (request.headers.get(name) for name in ("sec-fetch-site", "origin"))
+    if site in ("cross-site", "same-site") and not {"*", origin}.intersection(origins):
+        raise HTTPException(403, f"pages of {origin} may not use this service; its --cors-origin lets them")
 
 
 def _check_key(given: str, api_key: str | None) -> None:

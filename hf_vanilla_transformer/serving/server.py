@@ -1,5 +1,6 @@
 """Runs the HTTP service until it is told to stop."""
 
+import asyncio
 import io
 import os
 import signal
@@ -10,6 +11,19 @@ from socket import socket
 
 import uvicorn
 from starlette.types import ASGIApp
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+
+class _Connection(H11Protocol):
+    """uvicorn's, but its timer begins at once, and only a complete head stops it; h11 takes heads of 16 KiB."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self.timeout_keep_alive_task = self.loop.call_later(self.timeout_keep_alive, self.timeout_keep_alive_handler)
+
+    def data_received(self, data: bytes) -> None:
+        self.conn.receive_data(data)
+        self.handle_events()
 
 
 class _Server(uvicorn.Server):
@@ -35,9 +49,8 @@ def run(app: ASGIApp, host: str, port: int, *, grace: int, on_ready: Callable[[]
         on_ready: Called when it listens.
     """
     _let_log_be_lost()
-    config = uvicorn.Config(
-        app, host=host, port=port, log_level="warning", access_log=False, timeout_graceful_shutdown=grace
-    )
+    config = uvicorn.Config(app, host=host, port=port, http=_Connection, log_level="warning", access_log=False)
+    config.timeout_graceful_shutdown = grace
     for number in (signal.SIGINT, signal.SIGTERM):  # uvicorn raises it again at its end
         signal.signal(number, lambda *_: None)
     _Server(config, on_ready).run()

@@ -11,6 +11,7 @@ class Settings:
     Attributes:
         api_key: What requests have to give as `api_key`; None: nothing.
         cors_origins: Origins whose pages may call the service from a browser.
+        allowed_hosts: What the header Host of requests may name; "*": anything.
         characters: Characters of `q`, all texts together.
         texts: Texts of `q`, a list.
         body: Bytes of a body.
@@ -19,6 +20,7 @@ class Settings:
 
     api_key: str | None = None
     cors_origins: Sequence[str] = ()
+    allowed_hosts: Sequence[str] = ("*",)
     characters: int = 50_000
     texts: int = 1_000
     body: int = 2_000_000

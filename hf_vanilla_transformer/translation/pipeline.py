@@ -15,7 +15,7 @@ class VanillaTranslationPipeline(Pipeline):
     """Translates with any sequence-to-sequence model that transformers loads.
 
         translate = pipeline("vanilla-translation", model="outputs/quickstart/model")
-        translate("half past nine")  # [{"translation_text": "halb zehn"}]
+        translate("It is half past nine.")  # [{"translation_text": "Es ist halb zehn."}]
 
     The pipeline owns its model: the engine is attached to it, if it is one of this package. Unlike `Translator`, it
     doesn't convert a Marian model: that decodes as in transformers.

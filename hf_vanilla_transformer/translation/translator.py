@@ -48,8 +48,8 @@ class Translator:
     """Translates texts with one model.
 
         translator = Translator("outputs/quickstart/model")
-        translator("half past nine")  # a string
-        translator(["half past nine", "the fourth of May"], num_beams=1)  # a list in the same order
+        translator("It is half past nine.")  # a string
+        translator(["It is half past nine.", "She has to pay twenty euros."], num_beams=1)  # a list in the same order
         for text in translator(line for line in file): ...  # a stream, read and translated window by window
 
     Several threads may call one translator: with the engine, one call waits for the other. A pickle, such as a process

@@ -266,6 +266,7 @@ def test_wrong_options(folder, card, options, message):
         (lambda folder: spoil_facts(folder, evaluations=[3]), "model_card.json can't be read"),
         (lambda folder: (folder / "README.md").write_text("---\na: [\n---\n"), "README.md isn't a model card"),
         (lambda folder: (folder / "README.md").write_text("---\n- a\n---\n"), "README.md isn't a model card"),
+        (lambda folder: (folder / "README.md").write_text("---\na: &x [y]\nb: *x\n---\n"), "has an alias of YAML"),
         (lambda folder: (folder / "README.md").write_bytes(b"\xff\xfe"), "README.md isn't a model card"),
     ],
 )  # fmt: skip

@@ -332,6 +332,14 @@ def test_the_code_runs_whatever_the_text(text):
     assert text in strings
 
 
+def test_control_characters_are_shown_and_have_no_effect():
+    text = "\x1b]0;owned\x07\x9b2J"
+    card = fill_model_card(RunFacts("x", license=text, samples=[Sample(text, text)], limits=text))
+    assert not {"\x1b", "\x07", "\x9b"} & {*str(card)}
+    assert card.text.count(r"\u001b]0;owned\u0007\u009b2J") == 2  # in the code and in the limits; Markdown escapes "]"
+    assert card.data.license == text
+
+
 @pytest.mark.parametrize(
     ("folder", "name"),
     [

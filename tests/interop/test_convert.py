@@ -1,7 +1,13 @@
 """Which system a model comes from, and systems whose models don't come in."""
 
+import re
+import shutil
+
 import numpy as np
 import pytest
+import torch
+from safetensors.torch import save_file
+from transformers import AutoModelForSeq2SeqLM
 
 from hf_vanilla_transformer import cli
 
@@ -31,3 +37,31 @@ def test_options_that_would_do_nothing(tmp_path, monkeypatch, capsys, options, m
     (tmp_path / "opus" / "config.json").write_text('{"model_type": "marian"}')
     assert cli.main(["convert", *options, "--output", "ours"]) == 2
     assert message in capsys.readouterr().err
+
+
+def test_logits_that_differ_from_the_originals(tiny_checkpoint, tmp_path, capsys):
+    model = AutoModelForSeq2SeqLM.from_pretrained(tiny_checkpoint)
+    example = {"input_ids": torch.tensor([[5, 6, 7, 3], [8, 9, 3, 0]]), "attention_mask": torch.ones(2, 4).long()}
+    example |= {"decoder_input_ids": torch.tensor([[2, 5, 6], [2, 7, 0]])}
+    example["attention_mask"][1, 3] = 0
+    with torch.no_grad():
+        example["logits"] = model(**example).logits + 7  # log-probabilities are such logits, too
+    save_file(example, tmp_path / "original.safetensors")
+    torch.save(example, tmp_path / "original.pt")
+    export, mapping, ours = tmp_path / "torch", tmp_path / "torch" / "mapping.yaml", tmp_path / "ours"
+    assert cli.main(["export", "--model", str(tiny_checkpoint), "--to", "torch", "--output", str(export)]) == 0
+    command = ["convert", str(export / "model.safetensors"), "--mapping", str(mapping), "--output", str(ours)]
+    capsys.readouterr()
+    assert cli.main([*command, "--check", str(tmp_path / "original.pt")]) == 0
+    assert re.search(r"logits differ from those in \S+original.pt by at most \de-0[678] of", capsys.readouterr().out)
+    shutil.rmtree(ours)
+    wrong = (
+        mapping.read_text().replace("attention_heads: 4", "attention_heads: 2").replace("head_dim: 8", "head_dim: 16")
+    )
+    mapping.write_text(wrong)
+    assert cli.main([*command, "--check", str(tmp_path / "original.safetensors")]) == 2
+    assert re.search(r"the model isn't the original: .+ \(1e-03 is allowed\)", capsys.readouterr().err)
+    save_file({name: example[name] for name in ("input_ids", "logits")}, tmp_path / "less.safetensors")
+    assert cli.main([*command, "--check", str(tmp_path / "less.safetensors")]) == 2
+    assert "less.safetensors lacks ids or logits, or has others than this model's (" in capsys.readouterr().err
+    assert not ours.exists()

@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 from urllib import request
+from urllib.error import HTTPError
 
 import pytest
 
@@ -21,13 +22,19 @@ PATIENCE = 300
 
 
 @pytest.fixture(scope="module")
-def server(tiny_checkpoint: Path) -> Iterator[tuple[str, "subprocess.Popen[str]"]]:
+def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("serve") / "log"
+
+
+@pytest.fixture(scope="module")
+def server(tiny_checkpoint: Path, log: Path) -> Iterator[tuple[str, "subprocess.Popen[str]"]]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     command = [sys.executable, "-m", "hf_vanilla_transformer", "serve", "--port", str(port)]
     options = ["--model", f"en-de={tiny_checkpoint}", f"de-en={tiny_checkpoint}", "--threads", "1"]
-    process = subprocess.Popen([*command, *options], stdout=subprocess.PIPE, text=True)
+    with log.open("wb") as errors:
+        process = subprocess.Popen([*command, *options], stdout=subprocess.PIPE, stderr=errors, text=True)
     url = f"http://127.0.0.1:{port}"
     try:
         assert process.stdout is not None
@@ -76,17 +83,32 @@ def test_each_answer_belongs_to_its_question(server) -> None:
             assert list(clients.map(lambda line: post(server[0], line), lines)) == [alone[line] for line in lines]
 
 
-def test_clients_that_vanish_leave_the_others_in_peace(server) -> None:
+def test_clients_that_vanish_leave_the_others_in_peace(server, log: Path) -> None:
     host, port = server[0].removeprefix("http://").split(":")
     body = json.dumps({"q": ["half past nine"] * 100, "source": "en", "target": "de"}).encode()
     for _ in range(30):
         with socket.create_connection((host, int(port))) as gone:
-            gone.sendall(b"POST /translate HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n")
-            gone.sendall(b"Content-Length: %d\r\n\r\n%s" % (len(body), body))
+            head = b"POST /translate HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+            gone.sendall(b"%sContent-Length: %d\r\n\r\n%s" % (head, len(body), body) * 3)  # pipelined
     idle = [socket.create_connection((host, int(port))) for _ in range(200)]
     assert isinstance(post(server[0], "half past nine"), str)
     for one in idle:
         one.close()
+    assert "Traceback" not in log.read_text()
+
+
+@pytest.mark.parametrize(("head", "seconds"), [(b"GET / HTTP/1.1\r\nX: " + b"x" * 70_000, 2), (b"GET /", 8), (b"", 8)])
+def test_heads_that_are_too_long_or_never_end(server, head: bytes, seconds: int) -> None:
+    host, port = server[0].removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port)), timeout=seconds) as client:
+        client.sendall(head)
+        while client.recv(1_000):  # until it is closed: an error is another end
+            pass
+
+
+def test_the_host_is_checked_on_an_address_of_this_machine(server) -> None:
+    with pytest.raises(HTTPError, match="400"):
+        request.urlopen(request.Request(f"{server[0]}/health", headers={"host": "evil.example"}))
 
 
 def test_it_finishes_what_it_has_begun_and_ends_with_0(server) -> None:
