@@ -1,4 +1,4 @@
-"""Which character of a text each character of its translation comes from, by the model's attention.
+"""Which characters of a text each part of its translation comes from, by the model's attention.
 
 White space isn't counted: a tokenizer, a browser and a joined text may each have other white space.
 """
@@ -16,6 +16,9 @@ from .decoding import source_limit
 from .reading import Piece, join_segments, pieces_of
 from .translator import Translator
 
+Numbers = NDArray[np.float64]
+MOST_SLICES = 200  # of a text whose model shows no attention
+
 
 def solid_size(text: str) -> int:
     """Returns the number of a text's characters that aren't white space."""
@@ -24,49 +27,67 @@ def solid_size(text: str) -> int:
 
 @dataclass(frozen=True, eq=False)
 class Linked:
-    """A translation, and where each of its characters comes from.
+    """A translation that is linked with its source.
 
     Attributes:
         text: The translation.
-        origins: For each of its N characters the number of one in the source, (N,).
-        source_size: Characters of the source.
+        sizes: Characters of the source and of the translation.
+        parts: Of each piece: where its source's S tokens and its translation's T tokens end, and attention, (T, S).
     """
 
     text: str
-    origins: NDArray[np.float64]
-    source_size: int
+    sizes: tuple[int, int]
+    parts: tuple[tuple[Numbers, Numbers, Numbers], ...]
+
+    def shares(self, begin: int, end: int, begins: NDArray[np.int64], ends: NDArray[np.int64]) -> Numbers:
+        """Returns how much of parts of the translation, from `begins` to `ends`, comes from a span of the source."""
+        places, masses = [np.zeros(1)], [np.zeros(1)]
+        first = [0.0, 0.0]  # where the piece before ends, on both sides
+        for sources, targets, weights in self.parts:
+            starts = np.concatenate([first[:1], sources[:-1]])
+            covered = np.clip(np.minimum(sources, end) - np.maximum(starts, begin), 0, None) / (sources - starts)
+            masses.append(weights @ covered * np.diff(targets, prepend=first[1]))
+            places.append(targets)
+            first = [sources[-1], targets[-1]]
+        mass, known = np.cumsum(np.concatenate(masses)), np.concatenate(places)
+        shares: Numbers = (np.interp(ends, known, mass) - np.interp(begins, known, mass)) / (ends - begins)
+        return shares
 
 
 def linked(tokenizer: PreTrainedTokenizerBase, source: str, translation: Translation) -> Linked:
-    """Links a translation with its source: a token's characters come from the middle of the token it attends to most.
+    """Links a translation with its source by the model's attention; without it, both are taken to have one order."""
+    sizes = size, number = solid_size(source), solid_size(translation.text)
+    if not (size and number):
+        return Linked(translation.text, sizes, ())
+    if (one := translation.alignment) is None:
+        slices = min(MOST_SLICES, size, number)
+        sides = [np.linspace(0, side, slices + 1)[1:] for side in sizes]
+        return Linked(translation.text, sizes, ((sides[0], sides[1], np.eye(slices)),))
+    sources, is_source = _ends(tokenizer, one.source_ids, size, use_source_tokenizer=True)
+    targets, is_target = _ends(tokenizer, one.target_ids, number)
+    weights = one.weights.double().numpy()[is_target][:, is_source]
+    weights /= np.maximum(weights.sum(axis=1, keepdims=True), 1e-9)  # without what goes to special tokens
+    return Linked(translation.text, sizes, ((sources, targets, weights),))
 
-    Without alignments, both are taken to have the same order.
-    """
-    size, number = solid_size(source), solid_size(translation.text)
-    origins = np.linspace(0, size, number, endpoint=False)
-    if (one := translation.alignment) is not None and size and number:
-        sources = _ends(tokenizer, one.source_ids, size, use_source_tokenizer=True)
-        targets = _ends(tokenizer, one.target_ids, number)
-        is_spelled = np.diff(sources, prepend=0) > 0  # special tokens aren't
-        best = np.where(is_spelled, one.weights.double().numpy(), -1).argmax(axis=1)
-        middles = (sources + np.concatenate([[0], sources[:-1]])) / 2
-        origins = middles[best][np.searchsorted(targets, np.arange(number), side="right").clip(max=len(best) - 1)]
-    return Linked(translation.text, origins, size)
 
-
-def _ends(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int], size: int, **options: bool) -> NDArray[np.float64]:
-    """Returns the number of characters up to the end of each token."""
+def _ends(
+    tokenizer: PreTrainedTokenizerBase, ids: Sequence[int], size: int, **options: bool
+) -> tuple[Numbers, NDArray[np.bool_]]:
+    """Returns where tokens end, and which they are: special ones spell nothing."""
     texts = (tokenizer.decode(list(ids[: end + 1]), skip_special_tokens=True, **options) for end in range(len(ids)))
-    ends = np.maximum.accumulate(list(map(solid_size, texts)))  # a part of a character may look like one
-    return ends * (size / max(ends[-1], 1))  # and a tokenizer may spell a text otherwise
+    ends = np.maximum.accumulate([0, *map(solid_size, texts)])  # a part of a character may look like one
+    is_spelled = np.diff(ends) > 0
+    return ends[1:][is_spelled] * (size / max(ends[-1], 1)), is_spelled  # a tokenizer may spell a text otherwise
 
 
 def join_linked(pieces: Iterable[Piece], translations: Sequence[Linked]) -> Linked:
     """Joins the translations of a text's pieces."""
-    begins = np.cumsum([0, *(one.source_size for one in translations)])
+    parts, size, number = list[tuple[Numbers, Numbers, Numbers]](), 0, 0
+    for one in translations:
+        parts += [(size + sources, number + targets, weights) for sources, targets, weights in one.parts]
+        size, number = size + one.sizes[0], number + one.sizes[1]
     text = join_segments([(piece.gap, one.text) for piece, one in zip(pieces, translations, strict=True)])
-    origins = [begin + one.origins for begin, one in zip(begins, translations, strict=False)]
-    return Linked(text, np.concatenate([np.zeros(0), *origins]), int(begins[-1]))
+    return Linked(text, (size, number), tuple(parts))
 
 
 def translate_linked(

@@ -1,4 +1,4 @@
-"""Translating HTML: each block's text is translated as a whole, and its markup goes where the model's attention leads.
+"""Translating HTML: each block's text is translated as one, and its markup goes where the model's attention leads.
 
 An inline element goes around the words that attend to its own, in one place. Code, what must not be translated,
 addresses and placeholders come back byte for byte: where the translation has them, else in place of the words that
@@ -16,10 +16,8 @@ import numpy as np
 import regex
 from numpy.typing import NDArray
 
-from .links import Linked, translate_linked
+from .links import Linked, Numbers, translate_linked
 from .translator import Translator
-
-Numbers = NDArray[np.float64]
 
 VOID = {
     "area", "base", "br", "col", "embed", "hr", "img", "input", "link", "meta", "param", "source", "track", "wbr",
@@ -49,7 +47,7 @@ NOT_TRANSLATED = regex.compile(
     regex.VERBOSE | regex.IGNORECASE,
 )
 DEPTH = 20  # of inline elements; tags further inside are placed one by one
-MOST_NODES = 500  # of a block: what has more tags is no sentence, and each takes time
+MOST_NODES = 500  # of a block: more tags aren't in a sentence, and each takes time
 # Scripts without spaces, and letters of the others with their marks.
 SPACELESS = r"[\p{Han}\p{Hiragana}\p{Katakana}\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}]"
 LETTER = rf"[[\w\p{{M}}]--{SPACELESS}]"
@@ -62,7 +60,7 @@ PROTECTED = regex.compile(
     regex.VERBOSE | regex.V1,
 )
 FIRST, NEXT = "\x01", "\x02"  # take the place of what stays once it is found in a translation
-# What stays together, behind white space: a word, a letter of a script without spaces, a mark.
+# Units, behind white space: a word, a letter of a script without spaces, a mark.
 UNIT = regex.compile(rf"(\s*)({FIRST}{NEXT}*|{LETTER}+(?:['’-]{LETTER}+)*|{SPACELESS}\p{{M}}*|\S)", regex.V1)
 IN_WORD = regex.compile(rf"{LETTER}{{2}}", regex.V1)
 # Share of a word that has to come from an element so that it is in it, and of the only one.
@@ -198,7 +196,7 @@ class _Layout:
     """Puts the markup of a block into its translation, a row of N units with N + 1 places around them."""
 
     def __init__(self, block: _Block, translation: Linked) -> None:
-        self.block, self.origins = block, translation.origins
+        self.block, self.linked = block, translation
         text, solid = translation.text, _solid(translation.text)
         found, missing = dict[int, list[_Unit]](), list[tuple[int, int]]()
         for begin, end in sorted(block.kept, key=lambda place: place[0] - place[1]):
@@ -249,7 +247,7 @@ class _Layout:
         gains[self._is_kept] *= FORCED
         gains[self.owners != node.parent] = -FORCED
         start, stop, gain = _best(gains)
-        if begin < end and gain > LEAST - MOST:  # without a word with MOST, the best one alone
+        if begin < end and gain > LEAST - MOST:  # if no word has MOST, the best one alone
             return start, stop
         places = np.arange(first, last + 1)
         around = np.concatenate([[-2], self.owners, [-2]])  # not inside of another element
@@ -279,10 +277,8 @@ class _Layout:
 
     def _shares(self, begin: int, end: int) -> Numbers:
         """Returns how much of each unit comes from a span of the source, (N,), from 0 to 1."""
-        counts = np.concatenate([[0], np.cumsum((begin <= self.origins) & (self.origins < end))])
         is_inside = (begin <= self._begins) & (self._ends <= end)
-        begins, ends = (places.clip(max=len(counts) - 1) for places in (self._begins, self._ends))
-        return np.where(self._is_kept, is_inside, (counts[ends] - counts[begins]) / (self._ends - self._begins))
+        return np.where(self._is_kept, is_inside, self.linked.shares(begin, end, self._begins, self._ends))
 
     def _boundary(self, begin: int, places: NDArray[np.int64]) -> int:
         """Returns the place that best divides what comes before a place of the source from what comes after it."""

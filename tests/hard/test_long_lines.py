@@ -34,6 +34,11 @@ def encode(tokenizer):
     return lambda texts: tokenizer(texts)["input_ids"]
 
 
+def divided(encode, text, limit):
+    """The token ids of a text's pieces."""
+    return [ids for _, ids in divide(encode, text, limit)]
+
+
 def _model(vocab_size, **fields):
     torch.manual_seed(3)
     sizes = {f"{stack}_{what}": 2 for stack in ("encoder", "decoder") for what in ("layers", "attention_heads")}
@@ -64,7 +69,7 @@ def _without_space(text):
 
 
 def test_pieces_end_with_sentences(tokenizer, encode):
-    texts = _texts(tokenizer, divide(encode, SENTENCE * 50, 1_024))
+    texts = _texts(tokenizer, divided(encode, SENTENCE * 50, 1_024))
     assert len(texts) > 1
     assert all(text.endswith("May.") and text.startswith("half") for text in texts)
     assert " ".join(texts) == (SENTENCE * 50).strip()
@@ -72,14 +77,14 @@ def test_pieces_end_with_sentences(tokenizer, encode):
 
 @pytest.mark.parametrize("end", [". ", "? ", '." ', "。", "。」"])
 def test_each_mark_ends_a_sentence(tokenizer, encode, end):
-    texts = _texts(tokenizer, divide(encode, f"two hundred{end}" * 9, 40))
+    texts = _texts(tokenizer, divided(encode, f"two hundred{end}" * 9, 40))
     assert len(texts) > 1
     assert all(text.startswith("two hundred") and text.endswith(end.strip()) for text in texts)
 
 
 @pytest.mark.parametrize("text", ["3.14,is.not.an!end?" * 40, "\U0001f600" * 90])
 def test_without_white_space_it_is_cut_anywhere(tokenizer, encode, text):
-    rows = divide(encode, text, 60)
+    rows = divided(encode, text, 60)
     assert all(len(row) <= 60 for row in rows)
     assert "".join(_texts(tokenizer, rows)) == text
     assert min(map(len, rows)) > 15, "pieces are cut near the middle"
@@ -88,11 +93,11 @@ def test_without_white_space_it_is_cut_anywhere(tokenizer, encode, text):
 @pytest.mark.parametrize("limit", [4])
 def test_a_limit_below_a_single_character_is_said(encode, limit):
     with pytest.raises(ValueError, match=r"alone has more than the \d tokens of a piece"):
-        divide(encode, "\U0001f600" * 9, limit)
+        divided(encode, "\U0001f600" * 9, limit)
 
 
 def _check_division(tokenizer, encode, text, limit):
-    rows = divide(encode, text, limit)
+    rows = divided(encode, text, limit)
     assert all(0 < len(row) <= limit for row in rows)
     assert _without_space("".join(_texts(tokenizer, rows))) == _without_space(text)
 
@@ -119,7 +124,7 @@ def test_work_is_nearly_linear_and_in_portions(encode, part):
         return encode(texts)
 
     assert encode_within(counting, [text], 1_024) == [None]
-    rows = divide(counting, text, 1_024)
+    rows = divided(counting, text, 1_024)
     assert sum(portions) <= 20 * len(text)
     assert max(portions) <= division.CHARACTERS_AT_ONCE
     assert all(len(row) <= division.PIECE_TOKENS for row in rows)
@@ -132,7 +137,7 @@ def test_work_is_nearly_linear_and_in_portions(encode, part):
 def test_a_long_line_is_what_its_pieces_are(model, tokenizer, encode, options):
     long = SENTENCE * 120
     assert len(encode([long])[0]) > 1_024
-    texts = _texts(tokenizer, divide(encode, long, 1_024))
+    texts = _texts(tokenizer, divided(encode, long, 1_024))
     divisions, done = [], []
     found = decode(
         model, tokenizer, ["it", long, "", "nine", long], on_division=lambda *pair: divisions.append(pair),
@@ -173,7 +178,7 @@ def test_learned_positions_end_and_sinusoids_do_not(tokenizer, encode):
     divisions = []
     line = SENTENCE * 5
     translate(learned, tokenizer, [line], on_division=lambda *pair: divisions.append(pair))
-    assert divisions == [(0, len(divide(encode, line, 30)))]
+    assert divisions == [(0, len(divided(encode, line, 30)))]
     endless = _model(len(tokenizer), max_position_embeddings=30)
     translate(endless, tokenizer, [line], on_division=lambda *pair: divisions.append(pair), max_new_tokens=2)
     assert len(divisions) == 1

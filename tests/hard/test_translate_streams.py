@@ -196,7 +196,7 @@ def test_a_file_is_checked_to_its_end_before_any_work(run, monkeypatch, kind):
     ("options", "message"),
     [
         (["--input", "nowhere"], "nowhere: no such file; name an existing file"),
-        (["--input", "."], "several files need a folder for the translations; give --output DIR"),
+        (["--input", "."], "several files need a place for the translations; give --output"),
         (["--input", "empty"], "empty: the file is empty; is it"),
         (["--input", "damaged.gz"], "damaged.gz:1: the compressed file is damaged"),
         (["nine", "--input", "text"], "sentences and --input FILE are two things to translate; give one of the two"),

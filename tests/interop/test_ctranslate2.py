@@ -13,6 +13,7 @@ from hf_vanilla_transformer import (
     VanillaTransformerTokenizerFast,
 )
 from hf_vanilla_transformer.checkpoints.loading import load_checkpoint
+from hf_vanilla_transformer.engine.cpu import CPU
 from hf_vanilla_transformer.interop import torch_nn
 from hf_vanilla_transformer.interop.conversion import ConversionError, never_chosen
 from hf_vanilla_transformer.interop.convert import convert
@@ -174,7 +175,8 @@ def test_quantizations(tokenizer, tmp_path, quantization):
     labels = torch.tensor([tokenizer.convert_tokens_to_ids([*tokens[:5], "</s>"])])
     own = model(torch.tensor([tokenizer.convert_tokens_to_ids(tokens)]), labels=labels).logits.log_softmax(-1)
     expected = own.gather(-1, labels[..., None])[0, :, 0]
-    torch.testing.assert_close(torch.tensor(score.log_probs), expected, rtol=0, atol=0.5)
+    tolerance = 3.0 if CPU.reduce_range else 0.5  # without VNNI, sums of two large products are cut off
+    torch.testing.assert_close(torch.tensor(score.log_probs), expected, rtol=0, atol=tolerance)
 
 
 def test_notes_say_what_the_files_dont_hold(tokenizer, tmp_path):

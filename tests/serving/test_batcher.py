@@ -6,7 +6,6 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import pytest
 
 from hf_vanilla_transformer.serving.batcher import Batcher, QueueFullError
@@ -27,9 +26,7 @@ class Model:
         assert self.go_on.wait(60)
         if any("bad" in text for text in texts):
             raise ValueError("a bad text")
-        return [
-            [Linked(f"{text.upper()}{target}{number}", np.zeros(0), 0) for number in range(n_best)] for text in texts
-        ]
+        return [[Linked(f"{text.upper()}{target}{number}", (0, 0), ()) for number in range(n_best)] for text in texts]
 
 
 def sentences(text: str, language: str) -> list[Piece]:

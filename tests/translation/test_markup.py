@@ -1,6 +1,7 @@
 """HTML: what is translated of it, and what stays byte for byte."""
 
 import re
+from collections.abc import Iterable
 
 import numpy as np
 import pytest
@@ -15,19 +16,24 @@ def size(text: str) -> int:
     return len("".join(text.split()))
 
 
+def link(text: str, size: int, origins: Iterable[int]) -> Linked:
+    """Links each character of a text with one of the source, of `size` characters, or with none (-1)."""
+    rows = np.array(list(origins))[:, None] == np.arange(size)
+    ends = np.arange(1.0, size + 1), np.arange(1.0, len(rows) + 1)
+    return Linked(text, (size, len(rows)), ((*ends, rows.astype(float)),))
+
+
 def shout(source: str) -> str:
     """Translates each character into a capital at its place."""
     document = Document(source)
-    capitals = {text: Linked(text.upper(), np.arange(size(text), dtype=float), size(text)) for text in document.texts}
-    return document.translated(capitals)
+    return document.translated({text: link(text.upper(), size(text), range(size(text))) for text in document.texts})
 
 
 def reordered(source: str, *words: tuple[str, str]) -> str:
     """Translates a single text by words, each with the word of the source that it comes from, or ""."""
     (text,) = (document := Document(source)).texts
-    origins = [size(text[: text.index(of)]) if of else -1 for word, of in words for _ in "".join(word.split())]
-    target = " ".join(word for word, _ in words).replace(" _", "")
-    return document.translated({text: Linked(target, np.array(origins, float), size(text))})
+    origins = [size(text[: text.index(of)]) if of else -1 for word, of in words for _ in word]
+    return document.translated({text: link(" ".join(word for word, _ in words), size(text), origins)})
 
 
 @pytest.mark.parametrize(
@@ -76,7 +82,7 @@ def test_markup_follows_its_words() -> None:
     words = ("er", "he"), ("hob", "picked"), ("ihn", "it"), ("auf", "up")
     assert reordered("he <a href=x><i>picked</i> it up</a>", *words) == "er <a href=x><i>hob</i> ihn auf</a>"
     words = ("no", "not"), ("va", "go")  # two words without a counterpart
-    assert reordered("<u>he</u> does <b>not</b> <i>go</i>", *words) == "<u></u> <b>no</b> <i>va</i>"
+    assert reordered("<u>he</u> does <b>not</b> <i>go</i>", *words) == "<u></u><b>no</b> <i>va</i>"
     words = ("ich", "I"), ("habe", "have"), ("den", "dog"), ("Hund", "dog"), ("gesehen", "seen")
     assert reordered("I have<wbr> seen the <b>dog</b>", *words) == "ich habe<wbr> <b>den Hund</b> gesehen"
 

@@ -264,16 +264,16 @@ def test_8_bits_come_close(name):
 @pytest.mark.parametrize("rows", [1, CPU.rows_for_fbgemm, 33])
 @pytest.mark.parametrize("relu", [False, True])
 def test_the_formula_of_8_bits(rows, relu):
-    """Each output's weights and each row's inputs are rounded to integers up to 127, whose products are exact."""
+    """Weights are rounded to integers up to 127, inputs to 127 or, without VNNI, to 63; their products are exact."""
     x, weight, bias, residual = torch.randn(rows, 48) * 3, torch.randn(20, 48), torch.randn(20), torch.randn(rows, 20)
     x[0], weight[3] = 0.0, 0.0
-    expected = np.zeros((rows, 20))
+    expected, highest = np.zeros((rows, 20)), 63 if CPU.reduce_range else 127
     steps = weight.abs().amax(dim=1).clamp(min=1e-30) / 127
     rounded = (weight / steps[:, None]).round().double().numpy()
     for row, values in enumerate(x):
         largest = values.abs().max().clamp(min=1e-30)
-        integers = (values * (127 / largest)).round().double().numpy()
-        expected[row] = rounded @ integers * steps.double().numpy() * float(largest) / 127
+        integers = (values * (highest / largest)).round().double().numpy()
+        expected[row] = rounded @ integers * steps.double().numpy() * float(largest) / highest
     expected += bias.double().numpy()
     found = linear.Int8Linear(weight, bias)(x, None if relu else residual.clone(), relu)
     wanted = expected.clip(min=0) if relu else expected + residual.double().numpy()
