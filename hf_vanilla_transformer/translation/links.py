@@ -57,17 +57,16 @@ class Linked:
 def linked(tokenizer: PreTrainedTokenizerBase, source: str, translation: Translation) -> Linked:
     """Links a translation with its source by the model's attention; without it, both are taken to have one order."""
     sizes = size, number = solid_size(source), solid_size(translation.text)
-    if not (size and number):
-        return Linked(translation.text, sizes, ())
-    if (one := translation.alignment) is None:
-        slices = min(MOST_SLICES, size, number)
-        sides = [np.linspace(0, side, slices + 1)[1:] for side in sizes]
-        return Linked(translation.text, sizes, ((sides[0], sides[1], np.eye(slices)),))
-    sources, is_source = _ends(tokenizer, one.source_ids, size, use_source_tokenizer=True)
-    targets, is_target = _ends(tokenizer, one.target_ids, number)
-    weights = one.weights.double().numpy()[is_target][:, is_source]
-    weights /= np.maximum(weights.sum(axis=1, keepdims=True), 1e-9)  # without what goes to special tokens
-    return Linked(translation.text, sizes, ((sources, targets, weights),))
+    if (one := translation.alignment) is not None:
+        sources, is_source = _ends(tokenizer, one.source_ids, size, use_source_tokenizer=True)
+        targets, is_target = _ends(tokenizer, one.target_ids, number)
+        if len(sources) and len(targets):  # unknown tokens spell nothing
+            weights = one.weights.cpu().double().numpy()[is_target][:, is_source]
+            weights /= np.maximum(weights.sum(axis=1, keepdims=True), 1e-9)  # without what goes to special tokens
+            return Linked(translation.text, sizes, ((sources, targets, weights),))
+    slices = min(MOST_SLICES, size, number)
+    sources, targets = (np.linspace(0, side, slices + 1)[1:] for side in sizes)
+    return Linked(translation.text, sizes, ((sources, targets, np.eye(slices)),) if slices else ())
 
 
 def _ends(
@@ -116,4 +115,6 @@ def linked_rows(
     except ValueError:  # no attention; any other error comes again
         rows = translator(texts, **options)
     listed = (row if isinstance(row, list) else [Translation(row, 0) if isinstance(row, str) else row] for row in rows)
+    if not alignments:
+        return [[Linked(one.text, (0, 0), ()) for one in row] for row in listed]
     return [[linked(translator.tokenizer, text, one) for one in row] for text, row in zip(texts, listed, strict=True)]

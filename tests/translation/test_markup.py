@@ -5,10 +5,12 @@ from collections.abc import Iterable
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hf_vanilla_transformer.translation.links import Linked
+from hf_vanilla_transformer.translation.backend import Alignment, Translation
+from hf_vanilla_transformer.translation.links import Linked, linked
 from hf_vanilla_transformer.translation.markup import Document
 
 
@@ -97,6 +99,12 @@ def test_what_stays_is_where_the_translation_has_it_or_its_words_are() -> None:
     assert reordered(f"see {link}", ("https://a.de/?x=1&y=%s", ""), ("sieh", "see")) == f"{link} sieh"
     keep = "<b translate=no>in</b>"
     assert reordered(f"be {keep} it", ("innen", "it"), ("darin", "it"), ("in", "in")) == f"innen darin {keep}"
+
+
+def test_a_text_of_unknown_tokens_keeps_its_order(tokenizer) -> None:
+    alone = Alignment(("</s>",), ("</s>",), torch.ones(1, 1), (2,), (2,))
+    found = linked(tokenizer, "ab cd", Translation("EFGH", 1, None, alone))
+    assert found.shares(1, 4, np.array([0, 1]), np.array([1, 4])).tolist() == [0, 1]
 
 
 @pytest.mark.parametrize("part", ["<!--", '<a "', "<pre ", "<b>", "<b>x", "a.b-", "www.", "{{"])
