@@ -300,7 +300,7 @@ class VanillaTransformerStack(VanillaTransformerPreTrainedModel):
         """sqrt(d_model) times the tokens' embeddings (3.4), plus positions (3.5), with dropout (5.4)."""
         if (ids is None) == (embeds is None):
             advice = "Use `DataCollatorForSeq2Seq(tokenizer, model=model)`; without labels, `DataCollatorWithPadding`"
-            raise ValueError(f"Give exactly one, ids (labels) or embeddings. {advice} and `predict_with_generate=True`.")
+            raise ValueError(f"Give exactly one: ids, labels or embeddings. {advice} and `predict_with_generate=True`.")
         try:
             x = (self.embed_tokens(ids) if embeds is None else embeds) * self.config.embedding_scale
         except IndexError as error:
