@@ -25,7 +25,7 @@ class Options:
         with_tokenizer: Whether a tokenizer is made.
         revision: Branch, tag or commit on the Hub.
         local_files_only: Whether a name on the Hub is only looked for among the files of earlier downloads.
-        check: A file with ids and the original's logits for them, which are compared; docs/interop.md has its entries.
+        check: A file with ids and the original's logits for them, to compare with; docs/interop.md has its entries.
     """
 
     mapping: str | Path | None = None

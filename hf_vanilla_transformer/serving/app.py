@@ -145,7 +145,7 @@ async def _error(request: Request, error: Exception) -> JSONResponse:
 
 
 async def _fields(request: Request) -> Fields:
-    """Returns the fields of the query and of the body, JSON or a form, which has precedence."""
+    """Returns the fields of the query and of the body (JSON or a form); the body has precedence."""
     query, kind = _form(request.scope["query_string"]), request.headers.get("content-type", "").lower()
     if "json" in kind:
         try:

@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerBase
 
 from .backend import Translation
 from .decoding import source_limit
-from .reading import Piece, join_segments, pieces_of
+from .reading import Piece, check_splitting, join_segments, pieces_of
 from .translator import Translator
 
 Numbers = NDArray[np.float64]
@@ -100,6 +100,7 @@ def translate_linked(
         language: By whose rules they are split into sentences; None: they aren't.
         **options: For the translator.
     """
+    check_splitting(language)
     limit = source_limit(translator.model, options.get("max_source_tokens"), translator.tokenizer)
     divided = [pieces_of(translator.tokenizer, text, limit, language) for text in texts]
     rows = iter(linked_rows(translator, [piece.text for pieces in divided for piece in pieces], **options))

@@ -27,7 +27,6 @@ INLINE = {
     "input", "ins", "kbd", "label", "mark", "math", "nobr", "q", "s", "samp", "small", "span", "strike", "strong",
     "sub", "sup", "svg", "time", "tt", "u", "var", "wbr", "",  # comments
 }  # fmt: skip
-FOREIGN = {"math", "svg"}  # XML, where "/>" ends an element
 RAW = {"script", "style", "textarea"}  # elements without tags inside
 CODE = RAW | {"code", "kbd", "math", "pre", "samp", "svg", "var"}  # what isn't prose
 # Elements without an end tag end before the next of these, and with the list or table that they are in.
