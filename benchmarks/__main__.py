@@ -3,6 +3,7 @@
     python -m benchmarks train --config base --peers marian torch --json train.json
     python -m benchmarks generate --config base --json generate.json
     python -m benchmarks real --model opus-mt-en-de --input test_2016_flickr.en --reference test_2016_flickr.de
+    python -m benchmarks text --model outputs/model --input test.en --device cuda
     python -m benchmarks ablate --config small --rounds 3 --batches 1
 
 Contenders take turns, A B A B, on the same batches, each in its own process. Every figure is a median of rounds;
@@ -12,6 +13,7 @@ compare ratios, as machines have other work to do. docs/performance.md explains 
 import argparse
 import json
 import sys
+import time
 import warnings
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -29,6 +31,7 @@ from .ablate import DECODING, TRAINING, ablate
 from .decoding import Variants, decoding_entrants, job_of, write_models
 from .real import measure_real
 from .report import Report, compare
+from .text import measure_text
 from .training import training_entrants
 from .work import SIZES, TRAINING_FORMULA, Case, decoding_batches, measure_peak, training_batches
 from .workers import BenchmarkError, Entrant, start, take_turns
@@ -41,6 +44,8 @@ DECODING_CASES = {  # name -> beams, sentences
     "beam 4, batch 1": (4, 1),
     "beam 4, batch 32": (4, 32),
     "greedy, batch 64": (1, 64),
+    "greedy, batch 256": (1, 256),
+    "beam 4, batch 256": (4, 256),
 }
 USUAL_CASES = list(DECODING_CASES)[:4]
 PEERS = {
@@ -62,10 +67,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     unprinted = ("command", "json", "model", "input", "reference")
     given = {name: value for name, value in vars(options).items() if value is not None and name not in unprinted}
     report = Report(options.command, given)
-    run = {"train": train, "generate": generate, "real": real, "ablate": run_ablation}[options.command]
+    runs = {"train": train, "generate": generate, "real": real, "text": text, "ablate": run_ablation}
     try:
         check(options, report)
-        run(options, report)
+        runs[options.command](options, report)
     except (BenchmarkError, BatchingError) as error:
         raise SystemExit(f"benchmarks: {error}") from error
     print(report)
@@ -80,11 +85,14 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     every.add_argument("--rounds", type=positive, default=5, help="timed turns of each (default: %(default)s)")
     every.add_argument("--threads", type=positive, help="threads of each process (default: torch's)")
     every.add_argument("--json", type=Path, metavar="F.json", help="write all figures to this file")
-    common = argparse.ArgumentParser(add_help=False)
-    common.add_argument("--config", choices=SIZES, default="base", help="size of the models (default: base)")
+    placed = argparse.ArgumentParser(add_help=False)
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    common.add_argument("--device", choices=("cpu", "cuda"), default=device, help="default: cuda where there is one")
-    common.add_argument("--dtype", choices=DTYPES, help="default: float32 on a CPU, bfloat16 on CUDA; train: autocast")
+    placed.add_argument("--device", choices=("cpu", "cuda"), default=device, help="default: cuda where there is one")
+    placed.add_argument("--dtype", choices=DTYPES, help="default: float32 on a CPU, bfloat16 on CUDA; train: autocast")
+    common = argparse.ArgumentParser(add_help=False, parents=[placed])
+    common.add_argument("--config", choices=SIZES, default="base", help="size of the models (default: base)")
+    timed = argparse.ArgumentParser(add_help=False)
+    timed.add_argument("--seconds", type=positive, help="after so many, cases that are left aren't measured")
     batches = f"batches per turn; {BATCHES_OF_ONE} single sentences count as one (default: %(default)s)"
     common.add_argument("--batches", type=positive, default=4, help=batches)
     updates, searches = argparse.ArgumentParser(add_help=False), argparse.ArgumentParser(add_help=False)
@@ -94,7 +102,7 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     searches.add_argument("--new-tokens", type=positive, default=16, help="tokens of all translations (default: 16)")
     searches.add_argument("--cases", nargs="+", choices=DECODING_CASES, default=USUAL_CASES, metavar="CASE")
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    commands = parser.add_subparsers(dest="command", required=True, metavar="train|generate|real|ablate")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="train|generate|real|text|ablate")
 
     def add(name: str, *parents: argparse.ArgumentParser, help: str) -> argparse.ArgumentParser:
         command = commands.add_parser(name, parents=[*parents, every], help=help)
@@ -103,10 +111,10 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
             command.add_argument("--peers", nargs="*", choices=PEERS[name], default=PEERS[name], help=text)
         return command
 
-    updating = add("train", common, updates, help="updates: target tokens per second")
+    updating = add("train", common, updates, timed, help="updates: target tokens per second")
     compiled = "also this package's model by torch.compile (up to two minutes more)"
     updating.add_argument("--compiled", action="store_true", help=compiled)
-    add("generate", common, searches, help="translations: output tokens per second")
+    add("generate", common, searches, timed, help="translations: output tokens per second")
     leave_out = add("ablate", common, updates, searches, help="each shortcut left out alone: time, memory")
     names = [*TRAINING, *DECODING]
     leave_out.add_argument("--only", nargs="+", choices=names, default=names, metavar="SHORTCUT", help=", ".join(names))
@@ -120,6 +128,11 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     real.add_argument("--lines", type=positive, help="number of lines, from the first (default: all)")
     real.add_argument("--singles", type=positive, default=50, help="lines also translated one at a time (default: 50)")
     real.set_defaults(device="cpu", dtype="float32", rounds=3)
+    texts = add("text", placed, help="text to text by Translator on one device: sentences per second")
+    texts.add_argument("--model", type=Path, required=True, help="folder of a trained model")
+    texts.add_argument("--input", type=Path, required=True, help="file with one sentence per line")
+    texts.add_argument("--num-beams", type=positive, nargs="+", default=[1, 4], help="beam sizes (default: 1 4)")
+    texts.add_argument("--lines", type=positive, default=1_000, help="number of lines (default: 1000)")
     options = parser.parse_args(arguments)
     options.dtype = options.dtype or ("float32" if options.device == "cpu" else "bfloat16")
     if getattr(options, "tokens", 0) is None:
@@ -162,10 +175,17 @@ def real(options: argparse.Namespace, report: Report) -> None:
     measure_real(options, variants(options), report, say)
 
 
+def text(options: argparse.Namespace, report: Report) -> None:
+    """Measures a trained model from text to text."""
+    report.settings |= {"model": options.model.name, "input": options.input.name}
+    measure_text(options, report, say)
+
+
 def variants(options: argparse.Namespace) -> Variants:
     """Returns what ours decodes with in addition to the default."""
     if options.device == "cuda":
-        return {"ours, flash attention": {"attention": "flash_attention_2"}} if options.has_flash else {}
+        flash = {"ours, flash attention": {"attention": "flash_attention_2"}} if options.has_flash else {}
+        return {"ours, uncaptured": {"decoder": "packed"}, **flash}
     return {"ours, int8": {"compute_type": "int8"}} if options.dtype == "float32" else {}
 
 
@@ -200,8 +220,12 @@ def generate(options: argparse.Namespace, report: Report) -> None:
 
 def compete(report: Report, entrants: list[Entrant], cases: tuple[Case, ...], options: argparse.Namespace) -> None:
     """Runs all cases and adds their tables to the report."""
+    began = time.monotonic()
     with start(entrants, options.threads) as workers:
         for case in cases:
+            if options.seconds is not None and time.monotonic() - began > options.seconds:
+                report.notes.append(f"left out: {case.name}, as {options.seconds} seconds were over")
+                continue
             players = {one.name: partial(one.ask, "run", job_of(case) if case.beams else case) for one in workers}
 
             def note(what: str, to: str = case.name) -> None:

@@ -9,7 +9,7 @@ import contextlib
 import itertools
 import multiprocessing
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from hf_vanilla_transformer import engine
-from hf_vanilla_transformer.engine.decoding import incremental, linear
+from hf_vanilla_transformer.engine.decoding import linear, packed
 from hf_vanilla_transformer.engine.training import shortcuts
 
 from .decoding import job_of, write_models
@@ -42,22 +42,22 @@ Contenders = dict[str, tuple[Make, list[str]]]  # "ours" and "marian": how they 
 
 
 # ---- Replacements of shortcuts ----
-def reselect(sources: Sequence[int], *tensors: Tensor, dim: int) -> None:
+def reselect(sources: Tensor, *tensors: Tensor, dim: int) -> None:
     """Copies all rows, as transformers does, in place of those that move."""
     for tensor in tensors:
-        tensor.narrow(dim, 0, len(sources)).copy_(tensor.index_select(dim, torch.tensor(sources)))
+        tensor.narrow(dim, 0, len(sources)).copy_(tensor.index_select(dim, sources))
 
 
 def unfolded() -> Patch:
     """Leaves the projections of cross-attention out of a single sentence's keys and values."""
-    init = incremental.IncrementalDecoder.__init__
+    init = packed.PackedDecoder.__init__
 
     def plain(self: Any, *arguments: Any, **options: Any) -> None:
-        with patch.object(incremental, "FoldedAttention", lambda *_: None):
+        with patch.object(packed, "FoldedAttention", lambda *_: None):
             init(self, *arguments, **options)
         self.folded = []
 
-    return patch.object(incremental.IncrementalDecoder, "__init__", plain)
+    return patch.object(packed.PackedDecoder, "__init__", plain)
 
 
 # Name of a shortcut -> what takes it out. Patches are made each time.
@@ -71,7 +71,7 @@ DECODING: dict[str, Callable[[], Patch]] = {
     "weights by column": lambda: patch.object(linear, "ColumnLinear", linear.PlainLinear),
     "mixed weights": lambda: patch.object(linear, "MixedLinear", linear.PackedLinear),
     "folding": unfolded,
-    "caches in place": lambda: patch.object(incremental, "_copy", reselect),
+    "caches in place": lambda: patch.object(packed, "_copy", reselect),
 }
 
 

@@ -85,7 +85,9 @@ def decoding_entrants(
     for name, options in {"ours": {}, **variants}.items():
         make = partial(transformers, "ours", folder / "ours", **options, as_translator=is_real)
         entrants.append(Entrant(name, make, is_real))
-    for name, kind in {"ctranslate2": dtype, "ctranslate2, int8": "int8"}.items() if "ctranslate2" in peers else ():
+    second = "int8" if device == "cpu" else "float16"
+    kinds = {"ctranslate2": dtype, f"ctranslate2, {second}": second}
+    for name, kind in kinds.items() if "ctranslate2" in peers else ():
         converted = convert_to_ctranslate2(marian, folder, kind)
         peer = partial(CTranslate2Translator, converted, marian / "vocab.json", kind, threads, device)
         entrants += [Entrant(one, peer) for one in (name, f"{name}, tuned")[: 1 + is_real]]

@@ -21,7 +21,7 @@ from transformers import AutoTokenizer
 from hf_vanilla_transformer.interop.convert import convert
 from hf_vanilla_transformer.metrics import corpus_bleu
 from hf_vanilla_transformer.translation.backend import batches
-from hf_vanilla_transformer.translation.transformers_backend import BATCH_TOKENS
+from hf_vanilla_transformer.translation.engine_backend import BATCH_TOKENS
 
 from .decoding import Variants, decoding_entrants, environments
 from .report import Report, Table, compare, count_different

@@ -26,7 +26,10 @@ class Job(NamedTuple):
 
 
 class TransformersTranslator:
-    """Marian as it comes, or ours with the engine; with `as_translator`, as `Translator` runs it."""
+    """Marian as it comes, or ours with the engine; with `as_translator`, as `Translator` runs it.
+
+    `decoder` is "packed" or "graph", in place of what the engine takes by itself.
+    """
 
     def __init__(
         self,
@@ -37,6 +40,7 @@ class TransformersTranslator:
         device: str = "cpu",
         as_translator: bool = False,
         attention: str = "sdpa",
+        decoder: str = "",
     ) -> None:
         self.torch: Any = import_module("torch")
         self.device, self.as_translator = device, as_translator
@@ -46,6 +50,7 @@ class TransformersTranslator:
         self.model = load(folder, dtype=dtype, attn_implementation=attention).to(device).eval()
         if kind == "ours" and attention == "sdpa":  # the engine has no other
             import_module("hf_vanilla_transformer.engine").attach(self.model, compute_type)
+            import_module("benchmarks.text").use_decoder(self.model, decoder)
 
     def run(self, job: Job) -> Timing:
         """Translates all batches."""

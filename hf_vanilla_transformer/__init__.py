@@ -1,8 +1,12 @@
-"""The Transformer of "Attention Is All You Need" as a Hugging Face model; importing it registers the Auto classes."""
+"""The Transformer of "Attention Is All You Need" as a Hugging Face model; importing it registers the Auto classes.
 
-import importlib
+It imports neither torch nor transformers: where transformers isn't imported yet, the classes are registered when it is.
+"""
+
 import sys
 from typing import TYPE_CHECKING, Any
+
+from .registration import Registration
 
 __version__ = "0.2.0"
 
@@ -55,8 +59,9 @@ def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     role = "configuration" if name.endswith("Config") else "tokenization" if "Tokenizer" in name else "modeling"
-    module = MODULES.get(name, f"{role}_vanilla_transformer")
-    return getattr(importlib.import_module(f".{module}", __name__), name)
+    module = f"{__name__}.{MODULES.get(name, f'{role}_vanilla_transformer')}"
+    __import__(module)  # importlib.import_module refuses one whose import waits, in another thread, for this one
+    return getattr(sys.modules[module], name)
 
 
 def __dir__() -> list[str]:
@@ -89,6 +94,7 @@ def register() -> None:
         tokenizer_class.register_for_auto_class("AutoTokenizer")
 
 
-# The launcher of the command line doesn't wait for this; its commands register when they run.
-if "hf_vanilla_transformer_cli" not in sys.modules:
+if "transformers" in sys.modules:
     register()
+elif not any(isinstance(finder, Registration) for finder in sys.meta_path):  # as after importlib.reload
+    sys.meta_path.insert(0, Registration(register))

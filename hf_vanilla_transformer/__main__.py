@@ -1,4 +1,4 @@
-"""`python -m hf_vanilla_transformer COMMAND` is `vanilla-transformer COMMAND`, with an import of torch before it."""
+"""`python -m hf_vanilla_transformer COMMAND` is `vanilla-transformer COMMAND`."""
 
 import sys
 

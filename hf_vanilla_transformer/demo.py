@@ -6,9 +6,8 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
-from transformers import GenerationConfig
-
 from .errors import first_line, install
+from .plan_vanilla_transformer import GNMTLengthPenalty
 from .plots.attention_page import attention_page
 from .translation.attention import attention_of
 from .translation.backend import Translation
@@ -46,8 +45,9 @@ def build_page(translator: Translator, examples: Sequence[str] = (), split_sente
     """
     model = translator.model
     name = getattr(model, "name_or_path", "") or type(model).__name__
-    config, codes = model.generation_config, target_codes(translator.tokenizer)
-    penalty_name, penalty = _penalty(config)
+    plan, codes = translator.plan(), target_codes(translator.tokenizer)
+    is_paper, penalty = isinstance(plan.length_penalty, GNMTLengthPenalty), float(plan.length_penalty)
+    penalty_name = "gnmt_length_penalty" if is_paper else "length_penalty"
     with gr.Blocks(title=f"Translation by {name}", analytics_enabled=False, fill_width=True) as page:
         pairs = gr.State([])
         gr.Markdown(f"# Translation\n\n{model.num_parameters():,} parameters. Score: {_scoring(penalty_name)}")
@@ -64,7 +64,7 @@ def build_page(translator: Translator, examples: Sequence[str] = (), split_sente
             gr.Examples([[example] for example in examples], [text], cache_examples=False)
         with gr.Row():
             info = "As many translations are listed; one beam is greedy search, without scores."
-            beams = gr.Slider(1, MOST_BEAMS, min(config.num_beams or 1, MOST_BEAMS), step=1, label="Beams", info=info)
+            beams = gr.Slider(1, MOST_BEAMS, min(plan.num_beams, MOST_BEAMS), step=1, label="Beams", info=info)
             largest = max(LARGEST_PENALTY, math.ceil(penalty))
             info = "A larger one prefers longer translations."
             penalties = gr.Slider(0, largest, penalty, step=0.05, label="Length penalty", info=info)
@@ -99,14 +99,6 @@ def build_page(translator: Translator, examples: Sequence[str] = (), split_sente
         translated.success(attend, **show, api_visibility="private")
         choice.input(attend, **show, api_visibility="private", trigger_mode="always_last")
     return page
-
-
-def _penalty(config: GenerationConfig) -> tuple[str, float]:
-    """The option of `generate()` that a model's length penalty is, and its value."""
-    if (alpha := getattr(config, "gnmt_length_penalty", None)) is not None:
-        return "gnmt_length_penalty", alpha
-    power = getattr(config, "length_penalty", None)
-    return "length_penalty", 1.0 if power is None else power
 
 
 def _scoring(penalty_name: str) -> str:

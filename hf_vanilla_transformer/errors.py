@@ -12,8 +12,21 @@ from collections.abc import Iterable
 # What messages of an exhausted memory contain: PyTorch's allocator's and C++'s.
 OUT_OF_MEMORY = ("DefaultCPUAllocator", "allocate memory", "not enough memory", "bad_alloc", "out of memory")
 
+NAMES_PER_ERROR = 5
+
 # Control characters, but for tab and line feed -> how they are shown, in JSON too.
 CONTROLS = {code: f"\\u{code:04x}" for code in (*range(9), *range(11, 32), *range(127, 160))}
+
+
+class CheckpointError(ValueError):
+    """A checkpoint can't be used; the message names the file or the tensors, and why."""
+
+
+def named(names: Iterable[str], most: int = NAMES_PER_ERROR) -> str:
+    """Returns names for an error, in order: all of them, or the first `most` and the number of the others."""
+    names = sorted(names)
+    more = f" and {len(names) - most:,} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
 
 
 def first_line(error: BaseException) -> str:

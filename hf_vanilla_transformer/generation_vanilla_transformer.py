@@ -16,6 +16,7 @@ adds options of its own. Without it, `generate()` is transformers' loop.
 import copy
 import inspect
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -24,11 +25,9 @@ from torch import Tensor
 from transformers import GenerationConfig, GenerationMixin, LogitsProcessor, StoppingCriteria, StoppingCriteriaList
 from transformers.utils import logging
 
-logger = logging.get_logger(__name__)
+from .plan_vanilla_transformer import ENGINE_OPTIONS, OPTIONS, GNMTLengthPenalty, Plan
 
-OPTIONS = ("gnmt_length_penalty", "max_extra_length")
-# For a model to which the package's engine is attached.
-ENGINE_OPTIONS = ("coverage_penalty", "output_alignments")
+logger = logging.get_logger(__name__)
 
 # Section 6.1: beam of 4, alpha 0.6, at most 50 tokens more than the source, termination as early as possible.
 PAPER_DECODING: dict[str, float | bool] = {
@@ -38,22 +37,7 @@ PAPER_DECODING: dict[str, float | bool] = {
     "max_extra_length": 50,
 }
 
-# transformers' default of `max_length`, and what Seq2SeqTrainer fills in beside it.
-DEFAULT_MAX_LENGTH = 20
-FILLED_IN = ("temperature", "top_k", "top_p", "typical_p", "repetition_penalty", "num_return_sequences")
 POSITIONAL = tuple(inspect.signature(GenerationMixin.generate).parameters)[1:]
-
-
-class GNMTLengthPenalty(float):
-    """The alpha of Wu et al. 2016 (eq. 14), for which `length ** alpha` is ((5 + length) / 6) ** alpha.
-
-    transformers' beam search divides scores by `length ** length_penalty`: with this number as its penalty, it ranks
-    as the paper's does, and stops as its bounds say with the same formula.
-    """
-
-    def __rpow__(self, length: int, mod: None = None) -> float:  # type: ignore[override]
-        """Returns the divisor of a hypothesis of `length` tokens, the end of sentence included."""
-        return ((5 + length) / 6) ** float(self)
 
 
 class MaxLengthPerSentence(StoppingCriteria):
@@ -150,68 +134,69 @@ class DecodingMixin:
         Raises:
             ValueError: An option has a wrong value, or two contradict each other.
         """
-        kwargs = {**kwargs, "generation_config": copy.deepcopy(kwargs.get("generation_config"))}
-        own_config = {} if kwargs["generation_config"] is None else vars(kwargs["generation_config"])
-        given = {name: value for name, value in own_config.items() if value is not None} | kwargs
-        if isinstance(given.get("length_penalty"), GNMTLengthPenalty):  # of a configuration that was prepared here
-            given |= {"gnmt_length_penalty": float(given["length_penalty"]), "length_penalty": None}
-        settings = {**dict.fromkeys(OPTIONS), **vars(self.generation_config), **given}
-        if given.get("length_penalty") is not None and given.get("gnmt_length_penalty") is None:
-            settings["gnmt_length_penalty"] = None
-        check_settings(settings)
-        if settings.get("compute_type") not in (None, "default"):
+        plan = Plan.of(kwargs, self.generation_config, self.config)
+        configs = [vars(one) for one in (kwargs.get("generation_config"), self.generation_config) if one is not None]
+        if (kind := next(filter(None, (one.get("compute_type") for one in configs)), "default")) != "default":
             logger.warning_once(
-                f"`compute_type` of the generation config, {settings['compute_type']!r}, has no effect; call "
+                f"`compute_type` of the generation config, {kind!r}, has no effect; call "
                 "hf_vanilla_transformer.engine.attach(model, compute_type=...), or give it to `Translator`."
             )
         kwargs = {name: value for name, value in kwargs.items() if name not in OPTIONS}
-        if settings["gnmt_length_penalty"] is not None and (settings.get("num_beams") or 1) > 1:
-            _put(kwargs, "length_penalty", GNMTLengthPenalty(settings["gnmt_length_penalty"]))
-        self._mask_padding(settings, kwargs)
-        self._limit_lengths(settings, given, kwargs)
+        kwargs["generation_config"] = copy.deepcopy(kwargs.get("generation_config"))
+        if isinstance(plan.length_penalty, GNMTLengthPenalty) and plan.num_beams > 1:
+            _put(kwargs, "length_penalty", plan.length_penalty)
+        self._mask_padding(plan, kwargs)
+        if plan.limit[0] == "max_extra_length":
+            self._limit_lengths(plan, kwargs)
         return kwargs
 
-    def _mask_padding(self, settings: dict[str, Any], kwargs: dict[str, Any]) -> None:
+    def mask_of_padding(self, input_ids: Tensor, ends: Sequence[int]) -> Tensor | None:
+        """Masks the padding of a source, (B, S), where it can be told from its ends; None: there is none."""
+        pad = self.config.pad_token_id
+        if pad is None or pad in ends or input_ids.ndim != 2 or not (input_ids == pad).any():
+            return None
+        return (input_ids != pad).long()
+
+    def max_new_tokens(self, plan: Plan, source_lengths: Sequence[int], prompt_length: int = 1) -> list[int]:
+        """Returns how many tokens each sentence gets at most: those of its plan, or fewer where positions end."""
+        longest = [plan.max_new_tokens(length, prompt_length) for length in source_lengths]
+        if plan.limit[0] == "max_extra_length" and self.config.position_encoding == "learned":
+            known = max(self.config.max_position_embeddings - prompt_length, 1)
+            longest = [min(one, known) for one in longest]
+        return longest
+
+    def _mask_padding(self, plan: Plan, kwargs: dict[str, Any]) -> None:
         """Masks padding of source ids, and before the first token of prompts, where the caller gives no mask."""
         ids: Any = kwargs.get("input_ids") if kwargs.get("inputs") is None else kwargs["inputs"]
-        prompt, pad, ends = kwargs.get("decoder_input_ids"), self.config.pad_token_id, settings.get("eos_token_id")
-        is_known = pad is not None and pad not in (ends if isinstance(ends, list) else [ends])
-        is_padded = isinstance(ids, Tensor) and ids.ndim == 2 and is_known and bool((ids == pad).any())
-        if is_padded and kwargs.get("attention_mask") is None and not ids.is_floating_point():
-            kwargs["attention_mask"] = (ids != pad).long()
+        prompt, are_ids = kwargs.get("decoder_input_ids"), isinstance(ids, Tensor) and not ids.is_floating_point()
+        if are_ids and kwargs.get("attention_mask") is None:
+            kwargs["attention_mask"] = self.mask_of_padding(ids, plan.ends)
         if prompt is None or kwargs.get("decoder_attention_mask") is not None:
             return
         mask = self.mask_of_left_padding(prompt, None)
-        if mask is not None and settings.get("decoder_start_token_id") != pad and not mask.all():
+        if mask is not None and plan.start != self.config.pad_token_id and not mask.all():
             kwargs["decoder_attention_mask"] = mask.long()
 
-    def _limit_lengths(self, settings: dict[str, Any], given: dict[str, Any], kwargs: dict[str, Any]) -> None:
-        """Gives each sentence its maximum length by `max_extra_length`, where that counts."""
-        extra, source, mask = settings["max_extra_length"], _source_of(kwargs), kwargs.get("attention_mask")
-        limits = any(given.get(name) is not None for name in ("max_new_tokens", "max_length"))
-        if given.get("max_extra_length") is None:
-            limits = limits or sets_length(self.generation_config)
-        if extra is None or source is None or limits:
+    def _limit_lengths(self, plan: Plan, kwargs: dict[str, Any]) -> None:
+        """Gives each sentence its maximum length by `max_extra_length`."""
+        source, mask, prompt = _source_of(kwargs), kwargs.get("attention_mask"), kwargs.get("decoder_input_ids")
+        if source is None:
             return
-        lengths = torch.full((len(source),), source.shape[1])  # (B,)
+        lengths = [source.shape[1]] * len(source)
         if mask is not None and mask.ndim == 2:
-            lengths = (mask != 0).sum(dim=1)
+            lengths = (mask != 0).sum(dim=1).tolist()
         elif not source.is_floating_point() and self.config.pad_token_id is not None:
-            lengths = (source != self.config.pad_token_id).sum(dim=1)
-        longest = lengths + extra
-        if self.config.position_encoding == "learned":
-            prompt = kwargs.get("decoder_input_ids")
-            known = self.config.max_position_embeddings - (1 if prompt is None else prompt.shape[1])
-            longest = longest.clamp(max=max(known, 0))
-        _put(kwargs, "max_new_tokens", max(int(longest.max()), 1))
+            lengths = (source != self.config.pad_token_id).sum(dim=1).tolist()
+        longest = self.max_new_tokens(plan, lengths, 1 if prompt is None else prompt.shape[1])
+        _put(kwargs, "max_new_tokens", max(longest))
         _put(kwargs, "max_length", None)
         if len(source) > 1:  # one sentence alone ends at `max_new_tokens`
-            criterion = MaxLengthPerSentence(longest.clamp(min=1))
-            if settings.get("pad_token_id") is not None or settings.get("eos_token_id") is not None:
+            criterion = MaxLengthPerSentence(torch.tensor(longest))
+            if plan.padding is not None or plan.ends:
                 criterion.eos_token_id = None  # sampling then fills finished rows
             kwargs["stopping_criteria"] = StoppingCriteriaList([*(kwargs.get("stopping_criteria") or []), criterion])
-            if settings.get("forced_eos_token_id") is not None and len(longest.unique()) > 1:
-                forcing = ForcedEndPerSentence(criterion, settings["forced_eos_token_id"])
+            if plan.forced_end and len(set(longest)) > 1:
+                forcing = ForcedEndPerSentence(criterion, list(plan.forced_end))
                 kwargs["logits_processor"] = [*(kwargs.get("logits_processor") or []), forcing]
 
     def compute_transition_scores(
@@ -267,41 +252,6 @@ def _source_of(kwargs: dict[str, Any]) -> Tensor | None:
     sources = (kwargs.get("inputs"), kwargs.get("input_ids"), kwargs.get("inputs_embeds"), encoded)
     source = next((one for one in sources if one is not None), None)
     return source if isinstance(source, Tensor) and source.ndim >= 2 else None
-
-
-def sets_length(config: GenerationConfig) -> bool:
-    """Tells whether a model's own configuration limits the length by an option of transformers'.
-
-    Its default for `max_length`, 20, doesn't count where it came with all other defaults: Seq2SeqTrainer writes them.
-    """
-    if config.max_new_tokens is not None or config.max_length not in (None, DEFAULT_MAX_LENGTH):
-        return True
-    filled_in = [getattr(config, name) is not None for name in FILLED_IN]
-    if config.max_length is None or all(filled_in):
-        return False
-    if any(filled_in):
-        logger.warning_once(
-            f"`max_length` of the model's generation config is {DEFAULT_MAX_LENGTH} and ends translations early. A "
-            "Trainer may have written it; here it counts. Set it to None to let `max_extra_length` count."
-        )
-    return True
-
-
-def check_settings(settings: dict[str, Any]) -> None:
-    """Checks the options of this file, and that only one length penalty is asked for."""
-    alpha, extra = settings["gnmt_length_penalty"], settings["max_extra_length"]
-    is_number = isinstance(alpha, (int, float)) and not isinstance(alpha, bool)
-    if alpha is not None and not (is_number and 0 <= alpha < math.inf):
-        raise ValueError(
-            f"`gnmt_length_penalty` is {alpha!r}; it has to be a number from 0 up (the paper: 0.6) or None."
-        )
-    if extra is not None and (isinstance(extra, bool) or not isinstance(extra, int) or extra < 0):
-        raise ValueError(f"`max_extra_length` is {extra!r}; give 0 or more tokens (the paper: 50), or None.")
-    if alpha is not None and settings.get("length_penalty") not in (None, 1.0):
-        raise ValueError(
-            f"`gnmt_length_penalty` is {alpha} and `length_penalty` {settings['length_penalty']}: two formulas for one "
-            "thing. Set one of the two to None."
-        )
 
 
 __all__ = ["PAPER_DECODING", "DecodingMixin"]

@@ -16,7 +16,7 @@ import ctranslate2
 import torch
 
 from hf_vanilla_transformer import Translator
-from hf_vanilla_transformer.interop.conversion import never_chosen
+from hf_vanilla_transformer.interop.ctranslate2_settings import never_chosen
 from hf_vanilla_transformer.metrics import corpus_bleu
 from hf_vanilla_transformer.translation.reading import namers
 
@@ -54,7 +54,7 @@ def main() -> None:
         length_penalty=options.length_penalty,
         max_decoding_length=options.max_new_tokens,
         min_decoding_length=0,
-        suppress_sequences=never_chosen(ours.model.generation_config, target) or None,
+        suppress_sequences=never_chosen(ours.plan(), target) or None,
         max_batch_size=BATCH,
     )
     found = [result.hypotheses[0] for result in results]

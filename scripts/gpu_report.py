@@ -1,10 +1,12 @@
 """Runs the benchmarks on a GPU and writes their tables into docs/performance.md, in place of the last ones.
 
     python -m scripts.gpu_report
+    python -m scripts.gpu_report --model outputs/model --input test.en
 
 Training at base and big in bfloat16, batches of 25,000 target tokens, compared with Marian and torch.nn.Transformer;
-decoding of 1, 32 and 64 sentences, compared with Marian. Ours also runs with torch.compile in training, and with flash
-attention where flash_attn is installed. The file is changed when all of them have ended, or not at all.
+decoding of 1, 32 and 256 sentences at base, compared with Marian, and with CTranslate2 where it is installed and works;
+with `--model`, text to text by `Translator`. It takes 6 minutes at most: each part has a budget, and what it has no
+time for is left out. The file is changed when all of them have ended, or not at all.
 """
 
 import argparse
@@ -17,31 +19,41 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 BEGIN, END = "<!-- tables of scripts/gpu_report.py -->", "<!-- end of these tables -->"
+SEARCHES = [f"{search}, batch {size}" for size in (1, 32, 256) for search in ("greedy", "beam 4")]
 COMMANDS = {
-    "train": ["--compiled", "--peers", "marian", "torch"],
-    "generate": ["--peers", "marian", "--cases", "greedy, batch 1", "beam 4, batch 32", "greedy, batch 64"],
+    "train": ["--peers", "marian", "torch"],
+    "generate": ["--peers", "marian", "ctranslate2", "--new-tokens", "32", "--cases", *SEARCHES],
 }
+# Of each part, after which it leaves out the cases that are left; on a GPU, it is stopped some time later.
+SECONDS, MORE = {"train": 30, "generate": 70, "text": 30}, 40
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measures, and replaces what stands between the markers."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--docs", type=Path, default=ROOT / "docs" / "performance.md", help="file with the markers")
-    parser.add_argument("--configs", nargs="+", default=["base", "big"], help="sizes (default: base big)")
+    sizes = "sizes; decoding is of the first one (default: base big)"
+    parser.add_argument("--configs", nargs="+", default=["base", "big"], help=sizes)
+    parser.add_argument("--model", help="folder of a trained model, for text to text with --input")
+    parser.add_argument("--input", help="file with one sentence per line")
     parser.add_argument("--device", default="cuda", help="default: cuda")
     parser.add_argument("--dtype", default="bfloat16", help="default: bfloat16")
     parser.add_argument("--tokens", default="25000", help="target tokens per batch of training (default: 25000)")
     parser.add_argument("--rounds", default="3", help="timed turns of each (default: 3)")
-    parser.add_argument("--batches", default="2", help="batches per turn (default: 2)")
+    parser.add_argument("--batches", default="2", help="batches per turn of training (default: 2)")
     options = parser.parse_args(arguments)
     replace(options.docs, "")  # fails now rather than after minutes if the markers are missing
-    same = ["--device", options.device, "--dtype", options.dtype]
-    same += ["--rounds", options.rounds, "--batches", options.batches]
+    same = ["--device", options.device, "--dtype", options.dtype, "--rounds", options.rounds]
     parts = []
-    for config in options.configs:
-        for command, own in COMMANDS.items():
-            more = ["--tokens", options.tokens] if command == "train" else []
+    for number, config in enumerate(options.configs):
+        for command, own in COMMANDS.items() if number == 0 else [("train", COMMANDS["train"])]:
+            more = ["--batches", "1"]
+            if command == "train":
+                more = ["--batches", options.batches, "--tokens", options.tokens]
+            more += ["--seconds", str(SECONDS[command])]
             parts.append(measure([command, "--config", config, *same, *more, *own]))
+    if options.model and options.input:
+        parts.append(measure(["text", "--model", options.model, "--input", options.input, *same]))
     options.docs.write_text(replace(options.docs, "\n\n".join(parts)), encoding="utf-8")
     print(f"written: {options.docs}")
 
@@ -51,7 +63,14 @@ def measure(arguments: list[str]) -> str:
     shown = shlex.join(["python", "-m", "benchmarks", *arguments])
     print(shown, flush=True)
     begin = time.monotonic()
-    done = subprocess.run([sys.executable, "-m", "benchmarks", *arguments], cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    command = [sys.executable, "-m", "benchmarks", *arguments]
+    longest = SECONDS[arguments[0]] + MORE if "cuda" in arguments else None
+    try:
+        done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, timeout=longest)
+    except subprocess.TimeoutExpired:
+        return f"```\n$ {shown}\nnot measured: it was stopped after {longest} seconds\n```"
+    if done.returncode and "ctranslate2" in arguments:  # it may lack a library of CUDA
+        return measure([one for one in arguments if one != "ctranslate2"])
     if done.returncode:
         raise SystemExit(f"gpu_report: `{shown}` failed, see above; the file is unchanged")
     print(f"{time.monotonic() - begin:.0f} seconds", flush=True)

@@ -15,16 +15,18 @@ ROOT = Path(__file__).parents[1]
 CONFIG, MODEL, GENERATION, TOKENIZATION = (
     f"{name}_vanilla_transformer" for name in ("configuration", "modeling", "generation", "tokenization")
 )
-PAPER = {CONFIG, MODEL, GENERATION, TOKENIZATION}
+PLAN = "plan_vanilla_transformer"
+PAPER = {CONFIG, MODEL, GENERATION, PLAN, TOKENIZATION}
 DICTIONARY = "tokenization_dictionary"  # travels with converted checkpoints alone
 # What a travelling file may import: on the Hub, neither this package nor other libraries can be counted on.
-SIBLINGS = {MODEL: {CONFIG, GENERATION}}
+SIBLINGS = {MODEL: {CONFIG, GENERATION}, GENERATION: {PLAN}}
 LIBRARIES = {"torch", "transformers", "tokenizers", *sys.stdlib_module_names}
 OWN_LIBRARIES = {CONFIG: {"huggingface_hub"}, DICTIONARY: {"sentencepiece", "subword_nmt"}}
 
 # Room -> the rooms that it may import from, beside itself. A room is a folder, or a module beside the folders.
 MAY_IMPORT = {
     "errors": set(),
+    "registration": set(),
     "paper": set(),
     "engine": {"paper", "errors"},
     "data": {"paper", "errors"},
@@ -34,14 +36,15 @@ MAY_IMPORT = {
     "interop": {"paper", "checkpoints", "hub", "data", "errors"},
     "translation": {"paper", "engine", "interop", "checkpoints", "data", "errors"},
     "plots": {"paper", "translation", "checkpoints", "errors"},
-    "demo": {"translation", "plots", "errors"},
+    "demo": {"paper", "translation", "plots", "errors"},
     "serving": {"translation", "checkpoints", "hub", "data", "errors"},
     "training": {"paper", "engine", "translation", "hub", "checkpoints", "metrics", "data", "errors"},
 }
 EVERYWHERE = {"cli", "__init__", "__main__", LAUNCHER, "scripts", "benchmarks"}  # imported by none of the rooms
 # Commands import what they need inside of the function, and __init__ when it registers, so that `--help` is instant;
-# the backend of an extra imports it when it is used.
-IMPORT_LATE = {*EVERYWHERE, "translation.ctranslate2"}
+# the backend of an extra imports it when it is used; what translates with that imports neither torch nor transformers.
+IMPORT_LATE = {*EVERYWHERE, "translation.ctranslate2", "translation.decoding", "translation.translator"}
+IMPORT_LATE |= {"translation.tokenizer_file"}
 
 
 @dataclass(frozen=True)

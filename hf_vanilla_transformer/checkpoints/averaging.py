@@ -11,9 +11,10 @@ from huggingface_hub import save_torch_state_dict
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from ..errors import named
 from .completeness import SAFETENSORS, damage_of
 from .files import check_links, new_folder
-from .loading import VOCABULARY_FILES, load_model, named, read_json, tensors_in
+from .loading import VOCABULARY_FILES, load_model, read_json, tensors_in
 
 # Fields of config.json that may differ: they only matter in training, or say how and where the model was saved. With
 # any other field, the same weights would compute something else.

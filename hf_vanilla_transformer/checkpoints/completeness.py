@@ -14,8 +14,9 @@ import torch
 from transformers.trainer_pt_utils import safe_globals
 from transformers.utils import logging
 
-from ..errors import first_line
-from .loading import CONFIG, CheckpointError, read_json, tensors_in
+from ..errors import CheckpointError, first_line
+from .kinds import CONFIG
+from .loading import read_json, tensors_in
 
 logger = logging.get_logger(__name__)
 

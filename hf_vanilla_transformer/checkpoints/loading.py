@@ -4,7 +4,7 @@ import hashlib
 import json
 import os
 import warnings
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypedDict, Unpack
@@ -24,12 +24,11 @@ from transformers import (
 from transformers.utils import cached_file
 
 from ..configuration_vanilla_transformer import VanillaTransformerConfig
-from ..errors import first_line
+from ..errors import CheckpointError, first_line, named
 from ..tokenization_vanilla_transformer import VanillaTransformerTokenizerFast
+from .kinds import CONFIG, GENERATION_CONFIG
 
 MODEL_TYPE = VanillaTransformerConfig.model_type
-CONFIG = "config.json"
-GENERATION_CONFIG = "generation_config.json"
 WEIGHTS = "model.safetensors"
 WEIGHTS_INDEX = "model.safetensors.index.json"
 # Of tokenizers, this package's and others; "target_tokenizer.json" and "segmentation.json" are of converted models.
@@ -40,11 +39,6 @@ VOCABULARY_FILES = (
 )
 # Embeddings are often padded to a multiple of 64 or 128 rows, or by a few languages' tags.
 UNUSED_ROWS, UNUSED_SHARE = 128, 0.01
-NAMES_PER_ERROR = 5
-
-
-class CheckpointError(ValueError):
-    """A checkpoint can't be used; the message names the file or the tensors, and why."""
 
 
 class Where(TypedDict, total=False):
@@ -296,13 +290,6 @@ def _own_pieces(tokenizer: Any) -> list[object]:
     words = backend.pre_tokenizer.pre_tokenize_str(text)
     ids = [token.id for word, _ in words for token in backend.model.tokenize(word)]
     return [vocabulary, [*ids, tokenizer.eos_token_id]]
-
-
-def named(names: Iterable[str], most: int = NAMES_PER_ERROR) -> str:
-    """Returns names for an error, in order: all of them, or the first `most` and the number of the others."""
-    names = sorted(names)
-    more = f" and {len(names) - most:,} more" if len(names) > most else ""
-    return ", ".join(names[:most]) + more
 
 
 def tensors_in(checkpoint: Path) -> dict[str, tuple[Path, Entry]]:

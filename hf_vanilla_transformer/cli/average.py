@@ -45,11 +45,9 @@ def _average(arguments: argparse.Namespace) -> None:
 
     from transformers.utils import logging
 
-    from .. import register
     from ..checkpoints.averaging import average_checkpoints
     from ..checkpoints.completeness import last_complete_checkpoints
 
-    register()
     logging.disable_progress_bar()
     try:
         checkpoints = arguments.checkpoints or last_complete_checkpoints(

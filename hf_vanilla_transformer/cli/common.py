@@ -6,6 +6,7 @@ import importlib
 import ipaddress
 import math
 import os
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,8 +15,9 @@ from typing import TYPE_CHECKING, Any
 from ..errors import first_line, is_out_of_memory, printable
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+    from transformers import PreTrainedTokenizerBase
 
+    from ..translation.backend import Backend
     from ..translation.translator import Translator
 
 PROGRAM = "vanilla-transformer"
@@ -259,31 +261,31 @@ def add_ray(parser: "argparse.ArgumentParser | argparse._ArgumentGroup", purpose
     )
 
 
-def decoding_options(arguments: argparse.Namespace, model: "PreTrainedModel") -> dict[str, Any]:
+def decoding_options(arguments: argparse.Namespace, backend: "Backend") -> dict[str, Any]:
     """Returns the keyword arguments for `generate()`. The model's generation config has the values of all others.
 
     Raises:
-        UsageError: Options contradict each other, or the model has no such option.
+        UsageError: Options contradict each other, or the backend has no such option.
     """
-    from ..generation_vanilla_transformer import DecodingMixin
-    from ..translation.backend import Backend, check_generation
+    from ..plan_vanilla_transformer import Plan
+    from ..translation.backend import check_generation
 
     ends = {"true": True, "false": False}.get(arguments.early_stopping, arguments.early_stopping)
     given = {"num_beams": arguments.num_beams, "max_new_tokens": arguments.max_new_tokens, "early_stopping": ends}
     penalties = {"gnmt_length_penalty": arguments.length_penalty, "coverage_penalty": arguments.coverage_penalty}
     options = {name: value for name, value in {**given, **penalties}.items() if value is not None}
     try:
-        check_generation(options, model.generation_config)
+        check_generation(options, backend.settings)
     except ValueError as error:
         raise UsageError(f"{error}; give --num-beams or --max-new-tokens, or correct generation_config.json") from error
-    num_beams = arguments.num_beams or getattr(model.generation_config, "num_beams", None) or 1
+    num_beams = arguments.num_beams or Plan.of({}, backend.settings, backend.config).num_beams
     for name in ("length_penalty", "coverage_penalty", "early_stopping"):
         option = "--" + name.replace("_", "-")
         if getattr(arguments, name) is None:
             continue
         if num_beams == 1:
             raise UsageError(f"{option} only applies to beam search; leave it out, or give --num-beams 2 or more")
-        if name != "early_stopping" and not isinstance(model, DecodingMixin | Backend):
+        if name != "early_stopping" and not backend.is_own:
             raise UsageError(f"{option} needs a model of this package; other models have no such option")
     if arguments.num_beams == 1:
         options |= {"do_sample": False, "early_stopping": False}
@@ -313,20 +315,20 @@ def warning_of_line(line: str, limit: int, consequence: str) -> str:
     return f"{PROGRAM}: warning: {line} has more than {limit:,} tokens (--max-source-tokens): {consequence}"
 
 
-def check_model_name(name: str, option: str = "--model") -> None:
-    """Checks, before anything slow is imported, that a name is a checkpoint's folder, or is on the Hub or in its cache.
+def check_model_name(name: str) -> None:
+    """Checks, before anything slow is imported, that a name is a model's folder, or is on the Hub or in its cache.
 
     Raises:
-        UsageError: A folder is no checkpoint; the message names the option.
+        CheckpointError: A folder is no model of any kind.
         HubError: It is neither.
     """
+    from ..checkpoints.kinds import Kind, check_kind
+
+    check_kind(name, Kind.CTRANSLATE2, Kind.ONNX)
     if not Path(name).is_dir():
-        from ..data.hub_names import check_model_on_hub
+        from ..data.hub_names import check_model_on_hub  # it takes a fifth of a second
 
         check_model_on_hub(name)
-    elif not Path(name, "config.json").is_file():
-        fix = f"{option} needs a folder that save_pretrained wrote, or a name on the Hub"
-        raise UsageError(f"{name} is not a checkpoint: it has no config.json; {fix}")
 
 
 @contextmanager
@@ -344,12 +346,9 @@ def loading() -> Iterator[None]:
 
 
 def set_up_transformers() -> None:
-    """Registers the classes, and keeps standard error for what the user can fix."""
+    """Keeps standard error for what the user can fix."""
     from transformers.utils import logging
 
-    from .. import register
-
-    register()
     logging.set_verbosity_error()
     logging.disable_progress_bar()
 
@@ -360,16 +359,23 @@ def load_translator(name: str, arguments: argparse.Namespace) -> "Translator":
     Raises:
         UsageError: The device, the backend or the checkpoint can't be used.
     """
-    from .. import engine
-    from ..translation.translator import Translator
+    from ..checkpoints.kinds import Kind, kind_of
 
-    set_up_transformers()
-    engine.keep_freed_memory()
     processors = os.cpu_count() or 1
     if not getattr(arguments, "ray", None) and (arguments.threads or 0) > processors:
         raise UsageError(f"--threads {arguments.threads} is more than this machine's {processors} processors")
-    with decoding_errors():
-        return Translator(name, **opening(arguments))
+    with decoding_errors(), loading():
+        from ..translation.translator import Translator
+
+        if kind_of(name) is not Kind.CTRANSLATE2:
+            from .. import engine
+
+            set_up_transformers()
+            engine.keep_freed_memory()
+        translator = Translator(name, **opening(arguments))
+        if "transformers" in sys.modules:  # an exported model needs it only for some tokenizers
+            set_up_transformers()
+        return translator
 
 
 def import_extra(module: str) -> Any:
@@ -382,7 +388,7 @@ def import_extra(module: str) -> Any:
 
 def opening(arguments: argparse.Namespace) -> dict[str, Any]:
     """Returns the options of `Translator` that a command has, and that are given."""
-    names = ("device", "compute_type", "threads", "backend", "dtype", "trust_remote_code")
+    names = ("device", "compute_type", "threads", "backend", "dtype", "trust_remote_code", "warm_up")
     return {name: value for name in names if (value := getattr(arguments, name, None)) is not None}
 
 
@@ -391,30 +397,23 @@ def on_every_node(model: str) -> str:
     return str(Path(model).resolve()) if Path(model).is_dir() else model
 
 
-def load_ensemble(
-    names: Sequence[str], arguments: argparse.Namespace
-) -> tuple["PreTrainedTokenizerBase", "PreTrainedModel"]:
+def load_ensemble(names: Sequence[str], arguments: argparse.Namespace) -> tuple["PreTrainedTokenizerBase", "Backend"]:
     """Loads several checkpoints as one model that averages their probabilities, or a single one as it is.
 
     Returns:
-        The first checkpoint's tokenizer, and the model.
+        The first checkpoint's tokenizer, and what decodes.
 
     Raises:
         UsageError: As for `load_translator`, or the models can't be combined: they don't share a vocabulary, say.
     """
-    from ..engine import attach_if_supported, detach
+    loaded = [load_translator(name, arguments) for name in names]
+    if len(loaded) == 1:
+        return loaded[0].tokenizer, loaded[0].decodes_with
+    if other := next((one for one in loaded if one.backend != "engine"), None):
+        raise UsageError(f"several models can't be averaged by the backend {other.backend}; give the models themselves")
     from ..translation.ensembles import ensemble
 
-    loaded = [load_translator(name, arguments) for name in names]
-    if len(loaded) > 1 and (other := next((one for one in loaded if one.backend != "engine"), None)):
-        raise UsageError(f"several models can't be averaged by the backend {other.backend}; give the models themselves")
-    tokenizer, model = loaded[0].tokenizer, loaded[0].model
-    if len(loaded) > 1:
-        try:
-            model = ensemble([one.model for one in loaded], [one.tokenizer for one in loaded])
-        except ValueError as error:
-            raise UsageError(f"several models can't be averaged: {first_line(error)}") from error
-        for one in loaded:  # the ensemble has its own engine
-            detach(one.model)
-        attach_if_supported(model, getattr(arguments, "compute_type", "default"))
-    return tokenizer, model
+    try:
+        return loaded[0].tokenizer, ensemble([one.model for one in loaded], [one.tokenizer for one in loaded])
+    except ValueError as error:
+        raise UsageError(f"several models can't be averaged: {first_line(error)}") from error

@@ -48,9 +48,9 @@ def _demo(arguments: argparse.Namespace) -> None:
     name, host, port = arguments.model, arguments.host, arguments.port
     check_model_name(name)
     demo = import_extra("demo")
-    from ..translation.ctranslate2 import is_exported
+    from ..checkpoints.kinds import Kind, kind_of
 
-    if is_exported(name):
+    if kind_of(name) is Kind.CTRANSLATE2:
         raise UsageError(f"{name} was exported, and the page shows attention weights; give --model the model itself")
     if not is_this_machine(host):
         warning = "every computer that reaches this machine can use the page; without --host, only its own users can"

@@ -10,7 +10,6 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
-from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 from .. import __version__
@@ -33,9 +32,8 @@ from .common import (
 )
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
-
     from ..metrics import Comparison, Score
+    from ..translation.backend import Backend
     from ..translation.scoring import Likelihood
 
 PACKAGES = ("torch", "transformers", "sacrebleu")
@@ -273,21 +271,15 @@ def _measure(
     return {kind: kinds[kind]() for kind in dict.fromkeys(arguments.bleu)}, metrics.corpus_chrf(*sides, **case)
 
 
-def _settings(model: "PreTrainedModel", options: dict[str, Any]) -> dict[str, Any]:
-    """Returns how the model decodes: its own settings, and those of the command line in their place."""
-    from ..translation.backend import Backend
-
-    settings = {**model.generation_config.to_diff_dict(), **options}
-    if settings.get("max_new_tokens") is not None:
-        settings["max_extra_length"] = None  # `generate()` then ignores it
-    is_other = isinstance(model, Backend)
-    attached = getattr(vars(model).get("engine"), "compute_type", None)  # None: transformers' own loop
+def _settings(backend: "Backend", options: dict[str, Any]) -> dict[str, Any]:
+    """Returns how a row decodes, and by what."""
+    attached = getattr(vars(getattr(backend, "model", backend)).get("engine"), "compute_type", None)
     return {
-        **settings,
-        "backend": "ctranslate2" if is_other else "engine",
-        "compute_type": model.dtype if is_other else attached,
-        "device": str(model.device),
-        "dtype": str(model.dtype),
+        **backend.plan(options).settings(),
+        "backend": backend.name,
+        "compute_type": str(backend.dtype) if backend.name == "ctranslate2" else attached,
+        "device": str(backend.device),
+        "dtype": str(backend.dtype),
     }
 
 
@@ -331,6 +323,8 @@ def _write(arguments: argparse.Namespace, results: list[_Result], num_sentences:
 
 
 def _record(arguments: argparse.Namespace, results: list[_Result], num_sentences: int) -> dict[str, Any]:
+    from importlib.metadata import version  # it takes ten milliseconds, of every command
+
     versions = {"python": platform.python_version(), "hf_vanilla_transformer": __version__}
     return {
         "source": arguments.source,

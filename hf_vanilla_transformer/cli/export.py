@@ -83,7 +83,7 @@ def _exporter(system: str) -> Any:
 def _load(name: str, trust_remote_code: bool) -> tuple["PreTrainedTokenizerBase", "PreTrainedModel"]:
     """Loads a model on the CPU; a Marian model is converted first."""
     from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
-    from ..translation.translator import load_to_translate
+    from ..translation.opening import load_to_translate
 
     tokenizer, model = load_to_translate(name, "cpu", trust_remote_code=trust_remote_code)
     if not isinstance(model, VanillaTransformerForConditionalGeneration):

@@ -43,12 +43,12 @@ def _info(arguments: argparse.Namespace) -> None:
 def _show_checkpoint(name: str, as_json: bool) -> None:
     """Prints the description of a checkpoint; fails at the end if its parts don't belong together."""
     if not os.path.isdir(name):
-        check_model_name(name, "info DIR")
+        check_model_name(name)
 
+    from ..checkpoints.kinds import check_kind
     from ..hub.description import describe
-    from ..translation.ctranslate2 import refuse_exported
 
-    refuse_exported(name)
+    check_kind(name)
     set_up_transformers()
     found = describe(name)
     values = {"total": found.total, **asdict(found)}

@@ -115,7 +115,7 @@ def _problem(job: "Job", damage: "CorpusError | None") -> bool:
 
 def call_options(arguments: argparse.Namespace, translator: "Translator") -> dict[str, Any]:
     """Returns the options for calls of the translator."""
-    return {name: getattr(arguments, name) for name in OPTIONS} | decoding_options(arguments, translator.model)
+    return {name: getattr(arguments, name) for name in OPTIONS} | decoding_options(arguments, translator.decodes_with)
 
 
 def _opened(arguments: argparse.Namespace) -> "tuple[Translator, dict[str, Any]]":

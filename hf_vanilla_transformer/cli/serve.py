@@ -99,7 +99,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_loading_arguments(parser)
     add_backend(parser)
     add_compute_type(parser)
-    parser.set_defaults(run=_serve)
+    parser.set_defaults(run=_serve, warm_up=True)
 
 
 def _serve(arguments: argparse.Namespace) -> None:

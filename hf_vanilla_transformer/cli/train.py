@@ -55,10 +55,8 @@ def _train(arguments: argparse.Namespace) -> None:
         return
     recipe = _recipe(arguments)
     with loading():
-        from .. import register
         from ..training.run import Run
 
-        register()
     switches = {name: getattr(arguments, name) for name in ("resume", "dry_run", "trust_remote_code")}
     run = Run(recipe, show, **switches)
     run.check()

@@ -154,7 +154,7 @@ def _translate_lines(arguments: argparse.Namespace, source: lines.Lines, file: A
 
     translator = load_translator(arguments.model, arguments)
     options = many_files.call_options(arguments, translator)
-    limit = decoding.source_limit(translator.model, arguments.max_source_tokens, translator.tokenizer)
+    limit = decoding.source_limit(translator.decodes_with, arguments.max_source_tokens, translator.tokenizer)
     before = 0  # lines of earlier windows
 
     def warn(index: int, count: int) -> None:

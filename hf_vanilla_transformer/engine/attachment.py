@@ -14,17 +14,19 @@ Not noticed are elements written through `.data` or NumPy that miss the 16, chan
 """
 
 import weakref
-from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from types import TracebackType
 
 from transformers import GenerationMixin, PreTrainedModel
 from transformers.utils import logging
 
+from ..plan_vanilla_transformer import ENGINE_OPTIONS
 from .checkpoint_code import warn_of_other_code
-from .decoding.generate import Output, Request, Uncovered, search
-from .decoding.weights import Weights
-from .support import members_of, unsupported_reason
+from .decoding.generate import Output, Uncovered, call_of, plan_of, run
+from .decoding.graph import Graph
+from .decoding.packed import Packed
+from .decoding.prepared import Prepared
+from .support import unsupported_reason
 from .watch import Snapshot
 
 logger = logging.get_logger(__name__)
@@ -43,7 +45,7 @@ class Engine:
     Each call has buffers of its own, so that threads may share it. Use it in a `with` to take it off at the end.
 
     Args:
-        model: The model, or what `ensemble` made of several.
+        model: The model.
         compute_type: As for `attach`.
         allow_autocast: As for `attach`.
 
@@ -62,15 +64,16 @@ class Engine:
             raise EngineError(f"compute_type is {compute_type!r}; choose one of {', '.join(map(repr, COMPUTE_TYPES))}")
         if (reason := unsupported_reason(model, compute_type, allow_autocast=allow_autocast)) is not None:
             raise EngineError(f"the engine can't be attached to this model: {reason}")
-        members = members_of(model)
-        own_type = str(members[0].lm_head.weight.dtype).removeprefix("torch.")
+        own_type = str(model.lm_head.weight.dtype).removeprefix("torch.")
         self.compute_type = own_type if compute_type == "default" else compute_type
         self.allow_autocast = allow_autocast
         self.calls, self.fallbacks = 0, 0
         self.last_reason: str | None = None
         self._model = weakref.ref(model)
-        self._snapshots = [Snapshot(member, allow_autocast) for member in members]
-        self._weights: list[Weights] | None = [Weights(one, is_int8=compute_type == "int8") for one in members]
+        self._snapshot: Snapshot | None = Snapshot(model, allow_autocast)
+        self._prepared: Prepared | None = (
+            Graph(model) if model.device.type == "cuda" else Packed(model, is_int8=compute_type == "int8")
+        )
         self._change: str | None = None  # why it is off
         self._replaced: tuple[str, bool] | None = None  # what was attached before, for `__exit__`
         self._warned: set[str] = set()
@@ -78,7 +81,7 @@ class Engine:
     @property
     def is_on(self) -> bool:
         """Whether the engine decodes; False after a change of the model, until `attach` is called again."""
-        return self._weights is not None
+        return self._prepared is not None
 
     def __repr__(self) -> str:
         state = "" if self.is_on else ", off"
@@ -96,58 +99,57 @@ class Engine:
         if (model := self._model()) is not None:
             _restore(model, self._replaced)
 
-    def generate(
-        self, model: PreTrainedModel, arguments: dict[str, object], of_transformers: Mapping[str, object] | None = None
-    ) -> Output:
+    def generate(self, model: PreTrainedModel, arguments: dict[str, object]) -> Output:
         """Decodes for `model.generate(**arguments)` with the same result as without the engine.
 
         There are two more arguments: `coverage_penalty` (beta of Wu et al. 2016, eq. 15) and `output_alignments`
-        (whether the output has `alignments`). A call that is left to transformers' loop gets those of
-        `of_transformers` too.
+        (whether the output has `alignments`).
 
         Raises:
-            EngineError: One of the two is given for such a call.
+            EngineError: One of the two is given for a call that is left to transformers' loop.
         """
-        request = Request(model, arguments)
-        reason = self._reason_against(model) or request.reason_for_transformers()
-        if reason is None and self._weights is not None:
+        plan = plan_of(model, arguments)
+        prepared, reason = self.ready(model)
+        if prepared is not None and (reason := prepared.unsupported(plan)) is None:
             try:
-                output = search(request, self._weights)
+                output = run(call_of(model, plan, arguments), prepared)
                 self.calls += 1
                 return output
             except Uncovered as uncovered:
                 reason = str(uncovered)
-        return self._by_transformers(model, request, of_transformers or {}, reason or "the engine is off")
+        self.step_aside(str(reason))
+        asked = zip(ENGINE_OPTIONS, (plan.coverage_penalty, plan.alignments), strict=True)
+        if own := [name for name, is_set in asked if is_set]:
+            raise EngineError(f"`{own[0]}` needs the engine, and it can't run this call: {reason}")
+        arguments = {name: value for name, value in arguments.items() if name not in ENGINE_OPTIONS}
+        return GenerationMixin.generate(model, **model.prepare_decoding(arguments))
 
-    def _reason_against(self, model: PreTrainedModel) -> str | None:
-        """Says why the engine doesn't decode with the model in this call, or None; goes off for good after a change."""
+    def ready(self, model: PreTrainedModel) -> tuple[Prepared | None, str | None]:
+        """Returns what decodes for a model now, or None and the reason; goes off for good after a change."""
         if self._model() is not model:
-            return "the engine belongs to another model, of which this is a copy"
-        if self._weights is None:
-            return self._change
-        members = members_of(model)
-        pairs = list(zip(self._snapshots, members, strict=False))
-        change = next(filter(None, (snapshot.change(member) for snapshot, member in pairs)), None)
-        if len(members) != len(self._snapshots):
-            change = "members were added or removed"
-        if change is not None:
-            self._weights, self._snapshots = None, []
+            return None, "the engine belongs to another model, of which this is a copy"
+        if self._snapshot is None:
+            return None, self._change
+        if (change := self._snapshot.change(model)) is not None:
+            self.close()
+            self._prepared = self._snapshot = None
             self._change = f"{change} since the engine was attached; call engine.attach(model) again"
-            return self._change
-        return next(filter(None, (snapshot.obstacle(member) for snapshot, member in pairs)), None)
+            return None, self._change
+        obstacle = self._snapshot.obstacle(model)
+        return (self._prepared, None) if obstacle is None else (None, obstacle)
 
-    def _by_transformers(
-        self, model: PreTrainedModel, request: Request, more: Mapping[str, object], reason: str
-    ) -> Output:
-        """Decodes with transformers' loop, for a reason."""
+    def close(self) -> None:
+        """Frees what decoding has made for later calls: captured steps, on a GPU."""
+        if self._prepared is not None:
+            self._prepared.close()
+
+    def step_aside(self, reason: str) -> None:
+        """Counts a call that is left to transformers' loop, and warns once of each reason."""
         self.fallbacks += 1
         self.last_reason = reason
-        if (name := request.own_option) is not None:
-            raise EngineError(f"`{name}` needs the engine, and it can't run this call: {reason}")
         if reason not in self._warned:
             self._warned.add(reason)
-            logger.warning(f"generate() runs without the engine, in transformers' loop: {reason}.")
-        return GenerationMixin.generate(model, **{**request.arguments, **more})
+            logger.warning(f"The model decodes without the engine: {reason}.")
 
 
 def attach(model: PreTrainedModel, compute_type: str = "default", *, allow_autocast: bool = False) -> Engine:
@@ -160,7 +162,7 @@ def attach(model: PreTrainedModel, compute_type: str = "default", *, allow_autoc
     noticed.
 
     Args:
-        model: The paper's model, or what `ensemble` made of several.
+        model: The paper's model.
         compute_type: "default" computes in the type of the weights, and the name of that type is taken too; "int8"
             rounds the weights of a float32 model on a CPU to 8 bits.
         allow_autocast: Whether the model may have Accelerate's `forward` with autocast, a method that the engine
@@ -175,8 +177,7 @@ def attach(model: PreTrainedModel, compute_type: str = "default", *, allow_autoc
     before = _attached_as(model)
     attached = Engine(model, compute_type, allow_autocast)
     attached._replaced = before
-    for member in members_of(model):
-        warn_of_other_code(member)
+    warn_of_other_code(model)
     model.engine = attached
     return attached
 
@@ -238,8 +239,8 @@ def _attached_as(model: PreTrainedModel) -> tuple[str, bool] | None:
 
 
 def _restore(model: PreTrainedModel, arguments: tuple[str, bool] | None) -> None:
-    if "engine" in vars(model):
-        del model.engine
+    if (attached := vars(model).pop("engine", None)) is not None:
+        attached.close()
     if arguments is None:
         return
     compute_type, allow_autocast = arguments

@@ -8,7 +8,7 @@ from transformers.utils import cached_file, logging
 
 logger = logging.get_logger(__name__)
 
-FILES = ("configuration_vanilla_transformer", "generation_vanilla_transformer", "modeling_vanilla_transformer")
+FILES = tuple(f"{name}_vanilla_transformer" for name in ("configuration", "generation", "modeling", "plan"))
 
 
 def warn_of_other_code(model: PreTrainedModel) -> None:

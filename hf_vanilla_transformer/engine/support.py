@@ -34,11 +34,6 @@ SETTINGS = ("head_dim", "value_head_dim", "is_causal", "max_norm")
 
 
 # ---- What a model is made of ----
-def members_of(model: PreTrainedModel) -> Sequence[PreTrainedModel]:
-    """Returns the models that decode as one: the members of an ensemble, or the model itself."""
-    return list(getattr(model, "members", None) or [model])
-
-
 def tree(module: nn.Module) -> list[nn.Module]:
     """Returns a module and all below it; `modules()` takes several times as long, as it makes their names too."""
     found = [module]
@@ -65,12 +60,11 @@ def unsupported_reason(
     """Says why the engine can't be attached to a model, or None if it can.
 
     Args:
-        model: A model, or what `ensemble` made of several.
+        model: A model.
         compute_type: As for `attach`.
         allow_autocast: As for `attach`.
     """
-    reasons = (_model_reason(one, allow_autocast) or _type_reason(one, compute_type) for one in members_of(model))
-    return next((reason for reason in reasons if reason is not None), None)
+    return _model_reason(model, allow_autocast) or _type_reason(model, compute_type)
 
 
 def _model_reason(model: PreTrainedModel, allow_autocast: bool) -> str | None:

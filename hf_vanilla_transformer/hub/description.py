@@ -7,11 +7,9 @@ from pathlib import Path
 
 from transformers import PreTrainedConfig
 
+from ..checkpoints.kinds import CONFIG, GENERATION_CONFIG, check_kind
 from ..checkpoints.loading import (
-    CONFIG,
-    GENERATION_CONFIG,
     MODEL_TYPE,
-    CheckpointError,
     check_tokenizer,
     load_config,
     load_tokenizer,
@@ -20,6 +18,7 @@ from ..checkpoints.loading import (
     tokenizer_fingerprint,
 )
 from ..data.hub_names import without_weights
+from ..errors import CheckpointError
 
 PARTS = ("embeddings", "encoder", "decoder", "output projection")
 TOKENIZER_FILES = ("tokenizer_config.json", "tokenizer.json")
@@ -94,16 +93,7 @@ def _opened(name: str) -> tuple[Path, dict[str, tuple[str, list[int]]]]:
 
 def _check_kind(folder: Path, name: str) -> None:
     """Refuses folders that aren't checkpoints of this package's models, and says what they are."""
-    if not (folder / CONFIG).is_file():
-        kinds = ("checkpoint-*", "averaged-*")
-        if inside := sorted(path.name for kind in kinds for path in folder.glob(kind) if (path / CONFIG).is_file()):
-            raise CheckpointError(
-                f"{name} is the folder of a training and has no model of its own yet; describe one of its "
-                f"checkpoints: {', '.join(inside)}"
-            )
-        if (folder / "adapter_config.json").is_file():
-            raise CheckpointError(f"{name} has an adapter without its model; describe the model")
-        raise CheckpointError(f"{name} is not a checkpoint: it has no {CONFIG}")
+    check_kind(folder)
     kind = read_json(folder / CONFIG).get("model_type")
     if kind != MODEL_TYPE:
         raise CheckpointError(

@@ -7,7 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ..checkpoints.loading import CONFIG, read_json, tensors_in
+from ..checkpoints.kinds import CONFIG
+from ..checkpoints.loading import read_json, tensors_in
 from ..metrics import Score
 from .model_card import (
     CARD,

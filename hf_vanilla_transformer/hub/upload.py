@@ -13,17 +13,10 @@ from huggingface_hub.errors import HTTPError  # type: ignore[attr-defined]  # of
 
 from ..checkpoints.completeness import RECIPE, TRAINER_STATE
 from ..checkpoints.files import check_links
-from ..checkpoints.loading import (
-    CONFIG,
-    MODEL_TYPE,
-    VOCABULARY_FILES,
-    CheckpointError,
-    load_checkpoint,
-    read_json,
-    tensors_in,
-)
+from ..checkpoints.kinds import CONFIG
+from ..checkpoints.loading import MODEL_TYPE, VOCABULARY_FILES, load_checkpoint, read_json, tensors_in
 from ..data.hub_names import HubError
-from ..errors import first_line
+from ..errors import CheckpointError, first_line
 from .facts import SCORES, read_facts
 from .model_card import CARD, FACTS, CardError, is_repository, load_card, published_as
 

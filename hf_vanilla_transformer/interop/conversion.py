@@ -1,9 +1,8 @@
 """What all systems share: the options of a conversion, its result, its error, and the check before an export."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import nn
@@ -52,18 +51,6 @@ class Converted:
     metadata: Mapping[str, object] = field(default_factory=dict)
     base_model: str | None = None
     notes: tuple[str, ...] = ()
-
-
-def never_chosen(settings: GenerationConfig, target: Sequence[str]) -> list[list[str]]:
-    """Returns the tokens of the target that `suppress_tokens` and `bad_words_ids` bar, each as a list of one."""
-    single = [one[0] for one in settings.bad_words_ids or [] if len(one) == 1]
-    return [[target[token]] for token in sorted({*single, *(settings.suppress_tokens or [])}) if token < len(target)]
-
-
-def own_settings(settings: GenerationConfig) -> dict[str, Any]:
-    """Returns settings other than transformers' defaults, all of which Seq2SeqTrainer writes into a model's."""
-    defaults = settings._get_default_generation_params()
-    return {name: value for name, value in settings.to_diff_dict().items() if value != defaults.get(name)}
 
 
 def check_savable(settings: GenerationConfig) -> None:

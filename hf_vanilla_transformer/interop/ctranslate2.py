@@ -16,7 +16,6 @@ from transformers import PreTrainedTokenizerBase
 
 from ..checkpoints.loading import as_list
 from ..configuration_vanilla_transformer import VanillaTransformerConfig
-from ..generation_vanilla_transformer import sets_length
 from ..modeling_vanilla_transformer import (
     SinusoidalPositions,
     VanillaTransformerAttention,
@@ -24,7 +23,9 @@ from ..modeling_vanilla_transformer import (
     VanillaTransformerStack,
     sinusoidal_table,
 )
-from .conversion import ConversionError, check_plain, check_savable, never_chosen, own_settings
+from ..plan_vanilla_transformer import GNMTLengthPenalty, Plan
+from .conversion import ConversionError, check_plain, check_savable
+from .ctranslate2_settings import never_chosen, other_settings
 
 Activation = common_spec.Activation
 ACTIVATIONS = {
@@ -42,18 +43,6 @@ ACTIVATIONS = {
 }
 # Rows of a table of sinusoids: twice of what CTranslate2 cuts sources to by itself (max_input_length).
 POSITIONS = 2048
-# Settings of decoding -> names of the same in `Translator.translate_batch`.
-SAME_SETTINGS = {
-    "num_beams": "beam_size",
-    "length_penalty": "length_penalty",
-    "max_new_tokens": "max_decoding_length",
-    "min_new_tokens": "min_decoding_length",
-}
-# Settings that have arguments of `translate_batch`, or that change no translation.
-HELD = {
-    *SAME_SETTINGS, "max_length", "suppress_tokens", "use_cache", "transformers_version", "_from_model_config",
-    "pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id", "early_stopping",
-}  # fmt: skip
 
 
 # ---- Files ----
@@ -111,30 +100,28 @@ def write(
 
 def notes(model: VanillaTransformerForConditionalGeneration, target: Sequence[str]) -> list[str]:
     """Returns notes on an exported model: its longest sentences, and settings; `target` is the vocabulary."""
-    config, settings = model.config, model.generation_config
-    given = {there: getattr(settings, here) for here, there in SAME_SETTINGS.items()}
-    if settings.max_length and sets_length(settings) and given["max_decoding_length"] is None:
-        given["max_decoding_length"] = settings.max_length - 1  # without the start token
+    plan = Plan.of({}, model.generation_config, model.config)
+    name, value = plan.limit
     # CTranslate2's own defaults are 2 beams, and no empty translation.
-    given |= {"beam_size": settings.num_beams or 1, "min_decoding_length": settings.min_new_tokens or 0}
-    given["suppress_sequences"] = never_chosen(settings, target) or None
+    given = {
+        "beam_size": plan.num_beams,
+        "length_penalty": None if isinstance(plan.length_penalty, GNMTLengthPenalty) else plan.length_penalty,
+        # Without the start token.
+        "max_decoding_length": {"max_new_tokens": value, "max_length": value - 1}.get(name),
+        "min_decoding_length": plan.min_new_tokens,
+        "suppress_sequences": never_chosen(plan, target) or None,
+    }
     arguments = ", ".join(f"{name}={value!r}" for name, value in given.items() if value is not None)
     found = [
-        f"the tables of positions have {len(_table(model.model.encoder, config)):,} rows: longer sentences are an "
-        "error. translate_batch cuts sources to 1,024 tokens unless max_input_length says otherwise",
+        f"the tables of positions have {len(_table(model.model.encoder, model.config)):,} rows: longer sentences are "
+        "an error. translate_batch cuts sources to 1,024 tokens unless max_input_length says otherwise",
         "Translator reads the generation settings in generation_config.json; CTranslate2 itself doesn't, so give them "
         f"to translate_batch: {arguments}",
     ]
-    others = {name: value for name, value in own_settings(settings).items() if name not in HELD}
-    if len(ends := as_list(settings.eos_token_id)) > 1:
-        others["eos_token_id"] = ends
-    if settings.early_stopping not in (None, True):  # its searches end as with True
-        others["early_stopping"] = settings.early_stopping
-    if all(len(one) == 1 for one in settings.bad_words_ids or []):
-        others.pop("bad_words_ids", None)
-    if others:
-        named = ", ".join(f"{name}={others[name]!r}" for name in sorted(others))
-        found.append(f"not carried over, as CTranslate2 has other names or formulas for them, or none: {named}")
+    if others := other_settings(plan):
+        found.append(
+            f"not carried over, as CTranslate2 has other names or formulas for them, or none: {', '.join(others)}"
+        )
     return found
 
 

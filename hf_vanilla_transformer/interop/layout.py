@@ -24,9 +24,8 @@ import torch
 from huggingface_hub.errors import StrictDataclassError
 from torch import Tensor
 
-from ..checkpoints.loading import named
 from ..configuration_vanilla_transformer import MOST_LAYERS, POSITION_ENCODINGS, VanillaTransformerConfig
-from ..errors import first_line
+from ..errors import first_line, named
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration, sinusoidal_table
 from .conversion import ConversionError
 

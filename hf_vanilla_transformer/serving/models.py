@@ -67,7 +67,7 @@ def batcher_of(
         LanguagesError: The model has several target languages, and one of the pairs' isn't among them.
     """
     tokenizer, has_targets = translator.tokenizer, bool(target_codes(translator.tokenizer))
-    limit = source_limit(translator.model, None, tokenizer)
+    limit = source_limit(translator.decodes_with, None, tokenizer)
     for source, target in pairs if has_targets else ():
         try:
             target_code(tokenizer, target)
@@ -77,8 +77,7 @@ def batcher_of(
     def translate(texts: list[str], n_best: int, target: str, linked: bool) -> list[list[Linked]]:
         options: dict[str, Any] = {"target_lang": target if has_targets else None, "progress_bar": False}
         if n_best > 1:
-            beams = max(n_best, getattr(translator.model.generation_config, "num_beams", None) or 1)
-            options |= {"n_best": n_best, "num_beams": beams}
+            options |= {"n_best": n_best, "num_beams": max(n_best, translator.plan().num_beams)}
         return linked_rows(translator, texts, alignments=linked, **options)
 
     def divide(text: str, source: str) -> list[Piece]:

@@ -13,8 +13,8 @@ from transformers import Trainer
 
 from ..checkpoints.completeness import RECIPE, TRAINER_STATE, last_complete_checkpoint, step_of
 from ..checkpoints.files import write_text
-from ..checkpoints.loading import CheckpointError, read_json
-from ..errors import first_line
+from ..checkpoints.loading import read_json
+from ..errors import CheckpointError, first_line
 from .recipe import RecipeError
 
 TOKENIZER = "tokenizer"  # the folder of the tokenizer that a run trains

@@ -23,7 +23,8 @@ from torch.optim import Optimizer
 from transformers import Seq2SeqTrainer
 
 from ..checkpoints.completeness import OPTIMIZER, SCHEDULER
-from ..checkpoints.loading import WEIGHTS, CheckpointError
+from ..checkpoints.loading import WEIGHTS
+from ..errors import CheckpointError
 from .recipe import RECIPES, RecipeError
 
 

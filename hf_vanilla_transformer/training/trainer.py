@@ -28,11 +28,11 @@ from transformers.utils import logging
 
 from .. import engine
 from ..checkpoints.completeness import OPTIMIZER, SCALER, SCHEDULER, WEIGHT_AVERAGE, checkpoints_in, damage_of
-from ..checkpoints.loading import CheckpointError, not_finite, tokenizer_fingerprint
+from ..checkpoints.loading import not_finite, tokenizer_fingerprint
 from ..data.batching import TokenBudgetBatchSampler, TokenBudgetStream
 from ..data.corpora import lengths_of
 from ..engine.training import paused_shortcuts, training_shortcuts
-from ..errors import first_line
+from ..errors import CheckpointError, first_line
 from ..hub.facts import TARGET_TOKENS, said_by_author, with_what_was_said
 from ..hub.model_card import save_card
 from ..hub.upload import Published, PublishError, check_private, hub_errors, prepare, publish

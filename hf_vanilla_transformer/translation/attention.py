@@ -7,6 +7,7 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import ModelOutput
 
+from ..plan_vanilla_transformer import Plan
 from .backend import Backend
 from .decoding import check_model, source_limit, target_encoder
 from .division import encode_within
@@ -93,7 +94,11 @@ def _token_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, name:
     if name == "source":
         check_target_codes(tokenizer, [text])
     limit = min(MAX_TOKENS, source_limit(model, None, tokenizer))
-    read = encoder(tokenizer) if name == "source" else target_encoder(model, tokenizer, {})
+    read = (
+        encoder(tokenizer)
+        if name == "source"
+        else target_encoder(Plan.of({}, model.generation_config, model.config), tokenizer)
+    )
     (ids,) = encode_within(read, [text], limit)
     if ids is None:
         raise ValueError(f"{name} has more than {limit:,} tokens; give one sentence of it")
@@ -107,7 +112,7 @@ def _stacked(model: PreTrainedModel, output: ModelOutput, name: str) -> Tensor:
         kernel = getattr(model.config, "_attn_implementation", None)
         raise ValueError(
             f"{type(model).__name__} shows no attention weights with attn_implementation={kernel!r}; load it with "
-            'attn_implementation="eager", and a model of its own instead of an ensemble'
+            'attn_implementation="eager"'
         )
     weights = torch.stack([layer[0] for layer in layers]).to(device="cpu", dtype=torch.float32)
     if not weights.isfinite().all():

@@ -2,13 +2,15 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
 
-from torch import Tensor
-from transformers import GenerationConfig, PreTrainedTokenizerBase
-
+from ..plan_vanilla_transformer import LENGTHS, Plan
 from .reading import Segment
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from transformers import PreTrainedTokenizerBase
 
 # transformers gives the score -1e9 to places that hold no hypothesis.
 NO_HYPOTHESIS = -1e8
@@ -19,7 +21,10 @@ LARGEST = {
     **dict.fromkeys(("max_source_tokens", "max_tokens"), 10_000),
     **{"batch_tokens": 1_000_000, "batch_size": 100_000, "window": 100_000},
 }
-LENGTHS = ("max_new_tokens", "max_length", "max_extra_length")  # the first one that is given counts
+
+
+class DeviceError(ValueError):
+    """A device can't be used; the message says why."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,7 +41,7 @@ class Alignment:
 
     source: tuple[str, ...]
     target: tuple[str, ...]
-    weights: Tensor
+    weights: "Tensor"
     source_ids: tuple[int, ...] = ()
     target_ids: tuple[int, ...] = ()
 
@@ -65,23 +70,59 @@ Found = tuple[list[int], list[list[Translation]]]  # places of some segments, an
 
 @dataclass(frozen=True)
 class Job:
-    """Segments to translate, and how: `options` are what `check_options` returned, all others as for `decode`."""
+    """Segments to translate, and how: all as for `decode`, and the `plan` of its options.
 
-    tokenizer: PreTrainedTokenizerBase
+    Attributes:
+        has_scores: Whether translations have their scores, as n-best lists do.
+    """
+
+    tokenizer: "PreTrainedTokenizerBase"
     segments: list[Segment]
+    plan: Plan
     options: Options
+    has_scores: bool
     batch_size: int | None
     batch_tokens: int | None
 
 
 class Backend(ABC):
-    """Decodes with a model."""
+    """Decodes with a model. A `Translator` holds one.
 
-    training: bool
+    Attributes:
+        name: "engine" or "ctranslate2".
+        device: Where it computes.
+        dtype: The type of its weights, or that it computes in.
+        settings: The model's generation config, or its values by name.
+        config: The configuration, or its values by name.
+        positions: Tokens of the longest source that the model has positions for; None: there is no end.
+        is_own: Whether the model is of this package, with all of its options.
+        training: Whether the model is in training mode, where it can't be used.
+    """
+
+    name: str
+    device: Any
+    dtype: Any
+    settings: Any
+    config: Any
+    positions: int | None
+    is_own: bool = True
+    training: bool = False
+
+    def plan(self, options: Options, n_best: int | None = None, alignments: bool = False) -> Plan:
+        """Resolves how a call of `decode` decodes; raises `ValueError` for what the backend lacks."""
+        check_generation(options, self.settings)
+        plan = Plan.of(options, self.settings, self.config)
+        if n_best is not None:
+            check_n_best(n_best, plan.num_beams)
+            plan = replace(plan, num_hypotheses=plan.num_beams)  # some may be one text
+        plan = replace(plan, alignments=plan.alignments or alignments)
+        if (reason := self.unsupported(plan)) is not None:
+            raise ValueError(reason)
+        return plan
 
     @abstractmethod
-    def check_options(self, options: Options, n_best: int | None, alignments: bool) -> Options:
-        """Checks the options of a call of `decode` and returns those for `search`; raises `ValueError`."""
+    def unsupported(self, plan: Plan) -> str | None:
+        """Says which setting of a plan the backend lacks, and why, or None."""
 
     @abstractmethod
     def search(self, job: Job) -> Iterator[Found]:
@@ -90,6 +131,13 @@ class Backend(ABC):
     @abstractmethod
     def log_probabilities(self, sources: list[list[int]], targets: list[list[int]]) -> list[float]:
         """Returns how probable each target is, in nats; the tokens of sources and targets end with `</s>`."""
+
+
+def positions_in(config: Any) -> int | None:
+    """Returns the number of positions of a model by its configuration; None: there is no end."""
+    positions = getattr(config, "max_position_embeddings", None)
+    has_end = isinstance(positions, int) and getattr(config, "position_encoding", "learned") == "learned"
+    return positions if has_end else None
 
 
 def on_one_line(text: str) -> str:
@@ -106,14 +154,16 @@ def check_number(name: str, value: object, where: str = "") -> None:
         raise ValueError(f"{name}{where} is {value!r}; it has to be an integer from {least} to {LARGEST[name]:,}")
 
 
-def check_generation(options: Mapping[str, object], config: GenerationConfig) -> None:
+def check_generation(options: Mapping[str, object], settings: Any) -> None:
     """Checks the options of `generate()` that multiply its work, given or else of the generation config."""
+    settings = options.get("generation_config") or settings
+    own = settings if isinstance(settings, Mapping) else vars(settings)
     has_length = any(options.get(name) is not None for name in LENGTHS)
     for name in ("num_beams", "num_return_sequences", *LENGTHS):
         if options.get(name) is not None:
             check_number(name, options[name])
         elif not (has_length and name in LENGTHS):
-            check_number(name, getattr(config, name, None), " of the generation config")
+            check_number(name, own.get(name), " of the generation config")
 
 
 def check_n_best(n_best: int, num_beams: int) -> None:

@@ -10,27 +10,24 @@ length penalty is that of a batch's mean length, the last entries of n-best list
 """
 
 import json
+import logging
 import math
 import os
+import sys
 import tempfile
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
 
-import torch
-from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
-from transformers.utils import logging
-
-from ..checkpoints.loading import CONFIG, GENERATION_CONFIG, CheckpointError, named
-from ..errors import first_line
-from ..generation_vanilla_transformer import DEFAULT_MAX_LENGTH, GNMTLengthPenalty, check_settings, sets_length
-from ..interop.conversion import ConversionError, never_chosen, own_settings
+from ..checkpoints.kinds import CONFIG, GENERATION_CONFIG
+from ..errors import CheckpointError, first_line, named
+from ..interop.ctranslate2_settings import lacking_settings, never_chosen
+from ..plan_vanilla_transformer import GNMTLengthPenalty, Plan
 from .backend import (
-    LENGTHS,
     NO_HYPOTHESIS,
     Alignment,
     Backend,
@@ -39,31 +36,24 @@ from .backend import (
     Options,
     Translation,
     batches_of,
-    check_generation,
-    check_n_best,
     on_one_line,
 )
 from .reading import Segment
 
-if TYPE_CHECKING:  # an extra
+if TYPE_CHECKING:  # an extra, and what a folder in its format is translated without
     from ctranslate2 import AsyncTranslationResult, TranslationResult
     from ctranslate2 import Translator as Pool
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-logger = logging.get_logger(__name__)
+logger = logging.getLogger(__name__)
 
-WEIGHTS, SHARED = "model.bin", "shared_vocabulary.json"
+SHARED = "shared_vocabulary.json"
 FIX = "export the model again"
 # Options of a call.
 OPTIONS = (
     *("num_beams", "max_new_tokens", "min_new_tokens", "max_length", "max_extra_length"),
     *("length_penalty", "gnmt_length_penalty", "early_stopping", "do_sample"),
 )
-# Settings of a generation config: those, others that each search gets, and others without effect.
-SETTINGS = {
-    *OPTIONS, "bad_words_ids", "suppress_tokens", "forced_bos_token_id", "forced_eos_token_id", "use_cache",
-    "pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id", "transformers_version", "compute_type",
-    "renormalize_logits", "_from_model_config",
-}  # fmt: skip
 # Padded source tokens of a batch, times beams: at most, and at least if there are more batches for it. Of small models
 # in 8 bits; of small ones in other types or large ones in 8 bits; of large ones in other types. Many bytes need many
 # rows to be read fast enough. Speed: docs/performance.md.
@@ -76,71 +66,51 @@ BATCHES_IN_FLIGHT = 3  # of each thread, at work or waiting
 LEAST_EXPONENT = 1e-6
 
 
-class Settings(NamedTuple):
-    """How a call decodes; `n_best` and `alignments` as for `decode`.
-
-    Attributes:
-        num_beams: 1 is greedy search.
-        penalty: Alpha of the paper's length penalty, or transformers' exponent.
-        length: The option that limits lengths, and its value.
-        least: Tokens before the end of a translation at least.
-    """
-
-    num_beams: int
-    n_best: int | None
-    alignments: bool
-    penalty: float
-    length: tuple[str, int]
-    least: int
-
-
 class Batch:
     """Segments that CTranslate2's translator `pool` is translating; their prefixes have one length."""
 
-    def __init__(self, model: "CTranslate2Model", pool: "Pool", segments: list[Segment], settings: Settings) -> None:
-        self._model, self._pool, self._segments, self._settings = model, pool, segments, settings
-        self._is_end_forced = model.generation_config.forced_eos_token_id is not None  # as the last one that fits
+    def __init__(self, model: "CTranslate2Backend", pool: "Pool", segments: list[Segment], job: Job) -> None:
+        self._model, self._pool, self._segments, self._plan, self._job = model, pool, segments, job.plan, job
+        self._is_end_forced = bool(job.plan.forced_end)  # as the last one that fits
         self._limits = list(map(self._limit, segments))
         # length^exponent grows as the penalty does, at the sources' mean length.
-        self._exponent = settings.penalty
-        if isinstance(settings.penalty, GNMTLengthPenalty):
+        self._exponent = job.plan.length_penalty
+        if isinstance(self._exponent, GNMTLengthPenalty):
             length = sum(len(segment.token_ids) for segment in segments) / len(segments)
-            self._exponent = settings.penalty * length / (5 + length)
+            self._exponent = self._exponent * length / (5 + length)
         self._exponent = self._exponent or LEAST_EXPONENT
         self._results = self._search(range(len(segments)))
 
     def _limit(self, segment: Segment) -> int:
         """Returns how many tokens CTranslate2 may write for a segment, with those that it is made to begin with."""
-        name, value = self._settings.length
         prompt = max(len(segment.prefix), 1)
-        total = value if name == "max_length" else prompt + value
-        if name == "max_extra_length":
-            total += len(segment.token_ids)
-        limit = min(total, self._model.config.max_position_embeddings) - 1 - self._is_end_forced
+        total = prompt + self._plan.max_new_tokens(len(segment.token_ids), prompt)
+        limit = min(total, self._model.rows_of_positions) - 1 - self._is_end_forced
         if self._is_end_forced and limit < prompt:
+            name, value = self._plan.limit
             raise ValueError(f"{name}={value} leaves no token before the end that is forced; give more")
         return max(limit, prompt)
 
     def _search(self, places: Sequence[int]) -> "list[AsyncTranslationResult]":
         """Begins to search for the translations of some segments."""
-        settings, model, segments = self._settings, self._model, [self._segments[place] for place in places]
-        forced = model.generation_config.forced_bos_token_id
+        plan, model, segments = self._plan, self._model, [self._segments[place] for place in places]
+        forced = plan.forced_begin
         begins = [segment.prefix[1:] or (() if forced is None else (forced,)) for segment in segments]
         limit = max(self._limits[place] for place in places)
         results: list[AsyncTranslationResult] = self._pool.translate_batch(
             [[model.source[token] for token in segment.token_ids] for segment in segments],
             [[model.target[token] for token in begin] for begin in begins] if begins[0] else None,
             asynchronous=True,
-            beam_size=settings.num_beams,
-            num_hypotheses=settings.num_beams,
+            beam_size=plan.num_beams,
+            num_hypotheses=plan.num_beams,
             length_penalty=self._exponent,
             max_input_length=0,  # otherwise sources are cut at 1,024 tokens
             max_decoding_length=limit,
             # A beginning that the model is made to write is part of the translation, a prefix isn't.
-            min_decoding_length=min(len(segments[0].prefix[1:]) + settings.least, limit),
-            suppress_sequences=model.barred,
-            return_scores=settings.num_beams > 1,
-            return_attention=settings.alignments,
+            min_decoding_length=min(len(segments[0].prefix[1:]) + plan.min_new_tokens, limit),
+            suppress_sequences=model.barred(plan),
+            return_scores=plan.num_beams > 1,
+            return_attention=plan.alignments,
             return_end_token=True,
         )
         return results
@@ -152,24 +122,24 @@ class Batch:
         longest = max(self._limits)
         for place, (result, limit) in enumerate(zip(self._results, self._limits, strict=True)):
             # Within a longer limit, hypotheses of this length go on; here, they end.
-            if self._settings.num_beams > 1 and limit < longest and max(map(len, result.hypotheses)) >= limit:
+            if self._plan.num_beams > 1 and limit < longest and max(map(len, result.hypotheses)) >= limit:
                 beyond.setdefault(limit, []).append(place)
         for places in beyond.values():
             for place, again in zip(places, self._search(places), strict=True):
                 self._results[place] = again.result()
 
-    def translations(self, tokenizer: PreTrainedTokenizerBase) -> list[list[Translation]]:
+    def translations(self, tokenizer: "PreTrainedTokenizerBase") -> list[list[Translation]]:
         """Returns the best translations of each segment, by the model's own penalty."""
         return [self._ranked(tokenizer, *row) for row in zip(self._segments, self._results, self._limits, strict=True)]
 
     def _ranked(
-        self, tokenizer: PreTrainedTokenizerBase, segment: Segment, result: "TranslationResult", limit: int
+        self, tokenizer: "PreTrainedTokenizerBase", segment: Segment, result: "TranslationResult", limit: int
     ) -> list[Translation]:
-        settings, prompt = self._settings, max(len(segment.prefix) - 1, 0)
+        prompt, has_scores = max(len(segment.prefix) - 1, 0), self._job.has_scores
 
         def count(tokens: list[str]) -> int:
             """Counts what the model wrote, with an end that is forced behind a cut."""
-            is_cut = len(tokens) == limit and tokens[-1] != self._model.config.eos_token
+            is_cut = len(tokens) == limit and tokens[-1] != self._model.end
             return len(tokens) - prompt + (is_cut and self._is_end_forced)
 
         def translation(number: int, score: float | None) -> Translation:
@@ -179,24 +149,25 @@ class Batch:
             alignment = None
             if result.attention:
                 source = tuple(self._model.source[token] for token in segment.token_ids)
-                weights = torch.tensor(result.attention[number][prompt : len(tokens)]).reshape(-1, len(source))
+                rows = result.attention[number][prompt : len(tokens)]
+                weights = import_module("torch").tensor(rows).reshape(-1, len(source))
                 sides = tuple(segment.token_ids), tuple(ids[prompt:])
                 alignment = Alignment(source, tuple(tokens[prompt:]), weights, *sides)
             return Translation(on_one_line(text), count(tokens), score, alignment)
 
         if not any(result.scores or ()):  # greedy search has none, nor has a source without tokens
-            return [translation(0, None if settings.n_best is None else 0.0)]
+            return [translation(0, 0.0 if has_scores else None)]
         scores = [
-            score * len(tokens) ** self._exponent / count(tokens[:limit]) ** settings.penalty
+            score * len(tokens) ** self._exponent / count(tokens[:limit]) ** self._plan.length_penalty
             for tokens, score in zip(result.hypotheses, result.scores, strict=True)
         ]
         best = sorted(range(len(scores)), key=lambda number: -scores[number])
-        if settings.n_best is None:
+        if not has_scores:
             return [translation(best[0], None)]
         return [translation(one, scores[one]) for one in best if one == best[0] or scores[one] > NO_HYPOTHESIS]
 
 
-class CTranslate2Model(Backend):
+class CTranslate2Backend(Backend):
     """A model that CTranslate2 runs. Several threads may use it at the same time.
 
     On a CPU, each of `threads` translates a batch of its own. In float32, they share a batch that is alone; for that,
@@ -206,7 +177,7 @@ class CTranslate2Model(Backend):
         folder: In CTranslate2's format, with generation_config.json.
         device: "cpu", "cuda" or "cuda:1".
         compute_type: A type of CTranslate2's for this device; "default": as the weights were saved.
-        threads: Of the computation on a CPU; None: PyTorch's number.
+        threads: Of the computation on a CPU; None: PyTorch's number, or a thread per core where it isn't imported.
 
     Raises:
         CheckpointError: The folder is incomplete or damaged.
@@ -214,7 +185,7 @@ class CTranslate2Model(Backend):
         ImportError: CTranslate2 isn't installed.
     """
 
-    training = False
+    name = "ctranslate2"
 
     def __init__(
         self,
@@ -223,26 +194,26 @@ class CTranslate2Model(Backend):
         compute_type: str = "default",
         threads: int | None = None,
     ) -> None:
-        self.device = torch.device(device)
-        self.name_or_path = str(folder)
-        self.generation_config = _generation_config(folder)
-        config = _read(folder, CONFIG)
-        if missing := {"max_position_embeddings", "num_parameters"} - config.keys():
+        self.device, self.name_or_path = device, str(folder)
+        self.settings, self.config = _read(folder, GENERATION_CONFIG), _read(folder, CONFIG)
+        if missing := {"max_position_embeddings", "num_parameters"} - self.config.keys():
             raise CheckpointError(f"{folder / CONFIG} has no {min(missing)}; {FIX}")
-        self.config = SimpleNamespace(**config)
+        self.rows_of_positions = self.positions = self.config["max_position_embeddings"]
+        self.end = self.config["eos_token"]
         # Tokens by their ids: a tokenizer may name them otherwise.
         shared = (folder / SHARED).is_file()
         sides = [_read(folder, SHARED if shared else f"{side}_vocabulary.json") for side in ("source", "target")]
         self.source, self.target = sides
         self.ids = {token: number for number, token in enumerate(self.target)}
-        self.barred = never_chosen(self.generation_config, self.target) or None
-        self.threads = (threads or torch.get_num_threads()) if self.device.type == "cpu" else 1
+        self._check_settings()
+        kind, _, index = device.partition(":")
+        self.threads = (threads or _threads()) if kind == "cpu" else 1
         self._process = os.getpid()
         open_pool = partial(
             import_library().Translator,
             model_path=str(folder),
-            device=self.device.type,
-            device_index=self.device.index or 0,
+            device=kind,
+            device_index=int(index or 0),
             compute_type=compute_type,
             max_queued_batches=-1,
         )
@@ -260,14 +231,15 @@ class CTranslate2Model(Backend):
     @classmethod
     def converted(
         cls,
-        model: PreTrainedModel,
-        tokenizer: PreTrainedTokenizerBase,
+        model: "PreTrainedModel",
+        tokenizer: "PreTrainedTokenizerBase",
         device: str = "cpu",
         compute_type: str = "default",
         threads: int | None = None,
-    ) -> "CTranslate2Model":
+    ) -> "CTranslate2Backend":
         """Converts a model in a temporary folder; other arguments and errors are those of the class."""
         from ..interop import ctranslate2 as exporter  # it needs an extra, and takes a while
+        from ..interop.conversion import ConversionError
 
         with tempfile.TemporaryDirectory(prefix="hf_vanilla_transformer-") as folder:
             try:
@@ -278,7 +250,7 @@ class CTranslate2Model(Backend):
         made.name_or_path = getattr(model, "name_or_path", "")
         return made
 
-    def check_tokenizer(self, tokenizer: PreTrainedTokenizerBase) -> None:
+    def check_tokenizer(self, tokenizer: "PreTrainedTokenizerBase") -> None:
         """Raises `CheckpointError` if a tokenizer gives its tokens other ids than the vocabularies of the folder."""
         sides = [tokenizer.get_vocab(), getattr(tokenizer, "target_encoder", None) or tokenizer.get_vocab()]
         for ids, tokens in zip(sides, (self.source, self.target), strict=True):
@@ -287,43 +259,66 @@ class CTranslate2Model(Backend):
                 raise CheckpointError(f"{self.name_or_path}: it lacks {named(wrong)} of its tokenizer; {FIX}")
 
     # ---- Options ----
-    def check_options(self, options: Options, n_best: int | None, alignments: bool) -> Options:
-        """Checks the options of a call of `decode` and returns the settings for `search`; raises `ValueError`."""
+    def plan(self, options: Options, n_best: int | None = None, alignments: bool = False) -> Plan:
+        """Resolves how a call of `decode` decodes; raises `ValueError` for what CTranslate2 lacks."""
         for name in options.keys() - set(OPTIONS):
             raise ValueError(f"the backend ctranslate2 has no option {name}; it has {', '.join(OPTIONS)}")
-        check_generation(options, self.generation_config)
-        given = {name: value for name, value in options.items() if value is not None}
-        own = {name: value for name, value in vars(self.generation_config).items() if value is not None}
-        both = {"num_beams": 1, "min_new_tokens": 0, "length_penalty": 1.0, **own, **given}
-        num_beams, least = both["num_beams"], both["min_new_tokens"]
-        if n_best is not None:
-            check_n_best(n_best, num_beams)
-        if options.get("do_sample"):
-            raise ValueError("the backend ctranslate2 has no do_sample: it searches; leave it out")
-        if num_beams > 1 and given.get("early_stopping", True) is not True:
+        plan = super().plan(options, n_best, alignments)
+        ends = options.get("early_stopping")
+        if plan.num_beams > 1 and ends not in (None, True):
             raise ValueError(
-                f"early_stopping is {given['early_stopping']!r}, and searches of the backend ctranslate2 end as with "
-                "True; leave it out"
+                f"early_stopping is {ends!r}, and searches of the backend ctranslate2 end as with True; leave it out"
             )
-        if least and num_beams > 1:  # the end's probability would go to the other tokens
-            raise ValueError(
+        return plan
+
+    def unsupported(self, plan: Plan) -> str | None:
+        """Says which setting of a plan CTranslate2 lacks, and why, or None."""
+        if any(one.startswith("do_sample") for one in plan.others):
+            return "the backend ctranslate2 has no do_sample: it searches; leave it out"
+        if lacking := lacking_settings(plan):
+            return f'the backend ctranslate2 lacks {", ".join(lacking)}; use the backend "engine"'
+        if plan.min_new_tokens and plan.num_beams > 1:  # the end's probability would go to the other tokens
+            return (
                 "the backend ctranslate2 has min_new_tokens for greedy search only; give num_beams=1, or "
                 "min_new_tokens=0"
             )
-        length = _length(given, self.generation_config)
-        if length[0] != "max_extra_length" and length[1] > self.config.max_position_embeddings:
-            raise ValueError(
-                f"{length[0]} is {length[1]:,}, and the model's table in CTranslate2's format has "
-                f"{self.config.max_position_embeddings:,} positions; give less"
+        name, value = plan.limit
+        if name != "max_extra_length" and value > self.rows_of_positions:
+            return (
+                f"{name} is {value:,}, and the model's table in CTranslate2's format has {self.rows_of_positions:,} "
+                "positions; give less"
             )
-        return {"settings": Settings(num_beams, n_best, alignments, _penalty(options, both), length, least)}
+        return None
+
+    def _check_settings(self) -> None:
+        """Refuses what CTranslate2 lacks of how the model decodes, and warns of what it does otherwise."""
+        plan = Plan.of({}, self.settings, self.config)
+        if lacking := lacking_settings(plan):
+            raise ValueError(
+                f"the model's generation config has {', '.join(lacking)}; the backend ctranslate2 lacks that. Use the "
+                'backend "engine", or change the generation config'
+            )
+        if plan.num_beams > 1 and plan.early_stopping is not True:
+            logger.warning(
+                f"early_stopping is {plan.early_stopping} in the model's generation config; with CTranslate2, searches "
+                "end as with True."
+            )
+        if plan.num_beams > 1 and self.barred(plan) and not plan.renormalize:
+            logger.warning(
+                "suppress_tokens or bad_words_ids of the model's generation config bar tokens; in beam search, "
+                "CTranslate2 gives their probability to the others, as with renormalize_logits: scores and "
+                "translations may differ."
+            )
+
+    def barred(self, plan: Plan) -> list[list[str]] | None:
+        """Returns the tokens that a plan bars, as sequences of one; None: there are none."""
+        return never_chosen(plan, self.target) or None
 
     # ---- Searching ----
     def search(self, job: Job) -> Iterator[Found]:
         """Translates the segments of a job, several batches at a time."""
-        settings: Settings = job.options["settings"]
-        batch_size = job.batch_size
-        if settings.alignments and settings.num_beams > 1:
+        plan, batch_size = job.plan, job.batch_size
+        if plan.alignments and plan.num_beams > 1:
             batch_size = 1  # CTranslate2 4.8 mixes up what the first tokens of a batch attend to
         working: deque[tuple[list[int], Batch]] = deque()
 
@@ -332,11 +327,11 @@ class CTranslate2Model(Backend):
             batch.wait()
             return places, batch.translations(job.tokenizer)
 
-        most = (job.batch_tokens or self._tokens(job.segments, settings.num_beams)) // settings.num_beams
+        most = (job.batch_tokens or self._tokens(job.segments, plan.num_beams)) // plan.num_beams
         groups = list(batches_of(job.segments, batch_size, max(most, 1)))
         pool = self._pool(is_alone=len(groups) == 1)
         for group in groups:
-            working.append((group, Batch(self, pool, [job.segments[place] for place in group], settings)))
+            working.append((group, Batch(self, pool, [job.segments[place] for place in group], job)))
             if len(working) >= self.threads * BATCHES_IN_FLIGHT:
                 yield ended()
         while working:
@@ -344,9 +339,9 @@ class CTranslate2Model(Backend):
 
     def _tokens(self, segments: list[Segment], num_beams: int) -> int:
         """Returns tokens of a batch, times beams: many, as products want, with as many batches for each thread."""
-        if self.device.type == "cuda":
+        if self.device != "cpu":
             return TOKENS_ON_GPU
-        is_large, is_int8 = self.config.num_parameters > MANY_PARAMETERS, self.dtype.startswith("int8")
+        is_large, is_int8 = self.config["num_parameters"] > MANY_PARAMETERS, self.dtype.startswith("int8")
         most, fewest = SIZES[is_large + (not is_int8)]
         total = sum(len(segment.token_ids) for segment in segments) * num_beams
         number = min(self.threads * math.ceil(total / (most * self.threads)), max(total // fewest, 1))
@@ -372,34 +367,10 @@ class CTranslate2Model(Backend):
         return [sum(one.log_probs) for one in scores]
 
 
-def _length(options: Mapping[str, Any], config: GenerationConfig) -> tuple[str, int]:
-    """Returns the option that limits lengths and its value: a call's, or else the model's."""
-    # transformers' default may have been written into the model's.
-    own = {name: getattr(config, name, None) for name in (LENGTHS if sets_length(config) else LENGTHS[2:])}
-    given = ((name, source.get(name)) for source in (options, own) for name in LENGTHS)
-    return next(((name, value) for name, value in given if value is not None), ("max_length", DEFAULT_MAX_LENGTH))
-
-
-def _penalty(options: Mapping[str, Any], both: Mapping[str, Any]) -> float:
-    """Returns the penalty that counts: alpha as in the paper, or transformers' exponent."""
-    power, alpha = both["length_penalty"], both.get("gnmt_length_penalty")
-    if "gnmt_length_penalty" in options or options.get("length_penalty") is not None:
-        alpha = options.get("gnmt_length_penalty")
-    check_settings({"gnmt_length_penalty": alpha, "max_extra_length": None, "length_penalty": power})
-    return float(power) if alpha is None else GNMTLengthPenalty(alpha)
-
-
 # ---- Opening ----
-def is_exported(model: object) -> bool:
-    """Whether something is a folder in CTranslate2's format, such as `vanilla-transformer export` writes."""
-    return isinstance(model, str | Path) and (Path(model) / WEIGHTS).is_file()
-
-
-def refuse_exported(model: str | Path) -> None:
-    """Raises `CheckpointError` for such a folder, or one with ONNX graphs, where the model itself is needed."""
-    for name, file in (("CTranslate2's format", WEIGHTS), ("ONNX's format, for onnxruntime", "encoder_model.onnx")):
-        if Path(model, file).is_file():
-            raise CheckpointError(f"{model} is in {name}; give the model that it was exported from")
+def _threads() -> int:
+    torch = sys.modules.get("torch")
+    return torch.get_num_threads() if torch is not None else len(os.sched_getaffinity(0))
 
 
 def import_library() -> ModuleType:
@@ -408,8 +379,9 @@ def import_library() -> ModuleType:
     By itself, it doesn't use AVX-512 there; batches are up to a quarter faster with it. The variable is read at the
     first computation.
     """
-    cpu = Path("/proc/cpuinfo")
-    if torch.backends.cpu.get_cpu_capability() == "AVX512" and cpu.is_file() and "AuthenticAMD" in cpu.read_text():
+    file = Path("/proc/cpuinfo")
+    cpu = file.read_text() if file.is_file() else ""
+    if "AuthenticAMD" in cpu and all(f" avx512{part}" in cpu for part in ("f", "bw", "cd", "dq", "vl")):
         os.environ.setdefault("CT2_FORCE_CPU_ISA", "AVX512")
     try:
         return import_module("ctranslate2")
@@ -419,33 +391,6 @@ def import_library() -> ModuleType:
         ) from error
 
 
-def _generation_config(folder: Path) -> GenerationConfig:
-    """Reads how a model decodes, and refuses what CTranslate2 lacks."""
-    config = GenerationConfig(**_read(folder, GENERATION_CONFIG))
-    given = own_settings(config)
-    unknown = sorted(name for name in given.keys() - SETTINGS if given[name])
-    unknown += ["do_sample"] if config.do_sample else []
-    unknown += ["bad_words_ids of several tokens"] if any(len(one) > 1 for one in config.bad_words_ids or []) else []
-    unknown += ["several eos_token_id"] if isinstance(config.eos_token_id, list) and config.eos_token_id[1:] else []
-    if unknown:
-        raise ValueError(
-            f"the model's generation config has {', '.join(unknown)}; the backend ctranslate2 lacks that. Use the "
-            'backend "engine", or change the generation config'
-        )
-    if (config.num_beams or 1) > 1 and config.early_stopping is not True:
-        logger.warning(
-            f"early_stopping is {config.early_stopping} in the model's generation config; with CTranslate2, searches "
-            "end as with True."
-        )
-    bars = config.suppress_tokens or config.bad_words_ids
-    if (config.num_beams or 1) > 1 and bars and not config.renormalize_logits:
-        logger.warning(
-            "suppress_tokens or bad_words_ids of the model's generation config bar tokens; in beam search, CTranslate2 "
-            "gives their probability to the others, as with renormalize_logits: scores and translations may differ."
-        )
-    return config
-
-
 def _read(folder: Path, name: str) -> Any:
     try:
         return json.loads((folder / name).read_text(encoding="utf-8"))
@@ -453,4 +398,4 @@ def _read(folder: Path, name: str) -> Any:
         raise CheckpointError(f"{folder / name} can't be read ({first_line(error)}); {FIX}") from error
 
 
-__all__ = ["CTranslate2Model", "import_library", "is_exported", "refuse_exported"]
+__all__ = ["CTranslate2Backend", "import_library"]

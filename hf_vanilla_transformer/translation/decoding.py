@@ -4,23 +4,23 @@ Everything here takes a sequence-to-sequence model of transformers in evaluation
 its tokenizer. Options are keyword arguments of `generate()`, by default those of the model's generation config.
 """
 
+import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import groupby
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
-from transformers.utils import logging
-
-from ..checkpoints.loading import as_list
-from .backend import LARGEST, Backend, Found, Job, Options, Translation, check_number
+from ..plan_vanilla_transformer import Plan
+from .backend import LARGEST, Backend, Found, Job, Translation, check_number, positions_in
 from .division import Encode
 from .reading import Segment, check_splitting, encoder, join_segments, read_segments, target_code
-from .transformers_backend import TransformersBackend, setting
 
-logger = logging.get_logger(__name__)
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+logger = logging.getLogger(__name__)
 
 # Longest source that is translated as one. Sentences are far shorter, and attention to this many tokens takes some
 # megabytes per head.
@@ -28,15 +28,19 @@ MAX_SOURCE_TOKENS = 1_024
 TEXTS_AT_ONCE = 1_000  # that are tokenized at a time
 
 
-def backend_of(model: PreTrainedModel | Backend, tokenizer: PreTrainedTokenizerBase) -> Backend:
+def backend_of(model: "PreTrainedModel | Backend", tokenizer: "PreTrainedTokenizerBase") -> Backend:
     """Returns what decodes with a model; raises `ValueError` for one in training mode."""
     check_model(model)
-    return model if isinstance(model, Backend) else TransformersBackend(model, tokenizer)
+    if isinstance(model, Backend):
+        return model
+    from .engine_backend import EngineBackend  # it needs torch and transformers
+
+    return EngineBackend(model, tokenizer)
 
 
 def translate(
-    model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
+    model: "PreTrainedModel | Backend",
+    tokenizer: "PreTrainedTokenizerBase",
     sentences: Iterable[str],
     **options: Any,
 ) -> list[str]:
@@ -51,8 +55,8 @@ def translate(
 
 
 def decode(
-    model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
+    model: "PreTrainedModel | Backend",
+    tokenizer: "PreTrainedTokenizerBase",
     sentences: Iterable[str],
     *,
     n_best: int | None = None,
@@ -116,13 +120,10 @@ def decode(
     check_number("batch_tokens", batch_tokens)
     check_number("max_source_tokens", max_source_tokens)
     check_splitting(split_sentences)
-    ways = [backend.check_options(options, n_best, alignments)]
-    for times in () if n_best is None else (2, 4):  # for lists that lack texts
-        width = min(times * setting(model, options, "num_beams"), LARGEST["num_beams"])
-        ways.append(backend.check_options({**options, "num_beams": width}, n_best, alignments))
+    plan = backend.plan(options, n_best, alignments)
     code = "" if target_lang is None else target_code(tokenizer, target_lang)
-    limit = source_limit(model, max_source_tokens, tokenizer)
-    prefixes = _prefix_tokens(model, tokenizer, prefix, len(texts), options)
+    limit = source_limit(backend, max_source_tokens, tokenizer)
+    prefixes = _prefix_tokens(plan, tokenizer, prefix, len(texts))
     segments: list[Segment] = []
     for begin in range(0, len(texts), TEXTS_AT_ONCE):
         some = dict(enumerate(texts[begin : begin + TEXTS_AT_ONCE], begin))
@@ -138,7 +139,8 @@ def decode(
     tell(len(texts) - len(left))
     found: dict[int, list[Translation]] = {}
     wanted = [n_best or 1 if left[segment.text] == 1 else 1 for segment in segments]
-    for places, translations in _search(backend, Job(tokenizer, segments, {}, batch_size, batch_tokens), wanted, ways):
+    job = Job(tokenizer, segments, plan, options, n_best is not None, batch_size, batch_tokens)
+    for places, translations in _search(backend, job, wanted):
         found.update(zip(places, translations, strict=True))
         left.subtract(segments[place].text for place in places)
         tell(sum(left[text] == 0 for text in {segments[place].text for place in places}))
@@ -151,17 +153,20 @@ def decode(
     return results
 
 
-def _search(backend: Backend, job: Job, wanted: list[int], ways: list[Options]) -> Iterator[Found]:
-    """Searches for as many different texts of each segment as are wanted, in the next way for those that lack some."""
+def _search(backend: Backend, job: Job, wanted: list[int]) -> Iterator[Found]:
+    """Searches for as many different texts of each segment as are wanted, with more beams for those that lack some."""
     lists: dict[int, list[Translation]] = {place: [] for place in range(len(job.segments))}
-    for options in ways:
+    widths = [
+        min(times * job.plan.num_beams, LARGEST["num_beams"]) for times in ((1, 2, 4) if job.has_scores else (1,))
+    ]
+    for number, width in enumerate(widths, start=1):
         left = list(lists)
-        part = replace(job, segments=[job.segments[place] for place in left], options=options)
-        for numbers, rows in backend.search(part):
+        plan = replace(job.plan, num_beams=width, num_hypotheses=width) if number > 1 else job.plan
+        for numbers, rows in backend.search(replace(job, segments=[job.segments[place] for place in left], plan=plan)):
             places = [left[number] for number in numbers]
             for place, row in zip(places, rows, strict=True):
                 lists[place] = _different([*lists[place], *row])
-            ready = [place for place in places if options is ways[-1] or len(lists[place]) >= wanted[place]]
+            ready = [place for place in places if number == len(widths) or len(lists[place]) >= wanted[place]]
             yield ready, [lists.pop(place)[: wanted[place]] for place in ready]
 
 
@@ -184,11 +189,7 @@ def _warn_of_division(limit: int, index: int, count: int) -> None:
 
 
 def _prefix_tokens(
-    model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    prefix: str | Sequence[str] | None,
-    count: int,
-    options: Options,
+    plan: Plan, tokenizer: "PreTrainedTokenizerBase", prefix: str | Sequence[str] | None, count: int
 ) -> list[tuple[int, ...]]:
     """Returns the tokens that the decoder begins with, for each text; none where the model is free to begin."""
     if prefix is None:
@@ -196,7 +197,7 @@ def _prefix_tokens(
     given = [prefix] * count if isinstance(prefix, str) else texts_of("prefix", prefix)
     if len(given) != count:
         raise ValueError(f"prefix has {len(given)} strings for {count} sentences; give one for each, or one string")
-    start, whole = setting(model, options, "decoder_start_token_id"), target_encoder(model, tokenizer, options)
+    start, whole = () if plan.start is None else (plan.start,), target_encoder(plan, tokenizer)
     known: dict[str, tuple[int, ...]] = {}
     read = encoder(tokenizer, is_target=True, add_special_tokens=False)
     for text in dict.fromkeys(given):
@@ -205,14 +206,14 @@ def _prefix_tokens(
             shown = ", ".join(tokenizer.convert_ids_to_tokens(sorted(special)))
             raise ValueError(f"the prefix {text!r} becomes {shown} for the tokenizer; leave out what it doesn't know")
         (target,) = whole([text.rstrip()])
-        known[text] = (*as_list(start), *target[: _place(target, ids)], *ids) if ids else ()
+        known[text] = (*start, *target[: _place(target, ids)], *ids) if ids else ()
     return [known[text] for text in given]
 
 
-def target_encoder(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, options: Options) -> Encode:
+def target_encoder(plan: Plan, tokenizer: "PreTrainedTokenizerBase") -> Encode:
     """Returns the function that tokenizes targets as in training, but that a forced token is the first of them."""
     whole, bare = (encoder(tokenizer, is_target=True, add_special_tokens=adds) for adds in (True, False))
-    if (forced := setting(model, options, "forced_bos_token_id")) is None:
+    if (forced := plan.forced_begin) is None:
         return whole
     return lambda texts: [
         [forced, *row[_place(row, own) > 0 :]] for row, own in zip(whole(texts), bare(texts), strict=True)
@@ -226,7 +227,9 @@ def _place(ids: list[int], text: list[int]) -> int:
 
 
 def source_limit(
-    model: PreTrainedModel, max_tokens: int | None = None, tokenizer: PreTrainedTokenizerBase | None = None
+    model: "PreTrainedModel | Backend",
+    max_tokens: int | None = None,
+    tokenizer: "PreTrainedTokenizerBase | None" = None,
 ) -> int:
     """Returns how many tokens a source may have to be translated as one.
 
@@ -237,11 +240,8 @@ def source_limit(
     limit = max_tokens
     if limit is None:
         limit = min(MAX_SOURCE_TOKENS, int(getattr(tokenizer, "model_max_length", MAX_SOURCE_TOKENS)))
-    for member in getattr(model, "members", [model]):
-        positions = getattr(member.config, "max_position_embeddings", None)
-        if isinstance(positions, int) and getattr(member.config, "position_encoding", "learned") == "learned":
-            limit = min(limit, positions)
-    return limit
+    positions = model.positions if isinstance(model, Backend) else positions_in(model.config)
+    return limit if positions is None else min(limit, positions)
 
 
 def texts_of(name: str, values: Iterable[str], first: int = 0) -> list[str]:
@@ -271,7 +271,7 @@ def _kind(value: object) -> str:
     return "None" if value is None else f"of type {type(value).__name__}"
 
 
-def check_model(model: PreTrainedModel | Backend) -> None:
+def check_model(model: "PreTrainedModel | Backend") -> None:
     """Raises `ValueError` for a model in training mode."""
     if model.training:
         raise ValueError("the model is in training mode, where dropout changes its output; call model.eval() first")

@@ -23,7 +23,7 @@ import pyarrow.parquet
 from huggingface_hub import try_to_load_from_cache
 
 from ..checkpoints.files import replacing, write_text
-from ..checkpoints.loading import CONFIG
+from ..checkpoints.kinds import CONFIG
 from ..data.digests import digest_of
 from ..data.formats import COMPRESSIONS, HTML, SUBTITLES, CorpusError, bounded_lines, check_start, form_of
 from ..data.hub_names import revision_of

@@ -5,16 +5,18 @@ White space isn't counted: a tokenizer, a browser and a joined text may each hav
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
-from transformers import PreTrainedTokenizerBase
 
 from .backend import Translation
 from .decoding import source_limit
 from .reading import Piece, check_splitting, join_segments, pieces_of
 from .translator import Translator
+
+if TYPE_CHECKING:  # an exported model is translated without
+    from transformers import PreTrainedTokenizerBase
 
 Numbers = NDArray[np.float64]
 MOST_SLICES = 200  # of a text whose model shows no attention
@@ -54,7 +56,7 @@ class Linked:
         return shares
 
 
-def linked(tokenizer: PreTrainedTokenizerBase, source: str, translation: Translation) -> Linked:
+def linked(tokenizer: "PreTrainedTokenizerBase", source: str, translation: Translation) -> Linked:
     """Links a translation with its source by the model's attention; without it, both are taken to have one order."""
     sizes = size, number = solid_size(source), solid_size(translation.text)
     if (one := translation.alignment) is not None:
@@ -70,7 +72,7 @@ def linked(tokenizer: PreTrainedTokenizerBase, source: str, translation: Transla
 
 
 def _ends(
-    tokenizer: PreTrainedTokenizerBase, ids: Sequence[int], size: int, **options: bool
+    tokenizer: "PreTrainedTokenizerBase", ids: Sequence[int], size: int, **options: bool
 ) -> tuple[Numbers, NDArray[np.bool_]]:
     """Returns where tokens end, and which they are: special ones spell nothing."""
     texts = (tokenizer.decode(list(ids[: end + 1]), skip_special_tokens=True, **options) for end in range(len(ids)))
@@ -101,7 +103,7 @@ def translate_linked(
         **options: For the translator.
     """
     check_splitting(language)
-    limit = source_limit(translator.model, options.get("max_source_tokens"), translator.tokenizer)
+    limit = source_limit(translator.decodes_with, options.get("max_source_tokens"), translator.tokenizer)
     divided = [pieces_of(translator.tokenizer, text, limit, language) for text in texts]
     rows = iter(linked_rows(translator, [piece.text for pieces in divided for piece in pieces], **options))
     return [join_linked(pieces, [next(rows)[0] for _ in pieces]) for pieces in divided]

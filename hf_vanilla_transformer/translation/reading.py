@@ -5,12 +5,13 @@ import os
 import re
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import NamedTuple
-
-from transformers import PreTrainedTokenizerBase
+from typing import TYPE_CHECKING, NamedTuple
 
 from ..errors import did_you_mean, install
 from .division import Encode, divide, encode_within, join
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 try:
     import sentencex
@@ -47,7 +48,7 @@ class Segment(NamedTuple):
 
 
 def read_segments(
-    tokenizer: PreTrainedTokenizerBase,
+    tokenizer: "PreTrainedTokenizerBase",
     texts: Mapping[int, str],
     limit: int,
     code: str = "",
@@ -76,7 +77,7 @@ def read_segments(
 
 
 def _sentences(
-    tokenizer: PreTrainedTokenizerBase, text: str, code: str, language: str | None
+    tokenizer: "PreTrainedTokenizerBase", text: str, code: str, language: str | None
 ) -> Iterator[tuple[str, str, str]]:
     """Yields the white space before each sentence, the beginning with its target language, and the sentence."""
     if target_codes(tokenizer) and (match := CODE.match(text)):
@@ -100,7 +101,7 @@ class Piece(NamedTuple):
     gap: str = ""
 
 
-def pieces_of(tokenizer: PreTrainedTokenizerBase, text: str, limit: int, language: str | None = None) -> list[Piece]:
+def pieces_of(tokenizer: "PreTrainedTokenizerBase", text: str, limit: int, language: str | None = None) -> list[Piece]:
     """Divides a text as `read_segments` does; one that begins with a target language's code stays as it is."""
     encode = encoder(tokenizer)
     if target_codes(tokenizer) and CODE.match(text):
@@ -114,7 +115,7 @@ def pieces_of(tokenizer: PreTrainedTokenizerBase, text: str, limit: int, languag
     return pieces
 
 
-def encoder(tokenizer: PreTrainedTokenizerBase, *, is_target: bool = False, **options: object) -> Encode:
+def encoder(tokenizer: "PreTrainedTokenizerBase", *, is_target: bool = False, **options: object) -> Encode:
     """Returns the function that tokenizes sources, or targets, from any thread; `options` are the tokenizer's."""
     # Long texts are divided, so no warning is due.
     options = {"verbose": False, "return_attention_mask": False, "return_token_type_ids": False, **options}
@@ -131,7 +132,7 @@ def encoder(tokenizer: PreTrainedTokenizerBase, *, is_target: bool = False, **op
     return encode
 
 
-def namers(tokenizer: PreTrainedTokenizerBase) -> tuple[Namer, Namer]:
+def namers(tokenizer: "PreTrainedTokenizerBase") -> tuple[Namer, Namer]:
     """Returns what names the tokens of a source and those of a target, each by its own vocabulary if there are two."""
     if not getattr(tokenizer, "separate_vocabs", False):
         return (lambda ids: list(tokenizer.convert_ids_to_tokens(ids)),) * 2
@@ -143,12 +144,12 @@ def namers(tokenizer: PreTrainedTokenizerBase) -> tuple[Namer, Namer]:
 
 
 # ---- Target languages ----
-def target_codes(tokenizer: PreTrainedTokenizerBase) -> list[str]:
+def target_codes(tokenizer: "PreTrainedTokenizerBase") -> list[str]:
     """Returns the codes of a model with several target languages, ">>deu<<" and so on; none if it has only one."""
     return list(getattr(tokenizer, "supported_language_codes", None) or [])
 
 
-def target_code(tokenizer: PreTrainedTokenizerBase, target_lang: str) -> str:
+def target_code(tokenizer: "PreTrainedTokenizerBase", target_lang: str) -> str:
     """Returns the code of a target language, given as "deu" or ">>deu<<"; raises `ValueError`."""
     codes = target_codes(tokenizer)
     if not codes:
@@ -165,7 +166,7 @@ def target_code(tokenizer: PreTrainedTokenizerBase, target_lang: str) -> str:
 
 
 def check_target_codes(
-    tokenizer: PreTrainedTokenizerBase, texts: Iterable[str], first: int = 0, *, needed: bool = True
+    tokenizer: "PreTrainedTokenizerBase", texts: Iterable[str], first: int = 0, *, needed: bool = True
 ) -> None:
     """Checks, for a model with several target languages, the codes that texts begin with.
 

@@ -115,9 +115,9 @@ def score_pairs(
         raise ValueError(f"{len(texts)} sources but {len(references)} targets; give one target for each source")
     if not texts:
         raise ValueError("sources and targets are empty; a likelihood needs at least one sentence")
-    limit = source_limit(model, max_tokens, tokenizer)
+    limit = source_limit(backend, max_tokens, tokenizer)
     source_ids = encode_within(encoder(tokenizer), texts, limit)
-    target_ids = encode_within(target_encoder(model, tokenizer, {}), references, limit)
+    target_ids = encode_within(target_encoder(backend.plan({}), tokenizer), references, limit)
     pairs: list[tuple[int, list[int], list[int]]] = []
     for index, (source, target) in enumerate(zip(source_ids, target_ids, strict=True)):
         if source is not None and target is not None:

@@ -12,36 +12,33 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from contextlib import nullcontext
 from functools import partial
+from importlib import import_module
 from itertools import islice
 from pathlib import Path
-from typing import Any, Unpack
+from typing import TYPE_CHECKING, Any
 
-import torch
 from tqdm import tqdm
-from transformers import MarianMTModel, PreTrainedModel, PreTrainedTokenizerBase
-from transformers.utils import cached_file
 
-from ..checkpoints.loading import CONFIG, CheckpointError, Where, check_tokenizer, load_checkpoint, load_tokenizer
-from ..data.hub_names import check_model_on_hub
-from ..engine import attach, attach_if_supported
-from ..errors import first_line
-from ..interop.conversion import ConversionError
-from ..interop.marian import from_marian, recognises
+from ..checkpoints.kinds import Kind, kind_of
+from ..plan_vanilla_transformer import Plan
 from . import decoding
-from .backend import Options, Translation, check_number
-from .ctranslate2 import CTranslate2Model, import_library, is_exported, refuse_exported
+from .backend import Backend, DeviceError, Options, Translation, check_number
+from .ctranslate2 import CTranslate2Backend, import_library
 from .reading import check_splitting, check_target_codes, target_code
+from .tokenizer_file import open_tokenizer
 
-ADAPTER, TOKENIZER = "adapter_config.json", "tokenizer.json"
+if TYPE_CHECKING:  # an exported model is translated without
+    import torch
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+    from ..checkpoints.loading import Where
+
 WINDOW = 1_000  # texts of a stream that are read, sorted by length and translated at a time
 BACKENDS = ("engine", "ctranslate2")
+WARM_UP = (1, 32)  # texts at a time
 SECONDS_TO_BAR = 2  # a shorter call shows no progress bar
 
 Result = str | Translation | list[Translation]
-
-
-class DeviceError(ValueError):
-    """A device can't be used; the message says why."""
 
 
 class Translator:
@@ -79,12 +76,15 @@ class Translator:
         revision: Branch, tag or commit on the Hub.
         token: For the Hub, as for `from_pretrained`.
         trust_remote_code: Whether code that comes with the checkpoint may run.
+        warm_up: Whether to translate a few words now. On a GPU, the first batches of each size wait for their steps to
+            be captured.
 
     Attributes:
-        model: The model, or a `CTranslate2Model`.
+        model: The model, or a `CTranslate2Backend`.
         tokenizer: Its tokenizer.
         compute_type: As given.
         backend: What translates.
+        decodes_with: The same, as an object.
 
     Raises:
         ValueError: An option has a wrong value, the model can't be loaded (`CheckpointError`) or isn't on the Hub
@@ -94,48 +94,44 @@ class Translator:
 
     def __init__(
         self,
-        model: str | Path | PreTrainedModel,
-        device: str | torch.device | None = None,
+        model: "str | Path | PreTrainedModel",
+        device: "str | torch.device | None" = None,
         compute_type: str = "default",
         threads: int | None = None,
         *,
         backend: str | None = None,
-        tokenizer: PreTrainedTokenizerBase | None = None,
-        dtype: torch.dtype | str = "auto",
+        tokenizer: "PreTrainedTokenizerBase | None" = None,
+        dtype: "torch.dtype | str" = "auto",
         revision: str | None = None,
         token: str | bool | None = None,
         trust_remote_code: bool = False,
+        warm_up: bool = False,
     ) -> None:
         self.backend = _backend(model, backend)
         if threads is not None and (isinstance(threads, bool) or not isinstance(threads, int) or threads < 1):
             raise ValueError(f"threads is {threads!r}; it has to be an integer of at least 1")
         if isinstance(model, str | Path) and tokenizer is not None:
             raise ValueError("tokenizer is for a model that is given; a folder or a name has its own")
-        where = Where(revision=revision, token=token, trust_remote_code=trust_remote_code)
-        options: Options = {"backend": backend, "dtype": dtype, **where}
+        where: Where = {"revision": revision, "token": token, "trust_remote_code": trust_remote_code}
+        options: Options = {"backend": backend, "dtype": dtype, "warm_up": warm_up, **where}
         again = partial(type(self), model, device, compute_type, threads, **options)
         self._open_again = again if isinstance(model, str | Path) else None
-        self.tokenizer: PreTrainedTokenizerBase
+        self.tokenizer: Any
         self.model: Any
-        if self.backend == "ctranslate2":
-            if dtype != "auto":
-                raise ValueError('dtype is for the backend "engine"; give compute_type')
-            device = str(device or _default_device())
-            self.tokenizer, self.model = _open_with_ctranslate2(model, tokenizer, where, device, compute_type, threads)
-        elif isinstance(model, str | Path):
-            self.tokenizer, self.model = load_to_translate(model, device, dtype=dtype, **where)
-            attach_if_supported(self.model, compute_type)
+        self.decodes_with: Backend
+        if isinstance(model, str | Path) and kind_of(model) is Kind.CTRANSLATE2:
+            opened = _open_exported(Path(model), device, compute_type, dtype, threads)
         else:
-            self.tokenizer, self.model = _checked(model, tokenizer)
-            if device is not None:
-                self.model = self.model.to(device)
-            if compute_type != "default":
-                attach(self.model, compute_type)
+            from . import opening  # it needs PyTorch and transformers
+
+            open_model = opening.open_with_engine if self.backend == "engine" else opening.open_with_ctranslate2
+            opened = open_model(model, tokenizer, device, compute_type, dtype, threads, where)
+        self.tokenizer, self.model, self.decodes_with = opened
         self.compute_type = compute_type
         # A lock of each process: after a fork, none of another thread's is held for ever.
         self._locks: defaultdict[int, threading.RLock] = defaultdict(threading.RLock)
-        if threads is not None and self.backend == "engine":
-            torch.set_num_threads(threads)
+        for number in WARM_UP if warm_up else ():
+            decoding.decode(self.decodes_with, self.tokenizer, ["a b c"] * number)
 
     def __reduce__(self) -> tuple[Any, ...]:
         if self._open_again is None:
@@ -143,13 +139,24 @@ class Translator:
         return self._open_again, ()
 
     @property
-    def device(self) -> torch.device:
+    def device(self) -> "torch.device":
         """Where the model is."""
-        return self.model.device
+        return import_module("torch").device(self.decodes_with.device)
+
+    def plan(self, **options: Any) -> Plan:
+        """Resolves how a call decodes.
+
+        Args:
+            **options: For `generate()`, such as `num_beams`.
+
+        Raises:
+            ValueError: An option has a wrong value, or the backend lacks it.
+        """
+        return self.decodes_with.plan(options)
 
     def __repr__(self) -> str:
         name = getattr(self.model, "name_or_path", "") or type(self.model).__name__
-        given = f"device={str(self.device)!r}, compute_type={self.compute_type!r}"
+        given = f"device={str(self.decodes_with.device)!r}, compute_type={self.compute_type!r}"
         return f"Translator({name!r}, {given}, backend={self.backend!r})"
 
     def __call__(self, texts: str | Iterable[str], **options: Any) -> Any:
@@ -224,7 +231,7 @@ class Translator:
         one_at_a_time = self._locks[os.getpid()] if self.backend == "engine" else nullcontext()
         with _bar(len(texts), options) as bar, one_at_a_time:
             rows = decoding.decode(
-                self.model,
+                self.decodes_with,
                 self.tokenizer,
                 texts,
                 first=first,
@@ -242,118 +249,28 @@ def _bar(total: int | None, options: Options) -> tqdm:
     return tqdm(total=total, unit=" texts", disable=None if shown is None else not shown, delay=delay, leave=False)
 
 
-def load_to_translate(
-    name: str | Path,
-    device: str | torch.device | None = None,
-    *,
-    dtype: torch.dtype | str = "auto",
-    **where: Unpack[Where],
-) -> tuple[PreTrainedTokenizerBase, PreTrainedModel]:
-    """Loads a model and its tokenizer with the arguments of `Translator`; a Marian model is converted first.
-
-    Raises:
-        CheckpointError: It can't be loaded or converted.
-        HubError: It is neither a folder nor a name on the Hub.
-        DeviceError: The device can't be used.
-    """
-    device = device or _default_device()
-    try:
-        torch.zeros(1, device=device).item()
-    except (RuntimeError, AssertionError) as error:
-        raise DeviceError(f"device {device} can't be used here ({first_line(error)}); try cpu") from error
-    folder = Path(name)
-    refuse_exported(folder)
-    if folder.is_dir() and not (folder / CONFIG).is_file():
-        fix = "give a folder that save_pretrained wrote, or a name on the Hub"
-        if (folder / ADAPTER).is_file():
-            fix = "it is an adapter of PEFT: give PeftModel.from_pretrained(model, folder).eval() and tokenizer=..."
-        raise CheckpointError(f"{folder} is no checkpoint: it has no {CONFIG}; {fix}")
-    # The check has no token but the user's own.
-    where["local_files_only"] = not (folder.is_dir() or where.get("token") or check_model_on_hub(str(name)))
-    if _is_opus_mt(name, where):
-        tokenizer, model = _converted(name, dtype, where)
-    else:
-        tokenizer, model = load_checkpoint(name, dtype=dtype, **where)
-    if dtype == "auto" and model.dtype == torch.float16 and torch.device(device).type == "cpu":
-        model = model.float()  # the same numbers; CPUs compute half precision slowly
-    return tokenizer, model.to(device)
-
-
-def _is_opus_mt(name: str | Path, where: Where) -> bool:
-    """Tells whether there is a Marian model with OPUS-MT's tokenizer; transformers loads all others as they are."""
-    quiet = {f"_raise_exceptions_for_{problem}": False for problem in ("missing_entries", "connection_errors")}
-    try:
-        config = cached_file(name, CONFIG, **where, **quiet)
-        if config is None or not recognises(Path(config).parent):
-            return False
-        has_models = cached_file(name, "source.spm", **where, **quiet) is not None
-        return has_models or cached_file(name, TOKENIZER, **where, **quiet) is None
-    except (OSError, ValueError):  # loading it says what is wrong
-        return False
-
-
-def _converted(
-    name: str | Path, dtype: torch.dtype | str, where: Where
-) -> tuple[PreTrainedTokenizerBase, PreTrainedModel]:
-    try:
-        local_only = where.get("local_files_only", False)
-        model, tokenizer = from_marian(
-            name, revision=where.get("revision"), token=where.get("token"), local_files_only=local_only
-        )
-    except ConversionError as error:
-        raise CheckpointError(f"can't convert {name} ({first_line(error)})") from error
-    assert tokenizer is not None
-    model.name_or_path = str(name)
-    if dtype != "auto":
-        model = model.to(getattr(torch, dtype) if isinstance(dtype, str) else dtype)
-    return tokenizer, model
-
-
 def _backend(model: object, backend: str | None) -> str:
     """Returns the backend for a model: the given one, or that which its folder was exported for."""
     if backend not in (None, *BACKENDS):
         raise ValueError(f"backend is {backend!r}; choose one of {', '.join(map(repr, BACKENDS))}")
-    if backend == "engine" and is_exported(model):
+    is_exported = isinstance(model, str | Path) and kind_of(model) is Kind.CTRANSLATE2
+    if backend == "engine" and is_exported:
         raise ValueError(f'{model} is in CTranslate2\'s format; give backend="ctranslate2", or the model itself')
-    return backend or ("ctranslate2" if is_exported(model) else "engine")
+    return backend or ("ctranslate2" if is_exported else "engine")
 
 
-def _default_device() -> str:
-    return "cuda" if torch.cuda.is_available() else "cpu"
-
-
-def _open_with_ctranslate2(
-    model: str | Path | PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase | None,
-    where: Where,
-    device: str,
-    compute_type: str,
-    threads: int | None,
-) -> tuple[PreTrainedTokenizerBase, CTranslate2Model]:
-    """Opens an exported folder, or converts a model that is loaded on the CPU and given up afterwards."""
-    import_library()  # before anything is downloaded
-    if isinstance(model, str | Path) and is_exported(model):
-        tokenizer, opened = load_tokenizer(model), CTranslate2Model(Path(model), device, compute_type, threads)
-        opened.check_tokenizer(tokenizer)
-        return tokenizer, opened
-    is_name = isinstance(model, str | Path)
-    tokenizer, loaded = load_to_translate(model, "cpu", **where) if is_name else _checked(model, tokenizer)
-    if isinstance(loaded, MarianMTModel):
-        loaded = from_marian(loaded)[0]
-    return tokenizer, CTranslate2Model.converted(loaded, tokenizer, device, compute_type, threads)
-
-
-def _checked(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None
-) -> tuple[PreTrainedTokenizerBase, PreTrainedModel]:
-    """Checks the user's model and its tokenizer."""
-    if not hasattr(model, "generate") or not hasattr(model, "config"):
-        raise ValueError(f"model is of type {type(model).__name__}; give a folder, a name on the Hub, or a model")
-    if tokenizer is None:
-        raise ValueError("a model needs its tokenizer; give tokenizer=AutoTokenizer.from_pretrained(...)")
-    decoding.check_model(model)
-    check_tokenizer(tokenizer, model.config, type(model).__name__)
-    return tokenizer, model
+def _open_exported(
+    folder: Path, device: Any, compute_type: str, dtype: Any, threads: int | None
+) -> tuple[Any, Any, Backend]:
+    """Opens a folder in CTranslate2's format, with neither PyTorch nor transformers if its tokenizer is a file."""
+    library = import_library()
+    if dtype != "auto":
+        raise ValueError('dtype is for the backend "engine"; give compute_type')
+    default = "cuda" if library.get_cuda_device_count() else "cpu"
+    opened = CTranslate2Backend(folder, str(device or default), compute_type, threads)
+    tokenizer = open_tokenizer(folder)
+    opened.check_tokenizer(tokenizer)
+    return tokenizer, opened, opened
 
 
 __all__ = ["DeviceError", "Translation", "Translator"]

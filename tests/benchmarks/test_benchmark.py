@@ -16,6 +16,7 @@ from transformers.utils import is_flash_attn_2_available
 import benchmarks.__main__ as benchmark
 from benchmarks import ablate, decoding, report, training, work, workers
 from benchmarks import real as real_text
+from benchmarks import text as text_to_text
 from benchmarks.translators import CTranslate2Translator, TransformersTranslator
 
 SIZE = work.Size(d_model=16, heads=2, encoder_layers=2, decoder_layers=1, ffn_dim=32, vocab_size=300)
@@ -57,6 +58,7 @@ def tiny(monkeypatch):
     monkeypatch.setattr(benchmark, "start", local)
     monkeypatch.setattr(ablate, "start", local)
     monkeypatch.setattr(real_text, "start", local)
+    monkeypatch.setattr(text_to_text, "start", local)
     monkeypatch.setattr(ablate, "Meter", NoMeter)
     monkeypatch.setattr(workers, "PAUSE", 0.0)
 
@@ -98,6 +100,28 @@ def test_generate(tmp_path, capsys, monkeypatch):
         assert rows["ours"]["other lines"] == rows["marian"]["other lines"] == 0
         assert rows["ours"]["peak MB"] == 8
     assert "left out: ctranslate2, not installed" in table
+
+
+def test_cases_are_left_out_when_time_is_up(tmp_path, capsys, monkeypatch):
+    times = iter((0, 9, 11))
+    monkeypatch.setattr(benchmark.time, "monotonic", lambda: next(times))
+    monkeypatch.setitem(benchmark.DECODING_CASES, "greedy, batch 256", (1, 2))
+    cases = ["--cases", "greedy, batch 256", "beam 4, batch 256", "--peers"]
+    table, found = run(["generate", *QUICK, "--seconds", "10", *cases], tmp_path, capsys)
+    assert len(found["tables"]) == 1
+    assert "left out: beam 4, batch 256, as 10 seconds were over" in table
+
+
+def test_text(tiny_checkpoint, tmp_path, capsys):
+    (tmp_path / "in.en").write_text("half past nine\nit\n\nthe fourth of May\n", encoding="utf-8")
+    given = ["text", "--model", str(tiny_checkpoint), "--input", str(tmp_path / "in.en"), "--device", "cpu"]
+    _, found = run([*given, "--rounds", "1", "--lines", "3"], tmp_path, capsys)
+    assert list(found["tables"]) == ["beams: 1, 3 lines", "beams: 4, 3 lines"]
+    for rows in found["tables"].values():
+        assert list(rows) == ["ours, uncaptured", "ours"]
+        assert rows["ours"]["other lines"] == 0
+    with pytest.raises(SystemExit, match=r"benchmarks: --input nowhere.en has no lines"):
+        benchmark.main([*given[:4], "nowhere.en"])
 
 
 # ---- Ablation ----

@@ -206,7 +206,7 @@ def test_export_names_the_extra_that_it_needs(monkeypatch, package):
         (["translate", "--model", MODEL, "--device", "toaster", "a"], b"", "device toaster can't be used.*try cpu"),
         (["translate", "--model", "/no/where", "a"], b"", "'/no/where' is neither a folder here nor a name that"),
         (["translate", "--model", "no/where", "a"], b"", "no/where is not a folder here, and the Hub can't be reached"),
-        (["translate", "--model", str(ROOT / "tests"), "a"], b"", "not a checkpoint: it has no config.json; --model"),
+        (["translate", "--model", str(ROOT / "tests"), "a"], b"", "not a checkpoint: it has no config.json; give"),
         (["translate", "--model", __file__, "a"], b"", "is neither a folder here nor a name that the Hub could have"),
         (["translate", "--model", MODEL], "gut\nschön\n".encode("latin1"), r"input:2: not UTF-8 .* at 4\).*iconv"),
         (["translate", "--model", MODEL, "a\udcff"], b"", "sentence 1 is not valid UTF-8"),

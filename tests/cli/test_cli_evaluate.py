@@ -23,6 +23,7 @@ from hf_vanilla_transformer.metrics import (
     paired_bootstrap,
 )
 from hf_vanilla_transformer.translation.decoding import decode, translate
+from hf_vanilla_transformer.translation.engine_backend import EngineBackend
 from hf_vanilla_transformer.translation.ensembles import ensemble
 from hf_vanilla_transformer.translation.scoring import score_targets
 
@@ -115,7 +116,8 @@ def test_settings_tell_how_was_decoded(run):
 
     run(*OPTIONS, "--length-penalty", 1.5, "--dtype", "bfloat16", "--json", "given.json")
     settings = json.loads(Path("given.json").read_text())["results"][0]["decoding"]
-    given = {"num_beams": 2, "gnmt_length_penalty": 1.5, "max_extra_length": None, "max_new_tokens": 6}
+    given = {"num_beams": 2, "gnmt_length_penalty": 1.5, "max_new_tokens": 6}
+    assert "max_extra_length" not in settings
     assert settings == settings | given | {"device": "cpu", "dtype": "torch.bfloat16", "compute_type": "bfloat16"}
 
 
@@ -302,7 +304,7 @@ def test_files_are_written_even_if_the_report_is_not(run, monkeypatch, error):
 
 
 def test_translations_are_written_before_the_figures(run, monkeypatch):
-    monkeypatch.setattr(evaluate, "version", lambda name: 1 / 0)
+    monkeypatch.setattr(evaluate, "_record", lambda *arguments: 1 / 0)
     run(*OPTIONS, "--json", "figures", "--output", "best")
     assert Path("best").read_text(encoding="utf-8").count("\n") == 4
     assert not Path("figures").exists()
@@ -379,5 +381,6 @@ def test_options_of_our_search_are_refused_for_models_without_it(option):
     names = ("max_new_tokens", "length_penalty", "early_stopping", "coverage_penalty")
     given = dict.fromkeys(names) | {option: 0.6}
     arguments = argparse.Namespace(num_beams=2, **given)
+    other = EngineBackend(T5ForConditionalGeneration(T5Config(vocab_size=9, d_model=8, d_ff=8, num_layers=1)), None)
     with pytest.raises(UsageError, match=f"--{option.replace('_', '-')} needs a model of this package"):
-        decoding_options(arguments, T5ForConditionalGeneration(T5Config(vocab_size=9, d_model=8, d_ff=8, num_layers=1)))
+        decoding_options(arguments, other)

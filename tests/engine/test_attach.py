@@ -4,7 +4,6 @@ import copy
 import functools
 import pickle
 import threading
-import types
 
 import peft
 import pytest
@@ -20,7 +19,6 @@ from transformers import (
 
 from hf_vanilla_transformer import VanillaTransformerForConditionalGeneration, engine
 from hf_vanilla_transformer.engine import EngineError
-from hf_vanilla_transformer.translation.ensembles import ensemble
 
 INPUTS = padded(SOURCES)
 BEAMS = {"num_beams": 3, "max_extra_length": 5, "return_dict_in_generate": True}
@@ -154,20 +152,6 @@ def test_models_that_are_not_supported(model, kind):
     with pytest.raises(EngineError, match=r"can't be attached to this model: .*"):
         engine.attach(changed)
     assert getattr(changed, "engine", None) is None
-
-
-def test_an_ensemble(model):
-    tokenizer = types.SimpleNamespace(get_vocab=dict, content=[])
-    both = ensemble([model, lively_model(seed=8)], [tokenizer, tokenizer])
-    expected = by_transformers(both)
-    with engine.attach(both) as attached:
-        assert_same(translated(both), expected)
-        assert (attached.calls, attached.fallbacks) == (1, 0)
-        with torch.no_grad():
-            both.members[1].lm_head.weight.mul_(1.1)
-        changed = by_transformers(copy.deepcopy(both))
-        assert_same(translated(both), changed)
-        assert (attached.calls, attached.fallbacks) == (1, 1)
 
 
 def test_what_was_attached_is_attached_again(model):

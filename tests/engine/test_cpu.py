@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 import torch
 from test_generation import SOURCES, padded
-from test_incremental import CLOSE, by_transformers, by_us, cut, decode_at_random, forced, varied
+from test_packed import CLOSE, by_transformers, by_us, cut, decode_at_random, forced, varied
 
 from hf_vanilla_transformer import engine
 from hf_vanilla_transformer.engine import cpu, torch_private
 from hf_vanilla_transformer.engine.cpu import CPU, INTEL, OTHERS, this_processor
-from hf_vanilla_transformer.engine.decoding.incremental import encode
+from hf_vanilla_transformer.engine.decoding.packed import encode
 from hf_vanilla_transformer.engine.decoding.weights import Weights
 
 needs_onednn = pytest.mark.skipif(not CPU.has_onednn, reason="this torch has no oneDNN")

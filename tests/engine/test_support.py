@@ -1,7 +1,6 @@
 """Which models the engine refuses, and what it says of them."""
 
 import functools
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -9,7 +8,6 @@ from test_generation import lively_model
 from torch import nn
 
 from hf_vanilla_transformer import VanillaTransformerForConditionalGeneration, engine
-from hf_vanilla_transformer.translation.ensembles import ensemble
 
 
 class Derived(VanillaTransformerForConditionalGeneration):
@@ -79,14 +77,6 @@ def test_models_that_are_refused(change):
     with pytest.raises(engine.EngineError, match=f"can't be attached to this model: .*({said})"):
         engine.attach(model)
     assert model.engine is None
-
-
-@pytest.mark.parametrize("number", [0, 1])
-def test_a_members_reason_is_the_ensembles(number):
-    models = [lively_model(3), lively_model(7)]
-    _hook(models[number])
-    tokenizer = SimpleNamespace(get_vocab=dict, content=[])
-    assert "FeedForward has hooks" in engine.unsupported_reason(ensemble(models, [tokenizer] * 2))
 
 
 def test_a_model_that_has_shown_its_attention_is_supported():

@@ -10,7 +10,8 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 from hf_vanilla_transformer import VanillaTransformerTokenizerFast
-from hf_vanilla_transformer.checkpoints.loading import CheckpointError, load_checkpoint
+from hf_vanilla_transformer.checkpoints.loading import load_checkpoint
+from hf_vanilla_transformer.errors import CheckpointError
 
 WEIGHT = "model.encoder.layers.0.self_attn.q_proj.weight"
 

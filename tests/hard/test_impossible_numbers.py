@@ -9,7 +9,7 @@ from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, GenerationConfig
 
 from hf_vanilla_transformer.translation import decoding, scoring
 from hf_vanilla_transformer.translation.decoding import decode
-from hf_vanilla_transformer.translation.transformers_backend import TransformersBackend
+from hf_vanilla_transformer.translation.engine_backend import EngineBackend
 
 BILLION = 1_000_000_000
 OPTIONS = ["--num-beams", "--beam", "--max-new-tokens", "--max-source-tokens", "--batch-size", "--batch-tokens"]
@@ -31,7 +31,7 @@ def _nothing(*arguments, **options):
 
 @pytest.mark.parametrize("option", [*OPTIONS, "--threads"])
 def test_options_of_the_commands(command, monkeypatch, tiny_checkpoint, option):
-    monkeypatch.setattr(TransformersBackend, "search", _nothing)
+    monkeypatch.setattr(EngineBackend, "search", _nothing)
     result = command("translate", "--model", tiny_checkpoint, option, BILLION, "nine")
     assert (result.code, result.out) == (2, "")
     is_threads = option == "--threads"

@@ -28,7 +28,9 @@ from transformers import AutoModelForSeq2SeqLM
 
 from hf_vanilla_transformer import cli
 
-CODE = {f"{part}_vanilla_transformer.py" for part in ("configuration", "modeling", "generation", "tokenization")}
+CODE = {
+    f"{part}_vanilla_transformer.py" for part in ("configuration", "modeling", "generation", "plan", "tokenization")
+}
 MODEL = {"config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"}
 
 

@@ -29,7 +29,7 @@ def test_a_trainer_sends_nothing_but_the_model(hub, tiny_checkpoint, run):
     trainer_of(tiny_checkpoint, run, hub_model_id=REPO, push_to_hub=True).push_to_hub()
     files = {*hub.repositories[REPO].files()} - {".gitattributes", *others}
     code = {name for name in files if name.endswith("_vanilla_transformer.py")} | {"LICENSE-CODE"}
-    assert len(code) == 5
+    assert len(code) == 6
     model = {"config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"}
     assert files == model | code | {"README.md"}
 

@@ -15,8 +15,10 @@ from hf_vanilla_transformer import (
 from hf_vanilla_transformer.checkpoints.loading import load_checkpoint
 from hf_vanilla_transformer.engine.cpu import CPU
 from hf_vanilla_transformer.interop import torch_nn
-from hf_vanilla_transformer.interop.conversion import ConversionError, never_chosen
+from hf_vanilla_transformer.interop.conversion import ConversionError
 from hf_vanilla_transformer.interop.convert import convert
+from hf_vanilla_transformer.interop.ctranslate2_settings import never_chosen
+from hf_vanilla_transformer.plan_vanilla_transformer import Plan
 
 ctranslate2 = pytest.importorskip("ctranslate2", reason="ctranslate2 isn't installed")
 from hf_vanilla_transformer.interop import ctranslate2 as exporter  # noqa: E402
@@ -93,7 +95,7 @@ def compare(model, tokenizer, folder):
         for ids, mask in zip(inputs["input_ids"], inputs["attention_mask"], strict=True)
     ]
     theirs = ctranslate2.Translator(str(folder), intra_threads=1)
-    barred = never_chosen(model.generation_config, target) or None
+    barred = never_chosen(Plan.of({}, model.generation_config), target) or None
     limits = {"max_decoding_length": 14, "min_decoding_length": 0, "suppress_sequences": barred}
     searches = [
         ({"num_beams": 1}, {"beam_size": 1}),
@@ -191,7 +193,7 @@ def test_notes_say_what_the_files_dont_hold(tokenizer, tmp_path):
     assert f"suppress_sequences={barred!r}" in notes
     for words in (
         "bad_words_ids=[[7], [5, 6]]", "do_sample=True", "eos_token_id=[2, 4]", "forced_bos_token_id=0",
-        "gnmt_length_penalty=0.6", "max_extra_length=50", "repetition_penalty=1.5", "sequence_bias=[[[3], 2.0]]",
+        "gnmt_length_penalty=0.6", "repetition_penalty=1.5", "sequence_bias=[[[3], 2.0]]",
     ):  # fmt: skip
         assert words in notes
     assert "early_stopping" not in notes

@@ -298,7 +298,7 @@ def test_a_projection_may_be_any_module(name, replacement, attention):
 
 # ---- Edited formulas ----
 PACKAGE = Path(hf_vanilla_transformer.__file__).parent
-CONFIGURATION, MODELING, GENERATION = ("configuration", "modeling", "generation")
+CONFIGURATION, MODELING, PLAN = ("configuration", "modeling", "plan")
 # What a reader may try: a file, a formula in it, what he makes of it, and the attention implementations it is about.
 EDITS = {
     "as it is": (MODELING, "", "", ()),
@@ -320,7 +320,7 @@ EDITS = {
     ),
     "equation 1": (MODELING, "key.transpose(-2, -1)) * scaling", "key.transpose(-2, -1)) * scaling**2", ("eager",)),
     "projection": (MODELING, "else self.lm_head(hidden)", "else self.lm_head(hidden.tanh())", ("eager", "sdpa")),
-    "length penalty": (GENERATION, "return ((5 + length) / 6)", "return ((1 + length) / 2)", ()),
+    "length penalty": (PLAN, "return ((5 + length) / 6)", "return ((1 + length) / 2)", ()),
 }  # fmt: skip
 
 

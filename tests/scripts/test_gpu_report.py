@@ -21,24 +21,39 @@ def docs(tmp_path):
 
 
 def test_tables_take_the_place_of_the_last_ones(docs, monkeypatch):
-    outputs = iter(["first\n", "second\n", "third\n", "fourth\n"])
+    outputs = iter(["first\n", "second\n", "third\n", "fourth\n", "fifth\n"])
     monkeypatch.setattr(subprocess, "run", lambda *_, **__: SimpleNamespace(returncode=0, stdout=next(outputs)))
     old = docs.read_text(encoding="utf-8")
     gpu_report.main(["--docs", str(docs), *TINY])
-    gpu_report.main(["--docs", str(docs), *TINY])
+    gpu_report.main(["--docs", str(docs), *TINY, "--model", "outputs/m", "--input", "test.en"])
     text = docs.read_text(encoding="utf-8")
     assert "third\n```" in text
+    assert "$ python -m benchmarks text --model outputs/m --input test.en --device cpu" in text
+    assert "fifth\n```" in text
     assert "$ python -m benchmarks generate --config tiny --device cpu" in text
     assert "first" not in text.replace(old.partition(gpu_report.BEGIN)[0], "")
     assert gpu_report.replace(docs, "") == gpu_report.replace(DOCS, "")
 
 
 def test_a_benchmark_that_fails_leaves_the_file_as_it_was(docs, monkeypatch):
-    outputs = iter([SimpleNamespace(returncode=0, stdout="figures"), SimpleNamespace(returncode=1, stdout="")])
+    failed = SimpleNamespace(returncode=1, stdout="")
+    outputs = iter([SimpleNamespace(returncode=0, stdout="figures"), failed, failed])
     monkeypatch.setattr(subprocess, "run", lambda *_, **__: next(outputs))
-    with pytest.raises(SystemExit, match=r"`python -m benchmarks generate .*` failed"):
+    with pytest.raises(SystemExit, match=r"`python -m benchmarks generate .* --peers marian --new-tokens .*` failed"):
         gpu_report.main(["--docs", str(docs), *TINY])
     assert docs.read_bytes() == DOCS.read_bytes()
+
+
+def test_a_part_that_takes_too_long_is_stopped(monkeypatch):
+    def stopped(command, timeout, **_):
+        raise subprocess.TimeoutExpired(command, timeout)
+
+    monkeypatch.setattr(subprocess, "run", stopped)
+    table = gpu_report.measure(["generate", "--device", "cuda"])
+    assert table.splitlines()[1:3] == [
+        "$ python -m benchmarks generate --device cuda",
+        "not measured: it was stopped after 110 seconds",
+    ]
 
 
 @pytest.mark.parametrize("text", ["", gpu_report.BEGIN, gpu_report.END + gpu_report.BEGIN, "{0}{1}{0}{1}"])
@@ -53,7 +68,7 @@ def test_missing_markers_are_told_before_anything_is_measured(text, tmp_path, mo
 def test_with_the_smallest_size_on_the_cpu(docs):
     gpu_report.main(["--docs", str(docs), *TINY])
     text = docs.read_text(encoding="utf-8").partition(gpu_report.BEGIN)[2]
-    wanted = {"train": ("ours, torch.compile", "marian", "torch"), "generate": ("marian",)}
+    wanted = {"train": ("marian", "torch"), "generate": ("marian",)}
     for command, peers in wanted.items():
         part = re.search(rf"```\n\$ python -m benchmarks {command} .*?```", text, re.DOTALL)[0]
         for name in ("ours", *peers):

@@ -13,8 +13,8 @@ from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, DataCollatorForSe
 
 from hf_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from hf_vanilla_transformer.checkpoints.completeness import WEIGHT_AVERAGE, damage_of, last_complete_checkpoint
-from hf_vanilla_transformer.checkpoints.loading import CheckpointError
 from hf_vanilla_transformer.cli import main
+from hf_vanilla_transformer.errors import CheckpointError
 from hf_vanilla_transformer.training import consistency
 from hf_vanilla_transformer.training.consistency import Consistency
 from hf_vanilla_transformer.training.recipe import RecipeError, VanillaTransformerTrainingArguments, parse_recipe

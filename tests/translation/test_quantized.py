@@ -9,8 +9,8 @@ from torch import nn
 from transformers import AutoModelForSeq2SeqLM, BitsAndBytesConfig, QuantoConfig, TorchAoConfig
 
 from hf_vanilla_transformer import Translator, VanillaTransformerForConditionalGeneration
-from hf_vanilla_transformer.checkpoints.loading import CheckpointError
 from hf_vanilla_transformer.engine import EngineError, unsupported_reason
+from hf_vanilla_transformer.errors import CheckpointError
 
 TEXTS = ["twenty-one", "half past nine", "three euros and five cents", "the fourth of May"]
 

@@ -12,6 +12,10 @@ from test_generation import gnmt_divisor, reference_beam_search
 from transformers import GenerationConfig
 from transformers.utils import ModelOutput
 
+from hf_vanilla_transformer.engine.decoding.module import Module
+from hf_vanilla_transformer.engine.decoding.packed import Packed
+from hf_vanilla_transformer.engine.decoding.prepared import Averaged
+from hf_vanilla_transformer.plan_vanilla_transformer import Plan
 from hf_vanilla_transformer.translation.backend import Translation, batches
 from hf_vanilla_transformer.translation.decoding import decode, translate
 from hf_vanilla_transformer.translation.ensembles import ensemble
@@ -219,58 +223,57 @@ def test_likelihood_of_an_ensemble_is_of_the_mean_probabilities(model, other, to
 def test_an_ensemble_ends_where_its_shortest_table_of_positions_does(model, tokenizer, order):
     sizes = {"position_encoding": "learned", "max_position_embeddings": 20}
     members = [model, new_model(len(tokenizer), **sizes).eval()][::order]
-    with pytest.raises(NotImplementedError, match="an ensemble can't be saved"):
-        ensemble(members, [tokenizer, tokenizer]).save_pretrained("folder")
     ((found,),) = decode(ensemble(members, [tokenizer, tokenizer]), tokenizer, ["nine"], suppress_tokens=[2])
     assert found.num_tokens == 19  # behind the start token
 
 
 EOS, VOCABULARY = 2, 9
-
-
-def _tiny_ensemble():
-    """Two models of 9 tokens and the ensemble of both."""
-    members = [new_model(VOCABULARY, seed=10, end=1.0), new_model(VOCABULARY, seed=11, end=1.0, d_model=8)]
-    return members, ensemble(members, [_NumberTokenizer(VOCABULARY)] * 2)
-
-
 TINY_SOURCES = [[3, 4, 5, EOS], [8, EOS], [6, 6, 7, 3, 5, EOS]]
 
 
-def _generate(model, sources, **options):
-    inputs = _NumberTokenizer(VOCABULARY).pad({"input_ids": sources}, "pt")
-    output = model.generate(
-        **inputs, output_scores=True, return_dict_in_generate=True, do_sample=False, gnmt_length_penalty=0.6, **options
-    )
-    return output
+def _tiny_members():
+    """Two models of 9 tokens."""
+    return [new_model(VOCABULARY, seed=10, end=1.0), new_model(VOCABULARY, seed=11, end=1.0, d_model=8)]
 
 
-@pytest.mark.parametrize("use_cache", [True, False])
-@pytest.mark.parametrize("beams", [2, 4])
-def test_beam_search_of_an_ensemble_against_a_plain_one(beams, use_cache):
-    members, both = _tiny_ensemble()
-    output = _generate(
-        both, TINY_SOURCES, num_beams=beams, num_return_sequences=beams, max_new_tokens=7, use_cache=use_cache
+class _Mean:
+    """What `reference_beam_search` asks of a model, of the mean of several models' probabilities."""
+
+    def __init__(self, members):
+        self.members = members
+
+    def __call__(self, **inputs):
+        probabilities = [one(**inputs).logits.softmax(dim=-1) for one in self.members]
+        return SimpleNamespace(logits=torch.stack(probabilities).mean(dim=0).log(), past_key_values=None)
+
+
+@torch.inference_mode()
+def _search(prepared, beams):
+    """What an ensemble or a model finds: [(tokens, score)] of each source."""
+    plan = Plan.of(
+        {"num_beams": beams, "num_return_sequences": beams, "max_new_tokens": 7, "gnmt_length_penalty": 0.6},
+        {"decoder_start_token_id": 1, "eos_token_id": EOS, "pad_token_id": 0, "early_stopping": True},
     )
+    inputs = _NumberTokenizer(VOCABULARY).pad({"input_ids": TINY_SOURCES}, "pt")
+    memory = prepared.encode(inputs["input_ids"], inputs["attention_mask"])
+    rows = prepared.search(plan, memory, inputs["attention_mask"], torch.ones(3, 1, dtype=torch.long), [7] * 3)
+    return [[(tuple(one.tokens), one.score) for one in own] for own in rows]
+
+
+@pytest.mark.parametrize("kind", [Packed, Module])
+@pytest.mark.parametrize("beams", [1, 2, 4])
+def test_the_search_of_an_ensemble_against_a_plain_one(beams, kind):
+    members = _tiny_members()
+    found = _search(Averaged([kind(one) for one in members]), beams)
     divisor = functools.partial(gnmt_divisor, alpha=0.6)
-    expected = [one for source in TINY_SOURCES for one in reference_beam_search(both, source, beams, 7, divisor)]
-    lengths = (output.beam_indices >= 0).sum(dim=1).tolist()
-    found = [row[1 : 1 + length] for row, length in zip(output.sequences.tolist(), lengths, strict=True)]
-    assert found == [list(tokens) for tokens, _ in expected]
-    assert output.sequences_scores.tolist() == pytest.approx([score for _, score in expected], abs=1e-5)
-    assert len(set(lengths)) > 2
-    # Neither member by itself finds the same.
-    for member in members:
-        alone = _generate(member, TINY_SOURCES, num_beams=beams, num_return_sequences=beams, max_new_tokens=7)
-        assert alone.sequences.tolist() != output.sequences.tolist()
-
-
-def test_greedy_decoding_of_an_ensemble_against_a_plain_one():
-    _, both = _tiny_ensemble()
-    rows = _generate(both, TINY_SOURCES, max_new_tokens=7, **GREEDY).sequences.tolist()
-    for source, row in zip(TINY_SOURCES, rows, strict=True):
-        ((expected, _),) = reference_beam_search(both, source, 1, 7, float)
-        assert row[1:] == [*expected, *[0] * (len(row) - 1 - len(expected))]
+    for source, own in zip(TINY_SOURCES, found, strict=True):
+        expected = reference_beam_search(_Mean(members), source, beams, 7, divisor)
+        assert [tokens for tokens, _ in own] == [tokens for tokens, _ in expected]
+        if beams > 1:
+            assert [score for _, score in own] == pytest.approx([score for _, score in expected], abs=1e-5)
+    assert len({len(tokens) for own in found for tokens, _ in own}) > 1
+    for member in members:  # neither by itself finds the same
+        assert _search(kind(member), beams) != found
 
 
 # What goes wrong

@@ -24,9 +24,9 @@ from transformers.pipelines import PIPELINE_REGISTRY
 from transformers.pipelines.pt_utils import KeyDataset
 
 from hf_vanilla_transformer import VanillaTransformerForConditionalGeneration, VanillaTransformerTokenizerFast, engine
-from hf_vanilla_transformer.checkpoints.loading import CheckpointError
 from hf_vanilla_transformer.data.hub_names import HubError
-from hf_vanilla_transformer.translation import reading, register_pipeline
+from hf_vanilla_transformer.errors import CheckpointError
+from hf_vanilla_transformer.translation import engine_backend, reading, register_pipeline
 from hf_vanilla_transformer.translation.attention import attention_of
 from hf_vanilla_transformer.translation.backend import Translation
 from hf_vanilla_transformer.translation.decoding import translate
@@ -421,7 +421,7 @@ def test_options_that_make_no_sense(checkpoint, tokenizer):
         Translator(checkpoint, "toaster")
     with pytest.raises(HubError, match="neither a folder here nor a name"):
         Translator(checkpoint / "missing")
-    with pytest.raises(CheckpointError, match=r"is no checkpoint: it has no config.json; give a folder that"):
+    with pytest.raises(CheckpointError, match=r"is not a checkpoint: it has no config.json; give a folder that"):
         Translator(checkpoint.parent)
 
 
@@ -449,6 +449,16 @@ def test_a_loaded_model_has_the_engine(checkpoint, expected, compute_type):
     assert found == expected or compute_type == "int8"
     with pytest.raises(ValueError, match="compute_type"):
         translator("it", compute_type="default")
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_translator_that_is_warmed_up(checkpoint, expected, backend):
+    if backend == "ctranslate2":
+        pytest.importorskip("ctranslate2", reason="ctranslate2 isn't installed")
+    translator = Translator(checkpoint, "cpu", backend=backend, warm_up=True)
+    if backend == "engine":
+        assert translator.model.engine.calls > 1
+        assert translator(TEXTS, **SHORT) == expected
 
 
 def test_a_loaded_model_has_the_engine_until_it_changes(translator, expected):
@@ -525,11 +535,13 @@ def test_the_target_language_begins_each_text(many, target_lang):
 
 
 def test_every_piece_of_a_text_has_its_target_language(many, monkeypatch):
-    monkeypatch.setattr(many.model, "engine", None)  # each batch is then a call of `generate()`
-    seen, generate = [], many.model.generate
-    monkeypatch.setattr(
-        many.model, "generate", lambda **inputs: seen.extend(inputs["input_ids"].tolist()) or generate(**inputs)
-    )
+    seen, search = [], engine_backend.searched
+
+    def searched(prepared, model, job, segments):
+        seen.extend(segment.token_ids for segment in segments)
+        return search(prepared, model, job, segments)
+
+    monkeypatch.setattr(engine_backend, "searched", searched)
     long = "The old woman buys bread and milk. A brown dog runs. " * 4
     warned = []
     many(

@@ -12,7 +12,7 @@ from hf_vanilla_transformer import (
     VanillaTransformerForConditionalGeneration,
     engine,
 )
-from hf_vanilla_transformer.checkpoints.loading import CheckpointError
+from hf_vanilla_transformer.errors import CheckpointError
 
 TEXTS = ["twenty-one", "half past nine on the fourth of May", "it", "drei Euro und fünf Cent"]
 PAIRS = {
@@ -104,6 +104,7 @@ def test_adapters_that_are_switched_merged_and_unmerged_show_in_the_next_call(to
     assert_same(says(translator), seen[0])
     adapted.unmerge_adapter()
     assert_same(says(translator), seen[0])
+    assert_same(says(Translator(base, tokenizer=tokenizer)), seen[0])  # the modules of the base are in it
     assert not base.engine.is_on
 
 
@@ -153,8 +154,8 @@ def test_what_cannot_be_had_with_an_adapter_is_said(tokenizer, adapters):
         Translator(adapters["german"], "cpu")
     adapted = PeftModel.from_pretrained(new_model(tokenizer), adapters["german"]).eval()
     translator = Translator(adapted, tokenizer=tokenizer)
-    with pytest.raises(ValueError, match="`output_alignments` needs the engine"):
-        translator("it", alignments=True)
+    found = translator("it", alignments=True, coverage_penalty=0.2)
+    assert found.alignment.weights.shape == (found.num_tokens, len(found.alignment.source))
     with pytest.raises(engine.EngineError, match="PeftModelForSeq2SeqLM is not VanillaT"):
         Translator(adapted, compute_type="int8", tokenizer=tokenizer)
     adapted.train()

@@ -10,7 +10,6 @@ from transformers import (
     GenerationConfig,
     LogitsProcessor,
     LogitsProcessorList,
-    MaxLengthCriteria,
     StoppingCriteria,
     StoppingCriteriaList,
 )
@@ -70,44 +69,43 @@ def _decode(model, input_ids, **kwargs):
 SHOWING = {"return_dict_in_generate": True}
 # Why: what is said, beams, arguments.
 REASONS = {
-    "sampling": ("sample is not greedy", 1, lambda: {"do_sample": True, "temperature": 0.7}),
-    "sampling with beams": ("beam sample is not greedy", 3, lambda: {"do_sample": True, "temperature": 0.7}),
+    "sampling": ("`do_sample=True` is given", 1, lambda: {"do_sample": True, "temperature": 0.7}),
     "a method of one's own": ("`custom_generate` is given", 1, lambda: {"custom_generate": _decode}),
-    "what transformers refuses": ("`low_memory` is given", 1, lambda: {"low_memory": True}),
-    "a processor": ("OnlySevens may look", 3, lambda: {"logits_processor": LogitsProcessorList([OnlySevens()])}),
-    "a processor of the source": ("may look at more than one row", 3, lambda: {"encoder_no_repeat_ngram_size": 1}),
-    "decay": ("ExponentialDecay", 3, lambda: {"exponential_decay_length_penalty": (2, 1.5)}),
-    "finite scores": ("InfNanRemove", 3, lambda: {"remove_invalid_values": True}),
-    "rising scores": ("scores may rise", 3, lambda: {"sequence_bias": [[[5], 4.0]], "early_stopping": "never"}),
+    "what transformers refuses": ("`low_memory=True` is given", 1, lambda: {"low_memory": True}),
+    "a processor": ("`logits_processor` is", 3, lambda: {"logits_processor": LogitsProcessorList([OnlySevens()])}),
+    "a processor of the source": ("`encoder_no_repeat_ngram_size=1`", 3, lambda: {"encoder_no_repeat_ngram_size": 1}),
+    "decay": ("`exponential_decay_length_penalty` is", 3, lambda: {"exponential_decay_length_penalty": (2, 1.5)}),
+    "finite scores": ("`remove_invalid_values=True`", 3, lambda: {"remove_invalid_values": True}),
+    "biases": ("`sequence_bias=[[[13], -3.0]]` is given", 3, lambda: {"sequence_bias": [[[13], -3.0]]}),
     "several forced ends": (
         "several tokens are forced",
         3,
         lambda: {"forced_eos_token_id": [PAD, 5], "max_new_tokens": 3},
     ),
-    "a criterion": ("StopAt is the caller's own", 1, lambda: {"stopping_criteria": StoppingCriteriaList([StopAt(18)])}),
-    "a limit of one's own": (
-        "MaxLengthCriteria is the caller's own",
-        3,
-        lambda: {"stopping_criteria": StoppingCriteriaList([MaxLengthCriteria(3)])},
+    "an end forced at several limits": ("each sentence's own limit", 3, lambda: {"forced_eos_token_id": EOS}),
+    "a criterion": (
+        "`stopping_criteria` is given",
+        1,
+        lambda: {"stopping_criteria": StoppingCriteriaList([StopAt(18)])},
     ),
     "a cache": ("`past_key_values` is given", 1, lambda: {"past_key_values": _cache()}),
-    "no cache": ("`use_cache` is off", 1, lambda: {"use_cache": False}),
-    "a static cache": ("`cache_implementation` is given", 3, lambda: {"cache_implementation": "static"}),
+    "no cache": ("`use_cache=False` is given", 1, lambda: {"use_cache": False}),
+    "a static cache": ("`cache_implementation='static'` is given", 3, lambda: {"cache_implementation": "static"}),
     "a mask of the target": (
         "`decoder_attention_mask` is given",
         3,
         lambda: padded([[BOS, 5, 9], [BOS, 13], [BOS, 4, 4]], "left", "decoder_"),
     ),
     **{
-        name: (f"`{name}` asks for what each step computes", beams, lambda name=name: {**SHOWING, name: True})
+        name: (f"`{name}=True` is given", beams, lambda name=name: {**SHOWING, name: True})
         for name, beams in (("output_attentions", 3), ("output_hidden_states", 3), ("output_scores", 1))
     },
     "an empty source": ("all padding", 3, lambda: _batch(lambda mask: mask[1].zero_())),
     "another mask": ("other values than 0 and 1", 3, lambda: _batch(lambda mask: mask.mul_(2))),
-    "embeddings": ("isn't token ids", 3, _embedded),
-    "an encoded tuple": ("is a tuple", 1, lambda: _encoded(as_tuple=True)),
+    "embeddings": ("`inputs_embeds` is given", 3, _embedded),
+    "an encoded tuple": ("isn't token ids", 1, lambda: _encoded(as_tuple=True)),
     "encoded without a mask": ("has no `attention_mask`", 3, lambda: _encoded(as_tuple=False)),
-    "several streamed sentences": ("several sentences are streamed", 1, lambda: {"streamer": Recorder()}),
+    "several streamed sentences": ("several sentences can't be", 1, lambda: {"streamer": Recorder()}),
 }  # fmt: skip
 
 
@@ -143,7 +141,7 @@ def test_assisted_decoding_is_transformers(model):
         assert torch.equal(model.generate(**options, assistant_model=helper), expected)
         assert torch.equal(model.generate(**options, prompt_lookup_num_tokens=2), expected)
     assert (attached.calls, attached.fallbacks) == (0, 2)
-    assert "assisted generation is not" in attached.last_reason
+    assert "`prompt_lookup_num_tokens=2` is given" in attached.last_reason
 
 
 # ---- arguments ----
@@ -187,7 +185,7 @@ def test_what_a_callers_configuration_leaves_out_is_the_models(own, given):
     with engine.attach(model) as attached:
         torch.manual_seed(0)
         found = model.generate(**options)
-    assert "sample is not greedy" in attached.last_reason
+    assert "`do_sample=True` is given" in attached.last_reason
     torch.manual_seed(0)
     assert torch.equal(found, model.generate(**options))
 

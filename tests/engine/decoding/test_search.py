@@ -4,6 +4,7 @@ import copy
 import functools
 import itertools
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,13 +13,10 @@ from test_generation import BOS, EOS, SHOWN, SOURCES, Recorder, gnmt_divisor, li
 from transformers.generation import logits_process
 
 from hf_vanilla_transformer import engine
-from hf_vanilla_transformer.engine.decoding.generate import BeamSearchOutput, _process_by
-from hf_vanilla_transformer.engine.decoding.search import (
-    BeamRules,
-    beam_search,
-    greedy_search,
-)
-from hf_vanilla_transformer.generation_vanilla_transformer import GNMTLengthPenalty
+from hf_vanilla_transformer.engine.decoding.generate import BeamSearchOutput
+from hf_vanilla_transformer.engine.decoding.scores import score_processor
+from hf_vanilla_transformer.engine.decoding.search import beam_search, greedy_search
+from hf_vanilla_transformer.plan_vanilla_transformer import GNMTLengthPenalty, Plan
 
 # Sums of up to 40 log-probabilities in float32, which differ in their last digits (6e-8 of numbers up to 100) by the
 # order and by the precision in which they are added and divided.
@@ -30,6 +28,18 @@ SCORES = {"abs": 1e-5, "rel": 1e-5}
 @functools.cache
 def _drawn(kind, size, *key):
     return np.random.default_rng([kind, *key]).normal(size=size)
+
+
+def plan_of(num_beams, ends, penalty=1.0, early_stopping=True, coverage_penalty=0.0):
+    """A plan that returns all of its hypotheses."""
+    return Plan(
+        num_beams=num_beams,
+        num_hypotheses=num_beams,
+        ends=tuple(ends),
+        length_penalty=penalty,
+        early_stopping=early_stopping,
+        coverage_penalty=coverage_penalty,
+    )
 
 
 class Toy:
@@ -65,6 +75,8 @@ class Toy:
     @property
     def source_mask(self):
         return torch.stack([self.mask_of(sentence) for sentence in self.sentences])
+
+    keeps_places = True
 
     def move(self, rows, sentences):
         self.rows, self.sentences = [self.rows[row] for row in rows], [self.sentences[place] for place in sentences]
@@ -150,10 +162,9 @@ def all_sequences(toy, sentence, longest, rules, divisor):
     return sorted(finished, key=lambda one: -one[0])
 
 
-def hypotheses(search):
+def hypotheses(found):
     """What a search has found: [(score, tokens, ranks of parents)]."""
-    paths = [(score, last.path()) for score, last in search.finished]
-    return [(score, tuple(s.token for s in path), tuple(s.beam for s in path)) for score, path in paths]
+    return [(one.score, tuple(one.tokens), tuple(one.beams)) for one in found]
 
 
 def assert_same(found, expected):
@@ -178,10 +189,10 @@ def test_a_beam_wide_enough_finds_the_best_of_all_sequences(vocabulary, longest,
     """It holds everything before the last token, and of those that the maximum length ends the best by far."""
     number, divisor = PENALTIES[penalty]
     width = (vocabulary - 1) ** (longest - 2) * vocabulary
-    rules = BeamRules(width, frozenset([0]), number, "never", coverage)
+    rules = plan_of(width, [0], number, "never", coverage)
     for seed in range(3):
         toy = Toy(seed, vocabulary)
-        ((search,), _) = search_toy(toy, [longest], rules)
+        (search,) = search_toy(toy, [longest], rules)
         expected = all_sequences(toy, 0, longest, rules, divisor)
         # With coverage, what the maximum length ends is chosen by its log-probability before the penalty counts.
         count = 2 if coverage else width
@@ -195,10 +206,9 @@ def test_never_stops_only_where_going_on_changes_nothing(penalty, coverage):
     stopped = 0
     for seed, num_beams, ends in itertools.product(range(4), (1, 2, 4), ([0], [0, 3])):
         toy = Toy(seed, 5, end=1.0)
-        rules = BeamRules(num_beams, frozenset(ends), number, "never", coverage)
-        ((search,), _) = search_toy(toy, [9], rules)
-        rules.early_stopping = None
-        assert_same(hypotheses(search), plain_beam_search(toy, 0, 9, rules, divisor))
+        rules = plan_of(num_beams, ends, number, "never", coverage)
+        (search,) = search_toy(toy, [9], rules)
+        assert_same(hypotheses(search), plain_beam_search(toy, 0, 9, replace(rules, early_stopping=None), divisor))
         stopped += toy.steps < len(PROMPT) - 1 + 9
     assert stopped > 3
 
@@ -212,8 +222,8 @@ def test_beam_search_is_the_plain_one(penalty, early_stopping, process):
     longest = [7, 1, 9, 4, 6]
     for seed, num_beams, ends in itertools.product(range(2), (1, 3), ([0], [0, 2, 3])):
         toy = Toy(seed, 6, range(len(longest)), end=1.0)
-        rules = BeamRules(num_beams, frozenset(ends), number, early_stopping, coverage_penalty=0.2 * seed)
-        searches, _ = search_toy(toy, longest, rules, process)
+        rules = plan_of(num_beams, ends, number, early_stopping, coverage_penalty=0.2 * seed)
+        searches = search_toy(toy, longest, rules, process)
         for sentence, search in enumerate(searches):
             expected = plain_beam_search(toy, sentence, longest[sentence], rules, divisor, process)
             assert_same(hypotheses(search), expected)
@@ -222,10 +232,10 @@ def test_beam_search_is_the_plain_one(penalty, early_stopping, process):
 @pytest.mark.parametrize("level", [0.0, math.inf])
 def test_fewer_continuations_than_beams(level):
     """With half of the tokens impossible the beam is never full; with all of them there is nothing to find."""
-    rules, counts = BeamRules(8, frozenset([0])), []
+    rules, counts = plan_of(8, [0]), []
     for seed in range(8):
         toy, process = Toy(seed, 3, range(2)), barring(level, seed)
-        searches, _ = search_toy(toy, [4, 4], rules, process)
+        searches = search_toy(toy, [4, 4], rules, process)
         for sentence, search in enumerate(searches):
             expected = plain_beam_search(toy, sentence, 4, rules, float, process)
             assert_same(hypotheses(search), expected)
@@ -250,7 +260,7 @@ def test_greedy_search_is_the_plain_one(ends, process):
     for seed in range(4):
         toy = Toy(seed, 6, order)
         prompts = torch.tensor([PROMPT] * len(order))
-        found, _ = greedy_search(toy, prompts, longest, frozenset(ends), process)
+        found = [one.tokens for (one,) in greedy_search(toy, prompts, longest, plan_of(1, ends), process)]
         pairs = zip(order, longest, strict=True)
         assert found == [_plain_greedy(toy, number, most, ends, process) for number, most in pairs]
 
@@ -336,7 +346,6 @@ SETTINGS = {
         "gnmt_length_penalty": None,
         "early_stopping": False,
     },
-    "biases": {"sequence_bias": [[[13], -3.0], [[5, 14], 4.0]]},
     "several ends": {"eos_token_id": [EOS, 5, 17]},
     "other padding": {"pad_token_id": 23},
     "one new token": {"max_new_tokens": 1},
@@ -399,7 +408,9 @@ def test_fewer_tokens_than_beams(longest):
     options.update(input_ids=torch.tensor([[3, EOS]]), max_new_tokens=longest, length_penalty=0.0)
     theirs = by_transformers(small, **options)
     attached = engine.Engine(small)
-    ours = attached.generate(small, {"return_dict_in_generate": True, **options}, {"output_scores": True})
+    ours = attached.generate(
+        small, {**SHOWN, **options} if longest == 1 else {**options, "return_dict_in_generate": True}
+    )
     assert (attached.calls, attached.fallbacks) == (longest > 1, longest == 1)
     assert (theirs.sequences_scores > -1e8).sum() == (4 if longest == 1 else 6)
     assert torch.equal(ours.sequences, theirs.sequences)
@@ -410,26 +421,31 @@ def test_fewer_tokens_than_beams(longest):
 # ---- processors ----
 
 
-@pytest.mark.parametrize("length", [1, 4, 5, 6])
-@pytest.mark.parametrize("barred", [[3], [3, 0, 9], [-1, 3, 10]], ids=["one", "some", "some that don't exist"])
-def test_barred_tokens_are_those_of_transformers(barred, length):
-    """Here they are barred in place, with the same scores."""
-    processors = [
-        logits_process.MinLengthLogitsProcessor(5, barred),
-        logits_process.MinNewTokensLengthLogitsProcessor(2, 3, barred),
-        logits_process.SuppressTokensLogitsProcessor([token - 1 for token in barred]),
-        logits_process.NoRepeatNGramLogitsProcessor(1),
-        logits_process.MinNewTokensLengthLogitsProcessor(1, 4, [5]),
-        logits_process.NoBadWordsLogitsProcessor([[3], [9]]),
-        logits_process.NoBadWordsLogitsProcessor([[3], [9, 4]]),
-        logits_process.LogitNormalization(),
-    ]
-    tokens, scores = torch.randint(10, (3, length)), torch.randn(3, 10)
-    for chosen in (*([one] for one in processors), processors, processors[::-1]):
-        expected = logits_process.LogitsProcessorList(chosen)(tokens, scores.clone())
-        process = _process_by(logits_process.LogitsProcessorList(chosen), vocab_size=10)
+@pytest.mark.parametrize("length", [1, 2, 4, 5, 6])
+def test_scores_are_changed_as_by_transformers(length):
+    """Here, tokens are barred in place."""
+    begin, ends = 1, [3, 9]
+    settings = {
+        "repetition_penalty": (1.7, logits_process.RepetitionPenaltyLogitsProcessor(1.7)),
+        "no_repeat_ngram_size": (1, logits_process.NoRepeatNGramLogitsProcessor(1)),
+        "bad_words_ids": ([[5], [8]], logits_process.NoBadWordsLogitsProcessor([[5], [8]], torch.tensor(ends))),
+        "min_length": (5, logits_process.MinLengthLogitsProcessor(5, ends)),
+        "min_new_tokens": (3, logits_process.MinNewTokensLengthLogitsProcessor(begin, 3, ends)),
+        "forced_bos_token_id": (4, logits_process.ForcedBOSTokenLogitsProcessor(4)),
+        "forced_eos_token_id": (3, logits_process.ForcedEOSTokenLogitsProcessor(begin + 5, 3)),
+        "suppress_tokens": ([2, 40], logits_process.SuppressTokensLogitsProcessor([2, 40])),
+        "begin_suppress_tokens": ([6], logits_process.SuppressTokensAtBeginLogitsProcessor([6], begin)),
+        "renormalize_logits": (True, logits_process.LogitNormalization()),
+    }
+    tokens, scores = torch.randint(10, (3, length)), torch.randn(3, 10).log_softmax(dim=-1)
+    for names in (*([name] for name in settings), [*settings][1:5:3] + [*settings][7:]):
+        values, processors = zip(*map(settings.__getitem__, names), strict=True)
+        plan = Plan.of({**dict(zip(names, values, strict=True)), "eos_token_id": ends}, {})
+        assert not plan.others
+        expected = logits_process.LogitsProcessorList(processors)(tokens, scores.clone())
+        process = score_processor(plan, 10, tokens[:, :begin], longest=5)
         assert torch.equal(process(tokens, scores.clone()), expected)
-    assert _process_by(logits_process.LogitsProcessorList(), vocab_size=10) is None
+    assert score_processor(Plan(), 10, tokens[:, :begin], longest=5) is None
 
 
 # ---- a sentence's translation is its own ----

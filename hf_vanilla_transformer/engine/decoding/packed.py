@@ -7,15 +7,18 @@ products, caches are allocated ahead and are never copied for a beam that keeps 
 projections of cross-attention are multiplied into its keys and values.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from transformers import PreTrainedModel
 
 from ...modeling_vanilla_transformer import positions_of
+from ...plan_vanilla_transformer import Plan
 from .linear import Linear
+from .prepared import Prepared, keep_attention
 from .weights import Weights, through_layers
 
 # Positions of a new cache; their number doubles when it is full.
@@ -83,7 +86,28 @@ class FoldedAttention:
         return torch.addmm(residual, shares.flatten(1), self.values), shares
 
 
-class IncrementalDecoder:
+class Packed(Prepared):
+    """A model whose weights are fused and packed.
+
+    Args:
+        model: A model that `unsupported_reason` has nothing against.
+        is_int8: Whether to round its weights to 8 bits.
+    """
+
+    def __init__(self, model: PreTrainedModel, is_int8: bool = False) -> None:
+        self.weights = Weights(model, is_int8)
+        self.device, self.vocab_size, self.is_exact = self.weights.device, self.weights.vocab_size, not is_int8
+
+    def encode(self, input_ids: Tensor, attention_mask: Tensor | None) -> Tensor:
+        """Encodes a source."""
+        return encode(self.weights, input_ids, attention_mask)
+
+    def decoder(self, memory: Tensor, attention_mask: Tensor | None, plan: Plan) -> "PackedDecoder":
+        """Begins to decode a batch."""
+        return PackedDecoder(self.weights, memory, attention_mask, plan.num_beams, keep_attention(plan))
+
+
+class PackedDecoder:
     """A decoder with its caches for a batch: each row is one hypothesis, and each sentence has equally many rows.
 
     Args:
@@ -103,6 +127,7 @@ class IncrementalDecoder:
         keep_attention: bool = False,
     ) -> None:
         self.weights, self.keep_attention = weights.decoder, keep_attention
+        self.keeps_places = memory.device.type == "cpu"
         self.lm_head = weights.lm_head
         self.attention: Tensor | None = None  # (rows, S), of the last step: the last layer's, mean of its heads
         self.num_sentences = self.num_rows = len(memory)
@@ -206,16 +231,17 @@ class IncrementalDecoder:
         if self.keep_attention and number == len(self.weights.layers) - 1:
             self.attention = shares.mean(dim=1).float()
 
-    def move(self, rows: Sequence[int], sentences: Sequence[int]) -> None:
+    def move(self, rows: Tensor, sentences: Tensor) -> None:
         """Gives each row the past of a former row, and each sentence the source of a former one.
 
         Each sentence has equally many rows, in the sentences' order. Rows that keep their place aren't copied.
         """
         _copy(rows, self.past[:, : self.length], dim=2)
-        _copy(sentences, self.memory_keys, self.memory_values, dim=1)
-        if self.memory_bias is not None:
-            _copy(sentences, self.memory_bias, self.source_mask, dim=0)
-        self.source_mask = self.source_mask[: len(sentences)]
+        if len(sentences) < self.num_sentences:
+            _copy(sentences, self.memory_keys, self.memory_values, dim=1)
+            if self.memory_bias is not None:
+                _copy(sentences, self.memory_bias, self.source_mask, dim=0)
+            self.source_mask = self.source_mask[: len(sentences)]
         self.num_rows, self.num_sentences = len(rows), len(sentences)
 
 
@@ -225,38 +251,14 @@ def _softmax(scores: Tensor) -> Tensor:
     return torch.softmax(scores, dim=-1, dtype=torch.float32).to(scores.dtype)
 
 
-def _copy(sources: Sequence[int], *tensors: Tensor, dim: int) -> None:
+def _copy(sources: Tensor, *tensors: Tensor, dim: int) -> None:
     """Copies from sources[i] of a dimension to i, in place, for each tensor."""
-    moves = [(source, target) for target, source in enumerate(sources) if source != target]
-    if moves:
-        froms, tos = torch.tensor(moves, device=tensors[0].device).unbind(dim=1)
-        for tensor in tensors:
-            tensor.index_copy_(dim, tos, tensor.index_select(dim, froms))
-
-
-class EnsembleDecoder:
-    """Decoders of the same batch as one: the mean of their probabilities."""
-
-    def __init__(self, decoders: Sequence[IncrementalDecoder]) -> None:
-        self.decoders = decoders
-
-    @property
-    def attention(self) -> Tensor | None:
-        """The mean of the members' attention, (rows, S)."""
-        kept = [decoder.attention for decoder in self.decoders if decoder.attention is not None]
-        return torch.stack(kept).mean(dim=0) if kept else None
-
-    @property
-    def source_mask(self) -> Tensor:
-        """Which positions of the source are no padding, (B, S)."""
-        return self.decoders[0].source_mask
-
-    def step(self, tokens: Tensor) -> Tensor:
-        """Advances by one position with each member: log-probabilities, (rows, V), in float32."""
-        log_probabilities = torch.stack([decoder.step(tokens).float().log_softmax(dim=-1) for decoder in self.decoders])
-        return log_probabilities.logsumexp(dim=0).sub_(torch.tensor(float(len(self.decoders))).log())
-
-    def move(self, rows: Sequence[int], sentences: Sequence[int]) -> None:
-        """Moves the rows of each member, as `IncrementalDecoder.move`."""
-        for decoder in self.decoders:
-            decoder.move(rows, sentences)
+    if sources.device.type == "cpu":
+        moves = [(source, target) for target, source in enumerate(sources.tolist()) if source != target]
+        if not moves:
+            return
+        sources, targets = torch.tensor(moves).unbind(dim=1)
+    else:  # to count those that move would be to wait for the device
+        targets = torch.arange(len(sources), device=sources.device)
+    for tensor in tensors:
+        tensor.index_copy_(dim, targets, tensor.index_select(dim, sources))

@@ -4,26 +4,25 @@ import copy
 import functools
 import math
 from dataclasses import replace
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from test_generation import BOS, EOS, SOURCES, VARIANTS, VOCABULARY, lively_model, padded
-from test_search import SCORES, by_transformers, by_us
+from test_search import by_transformers, by_us
 from torch import nn
 
 from hf_vanilla_transformer.engine.cpu import CPU
 from hf_vanilla_transformer.engine.decoding import linear
-from hf_vanilla_transformer.engine.decoding.incremental import EnsembleDecoder, IncrementalDecoder, encode
 from hf_vanilla_transformer.engine.decoding.linear import (
     ColumnLinear,
     MixedLinear,
     PackedLinear,
     PlainLinear,
 )
+from hf_vanilla_transformer.engine.decoding.packed import PackedDecoder, encode
+from hf_vanilla_transformer.engine.decoding.prepared import AveragedDecoder
 from hf_vanilla_transformer.engine.decoding.weights import Weights
-from hf_vanilla_transformer.translation.ensembles import ensemble
 
 MODELS = {
     **VARIANTS,
@@ -95,7 +94,7 @@ def decode_at_random(model, memory, mask, steps, beams, keep_attention=False, is
     Returns:
         [(sentence, tokens, logits of each step, attention of each step)], of each row that has ever been left.
     """
-    decoder = IncrementalDecoder(Weights(model, is_int8), memory, mask, beams, keep_attention)
+    decoder = PackedDecoder(Weights(model, is_int8), memory, mask, beams, keep_attention)
     return wander(decoder, model.config.target_vocab_size, len(memory), steps, beams, keep_attention)
 
 
@@ -118,7 +117,7 @@ def wander(decoder, vocab_size, sentences, steps, beams, keep_attention=False):
             # The last sentence takes the place that gets free.
             kept = [kept[-1] if place == gone else place for place in kept[:-1]]
         parents = [place * width + parent for place in kept for parent in random(width, (beams,)).tolist()]
-        decoder.move(parents, kept)
+        decoder.move(torch.tensor(parents), torch.tensor(kept))
         rows, order = [rows[parent] for parent in parents], [order[place] for place in kept]
         assert [row[0] for row in rows] == [i for i in order for _ in range(beams)]
     return left + rows
@@ -170,7 +169,7 @@ def test_a_single_sentences_keys_and_values_are_folded(name, dtype):
     for rows in ([SOURCES[1]], [SOURCES[1][1:], SOURCES[1]]):
         inputs = cut(padded(rows, "left"), 0)
         memory = model.get_encoder()(**inputs)[0]
-        decoder = IncrementalDecoder(Weights(model), memory, inputs["attention_mask"], 3, keep_attention=True)
+        decoder = PackedDecoder(Weights(model), memory, inputs["attention_mask"], 3, keep_attention=True)
         assert len(decoder.folded) == model.config.decoder_layers
         for _, tokens, logits, attention in wander(decoder, model.config.target_vocab_size, 1, 7, 3, True):
             expected = forced(model, inputs, tokens, output_attentions=True)
@@ -321,12 +320,6 @@ def test_translations_in_8_bits(model, num_beams):
 
 # ---- ensembles ----
 
-TOKENIZER = SimpleNamespace(get_vocab=lambda: {str(token): token for token in range(VOCABULARY)}, content=[])
-
-
-def ensemble_of(*models):
-    return ensemble(models, [TOKENIZER] * len(models))
-
 
 @functools.cache
 def members(dtype=torch.float64):
@@ -334,34 +327,13 @@ def members(dtype=torch.float64):
     return [lively_model(seed, **fields).to(dtype) for seed, fields in ((3, {}), (7, {}), (5, small))]
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"num_beams": 1},
-        {"num_beams": 1, "suppress_tokens": [EOS], "no_repeat_ngram_size": 2},
-        {"num_beams": 4, "num_return_sequences": 3},
-        {"num_beams": 3, "early_stopping": "never", "length_penalty": 1.5},
-        {"num_beams": 2, "early_stopping": False, "eos_token_id": [EOS, 18], "min_new_tokens": 4},
-    ],
-    ids=str,
-)
-@pytest.mark.parametrize("count", [1, 3])
-def test_an_ensemble_finds_what_it_does_by_transformers(options, count):
-    both, options = ensemble_of(*members()[-count:]), {**padded(SOURCES, "left"), "max_extra_length": 5, **options}
-    ours, theirs = by_us(both, **options), by_transformers(both, **options)
-    assert torch.equal(ours.sequences, theirs.sequences)
-    if options["num_beams"] > 1:
-        assert torch.equal(ours.beam_indices, theirs.beam_indices)
-        assert ours.sequences_scores.tolist() == pytest.approx(theirs.sequences_scores.tolist(), **SCORES)
-
-
 @torch.no_grad()
 def test_an_ensembles_decoder_is_the_mean_of_its_members():
     inputs, mask = padded(SOURCES), padded(SOURCES)["attention_mask"]
     both = copy.deepcopy(members()[:2])
     memories = [model.get_encoder()(**inputs)[0] for model in both]
-    decoder = EnsembleDecoder(
-        [IncrementalDecoder(Weights(m), x, mask, 2, True) for m, x in zip(both, memories, strict=True)]
+    decoder = AveragedDecoder(
+        [PackedDecoder(Weights(m), x, mask, 2, True) for m, x in zip(both, memories, strict=True)]
     )
     assert torch.equal(decoder.source_mask, mask.bool())
     for i, tokens, found, attention in wander(decoder, VOCABULARY, len(SOURCES), 10, 2, keep_attention=True):
@@ -370,16 +342,6 @@ def test_an_ensembles_decoder_is_the_mean_of_its_members():
         torch.testing.assert_close(torch.stack(found), mean.log().float(), atol=1e-5, rtol=1e-5)
         mean = torch.stack([output.cross_attentions[-1][0].mean(dim=0) for output in outputs]).mean(dim=0)
         torch.testing.assert_close(torch.stack(attention), mean.float(), atol=1e-6, rtol=1e-5)
-
-
-@pytest.mark.filterwarnings("error::UserWarning")
-def test_an_ensemble_has_what_our_own_search_has():
-    both, options = ensemble_of(*members(torch.float32)[:2]), {**padded(SOURCES), "num_beams": 3, "max_extra_length": 4}
-    output = by_us(both, **options, coverage_penalty=0.3, output_alignments=True)
-    lengths = (output.beam_indices >= 0).sum(dim=1)
-    assert output.alignments.sum(dim=(1, 2)).tolist() == pytest.approx(lengths.tolist(), abs=1e-4)
-    packed = by_us(both, **options, compute_type="int8")
-    assert packed.sequences[:, 1].tolist() == by_us(both, **options).sequences[:, 1].tolist()
 
 
 @pytest.mark.parametrize("kind", [PlainLinear, PackedLinear, ColumnLinear, MixedLinear])

@@ -1,0 +1,82 @@
+"""What kind of thing a model's name stands for, by its files: nothing is loaded or fetched."""
+
+import json
+from enum import StrEnum
+from pathlib import Path
+
+from ..errors import CheckpointError
+
+CONFIG = "config.json"
+GENERATION_CONFIG = "generation_config.json"
+ADAPTER_CONFIG = "adapter_config.json"
+TOKENIZER = "tokenizer.json"
+CT2_WEIGHTS, ONNX_ENCODER = "model.bin", "encoder_model.onnx"
+
+
+class Kind(StrEnum):
+    """What a name stands for."""
+
+    NAME = "a name on the Hub"
+    MODEL = "a model"
+    OPUS_MT = "a Marian model with OPUS-MT's tokenizer"
+    CTRANSLATE2 = "a model in CTranslate2's format"
+    ONNX = "a model in ONNX's format, for onnxruntime"
+    ADAPTER = "an adapter of PEFT"
+    RUN = "the folder of a training, without a model of its own"
+    OTHER = "a folder without a model"
+
+
+WITHOUT_CONFIG = f"is not a checkpoint: it has no {CONFIG}; "
+PROBLEMS = {
+    Kind.CTRANSLATE2: "is in CTranslate2's format; give the model that it was exported from",
+    Kind.ONNX: "is in ONNX's format, for onnxruntime; give the model that it was exported from",
+    Kind.ADAPTER: f"{WITHOUT_CONFIG}it is an adapter of PEFT: give PeftModel.from_pretrained(model, folder).eval() and "
+    "tokenizer=...",
+    Kind.RUN: "is the folder of a training and has no model of its own yet; give one of its checkpoints: ",
+    Kind.OTHER: f"{WITHOUT_CONFIG}give a folder that save_pretrained wrote, or a name on the Hub",
+}
+
+
+def kind_of(name: str | Path) -> Kind:
+    """Tells what a folder is, or that a name is none: then it may be one on the Hub."""
+    folder = Path(name)
+    if not folder.is_dir():
+        return Kind.NAME
+    if (folder / CT2_WEIGHTS).is_file():
+        return Kind.CTRANSLATE2
+    if (folder / ONNX_ENCODER).is_file():
+        return Kind.ONNX
+    if (folder / CONFIG).is_file():
+        return Kind.OPUS_MT if _is_opus_mt(folder) else Kind.MODEL
+    if (folder / ADAPTER_CONFIG).is_file():
+        return Kind.ADAPTER
+    return Kind.RUN if _checkpoints(folder) else Kind.OTHER
+
+
+def check_kind(name: str | Path, *also: Kind) -> None:
+    """Checks that a name is a model's of transformers, or may be one on the Hub.
+
+    Args:
+        name: The name.
+        *also: Other kinds that are good.
+
+    Raises:
+        CheckpointError: It is something else; the message says what, and what to give.
+    """
+    kind = kind_of(name)
+    if kind not in also and (problem := PROBLEMS.get(kind)) is not None:
+        raise CheckpointError(f"{name} {problem}{', '.join(_checkpoints(Path(name))) if kind is Kind.RUN else ''}")
+
+
+def _checkpoints(run: Path) -> list[str]:
+    """Returns the names of the checkpoints in the folder of a training."""
+    return sorted(file.parent.name for kind in ("checkpoint", "averaged") for file in run.glob(f"{kind}-*/{CONFIG}"))
+
+
+def _is_opus_mt(folder: Path) -> bool:
+    """Whether a model is Marian's, with the tokenizer of its own; transformers loads all others as they are."""
+    try:
+        kind = json.loads((folder / CONFIG).read_text(encoding="utf-8")).get("model_type")
+    except (OSError, ValueError, RecursionError, AttributeError):  # loading it says what is wrong
+        return False
+    return kind == "marian" and ((folder / "source.spm").is_file() or not (folder / TOKENIZER).is_file())

@@ -1,0 +1,78 @@
+"""The model's own modules with transformers' cache: whatever was put into them, on any device."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+from transformers.modeling_outputs import BaseModelOutput
+
+from ...plan_vanilla_transformer import Plan
+from .prepared import Prepared, keep_attention
+
+
+class Module(Prepared):
+    """A model that computes with its own modules: adapters, hooks, quantized weights and all kernels of attention.
+
+    Args:
+        model: A model of this package, in evaluation mode.
+    """
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self.model = model
+        self.device, self.vocab_size = model.device, model.config.target_vocab_size
+
+    def encode(self, input_ids: Tensor, attention_mask: Tensor | None) -> Tensor:
+        """Encodes a source."""
+        memory: Tensor = self.model.get_encoder()(input_ids, attention_mask).last_hidden_state
+        return memory
+
+    def decoder(self, memory: Tensor, attention_mask: Tensor | None, plan: Plan) -> "ModuleDecoder":
+        """Begins to decode a batch."""
+        return ModuleDecoder(self.model, memory, attention_mask, keep_attention(plan))
+
+
+class ModuleDecoder:
+    """A batch's decoder: the cache holds keys and values of each row.
+
+    Args:
+        model: The model.
+        memory: The encoder's output, (B, S, d_model).
+        memory_mask: (B, S), 0 for padding; None: there is none.
+        keeps_attention: Whether to keep `attention`.
+    """
+
+    def __init__(
+        self, model: PreTrainedModel, memory: Tensor, memory_mask: Tensor | None, keeps_attention: bool = False
+    ) -> None:
+        self.model, self.memory, self.keeps_attention, self.keeps_places = model, memory, keeps_attention, False
+        self.attention: Tensor | None = None
+        self.source_mask = memory.new_ones(memory.shape[:2], dtype=torch.bool)  # (B, S)
+        if memory_mask is not None:
+            self.source_mask = memory_mask != 0
+        self.row_mask = None if memory_mask is None else memory_mask  # (rows, S)
+        self.cache: Any = None
+
+    def step(self, tokens: Tensor) -> Tensor:
+        """Advances by one position, with the token of each row, (rows,); returns logits of the next, (rows, V)."""
+        output = self.model(
+            encoder_outputs=BaseModelOutput(self.memory),
+            attention_mask=self.row_mask,
+            decoder_input_ids=tokens[:, None],
+            past_key_values=self.cache,
+            use_cache=True,
+            **({"output_attentions": True} if self.keeps_attention else {}),
+        )
+        self.cache = output.past_key_values
+        if self.keeps_attention:
+            self.attention = output.cross_attentions[-1][:, :, -1].mean(dim=1).float()
+        logits: Tensor = output.logits[:, -1]
+        return logits
+
+    def move(self, rows: Tensor, sentences: Tensor) -> None:
+        """Gives each row the past of a former row, and each sentence the source of a former one."""
+        self.cache.reorder_cache(rows)
+        self.memory = self.memory[rows]
+        if self.row_mask is not None:
+            self.row_mask = self.row_mask[rows]
+        self.source_mask = self.source_mask[sentences]

@@ -1,0 +1,131 @@
+"""Models that are prepared for decoding: what each kind of decoder has in common, and several of them as one."""
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...plan_vanilla_transformer import Plan
+from .scores import score_processor
+from .search import Decoder, Hypothesis, beam_search, greedy_search
+
+
+class Prepared(ABC):
+    """A model, prepared for decoding.
+
+    Attributes:
+        device: Where it computes.
+        vocab_size: V, of the target.
+        is_exact: Whether it computes what the model's own modules do, but for rounding.
+    """
+
+    device: torch.device
+    vocab_size: int
+    is_exact: bool = True
+
+    def unsupported(self, plan: Plan) -> str | None:
+        """Says which setting of a plan it lacks and why, or None."""
+        if plan.others:
+            return f"`{plan.others[0]}` is given"
+        if plan.limit[0] == "default":
+            return "nothing limits the length, and transformers has a default"
+        if len(plan.forced_end) > 1:
+            return "several tokens are forced at the end, and their scores are equal"
+        if plan.forced_end and plan.limit[0] == "max_extra_length":
+            return "an end is forced at each sentence's own limit"
+        return None
+
+    def close(self) -> None:  # noqa: B027  # most have made nothing
+        """Frees what it has made for later calls; these make it again."""
+
+    @abstractmethod
+    def encode(self, input_ids: Tensor, attention_mask: Tensor | None) -> Any:
+        """Returns the encoder's output, (B, S, d_model), of ids and mask, (B, S) each."""
+
+    @abstractmethod
+    def decoder(self, memory: Any, attention_mask: Tensor | None, plan: Plan) -> Decoder:
+        """Begins to decode a batch: the encoder's output, its mask (None: there is no padding), and how."""
+
+    def search(
+        self,
+        plan: Plan,
+        memory: Any,
+        attention_mask: Tensor | None,
+        prompts: Tensor,
+        max_new_tokens: Sequence[int],
+        on_token: Callable[[int], object] | None = None,
+    ) -> list[list[Hypothesis]]:
+        """Searches for the translations of a batch.
+
+        Args:
+            plan: A plan that `unsupported` has nothing against.
+            memory: What `encode` returned.
+            attention_mask: (B, S), 0 for padding; None: there is none.
+            prompts: What each target begins with, (B, P), the start token first.
+            max_new_tokens: Longest translation of each sentence, from 1 up.
+            on_token: Called with each token of a greedy search for one sentence.
+
+        Returns:
+            The hypotheses of each sentence, the best first.
+        """
+        decoder = self.decoder(memory, attention_mask, plan)
+        process = score_processor(plan, self.vocab_size, prompts, max(max_new_tokens))
+        if plan.num_beams > 1:
+            return beam_search(decoder, prompts, max_new_tokens, plan, process)
+        return greedy_search(decoder, prompts, max_new_tokens, plan, process, on_token)
+
+
+def keep_attention(plan: Plan) -> bool:
+    """Tells whether a plan needs to know what each step attends to."""
+    return plan.alignments or plan.coverage_penalty > 0
+
+
+class Averaged(Prepared):
+    """Several models as one: at each step, its probabilities are the mean of theirs.
+
+    Args:
+        members: The models, on one device, of one vocabulary.
+    """
+
+    def __init__(self, members: Sequence[Prepared]) -> None:
+        self.members = members
+        self.device, self.vocab_size = members[0].device, members[0].vocab_size
+        self.is_exact = all(one.is_exact for one in members)
+
+    def unsupported(self, plan: Plan) -> str | None:
+        """Says which setting of a plan one of the members lacks, or None."""
+        return next(filter(None, (one.unsupported(plan) for one in self.members)), None)
+
+    def encode(self, input_ids: Tensor, attention_mask: Tensor | None) -> list[Any]:
+        """Encodes a source by each member."""
+        return [one.encode(input_ids, attention_mask) for one in self.members]
+
+    def decoder(self, memory: Any, attention_mask: Tensor | None, plan: Plan) -> "AveragedDecoder":
+        """Begins to decode a batch with each member."""
+        pairs = zip(self.members, memory, strict=True)
+        return AveragedDecoder([one.decoder(own, attention_mask, plan) for one, own in pairs])
+
+
+class AveragedDecoder:
+    """Decoders of the same batch as one."""
+
+    def __init__(self, decoders: Sequence[Decoder]) -> None:
+        self.decoders, self.keeps_places = decoders, all(one.keeps_places for one in decoders)
+        self.attention: Tensor | None = None  # the mean of the members'
+        self.source_mask = decoders[0].source_mask
+
+    def step(self, tokens: Tensor) -> Tensor:
+        """Advances by one position with each member: log-probabilities, (rows, V), in float32."""
+        log_probabilities = torch.stack([one.step(tokens).float().log_softmax(dim=-1) for one in self.decoders])
+        kept = [one.attention for one in self.decoders if one.attention is not None]
+        self.attention = torch.stack(kept).mean(dim=0) if kept else None
+        return log_probabilities.logsumexp(dim=0).sub_(math.log(len(self.decoders)))
+
+    def move(self, rows: Tensor, sentences: Tensor) -> None:
+        """Moves the rows of each member."""
+        for one in self.decoders:
+            one.move(rows, sentences)
+        self.source_mask = self.decoders[0].source_mask

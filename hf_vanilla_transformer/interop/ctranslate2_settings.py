@@ -1,0 +1,34 @@
+"""Which settings of a plan CTranslate2 has, without importing it, PyTorch or transformers."""
+
+from collections.abc import Sequence
+
+from ..plan_vanilla_transformer import GNMTLengthPenalty, Plan
+
+
+def lacking_settings(plan: Plan) -> list[str]:
+    """Returns the settings of a plan that CTranslate2 has no equivalent of, with their values."""
+    settings = plan.settings()
+    names = ["coverage_penalty", "no_repeat_ngram_size", "begin_suppress_tokens", "min_length"]
+    names += ["repetition_penalty"] if plan.repetition_penalty != 1 else []
+    names += ["bad_words_ids"] if any(len(one) > 1 for one in plan.barred_words) else []
+    names += ["eos_token_id"] if len(plan.ends) > 1 else []
+    return [*plan.others, *(f"{name}={settings[name]!r}" for name in names if name in settings)]
+
+
+def never_chosen(plan: Plan, target: Sequence[str]) -> list[list[str]]:
+    """Returns the tokens of the target that a plan bars, each as a list of one."""
+    single = [one[0] for one in plan.barred_words if len(one) == 1]
+    return [[target[token]] for token in sorted({*single, *plan.barred}) if token < len(target)]
+
+
+def other_settings(plan: Plan) -> list[str]:
+    """Returns the settings of a plan that `translate_batch` has no argument for, with their values."""
+    found = lacking_settings(plan)
+    if isinstance(plan.length_penalty, GNMTLengthPenalty):
+        found.append(f"gnmt_length_penalty={float(plan.length_penalty)}")
+    if plan.limit[0] == "max_extra_length":
+        found.append(f"max_extra_length={plan.limit[1]}")
+    if plan.num_beams > 1 and plan.early_stopping is not True:  # its searches end as with True
+        found.append(f"early_stopping={plan.early_stopping!r}")
+    forced = {"forced_bos_token_id": plan.forced_begin, "forced_eos_token_id": plan.forced_end or None}
+    return sorted([*found, *(f"{name}={value!r}" for name, value in forced.items() if value is not None)])

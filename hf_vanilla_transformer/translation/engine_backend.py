@@ -1,0 +1,308 @@
+"""Models of transformers as a backend: those of this package by the engine's search, all others by `generate()`."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers.utils import ModelOutput
+
+from ..engine import Engine
+from ..engine.decoding.module import Module
+from ..engine.decoding.prepared import Averaged, Prepared
+from ..engine.decoding.search import Hypothesis
+from ..generation_vanilla_transformer import DecodingMixin
+from ..plan_vanilla_transformer import Plan
+from .backend import (
+    NO_HYPOTHESIS,
+    Alignment,
+    Backend,
+    Found,
+    Job,
+    Options,
+    Translation,
+    batches_of,
+    on_one_line,
+    positions_in,
+)
+from .reading import Segment, namers
+
+# Padded source tokens per batch, times the number of beams: on two cores, more give no speed-up, and caches and logits
+# grow with it.
+BATCH_TOKENS = 4_096
+BATCH_TOKENS_ON_GPU = 16_384  # not measured; as with CTranslate2
+# Arguments of generate() that belong to a batch, which a caller doesn't know.
+INPUTS = {
+    *("inputs", "input_ids", "attention_mask", "encoder_outputs", "inputs_embeds"),
+    *("decoder_input_ids", "decoder_attention_mask"),
+}
+
+
+class EngineBackend(Backend):
+    """Decodes with a model of transformers.
+
+    A model of this package is searched by the engine, where it is attached, and else by the model's own modules, which
+    may have adapters, hooks, or weights in a few bits. What neither has (sampling, say), and all other architectures,
+    is `generate()`.
+
+    Args:
+        model: The model, in evaluation mode.
+        tokenizer: Its tokenizer.
+    """
+
+    name = "engine"
+
+    def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
+        self.model, self.tokenizer = model, tokenizer
+        self.config, self.positions = model.config, positions_in(model.config)
+        # The model below a `PeftModel`; it holds the adapters' layers.
+        base = model.get_base_model() if hasattr(model, "get_base_model") else model
+        self.is_own = isinstance(base, DecodingMixin)
+        self.own = base if self.is_own and _decodes_plainly(model, base) else None
+
+    @property
+    def settings(self) -> Any:
+        """The model's generation config, which may be replaced."""
+        return self.model.generation_config
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model is now."""
+        return self.model.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The type of its weights."""
+        return self.model.dtype
+
+    @property
+    def training(self) -> bool:  # type: ignore[override]
+        """Whether it is in training mode."""
+        return self.model.training
+
+    # ---- Options ----
+    def unsupported(self, plan: Plan) -> str | None:
+        """Says which setting of a plan the model lacks, and why, or None; what is left is for `generate()` to tell."""
+        if (plan.alignments or plan.coverage_penalty) and self.own is None:
+            kind = type(self.model).__name__
+            name = "alignments" if plan.alignments else "coverage_penalty"
+            need = "needs" if name == "coverage_penalty" else "need"
+            return f"{name} {need} a model of this package, and this one is a {kind}"
+        if plan.alignments or plan.coverage_penalty:
+            return Module(self.own).unsupported(plan)
+        return None
+
+    def plan(self, options: Options, n_best: int | None = None, alignments: bool = False) -> Plan:
+        """Resolves how a call of `decode` decodes; raises `ValueError` for what the model lacks."""
+        if given := sorted(INPUTS & options.keys()):
+            raise ValueError(f"{given[0]} comes from the sentences here; leave it out, or give a prefix")
+        return super().plan(options, n_best, alignments)
+
+    # ---- Searching ----
+    def prepared(self, plan: Plan) -> Prepared | None:
+        """Returns what searches as a plan says, the engine first; None: `generate()` does."""
+        attached = vars(self.model).get("engine")  # not that of a model with adapters below
+        if isinstance(attached, Engine) and self.own is not None:
+            prepared, reason = attached.ready(self.model)
+            if prepared is not None and (reason := prepared.unsupported(plan)) is None:
+                attached.calls += 1
+                return prepared
+            attached.step_aside(str(reason))
+        if self.own is None:
+            return None
+        module = Module(self.own)
+        return module if module.unsupported(plan) is None else None
+
+    def search(self, job: Job) -> Iterator[Found]:
+        """Translates the segments of a job, the longest first."""
+        segments, most = job.segments, (job.batch_tokens or _batch_tokens(self)) // job.plan.num_beams
+        for numbers in batches_of(segments, job.batch_size, most):
+            batch = [segments[number] for number in numbers]
+            with no_gradients(self.model):  # not while the caller works
+                prepared = self.prepared(job.plan)
+                rows = None if prepared is None else searched(prepared, self.own, job, batch)
+                if rows is None or not all(rows):  # or all is impossible for one of them
+                    rows = self._generated(job, batch)
+            yield numbers, translations(job, batch, rows)
+
+    def _generated(self, job: Job, segments: list[Segment]) -> list[list[Hypothesis]]:
+        """Returns what `generate()` finds for segments with prefixes of one length."""
+        inputs = self.tokenizer.pad({"input_ids": [one.token_ids for one in segments]}, return_tensors="pt")
+        inputs = inputs.to(self.model.device)
+        batch = {name: inputs[name] for name in ("input_ids", "attention_mask")}
+        if segments[0].prefix:
+            batch["decoder_input_ids"] = torch.tensor([one.prefix for one in segments], device=self.model.device)
+        options = {**job.options, "return_dict_in_generate": True}  # for the beams' lengths
+        if options.get("max_new_tokens") is not None:
+            options.setdefault("max_length", None)  # transformers would warn of a generation config's at each batch
+        if job.has_scores:
+            # transformers' beam search gives scores of sequences only with those of every step.
+            widths = {"num_beams": job.plan.num_beams, "num_return_sequences": job.plan.num_hypotheses}
+            options |= {**widths, "output_scores": True}
+        output = self.model.generate(**batch, **options)
+        begin = max(len(segments[0].prefix), 1)
+        counts = _numbers_of_tokens(output, job.plan, begin)
+        scores = output.sequences_scores.tolist() if "sequences_scores" in output else [None] * len(counts)
+        sequences = zip(output.sequences.tolist(), counts, scores, strict=True)
+        # Behind its end, a row is filled up to the longest one's length.
+        found = [Hypothesis(row[begin : begin + count], score) for row, count, score in sequences]
+        width = len(found) // len(segments)
+        return [found[start : start + width] for start in range(0, len(found), width)]
+
+    def log_probabilities(self, sources: list[list[int]], targets: list[list[int]]) -> list[float]:
+        """Returns how probable each target is, in nats; the tokens of sources and targets end with `</s>`."""
+        return log_probabilities([self.model], self.tokenizer, sources, targets)
+
+
+def _batch_tokens(backend: Backend) -> int:
+    return BATCH_TOKENS_ON_GPU if torch.device(backend.device).type == "cuda" else BATCH_TOKENS
+
+
+def _decodes_plainly(model: PreTrainedModel, base: PreTrainedModel) -> bool:
+    """Tells whether a model's `generate()` is the package's, and nothing stands before its modules."""
+    if "generate" in vars(model) or type(base).generate is not DecodingMixin.generate:
+        return False
+    adapters = getattr(model, "peft_config", None) or {}
+    return not any(getattr(one, "is_prompt_learning", False) for one in adapters.values())
+
+
+def searched(prepared: Prepared, model: Any, job: Job, segments: list[Segment]) -> list[list[Hypothesis]]:
+    """Searches for the translations of segments with prefixes of one length; `model` knows its limit of lengths."""
+    plan, device = job.plan, prepared.device
+    rows = [torch.tensor(one.token_ids) for one in segments]
+    lengths = [len(row) for row in rows]
+    ids = nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=plan.padding or 0)
+    mask = (torch.arange(ids.shape[1]) < torch.tensor(lengths)[:, None]).long() if len(set(lengths)) > 1 else None
+    mask = None if mask is None else mask.to(device)
+    prompts = torch.tensor([one.prefix or (plan.start,) for one in segments], device=device)
+    longest = model.max_new_tokens(plan, lengths, prompts.shape[1])
+    return prepared.search(plan, prepared.encode(ids.to(device), mask), mask, prompts, longest)
+
+
+def translations(job: Job, segments: list[Segment], rows: list[list[Hypothesis]]) -> list[list[Translation]]:
+    """Makes translations of what was found for segments; with alignments, if they are asked for."""
+    tokenizer = job.tokenizer
+    flat = [(*segment.prefix, *one.tokens) for segment, own in zip(segments, rows, strict=True) for one in own]
+    texts = iter(tokenizer.batch_decode(flat, skip_special_tokens=True))
+    names = namers(tokenizer) if job.plan.alignments else None
+    found: list[list[Translation]] = []
+    for segment, own in zip(segments, rows, strict=True):
+        found.append([])
+        for number, one in enumerate(own):
+            text, score = on_one_line(next(texts)), one.score if job.has_scores else None
+            alignment = None
+            if names is not None and one.attention is not None:
+                source, target = tuple(segment.token_ids), tuple(one.tokens)
+                weights = one.attention[:, : len(source)].clone()  # a view would hold the batch's memory
+                tokens = tuple(names[0](source)), tuple(names[1](target))
+                alignment = Alignment(*tokens, weights, source, target)
+            # A beam search with fewer hypotheses than places fills the list up.
+            if number == 0 or (score is not None and score > NO_HYPOTHESIS):
+                found[-1].append(Translation(text, len(one.tokens), score, alignment))
+    return found
+
+
+def _numbers_of_tokens(output: ModelOutput, plan: Plan, begin: int) -> list[int]:
+    """Counts what the model wrote in each row from a place on."""
+    if output.get("beam_indices") is not None:
+        return (output.beam_indices >= 0).sum(dim=1).tolist()
+    rows = output.sequences[:, begin:]
+    is_end = torch.isin(rows, rows.new_tensor(plan.ends))
+    is_open = is_end.cumsum(dim=1) - is_end.long() == 0  # up to the first end
+    is_filler = rows == (-1 if plan.padding is None else plan.padding)
+    is_text = (~is_filler).flip(1).cumsum(dim=1).flip(1) > 0  # a limit's cut has padding behind it
+    return (is_open & (is_text | is_end)).sum(dim=1).tolist()
+
+
+def log_probabilities(
+    models: Sequence[PreTrainedModel],
+    tokenizer: PreTrainedTokenizerBase,
+    sources: list[list[int]],
+    targets: list[list[int]],
+) -> list[float]:
+    """Returns how probable each target is, in nats, by the mean of models' probabilities."""
+    device = models[0].device
+    inputs = tokenizer.pad({"input_ids": sources}, return_tensors="pt").to(device)
+    rows = [torch.tensor(ids) for ids in targets]
+    labels = nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=-100).to(device)  # (B, T)
+    by_model = []
+    for model in models:
+        with no_gradients(model):
+            logits: Tensor = model(
+                input_ids=inputs["input_ids"],
+                attention_mask=inputs["attention_mask"],
+                decoder_input_ids=model.prepare_decoder_input_ids_from_labels(labels),
+                use_cache=False,
+            ).logits.float()  # (B, T, V)
+            losses = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=-100, reduction="none")
+            by_model.append(-losses.double().view(labels.shape))
+    mean = torch.stack(by_model).logsumexp(dim=0) - torch.tensor(float(len(models))).double().log().to(device)
+    return mean.masked_fill(labels == -100, 0.0).sum(dim=1).tolist()
+
+
+def no_gradients(model: PreTrainedModel) -> AbstractContextManager[None]:
+    """Turns gradients off. Quantized weights may be of tensor classes that inference mode refuses (quanto)."""
+    return torch.no_grad() if getattr(model, "is_quantized", False) else torch.inference_mode()
+
+
+class EnsembleBackend(Backend):
+    """Decodes with several models as one: at each step, its probabilities are the mean of theirs.
+
+    It decodes as the first one does, by that one's generation config.
+
+    Args:
+        members: The models, on one device.
+        tokenizer: Their tokenizer.
+    """
+
+    name = "engine"
+
+    def __init__(self, members: Sequence[PreTrainedModel], tokenizer: PreTrainedTokenizerBase) -> None:
+        self.members = [EngineBackend(one, tokenizer) for one in members]
+        self.tokenizer, first = tokenizer, self.members[0]
+        self.settings, self.config, self.device, self.dtype = first.settings, first.config, first.device, first.dtype
+        self.is_own = all(one.is_own for one in self.members)
+        ends = [one.positions for one in self.members if one.positions is not None]
+        self.positions = min(ends, default=None)
+
+    @property
+    def training(self) -> bool:  # type: ignore[override]
+        """Whether one of them is in training mode."""
+        return any(one.training for one in self.members)
+
+    def unsupported(self, plan: Plan) -> str | None:
+        """Says which setting of a plan an ensemble lacks, and why, or None."""
+        if (reason := next(filter(None, (one.unsupported(plan) for one in self.members)), None)) is not None:
+            return reason
+        reason = self._averaged(plan).unsupported(plan)
+        return None if reason is None else f"several models decode as one by greedy or beam search alone: {reason}"
+
+    def _averaged(self, plan: Plan) -> Averaged:
+        return Averaged([one.prepared(plan) or Module(one.model) for one in self.members])
+
+    def max_new_tokens(self, plan: Plan, lengths: Sequence[int], prompt_length: int = 1) -> list[int]:
+        """Returns how many tokens each sentence gets at most: as many as the shortest table of positions allows."""
+        by_member = (
+            one.own.max_new_tokens(plan, lengths, prompt_length)
+            if one.own is not None
+            else [plan.max_new_tokens(length, prompt_length) for length in lengths]
+            for one in self.members
+        )
+        return [min(longest) for longest in zip(*by_member, strict=True)]
+
+    def search(self, job: Job) -> Iterator[Found]:
+        """Translates the segments of a job, the longest first."""
+        most = (job.batch_tokens or _batch_tokens(self)) // job.plan.num_beams
+        for numbers in batches_of(job.segments, job.batch_size, most):
+            batch = [job.segments[number] for number in numbers]
+            with torch.no_grad():
+                rows = searched(self._averaged(job.plan), self, job, batch)
+            rows = [own or [Hypothesis([])] for own in rows]  # where all is impossible
+            yield numbers, translations(job, batch, rows)
+
+    def log_probabilities(self, sources: list[list[int]], targets: list[list[int]]) -> list[float]:
+        """Returns how probable each target is, in nats; the tokens of sources and targets end with `</s>`."""
+        return log_probabilities([one.model for one in self.members], self.tokenizer, sources, targets)

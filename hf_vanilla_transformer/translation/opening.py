@@ -1,0 +1,147 @@
+"""Opens what a `Translator` gets: folders, names on the Hub and models, by PyTorch and transformers."""
+
+from pathlib import Path
+from typing import Any, Unpack
+
+import torch
+from transformers import MarianMTModel, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.utils import cached_file
+
+from ..checkpoints.kinds import CONFIG, Kind, check_kind, kind_of
+from ..checkpoints.loading import Where, check_tokenizer, load_checkpoint
+from ..data.hub_names import check_model_on_hub
+from ..engine import attach, attach_if_supported
+from ..errors import CheckpointError, first_line
+from ..interop.conversion import ConversionError
+from ..interop.marian import from_marian
+from .backend import Backend, DeviceError
+from .ctranslate2 import CTranslate2Backend, import_library
+from .decoding import check_model
+from .engine_backend import EngineBackend
+
+Opened = tuple[PreTrainedTokenizerBase, Any, Backend]  # the tokenizer, the model, and what decodes with it
+
+
+def open_with_engine(
+    model: str | Path | PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase | None,
+    device: str | torch.device | None,
+    compute_type: str,
+    dtype: torch.dtype | str,
+    threads: int | None,
+    where: Where,
+) -> Opened:
+    """Opens a model and attaches the engine; arguments and errors are those of `Translator`."""
+    if isinstance(model, Backend):  # an ensemble
+        if tokenizer is None:
+            raise ValueError("an ensemble needs the tokenizer of its members; give tokenizer=...")
+        return tokenizer, model, model
+    if isinstance(model, str | Path):
+        tokenizer, loaded = load_to_translate(model, device, dtype=dtype, **where)
+        attach_if_supported(loaded, compute_type)
+    else:
+        tokenizer, loaded = _checked(model, tokenizer)
+        if device is not None:
+            loaded = loaded.to(device)
+        if compute_type != "default":
+            attach(loaded, compute_type)
+    if threads is not None:
+        torch.set_num_threads(threads)
+    return tokenizer, loaded, EngineBackend(loaded, tokenizer)
+
+
+def open_with_ctranslate2(
+    model: str | Path | PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase | None,
+    device: str | torch.device | None,
+    compute_type: str,
+    dtype: torch.dtype | str,
+    threads: int | None,
+    where: Where,
+) -> Opened:
+    """Converts a model for CTranslate2, loaded on the CPU and given up afterwards."""
+    import_library()  # before anything is downloaded
+    if dtype != "auto":
+        raise ValueError('dtype is for the backend "engine"; give compute_type')
+    is_name = isinstance(model, str | Path)
+    tokenizer, loaded = load_to_translate(model, "cpu", **where) if is_name else _checked(model, tokenizer)
+    if isinstance(loaded, MarianMTModel):
+        loaded = from_marian(loaded)[0]
+    made = CTranslate2Backend.converted(loaded, tokenizer, str(device or default_device()), compute_type, threads)
+    return tokenizer, made, made
+
+
+def load_to_translate(
+    name: str | Path,
+    device: str | torch.device | None = None,
+    *,
+    dtype: torch.dtype | str = "auto",
+    **where: Unpack[Where],
+) -> tuple[PreTrainedTokenizerBase, PreTrainedModel]:
+    """Loads a model and its tokenizer with the arguments of `Translator`; a Marian model is converted first.
+
+    Raises:
+        CheckpointError: It can't be loaded or converted.
+        HubError: It is neither a folder nor a name on the Hub.
+        DeviceError: The device can't be used.
+    """
+    device = device or default_device()
+    try:
+        torch.zeros(1, device=device).item()
+    except (RuntimeError, AssertionError) as error:
+        raise DeviceError(f"device {device} can't be used here ({first_line(error)}); try cpu") from error
+    check_kind(name)
+    # The check has no token but the user's own.
+    where["local_files_only"] = not (Path(name).is_dir() or where.get("token") or check_model_on_hub(str(name)))
+    if _is_opus_mt(name, where):
+        tokenizer, model = _converted(name, dtype, where)
+    else:
+        tokenizer, model = load_checkpoint(name, dtype=dtype, **where)
+    if dtype == "auto" and model.dtype == torch.float16 and torch.device(device).type == "cpu":
+        model = model.float()  # the same numbers; CPUs compute half precision slowly
+    return tokenizer, model.to(device)
+
+
+def default_device() -> str:
+    """Returns CUDA if it is available, else the CPU."""
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def _is_opus_mt(name: str | Path, where: Where) -> bool:
+    """Tells whether there is a Marian model with OPUS-MT's tokenizer; of one on the Hub, these files are fetched."""
+    quiet = {f"_raise_exceptions_for_{problem}": False for problem in ("missing_entries", "connection_errors")}
+    try:
+        files = [cached_file(name, file, **where, **quiet) for file in (CONFIG, "source.spm", "tokenizer.json")]
+        return files[0] is not None and kind_of(Path(files[0]).parent) is Kind.OPUS_MT
+    except (OSError, ValueError):  # loading it says what is wrong
+        return False
+
+
+def _converted(
+    name: str | Path, dtype: torch.dtype | str, where: Where
+) -> tuple[PreTrainedTokenizerBase, PreTrainedModel]:
+    try:
+        local_only = where.get("local_files_only", False)
+        model, tokenizer = from_marian(
+            name, revision=where.get("revision"), token=where.get("token"), local_files_only=local_only
+        )
+    except ConversionError as error:
+        raise CheckpointError(f"can't convert {name} ({first_line(error)})") from error
+    assert tokenizer is not None
+    model.name_or_path = str(name)
+    if dtype != "auto":
+        model = model.to(getattr(torch, dtype) if isinstance(dtype, str) else dtype)
+    return tokenizer, model
+
+
+def _checked(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None
+) -> tuple[PreTrainedTokenizerBase, PreTrainedModel]:
+    """Checks the user's model and its tokenizer."""
+    if not hasattr(model, "generate") or not hasattr(model, "config"):
+        raise ValueError(f"model is of type {type(model).__name__}; give a folder, a name on the Hub, or a model")
+    if tokenizer is None:
+        raise ValueError("a model needs its tokenizer; give tokenizer=AutoTokenizer.from_pretrained(...)")
+    check_model(model)
+    check_tokenizer(tokenizer, model.config, type(model).__name__)
+    return tokenizer, model

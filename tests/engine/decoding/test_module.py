@@ -1,0 +1,86 @@
+"""Decoding by the model's own modules, and by several models as one, against the packed weights of the engine."""
+
+import copy
+import itertools
+
+import peft
+import pytest
+import torch
+from test_generation import BOS, EOS, SOURCES, padded
+from test_packed import members, varied
+
+from hf_vanilla_transformer.engine.decoding.module import Module
+from hf_vanilla_transformer.engine.decoding.packed import Packed
+from hf_vanilla_transformer.engine.decoding.prepared import Averaged
+from hf_vanilla_transformer.plan_vanilla_transformer import GNMTLengthPenalty, Plan
+
+GREEDY = Plan(limit=("max_extra_length", 5), start=BOS, ends=(EOS,), padding=0)
+BEAMS = Plan(4, 4, ("max_extra_length", 5), 0, 0, GNMTLengthPenalty(0.6), True, start=BOS, ends=(EOS,), padding=0)
+PLANS = {
+    "greedy": GREEDY,
+    "beams": BEAMS,
+    "no repetition, several ends": Plan(
+        3, 3, ("max_new_tokens", 9), 2, early_stopping=False, ends=(EOS, 18), no_repeat_ngram_size=2
+    ),
+    "barred, never": Plan(2, 2, ("max_new_tokens", 7), ends=(EOS,), barred=(5, 9), early_stopping="never"),
+    "coverage, alignments": Plan(3, 3, ("max_new_tokens", 7), ends=(EOS,), coverage_penalty=0.3, alignments=True),
+    "alignments": Plan(limit=("max_new_tokens", 7), ends=(EOS,), alignments=True),
+}
+
+
+@torch.inference_mode()
+def found(prepared, plan, side="right", prompt=(BOS,)):
+    """What a search for all sources finds."""
+    inputs = padded(SOURCES, side)
+    mask = inputs["attention_mask"]
+    longest = [plan.max_new_tokens(len(source)) for source in SOURCES]
+    memory = prepared.encode(inputs["input_ids"], mask)
+    return prepared.search(plan, memory, mask, torch.tensor([prompt] * len(SOURCES)), longest)
+
+
+def assert_same(ours, others):
+    assert [[(one.tokens, list(one.beams)) for one in own] for own in ours] == [
+        [(one.tokens, list(one.beams)) for one in own] for own in others
+    ]
+    for one, other in zip(itertools.chain(*ours), itertools.chain(*others), strict=True):
+        assert one.score == (None if other.score is None else pytest.approx(other.score, abs=1e-5))
+        assert (one.attention is None) == (other.attention is None)
+        if other.attention is not None:
+            torch.testing.assert_close(one.attention, other.attention, atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("plan", PLANS)
+@pytest.mark.parametrize("name", ["default", "pre-norm without a last one", "learned positions", "two vocabularies"])
+def test_modules_find_what_packed_weights_do(name, plan):
+    model = varied(name, torch.float64)
+    for side, prompt in (("left", (BOS,)), ("right", (BOS, 9, 6))):
+        assert_same(*(found(way(model), PLANS[plan], side, prompt) for way in (Module, Packed)))
+
+
+@pytest.mark.parametrize("kernel", ["eager", "sdpa"])
+def test_adapters_count(kernel):
+    """What they add is found by the modules, and by packed weights when they are merged."""
+    model = copy.deepcopy(varied("default", torch.float64))
+    model.set_attn_implementation(kernel)
+    plain = found(Module(model), BEAMS)
+    lora = peft.LoraConfig(target_modules=["v_proj", "fc1"], r=2, init_lora_weights=False)
+    adapted = peft.get_peft_model(model, lora).eval()
+    own = found(Module(adapted.get_base_model()), BEAMS)
+    assert_same(own, found(Packed(adapted.merge_and_unload()), BEAMS))
+    assert [row[0].tokens for row in own] != [row[0].tokens for row in plain]
+
+
+@pytest.mark.parametrize("plan", ["greedy", "beams", "coverage, alignments"])
+def test_an_ensemble_of_either_kind(plan):
+    ways = [Averaged([way(model) for model in members()]) for way in (Module, Packed)]
+    ways.append(Averaged([Packed(members()[0]), *map(Module, members()[1:])]))
+    first, *others = (found(way, PLANS[plan]) for way in ways)
+    for other in others:
+        assert_same(other, first)
+    assert [row[0].tokens for row in first] != [row[0].tokens for row in found(Packed(members()[0]), PLANS[plan])]
+
+
+def test_what_is_beyond_a_plan_is_named():
+    plan = Plan.of({"do_sample": True, "top_k": 5, "max_new_tokens": 4}, {})
+    for prepared in (Module(varied()), Packed(varied()), Averaged([Module(varied())])):
+        assert prepared.unsupported(plan) == "`do_sample=True` is given"

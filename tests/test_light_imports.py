@@ -1,0 +1,111 @@
+"""The classes are registered when transformers is imported, and an exported model is translated without it."""
+
+import importlib
+import json
+import shutil
+import subprocess
+import sys
+from contextlib import nullcontext
+from unittest.mock import Mock
+
+import pytest
+from transformers import AutoTokenizer
+
+from hf_vanilla_transformer import cli, registration
+from hf_vanilla_transformer.translation.tokenizer_file import ONLY_IDS, TokenizerFile, open_tokenizer
+from hf_vanilla_transformer.translation.translator import Translator
+
+LIGHT = "import sys; assert not {'torch', 'transformers', 'huggingface_hub'} & set(sys.modules)\n"
+KNOWN = "from transformers import AutoConfig; AutoConfig.for_model('vanilla_transformer')\n"
+GONE = "import sys; assert not [one for one in sys.meta_path if type(one).__name__ == 'Registration']\n"
+OURS = "import hf_vanilla_transformer as ours, importlib.util\n"
+IN_ANY_ORDER = {
+    "later": f"{OURS}ours.Translator\n{LIGHT}importlib.util.find_spec('transformers'); importlib.reload(ours)\n{LIGHT}"
+    "import transformers\nassert type(transformers.__spec__.loader).__module__ == '_frozen_importlib_external'\n"
+    "from transformers.pipelines import PIPELINE_REGISTRY as tasks; tasks.supported_tasks['vanilla-translation']\n"
+    "importlib.reload(transformers); importlib.reload(ours)\n",
+    "submodule": f"{OURS}from transformers.models.auto.modeling_auto import AutoModelForSeq2SeqLM as Auto\n"
+    "assert ours.VanillaTransformerConfig in Auto._model_mapping\n",
+    "own file": "import hf_vanilla_transformer.generation_vanilla_transformer\n",
+    "threads": f"{OURS}from concurrent.futures import ThreadPoolExecutor\n"
+    "names = 2 * ['transformers', *ours.registration.OWN]\n"
+    "with ThreadPoolExecutor(12) as pool: list(pool.map(importlib.import_module, names))\n",
+    "spawned": "import multiprocessing\nfrom hf_vanilla_transformer import VanillaTransformerConfig\n"
+    "with multiprocessing.get_context('spawn').Pool(1) as pool: pool.map(repr, [VanillaTransformerConfig()])\n",
+}  # fmt: skip
+
+
+def run(script, *arguments):
+    return subprocess.check_output([sys.executable, "-c", script, *map(str, arguments)], text=True)
+
+
+@pytest.mark.parametrize("order", IN_ANY_ORDER)
+def test_transformers_knows_the_classes(order):
+    run(IN_ANY_ORDER[order] + GONE + KNOWN)
+
+
+@pytest.mark.parametrize("first", ["watched_library", "watched_module"])
+def test_an_error_of_registering_is_that_of_the_import(tmp_path, monkeypatch, first):
+    names, register = ("watched_library", "watched_module"), Mock(side_effect=[ValueError("no such class"), None])
+    (tmp_path / "watched_library.py").touch()
+    (tmp_path / "watched_module.py").write_text("import watched_library\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(registration, "LIBRARY", names[0])
+    monkeypatch.setattr(registration, "OWN", names[1:])
+    monkeypatch.setattr(sys, "meta_path", [registration.Registration(register), *sys.meta_path])
+    for outcome in (pytest.raises(ValueError, match="no such class"), nullcontext()):
+        assert type(sys.meta_path[0]) is registration.Registration
+        for name in names:
+            sys.modules.pop(name, None)
+        with outcome:
+            importlib.import_module(first)
+    assert type(sys.meta_path[0]) is not registration.Registration
+
+
+# ---- Exported models ----
+LINES = ["It is half past nine. twenty-one", "", "e\u0301 \u200b 漢字 </s> <pad", "  the\tMay", "\U0001f600 <s>a"]
+
+
+@pytest.fixture(scope="module")
+def exported(tiny_checkpoint, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("exported") / "model"
+    assert cli.main(["export", "--model", str(tiny_checkpoint), "--to", "ctranslate2", "--output", str(folder)]) == 0
+    return folder
+
+
+@pytest.mark.parametrize("splits", [True, False])
+def test_a_file_of_a_tokenizer_reads_and_writes_as_the_tokenizer(exported, tmp_path, splits):
+    folder = shutil.copytree(exported, tmp_path / "model")
+    config = json.loads((folder / "tokenizer_config.json").read_text())
+    (folder / "tokenizer_config.json").write_text(json.dumps(config | {"split_special_tokens": splits}))
+    light, complete = open_tokenizer(folder), AutoTokenizer.from_pretrained(folder)
+    assert type(light) is TokenizerFile
+    for options in ({}, {"add_special_tokens": False}):
+        ids = complete(LINES, **ONLY_IDS, **options)["input_ids"]
+        assert light(LINES, **ONLY_IDS, **options) == {"input_ids": ids}
+        assert light(text_target=LINES, **ONLY_IDS, **options) == {"input_ids": ids}
+    for row in [*ids, *([number, 1] for number in range(len(complete) + 2))]:
+        assert light.decode(row, skip_special_tokens=True) == complete.decode(row, skip_special_tokens=True)
+    assert light.get_vocab() == complete.get_vocab()
+    assert set(light.all_special_ids) == set(complete.all_special_ids)
+    assert (light.model_max_length, len(light)) == (complete.model_max_length, len(complete))
+    assert "_complete" not in vars(light)
+    assert light.eos_token == "</s>"  # what the complete one has, it has too
+    with pytest.raises(ValueError, match="surrogate"):
+        light(["\ud800"], **ONLY_IDS)
+    complete.add_tokens(["<2de>"])  # rules of its own
+    complete.save_pretrained(tmp_path)
+    assert type(open_tokenizer(tmp_path)) is type(complete)
+
+
+def test_an_exported_model_is_translated_without_pytorch(exported, tmp_path):
+    heavy = Translator(exported, "cpu")
+    heavy.tokenizer = AutoTokenizer.from_pretrained(exported)
+    options = [{}, {"num_beams": 2}, {"num_beams": 3, "n_best": 2}, {"split_sentences": "en"}, {"prefix": "der"}]
+    script = f"{OURS}import sys; translator = ours.Translator(sys.argv[1], 'cpu'); repr(translator)\n{LIGHT}"
+    script += f"print([translator({LINES!r}, **one) for one in {options!r}])\n{LIGHT}"
+    assert run(script, exported) == f"{[heavy(LINES, **one) for one in options]}\n"
+    (tmp_path / "lines.txt").write_text("\n".join(LINES), encoding="utf-8")
+    command = f"from hf_vanilla_transformer_cli import main\nassert main() == 0\n{LIGHT}"
+    run(command, "translate", "--model", exported, "--input", tmp_path / "lines.txt", "--output", tmp_path / "out.txt")
+    assert (tmp_path / "out.txt").read_text(encoding="utf-8").splitlines() == heavy(LINES)
