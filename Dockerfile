@@ -4,7 +4,7 @@
 FROM python:3.11-slim
 
 WORKDIR /app
-COPY pyproject.toml constraints.txt hatch_build.py hf_vanilla_transformer_cli.py README.md LICENSE ./
+COPY pyproject.toml constraints.txt hatch_build.py README.md LICENSE ./
 COPY hf_vanilla_transformer hf_vanilla_transformer
 # The extra index has PyTorch without CUDA, a tenth of the size.
 RUN pip install --no-cache-dir --extra-index-url https://download.pytorch.org/whl/cpu -c constraints.txt '.[serve,export,sentences]' \

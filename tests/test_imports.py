@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-PACKAGE, LAUNCHER = "hf_vanilla_transformer", "hf_vanilla_transformer_cli"
+PACKAGE = "hf_vanilla_transformer"
 ROOT = Path(__file__).parents[1]
 
 CONFIG, MODEL, GENERATION, TOKENIZATION = (
@@ -40,7 +40,7 @@ MAY_IMPORT = {
     "serving": {"translation", "checkpoints", "hub", "data", "errors"},
     "training": {"paper", "engine", "translation", "hub", "checkpoints", "metrics", "data", "errors"},
 }
-EVERYWHERE = {"cli", "__init__", "__main__", LAUNCHER, "scripts", "benchmarks"}  # imported by none of the rooms
+EVERYWHERE = {"cli", "__init__", "__main__", "scripts", "benchmarks"}  # imported by none of the rooms
 # Commands import what they need inside of the function, and __init__ when it registers, so that `--help` is instant;
 # the backend of an extra imports it when it is used; what translates with that imports neither torch nor transformers.
 IMPORT_LATE = {*EVERYWHERE, "translation.ctranslate2", "translation.decoding", "translation.translator"}
@@ -62,7 +62,7 @@ class Import:
 
 def modules_of(root: Path) -> dict[str, Path]:
     """Files by module: "cli", "interop.fairseq", "scripts.quickstart"; a package's __init__ has the package's name."""
-    files = {path.stem: path for path in [root / f"{LAUNCHER}.py"] if path.exists()}
+    files: dict[str, Path] = {}
     for folder in (root / PACKAGE, root / "scripts", root / "benchmarks"):
         for path in sorted(folder.rglob("*.py")):
             parts = path.relative_to(folder if folder.name == PACKAGE else root).with_suffix("").parts

@@ -106,6 +106,6 @@ def test_an_exported_model_is_translated_without_pytorch(exported, tmp_path):
     script += f"print([translator({LINES!r}, **one) for one in {options!r}])\n{LIGHT}"
     assert run(script, exported) == f"{[heavy(LINES, **one) for one in options]}\n"
     (tmp_path / "lines.txt").write_text("\n".join(LINES), encoding="utf-8")
-    command = f"from hf_vanilla_transformer_cli import main\nassert main() == 0\n{LIGHT}"
+    command = f"from hf_vanilla_transformer.cli import main\nassert main() == 0\n{LIGHT}"
     run(command, "translate", "--model", exported, "--input", tmp_path / "lines.txt", "--output", tmp_path / "out.txt")
     assert (tmp_path / "out.txt").read_text(encoding="utf-8").splitlines() == heavy(LINES)

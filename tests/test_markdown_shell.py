@@ -96,7 +96,7 @@ def written(options: Mapping[str, object]) -> str:
 def write_programs(folder: Path) -> Path:
     """The programs that the blocks call: this Python and this checkout, with shorter trainings."""
     folder.mkdir()
-    python, ours = sys.executable, f"{sys.executable} -m hf_vanilla_transformer_cli"  # what the command starts
+    python, ours = sys.executable, f"{sys.executable} -m hf_vanilla_transformer"  # what the command starts
     of_a_model = {name: value for name, value in QUICK.items() if name not in SIZES}  # which has sizes already
     executable(
         folder / "vanilla-transformer",

@@ -16,7 +16,7 @@ from hf_vanilla_transformer.cli import common, export
 from hf_vanilla_transformer.cli.common import UsageError
 
 ROOT = Path(__file__).parents[2]
-COMMAND = [sys.executable, "-m", "hf_vanilla_transformer_cli"]  # what `vanilla-transformer` starts
+COMMAND = [sys.executable, "-m", "hf_vanilla_transformer"]  # what `vanilla-transformer` starts
 
 
 @pytest.fixture
@@ -37,7 +37,7 @@ def run(monkeypatch, vanilla_transformer):
 CONSOLE_SCRIPT = """
 import atexit, sys
 atexit.register(lambda: print(*sys.modules, file=sys.stderr))
-from hf_vanilla_transformer_cli import main
+from hf_vanilla_transformer.cli import main
 sys.exit(main())
 """
 NEEDED_BY_NONE = {  # of what is installed and slow to import, what neither help nor a first translation needs

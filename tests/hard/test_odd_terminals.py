@@ -18,7 +18,7 @@ from hf_vanilla_transformer.cli import common, translate
 from hf_vanilla_transformer.translation import decoding
 
 ROOT = Path(__file__).parents[2]
-COMMAND = [sys.executable, "-m", "hf_vanilla_transformer_cli"]
+COMMAND = [sys.executable, "-m", "hf_vanilla_transformer"]
 TRANSLATE = [*COMMAND, "translate", "--greedy", "--max-new-tokens", "2", "--model"]
 # Of the processes, whose output is to be buffered as usual.
 ENVIRONMENT = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}

@@ -21,7 +21,7 @@ from hf_vanilla_transformer.data.formats import CorpusError, decode_lines
 from hf_vanilla_transformer.translation import decoding
 
 ROOT = Path(__file__).parents[2]
-COMMAND = [sys.executable, "-m", "hf_vanilla_transformer_cli", "translate", "--greedy", "--max-new-tokens", "2"]
+COMMAND = [sys.executable, "-m", "hf_vanilla_transformer", "translate", "--greedy", "--max-new-tokens", "2"]
 OPTIONS = ["--greedy", "--max-new-tokens", 3]
 # Of the processes, whose output is to be buffered as usual.
 ENVIRONMENT = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}

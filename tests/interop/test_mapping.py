@@ -826,8 +826,8 @@ def test_a_mapping_is_plain_data(tmp_path, monkeypatch):
 def test_what_needs_no_torch(tmp_path):
     """The list of mappings and an output that exists are answered before slow imports."""
     program = (
-        "import sys, hf_vanilla_transformer_cli\n"
-        "try: code = hf_vanilla_transformer_cli.main()\n"
+        "import sys\nfrom hf_vanilla_transformer import cli\n"
+        "try: code = cli.main()\n"
         "except SystemExit as end: code = end.code\n"
         "sys.exit(9 if 'torch' in sys.modules else code)"
     )
