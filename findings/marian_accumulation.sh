@@ -8,7 +8,7 @@
 # Seen on 2026-11-27 (2 cores of an AMD EPYC, Python 3.11, torch 2.13.0, accelerate 1.15.0):
 #     one batch of 4 rows: loss 3.68, norm of the gradient 0.83
 #     4 batches of 1 row: loss 14.71, norm of the gradient 3.32: 4.0 and 4.0 times as large
-# It takes about 3 minutes, mostly for the installation. Exit code 1: the behaviour has changed.
+# It takes one to three minutes, mostly for the installation. Exit code 1: the behaviour has changed.
 set -euo pipefail
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
