@@ -104,17 +104,20 @@ class EngineBackend(Backend):
     # ---- Searching ----
     def prepared(self, plan: Plan) -> Prepared | None:
         """Returns what searches as a plan says, the engine first; None: `generate()` does."""
-        attached = vars(self.model).get("engine")  # not that of a model with adapters below
-        if isinstance(attached, Engine) and self.own is not None:
+        if self.own is None:
+            return None
+        reason, attached = None, vars(self.model).get("engine")  # not that of a model with adapters below
+        if isinstance(attached, Engine):
             prepared, reason = attached.ready(self.model)
             if prepared is not None and (reason := prepared.unsupported(plan)) is None:
                 attached.calls += 1
                 return prepared
-            attached.step_aside(str(reason))
-        if self.own is None:
-            return None
         module = Module(self.own)
-        return module if module.unsupported(plan) is None else None
+        if module.unsupported(plan) is not None:
+            return None
+        if isinstance(attached, Engine):
+            attached.step_aside(str(reason))
+        return module
 
     def search(self, job: Job) -> Iterator[Found]:
         """Translates the segments of a job, the longest first."""

@@ -109,13 +109,6 @@ class Graph(Packed):
                 bucket = self._bucket(plan, count - len(found), *lengths)
         return found
 
-    def warm_up(self, plan: Plan, sentences: int, source_length: int, max_new_tokens: int) -> None:
-        """Captures ahead what a call with such a plan and sizes needs."""
-        bucket = self._bucket(plan, sentences, max_new_tokens, source_length)
-        if bucket is not None:
-            with self._alone():
-                self._steps_of(bucket, plan).warm_up()
-
     def close(self) -> None:
         """Frees all buckets; a later call makes them again."""
         with self._lock:
@@ -271,12 +264,6 @@ class Steps:
             changed = [*(getattr(self.beams, name) for name in CHANGED), self.tokens, self.position, self.lineage]
             self.graphs[seen] = capture(partial(self._step, seen), changed, self.stream, self.pool)
         self.graphs[seen].replay()
-
-    def warm_up(self) -> None:
-        """Captures the steps of all lengths ahead, from a beginning that each search makes again."""
-        self._start(self.plan, [1])
-        for seen in sorted({self._seen(length) for length in range(self.bucket.positions + 1)}):
-            self._run(seen)
 
     # ---- A step: here are kernels only; nothing is read from the device or written to it ----
     def _step(self, seen: int) -> None:
