@@ -134,7 +134,7 @@ class DecodingMixin:
         Raises:
             ValueError: An option has a wrong value, or two contradict each other.
         """
-        plan = Plan.of(kwargs, self.generation_config, self.config)
+        plan = Plan.of(kwargs, self.generation_config)
         configs = [vars(one) for one in (kwargs.get("generation_config"), self.generation_config) if one is not None]
         if (kind := next(filter(None, (one.get("compute_type") for one in configs)), "default")) != "default":
             logger.warning_once(
@@ -142,6 +142,8 @@ class DecodingMixin:
                 "hf_vanilla_transformer.engine.attach(model, compute_type=...), or give it to `Translator`."
             )
         kwargs = {name: value for name, value in kwargs.items() if name not in OPTIONS}
+        if kwargs.get("use_cache", True) is None:  # transformers would feed complete prefixes into a cache
+            del kwargs["use_cache"]
         kwargs["generation_config"] = copy.deepcopy(kwargs.get("generation_config"))
         if isinstance(plan.length_penalty, GNMTLengthPenalty) and plan.num_beams > 1:
             _put(kwargs, "length_penalty", plan.length_penalty)
@@ -187,7 +189,10 @@ class DecodingMixin:
             lengths = (mask != 0).sum(dim=1).tolist()
         elif not source.is_floating_point() and self.config.pad_token_id is not None:
             lengths = (source != self.config.pad_token_id).sum(dim=1).tolist()
-        longest = self.max_new_tokens(plan, lengths, 1 if prompt is None else prompt.shape[1])
+        begin = 1
+        if prompt is not None:  # transformers sets the start token before one without it
+            begin = prompt.shape[1] + int(plan.start is not None and bool((prompt[:, 0] != plan.start).all()))
+        longest = self.max_new_tokens(plan, lengths, begin)
         _put(kwargs, "max_new_tokens", max(longest))
         _put(kwargs, "max_length", None)
         if len(source) > 1:  # one sentence alone ends at `max_new_tokens`
@@ -241,6 +246,7 @@ def _put(kwargs: dict[str, Any], name: str, value: object) -> None:
     if kwargs["generation_config"] is None:
         kwargs[name] = value
     else:
+        kwargs.pop(name, None)  # None, which would count
         setattr(kwargs["generation_config"], name, value)
 
 

@@ -17,7 +17,6 @@ logger = logging.getLogger(__name__)
 # Options of this package in `GenerationConfig`, and those that only its own decoders have.
 OPTIONS = ("gnmt_length_penalty", "max_extra_length")
 ENGINE_OPTIONS = ("coverage_penalty", "output_alignments")
-SPECIAL_TOKENS = ("decoder_start_token_id", "eos_token_id", "pad_token_id")
 LENGTHS = ("max_new_tokens", "max_length", "max_extra_length")
 
 # transformers' default of `max_length`, and what Seq2SeqTrainer fills in beside it.
@@ -28,17 +27,17 @@ FILLED_IN = ("temperature", "top_k", "top_p", "typical_p", "repetition_penalty",
 WITHOUT_EFFECT = {
     *("temperature", "top_k", "top_p", "min_p", "top_h", "typical_p", "epsilon_cutoff", "eta_cutoff"),
     *("num_assistant_tokens", "num_assistant_tokens_schedule", "assistant_confidence_threshold", "compute_type"),
-    *("assistant_lookbehind", "target_lookbehind", "max_matching_ngram_size", "disable_compile", "compile_config"),
+    *("assistant_lookbehind", "target_lookbehind", "max_matching_ngram_size"),
     *("bos_token_id", "transformers_version", "return_dict_in_generate", "max_cache_len"),
 }
-# Values of other settings that are transformers' defaults, which Seq2SeqTrainer writes into a model's.
+# Values of other settings that change nothing: transformers' defaults, which Seq2SeqTrainer writes into a model's, and
+# what is off.
 DEFAULTS = {
-    "use_cache": True,
-    "encoder_repetition_penalty": 1.0,
-    "encoder_no_repeat_ngram_size": 0,
-    "num_beam_groups": 1,
-    "diversity_penalty": 0.0,
-    "guidance_scale": 1,
+    **{"use_cache": True, "encoder_repetition_penalty": 1.0, "encoder_no_repeat_ngram_size": 0, "guidance_scale": 1},
+    **{"num_beam_groups": 1, "diversity_penalty": 0.0, "logits_processor": [], "stopping_criteria": []},
+    **dict.fromkeys(("do_sample", "remove_invalid_values", "token_healing", "is_assistant", "low_memory"), False),
+    **dict.fromkeys(("output_scores", "output_logits", "output_attentions", "output_hidden_states"), False),
+    **dict.fromkeys(("synced_gpus", "trust_remote_code", "disable_compile"), False),
 }
 
 
@@ -63,7 +62,7 @@ class Plan:
         num_hypotheses: Hypotheses per sentence that are returned.
         limit: What limits lengths, and its value: "max_new_tokens", "max_length" (with the prompt), "max_extra_length"
             (new tokens beyond those of the source), or "default": nothing is set, and it is transformers' 20.
-        min_new_tokens: New tokens before the end at least.
+        min_new_tokens: New tokens before the end at least; None: `min_length` counts.
         min_length: The same, counting the prompt.
         length_penalty: Scores are log-probabilities / length ** length_penalty: the paper's (`GNMTLengthPenalty`) or
             transformers'.
@@ -89,7 +88,7 @@ class Plan:
     num_beams: int = 1
     num_hypotheses: int = 1
     limit: tuple[str, int] = ("default", DEFAULT_MAX_LENGTH)
-    min_new_tokens: int = 0
+    min_new_tokens: int | None = None
     min_length: int = 0
     length_penalty: float = 1.0
     early_stopping: bool | str = False
@@ -109,26 +108,26 @@ class Plan:
     others: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, options: Mapping[str, Any], own: Any, config: Any = None) -> "Plan":
+    def of(cls, options: Mapping[str, Any], own: Any) -> "Plan":
         """Resolves how a call decodes.
 
         Options of the call come first; one that is None switches the model's off. Then comes a `generation_config`
-        among them, then the model's own, then the configuration, for special tokens. A length or a penalty of the call
-        takes the place of each other kind of length or penalty of the model.
+        among them, then the model's own. A penalty of the call takes the place of the model's, whatever its formula; a
+        length of the call takes that of the model's `max_extra_length`. Of transformers' two, `max_new_tokens` counts.
 
         Args:
             options: Those of `generate()`, without its inputs.
             own: The model's generation config, or its values by name.
-            config: The model's configuration, or its values by name.
 
         Raises:
             ValueError: An option of this package has a wrong value, or two contradict each other.
         """
         given = {**_set_in(options.get("generation_config")), **options}
         given = {name: value for name, value in given.items() if name != "generation_config"}
-        own = {name: value for name, value in _set_in(own).items() if name not in given or given[name] is not None}
-        tokens = {name: value for name, value in _set_in(config).items() if name in SPECIAL_TOKENS}
-        settings = {**dict.fromkeys((*OPTIONS, *ENGINE_OPTIONS)), **tokens, **own, **given}
+        own = _set_in(own)
+        settings = {**dict.fromkeys((*OPTIONS, *ENGINE_OPTIONS)), **own, **given}
+        if settings.get("decoder_start_token_id") is None:
+            settings["decoder_start_token_id"] = settings.get("bos_token_id")
         known: dict[str, Any] = {
             "coverage_penalty": _coverage(settings["coverage_penalty"]),
             "alignments": bool(settings["output_alignments"]),
@@ -186,13 +185,21 @@ def _whole(value: Any, least: int = 0) -> int:
 
 
 def _tokens(value: Any) -> tuple[int, ...]:
+    if value in ([], ()):
+        raise ValueError
     return tuple(map(_whole, value if isinstance(value, list | tuple) else [value]))
 
 
-def _words(value: Any) -> tuple[tuple[int, ...], ...]:
-    if not value or not all(value):
+def _list_of_tokens(value: Any) -> tuple[int, ...]:
+    if not isinstance(value, list):
         raise ValueError
-    return tuple(map(_tokens, value))
+    return tuple(map(_whole, value))
+
+
+def _words(value: Any) -> tuple[tuple[int, ...], ...]:
+    if not isinstance(value, list) or not value or not all(value):
+        raise ValueError
+    return tuple(map(_list_of_tokens, value))
 
 
 def _one_of(*values: object) -> Callable[[Any], Any]:
@@ -232,8 +239,8 @@ READERS: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "padding": ("pad_token_id", _whole),
     "forced_begin": ("forced_bos_token_id", _whole),
     "forced_end": ("forced_eos_token_id", _tokens),
-    "barred": ("suppress_tokens", _tokens),
-    "barred_at_begin": ("begin_suppress_tokens", _tokens),
+    "barred": ("suppress_tokens", _list_of_tokens),
+    "barred_at_begin": ("begin_suppress_tokens", _list_of_tokens),
     "barred_words": ("bad_words_ids", _words),
     "no_repeat_ngram_size": ("no_repeat_ngram_size", _whole),
     "repetition_penalty": ("repetition_penalty", _factor),
@@ -255,9 +262,8 @@ def _others(settings: Mapping[str, Any]) -> list[str]:
 
 
 def _is_neutral(name: str, value: Any) -> bool:
-    if not isinstance(value, bool | int | float | str):  # a tensor can't be compared
-        return value is None or (isinstance(value, list | tuple) and not len(value))
-    return value == DEFAULTS.get(name, False)
+    is_comparable = isinstance(value, bool | int | float | list)  # a tensor isn't
+    return value is None or (name in DEFAULTS and is_comparable and value == DEFAULTS[name])
 
 
 def _shown(name: str, value: Any) -> str:
@@ -271,6 +277,7 @@ def _as_list(value: Any) -> Any:
 def _limit(settings: Mapping[str, Any], given: Mapping[str, Any], own: Mapping[str, Any]) -> str | None:
     """Returns the name of the setting that limits lengths."""
     names = LENGTHS[:2]
+    own = {name: value for name, value in own.items() if name not in names or settings[name] is not None}
     if not any(given.get(name) is not None for name in names) and (
         given.get("max_extra_length") is not None or (settings["max_extra_length"] is not None and not sets_length(own))
     ):

@@ -278,7 +278,7 @@ def decoding_options(arguments: argparse.Namespace, backend: "Backend") -> dict[
         check_generation(options, backend.settings)
     except ValueError as error:
         raise UsageError(f"{error}; give --num-beams or --max-new-tokens, or correct generation_config.json") from error
-    num_beams = arguments.num_beams or Plan.of({}, backend.settings, backend.config).num_beams
+    num_beams = arguments.num_beams or Plan.of({}, backend.settings).num_beams
     for name in ("length_penalty", "coverage_penalty", "early_stopping"):
         option = "--" + name.replace("_", "-")
         if getattr(arguments, name) is None:

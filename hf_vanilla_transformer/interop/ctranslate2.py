@@ -100,7 +100,7 @@ def write(
 
 def notes(model: VanillaTransformerForConditionalGeneration, target: Sequence[str]) -> list[str]:
     """Returns notes on an exported model: its longest sentences, and settings; `target` is the vocabulary."""
-    plan = Plan.of({}, model.generation_config, model.config)
+    plan = Plan.of({}, model.generation_config)
     name, value = plan.limit
     # CTranslate2's own defaults are 2 beams, and no empty translation.
     given = {
@@ -108,7 +108,7 @@ def notes(model: VanillaTransformerForConditionalGeneration, target: Sequence[st
         "length_penalty": None if isinstance(plan.length_penalty, GNMTLengthPenalty) else plan.length_penalty,
         # Without the start token.
         "max_decoding_length": {"max_new_tokens": value, "max_length": value - 1}.get(name),
-        "min_decoding_length": plan.min_new_tokens,
+        "min_decoding_length": plan.min_new_tokens or 0,
         "suppress_sequences": never_chosen(plan, target) or None,
     }
     arguments = ", ".join(f"{name}={value!r}" for name, value in given.items() if value is not None)

@@ -12,7 +12,8 @@ def lacking_settings(plan: Plan) -> list[str]:
     names += ["repetition_penalty"] if plan.repetition_penalty != 1 else []
     names += ["bad_words_ids"] if any(len(one) > 1 for one in plan.barred_words) else []
     names += ["eos_token_id"] if len(plan.ends) > 1 else []
-    return [*plan.others, *(f"{name}={settings[name]!r}" for name in names if name in settings)]
+    others = [one for one in plan.others if not one.startswith("use_cache=")]  # it has its own
+    return [*others, *(f"{name}={settings[name]!r}" for name in names if name in settings)]
 
 
 def never_chosen(plan: Plan, target: Sequence[str]) -> list[list[str]]:

@@ -94,11 +94,7 @@ def _token_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, name:
     if name == "source":
         check_target_codes(tokenizer, [text])
     limit = min(MAX_TOKENS, source_limit(model, None, tokenizer))
-    read = (
-        encoder(tokenizer)
-        if name == "source"
-        else target_encoder(Plan.of({}, model.generation_config, model.config), tokenizer)
-    )
+    read = encoder(tokenizer) if name == "source" else target_encoder(Plan.of({}, model.generation_config), tokenizer)
     (ids,) = encode_within(read, [text], limit)
     if ids is None:
         raise ValueError(f"{name} has more than {limit:,} tokens; give one sentence of it")

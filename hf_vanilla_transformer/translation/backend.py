@@ -111,7 +111,9 @@ class Backend(ABC):
     def plan(self, options: Options, n_best: int | None = None, alignments: bool = False) -> Plan:
         """Resolves how a call of `decode` decodes; raises `ValueError` for what the backend lacks."""
         check_generation(options, self.settings)
-        plan = Plan.of(options, self.settings, self.config)
+        plan = Plan.of(options, self.settings)
+        if plan.num_hypotheses > plan.num_beams and not plan.others:  # samples may be as many as one likes
+            raise ValueError(f"num_return_sequences is {plan.num_hypotheses}, more than num_beams, {plan.num_beams}")
         if n_best is not None:
             check_n_best(n_best, plan.num_beams)
             plan = replace(plan, num_hypotheses=plan.num_beams)  # some may be one text

@@ -107,7 +107,7 @@ class Batch:
             max_input_length=0,  # otherwise sources are cut at 1,024 tokens
             max_decoding_length=limit,
             # A beginning that the model is made to write is part of the translation, a prefix isn't.
-            min_decoding_length=min(len(segments[0].prefix[1:]) + plan.min_new_tokens, limit),
+            min_decoding_length=min(len(segments[0].prefix[1:]) + (plan.min_new_tokens or 0), limit),
             suppress_sequences=model.barred(plan),
             return_scores=plan.num_beams > 1,
             return_attention=plan.alignments,
@@ -292,7 +292,7 @@ class CTranslate2Backend(Backend):
 
     def _check_settings(self) -> None:
         """Refuses what CTranslate2 lacks of how the model decodes, and warns of what it does otherwise."""
-        plan = Plan.of({}, self.settings, self.config)
+        plan = Plan.of({}, self.settings)
         if lacking := lacking_settings(plan):
             raise ValueError(
                 f"the model's generation config has {', '.join(lacking)}; the backend ctranslate2 lacks that. Use the "

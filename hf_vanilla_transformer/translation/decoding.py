@@ -12,7 +12,7 @@ from functools import partial
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
-from ..plan_vanilla_transformer import Plan
+from ..plan_vanilla_transformer import ENGINE_OPTIONS, OPTIONS, Plan
 from .backend import LARGEST, Backend, Found, Job, Translation, check_number, positions_in
 from .division import Encode
 from .reading import Segment, check_splitting, encoder, join_segments, read_segments, target_code
@@ -120,6 +120,9 @@ def decode(
     check_number("batch_tokens", batch_tokens)
     check_number("max_source_tokens", max_source_tokens)
     check_splitting(split_sentences)
+    # None is the model's, but for this package's options, which it switches off.
+    kept = (*OPTIONS, *ENGINE_OPTIONS)
+    options = {name: value for name, value in options.items() if value is not None or name in kept}
     plan = backend.plan(options, n_best, alignments)
     code = "" if target_lang is None else target_code(tokenizer, target_lang)
     limit = source_limit(backend, max_source_tokens, tokenizer)

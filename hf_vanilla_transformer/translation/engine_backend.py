@@ -2,18 +2,20 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
+from inspect import isfunction
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import GenerationMixin, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import ModelOutput
 
 from ..engine import Engine
 from ..engine.decoding.module import Module
 from ..engine.decoding.prepared import Averaged, Prepared
 from ..engine.decoding.search import Hypothesis
+from ..engine.support import HEAD
 from ..generation_vanilla_transformer import DecodingMixin
 from ..plan_vanilla_transformer import Plan
 from .backend import (
@@ -34,6 +36,10 @@ from .reading import Segment, namers
 # grow with it.
 BATCH_TOKENS = 4_096
 BATCH_TOKENS_ON_GPU = 16_384  # not measured; as with CTranslate2
+# What decodes in `generate()`; a subclass, an instance may have its own.
+GENERATING = [
+    name for kind in (GenerationMixin, DecodingMixin) for name, value in vars(kind).items() if isfunction(value)
+]
 # Arguments of generate() that belong to a batch, which a caller doesn't know.
 INPUTS = {
     *("inputs", "input_ids", "attention_mask", "encoder_outputs", "inputs_embeds"),
@@ -59,9 +65,13 @@ class EngineBackend(Backend):
         self.model, self.tokenizer = model, tokenizer
         self.config, self.positions = model.config, positions_in(model.config)
         # The model below a `PeftModel`; it holds the adapters' layers.
-        base = model.get_base_model() if hasattr(model, "get_base_model") else model
-        self.is_own = isinstance(base, DecodingMixin)
-        self.own = base if self.is_own and _decodes_plainly(model, base) else None
+        self.base = model.get_base_model() if hasattr(model, "get_base_model") else model
+        self.is_own = isinstance(self.base, DecodingMixin)
+
+    @property
+    def own(self) -> Any:
+        """The model whose modules decode, if nothing stands before the package's `generate()` now; or None."""
+        return self.base if self.is_own and _decodes_plainly(self.model, self.base) else None
 
     @property
     def settings(self) -> Any:
@@ -165,8 +175,13 @@ def _batch_tokens(backend: Backend) -> int:
 
 
 def _decodes_plainly(model: PreTrainedModel, base: PreTrainedModel) -> bool:
-    """Tells whether a model's `generate()` is the package's, and nothing stands before its modules."""
-    if "generate" in vars(model) or type(base).generate is not DecodingMixin.generate:
+    """Tells whether `generate()` is the package's in all of its parts, and nothing stands before the modules."""
+    own = vars(base)
+    for name in GENERATING:
+        is_changed = name in own and not str(getattr(own[name], "__module__", "")).startswith("peft.")
+        if is_changed or getattr(type(base), name) is not getattr(HEAD, name):
+            return False
+    if model is not base and ("generate" in vars(model) or not type(model).__module__.startswith("peft.")):
         return False
     adapters = getattr(model, "peft_config", None) or {}
     return not any(getattr(one, "is_prompt_learning", False) for one in adapters.values())
@@ -266,10 +281,15 @@ class EnsembleBackend(Backend):
     def __init__(self, members: Sequence[PreTrainedModel], tokenizer: PreTrainedTokenizerBase) -> None:
         self.members = [EngineBackend(one, tokenizer) for one in members]
         self.tokenizer, first = tokenizer, self.members[0]
-        self.settings, self.config, self.device, self.dtype = first.settings, first.config, first.device, first.dtype
+        self.config, self.device, self.dtype = first.config, first.device, first.dtype
         self.is_own = all(one.is_own for one in self.members)
         ends = [one.positions for one in self.members if one.positions is not None]
         self.positions = min(ends, default=None)
+
+    @property
+    def settings(self) -> Any:
+        """The first one's generation config."""
+        return self.members[0].settings
 
     @property
     def training(self) -> bool:  # type: ignore[override]

@@ -6,7 +6,7 @@ from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
+from transformers import GenerationConfig, PreTrainedModel
 from transformers.generation.utils import GenerateBeamEncoderDecoderOutput, GenerateEncoderDecoderOutput
 
 from ...plan_vanilla_transformer import Plan
@@ -51,7 +51,7 @@ class Call:
 def plan_of(model: PreTrainedModel, arguments: Mapping[str, Any]) -> Plan:
     """Resolves how a call of `generate()` decodes; raises `ValueError` for wrong values of the package's options."""
     options = {name: value for name, value in arguments.items() if name not in INPUTS}
-    return Plan.of(options, model.generation_config, model.config)
+    return Plan.of(options, model.generation_config)
 
 
 def call_of(model: PreTrainedModel, plan: Plan, arguments: Mapping[str, Any]) -> Call:
@@ -61,6 +61,8 @@ def call_of(model: PreTrainedModel, plan: Plan, arguments: Mapping[str, Any]) ->
         Uncovered: They are not what the engine takes, or transformers refuses the setting.
     """
     given = {name: arguments.get(name) for name in INPUTS}
+    if given["inputs"] is not None and given["input_ids"] is not None:
+        raise Uncovered("`inputs` and `input_ids` are given")
     ids = given["input_ids"] if given["inputs"] is None else given["inputs"]
     mask, encoded = given["attention_mask"], given["encoder_outputs"]
     source = ids if encoded is None else None if isinstance(encoded, tuple) else next(iter(encoded.values()))
@@ -83,11 +85,22 @@ def call_of(model: PreTrainedModel, plan: Plan, arguments: Mapping[str, Any]) ->
         raise Uncovered("beams or several sentences can't be streamed")
     lengths = [source.shape[1]] * len(source) if mask is None else (mask != 0).sum(dim=1).tolist()
     longest = model.max_new_tokens(plan, lengths, prompts.shape[1])
-    configs = [one for one in (arguments.get("generation_config"), model.generation_config) if one is not None]
-    asked = [arguments.get("return_dict_in_generate"), *(one.return_dict_in_generate for one in configs)]
-    returns_dict = bool(next((one for one in asked if one is not None), False))
+    returns_dict = _returns_dict(model, arguments)
     given_ids, encoded = (source, None) if encoded is None else (None, source)
     return Call(plan, given_ids, encoded, mask, prompts, longest, streamer, returns_dict)
+
+
+def _returns_dict(model: PreTrainedModel, arguments: Mapping[str, Any]) -> bool:
+    """Tells whether an output with scores is asked for."""
+    config = arguments.get("generation_config")
+    if config is not None and not isinstance(config, GenerationConfig):
+        raise Uncovered("`generation_config` is none")
+    if config is None and model.config._get_generation_parameters():
+        raise Uncovered("the configuration has settings of decoding, which transformers refuses")
+    if "return_dict_in_generate" in arguments:
+        return bool(arguments["return_dict_in_generate"])
+    asked = [one.return_dict_in_generate for one in (config, model.generation_config) if one is not None]
+    return bool(next((one for one in asked if one is not None), False))
 
 
 def _check_mask(mask: Tensor | None, source: Tensor, *, is_needed: bool) -> None:
@@ -105,8 +118,7 @@ def _check_mask(mask: Tensor | None, source: Tensor, *, is_needed: bool) -> None
 
 def _prompts(model: PreTrainedModel, plan: Plan, given: Tensor | None, source: Tensor) -> Tensor:
     """Returns what targets begin with, (B, P): the start token, before a prompt without it."""
-    if plan.start is None:
-        raise Uncovered("there is no start token")
+    assert plan.start is not None, "else the plan isn't supported"
     start = torch.full((len(source), 1), plan.start, device=source.device)
     if given is None:
         return start
@@ -115,7 +127,8 @@ def _prompts(model: PreTrainedModel, plan: Plan, given: Tensor | None, source: T
     mask = model.mask_of_left_padding(given, None)
     if mask is not None and plan.start != model.config.pad_token_id and not mask.all():
         raise Uncovered("prompts have padding")
-    return torch.cat([start, given], dim=1) if (given[:, 0] != plan.start).all() else given
+    has_start = (given[:, :1] == start).any()
+    return given.long() if has_start else torch.cat([start, given], dim=1)
 
 
 def run(call: Call, prepared: Prepared) -> Output:
@@ -177,7 +190,7 @@ def _beam_output(found: list[list[Hypothesis]], call: Call, prompts: Tensor) -> 
         rows += [replace_beams(one, shift) for one in (*own, *missing)]
     beams = [torch.tensor(one.beams, dtype=torch.int32) for one in rows]
     # As in transformers' beam search, `</s>` stands behind a hypothesis where padding has the id 0.
-    filling = plan.padding or (plan.ends[0] if plan.ends else -1)
+    filling = (plan.padding or plan.ends[0]) if plan.ends else -1
     return BeamSearchOutput(
         sequences=_fill(rows, prompts.repeat_interleave(plan.num_hypotheses, dim=0), filling),
         sequences_scores=torch.tensor([one.score for one in rows], dtype=torch.float32, device=prompts.device),

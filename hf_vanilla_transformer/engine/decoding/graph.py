@@ -364,7 +364,7 @@ class Steps:
 
 def least(plan: Plan) -> int:
     """Returns how many new tokens there are before an end at least, for prompts of one token."""
-    return plan.min_new_tokens or max(plan.min_length - 1, 0)
+    return max(plan.min_length - 1, 0) if plan.min_new_tokens is None else plan.min_new_tokens
 
 
 def barred(plan: Plan, vocab_size: int) -> list[list[int]]:

@@ -15,16 +15,17 @@ class Module(Prepared):
     """A model that computes with its own modules: adapters, hooks, quantized weights and all kernels of attention.
 
     Args:
-        model: A model of this package, in evaluation mode.
+        model: An encoder-decoder of transformers in evaluation mode; attention is shown by this package's alone.
     """
 
     def __init__(self, model: PreTrainedModel) -> None:
         self.model = model
-        self.device, self.vocab_size = model.device, model.config.target_vocab_size
+        self.device = model.device
+        self.vocab_size = getattr(model.config, "target_vocab_size", model.config.vocab_size)
 
     def encode(self, input_ids: Tensor, attention_mask: Tensor | None) -> Tensor:
         """Encodes a source."""
-        memory: Tensor = self.model.get_encoder()(input_ids, attention_mask).last_hidden_state
+        memory: Tensor = self.model.get_encoder()(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state
         return memory
 
     def decoder(self, memory: Tensor, attention_mask: Tensor | None, plan: Plan) -> "ModuleDecoder":

@@ -32,6 +32,10 @@ class Prepared(ABC):
             return f"`{plan.others[0]}` is given"
         if plan.limit[0] == "default":
             return "nothing limits the length, and transformers has a default"
+        if plan.start is None:
+            return "there is no start token"
+        if plan.forced_begin in plan.barred or {*plan.forced_end} & {*plan.barred, *plan.barred_at_begin}:
+            return "a token is forced and barred"
         if len(plan.forced_end) > 1:
             return "several tokens are forced at the end, and their scores are equal"
         if plan.forced_end and plan.limit[0] == "max_extra_length":

@@ -54,7 +54,7 @@ def _lengths(plan: Plan, vocab_size: int, prompts: Tensor, longest: int) -> Iter
         else:
             yield partial(_bar, torch.tensor(words, dtype=torch.long, device=device).flatten(), math.inf)
     # With both, transformers lets the new tokens count.
-    least = begin + plan.min_new_tokens if plan.min_new_tokens else plan.min_length
+    least = plan.min_length if plan.min_new_tokens is None else begin + plan.min_new_tokens
     if least and len(ends):
         yield partial(_bar, ends, least)
     if plan.forced_begin is not None:

@@ -133,7 +133,7 @@ def test_what_captured_steps_lack_is_left_to_others():
 def test_a_step_stays_on_its_device(settings, dtype):
     """As a captured one has to: here are no values to be read, and tensors of other devices can't be mixed in."""
     plan, weights = replace(PLAN, forced_end=(EOS,), **settings), Weights(lively_model().to("meta", dtype))
-    bucket = Bucket(4, 64, 32, plan.num_beams, len(plan.ends), False, False, plan.min_new_tokens > 0, False, True)
+    bucket = Bucket(4, 64, 32, plan.num_beams, len(plan.ends), False, False, bool(plan.min_new_tokens), False, True)
     Steps(weights, bucket, plan, None)._step(32)
 
 

@@ -1,0 +1,98 @@
+"""How a call decodes: settings at several places, against what transformers' own loop makes of them."""
+
+import copy
+
+import pytest
+import torch
+from test_generation import SOURCES, lively_model, padded
+from transformers import GenerationConfig
+
+from hf_vanilla_transformer import VanillaTransformerForConditionalGeneration, engine
+from hf_vanilla_transformer.plan_vanilla_transformer import GNMTLengthPenalty, Plan
+from hf_vanilla_transformer.translation.engine_backend import EngineBackend
+
+TRAINED = GenerationConfig._get_default_generation_params()
+PAPER = {"num_beams": 4, "early_stopping": True, "gnmt_length_penalty": 0.6, "max_extra_length": 30}
+
+
+@pytest.mark.parametrize(
+    ("options", "own", "fields"),
+    [
+        ({}, PAPER, {"limit": ("max_extra_length", 30), "length_penalty": GNMTLengthPenalty(0.6)}),
+        ({"max_new_tokens": 5}, PAPER, {"limit": ("max_new_tokens", 5)}),
+        ({"max_length": 5}, PAPER | {"max_new_tokens": 7}, {"limit": ("max_new_tokens", 7)}),
+        ({"max_extra_length": 2}, PAPER | {"max_new_tokens": 7}, {"limit": ("max_extra_length", 2)}),
+        ({"length_penalty": 2.0}, PAPER, {"length_penalty": 2.0}),
+        ({"num_beams": 2, "generation_config": {"num_beams": 3, "max_length": 9}}, PAPER, {"num_beams": 2}),
+        # What Seq2SeqTrainer fills in is no limit, also where a call switches a part of it off.
+        ({"temperature": None}, TRAINED | PAPER, {"limit": ("max_extra_length", 30), "others": ()}),
+        ({"max_extra_length": None}, {}, {"limit": ("default", 20)}),
+        ({"do_sampel": False}, PAPER, {"others": ("do_sampel=False",)}),
+        ({"num_beams": "4"}, {}, {"others": ("num_beams='4'",)}),
+    ],
+    ids=str,
+)
+def test_settings_of_a_call_and_of_its_model(options, own, fields):
+    plan = Plan.of(options, own)
+    assert {name: getattr(plan, name) for name in fields} == fields
+    assert type(plan.length_penalty) is type(fields.get("length_penalty", plan.length_penalty))
+
+
+def outcome(model, **options):
+    try:
+        found = model.generate(**options)
+    except (ValueError, TypeError) as error:
+        return type(error).__name__
+    return found.tolist() if isinstance(found, torch.Tensor) else found.sequences.tolist()
+
+
+CALLS = {
+    "end nowhere": ({"eos_token_id": None}, {}),
+    "start by bos": ({"decoder_start_token_id": None, "bos_token_id": 3}, {}),
+    "no padding": ({"pad_token_id": None, "num_beams": 1}, {}),
+    "0 new tokens at least": ({"min_length": 6}, {"min_new_tokens": 0}),
+    "forced and barred": ({}, {"forced_bos_token_id": 5, "suppress_tokens": [5], "num_beams": 1}),
+    "no time": ({}, {"max_time": 0.0, "num_beams": 1}),
+    "a typing error": ({}, {"bad_words": []}),
+    "two sources": ({}, {"inputs": torch.tensor([SOURCES[0]])}),
+    "a number for a list": ({}, {"suppress_tokens": 5}),
+    "a prompt without its start": ({}, {"decoder_input_ids": torch.full((5, 2), 7, dtype=torch.int32)}),
+    "no dictionary": ({"return_dict_in_generate": True}, {"return_dict_in_generate": None}),
+    "None beside a configuration": ({}, {"generation_config": GenerationConfig(num_beams=2), "max_new_tokens": None}),
+}
+
+
+@pytest.mark.parametrize("kind", CALLS)
+def test_an_attached_model_takes_settings_as_transformers_does(kind):
+    own, options = CALLS[kind]
+    model = lively_model(position_encoding="learned", max_position_embeddings=40).double()
+    model.generation_config.update(max_extra_length=9, **own)
+    for name, value in own.items():
+        setattr(model.generation_config, name, value)
+    inputs = padded(SOURCES)
+    expected = outcome(model, **inputs, **copy.deepcopy(options))
+    with engine.attach(model):
+        assert outcome(model, **inputs, **copy.deepcopy(options)) == expected
+
+
+def test_settings_in_the_configuration_are_refused():
+    model = lively_model()
+    model.config.num_beams = 2
+    with engine.attach(model), pytest.raises(ValueError, match="modified the pretrained model configuration"):
+        model.generate(**padded(SOURCES))
+
+
+class Own(VanillaTransformerForConditionalGeneration):
+    def prepare_inputs_for_generation(self, *args, **kwargs):
+        raise RuntimeError("one's own")
+
+
+def test_a_translator_keeps_to_a_models_own_generate():
+    model = lively_model()
+    backend = EngineBackend(model, None)
+    assert backend.own is model
+    model.generate = lambda **options: None
+    assert backend.own is None
+    model.__class__ = Own
+    del model.generate
+    assert backend.own is None
