@@ -185,9 +185,10 @@ def _whole(value: Any, least: int = 0) -> int:
 
 
 def _tokens(value: Any) -> tuple[int, ...]:
-    if value in ([], ()):
+    tokens = tuple(map(_whole, value if isinstance(value, list | tuple) else [value]))
+    if not tokens:
         raise ValueError
-    return tuple(map(_whole, value if isinstance(value, list | tuple) else [value]))
+    return tokens
 
 
 def _list_of_tokens(value: Any) -> tuple[int, ...]:

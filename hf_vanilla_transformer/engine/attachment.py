@@ -22,7 +22,7 @@ from transformers.utils import logging
 
 from ..plan_vanilla_transformer import ENGINE_OPTIONS
 from .checkpoint_code import warn_of_other_code
-from .decoding.generate import Output, Uncovered, call_of, plan_of, run
+from .decoding.generate import Output, Uncovered, generate, plan_of
 from .decoding.graph import Graph
 from .decoding.packed import Packed
 from .decoding.prepared import Prepared
@@ -51,8 +51,8 @@ class Engine:
 
     Attributes:
         compute_type: "int8", or the type of the weights, such as "float32".
-        calls: Calls of `generate()` that the engine has decoded.
-        fallbacks: Calls that it has left to transformers' loop.
+        calls: Calls of `generate()`, and batches of a `Translator`, that the engine has decoded.
+        fallbacks: Those that it has left to transformers' loop or the model's own modules.
         last_reason: Why it left the last one of them.
 
     Raises:
@@ -112,7 +112,7 @@ class Engine:
         prepared, reason = self.ready(model)
         if prepared is not None and (reason := prepared.unsupported(plan)) is None:
             try:
-                output = run(call_of(model, plan, arguments), prepared)
+                output = generate(model, plan, arguments, prepared)
                 self.calls += 1
                 return output
             except Uncovered as uncovered:

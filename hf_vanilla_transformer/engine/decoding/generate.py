@@ -23,71 +23,70 @@ class Uncovered(Exception):  # noqa: N818  # no error: transformers' loop takes 
     """What keeps the engine from a call."""
 
 
-@dataclass(frozen=True)
-class Call:
-    """A call of `generate()` that the engine can decode.
-
-    Attributes:
-        plan: How it decodes.
-        input_ids: The source, (B, S); None: it is encoded.
-        encoded: The encoder's output, (B, S, d_model).
-        attention_mask: (B, S), of ones and zeros; None: there is no padding.
-        prompts: What each target begins with, (B, P).
-        max_new_tokens: Longest translation of each sentence.
-        streamer: Where tokens are shown as they are chosen.
-        returns_dict: Whether an output with scores is asked for.
-    """
-
-    plan: Plan
-    input_ids: Tensor | None
-    encoded: Tensor | None
-    attention_mask: Tensor | None
-    prompts: Tensor
-    max_new_tokens: list[int]
-    streamer: Any
-    returns_dict: bool
-
-
 def plan_of(model: PreTrainedModel, arguments: Mapping[str, Any]) -> Plan:
     """Resolves how a call of `generate()` decodes; raises `ValueError` for wrong values of the package's options."""
     options = {name: value for name, value in arguments.items() if name not in INPUTS}
     return Plan.of(options, model.generation_config)
 
 
-def call_of(model: PreTrainedModel, plan: Plan, arguments: Mapping[str, Any]) -> Call:
-    """Reads the inputs of a call.
+def generate(model: PreTrainedModel, plan: Plan, arguments: Mapping[str, Any], prepared: Prepared) -> Output:
+    """Decodes a call of `model.generate(**arguments)`, by a plan that `prepared` has nothing against.
 
     Raises:
-        Uncovered: They are not what the engine takes, or transformers refuses the setting.
+        Uncovered: Its inputs are not what the engine takes, or transformers' loop refuses it or fills its output up.
     """
-    given = {name: arguments.get(name) for name in INPUTS}
-    if given["inputs"] is not None and given["input_ids"] is not None:
-        raise Uncovered("`inputs` and `input_ids` are given")
-    ids = given["input_ids"] if given["inputs"] is None else given["inputs"]
-    mask, encoded = given["attention_mask"], given["encoder_outputs"]
-    source = ids if encoded is None else None if isinstance(encoded, tuple) else next(iter(encoded.values()))
-    if not isinstance(source, Tensor) or source.ndim != (2 if encoded is None else 3) or not source.numel():
-        raise Uncovered("the source isn't token ids, (batch, length), or an output of the encoder")
-    if encoded is None and source.is_floating_point():
-        raise Uncovered("the source isn't token ids, (batch, length)")
-    if encoded is None and mask is None:
+    device, streamer, returns_dict = prepared.device, arguments.get("streamer"), _returns_dict(model, arguments)
+    source, is_encoded = _source(arguments)
+    mask = arguments.get("attention_mask")
+    if mask is None and not is_encoded:
         mask = model.mask_of_padding(source, plan.ends)
-    _check_mask(mask, source, is_needed=encoded is not None)
-    prompts = _prompts(model, plan, given["decoder_input_ids"], source)
+    _check_mask(mask, source, is_needed=is_encoded)
+    prompts = _prompts(model, plan, arguments.get("decoder_input_ids"), source)
+    _check_sizes(plan, prompts, streamer)
+    lengths = [source.shape[1]] * len(source) if mask is None else (mask != 0).sum(dim=1).tolist()
+    longest = model.max_new_tokens(plan, lengths, prompts.shape[1])
+    mask = None if mask is None else mask.to(device)
+    memory = source if is_encoded else prepared.encode(source.to(device), mask)
+    if streamer is not None:
+        streamer.put(prompts.cpu())
+    on_token = None if streamer is None else lambda token: streamer.put(torch.tensor([token]))
+    prompts = prompts.to(device)
+    found = prepared.search(plan, memory, mask, prompts, longest, on_token)
+    if streamer is not None:
+        streamer.end()
+    is_short = any(len(own) < plan.num_hypotheses for own in found)
+    if is_short and prepared.is_exact and not (plan.alignments or plan.coverage_penalty):
+        raise Uncovered("a search ended with fewer hypotheses than are asked for")
+    output = _beam_output(found, plan, prompts) if plan.num_beams > 1 else _greedy_output(found, plan, prompts)
+    return output if returns_dict else output.sequences
+
+
+def _source(arguments: Mapping[str, Any]) -> tuple[Tensor, bool]:
+    """Returns the source's ids, (B, S), or the encoder's output, (B, S, d_model), and whether it is the latter."""
+    ids, encoded = arguments.get("input_ids"), arguments.get("encoder_outputs")
+    if arguments.get("inputs") is not None:
+        if ids is not None:
+            raise Uncovered("`inputs` and `input_ids` are given")
+        ids = arguments["inputs"]
+    if encoded is not None and not isinstance(encoded, tuple):
+        encoded = next(iter(encoded.values()))
+    source: Any = ids if encoded is None else encoded
+    is_right = isinstance(source, Tensor) and source.ndim == (2 if encoded is None else 3) and source.numel()
+    if not is_right or (encoded is None and source.is_floating_point()):
+        raise Uncovered("the source isn't token ids, (batch, length), or an output of the encoder")
+    return source, encoded is not None
+
+
+def _check_sizes(plan: Plan, prompts: Tensor, streamer: Any) -> None:
+    """Refuses what transformers refuses, and what the search has no order for."""
     if plan.num_hypotheses > plan.num_beams:
         raise Uncovered("more hypotheses than beams are asked for")
     if plan.padding is None and len(prompts) > 1:
         raise Uncovered("there is no padding token")
     if plan.limit[0] == "max_length" and plan.limit[1] <= prompts.shape[1]:
         raise Uncovered("`max_length` leaves no room behind the prompt")
-    streamer = given["streamer"]
     if streamer is not None and (len(prompts) > 1 or plan.num_beams > 1):
         raise Uncovered("beams or several sentences can't be streamed")
-    lengths = [source.shape[1]] * len(source) if mask is None else (mask != 0).sum(dim=1).tolist()
-    longest = model.max_new_tokens(plan, lengths, prompts.shape[1])
-    returns_dict = _returns_dict(model, arguments)
-    given_ids, encoded = (source, None) if encoded is None else (None, source)
-    return Call(plan, given_ids, encoded, mask, prompts, longest, streamer, returns_dict)
 
 
 def _returns_dict(model: PreTrainedModel, arguments: Mapping[str, Any]) -> bool:
@@ -131,32 +130,6 @@ def _prompts(model: PreTrainedModel, plan: Plan, given: Tensor | None, source: T
     return given.long() if has_start else torch.cat([start, given], dim=1)
 
 
-def run(call: Call, prepared: Prepared) -> Output:
-    """Decodes a call.
-
-    Raises:
-        Uncovered: transformers' loop would fill its output up.
-    """
-    plan, device, streamer = call.plan, prepared.device, call.streamer
-    mask = None if call.attention_mask is None else call.attention_mask.to(device)
-    memory: Any = call.encoded
-    if memory is None:
-        assert call.input_ids is not None
-        memory = prepared.encode(call.input_ids.to(device), mask)
-    prompts = call.prompts.to(device)
-    if streamer is not None:
-        streamer.put(call.prompts.cpu())
-    on_token = None if streamer is None else lambda token: streamer.put(torch.tensor([token]))
-    found = prepared.search(plan, memory, mask, prompts, call.max_new_tokens, on_token)
-    if streamer is not None:
-        streamer.end()
-    is_short = any(len(own) < plan.num_hypotheses for own in found)
-    if is_short and prepared.is_exact and not (plan.alignments or plan.coverage_penalty):
-        raise Uncovered("a search ended with fewer hypotheses than are asked for")
-    output = _beam_output(found, call, prompts) if plan.num_beams > 1 else _greedy_output(found, call, prompts)
-    return output if call.returns_dict else output.sequences
-
-
 @dataclass
 class GreedySearchOutput(GenerateEncoderDecoderOutput):
     """What transformers' greedy search returns, with `alignments` as those of `BeamSearchOutput`, (B, T, S)."""
@@ -176,19 +149,18 @@ class BeamSearchOutput(GenerateBeamEncoderDecoderOutput):
     alignments: Tensor | None = None
 
 
-def _greedy_output(found: list[list[Hypothesis]], call: Call, prompts: Tensor) -> GreedySearchOutput:
+def _greedy_output(found: list[list[Hypothesis]], plan: Plan, prompts: Tensor) -> GreedySearchOutput:
     rows = [one for (one,) in found]
-    filling = 0 if call.plan.padding is None else call.plan.padding
+    filling = 0 if plan.padding is None else plan.padding
     return GreedySearchOutput(_fill(rows, prompts, filling), alignments=_alignments(rows))
 
 
-def _beam_output(found: list[list[Hypothesis]], call: Call, prompts: Tensor) -> BeamSearchOutput:
-    plan, rows = call.plan, list[Hypothesis]()
+def _beam_output(found: list[list[Hypothesis]], plan: Plan, prompts: Tensor) -> BeamSearchOutput:
+    rows, beams = list[Hypothesis](), list[Tensor]()
     for sentence, own in enumerate(found):
-        missing = [Hypothesis([], NO_HYPOTHESIS)] * (plan.num_hypotheses - len(own))
-        shift = sentence * plan.num_beams
-        rows += [replace_beams(one, shift) for one in (*own, *missing)]
-    beams = [torch.tensor(one.beams, dtype=torch.int32) for one in rows]
+        rows += own + [Hypothesis([], NO_HYPOTHESIS)] * (plan.num_hypotheses - len(own))
+        shifted = (torch.tensor(one.beams) + sentence * plan.num_beams for one in rows[len(beams) :])
+        beams += [one.to(torch.int32) for one in shifted]
     # As in transformers' beam search, `</s>` stands behind a hypothesis where padding has the id 0.
     filling = (plan.padding or plan.ends[0]) if plan.ends else -1
     return BeamSearchOutput(
@@ -197,11 +169,6 @@ def _beam_output(found: list[list[Hypothesis]], call: Call, prompts: Tensor) -> 
         beam_indices=_padded(beams, -1).to(prompts.device),
         alignments=_alignments(rows),
     )
-
-
-def replace_beams(one: Hypothesis, shift: int) -> Hypothesis:
-    """Counts the beams of a hypothesis among those of all sentences."""
-    return one._replace(beams=[beam + shift for beam in one.beams])
 
 
 def _alignments(rows: list[Hypothesis]) -> Tensor | None:
