@@ -122,6 +122,11 @@ def divisor(plan: Plan, length: int) -> float:
     return length**plan.length_penalty
 
 
+def is_in(tokens: Tensor, ends: Tensor) -> Tensor:
+    """Tells which tokens are ends; there is nearly always one, for which a comparison is enough."""
+    return tokens == ends if len(ends) == 1 else torch.isin(tokens, ends)
+
+
 def num_candidates(plan: Plan) -> int:
     """Returns how many continuations a sentence's next beams are among, however many of them end."""
     return max(2, 1 + len(plan.ends)) * plan.num_beams
@@ -174,7 +179,7 @@ def advance(
     if (missing := num_candidates(plan) - scores.shape[1]) > 0:  # a vocabulary too small for all candidates
         scores, choices = F.pad(scores, (0, missing), value=NONE), F.pad(choices, (0, missing))
     tokens = choices % vocab_size
-    ended = tokens == ends if len(ends) == 1 else torch.isin(tokens, ends)
+    ended = is_in(tokens, ends)
     if limited is not None:
         ended = ended | limited[:, None]
     finished = (beams.finished_scores, beams.finished_codes, beams.finished_steps)
@@ -473,7 +478,7 @@ def greedy_search(
     """
     device, looks = prompts.device, prompts.device.type == "cpu" or on_token is not None
     ends = torch.tensor(plan.ends, dtype=torch.long, device=device)
-    limits = torch.tensor(max_new_tokens, device=device)
+    limits, soonest = torch.tensor(max_new_tokens, device=device), min(max_new_tokens)
     tokens = _last_of(prompts, decoder)
     live = list(range(len(prompts)))  # the sentence of each row
     steps: list[tuple[list[int], Tensor, Tensor | None]] = []
@@ -484,7 +489,9 @@ def greedy_search(
             logits = process(prompts, logits.float())
         tokens = logits.argmax(dim=-1)
         steps.append((live, tokens, decoder.attention if plan.alignments else None))
-        ended = ended | torch.isin(tokens, ends) | (limits <= length)
+        ended = ended | is_in(tokens, ends)
+        if length >= soonest:
+            ended = ended | (limits <= length)
         if on_token is not None:
             on_token(int(tokens[0]))
         if process is not None:
