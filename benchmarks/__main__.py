@@ -92,7 +92,7 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     common = argparse.ArgumentParser(add_help=False, parents=[placed])
     common.add_argument("--config", choices=SIZES, default="base", help="size of the models (default: base)")
     timed = argparse.ArgumentParser(add_help=False)
-    timed.add_argument("--seconds", type=positive, help="after so many, cases that are left aren't measured")
+    timed.add_argument("--seconds", type=positive, help="time limit: no further case is begun after it")
     batches = f"batches per turn; {BATCHES_OF_ONE} single sentences count as one (default: %(default)s)"
     common.add_argument("--batches", type=positive, default=4, help=batches)
     updates, searches = argparse.ArgumentParser(add_help=False), argparse.ArgumentParser(add_help=False)

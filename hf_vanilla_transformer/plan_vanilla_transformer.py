@@ -79,7 +79,7 @@ class Plan:
         barred: Tokens that are never chosen (`suppress_tokens`).
         barred_at_begin: Tokens that aren't the first.
         barred_words: Sequences of tokens that aren't written (`bad_words_ids`).
-        no_repeat_ngram_size: Sequences of so many tokens occur once; 0: as often as they like.
+        no_repeat_ngram_size: Sequences of this many tokens occur at most once; 0: there is no limit.
         repetition_penalty: As for transformers; 1: none.
         renormalize: Whether log-probabilities add up to 1 again after tokens were barred.
         others: Settings beyond these, and values that transformers alone understands.

@@ -367,13 +367,13 @@ def load_translator(name: str, arguments: argparse.Namespace) -> "Translator":
     with decoding_errors(), loading():
         from ..translation.translator import Translator
 
-        if kind_of(name) is not Kind.CTRANSLATE2:
+        if not (is_exported := kind_of(name) is Kind.CTRANSLATE2):
             from .. import engine
 
             set_up_transformers()
             engine.keep_freed_memory()
         translator = Translator(name, **opening(arguments))
-        if "transformers" in sys.modules:  # an exported model needs it only for some tokenizers
+        if is_exported and "transformers" in sys.modules:  # it needs that only for some tokenizers
             set_up_transformers()
         return translator
 

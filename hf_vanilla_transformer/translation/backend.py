@@ -93,7 +93,6 @@ class Backend(ABC):
         device: Where it computes.
         dtype: The type of its weights, or that it computes in.
         settings: The model's generation config, or its values by name.
-        config: The configuration, or its values by name.
         positions: Tokens of the longest source that the model has positions for; None: there is no end.
         is_own: Whether the model is of this package, with all of its options.
         training: Whether the model is in training mode, where it can't be used.
@@ -103,7 +102,6 @@ class Backend(ABC):
     device: Any
     dtype: Any
     settings: Any
-    config: Any
     positions: int | None
     is_own: bool = True
     training: bool = False

@@ -85,7 +85,7 @@ class Batch:
         """Returns how many tokens CTranslate2 may write for a segment, with those that it is made to begin with."""
         prompt = max(len(segment.prefix), 1)
         total = prompt + self._plan.max_new_tokens(len(segment.token_ids), prompt)
-        limit = min(total, self._model.rows_of_positions) - 1 - self._is_end_forced
+        limit = min(total, self._model.positions) - 1 - self._is_end_forced
         if self._is_end_forced and limit < prompt:
             name, value = self._plan.limit
             raise ValueError(f"{name}={value} leaves no token before the end that is forced; give more")
@@ -198,7 +198,7 @@ class CTranslate2Backend(Backend):
         self.settings, self.config = _read(folder, GENERATION_CONFIG), _read(folder, CONFIG)
         if missing := {"max_position_embeddings", "num_parameters"} - self.config.keys():
             raise CheckpointError(f"{folder / CONFIG} has no {min(missing)}; {FIX}")
-        self.rows_of_positions = self.positions = self.config["max_position_embeddings"]
+        self.positions: int = self.config["max_position_embeddings"]
         self.end = self.config["eos_token"]
         # Tokens by their ids: a tokenizer may name them otherwise.
         shared = (folder / SHARED).is_file()
@@ -283,9 +283,9 @@ class CTranslate2Backend(Backend):
                 "min_new_tokens=0"
             )
         name, value = plan.limit
-        if name != "max_extra_length" and value > self.rows_of_positions:
+        if name != "max_extra_length" and value > self.positions:
             return (
-                f"{name} is {value:,}, and the model's table in CTranslate2's format has {self.rows_of_positions:,} "
+                f"{name} is {value:,}, and the model's table in CTranslate2's format has {self.positions:,} "
                 "positions; give less"
             )
         return None

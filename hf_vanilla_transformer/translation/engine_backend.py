@@ -1,5 +1,6 @@
 """Models of transformers as a backend: those of this package by the engine's search, all others by `generate()`."""
 
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from inspect import isfunction
@@ -63,7 +64,7 @@ class EngineBackend(Backend):
 
     def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
         self.model, self.tokenizer = model, tokenizer
-        self.config, self.positions = model.config, positions_in(model.config)
+        self.positions = positions_in(model.config)
         # The model below a `PeftModel`; it holds the adapters' layers.
         self.base = model.get_base_model() if hasattr(model, "get_base_model") else model
         self.is_own = isinstance(self.base, DecodingMixin)
@@ -96,14 +97,12 @@ class EngineBackend(Backend):
     # ---- Options ----
     def unsupported(self, plan: Plan) -> str | None:
         """Says which setting of a plan the model lacks, and why, or None; what is left is for `generate()` to tell."""
-        if (plan.alignments or plan.coverage_penalty) and self.own is None:
-            kind = type(self.model).__name__
-            name = "alignments" if plan.alignments else "coverage_penalty"
-            need = "needs" if name == "coverage_penalty" else "need"
-            return f"{name} {need} a model of this package, and this one is a {kind}"
-        if plan.alignments or plan.coverage_penalty:
-            return Module(self.own).unsupported(plan)
-        return None
+        if not (plan.alignments or plan.coverage_penalty):
+            return None
+        if (own := self.own) is not None:
+            return Module(own).unsupported(plan)
+        what = "alignments need" if plan.alignments else "coverage_penalty needs"
+        return f"{what} a model of this package, and this one is a {type(self.model).__name__}"
 
     def plan(self, options: Options, n_best: int | None = None, alignments: bool = False) -> Plan:
         """Resolves how a call of `decode` decodes; raises `ValueError` for what the model lacks."""
@@ -114,7 +113,7 @@ class EngineBackend(Backend):
     # ---- Searching ----
     def prepared(self, plan: Plan) -> Prepared | None:
         """Returns what searches as a plan says, the engine first; None: `generate()` does."""
-        if self.own is None:
+        if (own := self.own) is None:
             return None
         reason, attached = None, vars(self.model).get("engine")  # not that of a model with adapters below
         if isinstance(attached, Engine):
@@ -122,7 +121,7 @@ class EngineBackend(Backend):
             if prepared is not None and (reason := prepared.unsupported(plan)) is None:
                 attached.calls += 1
                 return prepared
-        module = Module(self.own)
+        module = Module(own)
         if module.unsupported(plan) is not None:
             return None
         if isinstance(attached, Engine):
@@ -136,7 +135,7 @@ class EngineBackend(Backend):
             batch = [segments[number] for number in numbers]
             with no_gradients(self.model):  # not while the caller works
                 prepared = self.prepared(job.plan)
-                rows = None if prepared is None else searched(prepared, self.own, job, batch)
+                rows = None if prepared is None else searched(prepared, self.base, job, batch)
                 if rows is None or not all(rows):  # or all is impossible for one of them
                     rows = self._generated(job, batch)
             yield numbers, translations(job, batch, rows)
@@ -257,7 +256,7 @@ def log_probabilities(
             ).logits.float()  # (B, T, V)
             losses = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=-100, reduction="none")
             by_model.append(-losses.double().view(labels.shape))
-    mean = torch.stack(by_model).logsumexp(dim=0) - torch.tensor(float(len(models))).double().log().to(device)
+    mean = torch.stack(by_model).logsumexp(dim=0) - math.log(len(models))
     return mean.masked_fill(labels == -100, 0.0).sum(dim=1).tolist()
 
 
@@ -281,7 +280,7 @@ class EnsembleBackend(Backend):
     def __init__(self, members: Sequence[PreTrainedModel], tokenizer: PreTrainedTokenizerBase) -> None:
         self.members = [EngineBackend(one, tokenizer) for one in members]
         self.tokenizer, first = tokenizer, self.members[0]
-        self.config, self.device, self.dtype = first.config, first.device, first.dtype
+        self.device, self.dtype = first.device, first.dtype
         self.is_own = all(one.is_own for one in self.members)
         ends = [one.positions for one in self.members if one.positions is not None]
         self.positions = min(ends, default=None)
@@ -300,7 +299,7 @@ class EnsembleBackend(Backend):
         """Says which setting of a plan an ensemble lacks, and why, or None."""
         if (reason := next(filter(None, (one.unsupported(plan) for one in self.members)), None)) is not None:
             return reason
-        reason = self._averaged(plan).unsupported(plan)
+        reason = Averaged([Module(one.model) for one in self.members]).unsupported(plan)
         return None if reason is None else f"several models decode as one by greedy or beam search alone: {reason}"
 
     def _averaged(self, plan: Plan) -> Averaged:

@@ -375,7 +375,7 @@ def barred(plan: Plan, vocab_size: int) -> list[list[int]]:
 
 
 def rounded_up(length: int) -> int:
-    """Returns the positions of a bucket for so many."""
+    """Returns how many positions a bucket has that holds this many."""
     return max(SHORTEST, 1 << (length - 1).bit_length())
 
 
