@@ -13,6 +13,7 @@ __version__ = "0.2.0"
 __all__ = [
     "PRESETS",
     "DictionaryTokenizer",
+    "SourceTargetTokenizerFast",
     "Translator",
     "VanillaTransformerConfig",
     "VanillaTransformerDecoder",
@@ -32,6 +33,7 @@ __all__ = [
 MODULES = {
     "PRESETS": "configuration_vanilla_transformer",
     "DictionaryTokenizer": "tokenization_dictionary",
+    "SourceTargetTokenizerFast": "tokenization_source_target",
     "Translator": "translation.translator",
     "VanillaTransformerTrainer": "training.trainer",
     "VanillaTransformerTrainingArguments": "training.recipe",
@@ -49,6 +51,7 @@ if TYPE_CHECKING:
         VanillaTransformerPreTrainedModel,
     )
     from .tokenization_dictionary import DictionaryTokenizer
+    from .tokenization_source_target import SourceTargetTokenizerFast
     from .tokenization_vanilla_transformer import VanillaTransformerTokenizer, VanillaTransformerTokenizerFast
     from .training.recipe import VanillaTransformerTrainingArguments
     from .training.trainer import VanillaTransformerTrainer
@@ -79,7 +82,8 @@ def register() -> None:
     model_class = __getattr__("VanillaTransformerModel")
     head_class = __getattr__("VanillaTransformerForConditionalGeneration")
     # The paper's tokenizer is the last: it counts if tokenizer_config.json has no name.
-    tokenizer_classes = [__getattr__(name) for name in ("DictionaryTokenizer", "VanillaTransformerTokenizerFast")]
+    names = ("DictionaryTokenizer", "SourceTargetTokenizerFast", "VanillaTransformerTokenizerFast")
+    tokenizer_classes = [__getattr__(name) for name in names]
     AutoConfig.register(config_class.model_type, config_class, exist_ok=True)
     AutoModel.register(config_class, model_class, exist_ok=True)
     AutoModelForSeq2SeqLM.register(config_class, head_class, exist_ok=True)

@@ -1,14 +1,18 @@
-"""BLEU and chrF by sacreBLEU, BLEU as older papers computed it, and exact match.
+"""BLEU and chrF by sacreBLEU, BLEU as older papers computed it, exact match, and errors of symbols and characters.
 
 Each score has a signature; only scores with equal signatures are comparable. `corpus_bleu` is the one to report today;
 `compound_split_bleu` and `multi30k_bleu` are for comparisons with papers that used them.
 """
 
 import re
-from collections.abc import Iterable, Mapping, Sequence, Set
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass
+from itertools import zip_longest
 from typing import Any
 
+from rapidfuzz.distance import Levenshtein
+from sacrebleu.metrics.base import Metric, Signature
+from sacrebleu.metrics.base import Score as SacreScore
 from sacrebleu.metrics.bleu import BLEU
 from sacrebleu.metrics.chrf import CHRF
 from sacrebleu.significance import PairedTest
@@ -17,6 +21,14 @@ from sacrebleu.significance import PairedTest
 COMPOUND_TOKENIZERS = ("13a", "intl", "none")
 # For a bootstrap: resamples of one or two sentences hardly differ, so that any difference seems significant.
 FEWEST_SENTENCES = 10
+# The measures by their names in options -> whether more is better.
+MEASURES = {
+    **dict.fromkeys(("bleu", "bleu_multi30k", "bleu_compound_split", "chrf", "exact_match"), True),
+    **dict.fromkeys(("wer", "ser", "cer"), False),
+}
+
+References = Sequence[str] | Sequence[Sequence[str]]  # one per hypothesis, or one or several
+Splitter = Callable[[str], Sequence[Hashable]]  # text -> its symbols
 
 
 @dataclass(frozen=True)
@@ -42,13 +54,13 @@ class Score:
 
 
 def corpus_bleu(
-    hypotheses: Sequence[str], references: Sequence[str], *, tokenize: str = "13a", lowercase: bool = False
+    hypotheses: Sequence[str], references: References, *, tokenize: str = "13a", lowercase: bool = False
 ) -> Score:
-    """BLEU of a corpus, with one reference per sentence.
+    """BLEU of a corpus, with one reference per sentence, or several.
 
     Args:
         hypotheses: The translations, N strings of plain text; sacreBLEU tokenises them.
-        references: The reference translations, in the same order.
+        references: The reference translations, in the same order: a string, or a list of strings for each.
         tokenize: sacreBLEU's tokeniser: "13a" for most languages, "intl" for its Unicode-aware variant, "zh",
             "ja-mecab", "char", "none" for tokenised text ("none" isn't comparable with published scores).
         lowercase: Whether the score is case-insensitive.
@@ -60,8 +72,7 @@ def corpus_bleu(
         ValueError: The numbers of hypotheses and references differ, there are none, or `tokenize` is unknown.
         TypeError: `hypotheses` or `references` is not a list of strings.
     """
-    hypotheses, references = _checked(hypotheses, references)
-    return _score(_sacrebleu(tokenize, lowercase), hypotheses, references)
+    return measure(["bleu"], hypotheses, references, tokenize=tokenize, lowercase=lowercase)["bleu"]
 
 
 def why_unmeasurable(alone: Score) -> str | None:
@@ -74,7 +85,7 @@ def why_unmeasurable(alone: Score) -> str | None:
     )
 
 
-def compound_split_bleu(hypotheses: Sequence[str], references: Sequence[str], *, tokenize: str = "13a") -> Score:
+def compound_split_bleu(hypotheses: Sequence[str], references: References, *, tokenize: str = "13a") -> Score:
     """BLEU with compounds split at hyphens, case-sensitive and not smoothed: the paper's for English-German (Table 2).
 
     The authors' script, tensor2tensor's get_ende_bleu.sh, splits hypotheses and references into words with Moses'
@@ -102,19 +113,7 @@ def compound_split_bleu(hypotheses: Sequence[str], references: Sequence[str], *,
         ValueError: The numbers of hypotheses and references differ, there are none, or `tokenize` is another one.
         TypeError: `hypotheses` or `references` is not a list of strings.
     """
-    hypotheses, references = _checked(hypotheses, references)
-    if tokenize not in COMPOUND_TOKENIZERS:
-        raise ValueError(
-            f"tokenize={tokenize!r} can't be combined with split compounds; give one of "
-            f"{', '.join(map(repr, COMPOUND_TOKENIZERS))}"
-        )
-    words = BLEU(tokenize=tokenize).tokenizer
-    hypotheses, references = (
-        [split_compounds(words(text.rstrip())) for text in side] for side in (hypotheses, references)
-    )
-    score = _score(_multi_bleu(), hypotheses, references)
-    signature = score.signature.replace("tok:none", f"tok:{tokenize}+compound-split")
-    return replace(score, signature=signature)
+    return measure(["bleu_compound_split"], hypotheses, references, tokenize=tokenize)["bleu_compound_split"]
 
 
 def split_compounds(text: str) -> str:
@@ -127,7 +126,7 @@ def split_compounds(text: str) -> str:
     return split.decode(errors="surrogatepass")
 
 
-def multi30k_bleu(hypotheses: Sequence[str], references: Sequence[str]) -> Score:
+def multi30k_bleu(hypotheses: Sequence[str], references: References) -> Score:
     """BLEU of lower-cased, tokenised text, as the literature on Multi30k reports it.
 
     It is the score of `multi-bleu.perl -lc`: words are separated by white space, without smoothing. It is comparable
@@ -145,12 +144,11 @@ def multi30k_bleu(hypotheses: Sequence[str], references: Sequence[str]) -> Score
         ValueError: The numbers of hypotheses and references differ, or there are none.
         TypeError: `hypotheses` or `references` is not a list of strings.
     """
-    hypotheses, references = _checked(hypotheses, references)
-    return _score(_multi_bleu(lowercase=True), hypotheses, references)
+    return measure(["bleu_multi30k"], hypotheses, references)["bleu_multi30k"]
 
 
 def corpus_chrf(
-    hypotheses: Sequence[str], references: Sequence[str], *, word_order: int = 0, lowercase: bool = False
+    hypotheses: Sequence[str], references: References, *, word_order: int = 0, lowercase: bool = False
 ) -> Score:
     """ChrF of a corpus: the F-score of character n-grams up to length 6, with one reference per sentence.
 
@@ -167,26 +165,167 @@ def corpus_chrf(
         ValueError: The numbers of hypotheses and references differ, there are none, or `word_order` is negative.
         TypeError: `hypotheses` or `references` is not a list of strings.
     """
-    hypotheses, references = _checked(hypotheses, references)
+    checked = _checked(hypotheses, references)
     if word_order < 0:
         raise ValueError(f"word_order is {word_order}; it must be 0 (chrF) or more (2: chrF++)")
-    return _score(CHRF(word_order=word_order, lowercase=lowercase), hypotheses, references)
+    return _score(CHRF(word_order=word_order, lowercase=lowercase), *checked)
 
 
-def exact_match(hypotheses: Sequence[str], references: Sequence[str]) -> float:
-    """Returns the percentage (0 to 100) of hypotheses that are identical to their reference.
+def exact_match(hypotheses: Sequence[str], references: References) -> float:
+    """Returns the percentage (0 to 100) of hypotheses that are identical to a reference.
 
     Args:
         hypotheses: The translations, N strings.
-        references: The reference translations, in the same order.
+        references: The reference translations, in the same order: a string, or a list of strings for each.
 
     Raises:
         ValueError: The numbers of hypotheses and references differ, or there are none.
         TypeError: `hypotheses` or `references` is not a list of strings.
     """
-    hypotheses, references = _checked(hypotheses, references)
-    equal = sum(hypothesis == reference for hypothesis, reference in zip(hypotheses, references, strict=True))
-    return 100.0 * equal / len(references)
+    return measure(["exact_match"], hypotheses, references)["exact_match"].value
+
+
+def measure(
+    names: Iterable[str],
+    hypotheses: Sequence[str],
+    references: References,
+    *,
+    sources: Sequence[Hashable] | None = None,
+    tokenize: str = "13a",
+    lowercase: bool = False,
+    symbols: Splitter | None = None,
+) -> dict[str, Score]:
+    """Measures hypotheses; all values are from 0 up, and percentages.
+
+    - "bleu", "bleu_multi30k", "bleu_compound_split" and "chrf": those of `corpus_bleu`, `multi30k_bleu`,
+      `compound_split_bleu` and `corpus_chrf`.
+    - "exact_match": hypotheses that are a reference, symbol by symbol.
+    - "wer": the others, as pronunciation and inflection report it (not the error rate of speech recognition).
+    - "ser": errors per symbol of the references: edits (insertions, deletions, substitutions; Levenshtein), summed
+      over the corpus.
+    - "cer": errors per character (code point, spaces too), likewise.
+
+    Of several references, the one with the fewest errors counts, of these the longest.
+
+    Args:
+        names: Of these.
+        hypotheses: N strings.
+        references: One reference for each, or a list of them.
+        sources: N sources; of those that are equal, the first one's hypothesis counts, with the references of all.
+        tokenize: Of "bleu" and "bleu_compound_split".
+        lowercase: Of "bleu" and "chrf".
+        symbols: Divides a text into symbols, as `data.symbols.symbol_splitter` has it for a tokenizer; None: texts are
+            compared as they are, and the symbols of "ser" are what white space separates.
+
+    Returns:
+        Name -> score, in the order of the names.
+
+    Raises:
+        ValueError: There is no such measure, or as for `corpus_bleu`.
+        TypeError: As for `corpus_bleu`.
+    """
+    if sources is not None:
+        places, references = by_source(sources, references)
+        hypotheses = [hypotheses[place] for place in places]
+    hypotheses, streams = _checked(hypotheses, references)
+    return {name: _score(_metric(name, tokenize, lowercase, symbols), hypotheses, streams) for name in names}
+
+
+def top_accuracy(
+    n_best: Sequence[Sequence[str]], references: References, count: int, *, symbols: Splitter | None = None
+) -> Score:
+    """The percentage of n-best lists that have a reference among their first `count` hypotheses.
+
+    Args:
+        n_best: N lists, the best hypothesis first.
+        references: As for `measure`.
+        count: 1 or more.
+        symbols: As for `measure`.
+
+    Raises:
+        ValueError: The numbers of lists and references differ, or there are none.
+        TypeError: As for `corpus_bleu`.
+    """
+    _, streams = _checked([""] * len(n_best), references)
+    same = symbols or _itself
+    columns = zip_longest(*(row[:count] for row in n_best))
+    found = [False] * len(n_best)
+    for column in columns:
+        for place, (text, *own) in enumerate(zip(column, *streams, strict=True)):
+            found[place] |= any(None not in (text, one) and same(text) == same(one) for one in own)
+    signature = str(Signature({"num_refs": len(streams)}))
+    return Score(f"top {count}", 100.0 * sum(found) / len(found), signature)
+
+
+def by_source(sources: Sequence[Hashable], references: References) -> tuple[list[int], list[list[str]]]:
+    """Groups pairs by their source: the places of the first pair of each, and all references of each, once."""
+    rows = [[own] if isinstance(own, str) else own for own in references]
+    groups: dict[Hashable, list[int]] = {}
+    for place, source in enumerate(sources):
+        groups.setdefault(source, []).append(place)
+    return [own[0] for own in groups.values()], [
+        list(dict.fromkeys(one for place in own for one in rows[place])) for own in groups.values()
+    ]
+
+
+class _UnitSignature(Signature):
+    def __init__(self, args: dict[str, Any]) -> None:
+        super().__init__(args)
+        self.update("unit", args["unit"])
+
+
+class _Errors(Metric):
+    """A sacreBLEU metric, so that it has signatures and resampling: errors per 100 units of the references."""
+
+    _SIGNATURE_TYPE = _UnitSignature
+
+    def __init__(self, name: str, unit: str, split: Splitter | None, counts_right: bool = False) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.name, self.unit, self._split, self._counts_right = name, unit, split, counts_right
+
+    def _preprocess_segment(self, sent: str) -> str:
+        return sent
+
+    def _extract_reference_info(self, refs: Sequence[str]) -> dict[str, Any]:
+        return {"references": [self._units(text) for text in refs]}
+
+    def _compute_segment_statistics(self, hypothesis: str, ref_kwargs: dict[str, Any]) -> list[int]:
+        own = self._units(hypothesis)
+        found = [(Levenshtein.distance(own, one), -len(one)) for one in ref_kwargs["references"]]
+        errors, length = min(found)
+        return [errors, -length]
+
+    def _units(self, text: str) -> Sequence[Hashable]:
+        return [text] if self._split is None else self._split(text)
+
+    def _compute_score_from_stats(self, stats: Any) -> SacreScore:
+        errors, total = stats
+        rate = 100.0 * float(errors) / max(float(total), 1.0)
+        return SacreScore(self.name, 100.0 - rate if self._counts_right else rate)
+
+    def _aggregate_and_compute(self, stats: list[list[int]]) -> SacreScore:
+        return self._compute_score_from_stats([sum(column) for column in zip(*stats, strict=True)])
+
+
+def _itself(text: str) -> Sequence[Hashable]:
+    return text
+
+
+def _metric(name: str, tokenize: str, lowercase: bool, symbols: Splitter | None) -> Metric:
+    whole = (lambda text: [tuple(symbols(text))]) if symbols else None
+    made: dict[str, Callable[[], Metric]] = {
+        "bleu": lambda: _sacrebleu(tokenize, lowercase),
+        "bleu_multi30k": lambda: _multi_bleu(lowercase=True),
+        "bleu_compound_split": lambda: _compound_split(tokenize),
+        "chrf": lambda: CHRF(lowercase=lowercase),
+        "exact_match": lambda: _Errors("exact match", "text", whole, counts_right=True),
+        "wer": lambda: _Errors("WER", "text", whole),
+        "ser": lambda: _Errors("SER", "symbol", symbols or str.split),
+        "cer": lambda: _Errors("CER", "character", list),
+    }
+    if name not in made:
+        raise ValueError(f"there is no measure {name!r}; give some of {', '.join(MEASURES)}")
+    return made[name]()
 
 
 @dataclass(frozen=True)
@@ -212,34 +351,37 @@ def check_resampling(sentences: int) -> None:
 
 def paired_bootstrap(
     systems: Sequence[Sequence[str]],
-    references: Sequence[str],
+    references: References,
     *,
-    kind: str = "sacrebleu",
+    names: Sequence[str] = ("bleu", "chrf"),
     tokenize: str = "13a",
     lowercase: bool = False,
+    symbols: Splitter | None = None,
 ) -> list[list[Comparison]]:
     """Compares systems with the first one, by sacreBLEU's paired bootstrap resampling (Koehn 2004), 1,000 resamples.
 
     Args:
         systems: Two or more lists of N translations.
-        references: N reference translations.
-        kind: "sacrebleu" or "multi30k": which BLEU is compared, that of `corpus_bleu` or of `multi30k_bleu`.
+        references: N reference translations, or lists of them, as for `measure`.
+        names: Which measures are compared.
         tokenize: As for `corpus_bleu`.
         lowercase: As for `corpus_bleu` and `corpus_chrf`.
+        symbols: As for `measure`.
 
     Returns:
-        Of each system but the first, its BLEU's and its chrF's comparison.
+        Of each system but the first, the comparison of each measure.
 
     Raises:
-        ValueError: There are fewer than two systems or 10 sentences, there is no such kind, or as for these functions.
-        TypeError: As for these functions.
+        ValueError: There are fewer than two systems or 10 sentences, or as for `measure`.
+        TypeError: As for `measure`.
     """
-    if len(systems) < 2 or kind not in ("sacrebleu", "multi30k"):
-        raise ValueError(f"{len(systems)} systems can't be compared by {kind}; give two or more, sacrebleu or multi30k")
+    if len(systems) < 2:
+        raise ValueError(f"{len(systems)} systems can't be compared; give two or more")
     check_resampling(len(references))
-    bleu = _sacrebleu(tokenize, lowercase) if kind == "sacrebleu" else _multi_bleu(lowercase=True)
-    named: Any = [(str(number), _checked(system, references)[0]) for number, system in enumerate(systems)]
-    test = PairedTest(named, {"BLEU": bleu, "chrF": CHRF(lowercase=lowercase)}, [list(references)], test_type="bs")
+    metrics = {name: _metric(name, tokenize, lowercase, symbols) for name in names}
+    checked = [_checked(system, references) for system in systems]
+    named: Any = [(str(number), hypotheses) for number, (hypotheses, _) in enumerate(checked)]
+    test = PairedTest(named, metrics, checked[0][1], test_type="bs")
     signatures, scores = test()
     columns = []
     for name, how in signatures.items():
@@ -257,33 +399,57 @@ def _sacrebleu(tokenize: str, lowercase: bool) -> BLEU:
     return BLEU(tokenize=tokenize, lowercase=lowercase, force=tokenize == "none")
 
 
+def _compound_split(tokenize: str) -> BLEU:
+    if tokenize not in COMPOUND_TOKENIZERS:
+        raise ValueError(
+            f"tokenize={tokenize!r} can't be combined with split compounds; give one of "
+            f"{', '.join(map(repr, COMPOUND_TOKENIZERS))}"
+        )
+    metric, words = _multi_bleu(), BLEU(tokenize=tokenize).tokenizer
+    metric.tokenizer = lambda text: split_compounds(words(text))
+    metric.tokenizer_signature = f"{tokenize}+compound-split"
+    return metric
+
+
 def _multi_bleu(lowercase: bool = False) -> BLEU:
     return BLEU(tokenize="none", smooth_method="none", lowercase=lowercase, force=True)
 
 
-def _score(metric: BLEU | CHRF, hypotheses: list[str], references: list[str]) -> Score:
-    result = metric.corpus_score(hypotheses, [references])
-    details = "".join(result.format().split(" ", 3)[3:])  # behind "BLEU = 41.21"
+def _score(metric: Metric, hypotheses: list[Any], streams: list[list[Any]]) -> Score:
+    result = metric.corpus_score(hypotheses, streams)
+    details = result.format().partition(" = ")[2].partition(" ")[2]  # behind "BLEU = 41.21"
     return Score(result.name, result.score, str(metric.get_signature()), details)
 
 
-def _checked(hypotheses: Sequence[str], references: Sequence[str]) -> tuple[list[str], list[str]]:
-    hypotheses, references = _texts("hypotheses", hypotheses), _texts("references", references)
-    if len(hypotheses) != len(references):
+def _checked(hypotheses: Sequence[str], references: References) -> tuple[list[str], list[list[Any]]]:
+    """The hypotheses, and the references as sacreBLEU has them: all first ones, all second ones, with None for none."""
+    hypotheses, each = _texts("hypotheses", hypotheses), _items("references", references)
+    rows = [
+        _texts(f"references[{index}]", one) if isinstance(one, list | tuple) else [_text(f"references[{index}]", one)]
+        for index, one in enumerate(each)
+    ]
+    if len(hypotheses) != len(rows) or not all(rows):
         raise ValueError(
-            f"{len(hypotheses)} hypotheses but {len(references)} references; give one reference per hypothesis"
+            f"{len(hypotheses)} hypotheses but {sum(map(bool, rows))} references; give one reference per hypothesis, "
+            "or a list of one or more"
         )
-    if not references:
+    if not rows:
         raise ValueError("hypotheses and references are empty; a score needs at least one sentence")
-    return hypotheses, references
+    return hypotheses, [list(column) for column in zip_longest(*rows)]
 
 
-def _texts(name: str, texts: Sequence[str]) -> list[str]:
+def _texts(name: str, texts: object) -> list[str]:
+    return [_text(f"{name}[{index}]", text) for index, text in enumerate(_items(name, texts))]
+
+
+def _items(name: str, items: object) -> list[Any]:
     # A string is a sequence of strings too, so the type check alone would accept it. A set has no order.
-    if isinstance(texts, str | bytes | Mapping | Set) or not isinstance(texts, Iterable):
-        raise TypeError(f"{name} is a {type(texts).__name__}; give a list of strings, [text] for a single one")
-    texts = list(texts)
-    for index, text in enumerate(texts):
-        if not isinstance(text, str):
-            raise TypeError(f"{name}[{index}] is a {type(text).__name__}; every entry must be a string")
-    return texts
+    if isinstance(items, str | bytes | Mapping | Set) or not isinstance(items, Iterable):
+        raise TypeError(f"{name} is a {type(items).__name__}; give a list of strings, [text] for a single one")
+    return list(items)
+
+
+def _text(name: str, text: object) -> str:
+    if not isinstance(text, str):
+        raise TypeError(f"{name} is a {type(text).__name__}; every entry must be a string")
+    return text

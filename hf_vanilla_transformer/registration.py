@@ -13,7 +13,7 @@ OWN = tuple(
     f"{__package__}.{name}"
     for name in (
         *("configuration_vanilla_transformer", "generation_vanilla_transformer", "modeling_vanilla_transformer"),
-        *("tokenization_dictionary", "tokenization_vanilla_transformer"),
+        *("tokenization_dictionary", "tokenization_source_target", "tokenization_vanilla_transformer"),
     )
 )
 

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The tokenizer of checkpoints converted from fairseq, OpenNMT-py and JoeyNMT: a dictionary numbers pieces of words.
 
-The pieces are those of subword-nmt or SentencePiece, as the model was trained; that library has to be installed.
+The pieces are those of subword-nmt or SentencePiece, as the model was trained; that library has to be installed. A
+model without them has words, or characters.
 """
 
 import base64
@@ -24,6 +25,7 @@ except ImportError:
 
 SIDES = ("source", "target")
 SPECIAL = ("pad_token", "bos_token", "eos_token", "unk_token")
+SPACE = "▁"  # among characters
 SEPARATOR = "@@"  # behind all pieces of a word but the last, in subword-nmt
 MOST_WORDS = 200_000  # whose pieces subword-nmt remembers
 
@@ -41,7 +43,8 @@ class DictionaryTokenizer(PreTrainedTokenizer):
     Args:
         segmentation_file: segmentation.json.
         segmentation: Its content. For "source" and "target": `tokens` in the order of ids; and the text of `codes`
-            with the `vocabulary` of pieces that alone may be given (None: any), or a model `spm` in base64.
+            with the `vocabulary` of pieces that alone may be given (None: any), or a model `spm` in base64, or
+            `level`: "word" or "char".
         source_eos: Whether sources end with `</s>`.
         **kwargs: The special tokens, and options of the base class.
     """
@@ -170,8 +173,10 @@ class _Side:
         codes: str | None = None,
         vocabulary: list[str] | None = None,
         spm: str | None = None,
+        level: str | None = None,
     ) -> None:
-        self._arguments = (special, tokens, codes, vocabulary, spm)
+        self._arguments = (special, tokens, codes, vocabulary, spm, level)
+        self._level = level
         of_word = {token: number for number, token in enumerate(tokens)}
         of_name = of_word | {token: tokens.index(token) for token in special}
         self._names = [t if of_name[t] == number else f"{t} {number}" for number, t in enumerate(tokens)]
@@ -186,6 +191,8 @@ class _Side:
 
     def pieces(self, text: str) -> list[str]:
         """Returns the pieces of a text."""
+        if self._level is not None:
+            return list(text.replace(" ", SPACE)) if self._level == "char" else text.split()
         if self._spm is not None:
             return list(self._spm.encode(text, out_type=str))
         if len(self._bpe.cache) > MOST_WORDS:
@@ -217,6 +224,8 @@ class _Side:
         if self._spm is not None:
             text: str = self._spm.decode_pieces(pieces)
             return text
+        if self._level is not None:
+            return "".join(pieces).replace(SPACE, " ") if self._level == "char" else " ".join(pieces)
         return f"{' '.join(pieces)} ".replace(f"{SEPARATOR} ", "").rstrip()
 
 

@@ -17,7 +17,8 @@ CONFIG, MODEL, GENERATION, TOKENIZATION = (
 )
 PLAN = "plan_vanilla_transformer"
 PAPER = {CONFIG, MODEL, GENERATION, PLAN, TOKENIZATION}
-DICTIONARY = "tokenization_dictionary"  # travels with converted checkpoints alone
+# They travel with the checkpoints that they belong to.
+DICTIONARY, SOURCE_TARGET = "tokenization_dictionary", "tokenization_source_target"
 # What a travelling file may import: on the Hub, neither this package nor other libraries can be counted on.
 SIBLINGS = {MODEL: {CONFIG, GENERATION}, GENERATION: {PLAN}}
 LIBRARIES = {"torch", "transformers", "tokenizers", *sys.stdlib_module_names}
@@ -73,7 +74,7 @@ def modules_of(root: Path) -> dict[str, Path]:
 
 def room_of(module: str) -> str:
     first = module.split(".")[0]
-    return "paper" if first in {*PAPER, DICTIONARY} else first
+    return "paper" if first in {*PAPER, DICTIONARY, SOURCE_TARGET} else first
 
 
 def imports_of(module: str, path: Path, modules: set[str]) -> Iterator[Import]:

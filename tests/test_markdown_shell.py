@@ -40,6 +40,7 @@ QUICK = {
     "--vocab-size": 300, "--max-steps": 10, "--save-steps": 1, "--eval-steps": 5, "--logging-steps": 5,
 }  # fmt: skip
 SIZES = {"--d-model", "--encoder-layers", "--decoder-layers", "--encoder-ffn-dim", "--decoder-ffn-dim", "--vocab-size"}
+QUICK_SYMBOLS = "--d-model 40 --encoder-layers 1 --decoder-layers 1 --num-train-epochs 6"  # to the recipe g2p
 QUICK_SCRIPT = {"--max-steps": 2, "--eval-steps": 2, "--vocab-size": 300}  # to scripts/fine_tune.py
 FENCE = re.compile(r"```+\s*(\w*)\s*(.*)")
 SENTENCES = {"en": "half past nine and {} euros", "de": "halb zehn und {} Euro"}
@@ -101,6 +102,7 @@ def write_programs(folder: Path) -> Path:
     executable(
         folder / "vanilla-transformer",
         f'case "$*" in "train "*--model-name-or-path*) exec {ours} "$@" {written(of_a_model)};; '
+        f'"train --config g2p "*) exec {ours} "$@" {QUICK_SYMBOLS};; '
         f'"train "*) exec {ours} "$@" {written(QUICK)};; *) exec {ours} "$@";; esac',
     )
     executable(
@@ -120,6 +122,8 @@ def write_corpora(place: Path) -> None:
         for name in (f"{part}.{language}" for part in parts for language in SENTENCES):
             lines = (SENTENCES[name[-2:]].format(number) for number in range(20))
             (folder / name).write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    for part in ("train", "dev", "test"):
+        (place / f"{part}.tsv").write_text("thought\tθ ɔː t\nthing\tθ ɪ ŋ\nfull\tf ʊ l\n" * 5, encoding="utf-8")
     shutil.copy(place / "test.en", place / "source.txt")
 
 

@@ -2,6 +2,7 @@
 
 import json
 import math
+import random
 import re
 import subprocess
 import sys
@@ -10,13 +11,16 @@ from collections import Counter
 import pytest
 
 from hf_vanilla_transformer.metrics import (
+    by_source,
     compound_split_bleu,
     corpus_bleu,
     corpus_chrf,
     exact_match,
+    measure,
     multi30k_bleu,
     paired_bootstrap,
     split_compounds,
+    top_accuracy,
 )
 
 HYPOTHESES = ["The cat sat on a mat.", "Es kostet 3,50 Euro, oder?", "", "a b c d", "Zwei Hunde spielen im Schnee ."]
@@ -29,11 +33,11 @@ REFERENCES = [
 ]
 
 
-def _command_line(tmp_path, *options):
+def _command_line(tmp_path, *options, references=("references",)):
     """What `sacrebleu` prints for the corpus: (name, score, signature, details)."""
     for name, lines in (("hypotheses", HYPOTHESES), ("references", REFERENCES)):
         (tmp_path / name).write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
-    command = [sys.executable, "-m", "sacrebleu", "references", "-i", "hypotheses", "-w", "6", *options]
+    command = [sys.executable, "-m", "sacrebleu", "-i", "hypotheses", "-w", "6", *options, *references]
     result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
     printed = json.loads(result.stdout)
     return printed["name"], printed["score"], printed["signature"], printed.get("verbose_score", "")
@@ -61,25 +65,28 @@ def test_chrf_agrees_with_sacrebleus_command_line(tmp_path, word_order, lowercas
 
 
 @pytest.mark.parametrize(
-    ("kind", "options"),
+    ("name", "options"),
     [
-        ("sacrebleu", ["--tokenize", "intl", "--lowercase", "--chrf-lowercase"]),
-        ("multi30k", ["--tokenize", "none", "--lowercase", "--smooth-method", "none", "--force", "--chrf-lowercase"]),
+        ("bleu", ["--tokenize", "intl", "--lowercase", "--chrf-lowercase"]),
+        (
+            "bleu_multi30k",
+            ["--tokenize", "none", "--lowercase", "--smooth-method", "none", "--force", "--chrf-lowercase"],
+        ),
     ],
 )
-def test_comparisons_agree_with_sacrebleus_command_line(tmp_path, kind, options):
+def test_comparisons_agree_with_sacrebleus_command_line(tmp_path, name, options):
     references = [f"{'the big dog sees ' * (1 + n % 3)}cat number {n} ." for n in range(12)]
     systems = [
         [text.replace("dog", "cat") if n % every == 0 else text for n, text in enumerate(references)]
         for every in (4, 3)
     ]
     systems.append([text.replace("number", "no") for text in references])
-    for name, lines in zip(("references", "a", "b", "c"), (references, *systems), strict=True):
-        (tmp_path / name).write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    for file, lines in zip(("references", "a", "b", "c"), (references, *systems), strict=True):
+        (tmp_path / file).write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
     command = [sys.executable, "-m", "sacrebleu", "references", "-i", "a", "b", "c", "-m", "bleu", "chrf"]
     command += ["--paired-bs", "--format", "text", *options]
     printed = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True).stdout
-    found = paired_bootstrap(systems, references, kind=kind, tokenize="intl", lowercase=True)
+    found = paired_bootstrap(systems, references, names=[name, "chrf"], tokenize="intl", lowercase=True)
     p_values = [f"{one.p_value:.4f}" for system in found for one in system]
     assert p_values == re.findall(r"p = ([0-9.]+)", printed)
     assert len(set(p_values)) > 1
@@ -217,7 +224,86 @@ def test_compounds_by_hand(text):
     assert split_compounds(text) == COMPOUNDS[text]
 
 
+# Errors of symbols
+
+
+def edits(one: list[str], other: list[str]) -> int:
+    """The Levenshtein distance by its definition."""
+    row = list(range(len(other) + 1))
+    for number, symbol in enumerate(one, start=1):
+        last, row[0] = row[0], number
+        for place, own in enumerate(other, start=1):
+            last, row[place] = row[place], min(row[place] + 1, row[place - 1] + 1, last + (symbol != own))
+    return row[-1]
+
+
+def test_errors_are_edits_per_symbol_of_the_corpus():
+    draw = random.Random(1)
+    texts = [" ".join(draw.choices(["a̠", "t͡ɕ", "k", "97"], k=draw.randrange(6))) for _ in range(80)]
+    hypotheses, references = texts[:40], texts[40:]
+    scores = measure(["wer", "exact_match", "ser", "cer"], hypotheses, references, symbols=str.split)
+    pairs = [(h.split(), r.split()) for h, r in zip(hypotheses, references, strict=True)]
+    wrong = 100 * sum(h != r for h, r in pairs) / 40
+    assert scores["wer"].value == pytest.approx(wrong)
+    assert scores["exact_match"].value == pytest.approx(100 - wrong)
+    assert scores["ser"].value == pytest.approx(100 * sum(edits(*p) for p in pairs) / sum(len(r) for _, r in pairs))
+    characters = [(list(h), list(r)) for h, r in zip(hypotheses, references, strict=True)]
+    assert scores["cer"].value == pytest.approx(
+        100 * sum(edits(*p) for p in characters) / sum(len(r) for _, r in characters)
+    )
+    assert (scores["ser"].name, scores["ser"].signature) == ("SER", "nrefs:1|unit:symbol|version:2.6.0")
+
+
+def test_the_reference_with_the_fewest_errors_counts():
+    hypotheses, references = ["a b", "x", ""], [["a c d", "b a b c"], ["x", "y"], ["q r"]]
+    scores = measure(["ser", "wer", "cer"], hypotheses, references)
+    assert scores["ser"].value == pytest.approx(100 * (2 + 0 + 2) / (4 + 1 + 2))  # two edits each: the longer one
+    assert scores["wer"].value == pytest.approx(200 / 3)
+    assert exact_match(hypotheses, references) == pytest.approx(100 / 3)
+    assert scores["wer"].signature.startswith("nrefs:var|")
+    with_white_space = measure(["exact_match"], ["a  b "], ["a b"], symbols=str.split)
+    assert with_white_space["exact_match"].value == 100
+    assert exact_match(["a  b "], ["a b"]) == 0
+    assert measure(["ser"], [""], [""])["ser"].value == 0
+
+
+def test_several_references_are_sacrebleus(tmp_path):
+    score = corpus_bleu(HYPOTHESES, [[one, "not empty either"] for one in REFERENCES])
+    (tmp_path / "more").write_text("not empty either\n" * len(REFERENCES), encoding="utf-8")
+    with_more = _command_line(tmp_path, references=("references", "more"))
+    assert (score.signature, score.details) == with_more[2:]
+
+
+def test_pairs_with_one_source_are_one():
+    assert by_source(["read", "lead", "read", "read"], ["r iː d", "l ɛ d", "r ɛ d", "r iː d"]) == (
+        [0, 1],
+        [["r iː d", "r ɛ d"], ["l ɛ d"]],
+    )
+
+
+def test_top_accuracy_looks_at_the_first_ones():
+    lists, references = [["a", "b", "c"], ["d"], ["x", "y  z"]], [["c"], ["d", "e"], ["y z"]]
+    shares = {count: top_accuracy(lists, references, count, symbols=str.split).value for count in (1, 2, 3)}
+    assert shares == pytest.approx({1: 100 / 3, 2: 200 / 3, 3: 100})
+    assert top_accuracy(lists, references, 3).name == "top 3"
+
+
+def test_errors_are_compared_by_resampling():
+    references = [f"{n} a" for n in range(60)]
+    better = [*references[:50], *["x"] * 10]
+    worse = [*references[:20], *["x"] * 40]
+    (rows,) = paired_bootstrap([worse, better], references, names=["wer", "ser"])
+    assert [one.name for one in rows] == ["WER", "SER"]
+    assert all(one.p_value < 0.01 for one in rows)
+    assert "unit:text" in rows[0].signature
+
+
 # What goes wrong
+
+
+def test_an_unknown_measure_names_those_that_exist():
+    with pytest.raises(ValueError, match="no measure 'wre'; give some of bleu, bleu_multi30k"):
+        measure(["wre"], ["a"], ["a"])
 
 
 METRICS = [corpus_bleu, corpus_chrf, exact_match, compound_split_bleu, multi30k_bleu]
@@ -232,7 +318,8 @@ METRICS = [corpus_bleu, corpus_chrf, exact_match, compound_split_bleu, multi30k_
         ("a b", ["a b"], TypeError, r"hypotheses is a str; give a list of strings, \[text\]"),
         (["a b"], "a b", TypeError, "references is a str"),
         (["a", None], ["a", "b"], TypeError, r"hypotheses\[1\] is a NoneType; every entry must be a string"),
-        (["a"], [["a"]], TypeError, r"references\[0\] is a list; every entry"),
+        (["a"], [[3]], TypeError, r"references\[0\]\[0\] is a int; every entry"),
+        (["a"], [[]], ValueError, "1 hypotheses but 0 references"),
     ],
 )
 def test_wrong_input_names_what_is_wrong(metric, hypotheses, references, error, message):

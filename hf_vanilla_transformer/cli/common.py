@@ -191,6 +191,12 @@ def add_decoding_arguments(parser: argparse.ArgumentParser) -> None:
         "fewer); a longer one is translated in pieces of at most 256 tokens, and a warning names it",
     )
     parser.add_argument(
+        "--unknown",
+        choices=["error", "keep", "ignore"],
+        help="symbols that the model doesn't know: keep (default): it reads its unknown token, and a warning names "
+        "them; ignore: they are left out; error",
+    )
+    parser.add_argument(
         "--batch-tokens",
         type=positive,
         metavar="N",

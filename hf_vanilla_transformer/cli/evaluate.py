@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .. import __version__
@@ -24,6 +25,7 @@ from .common import (
     decoding_errors,
     decoding_options,
     load_ensemble,
+    positive,
     read_parallel,
     say_written,
     show,
@@ -38,11 +40,13 @@ if TYPE_CHECKING:
 
 PACKAGES = ("torch", "transformers", "sacrebleu")
 LABELS = {"num_beams": "beam", "length_penalty": "alpha"}  # of rows that differ by the search
-BLEU_KINDS = ("sacrebleu", "multi30k", "compound-split")
+BLEU_KINDS = {"sacrebleu": "bleu", "multi30k": "bleu_multi30k", "compound-split": "bleu_compound_split"}
+MEASURES = (*BLEU_KINDS.values(), "chrf", "exact_match", "wer", "ser", "cer")  # of metrics, which takes long to import
+TOP = (1, 3, 5, 10, 20, 50)  # of n-best lists
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Measure BLEU, chrF and perplexity of one or several checkpoints."""
+    """Measure BLEU, chrF, errors of symbols and perplexity of one or several checkpoints."""
     parser.epilog = (
         "Perplexity is the reference's, per token of the model's own vocabulary, </s> included. Speed is that of "
         "decoding alone, from text to text. Perplexity leaves out pairs with a side longer than --max-source-tokens; a "
@@ -58,8 +62,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--ensemble", action="store_true", help="evaluate the models as one that averages their probabilities"
     )
-    parser.add_argument("--source", required=True, metavar="FILE", help="sentences, one per line, compressed or not")
-    parser.add_argument("--reference", required=True, metavar="FILE", help="their reference translations, line by line")
+    parser.add_argument(
+        "--source",
+        required=True,
+        metavar="FILE",
+        help="sentences, one per line, compressed or not; or a table (.tsv, .csv, .jsonl, .parquet) with both sides",
+    )
+    parser.add_argument(
+        "--reference",
+        nargs="+",
+        default=[],
+        metavar="FILE",
+        help="their reference translations, line by line; of several files, a line of a later one may be empty",
+    )
+    for name in ("source", "target"):
+        parser.add_argument(f"--{name}-column", default=name, metavar="NAME", help=f"the {name}'s column of the table")
+    parser.add_argument(
+        "--feature-columns", nargs="+", default=[], metavar="NAME", help="columns with features of the source"
+    )
     _add_metric_arguments(parser)
     _add_file_arguments(parser)
     add_decoding_arguments(parser)
@@ -72,10 +92,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _add_metric_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
+        "--metrics",
+        nargs="+",
+        choices=MEASURES,
+        default=[],
+        metavar="NAME",
+        help=f"of {', '.join(MEASURES)} (default: bleu and chrf; with a tokenizer of words or characters, exact_match "
+        "and ser). wer: the rest of exact_match; ser, cer: errors per symbol, per character",
+    )
+    parser.add_argument(
+        "--n-best", type=positive, metavar="N", help="measure as well how often one of the best 1, 3, 5 ... N is right"
+    )
+    parser.add_argument(
         "--bleu",
         nargs="+",
         choices=BLEU_KINDS,
-        default=["sacrebleu"],
+        default=[],
         help="sacrebleu: what to report today (default); multi30k: lower-cased, split at white space only, for "
         "tokenised text; compound-split: the paper's, with compounds split at hyphens (##AT##-##AT##)",
     )
@@ -89,7 +121,7 @@ def _add_metric_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--significance",
         action="store_true",
-        help="compare each row's first BLEU and its chrF with those of the first row: sacreBLEU's paired bootstrap "
+        help="compare each row's measures with those of the first row: sacreBLEU's paired bootstrap "
         "resampling, 1,000 resamples (Koehn 2004)",
     )
 
@@ -105,8 +137,8 @@ class _Result:
     """The scores and speeds of one model, or of one ensemble."""
 
     models: list[str]
-    bleu: "dict[str, Score]"
-    chrf: "Score"
+    scores: "dict[str, Score]"  # by measures
+    num_sentences: int
     likelihood: "Likelihood"
     translations: list[str]
     num_output_tokens: int
@@ -124,27 +156,22 @@ def _evaluate(arguments: argparse.Namespace) -> None:
     for name in arguments.model:
         check_model_name(name)
     _check_models(arguments)
-    sources, references = read_parallel(arguments.source, arguments.reference)
+    sources, references = _read(arguments)
     _check_outputs(arguments)
-    from ..metrics import check_resampling, why_unmeasurable
-
+    measuring = _Measuring(arguments, sources, references)
     try:
-        alone, _ = _measure(arguments, references, references)  # an unavailable metric fails now, too
-        if arguments.significance:
-            check_resampling(len(references))
+        measuring.check(arguments.significance)
     except (ValueError, ImportError, RuntimeError) as error:
         raise UsageError(first_line(error)) from error
-    if problem := next(filter(None, map(why_unmeasurable, alone.values())), None):
-        print(f"{PROGRAM}: warning: {problem}", file=sys.stderr)
 
     groups = [arguments.model] if arguments.ensemble else [[name] for name in arguments.model]
-    results = [row for group in groups for row in _results(arguments, group, sources, references)]
+    results = [row for group in groups for row in _results(arguments, group, sources, references, measuring)]
     if arguments.significance:
-        _compare(arguments, results, references)
+        measuring.compare(results)
     try:
         show(_report(results))
     finally:  # even if the report can't be printed
-        _write(arguments, results, len(sources))
+        _write(arguments, results)
     say_written(arguments.output, arguments.json)
 
 
@@ -157,11 +184,29 @@ def _check_models(arguments: argparse.Namespace) -> None:
             "--output is for one model's translations; give a single --model, or --ensemble, and at most one "
             "--length-penalty and --num-beams"
         )
-    if arguments.significance and (rows == 1 or arguments.bleu[0] == "compound-split"):
+    if arguments.n_best and arguments.ensemble:
+        raise UsageError("--n-best is for one model; leave --ensemble out")
+    if arguments.significance and rows == 1:
         raise UsageError(
-            "--significance compares rows by sacrebleu or multi30k; give --model A B or two values of "
-            "--length-penalty or --num-beams, and name one of these first after --bleu"
+            "--significance compares rows; give --model A B or two values of --length-penalty or --num-beams"
         )
+
+
+def _read(arguments: argparse.Namespace) -> tuple[list[str], list[list[str]]]:
+    """Returns the sources, and the references of each: one, or several by files."""
+    from ..data.formats import check_file, is_table
+    from ..data.tables import read_table
+
+    if not arguments.reference:
+        if not is_table(arguments.source):
+            raise UsageError("the sources need references; give --reference FILE, or a table with both by --source")
+        check_file(Path(arguments.source))
+        columns = (arguments.source_column, arguments.target_column, *arguments.feature_columns)
+        pairs = list(read_table(arguments.source, columns))
+        return [pair["source"] for pair in pairs], [[pair["target"]] for pair in pairs]
+    read = [read_parallel(arguments.source, name) for name in arguments.reference]
+    rows = zip(*(references for _, references in read), strict=True)
+    return read[0][0], [[first, *filter(None, others)] for first, *others in rows]
 
 
 def _searches(arguments: argparse.Namespace) -> list[dict[str, Any]]:
@@ -172,7 +217,7 @@ def _searches(arguments: argparse.Namespace) -> list[dict[str, Any]]:
 
 def _check_outputs(arguments: argparse.Namespace) -> None:
     """Checks, before any work is done, that the output files can be written."""
-    taken = [arguments.source, arguments.reference]
+    taken = [arguments.source, *arguments.reference]
     for option, name in (("--json", arguments.json), ("--output", arguments.output)):
         if name is not None:
             check_output(option, name, arguments.overwrite, taken)
@@ -180,7 +225,11 @@ def _check_outputs(arguments: argparse.Namespace) -> None:
 
 
 def _results(
-    arguments: argparse.Namespace, names: list[str], sources: list[str], references: list[str]
+    arguments: argparse.Namespace,
+    names: list[str],
+    sources: list[str],
+    references: list[list[str]],
+    measuring: "_Measuring",
 ) -> list[_Result]:
     """Loads a model or an ensemble, computes its perplexity, translates by each search, and scores."""
     from ..translation.decoding import decode, source_limit
@@ -190,6 +239,7 @@ def _results(
     begun = time.perf_counter()
     tokenizer, model = load_ensemble(names, arguments)
     seconds = {"loading": time.perf_counter() - begun}
+    measuring.fit(tokenizer)
     searches = _searches(arguments)
     options = [decoding_options(argparse.Namespace(**vars(arguments) | one), model) for one in searches]
     limit = source_limit(model, arguments.max_source_tokens, tokenizer)
@@ -203,7 +253,7 @@ def _results(
                 model,
                 tokenizer,
                 sources,
-                references,
+                [own[0] for own in references],
                 batch_size=arguments.batch_size,
                 max_tokens=arguments.max_source_tokens,
                 progress=progress.update,
@@ -217,16 +267,23 @@ def _results(
                     sources,
                     **limits,
                     max_source_tokens=arguments.max_source_tokens,
+                    n_best=arguments.n_best,
+                    unknown=arguments.unknown,
                     progress=progress.update,
                     on_division=lambda index, count: _warn(index, limit, f"it is translated in {count} pieces"),
                     **one,
                 )
-            translations = [row[0].text for row in hypotheses]
-            scores = _measure(arguments, translations, references)
+            texts = [[one.text for one in row] for row in hypotheses]
+            translations = [row[0] for row in texts]
+            scores = measuring.measure(texts)
             several = (option for option in LABELS if len(getattr(arguments, option) or ()) > 1)
             name = ", ".join([" + ".join(names), *(f"{LABELS[option]} {search[option]:g}" for option in several)])
             tokens = sum(row[0].num_tokens for row in hypotheses)
-            results.append(_Result(names, *scores, likelihood, translations, tokens, dict(seconds), setting, name))
+            results.append(
+                _Result(
+                    names, scores, len(measuring.places), likelihood, translations, tokens, dict(seconds), setting, name
+                )
+            )
     return results
 
 
@@ -247,28 +304,63 @@ def _warn(index: int, limit: int, consequence: str) -> None:
     tqdm.write(warning_of_line(f"line {index + 1}", limit, consequence), file=sys.stderr)
 
 
-def _compare(arguments: argparse.Namespace, results: list[_Result], references: list[str]) -> None:
-    """Tests whether each result but the first differs from the first by more than chance."""
-    from ..metrics import paired_bootstrap
+class _Measuring:
+    """How hypotheses are measured; of symbols, the references of lines with the same source are references of one."""
 
-    how = {"kind": arguments.bleu[0], "tokenize": arguments.tokenize, "lowercase": arguments.lowercase}
-    comparisons = paired_bootstrap([result.translations for result in results], references, **how)
-    for result, own in zip(results[1:], comparisons, strict=True):
-        result.comparisons = own
+    def __init__(self, arguments: argparse.Namespace, sources: list[str], references: list[list[str]]) -> None:
+        self._sources, self._references = sources, references
+        self._most = arguments.n_best or 0  # of the hypotheses in a list
+        self.places: Sequence[int] = range(len(sources))  # of the lines that are measured
+        self._kinds = [BLEU_KINDS[kind] for kind in arguments.bleu]
+        self.names = list(dict.fromkeys([*self._kinds, *arguments.metrics]))
+        self._is_chosen = bool(arguments.metrics)
+        self.how: dict[str, Any] = {"tokenize": arguments.tokenize, "lowercase": arguments.lowercase}
 
+    def check(self, is_resampled: bool) -> None:
+        """Raises an error for a measure that isn't available."""
+        from ..metrics import check_resampling, measure
 
-def _measure(
-    arguments: argparse.Namespace, hypotheses: list[str], references: list[str]
-) -> "tuple[dict[str, Score], Score]":
-    from .. import metrics
+        measure(self.names or ["bleu"], self._sources, self._sources, **self.how)
+        if is_resampled:
+            check_resampling(len(self._references))
 
-    sides, case = (hypotheses, references), {"lowercase": arguments.lowercase}
-    kinds = {
-        "sacrebleu": lambda: metrics.corpus_bleu(*sides, tokenize=arguments.tokenize, **case),
-        "multi30k": lambda: metrics.multi30k_bleu(*sides),
-        "compound-split": lambda: metrics.compound_split_bleu(*sides, tokenize=arguments.tokenize),
-    }
-    return {kind: kinds[kind]() for kind in dict.fromkeys(arguments.bleu)}, metrics.corpus_chrf(*sides, **case)
+    def fit(self, tokenizer: Any) -> None:
+        """Chooses what is still open by the first model's tokenizer, and warns of BLEU that can only be 0."""
+        from ..data.symbols import default_measures, splits_into_symbols, symbol_splitter
+        from ..metrics import by_source, measure, why_unmeasurable
+
+        if "symbols" in self.how:
+            return
+        if not self._is_chosen:
+            others = [name for name in default_measures(tokenizer) if not (self._kinds and name == "bleu")]
+            self.names = [*self.names, *others]
+        self.how["symbols"] = None
+        if splits_into_symbols(tokenizer):
+            self.how["symbols"] = symbol_splitter(tokenizer)
+            self.places, self._references = by_source(self._sources, self._references)
+        bleu = [name for name in self.names if name in BLEU_KINDS.values()]
+        alone = measure(bleu, [own[0] for own in self._references], self._references, **self.how)
+        if problem := next(filter(None, map(why_unmeasurable, alone.values())), None):
+            print(f"{PROGRAM}: warning: {problem}", file=sys.stderr)
+
+    def measure(self, texts: list[list[str]]) -> "dict[str, Score]":
+        """Returns the scores of n-best lists of all lines."""
+        from ..metrics import measure, top_accuracy
+
+        rows = [texts[place] for place in self.places]
+        scores = measure(self.names, [row[0] for row in rows], self._references, **self.how)
+        for count in sorted({*(one for one in TOP if one < self._most), self._most} - {0}):
+            scores[f"top_{count}"] = top_accuracy(rows, self._references, count, symbols=self.how["symbols"])
+        return scores
+
+    def compare(self, results: list[_Result]) -> None:
+        """Tests whether each result but the first differs from the first by more than chance."""
+        from ..metrics import paired_bootstrap
+
+        systems = [[result.translations[place] for place in self.places] for result in results]
+        comparisons = paired_bootstrap(systems, self._references, names=self.names, **self.how)
+        for result, own in zip(results[1:], comparisons, strict=True):
+            result.comparisons = own
 
 
 def _settings(backend: "Backend", options: dict[str, Any]) -> dict[str, Any]:
@@ -286,50 +378,55 @@ def _settings(backend: "Backend", options: dict[str, Any]) -> dict[str, Any]:
 # ---- Output ----
 def _report(results: Sequence[_Result]) -> str:
     """Formats the results: a table, the signatures, and BLEU's details."""
-    kinds = list(results[0].bleu)
-    titles = ["BLEU" if kind == "sacrebleu" else f"BLEU {kind}" for kind in kinds]
-    rows = [["model", *titles, results[0].chrf.name, "perplexity", "sentences/s", "tokens/s", "loading"]]
+    titles = {name: _title(name, score) for name, score in results[0].scores.items()}
+    rows = [["model", *titles.values(), "perplexity", "sentences/s", "tokens/s", "loading"]]
     for result in results:
-        figures = [*(result.bleu[kind].value for kind in kinds), result.chrf.value, result.likelihood.perplexity]
+        figures = [*(score.value for score in result.scores.values()), result.likelihood.perplexity]
         speeds = [result.per_second(len(result.translations)), result.per_second(result.num_output_tokens)]
         shown = [*(f"{figure:.2f}" for figure in figures), *(f"{speed:.1f}" for speed in speeds)]
         rows.append([result.name, *shown, f"{result.seconds['loading']:.1f} s"])
-    scores = dict(zip(titles, results[0].bleu.values(), strict=True)) | {results[0].chrf.name: results[0].chrf}
-    signatures = [f"{title}: {score.signature}" for title, score in scores.items()]
+    signatures = [f"{titles[name]}: {score.signature}" for name, score in results[0].scores.items()]
     signatures += [
         f"perplexity of {name[0]}: without {result.likelihood.num_left_out} pairs that are too long"
         for result, name in zip(results, rows[1:], strict=True)
         if result.likelihood.num_left_out
     ]
     details = [
-        f"{title}{f' of {row[0]}' if len(results) > 1 else ''}: {result.bleu[kind].details}"
+        f"{titles[name]}{f' of {row[0]}' if len(results) > 1 else ''}: {score.details}"
         for result, row in zip(results, rows[1:], strict=True)
-        for kind, title in zip(kinds, titles, strict=True)
+        for name, score in result.scores.items()
+        if score.details
     ]
     details += [
         f"{one.name} of {result.name}: p = {one.p_value:.3f} against {results[0].name} ({one.signature})"
         for result in results
         for one in result.comparisons
     ]
-    return "\n".join([f"{len(results[0].translations)} sentences", table(rows, align=">"), *signatures, *details])
+    return "\n".join([f"{results[0].num_sentences} sentences", table(rows, align=">"), *signatures, *details])
 
 
-def _write(arguments: argparse.Namespace, results: list[_Result], num_sentences: int) -> None:
+def _title(name: str, score: "Score") -> str:
+    """A column's title: the score's name, with the kind of an older BLEU."""
+    kind = next((kind for kind, measure in BLEU_KINDS.items() if measure == name != "bleu"), "")
+    return f"{score.name} {kind}".rstrip()
+
+
+def _write(arguments: argparse.Namespace, results: list[_Result]) -> None:
     if arguments.output:
         write_text(arguments.output, "".join(f"{line}\n" for line in results[0].translations))
     if arguments.json:
-        record = _record(arguments, results, num_sentences)
+        record = _record(arguments, results)
         write_text(arguments.json, json.dumps(record, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
 
 
-def _record(arguments: argparse.Namespace, results: list[_Result], num_sentences: int) -> dict[str, Any]:
+def _record(arguments: argparse.Namespace, results: list[_Result]) -> dict[str, Any]:
     from importlib.metadata import version  # it takes ten milliseconds, of every command
 
     versions = {"python": platform.python_version(), "hf_vanilla_transformer": __version__}
     return {
         "source": arguments.source,
-        "reference": arguments.reference,
-        "num_sentences": num_sentences,
+        "reference": arguments.reference[0] if len(arguments.reference) == 1 else arguments.reference,
+        "num_sentences": results[0].num_sentences,
         "ensemble": arguments.ensemble,
         "results": [_result_record(result) for result in results],
         "versions": versions | {name: version(name) for name in PACKAGES},
@@ -338,12 +435,12 @@ def _record(arguments: argparse.Namespace, results: list[_Result], num_sentences
 
 def _result_record(result: _Result) -> dict[str, Any]:
     """One result as an object for the JSON file."""
-    likelihood = result.likelihood
+    likelihood, scores = result.likelihood, {name: asdict(score) for name, score in result.scores.items()}
     return {
         "models": result.models,
         "p_values": {one.name: one.p_value for one in result.comparisons},
-        "bleu": {kind: asdict(score) for kind, score in result.bleu.items()},
-        "chrf": asdict(result.chrf),
+        "bleu": {kind: scores[name] for kind, name in BLEU_KINDS.items() if name in scores},
+        **{name: score for name, score in scores.items() if name not in BLEU_KINDS.values()},
         "perplexity": _finite(likelihood.perplexity),
         "negative_log_probability": _finite(likelihood.negative_log_probability),
         "num_reference_tokens": likelihood.num_tokens,

@@ -30,11 +30,11 @@ if TYPE_CHECKING:
     Outcomes = Iterator[tuple[Job, CorpusError | None]]
 
 # Options that the translator takes as they are.
-OPTIONS = ("batch_size", "batch_tokens", "max_source_tokens", "target_lang", "split_sentences")
+OPTIONS = ("batch_size", "batch_tokens", "max_source_tokens", "target_lang", "split_sentences", "unknown")
 # Those that translations depend on.
 RECORDED = (
     *("column", "format", "max_source_tokens", "target_lang", "split_sentences", "backend", "compute_type", "dtype"),
-    *("num_beams", "length_penalty", "early_stopping", "coverage_penalty", "max_new_tokens"),
+    *("num_beams", "length_penalty", "early_stopping", "coverage_penalty", "max_new_tokens", "unknown"),
 )
 
 

@@ -7,7 +7,7 @@ Plain text, .tsv, .csv and .jsonl may be compressed (.gz, .bz2, .xz, .zst).
 import json
 import os
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import Path
@@ -246,8 +246,16 @@ def lengths_of(dataset: Dataset, column: str) -> NDArray[np.int64]:
     return np.asarray(pyarrow.compute.list_value_length(table[column]).to_numpy(), dtype=np.int64)
 
 
+def rows_with(dataset: Dataset, column: str, number: int) -> NDArray[np.int64]:
+    """Returns the places of the rows whose lists in a column contain a number."""
+    values = dataset.select_columns([column]).with_format("arrow")[:][column].combine_chunks()
+    found = np.flatnonzero(values.flatten().to_numpy() == number)
+    ends = np.cumsum(lengths_of(dataset, column))
+    return np.unique(np.searchsorted(ends, found, side="right"))
+
+
 def _from_files(corpus: Corpus, sources: list[tuple[str, ...]], streaming: bool) -> Dataset | IterableDataset:
-    columns = (corpus.source_column, corpus.target_column)
+    columns = corpus.columns
     arguments = {"sources": sources, "columns": columns}
     if streaming:
         return IterableDataset.from_generator(_read_sources, gen_kwargs=arguments)
@@ -268,7 +276,7 @@ def _digest(path: str) -> str:
         raise CorpusError(f"{path}: can't be read ({error.strerror or error}); name a readable file") from error
 
 
-def _read_sources(sources: list[tuple[str, ...]], columns: tuple[str, str]) -> Iterator[Pair]:
+def _read_sources(sources: list[tuple[str, ...]], columns: tuple[str, ...]) -> Iterator[Pair]:
     for paths in sources:
         empty = True
         for pair in read_text(*paths) if len(paths) == 2 else read_table(paths[0], columns):
@@ -280,7 +288,7 @@ def _read_sources(sources: list[tuple[str, ...]], columns: tuple[str, str]) -> I
 
 def _from_hub(corpus: Corpus, name: str, streaming: bool) -> Dataset | IterableDataset:
     """A data set that `datasets.load_dataset` loads, with the columns renamed."""
-    columns = (corpus.source_column, corpus.target_column)
+    columns = corpus.columns
     try:
         dataset = load_dataset(name, corpus.configuration, split=corpus.split, streaming=streaming)
         names = dataset.column_names or list(next(iter(dataset), {}))
@@ -324,13 +332,6 @@ def _fingerprint(pairs: Dataset, tokenizer: PreTrainedTokenizerBase) -> str | No
 def _cause(error: Exception) -> BaseException:
     # For some errors, datasets' message only says that there was one.
     return error.__cause__ or error if isinstance(error, DatasetGenerationError) else error
-
-
-def both_sides_of(pairs: Iterable[Mapping[str, str]]) -> Iterator[str]:
-    """Yields both sides of each pair, for training a joint vocabulary (section 5.1)."""
-    for pair in pairs:
-        yield pair["source"]
-        yield pair["target"]
 
 
 __all__ = ["Cleaning", "Corpus", "read_corpus", "tokenize"]

@@ -45,7 +45,7 @@ class CorpusError(ValueError):
 
 @dataclass(frozen=True)
 class Corpus:
-    """Sources of sentence pairs, read one after the other.
+    r"""Sources of sentence pairs, read one after the other.
 
     Attributes:
         source: Plain text files, one sentence per line.
@@ -53,6 +53,7 @@ class Corpus:
         tables: Files (.tsv, .csv, .jsonl, .parquet) with both sides, or names of data sets on the Hub.
         source_column: The column of the source in tables: "source", or a language of a "translation" column, "en".
         target_column: The column of the target.
+        feature_columns: Columns of features of the source, which follow it, each behind a tab: "walk\tV;PST".
         configuration: A Hub data set's configuration, "de-en".
         split: A Hub data set's split.
     """
@@ -62,6 +63,7 @@ class Corpus:
     tables: tuple[str, ...] = ()
     source_column: str = "source"
     target_column: str = "target"
+    feature_columns: tuple[str, ...] = ()
     configuration: str | None = None
     split: str = "train"
 
@@ -82,6 +84,11 @@ class Corpus:
 
     def __bool__(self) -> bool:
         return bool(self.source or self.tables)
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The columns of source, target and features."""
+        return (self.source_column, self.target_column, *self.feature_columns)
 
 
 def read_lines(path: str | Path) -> Iterator[str]:

@@ -21,40 +21,45 @@ csv.field_size_limit(LONGEST_LINE)  # Python's own limit would end a training at
 Rows = Iterator[tuple[int, Mapping[str, object]]]  # the line or row number, and column -> value
 
 
-def read_table(path: str, columns: tuple[str, str]) -> Iterator[Pair]:
+def read_table(path: str, columns: Sequence[str]) -> Iterator[Pair]:
     """Yields the pairs of a table.
 
     Args:
         path: The file; the end of its name says which format it has.
-        columns: The names of the source's and the target's column.
+        columns: The names of the source's and the target's column, and of those with features of the source. In a .tsv
+            without a header, numbers from 1 on.
 
     Raises:
         CorpusError: As for `read_lines`, or a row can't be parsed or lacks a column.
     """
-    readers: dict[str, Callable[[str, tuple[str, str]], Rows]]
+    readers: dict[str, Callable[[str, Sequence[str]], Rows]]
     readers = {".tsv": _rows_of_tsv, ".csv": _rows_of_csv, ".parquet": _rows_of_parquet}
     read = readers.get(table_format(path), _rows_of_json)
     for number, row in read(path, columns):
         yield pair_of(row, columns, f"{path}:{number}")
 
 
-def _rows_of_tsv(path: str, columns: tuple[str, str]) -> Rows:
-    """Two columns without a header, or the columns that a header names; without quoting, so no text has a tab."""
-    header: Sequence[str] = columns
+def _rows_of_tsv(path: str, columns: Sequence[str]) -> Rows:
+    """Two columns without a header, numbered ones, or those that a header names; no quoting, so no text has a tab."""
+    are_numbers, header = all(column.isdecimal() for column in columns), columns
     for number, line in enumerate(read_lines(path), start=1):
         cells = line.split("\t")
-        if number == 1 and set(columns) <= set(cells):
+        if number == 1 and are_numbers:
+            header = [str(place) for place in range(1, len(cells) + 1)]
+        elif number == 1 and set(columns) <= set(cells):
             header = cells
-        elif len(cells) == len(header):
+            continue
+        if len(cells) == len(header):
             yield number, dict(zip(header, cells, strict=True))
         elif line:
             raise CorpusError(
                 f"{path}:{number}: {len(cells)} columns separated by tabs, not {len(header)}; if there are more than "
-                f"two, the first line must name them, {columns[0]!r} and {columns[1]!r} among them"
+                f"two, the first line must name them, {columns[0]!r} and {columns[1]!r} among them, or number them: "
+                "source_column 1"
             )
 
 
-def _rows_of_csv(path: str, columns: tuple[str, str]) -> Rows:
+def _rows_of_csv(path: str, columns: Sequence[str]) -> Rows:
     """The columns that the first record names."""
     reader = csv.reader((line + "\n" for line in read_lines(path)), strict=True)
     header: list[str] = []
@@ -75,7 +80,7 @@ def _rows_of_csv(path: str, columns: tuple[str, str]) -> Rows:
             raise CorpusError(f"{path}:{number}: {len(cells)} columns, not {len(header)}; {fix}")
 
 
-def _rows_of_parquet(path: str, columns: tuple[str, str]) -> Rows:
+def _rows_of_parquet(path: str, columns: Sequence[str]) -> Rows:
     try:
         with pyarrow.parquet.ParquetFile(path) as file:
             rows = (row for batch in file.iter_batches(PAIRS_PER_BATCH) for row in batch.to_pylist())
@@ -84,7 +89,7 @@ def _rows_of_parquet(path: str, columns: tuple[str, str]) -> Rows:
         raise CorpusError(f"{path}: can't be read ({first_line(error)}); is it a complete Parquet file?") from error
 
 
-def _rows_of_json(path: str, columns: tuple[str, str]) -> Rows:
+def _rows_of_json(path: str, columns: Sequence[str]) -> Rows:
     for number, line in enumerate(read_lines(path), start=1):
         if not line.strip():
             continue
@@ -98,12 +103,12 @@ def _rows_of_json(path: str, columns: tuple[str, str]) -> Rows:
         yield number, row
 
 
-def pair_of(row: Mapping[str, object], columns: tuple[str, str], where: str) -> Pair:
+def pair_of(row: Mapping[str, object], columns: Sequence[str], where: str) -> Pair:
     """Takes source and target from a row of a table, or from the row's "translation".
 
     Args:
         row: Column -> value.
-        columns: The names of the source's and the target's column.
+        columns: As for `read_table`.
         where: File and line, to begin an error with.
 
     Raises:
@@ -114,7 +119,8 @@ def pair_of(row: Mapping[str, object], columns: tuple[str, str], where: str) -> 
     for column in columns:
         if problem := _problem(row, column):
             raise CorpusError(f"{where}: column {column!r} {problem} (`source_column` and `target_column` name them)")
-    return {"source": str(row[columns[0]]), "target": str(row[columns[1]])}
+    source, target, *features = (str(row[column]) for column in columns)
+    return {"source": "\t".join([source, *filter(None, features)]), "target": target}
 
 
 def _problem(row: Mapping[str, object], column: str) -> str | None:

@@ -13,8 +13,9 @@ from ..metrics import Score
 from .model_card import (
     CARD,
     FACTS,
-    PIPELINE_TAG,
     TAGS,
+    TEXT2TEXT,
+    TRANSLATION,
     WEIGHTS,
     CardError,
     CurvePoint,
@@ -31,6 +32,8 @@ from .model_card import (
 SCORES = "scores.json"
 TARGET_TOKENS = "target_tokens"  # in the Trainer's log
 POINTS_PER_CURVE = 10
+# The log's entries of other measures than BLEU -> their names.
+OTHER_SCORES = {"eval_exact_match": "exact match", "eval_wer": "WER", "eval_ser": "SER", "eval_cer": "CER"}
 # Saved facts that stay true when the weights change.
 BY_AUTHOR = ("title", "source_language", "target_language", "limits")
 # Fields of a card's metadata that come from the facts; all others are the author's.
@@ -118,7 +121,14 @@ def curve_of(log: Iterable[Mapping[str, Any]]) -> list[CurvePoint]:
         last = len(chosen) - 1
         chosen = [chosen[round(n * last / (POINTS_PER_CURVE - 1))] for n in range(POINTS_PER_CURVE)]
     names = {TARGET_TOKENS: TARGET_TOKENS, "loss": "loss", "perplexity": "eval_perplexity", "bleu": "eval_bleu"}
-    return [CurvePoint(step, **{name: steps[step].get(key) for name, key in names.items()}) for step in chosen]
+    return [
+        CurvePoint(
+            step,
+            **{name: steps[step].get(key) for name, key in names.items()},
+            scores={name: steps[step][key] for key, name in OTHER_SCORES.items() if key in steps[step]},
+        )
+        for step in chosen
+    ]
 
 
 def _from_json(folder: Path, values: dict[str, Any]) -> dict[str, Any]:
@@ -147,14 +157,14 @@ def _from_card(folder: Path) -> dict[str, Any]:
     others = {name: value for name, value in data.to_dict().items() if name not in MADE}  # type: ignore[no-untyped-call]
     if len(bases := strings(data.get("base_model"))) > 1:  # the facts name one
         others["base_model"] = bases
-    if data.get("pipeline_tag") not in (None, PIPELINE_TAG):
+    if data.get("pipeline_tag") not in (None, TRANSLATION):
         others["pipeline_tag"] = data.get("pipeline_tag")
     return {
         "languages": strings(data.get("language")),
         "license": data.get("license"),
         "datasets": strings(data.get("datasets")),
         "base_model": next(iter(bases), None),
-        "tags": [tag for tag in strings(data.get("tags")) if tag not in TAGS],
+        "tags": [tag for tag in strings(data.get("tags")) if tag not in (*TAGS, TEXT2TEXT)],
         "metadata": json.loads(json.dumps(others, default=str)),  # which makes text of dates
     }
 

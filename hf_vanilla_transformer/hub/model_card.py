@@ -25,10 +25,11 @@ FACTS = "model_card.json"  # the facts of a card, beside it; `vanilla-transforme
 WEIGHTS = "weights"  # in that file, the digests of the weights that the facts describe
 TEMPLATE = Path(__file__).with_name("model_card_template.md")
 TAGS = ("vanilla_transformer", "attention-is-all-you-need")
-PIPELINE_TAG = "translation"
+TRANSLATION = "translation"  # the Hub's name of the task
+TEXT2TEXT = "text2text-generation"  # other strings in and out; a tag, as the Hub has no such task any more
 LIMITS = (
-    "The model translates one sentence at a time. Its quality on text that differs from the training data has not been "
-    "measured, nor has any bias in that data: check its translations before you rely on them."
+    "The model {does} at a time. Its quality on text that differs from the training data has not been measured, nor "
+    "has any bias in that data: check its {outputs} before you rely on them."
 )
 LOADS = re.compile(r"from_pretrained\(\s*(\"(?:[^\"\\]|\\.)*\")")  # what the card's code loads, as a literal
 # Written for a repository only: if a folder is missing, transformers loads the repository of that name.
@@ -89,6 +90,7 @@ class CurvePoint:
     loss: float | None = None  # that training minimised, since the last line of the log, in nats per token
     perplexity: float | None = None  # of the validation set, per token
     bleu: float | None = None  # of the validation set, as the training measures it
+    scores: Mapping[str, float] = field(default_factory=dict)  # its other measures, by names as "exact match"
 
 
 @dataclass(frozen=True)
@@ -134,6 +136,7 @@ class RunFacts:
 
     name: str  # what the model is loaded by: its name on the Hub, "user/name", or a folder as `local_name` writes it
     title: str | None = None  # the card's, if it isn't the name
+    task: str = TRANSLATION  # or TEXT2TEXT: other strings, such as sounds
     config: Mapping[str, Any] = field(default_factory=dict)  # the configuration's fields, `model.config.to_dict()`
     parameters: int | None = None  # their number; tied ones count once
     source_language: str | None = None  # ISO 639 code, "en"
@@ -223,8 +226,10 @@ def fill_model_card(facts: RunFacts) -> ModelCard:
         recipe=_value_table(recipe_rows(facts.recipe)),
         curve=_curve(facts.curve),
         results=_results(facts.evaluations),
-        samples=_samples(facts.samples),
-        limits="\n\n".join(filter(None, (facts.limits, LIMITS))),
+        samples=_samples(facts.samples, _outputs(facts)),
+        outputs=_outputs(facts),
+        measures=" and ".join(["perplexity", *_measures(facts.curve)]),
+        limits="\n\n".join(filter(None, (facts.limits, LIMITS.format(does=_does(facts), outputs=_outputs(facts))))),
     )
     card.text = printable(card.text.rstrip()) + "\n"
     return card
@@ -247,31 +252,39 @@ def load_card(file: Path) -> ModelCard:
     return card
 
 
+def _outputs(facts: RunFacts) -> str:
+    return "translations" if facts.task == TRANSLATION else "outputs"
+
+
+def _does(facts: RunFacts) -> str:
+    return "translates one sentence" if facts.task == TRANSLATION else "reads one line"
+
+
 def _metadata(facts: RunFacts, name: str) -> ModelCardData:
     languages = [one for one in (facts.source_language, facts.target_language, *facts.languages) if one]
     made = {
         "library_name": "transformers",
-        "pipeline_tag": PIPELINE_TAG,
+        "pipeline_tag": facts.task if facts.task == TRANSLATION else None,
         "license": facts.license,
         "language": list(dict.fromkeys(languages)) or None,
         "base_model": facts.base_model,
-        "tags": list(dict.fromkeys((*TAGS, *facts.tags))),
+        "tags": list(dict.fromkeys((*TAGS, *([] if facts.task == TRANSLATION else [facts.task]), *facts.tags))),
         "datasets": list(facts.datasets) or None,
         "model_name": name.rpartition("/")[2] if facts.evaluations else None,
-        "eval_results": _eval_results(facts.evaluations) or None,
+        "eval_results": _eval_results(facts.evaluations, facts.task) or None,
     }
     return ModelCardData(**{**made, **facts.metadata})
 
 
-def _eval_results(evaluations: Sequence[Evaluation]) -> list[EvalResult]:
+def _eval_results(evaluations: Sequence[Evaluation], task: str) -> list[EvalResult]:
     return [
         EvalResult(
-            task_type="translation",
-            task_name="Translation",
+            task_type=task,
+            task_name=task.replace("-", " ").title(),
             dataset_type=evaluation.dataset_type,
             dataset_name=evaluation.dataset,
             dataset_split=evaluation.split,
-            metric_type="chrf" if score.name.startswith("chrF") else score.name.lower(),
+            metric_type="chrf" if score.name.startswith("chrF") else score.name.lower().replace(" ", "_"),
             metric_name=score.name,
             metric_value=round(score.value, 2),
             metric_args={"signature": score.signature},
@@ -334,7 +347,7 @@ def _vocabulary(config: Mapping[str, Any]) -> str | None:
         return None
     target = config.get("decoder_vocab_size")
     source = f"{config['vocab_size']:,} tokens"
-    return f"{source}, one for both languages" if target is None else f"{source} (source), {target:,} (target)"
+    return f"{source}, one for both sides" if target is None else f"{source} (source), {target:,} (target)"
 
 
 def _sharing(config: Mapping[str, Any]) -> str | None:
@@ -351,7 +364,8 @@ def _training_data(facts: RunFacts) -> str:
     if facts.training_files:
         lines.append("- files: " + ", ".join(_code(_file_name(path)) for path in facts.training_files))
     if facts.training_pairs is not None:
-        lines.append(f"- {facts.training_pairs:,} sentence pairs")
+        pairs = "sentence pairs" if facts.task == TRANSLATION else "pairs"
+        lines.append(f"- {facts.training_pairs:,} {pairs}")
     return "\n".join(lines)
 
 
@@ -371,17 +385,28 @@ def recipe_rows(recipe: TrainingFacts) -> list[tuple[str, str]]:
 
 def _curve(curve: Sequence[CurvePoint]) -> str:
     """The table of the learning curve; a column that no point has a value for is left out."""
+    measures = _measures(curve)
     rows = [
         (
             f"{point.step:,}",
             _value(point.target_tokens),
             "" if point.loss is None else f"{point.loss:.3f}",
             "" if point.perplexity is None else f"{point.perplexity:,.2f}",
-            "" if point.bleu is None else f"{point.bleu:.2f}",
+            *(f"{scores[name]:.2f}" if name in (scores := _scores(point)) else "" for name in measures),
         )
         for point in curve
     ]
-    return _table(["updates", "target tokens", "training loss", "validation perplexity", "validation BLEU"], rows)
+    titles = ["updates", "target tokens", "training loss", "validation perplexity"]
+    return _table([*titles, *(f"validation {name}" for name in measures)], rows)
+
+
+def _scores(point: CurvePoint) -> Mapping[str, float]:
+    return point.scores if point.bleu is None else {"BLEU": point.bleu, **point.scores}
+
+
+def _measures(curve: Sequence[CurvePoint]) -> list[str]:
+    """The names of the measures that a curve has beside perplexity."""
+    return list(dict.fromkeys(name for point in curve for name in _scores(point)))
 
 
 def _results(evaluations: Sequence[Evaluation]) -> str:
@@ -400,9 +425,9 @@ def _results(evaluations: Sequence[Evaluation]) -> str:
     return _table(["test set", "sentences", "decoding", "metric", "value", "signature"], rows)
 
 
-def _samples(samples: Sequence[Sample]) -> str:
+def _samples(samples: Sequence[Sample], outputs: str) -> str:
     rows = [(_text(sample.source), _text(sample.translation), _text(sample.reference or "")) for sample in samples]
-    return _table(["source", "translation", "reference"], rows)
+    return _table(["source", outputs.removesuffix("s"), "reference"], rows)
 
 
 def _value_table(rows: Sequence[tuple[str, str]]) -> str:

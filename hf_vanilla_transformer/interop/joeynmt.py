@@ -59,6 +59,9 @@ def recognises(source: Path) -> bool:
     return (source / "config.yaml").is_file() and any(source.glob("*.ckpt"))
 
 
+LEVELS = ("word", "char")  # of tokenizers without pieces of words
+
+
 def load(source: str | Path, options: Options) -> Converted:
     """Reads a model.
 
@@ -112,7 +115,15 @@ def load(source: str | Path, options: Options) -> Converted:
     if options.with_tokenizer:
         tokens = {f"{name}_token": token for name, (_, token) in special.items()}
         files = (_subword_model(config, "src"), _subword_model(config, "trg"))
-        tokenizer = tokenizer_of(folder, (source_tokens, target_tokens), tokens, files=files, restricted=True)
+        own, other = (_side(config, name).get("level") for name in ("src", "trg"))
+        tokenizer = tokenizer_of(
+            folder,
+            (source_tokens, target_tokens),
+            tokens,
+            files=files,
+            restricted=True,
+            levels=(own if own in LEVELS else None, other if other in LEVELS else None),
+        )
     return Converted(model, tokenizer, notes=notes)
 
 
@@ -173,13 +184,10 @@ def _subword_model(config: Mapping[str, Any], name: str) -> str | None:
     side = _side(config, name)
     settings = side.get("tokenizer_cfg") or {}
     problems = [f"{change}: {side[change]}" for change in CHANGES if side.get(change)]
-    for place, setting, usual in (
-        (side, "level", "bpe"),
-        (settings, "pretokenizer", "none"),
-        (settings, "separator", SEPARATOR),
-    ):
-        value = place.get(setting, None if setting == "level" else usual)
-        if value != usual:
+    if side.get("level") not in ("bpe", *LEVELS):
+        problems.append(f"level: {side.get('level')}")
+    for setting, usual in (("pretokenizer", "none"), ("separator", SEPARATOR)):
+        if (value := settings.get(setting, usual)) != usual:
             problems.append(f"{setting}: {value}")
     if problems:
         raise ConversionError(

@@ -22,6 +22,7 @@ TOKENIZED_TEXT = (
     "the tokenizer does no Moses tokenization (nor truecasing or lowercasing): if the training data had it, give it "
     "such text, and expect such text from it"
 )
+PIECE = re.compile("@@$|^▁")  # as subword-nmt and SentencePiece mark them
 CODES = re.compile(r"(.*[._-])?(bpe|bpe_?codes?|codes?)\d*([._-].*)?", re.IGNORECASE)
 NO_CODES = (".bin", ".ckpt", ".gz", ".json", ".pt", ".py", ".yaml", ".yml", ".zip")
 SIDES_IN_NAMES = (("src", "source"), ("tgt", "trg", "target"))
@@ -37,11 +38,13 @@ def tokenizer_of(
     languages: tuple[str, ...] = (),
     source_eos: bool = True,
     restricted: bool = False,
+    levels: tuple[str | None, str | None] = (None, None),
 ) -> DictionaryTokenizer:
     """Makes the tokenizer of a model from the files in its folder.
 
     Args:
-        folder: Contains subword-nmt's codes or SentencePiece models.
+        folder: Contains subword-nmt's codes or SentencePiece models. Without them, the model has words, unless its
+            dictionaries have pieces of words.
         dictionaries: The tokens of source and target in the order of ids, special ones included; empty: unknown.
         special: "pad_token", "eos_token", "unk_token" and others -> token.
         files: Names of the codes or models of source and target, where the checkpoint tells them; folders in them
@@ -50,31 +53,38 @@ def tokenizer_of(
         source_eos: Whether the end-of-sentence token ends sources, too (OpenNMT-py has none there).
         restricted: Whether only pieces of the dictionary are given where there is a choice (as JoeyNMT does; elsewhere
             only with a vocabulary's threshold).
+        levels: "word" or "char" for a side that is known to have no pieces of words; None: the files tell.
 
     Raises:
         ConversionError: A file is missing or damaged, it isn't clear which file counts, or subword-nmt isn't installed.
     """
     if [] in dictionaries:
         raise ConversionError(f"{folder} doesn't have the dictionaries of source and target{WITHOUT}")
-    named = [folder / PureWindowsPath(name).name for name in files if name is not None]
+    paths = [name and folder / PureWindowsPath(name).name for name in files]
+    named = [path for path in paths if path]
     if missing := [file for file in named if not file.is_file()]:
         raise ConversionError(f"the tokenizer needs {missing[0]}, and there is no such file{WITHOUT}")
-    sides = named if len(named) == len(SIDES) else _files_in(folder, languages)
     _check(dictionaries, special)
+    ways: list[Any] = [level or path for level, path in zip(levels, paths, strict=True)]
+    if not all(ways):
+        ways = [one or own for one, own in zip(levels, _files_in(folder, languages, dictionaries), strict=True)]
     segmentation = {
-        side: {"tokens": tokens, **_segmenter(file, tokens if restricted else None, special)}
-        for side, file, tokens in zip(SIDES, sides, dictionaries, strict=True)
+        side: {"tokens": tokens, **_segmenter(way, tokens if restricted else None, special)}
+        for side, way, tokens in zip(SIDES, ways, dictionaries, strict=True)
     }
     try:
         return DictionaryTokenizer(segmentation=segmentation, source_eos=source_eos, **special)
     except ImportError as error:
         raise ConversionError(f"{first_line(error)}; or convert without a tokenizer: --no-tokenizer") from error
     except SystemExit as error:  # subword-nmt ends the process, and has said which line is wrong
-        raise ConversionError(f"{_names([*sides])}: no codes of subword-nmt (fastBPE's have a third column)") from error
+        names = _names([way for way in ways if isinstance(way, Path)])
+        raise ConversionError(f"{names}: no codes of subword-nmt (fastBPE's have a third column)") from error
 
 
-def _files_in(folder: Path, languages: tuple[str, ...]) -> tuple[Path, Path]:
-    """Returns the files that say how source and target are segmented."""
+def _files_in(
+    folder: Path, languages: tuple[str, ...], dictionaries: tuple[list[str], list[str]]
+) -> tuple[Path | str, Path | str]:
+    """Returns the files that say how source and target are segmented, or "word" for a model of words."""
     files = [file for file in sorted(folder.iterdir()) if file.is_file()]
     models = [file for file in files if file.suffix in (".model", ".spm")]
     codes = [file for file in files if file not in models and _is_codes(file)]
@@ -84,9 +94,12 @@ def _files_in(folder: Path, languages: tuple[str, ...]) -> tuple[Path, Path]:
             "leave those there that the model was trained with"
         )
     found = models or codes
+    if not found and not any(PIECE.search(token) for tokens in dictionaries for token in tokens):
+        return "word", "word"
     if not found:
         raise ConversionError(
-            f"{folder} has neither codes of subword-nmt (a file whose name has bpe or codes in it) nor a SentencePiece "
+            f"the dictionaries have pieces of words, and {folder} has neither codes of subword-nmt (a file whose name "
+            "has bpe or codes in it) nor a SentencePiece "
             f"model (.model, .spm) to segment words{WITHOUT}"
         )
     if len(found) == 1:
@@ -132,8 +145,13 @@ def _check(dictionaries: tuple[list[str], list[str]], special: dict[str, str]) -
         )
 
 
-def _segmenter(file: Path, vocabulary: list[str] | None, special: dict[str, str]) -> dict[str, Any]:
-    """Returns what DictionaryTokenizer has of a side beside its tokens; `vocabulary`: the only pieces to give."""
+def _segmenter(file: Any, vocabulary: list[str] | None, special: dict[str, str]) -> dict[str, Any]:
+    """Returns what DictionaryTokenizer has of a side beside its tokens; `vocabulary`: the only pieces to give.
+
+    In place of a file, `file` may be a level, "word" or "char".
+    """
+    if isinstance(file, str):
+        return {"level": file}
     if file.suffix in (".model", ".spm"):
         return {"spm": base64.b64encode(_sentencepiece(file, vocabulary)).decode()}
     allowed = None if vocabulary is None else [token for token in vocabulary if token not in special.values()]

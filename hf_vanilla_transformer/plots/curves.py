@@ -28,19 +28,22 @@ CURVES = {
     "loss": ("training loss", "nats per token"),
     "eval_perplexity": ("validation perplexity", "perplexity per token"),
     "eval_bleu": ("validation BLEU", "BLEU"),
+    "eval_exact_match": ("validation exact match", "% of outputs"),
+    "eval_wer": ("validation WER", "% of outputs with an error"),
+    "eval_ser": ("validation SER", "errors per 100 symbols"),
 }
 Log = Sequence[Mapping[str, Any]]
 
 
 def plot_training(runs: Mapping[str, Log], title: str | None = None) -> Figure:
-    """Learning curves: loss of training, and perplexity and BLEU of validation, by updates.
+    """Learning curves: loss of training, and perplexity, BLEU and errors of symbols of validation, by updates.
 
     Args:
         runs: Name -> the Trainer's log, `trainer.state.log_history` or `log_history` of a trainer_state.json.
         title: Is written above the panels.
 
     Returns:
-        A figure with one panel for each of the three that occurs in any log.
+        A figure with one panel for each of `CURVES` that occurs in any log.
 
     Raises:
         ValueError: None of them occurs in a log.

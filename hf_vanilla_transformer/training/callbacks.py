@@ -16,7 +16,7 @@ class Console(TrainerCallback):
     """Prints a run's log line by line, with a progress bar on standard error if that is a terminal.
 
     Args:
-        metrics: Provides the samples and BLEU's signature of the last evaluation.
+        metrics: Provides the samples and the scores of the last evaluation.
         say: Is called with each line; it may print to the same terminal.
     """
 
@@ -58,10 +58,8 @@ class Console(TrainerCallback):
         if self.bar is None or "eval_perplexity" not in metrics:
             return
         line = f"update {state.global_step:,}, validation: perplexity {metrics['eval_perplexity']:.3f}"
-        if "eval_bleu" in metrics:
-            bleu, chrf = metrics["eval_bleu"], metrics["eval_chrf"]
-            line += f", BLEU {bleu:.2f} ({self.metrics.signature}), chrF {chrf:.2f}"
-        self._show(line)
+        scores = self.metrics.scores if f"eval_{self.metrics.measures[0]}" in metrics else {}
+        self._show(", ".join([line, *map(str, scores.values())]))
         for source, translation, reference in self.metrics.samples:
             self._show(f"  source:      {source}\n  translation: {translation}\n  reference:   {reference}")
 

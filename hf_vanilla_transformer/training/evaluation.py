@@ -1,6 +1,6 @@
-"""Metrics of evaluations during training: BLEU, chrF and others of the translated validation set."""
+"""Metrics of evaluations during training: BLEU, chrF, errors of symbols and others of the translated validation set."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any
 
 import datasets
@@ -9,7 +9,11 @@ from numpy.typing import NDArray
 from transformers import EvalPrediction, PreTrainedTokenizerBase
 
 from ..data.corpora import lengths_of
-from ..metrics import corpus_bleu, corpus_chrf, why_unmeasurable
+from ..data.symbols import UNKNOWN, default_measures, splits_into_symbols, symbol_splitter, unknown_ids
+from ..metrics import MEASURES, Score, measure, why_unmeasurable
+from .recipe import VanillaTransformerTrainingArguments
+
+NO_SYMBOL = "\ufffd"  # in a reference, for one that no translation can have
 
 Metric = Callable[[list[str], list[str]], float]  # of translations and references
 
@@ -20,49 +24,74 @@ class TranslationMetrics:
     Args:
         tokenizer: Decodes the token ids.
         tokenize: sacreBLEU's way to split words; "none" for text that is split already.
-        metrics: Further ones, beside BLEU and chrF: functions `f(translations, references)`, reported by their names.
+        metrics: Names of `metrics.MEASURES`, without one those of `default_measures`; and functions
+            `f(translations, references)`, reported by their names.
         num_samples: How many translations to keep as samples.
 
     Attributes:
         samples: Of the last evaluation: (source, translation, reference); the source is empty unless the Trainer was
             told `include_for_metrics=["inputs"]`.
-        signature: sacreBLEU's, of the last evaluation.
+        scores: Of the last evaluation, by the names of the measures.
+
+    A tokenizer of symbols has references of its known symbols; an unknown one in a reference counts as an error. Pairs
+    with the same source are one, with several references, if the Trainer gives the inputs.
 
     Raises:
-        TypeError: A metric is no function; when called, the predictions are logits.
+        TypeError: A metric is neither a measure's name nor a function; when called, the predictions are logits.
     """
 
     def __init__(
         self,
         tokenizer: PreTrainedTokenizerBase,
         tokenize: str = "13a",
-        metrics: Sequence[Metric] = (),
+        metrics: Sequence[str | Metric] = (),
         num_samples: int = 3,
     ) -> None:
-        if wrong := [type(metric).__name__ for metric in metrics if not hasattr(metric, "__name__")]:
-            raise TypeError(f"metrics has a {wrong[0]}; pass functions f(translations, references)")
-        self.tokenizer, self.tokenize, self.metrics = tokenizer, tokenize, tuple(metrics)
+        names = [one for one in metrics if isinstance(one, str) and one in MEASURES]
+        functions: list[Any] = [one for one in metrics if one not in names]
+        if wrong := [one for one in functions if not hasattr(one, "__name__")]:
+            shown = repr(wrong[0]) if isinstance(wrong[0], str) else f"a {type(wrong[0]).__name__}"
+            raise TypeError(
+                f"metrics has {shown}; pass functions f(translations, references), or some of {', '.join(MEASURES)}"
+            )
+        self.tokenizer, self.tokenize, self.metrics = tokenizer, tokenize, functions
+        self.measures = names or default_measures(tokenizer)
+        self.symbols = symbol_splitter(tokenizer) if splits_into_symbols(tokenizer) else None
         self.num_samples = num_samples
         self.samples: list[tuple[str, str, str]] = []
-        self.signature = ""
+        self.scores: dict[str, Score] = {}
 
     def __call__(self, predictions: EvalPrediction) -> dict[str, float]:
         """Scores translations that `generate()` made: {name: value}, BLEU and chrF from 0 to 100."""
         if isinstance(predictions.predictions, tuple) or np.issubdtype(predictions.predictions.dtype, np.floating):
             raise TypeError("the predictions are logits, not translations; set predict_with_generate=True")
-        hypotheses, references = self._texts(predictions.predictions), self._texts(predictions.label_ids)
-        bleu = corpus_bleu(hypotheses, references, tokenize=self.tokenize)
-        self.signature = bleu.signature
+        hypotheses, references = self._texts(predictions.predictions), self._references(predictions.label_ids)
         self.samples = self._samples(predictions.inputs, hypotheses, references)
-        scores = {"bleu": bleu.value, "chrf": corpus_chrf(hypotheses, references).value}
-        return scores | {metric.__name__: float(metric(hypotheses, references)) for metric in self.metrics}
+        inputs = predictions.inputs
+        sources = None if inputs is None else [tuple(row[row >= 0].tolist()) for row in inputs]
+        self.scores = self.measured(sources, hypotheses, references)
+        others = {metric.__name__: float(metric(hypotheses, references)) for metric in self.metrics}
+        return {name: score.value for name, score in self.scores.items()} | others
+
+    def measured(
+        self, sources: Sequence[Hashable] | None, hypotheses: list[str], references: list[str]
+    ) -> dict[str, Score]:
+        """Measures texts: the scores by name."""
+        return measure(
+            self.measures,
+            hypotheses,
+            references,
+            sources=None if self.symbols is None else sources,
+            tokenize=self.tokenize,
+            symbols=self.symbols,
+        )
 
     def why_unmeasurable(self, rows: Iterable[Mapping[str, Any]]) -> str | None:
         """Returns why BLEU can't measure translations of tokenized rows, or None if it can."""
-        labels = [np.asarray([row["labels"]]) for row in rows if "labels" in row]
+        labels = [np.asarray([row["labels"]]) for row in rows if "labels" in row] if "bleu" in self.measures else []
         references = [text for ids in labels for text in self._texts(ids)]
-        alone = corpus_bleu(references, references, tokenize=self.tokenize) if references else None
-        return why_unmeasurable(alone) if alone else None
+        alone = measure(["bleu"], references, references, tokenize=self.tokenize) if references else None
+        return why_unmeasurable(alone["bleu"]) if alone else None
 
     def _samples(
         self, inputs: NDArray[np.int64] | None, hypotheses: list[str], references: list[str]
@@ -78,6 +107,25 @@ class TranslationMetrics:
     def _texts(self, token_ids: NDArray[np.int64], **options: bool) -> list[str]:
         token_ids = np.where(token_ids == -100, self.tokenizer.pad_token_id, token_ids)
         return list(self.tokenizer.batch_decode(token_ids, skip_special_tokens=True, **options))
+
+    def _references(self, labels: NDArray[np.int64]) -> list[str]:
+        """The texts of labels; a symbol that the tokenizer doesn't know stays as one that no translation has."""
+        texts = self._texts(labels)
+        unknown = unknown_ids(self.tokenizer)[1]
+        if self.symbols is None or unknown is None:
+            return texts
+        special = [number for number in self.tokenizer.all_special_ids if number != unknown]
+        for place in np.flatnonzero((labels == unknown).any(axis=1)):
+            kept = [number for number in labels[place].tolist() if number >= 0 and number not in special]
+            texts[place] = self.tokenizer.decode(kept, skip_special_tokens=False).replace(UNKNOWN, NO_SYMBOL)
+        return texts
+
+
+def measures_of(args: VanillaTransformerTrainingArguments, tokenizer: PreTrainedTokenizerBase) -> list[str]:
+    """Returns the measures of a run, the criterion of its best checkpoint among them."""
+    criterion = str(args.metric_for_best_model).removeprefix("eval_")
+    names = args.metrics or default_measures(tokenizer)
+    return list(dict.fromkeys([*names, criterion] if criterion in MEASURES else names))
 
 
 def by_length(dataset: datasets.Dataset) -> datasets.Dataset:

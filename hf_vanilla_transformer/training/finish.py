@@ -18,9 +18,9 @@ from ..engine import attach_if_supported
 from ..hub.facts import SCORES, said_by_author, with_what_was_said
 from ..hub.model_card import Evaluation, RunFacts, Sample, local_name, save_card
 from ..hub.upload import prepare, publish
-from ..metrics import corpus_bleu, corpus_chrf
 from ..translation.decoding import translate
-from .recipe import DataArguments, VanillaTransformerTrainingArguments
+from .evaluation import TranslationMetrics
+from .recipe import DataArguments
 from .trainer import VanillaTransformerTrainer
 
 SAMPLES_PER_CARD = 5
@@ -57,10 +57,13 @@ def finish_run(
     for part in ("validation", "test"):
         if corpora[part]:
             names = [*getattr(data, f"{part}_source"), *getattr(data, f"{part}_data")]
-            evaluation, samples = _score(part, corpora[part], names, folder, (tokenizer, model), args)
+            evaluation, samples = _score(
+                part, corpora[part], names, folder, (tokenizer, model), trainer.compute_metrics
+            )
             evaluations.append(evaluation)
             say(f"{part}: {', '.join(map(str, evaluation.scores))}")
-            say(f"{part}: {evaluation.scores[0].details}")
+            if evaluation.scores[0].details:
+                say(f"{part}: {evaluation.scores[0].details}")
     write_text(folder / SCORES, json.dumps([asdict(entry) for entry in evaluations], indent=1))
     if data.bpe_dropout and facts.training_pairs is not None:
         facts = replace(facts, training_pairs=facts.training_pairs // data.bpe_dropout_copies)
@@ -97,7 +100,7 @@ def _score(
     names: Sequence[str],
     folder: Path,
     checkpoint: tuple[PreTrainedTokenizerBase, PreTrainedModel],
-    args: VanillaTransformerTrainingArguments,
+    metrics: TranslationMetrics,
 ) -> tuple[Evaluation, list[Sample]]:
     """Translates and scores a part of the data, and writes the translations; returns scores and a few samples."""
     tokenizer, model = checkpoint
@@ -105,14 +108,11 @@ def _score(
     sources, references = list(pairs["source"]), list(pairs["target"])
     translations = translate(model, tokenizer, sources)
     write_text(folder / f"{part}.translations.txt", "".join(f"{text}\n" for text in translations))
-    scores = [
-        corpus_bleu(translations, references, tokenize=args.bleu_tokenize),
-        corpus_chrf(translations, references),
-    ]
+    scores = metrics.measured(sources, translations, references)
     evaluation = Evaluation(
         dataset=", ".join(name if is_on_hub(name) else Path(name).name for name in names),
-        scores=scores,
-        sentences=len(sources),
+        scores=list(scores.values()),
+        sentences=len(sources if metrics.symbols is None else set(sources)),
         decoding=_decoding(model.generation_config),
         split=part,
     )

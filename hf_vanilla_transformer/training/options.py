@@ -8,6 +8,7 @@ from transformers import Seq2SeqTrainingArguments
 from transformers.integrations import get_available_reporting_integrations
 
 from ..errors import install
+from ..metrics import MEASURES
 
 # `vanilla-transformer train` is tested with these. Others have no effect on its batches, loss or evaluations, or fail
 # late, or their runs aren't the same after resuming (groups by length and persistent workers draw random numbers once).
@@ -34,7 +35,7 @@ SUPPORTED = frozenset(
     )
 )
 UNSUPPORTED = frozenset(field.name for field in fields(Seq2SeqTrainingArguments) if field.init) - SUPPORTED
-METRICS = ("loss", "perplexity", "bleu", "chrf")  # the last two need translations
+LOSSES = ("loss", "perplexity")  # criteria that need no translations
 
 Range = tuple[str, Callable[[float], bool]]  # what an error says, and whether it contains a value
 _POSITIVE: Range = ("more than 0", lambda value: 0 < value < math.inf)
@@ -47,7 +48,7 @@ RANGES: dict[str, Range] = {
     **dict.fromkeys(("dropout_warmup_steps", "average_last", "max_nonfinite_updates", "num_samples"), _NOT_NEGATIVE),
     **dict.fromkeys(("rdrop_alpha", "simcut_alpha", "gnmt_length_penalty"), _NOT_NEGATIVE),
     **dict.fromkeys(("early_stopping_patience", "shuffle_buffer_size", "max_length", "max_length_ratio"), _COUNT),
-    **dict.fromkeys(("bpe_dropout_copies", "preprocessing_num_workers", "num_beams"), _COUNT),
+    **dict.fromkeys(("bpe_dropout_copies", "preprocessing_num_workers", "num_beams", "min_frequency"), _COUNT),
     **dict.fromkeys(("simcut_p", "ema_decay", "bpe_dropout"), _SHARE),
 }
 
@@ -77,7 +78,8 @@ def check_together(given: Mapping[str, object], streaming: bool, args: Seq2SeqTr
     """
     by_tokens, evaluates = args.per_device_train_batch_tokens > 0, args.eval_strategy != "no"
     chooses = args.save_strategy == "best" or args.load_best_model_at_end or args.early_stopping_patience is not None
-    measured = METRICS if args.predict_with_generate and not args.prediction_loss_only else METRICS[:2]
+    measured = [*LOSSES, *(MEASURES if args.predict_with_generate and not args.prediction_loss_only else ())]
+    unknown = [name for name in args.metrics if name not in MEASURES]
     metric = args.metric_for_best_model
     last, kept = args.average_last, args.save_total_limit or math.inf
     available = get_available_reporting_integrations()
@@ -109,6 +111,7 @@ def check_together(given: Mapping[str, object], streaming: bool, args: Seq2SeqTr
         f"metric_for_best_model is {metric!r}, which isn't measured; choose one of: {', '.join(measured)}": (
             metric is not None and metric.removeprefix("eval_") not in measured
         ),
+        f"metrics has {', '.join(unknown)}; choose from: {', '.join(MEASURES)}": bool(unknown),
         "load_best_model_at_end and average_last choose the final model in two ways; leave one of the two out": (
             args.load_best_model_at_end and last > 0
         ),

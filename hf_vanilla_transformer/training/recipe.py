@@ -16,6 +16,7 @@ from transformers import PreTrainedTokenizerBase, Seq2SeqTrainingArguments
 from ..configuration_vanilla_transformer import VanillaTransformerConfig
 from ..data.formats import Corpus, is_table
 from ..errors import did_you_mean
+from ..metrics import MEASURES
 from .options import UNSUPPORTED, check_ranges, check_together
 
 RECIPES = Path(__file__).with_name("recipes")  # the package's; they have names
@@ -25,6 +26,13 @@ NULL = ("null", "~")  # stand for an option's default
 class RecipeError(ValueError):
     """A recipe or an option that overrides it is wrong; the message names it and the fix."""
 
+
+TASKS = ("translation", "text2text")
+TIED = {
+    "all": {"share_encoder_decoder_embeddings": True, "tie_word_embeddings": True},
+    "decoder": {"share_encoder_decoder_embeddings": False, "tie_word_embeddings": True},
+    "none": {"share_encoder_decoder_embeddings": False, "tie_word_embeddings": False},
+}
 
 Default = TypeVar("Default")
 Value = TypeVar("Value")
@@ -54,6 +62,9 @@ class DataArguments:
     test_data: list[str] = _files("Tables or data sets on the Hub to translate and score after training.")
     source_column: str = _option("source", "Column of the source in tables, or its language in a 'translation' column.")
     target_column: str = _option("target", "Column of the target, or its language.")
+    feature_columns: list[str] = _files(
+        "Columns with features of the source, such as V;PST, each of which is a symbol (a .tsv without a header: 3)."
+    )
     dataset_name: str | None = _option(None, "A data set on the Hub, for each of the three that has no files or data.")
     dataset_config_name: str | None = _option(None, "Configuration of the data sets on the Hub, such as de-en.")
     train_split: str = _option("train", "Split of the data sets on the Hub to train on.")
@@ -69,6 +80,10 @@ class DataArguments:
     def __post_init__(self) -> None:
         check_ranges(self)
         for part in ("train", "validation", "test"):
+            source, target, data = (getattr(self, f"{part}_{kind}") for kind in ("source", "target", "data"))
+            if source and not target and all(map(is_table, source)):  # both sides are there
+                setattr(self, f"{part}_source", [])
+                setattr(self, f"{part}_data", [*source, *data])
             if self.dataset_name and not (getattr(self, f"{part}_source") or getattr(self, f"{part}_data")):
                 setattr(self, f"{part}_data", [self.dataset_name])
 
@@ -85,6 +100,7 @@ class DataArguments:
             tables=tuple(self._path(name) if is_table(name) else name for name in getattr(self, f"{part}_data")),
             source_column=self.source_column,
             target_column=self.target_column,
+            feature_columns=tuple(self.feature_columns),
             configuration=self.dataset_config_name,
             split=getattr(self, f"{part}_split"),
         )
@@ -98,8 +114,19 @@ class ModelArguments:
     """The model; None means the preset's value."""
 
     preset: str = _option("base", "Size: base, big, tiny, or a row of Table 3 (A-h1 ... E).")
-    vocab_size: int = _option(37_000, "Most tokens of a new joint vocabulary (5.1).")
-    merge_punctuation: bool = _option(True, "Whether one of its tokens may span a word and punctuation.")
+    tokenizer: list[str] = field(
+        default_factory=lambda: ["bpe"],
+        metadata={
+            "help": "Kind of a new tokenizer: bpe (5.1), words, characters, graphemes or bytes; or two of them, for "
+            "source and target, each with a vocabulary of its own."
+        },
+    )
+    vocab_size: int = _option(37_000, "Most tokens of a new vocabulary (5.1).")
+    min_frequency: int | None = _option(None, "Times that a symbol occurs to be known, or a pair of bpe to be merged.")
+    merge_punctuation: bool = _option(True, "Whether a token of bpe may span a word and punctuation.")
+    source_normalization: str | None = _option(
+        None, "Unicode's form of sources, with two kinds of tokenizers: nfc, nfd (Korean by its letters), nfkc, nfkd."
+    )
     tokenizer_name_or_path: str | None = _option(None, "A saved tokenizer to use instead of a new one.")
     model_name_or_path: str | None = _option(
         None, "A saved model to start from; its architecture replaces the preset's."
@@ -127,6 +154,9 @@ class ModelArguments:
     final_layer_norm: bool | None = _option(
         None, "One more LayerNorm at the end of each stack, as pre-norm models have."
     )
+    tied: str | None = _option(
+        None, "Matrices that are one, in short. all: both embeddings and the projection; decoder: the last two; none."
+    )
     share_encoder_decoder_embeddings: bool | None = _option(None, "One matrix for source and target embeddings (3.4).")
     tie_word_embeddings: bool | None = _option(None, "The same matrix for the pre-softmax projection (3.4).")
     num_beams: int | None = _option(None, "Beam size in the saved generation config (default: 4, 6.1).")
@@ -135,8 +165,23 @@ class ModelArguments:
 
     def __post_init__(self) -> None:
         check_ranges(self)
+        if self.tied is not None:
+            self._tie()
         if self.early_stopping not in (None, True, False, "never"):
             raise ValueError(f"early_stopping is {self.early_stopping!r}; give true, false or never")
+
+    def _tie(self) -> None:
+        """Sets the two options that `tied` stands for."""
+        if self.tied not in TIED:
+            raise ValueError(f"tied is {self.tied!r}; give one of {', '.join(TIED)}")
+        if self.tied == "all" and len(self.tokenizer) > 1:
+            raise ValueError("two kinds of tokenizers have two vocabularies; give tied decoder or none, or one kind")
+        for name, value in TIED[self.tied].items():
+            if getattr(self, name) not in (None, value):
+                raise ValueError(
+                    f"tied {self.tied} and {name} {getattr(self, name)} contradict each other; leave one out"
+                )
+            setattr(self, name, value)
 
     def decoding(self) -> dict[str, object]:
         """Returns the fields of the model's generation config that differ from the paper's."""
@@ -175,7 +220,7 @@ class ModelArguments:
             raise RecipeError("the tokenizer doesn't end a target with its end-of-sentence token; choose another")
         start = ids["eos_token_id" if ids["bos_token_id"] is None else "bos_token_id"]
         fields: dict[str, object] = {**ids, "decoder_start_token_id": start}
-        if getattr(tokenizer, "separate_vocabs", False):  # a converted model's, with a dictionary for each side
+        if getattr(tokenizer, "separate_vocabs", False):  # with a vocabulary for each side
             size = max(tokenizer.target_encoder.values()) + 1
             fields |= {"decoder_vocab_size": size, "share_encoder_decoder_embeddings": False}
         return self.config(max(tokenizer.get_vocab().values()) + 1, **fields)
@@ -205,11 +250,18 @@ class VanillaTransformerTrainingArguments(Seq2SeqTrainingArguments):
     adam_beta2: float = _option(0.98, "Adam's beta2.")
     adam_epsilon: float = _option(1e-9, "Adam's epsilon.")
     max_grad_norm: float = _option(0.0, "Norm that gradients are clipped to; 0: no clipping, as in the paper.")
-    predict_with_generate: bool = _option(True, "Translate the validation set at each evaluation, for BLEU and chrF.")
+    predict_with_generate: bool = _option(True, "Translate the validation set at each evaluation, for its scores.")
+    metrics: list[str] = field(
+        default_factory=list,
+        metadata={
+            "help": "Measures of translations: bleu, chrf, exact_match, wer, ser, cer (default: bleu and chrf; with "
+            "words and characters, exact_match and ser)."
+        },
+    )
     include_for_metrics: list[str] = field(
         default_factory=lambda: ["inputs"], metadata={"help": "Of inputs and loss; samples need inputs."}
     )
-    metric_for_best_model: str | None = _option(None, "loss, perplexity, bleu or chrf (default: loss).")
+    metric_for_best_model: str | None = _option(None, "loss, perplexity or one of metrics' measures (default: loss).")
     greater_is_better: bool | None = _option(None, "Of metric_for_best_model (default: as the metric has it).")
     dropout_warmup_steps: int = _option(
         0, "Updates over which dropout rises from 0 to the model's value (curriculum dropout)."
@@ -230,6 +282,9 @@ class VanillaTransformerTrainingArguments(Seq2SeqTrainingArguments):
     )
     average_last: int = _option(0, "Number of last checkpoints to average at the end (6.1); 0: none.")
     num_samples: int = _option(3, "Translations of the validation set to show at each evaluation.")
+    task: str | None = _option(
+        None, "The card's: translation or text2text (default: by the tokenizer; of words and characters, text2text)."
+    )
     bleu_tokenize: str = _option("13a", "sacreBLEU's tokeniser; none for tokenised text.")
     logging_steps: float = _option(100, "Updates between two log lines.")
     logging_nan_inf_filter: bool = _option(False, "Leave losses of NaN out of the log; a recipe can't.")
@@ -248,10 +303,13 @@ class VanillaTransformerTrainingArguments(Seq2SeqTrainingArguments):
         needs_metric = self.early_stopping_patience is not None or self.save_strategy == "best"
         if needs_metric and self.metric_for_best_model is None:
             self.metric_for_best_model = "loss"  # as transformers has it for load_best_model_at_end
-        if self.greater_is_better is None and str(self.metric_for_best_model).endswith("perplexity"):
+        criterion = str(self.metric_for_best_model).removeprefix("eval_")
+        if self.greater_is_better is None and not MEASURES.get(criterion, criterion != "perplexity"):
             self.greater_is_better = False  # transformers would take the greatest perplexity for the best
         super().__post_init__()
         self._n_gpu = min(self.n_gpu, 1)  # one process per device, never DataParallel
+        if self.task not in (None, *TASKS):
+            raise ValueError(f"task is {self.task!r}; give one of {', '.join(TASKS)}")
         if self.rdrop_alpha and self.simcut_alpha:
             raise ValueError("rdrop_alpha and simcut_alpha are two losses; leave one of the two out")
         if self.ema_decay and (self.average_last or self.load_best_model_at_end):

@@ -22,18 +22,18 @@ from ..checkpoints.completeness import step_of
 from ..checkpoints.files import check_links
 from ..checkpoints.loading import check_tokenizer, load_config, load_model, load_tokenizer
 from ..data.bpe_dropout import BPEDropout
-from ..data.corpora import Cleaning, both_sides_of, read_corpus, resegment, state_of, tokenize
+from ..data.corpora import Cleaning, read_corpus, resegment, rows_with, state_of, tokenize
 from ..data.formats import Corpus
 from ..data.hub_names import check_model_on_hub
+from ..data.symbols import check_kinds, shown, train_tokenizer, unknown_ids, unknown_symbols
 from ..data.vectors import read_vectors, use_vectors
 from ..engine.memory import keep_freed_memory
 from ..errors import first_line
 from ..hub.upload import check_token
 from ..metrics import corpus_bleu
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
-from ..tokenization_vanilla_transformer import VanillaTransformerTokenizerFast
 from .callbacks import Console
-from .evaluation import TranslationMetrics, by_length
+from .evaluation import TranslationMetrics, by_length, measures_of
 from .finish import finish_run
 from .preflight import measured, preflight
 from .recipe import Arguments, RecipeError
@@ -114,15 +114,23 @@ class Run:
                 check_model_on_hub(name)
         if self.main and self.args.push_to_hub:
             check_token()
+        self._check_model()
+        self._check_metrics()
+        if self.main and not self.dry_run:
+            self._check_folder()
+
+    def _check_model(self) -> None:
+        if not self._tokenizer_name:
+            try:
+                check_kinds(self.model.tokenizer, bool(self.data.feature_columns), self.model.source_normalization)
+            except ValueError as error:
+                raise RecipeError(str(error)) from error
         if not self.model.model_name_or_path:
             config = self.model.config(self.model.vocab_size)  # the tokenizer's vocabulary may be smaller
             if self.model.embeddings and not self.resume:
                 next(read_vectors(self.model.embeddings, config.d_model), None)
         elif self.model.embeddings:
             raise RecipeError("embeddings are for a new model, and model_name_or_path has its own; leave one out")
-        self._check_metrics()
-        if self.main and not self.dry_run:
-            self._check_folder()
 
     def _check_corpora(self) -> None:
         self.corpora = {part: self.data.corpus(part) for part in ("train", "validation", "test")}
@@ -266,13 +274,20 @@ class Run:
         validation = None
         with self.args.main_process_first(desc="tokenizing the corpus"):
             train = self._tokenized(pairs, tokenizer)
+            self._say_unknown("Training", train, tokenizer)
             if self.corpora["validation"]:
                 lines = read_corpus(self.corpora["validation"])
                 validation = by_length(tokenize(lines, tokenizer, Cleaning(sys.maxsize)))
+                self._say_unknown("Validation", validation, tokenizer)
         if not self.data.streaming:
             self.say(f"Training data: {self.cleaning}")
         model = self._model(tokenizer)
-        metrics = TranslationMetrics(tokenizer, self.args.bleu_tokenize, num_samples=self.args.num_samples)
+        metrics = TranslationMetrics(
+            tokenizer,
+            self.args.bleu_tokenize,
+            metrics=measures_of(self.args, tokenizer),
+            num_samples=self.args.num_samples,
+        )
         trainer = VanillaTransformerTrainer(
             model=model,
             args=self.args,
@@ -301,6 +316,16 @@ class Run:
         except ValueError as error:  # another kind of tokenizer
             raise RecipeError(first_line(error)) from error
 
+    def _say_unknown(self, part: str, pairs: Dataset | IterableDataset, tokenizer: PreTrainedTokenizerBase) -> None:
+        """Says which symbols of a corpus the tokenizer doesn't know; a stream isn't read for it."""
+        columns = {"source": "input_ids", "target": "labels"}
+        if isinstance(pairs, IterableDataset) or not set(columns) <= set(pairs.column_names):
+            return
+        for (side, ids), unknown in zip(columns.items(), unknown_ids(tokenizer), strict=True):
+            if unknown is not None and len(rows := rows_with(pairs, ids, unknown)):
+                found = unknown_symbols(tokenizer, pairs.select(rows)[side], is_target=side == "target")
+                self.say(f"{part} data: the {side} has {shown(found)}")
+
     @property
     def _tokenizer_name(self) -> str | None:
         return self.model.tokenizer_name_or_path or self.model.model_name_or_path
@@ -320,10 +345,14 @@ class Run:
                 "be the same folder on all machines"
             )
         try:
-            tokenizer = VanillaTransformerTokenizerFast.train_from_iterator(
-                both_sides_of(pairs),
+            tokenizer = train_tokenizer(
+                pairs,
+                self.model.tokenizer,
                 vocab_size=self.model.vocab_size,
+                min_frequency=self.model.min_frequency,
                 merge_punctuation=self.model.merge_punctuation,
+                features=bool(self.data.feature_columns),
+                source_normalization=self.model.source_normalization,
                 show_progress=sys.stderr.isatty(),
             )
         except ValueError as error:  # too small a vocabulary, or no text

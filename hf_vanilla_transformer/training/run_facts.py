@@ -6,11 +6,11 @@ from dataclasses import replace
 import datasets
 import torch
 import transformers
-from transformers import PreTrainedModel, Seq2SeqTrainer
+from transformers import PreTrainedModel, PreTrainedTokenizerBase, Seq2SeqTrainer
 
+from ..data.symbols import splits_into_symbols
 from ..hub.facts import curve_of
-from ..hub.model_card import Evaluation, RunFacts, Sample, TrainingFacts, local_name
-from ..metrics import Score
+from ..hub.model_card import TEXT2TEXT, TRANSLATION, Evaluation, RunFacts, Sample, TrainingFacts, local_name
 from .evaluation import TranslationMetrics
 from .recipe import VanillaTransformerTrainingArguments
 from .schedule import peak_learning_rate
@@ -25,6 +25,7 @@ def run_facts(trainer: Seq2SeqTrainer, seconds: float | None = None) -> RunFacts
     evaluation = _evaluation(trainer)
     return RunFacts(
         name=trainer.hub_model_id or args.hub_model_id or local_name(args.output_dir or "model"),
+        task=task_of(trainer),
         config=model.config.to_dict(),
         parameters=model.num_parameters(),
         training_pairs=len(trainer.train_dataset) if isinstance(trainer.train_dataset, datasets.Dataset) else None,
@@ -40,6 +41,14 @@ def run_facts(trainer: Seq2SeqTrainer, seconds: float | None = None) -> RunFacts
         evaluations=[] if evaluation is None else [evaluation],
         samples=[Sample(*sample) for sample in trainer.compute_metrics.samples] if evaluation else [],
     )
+
+
+def task_of(trainer: Seq2SeqTrainer) -> str:
+    """Returns the task of a model for its card: that of the arguments, or else by the tokenizer."""
+    tokenizer = trainer.processing_class
+    symbols = isinstance(tokenizer, PreTrainedTokenizerBase) and splits_into_symbols(tokenizer)
+    is_translation = trainer.args.task == "translation" if trainer.args.task else not symbols
+    return TRANSLATION if is_translation else TEXT2TEXT
 
 
 def recipe_of(args: VanillaTransformerTrainingArguments, model: PreTrainedModel, processes: int) -> TrainingFacts:
@@ -71,14 +80,17 @@ def _optimizer(args: VanillaTransformerTrainingArguments) -> str:
 
 
 def _evaluation(trainer: Seq2SeqTrainer) -> Evaluation | None:
-    """Returns the BLEU of the validation set, if the last evaluation measured the weights that the model has now."""
+    """Returns the scores of the validation set, if the last evaluation measured the weights that the model has now."""
     state, metrics = trainer.state, trainer.compute_metrics
     is_best = trainer.args.load_best_model_at_end and state.best_global_step
     step = state.best_global_step if is_best else state.global_step
-    measured = [(entry["step"], entry["eval_bleu"]) for entry in state.log_history if "eval_bleu" in entry]
-    if not isinstance(metrics, TranslationMetrics) or not measured or measured[-1][0] != step:
+    if not isinstance(metrics, TranslationMetrics) or not metrics.scores:
         return None
-    return Evaluation(dataset="validation set", scores=[Score("BLEU", measured[-1][1], metrics.signature)])
+    key = f"eval_{metrics.measures[0]}"
+    measured = [entry["step"] for entry in state.log_history if key in entry]
+    if not measured or measured[-1] != step:
+        return None
+    return Evaluation(dataset="validation set", scores=list(metrics.scores.values()))
 
 
 def _hardware(args: VanillaTransformerTrainingArguments) -> str:

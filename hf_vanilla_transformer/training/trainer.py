@@ -313,6 +313,19 @@ class VanillaTransformerTrainer(ConsistencyTrainer):
         number = torch.tensor(float(found), device=self.args.device)
         return bool(self.accelerator.reduce(number, reduction="sum").item())
 
+    def _determine_best_metric(self, metrics: dict[str, float], trial: object) -> bool:
+        """Whether an evaluation is the best so far: of equal values, the later one; warns where it can't tell."""
+        name = f"eval_{str(self.args.metric_for_best_model).removeprefix('eval_')}"
+        values = [entry[name] for entry in self.state.log_history if name in entry][-EQUAL_VALUES:]
+        if len(values) == EQUAL_VALUES and len(set(values)) == 1:
+            logger.warning_once(
+                f"metric_for_best_model {name} was {values[0]:.6g} in {EQUAL_VALUES} evaluations in a row: it doesn't "
+                "tell one checkpoint from another; choose another one"
+            )
+        if metrics.get(name) == self.state.best_metric:
+            self.state.best_metric = None
+        return bool(super()._determine_best_metric(metrics, trial))
+
     def _load_callback_state(self) -> None:
         """Restores the count of early stopping, so that a resumed run ends as an uninterrupted one."""
         super()._load_callback_state()
@@ -507,6 +520,7 @@ class VanillaTransformerTrainer(ConsistencyTrainer):
         super().log(logs, start_time)
 
 
+EQUAL_VALUES = 3  # evaluations after which a constant criterion is told
 # The key of the target tokens in `stateful_callbacks`; TrainerState saves only its own fields.
 TOKEN_COUNT = "TargetTokens"
 # Settings of an optimizer's groups of parameters that a resumed run may change.

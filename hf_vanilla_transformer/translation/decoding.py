@@ -25,6 +25,7 @@ logger = logging.getLogger(__name__)
 # Longest source that is translated as one. Sentences are far shorter, and attention to this many tokens takes some
 # megabytes per head.
 MAX_SOURCE_TOKENS = 1_024
+UNKNOWN = ("error", "keep", "ignore")  # what becomes of unknown symbols
 TEXTS_AT_ONCE = 1_000  # that are tokenized at a time
 
 
@@ -67,6 +68,7 @@ def decode(
     batch_size: int | None = None,
     batch_tokens: int | None = None,
     max_source_tokens: int | None = None,
+    unknown: str | None = None,
     progress: Callable[[int], object] | None = None,
     on_division: Callable[[int, int], object] | None = None,
     first: int = 0,
@@ -96,6 +98,8 @@ def decode(
             `model_max_length` if it is less. The model's positions may end earlier. A longer source is divided into
             pieces of at most 256 tokens at the ends of its sentences, else at white space, else anywhere; the
             translations are joined.
+        unknown: What becomes of symbols that the tokenizer doesn't know: "keep" (default): the model reads its unknown
+            token, and each such symbol is logged once; "ignore": they are left out; "error".
         progress: Called with the number of sentences done since its last call.
         on_division: Called with the index and the number of pieces of each sentence that is divided as it is too long;
             None: a warning is logged.
@@ -111,7 +115,8 @@ def decode(
         TypeError: `sentences` is one string, a set, a dictionary or None, or has an item that is not a string.
         ValueError: The model is in training mode, an option is too large, or `generate()` refuses an option or a
             sentence; `n_best` is below 1 or above the number of beams, or there is only one beam; the model has no such
-            target language, or no alignments; a prefix has special or unknown tokens.
+            target language, or no alignments; a prefix has special or unknown tokens; with `unknown="error"`, a
+            sentence has an unknown symbol.
         ImportError: `split_sentences` is asked for and sentencex is not installed.
     """
     texts = texts_of("sentences", sentences, first)
@@ -134,6 +139,7 @@ def decode(
         segments += read
         for index, count in divided.items():
             (on_division or partial(_warn_of_division, limit))(first + index, count)
+    segments = _without_unknown(tokenizer, texts, segments, unknown or "keep", first)
     for place, segment in enumerate(segments):
         if not place or segments[place - 1].text != segment.text:
             segments[place] = segment._replace(prefix=prefixes[segment.text])
@@ -189,6 +195,28 @@ def _joined(parts: list[tuple[str, list[Translation]]], end: str) -> Translation
 
 def _warn_of_division(limit: int, index: int, count: int) -> None:
     logger.warning(f"sentences[{index}] has more than {limit:,} tokens and is translated in {count} pieces.")
+
+
+def _without_unknown(
+    tokenizer: "PreTrainedTokenizerBase", texts: list[str], segments: list[Segment], how: str, first: int
+) -> list[Segment]:
+    """Warns of unknown symbols in the segments of texts, leaves them out, or raises `ValueError`."""
+    if how not in UNKNOWN:
+        raise ValueError(f"unknown is {how!r}; give one of {', '.join(UNKNOWN)}")
+    number = getattr(tokenizer, "unk_token_id", None)
+    having = [] if number is None else [segment for segment in segments if number in segment.token_ids]
+    if not having:
+        return segments
+    from ..data.symbols import shown, unknown_symbols, warn_of_unknown  # it needs transformers
+
+    if how == "error":
+        text = having[0].text
+        found = shown(unknown_symbols(tokenizer, [texts[text]]))
+        raise ValueError(f"sentences[{first + text}] has {found}; correct it, or give unknown keep or ignore")
+    if how == "keep":
+        warn_of_unknown(tokenizer, [texts[one.text] for one in having], [one.token_ids for one in having])
+        return segments
+    return [one._replace(token_ids=[token for token in one.token_ids if token != number]) for one in segments]
 
 
 def _prefix_tokens(

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging
 
+from ..data.symbols import warn_of_unknown
 from .backend import batches, check_number
 from .decoding import backend_of, source_limit, target_encoder, texts_of
 from .division import encode_within
@@ -118,6 +119,8 @@ def score_pairs(
     limit = source_limit(backend, max_tokens, tokenizer)
     source_ids = encode_within(encoder(tokenizer), texts, limit)
     target_ids = encode_within(target_encoder(backend.plan({}), tokenizer), references, limit)
+    warn_of_unknown(tokenizer, texts, source_ids)
+    warn_of_unknown(tokenizer, references, target_ids, is_target=True)
     pairs: list[tuple[int, list[int], list[int]]] = []
     for index, (source, target) in enumerate(zip(source_ids, target_ids, strict=True)):
         if source is not None and target is not None:

@@ -57,8 +57,8 @@ class TokenizerFile:
         config: What tokenizer_config.json holds.
     """
 
-    # There is one vocabulary for both sides, and no codes of languages.
-    separate_vocabs, target_encoder, supported_language_codes = False, None, ()
+    # There is one vocabulary for both sides, no codes of languages, and nothing is unknown.
+    separate_vocabs, target_encoder, supported_language_codes, unk_token_id = False, None, (), None
 
     def __init__(self, folder: Path, config: dict[str, Any]) -> None:
         self._folder, self._backend = folder, Tokenizer.from_file(str(folder / TOKENIZER))

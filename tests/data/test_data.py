@@ -25,7 +25,6 @@ from hf_vanilla_transformer.data.corpora import (
     Cleaning,
     Corpus,
     CorpusError,
-    both_sides_of,
     lengths_of,
     read_corpus,
     tokenize,
@@ -257,9 +256,7 @@ def test_sources_of_all_kinds_come_in_their_order(write, on_hub, streaming):
     )
     pairs = [("s1", "t1"), ("s2", "t2"), ("s3", "t3"), ("p", "q"), ("h", "i"), ("a", "b"), ("j", "k")]
     assert pairs_of(corpus, streaming) == pairs
-    dataset = read_corpus(corpus, streaming)
-    assert isinstance(dataset, IterableDataset if streaming else Dataset)
-    assert list(both_sides_of(dataset)) == [text for pair in pairs for text in pair]
+    assert isinstance(read_corpus(corpus, streaming), IterableDataset if streaming else Dataset)
 
 
 def test_a_corpus_without_sources_is_false():

@@ -148,7 +148,7 @@ model = AutoModelForSeq2SeqLM.from_pretrained("somebody/multi30k-en-de", trust_r
 | feed-forward activation | relu |
 | layer normalisation | after each sub-layer |
 | positions | sinusoids |
-| vocabulary | 10,000 tokens, one for both languages |
+| vocabulary | 10,000 tokens, one for both sides |
 | shared embeddings | source, target and output |
 | parameters | 49,259,520 |
 

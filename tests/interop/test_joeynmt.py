@@ -5,6 +5,7 @@ import torch
 import torch.nn.functional as F
 import yaml
 from plain_reference import Reference, assert_same
+from transformers import AutoTokenizer
 
 from hf_vanilla_transformer.interop import joeynmt
 from hf_vanilla_transformer.interop.conversion import ConversionError, Options
@@ -71,6 +72,20 @@ def load(folder):
     return joeynmt.load(folder, Options(with_tokenizer=False))
 
 
+def test_words_and_characters_need_no_files(tmp_path):
+    """Each side has its own level: letters in and words out, spaces among letters as "▁" (its BasicTokenizer)."""
+    config = {**settings(), "data": {"src": {"level": "char"}, "trg": {"level": "word"}}}
+    tokens = {"src": [*TOKENS["src"][:5], "▁", *TOKENS["src"][6:]], "trg": TOKENS["trg"]}
+    tokenizer = joeynmt.load(write(tmp_path, config, weights(False), tokens), Options()).tokenizer
+    tokenizer.save_pretrained(tmp_path / "saved")
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "saved")
+    assert tokenizer.tokenize("s 1") == ["s", "▁", "1"]
+    labels = tokenizer(text_target="t1  t2")["input_ids"]
+    assert labels == [TOKENS["trg"].index("t1"), TOKENS["trg"].index("t2"), 3]
+    assert tokenizer.decode(labels, skip_special_tokens=True) == "t1 t2"
+    assert tokenizer.decode([5, 3], skip_special_tokens=True, use_source_tokenizer=True) == ""
+
+
 def test_its_tokenizer(tmp_path):
     """Pieces are those of the vocabulary, sources have an end; what the tokenizer doesn't do is refused."""
     side = {"level": "bpe", "tokenizer_type": "subword-nmt", "tokenizer_cfg": {"codes": "/data/codes.3000"}}
@@ -84,7 +99,7 @@ def test_its_tokenizer(tmp_path):
     assert made.tokenizer(text_target="t1 t2")["input_ids"] == [5, 6, 3]
     for change, message in (
         ({"lowercase": True}, "data.src of config.yaml has lowercase: True; no tokenizer here does that"),
-        ({"level": "word"}, "has level: word"),
+        ({"level": "sentence"}, "has level: sentence"),
         ({"tokenizer_cfg": {"codes": "codes.3000", "pretokenizer": "moses"}}, "has pretokenizer: moses"),
         ({"tokenizer_cfg": {"model_file": "no.model"}}, "needs .*no.model, and there is no such file"),
     ):

@@ -4,6 +4,7 @@ from types import SimpleNamespace
 
 from hf_vanilla_transformer.data.formats import Corpus
 from hf_vanilla_transformer.training import finish
+from hf_vanilla_transformer.training.evaluation import TranslationMetrics
 
 
 def test_each_translation_has_a_line(tmp_path, monkeypatch):
@@ -13,8 +14,8 @@ def test_each_translation_has_a_line(tmp_path, monkeypatch):
     monkeypatch.setattr(finish, "translate", lambda *_: written)
     corpus = Corpus((str(tmp_path / "test.en"),), (str(tmp_path / "test.de"),))
     model = SimpleNamespace(generation_config=SimpleNamespace(num_beams=1))
-    args = SimpleNamespace(bleu_tokenize="13a")
-    evaluation, samples = finish._score("test", corpus, ["test.en"], tmp_path, (None, model), args)
+    metrics = TranslationMetrics(SimpleNamespace())
+    evaluation, samples = finish._score("test", corpus, ["test.en"], tmp_path, (None, model), metrics)
     lines = (tmp_path / "test.translations.txt").read_text(encoding="utf-8").splitlines()
     assert lines == written
     assert evaluation.sentences == 3

@@ -370,7 +370,7 @@ def test_metrics_are_sacrebleus_with_samples_in_place(tiny_checkpoint):
     scores = metrics(EvalPrediction(predictions=ids, label_ids=labels, inputs=ids))
     assert scores == pytest.approx({"bleu": 100.0, "chrf": 100.0})
     assert metrics.samples == [(texts[n],) * 3 for n in (2, 4, 6)]
-    assert "tok:13a" in metrics.signature
+    assert "tok:13a" in metrics.scores["bleu"].signature
     one = metrics(EvalPrediction(predictions=ids[:1], label_ids=labels[1:2], inputs=None))
     assert one["bleu"] < 100
     assert metrics.samples == [("", texts[0], texts[1])]

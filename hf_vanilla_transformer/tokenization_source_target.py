@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Two tokenizers as one: letters in and phones out, each with a vocabulary of its own."""
+
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from tokenizers import AddedToken, Tokenizer
+from transformers import BatchEncoding, PreTrainedTokenizerFast
+
+
+class SourceTargetTokenizerFast(PreTrainedTokenizerFast):
+    """Reads sources by tokenizer.json and targets by target_tokenizer.json, which have the same special tokens.
+
+    `tokenizer(texts)` reads the source side, `tokenizer(text_target=texts)` the target side. Decoding spells the target
+    side; with `use_source_tokenizer=True`, the source side. As with transformers' MarianTokenizer, tokens are converted
+    to ids by the source's vocabulary, and ids to tokens by the target's.
+
+    Args:
+        target_tokenizer_file: The file of the target's tokenizer.
+        target_tokenizer_object: That tokenizer itself, in place of the file.
+        **kwargs: Of the base class: `tokenizer_file` or `tokenizer_object` for the source, the special tokens ...
+
+    Raises:
+        ValueError: There is no tokenizer of the target, or a special token has another id there.
+    """
+
+    vocab_files_names = {  # noqa: RUF012
+        "tokenizer_file": "tokenizer.json",
+        "target_tokenizer_file": "target_tokenizer.json",
+    }
+    model_input_names = ["input_ids", "attention_mask"]  # noqa: RUF012
+    separate_vocabs = True
+
+    def __init__(
+        self,
+        *args: Any,
+        target_tokenizer_file: str | None = None,
+        target_tokenizer_object: Tokenizer | None = None,
+        **kwargs: Any,
+    ) -> None:
+        if target_tokenizer_object is None:
+            if target_tokenizer_file is None or not os.path.isfile(target_tokenizer_file):
+                raise ValueError("target_tokenizer.json is missing: it says how targets are read and written")
+            target_tokenizer_object = Tokenizer.from_file(target_tokenizer_file)
+        super().__init__(*args, **{"split_special_tokens": True, **kwargs})
+        self._source_backend: Tokenizer = self.backend_tokenizer
+        self._target_backend = target_tokenizer_object
+        self._target_backend.encode_special_tokens = self.split_special_tokens
+        for token in (self.pad_token, self.bos_token, self.eos_token):
+            if self._target_backend.token_to_id(str(token)) != self._source_backend.token_to_id(str(token)):
+                raise ValueError(f"{token} has two ids, one in tokenizer.json and another in target_tokenizer.json")
+
+    @classmethod
+    def convert_to_native_format(cls, trust_remote_code: bool = False, **kwargs: Any) -> dict[str, Any]:
+        """Leaves the files to `__init__`: the base class would make a tokenizer of the vocabulary alone."""
+        return kwargs
+
+    def __call__(self, *args: Any, **kwargs: Any) -> BatchEncoding:
+        """Tokenizes; arguments are those of the base class."""
+        try:
+            return super().__call__(*args, **kwargs)
+        finally:  # after an error too, when the base class leaves it on the target's side
+            self._switch_to_input_mode()
+
+    @property
+    def target_encoder(self) -> dict[str, int]:
+        """Token of the target's vocabulary -> id."""
+        return self._target_backend.get_vocab()
+
+    @property
+    def content(self) -> list[object]:
+        """All that ids and texts depend on."""
+        sides = [json.loads(side.to_str()) for side in (self._source_backend, self._target_backend)]
+        return [side | {"padding": None, "truncation": None} for side in sides]  # left over from the last call
+
+    def _switch_to_input_mode(self) -> None:
+        self._tokenizer = self._source_backend
+
+    def _switch_to_target_mode(self) -> None:
+        self._tokenizer = self._target_backend
+
+    def convert_ids_to_tokens(self, *args: Any, **kwargs: Any) -> Any:
+        """Returns the tokens of ids of the target; arguments are those of the base class."""
+        with self._side(self._target_backend):
+            return super().convert_ids_to_tokens(*args, **kwargs)
+
+    def _decode(self, token_ids: Any, *args: Any, use_source_tokenizer: bool = False, **kwargs: Any) -> str:
+        with self._side(self._source_backend if use_source_tokenizer else self._target_backend):
+            return super()._decode(token_ids, *args, **kwargs)
+
+    @contextmanager
+    def _side(self, backend: Tokenizer) -> Iterator[None]:
+        before, self._tokenizer = self._tokenizer, backend
+        try:
+            yield
+        finally:
+            self._tokenizer = before
+
+    def _add_tokens(self, new_tokens: list[str | AddedToken], special_tokens: bool = False) -> int:
+        if unknown := [str(token) for token in new_tokens if self._tokenizer.token_to_id(str(token)) is None]:
+            raise ValueError(f"can't add {unknown[0]!r}: the two vocabularies are those of the training data")
+        return super()._add_tokens(new_tokens, special_tokens)
+
+    def _save_pretrained(self, save_directory: str, *args: Any, **kwargs: Any) -> tuple[str, ...]:
+        names = super()._save_pretrained(save_directory, *args, **kwargs)
+        file = os.path.join(save_directory, self.vocab_files_names["target_tokenizer_file"])
+        self._target_backend.save(file)
+        return (*names, file)
